@@ -1,6 +1,6 @@
 //! The definition of the command line.
 
-use std::{ffi::OsString, time::Duration};
+use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -9,8 +9,9 @@ use watchlock::Kind;
 use crate::{connection::Connection, exit, locks::Kept};
 
 /// The commands whose first word is the name of a lock.
-pub(crate) const COMPLETED: [&str; 10] = [
-    "run", "elect", "acquire", "renew", "release", "wait", "observe", "show", "watch", "break",
+pub(crate) const COMPLETED: [&str; 13] = [
+    "run", "elect", "hold", "acquire", "lock", "unlock", "renew", "release", "wait", "observe", "show", "watch",
+    "break",
 ];
 
 /// The lease of a client whose holds all have lengths of their own.
@@ -21,7 +22,7 @@ const LEASE: Duration = Duration::from_secs(30);
 /// MONGODB_URI names the server, or --uri does; there is no default. Prefer the variable if the connection string has a password: everybody
 /// on the machine can read the arguments of a process.
 #[derive(Debug, Parser)]
-#[command(name = "watchlock", version, after_help = exit::TABLE, max_term_width = 120)]
+#[command(name = "watchlock", version, after_help = exit::table(None), max_term_width = 120)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     pub(crate) connection: Connection,
@@ -33,11 +34,15 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     Run(Run),
     Elect(Elect),
+    Hold(Hold),
+    #[command(visible_alias = "lock")]
     Acquire(Acquire),
     Renew(Renew),
+    #[command(visible_alias = "unlock")]
     Release(Release),
     Wait(Wait),
     Observe(Observe),
+    #[command(visible_alias = "list")]
     Ls(List),
     Show(Show),
     Watch(Watch),
@@ -57,9 +62,14 @@ pub(crate) enum Command {
     /// Print the manual page, of watchlock or of one of its commands
     ///
     /// To read it: watchlock man | man -l -
+    ///
+    /// To install all of them: watchlock man --into ~/.local/share/man/man1
     Man {
         /// A command of watchlock
         command: Option<String>,
+        /// Write the pages of watchlock and of all its commands into this folder
+        #[arg(long, value_name = "FOLDER", conflicts_with = "command")]
+        into: Option<PathBuf>,
     },
 }
 
@@ -102,7 +112,7 @@ pub(crate) enum Command {
 ///
 /// The lock is held until the command itself ends, regardless of processes that it leaves running in the background.
 #[derive(Args, Debug)]
-#[command(after_help = exit::TABLE, override_usage = "watchlock run [OPTIONS] <NAME> [--] <COMMAND>...")]
+#[command(after_help = exit::table(Some("run")), override_usage = "watchlock run [OPTIONS] <NAME> [--] <COMMAND>...")]
 pub(crate) struct Run {
     /// The name of the lock: any text of 1 to 1,024 bytes
     #[arg(value_parser = lock_name)]
@@ -117,39 +127,14 @@ pub(crate) struct Run {
     /// How long to hold the lock without renewals, for `acquire`
     #[arg(skip)]
     pub(crate) fixed: Option<Duration>,
-    /// Do not wait: exit with 75 if the lock is not free
-    #[arg(long = "try", short = 'n', conflicts_with = "timeout")]
-    pub(crate) once: bool,
-    /// Wait at most this long for the lock (5s, 2m), then exit with 75
-    #[arg(long, short = 't', value_name = "DURATION", value_parser = duration)]
-    pub(crate) timeout: Option<Duration>,
-    /// Take permits of a semaphore that has N of them, instead of a mutex
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) semaphore: Option<u32>,
-    /// The number of permits to take from the semaphore
-    #[arg(long, value_name = "N", default_value_t = 1, requires = "semaphore", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) permits: u32,
-    /// Hold a readers-writer lock as one of its readers
-    #[arg(long, conflicts_with_all = ["semaphore", "write"])]
-    pub(crate) read: bool,
-    /// Hold a readers-writer lock as its writer
-    #[arg(long, conflicts_with = "semaphore")]
-    pub(crate) write: bool,
-    /// Why the lock is held, for others to read [default: the name of the program; "" for nothing]
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) reason: Option<String>,
-    /// A name of the holder, for others to read, in addition to host and process id
-    #[arg(long, value_name = "TEXT", env = "WATCHLOCK_LABEL")]
-    pub(crate) label: Option<String>,
-    /// A stable name of this job: a later run with it takes the lock from an earlier one at once
-    ///
-    /// Use it for a job that is restarted after a crash and must not wait for the lease of its previous run. A previous
-    /// run that is still alive loses the lock, so no two jobs may share an id.
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) owner_id: Option<String>,
-    /// How long the lock outlives watchlock's last sign of life
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
-    pub(crate) lease: Duration,
+    #[command(flatten)]
+    pub(crate) share: Share,
+    #[command(flatten)]
+    pub(crate) patience: Patience,
+    #[command(flatten)]
+    pub(crate) holder: Signature,
+    #[command(flatten)]
+    pub(crate) renewed: Renewed,
     /// Keep the lock taken for at least this long after its grant, even if the command ends sooner (5m)
     ///
     /// Use it for short jobs that several hosts start at about the same time: with --try, the later ones find the lock
@@ -162,6 +147,9 @@ pub(crate) struct Run {
     /// To end the command then, run it under timeout(1): watchlock run nightly -- timeout 2h ./backup.sh
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) max_hold: Option<Duration>,
+    /// Give the lock up once it has been held for this long (3h): the command is then terminated, as if it were lost
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) lose_after: Option<Duration>,
     /// Run the command at most once in each period, among all hosts (1h, 1day, 7days); otherwise exit with 74
     ///
     /// Periods are windows by the server's clock: with 1h from each full hour to the next, with 1day from midnight to
@@ -187,6 +175,76 @@ pub(crate) struct Run {
     /// With --once-per: exit with this code instead of 74 if the command was run in this period already (0 for cron)
     #[arg(long, value_name = "CODE", requires = "once_per", default_value_t = exit::RAN_ALREADY)]
     pub(crate) ran_exit_code: u8,
+    #[command(flatten)]
+    pub(crate) care: Care,
+    #[command(flatten)]
+    pub(crate) voice: Voice,
+    /// Run this line with sh instead of a command: -c 'cd /srv && ./backup.sh'
+    #[arg(short = 'c', value_name = "LINE", conflicts_with = "command")]
+    pub(crate) line: Option<OsString>,
+    /// The command and its arguments; everything after its name belongs to the command, and `--` may precede it
+    #[arg(trailing_var_arg = true, required_unless_present = "line", value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// The part of a lock that is asked for.
+#[derive(Args, Debug, Default)]
+pub(crate) struct Share {
+    /// Do not wait: exit with 75 if the lock is not free
+    #[arg(long = "try", short = 'n', conflicts_with = "timeout")]
+    pub(crate) once: bool,
+    /// Take permits of a semaphore that has N of them, instead of a mutex
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) semaphore: Option<u32>,
+    /// The number of permits to take from the semaphore
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "semaphore", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) permits: u32,
+    /// Hold a readers-writer lock as one of its readers
+    #[arg(long, conflicts_with_all = ["semaphore", "write"])]
+    pub(crate) read: bool,
+    /// Hold a readers-writer lock as its writer
+    #[arg(long, conflicts_with = "semaphore")]
+    pub(crate) write: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Patience {
+    /// Wait at most this long (5s, 2m), then exit with 75; with 0s, do not wait
+    #[arg(long, short = 't', value_name = "DURATION", value_parser = duration)]
+    pub(crate) timeout: Option<Duration>,
+    /// Exit with this code instead of 75
+    #[arg(long, short = 'E', value_name = "CODE", default_value_t = exit::NOT_OBTAINED)]
+    pub(crate) conflict_exit_code: u8,
+}
+
+/// The texts by which others recognize the holder.
+#[derive(Args, Debug)]
+pub(crate) struct Signature {
+    /// Why the lock is held, for others to read [default: the name of the program that is run; "" for nothing]
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: Option<String>,
+    /// A name of the holder, for others to read, in addition to host and process id
+    #[arg(long, value_name = "TEXT", env = "WATCHLOCK_LABEL")]
+    pub(crate) label: Option<String>,
+}
+
+/// A hold that watchlock renews as long as it lives.
+#[derive(Args, Debug)]
+pub(crate) struct Renewed {
+    /// A stable name of this job: a later run with it takes the lock from an earlier one at once
+    ///
+    /// Use it for a job that is restarted after a crash and must not wait for the lease of its previous run. A previous
+    /// run that is still alive loses the lock, so no two jobs may share an id.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) owner_id: Option<String>,
+    /// How long the lock outlives watchlock's last sign of life
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
+    pub(crate) lease: Duration,
+}
+
+/// The treatment of the command.
+#[derive(Args, Debug, Default)]
+pub(crate) struct Care {
     /// How long the command has to end after SIGTERM if the lock is lost, before SIGKILL
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration)]
     pub(crate) grace: Duration,
@@ -196,18 +254,16 @@ pub(crate) struct Run {
     /// unless the command needs it, for example to call watchlock itself.
     #[arg(long)]
     pub(crate) keep_uri: bool,
-    /// Exit with this code instead of 75 if the lock was not free
-    #[arg(long, short = 'E', value_name = "CODE", default_value_t = exit::NOT_OBTAINED)]
-    pub(crate) conflict_exit_code: u8,
+}
+
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub(crate) struct Voice {
     /// Print only errors: not that the lock was not free or the command was run already, which the exit code tells
     #[arg(long, short = 'q', conflicts_with = "verbose")]
     pub(crate) quiet: bool,
-    /// Also print when the lock is acquired and when it is released, and without a terminal whom the run waits for
+    /// Also print when the lock is acquired and when it is released, and without a terminal whom it waits for
     #[arg(long, short = 'v')]
     pub(crate) verbose: bool,
-    /// The command and its arguments; everything after its name belongs to the command, and `--` may precede it
-    #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
-    pub(crate) command: Vec<OsString>,
 }
 
 /// Run a command while leading an election
@@ -218,7 +274,7 @@ pub(crate) struct Run {
 ///
 /// `watchlock observe` shows who leads.
 #[derive(Args, Debug)]
-#[command(after_help = exit::TABLE, override_usage = "watchlock elect [OPTIONS] <NAME> [--] <COMMAND>...")]
+#[command(after_help = exit::table(Some("elect")), override_usage = "watchlock elect [OPTIONS] <NAME> [--] <COMMAND>...")]
 pub(crate) struct Elect {
     /// The name of the election: any text of 1 to 1,024 bytes
     #[arg(value_parser = lock_name)]
@@ -226,36 +282,16 @@ pub(crate) struct Elect {
     /// The value to proclaim, up to 1,024 bytes, for others to read: an address, a version
     #[arg(long, value_name = "TEXT", default_value = "", value_parser = value)]
     value: String,
-    /// Campaign at most this long (5s, 2m), then exit with 75
-    #[arg(long, short = 't', value_name = "DURATION", value_parser = duration)]
-    timeout: Option<Duration>,
-    /// Why it campaigns, for others to read [default: the name of the program; "" for nothing]
-    #[arg(long, value_name = "TEXT")]
-    reason: Option<String>,
-    /// A name of the leader, for others to read, in addition to host and process id
-    #[arg(long, value_name = "TEXT", env = "WATCHLOCK_LABEL")]
-    label: Option<String>,
-    /// A stable name of this candidate: a later one with it takes the lead from an earlier one at once
-    #[arg(long, value_name = "TEXT")]
-    owner_id: Option<String>,
-    /// How long the lead outlives watchlock's last sign of life
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
-    lease: Duration,
-    /// How long the command has to end after SIGTERM if the lead is lost, before SIGKILL
-    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration)]
-    grace: Duration,
-    /// Keep the connection string in the environment of the command
-    #[arg(long)]
-    keep_uri: bool,
-    /// Exit with this code instead of 75 if it was not elected in time
-    #[arg(long, short = 'E', value_name = "CODE", default_value_t = exit::NOT_OBTAINED)]
-    conflict_exit_code: u8,
-    /// Print only errors: not that it was not elected in time, which the exit code tells
-    #[arg(long, short = 'q', conflicts_with = "verbose")]
-    quiet: bool,
-    /// Also print when it is elected and when it resigns, and without a terminal who leads while it waits
-    #[arg(long, short = 'v')]
-    verbose: bool,
+    #[command(flatten)]
+    patience: Patience,
+    #[command(flatten)]
+    leader: Signature,
+    #[command(flatten)]
+    renewed: Renewed,
+    #[command(flatten)]
+    care: Care,
+    #[command(flatten)]
+    voice: Voice,
     /// The command and its arguments; everything after its name belongs to the command, and `--` may precede it
     #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -264,38 +300,54 @@ pub(crate) struct Elect {
 impl From<Elect> for Run {
     fn from(elect: Elect) -> Self {
         Self {
-            name: elect.name,
-            and: Vec::new(),
             value: Some(elect.value),
-            fixed: None,
-            once: false,
-            timeout: elect.timeout,
-            semaphore: None,
-            permits: 1,
-            read: false,
-            write: false,
-            reason: elect.reason,
-            label: elect.label,
-            owner_id: elect.owner_id,
-            lease: elect.lease,
-            at_least_for: None,
-            max_hold: None,
-            once_per: None,
-            offset: None,
-            since_success: false,
-            failures_count: false,
-            ran_exit_code: exit::RAN_ALREADY,
-            grace: elect.grace,
-            keep_uri: elect.keep_uri,
-            conflict_exit_code: elect.conflict_exit_code,
-            quiet: elect.quiet,
-            verbose: elect.verbose,
+            renewed: elect.renewed,
+            care: elect.care,
+            voice: elect.voice,
             command: elect.command,
+            ..Self::of(elect.name, elect.patience, elect.leader)
         }
     }
 }
 
 impl Run {
+    /// Holds this lock with nothing else asked for.
+    fn of(name: String, patience: Patience, holder: Signature) -> Self {
+        Self {
+            name,
+            patience,
+            holder,
+            and: Vec::new(),
+            value: None,
+            fixed: None,
+            share: Share::default(),
+            renewed: Renewed {
+                owner_id: None,
+                lease: LEASE,
+            },
+            at_least_for: None,
+            max_hold: None,
+            lose_after: None,
+            once_per: None,
+            offset: None,
+            since_success: false,
+            failures_count: false,
+            ran_exit_code: exit::RAN_ALREADY,
+            care: Care::default(),
+            voice: Voice::default(),
+            line: None,
+            command: Vec::new(),
+        }
+    }
+
+    /// Returns the command, if there is one.
+    pub(crate) fn command(&self) -> Vec<OsString> {
+        match &self.line {
+            Some(line) => vec!["sh".into(), "-c".into(), line.clone()],
+            None => self.command.clone(),
+        }
+    }
+
     /// Returns the names of all locks, as they were given.
     pub(crate) fn names(&self) -> Vec<&str> {
         [&self.name].into_iter().chain(&self.and).map(String::as_str).collect()
@@ -320,7 +372,7 @@ impl Run {
 ///
 /// With --json, one object: name, holder (as in `watchlock show`, with its token and `until`).
 #[derive(Args, Debug)]
-#[command(after_help = exit::TABLE, override_usage = "watchlock acquire [OPTIONS] --for <DURATION> <NAME>")]
+#[command(after_help = exit::table(Some("acquire")), override_usage = "watchlock acquire [OPTIONS] --for <DURATION> <NAME>")]
 pub(crate) struct Acquire {
     #[command(flatten)]
     pub(crate) output: Output,
@@ -330,65 +382,54 @@ pub(crate) struct Acquire {
     /// How long the lock is held unless it is released before (30m, 2h)
     #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
     length: Duration,
-    /// Do not wait: exit with 75 if the lock is not free
-    #[arg(long = "try", short = 'n', conflicts_with = "timeout")]
-    once: bool,
-    /// Wait at most this long for the lock (5s, 2m), then exit with 75
-    #[arg(long, short = 't', value_name = "DURATION", value_parser = duration)]
-    timeout: Option<Duration>,
-    /// Take permits of a semaphore that has N of them, instead of a mutex
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    semaphore: Option<u32>,
-    /// The number of permits to take from the semaphore
-    #[arg(long, value_name = "N", default_value_t = 1, requires = "semaphore", value_parser = clap::value_parser!(u32).range(1..))]
-    permits: u32,
-    /// Hold a readers-writer lock as one of its readers
-    #[arg(long, conflicts_with_all = ["semaphore", "write"])]
-    read: bool,
-    /// Hold a readers-writer lock as its writer
-    #[arg(long, conflicts_with = "semaphore")]
-    write: bool,
-    /// Why the lock is held, for others to read: the address of the pipeline's run, for example
-    #[arg(long, value_name = "TEXT")]
-    reason: Option<String>,
-    /// A name of the holder, for others to read, in addition to host and process id
-    #[arg(long, value_name = "TEXT", env = "WATCHLOCK_LABEL")]
-    label: Option<String>,
-    /// Exit with this code instead of 75 if the lock was not free
-    #[arg(long, short = 'E', value_name = "CODE", default_value_t = exit::NOT_OBTAINED)]
-    conflict_exit_code: u8,
+    #[command(flatten)]
+    share: Share,
+    #[command(flatten)]
+    patience: Patience,
+    #[command(flatten)]
+    holder: Signature,
 }
 
 impl From<Acquire> for Run {
     fn from(acquire: Acquire) -> Self {
         Self {
-            name: acquire.name,
-            and: Vec::new(),
-            value: None,
             fixed: Some(acquire.length),
-            max_hold: None,
-            once: acquire.once,
-            timeout: acquire.timeout,
-            semaphore: acquire.semaphore,
-            permits: acquire.permits,
-            read: acquire.read,
-            write: acquire.write,
-            reason: Some(acquire.reason.unwrap_or_default()),
-            label: acquire.label,
-            owner_id: None,
-            lease: LEASE,
-            at_least_for: None,
-            once_per: None,
-            offset: None,
-            since_success: false,
-            failures_count: false,
-            ran_exit_code: exit::RAN_ALREADY,
-            grace: Duration::ZERO,
-            keep_uri: false,
-            conflict_exit_code: acquire.conflict_exit_code,
-            quiet: false,
-            verbose: false,
-            command: Vec::new(),
+            share: acquire.share,
+            ..Self::of(acquire.name, acquire.patience, acquire.holder)
+        }
+    }
+}
+
+/// Hold a lock without a command, until this program is asked to end
+///
+/// Waits for its turn like `watchlock run`, prints the fencing token of the grant, and holds the lock until it gets
+/// SIGINT, SIGTERM, SIGHUP or SIGQUIT; then it releases the lock and exits with 0. If the lock is lost, it exits with 76.
+/// Use it to keep others away by hand, as during an upgrade.
+#[derive(Args, Debug)]
+#[command(after_help = exit::table(Some("hold")), override_usage = "watchlock hold [OPTIONS] <NAME>")]
+pub(crate) struct Hold {
+    /// The name of the lock: any text of 1 to 1,024 bytes
+    #[arg(value_parser = lock_name)]
+    name: String,
+    #[command(flatten)]
+    share: Share,
+    #[command(flatten)]
+    patience: Patience,
+    #[command(flatten)]
+    holder: Signature,
+    #[command(flatten)]
+    renewed: Renewed,
+    #[command(flatten)]
+    voice: Voice,
+}
+
+impl From<Hold> for Run {
+    fn from(hold: Hold) -> Self {
+        Self {
+            share: hold.share,
+            renewed: hold.renewed,
+            voice: hold.voice,
+            ..Self::of(hold.name, hold.patience, hold.holder)
         }
     }
 }
@@ -402,7 +443,7 @@ impl From<Acquire> for Run {
 /// With --json, one object: name, renewed (the holder, as in `watchlock show`; null if nothing was renewed), lock (its
 /// state afterwards, or null).
 #[derive(Args, Debug)]
-#[command(after_help = exit::TABLE, override_usage = "watchlock renew [OPTIONS] --token <TOKEN> <NAME>")]
+#[command(after_help = exit::table(Some("renew")), override_usage = "watchlock renew [OPTIONS] --token <TOKEN> <NAME>")]
 pub(crate) struct Renew {
     #[command(flatten)]
     pub(crate) output: Output,
@@ -426,7 +467,7 @@ pub(crate) struct Renew {
 /// With --json, one object: name, released (the holder, as in `watchlock show`; null if nothing was released), lock
 /// (its state afterwards, or null).
 #[derive(Args, Debug)]
-#[command(after_help = exit::TABLE, override_usage = "watchlock release [OPTIONS] --token <TOKEN> <NAME>")]
+#[command(after_help = exit::table(Some("release")), override_usage = "watchlock release [OPTIONS] --token <TOKEN> <NAME>")]
 pub(crate) struct Release {
     #[command(flatten)]
     pub(crate) output: Output,
@@ -447,16 +488,12 @@ pub(crate) struct Release {
 /// It learns of the release by a change stream, or by polling if the server has none. While the server does not answer,
 /// it goes on waiting.
 #[derive(Args, Debug)]
-#[command(after_help = exit::TABLE, override_usage = "watchlock wait [OPTIONS] <NAME>")]
+#[command(after_help = exit::table(Some("wait")), override_usage = "watchlock wait [OPTIONS] <NAME>")]
 pub(crate) struct Wait {
     #[command(flatten)]
     pub(crate) kept: Kept,
-    /// Wait at most this long (5s, 2m), then exit with 75
-    #[arg(long, short = 't', value_name = "DURATION", value_parser = duration)]
-    pub(crate) timeout: Option<Duration>,
-    /// Exit with this code instead of 75 if the lock is still held
-    #[arg(long, short = 'E', value_name = "CODE", default_value_t = exit::NOT_OBTAINED)]
-    pub(crate) conflict_exit_code: u8,
+    #[command(flatten)]
+    pub(crate) patience: Patience,
     /// The name of the lock, or the `_id` of a document
     pub(crate) name: String,
 }
@@ -469,7 +506,7 @@ pub(crate) struct Wait {
 /// With --json, one object per line: at (when it was seen, by this machine's clock, RFC 3339 in UTC), election, leader
 /// (null if nobody leads). A leader has value, token, since, host, pid, label.
 #[derive(Args, Debug)]
-#[command(override_usage = "watchlock observe [OPTIONS] <NAME>")]
+#[command(after_help = exit::table(Some("observe")), override_usage = "watchlock observe [OPTIONS] <NAME>")]
 pub(crate) struct Observe {
     #[command(flatten)]
     pub(crate) output: Output,
@@ -487,7 +524,7 @@ pub(crate) struct Observe {
 ///
 /// With --json: an array of locks, each as in `watchlock show`.
 #[derive(Args, Debug)]
-#[command(override_usage = "watchlock ls [OPTIONS]")]
+#[command(after_help = exit::table(Some("ls")), override_usage = "watchlock ls [OPTIONS]")]
 pub(crate) struct List {
     #[command(flatten)]
     pub(crate) output: Output,
@@ -520,7 +557,7 @@ pub(crate) struct List {
 /// With --json, one object, or null if there is no trace of the lock:
 ///
 ///   name, kind (mutex, semaphore, rwlock, election, latch, barrier), capacity (permits; null for an rwlock), token
-///   (the last that was issued), holders, waiters (in the order in which they are served), past (the last holds that
+///   (the last that was issued), as_of (when the server read the lock: compare `until` with it), holders, waiters (in the order in which they are served), past (the last holds that
 ///   ended, newest first).
 ///
 ///   A holder has token, access (read or write for an rwlock, else null), permits (null for an rwlock), since, until,
@@ -534,7 +571,7 @@ pub(crate) struct List {
 ///
 /// Times are RFC 3339 in UTC, by the server's clock. Unknown values are null.
 #[derive(Args, Debug)]
-#[command(override_usage = "watchlock show [OPTIONS] <NAME>")]
+#[command(after_help = exit::table(Some("show")), override_usage = "watchlock show [OPTIONS] <NAME>")]
 pub(crate) struct Show {
     #[command(flatten)]
     pub(crate) output: Output,
@@ -557,7 +594,7 @@ pub(crate) struct Show {
 /// the lock opens; else null), holder (for granted, as in `watchlock show`; else null), waiting (how many clients wait
 /// after a grant; else null), problem (for unreadable, a document that is not a lock; else null).
 #[derive(Args, Debug)]
-#[command(override_usage = "watchlock watch [OPTIONS] [NAME]")]
+#[command(after_help = exit::table(Some("watch")), override_usage = "watchlock watch [OPTIONS] [NAME]")]
 pub(crate) struct Watch {
     #[command(flatten)]
     pub(crate) output: Output,
@@ -577,7 +614,7 @@ pub(crate) struct Watch {
 /// With --json, one object: name, broken (the evicted holders, as in `watchlock show`), lock (its state afterwards, or
 /// null).
 #[derive(Args, Debug)]
-#[command(override_usage = "watchlock break [OPTIONS] <NAME>")]
+#[command(after_help = exit::table(Some("break")), override_usage = "watchlock break [OPTIONS] <NAME>")]
 pub(crate) struct Break {
     #[command(flatten)]
     pub(crate) output: Output,
@@ -601,7 +638,7 @@ pub(crate) struct Break {
 /// With --json, one object: healthy (true or false), checks. A check has name (server, version, topology, privileges,
 /// pool, clock, member-clocks, wake-mode, index), status (ok, warning, problem, unknown), found, advice (or null).
 #[derive(Args, Debug)]
-#[command(override_usage = "watchlock doctor [OPTIONS]")]
+#[command(after_help = exit::table(Some("doctor")), override_usage = "watchlock doctor [OPTIONS]")]
 pub(crate) struct Doctor {
     #[command(flatten)]
     pub(crate) output: Output,
@@ -638,7 +675,12 @@ impl Command {
             | Self::Renew(Renew { output, .. })
             | Self::Release(Release { output, .. })
             | Self::Doctor(Doctor { output }) => output.json,
-            Self::Run(_) | Self::Elect(_) | Self::Wait(_) | Self::Completions { .. } | Self::Man { .. } => false,
+            Self::Run(_)
+            | Self::Elect(_)
+            | Self::Hold(_)
+            | Self::Wait(_)
+            | Self::Completions { .. }
+            | Self::Man { .. } => false,
         }
     }
 }

@@ -36,27 +36,109 @@ pub(crate) const NOT_FOUND: u8 = 127;
 /// Added to the number of the signal that ended the command.
 pub(crate) const SIGNALLED: u8 = 128;
 
-/// The exit codes for people, at the end of the help and of the manual page.
-pub(crate) const TABLE: &str = "\
-Exit codes:
-    0  done
-    1  show, break: there is no such lock, or nobody holds it; break: not confirmed; renew, release: it is not held under
-       this token any more; observe --once: nobody leads; doctor: found a problem
-   64  the command line or a value in it is wrong; nothing was sent
-   65  the name is in use as another kind of lock, or its document is not a lock
-   69  the server can't be reached, or it refuses
-   70  the machine refuses: no process or thread can be started
-   74  run: the command was run in this period already (--once-per)
-   75  run, elect, acquire, wait: the lock was not free in time (--try, --timeout), or another run is in progress
-       (--once-per)
-   76  run, elect: the lock was lost while the command ran, so the command was terminated; acquire: it was lost before it
-       could be confirmed
-   77  the user of the connection is unknown, or lacks a privilege
-  126  run, elect: the command can't be executed
-  127  run, elect: the command was not found
-128+n  signal n ended the command that was run, or watchlock itself
+/// The commands that wait for a lock.
+const WAITING: &[&str] = &["run", "elect", "hold", "acquire", "wait"];
 
-Otherwise `watchlock run` and `watchlock elect` exit with the command's code.";
+/// The commands that run another.
+const RUNNING: &[&str] = &["run", "elect"];
+
+/// The commands that read or write one lock.
+const OF_ONE: &[&str] = &[
+    "run", "elect", "hold", "acquire", "renew", "release", "wait", "observe", "show", "watch", "break",
+];
+
+/// The commands that ask a server.
+const ASKING: &[&str] = &[
+    "run", "elect", "hold", "acquire", "renew", "release", "wait", "observe", "ls", "show", "watch", "break", "doctor",
+];
+
+/// The exit codes, with the commands that have them, and their meaning there; no commands: all.
+const CODES: [(&str, &[&str], &str); 19] = [
+    ("0", &[], "done"),
+    ("1", &["show"], "there is no trace of the lock"),
+    ("1", &["break"], "nobody holds the lock, or it was not confirmed"),
+    (
+        "1",
+        &["renew", "release"],
+        "the lock is not held under this token any more",
+    ),
+    ("1", &["observe"], "nobody leads (--once)"),
+    ("1", &["doctor"], "it found a problem"),
+    (
+        "64",
+        &[],
+        "the command line or a value in it is wrong; nothing was sent",
+    ),
+    (
+        "65",
+        OF_ONE,
+        "the name is in use as another kind of lock, or its document is not a lock",
+    ),
+    ("69", ASKING, "the server can't be reached, does not answer or refuses"),
+    (
+        "70",
+        &[],
+        "the machine refuses: no process or thread can be started, no output be written",
+    ),
+    (
+        "74",
+        &["run"],
+        "the command was run in this period already (--once-per)",
+    ),
+    ("75", WAITING, "the lock was not free in time"),
+    ("75", &["run"], "another run is in progress (--once-per)"),
+    (
+        "76",
+        RUNNING,
+        "the lock was lost while the command ran, so the command was terminated",
+    ),
+    ("76", &["hold", "acquire"], "the lock was lost"),
+    (
+        "77",
+        ASKING,
+        "the user of the connection is unknown, or lacks a privilege",
+    ),
+    ("126", RUNNING, "the command can't be executed"),
+    ("127", RUNNING, "the command was not found"),
+    (
+        "128+n",
+        &[],
+        "signal n ended the command that was run, or watchlock itself",
+    ),
+];
+
+/// Width of the help where the terminal is no wider, as it is by default.
+const HELP_WIDTH: usize = 78;
+
+/// Returns the exit codes of a command for people, at the end of its help and of its manual page; without a command,
+/// those of all.
+pub(crate) fn table(command: Option<&str>) -> String {
+    let mut table = "Exit codes:\n".to_owned();
+    for (code, of, meaning) in CODES {
+        if command.is_some_and(|command| !of.is_empty() && !of.contains(&command)) {
+            continue;
+        }
+        let which = match command {
+            None if !of.is_empty() && of.len() < OF_ONE.len() => format!("{}: ", of.join(", ")),
+            _ => String::new(),
+        };
+        let mut line = format!("{code:>6} ");
+        for word in format!("{which}{meaning}").split(' ') {
+            if line.len() + 1 + word.len() > HELP_WIDTH {
+                table += &line;
+                line = format!("\n{:6} ", "");
+            }
+            line.push(' ');
+            line += word;
+        }
+        table += &line;
+        table.push('\n');
+    }
+    if command.is_none_or(|command| RUNNING.contains(&command)) {
+        table += "\nOtherwise run and elect exit with the command's code.";
+    }
+    table
+}
 
 /// Returns the code of a program that a signal ended, as a shell reports it.
 pub(crate) fn ended_by(signal: Signal) -> ExitCode {
@@ -228,6 +310,23 @@ impl From<io::Error> for Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_command_lists_its_own_codes_in_lines_that_fit() {
+        for command in [None, Some("run"), Some("show"), Some("man")] {
+            let table = table(command);
+            assert!(table.lines().all(|line| line.len() <= HELP_WIDTH), "{table}");
+        }
+        let (run, show) = (table(Some("run")), table(Some("show")));
+        assert!(
+            run.contains("126") && !run.contains("leads") && !run.contains("elect:"),
+            "{run}"
+        );
+        assert!(
+            show.contains("no trace") && !show.contains("75") && !show.contains("--once"),
+            "{show}"
+        );
+    }
 
     #[test]
     fn an_error_of_the_driver_is_described_with_its_cause() {

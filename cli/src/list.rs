@@ -29,6 +29,12 @@ const UNREADABLE_SHOWN: usize = 10;
 
 pub(crate) async fn list(connection: &Connection, arguments: List) -> Outcome {
     arguments.kept.check().await?;
+    let is_selective = arguments.held
+        || arguments.free
+        || arguments.kind.is_some()
+        || arguments.owner.is_some()
+        || arguments.prefix.is_some()
+        || arguments.older_than.is_some();
     let place = connection.prompt().await?;
     let locks = arguments.kept.locks(&place).await?;
     let mut list = locks.list();
@@ -47,7 +53,6 @@ pub(crate) async fn list(connection: &Connection, arguments: List) -> Outcome {
     if let Some(age) = arguments.older_than {
         list = list.older_than(age);
     }
-    let held = arguments.held;
     let Listing {
         locks: found,
         unreadable,
@@ -64,8 +69,8 @@ pub(crate) async fn list(connection: &Connection, arguments: List) -> Outcome {
     }
     if found.is_empty() {
         let place = arguments.kept.place(&place);
-        say(&if held {
-            format!("none of the requested locks in {place} is held")
+        say(&if is_selective {
+            format!("none of the locks in {place} is as requested")
         } else {
             format!("no locks in {place}")
         });

@@ -64,11 +64,19 @@ fn perform() -> ExitCode {
         Err(told) => {
             // Nobody may be there to read it.
             let _ = told.print();
-            return if told.use_stderr() {
-                USAGE.into()
-            } else {
-                ExitCode::SUCCESS
-            };
+            if !told.use_stderr() {
+                return ExitCode::SUCCESS;
+            }
+            // What belongs to a command that is run comes after `--`.
+            let mut words = std::env::args_os().take_while(|word| word != "--");
+            if words.any(|word| word == "--json") {
+                let error = told.render().to_string();
+                let _ = json::print(&json::Failed {
+                    error: error.trim(),
+                    code: USAGE,
+                });
+            }
+            return USAGE.into();
         }
     };
     signals::unblock();
@@ -83,7 +91,8 @@ fn dispatch(arguments: Arguments) -> Outcome {
     let Arguments { connection, command } = arguments;
     match command {
         Command::Completions { shell } => return completions::completions(shell),
-        Command::Man { command } => return manual::page(command.as_deref()),
+        Command::Man { into: Some(folder), .. } => return manual::pages(&folder),
+        Command::Man { command, .. } => return manual::page(command.as_deref()),
         _ => {}
     }
     check_descriptors()?;
@@ -97,6 +106,7 @@ fn dispatch(arguments: Arguments) -> Outcome {
         match command {
             Command::Run(run) => run::run(&connection, run).await,
             Command::Elect(elect) => run::run(&connection, elect.into()).await,
+            Command::Hold(hold) => run::run(&connection, hold.into()).await,
             Command::Acquire(acquire) => acquire::acquire(&connection, acquire).await,
             Command::Release(release) => unless_ended(release::release(&connection, release)).await,
             Command::Renew(renew) => unless_ended(renew::renew(&connection, renew)).await,

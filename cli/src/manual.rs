@@ -1,21 +1,38 @@
 //! Manual pages, generated from the definition of the command line.
 
 use std::{
+    fs,
     io::{self, Write as _},
+    path::Path,
     process::ExitCode,
 };
 
-use clap::CommandFactory as _;
+use clap::{Command, CommandFactory as _};
 
 use crate::{
     arguments::Arguments,
     exit::{Failure, Outcome},
 };
 
-pub(crate) fn page(command: Option<&str>) -> Outcome {
+/// Returns the whole command line, with the options for the connection passed on to the commands.
+fn whole() -> Command {
     let mut whole = Arguments::command();
-    // Passes the options for the connection on to the commands.
     whole.build();
+    whole
+}
+
+/// Writes the pages of the program and of all its commands.
+pub(crate) fn pages(folder: &Path) -> Outcome {
+    let written = fs::create_dir_all(folder).and_then(|()| clap_mangen::generate_to(whole(), folder));
+    written.map_err(|error| {
+        let folder = folder.display();
+        Failure::internal(format!("the pages can't be written into {folder}: {error}"))
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) fn page(command: Option<&str>) -> Outcome {
+    let whole = whole();
     let described = match command {
         None => whole,
         Some(name) => {

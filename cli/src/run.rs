@@ -1,6 +1,12 @@
 //! `watchlock run`.
 
-use std::{ffi::OsString, path::Path, process::ExitCode, time::Duration};
+use std::{
+    ffi::OsString,
+    io::{self, Write as _},
+    path::Path,
+    process::ExitCode,
+    time::Duration,
+};
 
 use tokio::time::{Instant, sleep_until, timeout};
 use watchlock::{AcquireError, InMemory, LockClient, LockClientBuilder, Once, ReleaseError, Released, Turn};
@@ -36,7 +42,7 @@ const LEAVE: Duration = Duration::from_secs(3);
 const REASON_MOST: usize = 1_024;
 
 pub(crate) async fn run(connection: &Connection, arguments: Run) -> Outcome {
-    if arguments.quiet {
+    if arguments.voice.quiet {
         messages::be_quiet();
     }
     rehearse(&arguments).await?;
@@ -71,8 +77,8 @@ struct Finished {
 
 /// Returns how long it may take to obtain the lock.
 fn limit(arguments: &Run) -> Option<Duration> {
-    let tries = arguments.once || arguments.once_per.is_some();
-    if tries { Some(TRY) } else { arguments.timeout }
+    let tries = arguments.share.once || arguments.once_per.is_some();
+    if tries { Some(TRY) } else { arguments.patience.timeout }
 }
 
 /// Returns when the lock must be obtained. A limit beyond the clock's range is no limit.
@@ -112,14 +118,18 @@ async fn build(place: Place, arguments: &Run) -> Result<(Place, LockClient), Fai
 }
 
 fn set(builder: LockClientBuilder, arguments: &Run) -> LockClientBuilder {
-    let mut builder = builder.lease(arguments.lease);
+    let mut builder = builder.lease(arguments.renewed.lease);
     if let Some(most) = arguments.max_hold {
         builder = builder.max_hold(most);
     }
-    if let Some(label) = &arguments.label {
+    if let Some(most) = arguments.lose_after {
+        builder = builder.lose_after(most);
+    }
+    // An empty variable of the environment is as good as none.
+    if let Some(label) = arguments.holder.label.as_ref().filter(|label| !label.is_empty()) {
         builder = builder.label(label);
     }
-    if let Some(id) = &arguments.owner_id {
+    if let Some(id) = &arguments.renewed.owner_id {
         builder = builder.owner_id(id);
     }
     builder
@@ -145,8 +155,13 @@ async fn under_lock(
     }
     let token = handle.token(&arguments.name).map(|token| token.to_string());
     let token = token.unwrap_or_default();
-    if arguments.verbose {
+    if arguments.voice.verbose {
         say(&format!("`{}` is held, token {token}", plain(&handle.name())));
+    }
+    let command = arguments.command();
+    if command.is_empty() {
+        let code = hold(handle, &token, arguments.voice.verbose, signals).await;
+        return Ok(Finished { code, settled: true });
     }
     // Names and numbers always have a form.
     let tokens = handle
@@ -154,9 +169,9 @@ async fn under_lock(
         .map(|tokens| serde_json::to_string(&tokens).unwrap_or_default());
     let mut environment = vec![("WATCHLOCK_TOKEN", &token[..]), (NAME, &arguments.name)];
     environment.extend(tokens.as_ref().map(|tokens| ("WATCHLOCK_TOKENS", &tokens[..])));
-    let without = (!arguments.keep_uri).then_some(URI);
-    let mut running = Running::start(&arguments.command, &environment, without)?;
-    let end = attend(&mut running, &handle, signals, arguments.grace, arguments.max_hold).await;
+    let without = (!arguments.care.keep_uri).then_some(URI);
+    let mut running = Running::start(&command, &environment, without)?;
+    let end = attend(&mut running, &handle, signals, arguments.care.grace, arguments.max_hold).await;
     let name = plain(&handle.name());
     let ended = end.ended.map(|ended| ended.code());
     let done = ended == Some(0) || arguments.failures_count;
@@ -168,7 +183,7 @@ async fn under_lock(
             }
             Some(reason.to_string())
         }
-        None => release(handle, done, arguments.verbose, signals).await,
+        None => release(handle, done, arguments.voice.verbose, signals).await,
     };
     let code = match (lost, ended) {
         (None, Some(code)) => code.into(),
@@ -186,6 +201,25 @@ async fn under_lock(
     Ok(Finished { code, settled: true })
 }
 
+/// Prints the token, and holds the lock without a command until a signal asks the program to end.
+async fn hold(held: Held, token: &str, verbose: bool, signals: &mut Signals) -> ExitCode {
+    let name = plain(&held.name());
+    // It is held whether or not anybody reads this.
+    let _ = writeln!(io::stdout().lock(), "{token}");
+    let lost = tokio::select! {
+        biased;
+        reason = held.lost() => Some(reason.to_string()),
+        _ = signals.ending() => release(held, true, verbose, signals).await,
+    };
+    match lost {
+        Some(reason) => {
+            say(&format!("`{name}` is lost: {reason}"));
+            LOST.into()
+        }
+        None => ExitCode::SUCCESS,
+    }
+}
+
 /// Waits for the lock; returns the code to exit with if a signal comes first.
 pub(crate) async fn obtain(
     place: &Place,
@@ -197,7 +231,7 @@ pub(crate) async fn obtain(
     let names = arguments.names();
     tokio::select! {
         acquired = begin(locks, arguments, deadline) => acquired.map(Ok),
-        never = live::show(place, locks, &names, arguments.verbose) => match never {},
+        never = live::show(place, locks, &names, arguments.voice.verbose) => match never {},
         signal = signals.ending() => Ok(Err(ended_by(signal))),
     }
 }
@@ -208,11 +242,11 @@ async fn acquire(locks: &LockClient, arguments: &Run, deadline: Option<Instant>)
     }
     let name = &arguments.name;
     let reason = reason(arguments);
-    if arguments.once {
-        let attempt = match arguments.semaphore {
-            Some(permits) => locks.semaphore(name, permits).try_acquire_many(arguments.permits),
-            None if arguments.read => locks.rw_lock(name).try_read(),
-            None if arguments.write => locks.rw_lock(name).try_write(),
+    if arguments.share.once {
+        let attempt = match arguments.share.semaphore {
+            Some(permits) => locks.semaphore(name, permits).try_acquire_many(arguments.share.permits),
+            None if arguments.share.read => locks.rw_lock(name).try_read(),
+            None if arguments.share.write => locks.rw_lock(name).try_write(),
             None => locks.mutex(name).try_acquire(),
         };
         let attempt = match reason {
@@ -225,10 +259,10 @@ async fn acquire(locks: &LockClient, arguments: &Run, deadline: Option<Instant>)
         };
         return attempt.timeout(TRY).or_held().await.map(Held::Lock);
     }
-    let mut acquire = match arguments.semaphore {
-        Some(permits) => locks.semaphore(name, permits).acquire_many(arguments.permits),
-        None if arguments.read => locks.rw_lock(name).read(),
-        None if arguments.write => locks.rw_lock(name).write(),
+    let mut acquire = match arguments.share.semaphore {
+        Some(permits) => locks.semaphore(name, permits).acquire_many(arguments.share.permits),
+        None if arguments.share.read => locks.rw_lock(name).read(),
+        None if arguments.share.write => locks.rw_lock(name).write(),
         None => locks.mutex(name).acquire(),
     };
     if let Some(left) = left(arguments, deadline) {
@@ -246,7 +280,8 @@ async fn acquire(locks: &LockClient, arguments: &Run, deadline: Option<Instant>)
 
 /// Acquires the lock, or begins the job unless it is done for this period.
 async fn begin(locks: &LockClient, arguments: &Run, deadline: Option<Instant>) -> Result<Held, Failure> {
-    let not_obtained = |error: AcquireError| Failure::from(error).if_not_obtained(arguments.conflict_exit_code);
+    let not_obtained =
+        |error: AcquireError| Failure::from(error).if_not_obtained(arguments.patience.conflict_exit_code);
     let Some(period) = arguments.once_per else {
         let acquired = acquire(locks, arguments, deadline).await;
         return acquired.map_err(not_obtained);
@@ -267,7 +302,7 @@ async fn begin(locks: &LockClient, arguments: &Run, deadline: Option<Instant>) -
         }
         Turn::Busy(contention) => {
             let message = format!("another run of `{name}` is in progress: {contention}");
-            Err(Failure::new(NOT_OBTAINED, message).if_not_obtained(arguments.conflict_exit_code))
+            Err(Failure::new(NOT_OBTAINED, message).if_not_obtained(arguments.patience.conflict_exit_code))
         }
         _ => Err(Failure::internal(
             "the library knows an outcome that this program does not",
@@ -303,7 +338,7 @@ async fn acquire_other(locks: &LockClient, arguments: &Run, deadline: Option<Ins
         return in_all(campaign.await.map(Held::Lead), arguments);
     }
     let locks = locks.multi(arguments.names());
-    if arguments.once {
+    if arguments.share.once {
         let mut attempt = locks.try_acquire().timeout(TRY);
         if let Some(reason) = reason {
             attempt = attempt.reason(reason);
@@ -323,7 +358,7 @@ async fn acquire_other(locks: &LockClient, arguments: &Run, deadline: Option<Ins
 /// Returns what is left of the limit. Connecting has used up a part of it.
 fn left(arguments: &Run, deadline: Option<Instant>) -> Option<Duration> {
     let Some(deadline) = deadline else {
-        return arguments.timeout;
+        return arguments.patience.timeout;
     };
     // Zero would be a try, which takes as long as the driver does.
     let left = deadline.saturating_duration_since(Instant::now());
@@ -332,9 +367,9 @@ fn left(arguments: &Run, deadline: Option<Instant>) -> Option<Duration> {
 
 /// Returns why the lock is held, for others to read; nothing if that was asked for.
 fn reason(arguments: &Run) -> Option<String> {
-    let reason = match &arguments.reason {
+    let reason = match &arguments.holder.reason {
         Some(reason) => reason.clone(),
-        None => program_name(&arguments.command),
+        None => program_name(&arguments.command()),
     };
     Some(reason).filter(|reason| !reason.is_empty())
 }
@@ -342,7 +377,7 @@ fn reason(arguments: &Run) -> Option<String> {
 /// Has an error report the whole limit.
 fn in_all(mut acquired: Result<Held, AcquireError>, arguments: &Run) -> Result<Held, AcquireError> {
     if let (Err(AcquireError::Timeout { waited, .. } | AcquireError::Unanswered { waited, .. }), Some(timeout)) =
-        (&mut acquired, arguments.timeout)
+        (&mut acquired, arguments.patience.timeout)
     {
         *waited = timeout;
     }

@@ -32,7 +32,7 @@ const EXPLANATION: Duration = Duration::from_secs(2);
 
 pub(crate) async fn wait(connection: &Connection, arguments: Wait) -> Outcome {
     let name = arguments.kept.name(&arguments.name).await?;
-    let Some(limit) = arguments.timeout else {
+    let Some(limit) = arguments.patience.timeout else {
         let place = connection.prompt().await?;
         let mut waiting = Waiting::begin(&arguments, place, name).await?;
         waiting.until_free().await?;
@@ -76,7 +76,7 @@ pub(crate) async fn wait(connection: &Connection, arguments: Wait) -> Outcome {
     }
     let held = waiting.lock.map(|lock| lock.to_string()).unwrap_or_default();
     let told = format!("not free within {limit}: {held}");
-    Err(Failure::new(NOT_OBTAINED, told).if_not_obtained(arguments.conflict_exit_code))
+    Err(Failure::new(NOT_OBTAINED, told).if_not_obtained(arguments.patience.conflict_exit_code))
 }
 
 /// The state of the waiting.

@@ -9,6 +9,7 @@ mod documents;
 mod endings;
 mod family;
 mod guide;
+mod hold;
 mod job;
 mod operate;
 mod run;
