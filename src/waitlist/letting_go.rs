@@ -106,7 +106,7 @@ impl Waitlist {
     /// Whether an entry leaves that may be a holder, and that no answer has shown to have left.
     pub(crate) fn lets_go(&self) -> bool {
         let mut leaving = self.leaving.iter().chain(self.under_way.iter().flatten());
-        leaving.any(|leaving| leaving.may_hold && !leaving.is_sweep() && leaving.left_as.given_up().is_none())
+        leaving.any(|leaving| leaving.may_hold && !leaving.is_sweep() && leaving.left_as != LeftAs::HeldTooLong)
     }
 
     /// Has the entry of a hold leave with the next operation. Returns the name of its release, if it is awaited.

@@ -9,8 +9,8 @@ use mongodb::{
 use watchlock_testkit::shared;
 
 use crate::protocol::{
-    Evict, Expects, Identity, Kind, Location, Operation, Owner, QUEUE_MOST, Record, Request, Requests, ServerTime, State,
-    Use, pipeline, state,
+    Evict, Expects, Identity, Kind, Location, Operation, Owner, QUEUE_MOST, Record, Request, Requests, ServerTime,
+    State, Use, pipeline, state,
 };
 
 fn request(id: &str, wait: bool, fresh: bool) -> Request {

@@ -7,8 +7,8 @@ use super::setup::Setup;
 use crate::{
     proofs::random::Random,
     protocol::{
-        Downgrade, Evict, Expects, Holder, Identity, Idle, Kept, KeptUntil, Operation, Owner, Proclaim, Record, Request,
-        Requests, State, made_up::operation,
+        Downgrade, Evict, Expects, Holder, Identity, Idle, Kept, KeptUntil, Operation, Owner, Proclaim, Record,
+        Request, Requests, State, made_up::operation,
     },
 };
 
