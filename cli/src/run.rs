@@ -96,13 +96,7 @@ pub(crate) async fn connect(connection: &Connection, arguments: &Run) -> Result<
         build(connection.within(limit).await?, arguments).await
     })
     .await;
-    connected.unwrap_or_else(|_| {
-        let limit = humantime::format_duration(limit);
-        Err(Failure::new(
-            UNAVAILABLE,
-            format!("the server did not answer within {limit}"),
-        ))
-    })
+    connected.unwrap_or_else(|_| Err(unanswered(limit)))
 }
 
 /// Checks names, texts and durations by the library's own rules: takes the lock in memory, before anything is sent.
@@ -236,9 +230,33 @@ pub(crate) async fn obtain(
     }
 }
 
-async fn acquire(locks: &LockClient, arguments: &Run, deadline: Option<Instant>) -> Result<Held, AcquireError> {
+/// Waits for the lock. The limit is for the lock: if it is over before any server can have answered, the lock is tried.
+async fn acquire(locks: &LockClient, arguments: &Run, deadline: Option<Instant>) -> Result<Held, Failure> {
+    let not_obtained =
+        |error: AcquireError| Failure::from(error).if_not_obtained(arguments.patience.conflict_exit_code);
+    let left = left(arguments, deadline);
+    if left != Some(Duration::ZERO) {
+        let acquired = ask(locks, arguments, left).await;
+        let is_short = arguments.patience.timeout.is_some_and(|limit| limit < EXPLANATION);
+        if !is_short || !matches!(acquired, Err(AcquireError::Unanswered { .. })) {
+            return acquired.map_err(not_obtained);
+        }
+    }
+    match timeout(TRY, ask(locks, arguments, Some(Duration::ZERO))).await {
+        Ok(acquired) => acquired.map_err(not_obtained),
+        Err(_) => Err(unanswered(TRY)),
+    }
+}
+
+fn unanswered(limit: Duration) -> Failure {
+    let limit = humantime::format_duration(limit);
+    Failure::new(UNAVAILABLE, format!("the server did not answer within {limit}"))
+}
+
+/// Acquires the lock within the time that is left.
+async fn ask(locks: &LockClient, arguments: &Run, left: Option<Duration>) -> Result<Held, AcquireError> {
     if arguments.value.is_some() || !arguments.and.is_empty() {
-        return acquire_other(locks, arguments, deadline).await;
+        return ask_for_other(locks, arguments, left).await;
     }
     let name = &arguments.name;
     let reason = reason(arguments);
@@ -265,7 +283,7 @@ async fn acquire(locks: &LockClient, arguments: &Run, deadline: Option<Instant>)
         None if arguments.share.write => locks.rw_lock(name).write(),
         None => locks.mutex(name).acquire(),
     };
-    if let Some(left) = left(arguments, deadline) {
+    if let Some(left) = left {
         acquire = acquire.timeout(left);
     }
     if let Some(reason) = reason {
@@ -280,14 +298,11 @@ async fn acquire(locks: &LockClient, arguments: &Run, deadline: Option<Instant>)
 
 /// Acquires the lock, or begins the job unless it is done for this period.
 async fn begin(locks: &LockClient, arguments: &Run, deadline: Option<Instant>) -> Result<Held, Failure> {
-    let not_obtained =
-        |error: AcquireError| Failure::from(error).if_not_obtained(arguments.patience.conflict_exit_code);
     let Some(period) = arguments.once_per else {
-        let acquired = acquire(locks, arguments, deadline).await;
-        return acquired.map_err(not_obtained);
+        return acquire(locks, arguments, deadline).await;
     };
     let name = plain(&arguments.name);
-    match once(locks, arguments, period).begin().await.map_err(not_obtained)? {
+    match once(locks, arguments, period).begin().await? {
         Turn::Ours(job) => Ok(Held::Job(job)),
         Turn::RanAlready(ran) => {
             let message = format!("`{name}` was {ran}");
@@ -325,8 +340,8 @@ fn once(locks: &LockClient, arguments: &Run, period: Duration) -> Once {
 }
 
 /// Acquires several locks, or the lead in an election.
-async fn acquire_other(locks: &LockClient, arguments: &Run, deadline: Option<Instant>) -> Result<Held, AcquireError> {
-    let (left, reason) = (left(arguments, deadline), reason(arguments));
+async fn ask_for_other(locks: &LockClient, arguments: &Run, left: Option<Duration>) -> Result<Held, AcquireError> {
+    let reason = reason(arguments);
     if let Some(value) = &arguments.value {
         let mut campaign = locks.election(&arguments.name).campaign(value);
         if let Some(left) = left {
@@ -360,9 +375,7 @@ fn left(arguments: &Run, deadline: Option<Instant>) -> Option<Duration> {
     let Some(deadline) = deadline else {
         return arguments.patience.timeout;
     };
-    // Zero would be a try, which takes as long as the driver does.
-    let left = deadline.saturating_duration_since(Instant::now());
-    Some(left.max(Duration::from_millis(1)))
+    Some(deadline.saturating_duration_since(Instant::now()))
 }
 
 /// Returns why the lock is held, for others to read; nothing if that was asked for.

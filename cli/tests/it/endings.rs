@@ -345,3 +345,27 @@ async fn no_document_keeps_a_command_from_showing_the_others() {
     assert!(!told.err.contains("panicked"), "{told:?}");
     drop(held);
 }
+
+/// The limit is for the lock, however long the server takes to answer at all.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_time_out_of_no_time_is_a_try() {
+    let ground = Ground::replica_set("cli_no_time").await;
+    let locks = ground.locks().await;
+    let held = locks.mutex("x").acquire().await.unwrap();
+    for limit in ["0s", "1ms", "30ms"] {
+        for (code, arguments) in [
+            (75, &["run", "-t", limit, "x", "true"][..]),
+            (75, &["run", "-t", limit, "x", "--and", "z", "--", "true"]),
+            (75, &["acquire", "-t", limit, "x", "--for", "1m"]),
+            (75, &["hold", "-t", limit, "x"]),
+            (75, &["wait", "-t", limit, "x"]),
+            (0, &["run", "-t", limit, "y", "true"]),
+            (0, &["elect", "-t", limit, "e", "true"]),
+            (0, &["run", "-t", limit, "y", "--and", "z", "--", "true"]),
+            (0, &["wait", "-t", limit, "y"]),
+        ] {
+            watchlock(&ground, arguments).await.expect(code);
+        }
+    }
+    held.release().await.unwrap();
+}
