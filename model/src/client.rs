@@ -4,7 +4,7 @@
 //! Timers may fire at any time or never, so a client that freezes and thaws late is one for which none fires for a
 //! while.
 
-use std::{sync::LazyLock, time::Duration};
+use std::{collections::BTreeMap, sync::LazyLock, time::Duration};
 
 use tokio::time::Instant;
 
@@ -12,7 +12,7 @@ use super::rules::{EPOCH, LEASE, Rules, SKEW};
 use crate::{
     protocol::{Exchange, Holder, Kept, KeptUntil, Kind, Operation, ServerTime, State, wake::Signal},
     waitlist::{
-        Context, Effect, Inheritance, Patience, Setback, StreamState, Waiting, Waitlist,
+        Context, Effect, Inheritance, Key, Patience, Setback, StreamState, Waiting, Waitlist,
         clock::ServerClock,
         deadline::Deadline,
         ids::Ids,
@@ -76,6 +76,10 @@ pub(super) struct Line {
     pub(super) idle: Option<Hold>,
     /// The entries and tokens of the holds whose time was over here, for as long as a document has them.
     pub(super) ended: Vec<(String, i64)>,
+    /// The tries in line: whether the lock has been taken or waited for since they came.
+    pub(super) tries: BTreeMap<Key, bool>,
+    /// A try was refused although it could have had the lock at any time since it came.
+    pub(super) refused_in_vain: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -159,6 +163,8 @@ impl Client {
         let mut effects = Vec::new();
         let output = input(&mut line.waitlist, &context, &mut effects);
         line.take_in(effects);
+        let waitlist = &line.waitlist;
+        line.tries.retain(|key, _| waitlist.position(*key).is_some());
         line.attend_to_idle(world, &context);
         line.waitlist
             .stop_timers(context.now, TICK, *NEVER, world.rules.knocks_in_full);
@@ -182,15 +188,25 @@ impl Client {
         });
     }
 
-    pub(super) fn join(&mut self, lock: usize, wait: bool, world: World<'_>) {
-        self.lines[lock].acquires -= 1;
+    /// A task comes; `met`: somebody is in its way.
+    pub(super) fn join(&mut self, lock: usize, wait: bool, met: bool, world: World<'_>) {
+        let line = &mut self.lines[lock];
+        line.acquires -= 1;
+        if !wait && !world.rules.tries_await_answers && !line.waitlist.is_empty() {
+            line.refused_in_vain |= !met;
+            return;
+        }
         let permits = self.permits;
         let patience = if wait { Patience::Wait } else { Patience::Try };
-        self.feed(lock, world, |waitlist, context, effects| {
+        let key = self.feed(lock, world, |waitlist, context, _| {
             let (key, entry) = (context.ids.number(), context.ids.entry());
             let waiting = Waiting::new(key, entry, (world.used, permits), patience, context.now);
-            waitlist.join(waiting, effects);
+            waitlist.join(waiting);
+            key
         });
+        if !wait {
+            self.lines[lock].tries.insert(key, met);
+        }
         self.share(lock, world);
     }
 
@@ -373,6 +389,7 @@ impl Line {
                     granted_as: grant.granted_as,
                     deadline: tick(grant.deadline.instant()),
                 }),
+                Effect::Denied { key, .. } => self.refused_in_vain |= self.tries.remove(&key) == Some(false),
                 Effect::Lost { entry, .. } => {
                     self.holds.retain(|hold| hold.id != entry);
                     self.idle = self.idle.take().filter(|hold| hold.id != entry);

@@ -209,6 +209,8 @@ impl<'a> View<'a> {
             Word::Number(number) => self.words.push(number),
         });
         self.flag(line.idle.is_some());
+        line.tries.values().for_each(|met| self.flag(*met));
+        self.flag(line.refused_in_vain);
         for hold in line.holds.iter().chain(&line.idle) {
             self.id(&hold.id);
             self.words.push(hold.permits);

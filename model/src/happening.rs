@@ -34,10 +34,11 @@ impl System {
             self.send(setup, client, lock, command, mode);
             return true;
         }
+        let met = self.is_in_the_way(lock, self.clients[client].permits);
         let world = self.world(setup);
         let it = &mut self.clients[client];
         match step {
-            Step::Acquire { wait } => it.join(lock, wait, world),
+            Step::Acquire { wait } => it.join(lock, wait, met, world),
             Step::Cancel(place) => it.cancel(lock, place, world),
             Step::LetGo(place) => it.let_go(lock, place, world),
             Step::GiveBack => it.give_back(lock, world),
@@ -137,6 +138,7 @@ impl System {
             state: after.clone(),
         };
         self.log.push(documents);
+        self.tries_meet(lock);
         let place = self.log.len() - 1;
         let log = &self.log;
         for client in &mut self.clients {
@@ -157,6 +159,28 @@ impl System {
                     at: state.at,
                     place,
                 });
+            }
+        }
+    }
+
+    /// Whether a holder or a waiter keeps so many permits from whoever asks now.
+    fn is_in_the_way(&self, lock: usize, permits: i64) -> bool {
+        let now = self.now();
+        self.documents()[lock].state.as_ref().is_some_and(|state| {
+            let live = state.holders.iter().filter(|holder| holder.until > now);
+            let held: i64 = live.map(|holder| holder.permits).sum();
+            held + permits > state.capacity || state.queue.iter().any(|waiter| waiter.until > now)
+        })
+    }
+
+    /// Notes for the tries in line what the document shows.
+    fn tries_meet(&mut self, lock: usize) {
+        for client in 0..self.clients.len() {
+            if self.is_in_the_way(lock, self.clients[client].permits) {
+                self.clients[client].lines[lock]
+                    .tries
+                    .values_mut()
+                    .for_each(|met| *met = true);
             }
         }
     }
@@ -326,6 +350,7 @@ impl System {
             stream.retain(|notice| notice.place < keep);
         }
         self.ahead = ahead;
+        (0..self.documents().len()).for_each(|lock| self.tries_meet(lock));
         self.clocks = (self.clocks.0.min(ahead), self.clocks.1.max(ahead));
     }
 }

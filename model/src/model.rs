@@ -33,9 +33,9 @@
 //! In each state: *a counter beyond all tokens* (nobody holds under a token that the document's counter has not passed,
 //! so that the next grant has a larger one), *exclusion* (no more permits are held by clients that believe in their
 //! hold, by their own clocks, than there are), *no ghost* (a client that has left and was answered has nothing in the
-//! document, not even until a lease runs out; unless a process died), and *everybody gets its turn*: from each state
-//! on, if nothing goes wrong any more and all holders let go, every waiter is granted and the lock is free in the end.
-//! This is played out from each state, with events, by polling alone, and by polling where neither a command that is on
+//! document, not even until a lease runs out; unless a process died), *who is refused met somebody* (a refused try had
+//! a holder or a waiter in its way at some time since it came), and *everybody gets its turn*: from each state on, if
+//! nothing goes wrong any more and all holders let go, every waiter is granted and the lock is free in the end. This is played out from each state, with events, by polling alone, and by polling where neither a command that is on
 //! its way nor the first one that each client then sends is ever answered; it is played out because the checker's own
 //! `eventually` passes over cycles. At each write: *capacity*, *rising tokens*, *first come, first served*, *one entry
 //! for an id*, *no revival*, *a bounded queue*, *who leaves is gone*, *what is kept stays* (until its time is over,
@@ -121,7 +121,7 @@ use breach::Breach;
 use rules::Rules;
 use steps::Action;
 use system::{Fault, Setup, System};
-use verdict::{ends_well, is_counted, is_exclusive, is_without_ghosts};
+use verdict::{ends_well, is_counted, is_exclusive, is_refused_by_somebody, is_without_ghosts};
 
 impl Model for Setup {
     type State = System;
@@ -154,6 +154,7 @@ impl Model for Setup {
             Property::always("a bounded queue", |_, state| none(state, Breach::Crowded)),
             Property::always("who leaves is gone", |_, state| none(state, Breach::Stayed)),
             Property::always("what is kept stays", |_, state| none(state, Breach::Opened)),
+            Property::always("who is refused met somebody", |_, state| is_refused_by_somebody(state)),
             Property::always("no ghost", |_, state| is_without_ghosts(state)),
             Property::always("everybody gets its turn", ends_well),
         ]

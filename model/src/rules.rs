@@ -42,6 +42,8 @@ pub(super) struct Rules {
     pub(super) waits_for_majority: bool,
     /// A waiter that gives up removes its entry.
     pub(super) leaves_when_giving_up: bool,
+    /// A try that finds others in line waits for the server's answer.
+    pub(super) tries_await_answers: bool,
     /// An eviction ends the hold of the grant that was broken, and no later one of the same entry.
     pub(super) tells_grants_apart: bool,
     /// A client that found the queue full knocks again.
@@ -77,6 +79,7 @@ impl Rules {
         looks_at_the_clock: true,
         waits_for_majority: true,
         leaves_when_giving_up: true,
+        tries_await_answers: true,
         tells_grants_apart: true,
         knocks_again: true,
         knocks_in_full: true,

@@ -128,6 +128,40 @@ fn a_mutex_of_many_tasks() {
     daily(9, 60_000).check("mutex, two clients of two tasks, tries", tasks, 100_000);
 }
 
+/// Some of the permits are free for tries that come while a request is on its way, and a client that wants both may
+/// wait before them or after them.
+#[test]
+fn a_semaphore_of_many_tasks_that_try() {
+    let tries = Setup {
+        kind: Kind::Semaphore,
+        capacity: 2,
+        permits: vec![1, 2],
+        acquires: 3,
+        tasks: 3,
+        tries: true,
+        steps: 8,
+        ..mutex()
+    };
+    daily(7, 40_000).check("semaphore, two clients of three tasks, tries", tries, 150_000);
+}
+
+#[test]
+fn a_try_that_is_refused_for_a_request_on_its_way_is_found() {
+    let rules = Rules {
+        tries_await_answers: false,
+        ..Rules::REAL
+    };
+    let setup = Setup {
+        kind: Kind::Semaphore,
+        capacity: 2,
+        acquires: 2,
+        tasks: 2,
+        tries: true,
+        ..faulty(rules, 1, &[Fault::Delay])
+    };
+    find("a try that awaits no answer", "who is refused met somebody", setup);
+}
+
 /// Two clients, each of which may pass the lock along four tasks of its own.
 fn handed_on() -> Setup {
     Setup {

@@ -53,6 +53,12 @@ pub(super) fn is_without_ghosts(state: &System) -> bool {
         })
 }
 
+/// A try is refused by a holder or a waiter that was in its way at some time since it came.
+pub(super) fn is_refused_by_somebody(state: &System) -> bool {
+    let mut lines = state.clients.iter().flat_map(|client| &client.lines);
+    lines.all(|line| !line.refused_in_vain)
+}
+
 /// One state in so many is played out to its end every day, as each play-out goes through many states that are played
 /// out themselves. `WATCHLOCK_MODEL_PLAYED=1` has each of them played out.
 fn played() -> i64 {

@@ -537,7 +537,7 @@ impl Waitlist {
         self.waiting.is_empty()
     }
 
-    fn position(&self, key: Key) -> Option<usize> {
+    pub(crate) fn position(&self, key: Key) -> Option<usize> {
         self.waiting.iter().position(|waiting| waiting.key == key)
     }
 

@@ -212,6 +212,10 @@ impl Bench {
         let entries = operation.requests.iter().flat_map(|requests| &requests.entries);
         self.asked.extend(entries.map(|entry| entry.id.clone()));
         let sent = self.now;
+        while choices.one_in(4) {
+            // The answer on its way may be one to others than to these.
+            self.join(choices);
+        }
         if choices.below(8) == 0 {
             let error = choices.pick(&[
                 StoreError::overdue(),
