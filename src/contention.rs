@@ -24,8 +24,9 @@ const RECENT: Duration = Duration::from_secs(1);
 /// [`AcquireError::Timeout`](crate::AcquireError::Timeout) and
 /// [`AcquireError::Unanswered`](crate::AcquireError::Unanswered).
 ///
-/// It is the server's last report while we waited; no further request was made for it. A waiter seldom sends a request
-/// while a change stream wakes it or looks show its queue position, so the report can be as old as half of the lease:
+/// A try has it from the answer that refused it, to a request that was sent after the try began. For a waiter it is the
+/// server's last report while it waited; no further request was made for it. A waiter seldom sends a request while a
+/// change stream wakes it or looks show its queue position, so the report can be as old as half of the lease:
 /// [`age`](Self::age) has its age. Only the number of waiters is as recent as the last look.
 ///
 /// Its `Display` is a sentence for people, without the name of the lock: ``held by billing (host-a, process 4711) for
@@ -35,11 +36,10 @@ const RECENT: Duration = Duration::from_secs(1);
 #[non_exhaustive]
 pub struct Contention {
     /// The holders of the lock or of its permits, including holders that have released it while it is [kept
-    /// taken](crate::Acquire::at_least_for). Empty if there were only waiters ahead of us, or if a task of this client
-    /// held the lock and the server has not answered that task yet.
+    /// taken](crate::Acquire::at_least_for). Empty if there were only waiters ahead of us.
     pub holders: Vec<HolderInfo>,
     /// The number of waiters that would have been served before us: 0 means that we were next. It counts the clients in
-    /// the server's queue and, as a client has but one entry there, the tasks of this client.
+    /// the server's queue and, as a client has but one entry there, the tasks of this client that wait.
     pub waiting_before: usize,
     /// Whether the server's queue was full, so that this client was not in it. It has room for 256 clients; a client
     /// that finds it full asks again about once a second until there is room, in no guaranteed order.

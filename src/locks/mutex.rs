@@ -80,6 +80,9 @@ impl Mutex {
 
     /// Acquires the lock if it is free and nobody waits for it; `None` otherwise. Await the returned action.
     ///
+    /// Only the server refuses it, in an answer to a request that was sent after the call. Tasks of one client that try
+    /// at once share requests: a hundred that find the lock taken cost two commands.
+    ///
     /// It fails with [`AcquireError::Server`](crate::AcquireError::Server) if the server has not answered for ten
     /// seconds, in which it asks several times; sooner if the driver finds no server within its server selection
     /// timeout. Set a [`timeout`](TryAcquire::timeout) to change that. With [`or_held`](TryAcquire::or_held) the error

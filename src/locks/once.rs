@@ -52,6 +52,8 @@ const PERIOD_LEAST: Duration = Duration::from_secs(1);
 /// - A failed job leaves the period open, unless [failures count](Self::failures_count). A process that dies on the way
 ///   leaves it open too, once its lease is over. Either may have done a part of the job, so make it repeatable.
 ///
+/// Tasks of one client that begin the job at once share one question to the server, and its answer.
+///
 /// An operator opens the period again with [`break_lock`](crate::LockClient::break_lock).
 ///
 /// # Examples

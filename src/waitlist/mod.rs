@@ -8,6 +8,11 @@
 //! most, and beside other processes each has one queue position. While nobody else is known to wait, it costs no
 //! command, and readers share one hold: [`handing_on`].
 //!
+//! A try, which does not wait, stands in line like any other task until an operation that was sent after it came is
+//! answered. The next operation asks for all tries in line together, behind the waiters that came before them, and its
+//! answer decides also those for which there was no room in it. Only that answer refuses a try: whatever was known
+//! before, the operation on its way can change.
+//!
 //! Time and events come in: [`join`](Waitlist::join), [`cancel`](Waitlist::cancel), [`let_go`](Waitlist::let_go),
 //! [`share`](Waitlist::share), [`answered`](Waitlist::answered), [`failed`](Waitlist::failed),
 //! [`signalled`](Waitlist::signalled), [`doubt`](Waitlist::doubt), [`verified`](Waitlist::verified),

@@ -3,9 +3,11 @@
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
+use mongodb::bson::{Document, doc};
 use watchlock::{AcquireError, LockClient, LockHandle};
 
 use crate::{
+    documents::Scene,
     everywhere::places,
     setup::{Ground, PATIENCE, Sent, faulty, spawn, until_waiting, within},
 };
@@ -114,29 +116,73 @@ async fn a_try_behind_a_task_that_waits_is_refused_by_who_holds_now() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn tries_on_documents_and_elements_are_answered_alike() {
+    for scene in Scene::everywhere("tries").await {
+        let (a, _) = scene.locks();
+        let line = |sku: &str| a.element::<Document>("lines", doc! { "sku": sku });
+        scene.events.insert(doc! { "_id": 1, "lines": [{ "sku": "x" }] }).await;
+        let documents = join_all((0..5).map(|_| a.try_acquire(1).or_held())).await;
+        let elements: Vec<_> = (0..5).map(|_| line("x").try_acquire(1).or_held()).collect();
+        let elements = join_all(elements).await;
+        assert_eq!(documents.iter().filter(|tried| tried.is_ok()).count(), 1);
+        assert_eq!(elements.iter().filter(|tried| tried.is_ok()).count(), 1);
+        let refused = documents.into_iter().filter_map(Result::err);
+        for error in refused.chain(elements.into_iter().filter_map(Result::err)) {
+            let AcquireError::Held { contention, .. } = error else {
+                panic!("{error:?}");
+            };
+            assert!(contention.held_here && contention.holders.len() == 1, "{contention:?}");
+        }
+        for missing in join_all((0..5).map(|_| a.try_acquire(2).into_future())).await {
+            assert!(matches!(missing, Err(AcquireError::NoDocument { .. })), "{missing:?}");
+        }
+        for missing in join_all((0..5).map(|_| line("y").try_acquire(1).into_future())).await {
+            assert!(matches!(missing, Err(AcquireError::NoElement { .. })), "{missing:?}");
+        }
+        for id in 10..20 {
+            scene.events.insert(doc! { "_id": id, "to_do": true }).await;
+        }
+        let claims = (0..10).map(|_| a.try_claim(doc! { "to_do": true }).into_future());
+        let claimed = join_all(claims)
+            .await
+            .into_iter()
+            .filter_map(|claimed| claimed.unwrap());
+        assert_eq!(claimed.count(), 10);
+    }
+}
+
 /// Beside one whose request is not answered, another has no answer either.
 #[tokio::test(flavor = "multi_thread")]
 async fn all_tries_of_a_client_end_with_the_outage() {
     let (cluster, _turn) = faulty().await;
     let proxy = cluster.proxy(0).unwrap();
-    let ground = Ground::on(cluster, "frozen").through(proxy.uri());
-    let locks = ground.locks().await;
-    locks.mutex("x").acquire().await.unwrap().release().await.unwrap();
-    proxy.black_hole();
-    let begun = Instant::now();
-    let tries = (0..10).map(async |number| {
-        let mutex = locks.mutex("x");
-        let tried = if number % 2 == 0 {
-            mutex.try_acquire().await.map(|handle| handle.is_some())
+    let uri = format!("{}&serverSelectionTimeoutMS=1000", proxy.uri());
+    let ground = Ground::on(cluster, "frozen").through(uri);
+    // A server that says nothing, and one that is not there: the driver knows of that after a while.
+    for is_there in [true, false] {
+        let locks = ground.locks().await;
+        locks.mutex("x").acquire().await.unwrap().release().await.unwrap();
+        if is_there {
+            proxy.black_hole();
         } else {
-            mutex.acquire().timeout(Duration::ZERO).await.map(|_| true)
-        };
-        (tried, begun.elapsed())
-    });
-    for (tried, took) in within(PATIENCE, "the tries", join_all(tries)).await {
-        assert!(matches!(tried, Err(AcquireError::Server(_))), "{tried:?}");
-        // Ten seconds, and the time of one more command.
-        assert!(took < Duration::from_secs(14), "{took:?}");
+            proxy.cut();
+        }
+        let begun = Instant::now();
+        let tries = (0..10).map(async |number| {
+            let mutex = locks.mutex("x");
+            let tried = if number % 2 == 0 {
+                mutex.try_acquire().await.map(|handle| handle.is_some())
+            } else {
+                mutex.acquire().timeout(Duration::ZERO).await.map(|_| true)
+            };
+            (tried, begun.elapsed())
+        });
+        for (tried, took) in within(PATIENCE, "the tries", join_all(tries)).await {
+            assert!(matches!(tried, Err(AcquireError::Server(_))), "{is_there}: {tried:?}");
+            // Ten seconds, and the time of one more command.
+            assert!(took < Duration::from_secs(14), "{is_there}: {took:?}");
+        }
+        proxy.heal();
     }
-    proxy.heal();
 }
