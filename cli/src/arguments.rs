@@ -138,8 +138,8 @@ pub(crate) struct Run {
     /// Keep the lock taken for at least this long after its grant, even if the command ends sooner (5m)
     ///
     /// Use it for short jobs that several hosts start at about the same time: with --try, the later ones find the lock
-    /// taken although the first is done. This also applies if the command fails. `show` says until when the lock is
-    /// kept taken, and `break` opens it.
+    /// taken although the first is done. This also applies if the command fails or watchlock dies, as the lease is no
+    /// shorter. `show` says until when the lock is kept taken, and `break` opens it.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) at_least_for: Option<Duration>,
     /// Report on standard error if the lock is held for longer than this (2h), once; it stays held

@@ -1,7 +1,7 @@
 //! The properties that must hold of each write.
 
 use super::client::Line;
-use crate::protocol::{Evict, Expects, Holder, Operation, ServerTime, State, wake};
+use crate::protocol::{Evict, Expects, Holder, KeptUntil, Operation, ServerTime, State, wake};
 
 /// The breaches that a write must never commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +101,8 @@ impl<'a> Write<'a> {
     fn leaves_behind(&self) -> bool {
         let mut left = self.done().into_iter().flat_map(|operation| &operation.leave);
         left.any(|id| {
-            let holds = |holder: &Holder| holder.id == *id && !holder.is_kept();
+            let spared = |holder: &Holder| self.operation.is_some_and(|operation| operation.spares(holder));
+            let holds = |holder: &Holder| holder.id == *id && !holder.is_kept() && !spared(holder);
             self.after.holders.iter().any(holds) || self.after.queue.iter().any(|waiter| waiter.id == *id)
         })
     }
@@ -114,7 +115,7 @@ impl<'a> Write<'a> {
         let done = self.done();
         let keeps = |holder: &Holder| {
             let mut kept = done.iter().flat_map(|operation| &operation.kept);
-            kept.any(|kept| kept.id == holder.id && kept.token == holder.token)
+            kept.any(|kept| kept.id == holder.id && kept.token == holder.token && kept.until != KeptUntil::Expiry)
         };
         let stays = |before: &Holder| {
             let mut after = self.after.holders.iter();

@@ -241,7 +241,11 @@ impl Client {
         let is_over = !hold.is_believed(world.now, world.rules);
         let left_as = match kept {
             Some(kept) => LeftAs::Kept(kept),
-            None if is_over && world.rules.leaves_ends_to_the_server => LeftAs::ToTheServer,
+            None if is_over && world.rules.leaves_ends_to_the_server => LeftAs::Kept(Kept {
+                id: hold.id.clone(),
+                token: hold.granted_as,
+                until: KeptUntil::Expiry,
+            }),
             None => LeftAs::Free,
         };
         let let_go = self.feed(lock, world, |waitlist, context, effects| {

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     protocol::{
-        Operation, ServerTime, State,
+        KeptUntil, Operation, ServerTime, State,
         wake::{self, Signal},
     },
     waitlist::Word,
@@ -250,7 +250,10 @@ impl<'a> View<'a> {
             self.id(id);
             let kept = operation.kept.iter().find(|kept| kept.id == *id);
             self.flag(kept.is_some());
-            kept.iter().for_each(|kept| self.token(kept.token));
+            if let Some(kept) = kept {
+                self.token(kept.token);
+                self.flag(kept.until == KeptUntil::Expiry);
+            }
         }
         self.words.push(-1);
         for entry in operation.requests.iter().flat_map(|requests| &requests.entries) {

@@ -527,10 +527,10 @@ fn a_release_that_asks_nobody_s_id_is_found() {
         }
         state::apply(before, &operation, now)
     }
-    // The first holder's lease runs out, and then it releases.
+    // The first holder's release is on its way until its lease has run out.
     let setup = Setup {
         permits: vec![1; 3],
-        ..faulty(with_apply(apply), 0, &[])
+        ..faulty(with_apply(apply), 1, &[Fault::Delay])
     };
     find("a release without its id", "exclusion", setup);
 }
@@ -568,12 +568,12 @@ fn a_late_leave_that_opens_a_kept_lock_is_found() {
         keeps: LEASE,
         ..with_apply(apply)
     };
-    // The event of the grant, which an answer has told before.
-    find(
-        "a late leave that opens",
-        "what is kept stays",
-        faulty(rules, 1, &[Fault::LateEvent]),
-    );
+    // The event of the grant by a third client, which an answer has told before.
+    let setup = Setup {
+        permits: vec![1; 3],
+        ..faulty(rules, 1, &[Fault::LateEvent])
+    };
+    find("a late leave that opens", "what is kept stays", setup);
 }
 
 /// Its client has a margin that the server has not.
@@ -793,7 +793,10 @@ fn a_counter_that_does_not_heed_the_clock_is_found() {
         after.token = last;
         Some(after)
     }
-    let setup = faulty(with_apply(apply), 1, &[Fault::Restore]);
+    let setup = Setup {
+        permits: vec![1; 3],
+        ..faulty(with_apply(apply), 1, &[Fault::Restore])
+    };
     find("a counter that does not heed the clock", "rising tokens", setup);
 }
 

@@ -31,13 +31,15 @@ pub(super) fn is_counted(setup: &Setup, state: &System) -> bool {
 }
 
 /// A client that has left and was answered has nothing in the document, not even until a lease runs out. A lock that it
-/// keeps taken belongs to nobody, and a hold whose time was over at the client to the server.
+/// keeps taken belongs to nobody. A hold whose time was over at the client is the server's to end, and one whose time is
+/// over at the server counts as gone.
 pub(super) fn is_without_ghosts(state: &System) -> bool {
     let empty = |client: &Client, lock: usize| {
         let slot = state.documents().get(lock).and_then(|slot| slot.state.as_deref());
         slot.is_none_or(|document| {
             let ends_by_itself = |holder: &&Holder| holder.is_kept() || client.lines[lock].has_ended(holder);
-            let holders = document.holders.iter().filter(|holder| !ends_by_itself(holder));
+            let holders = document.holders.iter().filter(|holder| holder.is_live(state.now()));
+            let holders = holders.filter(|holder| !ends_by_itself(holder));
             let holders = holders.map(|holder| &holder.id);
             let mut ids = holders.chain(document.queue.iter().map(|waiter| &waiter.id));
             !ids.any(|id| client.made(id))

@@ -508,7 +508,8 @@ impl LockClient {
     /// length ([`Acquire::fixed`](crate::Acquire::fixed)) has its length from now on.
     ///
     /// Use it for holds that no process renews, such as those of a pipeline's steps; a handle renews itself in the
-    /// background. Returns the state of the lock afterwards, or `None` without a change if nobody holds it under this
+    /// background. The lock stays taken for that time. A handle of this client to the hold has the new end; one of another
+    /// client is lost at its old one. Returns the state of the lock afterwards, or `None` without a change if nobody holds it under this
     /// token any more.
     ///
     /// # Errors

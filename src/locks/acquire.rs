@@ -236,9 +236,12 @@ impl Acquire {
     /// [`lease`](Self::lease).
     ///
     /// When its time ends, the hold is [lost] as [`Elapsed`](crate::LostReason::Elapsed): earlier than at the server by
-    /// the client's skew margin and a thousandth of the length. Until then it behaves like a renewed lock, and an early
-    /// release opens it. The length counts from the grant; a waiter that was woken counts it from the moment at which
-    /// it confirms its grant, at most 300 ms later. [`LockHandle::renew`] gives it a full length again.
+    /// the client's skew margin and a thousandth of the length. The lock itself stays taken for the whole `length`, by the
+    /// server's clock. Until then it behaves like a renewed lock, and an early release opens it. The length counts from
+    /// the grant; a waiter that was woken counts it from the moment at which it confirms its grant, at most 300 ms later.
+    /// [`LockHandle::renew`] gives it a full length again, and so does
+    /// [`LockClient::renew_holder`](crate::LockClient::renew_holder). It can't be shorter than
+    /// [`at_least_for`](Self::at_least_for).
     ///
     /// [lost]: crate::LockView::lost
     ///
@@ -267,9 +270,11 @@ impl Acquire {
     /// when it was released and until when it is kept taken. The first waiter is granted the lock when that time ends,
     /// by the server's clock. A release after `least` opens the lock at once, as usual.
     ///
-    /// A dropped handle keeps the lock taken as well. But a holder that dies or [loses](crate::LockView::lost) the lock
-    /// keeps nothing taken: its job may not be done, and the lock is free when the lease is over. An operator opens a
-    /// lock that is kept taken with [`break_lock`](crate::LockClient::break_lock).
+    /// A dropped handle keeps the lock taken as well, and so does a holder that dies or [loses](crate::LockView::lost) the
+    /// lock: its lease is no shorter than `least`, so after a death it is free when that lease is over. A waiter that was
+    /// woken has that lease from when it has confirmed its grant, a round trip later. A [`fixed`](Self::fixed) time that
+    /// is shorter than `least` is refused. An operator opens a lock that is kept taken with
+    /// [`break_lock`](crate::LockClient::break_lock).
     ///
     /// [`inspect`]: crate::LockClient::inspect
     ///
@@ -321,7 +326,8 @@ impl Acquire {
     /// [client's](crate::LockClientBuilder::lose_after) limit: as [`HeldTooLong`](crate::LostReason::HeldTooLong), with
     /// the bounds and the count of [`max_hold`](Self::max_hold).
     ///
-    /// The client then releases the lock at once, so that a job that hangs does not keep the others from it. The code
+    /// The client then releases the lock at once, so that a job that hangs does not keep the others from it (for longer
+    /// than [`at_least_for`](Self::at_least_for) does). The code
     /// under the lock must stop by then, as before the end of a lease: [`safe_for`](crate::LockView::safe_for) counts
     /// down to it, and [`lost`](crate::LockView::lost) resolves. Code that may go on nevertheless should write under
     /// the [fencing token](crate::LockView::token).

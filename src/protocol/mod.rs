@@ -37,7 +37,8 @@
 //! Every [`Operation`] is one atomic write, decided on the server's clock. It takes the document through these phases:
 //!
 //! 1. *leave*: the entries that are asked to leave are removed, and all whose `until` has passed. A holder that leaves
-//!    and whose lock is kept taken stays, with another `until`.
+//!    and whose lock is kept taken stays, with another `until`; one whose time was over at its client stays as it is,
+//!    and only a later grant of its entry leaves.
 //! 2. *adopt*: the entries of earlier incarnations of the owner that requests are removed.
 //! 3. *proclaim*: a holder gets another value, unless it has a later one.
 //! 4. *downgrade*: a writer becomes a reader, without letting go.
@@ -82,6 +83,9 @@
 //!   (enqueue), with a token of its own (advance). The server's clock when each incarnation began decides which is the
 //!   earlier.
 //! - *No ghost*: an entry lives until `until`, and longer only if its session says so again; leave removes the others.
+//! - *No early end*: a hold ends by a release, by an eviction or an adoption, or when its `until` has passed. Its holder
+//!   stops earlier by the margins, and leaves the entry to the server. An entry whose `until` has passed is nobody's
+//!   hold, whether or not a write has removed it: an operator evicts none, and a release finds none.
 //! - *A bounded document*: advance cuts the queue to a fixed length. A request that finds the queue full is not in it
 //!   afterwards, and its session knocks again from time to time. A request that adopts a hold and needs more permits
 //!   than that is in it all the same, in the place of a holder: the document has no more entries than before.

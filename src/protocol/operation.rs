@@ -64,6 +64,11 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
+    /// Whether it names this grant.
+    fn is_for(&self, holder: &Holder) -> bool {
+        (&self.id, self.token) == (&holder.id, holder.token)
+    }
+
     /// Whether the time for which the lock is kept is over. A token begins with the server's clock at the grant, or is
     /// ahead of it: then that time counts as longer than it is.
     pub(crate) fn is_over(&self, now: ServerTime) -> bool {
@@ -82,6 +87,9 @@ pub(crate) enum KeptUntil {
     /// The end of the window in which the lock was granted. One window begins at `offset` after the Unix epoch, and the
     /// others follow on each other.
     WindowEnd { length: i64, offset: i64 },
+    /// The end of its lease: that grant was not released, and stays as it is. What leaves is another grant of the entry,
+    /// which a late request has put in.
+    Expiry,
 }
 
 /// The holders that are removed without their doing.
@@ -220,9 +228,15 @@ impl Operation {
     /// Returns the time until which the lock is kept when this holder leaves, if that lies ahead.
     pub(super) fn kept_until(&self, holder: &Holder, now: ServerTime) -> Option<ServerTime> {
         let kept = self.kept.iter();
-        let mut kept = kept.filter(|kept| kept.id == holder.id && kept.token == holder.token);
+        let mut kept = kept.filter(|kept| kept.is_for(holder) && kept.until != KeptUntil::Expiry);
         let until = kept.next()?.until.of(holder.since, now);
         (until > now).then_some(until)
+    }
+
+    /// Returns whether an entry leaves by the operation, for all grants but this one of a holder.
+    pub(crate) fn spares(&self, holder: &Holder) -> bool {
+        let mut kept = self.kept.iter();
+        kept.any(|kept| kept.is_for(holder) && kept.until == KeptUntil::Expiry)
     }
 
     /// Returns the end of a holder that this operation removes.
@@ -273,6 +287,8 @@ impl KeptUntil {
                 let into = granted.0.saturating_sub(offset) % length.max(1);
                 granted.plus_millis(length.saturating_sub(into))
             }
+            // The entry has it.
+            Self::Expiry => ServerTime(i64::MAX),
         }
     }
 
@@ -281,6 +297,7 @@ impl KeptUntil {
         match self {
             Self::AfterGrant(millis) | Self::AfterRelease(millis) => millis,
             Self::WindowEnd { length, .. } => length,
+            Self::Expiry => 0,
         }
     }
 }

@@ -236,17 +236,13 @@ struct Step<'a> {
 
 impl Step<'_> {
     /// Removes the entries that are asked to leave, and all whose lease has run out. The holders whose lock is to be
-    /// kept stay, marked as released.
+    /// kept stay, marked as released unless they are to stay until their lease is over.
     fn leave(&mut self) {
         let (operation, before, now) = (self.operation, self.before, self.now);
-        let is_live = |id: &String| {
-            before
-                .holders
-                .iter()
-                .any(|holder| holder.id == *id && holder.is_live(now))
-        };
+        let held = |holder: &&Holder| holder.is_live(now) && !operation.spares(holder);
         for id in &operation.leave {
-            self.words.left(if is_live(id) {
+            let mut held = before.holders.iter().filter(held);
+            self.words.left(if held.any(|holder| holder.id == *id) {
                 wake::Left::Holder
             } else if before.has_waiter(id) {
                 wake::Left::Waiter
@@ -256,8 +252,9 @@ impl Step<'_> {
         }
         self.mark_kept();
         let leaves = |id: &String| operation.leave.contains(id);
+        let stays = |holder: &Holder| holder.is_kept() || operation.spares(holder) || !leaves(&holder.id);
         let holders = &mut self.state.holders;
-        holders.retain(|holder| holder.is_live(now) && (holder.is_kept() || !leaves(&holder.id)));
+        holders.retain(|holder| holder.is_live(now) && stays(holder));
         self.state
             .queue
             .retain(|waiter| waiter.until > now && !leaves(&waiter.id));

@@ -293,15 +293,16 @@ impl Hold {
     /// Returns the state in which the hold leaves the lock, as far as its holder decides that.
     pub(crate) fn left_as(&self) -> LeftAs {
         let progress = self.progress();
+        let kept = |until| {
+            let (id, token) = (self.id.clone(), self.granted_as);
+            LeftAs::Kept(Kept { id, token, until })
+        };
         match (progress.lost, progress.kept) {
-            (Some(LostReason::Released | LostReason::HeldTooLong), Some(until)) => {
-                let (id, token) = (self.id.clone(), self.granted_as);
-                LeftAs::Kept(Kept { id, token, until })
-            }
+            (Some(LostReason::Released | LostReason::HeldTooLong), Some(until)) => kept(until),
             // Nobody has lost anything with it.
             _ if self.is_idle => LeftAs::Free,
             // Its time ends earlier here than at the server, and somebody else may have renewed it.
-            (Some(LostReason::Expired | LostReason::Elapsed), _) => LeftAs::ToTheServer,
+            (Some(LostReason::Expired | LostReason::Elapsed), _) => kept(KeptUntil::Expiry),
             (Some(LostReason::HeldTooLong), _) => LeftAs::HeldTooLong,
             // Released, or its entry is gone from the document already.
             _ => LeftAs::Free,

@@ -431,11 +431,7 @@ impl Waitlist {
     /// Notes the late answer to an operation that was given up, which put in an entry of ours. Takes out entries
     /// that no task wants any more.
     pub(crate) fn applied_late(&mut self, operation: &Operation, state: &State, context: &Context<'_>) {
-        let ends_by_itself = |id: &str| {
-            let mut holders = state.holders.iter().filter(|holder| holder.id == id);
-            holders.any(|holder| self.is_left_to_the_server(holder))
-        };
-        let ids = asked_for(operation, state).filter(|id| !ends_by_itself(id));
+        let ids = asked_for(operation, state).filter(|id| !self.is_left_to_the_server(id, state));
         let ids: Vec<String> = ids.map(str::to_owned).collect();
         for id in ids {
             if let Some(leaving) = self.leaving.iter_mut().find(|leaving| leaving.entry == id) {

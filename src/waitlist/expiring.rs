@@ -7,8 +7,8 @@
 
 use tokio::time::Instant;
 
-use super::{Context, Waitlist};
-use crate::protocol::{Holder, State};
+use super::{Context, Leaving, Waitlist, letting_go::Release};
+use crate::protocol::State;
 
 /// A hold whose time was over here.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -21,10 +21,17 @@ pub(super) struct Expired {
 
 impl Waitlist {
     /// Ends a hold, and leaves its entry to the server.
-    pub(super) fn expire(&mut self, entry: &str, context: &Context<'_>) {
-        let Some(held) = self.holds.remove(entry) else { return };
+    pub(super) fn expire(&mut self, release: Release<'_>, context: &Context<'_>) {
+        let entry = release.entry.to_owned();
+        let Some(held) = self.holds.remove(&entry) else { return };
+        // A request that is on its way, or whose outcome is unknown, can put it in once more: with another grant.
+        if self.under_way.is_some() || held.uncertain {
+            let leaving = Leaving::new(entry.clone(), context).used_as(release.used).holding();
+            let leaving = leaving.of_lease(held.lease, context).left_as(release.left_as);
+            self.leaving.push(leaving.swept_if(held.uncertain));
+        }
         self.expired.push(Expired {
-            entry: entry.to_owned(),
+            entry,
             token: held.token,
             // All renewals of this client came before now.
             forget_at: context.now + held.lease + context.config.margin(held.lease),
@@ -48,17 +55,27 @@ impl Waitlist {
         self.expired.iter().map(|expired| expired.forget_at).max()
     }
 
-    /// Whether the time of this grant was over here.
+    /// Whether the time of this grant, or of a later one of the entry, was over here.
     pub(super) fn has_expired(&self, entry: &str, token: i64) -> bool {
         let mut expired = self.expired.iter();
-        expired.any(|expired| (expired.entry.as_str(), expired.token) == (entry, token))
+        expired.any(|expired| expired.entry == entry && token <= expired.token)
     }
 
-    /// Whether the server ends the entry of a holder that nothing here holds: its hold was released and is kept taken, or
-    /// it was over here, which is remembered or shown by a renewal. A request that was applied late is never renewed.
-    pub(super) fn is_left_to_the_server(&self, holder: &Holder) -> bool {
-        let granted_for = holder.lease.max(holder.claim);
-        let is_renewed = holder.until > holder.since.plus_millis(granted_for);
-        holder.is_kept() || is_renewed || self.has_expired(&holder.id, holder.token)
+    /// Whether an entry that nothing here knows stays in a document that shows it, and the server ends it. Otherwise it
+    /// is of a request that was applied late.
+    pub(super) fn is_left_to_the_server(&self, entry: &str, state: &State) -> bool {
+        let mut expired = self.expired.iter().filter(|expired| expired.entry == entry);
+        // A document that is older than the grant shows how the entry was before it.
+        if expired.any(|expired| expired.token > state.token) {
+            return true;
+        }
+        let mut holders = state.holders.iter().filter(|holder| holder.id == entry);
+        holders.any(|holder| {
+            // An entry that was renewed has been a hold, even if it is not remembered any more.
+            let granted_for = holder.lease.max(holder.claim);
+            let is_renewed = holder.until > holder.since.plus_millis(granted_for);
+            // The holder of a lock that is kept taken has released it.
+            holder.is_kept() || is_renewed || self.has_expired(entry, holder.token)
+        })
     }
 }

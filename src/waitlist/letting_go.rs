@@ -2,7 +2,7 @@
 //! entry leaves the document.
 
 use super::{Context, Effect, Inheritance, Key, Leaving, Waitlist};
-use crate::protocol::{Kept, Use};
+use crate::protocol::{Kept, KeptUntil, Use};
 
 /// A hold that a task lets go of: by release, by drop, or because it was lost.
 #[derive(Debug)]
@@ -36,16 +36,19 @@ pub(crate) enum LeftAs {
     Kept(Kept),
     /// Free, as its holder has held it for as long as it may.
     HeldTooLong,
-    /// Taken until the server's clock ends it: the time of the hold is over here, and nobody has released it.
-    ToTheServer,
 }
 
 impl LeftAs {
     pub(super) fn kept(&self) -> Option<&Kept> {
         match self {
             Self::Kept(kept) => Some(kept),
-            Self::Free | Self::HeldTooLong | Self::ToTheServer => None,
+            Self::Free | Self::HeldTooLong => None,
         }
+    }
+
+    /// Whether the server ends it: the time of the hold is over here, and nobody has released it.
+    fn expires(&self) -> bool {
+        self.kept().is_some_and(|kept| kept.until == KeptUntil::Expiry)
     }
 }
 
@@ -75,8 +78,8 @@ impl Waitlist {
         if self.part(entry) {
             return LetGo::Shared;
         }
-        if release.left_as == LeftAs::ToTheServer {
-            self.expire(entry, context);
+        if release.left_as.expires() {
+            self.expire(release, context);
             return LetGo::Expires;
         }
         if let Heir::NextTask(inherited) | Heir::TaskOrClient(inherited) = heir

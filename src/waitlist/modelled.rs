@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{Full, Leaving, Patience, SWEEPS, Stage, Waiting, Waitlist, timing};
+use crate::protocol::KeptUntil;
 
 /// One word of a value for its comparison with other values: times count from now, and tokens by their order.
 #[derive(Clone, Copy, Debug)]
@@ -197,10 +198,10 @@ impl Waitlist {
 impl Leaving {
     fn words<'a>(&'a self, write: &mut impl FnMut(Word<'a>)) {
         write(Word::Entry(&self.entry));
-        self.left_as
-            .kept()
-            .iter()
-            .for_each(|kept| write(Word::Token(kept.token)));
+        if let Some(kept) = self.left_as.kept() {
+            write(Word::Token(kept.token));
+            write(Word::Number(i64::from(kept.until == KeptUntil::Expiry)));
+        }
         write(Word::Time(self.not_before));
         let sweeps = self.sweep.unwrap_or(SWEEPS.len());
         write(Word::Number(sweeps.try_into().unwrap_or(-1)));

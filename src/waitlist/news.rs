@@ -143,12 +143,10 @@ impl Waitlist {
 
     /// Takes out entries of this session that nothing here knows: requests that were applied late.
     pub(super) fn take_out_strangers(&mut self, state: &State, context: &Context<'_>) {
-        let holders = state.holders.iter();
-        let holders = holders.filter(|holder| !self.is_left_to_the_server(holder));
-        let ids = holders.map(|holder| &holder.id);
+        let ids = state.holders.iter().map(|holder| &holder.id);
         let ids = ids.chain(state.queue.iter().map(|waiter| &waiter.id));
         let strangers: Vec<String> = ids
-            .filter(|id| context.ids.made(id) && !self.knows(id))
+            .filter(|id| context.ids.made(id) && !self.knows(id) && !self.is_left_to_the_server(id, state))
             .cloned()
             .collect();
         let leaving = |entry| Leaving::new(entry, context).used_as((state.kind, state.capacity));

@@ -646,6 +646,10 @@ mod tests {
             // A quarter of the claim lease, and of what is left of it.
             assert_eq!(checked(5_000, 4_000), 300);
             assert_eq!((checked(1_000, 4_000), checked(5_000, 800)), (250, 200));
+            // It must not end before the lock may open.
+            let at_least = millis(6_000);
+            let check_at = check(&Lease { at_least, ..lease }, left(4_000), context.now);
+            assert_eq!(check_at, context.now);
             let renewed = |lasts, remains| {
                 let (holder, exchange) = (holder(lasts), exchange(context));
                 let renew_at = first_renewal(&lease, &holder, &exchange, left(remains), context.now);

@@ -18,6 +18,7 @@ mod documents;
 mod dropped;
 mod elements;
 mod ending;
+mod ends;
 mod errors;
 mod everywhere;
 mod failover;

@@ -7,7 +7,7 @@ use watchlock::LostReason;
 
 use crate::{
     Started, bare,
-    common::{Ground, info, is_vacant, until_waiting},
+    common::{Ground, PATIENCE, eventually, info, is_vacant, until_waiting},
     done, program, signal, watchlock,
 };
 
@@ -176,5 +176,39 @@ async fn what_is_out_of_bounds_is_refused_before_anything_is_sent() {
         program.env("MONGODB_URI", "mongodb://127.0.0.1:1/app").args(arguments);
         let refused = done(&mut program).await.expect(64);
         assert!(refused.err.contains(named), "{refused:?}");
+    }
+}
+
+/// A step that took longer than its time is told so, whether or not anybody has asked for the lock since.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_whose_time_is_over_is_not_there_to_release_or_to_break() {
+    for ground in [
+        Ground::replica_set("cli_over").await,
+        Ground::standalone("cli_over").await,
+    ] {
+        let locks = ground.locks().await;
+        let taken = watchlock(&ground, ["acquire", "deploy", "--for", "2200ms"])
+            .await
+            .expect(0);
+        let token = taken.out.trim().to_owned();
+        eventually(PATIENCE, "its time is over", async || {
+            !info(&locks, "deploy").await.unwrap().is_held()
+        })
+        .await;
+        let before = info(&locks, "deploy").await.unwrap().holders;
+        for arguments in [
+            &["release", "deploy", "--token", &token][..],
+            &["renew", "deploy", "--token", &token],
+            &["break", "deploy", "--yes", "--holder", &token],
+            &["break", "deploy", "--yes"],
+        ] {
+            let told = watchlock(&ground, arguments).await.expect(1);
+            assert!(!told.err.is_empty() && told.out.is_empty(), "{told:?}");
+        }
+        assert_eq!(
+            info(&locks, "deploy").await.unwrap().holders,
+            before,
+            "nothing was written"
+        );
     }
 }

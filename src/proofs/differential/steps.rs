@@ -321,9 +321,10 @@ impl<'a> Draw<'a> {
         Kept {
             id: holder.id.clone(),
             token: self.token(holder, 8),
-            until: match self.random.below(3) {
+            until: match self.random.below(4) {
                 0 => KeptUntil::AfterGrant(millis),
                 1 => KeptUntil::AfterRelease(millis),
+                2 => KeptUntil::Expiry,
                 _ => KeptUntil::WindowEnd {
                     length: 1 + millis,
                     offset: self.number(20),

@@ -93,17 +93,30 @@ fn leave(operation: &Operation, now: &Bson) -> Document {
     if operation.leave.is_empty() {
         return live(now);
     }
-    let stays = doc! { "$or": [is_not_among(literal(operation.leave.as_slice())), { "$not": is_not_kept() }] };
-    doc! { "$and": [live(now), stays] }
+    let mut stays = vec![
+        is_not_among(literal(operation.leave.as_slice())),
+        doc! { "$not": is_not_kept() },
+    ];
+    stays.extend(spared(operation));
+    doc! { "$and": [live(now), { "$or": stays }] }
+}
+
+/// Returns the conditions that a holder is spared when its entry leaves, one for each that is.
+fn spared(operation: &Operation) -> impl Iterator<Item = Document> {
+    let spared = operation.kept.iter().filter(|kept| kept.until == KeptUntil::Expiry);
+    spared.map(|kept| is_grant(&kept.id, kept.token))
+}
+
+/// Returns the condition that a holder is this grant of an entry.
+fn is_grant(id: &str, token: i64) -> Document {
+    doc! { "$eq": [["$$this.id", "$$this.token"], [literal(id), token]] }
 }
 
 /// Marks the holders that leave and whose lock is to be kept as released, if that is to end later than now.
 fn mark_kept(holders: Bson, operation: &Operation, now: &Bson) -> Bson {
-    if operation.kept.is_empty() {
-        return holders;
-    }
-    let branches = operation.kept.iter().map(|Kept { id, token, until }| {
+    let branches = operation.kept.iter().filter_map(|Kept { id, token, until }| {
         let until = match *until {
+            KeptUntil::Expiry => return None,
             KeptUntil::AfterGrant(millis) => Bson::from(doc! { "$add": ["$$this.since", millis] }),
             KeptUntil::AfterRelease(millis) => doc! { "$add": [now, millis] }.into(),
             KeptUntil::WindowEnd { length, offset } => {
@@ -114,15 +127,13 @@ fn mark_kept(holders: Bson, operation: &Operation, now: &Bson) -> Bson {
                 doc! { "$add": ["$$this.since", { "$subtract": [length, into] }] }.into()
             }
         };
-        let leaves = doc! { "$and": [
-            { "$eq": [["$$this.id", "$$this.token"], [literal(id.as_str()), *token]] },
-            live(now),
-            is_not_kept(),
-            { "$gt": [&until, now] },
-        ] };
-        doc! { "case": leaves, "then": { "$mergeObjects": ["$$this", { "until": until, "released": now }] } }
+        let leaves = doc! { "$and": [is_grant(id, *token), live(now), is_not_kept(), { "$gt": [&until, now] }] };
+        Some(doc! { "case": leaves, "then": { "$mergeObjects": ["$$this", { "until": until, "released": now }] } })
     });
     let branches: Vec<Document> = branches.collect();
+    if branches.is_empty() {
+        return holders;
+    }
     map(
         holders,
         doc! { "$switch": { "branches": branches, "default": "$$this" } },
@@ -153,13 +164,15 @@ fn existing(at: &Location, list: &str) -> Bson {
 }
 
 fn words_of_leave(at: &Location, operation: &Operation, now: &Bson) -> impl Iterator<Item = Bson> {
-    operation.leave.iter().map(|id| {
+    let mut held = vec![live(now)];
+    held.extend(spared(operation).map(|spared| doc! { "$not": [spared] }));
+    let held = remaining(at, "holders", &doc! { "$and": held });
+    operation.leave.iter().map(move |id| {
         // The list is missing where the lock is gone.
         let waits = doc! { "$in": [literal(id.as_str()), existing(at, "queue.id")] };
         let waits = cond(waits, Left::WAITER, Left::NOWHERE);
-        let held = doc! { "live": remaining(at, "holders", &live(now)) };
-        let holds = bind(held, doc! { "$in": [literal(id.as_str()), "$$live.id"] });
-        cond(holds, Left::HOLDER, waits)
+        let holds = doc! { "$in": [literal(id.as_str()), "$$held.id"] };
+        cond(bind(doc! { "held": &held }, holds), Left::HOLDER, waits)
     })
 }
 
@@ -223,10 +236,7 @@ fn downgrade(holders: Bson, operation: &Operation) -> Bson {
     let Some(Downgrade { id, token, permits }) = &operation.downgrade else {
         return holders;
     };
-    let is_it = doc! { "$and": [
-        { "$eq": [["$$this.id", "$$this.token"], [literal(id.as_str()), *token]] },
-        is_not_kept(),
-    ] };
+    let is_it = doc! { "$and": [is_grant(id, *token), is_not_kept()] };
     let fewer = doc! { "$mergeObjects": ["$$this", { "permits": { "$min": ["$$this.permits", *permits] } }] };
     map(holders, cond(is_it, fewer, "$$this"))
 }

@@ -11,17 +11,25 @@ async fn expired(bench: &mut Bench) -> Arc<Hold> {
 
 /// Does the same, after a change of the document half-way.
 async fn expired_after(bench: &mut Bench, half_way: impl FnOnce(&mut Bench)) -> Arc<Hold> {
-    let mut terms = Terms::default();
-    terms.set_fixed(10 * SECOND);
-    let (_, mut outcome) = bench.join_for(AcquireOptions { terms, ..try_told() });
+    let mut outcome = join(bench);
     bench.settle();
     let hold = held(&mut outcome);
     tokio::time::advance(5 * SECOND).await;
     half_way(bench);
+    expire(bench, &hold).await;
+    hold
+}
+
+fn join(bench: &mut Bench) -> Receiver {
+    let mut terms = Terms::default();
+    terms.set_fixed(10 * SECOND);
+    bench.join_for(AcquireOptions { terms, ..try_told() }).1
+}
+
+async fn expire(bench: &mut Bench, hold: &Hold) {
     tokio::time::sleep_until(hold.deadline()).await;
     assert_eq!(hold.lost_reason(), Some(LostReason::Expired));
-    bench.feed(|line, context, effects| line.let_go(&hold, None, context, effects));
-    hold
+    bench.feed(|line, context, effects| line.let_go(hold, None, context, effects));
 }
 
 /// Another process gives the holder its whole time again.
@@ -112,6 +120,59 @@ async fn another_grant_of_an_entry_whose_hold_is_over_is_taken_out() {
     let (_, mut waiting) = bench.join(true);
     bench.settle();
     held(&mut waiting);
+}
+
+/// The answer to the first request was lost, or it is still on its way.
+#[tokio::test(start_paused = true)]
+async fn a_sweep_takes_out_what_a_late_request_has_put_in_and_spares_the_hold() {
+    for renewed in [false, true] {
+        let mut bench = Bench::new();
+        let mut outcome = join(&mut bench);
+        let request = bench.next().unwrap();
+        bench.failed(&request, Failure::Unavailable);
+        tokio::time::advance(SECOND / 10).await;
+        bench.settle();
+        let hold = held(&mut outcome);
+        if renewed {
+            tokio::time::advance(5 * SECOND).await;
+            renew(&mut bench);
+        }
+        expire(&mut bench, &hold).await;
+        let swept = Instant::now() + 3 * SECOND;
+        tokio::time::advance(SECOND * 11 / 10).await;
+        bench.apply(&request);
+        let token = bench.document.as_ref().unwrap().holders[0].token;
+        assert_eq!(token == hold.granted_as, renewed);
+        while let Some(due) = bench.line.due_at().filter(|due| *due < swept) {
+            tokio::time::sleep_until(due).await;
+            bench.settle();
+        }
+        assert_eq!(bench.ids_in_document().len(), usize::from(renewed));
+    }
+}
+
+/// It shows the entry in the queue, where it was when the request was applied.
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_is_older_than_the_grant_takes_nothing_out() {
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("other.1", &[], Some("other-1")), true);
+    let mut terms = Terms::default();
+    terms.set_fixed(10 * SECOND);
+    let (_, mut outcome) = bench.join_for(AcquireOptions {
+        wait: true,
+        terms,
+        ..try_told()
+    });
+    bench.settle();
+    bench.feed(|line, context, _| line.doubt(context));
+    let asks = bench.next().expect("it asks");
+    let late = bench.apply(&asks);
+    bench.foreign(&foreign("other.2", &["other-1"], None), true);
+    let hold = held(&mut outcome);
+    expire(&mut bench, &hold).await;
+    bench.answered(&asks, &late);
+    bench.settle();
+    assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
 }
 
 #[tokio::test(start_paused = true)]
