@@ -26,11 +26,12 @@ pub(crate) const TICK: Duration = Duration::from_millis(200);
 pub(crate) async fn attend(part: Part) -> Result<()> {
     let database = part.server.connect().await?;
     let ledger = Ledger::of(&database);
-    let locks = LockClient::builder(database)
-        .lease(LEASE)
-        .label(&part.label)
-        .build()
-        .await?;
+    let locks = LockClient::builder(database).lease(LEASE).label(&part.label);
+    // Its end resigns, so that nobody has to wait for the lease to expire.
+    locks.scope(|locks| lead(locks, ledger, part)).await?
+}
+
+async fn lead(locks: LockClient, ledger: Ledger, part: Part) -> Result<()> {
     let election = locks.election(ELECTION);
 
     // The future that the closure returns is dropped when the leadership is lost, and the next campaign begins.
@@ -40,13 +41,10 @@ pub(crate) async fn attend(part: Part) -> Result<()> {
             Err(error) => ControlFlow::Break(error),
         }
     });
-    let led = tokio::select! {
+    tokio::select! {
         ended = leading => Err(ended?),
         _ = part.dismissed => Ok(()),
-    };
-    // Resigns, so that nobody has to wait for the lease to expire.
-    locks.shutdown().await;
-    led
+    }
 }
 
 /// Runs the job on each tick that begins under this leadership. Another leader may have run an earlier one.

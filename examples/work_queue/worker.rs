@@ -24,19 +24,16 @@ const WORK: (Duration, Duration) = (Duration::from_millis(40), Duration::from_mi
 pub(crate) async fn work(part: Part) -> Result<()> {
     let database = part.server.connect().await?;
     let journal = Journal::of(&database);
-    let locks = LockClient::builder(database.clone())
-        .lease(LEASE)
-        .label(&part.label)
-        .build()
-        .await?;
-    let events = locks.documents(queue::events(&database));
-    let worked = tokio::select! {
-        worked = drain(&events, &journal, &part.label) => worked,
-        _ = part.dismissed => Ok(()),
+    let locks = LockClient::builder(database.clone()).lease(LEASE).label(&part.label);
+    let work = async |locks: LockClient| {
+        let events = locks.documents(queue::events(&database));
+        tokio::select! {
+            worked = drain(&events, &journal, &part.label) => worked,
+            _ = part.dismissed => Ok(()),
+        }
     };
-    // Gives back all holds, so that nobody has to wait for a lease to expire.
-    locks.shutdown().await;
-    worked
+    // Its end gives back all holds, so that nobody has to wait for a lease to expire.
+    locks.scope(work).await?
 }
 
 async fn drain(events: &DocumentLocks<Event>, journal: &Journal, label: &str) -> Result<()> {

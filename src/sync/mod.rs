@@ -33,7 +33,7 @@
 //!
 //! Two threads of the library's own runtime renew held locks, wake waiters, and carry out dropped releases, regardless
 //! of the program's threads. The first call starts them, and they end with the process: call [`LockClient::shutdown`]
-//! before that.
+//! before that, or do the work in a [`scope`](LockClientBuilder::scope), which does so after an error or a panic too.
 //!
 //! A forked process has none of these threads, and does not own the locks of its parent: every client and handle of the
 //! parent reports that at once ([`LostReason::Forked`](crate::LostReason::Forked)). The driver has its own threads,
