@@ -3,6 +3,7 @@
 use mongodb::{bson::Bson, options::UpdateModifications};
 
 use crate::{
+    brief::shown,
     error::InvalidInput,
     input::check_document,
     store::place::{InPlace, overlap},
@@ -36,7 +37,10 @@ pub(crate) fn check_update(update: &UpdateModifications, place: &InPlace) -> Res
             for (operator, fields) in operators {
                 let fields = fields.as_document();
                 if !operator.starts_with('$') || fields.is_none() {
-                    problem = Some(format!("`{}` is not an update operator", operator.escape_debug()));
+                    problem = Some(format!(
+                        "`{}` is not an update operator",
+                        shown(operator.escape_debug())
+                    ));
                 }
                 for (field, value) in fields.into_iter().flatten() {
                     let renamed = value.as_str().filter(|_| operator == "$rename");
@@ -44,13 +48,13 @@ pub(crate) fn check_update(update: &UpdateModifications, place: &InPlace) -> Res
                         problem = Some(format!(
                             "the `$` in `{}` would point to the holder's entry in the lock; name the element in a \
                              pipeline, or by `$[identifier]` with the array filters of `fence().update_one(..)`",
-                            field.escape_debug()
+                            shown(field.escape_debug())
                         ));
                     }
                     if touches(field) || renamed.is_some_and(touches) {
                         problem = Some(format!(
                             "`{operator}` of `{}` would touch the lock",
-                            field.escape_debug()
+                            shown(field.escape_debug())
                         ));
                     }
                 }
@@ -65,13 +69,16 @@ pub(crate) fn check_update(update: &UpdateModifications, place: &InPlace) -> Res
                     _ => {
                         problem = Some(format!(
                             "the stage `{}` is not `$set`, `$addFields` or `$unset`",
-                            stage.escape_debug()
+                            shown(stage.escape_debug())
                         ));
                         continue;
                     }
                 };
                 if let Some(field) = fields.into_iter().find(|field| touches(field)) {
-                    problem = Some(format!("`{stage}` of `{}` would touch the lock", field.escape_debug()));
+                    problem = Some(format!(
+                        "`{stage}` of `{}` would touch the lock",
+                        shown(field.escape_debug())
+                    ));
                 }
             }
         }

@@ -260,7 +260,7 @@ impl fmt::Display for Silent<'_> {
         write!(
             f,
             "`{}` was not acquired{}: ",
-            self.name.escape_debug(),
+            shown(self.name.escape_debug()),
             Within(self.waited)
         )?;
         match self.error {

@@ -9,6 +9,7 @@ use mongodb::{
 };
 
 use crate::{
+    brief::shown,
     documents,
     error::InvalidInput,
     protocol::Location,
@@ -21,7 +22,7 @@ pub(super) fn check_field_apart(field: &str, place: &InPlace) -> Result<(), Inva
         None => Ok(()),
         Some(path) => Err(InvalidInput::new(format!(
             "the fence keeps its token in `{}`, but the lock of the document is in `{path}`",
-            field.escape_debug()
+            shown(field.escape_debug())
         ))),
     }
 }

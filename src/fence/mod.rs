@@ -20,6 +20,7 @@ use mongodb::{
 };
 
 use crate::{
+    brief::shown,
     documents,
     error::{FenceError, Fenced, InvalidInput},
     handle::LockView,
@@ -264,7 +265,7 @@ impl Fence {
         let change = match named {
             Some(operator) => Err(InvalidInput::new(format!(
                 "the replacement has the operator `{}`; update_one takes an update",
-                operator.escape_debug()
+                shown(operator.escape_debug())
             ))),
             None => self.document(replacement).and_then(|replacement| {
                 let Some(place) = self.locked_in(collection) else {
@@ -346,7 +347,7 @@ impl Fence {
             if !operator.starts_with('$') {
                 return Err(InvalidInput::new(format!(
                     "the update has `{}`, which is not an operator; replace_one takes a whole document",
-                    operator.escape_debug()
+                    shown(operator.escape_debug())
                 )));
             }
             for (path, argument) in arguments.as_document().into_iter().flatten() {
@@ -405,15 +406,15 @@ impl Fence {
         }
         Err(InvalidInput::new(format!(
             "the update touches `{}`, but the fence keeps its token in `{}`",
-            path.escape_debug(),
-            self.field.escape_debug()
+            shown(path.escape_debug()),
+            shown(self.field.escape_debug())
         )))
     }
 
     fn occupied(&self, found: &str) -> String {
         format!(
             "the field `{}` of the document can't hold a fencing token, as it holds something else: {found}",
-            self.field.escape_debug()
+            shown(self.field.escape_debug())
         )
     }
 

@@ -2,7 +2,7 @@
 
 use mongodb::bson::{Bson, Document, doc};
 
-use crate::error::InvalidInput;
+use crate::{brief::shown, error::InvalidInput};
 
 /// Operators of a field condition for which the server adds no value to a document that it inserts.
 const WITHOUT_A_VALUE: [&str; 12] = [
@@ -28,11 +28,10 @@ const FILTER_DEEPEST: u32 = 100;
 /// the filter asks for, and a value there that is not a token, or is a larger one, would fence everybody out.
 pub(super) fn named_id(filter: &Document, field: &str) -> Result<Document, InvalidInput> {
     if let Some(path) = path_of_value(filter, field, Sense::Plain, 0) {
-        let path: String = path.chars().take(255).collect();
         return Err(InvalidInput::new(format!(
             "the filter of a fenced upsert asks for a value of `{}`, but the fence keeps its token in `{}`",
-            path.escape_debug(),
-            field.escape_debug()
+            shown(path.escape_debug()),
+            shown(field.escape_debug())
         )));
     }
     let id = match filter.get("_id") {

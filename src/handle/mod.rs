@@ -12,6 +12,7 @@ use std::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    brief::shown,
     error::{InvalidInput, ReleaseError, RenewError, ServerError},
     protocol::{Kind, wake::Left},
     session::{
@@ -176,7 +177,7 @@ impl LockHandle {
         const READER: i64 = 1;
 
         let kind = self.hold.used.0;
-        let name = self.name().escape_debug();
+        let name = shown(self.name().escape_debug());
         if kind != Kind::RwLock {
             return Err(InvalidInput::new(format!(
                 "the {kind} `{name}` can't be downgraded; only a writer of a readers-writer lock can"

@@ -3,7 +3,10 @@
 use mongodb::bson::{Bson, Document, doc};
 
 use super::{InvalidInput, check_document};
-use crate::protocol::document::{ID_MOST, size_of_id};
+use crate::{
+    brief::shown,
+    protocol::document::{ID_MOST, size_of_id},
+};
 
 /// Checks the `_id` of a document: a value that is not BSON, an operator or a pattern is not an id, and no document can
 /// have it.
@@ -22,10 +25,10 @@ pub(crate) fn check_id(id: &Bson) -> Result<(), InvalidInput> {
         Bson::Document(document) if operator(document) => "a document with operators",
         _ => return Ok(()),
     };
-    let shown: String = id.to_string().chars().take(200).collect();
+    let id = id.to_string();
     Err(InvalidInput::new(format!(
         "the id {} is {kind}; no document has such an `_id`",
-        shown.escape_debug()
+        shown(id.escape_debug())
     )))
 }
 

@@ -3,6 +3,7 @@
 use mongodb::bson::{Bson, Document, spec::BinarySubtype};
 
 use super::InvalidInput;
+use crate::brief::shown;
 
 /// Maximum number of fields of a key.
 const FIELDS_MOST: usize = 4;
@@ -46,10 +47,9 @@ fn check_key_field(field: &str) -> Result<(), InvalidInput> {
     } else {
         return Ok(());
     };
-    let shown: String = field.chars().take(CODE_MOST).collect();
     Err(InvalidInput::new(format!(
         "the field `{}` in the key of an element {problem}; it must be the name of a field of the element itself",
-        shown.escape_debug()
+        shown(field.escape_debug())
     )))
 }
 
@@ -73,11 +73,10 @@ fn check_key_value(field: &str, value: &Bson) -> Result<(), InvalidInput> {
         Bson::Null => "null",
         _ => "of a type that a key can't have",
     };
-    let field: String = field.chars().take(CODE_MOST).collect();
     Err(InvalidInput::new(format!(
         "the value of `{}` in the key of an element is {kind}; it must be a text, a number, a boolean, an `ObjectId`, a \
          date or a UUID",
-        field.escape_debug()
+        shown(field.escape_debug())
     )))
 }
 

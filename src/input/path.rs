@@ -1,6 +1,7 @@
 //! Paths of fields in documents of the user's own: for the locks in them, and for the token of a fence.
 
 use super::InvalidInput;
+use crate::brief::shown;
 
 /// Longest path of a field, in bytes: more than anybody needs, and less than a server accepts.
 const PATH_MOST: usize = 255;
@@ -26,11 +27,9 @@ pub(crate) fn check_path(path: &str, purpose: &str) -> Result<(), InvalidInput> 
     } else {
         return Ok(());
     };
-    // The path may be megabytes: only its beginning is shown.
-    let shown: String = path.chars().take(PATH_MOST).collect();
     Err(InvalidInput::new(format!(
         "the field `{}` {purpose} {problem}",
-        shown.escape_debug()
+        shown(path.escape_debug())
     )))
 }
 

@@ -1,7 +1,7 @@
 //! Names of locks and collections, and texts for people.
 
 use super::InvalidInput;
-use crate::name::LockName;
+use crate::{brief::shown, name::LockName};
 
 /// Longest name of a lock, in bytes. Much longer ones would kill every change stream on the collection.
 const NAME_MOST: usize = 1_024;
@@ -41,7 +41,7 @@ pub(crate) fn check_names(names: &[LockName]) -> Result<(), InvalidInput> {
     }
     names.iter().try_for_each(|name| check_name(name))?;
     if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-        let name = twice[0].escape_debug();
+        let name = shown(twice[0].escape_debug());
         return Err(InvalidInput::new(format!(
             "`{name}` is given more than once; each name of a multi-lock must be given once"
         )));
@@ -72,10 +72,9 @@ pub(crate) fn check_collection(name: &str) -> Result<(), InvalidInput> {
     } else {
         return Ok(());
     };
-    let shown: String = name.chars().take(COLLECTION_MOST).collect();
     Err(InvalidInput::new(format!(
         "the collection name `{}` {problem}",
-        shown.escape_debug()
+        shown(name.escape_debug())
     )))
 }
 

@@ -3,7 +3,7 @@
 use std::{fmt, str::FromStr};
 
 use super::InvalidInput;
-use crate::token::FencingToken;
+use crate::{brief::shown, token::FencingToken};
 
 /// For a token that was sent or stored as a number.
 ///
@@ -36,10 +36,9 @@ impl FromStr for FencingToken {
 }
 
 fn no_token(value: &dyn fmt::Display) -> InvalidInput {
-    // A text can have any length: only its beginning is shown.
-    let shown: String = value.to_string().chars().take(100).collect();
-    let (shown, most) = (shown.escape_debug(), i64::MAX);
+    let (value, most) = (value.to_string(), i64::MAX);
     InvalidInput::new(format!(
-        "`{shown}` is not a fencing token; it must be a whole number from 0 to {most}"
+        "`{}` is not a fencing token; it must be a whole number from 0 to {most}",
+        shown(value.escape_debug())
     ))
 }

@@ -9,6 +9,7 @@ use std::{
 };
 
 use crate::{
+    brief::shown,
     contention::Contention,
     error::{AcquireError, InvalidInput},
     handle::LockHandle,
@@ -87,7 +88,7 @@ impl LockRequest {
         if self.reentrant && *kind == Kind::Semaphore {
             let message = format!(
                 "the semaphore `{}` is requested re-entrantly, which is not possible: ask for more permits",
-                name.escape_debug()
+                shown(name.escape_debug())
             );
             return Err(InvalidInput::new(message));
         }

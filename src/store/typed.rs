@@ -16,8 +16,15 @@ type Mismatch = Arc<dyn StdError + Send + Sync>;
 #[error("{0}")]
 struct Unreadable(String);
 
+/// Returns the reason with its beginning and its end, between which is the value that it quotes.
 fn mismatch(error: &dyn StdError) -> Mismatch {
-    Arc::new(Unreadable(shown(error).to_string()))
+    const END: usize = 100;
+
+    let text = error.to_string();
+    let beginning = shown(&text).to_string();
+    let rest = text.len().saturating_sub(END).max(beginning.len());
+    let end = (rest..text.len()).find_map(|at| text.get(at..));
+    Arc::new(Unreadable(beginning + end.unwrap_or_default()))
 }
 
 /// Reads a document as the driver's typed collections do.

@@ -481,7 +481,7 @@ mod tests {
 
     #[test]
     fn milliseconds_are_rounded() {
-        for (nanos, shown) in [(28_965_968_162_999, "28966.0"), (1_424_900, "1.4"), (0, "0.0")] {
+        for (nanos, shown) in [(28_965_968_163, "28966.0"), (1_424_900, "1.4"), (0, "0.0")] {
             assert_eq!(format!("{:?}", millis(Duration::from_nanos(nanos))), shown);
         }
         assert_eq!(

@@ -124,7 +124,7 @@ async fn a_write_that_the_server_refuses_is_told_without_the_document() {
         "DuplicateKey (11000)",
     );
     told(
-        held.update(doc! { "$sett": { "secret": secret } }).await,
+        held.update(doc! { "$unknown": { "secret": secret } }).await,
         "the server refused the operation: ",
     );
     told(documents.acquire(2).await, "the server refused the operation: ");

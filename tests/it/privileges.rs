@@ -141,7 +141,7 @@ fn told(error: &dyn Error) -> String {
 #[track_caller]
 fn not_authorized(error: &dyn Error, case: &str) {
     let told = told(error);
-    assert!(told.contains("not authorized"), "{case}: {told}");
+    assert!(told.contains("Unauthorized (13)"), "{case}: {told}");
 }
 
 /// Whoever only looks needs to find; and without the change stream he looks again and again.

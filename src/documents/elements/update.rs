@@ -6,6 +6,7 @@ use mongodb::{
 };
 
 use crate::{
+    brief::shown,
     documents::check_encodable,
     error::InvalidInput,
     store::{ElementUpdate, element::ElementKey, mongo::IDENTIFIER},
@@ -36,9 +37,9 @@ pub(super) fn rewritten(
     let mut of_document = Document::new();
     let mut is_empty = true;
     for (operator, fields) in operators {
-        let shown = operator.escape_debug();
+        let called = shown(operator.escape_debug()).to_string();
         let Some(fields) = fields.as_document().filter(|_| operator.starts_with('$')) else {
-            return Err(refused(format!("`{shown}` is not an update operator")));
+            return Err(refused(format!("`{called}` is not an update operator")));
         };
         if operator == "$rename" {
             return Err(refused(
@@ -48,7 +49,7 @@ pub(super) fn rewritten(
         let mut rewritten = Document::new();
         for (path, value) in fields {
             check_path_in_element(path, key)
-                .map_err(|problem| refused(format!("`{shown}` of `{}` {problem}", path.escape_debug())))?;
+                .map_err(|problem| refused(format!("`{called}` of `{}` {problem}", shown(path.escape_debug()))))?;
             rewritten.insert(format!("{array}.$[{IDENTIFIER}].{path}"), value.clone());
             is_empty = false;
         }

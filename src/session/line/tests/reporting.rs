@@ -71,7 +71,10 @@ async fn an_outage_does_not_read_like_contention() {
     tokio::time::advance(Duration::from_millis(30)).await;
     let (contention, trouble) = bench.give_up(key);
     assert!(contention.is_none());
-    assert_eq!(trouble.unwrap().source.to_string(), "no answer for 30ms");
+    assert_eq!(
+        trouble.unwrap().source.to_string(),
+        "the server did not answer for 30ms"
+    );
 
     // Answered, and then no more.
     for fails in [true, false] {
