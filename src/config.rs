@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use mongodb::options::ReadPreference;
+use mongodb::{bson::Timestamp, options::ReadPreference};
 
 use crate::{
     input::{
@@ -174,7 +174,11 @@ impl Config {
 
     /// Starts the client at this time of the server's clock: from now on it is an incarnation of its owner. All
     /// sessions of a client are the same incarnation.
-    pub(crate) fn begin(&mut self, now: Option<ServerTime>) {
+    ///
+    /// `logged`: the time of the last write in the server's log, which no fail-over sets back. Where the clock is behind
+    /// that, it is behind the clock of an earlier primary, and says nothing of which incarnation is the later one; but an
+    /// earlier one that has entries in any lock has written since it began.
+    pub(crate) fn begin(&mut self, now: Option<ServerTime>, logged: Option<Timestamp>) {
         if self.identity.is_some() {
             return;
         }
@@ -182,10 +186,17 @@ impl Config {
         let now = now.map_or_else(|| millis(wall()), |now| now.0);
         self.identity = self.owner_id.clone().map(|id| Identity {
             id,
-            // Their order distinguishes clients that one process makes within a millisecond.
-            born: now
-                .saturating_mul(1_000)
-                .saturating_add(BORN_HERE.fetch_add(1, Ordering::Relaxed) % 1_000),
+            born: match logged.filter(|logged| now < i64::from(logged.time) * 1_000) {
+                // After all that began in the second of that write by the clock of then.
+                Some(logged) => {
+                    let seconds = i64::from(logged.time) + 1;
+                    seconds * 1_000_000 + i64::from(logged.increment.min(999_999))
+                }
+                // Their order distinguishes clients that one process makes within a millisecond.
+                None => now
+                    .saturating_mul(1_000)
+                    .saturating_add(BORN_HERE.fetch_add(1, Ordering::Relaxed) % 1_000),
+            },
         });
     }
 
@@ -354,6 +365,31 @@ mod tests {
         .unwrap();
         assert_eq!(short.skew_margin, Duration::from_millis(50));
         assert_eq!(short.claim_lease, LEASE_LEAST);
+    }
+
+    /// A restarted process finds a primary whose clock is behind that of the one before.
+    #[test]
+    fn a_later_incarnation_is_told_by_the_log_where_the_clock_is_behind() {
+        let begun = |now: i64, logged: Option<(u32, u32)>| {
+            let owned = Settings {
+                owner_id: Some("worker".to_owned()),
+                ..settings()
+            };
+            let mut config = owned.validate().unwrap();
+            let logged = logged.map(|(time, increment)| Timestamp { time, increment });
+            config.begin(Some(ServerTime(now)), logged);
+            config.identity.unwrap().born
+        };
+        // The first acquires a lock in the second in which it begins, and the others too.
+        let incarnations = [
+            begun(100_900, Some((100, 7))),
+            begun(40_000, Some((100, 8))),
+            begun(40_200, Some((100, 9))),
+            begun(39_000, Some((101, 1))),
+            begun(110_000, Some((110, 500))),
+            begun(111_000, None),
+        ];
+        assert!(incarnations.is_sorted_by(|one, other| one < other), "{incarnations:?}");
     }
 
     #[test]

@@ -632,11 +632,11 @@ pub(crate) struct Break {
 
 /// Check server, privileges, clocks and index, and suggest fixes
 ///
-/// It writes nothing. Exits with 1 if there is a problem, and with 69 or 77 if the server does not answer or rejects
-/// the user; a warning is not a problem.
+/// It writes nothing: whether the collection takes locks is tried in a transaction that is aborted. Exits with 1 if there
+/// is a problem, and with 69 or 77 if the server does not answer or rejects the user; a warning is not a problem.
 ///
 /// With --json, one object: healthy (true or false), checks. A check has name (server, version, topology, privileges,
-/// pool, clock, member-clocks, wake-mode, index), status (ok, warning, problem, unknown), found, advice (or null).
+/// pool, clock, member-clocks, wake-mode, collection, index), status (ok, warning, problem, unknown), found, advice (or null).
 #[derive(Args, Debug)]
 #[command(after_help = exit::table(Some("doctor")), override_usage = "watchlock doctor [OPTIONS]")]
 pub(crate) struct Doctor {

@@ -1,5 +1,7 @@
 //! `watchlock doctor`.
 
+mod collection;
+
 use std::{
     fmt::Write as _,
     io::{self, Write as _},
@@ -109,7 +111,10 @@ pub(crate) async fn doctor(connection: &Connection, arguments: Doctor) -> Outcom
     let place = connection.prompt().await?;
     // Checked as every command does, before anything is sent.
     let (checks, failure) = match place.builder().wake_source(WakeSource::Auto).build().await {
-        Ok(locks) => (look(&place, locks.wake_mode()).await?, None),
+        Ok(locks) => (look(&place, locks.wake_mode(), None).await?, None),
+        Err(watchlock::BuildError::Unsuitable { problem, .. }) => {
+            (look(&place, WakeMode::ChangeStream, Some(&problem)).await?, None)
+        }
         Err(watchlock::BuildError::Server(error)) => {
             let failure = Failure::from(error);
             (vec![unreachable(&failure)], Some(failure))
@@ -137,7 +142,8 @@ fn unreachable(failure: &Failure) -> Check {
     )
 }
 
-async fn look(place: &Place, mode: WakeMode) -> Result<Vec<Check>, Failure> {
+/// `unsuitable`: why the library keeps no locks in the collection.
+async fn look(place: &Place, mode: WakeMode, unsuitable: Option<&str>) -> Result<Vec<Check>, Failure> {
     let primary = SelectionCriteria::ReadPreference(ReadPreference::Primary);
     let asked = to_its_end(clock::ask(place.database.clone(), primary)).await?;
     let (offset, hello) = match asked {
@@ -156,6 +162,11 @@ async fn look(place: &Place, mode: WakeMode) -> Result<Vec<Check>, Failure> {
     checks.push(own_clock(offset));
     checks.extend(member_clocks(place, &hello).await?);
     checks.push(wake_mode(place, mode).await?);
+    if let Some(problem) = unsuitable {
+        checks.push(collection::unsuitable(problem));
+        return Ok(checks);
+    }
+    checks.push(collection::collection(place, &hello).await?);
     checks.push(index(place, may_create_index).await?);
     Ok(checks)
 }

@@ -9,7 +9,7 @@ use super::LockClient;
 use crate::{
     config::Settings,
     error::{BuildError, ServerError},
-    input::check_collection,
+    input::{check_collection, check_database},
     session::{
         locks::LockSession,
         reading::{Hedging, read_beside},
@@ -260,9 +260,9 @@ impl LockClientBuilder {
     /// deploy that starts the new instance before it stops the old, the new one takes over. Tasks of one client never
     /// take locks from each other.
     ///
-    /// The server's clock at the time each client was built decides which one is later. It can't decide if a new
-    /// primary's clock is behind the old one's by more than the time in between; then the client waits for the lock
-    /// like any other.
+    /// The server's clock at the time each client was built decides which one is later; the server's log does, if the
+    /// clock is behind it after a fail-over. A standalone and a sharded cluster don't show a log: if their clock was set
+    /// back by more than the time in between, the client waits for the lock like any other.
     ///
     /// # Examples
     ///
@@ -381,13 +381,16 @@ impl LockClientBuilder {
         self
     }
 
-    /// Checks the settings and asks the server once for its type.
+    /// Checks the settings, and asks the server once for its type and for the kind of the collection.
     ///
-    /// It writes nothing. The collection and its index are made before the first lock is acquired.
+    /// It writes nothing. The collection and its index are made before the first lock is acquired. Seeing the kind of a
+    /// collection that is there takes the privileges `listCollections` and `listIndexes`: without them it is not
+    /// checked.
     ///
     /// # Errors
     ///
-    /// [`BuildError::Invalid`] names the setting, its value and its bound; nothing was sent then.
+    /// [`BuildError::Invalid`] names the setting, its value and its bound; nothing was sent then. The databases `admin`,
+    /// `config` and `local` keep no locks. [`BuildError::Unsuitable`] if the collection can't keep locks.
     /// [`BuildError::Server`] if no primary answers within the driver's server selection timeout (30 s unless set in
     /// the connection string). [`BuildError::NoChangeStream`] with [`WakeSource::ChangeStream`] on a standalone.
     ///
@@ -411,29 +414,36 @@ impl LockClientBuilder {
     /// # Ok(()) }
     /// ```
     pub async fn build(self) -> Result<LockClient, BuildError> {
-        let config = self.settings.validate()?;
+        let mut config = self.settings.validate()?;
         check_collection(&self.collection)?;
         let (database, collection) = match self.place {
             Home::Database(database) => (database, self.collection),
             Home::Memory(memory) => return Ok(LockClient::over_memory(memory, config)),
         };
+        check_database(database.name())?;
         let connecting = |_| {
             let (database, collection) = (database.clone(), collection.clone());
             let streams = config.stream_read_preference.clone();
             async move { MongoStore::connect(&database, &collection, streams).await }
         };
         let connected = read_beside(&Handle::current(), Hedging::CONNECT, connecting).await;
-        let (store, topology, exchange) = connected
+        let connected = connected
             .inspect_err(|error| telemetry::operation_failed("connect", None, error))
             .map_err(ServerError::from)?;
-        let standalone = topology == Topology::Standalone;
+        if let Some(problem) = connected.unsuitable {
+            let namespace = format!("{}.{collection}", database.name());
+            return Err(BuildError::Unsuitable { namespace, problem });
+        }
+        config.begin(connected.exchange.now, connected.logged);
+        let standalone = connected.topology == Topology::Standalone;
         let mode = match config.wake_source {
             WakeSource::Polling => WakeMode::Polling(PollingReason::Configured),
             WakeSource::ChangeStream if standalone => return Err(BuildError::NoChangeStream),
             _ if standalone => WakeMode::Polling(PollingReason::Standalone),
             _ => WakeMode::ChangeStream,
         };
-        let session = LockSession::new(config, LockStore::Mongo(Arc::new(store)), Some(&exchange), mode);
+        let locks = LockStore::Mongo(Arc::new(connected.store));
+        let session = LockSession::new(config, locks, Some(&connected.exchange), mode);
         // The driver's own tasks usually run there.
         session.live_on(Handle::current());
         Ok(LockClient::new(session))

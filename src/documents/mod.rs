@@ -19,7 +19,7 @@ use mongodb::{
     bson::{Bson, Document},
 };
 
-use crate::input::{check_id, check_path, check_size};
+use crate::input::{check_database, check_id, check_path, check_size};
 use crate::{
     client::LockClient,
     error::{InvalidInput, OperateError},
@@ -563,6 +563,7 @@ impl<T> DocumentLocks<T> {
         if let Some(session) = self.session.get() {
             return Ok(session);
         }
+        self.check_database()?;
         check_path(&self.path, "for the locks")?;
         let place = InPlace::new(self.namespace(), &self.path, &self.paths());
         let place = place.map_err(|other| {
@@ -599,6 +600,11 @@ impl<T> DocumentLocks<T> {
             elements: self.elements,
             read_as: PhantomData,
         }
+    }
+
+    fn check_database(&self) -> Result<(), InvalidInput> {
+        self.namespace()
+            .map_or(Ok(()), |namespace| check_database(&namespace.db))
     }
 
     fn namespace(&self) -> Option<Namespace> {

@@ -111,6 +111,16 @@ pub enum BuildError {
     /// The builder requires a change stream, and this server has none to offer.
     #[error("a change stream is required, and the server is a standalone: start it as a replica set of one node")]
     NoChangeStream,
+    /// The collection would lose locks that are held, or take one lock for another: it is a view, a time series or
+    /// capped, compares texts by a collation, or has a TTL index by which the server deletes locks that are held.
+    #[error("locks can't be kept in {namespace}: {problem}")]
+    #[non_exhaustive]
+    Unsuitable {
+        /// The database and the collection.
+        namespace: String,
+        /// The property of the collection, in words.
+        problem: String,
+    },
 }
 
 /// The reason why a lock was not acquired.

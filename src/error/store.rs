@@ -151,9 +151,9 @@ impl StoreError {
     }
 
     /// Reports whether the server refused a write for a reason that may lie in the one document to be written, and not
-    /// for a missing privilege.
+    /// in a missing privilege or in the collection: InvalidNamespace, CommandNotSupportedOnView.
     pub(crate) fn may_concern_document(&self) -> bool {
-        self.kind != Failure::Unavailable && self.code().is_some_and(|code| code != UNAUTHORIZED)
+        self.kind != Failure::Unavailable && self.code().is_some_and(|code| !matches!(code, UNAUTHORIZED | 73 | 166))
     }
 
     /// Returns the error for an `_id` that has too many bytes to be locked.

@@ -21,4 +21,6 @@ pub(crate) use number::{
     check_attempts, check_history, check_metered, check_operations, check_permits, check_places, check_streams,
 };
 pub(crate) use path::check_path;
-pub(crate) use text::{check_collection, check_name, check_names, check_owner_id, check_prefix, check_text};
+pub(crate) use text::{
+    check_collection, check_database, check_name, check_names, check_owner_id, check_prefix, check_text,
+};

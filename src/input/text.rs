@@ -60,6 +60,22 @@ pub(crate) fn check_prefix(prefix: &str) -> Result<(), InvalidInput> {
     Ok(())
 }
 
+/// Checks that a database is not one of the server's own. `local` is not replicated, so a fail-over loses its locks;
+/// on the others, the server sets concerns of its own and opens no change stream.
+pub(crate) fn check_database(name: &str) -> Result<(), InvalidInput> {
+    if !["admin", "config", "local"].contains(&name) {
+        return Ok(());
+    }
+    let loses = if name == "local" {
+        ", and a fail-over loses what is in it"
+    } else {
+        ""
+    };
+    Err(InvalidInput::new(format!(
+        "locks can't be kept in the database `{name}`: it is the server's own{loses}"
+    )))
+}
+
 pub(crate) fn check_collection(name: &str) -> Result<(), InvalidInput> {
     let problem = if name.is_empty() {
         "is empty".to_owned()
@@ -114,5 +130,9 @@ mod tests {
             check_collection(name).unwrap_err();
         }
         check_collection("a.b").unwrap();
+        for name in ["admin", "config", "local"] {
+            check_database(name).unwrap_err();
+        }
+        check_database("app").unwrap();
     }
 }

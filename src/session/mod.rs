@@ -181,7 +181,7 @@ impl Session {
         first: Option<&Exchange>,
         mode: WakeMode,
     ) -> Arc<Self> {
-        config.begin(first.and_then(|exchange| exchange.now));
+        config.begin(first.and_then(|exchange| exchange.now), None);
         if store.is_in_memory() {
             // An in-memory stream costs no server anything.
             config.near = u64::MAX;

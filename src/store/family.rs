@@ -102,6 +102,17 @@ impl Family {
         }
     }
 
+    /// Reports whether the lock with this name is one of this document, by its exact `_id`: to a collation of the
+    /// collection, other texts can be the same.
+    pub(crate) fn is_in(&self, name: &str, document: &Document) -> bool {
+        let id = document.get("_id").and_then(|id| self.document(id));
+        let of = match self.array {
+            None => name,
+            Some(_) => split(name).0,
+        };
+        id.as_deref() == Some(of)
+    }
+
     /// Returns the name of the document with this `_id`, as the names of its locks begin; `None` when no lock can have
     /// that `_id`.
     pub(crate) fn document(&self, id: &Bson) -> Option<String> {

@@ -10,6 +10,7 @@ mod prepared;
 mod reading;
 mod renewing;
 mod stream;
+mod suitable;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -86,22 +87,32 @@ pub(crate) struct MongoStore {
     streams: ReadPreference,
 }
 
+/// A store of locks, and what the server told when it was connected.
+#[derive(Debug)]
+pub(crate) struct Connected {
+    pub(crate) store: MongoStore,
+    pub(crate) topology: Topology,
+    pub(crate) exchange: Exchange,
+    /// The last write in the log of the primary; `None` where it has none.
+    pub(crate) logged: Option<LogTime>,
+    /// Why locks can't be kept in the collection.
+    pub(crate) unsuitable: Option<String>,
+}
+
 impl MongoStore {
-    /// Asks the server once for its topology and its clock.
+    /// Asks the server for its topology and its clock, and for what kind of collection it has under the name.
     pub(crate) async fn connect(
         database: &Database,
         collection: &str,
         streams: ReadPreference,
-    ) -> Result<(Self, Topology, Exchange), StoreError> {
+    ) -> Result<Connected, StoreError> {
+        let store = Self::new(database.collection(collection), None, streams);
         let sent = Instant::now();
         // Asked of the primary, which also answers for the collection's writes, so that an unreachable primary is
         // noticed here.
-        let primary = SelectionCriteria::ReadPreference(ReadPreference::Primary);
-        let hello = database
-            .run_command(doc! { "hello": 1 })
-            .selection_criteria(primary)
-            .await?;
+        let hello = store.ask_primary(doc! { "hello": 1 }).await?;
         let now = ServerTime::in_field(&hello, "localTime");
+        let exchange = Exchange::ending_now(sent, now);
         let topology = if hello.contains_key("setName") {
             Topology::ReplicaSet
         } else if hello.get_str("msg").is_ok_and(|message| message == "isdbgrid") {
@@ -109,9 +120,23 @@ impl MongoStore {
         } else {
             Topology::Standalone
         };
-        let store = Self::new(database.collection(collection), None, streams);
-        let exchange = Exchange::ending_now(sent, now);
-        Ok((store, topology, exchange))
+        let last = hello
+            .get_document("lastWrite")
+            .and_then(|last| last.get_document("opTime"));
+        let logged = last.and_then(|time| time.get_timestamp("ts")).ok();
+        Ok(Connected {
+            unsuitable: store.unsuitable().await?,
+            store,
+            topology,
+            exchange,
+            logged,
+        })
+    }
+
+    /// Sends a command to the primary.
+    async fn ask_primary(&self, command: Document) -> Result<Document, Error> {
+        let primary = SelectionCriteria::ReadPreference(ReadPreference::Primary);
+        self.database.run_command(command).selection_criteria(primary).await
     }
 
     /// Returns the store of the locks in the documents of a user's collection.
@@ -237,11 +262,7 @@ impl MongoStore {
 
     /// Asks the primary which election it has won.
     pub(super) async fn elected(&self) -> Result<Option<Elected>, StoreError> {
-        let hello = self
-            .database
-            .run_command(doc! { "hello": 1 })
-            .selection_criteria(SelectionCriteria::ReadPreference(ReadPreference::Primary))
-            .await?;
+        let hello = self.ask_primary(doc! { "hello": 1 }).await?;
         // A `mongos` may be another one each time.
         let elected = hello.get_object_id("electionId").ok();
         Ok(elected.filter(|_| hello.contains_key("setName")).map(Elected))

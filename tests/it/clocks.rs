@@ -70,3 +70,30 @@ async fn eventually_taken(other: &watchlock::LockClient) -> watchlock::LockHandl
     })
     .await
 }
+
+/// As after a fail-over to a primary whose clock is behind.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restarted_client_is_the_later_one_also_where_the_clock_was_set_back() {
+    if clock::library().is_none() {
+        eprintln!("left out: there is no libfaketime");
+        return;
+    }
+    let cluster = Cluster::builder().replica_set(1).clocks(true).start().await.unwrap();
+    let ground = Ground::on(&cluster, "back");
+    let builder = async || ground.builder().await.owner_id("worker-3");
+    cluster.set_clock(0, 60_000).unwrap();
+    pause(clock::NOTICED).await;
+    let before = builder().await.build().await.unwrap();
+    let held = before.mutex("x").acquire().await.unwrap();
+    cluster.set_clock(0, 0).unwrap();
+    pause(clock::NOTICED).await;
+    for _ in 0..2 {
+        let after = builder().await.build().await.unwrap();
+        let again = after.mutex("x").acquire().timeout(PATIENCE).await.unwrap();
+        assert!(again.token() > held.token());
+        // It dies.
+        std::mem::forget(again);
+        std::mem::forget(after);
+    }
+    assert_eq!(within(PATIENCE, "the loss", held.lost()).await, LostReason::Adopted);
+}

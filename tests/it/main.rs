@@ -40,6 +40,7 @@ mod multi;
 mod observed;
 mod once;
 mod panics;
+mod places;
 mod polling;
 mod privileges;
 mod process;

@@ -39,6 +39,7 @@ async fn a_replica_set_is_well() {
         "pool",
         "clock",
         "wake-mode",
+        "collection",
         "index",
     ] {
         assert_eq!(status(&report, name), "ok", "{name}");
@@ -84,6 +85,74 @@ async fn a_standalone_is_a_warning() {
     );
     let told = watchlock(&ground, ["doctor"]).await.expect(0);
     assert!(told.out.contains("--replSet"), "{told:?}");
+}
+
+/// What the report says of a collection is what becomes of a lock in it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_collection_that_refuses_locks_or_loses_them_is_a_problem() {
+    let (number, date) = (doc! { "bsonType": "long" }, doc! { "bsonType": "date" });
+    let entries = doc! { "bsonType": "array", "items": {
+        "required": ["id", "permits", "lease", "claim", "since", "until", "owner"],
+        "properties": {
+            "id": { "bsonType": "string" }, "permits": &number, "lease": &number, "claim": &number, "since": &date,
+            "until": &date, "token": &number,
+            "owner": { "properties": { "host": { "bsonType": "string" }, "pid": &number }, "additionalProperties": false },
+        },
+        "additionalProperties": false,
+    } };
+    let fields = doc! {
+        "_id": { "bsonType": "string" }, "protocol": &number, "kind": { "enum": ["mutex"] }, "capacity": &number,
+        "token": &number, "holders": &entries, "queue": &entries, "wake": { "bsonType": "string" },
+        "version": &number, "at": &date, "purge_at": &date,
+    };
+    let names: Vec<&String> = fields.keys().collect();
+    let exact = doc! { "required": &names, "properties": &fields, "additionalProperties": false };
+    let mut narrow = exact.clone();
+    narrow.get_document_mut("properties").unwrap().remove("purge_at");
+    for (options, index, words) in [
+        (doc! { "validator": { "$jsonSchema": exact } }, None, None),
+        (
+            doc! { "validator": { "$jsonSchema": narrow } },
+            None,
+            Some("failed validation"),
+        ),
+        (
+            doc! {},
+            Some(doc! { "key": { "kind": 1 }, "name": "one_kind", "unique": true }),
+            Some("one_kind"),
+        ),
+        (
+            doc! {},
+            Some(doc! { "key": { "at": 1 }, "name": "x", "expireAfterSeconds": 60 }),
+            Some("TTL index on `at`"),
+        ),
+        (doc! { "capped": true, "size": 4096 }, None, Some("it is capped")),
+        (doc! { "viewOn": "any", "pipeline": [] }, None, Some("it is a view")),
+    ] {
+        let ground = Ground::replica_set("cli_place").await;
+        let database = ground.driver().await.database(&ground.database);
+        let mut create = doc! { "create": COLLECTION };
+        create.extend(options);
+        database.run_command(create).await.unwrap();
+        if let Some(index) = index {
+            let create = doc! { "createIndexes": COLLECTION, "indexes": [index] };
+            database.run_command(create).await.unwrap();
+        }
+        let code = i32::from(words.is_some());
+        let report = watchlock(&ground, ["doctor", "--json"]).await.expect(code).json();
+        let expected = if words.is_some() { "problem" } else { "ok" };
+        assert_eq!(status(&report, "collection"), expected, "{report}");
+        assert!(words.is_none_or(|words| report.to_string().contains(words)), "{report}");
+        // Nothing was written.
+        let documents = ground.documents().await;
+        assert_eq!(documents.find_one(doc! {}).await.unwrap(), None);
+        if let Ok(locks) = ground.builder().await.build().await {
+            let first = locks.mutex("x").acquire().await;
+            let second = locks.mutex("y").acquire().await;
+            assert_eq!(first.is_ok() && second.is_ok(), words.is_none(), "{first:?} {second:?}");
+        }
+        database.drop().await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

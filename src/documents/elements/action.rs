@@ -127,7 +127,7 @@ impl<E: DeserializeOwned> ElementLocks<E> {
         let name = handle.name().to_owned();
         let array = self.array.clone();
         let Some(found) = acquiring.in_time(session.elements(&name)).await? else {
-            return Err(AcquireError::NoDocument { name });
+            return Err(self.missing(AcquireError::NoDocument { name }));
         };
         match &found[..] {
             [] => Err(AcquireError::NoElement { name, array }),

@@ -318,6 +318,7 @@ impl<E> ElementLocks<E> {
         if let Some(place) = self.place.get() {
             return Ok(place);
         }
+        self.locks.check_database()?;
         check_key(&self.key)?;
         let key = ElementKey::new(&self.key);
         check_code(key.code())?;

@@ -212,7 +212,7 @@ fn count(answer: &Document, field: &str) -> Option<u64> {
 }
 
 /// Returns the limit in milliseconds, at least one: zero would mean no limit.
-fn limit(within: Duration) -> i32 {
+pub(super) fn limit(within: Duration) -> i32 {
     i32::try_from(within.as_millis()).unwrap_or(i32::MAX).max(1)
 }
 

@@ -32,6 +32,7 @@ impl MongoStore {
             .find_one(doc! { "_id": member.id })
             .projection(shown(&element));
         let found = find.read_concern(ReadConcern::local()).max_time(READ_WITHIN).await?;
+        let found = found.filter(|found| self.family.is_in(name, found));
         Ok(found.map(|found| read(&found, &element)))
     }
 
@@ -141,7 +142,7 @@ struct Shared<'a> {
 }
 
 fn shown(element: &Element<'_>) -> Document {
-    doc! { "_id": 0, FOUND: element.key.elements(element.array) }
+    doc! { "_id": 1, FOUND: element.key.elements(element.array) }
 }
 
 /// Reads the elements of an answer. By the collation of the collection, the server may have found others too.

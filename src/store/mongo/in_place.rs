@@ -287,6 +287,7 @@ impl MongoStore {
             .read_concern(ReadConcern::local())
             .max_time(READ_WITHIN)
             .await?
+            .filter(|document| self.family.is_in(name, document))
             .map(|document| self.users(document)))
     }
 

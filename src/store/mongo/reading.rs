@@ -139,7 +139,7 @@ mod tests {
         let database = driver.database(&shared::unique_name("arrival"));
         let collection = database.collection::<Document>("locks");
         let primary = || ReadPreference::Primary;
-        let (locks, ..) = MongoStore::connect(&database, "locks", primary()).await.unwrap();
+        let locks = MongoStore::connect(&database, "locks", primary()).await.unwrap().store;
         let place = InPlace::new(Some(collection.namespace()), "lock", &Paths::default()).unwrap();
         let documents = MongoStore::in_place(&collection, place, primary());
         let selection = Selection::default();

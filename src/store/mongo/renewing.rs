@@ -133,7 +133,7 @@ mod tests {
         let client = shared::replica_set().await.client().await.unwrap();
         let database = client.database(&shared::unique_name("elected"));
         let streams = ReadPreference::Primary;
-        let (store, _, _) = MongoStore::connect(&database, "locks", streams).await.unwrap();
+        let store = MongoStore::connect(&database, "locks", streams).await.unwrap().store;
         let elected = store.elected().await.unwrap();
         assert!(elected.is_some());
         for statements in [Statements::Shared, Statements::OnePerDocument] {

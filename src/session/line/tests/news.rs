@@ -161,3 +161,33 @@ async fn a_hold_that_an_answer_of_the_same_token_does_not_show_is_lost() {
     bench.answered(&request, &answer);
     assert!(hold.lost_reason().is_some());
 }
+
+/// An answer can be older than a hold of which an event told meanwhile. A reading is asked for after the grant: a smaller
+/// token in it is that of an earlier copy, which somebody has written over the lock.
+#[tokio::test(start_paused = true)]
+async fn an_earlier_token_ends_a_hold_where_it_is_read_and_not_where_it_is_answered() {
+    for by_reading in [false, true] {
+        let mut bench = Bench::new();
+        bench.foreign(&foreign("a.1", &[], Some("a-1")), false);
+        let (_, mut outcome) = bench.join(true);
+        bench.settle();
+        bench.feed(|line, context, _| line.doubt(context));
+        let asks = bench.next().unwrap();
+        let earlier = bench.apply(&asks);
+        bench.foreign(&foreign("a.2", &["a-1"], None), true);
+        let hold = held(&mut outcome);
+        let state = earlier.state.clone().unwrap();
+        assert!(state.token < hold.token.as_i64());
+        if by_reading {
+            let entries = [hold.id.clone()];
+            let ((), effects) = bench.feed(|line, context, effects| {
+                line.verified(Some(&Ok(state)), Some(context.now), &entries, context, effects)
+            });
+            carry_out(effects);
+        } else {
+            bench.answered(&asks, &earlier);
+        }
+        let lost = by_reading.then_some(LostReason::Overwritten);
+        assert_eq!(hold.lost_reason(), lost, "by a reading: {by_reading}");
+    }
+}

@@ -1,0 +1,149 @@
+//! The check that the server accepts locks in the collection.
+
+use std::time::SystemTime;
+
+use futures::TryStreamExt as _;
+use mongodb::{
+    bson::{Bson, DateTime, Document, doc, oid::ObjectId},
+    error::{Error, ErrorKind, TRANSIENT_TRANSACTION_ERROR},
+};
+
+use super::{Check, Status, UNAUTHORIZED, code, documents};
+use crate::{
+    connection::{Place, to_its_end},
+    exit::Failure,
+    text::plain,
+};
+
+/// Most bytes of the server's reason that are shown.
+const REASON_MOST: usize = 300;
+
+/// Checks whether the collection takes two locks: one that is held with a waiter, and a free one.
+pub(super) async fn collection(place: &Place, hello: &Document) -> Result<Check, Failure> {
+    if let Some(key) = shard_key(place, hello).await?
+        && !key.keys().eq(["_id"])
+    {
+        let found = format!("it is sharded by {}", plain(&key.to_string()));
+        return Ok(refused(
+            found,
+            "shard it by _id, or keep the locks in a collection that is not sharded",
+        ));
+    }
+    let (database, name) = (place.database.clone(), place.collection.clone());
+    let listed = to_its_end(async move {
+        let filter = doc! { "name": name };
+        database
+            .list_collections()
+            .filter(filter)
+            .await?
+            .try_collect::<Vec<_>>()
+            .await
+    });
+    match listed.await? {
+        Ok(listed) if listed.is_empty() => return Ok(ok("it is created with the first lock")),
+        // Whoever may not list it may try.
+        _ => {}
+    }
+    if !hello.contains_key("setName") && !hello.contains_key("msg") {
+        return Ok(ok(
+            "whether it takes locks can't be tried on a standalone, which has no transactions",
+        ));
+    }
+    let collection = documents(place);
+    let tried = to_its_end(async move {
+        let mut session = collection.client().start_session().await?;
+        session.start_transaction().await?;
+        let inserted = collection.insert_many(locks()).session(&mut session).await.map(drop);
+        // Nothing is written; after an error the server has aborted it already.
+        let _ = session.abort_transaction().await;
+        inserted
+    });
+    Ok(match tried.await? {
+        Ok(()) => ok("it takes locks, as a transaction shows that was aborted"),
+        Err(error) if code(&error) == Some(UNAUTHORIZED) => ok("it can't be tried without the privileges above"),
+        Err(error) => {
+            let (number, reason) = reason(&error);
+            let reason: String = plain(reason).chars().take(REASON_MOST).collect();
+            if number.is_none() || error.contains_label(TRANSIENT_TRANSACTION_ERROR) {
+                let found = format!("it could not be tried: {reason}");
+                Check::new("collection", Status::Unknown, found).advice("try again")
+            } else {
+                refused(
+                    format!("the server refuses locks in it: {reason}"),
+                    "drop the validator or the index that refuses them, or name a collection for the locks alone \
+                     (--collection, LockClientBuilder::collection)",
+                )
+            }
+        }
+    })
+}
+
+/// Reports a collection in which the library keeps no locks.
+pub(super) fn unsuitable(problem: &str) -> Check {
+    refused(
+        plain(problem),
+        "name another collection for the locks (--collection, LockClientBuilder::collection): it is created as it must be",
+    )
+}
+
+fn ok(found: &str) -> Check {
+    Check::ok("collection", found)
+}
+
+fn refused(found: impl Into<String>, advice: &str) -> Check {
+    Check::new("collection", Status::Problem, found).advice(advice)
+}
+
+/// Returns the key by which the collection is sharded, as far as the user may know.
+async fn shard_key(place: &Place, hello: &Document) -> Result<Option<Document>, Failure> {
+    if hello.get_str("msg") != Ok("isdbgrid") {
+        return Ok(None);
+    }
+    let namespace = format!("{}.{}", place.database.name(), place.collection);
+    let sharded = place
+        .database
+        .client()
+        .database("config")
+        .collection::<Document>("collections");
+    let found = to_its_end(async move { sharded.find_one(doc! { "_id": namespace }).await }).await?;
+    let found = found.ok().flatten();
+    Ok(found.and_then(|found| found.get_document("key").ok().cloned()))
+}
+
+/// Returns the server's code for a refused insertion, and its reason.
+fn reason(error: &Error) -> (Option<i32>, String) {
+    match &*error.kind {
+        ErrorKind::Command(command) => (Some(command.code), command.message.clone()),
+        ErrorKind::InsertMany(refused) => match refused.write_errors.iter().flatten().next() {
+            Some(first) => (Some(first.code), first.message.clone()),
+            None => (None, "no majority".to_owned()),
+        },
+        other => (None, other.to_string()),
+    }
+}
+
+/// Returns the documents of two locks that nobody has, with all that a client writes. Their values are the same, so that
+/// every unique index shows.
+fn locks() -> [Document; 2] {
+    let id = ObjectId::new().to_hex();
+    let now = Bson::DateTime(DateTime::from_system_time(SystemTime::now()));
+    let entry = |number: i64| {
+        doc! {
+            "id": format!("doctor-{number}"), "permits": 1_i64, "lease": 30_000_i64, "claim": 5_000_i64, "since": &now,
+            "until": &now, "owner": { "host": "doctor", "pid": 1_i64 },
+        }
+    };
+    let mut holder = entry(1);
+    holder.insert("token", 1_i64);
+    ["held", "free"].map(|state| {
+        let (holders, queue) = match state {
+            "held" => (vec![holder.clone()], vec![entry(2)]),
+            _ => Default::default(),
+        };
+        doc! {
+            "_id": format!("watchlock doctor {id} {state}"), "protocol": 1_i64, "kind": "mutex", "capacity": 1_i64,
+            "token": 1_i64, "holders": holders, "queue": queue, "wake": "doctor.1:;", "version": 1_i64, "at": &now,
+            "purge_at": &now,
+        }
+    })
+}
