@@ -162,7 +162,7 @@ async fn a_collection_that_is_made_later_and_is_capped_loses_locks_and_the_holde
     let reason = within(PATIENCE, "the loss", held.lost()).await;
     // The waiter may have made the document anew by then.
     assert!(
-        matches!(reason, LostReason::Deleted | LostReason::Overwritten),
+        matches!(reason.reason, LostReason::Deleted | LostReason::Overwritten),
         "{reason}"
     );
     let token = within(PATIENCE, "the waiter asks again", waiting).await.unwrap();

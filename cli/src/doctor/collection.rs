@@ -63,7 +63,7 @@ pub(super) async fn collection(place: &Place, hello: &Document) -> Result<Check,
         Err(error) if code(&error) == Some(UNAUTHORIZED) => ok("it can't be tried without the privileges above"),
         Err(error) => {
             let (number, reason) = reason(&error);
-            let reason: String = plain(reason).chars().take(REASON_MOST).collect();
+            let reason: String = plain(&reason).chars().take(REASON_MOST).collect();
             if number.is_none() || error.contains_label(TRANSIENT_TRANSACTION_ERROR) {
                 let found = format!("it could not be tried: {reason}");
                 Check::new("collection", Status::Unknown, found).advice("try again")

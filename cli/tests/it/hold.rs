@@ -61,7 +61,7 @@ async fn a_command_that_holds_the_lock_for_too_long_is_ended() {
     let told = within(PATIENCE, "its end", watchlock(&ground, run)).await.expect(76);
     assert!(told.err.contains("`x` is lost"), "{told:?}");
     let next = ground.locks().await;
-    within(SOON, "the next", next.mutex("x").acquire().into_future())
+    let _next = within(SOON, "the next", next.mutex("x").acquire().into_future())
         .await
         .unwrap();
 }

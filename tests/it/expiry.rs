@@ -3,7 +3,7 @@
 use std::{future::IntoFuture as _, time::Duration};
 
 use futures::future::join_all;
-use mongodb::bson::doc;
+use mongodb::bson::{Document, doc};
 use watchlock::{HoldEnd, HolderInfo, InMemory, LockClient, LostReason, Released};
 
 use crate::{
@@ -43,7 +43,7 @@ async fn a_hold_that_is_over_is_nobodys_to_break_to_renew_or_to_release() {
         let after = b.break_lock("x").await.unwrap().unwrap();
         assert!(!after.is_held() && after.to_string().ends_with("free"), "{after}");
         assert_eq!(holder(b, "x").await, before, "nothing was written");
-        assert_eq!(held.lost().await, LostReason::Expired);
+        assert_eq!(held.lost().await, LostReason::Elapsed);
         assert_eq!(held.release().await.unwrap(), Released::WasLost);
     });
     join_all(everywhere).await;
@@ -67,7 +67,7 @@ async fn a_break_leaves_out_the_holders_whose_time_is_over() {
         let after = b.break_lock("s").await.unwrap().unwrap();
         assert!(after.holders.is_empty(), "{after:?}");
         assert_eq!(within(PATIENCE, "the break", live.lost()).await, LostReason::Broken);
-        assert_eq!(over.lost().await, LostReason::Expired);
+        assert_eq!(over.lost().await, LostReason::Elapsed);
     });
     join_all(everywhere).await;
 }
@@ -78,8 +78,8 @@ async fn a_document_and_an_element_whose_time_is_over_are_nobodys_to_break() {
         let (a, b) = scene.locks();
         scene.events.insert(doc! { "_id": 7, "lines": [{ "sku": "x" }] }).await;
         let (here, there) = (
-            a.element("lines", doc! { "sku": "x" }),
-            b.element("lines", doc! { "sku": "x" }),
+            a.element::<Document>("lines", doc! { "sku": "x" }),
+            b.element::<Document>("lines", doc! { "sku": "x" }),
         );
         let element = here.acquire(7).fixed(BRIEF).await.unwrap();
         let document = a.acquire(7).fixed(BRIEF).await.unwrap();
@@ -92,7 +92,7 @@ async fn a_document_and_an_element_whose_time_is_over_are_nobodys_to_break() {
         assert_eq!(b.break_holder(7, document.token()).await.unwrap(), None);
         assert!(!there.break_lock(7).await.unwrap().unwrap().is_held());
         assert!(!b.break_lock(7).await.unwrap().unwrap().is_held());
-        assert_eq!(document.lost().await, LostReason::Expired);
+        assert_eq!(document.lost().await, LostReason::Elapsed);
     }
 }
 
@@ -102,7 +102,7 @@ async fn a_hold_whose_time_was_over_is_recorded_as_expired() {
     let locks = InMemory::new().builder().history(3).build().await.unwrap();
     let held = locks.mutex("x").acquire().fixed(10 * SECOND).await.unwrap();
     let until = holder(&locks, "x").await.until;
-    assert_eq!(held.lost().await, LostReason::Expired);
+    assert_eq!(held.lost().await, LostReason::Elapsed);
     let next = locks.mutex("x").acquire().await.unwrap();
     let past = info(&locks, "x").await.unwrap().past.remove(0);
     assert_eq!((past.how, past.ended), (HoldEnd::Expired, until));
@@ -123,7 +123,7 @@ async fn a_hold_that_another_client_renewed_outlives_its_handle() {
         let waiting = b.mutex("x");
         let waiting = spawn(async move { waiting.acquire().await.unwrap() });
         until_waiting(a, "x", 1).await;
-        assert_eq!(within(PATIENCE, "the loss", held.lost()).await, LostReason::Expired);
+        assert_eq!(within(PATIENCE, "the loss", held.lost()).await, LostReason::Elapsed);
         // A task of its own client meets the entry.
         assert!(a.mutex("x").try_acquire().await.unwrap().is_none());
         assert_eq!(holder(a, "x").await.until, until);
