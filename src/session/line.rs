@@ -389,7 +389,12 @@ impl Line {
     /// Takes out a task that gives up, unless it was answered before. Returns its situation.
     pub(crate) fn cancel(&mut self, key: Key, context: &Context<'_>) -> Option<Standing> {
         let before = self.waitlist.waiters_before(key)?;
-        let standing = self.standing(before, context);
+        let mut standing = self.standing(before, context);
+        if let Some(since) = self.waitlist.tries_since(key) {
+            // Whatever others were told before, this one has had no answer.
+            let unanswered = || StoreError::unanswered(context.now.saturating_duration_since(since));
+            standing.trouble.get_or_insert_with(unanswered);
+        }
         self.waitlist.cancel(key, context);
         self.tasks.remove(&key);
         Some(standing)

@@ -80,7 +80,7 @@ impl Waitlist {
                 self.requested(entry, requests, state, exchange, context, effects);
             }
         }
-        self.answer_tries(operation, state, context, effects);
+        self.answer_tries(operation, state, exchange, context, effects);
         let ours = |id: &String| self.holds.contains_key(id);
         let alone = state.queue.is_empty() && state.holders.iter().all(|holder| ours(&holder.id));
         let is_recent = exchange.received.saturating_duration_since(exchange.sent) <= timing::RECENT;
@@ -226,22 +226,29 @@ impl Waitlist {
     ///
     /// Of several entries that were asked for together, a large one that did not fit kept the smaller ones behind it out,
     /// which is no reason to deny those. The first that was not granted was kept out by the lock.
-    fn answer_tries(&mut self, operation: &Operation, state: &State, context: &Context<'_>, effects: &mut Vec<Effect>) {
+    fn answer_tries(
+        &mut self,
+        operation: &Operation,
+        state: &State,
+        exchange: &Exchange,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
         if !self.may_have_tries {
             return;
         }
         let tries = std::mem::take(&mut self.waiting);
-        let held = state.holders.iter().map(|holder| holder.permits);
-        let free = state.capacity.saturating_sub(held.fold(0, i64::saturating_add));
-        let others = state
-            .queue
-            .iter()
-            .filter(|waiter| !context.ids.made(&waiter.id))
-            .count();
+        // An operation that found the lock in another use wrote nothing, and left what is over where it was.
+        let is_live = |until: ServerTime| exchange.now.is_none_or(|now| until > now);
+        let holders = || state.holders.iter().filter(|holder| is_live(holder.until));
+        let queue = || state.queue.iter().filter(|waiter| is_live(waiter.until));
+        let held = holders().fold(0_i64, |held, holder| held.saturating_add(holder.permits));
+        let free = state.capacity.saturating_sub(held);
+        let others = queue().filter(|waiter| !context.ids.made(&waiter.id)).count();
         // An entry of ours that no task wants any more leaves with the next operation.
         let is_wanted = |waiter: &Waiter| tries.iter().any(|waiting| waiting.entry == waiter.id);
-        let is_queue = others > 0 || state.queue.iter().any(is_wanted);
-        let is_free = state.holders.is_empty() && !is_queue;
+        let is_queue = others > 0 || queue().any(is_wanted);
+        let is_free = holders().next().is_none() && !is_queue;
         let is_granted = |entry: &Request| state.holders.iter().any(|holder| holder.id == entry.id);
         let mut asked = operation.requests.iter().flat_map(|requests| &requests.entries);
         let first = asked.find(|entry| !is_granted(entry)).map(|entry| &entry.id);

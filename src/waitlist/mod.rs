@@ -552,6 +552,12 @@ impl Waitlist {
         Some(ahead.filter(|waiting| waiting.waits()).count())
     }
 
+    /// Returns when a task came that has no answer to its try so far.
+    pub(crate) fn tries_since(&self, key: Key) -> Option<Instant> {
+        let waiting = self.waiting.get(self.position(key)?)?;
+        (!waiting.waits()).then_some(waiting.since)
+    }
+
     /// Returns the waiting tasks, in order.
     pub(crate) fn keys(&self) -> impl Iterator<Item = Key> {
         self.waiting.iter().map(|waiting| waiting.key)

@@ -344,6 +344,34 @@ async fn a_try_that_gives_up_in_line_leaves_nothing_behind() {
     assert!(matches!(last.try_recv(), Ok(Err(AcquireError::Closed))));
 }
 
+/// The holder that its report names may be gone.
+#[tokio::test(start_paused = true)]
+async fn a_try_whose_time_is_over_before_its_answer_does_not_read_like_a_taken_lock() {
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+    let (_, _waiting) = bench.join(true);
+    bench.settle();
+    let (key, _tried) = bench.join(false);
+    let _request = bench.next().unwrap();
+    tokio::time::advance(Duration::from_millis(50)).await;
+    let (_, trouble) = bench.give_up(key);
+    assert_eq!(trouble.unwrap().source.to_string(), "no answer for 50ms");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_holder_whose_time_is_over_refuses_no_try_where_another_kind_was_asked_for() {
+    let mut bench = Bench::new();
+    bench.foreign(&takes("b-1", 2, 1), false);
+    tokio::time::advance(Duration::from_secs(20)).await;
+    bench.foreign(&takes("b-2", 2, 1), false);
+    tokio::time::advance(Duration::from_secs(20)).await;
+    let (_, mut other_kind) = bench.join(false);
+    let (_, mut tried) = bench.join_for(permits(2, 1));
+    bench.settle();
+    assert!(other_kind.try_recv().unwrap().is_err());
+    held(&mut tried);
+}
+
 /// A waiter that gives up leaves its entry in the queue until the next operation, which is not sent before the answer.
 #[tokio::test(start_paused = true)]
 async fn an_entry_of_ours_that_nobody_wants_any_more_refuses_no_try() {
