@@ -15,7 +15,7 @@ use crate::protocol::State;
 pub(super) struct Expired {
     pub(super) entry: String,
     pub(super) token: i64,
-    /// When the server has ended it, as far as this client has renewed it.
+    /// When the server has ended it, unless it was renewed, and no answer or event is late any more.
     pub(super) forget_at: Instant,
 }
 
@@ -30,11 +30,12 @@ impl Waitlist {
             let leaving = leaving.of_lease(held.lease, context).left_as(release.left_as);
             self.leaving.push(leaving.swept_if(held.uncertain));
         }
+        // The server ends it later by the margins and by the time that the grant was on its way: less than a lease.
+        let late = held.lease.min(context.config.lease) + context.config.margin(held.lease);
         self.expired.push(Expired {
             entry,
             token: held.token,
-            // All renewals of this client came before now.
-            forget_at: context.now + held.lease + context.config.margin(held.lease),
+            forget_at: context.now + late,
         });
     }
 

@@ -4,7 +4,7 @@ use std::{future::IntoFuture as _, time::Duration};
 
 use futures::future::join_all;
 use mongodb::bson::{Document, doc};
-use watchlock::{HoldEnd, HolderInfo, InMemory, LockClient, LostReason, Released};
+use watchlock::{DocumentLocks, HoldEnd, HolderInfo, InMemory, LockClient, LostReason, Released};
 
 use crate::{
     documents::Scene,
@@ -77,10 +77,8 @@ async fn a_document_and_an_element_whose_time_is_over_are_nobodys_to_break() {
     for scene in Scene::everywhere("over").await {
         let (a, b) = scene.locks();
         scene.events.insert(doc! { "_id": 7, "lines": [{ "sku": "x" }] }).await;
-        let (here, there) = (
-            a.element::<Document>("lines", doc! { "sku": "x" }),
-            b.element::<Document>("lines", doc! { "sku": "x" }),
-        );
+        let line = |locks: &DocumentLocks<Document>| locks.element::<Document>("lines", doc! { "sku": "x" });
+        let (here, there) = (line(&a), line(&b));
         let element = here.acquire(7).fixed(BRIEF).await.unwrap();
         let document = a.acquire(7).fixed(BRIEF).await.unwrap();
         eventually(PATIENCE, "their time is over", async || {

@@ -33,6 +33,8 @@ pub(super) struct Seen {
     pub(super) not_downgraded: u32,
     /// Releases that kept the lock.
     pub(super) kept: u32,
+    /// Entries that left, except for the hold that the server ends.
+    pub(super) spared: u32,
     /// Breaks that evicted somebody, and those that found nobody.
     pub(super) broken: u32,
     pub(super) not_broken: u32,
@@ -42,6 +44,8 @@ impl Seen {
     fn note(&mut self, operation: &Operation, before: &State, after: &State) {
         let released = |state: &State| state.holders.iter().filter(|holder| holder.is_kept()).count();
         self.kept += u32::from(released(after) > released(before));
+        let mut stay = after.holders.iter().filter(|holder| operation.spares(holder));
+        self.spared += u32::from(stay.any(|holder| !holder.is_kept() && operation.leave.contains(&holder.id)));
         let is_written = after.version > before.version;
         self.broken += u32::from(operation.breaks() && is_written);
         self.not_broken += u32::from(operation.breaks() && !is_written);

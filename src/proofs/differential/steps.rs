@@ -55,7 +55,7 @@ impl<'a> Draw<'a> {
             return self.guard(operation, holder);
         }
         if let Some(holder) = self.last_holder()
-            && self.one_in(12)
+            && self.one_in(8)
         {
             return Move::Run(Box::new(self.keep(operation, holder)));
         }
@@ -165,7 +165,7 @@ impl<'a> Draw<'a> {
             5..7 if is_for_one => request_alone(drawn),
             7..9 if used.is_some() && wanted == used && !adopts => request_with_room(drawn),
             11 => self.evict_one(drawn),
-            12 => self.downgrade(drawn),
+            12..14 => self.downgrade(drawn),
             // An operation may still concern a lock that is gone by now.
             _ if wanted.is_some() && used.is_some() && wanted != used => only_request(drawn),
             _ => drawn,
