@@ -15,7 +15,7 @@ struct ShutDownOnDrop(LockClient);
 
 impl Drop for ShutDownOnDrop {
     fn drop(&mut self) {
-        self.0.close().iter().for_each(|session| session.abandoned());
+        self.0.close().iter().for_each(|session| session.end_in_background());
     }
 }
 

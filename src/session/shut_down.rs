@@ -33,9 +33,9 @@ impl Session {
         self.ended.cancel();
     }
 
-    /// Lets go of everything in the background, as the last user of the client goes: locks that are idle go back. Nobody
-    /// waits for sweeps.
-    pub(crate) fn abandoned(self: &Arc<Self>) {
+    /// Lets go of everything in the background, also of locks that are idle. The sweeps take their time, unless the
+    /// session was closed before.
+    pub(crate) fn end_in_background(self: &Arc<Self>) {
         let lives = self.started.get().is_some() && !self.stopped.is_cancelled() && !self.ended.is_cancelled();
         if lives && self.made_in.is_this() {
             self.table().lines.closed = true;
@@ -43,6 +43,7 @@ impl Session {
         }
     }
 
+    /// Lets go of everything, and ends the session's tasks once nothing of it is left on the server.
     async fn end(self: Arc<Self>) {
         self.let_all_go().await;
         loop {

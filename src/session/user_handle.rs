@@ -25,7 +25,7 @@ pub(crate) struct ClientLife(Arc<Session>);
 
 impl Drop for ClientLife {
     fn drop(&mut self) {
-        self.0.abandoned();
+        self.0.end_in_background();
     }
 }
 
