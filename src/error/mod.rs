@@ -26,6 +26,7 @@ use std::{error::Error as StdError, fmt, sync::Arc, time::Duration};
 use crate::{
     brief::{shown, shown_up_to},
     contention::Contention,
+    input::Setting,
     protocol::{Kind, State},
     status::Lost,
     token::FencingToken,
@@ -291,7 +292,7 @@ impl fmt::Display for Within {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Duration::ZERO => Ok(()),
-            within => write!(f, " within {within:?}"),
+            within => write!(f, " within {}", Setting(within)),
         }
     }
 }

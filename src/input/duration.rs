@@ -1,16 +1,32 @@
 //! Durations: of settings, and of single requests.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use super::InvalidInput;
 
 /// Longest duration of any setting; longer ones are slips, and their sums would not fit a date.
 pub(crate) const DURATION_MOST: Duration = Duration::from_secs(366 * 24 * 3600);
 
+/// A duration that somebody has set, or that follows from settings: to the millisecond.
+pub(crate) struct Setting(pub(crate) Duration);
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const MILLI: u32 = 1_000_000;
+
+        let finer = self.0.subsec_nanos() % MILLI;
+        let rounded = self.0.saturating_sub(Duration::from_nanos(finer.into()));
+        // Less than a millisecond is as it was set.
+        write!(f, "{:?}", if rounded.is_zero() { self.0 } else { rounded })
+    }
+}
+
 pub(crate) fn at_least(name: &str, value: Duration, least: Duration) -> Result<(), InvalidInput> {
     if value < least {
         return Err(InvalidInput::new(format!(
-            "the {name} of {value:?} is shorter than {least:?}"
+            "the {name} of {} is shorter than {}",
+            Setting(value),
+            Setting(least)
         )));
     }
     Ok(())
@@ -19,7 +35,9 @@ pub(crate) fn at_least(name: &str, value: Duration, least: Duration) -> Result<(
 pub(crate) fn at_most(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
     if value > bound {
         return Err(InvalidInput::new(format!(
-            "the {name} of {value:?} is longer than the {bound_name}, {bound:?}"
+            "the {name} of {} is longer than the {bound_name}, {}",
+            Setting(value),
+            Setting(bound)
         )));
     }
     Ok(())
@@ -28,7 +46,9 @@ pub(crate) fn at_most(name: &str, value: Duration, bound_name: &str, bound: Dura
 pub(crate) fn below(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
     if value >= bound {
         return Err(InvalidInput::new(format!(
-            "the {name} of {value:?} is not shorter than the {bound_name}, {bound:?}"
+            "the {name} of {} is not shorter than the {bound_name}, {}",
+            Setting(value),
+            Setting(bound)
         )));
     }
     Ok(())
@@ -46,7 +66,9 @@ pub(crate) fn not_below(name: &str, value: Duration, bound_name: &str, bound: Du
 pub(crate) fn above(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
     if value <= bound {
         return Err(InvalidInput::new(format!(
-            "the {name} of {value:?} is not longer than {bound_name}, {bound:?}"
+            "the {name} of {} is not longer than {bound_name}, {}",
+            Setting(value),
+            Setting(bound)
         )));
     }
     Ok(())
@@ -68,8 +90,28 @@ pub(crate) fn check_keep_idle(keep: Duration, hands_on: bool) -> Result<(), Inva
     check_duration("time to keep an idle lock", keep)?;
     if !hands_on && !keep.is_zero() {
         return Err(InvalidInput::new(format!(
-            "keep_idle of {keep:?} requires hand_on_locally, which is off"
+            "keep_idle of {} requires hand_on_locally, which is off",
+            Setting(keep)
         )));
     }
     Ok(())
+}
+
+#[cfg(not(modelled))]
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_shown_to_the_millisecond() {
+        for (nanos, shown) in [
+            (34_559_999_989_581_108, "34559999.989s"),
+            (1_500_000_000, "1.5s"),
+            (499_999_999, "499ms"),
+            (100_000, "100µs"),
+            (0, "0ns"),
+        ] {
+            assert_eq!(Setting(Duration::from_nanos(nanos)).to_string(), shown);
+        }
+    }
 }

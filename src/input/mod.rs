@@ -13,7 +13,9 @@ mod token;
 pub(crate) use bson::check_document;
 #[cfg(test)]
 pub(crate) use duration::DURATION_MOST;
-pub(crate) use duration::{above, at_least, at_most, below, check_duration, check_keep_idle, check_timeout, not_below};
+pub(crate) use duration::{
+    Setting, above, at_least, at_most, below, check_duration, check_keep_idle, check_timeout, not_below,
+};
 pub(crate) use id::{check_id, check_size};
 pub use invalid::InvalidInput;
 pub(crate) use key::{check_code, check_key};

@@ -434,7 +434,11 @@ pub(crate) fn index_missing(error: &StoreError) {
 pub(crate) fn candidacy_ended(lock: &str, error: &CandidacyError) {
     // A refused name can be of any size.
     let lock = check_name(lock).map_or("", |()| lock);
-    shielded(|| warn!(name: "watchlock.candidacy_ended", target: TARGET, lock, source = %error, "candidacy ended"));
+    let source = match error {
+        CandidacyError::Campaign(AcquireError::Server(error)) => error.store().cause().to_string(),
+        error => error.to_string(),
+    };
+    shielded(|| warn!(name: "watchlock.candidacy_ended", target: TARGET, lock, source, "candidacy ended"));
 }
 
 /// Reports that the server could not be reached for an operation, or refused it. The consequences are reported
