@@ -15,7 +15,7 @@ use crate::{
     text::plain,
 };
 
-/// Most bytes of the server's reason that are shown.
+/// Maximum number of characters of the server's reason that are shown: the document is a part of it.
 const REASON_MOST: usize = 300;
 
 /// Checks whether the collection takes two locks: one that is held with a waiter, and a free one.
