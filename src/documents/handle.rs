@@ -195,7 +195,8 @@ impl<T: DeserializeOwned> DocumentHandle<T> {
     ///
     /// # Errors
     ///
-    /// [`DocumentError::Invalid`] if the update would touch the lock, or replaces the document: nothing was sent.
+    /// [`DocumentError::Invalid`] if the update would touch the lock, replaces the document, or can't be written as BSON:
+    /// nothing was sent.
     /// [`DocumentError::Lost`] if the lock was lost before: nothing was changed. [`DocumentError::InTransaction`] if a
     /// transaction is open that this lock [guards](LockView::guard_transaction): nothing was changed; within the
     /// transaction, write to the document with its session ([`Fence::update_one`](crate::Fence::update_one) with

@@ -233,8 +233,9 @@ impl<T> DocumentLocks<T> {
     ///
     /// See [`AcquireError`](crate::AcquireError). [`AcquireError::Unclaimable`](crate::AcquireError::Unclaimable), or
     /// [`AcquireError::Unreadable`](crate::AcquireError::Unreadable), if none of the matching documents can be claimed;
-    /// while this is known, another claim waits. A filter that the server does not accept is an
-    /// [`AcquireError::Server`](crate::AcquireError::Server).
+    /// while this is known, another claim waits. A filter or a sort that can't be written as BSON (a NUL in the name of
+    /// a field, more than 16 MB) is an [`AcquireError::Invalid`](crate::AcquireError::Invalid), and one that the server
+    /// does not accept an [`AcquireError::Server`](crate::AcquireError::Server).
     ///
     /// # Cancel safety
     ///

@@ -365,7 +365,7 @@ pub enum RenewError {
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum DocumentError {
-    /// The update would touch the lock; nothing was sent.
+    /// The update would touch the lock, or can't be written as BSON; nothing was sent.
     #[error(transparent)]
     Invalid(#[from] InvalidInput),
     /// The lock is lost; nothing was written.

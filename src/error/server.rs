@@ -432,6 +432,9 @@ mod tests {
         assert_eq!(kind(StoreError::runtime_ended()), ServerErrorKind::NoRuntime);
         assert_eq!(kind(StoreError::forked()), ServerErrorKind::NoRuntime);
         assert_eq!(kind(StoreError::overdue()), ServerErrorKind::Unavailable);
+        // A write of the user's own that was stopped with the runtime.
+        let stopped = DriverError::custom(StoreError::runtime_ended());
+        assert_eq!(ServerError::from(stopped).kind(), ServerErrorKind::NoRuntime);
         let error = DriverError::custom("a test");
         let back = DriverError::from(ServerError::from(error.clone()));
         assert_eq!(back.to_string(), error.to_string());

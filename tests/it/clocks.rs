@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use mongodb::bson::doc;
+use mongodb::bson::{DateTime, doc};
 use watchlock::{LockStatus, LostReason};
 use watchlock_testkit::{Cluster, clock};
 
@@ -81,12 +81,20 @@ async fn a_restarted_client_is_the_later_one_also_where_the_clock_was_set_back()
     let cluster = Cluster::builder().replica_set(1).clocks(true).start().await.unwrap();
     let ground = Ground::on(&cluster, "back");
     let builder = async || ground.builder().await.owner_id("worker-3");
-    cluster.set_clock(0, 60_000).unwrap();
-    pause(clock::NOTICED).await;
+    let admin = ground.driver().await.database("admin");
+    let set = async |ahead: i64| {
+        cluster.set_clock(0, ahead).unwrap();
+        eventually(PATIENCE, "the server has noticed", async || {
+            let hello = admin.run_command(doc! { "hello": 1 }).await.unwrap();
+            let clock = hello.get_datetime("localTime").unwrap().timestamp_millis();
+            (clock - DateTime::now().timestamp_millis() - ahead).abs() < 10_000
+        })
+        .await;
+    };
+    set(60_000).await;
     let before = builder().await.build().await.unwrap();
     let held = before.mutex("x").acquire().await.unwrap();
-    cluster.set_clock(0, 0).unwrap();
-    pause(clock::NOTICED).await;
+    set(0).await;
     for _ in 0..2 {
         let after = builder().await.build().await.unwrap();
         let again = after.mutex("x").acquire().timeout(PATIENCE).await.unwrap();

@@ -19,12 +19,12 @@ pub(super) fn rewritten(
     array: &str,
     key: &ElementKey,
 ) -> Result<ElementUpdate, InvalidInput> {
-    check_encodable(update)?;
     let refused = |problem: String| {
         InvalidInput::new(format!(
             "the update of an element locked in `{array}` is refused: {problem}"
         ))
     };
+    check_encodable(update).map_err(|problem| refused(problem.to_string()))?;
     let operators = match update {
         UpdateModifications::Document(operators) => operators,
         UpdateModifications::Pipeline(_) => {

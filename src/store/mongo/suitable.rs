@@ -3,9 +3,15 @@
 //! Most of what somebody can make of a collection is harmless, or the server refuses the first write of a lock. These
 //! collections take locks and lose them, or take one lock for another.
 
+use std::time::Duration;
+
 use mongodb::bson::{Bson, Document, doc};
 
-use super::{MongoStore, READ_WITHIN, StoreError, command::limit};
+use super::{MongoStore, StoreError, command::limit};
+
+/// Maximum time for the look at a collection. The build of an index has the collection for itself for a moment, and a
+/// transaction can make that long: no client waits for that, and goes on without a look.
+const LOOKED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Fields of a lock's document that hold times, apart from the one by which free locks are purged.
 const TIMES: [&str; 4] = ["at", "holders", "queue", "ends"];
@@ -15,7 +21,7 @@ impl MongoStore {
     /// there yet becomes a plain one.
     pub(super) async fn unsuitable(&self) -> Result<Option<String>, StoreError> {
         let name = self.collection.name();
-        let within = limit(READ_WITHIN);
+        let within = limit(LOOKED_WITHIN);
         let described = doc! { "listCollections": 1, "filter": { "name": name }, "maxTimeMS": within };
         let indexes = doc! { "listIndexes": name, "maxTimeMS": within };
         // No command of the driver is abandoned half-way.
@@ -25,10 +31,10 @@ impl MongoStore {
         Ok(problem.or_else(|| indexes.iter().find_map(problem_of_index)))
     }
 
-    /// Returns what a command lists; nothing, if the server refuses.
+    /// Returns what a command lists; nothing, if the server refuses or takes too long.
     async fn listed(&self, command: Document) -> Result<Vec<Document>, StoreError> {
         let answer = match self.ask_primary(command).await.map_err(StoreError::from) {
-            Err(error) if error.is_final() => return Ok(Vec::new()),
+            Err(error) if error.is_final() || error.ran_out_of_time() => return Ok(Vec::new()),
             answer => answer?,
         };
         let batch = answer
