@@ -57,7 +57,9 @@ pub(crate) fn below(name: &str, value: Duration, bound_name: &str, bound: Durati
 pub(crate) fn not_below(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
     if value < bound {
         return Err(InvalidInput::new(format!(
-            "the {name} of {value:?} is shorter than the {bound_name}, {bound:?}"
+            "the {name} of {} is shorter than the {bound_name}, {}",
+            Setting(value),
+            Setting(bound)
         )));
     }
     Ok(())
