@@ -83,7 +83,7 @@ async fn run(setup: &Setup, seeds: Range<u64>) {
     }
     let number = |of: fn(&Seen) -> u32| seen.iter().map(of).sum::<u32>();
     let kept = (number(|seen| seen.kept), number(|seen| seen.spared));
-    assert!(kept.0 > 10 && kept.1 > 2, "{kept:?}");
+    assert!(kept.0 > 10 && kept.1 > 0, "{kept:?}");
     let breaks = (number(|seen| seen.broken), number(|seen| seen.not_broken));
     assert!(breaks.0 > 10 && breaks.1 > 10, "{breaks:?}");
     if setup.uses.iter().any(|(_, capacity)| *capacity > 1) {

@@ -55,7 +55,7 @@ impl<'a> Draw<'a> {
             return self.guard(operation, holder);
         }
         if let Some(holder) = self.last_holder()
-            && self.one_in(8)
+            && self.one_in(9)
         {
             return Move::Run(Box::new(self.keep(operation, holder)));
         }
@@ -165,7 +165,7 @@ impl<'a> Draw<'a> {
             5..7 if is_for_one => request_alone(drawn),
             7..9 if used.is_some() && wanted == used && !adopts => request_with_room(drawn),
             11 => self.evict_one(drawn),
-            12..14 => self.downgrade(drawn),
+            12 => self.downgrade(drawn),
             // An operation may still concern a lock that is gone by now.
             _ if wanted.is_some() && used.is_some() && wanted != used => only_request(drawn),
             _ => drawn,
@@ -221,8 +221,11 @@ impl<'a> Draw<'a> {
         }
     }
 
+    /// Draws a downgrade, of a holder with permits to give up if there is one.
     fn downgrade(&mut self, drawn: Operation) -> Operation {
-        match self.first_or_second_holder() {
+        let mut holders = self.state.into_iter().flat_map(|state| &state.holders);
+        let of_many = holders.find(|holder| holder.permits > 1);
+        match of_many.or_else(|| self.first_or_second_holder()) {
             Some(holder) => self.downgrade_of(holder, drawn),
             // Without a holder there is nothing to downgrade.
             None => drawn,
@@ -321,10 +324,10 @@ impl<'a> Draw<'a> {
         Kept {
             id: holder.id.clone(),
             token: self.token(holder, 8),
-            until: match self.random.below(4) {
-                0 => KeptUntil::AfterGrant(millis),
-                1 => KeptUntil::AfterRelease(millis),
-                2 => KeptUntil::Expiry,
+            until: match self.random.below(6) {
+                0 | 1 => KeptUntil::AfterGrant(millis),
+                2 | 3 => KeptUntil::AfterRelease(millis),
+                4 => KeptUntil::Expiry,
                 _ => KeptUntil::WindowEnd {
                     length: 1 + millis,
                     offset: self.number(20),

@@ -163,17 +163,21 @@ fn existing(at: &Location, list: &str) -> Bson {
     Bson::from(doc! { "$ifNull": [at.value(list), []] })
 }
 
-fn words_of_leave(at: &Location, operation: &Operation, now: &Bson) -> impl Iterator<Item = Bson> {
+fn words_of_leave(at: &Location, operation: &Operation, now: &Bson) -> Option<Bson> {
+    if operation.leave.is_empty() {
+        return None;
+    }
+    let words = operation.leave.iter().map(|id| {
+        // The list is missing where the lock is gone.
+        let waits = doc! { "$in": [literal(id.as_str()), existing(at, "queue.id")] };
+        let holds = doc! { "$in": [literal(id.as_str()), "$$held.id"] };
+        cond(holds, Left::HOLDER, cond(waits, Left::WAITER, Left::NOWHERE))
+    });
+    let words: Vec<Bson> = words.collect();
     let mut held = vec![live(now)];
     held.extend(spared(operation).map(|spared| doc! { "$not": [spared] }));
     let held = remaining(at, "holders", &doc! { "$and": held });
-    operation.leave.iter().map(move |id| {
-        // The list is missing where the lock is gone.
-        let waits = doc! { "$in": [literal(id.as_str()), existing(at, "queue.id")] };
-        let waits = cond(waits, Left::WAITER, Left::NOWHERE);
-        let holds = doc! { "$in": [literal(id.as_str()), "$$held.id"] };
-        cond(bind(doc! { "held": &held }, holds), Left::HOLDER, waits)
-    })
+    Some(bind(doc! { "held": held }, doc! { "$concat": words }))
 }
 
 /// Removes the entries of earlier incarnations of the owner that requests.
