@@ -131,6 +131,7 @@ impl<'a> DocumentAcquiring<'a> {
         &self,
         reading: impl Future<Output = Result<R, ServerError>>,
     ) -> Result<R, AcquireError> {
+        let begun = Instant::now();
         let read = match self.until {
             Some(until) => tokio::time::timeout_at(until, reading).await.ok(),
             None => Some(reading.await),
@@ -141,7 +142,7 @@ impl<'a> DocumentAcquiring<'a> {
                 name: self.name.clone(),
                 waited: self.options.timeout.unwrap_or_default(),
                 contention: None,
-                error: Some(StoreError::overdue().into()),
+                error: Some(StoreError::unanswered(begun.elapsed()).into()),
             }),
         }
     }
@@ -374,7 +375,8 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for Claim<T> {
             let attempt = attempt(&self.locks, &self.wanted, &self.options, patience)?;
             let claiming = async move {
                 let name = self.locks.collection.to_string();
-                let mut failing = None;
+                // Until the first answer comes.
+                let mut failing = timeout.map(|timeout| StoreError::unanswered(timeout).into());
                 let claiming = claim(&self.locks, self.wanted, self.options, patience, &mut failing);
                 let claimed = match timeout.filter(|_| waits) {
                     // Dropping a claim releases a document that it got at that moment.
@@ -459,7 +461,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> IntoFuture for TryClaim<T> {
                     Some(Duration::ZERO) => (Duration::ZERO, None),
                     Some(timeout) => match tokio::time::timeout(timeout, claiming).await {
                         Ok(claimed) => return claimed,
-                        Err(_) => (timeout, Some(StoreError::overdue().into())),
+                        Err(_) => (timeout, Some(StoreError::unanswered(timeout).into())),
                     },
                 };
                 Err(AcquireError::Unanswered {

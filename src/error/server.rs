@@ -376,6 +376,18 @@ mod tests {
     }
 
     #[test]
+    fn a_release_that_is_not_confirmed_names_its_lock() {
+        let error = ReleaseError::Server {
+            name: "x".to_owned(),
+            error: StoreError::overdue().into(),
+        };
+        assert_eq!(
+            checked(&error),
+            "the release of `x` was not confirmed: the server did not answer within the time of a lease"
+        );
+    }
+
+    #[test]
     fn what_can_t_be_read_is_told_without_the_document() {
         let long = doc! { "n": "x".repeat(1 << 20) };
         #[derive(Debug, Deserialize)]

@@ -129,7 +129,7 @@ pub(super) struct Tries<'a> {
     timed_out: TimedOut,
     /// Whether a document was passed over.
     pub(super) have_passed: bool,
-    /// The last error, unless the server has answered since.
+    /// The last error, unless the server has answered since. The caller begins with a silence.
     pub(super) failing: &'a mut Option<ServerError>,
 }
 
@@ -140,8 +140,6 @@ impl<'a> Tries<'a> {
         key: &[u8],
         failing: &'a mut Option<ServerError>,
     ) -> Self {
-        // Until the first answer comes.
-        *failing = Some(StoreError::unanswered(Duration::ZERO).into());
         Self {
             session,
             wanted: Arc::new(claiming.wanted),
@@ -152,6 +150,14 @@ impl<'a> Tries<'a> {
             timed_out: TimedOut::default(),
             have_passed: claiming.has_passed,
             failing,
+        }
+    }
+
+    /// Notes an error that a later try may get over. A silence lasts from its beginning, and not from the last try.
+    pub(super) fn note(&mut self, error: StoreError) {
+        let is_silent = self.failing.as_ref().is_some_and(|error| error.store().is_unanswered());
+        if !(is_silent && error.is_unanswered()) {
+            *self.failing = Some(error.into());
         }
     }
 
@@ -191,7 +197,7 @@ impl<'a> Tries<'a> {
         let claimed = match timeout(UNANSWERED, &mut answer).await {
             Ok(claimed) => claimed,
             Err(_) => {
-                *self.failing = Some(StoreError::unanswered(UNANSWERED).into());
+                self.note(StoreError::unanswered(UNANSWERED));
                 answer.await
             }
         };

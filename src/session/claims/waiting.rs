@@ -43,7 +43,7 @@ impl DocumentSession {
                 Ok(Some(claimed)) => return Ok(Some(claimed)),
                 Ok(None) => *tries.failing = None,
                 Err(error) if error.is_final() => return Err(ServerError::from(error).into()),
-                Err(error) => *tries.failing = Some(error.into()),
+                Err(error) => tries.note(error),
             }
         } else {
             // The task that has the turn was answered.
@@ -114,7 +114,7 @@ impl DocumentSession {
                         // It may have met a transaction that has written the document, and that ends with an event.
                         after_event = soonest.max(now + (now - began));
                     }
-                    *tries.failing = Some(error.into());
+                    tries.note(error);
                     tokio::select! {
                         _ = freed.changed() => sleep_until(after_event).await,
                         () = sleep_until(again.max(soonest)) => {}
@@ -172,7 +172,7 @@ impl DocumentSession {
             }
             Err(error) => {
                 wait.free_at = None;
-                *tries.failing = Some(error.into());
+                tries.note(error);
                 Ok((Instant::now() + interval).max(wait.pace.ready_at()))
             }
         }
