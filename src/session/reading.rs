@@ -181,6 +181,7 @@ impl Session {
     /// Has a small reading find a connection that works, for a command that is sent once: the driver reuses its last
     /// connection first. No reading is needed where that one has answered just now.
     pub(super) async fn find_connection(self: &Arc<Self>) -> Result<(), StoreError> {
+        self.ensure_alive()?;
         if !self.asking.is_quiet() || !self.asking.was_answered_within(ANSWERS_STILL, Instant::now()) {
             let hedging = Hedging::of(0, patience(self.asking.usual()));
             let read = |arrival: Arrival| {
@@ -198,7 +199,6 @@ impl Session {
         T: Send + 'static,
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
-        self.ensure_alive()?;
         self.find_connection().await?;
         let hedging = Hedging::document(patience(self.asking.usual()));
         read_beside(self.start(), hedging, |_| read()).await
@@ -210,7 +210,6 @@ impl Session {
         T: Send + 'static,
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
-        self.ensure_alive()?;
         self.find_connection().await?;
         read_beside(self.start(), Hedging::LONG, read).await
     }

@@ -179,8 +179,8 @@ async fn ask(locks: &LockClient, name: &str, case: &str, document: &Document) {
             }) => {
                 assert!(taken, "{case}: it waited, and nobody holds it");
             }
-            // There was no answer so far.
-            Err(AcquireError::Unanswered { contention: None, .. }) if begun.elapsed() < PATIENCE => continue,
+            // There was no answer so far, or none any more.
+            Err(AcquireError::Unanswered { .. }) if begun.elapsed() < PATIENCE => continue,
             Err(error) => refused(&error, case),
         }
         break;

@@ -487,10 +487,10 @@ async fn callbacks_tell_of_terms() {
         let mut next = async || within(PATIENCE, "a callback", told.recv()).await.unwrap();
         assert_eq!(next().await, "elected x");
         b.break_lock("x").await.unwrap();
-        assert_eq!(next().await, "the lock was broken by an operator");
+        assert_eq!(next().await, "`x` is lost: the lock was broken by an operator");
         assert_eq!(next().await, "elected x");
         candidacy.withdraw().await.unwrap();
-        assert_eq!(next().await, "the lock was released");
+        assert_eq!(next().await, "`x` is no longer held: the lock was released");
         assert!(is_vacant(&b, "x").await);
     }
 }

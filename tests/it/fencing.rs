@@ -225,7 +225,11 @@ async fn the_late_writes_of_a_frozen_holder_are_refused() {
     signal::thaw(old.pid()).unwrap();
 
     assert_eq!(told(&mut old, "fenced").await, format!("refused {token} {old_token}"));
-    assert_eq!(told(&mut old, "guarded").await, "Err(Lost(Expired)) false");
+    let lost = format!("`{NAME}` is lost: the lease ran out before it could be renewed");
+    assert_eq!(
+        told(&mut old, "guarded").await,
+        format!("Err(GuardError(the transaction was aborted: {lost})) false")
+    );
     let untouched = doc! { "_id": 1, "fence": token, "by": "next" };
     assert_eq!(document(&data, 1).await, Some(untouched));
     // Without either, nobody keeps it from writing.

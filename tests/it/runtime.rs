@@ -18,6 +18,7 @@ fn runtime() -> Runtime {
         .unwrap()
 }
 
+#[track_caller]
 fn assert_told(error: impl std::fmt::Display) {
     assert!(error.to_string().contains(ENDED), "{error}");
 }
