@@ -3,9 +3,12 @@
 //! - [`differential`]: the pipelines on a real server compared with the transitions in memory, bit by bit.
 //! - [`simulation`]: whole clients on a paused clock, in worlds where everything goes wrong.
 //! - `in_memory`, a part of the store in memory: its filters, sorts and updates compared with those of a real server.
+//! - `crowds`: the same, of very many clients that wait for one lock at a slow server.
 //! - [`simulated`]: the network that the simulation runs on.
 //! - [`fuzzing`]: everything that is decoded from a server, and a line whose document another program changes.
 
+#[cfg(test)]
+mod crowds;
 #[cfg(test)]
 mod differential;
 pub mod fuzzing;

@@ -31,6 +31,10 @@ const HANGS: Duration = Duration::from_secs(20);
 /// Time for which an operation hangs on a connection that nobody knows to be dead.
 const DEAD_FOR: Duration = Duration::from_secs(900);
 
+/// Time that a write, and the opening of a stream, takes a busy server, in looks.
+const WRITE: u32 = 3;
+const OPENING: u32 = 10;
+
 /// Maximum delay, in milliseconds, after which a command is still applied although its sender was told that it failed.
 const LATEST: u64 = 8_000;
 
@@ -49,6 +53,8 @@ pub(crate) struct Link {
     dead: AtomicU64,
     /// Set while renewals are slow.
     burden: Mutex<Option<Arc<Burden>>>,
+    /// Set while the server has too much to do.
+    busy: Mutex<Option<Arc<Busy>>>,
     /// Documents that the server refuses to renew.
     refusing: Mutex<BTreeSet<String>>,
     /// The number of refused renewals.
@@ -77,6 +83,21 @@ impl Burden {
     }
 }
 
+/// A server that does one command after the other, of all clients.
+#[derive(Debug)]
+pub(crate) struct Busy {
+    /// Time that a look takes.
+    look: Duration,
+    turn: tokio::sync::Mutex<()>,
+}
+
+impl Busy {
+    pub(crate) fn new(look: Duration) -> Arc<Self> {
+        let turn = tokio::sync::Mutex::default();
+        Arc::new(Self { look, turn })
+    }
+}
+
 /// The fate of a command.
 #[derive(Clone, Copy, Debug)]
 enum Fate {
@@ -102,6 +123,7 @@ impl Link {
             blocked: watch::Sender::default(),
             dead: AtomicU64::new(0),
             burden: Mutex::default(),
+            busy: Mutex::default(),
             refusing: Mutex::default(),
             refused: AtomicU64::new(0),
             reads: AtomicU64::new(0),
@@ -164,6 +186,26 @@ impl Link {
     /// Makes renewals as fast as everything else again.
     pub(crate) fn unburden(&self) {
         *self.burden.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Sends all from now on to this server, whose time all clients share.
+    pub(crate) fn share(&self, busy: Arc<Busy>) {
+        *self.busy.lock().unwrap_or_else(PoisonError::into_inner) = Some(busy);
+    }
+
+    /// Waits for a command that takes the server as long as so many looks. One whose turn does not come in time is not
+    /// run.
+    pub(crate) async fn served(&self, looks: u32, within: Duration) -> Result<(), StoreError> {
+        let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(busy) = busy else { return Ok(()) };
+        let Ok(_turn) = timeout(within, busy.turn.lock()).await else {
+            return Err(StoreError {
+                kind: Failure::Unavailable,
+                source: Arc::new(OutOfTime),
+            });
+        };
+        sleep(busy.look * looks).await;
+        Ok(())
     }
 
     fn is_cut(&self) -> bool {
@@ -255,6 +297,7 @@ impl Link {
             self.clears.fetch_add(1, Ordering::Relaxed);
         }
         self.unblocked(name, within).await?;
+        self.served(WRITE, within).await?;
         let (name, operation) = (name.to_owned(), operation.clone());
         let answer = self.send(move |memory| memory.run(&name, &operation)).await?;
         Ok(Answer {
@@ -296,6 +339,7 @@ impl Link {
             )
             .await;
         }
+        self.served(WRITE, renewal.within).await?;
         let mut renewal = renewal.clone();
         let refusing = self.refusing().clone();
         let (refused, entries) = std::mem::take(&mut renewal.entries)
@@ -327,6 +371,7 @@ impl Link {
 
     pub(crate) async fn watch(self: &Arc<Self>, session: &str) -> Result<SimulatedStream<Event>, StoreError> {
         let session = session.to_owned();
+        self.served(OPENING, HANGS).await?;
         let inner = self.send(move |memory| memory.watch(&session)).await?;
         Ok(SimulatedStream {
             inner,

@@ -216,6 +216,10 @@ impl Store {
             let ahead = contained(store.ahead(name, entry, within)).await;
             return ahead.inspect_err(|error| telemetry::operation_failed("read", Some(name), error));
         }
+        #[cfg(test)]
+        if let Self::Simulated(link) = self {
+            link.served(1, within).await?;
+        }
         let (documents, exchange) = self.read(&[name.to_owned()], &Arrival::default()).await?;
         let state = documents
             .get(name)

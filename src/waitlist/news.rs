@@ -31,12 +31,16 @@ impl Waitlist {
             (wake::Signal::Granted { token }, Some(position)) => {
                 let lease = self.waiting[position].terms.lease(context.config);
                 let deadline = Deadline::of_event(at, lease.claim, context.clock, context.now, context.config);
+                // The event is late; or the server's clock is not known well enough, as the last answers were slow. The
+                // entry may hold the lock all the same, and the answer to a request shows that clock.
+                let Some(deadline) = deadline.filter(|deadline| deadline.instant() > context.now) else {
+                    return self.doubt(context);
+                };
                 // A claim lease that is no shorter than the lease is the whole of it.
-                let renew_at = deadline
-                    .filter(|_| lease.interval.is_some() || lease.claim < lease.length)
-                    .map(|deadline| timing::check(&lease, deadline, context.now));
+                let renew_at = (lease.interval.is_some() || lease.claim < lease.length)
+                    .then(|| timing::check(&lease, deadline, context.now));
                 self.waiting[position].how = How::Event;
-                self.grant(position, token, deadline, renew_at, context, effects);
+                self.grant(position, token, Some(deadline), renew_at, context, effects);
             }
             (wake::Signal::Granted { token }, None) => {
                 let leaves = self.under_way.iter().flatten().any(|leaving| leaving.entry == entry);

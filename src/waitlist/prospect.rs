@@ -27,8 +27,9 @@ const LOOKS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_
 /// Part of the time until its turn may come near after which a waiter looks again.
 const PART: u32 = 4;
 
-/// Multiple of the usual number of waiters that open streams while a holder seems to be asleep.
-const AWAKE: u64 = 16;
+/// Multiple of the usual number of waiters that open streams while a holder seems to be asleep. With more of them, they
+/// would take the time of a server that is slow from the one that is asleep.
+const AWAKE: u64 = 4;
 
 /// Part of the present hold's age after which a waiter without a stream looks again: looking delays a hand-over by at
 /// most that part.
@@ -159,14 +160,9 @@ fn turn(ahead: &Ahead, before: Option<(u64, ServerTime)>, claim: Duration, confi
     let Some(pace) = pace(ahead, before) else {
         return Distance::Near;
     };
-    if ahead.asleep {
-        // The sleeping waiter was served sooner than it reckoned, and others may be too: not all of them, as it may be
-        // dead.
-        return if turns < config.near.saturating_mul(AWAKE) {
-            Distance::Near
-        } else {
-            Distance::Far(least)
-        };
+    // The sleeping waiter was served sooner than it reckoned, and others may be too: not all of them, as it may be dead.
+    if ahead.asleep && turns < config.near.saturating_mul(AWAKE) {
+        return Distance::Near;
     }
     let turns = u32::try_from(turns).unwrap_or(u32::MAX).saturating_add(1);
     let soonest = pace.saturating_mul(turns);
@@ -317,14 +313,15 @@ mod tests {
             ..ahead(200, 0)
         };
         assert_eq!(turn_of(free, None), Distance::Near);
-        // While a holder seems to be asleep, sixteen times as many as usual beyond the usual ones: 64 and 4.
+        // While a holder seems to be asleep, four times as many as usual beyond the usual ones: 16 and 4. All others
+        // look as seldom as ever.
         let asleep = Ahead {
             asleep: true,
-            ..ahead(67, 60_000)
+            ..ahead(19, 60_000)
         };
         assert_eq!(turn_of(asleep, None), Distance::Near);
-        let asleep = Ahead { turns: 68, ..asleep };
-        assert_eq!(turn_of(asleep, None), Distance::Far(Duration::from_millis(500)));
+        let asleep = Ahead { turns: 20, ..asleep };
+        assert_eq!(turn_of(asleep, None), Distance::Far(claim_third));
     }
 
     #[test]

@@ -52,6 +52,42 @@ async fn who_is_far_back_looks_at_its_place_and_asks_when_its_turn_comes_near() 
     }
 }
 
+/// It is served out of turn just after a look, and the next one and the request that follows have slow answers.
+#[tokio::test(start_paused = true)]
+async fn who_is_far_back_keeps_a_grant_that_it_finds_late() {
+    let mut bench = Bench::new();
+    bench.stream = StreamState::OnDemand;
+    let others: Vec<String> = (0..40).map(|number| format!("other-{number}")).collect();
+    for id in &others {
+        bench.foreign(&foreign(id, &[], Some(id)), false);
+    }
+    tokio::time::advance(MINUTE / 3).await;
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    let all: Vec<&str> = others.iter().map(String::as_str).collect();
+    bench.foreign(&foreign("all", &all, None), false);
+    let (granted, token) = (Instant::now(), bench.document.as_ref().unwrap().holders[0].token);
+    bench.pass().await;
+    let look = bench.next_look().expect("it looks, as it does not ask");
+    let late = Instant::now() - granted;
+    assert!(
+        late > Duration::from_millis(1_600) && late <= bench.config.claim_lease / 3,
+        "{late:?}"
+    );
+    // Both are to be answered in what its claim lease leaves, less the skew margin.
+    let left = bench.config.usable(bench.config.claim_lease) - bench.config.claim_lease / 3;
+    assert!(left > Duration::from_millis(2_300), "{left:?}");
+    tokio::time::advance(left / 2).await;
+    assert!(!bench.looked(&look));
+    let request = bench.next().unwrap();
+    let sent = Instant::now();
+    let mut answer = bench.apply(&request);
+    tokio::time::advance(left / 2 - Duration::from_millis(50)).await;
+    (answer.exchange.sent, answer.exchange.received) = (sent, Instant::now());
+    bench.answered(&request, &answer);
+    assert_eq!(held(&mut outcome).granted_as, token);
+}
+
 /// Without a stream a waiter asks once more when a look shows that something has become of its entry, and not before.
 #[tokio::test(start_paused = true)]
 async fn who_polls_looks_and_asks_when_it_is_granted() {
