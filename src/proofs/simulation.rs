@@ -266,7 +266,7 @@ async fn task(client: u64, locks: LockClient, observer: Observer, mut random: Ra
             biased;
             reason = handle.lost() => {
                 observer.note(&format!("client {client} lost {name} under {token}: {reason}"));
-                *observer.world().losses.entry(format!("{reason:?}")).or_default() += 1;
+                *observer.world().losses.entry(format!("{:?}", reason.reason)).or_default() += 1;
             }
             () = sleep(Duration::from_millis(random.below(hold))) => {}
         }

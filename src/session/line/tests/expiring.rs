@@ -28,7 +28,7 @@ fn join(bench: &mut Bench) -> Receiver {
 
 async fn expire(bench: &mut Bench, hold: &Hold) {
     tokio::time::sleep_until(hold.deadline()).await;
-    assert_eq!(hold.lost_reason(), Some(LostReason::Expired));
+    assert_eq!(hold.lost_reason(), Some(LostReason::Elapsed));
     bench.feed(|line, context, effects| line.let_go(hold, None, context, effects));
 }
 

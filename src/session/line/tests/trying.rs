@@ -355,7 +355,10 @@ async fn a_try_whose_time_is_over_before_its_answer_does_not_read_like_a_taken_l
     let _request = bench.next().unwrap();
     tokio::time::advance(Duration::from_millis(50)).await;
     let (_, trouble) = bench.give_up(key);
-    assert_eq!(trouble.unwrap().source.to_string(), "no answer for 50ms");
+    assert_eq!(
+        trouble.unwrap().source.to_string(),
+        "the server did not answer for 50ms"
+    );
 }
 
 #[tokio::test(start_paused = true)]
