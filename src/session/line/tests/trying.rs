@@ -375,6 +375,20 @@ async fn a_holder_whose_time_is_over_refuses_no_try_where_another_kind_was_asked
     held(&mut tried);
 }
 
+/// Whatever another program has made of the document: each try is asked for a bounded number of times.
+#[tokio::test(start_paused = true)]
+async fn a_try_that_was_not_granted_is_refused_although_the_document_has_room() {
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+    bench.foreign(&foreign("b.2", &["b-1"], None), false);
+    let free = bench.document.clone();
+    let (_, mut tried) = bench.join(false);
+    let request = bench.next().unwrap();
+    let answer = bench.apply(&request);
+    bench.answered(&request, &Answer { state: free, ..answer });
+    assert!(matches!(tried.try_recv(), Ok(Ok(None))));
+}
+
 /// A waiter that gives up leaves its entry in the queue until the next operation, which is not sent before the answer.
 #[tokio::test(start_paused = true)]
 async fn an_entry_of_ours_that_nobody_wants_any_more_refuses_no_try() {
