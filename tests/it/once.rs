@@ -184,8 +184,9 @@ async fn a_job_whose_client_was_shut_down_is_not_recorded() {
     }
 }
 
-/// Tasks of one client share a question and its answer, whatever they find.
-#[tokio::test(flavor = "multi_thread")]
+/// Tasks of one client share a question and its answer, whatever they find. On one thread, so that all of them have come
+/// before the first is answered.
+#[tokio::test]
 async fn tasks_that_find_the_job_done_or_in_progress_learn_it_by_two_commands() {
     for ground in [Ground::replica_set("shared").await, Ground::standalone("shared").await] {
         let (driver, sent) = ground.noting_driver().await;
