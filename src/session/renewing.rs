@@ -293,8 +293,8 @@ impl Session {
         telemetry::renewals_overdue(overdue.count, left, failure.as_ref());
     }
 
-    /// Reports that renewals are not overdue any more, if that was reported. Call it with an answer of the server: holds
-    /// that were lost meanwhile are not overdue either.
+    /// Reports that renewals are not overdue any more, if that was reported. Call it as the server has acknowledged a
+    /// write: holds that were lost meanwhile are not overdue either.
     pub(super) fn report_recovery(&self) {
         let since = {
             let mut table = self.table();

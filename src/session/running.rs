@@ -65,6 +65,7 @@ impl Session {
         // Before the answer is acted on: its times are reckoned by this clock.
         if let Ok(answer) = &answer {
             self.note(&answer.exchange);
+            self.report_recovery();
         }
         let mut effects = Vec::new();
         let next = {

@@ -65,7 +65,6 @@ impl Session {
     pub(super) fn note(self: &Arc<Self>, exchange: &Exchange) {
         let jump = self.table().clock.note(exchange, &self.config);
         self.on_jump(jump);
-        self.report_recovery();
     }
 
     /// Acts on a contradiction in the server's clock. Call it with no mutex held.
