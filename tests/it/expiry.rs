@@ -7,7 +7,6 @@ use mongodb::bson::{Document, doc};
 use watchlock::{DocumentLocks, HoldEnd, HolderInfo, InMemory, LockClient, LostReason, Released};
 
 use crate::{
-    documents::Scene,
     everywhere::places,
     setup::{Ground, PATIENCE, SOON, eventually, info, is_vacant, pause, spawn, until_waiting, within},
 };
@@ -28,6 +27,17 @@ async fn until_over(locks: &LockClient, name: &str) {
         !info(locks, name).await.unwrap().is_held()
     })
     .await;
+}
+
+/// Acquires in a process of its own, as it were, which then ends without a release.
+async fn of_a_dead_process<T: Send + 'static>(acquire: impl AsyncFnOnce() -> T + Send + 'static) -> T {
+    let dies = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let acquired = runtime.block_on(acquire());
+        runtime.shutdown_background();
+        acquired
+    });
+    tokio::task::spawn_blocking(|| dies.join().unwrap()).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -52,45 +62,81 @@ async fn a_hold_that_is_over_is_nobodys_to_break_to_renew_or_to_release() {
 /// Of several holders an operator evicts those that still hold.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_break_leaves_out_the_holders_whose_time_is_over() {
-    let places = places("some_over").await;
-    let everywhere = places.iter().map(async |(a, b)| {
+    for ground in [
+        Ground::replica_set("some_over").await,
+        Ground::standalone("some_over").await,
+    ] {
+        let (a, b) = (ground.locks().await, ground.locks().await);
         let live = a.semaphore("s", 3).acquire().await.unwrap();
-        let over = a.semaphore("s", 3).acquire().fixed(BRIEF).await.unwrap();
+        let over = of_a_dead_process(async move || {
+            let held = ground
+                .locks()
+                .await
+                .semaphore("s", 3)
+                .acquire()
+                .fixed(BRIEF)
+                .await
+                .unwrap();
+            let token = held.token();
+            std::mem::forget(held);
+            token
+        })
+        .await;
         let is_over = async || {
-            let lock = info(b, "s").await.unwrap();
+            let lock = info(&b, "s").await.unwrap();
             let mut holders = lock.holders.iter();
-            holders.all(|holder| holder.token != over.token() || holder.until <= lock.as_of)
+            holders.any(|holder| holder.token == over && holder.until <= lock.as_of)
         };
         eventually(PATIENCE, "its time is over", is_over).await;
-        assert_eq!(b.break_holder("s", over.token()).await.unwrap(), None);
-        assert_eq!(live.lost_reason(), None);
+        assert_eq!(b.break_holder("s", over).await.unwrap(), None);
+        assert_eq!(
+            (live.lost_reason(), info(&b, "s").await.unwrap().holders.len()),
+            (None, 2)
+        );
         let after = b.break_lock("s").await.unwrap().unwrap();
         assert!(after.holders.is_empty(), "{after:?}");
         assert_eq!(within(PATIENCE, "the break", live.lost()).await, LostReason::Broken);
-        assert_eq!(over.lost().await, LostReason::Elapsed);
-    });
-    join_all(everywhere).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_document_and_an_element_whose_time_is_over_are_nobodys_to_break() {
-    for scene in Scene::everywhere("over").await {
-        let (a, b) = scene.locks();
-        scene.events.insert(doc! { "_id": 7, "lines": [{ "sku": "x" }] }).await;
+    for ground in [Ground::replica_set("over").await, Ground::standalone("over").await] {
+        let orders = async |ground: &Ground| {
+            let database = ground.driver().await.database(&ground.database);
+            database.collection::<Document>("orders")
+        };
         let line = |locks: &DocumentLocks<Document>| locks.element::<Document>("lines", doc! { "sku": "x" });
-        let (here, there) = (line(&a), line(&b));
-        let element = here.acquire(7).fixed(BRIEF).await.unwrap();
-        let document = a.acquire(7).fixed(BRIEF).await.unwrap();
+        let (locks, theirs) = (ground.locks().await, orders(&ground).await);
+        theirs
+            .insert_one(doc! { "_id": 7, "lines": [{ "sku": "x" }] })
+            .await
+            .unwrap();
+        let documents = locks.documents(theirs);
+        let elements = line(&documents);
+        let dying = ground.clone();
+        let (element, document) = of_a_dead_process(async move || {
+            let documents = dying.locks().await.documents(orders(&dying).await);
+            let element = line(&documents).acquire(7).fixed(BRIEF).await.unwrap();
+            let document = documents.acquire(7).fixed(BRIEF).await.unwrap();
+            let tokens = (element.token(), document.token());
+            std::mem::forget((element, document));
+            tokens
+        })
+        .await;
         eventually(PATIENCE, "their time is over", async || {
-            let (element, document) = (there.inspect(7).await.unwrap(), b.inspect(7).await.unwrap());
+            let (element, document) = (elements.inspect(7).await.unwrap(), documents.inspect(7).await.unwrap());
             [element, document].iter().flatten().all(|lock| !lock.is_held())
         })
         .await;
-        assert_eq!(there.break_holder(7, element.token()).await.unwrap(), None);
-        assert_eq!(b.break_holder(7, document.token()).await.unwrap(), None);
-        assert!(!there.break_lock(7).await.unwrap().unwrap().is_held());
-        assert!(!b.break_lock(7).await.unwrap().unwrap().is_held());
-        assert_eq!(document.lost().await, LostReason::Elapsed);
+        assert_eq!(elements.break_holder(7, element).await.unwrap(), None);
+        assert_eq!(documents.break_holder(7, document).await.unwrap(), None);
+        for (after, token) in [
+            (elements.break_lock(7).await.unwrap().unwrap(), element),
+            (documents.break_lock(7).await.unwrap().unwrap(), document),
+        ] {
+            assert!(!after.is_held() && after.holders[0].token == token, "{after:?}");
+        }
     }
 }
 
@@ -161,27 +207,23 @@ async fn a_lock_stays_taken_for_its_least_time_although_its_holder_died() {
     let b = ground.locks().await;
     let first = b.mutex("woken").acquire().await.unwrap();
     let (dying, observer) = (ground.clone(), b.clone());
-    let dies = std::thread::spawn(move || {
-        let runtime = tokio::runtime::Runtime::new().unwrap();
-        runtime.block_on(async {
-            let locks = dying.locks().await;
-            let acquire = locks.mutex("x").acquire().lease(BRIEF).at_least_for(least);
-            std::mem::forget(acquire.await.unwrap());
-            // One that is woken, too, from when it has confirmed its grant.
-            let woken = locks.mutex("woken").acquire().at_least_for(2 * least);
-            let woken = spawn(woken.into_future());
-            until_waiting(&observer, "woken", 1).await;
-            first.release().await.unwrap();
-            std::mem::forget(within(PATIENCE, "the grant", woken).await.unwrap().unwrap());
-            let is_confirmed = async || {
-                let holder = holder(&observer, "woken").await;
-                holder.until >= holder.since + 2 * least
-            };
-            eventually(PATIENCE, "it is confirmed", is_confirmed).await;
-        });
-        runtime.shutdown_background();
-    });
-    tokio::task::spawn_blocking(|| dies.join().unwrap()).await.unwrap();
+    of_a_dead_process(async move || {
+        let locks = dying.locks().await;
+        let acquire = locks.mutex("x").acquire().lease(BRIEF).at_least_for(least);
+        std::mem::forget(acquire.await.unwrap());
+        // One that is woken, too, from when it has confirmed its grant.
+        let woken = locks.mutex("woken").acquire().at_least_for(2 * least);
+        let woken = spawn(woken.into_future());
+        until_waiting(&observer, "woken", 1).await;
+        first.release().await.unwrap();
+        std::mem::forget(within(PATIENCE, "the grant", woken).await.unwrap().unwrap());
+        let is_confirmed = async || {
+            let holder = holder(&observer, "woken").await;
+            holder.until >= holder.since + 2 * least
+        };
+        eventually(PATIENCE, "it is confirmed", is_confirmed).await;
+    })
+    .await;
     let dead = holder(&b, "x").await;
     assert!(dead.until >= dead.since + least, "{dead:?}");
     let next = within(PATIENCE, "the grant", b.mutex("x").acquire().into_future());
