@@ -382,6 +382,7 @@ impl LockView {
     /// let handle = locks.mutex("invoice-42").acquire().await?;
     /// handle.check()?;
     /// locks.break_lock("invoice-42").await?;
+    /// handle.lost().await;
     /// let lost = handle.check().unwrap_err();
     /// assert_eq!(lost.to_string(), "`invoice-42` is lost: the lock was broken by an operator");
     /// # Ok(()) }
