@@ -115,7 +115,7 @@ async fn a_web_service_answers_without_details_and_tells_interrupted_work_from_w
     // There was no time to ask.
     let unanswered = invoice.try_acquire().timeout(Duration::ZERO).await.unwrap_err();
     locks.break_lock("invoice-42").await.unwrap();
-    let lost = held.check().unwrap_err();
+    let lost = held.lost().await;
     let answers = [
         (lost.into(), 500, "billed in part"),
         (RunError::Acquire(AcquireError::Closed), 503, "try again"),
