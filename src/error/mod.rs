@@ -142,8 +142,8 @@ pub enum AcquireError {
         name: String,
         /// The timeout that was set; all of it passed.
         waited: Duration,
-        /// The holders and the waiters ahead of us, by the server's last report. `None` if no single lock was in the
-        /// way: for a claim, and for a part of a multi-lock whose turn did not come.
+        /// The holders and the waiters ahead of us, by the server's last report. `None` for a claim, as no single lock
+        /// was in the way.
         contention: Option<Box<Contention>>,
     },
     /// The server did not answer in time, or the timeout was over before it could be asked. Nothing is known about the

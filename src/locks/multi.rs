@@ -273,12 +273,13 @@ fn until(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now())
 }
 
-/// Returns the error for a timeout that expired before the name was requested.
+/// Returns the error for a timeout that expired before the name was requested, which may be free.
 fn overdue(name: String, timeout: Option<Duration>) -> AcquireError {
-    AcquireError::Timeout {
+    AcquireError::Unanswered {
         name,
         waited: timeout.unwrap_or_default(),
         contention: None,
+        error: None,
     }
 }
 

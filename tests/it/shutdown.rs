@@ -269,7 +269,7 @@ async fn a_program_that_ends_in_any_way_leaves_no_lock_taken() {
     let other = ground.locks().await;
     for end in ["return", "error", "panic"] {
         let task = format!("{}|{}|{end}", ground.uri(), ground.database);
-        let mut program = Process::run("ending::child_process", task).await;
+        let mut program = Process::run("shutdown::child_process", task).await;
         program.hears("acquired").await;
         // Long before the lease is over.
         let handle = within(PATIENCE, end, other.mutex("x").acquire().into_future())
