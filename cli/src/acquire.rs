@@ -37,7 +37,9 @@ pub(crate) async fn acquire(connection: &Connection, arguments: Acquire) -> Outc
     let arguments = Run::from(arguments);
     rehearse(&arguments).await?;
     if is_closed(&io::stdout()) {
-        return Err(Failure::usage("standard output is closed: nobody would know the token"));
+        return Err(Failure::usage(
+            "standard output is closed or discarded, and nobody would know the token; to discard it: >/dev/null",
+        ));
     }
     let mut signals = Signals::listen(PASSED_ON.iter())
         .map_err(|error| Failure::internal(format!("signals can't be received: {error}")))?;
@@ -63,8 +65,9 @@ pub(crate) async fn acquire(connection: &Connection, arguments: Acquire) -> Outc
     }
 }
 
-/// Returns whether standard output was closed when this program began. The standard library has opened the null device
-/// in its place, for reading too, which no shell does with `>/dev/null`.
+/// Returns whether standard output was closed when this program began, or its starter discards it without having been
+/// told to. The standard library has opened the null device in its place, for reading too, which no shell does with
+/// `>/dev/null`.
 fn is_closed(output: &Stdout) -> bool {
     let is_null = || {
         let null = fs::metadata("/dev/null").ok()?;

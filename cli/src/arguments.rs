@@ -148,6 +148,8 @@ pub(crate) struct Run {
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) max_hold: Option<Duration>,
     /// Give the lock up once it has been held for this long (3h): the command is then terminated, as if it were lost
+    ///
+    /// The next holder may begin while this command has up to --grace to end.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) lose_after: Option<Duration>,
     /// Run the command at most once in each period, among all hosts (1h, 1day, 7days); otherwise exit with 74
@@ -209,7 +211,9 @@ pub(crate) struct Share {
 
 #[derive(Args, Debug)]
 pub(crate) struct Patience {
-    /// Wait at most this long (5s, 2m), then exit with 75; with 0s, do not wait
+    /// Wait at most this long for the lock (5s, 2m), then exit with 75; with 0s, do not wait
+    ///
+    /// The server has some seconds to answer even if the limit is shorter.
     #[arg(long, short = 't', value_name = "DURATION", value_parser = duration)]
     pub(crate) timeout: Option<Duration>,
     /// Exit with this code instead of 75
@@ -220,7 +224,7 @@ pub(crate) struct Patience {
 /// The texts by which others recognize the holder.
 #[derive(Args, Debug)]
 pub(crate) struct Signature {
-    /// Why the lock is held, for others to read [default: the name of the program that is run; "" for nothing]
+    /// Why the lock is held, for others to read [default: the name of the program that is run, if any; "" for nothing]
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: Option<String>,
     /// A name of the holder, for others to read, in addition to host and process id
@@ -258,7 +262,8 @@ pub(crate) struct Care {
 
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub(crate) struct Voice {
-    /// Print only errors: not that the lock was not free or the command was run already, which the exit code tells
+    /// Print only what went wrong: not that the lock was not free or the command was run already, which the exit code
+    /// tells
     #[arg(long, short = 'q', conflicts_with = "verbose")]
     pub(crate) quiet: bool,
     /// Also print when the lock is acquired and when it is released, and without a terminal whom it waits for
@@ -735,4 +740,16 @@ fn period(text: &str) -> Result<Duration, String> {
         Some(unit) => Err(format!("`{unit}` has no fixed length; write it in days, as 30days")),
         None => duration(text),
     }
+}
+
+/// Returns whether a command line that can't be read asks for JSON: its command, the first word that is one, can print
+/// it. What belongs to a command that is run asks for nothing.
+pub(crate) fn is_json_asked_for(words: impl Iterator<Item = OsString>) -> bool {
+    const PRINTS_JSON: [&str; 12] = [
+        "ls", "list", "show", "watch", "break", "observe", "acquire", "lock", "renew", "release", "unlock", "doctor",
+    ];
+    const PRINTS_NONE: [&str; 4] = ["run", "elect", "hold", "wait"];
+    let mut words = words.map(|word| word.to_string_lossy().into_owned());
+    let command = words.find(|word| PRINTS_JSON.contains(&&word[..]) || PRINTS_NONE.contains(&&word[..]));
+    command.is_some_and(|command| PRINTS_JSON.contains(&&command[..])) && words.any(|word| word == "--json")
 }

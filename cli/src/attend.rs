@@ -14,7 +14,7 @@ use crate::{
     descendants,
     held::Held,
     job,
-    messages::say,
+    messages::{fail, say},
     process::{Ended, Running},
     signals::{self, Received, Signals},
     text::plain,
@@ -126,12 +126,12 @@ fn ended_by_itself(running: &mut Running, handle: &Held, ended: Ended) -> End {
 async fn end(running: &mut Running, handle: &Held, signals: &mut Signals, reason: LostReason, grace: Duration) -> End {
     running.begin_to_terminate();
     let name = plain(&handle.name());
-    say(&format!("`{name}` is lost: {reason}; the command is terminated"));
+    fail(&format!("`{name}` is lost: {reason}; the command is terminated"));
     let left = running.terminate(signals, grace).await;
     let ended = running.reap();
     running.take_terminal(true);
     if !left.is_empty() {
-        say(&format!(
+        fail(&format!(
             "these processes could not be ended and go on without the lock: {}",
             names(&left)
         ));

@@ -302,7 +302,7 @@ async fn anybody(place: &Place) -> Result<Check, Failure> {
         Err(error) => Check::new(
             "privileges",
             Status::Problem,
-            format!("the locks can't be read: {}", error.kind),
+            format!("the locks can't be read: {}", Failure::driver(&error).message()),
         ),
     })
 }
@@ -411,7 +411,10 @@ async fn wake_mode(place: &Place, mode: WakeMode) -> Result<Check, Failure> {
             Check::new(
                 "wake-mode",
                 Status::Warning,
-                format!("polling, as no change stream can be opened: {}", error.kind),
+                format!(
+                    "polling, as no change stream can be opened: {}",
+                    Failure::driver(&error).message()
+                ),
             )
             .advice(advice)
         }
@@ -468,7 +471,9 @@ async fn index(place: &Place, may_create: bool) -> Result<Check, Failure> {
 }
 
 fn unseen(name: &'static str, error: Option<&Error>) -> Check {
-    let why = error.map(|error| format!(": {}", error.kind)).unwrap_or_default();
+    let why = error
+        .map(|error| format!(": {}", Failure::driver(error).message()))
+        .unwrap_or_default();
     Check::new(name, Status::Unknown, format!("it can't be checked{why}"))
 }
 

@@ -145,7 +145,7 @@ pub(crate) fn ended_by(signal: Signal) -> ExitCode {
     code_of(signal).into()
 }
 
-fn code_of(signal: Signal) -> u8 {
+pub(crate) fn code_of(signal: Signal) -> u8 {
     SIGNALLED.saturating_add(u8::try_from(signal.as_raw()).unwrap_or(0))
 }
 
@@ -177,11 +177,6 @@ impl Failure {
 
     pub(crate) fn driver(error: &DriverError) -> Self {
         ServerError::from(error.clone()).into()
-    }
-
-    /// The end by a signal, which needs no message.
-    pub(crate) fn ended_by(signal: Signal) -> Self {
-        Self::new(code_of(signal), "").silenced()
     }
 
     pub(crate) fn message(&self) -> &str {

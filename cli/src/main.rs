@@ -42,7 +42,6 @@ use clap::Parser as _;
 use crate::{
     arguments::{Arguments, Command},
     exit::{Failure, Outcome, USAGE},
-    signals::unless_ended,
 };
 
 fn main() -> ExitCode {
@@ -67,9 +66,7 @@ fn perform() -> ExitCode {
             if !told.use_stderr() {
                 return ExitCode::SUCCESS;
             }
-            // What belongs to a command that is run comes after `--`.
-            let mut words = std::env::args_os().take_while(|word| word != "--");
-            if words.any(|word| word == "--json") {
+            if arguments::is_json_asked_for(std::env::args_os().skip(1)) {
                 let error = told.render().to_string();
                 let _ = json::print(&json::Failed {
                     error: error.trim(),
@@ -103,20 +100,25 @@ fn dispatch(arguments: Arguments) -> Outcome {
         .map_err(|error| Failure::internal(format!("no threads can be started: {error}")))?;
     // On this very thread: the command must die with the thread that started it.
     let outcome = runtime.block_on(async {
+        let ending = match &command {
+            // These give their lock back first.
+            Command::Run(_) | Command::Elect(_) | Command::Hold(_) | Command::Acquire(_) => None,
+            _ => Some(signals::end_at_once()?),
+        };
         match command {
             Command::Run(run) => run::run(&connection, run).await,
             Command::Elect(elect) => run::run(&connection, elect.into()).await,
             Command::Hold(hold) => run::run(&connection, hold.into()).await,
             Command::Acquire(acquire) => acquire::acquire(&connection, acquire).await,
-            Command::Release(release) => unless_ended(release::release(&connection, release)).await,
-            Command::Renew(renew) => unless_ended(renew::renew(&connection, renew)).await,
-            Command::Wait(wait) => unless_ended(wait::wait(&connection, wait)).await,
-            Command::Observe(observe) => unless_ended(observe::observe(&connection, observe)).await,
-            Command::Ls(list) => unless_ended(list::list(&connection, list)).await,
-            Command::Show(show) => unless_ended(show::show(&connection, show)).await,
-            Command::Watch(watch) => watch::watch(&connection, watch).await,
-            Command::Break(break_lock) => unless_ended(break_lock::break_lock(&connection, break_lock)).await,
-            Command::Doctor(doctor) => unless_ended(doctor::doctor(&connection, doctor)).await,
+            Command::Release(release) => release::release(&connection, release).await,
+            Command::Renew(renew) => renew::renew(&connection, renew).await,
+            Command::Wait(wait) => wait::wait(&connection, wait).await,
+            Command::Observe(observe) => observe::observe(&connection, observe).await,
+            Command::Ls(list) => list::list(&connection, list).await,
+            Command::Show(show) => show::show(&connection, show).await,
+            Command::Watch(watch) => watch::watch(&connection, watch, ending).await,
+            Command::Break(break_lock) => break_lock::break_lock(&connection, break_lock).await,
+            Command::Doctor(doctor) => doctor::doctor(&connection, doctor).await,
             Command::Completions { .. } | Command::Man { .. } => Ok(ExitCode::SUCCESS),
         }
     });

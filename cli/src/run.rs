@@ -18,7 +18,7 @@ use crate::{
     exit::{Failure, LOST, NOT_OBTAINED, Outcome, UNAVAILABLE, ended_by},
     held::Held,
     job, live,
-    messages::{self, say},
+    messages::{self, fail, say},
     process::Running,
     signals::{JOB_CONTROL, PASSED_ON, Signals},
     text::plain,
@@ -155,7 +155,7 @@ async fn under_lock(
     let command = arguments.command();
     if command.is_empty() {
         let code = hold(handle, &token, arguments.voice.verbose, signals).await;
-        return Ok(Finished { code, settled: true });
+        return Ok(Finished { code, settled: false });
     }
     // Names and numbers always have a form.
     let tokens = handle
@@ -179,10 +179,12 @@ async fn under_lock(
         }
         None => release(handle, done, arguments.voice.verbose, signals).await,
     };
+    // What is lost may still have to leave, as after --lose-after.
+    let settled = lost.is_none();
     let code = match (lost, ended) {
         (None, Some(code)) => code.into(),
         (Some(reason), Some(code)) => {
-            say(&format!("`{name}` was lost ({reason}); the command ended with {code}"));
+            fail(&format!("`{name}` was lost ({reason}); the command ended with {code}"));
             LOST.into()
         }
         (_, None) => LOST.into(),
@@ -192,7 +194,7 @@ async fn under_lock(
         // with the command that it runs. Nothing is left to do here, so it does not matter that we receive it as well.
         job::signal_our_group(signal);
     }
-    Ok(Finished { code, settled: true })
+    Ok(Finished { code, settled })
 }
 
 /// Prints the token, and holds the lock without a command until a signal asks the program to end.
@@ -207,7 +209,7 @@ async fn hold(held: Held, token: &str, verbose: bool, signals: &mut Signals) -> 
     };
     match lost {
         Some(reason) => {
-            say(&format!("`{name}` is lost: {reason}"));
+            fail(&format!("`{name}` is lost: {reason}"));
             LOST.into()
         }
         None => ExitCode::SUCCESS,
@@ -422,7 +424,7 @@ async fn release(held: Held, done: bool, verbose: bool, signals: &mut Signals) -
     let released = tokio::select! {
         released = held.release(done) => released,
         () = insisting => {
-            say(&format!("`{name}` may stay taken until its lease expires"));
+            fail(&format!("`{name}` may stay taken until its lease expires"));
             return None;
         }
     };
@@ -449,7 +451,7 @@ async fn release(held: Held, done: bool, verbose: bool, signals: &mut Signals) -
             } else {
                 ""
             };
-            say(&format!("`{name}` stays taken until its lease expires{then}: {why}"));
+            fail(&format!("`{name}` stays taken until its lease expires{then}: {why}"));
             None
         }
     }

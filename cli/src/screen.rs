@@ -18,6 +18,7 @@ use ratatui::DefaultTerminal;
 use rustix::process::Signal;
 use tokio::{
     sync::mpsc,
+    task::AbortHandle,
     time::{Instant, MissedTickBehavior, interval},
 };
 use watchlock::{LockInfo, OperateError};
@@ -59,7 +60,14 @@ struct Screen<'a> {
     answers: mpsc::Sender<String>,
 }
 
-pub(crate) async fn show(place: &Place, title: String, locks: &Locks, name: Option<String>, events: Events) -> Outcome {
+pub(crate) async fn show(
+    place: &Place,
+    title: String,
+    locks: &Locks,
+    name: Option<String>,
+    events: Events,
+    ending: Option<AbortHandle>,
+) -> Outcome {
     let offset = Offset::measure(place).await?;
     // Signals that end a program would leave the terminal as it is; ^C comes as a key.
     let signals = Signals::listen(&[
@@ -70,6 +78,9 @@ pub(crate) async fn show(place: &Place, title: String, locks: &Locks, name: Opti
         Signal::TSTP,
         Signal::WINCH,
     ])?;
+    if let Some(ending) = ending {
+        ending.abort();
+    }
     let title = match &name {
         None => title,
         Some(name) => format!("{title}: {}", plain(name)),

@@ -9,9 +9,12 @@ use signal_hook::{
     iterator::{Handle, Signals as Iterator},
     low_level::emulate_default_handler,
 };
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, task::AbortHandle};
 
-use crate::{exit::Failure, messages};
+use crate::{
+    exit::{self, Failure},
+    messages,
+};
 
 /// Signals that are passed on to a command.
 pub(crate) const PASSED_ON: [Signal; 6] = [
@@ -109,23 +112,24 @@ impl Signals {
     }
 }
 
-/// Does the work of a command that leaves nothing behind, unless a signal asks it to end first. It then dies by that
-/// signal, so that a script ends with it; the first process of a container can't, as the kernel spares it the default
-/// effect of signals, so it exits with the code for it.
-pub(crate) async fn unless_ended<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+/// From now on, a signal that asks the program to end does so at once, for a command that leaves nothing behind. The
+/// program dies by that signal, so that a script ends with it; the first process of a container can't, as the kernel
+/// spares it the default effect of signals, so it exits with the code for it.
+///
+/// A task of its own waits for the signal, as the command may block its thread: at a question, or at a full pipe.
+pub(crate) fn end_at_once() -> Result<AbortHandle, Failure> {
     let mut signals =
         Signals::listen(&ENDING).map_err(|error| Failure::internal(format!("signals can't be received: {error}")))?;
-    tokio::select! {
-        done = work => done,
-        signal = signals.ending() => {
-            messages::settle();
-            if !process::getpid().is_init() {
-                // It only fails for an unknown signal.
-                let _ = emulate_default_handler(signal.as_raw());
-            }
-            Err(Failure::ended_by(signal))
+    let ending = tokio::spawn(async move {
+        let signal = signals.ending().await;
+        messages::settle();
+        if !process::getpid().is_init() {
+            // It only fails for an unknown signal.
+            let _ = emulate_default_handler(signal.as_raw());
         }
-    }
+        std::process::exit(exit::code_of(signal).into());
+    });
+    Ok(ending.abort_handle())
 }
 
 impl Drop for Signals {

@@ -12,7 +12,7 @@ use rustix::{
     event::{PollFd, PollFlags, poll},
     io::Errno,
 };
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, task::AbortHandle};
 
 use crate::{
     arguments::Watch,
@@ -20,34 +20,28 @@ use crate::{
     events::{Events, line},
     exit::{Failure, Outcome, UNAVAILABLE},
     json, screen,
-    signals::unless_ended,
 };
 
-pub(crate) async fn watch(connection: &Connection, arguments: Watch) -> Outcome {
-    let beginning = async {
-        let name = match &arguments.name {
-            Some(name) => Some(arguments.kept.name(name).await?),
-            None => arguments.kept.check().await.map(|()| None)?,
-        };
-        let place = connection.prompt().await?;
-        let locks = arguments.kept.locks(&place).await?;
-        Ok((name, place, locks))
+/// Prints or shows the events. `ending` ends the program at a signal; the view has to restore the terminal first, and
+/// takes its place.
+pub(crate) async fn watch(connection: &Connection, arguments: Watch, ending: Option<AbortHandle>) -> Outcome {
+    let name = match &arguments.name {
+        Some(name) => Some(arguments.kept.name(name).await?),
+        None => arguments.kept.check().await.map(|()| None)?,
     };
-    let (name, place, locks) = unless_ended(beginning).await?;
+    let place = connection.prompt().await?;
+    let locks = arguments.kept.locks(&place).await?;
     let events = locks.events(name.as_deref());
     if io::stdout().is_terminal() && io::stdin().is_terminal() && !arguments.plain && !arguments.output.json {
         let title = arguments.kept.place(&place);
-        return screen::show(&place, title, &locks, name, events).await;
+        return screen::show(&place, title, &locks, name, events, ending).await;
     }
     let gone = reader_gone();
-    unless_ended(async {
-        tokio::select! {
-            outcome = lines(events, arguments.output.json) => outcome,
-            // The reader has read enough, as `head` does.
-            Ok(()) = gone => Ok(ExitCode::SUCCESS),
-        }
-    })
-    .await
+    tokio::select! {
+        outcome = lines(events, arguments.output.json) => outcome,
+        // The reader has read enough, as `head` does.
+        Ok(()) = gone => Ok(ExitCode::SUCCESS),
+    }
 }
 
 /// Resolves when nobody reads standard output any more: without events nothing is written that would fail.

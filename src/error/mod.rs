@@ -114,7 +114,7 @@ pub enum BuildError {
     NoChangeStream,
     /// The collection would lose locks that are held, or take one lock for another: it is a view, a time series or
     /// capped, compares texts by a collation, or has a TTL index by which the server deletes locks that are held.
-    #[error("locks can't be kept in {namespace}: {problem}")]
+    #[error("locks can't be kept in {}: {}", shown(namespace.escape_debug()), shown(problem))]
     #[non_exhaustive]
     Unsuitable {
         /// The database and the collection.

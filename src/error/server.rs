@@ -330,6 +330,12 @@ mod tests {
 
     #[test]
     fn every_error_says_its_cause_in_a_line() {
+        let long = format!("app.a\nb{}", "k".repeat(2_000));
+        let told = checked(&BuildError::Unsuitable {
+            namespace: long.clone(),
+            problem: long,
+        });
+        assert!(told.contains("locks can't be kept in app.a\\nb"), "{told}");
         for (error, cause) in errors() {
             let told = checked(&error);
             assert!(told.contains(cause), "{told}");

@@ -150,7 +150,7 @@ async fn nothing_is_taken_whose_token_nobody_would_know() {
     program.args(["acquire", "x", "--for", "1m"]);
     let closed = ["-c", "\"$@\" >&-", "sh"];
     let told = done(&mut started_by("sh", &closed, &program)).await.expect(64);
-    assert!(told.err.contains("standard output is closed"), "{told:?}");
+    assert!(told.err.contains("standard output is closed or discarded"), "{told:?}");
     assert!(is_vacant(&ground.locks().await, "x").await);
     // The null device may be meant.
     let unread = ["-c", "\"$@\" >/dev/null", "sh"];
@@ -227,7 +227,15 @@ async fn a_skipped_run_is_silent_if_that_is_asked_for() {
     let once = ["run", "-q", "--once-per", "366days", "--since-success", "y", "true"];
     watchlock(&ground, once).await.expect(0);
     assert_eq!(watchlock(&ground, once).await.expect(74).err, "");
-    // A failure is told.
+    // A lost lock is told, and a failure.
+    let mut running = Started::run(
+        &ground,
+        &["run", "-q", "z", "--", "sh", "-c", "echo here; exec sleep 300"],
+    );
+    running.line().await;
+    locks.break_lock("z").await.unwrap();
+    let told = running.done().await.expect(76);
+    assert!(told.err.contains("`z` is lost"), "{told:?}");
     let told = watchlock(&ground, ["run", "-n", "-q", "--semaphore", "2", "y", "true"]).await;
     assert!(told.code == 65 && told.err.contains("semaphore"), "{told:?}");
 }

@@ -111,8 +111,12 @@ async fn a_wrong_command_line_is_told_in_json_where_json_is_asked_for() {
     let error = &told.json()["error"];
     assert!(error.as_str().is_some_and(|error| error.contains("--kind")), "{told:?}");
     assert_eq!(told.json()["code"], 64);
-    let of_the_command = ["run", "--tyr", "x", "--", "ls", "--json"];
-    assert_eq!(done(bare().args(of_the_command)).await.expect(64).out, "");
+    for of_the_command in [
+        &["run", "--tyr", "x", "--", "ls", "--json"][..],
+        &["run", "--tyr", "x", "jq", "--json"],
+    ] {
+        assert_eq!(done(bare().args(of_the_command)).await.expect(64).out, "");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

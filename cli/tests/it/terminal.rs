@@ -574,6 +574,11 @@ async fn a_lock_is_only_broken_when_that_is_confirmed() {
         let (code, shown) = terminal.end().await;
         assert!(code == Some(1) && shown.contains("nothing was broken"), "{shown}");
     }
+    // The question blocks the program's own thread.
+    let mut terminal = Terminal::new(&ground, "exec $W break nightly-7");
+    terminal.until_shown("[y/N]").await;
+    terminal.type_in("\u{3}");
+    assert_eq!(terminal.code().await, None, "it dies by the signal");
     assert_eq!(first.lost_reason(), None);
 
     // The question is about one holder, and there is another when the answer comes.
