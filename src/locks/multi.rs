@@ -244,7 +244,8 @@ impl MultiRequest {
     /// Asks for one name after the other, until one is not free: then [`AcquireError::Held`].
     async fn try_acquire(self, timeout: Option<Duration>) -> Result<MultiHandle, AcquireError> {
         self.check(timeout)?;
-        let deadline = timeout.map(|timeout| Instant::now() + timeout);
+        let begun = Instant::now();
+        let deadline = timeout.map(|timeout| begun + timeout);
         let mut held: Vec<LockHandle> = Vec::with_capacity(self.names.len());
         for name in &self.names {
             let mut acquire = Mutex::new(self.session.clone(), name.clone())
@@ -258,19 +259,37 @@ impl MultiRequest {
             }
             held.push(acquire.or_held().await.map_err(|error| in_all(error, timeout))?);
         }
-        match held.iter().find(|part| part.lost_reason().is_some()) {
-            None => Ok(MultiHandle::new(held)),
-            // Somebody took it from us in the meantime.
-            Some(lost) => Err(AcquireError::Held {
-                name: lost.name().to_owned(),
-                contention: Box::new(Contention::behind(0)),
-            }),
+        let mut lost = held.iter().filter_map(|part| Some((part.name(), part.lost_reason()?)));
+        match lost.next() {
+            None => {}
+            Some((name, reason)) => return Err(lost_meanwhile(name, reason, begun.elapsed())),
         }
+        Ok(MultiHandle::new(held))
     }
 }
 
 fn until(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now())
+}
+
+/// Returns the error of a try whose part was lost while the others were asked for.
+fn lost_meanwhile(name: &str, reason: LostReason, waited: Duration) -> AcquireError {
+    let name = name.to_owned();
+    match reason {
+        LostReason::Released => AcquireError::Closed,
+        // Nobody was in the way: the server took too long with the others.
+        LostReason::Expired | LostReason::Elapsed | LostReason::HeldTooLong => AcquireError::Unanswered {
+            name,
+            waited,
+            contention: None,
+            error: None,
+        },
+        // Somebody took it from us.
+        _ => AcquireError::Held {
+            name,
+            contention: Box::new(Contention::behind(0)),
+        },
+    }
 }
 
 /// Returns the error for a timeout that expired before the name was requested, which may be free.
@@ -713,5 +732,26 @@ impl fmt::Debug for MultiHandle {
 impl fmt::Debug for MultiView {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("MultiView").field(&self.held.parts).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Only somebody who took the part makes it a lock that is taken.
+    #[test]
+    fn a_try_that_lost_a_part_says_why() {
+        let error = |reason| lost_meanwhile("x", reason, Duration::from_secs(1));
+        assert!(matches!(error(LostReason::Expired), AcquireError::Unanswered { .. }));
+        assert!(matches!(error(LostReason::Released), AcquireError::Closed));
+        for reason in [
+            LostReason::Broken,
+            LostReason::Overwritten,
+            LostReason::Deleted,
+            LostReason::Adopted,
+        ] {
+            assert!(matches!(error(reason), AcquireError::Held { .. }));
+        }
     }
 }

@@ -429,7 +429,12 @@ impl Session {
             holds.filter(|hold| hold.is(holder)).cloned().collect()
         };
         for hold in &holds {
+            let is_shown_idle = hold.is_shown_idle();
             self.seen_renewed(hold, holder, exchange, sent);
+            // That renewal changed nothing about the mark.
+            if is_shown_idle {
+                hold.note_shown_idle();
+            }
         }
         self.reschedule(&holds);
     }

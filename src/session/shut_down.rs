@@ -55,7 +55,11 @@ impl Session {
             if claims_are_settled && self.table().lines.by_name.is_empty() {
                 break;
             }
-            drained.await;
+            tokio::select! {
+                () = drained => {}
+                // A shutdown has ended the session's tasks at its time limit: nothing drains the rest.
+                () = self.ended.cancelled() => return,
+            }
         }
         self.ended.cancel();
     }
@@ -87,8 +91,8 @@ impl Session {
                     }
                 });
                 for hold in held {
-                    // This ends all handles of the hold.
-                    if hold.lose(LostReason::Released) {
+                    // This ends all handles of the hold; one that is over without anybody having looked has expired.
+                    if hold.lost_reason().is_none() && hold.lose(LostReason::Released) {
                         hold.report_end();
                         ended.push(hold);
                     }

@@ -219,8 +219,9 @@ impl Waitlist {
         }
         match after {
             _ if head.was_never_sent() => {}
-            // The head gets the hold, and the task after it the head's position in the server's queue.
-            Some(after) if after.may_take_over(held, handing) && after.was_never_sent() => {
+            // The head gets the hold, and the task after it the head's position in the server's queue, which a try would
+            // give up.
+            Some(after) if after.waits() && after.may_take_over(held, handing) && after.was_never_sent() => {
                 std::mem::swap(&mut head.entry, &mut after.entry);
                 (after.stage, after.above) = (head.stage, head.above);
                 (after.uncertain, after.how) = (head.uncertain, head.how);
@@ -348,7 +349,7 @@ mod tests {
         waitlist::{
             Patience,
             deadline::Deadline,
-            made_up::{MUTEX, PERMIT, READER, WRITER, in_context, task, waitlist},
+            made_up::{MUTEX, PERMIT, READER, WRITER, in_context, queued, task, waitlist},
         },
     };
 
@@ -453,6 +454,26 @@ mod tests {
             assert_eq!(range(task(), "me-1", 140, true, true), None, "another client waits");
             assert_eq!(range(task(), "me-9", 140, false, true), None, "it is another's");
             assert_eq!(range(task().reentering(true), "me-1", 140, false, true), None);
+        });
+    }
+
+    /// The position in the server's queue is that of the process, and the waiters behind the try would lose it.
+    #[tokio::test(start_paused = true)]
+    async fn a_try_is_not_given_the_position_in_the_queue_that_it_would_give_up() {
+        in_context(|context| {
+            let later = context.now + Duration::from_secs(1);
+            for (patience, goes_on) in [(Patience::Wait, true), (Patience::Try, false)] {
+                let mut second = task(2, MUTEX);
+                second.patience = patience;
+                let mut line = waitlist([queued(1, MUTEX), second, task(3, MUTEX)]);
+                line.holds.insert("me-0".to_owned(), hold(MUTEX, context));
+                let inherited = Inheritance {
+                    deadline: Deadline::at(later),
+                    renew_at: later,
+                };
+                assert_eq!(line.hand_on("me-0", inherited, context, &mut Vec::new()), goes_on);
+                assert!(line.leaving.is_empty() && line.is_queued(), "{line:?}");
+            }
         });
     }
 

@@ -12,7 +12,9 @@ use mongodb::{
     bson::{Document, doc},
 };
 use tokio::sync::oneshot;
-use watchlock::{AcquireError, BuildError, InMemory, LockClient, LockClientBuilder, LostReason, MemoryCollection};
+use watchlock::{
+    AcquireError, BuildError, InMemory, LockClient, LockClientBuilder, LostReason, MemoryCollection, Released,
+};
 use watchlock_testkit::shared;
 
 use crate::{
@@ -36,6 +38,20 @@ enum Lost {
     OnItsWay,
     /// One of the commands that release.
     Release,
+}
+
+/// A program that was blocked, or stopped, for longer than a lease, and then shuts down before anything else looks.
+#[tokio::test]
+async fn a_shutdown_does_not_call_a_hold_released_whose_time_is_over() {
+    let memory = InMemory::new();
+    let margin = Duration::from_millis(50);
+    let builder = memory.builder().lease(Duration::from_millis(500)).skew_margin(margin);
+    let locks = builder.build().await.unwrap();
+    let handle = locks.mutex("x").acquire().await.unwrap();
+    std::thread::sleep(Duration::from_millis(700));
+    locks.shutdown().await;
+    assert_eq!(handle.lost_reason(), Some(LostReason::Expired));
+    assert_eq!(handle.release().await.unwrap(), Released::WasLost);
 }
 
 #[tokio::test(flavor = "multi_thread")]

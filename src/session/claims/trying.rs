@@ -253,10 +253,12 @@ impl DocumentSession {
             .limit_of_claim(took, timed_out, lease.length.min(self.config.lease));
         let slot = self.asking.enter(Urgency::Usual, timed_out).await;
         let id = self.ids.claim();
-        if self.closing.is_cancelled() {
+        if self.closing.is_cancelled() || self.table().lines.closed {
             self.ids.pending_claims.settled(&id);
             // The receiver may be gone.
             drop(to.send(Ok(Round::NothingFree)));
+            // The end may have seen it pending.
+            self.drained.notify_waiters();
             return;
         }
         let operation = self.operation_of_claim(id.clone(), owner, lease);
