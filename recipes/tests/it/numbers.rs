@@ -280,11 +280,15 @@ async fn prometheus_has_the_names_that_the_dashboard_asks_for() {
         let recorder = prometheus.build_recorder();
         let exported = {
             let _recording = metrics::set_default_local_recorder(&recorder);
-            let (a, _b) = metered_pair().await;
+            let (a, b) = metered_pair().await;
             let held = a.mutex("x").acquire().await.unwrap();
             tokio::time::sleep(Duration::from_secs(20)).await;
             held.release().await.unwrap();
-            recorder.handle().render()
+            let exported = recorder.handle().render();
+            // A client ends in the background, which the next recorder would count.
+            drop((a, b));
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            exported
         };
         for line in [
             r#"watchlock_acquires_total{kind="mutex",outcome="granted",lock="x"} 1"#,
