@@ -47,6 +47,8 @@ pub(super) struct Renewals {
     answered: Option<(Instant, Duration)>,
     /// When it was reported that renewals are overdue, until they are not any more.
     pub(super) overdue_since: Option<Instant>,
+    /// Since when none has been, as far as the server has acknowledged a write since.
+    pub(super) in_time_since: Option<Instant>,
     /// The reason for which the last renewal failed.
     pub(super) failure: Option<StoreError>,
 }

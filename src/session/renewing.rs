@@ -281,7 +281,11 @@ impl Session {
         let (overdue, failure) = {
             let mut table = self.table();
             let overdue = table.agenda.overdue();
-            if overdue.count == 0 || table.renewals.overdue_since.is_some() {
+            if overdue.count == 0 {
+                return;
+            }
+            table.renewals.in_time_since = None;
+            if table.renewals.overdue_since.is_some() {
                 return;
             }
             table.renewals.overdue_since = Some(now);
@@ -295,22 +299,28 @@ impl Session {
 
     /// Reports that renewals are not overdue any more, if that was reported. Call it as the server has acknowledged a
     /// write: holds that were lost meanwhile are not overdue either.
+    ///
+    /// None may be for a whole interval: of the holds whose renewals are on their way or wait for their turn, others
+    /// may be about to be.
     pub(super) fn report_recovery(&self) {
-        let since = {
+        let (since, until) = {
             let mut table = self.table();
             let Some(since) = table.renewals.overdue_since else {
                 return;
             };
-            // The renewals of very many locks can be overdue in turn, a few at a time.
-            let late = Instant::now().checked_sub(self.config.renewal_interval / 2);
-            let is_late = |queue| late.is_some_and(|late| table.agenda.is_due(queue, late));
-            if table.agenda.overdue().count > 0 || is_late(Queue::First) || is_late(Queue::Urgent) {
+            if table.agenda.overdue().count > 0 {
+                table.renewals.in_time_since = None;
                 return;
             }
-            table.renewals.overdue_since = None;
-            since
+            let now = Instant::now();
+            let until = *table.renewals.in_time_since.get_or_insert(now);
+            if table.agenda.len() > 0 && now < until + self.config.renewal_interval {
+                return;
+            }
+            (table.renewals.overdue_since, table.renewals.in_time_since) = (None, None);
+            (since, until)
         };
-        telemetry::renewals_recovered(since.elapsed());
+        telemetry::renewals_recovered(until.saturating_duration_since(since));
     }
 
     /// Renews, and returns the number of renewed holds, and why the others were refused, if any. Reads which holds are
