@@ -89,14 +89,12 @@ impl Acquiring {
         };
         let answered = match (waited, timeout) {
             (Ok(answered), _) => answered,
-            (Err(_), timeout) => {
-                let standing = self.give_up();
-                match self.outcome.try_recv() {
-                    // Granted in this very moment: the hold is ours, and not too late.
-                    Ok(answered) => Ok(answered),
-                    Err(_) => return Err(self.overdue(timeout.unwrap_or_default(), standing)),
-                }
-            }
+            (Err(_), timeout) => match self.give_up() {
+                // It is answered in this very moment, and the answer is sent once the session's mutex is free: a hold
+                // is ours and not too late, and as somebody else's it would be in the way of our next request.
+                None => (&mut self.outcome).await,
+                standing => return Err(self.overdue(timeout.unwrap_or_default(), standing)),
+            },
         };
         self.answered = true;
         // The sender is dropped without an answer only when the session's runtime ends, or in a fork.
