@@ -314,7 +314,7 @@ impl Session {
             }
             let now = Instant::now();
             let until = *table.renewals.in_time_since.get_or_insert(now);
-            if table.agenda.len() > 0 && now < until + self.config.renewal_interval {
+            if table.agenda.oldest().is_some() && now < until + self.config.renewal_interval {
                 return;
             }
             (table.renewals.overdue_since, table.renewals.in_time_since) = (None, None);
