@@ -74,6 +74,11 @@ impl Session {
         self.closing.is_cancelled()
     }
 
+    /// Whether acquires and claims are refused: from the first step of an end, before any wait of theirs ends.
+    pub(super) fn takes_nothing_new(&self) -> bool {
+        self.is_closed() || self.table().lines.closed
+    }
+
     /// Ends every wait and every hold, and then reports this to the server. Nothing new comes to the lines meanwhile.
     async fn let_all_go(self: &Arc<Self>) {
         let (mut last, mut ended) = (None::<String>, Vec::new());

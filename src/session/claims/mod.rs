@@ -88,7 +88,11 @@ impl DocumentSession {
         tokio::select! {
             biased;
             () = self.closing.cancelled() => Err(self.why_closed()),
-            claimed = self.claim_or_wait(claiming, failing) => claimed,
+            claimed = self.claim_or_wait(claiming, failing) => match claimed {
+                // Of a client that takes nothing new, that says nothing of the documents.
+                Ok(None) if self.takes_nothing_new() => Err(self.why_closed()),
+                claimed => claimed,
+            },
         }
     }
 }

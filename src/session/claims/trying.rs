@@ -253,7 +253,7 @@ impl DocumentSession {
             .limit_of_claim(took, timed_out, lease.length.min(self.config.lease));
         let slot = self.asking.enter(Urgency::Usual, timed_out).await;
         let id = self.ids.claim();
-        if self.closing.is_cancelled() || self.table().lines.closed {
+        if self.takes_nothing_new() {
             self.ids.pending_claims.settled(&id);
             // The receiver may be gone.
             drop(to.send(Ok(Round::NothingFree)));

@@ -10,11 +10,13 @@ use watchlock_testkit::shared;
 use super::*;
 use crate::{
     config::Settings,
+    error::AcquireError,
     protocol::{Evict, wake},
     session::Session,
     status::LostReason,
     store::{Event, InPlace, MemoryDocuments, MemoryInPlace, MongoStore, Store, place::Paths},
     terms::Terms,
+    waitlist::Patience,
     wake_mode::WakeMode,
 };
 
@@ -144,6 +146,32 @@ async fn an_answer_that_comes_after_the_lease_is_one_that_took_too_long() {
     tokio::time::advance(asked.0.length).await;
     let answer = scene.session.claimed(&scene.entry, claimed, asked);
     assert!(matches!(&answer, Err(error) if !error.is_final()), "{answer:?}");
+}
+
+/// A scheduler would read "nothing is free" as "all is done".
+#[tokio::test(start_paused = true)]
+async fn a_client_that_takes_nothing_new_does_not_say_that_nothing_is_free() {
+    let scene = Scene::new().await;
+    scene.documents.insert(doc! { "_id": 2 }).unwrap();
+    scene.session.table().lines.closed = true;
+    for patience in [Patience::Try, Patience::Wait] {
+        let claiming = Claiming {
+            wanted: everything(),
+            owner: scene.session.config.owner(None),
+            terms: Terms::default(),
+            patience,
+            has_passed: false,
+        };
+        let mut failing = None;
+        let claimed = scene.session.claim(claiming, &mut failing);
+        let claimed = timeout(Duration::from_millis(1), claimed).await;
+        // A wait goes on until the next step of the end.
+        let told = match claimed {
+            Ok(claimed) => matches!(claimed, Err(AcquireError::Closed)),
+            Err(_) => patience == Patience::Wait,
+        };
+        assert!(told);
+    }
 }
 
 fn everything() -> Wanted {
