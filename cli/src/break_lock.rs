@@ -33,14 +33,14 @@ pub(crate) async fn break_lock(connection: &Connection, arguments: Break) -> Out
         holder,
         name,
     } = arguments;
-    let name = kept.name(&name).await?;
+    let typed = kept.read(&name).await?;
     if !yes && !io::stdin().is_terminal() {
         return Err(Failure::usage(
             "standard input is not a terminal: pass --yes to break the lock",
         ));
     }
     let place = connection.prompt().await?;
-    let locks = kept.locks(&place).await?;
+    let (locks, name) = kept.find(&place, typed).await?;
     let Some(before) = locks.inspect(&name).await? else {
         return not_broken(&name, None, &no_trace(&name), output);
     };

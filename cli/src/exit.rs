@@ -53,7 +53,7 @@ const ASKING: &[&str] = &[
 ];
 
 /// The exit codes, with the commands that have them, and their meaning there; no commands: all.
-const CODES: [(&str, &[&str], &str); 19] = [
+const CODES: [(&str, &[&str], &str); 20] = [
     ("0", &[], "done"),
     ("1", &["show"], "there is no trace of the lock"),
     ("1", &["break"], "nobody holds the lock, or it was not confirmed"),
@@ -73,6 +73,11 @@ const CODES: [(&str, &[&str], &str); 19] = [
         "65",
         OF_ONE,
         "the name is in use as another kind of lock, or its document is not a lock",
+    ),
+    (
+        "65",
+        &["wait", "show", "watch", "break"],
+        "the name can be that of several documents (--documents)",
     ),
     ("69", ASKING, "the server can't be reached, does not answer or refuses"),
     (

@@ -2,10 +2,10 @@
 
 use clap::Args;
 use futures::StreamExt as _;
-use mongodb::bson::{Bson, Document, oid::ObjectId};
+use mongodb::bson::{Bson, Document};
 use watchlock::{DocumentLocks, FencingToken, List, LockClient, LockInfo, MemoryCollection, OperateError, WakeMode};
 
-use crate::{connection::Place, events::Events, exit::Failure};
+use crate::{connection::Place, events::Events, exit::Failure, ids::Readings};
 
 /// Longest name of a collection that the server accepts with any name of its database, in bytes.
 const COLLECTION_MOST: usize = 255;
@@ -15,8 +15,10 @@ const COLLECTION_MOST: usize = 255;
 pub(crate) struct Kept {
     /// Look at the locks in the documents of this collection, instead of those with names
     ///
-    /// NAME is then the `_id` of a document: as `watchlock ls` shows it ("text", ObjectId(...), 7), as the hexadecimal
-    /// digits of an ObjectId, as extended JSON in braces ({"$oid": "..."}, {"tenant": 1}), or else a text.
+    /// NAME is then the `_id` of a document: as `watchlock ls` shows it ("text", ObjectId(...), 7), as extended JSON in
+    /// braces ({"$oid": "..."}, {"tenant": 1}), or as it reads: the digits of an ObjectId or of a UUID, a number, a date,
+    /// a text. If the collection has several documents with an `_id` that reads so, the command changes nothing and
+    /// names them.
     #[arg(long, value_name = "COLLECTION", value_parser = collection)]
     documents: Option<String>,
     /// The field of the documents that has their locks
@@ -38,15 +40,28 @@ impl Kept {
         Ok(())
     }
 
-    /// Returns the name of the requested lock as it is listed; checks it and the field, before anything is sent.
-    pub(crate) async fn name(&self, text: &str) -> Result<String, Failure> {
-        let locks = self.in_memory();
-        let name = match &locks {
-            Locks::Named(_) => text.to_owned(),
-            Locks::Documents(documents) => documents.name_of(id(documents, text)?),
+    /// Reads the name of the requested lock, as a user has typed it; checks it and the field, before anything is sent.
+    pub(crate) async fn read(&self, text: &str) -> Result<Typed, Failure> {
+        Ok(match self.in_memory() {
+            Locks::Named(locks) => {
+                drop(locks.inspect(text).await?);
+                Typed::Name(text.to_owned())
+            }
+            Locks::Documents(documents) => Typed::Id(Readings::of(&documents, text).await?),
+        })
+    }
+
+    /// Connects to the locks, and returns them with the requested one's name as it is listed.
+    pub(crate) async fn find(&self, place: &Place, typed: Typed) -> Result<(Locks, String), Failure> {
+        let locks = self.locks(place).await?;
+        let name = match (typed, &locks, &self.documents) {
+            (Typed::Name(name), ..) => name,
+            (Typed::Id(readings), Locks::Documents(documents), Some(collection)) => {
+                readings.find(place, collection, documents).await?
+            }
+            (Typed::Id(_), ..) => return Err(Failure::internal("an `_id` names no lock outside of documents")),
         };
-        drop(locks.inspect(&name).await?);
-        Ok(name)
+        Ok((locks, name))
     }
 
     fn in_memory(&self) -> Locks {
@@ -73,6 +88,13 @@ impl Kept {
             }
         })
     }
+}
+
+/// The name of a lock as a user has typed it.
+#[derive(Clone, Debug)]
+pub(crate) enum Typed {
+    Name(String),
+    Id(Readings),
 }
 
 /// Locks of either sort, each by its listed name.
@@ -140,27 +162,6 @@ fn listed(documents: &DocumentLocks<Document>, name: &str) -> Bson {
     documents.id_of(name).unwrap_or_else(|| Bson::from(name))
 }
 
-/// Returns the `_id` that a user has typed in any of its forms. The listed form comes first, so that the output of `ls`
-/// can always be copied.
-fn id(documents: &DocumentLocks<Document>, text: &str) -> Result<Bson, Failure> {
-    if let Some(id) = documents.id_of(text) {
-        return Ok(id);
-    }
-    if text.starts_with('{') {
-        let invalid = |error: &dyn std::fmt::Display| {
-            let shown: String = text.chars().take(200).collect();
-            let shown = shown.escape_debug();
-            Failure::usage(format!(
-                "the id `{shown}` begins with a brace and is not extended JSON: {error}"
-            ))
-        };
-        let value: serde_json::Value = serde_json::from_str(text).map_err(|error| invalid(&error))?;
-        return Bson::try_from(value).map_err(|error| invalid(&error));
-    }
-    // No other program writes 24 hexadecimal digits as a text by chance; such a text can be given in quotes.
-    Ok(ObjectId::parse_str(text).map_or_else(|_| Bson::from(text), Bson::ObjectId))
-}
-
 /// Checks the name of a collection of documents.
 fn collection(text: &str) -> Result<String, String> {
     match text.len() {
@@ -171,42 +172,5 @@ fn collection(text: &str) -> Result<String, String> {
         )),
         _ if text.contains(['$', '\0']) => Err("it contains `$` or NUL".to_owned()),
         _ => Ok(text.to_owned()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use mongodb::bson::doc;
-
-    use super::*;
-
-    #[test]
-    fn an_id_is_read_in_any_form() {
-        let documents = LockClient::in_memory().documents_in_memory(&MemoryCollection::new());
-        let hex = "507f191e810c19729de860ea";
-        let known = Bson::from(ObjectId::parse_str(hex).unwrap());
-        let pair = Bson::from(doc! { "tenant": "a", "number": 1_i64 });
-        for (text, id) in [
-            (hex.to_owned(), known.clone()),
-            (format!("ObjectId({hex})"), known.clone()),
-            (format!(r#"{{"$oid": "{hex}"}}"#), known),
-            (format!("\"{hex}\""), Bson::from(hex)),
-            ("7".to_owned(), Bson::Int64(7)),
-            ("\"7\"".to_owned(), Bson::from("7")),
-            (r#"{"$numberDouble": "1.5"}"#.to_owned(), Bson::from(1.5)),
-            ("order-7".to_owned(), Bson::from("order-7")),
-            (r#"{"tenant": "a", "number": 1}"#.to_owned(), pair.clone()),
-            (documents.name_of(pair.clone()), pair),
-        ] {
-            let read = super::id(&documents, &text).unwrap();
-            assert_eq!(documents.name_of(read), documents.name_of(id), "{text}");
-        }
-        for text in ["{", "{\"a\"}", "{\"$oid\": 5}"] {
-            let failure = super::id(&documents, text).unwrap_err();
-            assert!(
-                failure.message().contains(&text.escape_debug().to_string()),
-                "{failure:?}"
-            );
-        }
     }
 }

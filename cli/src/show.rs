@@ -20,9 +20,10 @@ use crate::{
 };
 
 pub(crate) async fn show(connection: &Connection, arguments: Show) -> Outcome {
-    let name = arguments.kept.name(&arguments.name).await?;
+    let typed = arguments.kept.read(&arguments.name).await?;
     let place = connection.prompt().await?;
-    let lock = arguments.kept.locks(&place).await?.inspect(&name).await?;
+    let (locks, name) = arguments.kept.find(&place, typed).await?;
+    let lock = locks.inspect(&name).await?;
     let code = if lock.is_some() {
         ExitCode::SUCCESS
     } else {

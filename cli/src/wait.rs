@@ -15,7 +15,7 @@ use crate::{
     connection::{Connection, Place},
     events::Events,
     exit::{Failure, NOT_OBTAINED, Outcome, UNAVAILABLE},
-    locks::Locks,
+    locks::{Locks, Typed},
 };
 
 /// Pauses before the lock is read again when the server has not answered, or the events may not have begun: they double
@@ -31,17 +31,17 @@ const LATER: Duration = Duration::from_millis(20);
 const EXPLANATION: Duration = Duration::from_secs(2);
 
 pub(crate) async fn wait(connection: &Connection, arguments: Wait) -> Outcome {
-    let name = arguments.kept.name(&arguments.name).await?;
+    let typed = arguments.kept.read(&arguments.name).await?;
     let Some(limit) = arguments.patience.timeout else {
         let place = connection.prompt().await?;
-        let mut waiting = Waiting::begin(&arguments, place, name).await?;
+        let mut waiting = Waiting::begin(&arguments, place, typed).await?;
         waiting.until_free().await?;
         return Ok(ExitCode::SUCCESS);
     };
     let began = tokio::time::Instant::now();
     let beginning = async {
         let place = connection.within(limit).await?;
-        Waiting::begin(&arguments, place, name.clone()).await
+        Waiting::begin(&arguments, place, typed).await
     };
     let Ok(begun) = timeout(limit.saturating_add(EXPLANATION), beginning).await else {
         let limit = humantime::format_duration(limit);
@@ -95,8 +95,8 @@ struct Waiting {
 
 impl Waiting {
     /// Reads the lock for the first time.
-    async fn begin(arguments: &Wait, place: Place, name: String) -> Result<Self, Failure> {
-        let locks = arguments.kept.locks(&place).await?;
+    async fn begin(arguments: &Wait, place: Place, typed: Typed) -> Result<Self, Failure> {
+        let (locks, name) = arguments.kept.find(&place, typed).await?;
         let offset = Offset::measure(&place).await?;
         let events = locks.events(Some(&name));
         let lock = locks.inspect(&name).await?;

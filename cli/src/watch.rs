@@ -25,12 +25,19 @@ use crate::{
 /// Prints or shows the events. `ending` ends the program at a signal; the view has to restore the terminal first, and
 /// takes its place.
 pub(crate) async fn watch(connection: &Connection, arguments: Watch, ending: Option<AbortHandle>) -> Outcome {
-    let name = match &arguments.name {
-        Some(name) => Some(arguments.kept.name(name).await?),
-        None => arguments.kept.check().await.map(|()| None)?,
+    let kept = &arguments.kept;
+    let typed = match &arguments.name {
+        Some(name) => Some(kept.read(name).await?),
+        None => kept.check().await.map(|()| None)?,
     };
     let place = connection.prompt().await?;
-    let locks = arguments.kept.locks(&place).await?;
+    let (locks, name) = match typed {
+        Some(typed) => kept
+            .find(&place, typed)
+            .await
+            .map(|(locks, name)| (locks, Some(name)))?,
+        None => (kept.locks(&place).await?, None),
+    };
     let events = locks.events(name.as_deref());
     if io::stdout().is_terminal() && io::stdin().is_terminal() && !arguments.plain && !arguments.output.json {
         let title = arguments.kept.place(&place);

@@ -1,6 +1,6 @@
-//! Locks in documents: `--documents` of `ls`, `show`, `watch` and `break`.
+//! Locks in documents: `--documents` of `ls`, `show`, `wait`, `watch` and `break`.
 
-use mongodb::bson::{Document, doc};
+use mongodb::bson::{Bson, Document, doc};
 use serde_json::{Value, json};
 use watchlock::{DocumentLocks, LostReason};
 
@@ -189,4 +189,90 @@ async fn a_bad_id_collection_or_field_is_refused_before_anything_is_sent() {
         let missing: Vec<_> = words.iter().filter(|word| !told.err.contains(**word)).collect();
         assert!(missing.is_empty(), "{missing:?}: {}", told.err);
     }
+}
+
+/// Runs each command that takes an `_id`, with this text for one: each must find the lock, which is held.
+async fn each_finds(ground: &Ground, collection: &str, text: &str, name: &str) {
+    let told = watchlock(ground, ["show", "--documents", collection, "--json", "--", text])
+        .await
+        .expect(0);
+    assert_eq!(told.json()["name"], json!(name), "{text}");
+    assert_eq!(told.json()["holders"].as_array().unwrap().len(), 1, "{text}");
+    let arguments = ["wait", "--documents", collection, "--timeout", "0s", "--", text];
+    let told = watchlock(ground, arguments).await.expect(75);
+    assert!(told.err.contains("held by"), "{text}: {told:?}");
+    let mut watching = Started::run(ground, &["watch", "--documents", collection, "--", text]);
+    let told = watching.line().await;
+    assert!(told.contains(&format!("  {name}  granted to ")), "{text}: {told}");
+    crate::signal("TERM", watching.pid());
+    let arguments = ["break", "--documents", collection, "--yes", "--json", "--", text];
+    let told = watchlock(ground, arguments).await.expect(0).json();
+    assert_eq!(told["name"], json!(name), "{text}");
+    assert_eq!(told["broken"].as_array().unwrap().len(), 1, "{text}");
+}
+
+/// No command says of a lock that nobody holds it because its `_id` is of another type than the text seems to be.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_is_found_by_whatever_its_id_reads_as() {
+    let ground = Ground::replica_set("cli_readings").await;
+    let collection = ground.driver().await.database(&ground.database).collection("orders");
+    let locks = ground.locks().await;
+    let orders = locks.documents(collection.clone());
+    let uuid = "3f2504e0-4f89-41d3-9a0c-0305e82c3301";
+    for (text, id) in [
+        ("7", Bson::from("7")),
+        ("008", Bson::from("008")),
+        ("9.0", Bson::Int32(9)),
+        (HEX, Bson::from(HEX)),
+        ("ObjectId(5)", Bson::from("ObjectId(5)")),
+        (uuid, mongodb::bson::Uuid::parse_str(uuid).unwrap().into()),
+        ("0.1", Bson::Decimal128("0.1".parse().unwrap())),
+    ] {
+        collection.insert_one(doc! { "_id": id.clone() }).await.unwrap();
+        let held = orders.acquire(id.clone()).await.unwrap();
+        each_finds(&ground, "orders", text, &orders.name_of(id)).await;
+        assert_eq!(within(SOON * 3, "the loss", held.lost()).await, LostReason::Broken);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_documents_that_a_text_can_be_none_is_taken() {
+    let ground = Ground::replica_set("cli_readings").await;
+    let collection = ground.driver().await.database(&ground.database).collection("orders");
+    let locks = ground.locks().await;
+    let orders = locks.documents(collection.clone());
+    for id in [Bson::from("7"), Bson::Int32(7)] {
+        collection.insert_one(doc! { "_id": id }).await.unwrap();
+    }
+    let number = r#"{"$numberInt":"7"}"#;
+    for (id, form) in [(Bson::from("7"), "\"7\""), (Bson::Int32(7), number)] {
+        let held = orders.acquire(id.clone()).await.unwrap();
+        for command in [&["show"][..], &["wait"], &["watch"], &["break", "--yes"]] {
+            let told = watchlock(&ground, [command, &["--documents", "orders", "7"]].concat())
+                .await
+                .expect(65);
+            assert!(
+                told.out.is_empty() && told.err.contains("2 documents in `orders`"),
+                "{told:?}"
+            );
+            assert!(told.err.contains(number) && told.err.contains("\"7\""), "{told:?}");
+        }
+        assert_eq!(held.lost_reason(), None);
+        each_finds(&ground, "orders", form, &orders.name_of(id)).await;
+    }
+}
+
+/// The lock is that of the stored `_id`, by which the server finds the document.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_is_found_by_a_spelling_that_is_the_same_to_its_collection() {
+    let ground = Ground::replica_set("cli_spelling").await;
+    let database = ground.driver().await.database(&ground.database);
+    let create = doc! { "create": "orders", "collation": { "locale": "en", "strength": 2 } };
+    database.run_command(create).await.unwrap();
+    let collection = database.collection("orders");
+    collection.insert_one(doc! { "_id": "Order-7" }).await.unwrap();
+    let locks = ground.locks().await;
+    let held = locks.documents(collection).acquire("Order-7").await.unwrap();
+    each_finds(&ground, "orders", "ORDER-7", "\"Order-7\"").await;
+    assert_eq!(within(SOON * 3, "the loss", held.lost()).await, LostReason::Broken);
 }

@@ -1,0 +1,206 @@
+//! The `_id`s that a text of the command line can be.
+//!
+//! People type an `_id` as they see it, and its type can't be seen: `7` is a number or a text. So the collection says
+//! which of them it has. A command that looked for one of them only would call a lock free that is held.
+
+use futures::TryStreamExt as _;
+use mongodb::{
+    bson::{Bson, DateTime, Decimal128, Document, Uuid, doc, oid::ObjectId},
+    options::{ReadPreference, SelectionCriteria},
+};
+use watchlock::DocumentLocks;
+
+use crate::{
+    connection::{Place, to_its_end},
+    exit::{DATA, Failure},
+    text::plain,
+};
+
+/// The `_id`s that a text can be, the likeliest first: never none.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Readings {
+    text: String,
+    ids: Vec<Bson>,
+    /// Whether the form of the text says of which type it is. Then it is the first, if the collection has that.
+    is_explicit: bool,
+}
+
+impl Readings {
+    /// Reads a text in all forms. The listed form comes first, so that the output of `ls` can be copied.
+    pub(crate) async fn of(documents: &DocumentLocks<Document>, text: &str) -> Result<Self, Failure> {
+        let json = serde_json::from_str(text)
+            .map_err(|error| error.to_string())
+            .and_then(|value: serde_json::Value| Bson::try_from(value).map_err(|error| error.to_string()));
+        if let (true, Err(error)) = (text.starts_with('{'), &json) {
+            let shown: String = text.chars().take(200).collect();
+            let shown = shown.escape_debug();
+            return Err(Failure::usage(format!(
+                "the id `{shown}` begins with a brace and is not extended JSON: {error}"
+            )));
+        }
+        // The digits are read again, as those of a double may be others.
+        let is_number = matches!(json, Ok(Bson::Int32(_) | Bson::Int64(_) | Bson::Double(_)));
+        let decimal = is_number.then(|| text.parse::<Decimal128>().ok()).flatten();
+        let forms = [
+            documents.id_of(text),
+            json.ok().filter(|id| !matches!(id, Bson::Array(_))),
+            decimal.map(Bson::Decimal128),
+            ObjectId::parse_str(text).ok().map(Bson::ObjectId),
+            Uuid::parse_str(text).ok().map(Bson::from),
+            DateTime::parse_rfc3339_str(text).ok().map(Bson::DateTime),
+            Some(Bson::from(text)),
+        ];
+        let mut ids: Vec<Bson> = Vec::new();
+        for id in forms.into_iter().flatten() {
+            let name = documents.name_of(id.clone());
+            if ids.iter().any(|known| documents.name_of(known.clone()) == name) {
+                continue;
+            }
+            // By the library's own rules, and in memory.
+            match documents.inspect(id.clone()).await {
+                Ok(_) => ids.push(id),
+                Err(error) if ids.is_empty() => return Err(error.into()),
+                // No document can have it.
+                Err(_) => {}
+            }
+        }
+        let is_explicit = ["\"", "{", "ObjectId(", "bson:"]
+            .iter()
+            .any(|start| text.starts_with(start));
+        Ok(Self {
+            text: text.to_owned(),
+            ids,
+            is_explicit,
+        })
+    }
+
+    /// Asks the server which of them is in the collection, and returns its listed name. If none is, the likeliest.
+    ///
+    /// To a collection with a collation of its own, an `_id` of another spelling can be the same: that is found too.
+    pub(crate) async fn find(
+        &self,
+        place: &Place,
+        collection: &str,
+        documents: &DocumentLocks<Document>,
+    ) -> Result<String, Failure> {
+        let [first, ..] = &self.ids[..] else {
+            return Err(Failure::internal("a text has no reading"));
+        };
+        let found = there(place, collection, self.ids.clone()).await?;
+        let likeliest = documents.name_of(first.clone());
+        let mut names: Vec<String> = found.iter().map(|id| documents.name_of(id.clone())).collect();
+        if names.is_empty() || (self.is_explicit && names.contains(&likeliest)) {
+            return Ok(likeliest);
+        }
+        if names.len() == 1 {
+            return Ok(names.remove(0));
+        }
+        let each: Vec<String> = found.iter().map(|id| explicit(documents, id)).collect();
+        Err(Failure::new(
+            DATA,
+            format!(
+                "`{}` can be the `_id` of {} documents in `{}`; give it in one of these forms: {}",
+                plain(&self.text),
+                each.len(),
+                plain(collection),
+                plain(&each.join("   "))
+            ),
+        ))
+    }
+}
+
+/// Returns those of the `_id`s that the collection has.
+async fn there(place: &Place, collection: &str, ids: Vec<Bson>) -> Result<Vec<Bson>, Failure> {
+    let documents = place.database.collection::<Document>(collection);
+    let finding = async move {
+        let found = documents
+            .find(doc! { "_id": { "$in": ids } })
+            .projection(doc! { "_id": 1 })
+            .sort(doc! { "_id": 1 })
+            .selection_criteria(SelectionCriteria::ReadPreference(ReadPreference::Primary))
+            .await?;
+        found.try_collect::<Vec<Document>>().await
+    };
+    let found = to_its_end(finding).await?.map_err(|error| Failure::driver(&error))?;
+    Ok(found.into_iter().filter_map(|mut found| found.remove("_id")).collect())
+}
+
+/// Returns a form of the `_id` that has no other reading: the listed one, but for a number.
+fn explicit(documents: &DocumentLocks<Document>, id: &Bson) -> String {
+    match id {
+        Bson::Int32(_) | Bson::Int64(_) | Bson::Double(_) | Bson::Decimal128(_) => {
+            id.clone().into_canonical_extjson().to_string()
+        }
+        _ => documents.name_of(id.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use watchlock::{LockClient, MemoryCollection};
+
+    use super::*;
+
+    const HEX: &str = "507f191e810c19729de860ea";
+
+    fn documents() -> DocumentLocks<Document> {
+        LockClient::in_memory().documents_in_memory(&MemoryCollection::new())
+    }
+
+    #[tokio::test]
+    async fn an_id_is_read_in_any_form() {
+        let documents = documents();
+        let known = Bson::from(ObjectId::parse_str(HEX).unwrap());
+        let pair = Bson::from(doc! { "tenant": "a", "number": 1_i64 });
+        for (text, id) in [
+            (HEX.to_owned(), known.clone()),
+            (format!("ObjectId({HEX})"), known.clone()),
+            (format!(r#"{{"$oid": "{HEX}"}}"#), known),
+            (format!("\"{HEX}\""), Bson::from(HEX)),
+            ("7".to_owned(), Bson::Int64(7)),
+            ("\"7\"".to_owned(), Bson::from("7")),
+            (r#"{"$numberDouble": "1.5"}"#.to_owned(), Bson::from(1.5)),
+            ("order-7".to_owned(), Bson::from("order-7")),
+            (r#"{"tenant": "a", "number": 1}"#.to_owned(), pair.clone()),
+            (documents.name_of(pair.clone()), pair),
+        ] {
+            let read = Readings::of(&documents, &text).await.unwrap();
+            assert_eq!(documents.name_of(read.ids[0].clone()), documents.name_of(id), "{text}");
+        }
+        for text in ["{", "{\"a\"}", "{\"$oid\": 5}"] {
+            let failure = Readings::of(&documents, text).await.unwrap_err();
+            assert!(
+                failure.message().contains(&text.escape_debug().to_string()),
+                "{failure:?}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn a_text_is_all_ids_that_it_can_be() {
+        let uuid = "3f2504e0-4f89-41d3-9a0c-0305e82c3301";
+        let tenth: Decimal128 = "0.1".parse().unwrap();
+        let date = DateTime::parse_rfc3339_str("2026-01-01T00:00:00Z").unwrap();
+        for (text, others) in [
+            ("order-7", vec![]),
+            ("7", vec![Bson::Int64(7)]),
+            ("007", vec![Bson::Int64(7)]),
+            ("7.0", vec![Bson::Int64(7)]),
+            ("0.1", vec![Bson::Double(0.1), Bson::Decimal128(tenth)]),
+            ("true", vec![Bson::Boolean(true)]),
+            ("null", vec![Bson::Null]),
+            (HEX, vec![ObjectId::parse_str(HEX).unwrap().into()]),
+            (uuid, vec![Uuid::parse_str(uuid).unwrap().into()]),
+            ("2026-01-01T00:00:00Z", vec![date.into()]),
+            ("\"7\"", vec![Bson::from("7")]),
+            // No document has such an id.
+            ("[7]", vec![]),
+        ] {
+            let documents = documents();
+            let names = |ids: &[Bson]| -> Vec<String> { ids.iter().map(|id| documents.name_of(id.clone())).collect() };
+            let read = Readings::of(&documents, text).await.unwrap();
+            let all = [others, vec![Bson::from(text)]].concat();
+            assert_eq!(names(&read.ids), names(&all), "{text}");
+        }
+    }
+}
