@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Arg, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum, error::ErrorKind};
 use clap_complete::Shell;
 use watchlock::Kind;
 
@@ -13,6 +13,9 @@ pub(crate) const COMPLETED: [&str; 13] = [
     "run", "elect", "hold", "acquire", "lock", "unlock", "renew", "release", "wait", "observe", "show", "watch",
     "break",
 ];
+
+/// The commands that ask no server.
+const OFFLINE: [&str; 2] = ["completions", "man"];
 
 /// The lease of a client whose holds all have lengths of their own.
 const LEASE: Duration = Duration::from_secs(30);
@@ -28,6 +31,40 @@ pub(crate) struct Arguments {
     pub(crate) connection: Connection,
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+/// Returns the definition of the command line. The options of the connection stand before a command or after it, but not
+/// after one that asks no server: its help does not show them.
+pub(crate) fn definition() -> clap::Command {
+    let options = Connection::augment_args(clap::Command::default());
+    let options: Vec<Arg> = options.get_arguments().cloned().collect();
+    Arguments::command().mut_subcommands(|command| match OFFLINE.contains(&command.get_name()) {
+        true => command,
+        false => command.args(options.clone()),
+    })
+}
+
+/// Reads the command line of this process.
+pub(crate) fn read() -> Result<Arguments, clap::Error> {
+    let mut whole = definition();
+    let mut matches = whole.try_get_matches_from_mut(std::env::args_os())?;
+    let before = Connection::given(&matches).map(|(option, _)| option).next();
+    let after = matches
+        .subcommand()
+        .map(|(name, of_command)| (name.to_owned(), of_command.clone()));
+    let mut arguments = Arguments::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut whole))?;
+    match (before, after) {
+        (Some(option), Some((name, _))) if OFFLINE.contains(&&name[..]) => {
+            let told = format!("`--{option}` does nothing here: `{name}` asks no server");
+            Err(whole.error(ErrorKind::UnknownArgument, told))
+        }
+        (_, after) => {
+            if let Some((_, of_command)) = after {
+                arguments.connection.prefer(&of_command);
+            }
+            Ok(arguments)
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]

@@ -12,14 +12,14 @@ use std::{
     time::Duration,
 };
 
-use clap::{CommandFactory as _, Parser as _};
+use clap::Parser as _;
 use clap_complete::Shell;
 use futures::TryStreamExt as _;
 use mongodb::bson::{Bson, Document, doc};
 use tokio::time::timeout;
 
 use crate::{
-    arguments::{Arguments, COMPLETED},
+    arguments::{Arguments, COMPLETED, definition},
     connection::to_its_end,
     exit::{Failure, Outcome},
     text::is_obeyed,
@@ -37,7 +37,7 @@ const NAMES_MOST: i64 = 200;
 pub(crate) fn completions(shell: Shell) -> Outcome {
     // Into memory first, as the generator panics if it can't write.
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Arguments::command(), "watchlock", &mut script);
+    clap_complete::generate(shell, &mut definition(), "watchlock", &mut script);
     let script = String::from_utf8(script).map_err(|error| Failure::internal(format!("not UTF-8: {error}")))?;
     let script = match shell {
         Shell::Bash => script + &with_names(include_str!("completions/names.bash")),
@@ -52,7 +52,7 @@ pub(crate) fn completions(shell: Shell) -> Outcome {
 /// Fills the definition of the command line into a part of a script: the commands that take a name, and the options
 /// that take a value.
 fn with_names(part: &str) -> String {
-    let mut whole = Arguments::command();
+    let mut whole = definition();
     whole.build();
     let commands = whole
         .get_subcommands()

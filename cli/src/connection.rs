@@ -2,7 +2,7 @@
 
 use std::{env, io, time::Duration};
 
-use clap::Args;
+use clap::{ArgMatches, Args, parser::ValueSource};
 use mongodb::{
     Client, Database,
     bson::doc,
@@ -39,13 +39,13 @@ const SELECTION_MOST: Duration = Duration::from_secs(30);
 #[command(next_help_heading = "Connection")]
 pub(crate) struct Connection {
     /// The connection string of the server
-    #[arg(long, env = URI, hide_env_values = true, global = true, value_name = "URI")]
+    #[arg(long, env = URI, hide_env_values = true, value_name = "URI")]
     uri: Option<String>,
     /// The database of the locks; by default that of the connection string
-    #[arg(long, env = "WATCHLOCK_DATABASE", global = true, value_name = "NAME")]
+    #[arg(long, env = "WATCHLOCK_DATABASE", value_name = "NAME")]
     database: Option<String>,
     /// The collection of the locks
-    #[arg(long, env = "WATCHLOCK_COLLECTION", global = true, value_name = "NAME")]
+    #[arg(long, env = "WATCHLOCK_COLLECTION", value_name = "NAME")]
     #[arg(default_value = "distributed_locks")]
     collection: String,
 }
@@ -70,6 +70,27 @@ pub(crate) struct Place {
 }
 
 impl Connection {
+    /// Returns the options that are given on a command line, and not by the environment.
+    pub(crate) fn given(matches: &ArgMatches) -> impl Iterator<Item = (&'static str, String)> {
+        ["uri", "database", "collection"].into_iter().filter_map(|option| {
+            // An error for a command that does not have it.
+            let value = matches.try_get_one::<String>(option).ok()??;
+            let is_given = matches.value_source(option) == Some(ValueSource::CommandLine);
+            is_given.then(|| (option, value.clone()))
+        })
+    }
+
+    /// Takes the options that are given after the command.
+    pub(crate) fn prefer(&mut self, of_command: &ArgMatches) {
+        for (option, value) in Self::given(of_command) {
+            match option {
+                "uri" => self.uri = Some(value),
+                "database" => self.database = Some(value),
+                _ => self.collection = value,
+            }
+        }
+    }
+
     /// Returns the place of the locks, for a command that waits for the server as long as the driver does.
     pub(crate) async fn patient(&self) -> Result<Place, Failure> {
         self.place(None).await

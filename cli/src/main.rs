@@ -38,8 +38,6 @@ mod watch;
 
 use std::{fs::File, process::ExitCode};
 
-use clap::Parser as _;
-
 use crate::{
     arguments::{Arguments, Command},
     exit::{Failure, Outcome, USAGE},
@@ -59,7 +57,7 @@ fn perform() -> ExitCode {
         Some(word) if word == completions::NAMES => return completions::names(words),
         _ => {}
     }
-    let arguments = match Arguments::try_parse() {
+    let arguments = match arguments::read() {
         Ok(arguments) => arguments,
         Err(told) => {
             // Nobody may be there to read it.

@@ -7,16 +7,16 @@ use std::{
     process::ExitCode,
 };
 
-use clap::{Command, CommandFactory as _};
+use clap::Command;
 
 use crate::{
-    arguments::Arguments,
+    arguments::definition,
     exit::{Failure, Outcome},
 };
 
 /// Returns the whole command line, with the options for the connection passed on to the commands.
 fn whole() -> Command {
-    let mut whole = Arguments::command();
+    let mut whole = definition();
     whole.build();
     whole
 }

@@ -686,3 +686,68 @@ async fn a_missing_privilege_is_named() {
     );
     assert!(told.err.lines().count() == 1 && !told.err.contains("lsid"), "{told:?}");
 }
+
+/// The options of the connection are shown by the commands that use them, and refused by the others.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_server_is_named_only_to_commands_that_ask_it() {
+    const OFFLINE: [&str; 2] = ["completions", "man"];
+    let help = done(bare().arg("--help")).await.expect(0).out;
+    let (_, list) = help.split_once("Commands:\n").unwrap();
+    let lines = list.lines().take_while(|line| !line.trim().is_empty());
+    // The lines that begin a command; others go on with its description.
+    let names = lines.filter_map(|line| line.strip_prefix("  ").filter(|line| !line.starts_with(' ')));
+    let commands: Vec<&str> = names.map(|line| line.split_whitespace().next().unwrap()).collect();
+    assert!(commands.len() > 14 && commands.contains(&"doctor"), "{commands:?}");
+    for command in commands.into_iter().filter(|command| *command != "help") {
+        let help = done(bare().args([command, "--help"])).await.expect(0).out;
+        let short = done(bare().args([command, "-h"])).await.expect(0).out;
+        let page = done(bare().args(["man", command]))
+            .await
+            .expect(0)
+            .out
+            .replace('\\', "");
+        for option in ["--uri", "--database", "--collection"] {
+            for text in [&help, &short, &page] {
+                assert_eq!(text.contains(option), !OFFLINE.contains(&command), "{command}: {text}");
+            }
+        }
+    }
+    // Also before the command.
+    for arguments in [
+        ["--uri", "mongodb://host", "man", "run"],
+        ["man", "run", "--uri", "mongodb://host"],
+        ["completions", "bash", "--database", "app"],
+        ["--collection", "locks", "completions", "bash"],
+    ] {
+        let told = done(bare().args(arguments)).await.expect(64);
+        let option = arguments.iter().find(|word| word.starts_with("--")).unwrap();
+        assert!(told.out.is_empty() && told.err.contains(option), "{told:?}");
+    }
+    // Of a command that asks, on both sides of it.
+    let ground = Ground::replica_set("cli_sides").await;
+    for arguments in [["--collection", "mine", "ls"], ["ls", "--collection", "mine"]] {
+        let told = watchlock(&ground, arguments).await.expect(0);
+        assert!(
+            told.err.contains(&format!("no locks in {}.mine", ground.database)),
+            "{told:?}"
+        );
+    }
+    // The environment names it for all commands.
+    let script = done(
+        bare()
+            .env("MONGODB_URI", "mongodb://host")
+            .args(["completions", "fish"]),
+    )
+    .await
+    .expect(0);
+    let offers = |line: &&str| {
+        OFFLINE
+            .iter()
+            .any(|name| line.contains(&format!("subcommand {name}\"")))
+    };
+    assert!(script.out.lines().filter(offers).count() > 1);
+    assert!(
+        !script.out.lines().filter(offers).any(|line| line.contains("-l uri")),
+        "{script:?}"
+    );
+}
