@@ -6,7 +6,7 @@ use clap::{Arg, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcomma
 use clap_complete::Shell;
 use watchlock::Kind;
 
-use crate::{connection::Connection, exit, locks::Kept};
+use crate::{connection::Connection, exit, locks::Kept, text::exact};
 
 /// The commands whose first word is the name of a lock.
 pub(crate) const COMPLETED: [&str; 13] = [
@@ -564,6 +564,9 @@ pub(crate) struct Observe {
 ///
 /// Documents in the collection that are not locks are named on standard error.
 ///
+/// On a narrow terminal times are shown by their largest unit, and tokens by the last digits, in which they differ;
+/// `show`, --json and a pipe have the whole.
+///
 /// With --json: an array of locks, each as in `watchlock show`.
 #[derive(Args, Debug)]
 #[command(after_help = exit::table(Some("ls")), override_usage = "watchlock ls [OPTIONS]")]
@@ -762,7 +765,9 @@ fn duration(text: &str) -> Result<Duration, String> {
 
     match humantime::parse_duration(text) {
         Ok(length) if length > MOST => Err(format!(
-            "{length:?} is longer than the longest accepted value, {MOST:?}"
+            "{} is longer than the longest accepted value, {}",
+            exact(length),
+            exact(MOST)
         )),
         Ok(length) => Ok(length),
         Err(error) => Err(format!("{error}; write it as 500ms, 5s, 2m or 1h 30m")),

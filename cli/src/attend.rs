@@ -17,7 +17,7 @@ use crate::{
     messages::{fail, say},
     process::{Ended, Running},
     signals::{self, Received, Signals},
-    text::plain,
+    text::{exact, plain},
 };
 
 /// Interval for checking the command without a signal: a signal may be lost, and none announces that the job has come
@@ -83,7 +83,7 @@ pub(crate) async fn attend(
             },
             most = passed(limit) => {
                 limit = None;
-                let (name, most) = (plain(&handle.name()), humantime::format_duration(most));
+                let (name, most) = (plain(&handle.name()), exact(most));
                 say(&format!("`{name}` has been held for {most}; the command is still running"));
             }
             _ = tick.tick() => {

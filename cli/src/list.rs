@@ -1,12 +1,10 @@
 //! `watchlock ls`.
 
 use std::{
-    io::{self, IsTerminal as _, Write as _},
+    io::{self, Write as _},
     process::ExitCode,
     time::SystemTime,
 };
-
-use rustix::termios::tcgetwinsize;
 
 use watchlock::{HolderInfo, Listing, LockInfo, UnreadableInfo};
 
@@ -17,12 +15,30 @@ use crate::{
     exit::{self, Outcome},
     json,
     messages::say,
+    table::{Cell, Column, Digits, table},
+    terminal,
     text::{self, plain},
 };
 
-/// Priority of the columns if there is no room for all: name, holder, time left of the lease, number of waiters, held
-/// since, reason, token, kind.
-const ORDER: [usize; 8] = [0, 2, 4, 6, 3, 7, 5, 1];
+const COLUMNS: [Column; 8] = [
+    NAME,
+    Column::whole("KIND", "KIND"),
+    HELD_BY,
+    Column::whole("FOR", "FOR"),
+    Column::whole("LEFT", "LEFT"),
+    Column::whole("TOKEN", "TOKEN"),
+    Column::whole("WAITING", "WAIT"),
+    WHY,
+];
+
+/// Priority of the columns if there is no room for all: name, holder, held since, reason, time left of the lease,
+/// number of waiters, token, kind.
+const ORDER: [usize; 8] = [0, 2, 3, 7, 4, 6, 5, 1];
+
+/// Users look for the name of a lock, so everything else gives way first.
+pub(crate) const NAME: Column = Column::text("NAME", "NAME", 32);
+const HELD_BY: Column = Column::text("HELD BY", "HELD BY", 18);
+pub(crate) const WHY: Column = Column::text("WHY", "WHY", 14);
 
 /// Limits the documents that are not locks and are named one by one: this many show that something is wrong.
 const UNREADABLE_SHOWN: usize = 10;
@@ -81,35 +97,36 @@ pub(crate) async fn list(connection: &Connection, arguments: List) -> Outcome {
 }
 
 fn print(found: &[LockInfo], now: SystemTime) -> io::Result<()> {
-    let rows: Vec<_> = found.iter().flat_map(|lock| rows(lock, now)).collect();
-    let headings = ["NAME", "KIND", "HELD BY", "FOR", "LEFT", "TOKEN", "WAITING", "WHY"];
     // The reader of a pipe gets all of it.
-    let within = io::stdout()
-        .is_terminal()
-        .then(|| tcgetwinsize(io::stdout()).ok())
-        .flatten();
-    let within = within.map(|size| usize::from(size.ws_col)).filter(|width| *width > 0);
-    let table = text::table(headings, &rows, ORDER, within);
-    io::stdout().lock().write_all(table.as_bytes())
+    let lines = formatted(found, now, terminal::columns(io::stdout()));
+    io::stdout().lock().write_all(lines.as_bytes())
+}
+
+fn formatted(found: &[LockInfo], now: SystemTime, within: Option<usize>) -> String {
+    let tokens = found.iter().flat_map(|lock| &lock.holders);
+    let digits = Digits::of(tokens.map(|holder| holder.token));
+    let rows: Vec<_> = found.iter().flat_map(|lock| rows(lock, digits, now)).collect();
+    table(COLUMNS, &rows, ORDER, within)
 }
 
 /// Returns one row for each holder, so that a search through the output finds complete lines; one for a free lock.
-fn rows(lock: &LockInfo, now: SystemTime) -> Vec<[String; 8]> {
+fn rows(lock: &LockInfo, digits: Digits, now: SystemTime) -> Vec<[Cell; 8]> {
     let row = |holder: Option<&HolderInfo>| {
         let [by, held, left, token, why] = holder.map_or_else(
-            || ["-"; 5].map(str::to_owned),
+            || ["-"; 5].map(Cell::from),
             |holder| {
                 [
-                    who(holder),
-                    text::span(holder.since, now),
+                    who(holder).into(),
+                    span(holder.since, now),
                     left(holder, now),
-                    holder.token.to_string(),
-                    why(holder),
+                    digits.cell(holder.token),
+                    why(holder).into(),
                 ]
             },
         );
         let (name, kind) = (text::plain(&lock.name), lock.kind.to_string());
-        [name, kind, by, held, left, token, waiting(lock, now), why]
+        let waiting = waiting(lock, now);
+        [name.into(), kind.into(), by, held, left, token, waiting.into(), why]
     };
     match &lock.holders[..] {
         [] => vec![row(None)],
@@ -118,11 +135,16 @@ fn rows(lock: &LockInfo, now: SystemTime) -> Vec<[String; 8]> {
 }
 
 /// Returns how much of the lease is left; nothing for a dead holder.
-pub(crate) fn left(holder: &HolderInfo, now: SystemTime) -> String {
+pub(crate) fn left(holder: &HolderInfo, now: SystemTime) -> Cell {
     if holder.until <= now {
-        return "over".to_owned();
+        return "over".into();
     }
-    text::span(now, holder.until)
+    span(now, holder.until)
+}
+
+/// Returns the cell of the time from `from` to `to`.
+pub(crate) fn span(from: SystemTime, to: SystemTime) -> Cell {
+    Cell::of(text::span(from, to), text::brief_span(from, to))
 }
 
 /// Returns how many wait, and how many of them have been silent for too long.
@@ -171,7 +193,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::{live, screen, show};
+    use crate::{live, made_up::some, screen, show};
 
     /// Random numbers, the same for each seed (splitmix64).
     struct Random(u64);
@@ -234,6 +256,37 @@ mod tests {
         }
     }
 
+    #[test]
+    fn at_80_columns_holder_and_reason_can_be_read() {
+        let (locks, now) = some();
+        let shown = "\
+NAME             HELD BY                FOR  LEFT  TOKEN    WAIT  WHY
+invoice-42       billing@web-1:4711     30m  21s   …312000  1     monthly run
+nightly-reports  reports@batch-17.eu.…  4d   21s   …007000  0     the accounts …
+請求書-42        web-2:4711             4m   21s   …250000  0     夜間バッチ処…
+free             -                      -    -     -        0     -
+";
+        assert_eq!(formatted(&locks, now, Some(80)), shown);
+    }
+
+    const WHOLE: &str = "\
+NAME             KIND       HELD BY                               FOR     LEFT  TOKEN             WAITING  WHY
+invoice-42       mutex      billing@web-1:4711                    30m     21s   1767268799312000  1        monthly run
+nightly-reports  semaphore  reports@batch-17.eu.example.net:4711  4d 3h   21s   1766912400007000  0        \
+the accounts of the whole of last year
+請求書-42        mutex      web-2:4711                            4m 14s  21s   1767270345250000  0        \
+夜間バッチ処理の実行 🔒🔒
+free             election   -                                     -       -     -                 0        -
+";
+
+    #[test]
+    fn where_there_is_room_everything_is_whole() {
+        let (locks, now) = some();
+        for within in [None, Some(200)] {
+            assert_eq!(formatted(&locks, now, within), WHOLE);
+        }
+    }
+
     /// Whatever a document has: it is printed in lines, none of which the terminal obeys, and not many times its length.
     #[test]
     fn whatever_a_document_has_can_be_printed() {
@@ -241,17 +294,14 @@ mod tests {
         for seed in 0..12 {
             let mut random = Random(seed);
             let locks = [random.lock(), random.lock()];
-            let rows: Vec<_> = locks.iter().flat_map(|lock| rows(lock, now)).collect();
-            let headings = ["NAME", "KIND", "HELD BY", "FOR", "LEFT", "TOKEN", "WAITING", "WHY"];
-            let length: usize = rows.iter().flatten().map(String::len).sum();
-            let whole = text::table(headings, &rows, ORDER, None);
+            let digits = Digits::of(std::iter::empty());
+            let rows: Vec<_> = locks.iter().flat_map(|lock| rows(lock, digits, now)).collect();
+            let length: usize = rows.iter().flatten().map(|cell| cell.whole().len()).sum();
+            let whole = formatted(&locks, now, None);
             assert!(whole.len() <= length + (rows.len() + 1) * 8 * 300, "{seed}");
             for width in [1, 30, 80, 300, 100_000] {
-                let table = text::table(headings, &rows, ORDER, Some(width));
-                assert!(
-                    table.lines().all(|line| line.chars().count() <= width),
-                    "{seed}: {width}"
-                );
+                let table = formatted(&locks, now, Some(width));
+                assert!(table.lines().all(|line| text::width(line) <= width), "{seed}: {width}");
             }
             for lock in &locks {
                 let shown = show::in_full(lock, now);
@@ -261,7 +311,7 @@ mod tests {
                 );
                 for width in [1, 80, usize::MAX] {
                     let line = live::line(lock, Some(0), now, width);
-                    assert!(line.chars().count() <= width, "{seed}: {width}");
+                    assert!(text::width(&line) <= width, "{seed}: {width}");
                 }
             }
             screen::try_to_draw(locks.into(), now);

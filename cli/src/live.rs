@@ -3,12 +3,10 @@
 
 use std::{
     convert::Infallible,
-    env,
-    io::{self, IsTerminal as _},
+    io,
     time::{Duration, SystemTime},
 };
 
-use rustix::termios::tcgetwinsize;
 use tokio::time::{MissedTickBehavior, interval_at, sleep};
 use watchlock::{HolderInfo, LockClient, LockInfo};
 
@@ -18,6 +16,7 @@ use crate::{
     list::{short, why},
     messages,
     show::live,
+    terminal,
     text::{cut, plain, span},
 };
 
@@ -51,8 +50,7 @@ impl Drop for Shown {
 
 /// Shows the line while it is polled, if there is a terminal to show it on. Elsewhere it prints lines with `verbose`.
 pub(crate) async fn show(place: &Place, locks: &LockClient, names: &[&str], verbose: bool) -> Infallible {
-    let is_dumb = env::var_os("TERM").is_none_or(|terminal| terminal == "dumb");
-    if !io::stderr().is_terminal() || is_dumb {
+    if !terminal::can_draw(io::stderr()) {
         if !verbose {
             return std::future::pending().await;
         }
@@ -73,9 +71,8 @@ pub(crate) async fn show(place: &Place, locks: &LockClient, names: &[&str], verb
         }
         let Some(offset) = offset else { continue };
         if let Some((lock, position)) = awaited(locks, names).await {
-            let columns = tcgetwinsize(io::stderr()).map_or(0, |size| usize::from(size.ws_col));
             // The last column is left free, as some terminals wrap there.
-            let width = if columns > 0 { columns } else { WIDTH }.saturating_sub(1);
+            let width = terminal::columns(io::stderr()).unwrap_or(WIDTH).saturating_sub(1);
             messages::show(&line(&lock, position, offset.now(), width));
             shown.0 = true;
         }
@@ -242,7 +239,7 @@ mod tests {
         for width in [1, 2, 29, 59, 119] {
             let shown = shown(&lock, width);
             assert!(
-                shown.chars().count() <= width && !shown.contains(char::is_control),
+                crate::text::width(&shown) <= width && !shown.contains(char::is_control),
                 "{shown:?}"
             );
         }

@@ -22,6 +22,8 @@ mod keyboard;
 mod list;
 mod live;
 mod locks;
+#[cfg(test)]
+mod made_up;
 mod manual;
 mod messages;
 mod observe;
@@ -32,6 +34,8 @@ mod run;
 mod screen;
 mod show;
 mod signals;
+mod table;
+mod terminal;
 mod text;
 mod wait;
 mod watch;

@@ -21,7 +21,7 @@ use crate::{
     messages::{self, fail, say},
     process::Running,
     signals::{JOB_CONTROL, PASSED_ON, Signals},
-    text::plain,
+    text::{exact, plain},
 };
 
 /// Limit of a try, including the connecting before it: it is for users who do not want to wait.
@@ -251,7 +251,7 @@ async fn acquire(locks: &LockClient, arguments: &Run, deadline: Option<Instant>)
 }
 
 fn unanswered(limit: Duration) -> Failure {
-    let limit = humantime::format_duration(limit);
+    let limit = exact(limit);
     Failure::new(UNAVAILABLE, format!("the server did not answer within {limit}"))
 }
 

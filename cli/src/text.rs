@@ -1,9 +1,12 @@
-//! Text for people: tables, times, and text written by others.
+//! Text for people: times, durations, and text written by others.
 
 use std::{
     fmt::Write as _,
     time::{Duration, SystemTime},
 };
+
+use unicode_segmentation::UnicodeSegmentation as _;
+use unicode_width::UnicodeWidthStr as _;
 
 /// The last millisecond of the year 9999; RFC 3339 has no form for later times.
 const LAST: u64 = 253_402_300_799_999;
@@ -17,22 +20,64 @@ pub(crate) fn time(time: SystemTime) -> String {
     humantime::format_rfc3339_millis(shown).to_string()
 }
 
-/// Formats the time from `from` to `to`, with the two largest units: `350ms`, `12s`, `3m 5s`, `2h 10m`, `4days 3h`.
+/// Formats the time from `from` to `to`, as [`span_of`] does.
 pub(crate) fn span(from: SystemTime, to: SystemTime) -> String {
     span_of(to.duration_since(from).unwrap_or_default())
 }
 
+/// Formats a duration that was measured, with the two largest units: `350ms`, `12s`, `3m 5s`, `2h 10m`, `4d 3h`.
 pub(crate) fn span_of(duration: Duration) -> String {
-    let rounded = if duration < Duration::from_secs(1) {
-        Duration::from_millis(u64::try_from(duration.as_millis()).unwrap_or(0))
-    } else {
-        Duration::from_secs(duration.as_secs())
-    };
-    let whole = humantime::format_duration(rounded).to_string();
-    let mut words = whole.split(' ');
-    match (words.next(), words.next()) {
-        (Some(first), Some(second)) => format!("{first} {second}"),
-        _ => whole,
+    let duration = in_whole_seconds(duration);
+    let units = units(duration);
+    // After four days, five minutes more make no difference.
+    let largest = units.iter().position(|(count, _)| *count > 0).unwrap_or(SECONDS);
+    shown(&units[largest..units.len().min(largest + 2)])
+}
+
+/// Formats the same in the largest unit alone, where there is little room: `350ms`, `12s`, `3m`, `2h`, `4d`.
+pub(crate) fn brief_span(from: SystemTime, to: SystemTime) -> String {
+    let duration = in_whole_seconds(to.duration_since(from).unwrap_or_default());
+    let units = units(duration);
+    let largest = units.iter().position(|(count, _)| *count > 0).unwrap_or(SECONDS);
+    shown(&units[largest..=largest])
+}
+
+/// Formats a duration that somebody has set, exactly: `1h 30m`, `1s 500ms`.
+pub(crate) fn exact(duration: Duration) -> String {
+    shown(&units(duration))
+}
+
+/// The place of the seconds among the units.
+const SECONDS: usize = 3;
+
+/// Returns a duration in units, the largest first.
+fn units(duration: Duration) -> [(u64, &'static str); 7] {
+    let (seconds, nanos) = (duration.as_secs(), duration.subsec_nanos());
+    [
+        (seconds / 86_400, "d"),
+        (seconds / 3_600 % 24, "h"),
+        (seconds / 60 % 60, "m"),
+        (seconds % 60, "s"),
+        ((nanos / 1_000_000).into(), "ms"),
+        ((nanos / 1_000 % 1_000).into(), "us"),
+        ((nanos % 1_000).into(), "ns"),
+    ]
+}
+
+fn shown(units: &[(u64, &str)]) -> String {
+    let counted = units.iter().filter(|(count, _)| *count > 0);
+    let words: Vec<String> = counted.map(|(count, unit)| format!("{count}{unit}")).collect();
+    if words.is_empty() {
+        return "0s".to_owned();
+    }
+    words.join(" ")
+}
+
+/// Leaves out what nobody reads: parts of seconds, or of milliseconds if it is less than a second.
+fn in_whole_seconds(duration: Duration) -> Duration {
+    match duration.as_secs() {
+        0 => Duration::from_millis(duration.subsec_millis().into()),
+        seconds => Duration::from_secs(seconds),
     }
 }
 
@@ -60,85 +105,39 @@ pub(crate) fn plain(text: &str) -> String {
     shown
 }
 
-/// Returns the widths of columns within a total width, with a gap between any two; zero for those that are left out.
-///
-/// The first in `order` is the last to shrink. The others enter with their minimum width, in that order, as long as
-/// there is room for them; the remaining room then makes them wider, up to their contents.
-pub(crate) fn fit<const N: usize>(natural: [usize; N], order: [usize; N], gap: usize, width: usize) -> [usize; N] {
-    /// Minimum useful width of a cell.
-    const LEAST: usize = 9;
-    let mut widths = [0; N];
-    let Some((first, others)) = order.split_first() else {
-        return widths;
-    };
-    widths[*first] = natural[*first].min(width);
-    let mut left = width - widths[*first];
-    for column in others {
-        let least = natural[*column].clamp(1, LEAST);
-        if left < least + gap {
+/// Returns the number of columns that a terminal takes to show a text: two for a letter of Chinese or an emoji, none for
+/// an accent of its own.
+pub(crate) fn width(text: &str) -> usize {
+    width_up_to(text, usize::MAX)
+}
+
+/// Counts the columns of a text only until they are more than `most`: a text of others may be of any length.
+pub(crate) fn width_up_to(text: &str, most: usize) -> usize {
+    let mut columns = 0;
+    for grapheme in text.graphemes(true) {
+        columns += grapheme.width();
+        if columns > most {
             break;
         }
-        widths[*column] = least;
-        left -= least + gap;
     }
-    for column in order {
-        if widths[column] > 0 {
-            let more = natural[column].saturating_sub(widths[column]).min(left);
-            widths[column] += more;
-            left -= more;
-        }
-    }
-    widths
+    columns
 }
 
-/// Returns as much of a text as fits; a mark shows that it was cut off.
-pub(crate) fn cut(text: &str, width: usize) -> String {
-    if text.chars().count() <= width {
-        return text.to_owned();
-    }
-    let mut shown: String = text.chars().take(width.saturating_sub(1)).collect();
-    if width > 0 {
-        shown.push('…');
-    }
-    shown
-}
-
-/// Returns the width of the widest cell of each column.
-pub(crate) fn natural<const N: usize>(headings: [&str; N], rows: &[[String; N]]) -> [usize; N] {
-    let mut widths = headings.map(|heading| heading.chars().count());
-    for row in rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
+/// Returns as much of a text as fits into this many columns; a mark shows that it was cut off.
+pub(crate) fn cut(text: &str, columns: usize) -> String {
+    let (mut taken, mut end) = (0, 0);
+    for (at, grapheme) in text.grapheme_indices(true) {
+        taken += grapheme.width();
+        if taken > columns {
+            let mark = if columns > 0 { "…" } else { "" };
+            return format!("{}{mark}", &text[..end]);
+        }
+        // The mark takes a column.
+        if taken < columns {
+            end = at + grapheme.len();
         }
     }
-    widths
-}
-
-/// Maximum width to which a cell is padded: one absurdly long cell would otherwise multiply the output by its length.
-const PADDED_MOST: usize = 256;
-
-/// Formats lines of cells below headings, each column as wide as its widest cell; with a given width, no wider than
-/// that, with the columns that come first in `order`.
-pub(crate) fn table<const N: usize>(
-    headings: [&str; N],
-    rows: &[[String; N]],
-    order: [usize; N],
-    within: Option<usize>,
-) -> String {
-    let natural = natural(headings, rows);
-    let widths = within.map_or(natural, |width| fit(natural, order, 2, width));
-    let mut text = String::new();
-    for row in std::iter::once(&headings.map(str::to_owned)).chain(rows) {
-        let mut line = String::new();
-        for (width, cell) in widths.iter().zip(row).filter(|(width, _)| **width > 0) {
-            let cell = cut(cell, *width);
-            let padded = PADDED_MOST.min(*width);
-            let _ = write!(line, "{cell:padded$}  ");
-        }
-        text.push_str(line.trim_end());
-        text.push('\n');
-    }
-    text
+    text.to_owned()
 }
 
 #[cfg(test)]
@@ -157,9 +156,49 @@ mod tests {
     }
 
     #[test]
-    fn spans_have_two_units() {
-        let spans = [0, 350, 1_999, 185_000, 7_800_000].map(|millis| span_of(Duration::from_millis(millis)));
-        assert_eq!(spans, ["0s", "350ms", "1s", "3m 5s", "2h 10m"]);
+    fn a_duration_has_one_form_and_is_shorter_if_it_was_measured() {
+        const DAY: u64 = 86_400_000;
+        let all = [
+            (0, "0s", "0s", "0s"),
+            (350, "350ms", "350ms", "350ms"),
+            (1_999, "1s 999ms", "1s", "1s"),
+            (185_000, "3m 5s", "3m 5s", "3m"),
+            (7_800_000, "2h 10m", "2h 10m", "2h"),
+            (5_420_500, "1h 30m 20s 500ms", "1h 30m", "1h"),
+            (4 * DAY + 300_000, "4d 5m", "4d", "4d"),
+            (400 * DAY + 3_600_000, "400d 1h", "400d 1h", "400d"),
+        ];
+        for (millis, set, measured, brief) in all {
+            let (epoch, duration) = (SystemTime::UNIX_EPOCH, Duration::from_millis(millis));
+            assert_eq!(exact(duration), set);
+            assert_eq!(span_of(duration), measured);
+            assert_eq!(brief_span(epoch, epoch + duration), brief);
+            // It is what can be typed.
+            assert_eq!(humantime::parse_duration(&exact(duration)).unwrap(), duration);
+        }
+        assert_eq!(exact(Duration::from_nanos(1_002)), "1us 2ns");
+    }
+
+    #[test]
+    fn wide_characters_are_counted_as_the_columns_that_they_take() {
+        let family = "👨\u{200d}👩\u{200d}👧";
+        for (text, columns) in [("é", 1), ("e\u{301}", 1), ("日本", 4), ("🔒", 2), (family, 2), ("", 0)] {
+            assert_eq!(width(text), columns, "{text}");
+        }
+        for (text, columns, shown) in [
+            ("abcdef", 4, "abc…"),
+            ("abc", 3, "abc"),
+            ("日本語", 6, "日本語"),
+            ("日本語", 5, "日本…"),
+            ("日本語", 4, "日…"),
+            ("日本語", 1, "…"),
+            ("日本語", 0, ""),
+            ("e\u{301}e\u{301}e\u{301}", 2, "e\u{301}…"),
+            (&format!("a{family}b"), 3, "a…"),
+            (&format!("a{family}bc"), 4, &format!("a{family}…")),
+        ] {
+            assert_eq!(cut(text, columns), shown, "{text}, {columns}");
+        }
     }
 
     #[test]
@@ -169,24 +208,5 @@ mod tests {
             plain("\u{9b}31m \u{202e}abc שלום 👩\u{200d}💻"),
             "\\u{9b}31m \\u{202e}abc שלום 👩\u{200d}💻"
         );
-    }
-
-    #[test]
-    fn columns_are_aligned() {
-        let rows = [["ä".to_owned(), "x y".to_owned()], ["bcd".to_owned(), String::new()]];
-        assert_eq!(table(["A", "B"], &rows, [0, 1], None), "A    B\nä    x y\nbcd\n");
-    }
-
-    #[test]
-    fn the_first_column_is_the_last_to_shrink() {
-        let natural = [20, 9, 30, 6];
-        let order = [0, 2, 3, 1];
-        let fitted = [200, 60, 40, 30, 12].map(|width| fit(natural, order, 1, width));
-        assert_eq!(fitted[0], natural);
-        assert_eq!(fitted[1], [20, 9, 22, 6]);
-        assert_eq!(fitted[2], [20, 0, 12, 6]);
-        assert_eq!(fitted[3], [20, 0, 9, 0]);
-        assert_eq!(fitted[4], [12, 0, 0, 0]);
-        assert_eq!((cut("abcdef", 4), cut("abc", 3)), ("abc…".to_owned(), "abc".to_owned()));
     }
 }

@@ -16,6 +16,7 @@ use crate::{
     events::Events,
     exit::{Failure, NOT_OBTAINED, Outcome, UNAVAILABLE},
     locks::{Locks, Typed},
+    text::exact,
 };
 
 /// Pauses before the lock is read again when the server has not answered, or the events may not have begun: they double
@@ -44,7 +45,7 @@ pub(crate) async fn wait(connection: &Connection, arguments: Wait) -> Outcome {
         Waiting::begin(&arguments, place, typed).await
     };
     let Ok(begun) = timeout(limit.saturating_add(EXPLANATION), beginning).await else {
-        let limit = humantime::format_duration(limit);
+        let limit = exact(limit);
         return Err(Failure::new(
             UNAVAILABLE,
             format!("the server did not answer within {limit}"),
@@ -58,7 +59,7 @@ pub(crate) async fn wait(connection: &Connection, arguments: Wait) -> Outcome {
     if let Ok(free) = timeout(limit.saturating_sub(began.elapsed()), waiting.until_free()).await {
         return free.map(|()| ExitCode::SUCCESS);
     }
-    let limit = humantime::format_duration(limit);
+    let limit = exact(limit);
     if let Some(trouble) = waiting.trouble {
         // A script must be able to distinguish this from a lock that is held.
         return Err(trouble);

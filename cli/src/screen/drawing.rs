@@ -10,7 +10,7 @@ use ratatui::{
     layout::{Constraint, Layout},
     style::{Modifier, Style, Stylize as _},
     text::{Line, Span},
-    widgets::{Block, Borders, Cell, Paragraph, Row, Table, TableState},
+    widgets::{Block, Borders, Paragraph, Row, Table, TableState},
 };
 
 use super::{
@@ -18,17 +18,31 @@ use super::{
     view::{Part, View},
 };
 use crate::{
-    list::{left, short, who, why},
+    list::{NAME, WHY, left, short, span, who, why},
     show::in_full,
-    text::{cut, fit, natural, plain, span, span_of},
+    table::{self, Column, Digits, Layout as Columns},
+    text::{plain, span_of},
 };
 
 /// Number of lines for the events.
 const EVENT_LINES: u16 = 8;
 
-/// Priority of the columns if there is no room for all: name, holder, time left of the lease, held since, reason,
+const COLUMNS: [Column; 7] = [
+    NAME,
+    Column::whole("KIND", "KIND"),
+    Column::text("HELD BY / WAITING", "HELD BY", 18),
+    Column::whole("FOR", "FOR"),
+    Column::whole("LEFT", "LEFT"),
+    Column::whole("TOKEN", "TOKEN"),
+    WHY,
+];
+
+/// Priority of the columns if there is no room for all: name, holder, held since, reason, time left of the lease,
 /// token, kind.
-const ORDER: [usize; 7] = [0, 2, 4, 3, 6, 5, 1];
+const ORDER: [usize; 7] = [0, 2, 3, 6, 4, 5, 1];
+
+/// Number of spaces between two columns.
+const GAP: usize = 1;
 
 impl View {
     pub(super) fn draw(&mut self, frame: &mut Frame<'_>, here: SystemTime) {
@@ -41,23 +55,24 @@ impl View {
         .areas(frame.area());
         frame.render_widget(self.head(), head);
         let now = self.offset.at(here);
-        let headings = ["NAME", "KIND", "HELD BY / WAITING", "FOR", "LEFT", "TOKEN", "WHY"];
         // Without the headings.
         let seen = self.seen(usize::from(body.height.saturating_sub(1)));
         let selected = self.selected.map(|row| row.saturating_sub(seen.start));
+        let holders = self.locks.iter().flat_map(|lock| &lock.holders);
+        let digits = Digits::of(holders.map(|holder| holder.token));
         let (cells, styles): (Vec<_>, Vec<_>) = self.rows[seen]
             .iter()
-            .map(|(at, part)| self.row(*at, *part, now))
+            .map(|(at, part)| self.row(*at, *part, digits, now))
             .unzip();
-        let widths = fit(natural(headings, &cells), ORDER, 1, usize::from(body.width));
-        let columns = || widths.iter().enumerate().filter(|(_, width)| **width > 0);
-        let lengths: Vec<_> = columns()
-            .map(|(_, width)| Constraint::Length(u16::try_from(*width).unwrap_or(u16::MAX)))
-            .collect();
-        let rows = cells.iter().zip(styles).map(|(cells, style)| {
-            Row::new(columns().map(|(column, width)| Cell::from(cut(&cells[column], *width)))).style(style)
-        });
-        let header = Row::new(columns().map(|(column, width)| cut(headings[column], *width)));
+        let columns = Columns::new(COLUMNS, &cells, ORDER, GAP, Some(usize::from(body.width)));
+        let lengths = columns
+            .widths()
+            .map(|width| Constraint::Length(u16::try_from(width).unwrap_or(u16::MAX)));
+        let rows = cells
+            .iter()
+            .zip(styles)
+            .map(|(cells, style)| Row::new(columns.cells(cells)).style(style));
+        let header = Row::new(columns.headings());
         let table = Table::new(rows, lengths)
             .header(header.style(Modifier::BOLD))
             .row_highlight_style(Modifier::REVERSED);
@@ -121,19 +136,19 @@ impl View {
         Line::from(spans)
     }
 
-    fn row(&self, at: usize, part: Part, now: SystemTime) -> ([String; 7], Style) {
+    fn row(&self, at: usize, part: Part, digits: Digits, now: SystemTime) -> ([table::Cell; 7], Style) {
         let lock = &self.locks[at];
         let (name, kind) = (plain(&lock.name), lock.kind.to_string());
         match part {
-            Part::Free => (row([name, kind], ["-"; 5].map(str::to_owned)), Style::new()),
+            Part::Free => (row([name, kind], ["-"; 5].map(table::Cell::from)), Style::new()),
             Part::Holder(holder) => {
                 let holder = &lock.holders[holder];
                 let cells = [
-                    who(holder),
+                    who(holder).into(),
                     span(holder.since, now),
                     left(holder, now),
-                    holder.token.to_string(),
-                    why(holder),
+                    digits.cell(holder.token),
+                    why(holder).into(),
                 ];
                 let style = if holder.until <= now {
                     Style::new().red()
@@ -150,11 +165,11 @@ impl View {
                 let by = short(waiter.label.as_deref(), &waiter.host, waiter.pid);
                 let dead = waiter.until <= now;
                 let cells = [
-                    format!("  {position}. {by}{access}"),
+                    format!("  {position}. {by}{access}").into(),
                     span(waiter.since, now),
-                    if dead { "over".to_owned() } else { String::new() },
-                    String::new(),
-                    waiter.reason.as_deref().map(plain).unwrap_or_default(),
+                    if dead { "over" } else { "" }.into(),
+                    "".into(),
+                    waiter.reason.as_deref().map(plain).unwrap_or_default().into(),
                 ];
                 let style = if dead { Style::new().red() } else { Style::new().dim() };
                 (row([name, "  waits".to_owned()], cells), style)
@@ -163,6 +178,60 @@ impl View {
     }
 }
 
-fn row([name, kind]: [String; 2], [by, since, left, token, why]: [String; 5]) -> [String; 7] {
-    [name, kind, by, since, left, token, why]
+fn row([name, kind]: [String; 2], [by, since, left, token, why]: [table::Cell; 5]) -> [table::Cell; 7] {
+    [name.into(), kind.into(), by, since, left, token, why]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use ratatui::{Terminal, backend::TestBackend, buffer::Buffer};
+    use watchlock::LockClient;
+
+    use super::*;
+    use crate::{clock::Offset, locks::Locks, made_up::some, text::width};
+
+    fn lines(buffer: &Buffer) -> String {
+        let row = |y: u16| {
+            let (mut line, mut x) = (String::new(), 0);
+            while x < buffer.area.width {
+                let symbol = buffer[(x, y)].symbol();
+                line += symbol;
+                // A wide one takes the next cells too.
+                x += u16::try_from(width(symbol)).unwrap().max(1);
+            }
+            format!("{}\n", line.trim_end())
+        };
+        (0..buffer.area.height).map(row).collect()
+    }
+
+    #[test]
+    fn at_80_columns_holder_and_reason_can_be_read() {
+        let (locks, now) = some();
+        let offset = Offset {
+            millis: 0,
+            within: Duration::ZERO,
+        };
+        let mut view = View::new(
+            "app.locks".to_owned(),
+            &Locks::Named(LockClient::in_memory()),
+            true,
+            offset,
+        );
+        view.listed(Ok(locks), Duration::ZERO);
+        let Ok(mut terminal) = Terminal::new(TestBackend::new(80, 18));
+        let Ok(_) = terminal.draw(|frame| view.draw(frame, now));
+        let shown = lines(terminal.backend().buffer());
+        let table: String = shown.lines().skip(1).take(6).map(|line| format!("{line}\n")).collect();
+        let expected = "\
+NAME            KIND      HELD BY                FOR LEFT TOKEN   WHY
+invoice-42      mutex     billing@web-1:4711     30m 21s  …312000 monthly run
+invoice-42        waits     1. reports@batch-17… 4d               the accounts …
+nightly-reports semaphore reports@batch-17.eu.e… 4d  21s  …007000 the accounts …
+請求書-42       mutex     web-2:4711             4m  21s  …250000 夜間バッチ処…
+free            election  -                      -   -    -       -
+";
+        assert_eq!(table, expected);
+    }
 }
