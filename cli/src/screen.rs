@@ -127,7 +127,7 @@ impl Screen<'_> {
             let next = tokio::select! {
                 event = events.next() => match event {
                     Some(Ok((name, event))) => {
-                        self.view.remember(line(SystemTime::now(), &name, &event));
+                        self.view.remember(line(self.view.offset.now(), &name, &event));
                         self.pace.note_news();
                         Next::Stay
                     }

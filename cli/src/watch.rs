@@ -16,10 +16,11 @@ use tokio::{sync::oneshot, task::AbortHandle};
 
 use crate::{
     arguments::Watch,
+    clock::Offset,
     connection::Connection,
     events::{Events, line},
     exit::{Failure, Outcome, UNAVAILABLE},
-    json, screen,
+    json, screen, terminal,
 };
 
 /// Prints or shows the events. `ending` ends the program at a signal; the view has to restore the terminal first, and
@@ -39,13 +40,19 @@ pub(crate) async fn watch(connection: &Connection, arguments: Watch, ending: Opt
         None => (kept.locks(&place).await?, None),
     };
     let events = locks.events(name.as_deref());
-    if io::stdout().is_terminal() && io::stdin().is_terminal() && !arguments.plain && !arguments.output.json {
+    let can_be_drawn = terminal::can_draw(io::stdout()) && io::stdin().is_terminal();
+    if can_be_drawn && !arguments.plain && !arguments.output.json {
         let title = arguments.kept.place(&place);
         return screen::show(&place, title, &locks, name, events, ending).await;
     }
+    let offset = match arguments.output.json {
+        // With the times as they were seen here.
+        true => None,
+        false => Some(Offset::measure(&place).await?),
+    };
     let gone = reader_gone();
     tokio::select! {
-        outcome = lines(events, arguments.output.json) => outcome,
+        outcome = lines(events, offset) => outcome,
         // The reader has read enough, as `head` does.
         Ok(()) = gone => Ok(ExitCode::SUCCESS),
     }
@@ -74,16 +81,16 @@ pub(crate) fn reader_gone() -> oneshot::Receiver<()> {
     gone
 }
 
-async fn lines(mut events: Events, json: bool) -> Outcome {
+/// Prints the events as lines, with times by the server's clock; without its offset, as JSON.
+async fn lines(mut events: Events, offset: Option<Offset>) -> Outcome {
     while let Some(event) = events.next().await {
         let (name, event) = event?;
-        let at = SystemTime::now();
-        if json {
-            json::print_line(&json::Event::new(at, &name, &event))?;
+        let Some(offset) = offset else {
+            json::print_line(&json::Event::new(SystemTime::now(), &name, &event))?;
             continue;
-        }
+        };
         let mut out = io::stdout().lock();
-        writeln!(out, "{}", line(at, &name, &event))?;
+        writeln!(out, "{}", line(offset.now(), &name, &event))?;
         out.flush()?;
     }
     Err(Failure::new(UNAVAILABLE, "the event stream has ended"))

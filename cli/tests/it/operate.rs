@@ -751,3 +751,22 @@ async fn the_server_is_named_only_to_commands_that_ask_it() {
         "{script:?}"
     );
 }
+
+/// The document has the time of a grant; the moment at which somebody looks is another.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grant_is_told_with_its_own_time() {
+    let ground = Ground::replica_set("cli_since").await;
+    let locks = ground.locks().await;
+    let held = locks.mutex("x").acquire().await.unwrap();
+    let shown = watchlock(&ground, ["show", "x", "--json"]).await.expect(0).json();
+    let since = shown["holders"][0]["since"].as_str().unwrap();
+    let mut watching = Started::run(&ground, &["watch", "--plain"]);
+    let told = watching.line().await;
+    assert!(told.starts_with(&format!("{since}  x  granted to ")), "{since}: {told}");
+    held.release().await.unwrap();
+    // Other events have the time at which they were seen, which is later.
+    let told = watching.line().await;
+    let (at, event) = told.split_once("  ").unwrap();
+    assert!(at > since && event.contains("released"), "{since}: {told}");
+    crate::signal("TERM", watching.pid());
+}

@@ -597,3 +597,45 @@ async fn a_lock_is_only_broken_when_that_is_confirmed() {
     assert_eq!(terminal.end().await.0, Some(0));
     assert_eq!(within(SOON, "the loss", second.lost()).await, LostReason::Broken);
 }
+
+/// However soon after the grant the view is opened.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_view_tells_when_a_lock_was_granted() {
+    let ground = Ground::replica_set("cli_granted").await;
+    let locks = ground.locks().await;
+    let _held = held(&locks).await;
+    let lock = locks.inspect("nightly-7").await.unwrap().unwrap();
+    let since = serde_json::to_value(&lock).unwrap()["holders"][0]["since"].clone();
+    let mut terminal = Terminal::sized(&ground, "exec $W watch", 80);
+    terminal.until_seen("granted to").await;
+    let screen = terminal.screen();
+    let event = screen.lines().find(|line| line.contains("granted to")).unwrap();
+    assert!(event.starts_with(since.as_str().unwrap()), "{since}: {screen}");
+    terminal.type_in("q");
+    assert_eq!(terminal.end().await.0, Some(0));
+}
+
+/// Such a terminal shows what others obey.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dumb_terminal_gets_lines() {
+    let ground = Ground::replica_set("cli_dumb").await;
+    let locks = ground.locks().await;
+    let held = held(&locks).await;
+    for dumb in ["TERM=dumb", "TERM=", "unset TERM;"] {
+        let mut terminal = Terminal::new(&ground, &format!("{dumb} exec $W watch"));
+        terminal.until_shown("  nightly-7  granted to ").await;
+        terminal.type_in("\u{3}");
+        let (code, shown) = terminal.end().await;
+        assert_eq!(code, None, "it dies by the signal: {shown}");
+        assert!(!shown.contains('\u{1b}'), "{dumb}: {shown:?}");
+        // One that waits, for longer than the line of other terminals would take to appear.
+        let wait = format!("{dumb} exec $W run --timeout 2s nightly-7 -- true");
+        let (code, shown) = Terminal::new(&ground, &wait).end().await;
+        assert_eq!(code, Some(75));
+        assert!(
+            !shown.contains('\u{1b}') && !shown.contains("waiting for"),
+            "{dumb}: {shown:?}"
+        );
+    }
+    drop(held);
+}
