@@ -13,6 +13,7 @@ use crate::{
     clock::Offset,
     connection::Connection,
     exit::{self, Outcome},
+    holder::{who, why},
     json,
     messages::say,
     table::{Cell, Column, Digits, table},
@@ -154,36 +155,6 @@ fn waiting(lock: &LockInfo, now: SystemTime) -> String {
         0 => all.to_string(),
         dead => format!("{all} ({dead} dead)"),
     }
-}
-
-/// Returns a short form of the holder: `billing@web-1:4711 (writer)`, and whether the lock is kept after its release,
-/// or idle.
-pub(crate) fn who(holder: &HolderInfo) -> String {
-    let share = match (holder.access, holder.permits) {
-        (Some(access), _) => format!(" ({access})"),
-        (None, 1) => String::new(),
-        (None, permits) => format!(" ({permits} permits)"),
-    };
-    let kept = match holder.released {
-        Some(_) => " (released, kept taken)",
-        None if holder.idle => " (idle)",
-        None => "",
-    };
-    short(holder.label.as_deref(), &holder.host, holder.pid) + &share + kept
-}
-
-pub(crate) fn short(label: Option<&str>, host: &str, pid: u32) -> String {
-    let host = text::plain(host);
-    match label {
-        Some(label) => format!("{}@{host}:{pid}", text::plain(label)),
-        None => format!("{host}:{pid}"),
-    }
-}
-
-/// Returns the value that a leader proclaims, or why the lock is held.
-pub(crate) fn why(holder: &HolderInfo) -> String {
-    let said = holder.value.as_ref().or(holder.reason.as_ref());
-    said.map_or_else(|| "-".to_owned(), |said| text::plain(said))
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use watchlock::{HolderInfo, LockClient, LockInfo};
 use crate::{
     clock::Offset,
     connection::Place,
-    list::{short, why},
+    holder::{short, why},
     messages,
     show::live,
     terminal,

@@ -15,6 +15,7 @@ mod doctor;
 mod events;
 mod exit;
 mod held;
+mod holder;
 mod ids;
 mod job;
 mod json;

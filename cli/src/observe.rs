@@ -13,8 +13,8 @@ use crate::{
     arguments::Observe,
     connection::Connection,
     exit::{self, Failure, Outcome, UNAVAILABLE},
+    holder::short,
     json,
-    list::short,
     text::{plain, time},
     watch::reader_gone,
 };

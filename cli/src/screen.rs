@@ -30,7 +30,7 @@ use self::{
 use crate::{
     clock::Offset,
     connection::Place,
-    events::{Events, line},
+    events::{Events, Seen},
     exit::{Failure, Outcome},
     keyboard::{Key, Keyboard},
     locks::Locks,
@@ -127,7 +127,7 @@ impl Screen<'_> {
             let next = tokio::select! {
                 event = events.next() => match event {
                     Some(Ok((name, event))) => {
-                        self.view.remember(line(self.view.offset.now(), &name, &event));
+                        self.view.remember(Seen::new(self.view.offset.now(), name, event));
                         self.pace.note_news();
                         Next::Stay
                     }

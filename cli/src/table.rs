@@ -246,14 +246,18 @@ impl Digits {
         Self((DIGITS_LEAST..=20).find(differ).unwrap_or(20))
     }
 
+    /// Returns the last digits of a token.
+    pub(crate) fn brief(self, token: FencingToken) -> String {
+        let whole = token.to_string();
+        match whole.len().checked_sub(self.0) {
+            Some(hidden @ 2..) => format!("…{}", &whole[hidden..]),
+            _ => whole,
+        }
+    }
+
     /// Returns the cell of a token: in brief, its last digits.
     pub(crate) fn cell(self, token: FencingToken) -> Cell {
-        let whole = token.to_string();
-        let brief = match whole.len().checked_sub(self.0) {
-            Some(hidden @ 2..) => format!("…{}", &whole[hidden..]),
-            _ => whole.clone(),
-        };
-        Cell::of(whole, brief)
+        Cell::of(token.to_string(), self.brief(token))
     }
 }
 

@@ -18,7 +18,7 @@ use crate::{
     arguments::Watch,
     clock::Offset,
     connection::Connection,
-    events::{Events, line},
+    events::{Events, Seen},
     exit::{Failure, Outcome, UNAVAILABLE},
     json, screen, terminal,
 };
@@ -90,7 +90,7 @@ async fn lines(mut events: Events, offset: Option<Offset>) -> Outcome {
             continue;
         };
         let mut out = io::stdout().lock();
-        writeln!(out, "{}", line(offset.now(), &name, &event))?;
+        writeln!(out, "{}", Seen::new(offset.now(), name, event).line())?;
         out.flush()?;
     }
     Err(Failure::new(UNAVAILABLE, "the event stream has ended"))

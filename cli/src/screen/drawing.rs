@@ -18,7 +18,9 @@ use super::{
     view::{Part, View},
 };
 use crate::{
-    list::{NAME, WHY, left, short, span, who, why},
+    events::lines,
+    holder::{short, who, why},
+    list::{NAME, WHY, left, span},
     show::in_full,
     table::{self, Column, Digits, Layout as Columns},
     text::{plain, span_of},
@@ -83,7 +85,10 @@ impl View {
             .map(|(at, _)| &self.locks[*at]);
         let (title, text) = match details {
             Some(lock) => ("Selected lock", in_full(lock, now)),
-            None => ("Events", self.events.iter().map(|event| format!("{event}\n")).collect()),
+            None => {
+                let seen = self.events.iter().take(usize::from(log.height));
+                ("Events", lines(seen, usize::from(log.width), digits, now).join("\n"))
+            }
         };
         let block = Block::new().borders(Borders::TOP).title(title);
         frame.render_widget(Paragraph::new(text).block(block), log);
@@ -187,12 +192,13 @@ mod tests {
     use std::time::Duration;
 
     use ratatui::{Terminal, backend::TestBackend, buffer::Buffer};
-    use watchlock::LockClient;
+    use serde_json::json;
+    use watchlock::{LockClient, LockEvent};
 
     use super::*;
-    use crate::{clock::Offset, locks::Locks, made_up::some, text::width};
+    use crate::{clock::Offset, events::Seen, locks::Locks, made_up::some, text::width};
 
-    fn lines(buffer: &Buffer) -> String {
+    fn shown(buffer: &Buffer) -> String {
         let row = |y: u16| {
             let (mut line, mut x) = (String::new(), 0);
             while x < buffer.area.width {
@@ -219,11 +225,20 @@ mod tests {
             true,
             offset,
         );
+        for lock in locks.iter().filter(|lock| !lock.holders.is_empty()) {
+            let event = |name: &str| json!({ "event": name, "token": lock.holders[0].token, "holder": lock.holders[0], "waiting": 1 });
+            for name in ["granted", "released"] {
+                let event: LockEvent = serde_json::from_value(event(name)).unwrap();
+                view.remember(Seen::new(now, lock.name.clone(), event));
+            }
+        }
         view.listed(Ok(locks), Duration::ZERO);
         let Ok(mut terminal) = Terminal::new(TestBackend::new(80, 18));
         let Ok(_) = terminal.draw(|frame| view.draw(frame, now));
-        let shown = lines(terminal.backend().buffer());
-        let table: String = shown.lines().skip(1).take(6).map(|line| format!("{line}\n")).collect();
+        let shown = shown(terminal.backend().buffer());
+        // Without the head and the keys.
+        let lines: Vec<&str> = shown.lines().skip(1).take(15).collect();
+        let table = lines.join("\n") + "\n";
         let expected = "\
 NAME            KIND      HELD BY                FOR LEFT TOKEN   WHY
 invoice-42      mutex     billing@web-1:4711     30m 21s  …312000 monthly run
@@ -231,6 +246,15 @@ invoice-42        waits     1. reports@batch-17… 4d               the accounts
 nightly-reports semaphore reports@batch-17.eu.e… 4d  21s  …007000 the accounts …
 請求書-42       mutex     web-2:4711             4m  21s  …250000 夜間バッチ処…
 free            election  -                      -   -    -       -
+
+
+Events──────────────────────────────────────────────────────────────────────────
+12:30:00  請求書-42  released, token …250000
+12:25:45  請求書-42  granted to web-2:4711, 1 waiting: 夜間バッチ処理の実行 🔒🔒
+12:30:00  nightly-reports  released, token …007000
+2025-12-28 09:00  nightly-reports  granted to reports@batch-17.eu.example.net:4…
+12:30:00  invoice-42  released, token …312000
+11:59:59  invoice-42  granted to billing@web-1:4711, 1 waiting: monthly run
 ";
         assert_eq!(table, expected);
     }

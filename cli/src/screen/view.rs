@@ -10,7 +10,7 @@ use std::{
 use tokio::time::Instant;
 use watchlock::{FencingToken, HolderInfo, LockInfo, OperateError};
 
-use crate::{break_lock::question, clock::Offset, keyboard::Key, list::who, locks::Locks, text::plain};
+use crate::{break_lock::question, clock::Offset, events::Seen, holder::who, keyboard::Key, locks::Locks, text::plain};
 
 /// Number of events that are remembered.
 const REMEMBERED: usize = 100;
@@ -35,7 +35,7 @@ pub(super) struct View {
     pub(super) selected: Option<usize>,
     /// The first visible row.
     top: usize,
-    pub(super) events: VecDeque<String>,
+    pub(super) events: VecDeque<Seen>,
     /// The reason why the locks could not be listed, if they could not.
     pub(super) trouble: Option<String>,
     /// Time of the last listing, and its duration.
@@ -134,7 +134,7 @@ impl View {
         }
     }
 
-    pub(super) fn remember(&mut self, event: String) {
+    pub(super) fn remember(&mut self, event: Seen) {
         self.events.truncate(REMEMBERED - 1);
         self.events.push_front(event);
     }

@@ -606,11 +606,20 @@ async fn the_view_tells_when_a_lock_was_granted() {
     let _held = held(&locks).await;
     let lock = locks.inspect("nightly-7").await.unwrap().unwrap();
     let since = serde_json::to_value(&lock).unwrap()["holders"][0]["since"].clone();
-    let mut terminal = Terminal::sized(&ground, "exec $W watch", 80);
+    let mut terminal = Terminal::new(&ground, "exec $W watch");
     terminal.until_seen("granted to").await;
     let screen = terminal.screen();
     let event = screen.lines().find(|line| line.contains("granted to")).unwrap();
     assert!(event.starts_with(since.as_str().unwrap()), "{since}: {screen}");
+    terminal.type_in("q");
+    assert_eq!(terminal.end().await.0, Some(0));
+    // On a narrow one the time of the day, so that the reason can be read.
+    let mut terminal = Terminal::sized(&ground, "exec $W watch", 80);
+    terminal.until_seen("granted to").await;
+    let screen = terminal.screen();
+    let event = screen.lines().find(|line| line.contains("granted to")).unwrap();
+    assert!(event.starts_with(&since.as_str().unwrap()[11..19]), "{since}: {screen}");
+    assert!(event.trim_end().ends_with(": a-reason"), "{since}: {screen}");
     terminal.type_in("q");
     assert_eq!(terminal.end().await.0, Some(0));
 }
