@@ -158,7 +158,7 @@ impl fmt::Display for Contention {
     }
 }
 
-/// A measured duration for people: in whole seconds, or in milliseconds if it is less than one second.
+/// A measured duration for people, in its two largest units: `350ms`, `12s`, `3m 5s`, `2h 10m`, `4d 3h`.
 ///
 /// A duration that somebody has set is shown as it was set.
 pub(crate) struct Rounded(pub(crate) Duration);
@@ -171,9 +171,18 @@ impl Rounded {
 
 impl fmt::Display for Rounded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.0.as_secs(), self.0.subsec_millis()) {
-            (0, millis) if millis > 0 => write!(f, "{millis}ms"),
-            (seconds, _) => write!(f, "{seconds}s"),
+        let (seconds, millis) = (self.0.as_secs(), self.0.subsec_millis());
+        let (first, second) = match seconds {
+            0 if millis > 0 => return write!(f, "{millis}ms"),
+            0..60 => return write!(f, "{seconds}s"),
+            60..3_600 => ((seconds / 60, "m"), (seconds % 60, "s")),
+            3_600..86_400 => ((seconds / 3_600, "h"), (seconds / 60 % 60, "m")),
+            86_400.. => ((seconds / 86_400, "d"), (seconds / 3_600 % 24, "h")),
+        };
+        write!(f, "{}{}", first.0, first.1)?;
+        match second {
+            (0, _) => Ok(()),
+            (count, unit) => write!(f, " {count}{unit}"),
         }
     }
 }
@@ -268,5 +277,22 @@ mod tests {
             full.to_string(),
             "256 waiters in the queue, which is full; this client is not in it yet"
         );
+    }
+
+    #[test]
+    fn a_measured_duration_has_two_units() {
+        for (millis, shown) in [
+            (0, "0s"),
+            (350, "350ms"),
+            (1_999, "1s"),
+            (59_999, "59s"),
+            (60_000, "1m"),
+            (185_000, "3m 5s"),
+            (7_800_000, "2h 10m"),
+            (345_900_000, "4d"),
+            (356_400_000, "4d 3h"),
+        ] {
+            assert_eq!(Rounded(Duration::from_millis(millis)).to_string(), shown);
+        }
     }
 }
