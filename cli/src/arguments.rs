@@ -542,7 +542,8 @@ pub(crate) struct Wait {
 
 /// Print the leader of an election, at each change
 ///
-/// Prints one line for each change, beginning with the present leader, or that there is none. It learns of changes by a
+/// Prints one line for each change, beginning with the present leader, or that there is none. Times are by the server's
+/// clock: that of a leader is when it was elected, that of another change when it was seen. It learns of changes by a
 /// change stream, or by polling if the server has none.
 ///
 /// With --json, one object per line: at (when it was seen, by this machine's clock, RFC 3339 in UTC), election, leader

@@ -770,3 +770,26 @@ async fn a_grant_is_told_with_its_own_time() {
     assert!(at > since && event.contains("released"), "{since}: {told}");
     crate::signal("TERM", watching.pid());
 }
+
+/// So is the election of a leader; a value that it proclaims later has a time of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_is_told_with_the_time_of_its_election() {
+    let ground = Ground::replica_set("cli_elected").await;
+    let locks = ground.locks().await;
+    let leads = locks.election("x").campaign("first").await.unwrap();
+    let leader = watchlock(&ground, ["observe", "--once", "--json", "x"])
+        .await
+        .expect(0)
+        .json();
+    let since = leader["leader"]["since"].as_str().unwrap();
+    let told = watchlock(&ground, ["observe", "--once", "x"]).await.expect(0).out;
+    assert!(told.starts_with(&format!("{since}  x  led by ")), "{since}: {told}");
+    let mut watching = Started::run(&ground, &["observe", "x"]);
+    let told = watching.line().await;
+    assert!(told.starts_with(&format!("{since}  x  led by ")), "{since}: {told}");
+    leads.proclaim("second").await.unwrap();
+    let told = watching.line().await;
+    let (at, event) = told.split_once("  ").unwrap();
+    assert!(at > since && event.ends_with(": second"), "{since}: {told}");
+    crate::signal("TERM", watching.pid());
+}
