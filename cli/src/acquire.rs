@@ -11,7 +11,7 @@ use std::{
 use rustix::fs::OFlags;
 
 use serde::Serialize;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use watchlock::{HolderInfo, LockClient, LockHandle, RenewError};
 
 use crate::{
@@ -20,7 +20,8 @@ use crate::{
     exit::{Failure, LOST, Outcome, UNAVAILABLE, ended_by},
     held::Held,
     json,
-    run::{connect, deadline, give_back, obtain, rehearse},
+    leaving::{caught, give_back},
+    run::{TRY, connect, deadline, obtain, rehearse, unanswered},
     signals::{PASSED_ON, Signals},
     text::plain,
 };
@@ -48,21 +49,16 @@ pub(crate) async fn acquire(connection: &Connection, arguments: Acquire) -> Outc
         connected = connect(connection, &arguments) => connected?,
         signal = signals.ending() => return Ok(ended_by(signal)),
     };
-    match take(&place, &locks, &arguments, deadline, &mut signals, output).await {
+    let ended = match caught(take(&place, &locks, &arguments, deadline, &mut signals, output)).await {
         Ok(Ok(handle)) => {
             // Dropping it would release the lock.
             mem::forget(handle);
-            Ok(ExitCode::SUCCESS)
+            return Ok(ExitCode::SUCCESS);
         }
-        Ok(Err(code)) => {
-            give_back(&locks).await;
-            Ok(code)
-        }
-        Err(failure) => {
-            give_back(&locks).await;
-            Err(failure)
-        }
-    }
+        Ok(Err(code)) => Ok(code),
+        Err(failure) => Err(failure),
+    };
+    give_back(ended, &locks, &arguments).await
 }
 
 /// Returns whether standard output was closed when this program began, or its starter discards it without having been
@@ -104,7 +100,7 @@ async fn take(
         holder.map(Some).ok_or_else(|| lost(&handle, "it is not held any more"))
     };
     let holder = tokio::select! {
-        confirmed = confirmed => confirmed?,
+        confirmed = timeout(TRY, confirmed) => confirmed.unwrap_or_else(|_| Err(unanswered(TRY)))?,
         signal = signals.ending() => return Ok(Err(ended_by(signal))),
     };
     let name = &arguments.name;

@@ -127,6 +127,10 @@ pub(crate) enum Command {
 /// watchlock names them and exits with 76 without waiting for them. On Linux the command is killed when watchlock
 /// itself is killed; the processes that it started are not.
 ///
+/// However it ends, watchlock takes back what it has sent: its queue position, or the lock. If the server does not
+/// confirm that within 3s (a release: within a lease, or within 3s if a second request to end comes), a message says for
+/// how long the lock may stay taken.
+///
 /// The command has its own process group. SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to the whole group, SIGUSR1
 /// and SIGUSR2 to the command. Signals that watchlock was started to ignore (nohup) stay ignored; signals that its
 /// parent has blocked are unblocked.
@@ -409,8 +413,8 @@ impl Run {
 /// stopped when that time is over and somebody else gets the lock: `watchlock release` then exits with 1. If one
 /// command does all the work, `watchlock run` is better: it renews the lock, and ends the command if the lock is lost.
 ///
-/// If the token can't be printed, the lock is released. If this program is killed between the grant and its end, nobody
-/// knows the token: see `watchlock show` and `watchlock break`.
+/// If the token can't be printed, or this program is asked to end before, the lock is released. If it is killed by
+/// SIGKILL between the grant and its end, nobody knows the token: see `watchlock show` and `watchlock break`.
 ///
 /// With --json, one object: name, holder (as in `watchlock show`, with its token and `until`).
 #[derive(Args, Debug)]
@@ -445,8 +449,8 @@ impl From<Acquire> for Run {
 /// Hold a lock without a command, until this program is asked to end
 ///
 /// Waits for its turn like `watchlock run`, prints the fencing token of the grant, and holds the lock until it gets
-/// SIGINT, SIGTERM, SIGHUP or SIGQUIT; then it releases the lock and exits with 0. If the lock is lost, it exits with 76.
-/// Use it to keep others away by hand, as during an upgrade.
+/// SIGINT, SIGTERM, SIGHUP or SIGQUIT; then it releases the lock and exits with 0, or with 69 if the server does not
+/// confirm that. If the lock is lost, it exits with 76. Use it to keep others away by hand, as during an upgrade.
 #[derive(Args, Debug)]
 #[command(after_help = exit::table(Some("hold")), override_usage = "watchlock hold [OPTIONS] <NAME>")]
 pub(crate) struct Hold {

@@ -20,6 +20,7 @@ mod ids;
 mod job;
 mod json;
 mod keyboard;
+mod leaving;
 mod list;
 mod live;
 mod locks;

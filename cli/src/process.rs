@@ -13,6 +13,7 @@ use std::{
     io::{self, ErrorKind},
     os::unix::process::CommandExt as _,
     process::Command,
+    thread,
     time::Duration,
 };
 
@@ -339,6 +340,17 @@ impl Running {
     }
 }
 
+impl Drop for Running {
+    /// After a panic the lock is given back, and nothing may go on without it.
+    fn drop(&mut self) {
+        let begun = Instant::now();
+        while thread::panicking() && begun.elapsed() < STUBBORN && (self.reap().is_none() || !self.left().is_empty()) {
+            self.signal_all(Signal::KILL);
+            thread::sleep(LOOK);
+        }
+    }
+}
+
 /// Runs the step: becomes the command, or reports why it can't.
 pub(crate) fn step(mut arguments: impl Iterator<Item = OsString>) -> u8 {
     let starter = arguments.next().and_then(|word| word.to_str()?.parse().ok());
@@ -409,4 +421,43 @@ fn ended_by(status: WaitStatus) -> Option<Ended> {
     let small = |number: i32| u8::try_from(number).unwrap_or(u8::MAX);
     let code = status.exit_status().map(|code| Ended::Code(small(code)));
     code.or_else(|| status.terminating_signal().map(|signal| Ended::Signal(small(signal))))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{env, panic::catch_unwind};
+
+    use super::*;
+
+    /// In a process of its own, as all of its children are killed.
+    #[test]
+    fn a_command_does_not_outlive_a_panic() {
+        const ALONE: &str = "WATCHLOCK_TEST_ALONE";
+        if env::var_os(ALONE).is_none() {
+            let mut alone = Command::new(env::current_exe().unwrap());
+            alone.args(["--exact", "process::tests::a_command_does_not_outlive_a_panic"]);
+            assert!(alone.env(ALONE, "").status().unwrap().success());
+            return;
+        }
+        let script = "trap '' TERM; setsid sleep 300 & wait";
+        let started = Command::new("sh").args(["-c", script]).process_group(0).spawn();
+        let pid = Pid::from_child(&started.unwrap());
+        let panicked = catch_unwind(|| {
+            let _running = Running {
+                pid,
+                state: State::Runs,
+                terminal: None,
+                settings: None,
+                wants_terminal: false,
+                has_terminal: false,
+            };
+            adopt_orphans();
+            while descendants::living().len() < 2 {
+                thread::sleep(LOOK_FOR_STOP);
+            }
+            panic!("of this test");
+        });
+        assert!(panicked.is_err());
+        assert!(descendants::living().is_empty());
+    }
 }

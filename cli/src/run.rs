@@ -17,7 +17,9 @@ use crate::{
     connection::{Connection, NAME, Place, URI},
     exit::{Failure, LOST, NOT_OBTAINED, Outcome, UNAVAILABLE, ended_by},
     held::Held,
-    job, live,
+    job,
+    leaving::{LEAVE, caught, give_back, hold_may_stay},
+    live,
     messages::{self, fail, say},
     process::Running,
     signals::{JOB_CONTROL, PASSED_ON, Signals},
@@ -25,18 +27,11 @@ use crate::{
 };
 
 /// Limit of a try, including the connecting before it: it is for users who do not want to wait.
-const TRY: Duration = Duration::from_secs(5);
+pub(crate) const TRY: Duration = Duration::from_secs(5);
 
 /// Extra time beyond the limit to wait for the server while connecting, so that the driver can say what is wrong with
 /// it.
 const EXPLANATION: Duration = Duration::from_secs(2);
-
-/// Limit for giving back the queue position at the end, and the least time that a release gets. A server that does not
-/// receive them drops the entry when its lease is over.
-///
-/// A second request to end does not cut this short: `timeout` sends two within a millisecond, and the release would not
-/// be sent then.
-const LEAVE: Duration = Duration::from_secs(3);
 
 /// Longest reason that the library accepts, in bytes.
 const REASON_MOST: usize = 1_024;
@@ -53,26 +48,19 @@ pub(crate) async fn run(connection: &Connection, arguments: Run) -> Outcome {
         connected = connect(connection, &arguments) => connected?,
         signal = signals.ending() => return Ok(ended_by(signal)),
     };
-    let outcome = under_lock(&place, &locks, arguments, deadline, &mut signals).await;
-    if let Ok(Finished { code, settled: true }) = outcome {
+    let outcome = caught(under_lock(&place, &locks, &arguments, deadline, &mut signals)).await;
+    if let Ok(Finished { code, is_left: true }) = outcome {
         return Ok(code);
     }
-    give_back(&locks).await;
-    Ok(outcome?.code)
-}
-
-/// Gives the queue position and everything else of ours back to the others.
-pub(crate) async fn give_back(locks: &LockClient) {
-    // Without an answer, the entry ends with its lease.
-    let _ = timeout(LEAVE, locks.shutdown()).await;
+    Ok(give_back(outcome, &locks, &arguments).await?.code)
 }
 
 /// The result of the run.
 #[derive(Debug)]
 struct Finished {
     code: ExitCode,
-    /// Whether nothing of ours is left on the server, or enough time was spent trying.
-    settled: bool,
+    /// Whether the lock may stay taken, which the user has been told.
+    is_left: bool,
 }
 
 /// Returns how long it may take to obtain the lock.
@@ -132,13 +120,13 @@ fn set(builder: LockClientBuilder, arguments: &Run) -> LockClientBuilder {
 async fn under_lock(
     place: &Place,
     locks: &LockClient,
-    arguments: Run,
+    arguments: &Run,
     deadline: Option<Instant>,
     signals: &mut Signals,
 ) -> Result<Finished, Failure> {
-    let handle = match obtain(place, locks, &arguments, deadline, signals).await? {
+    let handle = match obtain(place, locks, arguments, deadline, signals).await? {
         Ok(handle) => handle,
-        Err(code) => return Ok(Finished { code, settled: false }),
+        Err(code) => return Ok(Finished { code, is_left: false }),
     };
     if let Some(reason) = handle.lost_reason() {
         // This program was stopped or frozen just now.
@@ -154,8 +142,7 @@ async fn under_lock(
     }
     let command = arguments.command();
     if command.is_empty() {
-        let code = hold(handle, &token, arguments.voice.verbose, signals).await;
-        return Ok(Finished { code, settled: false });
+        return Ok(hold(handle, &token, arguments, signals).await);
     }
     // Names and numbers always have a form.
     let tokens = handle
@@ -169,21 +156,15 @@ async fn under_lock(
     let name = plain(&handle.name());
     let ended = end.ended.map(|ended| ended.code());
     let done = ended == Some(0) || arguments.failures_count;
-    let lost = match end.lost {
-        Some(reason) => {
-            if handle.tokens().is_some() {
-                // The others are still held. Their fate does not matter to the command any more.
-                drop(release(handle, done, false, signals).await);
-            }
-            Some(reason.to_string())
-        }
-        None => release(handle, done, arguments.voice.verbose, signals).await,
+    let given = match end.lost {
+        // Of several locks, the others go back with the handle.
+        Some(reason) => Given::Lost(reason.to_string()),
+        None => release(handle, done, arguments, signals).await,
     };
-    // What is lost may still have to leave, as after --lose-after.
-    let settled = lost.is_none();
-    let code = match (lost, ended) {
-        (None, Some(code)) => code.into(),
-        (Some(reason), Some(code)) => {
+    let is_left = matches!(given, Given::Unconfirmed);
+    let code = match (given, ended) {
+        (Given::Back | Given::Unconfirmed, Some(code)) => code.into(),
+        (Given::Lost(reason), Some(code)) => {
             fail(&format!("`{name}` was lost ({reason}); the command ended with {code}"));
             LOST.into()
         }
@@ -194,26 +175,29 @@ async fn under_lock(
         // with the command that it runs. Nothing is left to do here, so it does not matter that we receive it as well.
         job::signal_our_group(signal);
     }
-    Ok(Finished { code, settled })
+    Ok(Finished { code, is_left })
 }
 
 /// Prints the token, and holds the lock without a command until a signal asks the program to end.
-async fn hold(held: Held, token: &str, verbose: bool, signals: &mut Signals) -> ExitCode {
+async fn hold(held: Held, token: &str, arguments: &Run, signals: &mut Signals) -> Finished {
     let name = plain(&held.name());
     // It is held whether or not anybody reads this.
     let _ = writeln!(io::stdout().lock(), "{token}");
-    let lost = tokio::select! {
+    let given = tokio::select! {
         biased;
-        reason = held.lost() => Some(reason.to_string()),
-        _ = signals.ending() => release(held, true, verbose, signals).await,
+        reason = held.lost() => Given::Lost(reason.to_string()),
+        _ = signals.ending() => release(held, true, arguments, signals).await,
     };
-    match lost {
-        Some(reason) => {
+    let is_left = matches!(given, Given::Unconfirmed);
+    let code = match given {
+        Given::Back => ExitCode::SUCCESS,
+        Given::Unconfirmed => UNAVAILABLE.into(),
+        Given::Lost(reason) => {
             fail(&format!("`{name}` is lost: {reason}"));
             LOST.into()
         }
-        None => ExitCode::SUCCESS,
-    }
+    };
+    Finished { code, is_left }
 }
 
 /// Waits for the lock; returns the code to exit with if a signal comes first.
@@ -250,7 +234,7 @@ async fn acquire(locks: &LockClient, arguments: &Run, deadline: Option<Instant>)
     }
 }
 
-fn unanswered(limit: Duration) -> Failure {
+pub(crate) fn unanswered(limit: Duration) -> Failure {
     let limit = exact(limit);
     Failure::new(UNAVAILABLE, format!("the server did not answer within {limit}"))
 }
@@ -411,9 +395,18 @@ fn program_name(command: &[OsString]) -> String {
     name
 }
 
-/// Releases the lock, or ends the job; with `verbose`, prints a message on success. Returns a message if the lock turns
-/// out to have been lost before.
-async fn release(held: Held, done: bool, verbose: bool, signals: &mut Signals) -> Option<String> {
+/// The outcome of a release.
+#[derive(Debug)]
+enum Given {
+    Back,
+    /// The lock may stay taken, which the user has been told.
+    Unconfirmed,
+    /// It was lost before, for this reason.
+    Lost(String),
+}
+
+/// Releases the lock, or ends the job; with `--verbose`, says so.
+async fn release(held: Held, done: bool, arguments: &Run, signals: &mut Signals) -> Given {
     let name = plain(&held.name());
     let records = done && matches!(held, Held::Job(_));
     let begun = Instant::now();
@@ -422,15 +415,15 @@ async fn release(held: Held, done: bool, verbose: bool, signals: &mut Signals) -
         sleep_until(begun + LEAVE).await;
     };
     let released = tokio::select! {
-        released = held.release(done) => released,
-        () = insisting => {
-            fail(&format!("`{name}` may stay taken until its lease expires"));
-            return None;
-        }
+        released = held.release(done) => released.map_err(|error| match error {
+            ReleaseError::Server { error, .. } => error.to_string(),
+            error => error.to_string(),
+        }),
+        () = insisting => Err("the server did not answer".to_owned()),
     };
     match released {
         Ok(released @ (Released::Released | Released::Kept)) => {
-            if verbose {
+            if arguments.voice.verbose {
                 let kept = if released == Released::Kept {
                     ", and kept taken"
                 } else {
@@ -438,21 +431,17 @@ async fn release(held: Held, done: bool, verbose: bool, signals: &mut Signals) -
                 };
                 say(&format!("`{name}` is released{kept}"));
             }
-            None
+            Given::Back
         }
-        Ok(_) => Some("it was taken away before it could be released".to_owned()),
-        Err(error) => {
-            let why = match error {
-                ReleaseError::Server { error, .. } => error.to_string(),
-                error => error.to_string(),
-            };
+        Ok(_) => Given::Lost("it was taken away before it could be released".to_owned()),
+        Err(why) => {
             let then = if records {
                 ", and may then be run again in this period"
             } else {
                 ""
             };
-            fail(&format!("`{name}` stays taken until its lease expires{then}: {why}"));
-            None
+            fail(&format!("{}{then}: {why}", hold_may_stay(&name, arguments)));
+            Given::Unconfirmed
         }
     }
 }

@@ -12,6 +12,7 @@ mod guide;
 mod hold;
 mod job;
 mod operate;
+mod outage;
 mod run;
 mod steps;
 mod terminal;

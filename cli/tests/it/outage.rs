@@ -1,0 +1,305 @@
+//! Outages while a lock is asked for, held or given back: a command that fails leaves nothing behind, or it says what
+//! may be left, and for how long.
+
+use std::{
+    fs::File,
+    future::IntoFuture as _,
+    os::{fd::OwnedFd, unix::fs::OpenOptionsExt as _},
+    time::Duration,
+};
+
+use futures::future::join_all;
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use tokio::{process::Child, time::sleep};
+use watchlock::{Leadership, LockClient, LockHandle};
+use watchlock_testkit::{Proxy, shared};
+
+use crate::{
+    Started,
+    common::{Ground, PATIENCE, SOON, eventually, is_vacant, until_waiting, within},
+    program, signal, started_by,
+};
+
+/// The commands that wait for a lock, and for how many seconds a request of theirs may keep it taken.
+const WAITING: [(&str, u64); 5] = [
+    ("run --lease 2s X sleep 300", 4),
+    ("run --lease 2s X --and X-too -- sleep 300", 4),
+    ("elect --lease 2s X sleep 300", 4),
+    ("hold --lease 2s X", 4),
+    ("acquire --for 3s X", 8),
+];
+
+/// The way in which a server falls silent: nothing gets through, no reply does, or no connection holds.
+#[derive(Clone, Copy, PartialEq)]
+enum Silence {
+    Nothing,
+    NoReply,
+    NoConnection,
+}
+
+const SILENCES: [Silence; 3] = [Silence::Nothing, Silence::NoReply, Silence::NoConnection];
+
+/// A command that waits for a lock when its server falls silent.
+struct Case {
+    name: String,
+    command: String,
+    most: u64,
+    silence: Silence,
+    /// Whether the lock comes to it then, which it can't learn.
+    is_granted: bool,
+}
+
+impl Case {
+    fn all() -> impl Iterator<Item = Self> {
+        let cases = WAITING
+            .into_iter()
+            .flat_map(|waiting| SILENCES.map(|silence| (waiting, silence)));
+        cases.enumerate().map(|(number, ((command, most), silence))| {
+            let name = format!("lock-{number}");
+            Self {
+                command: command.replace('X', &name),
+                name,
+                most,
+                silence,
+                is_granted: number % 2 == 0,
+            }
+        })
+    }
+
+    /// Takes the lock as another process does.
+    async fn take(&self, locks: &LockClient) -> Held {
+        if self.command.starts_with("elect") {
+            return Held::Lead(locks.election(&self.name).campaign("").await.unwrap());
+        }
+        Held::Lock(locks.mutex(&self.name).acquire().await.unwrap())
+    }
+
+    /// Starts the command, which has no way to the server but through a proxy, and has it wait. Returns the proxy too,
+    /// and the holder of the lock.
+    async fn wait(&self, ground: &Ground, locks: &LockClient) -> (Started, Proxy, Held) {
+        let held = self.take(locks).await;
+        let (waiting, proxy) = start(ground, &self.command).await;
+        until_waiting(locks, &self.name, 1).await;
+        (waiting, proxy, held)
+    }
+
+    /// The server falls silent for the command. Returns whoever holds the lock still.
+    async fn fall_silent(&self, proxy: &Proxy, held: Held, waiting: u32, locks: &LockClient) -> Option<Held> {
+        match self.silence {
+            Silence::Nothing => proxy.black_hole(),
+            Silence::NoReply => proxy.black_hole_replies(),
+            Silence::NoConnection => proxy.cut(),
+        }
+        if !self.is_granted {
+            return Some(held);
+        }
+        match held {
+            Held::Lock(held) => held.release().await.unwrap(),
+            Held::Lead(held) => held.resign().await.unwrap(),
+        };
+        assert!(self.is_left(waiting, locks).await, "it has the lock");
+        None
+    }
+
+    /// Whether this process has an entry in the lock.
+    async fn is_left(&self, process: u32, locks: &LockClient) -> bool {
+        let Some(lock) = locks.inspect(&self.name).await.unwrap() else {
+            return false;
+        };
+        let holders = lock.holders.iter().map(|holder| holder.pid);
+        let waiters = lock.waiters.iter().map(|waiter| waiter.pid);
+        holders.chain(waiters).any(|pid| pid == process)
+    }
+}
+
+enum Held {
+    Lock(LockHandle),
+    Lead(Leadership),
+}
+
+/// Starts a command behind a proxy.
+async fn start(ground: &Ground, command: &str) -> (Started, Proxy) {
+    let proxy = Proxy::before(shared::replica_set().await.addr(0)).unwrap();
+    let words: Vec<&str> = command.split(' ').collect();
+    (Started::run(&ground.through(proxy.uri()), &words), proxy)
+}
+
+/// A message says that something may be left, and for how many seconds.
+fn assert_left(told: &str, name: &str, most: u64) {
+    let names = format!("`{name}`");
+    let most = format!(" may stay taken for up to {most}s once the server has all that was sent: it did not confirm");
+    assert!(told.contains(&names) && told.contains(&most), "{told:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_may_be_left_on_a_silent_server_is_told_with_its_end() {
+    let ground = Ground::replica_set("cli_left").await;
+    let locks = ground.locks().await;
+    let scenes = Case::all().map(async |case| {
+        let (waiting, proxy, held) = case.wait(&ground, &locks).await;
+        let held = case.fall_silent(&proxy, held, waiting.pid(), &locks).await;
+        signal("TERM", waiting.pid());
+        let told = waiting.done().await.expect(143).err;
+        assert_left(&told, &case.name, case.most);
+        drop(held);
+        // Nothing of what is on its way arrives.
+        drop(proxy);
+        let most = Duration::from_secs(case.most) + SOON;
+        within(most, &case.command, case.take(&locks)).await;
+    });
+    join_all(scenes).await;
+}
+
+/// A short silence, in which no request is given up: that could come late, and last for a lease.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_answers_again_finds_everything_taken_back() {
+    let ground = Ground::replica_set("cli_back").await;
+    let locks = ground.locks().await;
+    let delays = Case::all().filter(|case| case.silence != Silence::NoConnection);
+    // Should the signal come late, a command that got the lock ends by it too.
+    let tells = delays.filter(|case| case.command.contains("sleep"));
+    let scenes = tells.map(async |mut case| {
+        // The default has the longest limit.
+        case.command = case.command.replace(" --lease 2s", " -v");
+        let (mut waiting, proxy, held) = case.wait(&ground, &locks).await;
+        // The server has answered the request.
+        waiting.until_told("waiting for ").await;
+        waiting.until_told("\n").await;
+        let pid = waiting.pid();
+        let _held = case.fall_silent(&proxy, held, pid, &locks).await;
+        signal("HUP", pid);
+        sleep(Duration::from_millis(100)).await;
+        proxy.heal();
+        let told = waiting.done().await.expect(129);
+        assert_eq!(told.err, "", "{}", case.command);
+        let lock = locks.inspect(&case.name).await.unwrap();
+        assert!(!case.is_left(pid, &locks).await, "{}: {lock:?}", case.command);
+    });
+    join_all(scenes).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_time_out_on_a_silent_server_tells_what_may_be_left_with_the_failure() {
+    let ground = Ground::replica_set("cli_overdue").await;
+    let locks = ground.locks().await;
+    let silent = Case::all().filter(|case| case.silence == Silence::Nothing);
+    let scenes = silent.map(async |mut case| {
+        case.command = case.command.replacen(' ', " --timeout 5s ", 1);
+        let (waiting, proxy, held) = case.wait(&ground, &locks).await;
+        let _held = case.fall_silent(&proxy, held, waiting.pid(), &locks).await;
+        let told = waiting.done().await.expect(69).err;
+        assert_left(&told, &case.name, case.most);
+        assert!(told.lines().count() == 1 && told.contains("was not acquired"), "{told}");
+    });
+    join_all(scenes).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_without_an_answer_is_told_with_its_end() {
+    let ground = Ground::replica_set("cli_unreleased").await;
+    let locks = ground.locks().await;
+    let scenes = [
+        ("a", "hold", 69, 2, ""),
+        ("b", "run", 3, 2, ""),
+        ("c", "run --at-least-for 4s", 3, 4, ""),
+        (
+            "d",
+            "run --once-per 1h --failures-count",
+            3,
+            2,
+            ", and may then be run again in this period",
+        ),
+    ]
+    .map(async |(name, options, code, most, then)| {
+        let options: Vec<&str> = options.split(' ').collect();
+        let mut command = [&options, &["--lease", "2s", name][..]].concat();
+        if code == 3 {
+            command.extend(["-c", "echo; read _; exit 3"]);
+        }
+        let proxy = Proxy::before(shared::replica_set().await.addr(0)).unwrap();
+        let mut holding = Started::run(&ground.through(proxy.uri()), &command);
+        holding.line().await;
+        proxy.black_hole();
+        if name == "a" {
+            signal("TERM", holding.pid());
+        }
+        let told = holding.done().await.expect(code).err;
+        let left =
+            format!("`{name}` may stay taken for up to {most}s once the server has all that was sent{then}: the");
+        assert!(told.contains(&left) && told.lines().count() == 1, "{told}");
+        // Nothing of what is on its way arrives.
+        drop(proxy);
+        let next = locks.mutex(name).acquire().into_future();
+        let next = within(Duration::from_secs(most) + SOON, "the lease ends", next).await;
+        next.unwrap().release().await.unwrap();
+    });
+    join_all(scenes).await;
+}
+
+/// The lock is held, and its token not printed yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_is_not_printed_leaves_nothing_taken() {
+    let ground = Ground::replica_set("cli_unprinted").await;
+    let locks = ground.locks().await;
+    let scenes =
+        [("x", Some("TERM"), 143), ("y", Some("HUP"), 129), ("z", None, 69)].map(async |(name, killed, code)| {
+            let proxy = Proxy::before(shared::replica_set().await.addr(0)).unwrap();
+            proxy.lose_next("update");
+            let taking = Started::run(&ground.through(proxy.uri()), &["acquire", "--for", "30m", name]);
+            eventually(PATIENCE, "it confirms its hold", async || !proxy.is_losing()).await;
+            if let Some(killed) = killed {
+                signal(killed, taking.pid());
+            }
+            let told = taking.done().await.expect(code);
+            assert_eq!(told.out, "");
+            assert!(is_vacant(&locks, name).await, "{told:?}");
+        });
+    join_all(scenes).await;
+}
+
+/// Runs a shell script with the program as `$W` in its own session, at a terminal that nobody reads.
+fn at_terminal(ground: &Ground, script: &str) -> (Option<OwnedFd>, Child) {
+    let window = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+    grantpt(&window).unwrap();
+    unlockpt(&window).unwrap();
+    let path = ptsname(&window, Vec::new()).unwrap().into_string().unwrap();
+    let open = || {
+        let mut options = File::options();
+        options.custom_flags(OpenptFlags::NOCTTY.bits() as i32);
+        options.read(true).write(true).open(&path).unwrap()
+    };
+    let program = program(ground);
+    let mut session = started_by("setsid", &["--ctty", "--wait", "sh", "-c", script], &program);
+    session.env("W", program.as_std().get_program());
+    let child = session.stdin(open()).stdout(open()).stderr(open()).spawn().unwrap();
+    (Some(window), child)
+}
+
+/// As when the window of a terminal is closed, or a connection of ssh is lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_stays_taken_for_a_terminal_that_is_lost() {
+    let ground = Ground::replica_set("cli_hung_up").await;
+    let locks = ground.locks().await;
+    let held = locks.mutex("waited-for").acquire().await.unwrap();
+    let scenes = [
+        ("waited-for", "exec $W run waited-for true"),
+        ("waited-for", "$W acquire waited-for --for 30m; echo $?"),
+        ("a", "exec $W hold a"),
+        ("b", "$W hold b"),
+        ("c", "exec $W run c -- sleep 300"),
+        ("d", "$W run d -- sleep 300; :"),
+    ];
+    let mut terminals = scenes.map(|(_, script)| at_terminal(&ground, script));
+    until_waiting(&locks, "waited-for", 2).await;
+    for (name, _) in &scenes[2..] {
+        eventually(PATIENCE, "it is held", async || !is_vacant(&locks, name).await).await;
+    }
+    for (terminal, _) in &mut terminals {
+        drop(terminal.take());
+    }
+    until_waiting(&locks, "waited-for", 0).await;
+    for (name, _) in &scenes[2..] {
+        eventually(PATIENCE, "it is given back", async || is_vacant(&locks, name).await).await;
+    }
+    held.release().await.unwrap();
+}
