@@ -92,6 +92,7 @@ pub(crate) enum Command {
     /// In bash, zsh and fish the names of locks are completed too, if the environment of the shell names the server in
     /// MONGODB_URI (and the database in WATCHLOCK_DATABASE, the collection in WATCHLOCK_COLLECTION): up to 200 of them,
     /// and none if the server does not answer within a second.
+    #[command(after_help = exit::table(Some("completions")))]
     Completions {
         /// The shell
         shell: Shell,
@@ -101,6 +102,7 @@ pub(crate) enum Command {
     /// To read it: watchlock man | man -l -
     ///
     /// To install all of them: watchlock man --into ~/.local/share/man/man1
+    #[command(after_help = exit::table(Some("man")))]
     Man {
         /// A command of watchlock
         command: Option<String>,

@@ -19,7 +19,7 @@ pub(crate) const USAGE: u8 = 64;
 pub(crate) const DATA: u8 = 65;
 /// The server can't be reached, or it refuses.
 pub(crate) const UNAVAILABLE: u8 = 69;
-/// The machine refuses: no process or thread can be started.
+/// The machine refuses: no process or thread can be started. Or this program has a bug.
 pub(crate) const INTERNAL: u8 = 70;
 /// The job was done in this period already.
 pub(crate) const RAN_ALREADY: u8 = 74;
@@ -42,9 +42,9 @@ const WAITING: &[&str] = &["run", "elect", "hold", "acquire", "wait"];
 /// The commands that run another.
 const RUNNING: &[&str] = &["run", "elect"];
 
-/// The commands that read or write one lock.
+/// The commands that read or write one lock; `watch` reports a document that is not a lock, and goes on.
 const OF_ONE: &[&str] = &[
-    "run", "elect", "hold", "acquire", "renew", "release", "wait", "observe", "show", "watch", "break",
+    "run", "elect", "hold", "acquire", "renew", "release", "wait", "observe", "show", "break",
 ];
 
 /// The commands that ask a server.
@@ -52,7 +52,8 @@ const ASKING: &[&str] = &[
     "run", "elect", "hold", "acquire", "renew", "release", "wait", "observe", "ls", "show", "watch", "break", "doctor",
 ];
 
-/// The exit codes, with the commands that have them, and their meaning there; no commands: all.
+/// The exit codes, with the commands that have them, and their meaning there; no commands: all. The guide's page has the
+/// same table, and a test plays a scene for each of them.
 const CODES: [(&str, &[&str], &str); 20] = [
     ("0", &[], "done"),
     ("1", &["show"], "there is no trace of the lock"),
@@ -83,7 +84,7 @@ const CODES: [(&str, &[&str], &str); 20] = [
     (
         "70",
         &[],
-        "the machine refuses: no process or thread can be started, no output be written",
+        "the machine refuses: no process or thread can be started, no output be written; or watchlock has a bug",
     ),
     (
         "74",

@@ -60,7 +60,7 @@ pub(crate) fn hold_may_stay(name: &str, arguments: &Run) -> String {
 /// Says that locks may stay taken, and for how long. That counts from the last command that arrives: the network may
 /// deliver it when this program has ended.
 fn may_stay(names: &str, most: Duration) -> String {
-    let most = humantime::format_duration(most);
+    let most = crate::text::exact(most);
     format!("`{names}` may stay taken for up to {most} once the server has all that was sent")
 }
 

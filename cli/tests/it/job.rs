@@ -72,7 +72,7 @@ async fn second(locks: &LockClient) -> LockHandle {
 }
 
 /// A full pipe, with its reading end.
-fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
+pub(super) fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
     let (reader, mut writer) = std::io::pipe().unwrap();
     let flags = rustix::fs::fcntl_getfl(&writer).unwrap();
     rustix::fs::fcntl_setfl(&writer, flags | rustix::fs::OFlags::NONBLOCK).unwrap();

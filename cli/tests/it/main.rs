@@ -1,6 +1,7 @@
 //! The program `watchlock`, against real servers.
 
 mod away;
+mod codes;
 #[path = "../../../tests/common/mod.rs"]
 mod common;
 mod completions;

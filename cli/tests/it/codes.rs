@@ -1,0 +1,308 @@
+//! The exit codes: the table of the guide is that of the help, and a scene shows each code of each command.
+
+use std::{
+    collections::BTreeSet,
+    fs::File,
+    os::unix::process::ExitStatusExt as _,
+    process::{ExitStatus, Stdio},
+};
+
+use futures::{StreamExt as _, stream};
+use mongodb::bson::{doc, oid::ObjectId};
+use tokio::{process::Command, time::timeout};
+use watchlock::LockClient;
+use watchlock_testkit::{Proxy, shared};
+
+use crate::{
+    Started, bare,
+    common::{
+        Ground, PATIENCE, eventually, is_vacant,
+        users::{PASSWORD, user},
+        within,
+    },
+    done,
+    guide::{PAGE, commands, list},
+    job::full_pipe,
+    program, signal, started_by,
+};
+
+/// Scenes that are played at once.
+const AT_ONCE: usize = 8;
+
+/// A row of the table for one of its commands.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Row {
+    command: String,
+    code: String,
+    meaning: String,
+}
+
+/// Returns the table of the guide, of all these commands.
+fn documented(commands: &[String]) -> BTreeSet<Row> {
+    let mut rows = BTreeSet::new();
+    for line in list(PAGE, "| code | commands | |\n|---|---|---|\n") {
+        let cells: Vec<String> = line.split('|').map(|cell| cell.trim().replace('`', "")).collect();
+        let [_, code, of, meaning, _] = &cells[..] else {
+            panic!("{line}")
+        };
+        let named = |names: &str| -> Vec<String> { names.split(", ").map(str::to_owned).collect() };
+        let of = match of.strip_prefix("all") {
+            None => named(of),
+            Some("") => commands.to_vec(),
+            Some(but) => {
+                let but = named(but.strip_prefix(" but ").unwrap());
+                assert!(but.iter().all(|name| commands.contains(name)), "{line}");
+                commands.iter().filter(|name| !but.contains(name)).cloned().collect()
+            }
+        };
+        for command in of {
+            assert!(commands.contains(&command), "{line}");
+            let (code, meaning) = (code.clone(), meaning.clone());
+            assert!(rows.insert(Row { command, code, meaning }), "{line}");
+        }
+    }
+    rows
+}
+
+/// Returns the table in the help of a command.
+async fn told_by_help(command: &str) -> BTreeSet<Row> {
+    let help = done(bare().args([command, "--help"])).await.expect(0).out;
+    let mut rows = Vec::<Row>::new();
+    let (_, table) = help.split_once("Exit codes:\n").unwrap();
+    for line in table.lines().take_while(|line| !line.is_empty()) {
+        let (code, words) = line.split_at_checked(8).unwrap_or_else(|| panic!("{line:?}"));
+        match (code.trim(), rows.last_mut()) {
+            // Long lines are wrapped.
+            ("", Some(row)) => row.meaning += &format!(" {}", words.trim()),
+            (code, _) => rows.push(Row {
+                command: command.to_owned(),
+                code: code.to_owned(),
+                meaning: words.trim().to_owned(),
+            }),
+        }
+    }
+    rows.into_iter().collect()
+}
+
+#[tokio::test]
+async fn the_table_of_the_guide_is_that_of_the_help() {
+    let commands = commands().await;
+    let documented = documented(&commands);
+    for command in &commands {
+        let of_this: BTreeSet<Row> = documented
+            .iter()
+            .filter(|row| row.command == *command)
+            .cloned()
+            .collect();
+        assert_eq!(of_this, told_by_help(command).await);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_command_exits_with_each_of_its_codes() {
+    let world = World::new().await;
+    let rows = documented(&commands().await);
+    let plays = rows.iter().map(async |row| {
+        let Ok(shown) = timeout(PATIENCE, world.play(row)).await else {
+            panic!("it does not end: {row:?}");
+        };
+        let number: i32 = match row.code.as_str() {
+            "128+n" => 128 + 15,
+            code => code.parse().unwrap(),
+        };
+        (row, shown, number)
+    });
+    let wrong = stream::iter(plays).buffer_unordered(AT_ONCE);
+    let wrong = wrong.filter(|(_, shown, number)| std::future::ready(*shown != Some(*number)));
+    let wrong: Vec<_> = wrong.collect().await;
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// A server, with locks in all the states that a command may find.
+struct World {
+    ground: Ground,
+    locks: LockClient,
+    /// A user who may do anything but write locks, and one with a wrong password.
+    reader: Ground,
+    stranger: Ground,
+}
+
+/// Returns the code as a shell shows it.
+fn code(status: ExitStatus) -> i32 {
+    status.code().unwrap_or_else(|| 128 + status.signal().unwrap())
+}
+
+async fn ended(program: &mut Command) -> i32 {
+    let ended = program.stdout(Stdio::null()).stderr(Stdio::null()).status();
+    code(ended.await.unwrap())
+}
+
+impl World {
+    async fn new() -> Self {
+        let ground = Ground::replica_set("cli_codes").await;
+        let locks = ground.locks().await;
+        // These are held for as long as the test lasts: its client is.
+        std::mem::forget(locks.mutex("held").acquire().await.unwrap());
+        std::mem::forget(locks.election("led").campaign("").await.unwrap());
+        let foreign = doc! { "_id": "foreign", "holders": ObjectId::new() };
+        ground.documents().await.insert_one(foreign).await.unwrap();
+        let orders = ground.driver().await.database(&ground.database).collection("orders");
+        orders.insert_many([doc! { "_id": "7" }, doc! { "_id": 7 }]).await.unwrap();
+        let ran = ["run", "--once-per", "1h", "ran", "true"];
+        assert_eq!(ended(program(&ground).args(ran)).await, 0);
+        let (reader, _) = user("cli_reader", &["find", "changeStream"]).await;
+        let stranger = reader.through(reader.uri().replace(PASSWORD, "wrong"));
+        Self {
+            ground,
+            locks,
+            reader,
+            stranger,
+        }
+    }
+
+    /// Plays the scene of a row, and returns the exit code; `None` if there is no such scene.
+    async fn play(&self, row: &Row) -> Option<i32> {
+        let command = row.command.as_str();
+        // Each scene has a lock of its own.
+        let name = &format!("{command}-{}", row.code)[..];
+        Some(match row.code.as_str() {
+            "0" => self.succeed(command, name).await?,
+            "1" => self.find_nothing(command, name).await?,
+            "64" => ended(program(&self.ground).args([command, "--no-such-option"])).await,
+            "65" if row.meaning.contains("several documents") => {
+                self.run(&[&words(command, "7")?[..], &["--documents", "orders"]].concat()).await
+            }
+            "65" => self.run(&words(command, "foreign")?).await,
+            "69" => {
+                let mut program = bare();
+                program.env("MONGODB_URI", "mongodb://127.0.0.1:1/app?serverSelectionTimeoutMS=200");
+                ended(program.args(words(command, name)?)).await
+            }
+            "70" => self.refuse(command, name).await?,
+            "74" => self.run(&["run", "--once-per", "1h", "ran", "true"]).await,
+            "75" if row.meaning.contains("another run") => self.run(&["run", "--once-per", "1h", "held", "true"]).await,
+            "75" => {
+                let taken = if command == "elect" { "led" } else { "held" };
+                let [command, rest @ ..] = &words(command, taken)?[..] else {
+                    return None;
+                };
+                self.run(&[&[*command, "--timeout", "0s"], rest].concat()).await
+            }
+            "76" => self.lose(command, name).await?,
+            "77" => ended(program(&self.stranger).args(words(command, name)?)).await,
+            "126" => self.run(&[command, name, "/dev/null"]).await,
+            "127" => self.run(&[command, name, "no-such-program"]).await,
+            "128+n" => self.terminate(command, name).await?,
+            _ => return None,
+        })
+    }
+
+    async fn run(&self, words: &[&str]) -> i32 {
+        ended(program(&self.ground).args(words)).await
+    }
+
+    async fn succeed(&self, command: &str, name: &str) -> Option<i32> {
+        match command {
+            "hold" => {
+                let mut holding = Started::run(&self.ground, &["hold", name]);
+                holding.line().await;
+                signal("TERM", holding.pid());
+                return Some(code(holding.status().await));
+            }
+            "watch" => {
+                let mut watching = Started::run(&self.ground, &["watch", "held"]);
+                watching.line().await;
+                // Its reader has read enough.
+                let Started { mut child, lines, .. } = watching;
+                drop(lines);
+                return Some(code(within(PATIENCE, "its end", child.wait()).await.unwrap()));
+            }
+            "renew" | "release" => {
+                let held = self.locks.mutex(name).acquire().await.unwrap();
+                return Some(self.run(&[command, name, "--token", &held.token().to_string()]).await);
+            }
+            "break" => std::mem::forget(self.locks.mutex(name).acquire().await.unwrap()),
+            _ => {}
+        }
+        let name = match command {
+            "observe" => "led",
+            "show" => "held",
+            _ => name,
+        };
+        Some(self.run(&words(command, name)?).await)
+    }
+
+    async fn find_nothing(&self, command: &str, name: &str) -> Option<i32> {
+        match command {
+            "doctor" => Some(ended(program(&self.reader).arg("doctor")).await),
+            "show" | "break" | "renew" | "release" | "observe" => Some(self.run(&words(command, name)?).await),
+            _ => None,
+        }
+    }
+
+    async fn refuse(&self, command: &str, name: &str) -> Option<i32> {
+        let mut program = program(&self.ground);
+        program.args(words(command, name)?);
+        if ["completions", "man"].contains(&command) {
+            let full = File::options().write(true).open("/dev/full").unwrap();
+            return Some(code(program.stdout(full).stderr(Stdio::null()).status().await.unwrap()));
+        }
+        let few_files = ["-c", "ulimit -n 9; exec \"$@\"", "sh"];
+        Some(ended(&mut started_by("sh", &few_files, &program)).await)
+    }
+
+    /// Takes the lock away from the command.
+    async fn lose(&self, command: &str, name: &str) -> Option<i32> {
+        let proxy = Proxy::before(shared::replica_set().await.addr(0)).unwrap();
+        let losing = Started::run(
+            &self.ground.through(proxy.uri()),
+            &match command {
+                "run" | "elect" => vec![command, name, "sh", "-c", "echo; exec sleep 300"],
+                "hold" | "acquire" => words(command, name)?,
+                _ => return None,
+            },
+        );
+        let mut losing = losing;
+        if command == "acquire" {
+            // It has the lock, and wants to have it confirmed.
+            proxy.lose_next("update");
+            eventually(PATIENCE, "it holds the lock", async || !proxy.is_losing()).await;
+        } else {
+            losing.line().await;
+        }
+        assert!(!is_vacant(&self.locks, name).await);
+        self.locks.break_lock(name).await.unwrap();
+        Some(code(losing.status().await))
+    }
+
+    /// Terminates the command while it is at work.
+    async fn terminate(&self, command: &str, name: &str) -> Option<i32> {
+        if ["completions", "man"].contains(&command) {
+            let (_unread, full) = full_pipe();
+            let mut writing = bare().args(words(command, name)?).stdout(full).spawn().unwrap();
+            signal("TERM", writing.id().unwrap());
+            return Some(code(within(PATIENCE, "its end", writing.wait()).await.unwrap()));
+        }
+        let proxy = Proxy::before(shared::replica_set().await.addr(0)).unwrap();
+        proxy.black_hole();
+        let mut asking = Started::run(&self.ground.through(proxy.uri()), &words(command, name)?);
+        eventually(PATIENCE, "it connects", async || proxy.lose(|_| true) > 0).await;
+        signal("TERM", asking.pid());
+        Some(code(asking.status().await))
+    }
+}
+
+/// Returns the words of a command about this lock that runs to its end by itself.
+fn words<'a>(command: &'a str, name: &'a str) -> Option<Vec<&'a str>> {
+    Some(match command {
+        "run" | "elect" => vec![command, name, "true"],
+        "hold" | "wait" | "show" | "watch" => vec![command, name],
+        "acquire" => vec![command, name, "--for", "1m"],
+        "renew" | "release" => vec![command, name, "--token", "7"],
+        "observe" => vec![command, name, "--once"],
+        "ls" | "doctor" | "man" => vec![command],
+        "break" => vec![command, name, "--yes"],
+        "completions" => vec![command, "bash"],
+        _ => return None,
+    })
+}
