@@ -683,13 +683,15 @@ pub(crate) struct Break {
     pub(crate) name: String,
 }
 
-/// Check server, privileges, clocks and index, and suggest fixes
+/// Find out why locks can't be acquired, or what could be better, and suggest fixes
 ///
-/// It writes nothing: whether the collection takes locks is tried in a transaction that is aborted. Exits with 1 if there
-/// is a problem, and with 69 or 77 if the server does not answer or rejects the user; a warning is not a problem.
+/// It changes no document: whether the collection takes locks is tried in a transaction that is aborted. Exits with 1 if
+/// there is a problem, and with 69 or 77 if there is no server to work with or it rejects the user; a warning is not a
+/// problem.
 ///
 /// With --json, one object: healthy (true or false), checks. A check has name (server, version, topology, privileges,
-/// pool, clock, member-clocks, wake-mode, collection, index), status (ok, warning, problem, unknown), found, advice (or null).
+/// writes, pool, clock, member-clocks, wake-mode, collection, index; there is one of privileges for each that is missing),
+/// status (ok, warning, problem, unknown), found, advice (or null).
 #[derive(Args, Debug)]
 #[command(after_help = exit::table(Some("doctor")), override_usage = "watchlock doctor [OPTIONS]")]
 pub(crate) struct Doctor {

@@ -5,9 +5,9 @@ use std::{env, io, time::Duration};
 use clap::{ArgMatches, Args, parser::ValueSource};
 use mongodb::{
     Client, Database,
-    bson::doc,
+    bson::{Document, doc},
     error::{Error, ErrorKind as DriverKind},
-    options::ClientOptions,
+    options::{ClientOptions, ServerAddress, Tls},
 };
 use tokio::time::timeout;
 use watchlock::{LockClient, LockClientBuilder};
@@ -121,10 +121,15 @@ impl Connection {
         })
     }
 
-    async fn place(&self, selection: Option<Duration>) -> Result<Place, Failure> {
-        let mut options = ClientOptions::parse(self.uri()?)
+    /// Returns the connection string as the driver reads it.
+    pub(crate) async fn options(&self) -> Result<ClientOptions, Failure> {
+        ClientOptions::parse(self.uri()?)
             .await
-            .map_err(|error| self.not_valid(&error))?;
+            .map_err(|error| self.not_valid(&error))
+    }
+
+    async fn place(&self, selection: Option<Duration>) -> Result<Place, Failure> {
+        let mut options = self.options().await?;
         options.server_selection_timeout = options.server_selection_timeout.or(selection);
         options.app_name = options.app_name.or_else(|| Some("watchlock".to_owned()));
         let named = self.database.clone().or_else(|| options.default_database.clone());
@@ -158,42 +163,78 @@ impl Connection {
             // Host names are not secret, and come from nowhere else.
             return Failure::new(
                 UNAVAILABLE,
-                format!("the host of the connection string can't be looked up: {cause}"),
+                format!(
+                    "the host of the connection string can't be looked up: {}",
+                    of_the_resolver(&cause)
+                ),
             );
         }
         Failure::usage(format!("the connection string (MONGODB_URI or --uri) {why}"))
     }
 
-    /// Adds the name of the actual replica set to a failure if the connection string asks for another: the driver
-    /// leaves out members of sets that it was not asked for.
+    /// Adds to a failure that the connection string asks for another replica set than the server's: the driver leaves
+    /// out members of sets that it was not asked for.
     pub(crate) async fn explain(&self, failure: Failure) -> Failure {
-        let Ok(uri) = self.uri() else { return failure };
-        let Ok(mut options) = ClientOptions::parse(uri).await else {
+        let Ok(options) = self.options().await else {
             return failure;
         };
-        let Some(asked) = options.repl_set_name.take() else {
+        let (Some(asked), Some(host)) = (&options.repl_set_name, options.hosts.first()) else {
             return failure;
         };
-        options.hosts.truncate(1);
-        options.direct_connection = Some(true);
-        options.server_selection_timeout = Some(SELECTION_LEAST);
-        let Ok(client) = Client::with_options(options) else {
-            return failure;
-        };
-        let hello = to_its_end(async move { client.database("admin").run_command(doc! { "hello": 1 }).await }).await;
-        let Ok(Ok(hello)) = hello else { return failure };
-        match hello.get_str("setName") {
-            Ok(there) if there == asked => failure,
-            Ok(there) => failure.and(&format!(
-                "the connection string asks for the replica set `{}`, but the server belongs to `{}`",
-                plain(&asked),
-                plain(there)
-            )),
-            Err(_) => failure.and(&format!(
-                "the connection string asks for the replica set `{}`, but the server belongs to none",
-                plain(&asked)
-            )),
+        let hello = hello(&options, host.clone(), options.tls.clone(), SELECTION_LEAST).await;
+        let mismatch = hello.ok().and_then(|hello| other_set(&hello, asked));
+        match mismatch {
+            Some(mismatch) => failure.and(&mismatch),
+            None => failure,
         }
+    }
+}
+
+/// Asks one host of a connection string what it is, by itself and as nobody: that takes neither a replica set nor a user.
+pub(crate) async fn hello(
+    options: &ClientOptions,
+    host: ServerAddress,
+    tls: Option<Tls>,
+    within: Duration,
+) -> Result<Document, Error> {
+    let mut alone = ClientOptions::default();
+    alone.hosts = vec![host];
+    alone.direct_connection = Some(true);
+    alone.app_name = options.app_name.clone();
+    alone.tls = tls;
+    alone.server_selection_timeout = Some(within);
+    alone.connect_timeout = Some(within);
+    let client = Client::with_options(alone)?;
+    let asked = to_its_end(async move { client.database("admin").run_command(doc! { "hello": 1 }).await });
+    let stopped = |failure: Failure| Error::custom(failure.message().to_owned());
+    asked.await.map_err(stopped)?
+}
+
+/// Returns in which way the server does not belong to the replica set that was asked for, if it answered so.
+pub(crate) fn other_set(hello: &Document, asked: &str) -> Option<String> {
+    let there = match hello.get_str("setName") {
+        Ok(there) if there == asked => return None,
+        Ok(there) => format!("`{}`", plain(there)),
+        Err(_) if hello.contains_key("isreplicaset") => "one that was never initiated, or has removed it".to_owned(),
+        Err(_) => "none".to_owned(),
+    };
+    Some(format!(
+        "the connection string asks for the replica set `{}`, but the server belongs to {there}",
+        plain(asked)
+    ))
+}
+
+/// Returns the reason of a failed look-up without the query, which the resolver quotes in the form of its own code.
+fn of_the_resolver(cause: &str) -> String {
+    const QUOTED: &str = "Name(\"";
+    let reason = cause
+        .strip_prefix("An error occurred during DNS resolution: ")
+        .unwrap_or(cause);
+    let (reason, query) = reason.split_once(" for Query {").unwrap_or((reason, ""));
+    let name = query.split_once(QUOTED).and_then(|(_, rest)| rest.split_once('"'));
+    match name {
+        Some((name, _)) => format!("{reason} for {}", plain(name)),
+        None => plain(reason),
     }
 }
 
@@ -285,6 +326,17 @@ mod tests {
         let failure = Failure::driver(&answer.expect("the task runs").expect_err("there is no answer"));
         assert!(failure.is_unavailable(), "{failure:?}");
         assert!(failure.message().contains("no answer within 35 s"), "{failure:?}");
+    }
+
+    #[test]
+    fn a_failed_look_up_names_the_record() {
+        let cause = "An error occurred during DNS resolution: DNS error: no records found for Query { name: \
+                     Name(\"_mongodb._tcp.app.example.\"), query_type: SRV, query_class: IN }";
+        assert_eq!(
+            of_the_resolver(cause),
+            "DNS error: no records found for _mongodb._tcp.app.example."
+        );
+        assert_eq!(of_the_resolver("no network"), "no network");
     }
 
     #[test]

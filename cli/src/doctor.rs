@@ -1,6 +1,9 @@
 //! `watchlock doctor`.
 
 mod collection;
+mod hosts;
+mod privileges;
+mod topology;
 
 use std::{
     fmt::Write as _,
@@ -15,10 +18,10 @@ use mongodb::{
     Collection,
     bson::{Bson, Document, doc},
     error::{Error, ErrorKind},
-    options::{ReadPreference, SelectionCriteria},
+    options::{DatabaseOptions, ReadConcern, ReadPreference, SelectionCriteria, WriteConcern},
 };
 use serde::Serialize;
-use watchlock::{WakeMode, WakeSource};
+use watchlock::{ServerError, WakeMode, WakeSource};
 
 use crate::{
     arguments::Doctor,
@@ -35,18 +38,6 @@ const OLDEST: (i32, i32) = (4, 4);
 /// Maximum difference between the clocks of a replica set's members: the default skew margin.
 const SKEW: Duration = Duration::from_secs(1);
 
-/// Actions of the library on the collection, and their purpose.
-const ACTIONS: [(&str, &str); 5] = [
-    ("find", "nothing works without it"),
-    ("insert", "nothing can be acquired without it"),
-    ("update", "nothing can be acquired without it"),
-    ("changeStream", "without it watchlock polls"),
-    (
-        "createIndex",
-        "without it somebody else must create the index that purges free locks",
-    ),
-];
-
 /// Connections of one client: its change streams, and those for the operations with which it begins. See
 /// `docs/operating.md`, Connections.
 const STREAMS: u32 = 4;
@@ -54,9 +45,6 @@ const COMMANDS: u32 = 6;
 
 /// The driver's default pool size.
 const POOL: u32 = 10;
-
-/// Number of actions without which nothing works.
-const NEEDED: usize = 3;
 
 /// The server's code `Unauthorized`.
 const UNAUTHORIZED: i32 = 13;
@@ -108,67 +96,105 @@ impl Check {
 }
 
 pub(crate) async fn doctor(connection: &Connection, arguments: Doctor) -> Outcome {
-    let place = connection.prompt().await?;
-    // Checked as every command does, before anything is sent.
-    let (checks, failure) = match place.builder().wake_source(WakeSource::Auto).build().await {
-        Ok(locks) => (look(&place, locks.wake_mode(), None).await?, None),
-        Err(watchlock::BuildError::Unsuitable { problem, .. }) => {
-            (look(&place, WakeMode::ChangeStream, Some(&problem)).await?, None)
-        }
-        Err(watchlock::BuildError::Server(error)) => {
-            let failure = Failure::from(error);
-            (vec![unreachable(&failure)], Some(failure))
-        }
+    let place = match connection.prompt().await {
+        Err(failure) if failure.is_unavailable() => return unusable(connection, &arguments, failure).await,
+        place => as_the_library(place?),
+    };
+    // Connected as by every command: what stops it stops them.
+    let (mode, unsuitable) = match place.builder().wake_source(WakeSource::Auto).build().await {
+        Ok(locks) => (locks.wake_mode(), None),
+        Err(watchlock::BuildError::Unsuitable { problem, .. }) => (WakeMode::ChangeStream, Some(problem)),
+        Err(watchlock::BuildError::Server(error)) => return unusable(connection, &arguments, error.into()).await,
         Err(error) => return Err(error.into()),
     };
-    let healthy = checks.iter().all(|check| check.status != Status::Problem);
+    match to_its_end(clock::ask(place.database.clone(), primary())).await? {
+        Ok(answer) => {
+            let checks = look(&place, answer, mode, unsuitable.as_deref()).await?;
+            let code = if is_bad(&checks) {
+                ExitCode::FAILURE
+            } else {
+                ExitCode::SUCCESS
+            };
+            report(&arguments, checks, code)
+        }
+        Err(error) => unusable(connection, &arguments, Failure::driver(&error)).await,
+    }
+}
+
+/// Reports why there is no server to work with, and exits as every other command does.
+async fn unusable(connection: &Connection, arguments: &Doctor, failure: Failure) -> Outcome {
+    let checks = hosts::unusable(connection, &failure).await;
+    report(arguments, checks, failure.silenced().report(false))
+}
+
+fn report(arguments: &Doctor, checks: Vec<Check>, code: ExitCode) -> Outcome {
     let written = if arguments.output.json {
+        let healthy = !is_bad(&checks);
         json::print(&Report { healthy, checks })
     } else {
         io::stdout().lock().write_all(in_full(&checks).as_bytes())
     };
-    let code = if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE };
-    let code = exit::after(written, code)?;
-    match failure {
-        Some(failure) => Err(failure.silenced()),
-        None => Ok(code),
+    exit::after(written, code)
+}
+
+/// Reads and writes as the library does, whatever the connection string says of it.
+fn as_the_library(place: Place) -> Place {
+    let options = DatabaseOptions::builder()
+        .write_concern(WriteConcern::majority())
+        .read_concern(ReadConcern::majority())
+        .selection_criteria(primary())
+        .build();
+    let client = place.database.client();
+    Place {
+        database: client.database_with_options(place.database.name(), options),
+        ..place
     }
 }
 
-fn unreachable(failure: &Failure) -> Check {
-    Check::new("server", Status::Problem, failure.message()).advice(
-        "check the address in the connection string, user and password, and whether the server is running and can be \
-         reached from this machine; a replica set must have a primary",
-    )
+fn primary() -> SelectionCriteria {
+    SelectionCriteria::ReadPreference(ReadPreference::Primary)
 }
 
-/// `unsuitable`: why the library keeps no locks in the collection.
-async fn look(place: &Place, mode: WakeMode, unsuitable: Option<&str>) -> Result<Vec<Check>, Failure> {
-    let primary = SelectionCriteria::ReadPreference(ReadPreference::Primary);
-    let asked = to_its_end(clock::ask(place.database.clone(), primary)).await?;
-    let (offset, hello) = match asked {
-        Ok(answer) => answer,
-        Err(error) => return Ok(vec![unreachable(&Failure::driver(&error))]),
-    };
+/// Checks a server that answers. A problem ends the checks that would only have to wait for the same.
+async fn look(
+    place: &Place,
+    answer: (Offset, Document),
+    mode: WakeMode,
+    unsuitable: Option<&str>,
+) -> Result<Vec<Check>, Failure> {
+    let (offset, hello) = answer;
     let mut checks = vec![Check::ok(
         "server",
         format!("answers within {}", span_of(offset.within * 2)),
     )];
     checks.push(version(place).await?);
-    checks.push(topology(&hello));
-    let (permitted, may_create_index) = privileges(place).await?;
-    checks.push(permitted);
-    checks.push(pool(place));
-    checks.push(own_clock(offset));
-    checks.extend(member_clocks(place, &hello).await?);
-    checks.push(wake_mode(place, mode).await?);
+    checks.push(topology::topology(&hello));
+    if is_bad(&checks) {
+        return Ok(checks);
+    }
+    let (permitted, may_create_index) = privileges::privileges(place).await?;
+    checks.extend(permitted);
     if let Some(problem) = unsuitable {
         checks.push(collection::unsuitable(problem));
         return Ok(checks);
     }
+    let writes = topology::writes(place, &hello).await?;
+    let are_confirmed = writes.as_ref().is_none_or(|check| check.status != Status::Problem);
+    checks.extend(writes);
+    checks.push(pool(place));
+    checks.push(own_clock(offset));
+    checks.extend(member_clocks(place, &hello).await?);
+    if !are_confirmed {
+        return Ok(checks);
+    }
+    checks.push(wake_mode(place, mode).await?);
     checks.push(collection::collection(place, &hello).await?);
     checks.push(index(place, may_create_index).await?);
     Ok(checks)
+}
+
+fn is_bad(checks: &[Check]) -> bool {
+    checks.iter().any(|check| check.status == Status::Problem)
 }
 
 async fn version(place: &Place) -> Result<Check, Failure> {
@@ -185,27 +211,6 @@ async fn version(place: &Place) -> Result<Check, Failure> {
             .advice("watchlock needs MongoDB 4.4 or newer: upgrade the server"),
         None => unseen("version", answer.err().as_ref()),
     })
-}
-
-fn topology(hello: &Document) -> Check {
-    if let Ok(name) = hello.get_str("setName") {
-        let members = hello.get_array("hosts").map_or(1, Vec::len);
-        let plural = if members == 1 { "member" } else { "members" };
-        return Check::ok(
-            "topology",
-            format!("replica set {} of {members} {plural} with data", plain(name)),
-        );
-    }
-    if hello.get_str("msg").is_ok_and(|message| message == "isdbgrid") {
-        return Check::new("topology", Status::Warning, "sharded cluster").advice(
-            "watchlock is not tested on one, and an idle shard can delay wake-ups by seconds: if you can, keep the locks in \
-             their own replica set",
-        );
-    }
-    Check::new("topology", Status::Warning, "standalone server").advice(
-        "locks are safe here, but waiters poll: start the server with --replSet and call rs.initiate() once; one member is \
-         enough for change streams",
-    )
 }
 
 /// Checks that there are enough connections for one client on the pool.
@@ -237,91 +242,6 @@ fn pool(place: &Place) -> Check {
         )
     };
     Check::new("pool", Status::Warning, found).advice(advice)
-}
-
-/// Checks the privileges; also returns whether the index may be created.
-async fn privileges(place: &Place) -> Result<(Check, bool), Failure> {
-    let database = place.database.clone();
-    let status = doc! { "connectionStatus": 1, "showPrivileges": true };
-    let answer = to_its_end(async move { database.run_command(status).await }).await?;
-    let info = answer
-        .as_ref()
-        .ok()
-        .and_then(|answer| answer.get_document("authInfo").ok());
-    let Some(info) = info else {
-        return Ok((unseen("privileges", answer.err().as_ref()), false));
-    };
-    if info.get_array("authenticatedUsers").map_or(0, Vec::len) == 0 {
-        return Ok((anybody(place).await?, false));
-    }
-    let given = info
-        .get_array("authenticatedUserPrivileges")
-        .map_or(&[][..], |given| given);
-    let has = |action: &str| {
-        given
-            .iter()
-            .filter_map(Bson::as_document)
-            .any(|one| grants(one, place, action))
-    };
-    let missing: Vec<_> = ACTIONS.iter().filter(|(action, _)| !has(action)).collect();
-    if missing.is_empty() {
-        let all = ACTIONS.map(|(action, _)| action).join(", ");
-        return Ok((Check::ok("privileges", format!("all that watchlock uses: {all}")), true));
-    }
-    let needed = &ACTIONS[..NEEDED];
-    let status = if missing.iter().any(|lacking| needed.contains(lacking)) {
-        Status::Problem
-    } else {
-        Status::Warning
-    };
-    let names: Vec<_> = missing.iter().map(|(action, _)| *action).collect();
-    let reasons: Vec<_> = missing.iter().map(|(action, why)| format!("{action}: {why}")).collect();
-    let (database, collection) = (place.database.name(), &place.collection);
-    let check = Check::new("privileges", status, format!("missing: {}", names.join(", "))).advice(format!(
-        "grant the user a role with these actions on {database}.{collection} ({})",
-        reasons.join("; ")
-    ));
-    Ok((check, has("createIndex")))
-}
-
-/// Checks the privileges without a login: either everybody may do everything, or nobody may do anything.
-async fn anybody(place: &Place) -> Result<Check, Failure> {
-    let collection = documents(place);
-    let found = to_its_end(async move { collection.find_one(doc! {}).await }).await?;
-    Ok(match found {
-        Ok(_) => Check::ok(
-            "privileges",
-            "the server requires no authentication, so everything is permitted",
-        ),
-        Err(error) if code(&error) == Some(UNAUTHORIZED) => Check::new(
-            "privileges",
-            Status::Problem,
-            "the server requires authentication, and nobody has logged in",
-        )
-        .advice("put user, password and authSource into the connection string, in MONGODB_URI"),
-        Err(error) => Check::new(
-            "privileges",
-            Status::Problem,
-            format!("the locks can't be read: {}", Failure::driver(&error).message()),
-        ),
-    })
-}
-
-/// Returns whether a privilege covers an action on the locks' collection.
-fn grants(privilege: &Document, place: &Place, action: &str) -> bool {
-    let Ok(resource) = privilege.get_document("resource") else {
-        return false;
-    };
-    let any = resource.get_bool("anyResource").unwrap_or(false);
-    // An empty text stands for all.
-    let covers = |field: &str, name: &str| resource.get_str(field).is_ok_and(|it| it.is_empty() || it == name);
-    let actions = privilege.get_array("actions").map_or(&[][..], |actions| actions);
-    (any || covers("db", place.database.name()) && covers("collection", &place.collection))
-        && actions.iter().any(|given| {
-            given
-                .as_str()
-                .is_some_and(|given| given == action || given == "anyAction")
-        })
 }
 
 fn own_clock(offset: Offset) -> Check {
@@ -411,10 +331,7 @@ async fn wake_mode(place: &Place, mode: WakeMode) -> Result<Check, Failure> {
             Check::new(
                 "wake-mode",
                 Status::Warning,
-                format!(
-                    "polling, as no change stream can be opened: {}",
-                    Failure::driver(&error).message()
-                ),
+                format!("polling, as no change stream can be opened: {}", told(&error)),
             )
             .advice(advice)
         }
@@ -471,10 +388,14 @@ async fn index(place: &Place, may_create: bool) -> Result<Check, Failure> {
 }
 
 fn unseen(name: &'static str, error: Option<&Error>) -> Check {
-    let why = error
-        .map(|error| format!(": {}", Failure::driver(error).message()))
-        .unwrap_or_default();
+    let why = error.map(|error| format!(": {}", told(error))).unwrap_or_default();
     Check::new(name, Status::Unknown, format!("it can't be checked{why}"))
+        .advice("try again; the reason is the server's")
+}
+
+/// Describes an error in a line.
+fn told(error: &Error) -> String {
+    ServerError::from(error.clone()).to_string()
 }
 
 fn documents(place: &Place) -> Collection<Document> {
@@ -488,8 +409,13 @@ fn code(error: &Error) -> Option<i32> {
     }
 }
 
+/// Width of a line where the terminal is no wider, as it is by default.
+const WIDTH: usize = 79;
+
 fn in_full(checks: &[Check]) -> String {
     let width = checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
+    // `PROBLEM  server  `
+    let left = 9 + width + 2;
     let mut text = String::new();
     for check in checks {
         let status = match check.status {
@@ -498,12 +424,67 @@ fn in_full(checks: &[Check]) -> String {
             Status::Problem => "PROBLEM",
             Status::Unknown => "unknown",
         };
-        let (name, found) = (check.name, plain(&check.found));
+        let (name, found) = (check.name, wrapped(&plain(&check.found), left));
         // Writing to a String can't fail.
         let _ = writeln!(text, "{status:8} {name:width$}  {found}");
         if let Some(advice) = &check.advice {
-            let _ = writeln!(text, "{:8} {:width$}  -> {}", "", "", plain(advice));
+            let advice = wrapped(&plain(advice), left + 3);
+            let _ = writeln!(text, "{:left$}-> {advice}", "");
         }
     }
     text
+}
+
+/// Longest word that is left whole, as a part of a command is.
+const WORD_MOST: usize = 150;
+
+/// Breaks a text into lines that begin at a column, between its words.
+fn wrapped(text: &str, column: usize) -> String {
+    let room = WIDTH.saturating_sub(column);
+    let (mut lines, mut line, mut taken) = (Vec::new(), String::new(), 0);
+    for word in text.split(' ') {
+        let mut length = word.chars().count();
+        let mut word = word;
+        if taken > 0 && taken + 1 + length > room {
+            lines.push(std::mem::take(&mut line));
+            taken = 0;
+        }
+        while length > WORD_MOST {
+            let (at, _) = word.char_indices().nth(WORD_MOST).unwrap_or_default();
+            let (part, rest) = word.split_at(at);
+            lines.push(part.to_owned());
+            (word, length) = (rest, length - WORD_MOST);
+        }
+        if taken > 0 {
+            line.push(' ');
+            taken += 1;
+        }
+        line.push_str(word);
+        taken += length;
+    }
+    lines.push(line);
+    lines.join(&format!("\n{:column$}", ""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_broken_between_words_and_no_line_is_long() {
+        let lines = |text: &str| -> Vec<usize> { wrapped(text, 20).lines().map(|line| line.chars().count()).collect() };
+        assert_eq!(wrapped("a b", 20), "a b");
+        assert_eq!(lines(&"word ".repeat(24)), [59, 79, 20]);
+        // A command is copied, so its words stay whole; a name that somebody else chose may be of any length.
+        let command = "x".repeat(100);
+        assert_eq!(
+            wrapped(&format!("run {command} now"), 2),
+            format!("run\n  {command}\n  now")
+        );
+        assert!(
+            lines(&"\u{e4}".repeat(10_000))
+                .iter()
+                .all(|length| *length <= 20 + WORD_MOST)
+        );
+    }
 }

@@ -1,14 +1,17 @@
 //! The check that the server accepts locks in the collection.
 
+mod standalone;
+
 use std::time::SystemTime;
 
 use futures::TryStreamExt as _;
 use mongodb::{
     bson::{Bson, DateTime, Document, doc, oid::ObjectId},
     error::{Error, ErrorKind, TRANSIENT_TRANSACTION_ERROR},
+    options::{ReadConcern, WriteConcern},
 };
 
-use super::{Check, Status, UNAUTHORIZED, code, documents};
+use super::{Check, Status, UNAUTHORIZED, code, documents, primary, topology};
 use crate::{
     connection::{Place, to_its_end},
     exit::Failure,
@@ -17,6 +20,13 @@ use crate::{
 
 /// Maximum number of characters of the server's reason that are shown: the document is a part of it.
 const REASON_MOST: usize = 300;
+
+/// The server's codes `DocumentValidationFailure` and `DuplicateKey`.
+const VALIDATION: i32 = 121;
+const DUPLICATE_KEY: i32 = 11_000;
+
+/// The server's code `DatabaseDifferCase`.
+const DATABASE_DIFFERS_IN_CASE: i32 = 13_297;
 
 /// Checks whether the collection takes two locks: one that is held with a waiter, and a free one.
 pub(super) async fn collection(place: &Place, hello: &Document) -> Result<Check, Failure> {
@@ -29,30 +39,22 @@ pub(super) async fn collection(place: &Place, hello: &Document) -> Result<Check,
             "shard it by _id, or keep the locks in a collection that is not sharded",
         ));
     }
-    let (database, name) = (place.database.clone(), place.collection.clone());
-    let listed = to_its_end(async move {
-        let filter = doc! { "name": name };
-        database
-            .list_collections()
-            .filter(filter)
-            .await?
-            .try_collect::<Vec<_>>()
-            .await
-    });
-    match listed.await? {
-        Ok(listed) if listed.is_empty() => return Ok(ok("it is created with the first lock")),
-        // Whoever may not list it may try.
-        _ => {}
+    if topology::is_standalone(hello) {
+        return standalone::collection(place, &locks()).await;
     }
-    if !hello.contains_key("setName") && !hello.contains_key("msg") {
-        return Ok(ok(
-            "whether it takes locks can't be tried on a standalone, which has no transactions",
-        ));
+    if hello.contains_key("msg") && !exists(place).await? {
+        // A router would create the database for the transaction, and keep it.
+        return Ok(ok("it is created with the first lock"));
     }
     let collection = documents(place);
     let tried = to_its_end(async move {
         let mut session = collection.client().start_session().await?;
-        session.start_transaction().await?;
+        session
+            .start_transaction()
+            .read_concern(ReadConcern::local())
+            .write_concern(WriteConcern::majority())
+            .selection_criteria(primary())
+            .await?;
         let inserted = collection.insert_many(locks()).session(&mut session).await.map(drop);
         // Nothing is written; after an error the server has aborted it already.
         let _ = session.abort_transaction().await;
@@ -60,19 +62,25 @@ pub(super) async fn collection(place: &Place, hello: &Document) -> Result<Check,
     });
     Ok(match tried.await? {
         Ok(()) => ok("it takes locks, as a transaction shows that was aborted"),
-        Err(error) if code(&error) == Some(UNAUTHORIZED) => ok("it can't be tried without the privileges above"),
+        Err(error) if code(&error) == Some(UNAUTHORIZED) => {
+            let found = "it can't be tried without the privileges above";
+            Check::new("collection", Status::Unknown, found).advice("grant them first")
+        }
         Err(error) => {
             let (number, reason) = reason(&error);
             let reason: String = plain(&reason).chars().take(REASON_MOST).collect();
-            if number.is_none() || error.contains_label(TRANSIENT_TRANSACTION_ERROR) {
-                let found = format!("it could not be tried: {reason}");
-                Check::new("collection", Status::Unknown, found).advice("try again")
-            } else {
-                refused(
+            match number {
+                Some(DATABASE_DIFFERS_IN_CASE) => another_case(&reason),
+                Some(VALIDATION | DUPLICATE_KEY) => refusing(&reason),
+                Some(_) if !error.contains_label(TRANSIENT_TRANSACTION_ERROR) => refused(
                     format!("the server refuses locks in it: {reason}"),
-                    "drop the validator or the index that refuses them, or name a collection for the locks alone \
-                     (--collection, LockClientBuilder::collection)",
-                )
+                    "name another collection for the locks (--collection, LockClientBuilder::collection), or have the server \
+                     accept writes there: the reason is the server's",
+                ),
+                _ => {
+                    let found = format!("it could not be tried: {reason}");
+                    Check::new("collection", Status::Unknown, found).advice("try again")
+                }
             }
         }
     })
@@ -86,12 +94,37 @@ pub(super) fn unsuitable(problem: &str) -> Check {
     )
 }
 
+fn another_case(reason: &str) -> Check {
+    refused(
+        format!("the server has no room for the database: {reason}"),
+        "names of databases may not differ in case alone: name the one that is there (--database, WATCHLOCK_DATABASE)",
+    )
+}
+
+fn refusing(reason: &str) -> Check {
+    refused(
+        format!("the server refuses locks in it: {reason}"),
+        "drop the validator or the index that refuses them, or name a collection for the locks alone (--collection, \
+         LockClientBuilder::collection)",
+    )
+}
+
 fn ok(found: &str) -> Check {
     Check::ok("collection", found)
 }
 
 fn refused(found: impl Into<String>, advice: &str) -> Check {
     Check::new("collection", Status::Problem, found).advice(advice)
+}
+
+/// Returns whether the collection is there; one that may not be seen may be.
+async fn exists(place: &Place) -> Result<bool, Failure> {
+    let (database, filter) = (place.database.clone(), doc! { "name": &place.collection });
+    let listed = to_its_end(async move {
+        let listed = database.list_collections().filter(filter).await?;
+        listed.try_collect::<Vec<_>>().await
+    });
+    Ok(listed.await?.map_or(true, |listed| !listed.is_empty()))
 }
 
 /// Returns the key by which the collection is sharded, as far as the user may know.

@@ -6,6 +6,7 @@ mod codes;
 mod common;
 mod completions;
 mod doctor;
+mod doctor_worlds;
 mod documents;
 mod endings;
 mod family;

@@ -1,0 +1,333 @@
+//! `watchlock doctor` in every kind of world in which `watchlock run` fails: it fails too, and names the cause.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpListener,
+};
+
+use futures::future::join_all;
+use mongodb::{
+    Client,
+    bson::{Document, doc},
+};
+use watchlock_testkit::{Cluster, shared};
+
+use crate::{
+    Done,
+    common::{
+        COLLECTION, Ground, PATIENCE, eventually,
+        users::{LEAST, PASSWORD, user, user_of},
+    },
+    doctor::in_a_line,
+    watchlock,
+};
+
+/// For worlds in which no server is ever found: the time-out is the only thing that can be awaited.
+const SHORT: &str = "serverSelectionTimeoutMS=500";
+
+/// The longest line of a report that a person reads.
+const LINE_MOST: usize = 200;
+
+/// A world in which `run` fails, and the words that name the cause.
+type World = (Ground, &'static str);
+
+async fn run(ground: &Ground) -> Done {
+    watchlock(ground, ["run", "--try", "x", "--", "true"]).await
+}
+
+/// Checks that `run` and `doctor` fail, and that `doctor` says why, in lines for people.
+async fn fails((ground, cause): World) {
+    let (run, doctor, json) = futures::join!(
+        run(&ground),
+        watchlock(&ground, ["doctor"]),
+        watchlock(&ground, ["doctor", "--json"]),
+    );
+    assert!([69, 77].contains(&run.code), "{cause}: {run:?}");
+    // The server refuses, or it can't be used at all.
+    assert!(
+        doctor.code == 1 || doctor.code == run.code,
+        "{cause}: {doctor:?} {run:?}"
+    );
+    assert_eq!(json.code, doctor.code, "{cause}: {json:?}");
+    let told = in_a_line(&doctor);
+    assert!(told.contains(cause), "{cause}: {doctor:?}");
+    let (problem, advice) = told.split_once("PROBLEM").unwrap();
+    assert!(advice.contains(" -> "), "{cause}: {problem} {advice}");
+    assert_eq!(doctor.err, "", "{cause}");
+    assert!(
+        doctor.out.lines().all(|line| line.chars().count() <= LINE_MOST),
+        "{doctor:?}"
+    );
+    for dump in [
+        "Topology",
+        "Server selection",
+        "signature",
+        "clusterTime",
+        "findAndModify",
+        "Kind:",
+        "Error",
+        PASSWORD,
+    ] {
+        assert!(!doctor.out.contains(dump), "{cause}: {dump} in {}", doctor.out);
+    }
+    let checks = json.json();
+    let checks = checks["checks"].as_array().unwrap();
+    assert!(checks.iter().any(|check| check["status"] == "problem"), "{checks:?}");
+}
+
+/// Checks that `run` and `doctor` succeed.
+async fn succeeds(ground: &Ground) -> Done {
+    run(ground).await.expect(0);
+    watchlock(ground, ["doctor"]).await.expect(0)
+}
+
+async fn all_fail(worlds: impl IntoIterator<Item = World>) {
+    join_all(worlds.into_iter().map(fails)).await;
+}
+
+/// Without a user, from the connection string of one.
+fn as_nobody(ground: &Ground) -> Ground {
+    let (_, host) = ground.uri().rsplit_once('@').unwrap();
+    let (host, _) = host.split_once("&authSource").unwrap();
+    ground.through(format!("mongodb://{host}"))
+}
+
+/// A program that is no MongoDB server, and answers whatever it is asked.
+fn ground_of_another_program(ground: &Ground) -> Ground {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for connection in listener.incoming() {
+            let mut connection = connection.unwrap();
+            // Whoever has gone needs no answer.
+            let _ = connection.read(&mut [0; 4_096]);
+            let _ = connection.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
+        }
+    });
+    ground.through(format!("mongodb://{address}/?{SHORT}"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_can_t_be_reached_is_a_problem() {
+    let set = Ground::replica_set("cli_reach").await;
+    let standalone = Ground::standalone("cli_reach").await;
+    let proxy = shared::replica_set().await.proxy(0).unwrap();
+    proxy.black_hole();
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let nobody = set.through(format!("mongodb://{free}/?{SHORT}"));
+    let other = set.through(set.uri().replace("replicaSet=watchlock", "replicaSet=other"));
+    let renamed = standalone.through(
+        standalone
+            .uri()
+            .replace("directConnection=true", "replicaSet=watchlock"),
+    );
+    let other_program = ground_of_another_program(&set);
+    all_fail([
+        (other_program.clone(), "not as a MongoDB server does"),
+        (other_program.with("tls=true"), "not as a MongoDB server does"),
+        (nobody, "refuses connections"),
+        (set.with(&format!("{SHORT}&tls=true")), "does not speak TLS"),
+        (other.with(SHORT), "belongs to `watchlock`"),
+        (renamed.with(SHORT), "belongs to none"),
+        (
+            set.through(format!("{}&{SHORT}", proxy.uri())),
+            "accepts connections and never answers",
+        ),
+    ])
+    .await;
+    // Settings that the library does not obey are no problem.
+    for options in [
+        "readPreference=secondary",
+        "readConcernLevel=linearizable&w=5",
+        "w=0",
+        "maxPoolSize=1",
+    ] {
+        succeeds(&set.with(options)).await;
+    }
+    succeeds(&standalone).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_collection_that_takes_no_locks_is_a_problem() {
+    let made = async |ground: Ground, options: Document| {
+        let mut create = doc! { "create": COLLECTION };
+        create.extend(options);
+        let database = ground.driver().await.database(&ground.database);
+        database.run_command(create).await.unwrap();
+        ground
+    };
+    let set = async || Ground::replica_set("cli_refusing").await;
+    let refusing = doc! { "validator": { "missing": { "$exists": true } } };
+    let case = set().await;
+    let mut upper = case.clone();
+    upper.database = case.database.to_uppercase();
+    made(case, doc! {}).await;
+    let taken = Ground::standalone("cli_refusing").await;
+    watchlock(&taken, ["run", "--try", "y", "--", "true"]).await.expect(0);
+    let index = doc! { "key": { "kind": 1 }, "name": "one_kind", "unique": true };
+    let create = doc! { "createIndexes": COLLECTION, "indexes": [index] };
+    let database = taken.driver().await.database(&taken.database);
+    database.run_command(create).await.unwrap();
+    let standalone = Ground::standalone("cli_refusing").await;
+    all_fail([
+        (
+            made(set().await, doc! { "viewOn": "any", "pipeline": [] }).await,
+            "it is a view",
+        ),
+        (
+            made(set().await, doc! { "capped": true, "size": 4096 }).await,
+            "it is capped",
+        ),
+        (
+            made(set().await, doc! { "collation": { "locale": "en", "strength": 2 } }).await,
+            "collation `en`",
+        ),
+        (made(set().await, refusing.clone()).await, "failed validation"),
+        (upper, "may not differ in case"),
+        (made(standalone, refusing).await, "its validator does not accept them"),
+        (taken, "unique index `one_kind`"),
+    ])
+    .await;
+    // What refuses no lock is no problem.
+    let warned = doc! { "validator": { "missing": { "$exists": true } }, "validationAction": "warn" };
+    let standalone = Ground::standalone("cli_accepting").await;
+    let accepting = doc! { "validator": { "kind": { "$in": ["mutex"] }, "holders": { "$type": "array" } } };
+    for ground in [
+        made(set().await, warned.clone()).await,
+        made(standalone, accepting).await,
+        made(Ground::standalone("cli_warned").await, warned).await,
+    ] {
+        succeeds(&ground).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_user_who_may_not_acquire_is_a_problem() {
+    let all = [&LEAST[..], &["createIndex"]].concat();
+    let (least, _) = user("cli_least", &all).await;
+    let (elsewhere, _) = user_of("cli_elsewhere", &[("others", &all)]).await;
+    let mut worlds = vec![
+        (
+            least.through(least.uri().replace(PASSWORD, "anything")),
+            "Authentication failed",
+        ),
+        (
+            least.through(least.uri().replace("locker", "stranger")),
+            "check user `stranger`",
+        ),
+        (as_nobody(&least), "nobody has logged in"),
+        (elsewhere, "missing: find;"),
+    ];
+    for (cause, action) in [
+        ("missing: insert;", "insert"),
+        ("missing: update;", "update"),
+        ("missing: find;", "find"),
+    ] {
+        let given: Vec<&str> = all.iter().copied().filter(|given| *given != action).collect();
+        worlds.push((user("cli_lacking", &given).await.0, cause));
+    }
+    // One after the other: a login is work for the processor, and not a wait.
+    for world in worlds {
+        fails(world).await;
+    }
+    succeeds(&least).await;
+    // Each missing action has its own line, and one without which locks can be acquired is no problem.
+    let (blind, _) = user("cli_blind", &["find", "insert", "update"]).await;
+    let told = succeeds(&blind).await;
+    for action in ["changeStream", "createIndex"] {
+        let line = format!("warning  privileges  missing: {action};");
+        assert!(told.out.lines().any(|told| told.starts_with(&line)), "{told:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_whose_tls_does_not_fit_is_a_problem() {
+    let cluster = Cluster::builder().tls(true).in_memory(true).start().await.unwrap();
+    let ground = Ground::on(&cluster, "cli_tls");
+    succeeds(&ground).await;
+    let (plain, _) = ground.uri().split_once("&tls").unwrap();
+    all_fail([
+        (ground.through(format!("{plain}&{SHORT}")), "requires TLS"),
+        (ground.through(format!("{plain}&{SHORT}&tls=true")), "unknown authority"),
+        (
+            ground
+                .with(SHORT)
+                .through(ground.with(SHORT).uri().replace("127.0.0.1", "0.0.0.0")),
+            "other host names",
+        ),
+    ])
+    .await;
+    // A standalone that takes no writes, for as long as somebody copies its files.
+    let admin = cluster.node_client(0).await.unwrap().database("admin");
+    admin.run_command(doc! { "fsync": 1, "lock": true }).await.unwrap();
+    fails((ground.clone(), "db.fsyncUnlock()")).await;
+    admin.run_command(doc! { "fsyncUnlock": 1 }).await.unwrap();
+    succeeds(&ground).await;
+}
+
+async fn hello(client: &Client) -> Document {
+    client.database("admin").run_command(doc! { "hello": 1 }).await.unwrap()
+}
+
+async fn until_is(client: &Client, role: &str, wanted: bool) {
+    eventually(PATIENCE, role, async || {
+        hello(client).await.get_bool(role).unwrap_or(false) == wanted
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_set_without_a_primary_or_a_majority_is_a_problem() {
+    let mongod = async || {
+        let single = Cluster::builder()
+            .in_memory(true)
+            .args(["--replSet=rs", "--oplogSize=64"]);
+        single.start().await.unwrap()
+    };
+    let (data, arbiter) = futures::join!(mongod(), mongod());
+    let direct = Ground::on(&data, "cli_set");
+    let as_set = |direct: &Ground| direct.through(direct.uri().replace("directConnection=true", "replicaSet=rs"));
+    let set = as_set(&direct).with(SHORT);
+    all_fail([(direct.clone(), "never initiated"), (set.clone(), "never initiated")]).await;
+
+    let client = data.node_client(0).await.unwrap();
+    let admin = client.database("admin");
+    let settings = doc! { "electionTimeoutMillis": 1_000, "heartbeatIntervalMillis": 200 };
+    // Its set and its clients know it by another name than the connection string.
+    let name = data.proxy(0).unwrap();
+    let itself = doc! { "_id": 0, "host": name.addr().to_string() };
+    let config = doc! { "_id": "rs", "members": [&itself], "settings": &settings };
+    admin.run_command(doc! { "replSetInitiate": config }).await.unwrap();
+    until_is(&client, "isWritablePrimary", true).await;
+    succeeds(&as_set(&direct)).await;
+    name.cut();
+    fails((set.clone(), "names its primary")).await;
+    name.heal();
+
+    // The primary keeps its votes by the arbiter, and loses the only other member with data.
+    let votes = doc! { "setDefaultRWConcern": 1, "defaultWriteConcern": { "w": 1 } };
+    admin.run_command(votes).await.unwrap();
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let members = [
+        itself,
+        doc! { "_id": 1, "host": arbiter.addr(0).to_string(), "arbiterOnly": true },
+        doc! { "_id": 2, "host": free.to_string(), "priority": 0 },
+    ];
+    let config = doc! { "_id": "rs", "version": 50, "members": &members[..], "settings": &settings };
+    admin
+        .run_command(doc! { "replSetReconfig": config, "force": true })
+        .await
+        .unwrap();
+    until_is(&arbiter.node_client(0).await.unwrap(), "arbiterOnly", true).await;
+    until_is(&client, "isWritablePrimary", true).await;
+    let at_arbiter = direct.through(arbiter.node_uri(0));
+    all_fail([
+        (as_set(&direct), "no majority of the set confirmed one"),
+        (at_arbiter, "the server is an arbiter"),
+    ])
+    .await;
+
+    arbiter.kill(0);
+    until_is(&client, "secondary", true).await;
+    all_fail([(set, "has no primary"), (direct, "the server is a secondary")]).await;
+}
