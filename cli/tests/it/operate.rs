@@ -264,8 +264,7 @@ async fn events_are_told_as_they_happen() {
                 .await
                 .ends_with(&format!("  y  broken, token {}", other.token()))
         );
-        let brief = ground.locks_for(Duration::from_millis(500)).await;
-        let handle = brief.mutex("x").acquire().await.unwrap();
+        let handle = locks.mutex("x").acquire().await.unwrap();
         assert!(all.line().await.contains("  x  granted to "));
         ground
             .documents()
