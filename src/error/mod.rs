@@ -131,8 +131,8 @@ pub enum AcquireError {
     /// The name or an option is out of bounds; nothing was sent.
     #[error(transparent)]
     Invalid(#[from] InvalidInput),
-    /// The lock was taken until the timeout was over, and the server answered to the end. No queue position is left
-    /// behind.
+    /// The lock was taken by the server's last answer, and nothing that was asked since was unanswered for too long. No
+    /// queue position is left behind.
     ///
     /// A web service answers its caller that somebody else is at work: `409 Conflict`.
     #[error("{}", shown_up_to(MESSAGE_MOST, Overdue { name, waited: *waited, contention: contention.as_deref() }))]
