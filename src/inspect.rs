@@ -1,9 +1,6 @@
 //! A lock as seen from outside.
 
-use std::{
-    fmt,
-    time::{Duration, SystemTime},
-};
+use std::{fmt, time::SystemTime};
 
 use crate::{
     brief::shown_up_to,
@@ -375,16 +372,4 @@ fn unsigned(value: i64) -> u64 {
 
 fn pid(owner: &Owner) -> u32 {
     u32::try_from(owner.pid).unwrap_or(0)
-}
-
-impl From<ServerTime> for SystemTime {
-    fn from(time: ServerTime) -> Self {
-        let millis = Duration::from_millis(time.0.unsigned_abs());
-        let moved = if time.0 >= 0 {
-            Self::UNIX_EPOCH.checked_add(millis)
-        } else {
-            Self::UNIX_EPOCH.checked_sub(millis)
-        };
-        moved.unwrap_or(Self::UNIX_EPOCH)
-    }
 }

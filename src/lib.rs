@@ -7,10 +7,7 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod backoff;
-mod brief;
 mod client;
-mod config;
 mod contention;
 mod documents;
 mod error;
@@ -24,12 +21,9 @@ pub mod guarantees {}
 #[cfg(any(doc, doctest))]
 pub mod guide;
 mod handle;
-mod how;
-mod input;
 mod inspect;
 mod locks;
-mod metered;
-mod name;
+mod machine;
 #[doc = include_str!("guide/links.md")]
 #[doc = ""]
 #[doc = include_str!("../docs/observability.md")]
@@ -37,7 +31,6 @@ pub mod observability {}
 mod operate;
 #[cfg(any(test, fuzzing))]
 mod proofs;
-mod protocol;
 #[cfg(feature = "serde")]
 mod serial;
 mod session;
@@ -47,10 +40,13 @@ mod store;
 #[cfg_attr(docsrs, doc(cfg(feature = "sync")))]
 pub mod sync;
 mod telemetry;
-mod terms;
 mod token;
-mod waitlist;
 mod wake_mode;
+
+// The protocol and the waiting client, without I/O, are a crate of their own: here they are as if they were modules.
+pub(crate) use watchlock_core::{
+    backoff, brief, config, how, input, lost_reason, metered, name, protocol, terms, waitlist,
+};
 
 /// The driver that this crate is built with. A program that uses it from here needs no `mongodb` dependency of its own,
 /// whose version would have to match.

@@ -430,34 +430,6 @@ impl Serialize for UnreadableInfo {
     }
 }
 
-impl Serialize for Kind {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.as_str())
-    }
-}
-
-impl<'de> Deserialize<'de> for Kind {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = Cow::<str>::deserialize(deserializer)?;
-        let unknown = || D::Error::invalid_value(Unexpected::Str(&text), &"a kind of lock");
-        Self::parse(&text).ok_or_else(unknown)
-    }
-}
-
-impl Serialize for HoldEnd {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.as_str())
-    }
-}
-
-impl<'de> Deserialize<'de> for HoldEnd {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = Cow::<str>::deserialize(deserializer)?;
-        let unknown = || D::Error::invalid_value(Unexpected::Str(&text), &"an end of a hold");
-        Self::parse(&text).ok_or_else(unknown)
-    }
-}
-
 impl Serialize for Access {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(match self {

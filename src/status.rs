@@ -2,6 +2,8 @@
 
 use std::{error::Error, fmt};
 
+pub use watchlock_core::lost_reason::LostReason;
+
 use crate::{brief::shown, token::FencingToken};
 
 /// The safety of a held lock.
@@ -39,55 +41,6 @@ impl fmt::Display for LockStatus {
             Self::AtRisk => "at risk",
             Self::HeldTooLong => "held too long",
             Self::Lost => "lost",
-        })
-    }
-}
-
-/// The reason why a lock is no longer held.
-///
-/// # Guarantees
-///
-/// A lost lock stays lost: it is never acquired again behind the holder's back. Acquire it again to continue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum LostReason {
-    /// No renewal got through in time: the server was out of reach, or this process was frozen or starved. So it is
-    /// where a process thaws after its lease, whatever has happened to the lock since.
-    Expired,
-    /// The time of a hold of [fixed](crate::Acquire::fixed) length is over.
-    Elapsed,
-    /// Somebody broke the lock with `break_lock`.
-    Broken,
-    /// A later incarnation of this owner took the lock over: another client with the same
-    /// [`owner_id`](crate::LockClientBuilder::owner_id).
-    Adopted,
-    /// Another program changed the lock's document, and we are no longer among the holders.
-    Overwritten,
-    /// The lock's document or its whole collection was deleted, or the lock was deleted from a document of the user's
-    /// own.
-    Deleted,
-    /// The lock was held for its [maximum time](crate::LockClientBuilder::lose_after).
-    HeldTooLong,
-    /// This process was forked from the one that holds the lock and goes on holding it: nothing renews or watches the
-    /// lock here.
-    Forked,
-    /// The lock was released, its handle dropped or its client shut down: the reason reported by views and tokens that
-    /// outlive it.
-    Released,
-}
-
-impl fmt::Display for LostReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Expired => "the lease ran out before it could be renewed",
-            Self::Elapsed => "the fixed time of the hold is over",
-            Self::Broken => "the lock was broken by an operator",
-            Self::Adopted => "the lock was taken over by a later client with the same owner id",
-            Self::Overwritten => "the lock's document was overwritten",
-            Self::Deleted => "the lock's document was deleted",
-            Self::HeldTooLong => "the lock was held for too long",
-            Self::Forked => "this process was forked from the one that holds the lock",
-            Self::Released => "the lock was released",
         })
     }
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+pub use watchlock_core::wake_source::WakeSource;
+
 /// The way in which a client's waiters learn of a release at present.
 ///
 /// Both modes have the same semantics: the same requests, the same queue, the same order. Only the latency differs.
@@ -62,24 +64,5 @@ impl fmt::Display for PollingReason {
             Self::Interrupted => "as the change stream is interrupted",
             Self::StreamLimit => "as the client has reached its limit of change streams",
         })
-    }
-}
-
-/// The source from which waiters may learn of a release.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum WakeSource {
-    /// The change stream if there is one, polling if and while there is none.
-    #[default]
-    Auto,
-    /// Like `Auto`, but building the client fails on a server without change streams.
-    ChangeStream,
-    /// Only polling: no change stream is opened.
-    Polling,
-}
-
-impl WakeSource {
-    pub(crate) fn may_stream(self) -> bool {
-        self != Self::Polling
     }
 }

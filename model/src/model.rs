@@ -61,47 +61,6 @@
 //! binds them to the transitions), and the locks in documents of others, whose differences are covered there too. One
 //! prompt command and its answer are one step: anything between them comes as one of the faults.
 
-// The library's own sources, from the floor up to the waitlist: so the model can lean on nothing above it.
-#[path = "../../src/backoff.rs"]
-#[allow(dead_code)]
-mod backoff;
-#[path = "../../src/brief.rs"]
-#[allow(dead_code)]
-mod brief;
-#[path = "../../src/config.rs"]
-#[allow(dead_code)]
-mod config;
-#[path = "../../src/how.rs"]
-#[allow(dead_code)]
-mod how;
-#[path = "../../src/input/mod.rs"]
-#[allow(dead_code, unused_imports)]
-mod input;
-#[path = "../../src/metered.rs"]
-#[allow(dead_code)]
-mod metered;
-#[path = "../../src/name.rs"]
-#[allow(dead_code)]
-mod name;
-#[path = "../../src/protocol/mod.rs"]
-#[allow(dead_code, unused_imports)]
-mod protocol;
-#[path = "../../src/status.rs"]
-#[allow(dead_code)]
-mod status;
-#[path = "../../src/terms.rs"]
-#[allow(dead_code)]
-mod terms;
-#[path = "../../src/token.rs"]
-#[allow(dead_code)]
-mod token;
-#[path = "../../src/waitlist/mod.rs"]
-#[allow(dead_code, unused_imports)]
-mod waitlist;
-#[path = "../../src/wake_mode.rs"]
-#[allow(dead_code)]
-mod wake_mode;
-
 mod breach;
 mod client;
 mod fingerprint;
@@ -115,8 +74,12 @@ mod tests;
 mod verdict;
 
 use stateright::{Model, Property};
+use watchlock_core::{
+    config,
+    protocol::{self, Kind},
+    waitlist,
+};
 
-use crate::protocol::Kind;
 use breach::Breach;
 use rules::Rules;
 use steps::Action;

@@ -10,6 +10,7 @@ use crate::{
     config::Settings,
     error::{BuildError, ServerError},
     input::{check_collection, check_database},
+    machine::{host, wall_clock},
     session::{
         locks::LockSession,
         reading::{Hedging, read_beside},
@@ -44,7 +45,10 @@ impl LockClientBuilder {
         Self {
             place,
             collection: DEFAULT_COLLECTION.to_owned(),
-            settings: Settings::default(),
+            settings: Settings {
+                host: host(),
+                ..Settings::default()
+            },
         }
     }
 
@@ -434,7 +438,7 @@ impl LockClientBuilder {
             let namespace = format!("{}.{collection}", database.name());
             return Err(BuildError::Unsuitable { namespace, problem });
         }
-        config.begin(connected.exchange.now, connected.logged);
+        config.begin(connected.exchange.now.unwrap_or_else(wall_clock), connected.logged);
         let standalone = connected.topology == Topology::Standalone;
         let mode = match config.wake_source {
             WakeSource::Polling => WakeMode::Polling(PollingReason::Configured),

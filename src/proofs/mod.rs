@@ -18,6 +18,8 @@ pub(crate) mod random;
 pub(crate) mod simulated;
 #[cfg(test)]
 mod simulation;
+#[cfg(test)]
+mod sizes;
 
 /// How many seeds of a proof a run takes: half of them every day, and all with `WATCHLOCK_PROOFS=whole`, as `.ci/run`
 /// has it.

@@ -54,6 +54,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     config::Config,
+    machine::wall_clock,
     protocol::{Exchange, QUEUE_MOST},
     store::{Store, StoreError, ToItsEnd, to_its_end},
     telemetry,
@@ -181,7 +182,8 @@ impl Session {
         first: Option<&Exchange>,
         mode: WakeMode,
     ) -> Arc<Self> {
-        config.begin(first.and_then(|exchange| exchange.now), None);
+        let now = first.and_then(|exchange| exchange.now);
+        config.begin(now.unwrap_or_else(wall_clock), None);
         if store.is_in_memory() {
             // An in-memory stream costs no server anything.
             config.near = u64::MAX;
@@ -333,7 +335,7 @@ impl Session {
 
     /// Whether the change stream would report losses, if it were open.
     fn wants_to_stream(&self) -> bool {
-        self.config.wake_source.may_stream() && !self.demand.borrow().stream
+        self.config.may_stream() && !self.demand.borrow().stream
     }
 
     fn demand_stream(&self) {
@@ -371,7 +373,7 @@ impl Session {
     }
 
     fn context<'a>(&'a self, streaming: bool, clock: &'a ServerClock) -> Context<'a> {
-        let expected = || self.config.wake_source.may_stream() && *self.mode.borrow() == WakeMode::ChangeStream;
+        let expected = || self.config.may_stream() && *self.mode.borrow() == WakeMode::ChangeStream;
         let stream = if streaming {
             StreamState::Open
         } else if !expected() {

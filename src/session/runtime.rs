@@ -48,7 +48,7 @@ impl Session {
                 self.beat.clone(),
                 self.ended.clone(),
             ));
-            if self.config.wake_source.may_stream() {
+            if self.config.may_stream() {
                 runtime.spawn(watcher::run(
                     Arc::downgrade(self),
                     self.demand.subscribe(),

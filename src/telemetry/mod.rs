@@ -24,9 +24,9 @@ use crate::{
     error::{AcquireError, CandidacyError, ServerError, failure::Failure, store::StoreError},
     how::How,
     input::check_name,
+    lost_reason::{self, LostReason},
     metered::LockLabel,
     protocol::{Evict, Kind, Operation},
-    status::LostReason,
     token::FencingToken,
     wake_mode::{PollingReason, WakeMode},
 };
@@ -217,7 +217,7 @@ pub(crate) fn ended(
     reason: LostReason,
     held: Duration,
 ) {
-    let (kind, token, end, held_ms) = (kind.as_str(), token.as_i64(), lost(reason), millis(held));
+    let (kind, token, end, held_ms) = (kind.as_str(), token.as_i64(), lost_reason::name(reason), millis(held));
     if reason == LostReason::Released {
         shielded(|| debug!(name: "watchlock.released", target: TARGET, lock, kind, token, held_ms, "lock released"));
     } else {
@@ -244,20 +244,6 @@ pub(crate) fn held_too_long(
         || warn!(name: "watchlock.held_too_long", target: TARGET, lock, kind, token, held_ms, most_ms, "lock held too long"),
     );
     meters::count(&meters::OVERLONG, 1, &[kind], label);
-}
-
-fn lost(reason: LostReason) -> &'static str {
-    match reason {
-        LostReason::Expired => "expired",
-        LostReason::Elapsed => "elapsed",
-        LostReason::Broken => "broken",
-        LostReason::Adopted => "adopted",
-        LostReason::Overwritten => "overwritten",
-        LostReason::Deleted => "deleted",
-        LostReason::HeldTooLong => "held_too_long",
-        LostReason::Forked => "forked",
-        LostReason::Released => "released",
-    }
 }
 
 /// Reports a release that was refused, or not confirmed for the time of a lease.

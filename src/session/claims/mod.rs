@@ -101,7 +101,7 @@ impl Session {
     /// Makes the session's stream report what becomes free, as long as a task claims. The caller must have subscribed
     /// before.
     fn watch_free(&self) {
-        if self.config.wake_source.may_stream() {
+        if self.config.may_stream() {
             let wanted = Demand {
                 stream: true,
                 claims: true,

@@ -183,7 +183,7 @@ impl Follower {
 
     /// Runs until the server refuses for good.
     async fn follow(&mut self) -> Result<(), StoreError> {
-        let mut subscription = self.session.config.wake_source.may_stream().then(|| self.subscribe());
+        let mut subscription = self.session.config.may_stream().then(|| self.subscribe());
         let mut signs = self.session.suspicion.signs();
         let mut is_open = false;
         if subscription.is_some() {

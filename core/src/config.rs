@@ -1,0 +1,497 @@
+//! The settings of a client, and the bounds of every value that a user can choose.
+
+use std::{
+    sync::atomic::{AtomicI64, Ordering},
+    time::Duration,
+};
+
+use mongodb::{bson::Timestamp, options::ReadPreference};
+
+use crate::{
+    input::{
+        InvalidInput, at_least, at_most, below, check_duration, check_history, check_keep_idle, check_metered,
+        check_name, check_operations, check_owner_id, check_streams, check_text,
+    },
+    metered::Metered,
+    protocol::{Identity, Owner, Record, ServerTime},
+    wake_source::WakeSource,
+};
+
+/// Shortest lease: with less, a pause of the scheduler or one lost packet costs the lock.
+pub const LEASE_LEAST: Duration = Duration::from_millis(500);
+
+/// Shortest retention of free locks, and longest claim lease: the server must not purge a document in which a waiter
+/// has just been let in.
+const RETENTION_LEAST: Duration = Duration::from_secs(60);
+
+/// Shortest skew margin: a BSON date has milliseconds, and so has a lease by the server's count.
+const SKEW_LEAST: Duration = Duration::from_millis(5);
+
+/// The fraction of a time by which two clocks may have drifted apart at its end: 0.1 %. NTP slews a disciplined clock
+/// by at most half of that, and an undisciplined quartz is off by a tenth of it.
+const DRIFT: u32 = 1_000;
+
+/// Default number of operations of a session that may be on their way at once: as many as the driver's pool has
+/// connections by default. More would only wait there, and the user's own commands behind them.
+const OPERATIONS: u32 = 10;
+
+/// Default number of change streams that a client may have open: less than half of the ten connections that the
+/// driver's pool has by default.
+const STREAMS: u32 = 4;
+
+/// Waiters with fewer hand-overs than this ahead of them have a stream, even in a slow queue: a small fleet is woken at
+/// once, and a few of the waiters ahead may leave together.
+const NEAR: u64 = 4;
+
+/// Default of the shortest pause between two looks at a lock that changes hands fast: about the time of a command, so
+/// that looking more often would mostly show the same twice.
+const POLL_QUICKEST: Duration = Duration::from_millis(1);
+
+/// Minimum limit of a hold: with less, its time could be over before its owner learns of the grant.
+const LIMIT_LEAST: Duration = Duration::from_millis(10);
+
+/// The limits of the time for which a lock is held; `None`: there is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Limits {
+    /// The time after the grant from which the hold is reported as held too long.
+    pub report: Option<Duration>,
+    /// The time after the grant at which the hold is lost.
+    pub lose: Option<Duration>,
+}
+
+/// The settings of a client, validated.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub lease: Duration,
+    pub renewal_interval: Duration,
+    pub claim_lease: Duration,
+    pub retention: Duration,
+    pub skew_margin: Duration,
+    /// Shortest and longest pause between two looks, requests or reads of whatever polls.
+    pub poll_interval: (Duration, Duration),
+    /// Shortest pause of a waiter where the lock changes hands faster than that.
+    pub poll_quickest: Duration,
+    pub wake_source: WakeSource,
+    /// Number of change streams that may be open at a time.
+    pub max_streams: u32,
+    /// Number of operations of each session that may be on their way at once.
+    pub max_operations: usize,
+    /// Number of hand-overs before the turn of the first waiter without a stream.
+    pub near: u64,
+    /// The members of the replica set that serve the streams of holders, waiters and claims.
+    pub stream_read_preference: ReadPreference,
+    /// Whether holds are handed from task to task without the server.
+    pub hands_on: bool,
+    /// The time for which a lock stays with the client after its last release.
+    pub keep_idle: Duration,
+    pub metered: Metered,
+    pub limits: Limits,
+    /// Number of ends of holds that the documents keep.
+    history: usize,
+    host: String,
+    label: Option<String>,
+    owner_id: Option<String>,
+    /// Set once the client has begun.
+    identity: Option<Identity>,
+}
+
+impl Limits {
+    pub const NONE: Self = Self {
+        report: None,
+        lose: None,
+    };
+
+    /// Refuses limits that are out of bounds.
+    pub fn check(self) -> Result<(), InvalidInput> {
+        for (name, limit) in [("maximum hold", self.report), ("limit of the hold", self.lose)] {
+            if let Some(limit) = limit {
+                at_least(name, limit, LIMIT_LEAST)?;
+                check_duration(name, limit)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns these limits, with those of the client where one is missing.
+    pub fn or(self, client: Self) -> Self {
+        Self {
+            report: self.report.or(client.report),
+            lose: self.lose.or(client.lose),
+        }
+    }
+}
+
+impl Config {
+    fn check(&self) -> Result<(), InvalidInput> {
+        let Self {
+            lease,
+            renewal_interval,
+            claim_lease,
+            retention,
+            skew_margin,
+            ..
+        } = *self;
+        let (poll_least, poll_most) = self.poll_interval;
+        at_least("lease", lease, LEASE_LEAST)?;
+        at_least("renewal interval", renewal_interval, Duration::from_millis(10))?;
+        at_least("poll interval", poll_least, Duration::from_millis(1))?;
+        at_least("retention", retention, RETENTION_LEAST)?;
+        at_least("skew margin", skew_margin, SKEW_LEAST)?;
+        let all = [
+            ("lease", lease),
+            ("skew margin", skew_margin),
+            ("claim lease", claim_lease),
+            ("renewal interval", renewal_interval),
+            ("retention", retention),
+            ("longest poll interval", poll_most),
+        ];
+        for (name, value) in all {
+            check_duration(name, value)?;
+        }
+        below(
+            "renewal interval",
+            renewal_interval,
+            "lease less the skew margin and the clock drift",
+            self.usable(lease),
+        )?;
+        below("skew margin", skew_margin, "half of the claim lease", claim_lease / 2)?;
+        at_most("claim lease", claim_lease, "lease", lease)?;
+        at_most("claim lease", claim_lease, "longest accepted value", RETENTION_LEAST)?;
+        at_most("shortest poll interval", poll_least, "longest", poll_most)?;
+        check_streams(self.max_streams)?;
+        check_operations(self.max_operations)?;
+        self.limits.check()?;
+        check_keep_idle(self.keep_idle, self.hands_on)?;
+        check_history(self.history)?;
+        let metered = self.metered.names();
+        check_metered(metered.len())?;
+        for name in metered {
+            check_name(name)?;
+        }
+        self.label.as_ref().map_or(Ok(()), |label| check_text("label", label))?;
+        self.owner_id.as_ref().map_or(Ok(()), |id| check_owner_id(id))
+    }
+
+    /// Starts the client at this time of the server's clock: from now on it is an incarnation of its owner. All
+    /// sessions of a client are the same incarnation.
+    ///
+    /// `logged`: the time of the last write in the server's log, which no fail-over sets back. Where the clock is behind
+    /// that, it is behind the clock of an earlier primary, and says nothing of which incarnation is the later one; but an
+    /// earlier one that has entries in any lock has written since it began.
+    pub fn begin(&mut self, now: ServerTime, logged: Option<Timestamp>) {
+        if self.identity.is_some() {
+            return;
+        }
+        let now = now.0;
+        self.identity = self.owner_id.clone().map(|id| Identity {
+            id,
+            born: match logged.filter(|logged| now < i64::from(logged.time) * 1_000) {
+                // After all that began in the second of that write by the clock of then.
+                Some(logged) => {
+                    let seconds = i64::from(logged.time) + 1;
+                    seconds * 1_000_000 + i64::from(logged.increment.min(999_999))
+                }
+                // Their order distinguishes clients that one process makes within a millisecond.
+                None => now
+                    .saturating_mul(1_000)
+                    .saturating_add(BORN_HERE.fetch_add(1, Ordering::Relaxed) % 1_000),
+            },
+        });
+    }
+
+    /// Returns how much earlier a holder gives up a duration counted on its own clock: for the skew of the servers'
+    /// clocks, and for the drift between theirs and ours.
+    pub fn margin(&self, counted: Duration) -> Duration {
+        self.skew_margin + counted / DRIFT
+    }
+
+    /// Returns the part of a lease for which its holder may believe it, counted from the write that began it: the
+    /// deadline ([`waitlist::deadline`](crate::waitlist::deadline)) of a lease of this length.
+    pub fn usable(&self, lease: Duration) -> Duration {
+        lease.saturating_sub(self.margin(lease))
+    }
+
+    /// Returns how long a document is kept after a write: while an entry can be live in it, and then for the retention
+    /// of a free lock.
+    ///
+    /// A write can also let in another client's waiter, for a claim lease; none is longer than the shortest retention.
+    pub fn keep_millis(&self) -> i64 {
+        self.keep_millis_for(Duration::ZERO)
+    }
+
+    /// Returns the same after a write of an entry that lives for that long.
+    pub fn keep_millis_for(&self, longest: Duration) -> i64 {
+        millis(self.lease.max(longest)) + millis(self.retention)
+    }
+
+    /// Returns the record that an operation makes of the holds that it ends.
+    pub fn record(&self) -> Record {
+        Record {
+            most: self.history,
+            held_too_long: Vec::new(),
+        }
+    }
+
+    /// Whether change streams may be opened.
+    pub fn may_stream(&self) -> bool {
+        self.wake_source != WakeSource::Polling
+    }
+
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    pub fn owner(&self, reason: Option<String>) -> Owner {
+        let pid = i64::from(std::process::id());
+        Owner {
+            host: self.host.clone(),
+            pid,
+            label: self.label.clone(),
+            reason,
+            value: None,
+            proclaimed: 0,
+            identity: self.identity.clone(),
+        }
+    }
+}
+
+/// Number of clients with an owner id that this process has made.
+static BORN_HERE: AtomicI64 = AtomicI64::new(0);
+
+pub fn millis(duration: Duration) -> i64 {
+    // Bounded by the longest duration that input may have.
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// Settings given to the builder; missing ones are derived from the lease.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    pub lease: Option<Duration>,
+    pub renewal_interval: Option<Duration>,
+    pub claim_lease: Option<Duration>,
+    pub retention: Option<Duration>,
+    pub skew_margin: Option<Duration>,
+    pub poll_interval: Option<(Duration, Duration)>,
+    pub wake_source: WakeSource,
+    pub max_streams: Option<u32>,
+    pub max_operations: Option<u32>,
+    pub near: Option<u64>,
+    pub stream_read_preference: Option<ReadPreference>,
+    pub hands_on: Option<bool>,
+    pub keep_idle: Option<Duration>,
+    pub metered: Vec<String>,
+    pub limits: Limits,
+    pub history: Option<u32>,
+    /// The name of this machine.
+    pub host: String,
+    pub label: Option<String>,
+    pub owner_id: Option<String>,
+}
+
+impl Settings {
+    /// Returns the settings, or an error for the first one out of bounds.
+    pub fn validate(self) -> Result<Config, InvalidInput> {
+        let config = self.unchecked();
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Returns the settings with defaults for missing ones: valid if none was given.
+    pub fn unchecked(self) -> Config {
+        let lease = self.lease.unwrap_or(Duration::from_secs(30));
+        Config {
+            lease,
+            renewal_interval: self.renewal_interval.unwrap_or(lease / 5),
+            claim_lease: self.claim_lease.unwrap_or(lease.min(Duration::from_secs(5))),
+            retention: self.retention.unwrap_or(Duration::from_secs(24 * 3600)),
+            skew_margin: self.skew_margin.unwrap_or((lease / 10).min(Duration::from_secs(1))),
+            poll_quickest: self.poll_interval.map_or(POLL_QUICKEST, |(least, _)| least),
+            poll_interval: self
+                .poll_interval
+                .unwrap_or((Duration::from_millis(10), Duration::from_millis(500))),
+            wake_source: self.wake_source,
+            max_streams: self.max_streams.unwrap_or(STREAMS),
+            max_operations: usize::try_from(self.max_operations.unwrap_or(OPERATIONS)).unwrap_or(0),
+            near: self.near.unwrap_or(NEAR),
+            stream_read_preference: self.stream_read_preference.unwrap_or(ReadPreference::Primary),
+            hands_on: self.hands_on.unwrap_or(true),
+            keep_idle: self.keep_idle.unwrap_or_default(),
+            metered: Metered::new(self.metered),
+            limits: self.limits,
+            // More than any maximum where it does not fit.
+            history: usize::try_from(self.history.unwrap_or(0)).unwrap_or(usize::MAX),
+            host: self.host,
+            label: self.label,
+            owner_id: self.owner_id,
+            identity: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::input::DURATION_MOST;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn settings() -> Settings {
+        Settings::default()
+    }
+
+    /// Checks that settings with this change are refused, by a message that has these words.
+    #[track_caller]
+    fn refused(change: impl FnOnce(&mut Settings), words: [&str; 2]) {
+        let mut settings = settings();
+        change(&mut settings);
+        let message = settings.validate().unwrap_err().to_string();
+        assert!(words.iter().all(|word| message.contains(word)), "{message}");
+    }
+
+    #[test]
+    fn the_defaults_follow_from_the_lease() {
+        let config = settings().validate().unwrap();
+        assert_eq!(config.renewal_interval, Duration::from_secs(6));
+        assert_eq!(config.skew_margin, Duration::from_secs(1));
+        let short = Settings {
+            lease: Some(LEASE_LEAST),
+            ..settings()
+        }
+        .validate()
+        .unwrap();
+        assert_eq!(short.skew_margin, Duration::from_millis(50));
+        assert_eq!(short.claim_lease, LEASE_LEAST);
+    }
+
+    /// A restarted process finds a primary whose clock is behind that of the one before.
+    #[test]
+    fn a_later_incarnation_is_told_by_the_log_where_the_clock_is_behind() {
+        let begun = |now: i64, logged: Option<(u32, u32)>| {
+            let owned = Settings {
+                owner_id: Some("worker".to_owned()),
+                ..settings()
+            };
+            let mut config = owned.validate().unwrap();
+            let logged = logged.map(|(time, increment)| Timestamp { time, increment });
+            config.begin(ServerTime(now), logged);
+            config.identity.unwrap().born
+        };
+        // The first acquires a lock in the second in which it begins, and the others too.
+        let incarnations = [
+            begun(100_900, Some((100, 7))),
+            begun(40_000, Some((100, 8))),
+            begun(40_200, Some((100, 9))),
+            begun(39_000, Some((101, 1))),
+            begun(110_000, Some((110, 500))),
+            begun(111_000, None),
+        ];
+        assert!(incarnations.is_sorted_by(|one, other| one < other), "{incarnations:?}");
+    }
+
+    #[test]
+    fn the_margin_grows_with_what_is_counted() {
+        let config = settings().validate().unwrap();
+        assert_eq!(config.margin(30 * SECOND), SECOND + Duration::from_millis(30));
+        assert_eq!(config.margin(DURATION_MOST), SECOND + DURATION_MOST / 1_000);
+        assert_eq!(config.usable(30 * SECOND), 29 * SECOND - Duration::from_millis(30));
+        // A renewal at the last moment would come too late for a clock that drifts.
+        let settings = Settings {
+            lease: Some(10_000 * SECOND),
+            renewal_interval: Some(9_995 * SECOND),
+            ..settings()
+        };
+        let message = settings.validate().unwrap_err().to_string();
+        assert!(message.contains("9995s") && message.contains("9989s"), "{message}");
+    }
+
+    #[test]
+    fn bad_leases_and_renewals_are_refused_with_value_and_bound() {
+        refused(|given| given.lease = Some(Duration::ZERO), ["0ns", "500ms"]);
+        refused(|given| given.lease = Some(Duration::MAX), ["lease of 184", "31622400s"]);
+        refused(
+            |given| {
+                given.lease = Some(3 * SECOND);
+                given.renewal_interval = Some(3 * SECOND);
+            },
+            ["renewal interval of 3s", "2.697s"],
+        );
+        refused(|given| given.renewal_interval = Some(Duration::ZERO), ["0ns", "10ms"]);
+    }
+
+    #[test]
+    fn bad_claim_leases_margins_and_retentions_are_refused_with_value_and_bound() {
+        refused(|given| given.claim_lease = Some(31 * SECOND), ["31s", "30s"]);
+        refused(
+            |given| given.claim_lease = Some(2 * SECOND),
+            ["skew margin of 1s", "claim lease, 1s"],
+        );
+        refused(|given| given.skew_margin = Some(40 * SECOND), ["6s", "0ns"]);
+        refused(
+            |given| given.retention = Some(Duration::MAX),
+            ["retention", "31622400s"],
+        );
+    }
+
+    #[test]
+    fn bad_pauses_and_counts_are_refused_with_value_and_bound() {
+        refused(
+            |given| given.poll_interval = Some((SECOND, Duration::ZERO)),
+            ["1s", "0ns"],
+        );
+        refused(
+            |given| given.poll_interval = Some((Duration::ZERO, SECOND)),
+            ["0ns", "1ms"],
+        );
+        refused(|given| given.max_streams = Some(0), ["streams is 0", "1 to 100"]);
+        refused(|given| given.max_streams = Some(101), ["streams is 101", "1 to 100"]);
+        refused(
+            |given| given.max_operations = Some(0),
+            ["operations at once is 0", "1 to 1000"],
+        );
+        refused(
+            |given| given.max_operations = Some(1_001),
+            ["operations at once is 1001", "1 to 1000"],
+        );
+        refused(|given| given.history = Some(21), ["history of 21", "longer than 20"]);
+    }
+
+    #[test]
+    fn bad_limits_and_idle_times_of_holds_are_refused_with_value_and_bound() {
+        refused(
+            |given| given.limits.report = Some(Duration::from_millis(9)),
+            ["maximum hold of 9ms", "10ms"],
+        );
+        refused(
+            |given| given.keep_idle = Some(Duration::MAX),
+            ["keep an idle lock of 184", "31622400s"],
+        );
+        refused(
+            |given| {
+                given.keep_idle = Some(SECOND);
+                given.hands_on = Some(false);
+            },
+            ["keep_idle of 1s", "hand_on_locally, which is off"],
+        );
+    }
+
+    #[test]
+    fn bad_texts_are_refused_with_length_and_bound() {
+        refused(|given| given.label = Some("x".repeat(1025)), ["1025", "1024"]);
+        refused(
+            |given| given.owner_id = Some(String::new()),
+            ["owner id is empty", "1 to 1024"],
+        );
+        refused(
+            |given| given.owner_id = Some("x".repeat(1025)),
+            ["owner id has 1025", "1024"],
+        );
+        refused(
+            |given| given.metered = (0..101).map(|number| format!("lock-{number}")).collect(),
+            ["names of 101 locks", "at most 100"],
+        );
+        refused(
+            |given| given.metered = vec!["nightly".to_owned(), "n".repeat(1025)],
+            ["name of a lock has 1025 bytes", "1 to 1024"],
+        );
+    }
+}

@@ -1,0 +1,119 @@
+//! Durations: of settings, and of single requests.
+
+use std::{fmt, time::Duration};
+
+use super::InvalidInput;
+
+/// Longest duration of any setting; longer ones are slips, and their sums would not fit a date.
+pub const DURATION_MOST: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// A duration that somebody has set, or that follows from settings: to the millisecond.
+#[derive(Debug)]
+pub struct Setting(pub Duration);
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const MILLI: u32 = 1_000_000;
+
+        let finer = self.0.subsec_nanos() % MILLI;
+        let rounded = self.0.saturating_sub(Duration::from_nanos(finer.into()));
+        // Less than a millisecond is as it was set.
+        write!(f, "{:?}", if rounded.is_zero() { self.0 } else { rounded })
+    }
+}
+
+pub fn at_least(name: &str, value: Duration, least: Duration) -> Result<(), InvalidInput> {
+    if value < least {
+        return Err(InvalidInput::new(format!(
+            "the {name} of {} is shorter than {}",
+            Setting(value),
+            Setting(least)
+        )));
+    }
+    Ok(())
+}
+
+pub fn at_most(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
+    if value > bound {
+        return Err(InvalidInput::new(format!(
+            "the {name} of {} is longer than the {bound_name}, {}",
+            Setting(value),
+            Setting(bound)
+        )));
+    }
+    Ok(())
+}
+
+pub fn below(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
+    if value >= bound {
+        return Err(InvalidInput::new(format!(
+            "the {name} of {} is not shorter than the {bound_name}, {}",
+            Setting(value),
+            Setting(bound)
+        )));
+    }
+    Ok(())
+}
+
+pub fn not_below(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
+    if value < bound {
+        return Err(InvalidInput::new(format!(
+            "the {name} of {} is shorter than the {bound_name}, {}",
+            Setting(value),
+            Setting(bound)
+        )));
+    }
+    Ok(())
+}
+
+pub fn above(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
+    if value <= bound {
+        return Err(InvalidInput::new(format!(
+            "the {name} of {} is not longer than {bound_name}, {}",
+            Setting(value),
+            Setting(bound)
+        )));
+    }
+    Ok(())
+}
+
+/// Checks that a duration is no longer than any may be.
+pub fn check_duration(name: &str, value: Duration) -> Result<(), InvalidInput> {
+    at_most(name, value, "longest accepted value", DURATION_MOST)
+}
+
+/// Checks a timeout: from zero to longer than anybody lives, but short enough to add it to the clock.
+pub fn check_timeout(timeout: Duration) -> Result<(), InvalidInput> {
+    check_duration("timeout", timeout)
+}
+
+/// Checks the time for which a lock stays with the client after its last release. The lock then waits to be handed on
+/// to the next task, so a client that does not hand locks on can't keep one.
+pub fn check_keep_idle(keep: Duration, hands_on: bool) -> Result<(), InvalidInput> {
+    check_duration("time to keep an idle lock", keep)?;
+    if !hands_on && !keep.is_zero() {
+        return Err(InvalidInput::new(format!(
+            "keep_idle of {} requires hand_on_locally, which is off",
+            Setting(keep)
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_shown_to_the_millisecond() {
+        for (nanos, shown) in [
+            (34_559_999_989_581_108, "34559999.989s"),
+            (1_500_000_000, "1.5s"),
+            (499_999_999, "499ms"),
+            (100_000, "100µs"),
+            (0, "0ns"),
+        ] {
+            assert_eq!(Setting(Duration::from_nanos(nanos)).to_string(), shown);
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! The error of every rule for input.
+
+use std::fmt;
+
+use crate::brief::shown_up_to;
+
+/// Limits the bytes of a message, which may name several values.
+const MESSAGE_MOST: usize = 800;
+
+/// A value that watchlock does not accept, refused before anything is sent.
+///
+/// The message names the value and the bound.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct InvalidInput {
+    message: String,
+}
+
+impl InvalidInput {
+    #[doc(hidden)]
+    pub fn new(message: impl Into<String>) -> Self {
+        Self {
+            message: shown_up_to(MESSAGE_MOST, message.into()).to_string(),
+        }
+    }
+}
+
+impl fmt::Debug for InvalidInput {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("InvalidInput").field(&format_args!("{self}")).finish()
+    }
+}

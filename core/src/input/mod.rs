@@ -1,0 +1,23 @@
+//! The rules for what users pass in, each in one place: an error names the value and the bound before anything is sent.
+
+mod bson;
+mod duration;
+mod id;
+mod invalid;
+mod key;
+mod number;
+mod path;
+mod text;
+
+pub use bson::{DEEPEST, LARGEST, check_document};
+pub use duration::{
+    DURATION_MOST, Setting, above, at_least, at_most, below, check_duration, check_keep_idle, check_timeout, not_below,
+};
+pub use id::{check_id, check_size};
+pub use invalid::InvalidInput;
+pub use key::{check_code, check_key};
+pub use number::{
+    check_attempts, check_history, check_metered, check_operations, check_permits, check_places, check_streams,
+};
+pub use path::check_path;
+pub use text::{check_collection, check_database, check_name, check_names, check_owner_id, check_prefix, check_text};

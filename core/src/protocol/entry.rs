@@ -1,0 +1,152 @@
+//! The entries of a lock's document, and their owners.
+
+use std::collections::BTreeSet;
+
+use super::ServerTime;
+
+/// An entry that holds the lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    pub id: String,
+    pub permits: i64,
+    /// The time that a renewal adds to the server's now, in milliseconds.
+    pub lease: i64,
+    pub claim: i64,
+    pub since: ServerTime,
+    pub until: ServerTime,
+    pub owner: Owner,
+    pub token: i64,
+    /// When its holder released it, if the lock is kept beyond that: until `until`, and nobody renews it.
+    pub released: Option<ServerTime>,
+    /// Whether it is idle, for people to read. `None`: no renewal has shown that.
+    pub shown: Option<Shown>,
+}
+
+/// Whether no task of its client has a holder, so that it stays with the client for the next one, as a renewal shows
+/// it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shown {
+    pub is_idle: bool,
+    /// The [number](Idle::as_of) of that renewal.
+    pub as_of: i64,
+}
+
+/// The idle ones among the holders of a renewal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Idle {
+    pub entries: BTreeSet<String>,
+    /// Larger in a renewal that knows of a later hold. Renewals overtake each other, and one from before a task took
+    /// the lock again must not show it as idle afterwards.
+    pub as_of: i64,
+}
+
+impl Holder {
+    /// Returns whether its time is not over. Nobody holds a lock, or keeps it taken, by an entry whose time is over, even
+    /// if no write has removed it so far.
+    pub fn is_live(&self, now: ServerTime) -> bool {
+        self.until > now
+    }
+
+    /// Returns whether the lock is kept although its holder released it. Such an entry goes by expiry or by an eviction
+    /// only: its session is done with it, and a leave that comes late must not open the lock.
+    pub fn is_kept(&self) -> bool {
+        self.released.is_some()
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.shown.is_some_and(|shown| shown.is_idle)
+    }
+
+    /// Returns whether this is the hold that was granted to an entry with this token. The entry alone does not show it:
+    /// where the hold was removed while a request for it was on its way, the entry is granted anew, and nothing at its
+    /// client has that hold.
+    pub fn is_grant(&self, id: &str, token: i64) -> bool {
+        self.id == id && self.token == token && !self.is_kept()
+    }
+}
+
+/// An entry in the queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiter {
+    pub id: String,
+    pub permits: i64,
+    /// The lease of the entry itself and of the hold that it becomes, in milliseconds.
+    pub lease: i64,
+    /// The first, short lease after a hand-over, in milliseconds: the time that a waiter which died unnoticed costs.
+    pub claim: i64,
+    pub since: ServerTime,
+    pub until: ServerTime,
+    pub owner: Owner,
+}
+
+/// The owner of an entry, for people to read: of all this only the identity decides anything.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Owner {
+    pub host: String,
+    pub pid: i64,
+    pub label: Option<String>,
+    pub reason: Option<String>,
+    /// The value that a leader proclaims.
+    pub value: Option<String>,
+    /// The number of that value among those that this entry has proclaimed; zero for the one it was requested with.
+    pub proclaimed: i64,
+    pub identity: Option<Identity>,
+}
+
+/// An owner that is the same over its restarts, and one of its incarnations.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Identity {
+    pub id: String,
+    /// The server's clock when this incarnation began, in microseconds: of two, the one with the larger is the younger.
+    pub born: i64,
+}
+
+impl Identity {
+    /// Returns whether an entry of `owner` belongs to an earlier incarnation.
+    ///
+    /// A later incarnation is never superseded, and none supersedes itself. So a request of a dead incarnation that is
+    /// applied late takes nothing from the living one, and of two that live at once only the younger takes.
+    pub(super) fn supersedes(&self, owner: &Owner) -> bool {
+        let other = owner.identity.as_ref();
+        other.is_some_and(|other| other.id == self.id && other.born < self.born)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::made_up::{holder, kept};
+
+    #[test]
+    fn a_grant_is_an_entry_under_a_token_until_it_is_released() {
+        let held = holder("a-1", 7);
+        let is_grant = [("a-1", 7), ("a-1", 8), ("a-2", 7)].map(|(id, token)| held.is_grant(id, token));
+        assert_eq!(is_grant, [true, false, false]);
+        assert!(!kept("a-1", 7).is_grant("a-1", 7));
+        assert_eq!([held, kept("a-1", 7)].map(|holder| holder.is_kept()), [false, true]);
+    }
+
+    #[test]
+    fn an_incarnation_supersedes_the_earlier_ones_of_its_owner() {
+        let owned = |id: &str, born| Identity {
+            id: id.to_owned(),
+            born,
+        };
+        let second = owned("worker", 2);
+        let supersedes = |identity| {
+            second.supersedes(&Owner {
+                identity,
+                ..Owner::default()
+            })
+        };
+        assert!(supersedes(Some(owned("worker", 1))));
+        for other in [
+            Some(owned("worker", 2)),
+            Some(owned("worker", 3)),
+            Some(owned("another", 1)),
+            None,
+        ] {
+            assert!(!supersedes(other.clone()), "{other:?}");
+        }
+    }
+}

@@ -1,0 +1,472 @@
+//! Operations: the steps that clients ask for, each one atomic write of one lock.
+
+use super::{Ended, HoldEnd, Holder, Identity, Kind, Owner, Record, ServerTime};
+
+/// Maximum length of a lock's queue; see [`Operation::room`].
+///
+/// Every write of a document rewrites its queue and every answer carries it, about 175 bytes for an entry. A longer
+/// queue would slow down each hand-over, and in the end make the document too large for the server.
+pub const QUEUE_MOST: usize = 256;
+
+/// Maximum number of tasks that wait in one request: the head of a line, and those behind it that fit the capacity with
+/// it. More of them would cost the server more than it spares. Of tries there are as many as the queue has room for.
+pub const ASK_TOGETHER: usize = 64;
+
+/// Length of the queue up to which a request that lines up notifies the holder. Of the entries before it, one or two
+/// can be of the holder's own process; with more, the holder was notified before.
+pub const NOTIFIES_UP_TO: usize = 3;
+
+/// Number of holders up to which they are all notified: each costs a word and an event, while the writer waits for each
+/// of them in any case. More of them stop sharing by themselves, after half a second at the latest.
+pub const NOTIFIES_AT_ONCE: usize = 64;
+
+/// One atomic step on one lock. It goes through the phases of [`super`].
+///
+/// Leaving and requesting in one step lets a process hand a lock from one of its tasks to the next with a single
+/// command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Operation {
+    /// New for every operation; the first word of `wake`.
+    pub id: String,
+    /// Entries that leave, whether they hold or wait. Unknown ones are ignored.
+    pub leave: Vec<String>,
+    /// Of these, the holders whose lock is kept for a while.
+    pub kept: Vec<Kept>,
+    /// The capacity of the lock that all of these entries are in, where it is known.
+    ///
+    /// As long as one of them is there, this is the document's capacity, which changes only while a lock is free.
+    pub leave_capacity: Option<i64>,
+    /// The holders that are evicted; an operation that evicts does nothing else. `wake` names those that an operator
+    /// evicts.
+    pub evict: Evict,
+    pub proclaim: Option<Proclaim>,
+    pub downgrade: Option<Downgrade>,
+    pub requests: Option<Requests>,
+    /// The expected state of the document; where the document differs, the operation is a no-op.
+    pub expects: Expects,
+    /// Maximum length of the queue. Requested entries beyond it, the last to come, are dropped; those that take the
+    /// place of an adopted holder are not.
+    pub room: usize,
+    /// Minimum time that the document is kept after this write, in milliseconds. Longer than the lease of every entry
+    /// that the operation writes.
+    pub keep: i64,
+    pub record: Record,
+}
+
+/// A holder that leaves, and whose lock stays taken all the same until a time of the server's clock.
+///
+/// The token names the grant: if a late request has put the entry in once more, that grant leaves for good.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Kept {
+    pub id: String,
+    pub token: i64,
+    pub until: KeptUntil,
+}
+
+impl Kept {
+    /// Whether it names this grant.
+    fn is_for(&self, holder: &Holder) -> bool {
+        (&self.id, self.token) == (&holder.id, holder.token)
+    }
+
+    /// Whether the time for which the lock is kept is over. A token begins with the server's clock at the grant, or is
+    /// ahead of it: then that time counts as longer than it is.
+    pub fn is_over(&self, now: ServerTime) -> bool {
+        let granted = ServerTime(self.token / 1_000);
+        self.until.of(granted, now) <= now
+    }
+}
+
+/// The end of the time for which a lock is kept, reckoned by the server. Durations are in milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KeptUntil {
+    /// This long after the grant.
+    AfterGrant(i64),
+    /// This long after the release.
+    AfterRelease(i64),
+    /// The end of the window in which the lock was granted. One window begins at `offset` after the Unix epoch, and the
+    /// others follow on each other.
+    WindowEnd { length: i64, offset: i64 },
+    /// The end of its lease: that grant was not released, and stays as it is. What leaves is another grant of the entry,
+    /// which a late request has put in.
+    Expiry,
+}
+
+/// The holders that are removed without their doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Evict {
+    Nobody,
+    Everybody,
+    /// The one with this token.
+    Holder(i64),
+    /// Those that were released and are kept taken, up to this token, unless one up to that token is still held: the
+    /// places of a barrier that all its parties have passed. No holder loses anything, so nobody is notified.
+    Kept(i64),
+}
+
+/// A new value for a holder, unless it has proclaimed a later one: a command that was sent again may arrive late.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Proclaim {
+    pub id: String,
+    pub value: String,
+    /// Of two values of one entry the one with the larger number is the later.
+    pub number: i64,
+}
+
+/// A holder that gives up permits and keeps the others, under the same token: a writer that becomes a reader.
+///
+/// It may arrive twice and late: the token names the grant, and a holder with fewer permits keeps these.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Downgrade {
+    pub id: String,
+    pub token: i64,
+    /// The permits that it keeps.
+    pub permits: i64,
+}
+
+/// The state of the document that an operation expects. The fewer cases an operation provides for, the less it costs
+/// the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expects {
+    /// Any state.
+    Nothing,
+    /// The one entry that leaves is a holder, and nothing is requested.
+    Holding,
+    /// The lock has one permit, and it is that of whoever is evicted.
+    Held,
+    /// The lock has one permit. The holder that leaves is its only entry; if an entry is requested instead, there is
+    /// none, or the lock has no document so far.
+    Alone,
+    /// There is a document, and room in its queue.
+    Room,
+}
+
+/// One or more entries that are requested in a lock that is used as `kind` with `capacity`.
+///
+/// They are sent together with entries that leave only where those are of the same kind and capacity. On a kind
+/// mismatch the whole operation is a no-op, and none of the entries that leave can be there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Requests {
+    pub kind: Kind,
+    pub capacity: i64,
+    pub entries: Vec<Request>,
+    /// The owner whose earlier incarnations lose their entries. If one of them held, the requested entries go to the
+    /// head of the queue. Never combined with an expectation.
+    pub adopts: Option<Identity>,
+}
+
+/// A requested entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    pub id: String,
+    pub permits: i64,
+    pub lease: i64,
+    pub claim: i64,
+    /// Whether to stay in the queue when the request can't be granted at once.
+    pub wait: bool,
+    /// Whether this is the first time that the request is sent. If its entry is there all the same, a repetition has
+    /// overtaken it, and it adds nothing.
+    pub fresh: bool,
+    /// Number of tokens that a grant by this very operation takes out of the counter, after those of all its grants,
+    /// for the tasks of the process to which the hold is handed on, or which share it as readers.
+    pub reserve: i64,
+    pub owner: Owner,
+}
+
+impl Operation {
+    pub(super) fn entries(&self) -> impl Iterator<Item = &Request> {
+        self.requests.iter().flat_map(|requests| &requests.entries)
+    }
+
+    pub(super) fn adopts(&self) -> Option<&Identity> {
+        self.requests.as_ref()?.adopts.as_ref()
+    }
+
+    /// Returns whether the operation requests this entry. Such an entry learns of its grant from the answer, so `wake`
+    /// does not announce it.
+    pub fn asks_for(&self, id: &str) -> bool {
+        self.entries().any(|entry| entry.id == id)
+    }
+
+    /// Returns whether the operation may create the document of a lock that has none.
+    pub fn creates(&self) -> bool {
+        self.requests.is_some() && matches!(self.expects, Expects::Nothing | Expects::Alone)
+    }
+
+    /// Returns whether an unreadable document is the end of the operation: it is for a request in full, and for an
+    /// operator, who would take another answer for that of a lock. A request that expects a free lock is followed by one
+    /// in full, and what only removes entries has none in such a document.
+    pub fn needs_a_lock(&self) -> bool {
+        self.breaks() || (self.requests.is_some() && self.expects == Expects::Nothing)
+    }
+
+    /// Returns the number of tokens that a grant to this entry takes beside its own.
+    pub(super) fn reserve_for(&self, id: &str) -> i64 {
+        let mut entries = self.entries().filter(|entry| entry.id == id);
+        entries.next().map_or(0, |entry| entry.reserve)
+    }
+
+    /// Returns the requested entry that takes more tokens than its own when it is granted, if there is one.
+    pub(super) fn reserving(&self) -> Option<&Request> {
+        self.entries().find(|entry| entry.reserve > 0)
+    }
+
+    /// Returns how the entries of the requesting session begin, if the operation requests one that waits: holders that
+    /// hand on the lock within their process, or share it, are then notified. A repeated request notifies them too, as
+    /// the first may never have arrived.
+    pub(super) fn asks_as(&self) -> Option<&str> {
+        let asking = self.entries().find(|entry| entry.wait)?;
+        Some(asking.id.rfind('-').map_or(&asking.id, |end| &asking.id[..=end]))
+    }
+
+    /// Returns the capacity that the document has when the operation applies, where it is known.
+    pub(super) fn capacity(&self) -> Option<i64> {
+        let requested = self.requests.as_ref().map(|requests| requests.capacity);
+        requested.or(self.leave_capacity)
+    }
+
+    /// Returns the time until which the lock is kept when this holder leaves, if that lies ahead.
+    pub(super) fn kept_until(&self, holder: &Holder, now: ServerTime) -> Option<ServerTime> {
+        let kept = self.kept.iter();
+        let mut kept = kept.filter(|kept| kept.is_for(holder) && kept.until != KeptUntil::Expiry);
+        let until = kept.next()?.until.of(holder.since, now);
+        (until > now).then_some(until)
+    }
+
+    /// Returns whether an entry leaves by the operation, for all grants but this one of a holder.
+    pub fn spares(&self, holder: &Holder) -> bool {
+        let mut kept = self.kept.iter();
+        kept.any(|kept| kept.is_for(holder) && kept.until == KeptUntil::Expiry)
+    }
+
+    /// Returns the end of a holder that this operation removes.
+    ///
+    /// A hold whose lease was over has expired, whatever the operation does with its entry.
+    pub(super) fn end_of(&self, holder: &Holder, now: ServerTime) -> Ended {
+        let superseded = |identity: &Identity| identity.supersedes(&holder.owner);
+        let (ended, how) = if let Some(released) = holder.released {
+            (released, HoldEnd::Released)
+        } else if !holder.is_live(now) {
+            (holder.until, HoldEnd::Expired)
+        } else if self.record.held_too_long.contains(&holder.id) {
+            (now, HoldEnd::HeldTooLong)
+        } else if self.leave.contains(&holder.id) {
+            (now, HoldEnd::Released)
+        } else if self.adopts().is_some_and(superseded) {
+            (now, HoldEnd::Adopted)
+        } else {
+            (now, HoldEnd::Broken)
+        };
+        Ended {
+            token: holder.token,
+            permits: holder.permits,
+            since: holder.since,
+            owner: holder.owner.clone(),
+            ended,
+            how,
+        }
+    }
+
+    /// Returns whether an operator evicts holders by the operation.
+    pub fn breaks(&self) -> bool {
+        matches!(self.evict, Evict::Everybody | Evict::Holder(_))
+    }
+
+    /// Returns whether the operation may be a no-op, and then must not write: a try, or a repeated request.
+    pub(super) fn may_be_no_op(&self) -> bool {
+        self.leave.is_empty() && self.entries().any(|entry| !entry.wait || !entry.fresh)
+    }
+}
+
+impl KeptUntil {
+    fn of(self, granted: ServerTime, released: ServerTime) -> ServerTime {
+        match self {
+            Self::AfterGrant(millis) => granted.plus_millis(millis),
+            Self::AfterRelease(millis) => released.plus_millis(millis),
+            Self::WindowEnd { length, offset } => {
+                let into = granted.0.saturating_sub(offset) % length.max(1);
+                granted.plus_millis(length.saturating_sub(into))
+            }
+            // The entry has it.
+            Self::Expiry => ServerTime(i64::MAX),
+        }
+    }
+
+    /// Returns the longest time after the release for which it can keep a lock, in milliseconds.
+    pub fn most(self) -> i64 {
+        match self {
+            Self::AfterGrant(millis) | Self::AfterRelease(millis) => millis,
+            Self::WindowEnd { length, .. } => length,
+            Self::Expiry => 0,
+        }
+    }
+}
+
+impl Evict {
+    pub(super) fn includes(self, holder: &Holder) -> bool {
+        match self {
+            Self::Nobody => false,
+            Self::Everybody => true,
+            Self::Holder(token) => holder.token == token,
+            Self::Kept(last) => holder.is_kept() && holder.token <= last,
+        }
+    }
+}
+
+impl Request {
+    /// Returns the least time that an entry in the queue has left without a refresh when it is requested again, in
+    /// milliseconds. With more left a repeated request changes nothing, so that polling costs the server no writes.
+    pub(super) fn refresh_below(&self) -> i64 {
+        self.lease - self.lease / 10
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::made_up::{PERMITS, asking, asking_for, holder, kept, leaving, operation, request};
+
+    #[test]
+    fn the_time_for_which_a_lock_is_kept_counts_from_the_grant_that_the_token_shows() {
+        let is_over = |until, now| {
+            let kept = Kept {
+                id: "a-1".to_owned(),
+                token: 5_000_001,
+                until,
+            };
+            kept.is_over(ServerTime(now))
+        };
+        let window = KeptUntil::WindowEnd { length: 50, offset: 20 };
+        for (until, end) in [(KeptUntil::AfterGrant(90), 5_090), (window, 5_020)] {
+            assert_eq!(
+                [end - 1, end].map(|now| is_over(until, now)),
+                [false, true],
+                "{until:?}"
+            );
+        }
+        assert!(
+            !is_over(KeptUntil::AfterRelease(90), 9_000),
+            "it begins with the release"
+        );
+        let longest = [KeptUntil::AfterGrant(90), KeptUntil::AfterRelease(80), window].map(KeptUntil::most);
+        assert_eq!(longest, [90, 80, 50]);
+    }
+
+    #[test]
+    fn a_hold_is_kept_if_its_grant_is_named_and_the_end_lies_ahead() {
+        let release = Operation {
+            kept: vec![Kept {
+                id: "a-1".to_owned(),
+                token: 7,
+                until: KeptUntil::AfterGrant(90),
+            }],
+            ..leaving("a.1", "a-1")
+        };
+        let kept_until = |id: &str, token, now| release.kept_until(&holder(id, token), ServerTime(now));
+        assert_eq!(kept_until("a-1", 7, 89), Some(ServerTime(90)));
+        assert_eq!(kept_until("a-1", 7, 90), None);
+        assert_eq!((kept_until("a-1", 8, 89), kept_until("a-2", 7, 89)), (None, None));
+    }
+
+    #[test]
+    fn the_end_of_a_hold_shows_how_and_when_it_ended() {
+        let worker = |born| Identity {
+            id: "worker".to_owned(),
+            born,
+        };
+        let mut operation = Operation {
+            leave: vec!["a-1".to_owned(), "a-2".to_owned()],
+            record: Record {
+                most: 5,
+                held_too_long: vec!["a-2".to_owned()],
+            },
+            ..asking("n.1", request("n-1"))
+        };
+        if let Some(requests) = &mut operation.requests {
+            requests.adopts = Some(worker(2));
+        }
+        let earlier = Owner {
+            identity: Some(worker(1)),
+            ..Owner::default()
+        };
+        let adopted = Holder {
+            owner: earlier,
+            ..holder("b-1", 7)
+        };
+        // Their leases end at 100.
+        for (held, now, how, ended) in [
+            (kept("a-1", 7), 50, HoldEnd::Released, 1),
+            (holder("a-1", 7), 50, HoldEnd::Released, 50),
+            (holder("a-1", 7), 150, HoldEnd::Expired, 100),
+            (holder("a-2", 7), 99, HoldEnd::HeldTooLong, 99),
+            (holder("a-2", 7), 100, HoldEnd::Expired, 100),
+            (holder("b-1", 7), 150, HoldEnd::Expired, 100),
+            (holder("b-1", 7), 100, HoldEnd::Expired, 100),
+            (adopted, 99, HoldEnd::Adopted, 99),
+            (holder("b-1", 7), 99, HoldEnd::Broken, 99),
+        ] {
+            let expected = Ended {
+                token: 7,
+                permits: 1,
+                since: ServerTime(0),
+                owner: held.owner.clone(),
+                ended: ServerTime(ended),
+                how,
+            };
+            assert_eq!(operation.end_of(&held, ServerTime(now)), expected);
+        }
+    }
+
+    #[test]
+    fn an_operation_is_known_by_the_entries_that_it_requests() {
+        let tries = Request {
+            wait: false,
+            ..request("me-1")
+        };
+        let with_range = Request {
+            reserve: 63,
+            ..request("me-12")
+        };
+        let both = asking_for("me.3", PERMITS, [tries.clone(), with_range.clone()]);
+        assert_eq!(
+            ["me-1", "me-12", "me-2"].map(|id| both.asks_for(id)),
+            [true, true, false]
+        );
+        assert_eq!(["me-1", "me-12", "me-2"].map(|id| both.reserve_for(id)), [0, 63, 0]);
+        assert_eq!((both.reserving(), both.asks_as()), (Some(&with_range), Some("me-")));
+        let only_tries = asking("me.4", tries);
+        assert_eq!((only_tries.reserving(), only_tries.asks_as()), (None, None));
+
+        let leaves = Operation {
+            leave_capacity: Some(4),
+            ..leaving("me.5", "me-1")
+        };
+        let capacities = [both, leaves, operation("me.6")].map(|operation| operation.capacity());
+        assert_eq!(capacities, [Some(10), Some(4), None]);
+    }
+
+    #[test]
+    fn a_try_and_a_repeated_request_may_be_no_ops_if_no_entry_leaves() {
+        let asks = |wait, fresh| {
+            let request = Request {
+                wait,
+                fresh,
+                ..request("a-2")
+            };
+            asking("a.1", request)
+        };
+        for (wait, fresh, may) in [
+            (true, true, false),
+            (false, true, true),
+            (true, false, true),
+            (false, false, true),
+        ] {
+            assert_eq!(asks(wait, fresh).may_be_no_op(), may, "{wait}, {fresh}");
+        }
+        let hands_over = Operation {
+            leave: vec!["a-1".to_owned()],
+            ..asks(false, false)
+        };
+        assert!(!hands_over.may_be_no_op());
+    }
+}

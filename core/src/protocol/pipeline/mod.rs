@@ -1,0 +1,458 @@
+//! The transitions of [`super::state`] as aggregation pipelines for `findAndModify` and `update`.
+//!
+//! [`general`] is the form of an operation for any document: the phases of [`super`] by the names of the specification
+//! and in its order, each a function of its own. [`short`] has the short forms of the frequent operations, under a
+//! table of the phases that each leaves out and why it may.
+//!
+//! The conditions between the phases, `is_used_as_requested` and `is_changed`, have the same names in both too, and so
+//! have the helpers of the phases: `mark_kept` of leave, `superseded` and `adopts_a_hold` of adopt, `append` of
+//! enqueue, `grant` and `next_token` of advance, `asks` and `asked_for` of stamp. All other functions are only here: an
+//! expression has one value, so what else a phase changes is apart from it, as `fields_of_` or `words_of_` that phase,
+//! and stamp puts these together; and leave and adopt return the condition under which an entry stays, which is applied
+//! once for both.
+//!
+//! Only operators of MongoDB 4.4 are used. Everything that a user can choose (names, owners, reasons) and every id goes
+//! in under `$literal`, so that no string is ever read as an expression or a field path.
+//!
+//! The cost of a pipeline to the server is mostly its size (about 0.1 ms a kilobyte, against 0.25 ms for a trivial
+//! command), so each operation sends only what it needs: a release compares nothing, a first request refreshes nothing,
+//! and a lock with one permit advances without a fold over the queue. A filter by more than `_id` costs as much again,
+//! as the server then plans a query; so the frequent operations decide in the pipeline whether there is anything to do.
+
+mod claiming;
+mod ending;
+mod expression;
+mod granting;
+mod renewing;
+mod selecting;
+mod sharing;
+mod short;
+
+use mongodb::bson::{Bson, Document, doc};
+
+use super::{
+    Downgrade, Evict, Identity, Kept, KeptUntil, Operation, Proclaim, Request, Requests, document::PROTOCOL,
+    location::Location, state::kept_in_reserve, wake::Left,
+};
+use expression::{bind, cond, filter, literal, map};
+use granting::{asked_for, grant_as_fits};
+use selecting::in_order;
+
+pub use claiming::{claim, fit, free, is_attempted_below, last};
+pub use renewing::{guard, holding, renewal};
+pub use selecting::{is_by_id, is_known, selection};
+pub use sharing::{Together, all_held, renewal_of_all, sweep};
+
+/// Maximum length of a slice: longer than any queue. From a position on, `$slice` requires a length.
+const ALL: i64 = 1 << 30;
+
+/// Returns the pipeline of [`super::state::apply`] for a document that [`selection`] selects. `now` is the server's
+/// clock, `"$$NOW"`, except in tests.
+pub fn operation(at: &Location, operation: &Operation, now: &Bson) -> Vec<Document> {
+    let (expected, written) = short::form(at, operation, now)
+        .unwrap_or_else(|| (has_evicted(at, operation, now), general(at, operation, now)));
+    vec![doc! { "$replaceWith": cond(in_order(at, expected), written, "$$ROOT") }]
+}
+
+/// Takes the document through all phases.
+///
+/// Each phase reads the variables that earlier ones were bound to: `$$adopted`, then `$$holders` and `$$queue`, then
+/// `$$after`. An expression nests later phases inside earlier ones, so they are bound from the last to the first.
+fn general(at: &Location, operation: &Operation, now: &Bson) -> Bson {
+    let stays = leave(operation, now);
+    let stays = adopt(stays, operation);
+    let holders = filter(mark_kept(existing(at, "holders"), operation, now), &stays);
+    let holders = proclaim(holders, operation);
+    let holders = downgrade(holders, operation);
+    let holders = evict(holders, operation);
+    let queue = enqueue(operation, now);
+    let after = advance(at, queue, operation, now);
+    let ends = ending::record(at, operation, now);
+    let mut written = stamp(at, operation, ends, now);
+
+    if operation.may_be_no_op() {
+        written = cond(is_changed(at), written, "$$ROOT");
+    }
+    written = bind(doc! { "after": after }, written);
+    if let Some(requests) = &operation.requests {
+        written = cond(is_used_as_requested(at, requests), written, "$$ROOT");
+    }
+    written = bind(
+        doc! { "holders": holders, "queue": remaining(at, "queue", &stays) },
+        written,
+    );
+    if let Some(identity) = operation.adopts() {
+        written = bind(doc! { "adopted": superseded(at, identity, now) }, written);
+    }
+    written
+}
+
+/// Removes the entries that are asked to leave, and all whose lease has run out: the condition under which one stays. A
+/// lock that is kept goes by expiry alone.
+fn leave(operation: &Operation, now: &Bson) -> Document {
+    if operation.leave.is_empty() {
+        return live(now);
+    }
+    let mut stays = vec![
+        is_not_among(literal(operation.leave.as_slice())),
+        doc! { "$not": is_not_kept() },
+    ];
+    stays.extend(spared(operation));
+    doc! { "$and": [live(now), { "$or": stays }] }
+}
+
+/// Returns the conditions that a holder is spared when its entry leaves, one for each that is.
+fn spared(operation: &Operation) -> impl Iterator<Item = Document> {
+    let spared = operation.kept.iter().filter(|kept| kept.until == KeptUntil::Expiry);
+    spared.map(|kept| is_grant(&kept.id, kept.token))
+}
+
+/// Returns the condition that a holder is this grant of an entry.
+fn is_grant(id: &str, token: i64) -> Document {
+    doc! { "$eq": [["$$this.id", "$$this.token"], [literal(id), token]] }
+}
+
+/// Marks the holders that leave and whose lock is to be kept as released, if that is to end later than now.
+fn mark_kept(holders: Bson, operation: &Operation, now: &Bson) -> Bson {
+    let branches = operation.kept.iter().filter_map(|Kept { id, token, until }| {
+        let until = match *until {
+            KeptUntil::Expiry => return None,
+            KeptUntil::AfterGrant(millis) => Bson::from(doc! { "$add": ["$$this.since", millis] }),
+            KeptUntil::AfterRelease(millis) => doc! { "$add": [now, millis] }.into(),
+            KeptUntil::WindowEnd { length, offset } => {
+                let into = doc! { "$mod": [
+                    { "$subtract": [{ "$toLong": "$$this.since" }, offset] },
+                    length.max(1),
+                ] };
+                doc! { "$add": ["$$this.since", { "$subtract": [length, into] }] }.into()
+            }
+        };
+        let leaves = doc! { "$and": [is_grant(id, *token), live(now), is_not_kept(), { "$gt": [&until, now] }] };
+        Some(doc! { "case": leaves, "then": { "$mergeObjects": ["$$this", { "until": until, "released": now }] } })
+    });
+    let branches: Vec<Document> = branches.collect();
+    if branches.is_empty() {
+        return holders;
+    }
+    map(
+        holders,
+        doc! { "$switch": { "branches": branches, "default": "$$this" } },
+    )
+}
+
+/// Returns the condition that an entry's holder has not released it. To the server, a missing value is less than null.
+fn is_not_kept() -> Document {
+    doc! { "$lte": ["$$this.released", null] }
+}
+
+fn live(now: &Bson) -> Document {
+    doc! { "$gt": ["$$this.until", now] }
+}
+
+fn is_not_among(ids: Bson) -> Document {
+    doc! { "$not": { "$in": ["$$this.id", ids] } }
+}
+
+/// Returns the entries of a list that stay.
+fn remaining(at: &Location, list: &str, stays: &Document) -> Bson {
+    filter(existing(at, list), stays)
+}
+
+/// Returns the entries of a list, which is missing where there is no lock.
+fn existing(at: &Location, list: &str) -> Bson {
+    Bson::from(doc! { "$ifNull": [at.value(list), []] })
+}
+
+fn words_of_leave(at: &Location, operation: &Operation, now: &Bson) -> Option<Bson> {
+    if operation.leave.is_empty() {
+        return None;
+    }
+    let words = operation.leave.iter().map(|id| {
+        // The list is missing where the lock is gone.
+        let waits = doc! { "$in": [literal(id.as_str()), existing(at, "queue.id")] };
+        let holds = doc! { "$in": [literal(id.as_str()), "$$held.id"] };
+        cond(holds, Left::HOLDER, cond(waits, Left::WAITER, Left::NOWHERE))
+    });
+    let words: Vec<Bson> = words.collect();
+    let mut held = vec![live(now)];
+    held.extend(spared(operation).map(|spared| doc! { "$not": [spared] }));
+    let held = remaining(at, "holders", &doc! { "$and": held });
+    Some(bind(doc! { "held": held }, doc! { "$concat": words }))
+}
+
+/// Removes the entries of earlier incarnations of the owner that requests.
+fn adopt(stays: Document, operation: &Operation) -> Document {
+    match operation.adopts() {
+        Some(_) => doc! { "$and": [stays, is_not_among("$$adopted.id".into())] },
+        None => stays,
+    }
+}
+
+/// Returns the entries of earlier incarnations, holders first. Only holders have a token.
+fn superseded(at: &Location, identity: &Identity, now: &Bson) -> Bson {
+    let earlier = doc! { "$and": [
+        live(now),
+        is_not_kept(),
+        { "$eq": ["$$this.owner.id", literal(identity.id.as_str())] },
+        { "$lt": ["$$this.owner.born", identity.born] },
+    ] };
+    filter(
+        doc! { "$concatArrays": [existing(at, "holders"), existing(at, "queue")] },
+        earlier,
+    )
+}
+
+fn adopts_a_hold() -> Document {
+    doc! { "$ne": ["$$adopted.token", []] }
+}
+
+fn fields_of_adopt(at: &Location, operation: &Operation) -> Document {
+    match operation.adopts() {
+        // A missing field stays missing.
+        Some(_) => doc! { "adopted": cond(adopts_a_hold(), "$$adopted.token", at.value("adopted")) },
+        None => Document::new(),
+    }
+}
+
+fn words_of_adopt(operation: &Operation) -> Option<Bson> {
+    operation
+        .adopts()
+        .map(|_| words_for("$$adopted".into(), "~", "".into()))
+}
+
+/// Gives a holder another value, unless it has a later one.
+fn proclaim(holders: Bson, operation: &Operation) -> Bson {
+    let Some(Proclaim { id, value, number }) = &operation.proclaim else {
+        return holders;
+    };
+    let owner = doc! { "$mergeObjects": ["$$this.owner", { "value": literal(value.as_str()), "proclaimed": *number }] };
+    let earlier = doc! { "$lt": [{ "$ifNull": ["$$this.owner.proclaimed", 0_i64] }, *number] };
+    let element = cond(
+        doc! { "$and": [{ "$eq": ["$$this.id", literal(id.as_str())] }, earlier] },
+        doc! { "$mergeObjects": ["$$this", { "owner": owner }] },
+        "$$this",
+    );
+    map(holders, element)
+}
+
+/// Takes permits from a holder, and leaves it the others.
+fn downgrade(holders: Bson, operation: &Operation) -> Bson {
+    let Some(Downgrade { id, token, permits }) = &operation.downgrade else {
+        return holders;
+    };
+    let is_it = doc! { "$and": [is_grant(id, *token), is_not_kept()] };
+    let fewer = doc! { "$mergeObjects": ["$$this", { "permits": { "$min": ["$$this.permits", *permits] } }] };
+    map(holders, cond(is_it, fewer, "$$this"))
+}
+
+/// Returns the condition that an operator evicts somebody by the operation, if that is what it is for.
+fn has_evicted(at: &Location, operation: &Operation, now: &Bson) -> Option<Document> {
+    operation
+        .breaks()
+        .then(|| doc! { "$ne": [evicted(at, operation, now), []] })
+}
+
+/// Returns the holders that an operator evicts by the operation: none whose time is over.
+fn evicted(at: &Location, operation: &Operation, now: &Bson) -> Bson {
+    let live = live(now);
+    let evicted = match operation.evict {
+        Evict::Holder(token) => doc! { "$and": [live, { "$eq": ["$$this.token", token] }] },
+        Evict::Everybody | Evict::Nobody | Evict::Kept(_) => live,
+    };
+    remaining(at, "holders", &evicted)
+}
+
+/// Removes the holders that are evicted. Those whose time is over were removed before, and lose nothing.
+fn evict(holders: Bson, operation: &Operation) -> Bson {
+    match operation.evict {
+        Evict::Nobody => holders,
+        Evict::Everybody => Bson::Array(Vec::new()),
+        Evict::Holder(token) => filter(holders, doc! { "$ne": ["$$this.token", token] }),
+        Evict::Kept(last) => {
+            let up_to_it = doc! { "$lte": ["$$this.token", last] };
+            let held = filter("$$present", doc! { "$and": [is_not_kept(), &up_to_it] });
+            let rest = filter("$$present", doc! { "$or": [is_not_kept(), { "$not": [up_to_it] }] });
+            let evicted = cond(doc! { "$eq": [held, []] }, rest, "$$present");
+            bind(doc! { "present": holders }, evicted)
+        }
+    }
+}
+
+fn fields_of_evict(at: &Location, operation: &Operation, now: &Bson) -> Document {
+    match operation.evict {
+        Evict::Nobody | Evict::Kept(_) => Document::new(),
+        Evict::Everybody => {
+            let evicted = doc! { "evicted": evicted(at, operation, now) };
+            doc! { "broken": bind(evicted, doc! { "$max": "$$evicted.token" }) }
+        }
+        Evict::Holder(token) => doc! { "evicted": token },
+    }
+}
+
+fn words_of_evict(at: &Location, operation: &Operation, now: &Bson) -> Option<Bson> {
+    let words = || {
+        words_for(
+            evicted(at, operation, now),
+            "!",
+            doc! { "$toString": "$$this.token" }.into(),
+        )
+    };
+    operation.breaks().then(words)
+}
+
+/// Returns the words for entries that evict or adopt removed.
+fn words_for(removed: Bson, mark: &str, token: Bson) -> Bson {
+    Bson::from(doc! { "$reduce": {
+        "input": removed,
+        "initialValue": "",
+        "in": { "$concat": ["$$value", "$$this.id", mark, token, ";"] },
+    } })
+}
+
+/// Returns the condition that the requested entries can be in the lock: it is of their kind and capacity, or free.
+fn is_used_as_requested(at: &Location, requests: &Requests) -> Document {
+    doc! { "$or": [
+        { "$eq": [[at.value("kind"), at.value("capacity")], [requests.kind.as_str(), requests.capacity]] },
+        { "$eq": [["$$holders", "$$queue"], [[], []]] },
+    ] }
+}
+
+/// Returns the kind and capacity of the lock from this request on. The number of the protocol is written with them: see
+/// [`super`].
+fn fields_of_enqueue(requests: &Requests) -> Document {
+    doc! { "protocol": PROTOCOL, "kind": requests.kind.as_str(), "capacity": requests.capacity }
+}
+
+/// Appends the requested entries to the queue, unless they are in the document already. If adopt removed a holder, they
+/// take its place: the head of the queue, whether or not there is room. So nobody is cut off who was there before.
+fn enqueue(operation: &Operation, now: &Bson) -> Bson {
+    let queue = append(operation, now);
+    if operation.adopts().is_none() {
+        return queue;
+    }
+    let others = doc! { "$size": "$$queue" };
+    let first = doc! { "$concatArrays": [
+        { "$slice": ["$$asked", &others, ALL] },
+        { "$slice": ["$$asked", &others] },
+    ] };
+    bind(doc! { "asked": queue }, cond(adopts_a_hold(), first, "$$asked"))
+}
+
+/// Appends the requested entries to the queue. An entry that is there keeps its place; a repeated request refreshes its
+/// lease.
+///
+/// The depth is the same for any number of entries: the server refuses expressions that nest too deep.
+fn append(operation: &Operation, now: &Bson) -> Bson {
+    let (fresh, repeated): (Vec<_>, Vec<_>) = operation.entries().partition(|entry| entry.fresh);
+    let mut queue = Bson::from("$$queue");
+    if !repeated.is_empty() {
+        let branches: Vec<_> = repeated.iter().map(|entry| refresh(entry, now)).collect();
+        queue = map(queue, doc! { "$switch": { "branches": branches, "default": "$$this" } });
+    }
+    let added: Vec<_> = repeated
+        .into_iter()
+        .chain(fresh)
+        .map(|entry| waiter(entry, now))
+        .collect();
+    if added.is_empty() {
+        return queue;
+    }
+    let there = doc! { "$concatArrays": ["$$holders.id", "$$queue.id"] };
+    let added = filter(added, is_not_among(there.into()));
+    Bson::from(doc! { "$concatArrays": [queue, added] })
+}
+
+fn refresh(entry: &Request, now: &Bson) -> Document {
+    let stale = doc! { "$and": [
+        { "$eq": ["$$this.id", literal(entry.id.as_str())] },
+        { "$lt": ["$$this.until", { "$add": [now, entry.refresh_below()] }] },
+    ] };
+    let until = doc! { "until": { "$add": [now, entry.lease] } };
+    doc! { "case": stale, "then": { "$mergeObjects": ["$$this", until] } }
+}
+
+fn waiter(entry: &Request, now: &Bson) -> Document {
+    doc! {
+        "id": literal(entry.id.as_str()),
+        "permits": entry.permits,
+        "lease": entry.lease,
+        "claim": entry.claim,
+        "since": now,
+        "until": { "$add": [now, entry.lease] },
+        "owner": literal(entry.owner.to_document()),
+    }
+}
+
+/// Grants the lock to the head of the queue as long as it fits the free capacity. Then cuts the queue to its room, and
+/// removes the requests that are not to wait.
+///
+/// The result has the holders, the queue and the token, and in `granted` the words for the entries that did not ask.
+fn advance(at: &Location, queue: Bson, operation: &Operation, now: &Bson) -> Bson {
+    let after = match operation.capacity() {
+        Some(1) => bind(doc! { "all": queue }, short::advance_by_one(at, operation, now)),
+        _ => grant_as_fits(at, queue, ("granted", "".into()), operation, now),
+    };
+    let tries: Vec<&str> = operation
+        .entries()
+        .filter(|entry| !entry.wait)
+        .map(|entry| entry.id.as_str())
+        .collect();
+    if tries.is_empty() {
+        return after;
+    }
+    let queue = filter("$$advanced.queue", is_not_among(literal(tries)));
+    let without = doc! { "$mergeObjects": ["$$advanced", { "queue": queue }] };
+    bind(doc! { "advanced": after }, without)
+}
+
+/// Returns the condition that any entry has changed. Otherwise an operation that may be a no-op leaves the document the
+/// same, so that the server logs no write and raises no event.
+fn is_changed(at: &Location) -> Document {
+    doc! { "$ne": [["$$after.holders", "$$after.queue"], [at.value("holders"), at.value("queue")]] }
+}
+
+/// Sets `wake`, the version and the times, together with the fields of the earlier phases; `ends` is that of record.
+fn stamp(at: &Location, operation: &Operation, ends: Document, now: &Bson) -> Bson {
+    let mut wake = vec![literal(format!("{}:", operation.id))];
+    wake.extend(words_of_leave(at, operation, now));
+    wake.extend([Bson::from(";"), Bson::from("$$after.granted")]);
+    wake.extend(words_of_evict(at, operation, now));
+    wake.extend(words_of_adopt(operation));
+    wake.extend(asks(operation));
+    wake.extend(asked_for(
+        ("$$after.holders", "$$after.queue", "$$after.token".to_owned()),
+        operation,
+    ));
+
+    let mut fields = operation.requests.as_ref().map(fields_of_enqueue).unwrap_or_default();
+    fields.extend(fields_of_adopt(at, operation));
+    fields.extend(doc! {
+        "token": "$$after.token",
+        "holders": "$$after.holders",
+        "queue": "$$after.queue",
+        "wake": { "$concat": wake },
+    });
+    fields.extend(fields_of_stamp(at, operation.keep, now));
+    fields.extend(fields_of_evict(at, operation, now));
+    fields.extend(ends);
+    at.merged([fields.into()])
+}
+
+/// Returns the word for the waiter that is to ask, if a lock is kept.
+fn asks(operation: &Operation) -> Option<Bson> {
+    let head = doc! { "$arrayElemAt": ["$$after.queue.id", 0] };
+    // Without a waiter the word is null.
+    let word = doc! { "$ifNull": [{ "$concat": [head, "*;"] }, ""] };
+    (!operation.kept.is_empty()).then(|| word.into())
+}
+
+/// Returns the fields that are new in every write, except for `wake`.
+fn fields_of_stamp(at: &Location, keep: i64, now: &Bson) -> Document {
+    let purge_at = at.value("purge_at");
+    let is_kept = doc! { "$gte": [&purge_at, { "$add": [now, keep] }] };
+    doc! {
+        "version": { "$add": [{ "$ifNull": [at.value("version"), 0_i64] }, 1_i64] },
+        "at": now,
+        "purge_at": cond(is_kept, purge_at, doc! { "$add": [now, kept_in_reserve(keep)] }),
+    }
+}

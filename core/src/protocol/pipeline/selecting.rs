@@ -1,0 +1,151 @@
+//! The documents that an operation acts on: by its filter, and by the conditions on top of its pipeline.
+
+use mongodb::bson::{Bson, Document, doc};
+
+use crate::protocol::{
+    Downgrade, Evict, Expects, Location, Operation, Proclaim,
+    document::{NUMBER_MOST, PROTOCOL},
+};
+
+/// Returns the filter for the document; for the rare operations, only if there is anything to do in it. An operator who
+/// takes a lock away waits for the answer, so that is decided in the pipeline instead: the server finds a document by
+/// its `_id` alone in less time.
+pub fn selection(at: &Location, id: &Bson, operation: &Operation) -> Document {
+    let mut selection = doc! { "_id": id };
+    if operation.expects == Expects::Room {
+        // A full queue has an entry at its last place. An operation that finds it full gets no document, and costs the
+        // server little.
+        let last = format!("queue.{}", operation.room.saturating_sub(1));
+        selection.insert(at.key(&last), doc! { "$exists": false });
+    }
+    if is_by_id(operation) || operation.expects != Expects::Nothing {
+        return selection;
+    }
+    let mut concerned = Vec::new();
+    if !operation.leave.is_empty() {
+        concerned.push(doc! { at.key("holders.id"): { "$in": &operation.leave } });
+        concerned.push(doc! { at.key("queue.id"): { "$in": &operation.leave } });
+    }
+    if let Some(Proclaim { id, .. }) = &operation.proclaim {
+        concerned.push(doc! { at.key("holders.id"): { "$in": [id] } });
+    }
+    if let Some(Downgrade { id, .. }) = &operation.downgrade {
+        concerned.push(doc! { at.key("holders.id"): { "$in": [id] } });
+    }
+    if let Evict::Kept(last) = operation.evict {
+        let kept = doc! { "token": { "$lte": last }, "released": { "$type": "date" } };
+        concerned.push(doc! { at.key("holders"): { "$elemMatch": kept } });
+    }
+    if operation.evict != Evict::Nobody || operation.proclaim.is_some() || operation.downgrade.is_some() {
+        // The caller must learn that the document is of a later protocol, whatever is in it.
+        concerned.push(doc! { at.key("protocol"): { "$gt": PROTOCOL } });
+    }
+    selection.insert("$or", concerned);
+    selection
+}
+
+/// Returns whether [`selection`] is by the `_id` alone.
+pub fn is_by_id(operation: &Operation) -> bool {
+    match operation.expects {
+        Expects::Nothing => operation.creates() || operation.breaks(),
+        Expects::Holding | Expects::Held | Expects::Alone => true,
+        Expects::Room => false,
+    }
+}
+
+/// Returns the condition that the document is of a known protocol and its counter can be counted up, and meets these
+/// conditions too.
+///
+/// The protocol is compared before anything else of the document: another protocol may have something else in its
+/// place.
+pub(super) fn in_order(at: &Location, conditions: impl IntoIterator<Item = Document>) -> Document {
+    let mut all = vec![is_known(at), doc! { "$lte": [at.value("token"), NUMBER_MOST] }];
+    all.extend(conditions);
+    doc! { "$and": all }
+}
+
+/// Returns the condition that the document is of a protocol that this client speaks, or of the first one, which had no
+/// number. To the server, a value that is no number is larger than all numbers.
+pub fn is_known(at: &Location) -> Document {
+    doc! { "$lte": [at.value("protocol"), PROTOCOL] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::made_up::{asking, leaving, operation, request};
+
+    fn evicting(operation: Operation, evict: Evict) -> Operation {
+        Operation { evict, ..operation }
+    }
+
+    fn proclaiming() -> Operation {
+        let proclaim = Proclaim {
+            id: "a-1".to_owned(),
+            value: "here".to_owned(),
+            number: 1,
+        };
+        Operation {
+            proclaim: Some(proclaim),
+            ..operation("a.1")
+        }
+    }
+
+    fn downgrading() -> Operation {
+        let downgrade = Downgrade {
+            id: "a-1".to_owned(),
+            token: 7,
+            permits: 1,
+        };
+        Operation {
+            downgrade: Some(downgrade),
+            ..operation("a.1")
+        }
+    }
+
+    #[test]
+    fn who_clears_proclaims_or_downgrades_learns_of_a_later_protocol() {
+        let root = Location::default();
+        let later = doc! { "protocol": { "$gt": PROTOCOL } };
+        let tells = |operation: &Operation| {
+            let selection = selection(&root, &"x".into(), operation);
+            let concerned = selection.get_array("$or").unwrap();
+            concerned
+                .iter()
+                .any(|condition| condition.as_document() == Some(&later))
+        };
+        assert!(tells(&evicting(operation("a.1"), Evict::Kept(7))));
+        assert!(tells(&proclaiming()) && tells(&downgrading()));
+        // Who only takes out entries leaves any other document alone.
+        assert!(!tells(&leaving("a.1", "a-1")));
+    }
+
+    #[test]
+    fn what_is_selected_by_its_id_is_known_to_be() {
+        let root = Location::default();
+        let expecting = |operation: Operation, expects| Operation { expects, ..operation };
+        let requests = asking("a.1", request("a-1"));
+        let operations = [
+            requests.clone(),
+            expecting(requests.clone(), Expects::Alone),
+            expecting(leaving("a.1", "a-1"), Expects::Holding),
+            expecting(Operation { room: 256, ..requests }, Expects::Room),
+            leaving("a.1", "a-1"),
+            proclaiming(),
+            evicting(operation("a.1"), Evict::Kept(7)),
+            evicting(operation("a.1"), Evict::Everybody),
+            evicting(operation("a.1"), Evict::Holder(7)),
+            expecting(evicting(operation("a.1"), Evict::Everybody), Expects::Held),
+        ];
+        let by_id = operations.map(|operation| {
+            let by_id = is_by_id(&operation);
+            assert_eq!(
+                by_id,
+                selection(&root, &"x".into(), &operation) == doc! { "_id": "x" },
+                "{operation:?}"
+            );
+            by_id
+        });
+        assert_eq!(by_id, [true, true, true, false, false, false, false, true, true, true]);
+    }
+}

@@ -1,0 +1,527 @@
+//! The specification: the state of one lock and its pure transitions.
+//!
+//! [`apply`] takes an operation through the phases of [`super`], a function each: leave, adopt, proclaim, downgrade,
+//! evict, enqueue, advance, record, stamp. [`super::pipeline`] has functions of the same names in the same order, to be
+//! read beside these, and helpers of the phases by the same names.
+
+mod renewing;
+#[cfg(test)]
+mod tests;
+
+use super::{
+    Downgrade, Ended, Evict, Expects, Holder, Identity, Kind, NOTIFIES_AT_ONCE, NOTIFIES_UP_TO, Operation, Proclaim,
+    Request, ServerTime, Waiter, wake,
+};
+
+pub use renewing::{guard, renew, renew_and_show};
+
+/// The document of one lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct State {
+    pub kind: Kind,
+    pub capacity: i64,
+    /// The last token issued.
+    pub token: i64,
+    pub holders: Vec<Holder>,
+    /// First come, first served; head first.
+    pub queue: Vec<Waiter>,
+    pub wake: String,
+    /// The number of writes.
+    pub version: i64,
+    /// The time of the last write.
+    pub at: ServerTime,
+    pub purge_at: ServerTime,
+    /// The largest token that an operator evicted by breaking the lock. It outlives `wake`, so that a client that only
+    /// reads the document later still learns why it lost the lock.
+    pub broken: Option<i64>,
+    /// The tokens that the last adoption removed, kept for the same reason.
+    pub adopted: Vec<i64>,
+    /// The token of the last holder that an operator evicted by itself, kept for the same reason.
+    pub evicted: Option<i64>,
+    /// The last holds that ended, newest first, as far as clients recorded them.
+    pub ends: Vec<Ended>,
+}
+
+impl State {
+    /// Returns the document of a lock before its first operation.
+    fn new((kind, capacity): (Kind, i64), now: ServerTime) -> Self {
+        Self {
+            kind,
+            capacity,
+            // None was issued yet.
+            token: 0,
+            holders: Vec::new(),
+            queue: Vec::new(),
+            wake: String::new(),
+            version: 0,
+            at: now,
+            purge_at: now,
+            broken: None,
+            adopted: Vec::new(),
+            evicted: None,
+            ends: Vec::new(),
+        }
+    }
+
+    /// Returns whether this is an earlier state of the document than `other`. A document created anew counts from one
+    /// again.
+    pub fn is_before(&self, other: &Self) -> bool {
+        self.version < other.version && self.at <= other.at
+    }
+
+    /// Returns whether an operator has evicted the holder that had this token and no longer has it.
+    pub fn was_broken(&self, token: i64) -> bool {
+        self.evicted == Some(token) || self.broken.is_some_and(|broken| token <= broken)
+    }
+
+    /// Returns whether nobody holds the lock or waits for it.
+    pub fn is_free(&self, now: ServerTime) -> bool {
+        let holders = self.holders.iter().map(|holder| holder.until);
+        let waiters = self.queue.iter().map(|waiter| waiter.until);
+        holders.chain(waiters).all(|until| until <= now)
+    }
+
+    /// Returns whether a collection of locks would have purged this one by now. Where locks share a document, nothing
+    /// else removes the free ones: an operation that writes one of them removes those of the others that are due.
+    pub fn is_purged(&self, now: ServerTime) -> bool {
+        self.purge_at <= now && self.is_free(now)
+    }
+
+    /// Returns whether any of these entries is in the lock.
+    pub fn has_any(&self, ids: &[String]) -> bool {
+        ids.iter().any(|id| self.has_holder(id) || self.has_waiter(id))
+    }
+
+    fn has_holder(&self, id: &str) -> bool {
+        self.holders.iter().any(|holder| holder.id == id)
+    }
+
+    /// Returns whether the entry `id` holds the lock, and has not released it.
+    fn is_held_by(&self, id: &str, now: ServerTime) -> bool {
+        let mut holders = self
+            .holders
+            .iter()
+            .filter(|holder| holder.is_live(now) && !holder.is_kept());
+        holders.any(|holder| holder.id == id)
+    }
+
+    /// Returns whether there is an entry of a holder to evict, whether or not its time is over.
+    pub fn has_any_of(&self, evict: Evict) -> bool {
+        self.holders.iter().any(|holder| evict.includes(holder))
+    }
+
+    fn has_waiter(&self, id: &str) -> bool {
+        self.queue.iter().any(|waiter| waiter.id == id)
+    }
+
+    /// Sets the fields that are new in every write.
+    fn stamp(&mut self, wake: String, keep: i64, now: ServerTime) {
+        self.wake = wake;
+        self.version += 1;
+        self.at = now;
+        // Never before the latest time that any operation asked for: entries of other clients stay covered.
+        if self.purge_at < now.plus_millis(keep) {
+            self.purge_at = now.plus_millis(kept_in_reserve(keep));
+        }
+    }
+}
+
+impl Operation {
+    /// Returns whether the operation's filter selects the document.
+    pub fn selects(&self, state: &State) -> bool {
+        // These compare in the pipeline. The others don't depend on the time.
+        matches!(self.expects, Expects::Holding | Expects::Held | Expects::Alone)
+            || self.breaks()
+            || self.concerns(state, state.at)
+    }
+
+    /// Returns whether the document is as expected, and has anything for the operation to do.
+    fn concerns(&self, state: &State, now: ServerTime) -> bool {
+        let mut holders = state.holders.iter();
+        match self.expects {
+            Expects::Holding => self.leave.iter().all(|id| state.is_held_by(id, now)),
+            Expects::Held => {
+                let is_theirs = match self.evict {
+                    Evict::Holder(token) => holders.clone().map(|holder| holder.token).eq([token]),
+                    Evict::Everybody => true,
+                    Evict::Nobody | Evict::Kept(_) => false,
+                };
+                state.capacity == 1 && is_theirs && holders.any(|holder| holder.is_live(now))
+            }
+            Expects::Room => state.queue.len() < self.room,
+            Expects::Alone => {
+                let mut requests = self.requests.iter();
+                requests.all(|requests| (requests.kind, requests.capacity) == (state.kind, state.capacity))
+                    && holders.clone().map(|holder| &holder.id).eq(&self.leave)
+                    && holders.all(|holder| holder.is_live(now) && !holder.is_kept())
+                    && state.queue.is_empty()
+            }
+            Expects::Nothing => {
+                let mut leave = self.leave.iter();
+                self.creates()
+                    || leave.any(|id| state.has_holder(id) || state.has_waiter(id))
+                    || self.proclaim.iter().any(|proclaim| state.has_holder(&proclaim.id))
+                    || self.downgrade.iter().any(|downgrade| state.has_holder(&downgrade.id))
+                    || holders.any(|holder| self.evicts(holder, now))
+            }
+        }
+    }
+
+    /// Returns whether the operation evicts the holder. An operator evicts nobody whose time is over.
+    fn evicts(&self, holder: &Holder, now: ServerTime) -> bool {
+        self.evict.includes(holder) && (holder.is_live(now) || !self.breaks())
+    }
+}
+
+/// Runs one operation on the lock's document (`None`: there is none) and returns the document afterwards.
+///
+/// A document that the operation does not concern stays as it is. A no-op returns the state as it was, `wake` included:
+/// no write, no event.
+pub fn apply(before: Option<&State>, operation: &Operation, now: ServerTime) -> Option<State> {
+    match (before, &operation.requests) {
+        (Some(before), _) if operation.concerns(before, now) => Some(step(before, operation, now)),
+        (Some(before), _) => Some(before.clone()),
+        (None, Some(requests)) if operation.creates() => {
+            let created = State::new((requests.kind, requests.capacity), now);
+            Some(step(&created, operation, now))
+        }
+        (None, _) => None,
+    }
+}
+
+fn step(before: &State, operation: &Operation, now: ServerTime) -> State {
+    let mut step = Step {
+        operation,
+        now,
+        before,
+        state: before.clone(),
+        adopts_a_hold: false,
+        room: usize::MAX,
+        words: wake::Announcement::default(),
+    };
+    step.leave();
+    step.adopt();
+    step.proclaim();
+    step.downgrade();
+    step.evict();
+    if !step.is_used_as_requested() {
+        return before.clone();
+    }
+    step.enqueue();
+    step.advance();
+    if operation.may_be_no_op() && !step.is_changed() {
+        return before.clone();
+    }
+    step.record();
+    step.stamp()
+}
+
+/// A step on its way through the phases.
+struct Step<'a> {
+    operation: &'a Operation,
+    now: ServerTime,
+    /// The document before the step.
+    before: &'a State,
+    /// The document as the phases so far have left it.
+    state: State,
+    /// Whether a holder was among the entries that adopt removed.
+    adopts_a_hold: bool,
+    /// The number of waiters to which advance cuts the queue.
+    room: usize,
+    words: wake::Announcement,
+}
+
+impl Step<'_> {
+    /// Removes the entries that are asked to leave, and all whose lease has run out. The holders whose lock is to be
+    /// kept stay, marked as released unless they are to stay until their lease is over.
+    fn leave(&mut self) {
+        let (operation, before, now) = (self.operation, self.before, self.now);
+        let held = |holder: &&Holder| holder.is_live(now) && !operation.spares(holder);
+        for id in &operation.leave {
+            let mut held = before.holders.iter().filter(held);
+            self.words.left(if held.any(|holder| holder.id == *id) {
+                wake::Left::Holder
+            } else if before.has_waiter(id) {
+                wake::Left::Waiter
+            } else {
+                wake::Left::Nowhere
+            });
+        }
+        self.mark_kept();
+        let leaves = |id: &String| operation.leave.contains(id);
+        let stays = |holder: &Holder| holder.is_kept() || operation.spares(holder) || !leaves(&holder.id);
+        let holders = &mut self.state.holders;
+        holders.retain(|holder| holder.is_live(now) && stays(holder));
+        self.state
+            .queue
+            .retain(|waiter| waiter.until > now && !leaves(&waiter.id));
+    }
+
+    /// Marks the holders that leave and whose lock is to be kept as released, if that is to end later than now.
+    fn mark_kept(&mut self) {
+        let (operation, now) = (self.operation, self.now);
+        for holder in &mut self.state.holders {
+            let leaves = holder.is_live(now) && !holder.is_kept() && operation.leave.contains(&holder.id);
+            if let Some(until) = operation.kept_until(holder, now).filter(|_| leaves) {
+                (holder.until, holder.released) = (until, Some(now));
+            }
+        }
+    }
+
+    /// Removes the entries of earlier incarnations of the owner that requests.
+    fn adopt(&mut self) {
+        let Some(identity) = self.operation.adopts() else {
+            return;
+        };
+        let (holders, waiters) = superseded(self.before, identity, self.now);
+        let ids = holders.iter().map(|holder| &holder.id);
+        let ids: Vec<&String> = ids.chain(waiters.iter().map(|waiter| &waiter.id)).collect();
+        ids.iter().for_each(|id| self.words.adopted(id));
+        self.state.holders.retain(|holder| !ids.contains(&&holder.id));
+        self.state.queue.retain(|waiter| !ids.contains(&&waiter.id));
+        let tokens: Vec<i64> = holders.iter().map(|holder| holder.token).collect();
+        if !tokens.is_empty() {
+            self.adopts_a_hold = true;
+            self.state.adopted = tokens;
+        }
+    }
+
+    /// Gives a holder another value, unless it has a later one.
+    fn proclaim(&mut self) {
+        if let Some(Proclaim { id, value, number }) = &self.operation.proclaim
+            && let Some(holder) = self.state.holders.iter_mut().find(|holder| holder.id == *id)
+            && holder.owner.proclaimed < *number
+        {
+            (holder.owner.value, holder.owner.proclaimed) = (Some(value.clone()), *number);
+        }
+    }
+
+    /// Takes permits from a holder, and leaves it the others.
+    fn downgrade(&mut self) {
+        if let Some(Downgrade { id, token, permits }) = &self.operation.downgrade
+            && let Some(holder) = self.state.holders.iter_mut().find(|holder| holder.token == *token)
+            && holder.id == *id
+            && !holder.is_kept()
+        {
+            holder.permits = holder.permits.min(*permits);
+        }
+    }
+
+    /// Removes the holders that are evicted. Those whose time is over were removed before, and lose nothing.
+    fn evict(&mut self) {
+        let evict = self.operation.evict;
+        if let Evict::Kept(last) = evict
+            && self
+                .state
+                .holders
+                .iter()
+                .any(|holder| !holder.is_kept() && holder.token <= last)
+        {
+            return;
+        }
+        let (operation, before, now) = (self.operation, self.before, self.now);
+        let evicted = || before.holders.iter().filter(|holder| operation.evicts(holder, now));
+        evicted()
+            .filter(|_| operation.breaks())
+            .for_each(|holder| self.words.evicted(&holder.id, holder.token));
+        self.state.holders.retain(|holder| !evict.includes(holder));
+        match evict {
+            Evict::Nobody | Evict::Kept(_) => {}
+            Evict::Everybody => self.state.broken = evicted().map(|holder| holder.token).max(),
+            // `broken` would cover the smaller tokens of other holders, which stay.
+            Evict::Holder(token) => self.state.evicted = Some(token),
+        }
+    }
+
+    /// Returns whether the requested entries can be in the lock: it is of their kind and capacity, or free.
+    fn is_used_as_requested(&self) -> bool {
+        let free = self.state.holders.is_empty() && self.state.queue.is_empty();
+        let mut requests = self.operation.requests.iter();
+        free || requests.all(|wanted| (wanted.kind, wanted.capacity) == (self.state.kind, self.state.capacity))
+    }
+
+    /// Appends the requested entries to the queue, unless they are in the document already. If adopt removed a holder,
+    /// they take its place: the head of the queue, whether or not there is room. So nobody is cut off who was there
+    /// before.
+    fn enqueue(&mut self) {
+        let Some(requests) = &self.operation.requests else {
+            return;
+        };
+        (self.state.kind, self.state.capacity) = (requests.kind, requests.capacity);
+        let others = self.state.queue.len();
+        let (fresh, repeated): (Vec<_>, Vec<_>) = requests.entries.iter().partition(|entry| entry.fresh);
+        for entry in repeated.into_iter().chain(fresh) {
+            self.append(entry);
+        }
+        let mut stay = others;
+        if self.adopts_a_hold {
+            self.state.queue.rotate_left(others);
+            stay = self.state.queue.len();
+        }
+        self.room = self.operation.room.max(stay);
+    }
+
+    /// Appends one entry to the queue. An entry that is there keeps its place; a repeated request refreshes its lease.
+    fn append(&mut self, entry: &Request) {
+        if self.state.has_holder(&entry.id) {
+            return;
+        }
+        let until = self.now.plus_millis(entry.lease);
+        if let Some(waiter) = self.state.queue.iter_mut().find(|waiter| waiter.id == entry.id) {
+            if !entry.fresh && waiter.until < self.now.plus_millis(entry.refresh_below()) {
+                waiter.until = until;
+            }
+            return;
+        }
+        self.state.queue.push(Waiter {
+            id: entry.id.clone(),
+            permits: entry.permits,
+            lease: entry.lease,
+            claim: entry.claim,
+            since: self.now,
+            until,
+            owner: entry.owner.clone(),
+        });
+    }
+
+    /// Grants the lock to the head of the queue as long as it fits the free capacity. Then cuts the queue to its room,
+    /// and removes the requests that are not to wait.
+    fn advance(&mut self) {
+        let operation = self.operation;
+        let mut held: i64 = self.state.holders.iter().map(|holder| holder.permits).sum();
+        let mut reserved: i64 = 0;
+        while let Some(head) = self.state.queue.first()
+            && held + head.permits <= self.state.capacity
+        {
+            held += head.permits;
+            let head = self.state.queue.remove(0);
+            reserved = reserved.saturating_add(operation.reserve_for(&head.id));
+            self.grant(head);
+        }
+        // The tokens in between are that holder's, for more tasks of its process.
+        self.state.token = self.state.token.saturating_add(reserved);
+        let is_a_try = |id: &String| operation.entries().any(|entry| !entry.wait && entry.id == *id);
+        self.state.queue.truncate(self.room);
+        self.state.queue.retain(|waiter| !is_a_try(&waiter.id));
+    }
+
+    /// Makes the waiter a holder with the next token.
+    fn grant(&mut self, waiter: Waiter) {
+        let token = next_token(self.state.token, self.now);
+        self.state.token = token;
+        // A client that asks is alive and gets its full lease; one that is woken must first show that it is.
+        let asking = self.operation.asks_for(&waiter.id);
+        let lease = if asking { waiter.lease } else { waiter.claim };
+        if !asking {
+            self.words.granted(&waiter.id, token);
+        }
+        self.state.holders.push(Holder {
+            id: waiter.id,
+            permits: waiter.permits,
+            lease: waiter.lease,
+            claim: waiter.claim,
+            since: self.now,
+            until: self.now.plus_millis(lease),
+            owner: waiter.owner,
+            token,
+            released: None,
+            shown: None,
+        });
+    }
+
+    /// Returns whether any entry has changed. An operation that may be a no-op must not write otherwise.
+    fn is_changed(&self) -> bool {
+        self.state.holders != self.before.holders || self.state.queue != self.before.queue
+    }
+
+    /// Records the holds that ended, if the client keeps a history.
+    fn record(&mut self) {
+        let (operation, now) = (self.operation, self.now);
+        if operation.record.most == 0 {
+            return;
+        }
+        let stays = |token| self.state.holders.iter().any(|holder| holder.token == token);
+        let gone = self.before.holders.iter().filter(|holder| !stays(holder.token));
+        let mut ends: Vec<Ended> = gone.map(|holder| operation.end_of(holder, now)).collect();
+        if ends.is_empty() {
+            return;
+        }
+        ends.extend(self.before.ends.iter().cloned());
+        ends.truncate(operation.record.most);
+        self.state.ends = ends;
+    }
+
+    /// Sets `wake`, the version and the times.
+    fn stamp(mut self) -> State {
+        if let Some(head) = self.asks() {
+            self.words.asks(&head);
+        }
+        self.asked_for().iter().for_each(|id| self.words.asked_for(id));
+        let wake = self.words.into_wake(&self.operation.id);
+        self.state.stamp(wake, self.operation.keep, self.now);
+        self.state
+    }
+
+    /// Returns the waiter that is to ask, if a lock is kept: that can end sooner than its waiters know, and no event
+    /// reports that end.
+    fn asks(&self) -> Option<String> {
+        let head = self.state.queue.first().filter(|_| !self.operation.kept.is_empty());
+        head.map(|head| head.id.clone())
+    }
+
+    /// Returns the holders that are to hear that another session has lined up: those which may have tokens in reserve,
+    /// and so hand on the lock within their process, or share it as readers. Of several holders only readers do.
+    fn asked_for(&self) -> Vec<String> {
+        let Some(asks_as) = self.operation.asks_as() else {
+            return Vec::new();
+        };
+        let state = &self.state;
+        let lines_up = (1..=NOTIFIES_UP_TO).contains(&state.queue.len());
+        let most = if state.kind == Kind::RwLock {
+            NOTIFIES_AT_ONCE
+        } else {
+            1
+        };
+        if !lines_up || state.holders.len() > most {
+            return Vec::new();
+        }
+        let holders = state.holders.iter();
+        let asked_for = holders.filter(|holder| holder.token < state.token && !holder.id.starts_with(asks_as));
+        asked_for.map(|holder| holder.id.clone()).collect()
+    }
+}
+
+/// Returns the entries of earlier incarnations.
+fn superseded<'a>(before: &'a State, identity: &Identity, now: ServerTime) -> (Vec<&'a Holder>, Vec<&'a Waiter>) {
+    let holders = before.holders.iter().filter(|holder| holder.is_live(now));
+    // A kept lock has done its work, and is kept for the owner's later incarnations too.
+    let holders = holders.filter(|holder| !holder.is_kept() && identity.supersedes(&holder.owner));
+    let waiters = before.queue.iter().filter(|waiter| waiter.until > now);
+    let waiters = waiters.filter(|waiter| identity.supersedes(&waiter.owner));
+    (holders.collect(), waiters.collect())
+}
+
+/// Returns the token of a grant at `now`, where `last` is the document's counter.
+///
+/// It is above the counter, and not below the server's clock in microseconds. The counter of a document can be older
+/// than tokens that were issued for its name: the document was deleted, or somebody wrote an earlier copy of it back.
+/// The clock is not, as long as fewer than a thousand tokens are issued in a millisecond and none is issued over such a
+/// copy in the same millisecond. It stays below 2^53 until the year 2255.
+fn next_token(last: i64, now: ServerTime) -> i64 {
+    last.saturating_add(1).max(clock_token(now))
+}
+
+/// Part of the time for which a document is kept that is added when its `purge_at` is set, which then stays the same
+/// until the addition is used up. So most writes leave the TTL index alone, which otherwise costs the server a removal
+/// and an insertion for each.
+const KEPT_IN_RESERVE: i64 = 8;
+
+/// Returns for how long a document is kept that must be kept for at least this time.
+pub fn kept_in_reserve(keep: i64) -> i64 {
+    keep.saturating_add(keep / KEPT_IN_RESERVE)
+}
+
+/// Returns the smallest token that is issued at `now`.
+pub fn clock_token(now: ServerTime) -> i64 {
+    now.0.saturating_mul(1000)
+}

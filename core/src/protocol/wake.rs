@@ -1,0 +1,248 @@
+//! The `wake` field: the entries that a write concerns, in one root scalar that a change stream can filter by.
+//!
+//! `<operation>:<left>;` and then one word for each entry that the write granted, evicted or adopted:
+//!
+//! ```text
+//! 9f2c41d07a35.17:h;4be09a21cc7f-3+1764000000000001;77aa01e4d2b8-9!1764000000000000;
+//! ```
+//!
+//! - `left` has one letter for each entry that asked to leave: `h` it held, `q` it waited, `0` it was not there.
+//! - `<id>*;` waits at the head of the queue, and is to ask: the lock is kept, and that may end at another time than
+//!   the waiter knows. Earlier clients pass over the word, and ask when they would have asked.
+//! - `<id>?;` holds, and another session has lined up behind it: the holder hands on the lock within its process no
+//!   more, nor shares it with more readers. Earlier clients, which never do, pass over the word.
+//! - `<id>+<token>;` was granted, on its claim lease; `<id>!<token>;` was evicted by an operator, and `<id>~;` adopted
+//!   by a later incarnation of its owner. The token names the grant, as the entry may have been granted anew by the
+//!   time that the event arrives. Entries whose lease ran out are not named: their holders knew it before the server.
+//!
+//! A session matches `;<session>-`, so it receives only the writes that concern one of its own entries. Entries that
+//! the operation requests are not among the words: their session reads the grant in the answer. An array would be
+//! easier to read, but a change stream reports arrays as element diffs, which `$match` can't look into.
+
+use std::fmt::Write as _;
+
+/// The place of an entry that asked to leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    Holder,
+    /// It held, and the lock is kept. The letter is the same: the document shows the difference.
+    Kept,
+    Waiter,
+    Nowhere,
+}
+
+impl Left {
+    pub const HOLDER: &'static str = "h";
+    pub const WAITER: &'static str = "q";
+    pub const NOWHERE: &'static str = "0";
+}
+
+/// The news of a write for one entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    Granted {
+        token: i64,
+    },
+    Evicted {
+        token: i64,
+    },
+    Adopted,
+    /// The lock ahead of it is kept until another time than before.
+    Ask,
+    /// Another session waits for the lock that this session holds.
+    AskedFor,
+}
+
+/// The words of one write.
+///
+/// Their order is part of the protocol, as both implementations must write the same document: grants, then the entries
+/// that an operator evicted, then those that a later incarnation adopted, then the waiter that is to ask, then the
+/// holders that are asked for.
+#[derive(Debug, Default)]
+pub struct Announcement {
+    left: String,
+    granted: String,
+    evicted: String,
+    adopted: String,
+    asks: String,
+    asked_for: String,
+}
+
+impl Announcement {
+    pub fn left(&mut self, left: Left) {
+        self.left.push_str(match left {
+            Left::Holder | Left::Kept => Left::HOLDER,
+            Left::Waiter => Left::WAITER,
+            Left::Nowhere => Left::NOWHERE,
+        });
+    }
+
+    pub fn granted(&mut self, id: &str, token: i64) {
+        // Writing to a String can't fail.
+        let _ = write!(self.granted, "{id}+{token};");
+    }
+
+    pub fn evicted(&mut self, id: &str, token: i64) {
+        let _ = write!(self.evicted, "{id}!{token};");
+    }
+
+    pub fn adopted(&mut self, id: &str) {
+        let _ = write!(self.adopted, "{id}~;");
+    }
+
+    pub fn asks(&mut self, id: &str) {
+        let _ = write!(self.asks, "{id}*;");
+    }
+
+    pub fn asked_for(&mut self, id: &str) {
+        let _ = write!(self.asked_for, "{id}?;");
+    }
+
+    pub fn into_wake(self, operation: &str) -> String {
+        let Self {
+            left,
+            granted,
+            evicted,
+            adopted,
+            asks,
+            asked_for,
+        } = self;
+        format!("{operation}:{left};{granted}{evicted}{adopted}{asks}{asked_for}")
+    }
+}
+
+/// Returns the `wake` of a write in which no entry comes or leaves: a renewal, or a change by the holder to its
+/// document.
+pub fn of_change(operation: &str) -> String {
+    format!("{operation}:;")
+}
+
+/// The pattern of a write in which an entry left or was evicted, and none was granted.
+pub const FREEING: &str = "^[^+]*[hq!][^+]*$";
+
+/// Returns whether this is the `wake` of such a write.
+pub fn is_freeing(wake: &str) -> bool {
+    !wake.contains('+') && wake.contains(['h', 'q', '!'])
+}
+
+/// Returns the pattern by which a session's change stream selects its writes.
+pub fn pattern(session: &str) -> String {
+    format!(";{session}-")
+}
+
+/// Returns the places of the entries that asked to leave, if `wake` is of this operation's write. `None` means that the
+/// operation wrote nothing, so that none of them was there.
+pub fn left(wake: &str, operation: &str) -> Option<Vec<Left>> {
+    let letters = wake.strip_prefix(operation)?.strip_prefix(':')?.split(';').next()?;
+    let left = letters.chars().map(|letter| match letter {
+        'h' => Left::Holder,
+        'q' => Left::Waiter,
+        _ => Left::Nowhere,
+    });
+    Some(left.collect())
+}
+
+/// Returns the news for entries of `session`. Unreadable words are skipped: they are not ours.
+pub fn signals<'a>(wake: &'a str, session: &'a str) -> impl Iterator<Item = (&'a str, Signal)> {
+    wake.split(';').skip(1).filter_map(move |word| {
+        let sequence = word.strip_prefix(session)?.strip_prefix('-')?;
+        let digits = sequence
+            .find(|c: char| !c.is_ascii_digit())
+            .filter(|digits| *digits > 0)?;
+        let id = &word[..word.len() - sequence.len() + digits];
+        let (mark, token) = sequence[digits..].split_at_checked(1)?;
+        let signal = match (mark, token.parse()) {
+            ("+", Ok(token)) => Signal::Granted { token },
+            ("!", Ok(token)) => Signal::Evicted { token },
+            ("~", _) if token.is_empty() => Signal::Adopted,
+            ("*", _) if token.is_empty() => Signal::Ask,
+            ("?", _) if token.is_empty() => Signal::AskedFor,
+            _ => return None,
+        };
+        Some((id, signal))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_it_writes() {
+        let mut announcement = Announcement::default();
+        announcement.left(Left::Holder);
+        announcement.left(Left::Nowhere);
+        announcement.granted("aa-1", 7);
+        announcement.evicted("aa-2", 5);
+        announcement.evicted("bb-3", 6);
+        announcement.adopted("bb-4");
+        announcement.asks("bb-5");
+        announcement.asked_for("bb-6");
+        let wake = announcement.into_wake("cc.5");
+
+        assert_eq!(left(&wake, "cc.5"), Some(vec![Left::Holder, Left::Nowhere]));
+        assert_eq!(left(&wake, "cc.51"), None);
+        assert_eq!(left(&wake, "cc."), None);
+        let ours: Vec<_> = signals(&wake, "aa").collect();
+        assert_eq!(
+            ours,
+            [
+                ("aa-1", Signal::Granted { token: 7 }),
+                ("aa-2", Signal::Evicted { token: 5 })
+            ]
+        );
+        assert_eq!(
+            signals(&wake, "bb").collect::<Vec<_>>(),
+            [
+                ("bb-3", Signal::Evicted { token: 6 }),
+                ("bb-4", Signal::Adopted),
+                ("bb-5", Signal::Ask),
+                ("bb-6", Signal::AskedFor)
+            ]
+        );
+        assert!(wake.contains(&pattern("aa")) && !wake.contains(&pattern("cc")));
+    }
+
+    #[test]
+    fn passes_over_what_it_cannot_read() {
+        for wake in [
+            "",
+            ";",
+            "x",
+            "x:;aa-",
+            "x:;aa-+1@2;",
+            "x:;aa-+1;aa-!1;aa-~;aa-*;aa-?;",
+            "x:;aa-1+;aa-1+x@y;aa-1=;aa-1?7;aa-1!;aa-1!x;aa-1~7;aa-1*7;aa-1é;",
+            "x:;aa-1+99999999999999999999;",
+        ] {
+            assert_eq!(signals(wake, "aa").count(), 0, "{wake}");
+        }
+    }
+
+    #[test]
+    fn the_writer_reads_in_order_where_its_entries_were() {
+        let mut announcement = Announcement::default();
+        for place in [Left::Waiter, Left::Kept, Left::Nowhere, Left::Holder] {
+            announcement.left(place);
+        }
+        let read = Some(vec![Left::Waiter, Left::Holder, Left::Nowhere, Left::Holder]);
+        assert_eq!(left(&announcement.into_wake("cc.5"), "cc.5"), read);
+        assert_eq!(left(&of_change("cc.5"), "cc.5"), Some(Vec::new()));
+    }
+
+    #[test]
+    fn a_write_frees_a_lock_that_an_entry_left_and_nobody_was_granted() {
+        for wake in ["cc.5:h;", "cc.5:q;", "cc.5:0h;", "cc.5:;aa-1!7;", "cc.5:h;bb-1*;"] {
+            assert!(is_freeing(wake), "{wake}");
+        }
+        for wake in [
+            "cc.5:;",
+            "cc.5:0;",
+            "cc.5:;aa-1~;",
+            "cc.5:h;bb-1+7;",
+            "cc.5:;aa-1!7;bb-1+8;",
+        ] {
+            assert!(!is_freeing(wake), "{wake}");
+        }
+    }
+}

@@ -1,0 +1,488 @@
+//! The end of an operation: its answer, or its failure.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::{
+    Context, Effect, Grant, Held, Key, Leaving, Setback, Stage, Waiting, Waitlist, deadline::Deadline, timing, unsigned,
+};
+use crate::{
+    protocol::{Exchange, Expects, Kept, Operation, Request, Requests, ServerTime, State, Waiter, wake},
+    waitlist::How,
+};
+
+/// Maximum number of races for a new document lost in a row: after that some other unique index is in the way.
+pub const RACES: u32 = 8;
+
+/// Maximum time for which a try is repeated while the server does not get it done. A caller that wants to know sooner
+/// sets a timeout.
+pub const TRY_FOR: Duration = Duration::from_secs(10);
+
+/// The entry that a waiter leaves behind when it asks with a new one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OldEntry {
+    /// Another client put it out.
+    PutOut,
+    /// A request for it may still reach the server, so it leaves more than once.
+    MayReturn,
+}
+
+impl Waitlist {
+    /// Notes the answer to the operation that is on its way; `state` is `None` if there is no document.
+    pub fn answered(
+        &mut self,
+        operation: &Operation,
+        state: Option<&State>,
+        exchange: &Exchange,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.races = 0;
+        self.is_answering(context.now);
+        (self.backoff, self.timed_out) = Default::default();
+        self.retry_at = None;
+        self.alone_at = None;
+        let left = state.and_then(|state| wake::left(&state.wake, &operation.id));
+        if operation.expects == Expects::Alone && left.is_none() {
+            // The document has other entries, or none of ours: nothing was written, and the full operation follows.
+            self.leaving.extend(self.under_way.take().unwrap_or_default());
+            for waiting in self.waiting.iter_mut().filter(|it| operation.asks_for(&it.entry)) {
+                waiting.stage = Stage::New;
+            }
+            return self.see(state, context);
+        }
+        if operation.expects == Expects::Room && state.is_none() {
+            self.under_way = None;
+            if self.overtaken {
+                self.doubt_everything(context, effects);
+            } else {
+                self.knock_later(context);
+            }
+            return;
+        }
+        let handed_over = self.departed(&left.unwrap_or_default(), state, exchange, context, effects);
+        let Some(state) = state else {
+            // There is no document, and none may be made.
+            self.missing(operation, context, effects);
+            return self.see(None, context);
+        };
+        if let Some(requests) = &operation.requests {
+            for waiting in self.waiting.iter_mut().filter(|it| operation.asks_for(&it.entry)) {
+                if handed_over {
+                    waiting.how = How::Local;
+                }
+            }
+            for entry in &requests.entries {
+                self.requested(entry, requests, state, exchange, context, effects);
+            }
+        }
+        self.answer_tries(operation, state, exchange, context, effects);
+        let ours = |id: &String| self.holds.contains_key(id);
+        let alone = state.queue.is_empty() && state.holders.iter().all(|holder| ours(&holder.id));
+        let is_recent = exchange.received.saturating_duration_since(exchange.sent) <= timing::RECENT;
+        let read_by = if is_recent { context.now } else { exchange.sent };
+        self.alone_at = alone.then_some(read_by);
+        self.compare_holds(state, effects);
+        self.compare_expired(state);
+        self.take_out_strangers(state, context);
+        self.plan_asking(state, exchange.now, context);
+        if self.overtaken {
+            self.doubt_everything(context, effects);
+        }
+        self.see(Some(state), context);
+    }
+
+    /// Notes what became of the entries that the operation was to take out; `left` has that for each, in their order.
+    /// Returns whether one of them was a holder, so that the lock was let go of.
+    fn departed(
+        &mut self,
+        left: &[wake::Left],
+        state: Option<&State>,
+        exchange: &Exchange,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> bool {
+        let mut handed_over = false;
+        for (position, leaving) in self.under_way.take().unwrap_or_default().into_iter().enumerate() {
+            let found = match left.get(position).copied().unwrap_or(wake::Left::Nowhere) {
+                // Our earlier try took it out: its answer was lost on the way.
+                wake::Left::Nowhere if leaving.repeated => wake::Left::Holder,
+                found => found,
+            };
+            let found = match (found, leaving.left_as.kept()) {
+                (wake::Left::Holder, Some(kept)) => kept_or_lost(kept, state, exchange.now),
+                (found, _) => found,
+            };
+            handed_over |= found == wake::Left::Holder;
+            if let Some(release) = leaving.release {
+                effects.push(Effect::Released { release, found });
+            }
+            self.sweep_after(leaving, exchange.sent, context);
+        }
+        handed_over
+    }
+
+    /// Notes whether other clients wait, for as long as a task of ours does.
+    fn see(&mut self, state: Option<&State>, context: &Context<'_>) {
+        // This holds even if the event with the same news is lost.
+        if state.is_some_and(|state| others_wait(state, context)) {
+            self.hand_on_no_more();
+        }
+        if self.waiting.is_empty() {
+            self.others_absent = false;
+        } else if let Some(state) = state {
+            self.others_absent = !others_wait(state, context);
+        }
+    }
+
+    fn doubt_everything(&mut self, context: &Context<'_>, effects: &mut Vec<Effect>) {
+        self.doubt(context);
+        effects.push(Effect::Doubted);
+    }
+
+    /// Answers the tasks that asked where there is no document to lock.
+    fn missing(&mut self, operation: &Operation, context: &Context<'_>, effects: &mut Vec<Effect>) {
+        let in_full = operation.expects == Expects::Nothing && operation.requests.is_some();
+        let asked = |waiting: &Waiting| operation.asks_for(&waiting.entry) || waiting.is_covered_try();
+        for waiting in self.take_waiting(|waiting| in_full && asked(waiting)) {
+            effects.push(Effect::Missing { key: waiting.key });
+            // An earlier request may still find a document.
+            self.abandon(waiting, context);
+        }
+    }
+
+    fn take_waiting(&mut self, goes: impl Fn(&Waiting) -> bool) -> VecDeque<Waiting> {
+        let (gone, stay) = std::mem::take(&mut self.waiting).into_iter().partition(goes);
+        self.waiting = stay;
+        gone
+    }
+
+    /// Notes the document's view of one requested entry.
+    fn requested(
+        &mut self,
+        entry: &Request,
+        requests: &Requests,
+        state: &State,
+        exchange: &Exchange,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
+        // It was cancelled meanwhile, and leaves with the next operation; or an event granted it.
+        let Some(position) = self.waiting.iter().position(|waiting| waiting.entry == entry.id) else {
+            return;
+        };
+        if let Some(holder) = state.holders.iter().find(|holder| holder.id == entry.id) {
+            if holder.is_kept() {
+                // Nothing here released it, so another program wrote that.
+                return self.ask_anew(position, OldEntry::MayReturn, context);
+            }
+            let lease = self.waiting[position].terms.lease(context.config);
+            let deadline = Deadline::of_answer(
+                exchange,
+                holder.until,
+                lease.length,
+                context.clock,
+                context.now,
+                context.config,
+            );
+            let renew_at =
+                deadline.and_then(|deadline| timing::first_renewal(&lease, holder, exchange, deadline, context.now));
+            let handing_on = self.handing_on(position, entry, state, exchange.sent, context);
+            self.grant(position, holder.token, deadline, renew_at, context, effects);
+            // A grant that is not believed has another entry by now.
+            if let Some(held) = self.holds.get_mut(&entry.id) {
+                held.handing_on = handing_on;
+            }
+            return;
+        }
+        let waiting = &mut self.waiting[position];
+        waiting.how = How::Asking;
+        let key = waiting.key;
+        if state.queue.iter().any(|waiter| waiter.id == entry.id) {
+            (waiting.stage, waiting.above) = (Stage::Queued, state.token);
+            self.full = None;
+        } else if (state.kind, state.capacity) != (requests.kind, requests.capacity) {
+            let wanted = waiting.used;
+            effects.push(Effect::Mismatched { key, wanted });
+            // An earlier request may still find the lock in another use again.
+            self.cancel(key, context);
+        } else if entry.wait {
+            waiting.stage = Stage::Asked;
+            if state.queue.len() >= context.room {
+                self.knock_later(context);
+            } else {
+                self.retry_at = Some(context.now + timing::ASK_AGAIN);
+            }
+        }
+        // A waiter behind others in line was only tried beside them, and tries are answered together.
+    }
+
+    /// Answers the tries that came before the operation was sent, whether it asked for them or not: those with a holder
+    /// or a waiter in their way, by the document that it left behind, are denied. The others go into the next operation.
+    ///
+    /// Of several entries that were asked for together, a large one that did not fit kept the smaller ones behind it out,
+    /// which is no reason to deny those. The first that was not granted was kept out by the lock.
+    fn answer_tries(
+        &mut self,
+        operation: &Operation,
+        state: &State,
+        exchange: &Exchange,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
+        if !self.may_have_tries {
+            return;
+        }
+        let tries = std::mem::take(&mut self.waiting);
+        // An operation that found the lock in another use wrote nothing, and left what is over where it was.
+        let is_live = |until: ServerTime| exchange.now.is_none_or(|now| until > now);
+        let holders = || state.holders.iter().filter(|holder| is_live(holder.until));
+        let queue = || state.queue.iter().filter(|waiter| is_live(waiter.until));
+        let held = holders().fold(0_i64, |held, holder| held.saturating_add(holder.permits));
+        let free = state.capacity.saturating_sub(held);
+        let others = queue().filter(|waiter| !context.ids.made(&waiter.id)).count();
+        // An entry of ours that no task wants any more leaves with the next operation.
+        let is_wanted = |waiter: &Waiter| tries.iter().any(|waiting| waiting.entry == waiter.id);
+        let is_queue = others > 0 || queue().any(is_wanted);
+        let is_free = holders().next().is_none() && !is_queue;
+        let is_granted = |entry: &Request| state.holders.iter().any(|holder| holder.id == entry.id);
+        let mut asked = operation.requests.iter().flat_map(|requests| &requests.entries);
+        let first = asked.find(|entry| !is_granted(entry)).map(|entry| &entry.id);
+        let mut before = others;
+        for waiting in tries {
+            let (key, wanted) = (waiting.key, waiting.used);
+            let fits = is_free || (!is_queue && waiting.permits <= free);
+            if !waiting.is_covered_try() {
+                before += usize::from(waiting.waits());
+                self.waiting.push_back(waiting);
+            } else if !is_free && wanted != (state.kind, state.capacity) {
+                effects.push(Effect::Mismatched { key, wanted });
+                self.abandon(waiting, context);
+            } else if first == Some(&waiting.entry) || !fits {
+                effects.push(Effect::Denied { key, before });
+                // An earlier request may still find the lock free.
+                self.abandon(waiting, context);
+            } else {
+                self.waiting.push_back(waiting);
+            }
+        }
+    }
+
+    pub(super) fn grant(
+        &mut self,
+        position: usize,
+        token: i64,
+        deadline: Option<Deadline>,
+        renew_at: Option<Instant>,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(deadline) = deadline.filter(|deadline| deadline.instant() > context.now) else {
+            // The news came too late to be believed.
+            return self.ask_anew(position, OldEntry::MayReturn, context);
+        };
+        let Some(waiting) = self.waiting.remove(position) else {
+            return;
+        };
+        self.ask_after_grant();
+        self.full = None;
+        let lease = waiting.terms.lease(context.config);
+        let held = Held {
+            uncertain: waiting.uncertain,
+            ..Held::new((waiting.used, waiting.permits), token, lease.length)
+        };
+        // The tokens that an older hold has left are smaller.
+        self.hand_on_no_more();
+        self.holds.insert(waiting.entry.clone(), held);
+        // The queue has changed since it was seen.
+        self.others_absent = false;
+        let grant = Grant {
+            token,
+            granted_as: token,
+            used: waiting.used,
+            permits: unsigned(waiting.permits),
+            lease,
+            how: waiting.how,
+            deadline,
+            renew_at,
+        };
+        effects.push(Effect::Granted {
+            key: waiting.key,
+            entry: waiting.entry,
+            grant: Box::new(grant),
+        });
+    }
+
+    /// Asks again for a waiter with a new entry, so that no trace of the old one can be mistaken for it.
+    pub(super) fn ask_anew(&mut self, position: usize, old: OldEntry, context: &Context<'_>) {
+        let waiting = &mut self.waiting[position];
+        let stale = std::mem::replace(&mut waiting.entry, context.ids.entry());
+        let uncertain = old == OldEntry::MayReturn || waiting.uncertain;
+        // Not as a first request: a first request goes to the end, behind the entries that were only tried beside this
+        // one.
+        (waiting.stage, waiting.above) = (Stage::Asked, 0);
+        (waiting.how, waiting.covered) = (How::Asking, false);
+        let lease = waiting.terms.lease(context.config).length;
+        let leaving = Leaving::new(stale, context)
+            .used_as(waiting.used)
+            .of_lease(lease, context);
+        self.leaving.push(leaving.swept_if(uncertain));
+    }
+
+    /// Notes that the operation on its way has failed.
+    pub fn failed(
+        &mut self,
+        operation: &Operation,
+        setback: Setback,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.alone_at = None;
+        // The plan stays: nothing new is known, and a look that is on its way is as good as before.
+        let told = self.told_of(operation, setback, context);
+        let leaves = self.under_way.take().unwrap_or_default();
+        match setback {
+            Setback::Raced if self.races < RACES => {
+                self.races += 1;
+                self.leaving.extend(leaves);
+                return;
+            }
+            Setback::Raced | Setback::Refused | Setback::Unreadable => {
+                let releases = leaves.into_iter().filter_map(|leaving| leaving.release);
+                effects.extend(releases.map(|release| Effect::NotReleased { release }));
+            }
+            Setback::NoServer | Setback::Overdue | Setback::Unanswered | Setback::Interrupted => {
+                self.back_off(setback, context);
+                self.outcome_unknown(operation, leaves, context, effects);
+            }
+        }
+        for mut waiting in self.take_waiting(|waiting| told.contains(&waiting.key)) {
+            waiting.uncertain |= setback == Setback::Unreadable && operation.asks_for(&waiting.entry);
+            effects.push(Effect::Failed { key: waiting.key });
+            self.abandon(waiting, context);
+        }
+    }
+
+    /// Returns the tasks for which the operation is not repeated.
+    ///
+    /// A waiter asks until it is granted or gives up; a refusal ends it. A try ends when it has failed once more: a
+    /// fail-over or a cut connection fails every command on its way, and the next one comes through. Without an answer
+    /// in time, several may have to be sent until one gets an answer. All tries in line end in this way, whether it was
+    /// their turn to be asked for or not: their requests would fare no better.
+    fn told_of(&self, operation: &Operation, setback: Setback, context: &Context<'_>) -> BTreeSet<Key> {
+        let used = operation
+            .requests
+            .as_ref()
+            .map(|requests| (requests.kind, requests.capacity));
+        let in_vain = |waiting: &Waiting| match setback {
+            Setback::NoServer => true,
+            Setback::Unanswered | Setback::Overdue => context.now.saturating_duration_since(waiting.since) >= TRY_FOR,
+            _ => waiting.let_down,
+        };
+        let told = self.waiting.iter().filter(|it| match setback.is_final() {
+            true => operation.asks_for(&it.entry) || (it.is_covered_try() && used == Some(it.used)),
+            false => it.is_covered_try() && in_vain(it),
+        });
+        told.map(|waiting| waiting.key).collect()
+    }
+
+    fn back_off(&mut self, setback: Setback, context: &Context<'_>) {
+        if setback == Setback::Unanswered {
+            // The wait for the answer was pause enough.
+            self.timed_out.unanswered = self.timed_out.unanswered.saturating_add(1);
+            self.retry_at = None;
+            return;
+        }
+        self.timed_out.overdue = match setback {
+            Setback::Overdue => self.timed_out.overdue.saturating_add(1),
+            _ => 0,
+        };
+        self.retry_at = Some(context.now + self.backoff.failed());
+    }
+
+    /// Notes that the operation may have been applied, or may still be: entries leave once more, and requests count
+    /// as uncertain.
+    fn outcome_unknown(
+        &mut self,
+        operation: &Operation,
+        leaves: Vec<Leaving>,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
+        for leaving in leaves {
+            if leaving.give_up > context.now {
+                let repeated = true;
+                self.leaving.push(Leaving { repeated, ..leaving });
+            } else if let Some(release) = leaving.release {
+                effects.push(Effect::NotReleased { release });
+            }
+        }
+        for waiting in &mut self.waiting {
+            waiting.uncertain |= operation.asks_for(&waiting.entry);
+            waiting.let_down |= waiting.covered;
+        }
+        // Granted by an event while the request was on its way.
+        for (entry, held) in &mut self.holds {
+            held.uncertain |= operation.asks_for(entry);
+        }
+        // Given up while the request was on its way.
+        for leaving in self.leaving.iter_mut().filter(|it| operation.asks_for(&it.entry)) {
+            leaving.sweep = Some(0);
+        }
+    }
+
+    /// Notes the late answer to an operation that was given up, which put in an entry of ours. Takes out entries
+    /// that no task wants any more.
+    pub fn applied_late(&mut self, operation: &Operation, state: &State, context: &Context<'_>) {
+        let ids = asked_for(operation, state).filter(|id| !self.is_left_to_the_server(id, state));
+        let ids: Vec<String> = ids.map(str::to_owned).collect();
+        for id in ids {
+            if let Some(leaving) = self.leaving.iter_mut().find(|leaving| leaving.entry == id) {
+                leaving.not_before = leaving.not_before.min(context.now);
+            } else if !self.knows(&id) {
+                let leases = operation.requests.iter().flat_map(|it| &it.entries);
+                let lease = leases.map(|entry| unsigned(entry.lease)).max().unwrap_or(0);
+                let lease = Duration::from_millis(lease);
+                let mut leaving = Leaving::new(id, context).holding().of_lease(lease, context);
+                leaving.used = operation.requests.as_ref().map(|it| (it.kind, it.capacity));
+                self.leaving.push(leaving);
+            }
+        }
+    }
+}
+
+/// Returns the result of a leave of a hold that was to be kept, by the document after it.
+///
+/// An entry that is gone although its time is not over was not kept: its lease had ended, and somebody else may have
+/// the lock since.
+fn kept_or_lost(kept: &Kept, state: Option<&State>, now: Option<ServerTime>) -> wake::Left {
+    let mut holders = state.into_iter().flat_map(|state| &state.holders);
+    if holders.any(|holder| holder.id == kept.id && holder.token == kept.token && holder.is_kept()) {
+        wake::Left::Kept
+    } else if now.is_some_and(|now| kept.is_over(now)) {
+        wake::Left::Holder
+    } else {
+        wake::Left::Nowhere
+    }
+}
+
+/// Returns the entries in the document that the operation asked for.
+pub fn asked_for<'a>(operation: &'a Operation, state: &'a State) -> impl Iterator<Item = &'a str> {
+    let entries = operation.requests.iter().flat_map(|requests| &requests.entries);
+    let there = |id: &String| {
+        state.holders.iter().any(|holder| holder.id == *id) || state.queue.iter().any(|waiter| waiter.id == *id)
+    };
+    entries
+        .map(|entry| &entry.id)
+        .filter(move |id| there(id))
+        .map(String::as_str)
+}
+
+/// Returns whether another client's task is in the queue.
+pub(super) fn others_wait(state: &State, context: &Context<'_>) -> bool {
+    state.queue.iter().any(|waiter| !context.ids.made(&waiter.id))
+}

@@ -1,0 +1,507 @@
+//! Handing a hold on inside the process: the next task in line gets it without the server. Sharing a hold: more readers
+//! get in.
+//!
+//! The document keeps the entry, with its lease, for as long as the tasks of this process pass the hold along; only the
+//! right to the entry changes hands. A grant reserves a range of tokens in the document's counter
+//! ([`Request::reserve`](crate::protocol::Request)), so each task has a larger token than the task before, and the next
+//! grant by the server has a larger one still.
+//!
+//! Meanwhile the head of the process's line has its own entry in the server's queue. That entry is the queue position
+//! of the process, so the task that becomes the next head takes it over: other clients are served in the order in which
+//! they came. If there is no such task, the entry leaves.
+//!
+//! Once another client is known to wait, the lock goes through the server. An event notifies the holder
+//! ([`Signal::AskedFor`](crate::protocol::wake::Signal)). If the event is lost, the lock still goes through the server
+//! when the range is used up, or when the document was last seen some time ago.
+//!
+//! A read hold is not handed on but shared: while a reader of this process has it, each further reader at the head of
+//! the line gets its own token from the same kind of range ([`Waitlist::share`]). The entry leaves with the last of
+//! them ([`Waitlist::part`]), and sharing ends by the same rules. A writer of this process ends it too: it waits in
+//! line, and readers come after it. Other clients can be granted tokens beside a reader, so of the tokens between its
+//! own and the counter, only the range that the write of its grant has reserved is its own.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{
+    Context, Effect, Grant, Held, How, Inheritance, Stage, Waiting, Waitlist, answers::others_wait, idling, unsigned,
+};
+use crate::{
+    protocol::{Kind, Request, State, kind::is_handed_on},
+    terms::Terms,
+};
+
+/// Number of tokens of one grant, which limits how often the lock is handed on past a client whose event was lost; a
+/// longer range would spare hardly any more commands.
+pub const RANGE: i64 = 64;
+
+/// Maximum time for which a hold is handed on after the document was seen without other waiters. If the event of
+/// another client was lost, that client waits no longer than this beyond the present critical section.
+pub const HANDED_ON_FOR: Duration = Duration::from_millis(500);
+
+/// The same without a stream, as no event shows other waiters then: as long as a few tries of a polling client.
+pub const HANDED_ON_UNSEEN: Duration = Duration::from_millis(50);
+
+/// The right to hand a hold on, or to share a reader's.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct HandingOn {
+    /// The last token that a task has got.
+    pub(super) token: i64,
+    /// The last token of the range.
+    pub(super) last: i64,
+    /// When the document was seen without other waiters.
+    pub(super) seen_at: Instant,
+    /// Set once anything known of the document may be wrong, until it is read again. Only for a lock that is to stay
+    /// with the client: any other goes through the server then.
+    pub(super) doubt: Option<idling::Doubt>,
+    pub(super) terms: Terms,
+}
+
+impl HandingOn {
+    /// Whether a hold that a task has may go on to the next one, or be shared.
+    fn may_go_on(&self, context: &Context<'_>) -> bool {
+        let most = if context.stream.is_open() {
+            HANDED_ON_FOR
+        } else {
+            HANDED_ON_UNSEEN
+        };
+        self.may_go_on_unseen_for(most, context)
+    }
+
+    /// Whether a hold that no task has may go to one.
+    fn may_be_taken_up(&self, context: &Context<'_>) -> bool {
+        match idling::unseen(&self.terms, context) {
+            Some(most) => self.may_go_on_unseen_for(most, context),
+            None => self.may_go_on(context),
+        }
+    }
+
+    fn may_go_on_unseen_for(&self, most: Duration, context: &Context<'_>) -> bool {
+        self.doubt.is_none() && self.has_tokens() && self.was_seen_within(most, context)
+    }
+
+    /// Whether a token of the range is left.
+    pub(super) fn has_tokens(&self) -> bool {
+        self.token < self.last
+    }
+
+    pub(super) fn was_seen_within(&self, most: Duration, context: &Context<'_>) -> bool {
+        context.now.saturating_duration_since(self.seen_at) < most
+    }
+}
+
+impl Waiting {
+    /// Whether its hold may be handed on, or be one that was: it needs all permits of a lock whose holders are all
+    /// alike, on terms under which the lease is renewed and a release opens the lock.
+    pub(super) fn may_be_handed_on(&self) -> bool {
+        let (kind, capacity) = self.used;
+        let alike = is_handed_on(kind) && !self.reenters;
+        alike && self.permits == capacity && self.terms.is_plain()
+    }
+
+    /// Whether it may have this hold next. A try may while it has not asked the server itself.
+    fn may_take_over(&self, held: &Held, handing: &HandingOn) -> bool {
+        let may = self.may_be_handed_on() && (self.waits() || self.was_never_sent());
+        may && self.is_like(held) && self.terms.are_like(&handing.terms)
+    }
+
+    /// Whether it is a reader that may share a hold, on terms as above.
+    fn may_share(&self) -> bool {
+        let (kind, capacity) = self.used;
+        kind == Kind::RwLock && self.permits < capacity && !self.reenters && self.terms.is_plain()
+    }
+
+    fn is_like(&self, held: &Held) -> bool {
+        (self.used, self.permits) == (held.used, held.permits)
+    }
+
+    /// Whether the server can't have its entry.
+    fn was_never_sent(&self) -> bool {
+        self.stage == Stage::New && !self.uncertain
+    }
+}
+
+impl Waitlist {
+    /// Returns the number of tokens that a grant to the head is to take beyond its own: a range where several tasks of
+    /// this process want the lock. It is so, too, if the head gets the lock `from_here`, or is a reader beside another,
+    /// or if the lock is to stay with the client after its release.
+    pub(super) fn reserve(&self, from_here: bool, context: &Context<'_>) -> i64 {
+        let wants = |waiting: Option<&Waiting>| waiting.is_some_and(|it| it.waits() && it.may_be_handed_on());
+        let several = wants(self.waiting.front()) && (from_here || wants(self.waiting.get(1)));
+        let stays = |head: &Waiting| head.may_be_handed_on() && !head.terms.keep_idle(context.config).is_zero();
+        if context.config.hands_on && (several || self.shares() || self.waiting.front().is_some_and(stays)) {
+            RANGE - 1
+        } else {
+            0
+        }
+    }
+
+    /// Whether a grant to the head would be shared: the head is a reader that was never requested, and there is
+    /// another.
+    pub(super) fn shares(&self) -> bool {
+        let Some(head) = self.waiting.front().filter(|head| head.may_share()) else {
+            return false;
+        };
+        let another = self.waiting.get(1);
+        let another = another.is_some_and(|another| another.may_share() && another.terms.are_like(&head.terms));
+        head.was_never_sent() && (another || self.holds.values().any(|held| head.is_like(held)))
+    }
+
+    /// Returns the right to hand a hold on or to share it that the answer to a request gives to a waiting task, if the
+    /// document shows its entry with a range of tokens, and no waiter of another client.
+    pub(super) fn handing_on(
+        &self,
+        position: usize,
+        request: &Request,
+        state: &State,
+        sent: Instant,
+        context: &Context<'_>,
+    ) -> Option<HandingOn> {
+        let waiting = &self.waiting[position];
+        if !context.config.hands_on || others_wait(state, context) {
+            return None;
+        }
+        let (token, last) = if waiting.may_share() {
+            // A first request finds no entry of its own: the grant that its answer shows is its own, with its range.
+            let reserved = if request.fresh { request.reserve } else { 0 };
+            (state.token.saturating_sub(reserved), state.token)
+        } else {
+            // While the entry holds all permits nobody else is granted a token. So whatever lies between the entry's
+            // token and the counter is its own, even if another operation than the present one put it in.
+            let [holder] = &state.holders[..] else { return None };
+            if holder.id != waiting.entry || !waiting.may_be_handed_on() {
+                return None;
+            }
+            // Another program may have set the counter ahead.
+            let last = state.token.min(holder.token.saturating_add(RANGE - 1));
+            (holder.token, last)
+        };
+        (token < last).then_some(HandingOn {
+            token,
+            last,
+            // The document is no older than the request.
+            seen_at: sent,
+            doubt: None,
+            terms: waiting.terms,
+        })
+    }
+
+    /// Hands a hold that its holder lets go of on to the next task, without the server. `false`: the lock has to go
+    /// through the server.
+    pub(super) fn hand_on(
+        &mut self,
+        entry: &str,
+        inherited: Inheritance,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> bool {
+        let Inheritance { deadline, renew_at } = inherited;
+        if deadline.instant() <= context.now || renew_at <= context.now {
+            return false;
+        }
+        let Some(held) = self.holds.get(entry).filter(|held| !held.uncertain) else {
+            return false;
+        };
+        let may_go_on = |handing: &&HandingOn| match held.idle {
+            Some(_) => handing.may_be_taken_up(context),
+            None => handing.may_go_on(context),
+        };
+        let Some(handing) = held.handing_on.as_ref().filter(may_go_on) else {
+            return false;
+        };
+        let mut line = self.waiting.iter_mut();
+        let (Some(head), after) = (line.next(), line.next()) else {
+            return false;
+        };
+        if !head.may_take_over(held, handing) {
+            return false;
+        }
+        match after {
+            _ if head.was_never_sent() => {}
+            // The head gets the hold, and the task after it the head's position in the server's queue, which a try would
+            // give up.
+            Some(after) if after.waits() && after.may_take_over(held, handing) && after.was_never_sent() => {
+                std::mem::swap(&mut head.entry, &mut after.entry);
+                (after.stage, after.above) = (head.stage, head.above);
+                (after.uncertain, after.how) = (head.uncertain, head.how);
+            }
+            // A task that uses the lock otherwise can't have it.
+            Some(_) => return false,
+            None => {
+                let queued = head.clone();
+                self.abandon(queued, context);
+            }
+        }
+        let (Some(next), Some(held)) = (self.waiting.pop_front(), self.holds.get_mut(entry)) else {
+            return false;
+        };
+        let granted_as = held.token;
+        held.idle = None;
+        let Some(handing) = &mut held.handing_on else {
+            return false;
+        };
+        handing.token += 1;
+        handing.terms = next.terms;
+        let lease = next.terms.lease(context.config);
+        effects.push(Effect::Granted {
+            key: next.key,
+            entry: entry.to_owned(),
+            grant: Box::new(Grant {
+                token: handing.token,
+                granted_as,
+                used: next.used,
+                permits: unsigned(next.permits),
+                lease,
+                how: How::Local,
+                deadline,
+                renew_at: Some(renew_at),
+            }),
+        });
+        true
+    }
+
+    /// Lets readers at the head of the line in without the server, as long as there is a hold that they may share.
+    /// `lease` returns what is left of the lease of an entry, if another reader may have it too.
+    pub fn share(
+        &mut self,
+        lease: impl Fn(&str) -> Option<Inheritance>,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
+        while let Some((entry, inherited)) = self.shared_with_head(&lease, context) {
+            let (Some(next), Some(held)) = (self.waiting.pop_front(), self.holds.get_mut(&entry)) else {
+                return;
+            };
+            let Some(handing) = &mut held.handing_on else { return };
+            handing.token += 1;
+            held.sharers += 1;
+            self.asked_alone = false;
+            let lease = next.terms.lease(context.config);
+            effects.push(Effect::Granted {
+                key: next.key,
+                entry,
+                grant: Box::new(Grant {
+                    token: handing.token,
+                    granted_as: held.token,
+                    used: next.used,
+                    permits: unsigned(next.permits),
+                    lease,
+                    how: How::Local,
+                    deadline: inherited.deadline,
+                    renew_at: Some(inherited.renew_at),
+                }),
+            });
+        }
+    }
+
+    /// Returns the entry that the head of the line may share, with what is left of its lease.
+    fn shared_with_head(
+        &self,
+        lease: impl Fn(&str) -> Option<Inheritance>,
+        context: &Context<'_>,
+    ) -> Option<(String, Inheritance)> {
+        let head = self.waiting.front()?;
+        if !head.may_share() || !head.was_never_sent() {
+            return None;
+        }
+        self.holds.iter().find_map(|(entry, held)| {
+            let handing = held.handing_on.as_ref()?;
+            let alike = head.is_like(held) && head.terms.are_like(&handing.terms);
+            if !alike || held.uncertain || !handing.may_go_on(context) {
+                return None;
+            }
+            let lease = lease(entry)?;
+            let is_left = lease.deadline.instant() > context.now && lease.renew_at > context.now;
+            is_left.then(|| (entry.clone(), lease))
+        })
+    }
+
+    /// Notes that a task lets go of a hold, if others share it still: the entry stays. `false`: it was the last.
+    pub(super) fn part(&mut self, entry: &str) -> bool {
+        let Some(held) = self.holds.get_mut(entry) else {
+            return false;
+        };
+        let are_left = held.sharers > 1;
+        held.sharers = held.sharers.saturating_sub(1).max(1);
+        are_left
+    }
+
+    /// Notes that others may wait for a hold: it goes through the server next.
+    pub(super) fn asked_for(&mut self, entry: &str) {
+        if let Some(held) = self.holds.get_mut(entry) {
+            held.handing_on = None;
+        }
+    }
+
+    /// Notes that others may wait for any of the holds.
+    pub(super) fn hand_on_no_more(&mut self) {
+        self.holds.values_mut().for_each(|held| held.handing_on = None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        protocol::{Holder, Owner, ServerTime, Use, Waiter, made_up::lock},
+        waitlist::{
+            Patience,
+            deadline::Deadline,
+            made_up::{MUTEX, PERMIT, READER, WRITER, in_context, queued, task, waitlist},
+        },
+    };
+
+    /// A hold that may go on for a while, under the entry `me-0`.
+    fn hold(used: (Use, i64), context: &Context<'_>) -> Held {
+        let handing_on = HandingOn {
+            token: 1,
+            last: RANGE,
+            seen_at: context.now,
+            doubt: None,
+            terms: Terms::default(),
+        };
+        Held {
+            handing_on: Some(handing_on),
+            ..Held::new(used, 1, Duration::from_secs(30))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_a_task_that_wants_the_same_may_have_a_hold_of_another() {
+        in_context(|context| {
+            let held = hold(MUTEX, context);
+            let handing = held.handing_on.as_ref().unwrap();
+            assert!(task(1, MUTEX).may_take_over(&held, handing));
+            let mut tries = task(1, MUTEX);
+            tries.patience = Patience::Try;
+            assert!(tries.may_take_over(&held, handing), "its holder has just let go of it");
+            tries.stage = Stage::Asked;
+            assert!(!tries.may_take_over(&held, handing), "the server answers it");
+            assert!(!task(1, WRITER).may_take_over(&held, handing));
+            assert!(task(1, READER).may_share() && !task(1, WRITER).may_share());
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_range_is_reserved_where_tasks_can_hand_the_hold_on() {
+        in_context(|context| {
+            let reserved = |used| waitlist([task(1, used), task(2, used)]).reserve(false, context);
+            assert_eq!((reserved(MUTEX), reserved(PERMIT)), (RANGE - 1, 0));
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_gives_the_right_to_hand_on_only_of_a_hold_of_ones_own_with_a_range() {
+        let holder = |id: &str, token| Holder {
+            id: id.to_owned(),
+            permits: 1,
+            lease: 30_000,
+            claim: 5_000,
+            since: ServerTime(0),
+            until: ServerTime(30_000),
+            owner: Owner::default(),
+            token,
+            released: None,
+            shown: None,
+        };
+        let request = Request {
+            id: "me-1".to_owned(),
+            permits: 1,
+            lease: 30_000,
+            claim: 5_000,
+            wait: true,
+            fresh: true,
+            reserve: RANGE - 1,
+            owner: Owner::default(),
+        };
+        let waiter = Waiter {
+            id: "other-1".to_owned(),
+            permits: 1,
+            lease: 30_000,
+            claim: 5_000,
+            since: ServerTime(0),
+            until: ServerTime(30_000),
+            owner: Owner::default(),
+        };
+        in_context(|context| {
+            let range = |waiting: Waiting, id: &str, counter: i64, others: bool, hands_on: bool| {
+                let state = State {
+                    token: counter,
+                    ..lock((Kind::Mutex, 1), [holder(id, 100)], others.then(|| waiter.clone()))
+                };
+                let mut config = context.config.clone();
+                config.hands_on = hands_on;
+                let context = Context {
+                    config: &config,
+                    ..*context
+                };
+                let waitlist = waitlist([waiting]);
+                let right = waitlist.handing_on(0, &request, &state, context.now, &context);
+                right.map(|right| (right.token, right.last))
+            };
+            let task = || task(1, MUTEX);
+            assert_eq!(range(task(), "me-1", 140, false, true), Some((100, 140)));
+            // Another program has set the counter ahead.
+            assert_eq!(range(task(), "me-1", 9_999, false, true), Some((100, 99 + RANGE)));
+            assert_eq!(
+                range(task(), "me-1", 100, false, true),
+                None,
+                "there is no further token"
+            );
+            assert_eq!(range(task(), "me-1", 140, false, false), None, "it is not wanted");
+            assert_eq!(range(task(), "me-1", 140, true, true), None, "another client waits");
+            assert_eq!(range(task(), "me-9", 140, false, true), None, "it is another's");
+            assert_eq!(range(task().reentering(true), "me-1", 140, false, true), None);
+        });
+    }
+
+    /// The position in the server's queue is that of the process, and the waiters behind the try would lose it.
+    #[tokio::test(start_paused = true)]
+    async fn a_try_is_not_given_the_position_in_the_queue_that_it_would_give_up() {
+        in_context(|context| {
+            let later = context.now + Duration::from_secs(1);
+            for (patience, goes_on) in [(Patience::Wait, true), (Patience::Try, false)] {
+                let mut second = task(2, MUTEX);
+                second.patience = patience;
+                let mut line = waitlist([queued(1, MUTEX), second, task(3, MUTEX)]);
+                line.holds.insert("me-0".to_owned(), hold(MUTEX, context));
+                let inherited = Inheritance {
+                    deadline: Deadline::at(later),
+                    renew_at: later,
+                };
+                assert_eq!(line.hand_on("me-0", inherited, context, &mut Vec::new()), goes_on);
+                assert!(line.leaving.is_empty() && line.is_queued(), "{line:?}");
+            }
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_is_handed_on_only_while_its_lease_lasts_and_wants_no_renewal() {
+        in_context(|context| {
+            let later = context.now + Duration::from_secs(1);
+            for (deadline, renew_at, goes_on) in [
+                (later, later, true),
+                (context.now, later, false),
+                (later, context.now, false),
+            ] {
+                let deadline = Deadline::at(deadline);
+                let inherited = || Inheritance { deadline, renew_at };
+                let mut effects = Vec::new();
+                let mut mutex = waitlist([task(1, MUTEX)]);
+                mutex.holds.insert("me-0".to_owned(), hold(MUTEX, context));
+                assert_eq!(mutex.hand_on("me-0", inherited(), context, &mut effects), goes_on);
+                assert!(mutex.leaving.is_empty(), "the server never had an entry of that task");
+                // Whatever a task after it wants: the first has no place that would have to be taken over.
+                let mut mixed = waitlist([task(1, MUTEX), task(2, PERMIT)]);
+                mixed.holds.insert("me-0".to_owned(), hold(MUTEX, context));
+                assert_eq!(mixed.hand_on("me-0", inherited(), context, &mut Vec::new()), goes_on);
+                let mut read = waitlist([task(1, READER)]);
+                read.holds.insert("me-0".to_owned(), hold(READER, context));
+                read.share(|_| Some(inherited()), context, &mut effects);
+                assert_eq!(read.waiting.is_empty(), goes_on);
+                assert_eq!(effects.len(), if goes_on { 2 } else { 0 });
+            }
+        });
+    }
+}

@@ -1,0 +1,244 @@
+//! Keeping a hold idle: after its last release the lock stays with the client, as an option, so that the next task here
+//! takes it without the server.
+//!
+//! The entry stays in the document and is renewed, and no task has it. The next task of this process gets it as a hold
+//! that is [handed on](super::handing_on): with a token of the range that the grant has reserved. It is given back when
+//! no task has come for the time of the option, when the range is used up, when a task comes that uses the lock in
+//! another way, and at once when another client is known to wait.
+//!
+//! An event notifies this client of another that waits. A lost event must not keep others waiting, so the document of
+//! an idle hold is read from time to time, with its renewal; after some time without a read the hold is given back too.
+//! Without a change stream no lock stays idle.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Context, Held, Inheritance, Waitlist};
+use crate::terms::Terms;
+
+/// Pause between two readings of an idle hold's document: with so few, thousands of idle locks cost a few commands a
+/// second, as they are read together.
+pub const IDLE_LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// Time without a reading after which an idle hold is given back: the longest that another client waits whose event was
+/// lost. Two readings may fail.
+const UNSEEN: Duration = Duration::from_secs(15);
+
+/// The same while the stream is about to open, or events may be missing: the document is read once the stream is open.
+const UNSEEN_UNTIL_READ: Duration = Duration::from_secs(1);
+
+/// Returns for how long a hold on these terms may be handed on unseen; `None`: it does not stay with the client.
+pub(super) fn unseen(terms: &Terms, context: &Context<'_>) -> Option<Duration> {
+    match !terms.keep_idle(context.config).is_zero() {
+        true if context.stream.is_open() => Some(UNSEEN),
+        true if context.stream.is_expected() => Some(UNSEEN_UNTIL_READ),
+        _ => None,
+    }
+}
+
+/// The state of a hold that no task has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Idle {
+    /// When it is given back if nobody comes for it.
+    until: Instant,
+    /// When it is given back at the latest, by what is known now.
+    pub(super) attend_at: Instant,
+}
+
+/// The time in which events may have been missed, until a reading that was asked for after that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Doubt {
+    /// From its beginning its length is bounded, however often something comes on top of it.
+    since: Instant,
+    /// A read that was requested before this shows nothing of it.
+    last: Instant,
+}
+
+impl Doubt {
+    fn of(before: Option<Self>, context: &Context<'_>) -> Self {
+        Self {
+            since: before.map_or(context.now, |before| before.since),
+            last: context.now,
+        }
+    }
+}
+
+impl Waitlist {
+    /// Notes that a task lets go of a hold for which nobody waits: it stays with the client, if it may. `None`: it has
+    /// to go back. Otherwise whether its document is to be read before anybody has it.
+    pub(super) fn keep_idle(&mut self, entry: &str, inherited: Inheritance, context: &Context<'_>) -> Option<bool> {
+        let Inheritance { deadline, renew_at } = inherited;
+        let is_sound = deadline.instant() > context.now && renew_at > context.now;
+        if !is_sound || !self.waiting.is_empty() {
+            return None;
+        }
+        let held = self.holds.get_mut(entry).filter(|held| !held.uncertain)?;
+        let handing = held.handing_on.as_mut()?;
+        unseen(&handing.terms, context)?;
+        if !handing.was_seen_within(IDLE_LOOK_EVERY, context) {
+            // It was held for long. An event would have told of others.
+            handing.doubt = Some(Doubt::of(handing.doubt, context));
+        }
+        let (keep, doubted) = (handing.terms.keep_idle(context.config), handing.doubt.is_some());
+        let until = context.now + keep;
+        held.idle = held.back_at(until, context).map(|attend_at| Idle { until, attend_at });
+        let stays = held.idle.map(|_| doubted);
+        self.may_have_idle |= stays.is_some();
+        stays
+    }
+
+    /// Returns the entry of the hold that stays with the client while no task has it, if there is one.
+    pub(super) fn idle_entry(&mut self) -> Option<String> {
+        if !self.may_have_idle {
+            // Of thousands of permits each is a hold, and this is part of each step.
+            return None;
+        }
+        let mut idle = self.holds.iter().filter(|(_, held)| held.idle.is_some());
+        let entry = idle.next().map(|(entry, _)| entry.clone());
+        self.may_have_idle = entry.is_some();
+        entry
+    }
+
+    /// Whether an idle hold has to be given back; if not, plans when it is looked at again.
+    pub(super) fn must_give_back(&mut self, entry: &str, context: &Context<'_>) -> bool {
+        let Some(held) = self.holds.get_mut(entry) else {
+            return false;
+        };
+        let Some(Idle { until, .. }) = held.idle else {
+            return false;
+        };
+        match held.back_at(until, context) {
+            Some(attend_at) => held.idle = Some(Idle { until, attend_at }),
+            None => return true,
+        }
+        false
+    }
+
+    /// Notes that no lock stays with the client any more: an idle hold becomes a hold like any other.
+    pub(super) fn end_idling(&mut self) {
+        self.holds.values_mut().for_each(|held| held.idle = None);
+    }
+
+    /// Returns when an idle hold is attended to.
+    pub fn attend_at(&self) -> Option<Instant> {
+        if !self.may_have_idle {
+            return None;
+        }
+        self.holds.values().filter_map(|held| Some(held.idle?.attend_at)).min()
+    }
+
+    /// Notes that a reading that was sent at that time shows a hold, and no other waiters.
+    pub(super) fn seen_unasked(&mut self, entry: &str, sent: Instant, context: &Context<'_>) {
+        let handing = self.holds.get_mut(entry).and_then(|held| held.handing_on.as_mut());
+        if let Some(handing) = handing.filter(|handing| unseen(&handing.terms, context).is_some()) {
+            handing.seen_at = handing.seen_at.max(sent);
+            handing.doubt = handing.doubt.filter(|doubt| doubt.last > sent);
+        }
+    }
+
+    /// Notes that events may be missing which would have shown other waiters. A hold that is to stay with the client
+    /// is not handed on until its document is read while the stream is open; any other goes through the server next.
+    pub(super) fn doubt_holds(&mut self, context: &Context<'_>) {
+        for held in self.holds.values_mut() {
+            match &mut held.handing_on {
+                Some(handing) if held.idle.is_some() || unseen(&handing.terms, context).is_some() => {
+                    handing.doubt = Some(Doubt::of(handing.doubt, context));
+                }
+                handing => *handing = None,
+            }
+        }
+    }
+}
+
+impl Held {
+    /// Returns when it is given back at the latest if it is idle; `None`: now.
+    fn back_at(&self, until: Instant, context: &Context<'_>) -> Option<Instant> {
+        let handing = self.handing_on.as_ref().filter(|handing| handing.has_tokens())?;
+        let bound = match handing.doubt {
+            Some(doubt) => doubt.since + UNSEEN_UNTIL_READ,
+            None => handing.seen_at + unseen(&handing.terms, context)?,
+        };
+        Some(until.min(bound)).filter(|at| *at > context.now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::waitlist::{
+        StreamState,
+        deadline::Deadline,
+        handing_on::{HandingOn, RANGE},
+        made_up::{MUTEX, in_context, waitlist},
+    };
+
+    /// One hold, under the entry `me-0`, that may stay with the client for a minute.
+    fn keeping(context: &Context<'_>) -> Waitlist {
+        let mut terms = Terms::default();
+        terms.set_keep_idle(Duration::from_secs(60));
+        let handing_on = HandingOn {
+            token: 1,
+            last: RANGE,
+            seen_at: context.now,
+            doubt: None,
+            terms,
+        };
+        let held = Held {
+            handing_on: Some(handing_on),
+            ..Held::new(MUTEX, 1, Duration::from_secs(30))
+        };
+        let mut waitlist = waitlist([]);
+        waitlist.hold("me-0".to_owned(), held);
+        waitlist
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_stays_only_while_its_lease_lasts_and_wants_no_renewal() {
+        in_context(|context| {
+            let later = context.now + Duration::from_secs(1);
+            for (deadline, renew_at, stays) in [
+                (later, later, true),
+                (context.now, later, false),
+                (later, context.now, false),
+            ] {
+                let deadline = Deadline::at(deadline);
+                let inherited = Inheritance { deadline, renew_at };
+                let kept = keeping(context).keep_idle("me-0", inherited, context);
+                assert_eq!(kept, stays.then_some(false), "it needs no reading");
+            }
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_that_is_to_stay_no_longer_is_not_attended_to() {
+        in_context(|context| {
+            let later = context.now + Duration::from_secs(20);
+            let (deadline, renew_at) = (Deadline::at(later), later);
+            let mut waitlist = keeping(context);
+            assert_eq!(waitlist.attend_at(), None);
+            let kept = waitlist.keep_idle("me-0", Inheritance { deadline, renew_at }, context);
+            assert_eq!((kept, waitlist.attend_at()), (Some(false), Some(context.now + UNSEEN)));
+            waitlist.end_idling();
+            assert_eq!((waitlist.attend_at(), waitlist.idle_entry()), (None, None));
+        });
+    }
+
+    /// A reading ends a doubt, and without a stream it does not show what comes later.
+    #[tokio::test(start_paused = true)]
+    async fn in_doubt_a_hold_goes_through_the_server_next_where_nothing_stays() {
+        in_context(|context| {
+            for (stream, may_stay) in [(StreamState::Open, true), (StreamState::Unavailable, false)] {
+                let context = Context { stream, ..*context };
+                let mut waitlist = keeping(&context);
+                waitlist.doubt_holds(&context);
+                let handing = waitlist.holds["me-0"].handing_on.as_ref();
+                assert_eq!(
+                    handing.map(|handing| handing.doubt.is_some()),
+                    may_stay.then_some(true),
+                    "{stream:?}"
+                );
+            }
+        });
+    }
+}

@@ -1,0 +1,209 @@
+//! The model's access to the waitlist: timers that the checker fires, and the parts of a value that decide its next
+//! step.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Full, Leaving, Patience, SWEEPS, Stage, Waiting, Waitlist, timing};
+use crate::protocol::KeptUntil;
+
+/// One word of a value for its comparison with other values: times count from now, and tokens by their order.
+#[derive(Clone, Copy, Debug)]
+pub enum Word<'a> {
+    Entry(&'a str),
+    Token(i64),
+    Time(Instant),
+    Number(i64),
+}
+
+impl Waitlist {
+    pub fn waiting(&self) -> impl ExactSizeIterator<Item = &Waiting> {
+        self.waiting.iter()
+    }
+
+    pub fn token_of_hold(&self, entry: &str) -> Option<i64> {
+        self.holds.get(entry).map(|held| held.token)
+    }
+
+    /// Whether an operation goes out without a timer.
+    pub fn wants_to_send(&self, now: Instant) -> bool {
+        self.due_at().is_some_and(|at| at <= now)
+    }
+
+    /// Whether a timer has cause to fire.
+    pub fn may_ask(&self, now: Instant) -> bool {
+        let leaves = || self.leaving.iter().any(|leaving| leaving.not_before <= now);
+        self.under_way.is_none() && (!self.waiting.is_empty() || leaves())
+    }
+
+    /// Fires the timers: a pause is over, and a queued head asks again. With `knocks`, a head that found the queue
+    /// full asks too.
+    pub fn fire_timers(&mut self, now: Instant, knocks: bool) {
+        self.retry_at = None;
+        self.ask_at = Some(now);
+        if let Some(full) = self.full.as_mut().filter(|_| knocks) {
+            full.knock_at = now;
+        }
+    }
+
+    /// Puts every timer off until the checker fires it. Sweeps follow each other by a `tick`, and there is one. Every
+    /// other knock is in full, or none with `in_full` unset. Entries are never left to the server's expiry.
+    pub fn stop_timers(&mut self, now: Instant, tick: Duration, never: Instant, in_full: bool) {
+        let put_off = |at: &mut Instant| {
+            if *at > now {
+                *at = never;
+            }
+        };
+        self.ask_at.iter_mut().for_each(put_off);
+        self.retry_at.iter_mut().for_each(put_off);
+        (self.expiry, self.look_at, self.prospect) = (None, None, None);
+        (self.was_seen_gone, self.blind) = Default::default();
+        if !self.waiting.iter().any(Waiting::is_queued) {
+            // The answer that shows a queued head sets these anew.
+            (self.ask_at, self.others_absent) = (None, false);
+        }
+        // A tick is longer than the time for which a holder is expected to be alone still.
+        let old = now - timing::ALONE_FOR - tick;
+        if self.alone_at.is_some_and(|at| at < now || self.holds.is_empty()) {
+            self.alone_at = Some(old);
+        }
+        (self.plan, self.races) = (0, 0);
+        (self.backoff, self.timed_out) = Default::default();
+        if let Some(Full { knock_at, knocks }) = &mut self.full {
+            put_off(knock_at);
+            match *knocks % timing::KNOCKS {
+                0 | 1 => {}
+                _ => *knocks = timing::KNOCKS,
+            }
+            if !in_full {
+                *knocks = 1;
+            }
+        }
+        for held in self.holds.values_mut() {
+            if let Some(idle) = &mut held.idle {
+                put_off(&mut idle.attend_at);
+            }
+        }
+        for leaving in self.leaving.iter_mut().chain(self.under_way.iter_mut().flatten()) {
+            leaving.give_up = never;
+            if leaving.not_before > now {
+                leaving.not_before = now + tick;
+            }
+            if leaving.is_sweep() {
+                leaving.sweep = Some(SWEEPS.len());
+            }
+        }
+    }
+
+    /// Returns the tokens among its [`words`](Self::words).
+    pub fn tokens(&self) -> impl Iterator<Item = i64> {
+        let above = self.waiting.iter().map(|waiting| waiting.above);
+        let held = self.holds.values().map(|held| held.token);
+        let handing_on = self.holds.values().filter_map(|held| held.handing_on.as_ref());
+        let leaving = self.leaving.iter().chain(self.under_way.iter().flatten());
+        let kept = leaving.filter_map(|leaving| leaving.left_as.kept());
+        above
+            .chain(held)
+            .chain(kept.map(|kept| kept.token))
+            .chain(self.expired.iter().map(|expired| expired.token))
+            .chain(handing_on.flat_map(|handing_on| [handing_on.token, handing_on.last]))
+    }
+
+    /// Whether anything known of the hold that no task has may be wrong.
+    pub fn idle_in_doubt(&self) -> bool {
+        let mut idle = self.holds.values().filter(|held| held.idle.is_some());
+        let handing_on = |held: &super::Held| held.handing_on.as_ref().is_some_and(|it| it.doubt.is_some());
+        idle.any(handing_on)
+    }
+
+    /// Takes a task out and leaves its entry where it is: the mistake that the model must find.
+    pub fn vanish(&mut self, key: super::Key) {
+        self.waiting.retain(|waiting| waiting.key != key);
+    }
+
+    /// Has all readers but one part with a hold that they share: the mistake that the model must find.
+    pub fn forget_sharers(&mut self, entry: &str) {
+        while self.part(entry) {}
+    }
+
+    /// Writes everything that decides this value's next step, after a call of [`stop_timers`](Self::stop_timers).
+    pub fn words<'a>(&'a self, now: Instant, write: &mut impl FnMut(Word<'a>)) {
+        let mut flags = Vec::with_capacity(32);
+        for waiting in &self.waiting {
+            write(Word::Entry(&waiting.entry));
+            write(Word::Number(waiting.permits));
+            write(Word::Token(waiting.above));
+            let stage = match waiting.stage {
+                Stage::New => 0,
+                Stage::Asked => 1,
+                Stage::Queued => 2,
+            };
+            write(Word::Number(stage));
+            flags.extend([waiting.patience == Patience::Wait, waiting.uncertain]);
+            if !waiting.waits() {
+                flags.extend([waiting.covered && self.under_way.is_some(), waiting.let_down]);
+            }
+        }
+        write(Word::Number(-1));
+        let mut holds: Vec<_> = self.holds.iter().collect();
+        holds.sort_unstable_by_key(|(_, held)| held.token);
+        for (entry, held) in holds {
+            write(Word::Entry(entry));
+            write(Word::Number(held.permits));
+            write(Word::Number(i64::from(held.sharers)));
+            write(Word::Token(held.token));
+            flags.extend([held.uncertain, held.handing_on.is_some(), held.idle.is_some()]);
+            if let Some(handing_on) = &held.handing_on {
+                flags.push(handing_on.doubt.is_some());
+                write(Word::Token(handing_on.token));
+                write(Word::Token(handing_on.last));
+            }
+        }
+        write(Word::Number(-1));
+        for expired in &self.expired {
+            write(Word::Entry(&expired.entry));
+            write(Word::Token(expired.token));
+            write(Word::Time(expired.forget_at));
+        }
+        write(Word::Number(-1));
+        for leaving in self.leaving.iter().chain(self.under_way.iter().flatten()) {
+            leaving.words(write);
+            flags.extend([leaving.may_hold, leaving.repeated, leaving.used.is_some()]);
+            flags.push(leaving.left_as.kept().is_some());
+        }
+        write(Word::Number(self.leaving.len().try_into().unwrap_or(-1)));
+        let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        let knocks = self.full.map(|full| full.knocks % timing::KNOCKS);
+        write(Word::Number(knocks.map_or(-1, i64::from)));
+        let alone = self.alone_at.map(|at| i64::from(at == now));
+        write(Word::Number(alone.unwrap_or(-1)));
+        flags.extend([
+            self.under_way.is_some(),
+            self.others_absent,
+            self.overtaken,
+            self.asked_alone,
+            is_due(self.ask_at),
+            self.ask_at.is_none(),
+            self.retry_at.is_some(),
+            is_due(self.full.map(|full| full.knock_at)),
+        ]);
+        for part in flags.chunks(60) {
+            let bits = part.iter().fold(1, |bits, flag| bits << 1 | i64::from(*flag));
+            write(Word::Number(bits));
+        }
+    }
+}
+
+impl Leaving {
+    fn words<'a>(&'a self, write: &mut impl FnMut(Word<'a>)) {
+        write(Word::Entry(&self.entry));
+        if let Some(kept) = self.left_as.kept() {
+            write(Word::Token(kept.token));
+            write(Word::Number(i64::from(kept.until == KeptUntil::Expiry)));
+        }
+        write(Word::Time(self.not_before));
+        let sweeps = self.sweep.unwrap_or(SWEEPS.len());
+        write(Word::Number(sweeps.try_into().unwrap_or(-1)));
+    }
+}

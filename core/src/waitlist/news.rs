@@ -1,0 +1,175 @@
+//! The news that reaches the waitlist between its own operations: events, doubts, and readings of the document.
+
+use tokio::time::Instant;
+
+use super::{
+    Context, Effect, Held, Leaving, Waitlist,
+    answers::{OldEntry, others_wait},
+    deadline::Deadline,
+    timing,
+};
+use crate::{
+    lost_reason::LostReason,
+    protocol::{ServerTime, State, document::Malformed, wake},
+    waitlist::How,
+};
+
+impl Waitlist {
+    /// Notes another client's write, at a time of the server, that names one of our entries.
+    pub fn signalled(
+        &mut self,
+        entry: &str,
+        signal: wake::Signal,
+        at: ServerTime,
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let position = self.waiting.iter().position(|waiting| waiting.entry == entry);
+        match (signal, position) {
+            // A late event: that grant is over, and the entry has got in line again.
+            (wake::Signal::Granted { token }, Some(position)) if token <= self.waiting[position].above => {}
+            (wake::Signal::Granted { token }, Some(position)) => {
+                let lease = self.waiting[position].terms.lease(context.config);
+                let deadline = Deadline::of_event(at, lease.claim, context.clock, context.now, context.config);
+                // The event is late; or the server's clock is not known well enough, as the last answers were slow. The
+                // entry may hold the lock all the same, and the answer to a request shows that clock.
+                let Some(deadline) = deadline.filter(|deadline| deadline.instant() > context.now) else {
+                    return self.doubt(context);
+                };
+                // A claim lease that is no shorter than the lease is the whole of it.
+                let renew_at = (lease.interval.is_some() || lease.claim < lease.length)
+                    .then(|| timing::check(&lease, deadline, context.now));
+                self.waiting[position].how = How::Event;
+                self.grant(position, token, Some(deadline), renew_at, context, effects);
+            }
+            (wake::Signal::Granted { token }, None) => {
+                let leaves = self.under_way.iter().flatten().any(|leaving| leaving.entry == entry);
+                if !leaves && !self.knows(entry) && !self.has_expired(entry, token) {
+                    self.leaving.push(Leaving::new(entry.to_owned(), context).holding());
+                }
+            }
+            (wake::Signal::Evicted { token }, Some(position)) if token <= self.waiting[position].above => {}
+            // An answer that is on its way may still show this entry as a waiter, or even as a holder.
+            (wake::Signal::Evicted { .. } | wake::Signal::Adopted, Some(position)) => {
+                self.ask_anew(position, OldEntry::PutOut, context);
+            }
+            // The entry may have asked again since, and been granted anew: then the event is about the earlier hold.
+            (wake::Signal::Evicted { token }, None) => {
+                if self.holds.get(entry).is_some_and(|held| held.token == token) {
+                    self.put_out(entry, LostReason::Broken, context, effects);
+                }
+            }
+            (wake::Signal::Adopted, None) => self.put_out(entry, LostReason::Adopted, context, effects),
+            (wake::Signal::Ask, Some(_)) => self.doubt(context),
+            (wake::Signal::Ask, None) => {}
+            (wake::Signal::AskedFor, None) => self.asked_for(entry),
+            // The answer that shows the grant is older than this.
+            (wake::Signal::AskedFor, Some(_)) => self.doubt(context),
+        }
+    }
+
+    /// Ends a hold that another client evicted.
+    fn put_out(&mut self, entry: &str, reason: LostReason, context: &Context<'_>, effects: &mut Vec<Effect>) {
+        let Some(held) = self.holds.remove(entry) else { return };
+        // A request that is on its way, or whose outcome is unknown, can put the entry in once more.
+        if self.under_way.is_some() || held.uncertain {
+            let leaving = Leaving::new(entry.to_owned(), context).used_as(held.used);
+            let leaving = leaving.of_lease(held.lease, context);
+            self.leaving.push(leaving.swept_if(held.uncertain));
+        }
+        let entry = entry.to_owned();
+        effects.push(Effect::Lost { entry, reason });
+    }
+
+    /// Notes that anything known of the document may be wrong: the head asks at once.
+    pub fn doubt(&mut self, context: &Context<'_>) {
+        self.overtaken = self.under_way.is_some();
+        // The event that would have shown other waiters may be among the lost ones.
+        self.doubt_holds(context);
+        self.full = None;
+        if self.is_queued() {
+            self.plan += 1;
+            self.ask_at = Some(context.now);
+        }
+    }
+
+    /// Notes the document as it was after the hold of each of these entries was granted. `sent`: it was asked for
+    /// then; `None`: an event shows it.
+    pub fn verified(
+        &mut self,
+        document: Option<&Result<State, Malformed>>,
+        sent: Option<Instant>,
+        entries: &[String],
+        context: &Context<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let state = document.and_then(|document| document.as_ref().ok());
+        if state.is_some_and(|state| others_wait(state, context)) {
+            self.hand_on_no_more();
+        }
+        for entry in entries {
+            let Some(held) = self.holds.get(entry) else {
+                continue;
+            };
+            if let Some(state) = state.filter(|state| has(state, entry, held)) {
+                if let Some(sent) = sent.filter(|_| !others_wait(state, context)) {
+                    self.seen_unasked(entry, sent, context);
+                }
+                continue;
+            }
+            let reason = match (document, state) {
+                (None, _) => LostReason::Deleted,
+                (Some(_), Some(state)) => reason_of_absence(state, held),
+                (Some(_), None) => LostReason::Overwritten,
+            };
+            self.holds.remove(entry);
+            let entry = entry.clone();
+            effects.push(Effect::Lost { entry, reason });
+            if let Some(state) = state {
+                self.take_out_strangers(state, context);
+            }
+        }
+    }
+
+    /// Ends the holds that the document no longer has. A document with a smaller token is older than the hold.
+    pub(super) fn compare_holds(&mut self, state: &State, effects: &mut Vec<Effect>) {
+        self.holds.retain(|entry, held| {
+            if held.token > state.token || has(state, entry, held) {
+                return true;
+            }
+            effects.push(Effect::Lost {
+                entry: entry.clone(),
+                reason: reason_of_absence(state, held),
+            });
+            false
+        });
+    }
+
+    /// Takes out entries of this session that nothing here knows: requests that were applied late.
+    pub(super) fn take_out_strangers(&mut self, state: &State, context: &Context<'_>) {
+        let ids = state.holders.iter().map(|holder| &holder.id);
+        let ids = ids.chain(state.queue.iter().map(|waiter| &waiter.id));
+        let strangers: Vec<String> = ids
+            .filter(|id| context.ids.made(id) && !self.knows(id) && !self.is_left_to_the_server(id, state))
+            .cloned()
+            .collect();
+        let leaving = |entry| Leaving::new(entry, context).used_as((state.kind, state.capacity));
+        self.leaving.extend(strangers.into_iter().map(leaving));
+    }
+}
+
+/// Whether the document has this hold.
+fn has(state: &State, entry: &str, held: &Held) -> bool {
+    state.holders.iter().any(|holder| holder.is_grant(entry, held.token))
+}
+
+/// Returns why a holder is missing in the document.
+fn reason_of_absence(state: &State, held: &Held) -> LostReason {
+    if state.adopted.contains(&held.token) {
+        LostReason::Adopted
+    } else if state.was_broken(held.token) {
+        LostReason::Broken
+    } else {
+        LostReason::Overwritten
+    }
+}

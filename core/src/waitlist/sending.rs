@@ -1,0 +1,237 @@
+//! The choice of the next operation.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Context, Full, Leaving, LeftAs, Stage, Waiting, Waitlist, timing, unsigned};
+use crate::{
+    config::{Config, millis},
+    protocol::{ASK_TOGETHER, Evict, Expects, Kept, Operation, Record, Request, Requests},
+};
+
+impl Waitlist {
+    /// Returns the next operation, if there is cause for one. It is on its way from now on, until it is answered or
+    /// has failed.
+    pub fn next(&mut self, context: &Context<'_>) -> Option<Operation> {
+        self.forget_expired(context.now);
+        if self.under_way.is_some() || self.retry_at.is_some_and(|retry| context.now < retry) {
+            return None;
+        }
+        let (leaves, later): (Vec<_>, Vec<_>) = std::mem::take(&mut self.leaving)
+            .into_iter()
+            .partition(|leaving| leaving.not_before <= context.now);
+        self.leaving = later;
+        self.may_have_tries = self.may_have_tries && self.waiting.iter().any(|waiting| !waiting.waits());
+        let knocks = |head| self.knocks(head).is_none_or(|full| full.knock_at <= context.now);
+        let asks = self.may_have_tries
+            || self
+                .waiting
+                .front()
+                .is_some_and(|head| !head.is_queued() && knocks(head))
+            || (self.is_queued() && self.asks_at().is_none_or(|at| at <= context.now));
+        if leaves.is_empty() && !asks {
+            return None;
+        }
+        let used = leaves.first().and_then(|leaving| leaving.used);
+        let used = used.filter(|used| leaves.iter().all(|leaving| leaving.used == Some(*used)));
+        let together = leaves.is_empty() || self.waiting.front().map(|head| head.used) == used;
+        let expects = self.expects(&leaves, context.now);
+        // The next task in line joins the queue together with the release of a hold, so that handing the lock from task
+        // to task costs one command. While the head is queued already, the client has two queue positions. That harms
+        // no one as long as no other client waits; beside others a client has one position for all its waiting tasks.
+        let from_here = leaves.iter().any(|leaving| leaving.may_hold);
+        let follows = self.others_absent && from_here;
+        let requests = if together {
+            // Where nobody is expected, there is nobody to adopt from.
+            let reserve = self.reserve(from_here, context);
+            self.requests(follows, expects == Expects::Nothing, reserve, context)
+        } else {
+            None
+        };
+        let kept: Vec<Kept> = leaves
+            .iter()
+            .filter_map(|leaving| leaving.left_as.kept().cloned())
+            .collect();
+        let held_too_long = leaves.iter().filter(|leaving| leaving.left_as == LeftAs::HeldTooLong);
+        let record = Record {
+            held_too_long: held_too_long.map(|leaving| leaving.entry.clone()).collect(),
+            ..context.config.record()
+        };
+        let entries = requests.iter().flat_map(|requests| &requests.entries);
+        let longest = entries.map(|entry| entry.lease);
+        let longest = longest.chain(kept.iter().map(|kept| kept.until.most())).max();
+        let operation = Operation {
+            id: context.ids.operation(),
+            leave: leaves.iter().map(|leaving| leaving.entry.clone()).collect(),
+            kept,
+            leave_capacity: used.map(|(_, capacity)| capacity),
+            evict: Evict::Nobody,
+            proclaim: None,
+            downgrade: None,
+            requests,
+            expects,
+            room: context.room,
+            keep: context
+                .config
+                .keep_millis_for(Duration::from_millis(unsigned(longest.unwrap_or(0)))),
+            record,
+        };
+        self.under_way = Some(leaves);
+        self.overtaken = false;
+        if self.may_have_tries {
+            self.waiting.iter_mut().for_each(|waiting| waiting.covered = true);
+        }
+        Some(operation)
+    }
+
+    /// Returns the state of a head that only knocks from time to time, as there was no room for it. A try is not kept
+    /// waiting.
+    pub(super) fn knocks(&self, head: &Waiting) -> Option<Full> {
+        self.full.filter(|_| head.waits() && !head.is_queued())
+    }
+
+    /// Returns the assumptions of the next operation about the document.
+    ///
+    /// A wrong one costs another round trip. Before an acquire that is acceptable. A release that hands over must not
+    /// be late, so it assumes an empty queue only while hardly anybody can have joined it.
+    fn expects(&self, leaves: &[Leaving], now: Instant) -> Expects {
+        let alone_for = |limit| {
+            self.alone_at
+                .is_some_and(|at| now.saturating_duration_since(at) <= limit)
+        };
+        match (leaves, self.waiting.len()) {
+            // Where there is no room, such a request has no answer, and a try needs one.
+            ([], 1..) if !self.may_have_tries && self.knocks(&self.waiting[0]).is_some_and(Full::asks_for_room) => {
+                Expects::Room
+            }
+            ([], 1) => {
+                let head = &self.waiting[0];
+                let alone = head.used.1 == 1 && head.stage == Stage::New && alone_for(timing::FREE_FOR);
+                if alone { Expects::Alone } else { Expects::Nothing }
+            }
+            ([leaving], 0) if leaving.is_plain_release() => match leaving.used {
+                Some((_, 1)) if alone_for(timing::ALONE_FOR) => Expects::Alone,
+                Some(_) => Expects::Holding,
+                None => Expects::Nothing,
+            },
+            _ => Expects::Nothing,
+        }
+    }
+
+    /// Returns requests for the head, for the next in line if it `may_follow`, and tries for those that fit beside
+    /// them: not for readers that are to share the head's hold.
+    ///
+    /// A grant to the head takes `reserve` more tokens than its own. A first request puts out earlier incarnations of
+    /// its owner; a queued task has done so already.
+    fn requests(&mut self, may_follow: bool, adopting: bool, reserve: i64, context: &Context<'_>) -> Option<Requests> {
+        let head = self.waiting.front()?;
+        let (used, head_queued) = (head.used, head.is_queued());
+        // Each acquire is checked before it joins: a head that wants more than there is would never be asked for.
+        debug_assert!(head.permits <= used.1, "{head:?}");
+        // Where that was in vain (a slow answer, a waiter of another client), they don't ask one by one.
+        let alone = reserve > 0 && self.shares() && !self.asked_alone;
+        self.asked_alone = alone;
+        // Each of the tries needs its answer, and a waiter beside the head may get in sooner.
+        let together = |waiting: &Waiting| match waiting.waits() {
+            _ if alone => 1,
+            true => ASK_TOGETHER,
+            false => context.room,
+        };
+        let mut entries = Vec::new();
+        let mut adopts = None;
+        let mut permits = 0;
+        for (position, waiting) in self.waiting.iter_mut().enumerate() {
+            if waiting.used != used || position >= together(waiting) {
+                break;
+            }
+            permits += waiting.permits;
+            if position > 0 && waiting.is_queued() {
+                continue;
+            }
+            let follows = position == 1 && may_follow && head_queued && waiting.waits();
+            if !follows && permits > used.1 {
+                break;
+            }
+            let stays = waiting.waits() && (position == 0 || follows);
+            entries.push(Request {
+                reserve: if position == 0 { reserve } else { 0 },
+                ..request(waiting, stays, context.config)
+            });
+            if adopting && !waiting.is_queued() {
+                adopts = waiting.owner.identity.clone();
+            }
+            if waiting.stage == Stage::New {
+                waiting.stage = Stage::Asked;
+            }
+        }
+        Some(Requests {
+            kind: used.0,
+            capacity: used.1,
+            entries,
+            adopts,
+        })
+    }
+}
+
+impl Full {
+    /// Whether the next knock is answered only if there is a document with room in its queue, as most are. Such knocks
+    /// don't show that the document was deleted, or who holds it now, and they remove no holder whose lease is over; so
+    /// some knocks are requests in full.
+    fn asks_for_room(self) -> bool {
+        !self.knocks.is_multiple_of(timing::KNOCKS)
+    }
+}
+
+fn request(waiting: &Waiting, wait: bool, config: &Config) -> Request {
+    let lease = waiting.terms.lease(config);
+    Request {
+        id: waiting.entry.clone(),
+        permits: waiting.permits,
+        lease: millis(lease.length),
+        claim: millis(lease.claim),
+        wait,
+        fresh: waiting.stage == Stage::New,
+        reserve: 0,
+        owner: waiting.owner.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::waitlist::made_up::{PERMIT, READER, in_context, task, waitlist};
+
+    /// The entries that the next operation asks for.
+    fn asked(waitlist: &mut Waitlist, context: &Context<'_>) -> Vec<String> {
+        let requests = waitlist.next(context).and_then(|operation| operation.requests);
+        let entries = requests.into_iter().flat_map(|requests| requests.entries);
+        entries.map(|entry| entry.id).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn as_many_tasks_are_asked_for_together_as_fit() {
+        in_context(|context| {
+            let mut five = waitlist((1..=5).map(|key| task(key, PERMIT)));
+            assert_eq!(asked(&mut five, context), ["me-1", "me-2", "me-3", "me-4"]);
+            // One that stands in the server's queue by itself is not asked for again.
+            let mut second = waitlist((1..=3).map(|key| task(key, PERMIT)));
+            second.waiting[1].stage = Stage::Queued;
+            assert_eq!(asked(&mut second, context), ["me-1", "me-3"]);
+        });
+    }
+
+    /// A reader asks alone where others would share its hold; where holds are not shared, there is no reason to.
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_asks_alone_only_if_its_hold_would_be_shared() {
+        in_context(|context| {
+            let readers = || waitlist((1..=3).map(|key| task(key, READER)));
+            assert_eq!(asked(&mut readers(), context), ["me-1"]);
+            let mut config = context.config.clone();
+            config.hands_on = false;
+            let config = &config;
+            let context = Context { config, ..*context };
+            assert_eq!(asked(&mut readers(), &context), ["me-1", "me-2", "me-3"]);
+        });
+    }
+}

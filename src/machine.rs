@@ -1,0 +1,20 @@
+//! This machine, for what no server says of it.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::{config::millis, protocol::ServerTime};
+
+/// Returns this machine's own name: only shown to people.
+pub(crate) fn host() -> String {
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
+    let name = kernel
+        .or_else(|| std::env::var("HOSTNAME").ok())
+        .or_else(|| std::env::var("COMPUTERNAME").ok());
+    name.unwrap_or_default().trim().chars().take(256).collect()
+}
+
+/// Returns the time by this machine's own clock, for a client that has no server's.
+pub(crate) fn wall_clock() -> ServerTime {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    ServerTime(millis(now))
+}
