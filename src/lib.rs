@@ -29,8 +29,6 @@ mod machine;
 #[doc = include_str!("../docs/observability.md")]
 pub mod observability {}
 mod operate;
-#[cfg(any(test, fuzzing))]
-mod proofs;
 #[cfg(feature = "serde")]
 mod serial;
 mod session;
@@ -40,6 +38,8 @@ mod store;
 #[cfg_attr(docsrs, doc(cfg(feature = "sync")))]
 pub mod sync;
 mod telemetry;
+#[cfg(any(test, fuzzing))]
+mod tests;
 mod token;
 mod wake_mode;
 
@@ -79,13 +79,13 @@ pub use locks::rw_lock::RwLock;
 pub use locks::semaphore::Semaphore;
 pub use operate::list::{List, Listing, UnreadableInfo};
 pub use operate::watch::{AllLockEvents, LockEvent, LockEvents};
-#[cfg(any(test, fuzzing))]
-#[doc(hidden)]
-pub use proofs::fuzzing;
 pub use protocol::{HoldEnd, Kind};
 pub use status::{LockStatus, Lost, LostReason};
 #[cfg(feature = "metrics")]
 #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
 pub use telemetry::buckets::HISTOGRAM_BUCKETS;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub use tests::decoding;
 pub use token::FencingToken;
 pub use wake_mode::{PollingReason, WakeMode, WakeSource};

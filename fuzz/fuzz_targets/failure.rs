@@ -1,3 +1,5 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| watchlock::fuzzing::failure(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| watchlock_proofs::fuzzing::failures(data)
+    .iter()
+    .for_each(watchlock::decoding::read_failure));

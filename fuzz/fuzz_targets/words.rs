@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| watchlock::fuzzing::words(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| watchlock_proofs::fuzzing::words(data));

@@ -402,10 +402,10 @@ mod tests {
     use crate::{
         client::LockClient,
         config::Settings,
-        proofs::simulated::Link,
         protocol::{Owner, ServerTime},
         session::Session,
         store::{LockStore, MemoryStore, Store},
+        tests::simulated::Link,
         wake_mode::WakeMode,
     };
 

@@ -155,10 +155,10 @@ mod tests {
     use crate::{
         client::LockClient,
         config::Settings,
-        proofs::simulated::Link,
         protocol::ServerTime,
         status::{LockStatus, LostReason},
         store::{LockStore, MemoryStore, Store},
+        tests::simulated::Link,
         wake_mode::WakeMode,
     };
 

@@ -88,10 +88,10 @@ mod tests {
         config::Settings,
         error::AcquireError,
         handle::LockHandle,
-        proofs::simulated::Link,
         protocol::ServerTime,
         session::locks::LockSession,
         store::{LockStore, MemoryStore, Store},
+        tests::simulated::Link,
         wake_mode::{PollingReason, WakeMode, WakeSource},
     };
 

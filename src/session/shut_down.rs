@@ -193,8 +193,8 @@ mod tests {
     use crate::{
         client::LockClient,
         config::Settings,
-        proofs::simulated::Link,
         store::{LockStore, MemoryStore, Store},
+        tests::simulated::Link,
         waitlist::SWEEPS,
         wake_mode::WakeMode,
     };

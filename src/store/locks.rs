@@ -6,9 +6,9 @@ use super::{
     Arrival, Listed, MemoryStore, MongoStore, NamedSighting, ResumeAt, Selection, Store, StoreError, Stream, View,
     contained,
 };
-#[cfg(test)]
-use crate::proofs::simulated;
 use crate::telemetry;
+#[cfg(test)]
+use crate::tests::simulated;
 
 /// A store of locks, in MongoDB or in memory.
 #[derive(Clone, Debug)]

@@ -2,14 +2,12 @@
 
 mod bounds;
 mod clock;
-// A proof, which needs what is private here.
-#[cfg(test)]
-#[path = "../proofs/in_memory.rs"]
-mod differential;
 mod documents;
 mod matching;
 mod order;
 mod stream;
+#[cfg(test)]
+mod tests;
 mod updating;
 
 use std::{

@@ -28,7 +28,7 @@ use std::{
 };
 
 #[cfg(test)]
-use crate::proofs::simulated;
+use crate::tests::simulated;
 use crate::{
     protocol::{Ahead, Exchange, Idle, Operation, ServerTime, State, document::Malformed},
     telemetry,

@@ -95,7 +95,7 @@ mod tests {
     use watchlock_testkit::shared;
 
     use super::*;
-    use crate::proofs::random::Random;
+    use watchlock_proofs::Random;
 
     #[test]
     fn every_id_comes_back() {

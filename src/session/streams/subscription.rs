@@ -308,8 +308,8 @@ mod tests {
     };
 
     use super::*;
-    use crate::proofs::fuzzing::decoding::error;
     use crate::store::{MemoryStore, NamedSighting};
+    use crate::tests::decoding::error;
 
     const STANDALONE: i32 = 40_573;
     const NOT_PERMITTED: i32 = 13;

@@ -173,7 +173,7 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proofs::fuzzing::decoding::error;
+    use crate::tests::decoding::error;
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_after_a_fail_over_makes_the_streams_of_before_suspect() {

@@ -152,7 +152,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::proofs::random::Random;
+    use watchlock_proofs::Random;
 
     fn whole() -> Document {
         doc! {

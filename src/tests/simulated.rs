@@ -17,8 +17,8 @@ use tokio::{
     sync::watch,
     time::{Instant, sleep, sleep_until, timeout},
 };
+use watchlock_proofs::Random;
 
-use super::random::Random;
 use crate::{
     error::store::OutOfTime,
     protocol::{Evict, Exchange, Operation},

@@ -3,14 +3,13 @@
 
 use std::slice;
 
-use super::setup::Setup;
-use crate::{
-    proofs::random::Random,
-    protocol::{
-        Downgrade, Evict, Expects, Holder, Identity, Idle, Kept, KeptUntil, Operation, Owner, Proclaim, Record,
-        Request, Requests, State, made_up::operation,
-    },
+use watchlock_core::protocol::{
+    Downgrade, Evict, Expects, Holder, Identity, Idle, Kept, KeptUntil, Operation, Owner, Proclaim, Record, Request,
+    Requests, State, made_up::operation,
 };
+use watchlock_proofs::Random;
+
+use super::setup::Setup;
 
 /// A step of a sequence.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! The locks of a run, and the strings and ids of their steps.
 
-use crate::protocol::{Kind, Location, Use};
+use watchlock_core::protocol::{Kind, Location, Use};
 
 /// Locks of all sorts, one after the other in the same document.
 pub(super) const MIXED: &[Use] = &[

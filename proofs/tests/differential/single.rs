@@ -6,12 +6,11 @@ use mongodb::{
     bson::{Bson, Document, doc},
     options::ReturnDocument,
 };
-use watchlock_testkit::shared;
-
-use crate::protocol::{
+use watchlock_core::protocol::{
     Evict, Expects, Identity, Kind, Location, Operation, Owner, QUEUE_MOST, Record, Request, Requests, ServerTime,
     State, Use, pipeline, state,
 };
+use watchlock_testkit::shared;
 
 fn request(id: &str, wait: bool, fresh: bool) -> Request {
     Request {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use futures::TryStreamExt;
 use mongodb::bson::{Document, doc};
+use watchlock_core::protocol::Kind;
 use watchlock_testkit::shared;
 
 use super::{
@@ -12,7 +13,6 @@ use super::{
     sequences,
     setup::{MIXED, Setup},
 };
-use crate::protocol::Kind;
 
 /// No form of a pipeline touches a document that a later version wrote, whatever is in it.
 #[tokio::test]

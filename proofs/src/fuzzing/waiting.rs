@@ -1,26 +1,21 @@
-//! Checks on a line whose document another program changes: see [`crate::proofs::fuzzing`].
+//! Checks on a waiting client whose document another program changes: see [`super`].
 
-use std::{collections::HashMap, sync::Arc};
+use std::collections::HashMap;
 
 use mongodb::bson::Document;
-use tokio::{sync::oneshot, time::Instant};
-
-use super::{Choices, corruption};
-use crate::{
+use tokio::time::Instant;
+use watchlock_core::{
     config::{Config, Settings, millis},
-    protocol::{Ahead, Exchange, Kind, Operation, Owner, QUEUE_MOST, ServerTime, State, state, wake},
-    session::{
-        hold::Hold,
-        line::{AcquireOptions, Context, Line, LineEffect, Need, Pending, PositionLook},
-    },
-    store::{Answer, StoreError},
-    terms::Terms,
+    protocol::{Ahead, Exchange, Kind, Operation, QUEUE_MOST, ServerTime, State, document::Malformed, state, wake},
     waitlist::{
-        StreamState,
+        Context, Effect, Grant, Need, Patience, PositionLook, Setback, StreamState, Waiting, Waitlist,
         clock::{ServerClock, offset},
         ids::Ids,
+        letting_go::{Heir, LeftAs, LetGo, Release},
     },
 };
+
+use super::{Choices, corruption};
 
 const SESSION: &str = "me";
 
@@ -33,6 +28,22 @@ const NOW: i64 = 1_700_000_000_000;
 /// Grants that the server's answers and events in this step permit: by entry and token, with their ends.
 type Permitted = HashMap<(String, i64), Option<Instant>>;
 
+/// What a waiting client has been through.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Course {
+    /// Number of looks at its queue position that were sent.
+    pub looks: usize,
+    /// Number of grants.
+    pub grants: usize,
+}
+
+/// A hold of a task.
+#[derive(Debug)]
+struct Held {
+    entry: String,
+    grant: Grant,
+}
+
 struct Bench {
     config: Config,
     /// It goes on only with a look.
@@ -40,18 +51,26 @@ struct Bench {
     clock: ServerClock,
     ids: Ids,
     stream: StreamState,
-    line: Line,
+    waitlist: Waitlist,
     /// The document as the server has it.
     document: Option<State>,
     keys: u64,
-    granted: Vec<Arc<Hold>>,
+    granted: Vec<Held>,
     /// The entries that were requested.
     asked: Vec<String>,
     /// The looks at its queue position that are on their way.
     looks: Vec<PositionLook>,
-    /// Number of looks that were sent.
-    sent: usize,
+    course: Course,
 }
+
+const SETBACKS: [Setback; 6] = [
+    Setback::Unanswered,
+    Setback::Raced,
+    Setback::Refused,
+    Setback::NoServer,
+    Setback::Overdue,
+    Setback::Interrupted,
+];
 
 const STREAM_STATES: [StreamState; 4] = [
     StreamState::Open,
@@ -60,10 +79,10 @@ const STREAM_STATES: [StreamState; 4] = [
     StreamState::Unavailable,
 ];
 
-/// Runs a line: tasks come and go, operations are answered by the specification on a document that others corrupt,
-/// forged events arrive, and looks at the queue position show anything. Panics if the line does, if it believes in a
-/// grant that no document shows, or if it waits without asking. Returns the number of looks that were sent.
-pub(crate) fn drive(choices: &mut Choices<'_>) -> usize {
+/// Runs a waitlist: tasks come and go, operations are answered by the specification on a document that others corrupt,
+/// forged events arrive, and looks at the queue position show anything. Panics if the waitlist does, if it believes in a
+/// grant that no document shows, or if it waits without asking.
+pub(super) fn drive(choices: &mut Choices<'_>) -> Course {
     let now = Instant::now();
     let mut bench = Bench {
         config: Settings::default().unchecked(),
@@ -71,13 +90,13 @@ pub(crate) fn drive(choices: &mut Choices<'_>) -> usize {
         clock: ServerClock::default(),
         ids: Ids::new(SESSION.to_owned()),
         stream: choices.pick(&STREAM_STATES),
-        line: Line::new("x".to_owned(), choices.pick(&[None, Some(now)]), None),
+        waitlist: Waitlist::new(choices.pick(&[None, Some(now)])),
         document: None,
         keys: 0,
         granted: Vec::new(),
         asked: Vec::new(),
         looks: Vec::new(),
-        sent: 0,
+        course: Course::default(),
     };
     bench.join(choices);
     for _ in 0..STEPS {
@@ -86,7 +105,7 @@ pub(crate) fn drive(choices: &mut Choices<'_>) -> usize {
         }
         bench.step(choices);
     }
-    bench.sent
+    bench.course
 }
 
 impl Bench {
@@ -95,36 +114,27 @@ impl Bench {
             0 | 1 => self.join(choices),
             2 => {
                 let key = self.keys.min(choices.below(8) as u64);
-                let standing = self.feed(&Permitted::new(), |line, context, _| line.cancel(key, context));
-                if let Some((Some(contention), _)) = standing.map(|standing| standing.report(&self.ids)) {
-                    assert!(!contention.to_string().chars().any(char::is_control));
-                }
+                self.feed(&Permitted::new(), |waitlist, context, _| waitlist.cancel(key, context));
             }
-            3 => {
-                if let Some(hold) = self.granted.pop() {
-                    self.feed(&Permitted::new(), |line, context, effects| {
-                        line.let_go(&hold, None, context, effects)
-                    });
-                }
-            }
+            3 => self.let_go(choices),
             4 => self.signal(choices),
             5 => self.verify(choices),
             6 => {
                 self.document = self.corrupted(choices).and_then(Result::ok);
-                self.feed(&Permitted::new(), |line, context, _| line.doubt(context));
+                self.feed(&Permitted::new(), |waitlist, context, _| waitlist.doubt(context));
             }
             7 | 8 => self.look(choices),
             9 => {
                 self.stream = choices.pick(&STREAM_STATES);
                 if choices.one_in(2) {
-                    self.feed(&Permitted::new(), |line, context, _| line.doubt(context));
+                    self.feed(&Permitted::new(), |waitlist, context, _| waitlist.doubt(context));
                 }
             }
             _ => self.exchange(choices),
         }
         // Its queue position is confirmed twice a lease, whatever it has been shown.
-        if self.line.waits_for_event() || self.line.need() == Need::Looks {
-            let due_at = self.line.due_at();
+        if self.waitlist.waits_for_event() || self.waitlist.need() == Need::Looks {
+            let due_at = self.waitlist.due_at();
             assert!(
                 due_at.is_some_and(|at| at <= self.now + self.config.lease),
                 "{due_at:?}"
@@ -135,7 +145,7 @@ impl Bench {
     fn feed<T>(
         &mut self,
         permitted: &Permitted,
-        input: impl FnOnce(&mut Line, &Context<'_>, &mut Vec<LineEffect>) -> T,
+        input: impl FnOnce(&mut Waitlist, &Context<'_>, &mut Vec<Effect>) -> T,
     ) -> T {
         let mut effects = Vec::new();
         let context = Context {
@@ -147,66 +157,77 @@ impl Bench {
             room: QUEUE_MOST,
         };
         let now = context.now;
-        let output = input(&mut self.line, &context, &mut effects);
-        let _ = (self.line.due_at(), self.line.need());
+        let output = input(&mut self.waitlist, &context, &mut effects);
+        let _ = (self.waitlist.due_at(), self.waitlist.need());
         for effect in effects {
             match effect {
-                LineEffect::Answer(_, Ok(Some(hold))) => self.granted(hold, now, permitted),
-                LineEffect::Lost(hold, _) => self.granted.retain(|held| held.id != hold.id),
-                LineEffect::Answer(..) | LineEffect::Released(..) | LineEffect::Doubted(_) => {}
+                Effect::Granted { entry, grant, .. } => self.granted(Held { entry, grant: *grant }, now, permitted),
+                Effect::Lost { entry, .. } => self.granted.retain(|held| held.entry != entry),
+                _ => {}
             }
         }
         output
     }
 
+    /// Lets go of a hold that goes through the server.
+    fn let_go(&mut self, choices: &mut Choices<'_>) {
+        let Some(Held { entry, grant }) = self.granted.pop() else {
+            return;
+        };
+        let release = Release {
+            entry: &entry,
+            used: grant.used,
+            heir: Heir::Nobody,
+            left_as: choices.pick(&[LeftAs::Free, LeftAs::Free, LeftAs::HeldTooLong]),
+            is_awaited: choices.one_in(2),
+        };
+        let let_go = self.feed(&Permitted::new(), |waitlist, context, effects| {
+            waitlist.let_go(release, context, effects)
+        });
+        assert!(matches!(let_go, LetGo::Leaves { .. }), "{let_go:?}");
+    }
+
     /// Checks that the grant is in the server's last answer or event, under that token, and is believed for no longer
     /// than that permits.
-    fn granted(&mut self, hold: Arc<Hold>, now: Instant, permitted: &Permitted) {
-        if self.granted.iter().any(|held| Arc::ptr_eq(held, &hold)) {
-            // Shared by a task that re-enters.
-            return;
-        }
-        let until = permitted.get(&(hold.id.clone(), hold.token.as_i64()));
+    fn granted(&mut self, held: Held, now: Instant, permitted: &Permitted) {
+        self.course.grants += 1;
+        let until = permitted.get(&(held.entry.clone(), held.grant.token));
         let Some(until) = until else {
-            panic!("{hold:?} is granted, and no document says so: {permitted:?}");
+            panic!("{held:?}, and no document says so: {permitted:?}");
         };
-        let margin = self.config.skew_margin;
-        assert!(hold.deadline() > now, "{hold:?} is over");
+        let (deadline, margin) = (held.grant.deadline.instant(), self.config.skew_margin);
+        assert!(deadline > now, "{held:?} is over");
+        assert!(deadline + margin <= now + self.config.lease, "{held:?} is for too long");
         assert!(
-            hold.deadline() + margin <= now + self.config.lease,
-            "{hold:?} is for too long"
+            until.is_none_or(|until| deadline + margin <= until),
+            "{held:?}, and the server said {until:?}"
         );
-        assert!(
-            until.is_none_or(|until| hold.deadline() + margin <= until),
-            "{hold:?}, and the server said {until:?}"
-        );
-        self.granted.push(hold);
+        self.granted.push(held);
     }
 
     fn join(&mut self, choices: &mut Choices<'_>) {
         self.keys += 1;
         let (kind, capacity) = choices.pick(&[(Kind::Mutex, 1), (Kind::Mutex, 1), (Kind::Semaphore, 3)]);
-        let options = AcquireOptions {
-            kind,
-            capacity,
-            permits: choices.pick(&[1, capacity]),
-            wait: !choices.one_in(3),
-            reports_contention: choices.one_in(2),
-            reentrant: choices.one_in(4),
-            terms: Terms::default(),
-            owner: Owner::default(),
+        let permits = choices.pick(&[1, capacity]);
+        let patience = if choices.one_in(3) {
+            Patience::Try
+        } else {
+            Patience::Wait
         };
-        // Nobody listens: the answers are checked on their way.
-        let (to, _) = oneshot::channel();
-        let pending = Pending::new(self.keys, self.ids.entry(), options, to);
-        self.feed(&Permitted::new(), |line, context, effects| {
-            line.join(pending, context, effects)
-        });
+        let waiting = Waiting::new(
+            self.keys,
+            self.ids.entry(),
+            ((kind, capacity), permits),
+            patience,
+            self.now,
+        );
+        let waiting = waiting.reentering(choices.one_in(4));
+        self.feed(&Permitted::new(), |waitlist, _, _| waitlist.join(waiting));
     }
 
     /// Sends the next operation, and answers it in one of several ways.
     fn exchange(&mut self, choices: &mut Choices<'_>) {
-        let Some(operation) = self.feed(&Permitted::new(), |line, context, _| line.next(context)) else {
+        let Some(operation) = self.feed(&Permitted::new(), |waitlist, context, _| waitlist.next(context)) else {
             return;
         };
         let entries = operation.requests.iter().flat_map(|requests| &requests.entries);
@@ -217,18 +238,14 @@ impl Bench {
             self.join(choices);
         }
         if choices.below(8) == 0 {
-            let error = choices.pick(&[
-                StoreError::overdue(),
-                crate::proofs::fuzzing::decoding::error(11000),
-                crate::proofs::fuzzing::decoding::error(13),
-            ]);
-            return self.failed(&operation, &error);
+            let setback = choices.pick(&SETBACKS);
+            return self.failed(&operation, setback);
         }
         let now = ServerTime(NOW + i64::from(u8::try_from(choices.below(256)).unwrap_or(0)) * 500);
         self.document = state::apply(self.document.as_ref(), &operation, now);
         // The corruption is part of the answer, as another program may write at any time.
         let answered = match self.corrupted(choices) {
-            Some(Err(malformed)) if operation.needs_a_lock() => return self.failed(&operation, &malformed.into()),
+            Some(Err(_)) if operation.needs_a_lock() => return self.failed(&operation, Setback::Unreadable),
             answered => answered.and_then(Result::ok),
         };
         let now = match choices.below(8) {
@@ -251,23 +268,17 @@ impl Bench {
             .flat_map(|state| &state.holders)
             .map(|holder| ((holder.id.clone(), holder.token), until(holder.until)))
             .collect();
-        let answer = || Answer {
-            state: answered.clone(),
-            exchange,
-            logged_by: None,
-        };
-        self.feed(&permitted, |line, context, effects| {
-            line.answered(&operation, &answer(), context, effects);
-            line.remember(answer(), context);
+        self.feed(&permitted, |waitlist, context, effects| {
+            waitlist.answered(&operation, answered.as_ref(), &exchange, context, effects);
         });
         if choices.one_in(4) {
             self.document = answered;
         }
     }
 
-    fn failed(&mut self, operation: &Operation, error: &StoreError) {
-        self.feed(&Permitted::new(), |line, context, effects| {
-            line.failed(operation, error, context, effects)
+    fn failed(&mut self, operation: &Operation, setback: Setback) {
+        self.feed(&Permitted::new(), |waitlist, context, effects| {
+            waitlist.failed(operation, setback, context, effects)
         });
     }
 
@@ -275,11 +286,11 @@ impl Bench {
     /// one of several ways.
     fn look(&mut self, choices: &mut Choices<'_>) {
         for _ in 0..4 {
-            if let Some(due_at) = self.line.due_at() {
+            if let Some(due_at) = self.waitlist.due_at() {
                 self.now = self.now.max(due_at);
             }
-            let look = self.feed(&Permitted::new(), |line, context, _| line.next_look(context));
-            self.sent += usize::from(look.is_some());
+            let look = self.feed(&Permitted::new(), |waitlist, context, _| waitlist.next_look(context));
+            self.course.looks += usize::from(look.is_some());
             self.looks.extend(look);
             if !self.looks.is_empty() {
                 break;
@@ -308,21 +319,21 @@ impl Bench {
             asleep: choices.one_in(2),
             now,
         });
-        let error = choices.pick(&[StoreError::overdue(), crate::proofs::fuzzing::decoding::error(13)]);
+        let setback = choices.pick(&SETBACKS);
         let end = choices.below(6);
-        let is_waited_for = self.feed(&Permitted::new(), |line, context, _| match end {
+        let is_waited_for = self.feed(&Permitted::new(), |waitlist, context, _| match end {
             // It has waited for a slot, and is sent now.
-            0 => line.admit(&look, context),
+            0 => waitlist.admit(&look, context),
             1 => {
-                line.look_failed(&look, &error, context);
+                waitlist.look_failed(&look, setback, context);
                 false
             }
             2 => {
-                line.looked(&look, None, context);
+                waitlist.looked(&look, None, context);
                 false
             }
             _ => {
-                line.looked(&look, Some(ahead), context);
+                waitlist.looked(&look, Some(ahead), context);
                 false
             }
         });
@@ -354,8 +365,8 @@ impl Bench {
                 let claim = at.plus_millis(millis(self.config.claim_lease));
                 permitted.insert((id.to_owned(), token), self.clock.until(claim).map(|(_, end)| end));
             }
-            self.feed(&permitted, |line, context, effects| {
-                line.signalled(id, signal, at, None, context, effects)
+            self.feed(&permitted, |waitlist, context, effects| {
+                waitlist.signalled(id, signal, at, context, effects)
             });
         }
     }
@@ -363,25 +374,22 @@ impl Bench {
     /// Delivers a read of the document. A hold that is not in it is lost.
     fn verify(&mut self, choices: &mut Choices<'_>) {
         let read = self.corrupted(choices);
-        let held: Vec<String> = self.granted.iter().map(|hold| hold.id.clone()).collect();
-        self.feed(&Permitted::new(), |line, context, effects| {
-            line.verified(read.as_ref(), Some(context.now), &held, context, effects);
+        let held: Vec<String> = self.granted.iter().map(|held| held.entry.clone()).collect();
+        self.feed(&Permitted::new(), |waitlist, context, effects| {
+            waitlist.verified(read.as_ref(), Some(context.now), &held, context, effects);
         });
-        let has = |hold: &Hold| {
-            let state = read.as_ref().and_then(|read| read.as_ref().ok());
-            state.is_some_and(|state| state.holders.iter().any(|holder| hold.is(holder)))
-        };
-        let kept = |id: &str| self.line.holds().any(|hold| hold.id == id);
-        for hold in &self.granted {
+        let state = read.as_ref().and_then(|read| read.as_ref().ok());
+        let holders = || state.iter().flat_map(|state| &state.holders);
+        for held in &self.granted {
             assert!(
-                has(hold) || !kept(&hold.id),
-                "{hold:?} is kept, and the document has none: {read:?}"
+                holders().any(|holder| holder.is_grant(&held.entry, held.grant.granted_as)),
+                "{held:?} is kept, and the document has none: {read:?}"
             );
         }
     }
 
     /// Returns the document as decoded; usually unchanged.
-    fn corrupted(&self, choices: &mut Choices<'_>) -> Option<Result<State, crate::protocol::document::Malformed>> {
+    fn corrupted(&self, choices: &mut Choices<'_>) -> Option<Result<State, Malformed>> {
         if choices.one_in(16) {
             return None;
         }

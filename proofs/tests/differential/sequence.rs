@@ -1,14 +1,12 @@
 //! One sequence of steps on its way, and the document that it must have.
 
 use mongodb::bson::{Bson, Document, doc};
+use watchlock_core::protocol::{Downgrade, Evict, Expects, Idle, Operation, ServerTime, State, pipeline, state};
+use watchlock_proofs::Random;
 
 use super::{
     setup::Setup,
     steps::{self, Move},
-};
-use crate::{
-    proofs::random::Random,
-    protocol::{Downgrade, Evict, Expects, Idle, Operation, ServerTime, State, pipeline, state},
 };
 
 /// One sequence, with a document of its own.

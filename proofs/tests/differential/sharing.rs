@@ -4,13 +4,11 @@ use mongodb::{
     Collection,
     bson::{Bson, Document, doc},
 };
+use watchlock_core::protocol::{Kind, Location, ServerTime, State, pipeline, state};
+use watchlock_proofs::Random;
 use watchlock_testkit::shared;
 
 use super::{sequence::Sequence, sequences, setup::Setup};
-use crate::{
-    proofs::random::Random,
-    protocol::{Kind, Location, ServerTime, State, pipeline, state},
-};
 
 /// Locks side by side in one document are renewed all together or not at all, and those that are idle for long go with
 /// the next write of another: as the specification says of each by itself.

@@ -2,13 +2,14 @@
 
 use mongodb::bson::{Binary, Bson, DateTime, Decimal128, Document, Timestamp, doc, oid::ObjectId, spec::BinarySubtype};
 
+use watchlock_core::protocol::{Ended, HoldEnd, Holder, Identity, Kind, Owner, ServerTime, Shown, State, Waiter};
+
 use super::Choices;
-use crate::protocol::{Ended, HoldEnd, Holder, Identity, Kind, Owner, ServerTime, Shown, State, Waiter};
 
 const NOW: i64 = 1_700_000_000_000;
 
 /// Returns the document of a lock that somebody may hold, and others may wait for.
-pub(crate) fn sample(choices: &mut Choices<'_>) -> Document {
+pub(super) fn sample(choices: &mut Choices<'_>) -> Document {
     let kinds = [
         Kind::Mutex,
         Kind::Semaphore,
@@ -111,7 +112,7 @@ fn waiter(number: usize, choices: &mut Choices<'_>) -> Waiter {
 }
 
 /// Corrupts some of a document's fields, or of those of its entries.
-pub(crate) fn corrupt(document: &mut Document, choices: &mut Choices<'_>) {
+pub(super) fn corrupt(document: &mut Document, choices: &mut Choices<'_>) {
     for _ in 0..=choices.below(4) {
         match (choices.below(3), choices.pick(&["holders", "queue"])) {
             (0, _) => corrupt_field(document, choices),
@@ -200,7 +201,7 @@ fn decimal(choices: &mut Choices<'_>) -> Bson {
 }
 
 /// Returns any value.
-pub(crate) fn value(choices: &mut Choices<'_>, depth: usize) -> Bson {
+pub(super) fn value(choices: &mut Choices<'_>, depth: usize) -> Bson {
     match choices.below(18) {
         0 => Bson::Null,
         1 => Bson::Undefined,
@@ -239,7 +240,7 @@ fn deep() -> Bson {
 }
 
 /// Returns text as other programs may write it.
-pub(crate) fn text(choices: &mut Choices<'_>) -> String {
+pub(super) fn text(choices: &mut Choices<'_>) -> String {
     let texts = [
         "",
         "x",
@@ -260,7 +261,7 @@ pub(crate) fn text(choices: &mut Choices<'_>) -> String {
 }
 
 /// Returns the `wake` of a write, possibly malformed.
-pub(crate) fn words(choices: &mut Choices<'_>) -> String {
+pub(super) fn words(choices: &mut Choices<'_>) -> String {
     let parts = [
         ";",
         ":",
@@ -296,7 +297,7 @@ pub(crate) fn words(choices: &mut Choices<'_>) -> String {
 }
 
 /// Returns an event of a change stream in any of its forms.
-pub(crate) fn event(choices: &mut Choices<'_>) -> Document {
+pub(super) fn event(choices: &mut Choices<'_>) -> Document {
     let types = [
         "insert",
         "update",
@@ -336,7 +337,7 @@ pub(crate) fn event(choices: &mut Choices<'_>) -> Document {
 }
 
 /// Returns the answer to a command that failed.
-pub(crate) fn failure(choices: &mut Choices<'_>) -> Document {
+pub(super) fn failure(choices: &mut Choices<'_>) -> Document {
     let codes = [0, 1, 11000, 13, 43, 40573, -1, i32::MAX];
     let mut answer = doc! {
         "ok": 0,

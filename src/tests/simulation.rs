@@ -31,13 +31,14 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep, sleep_until, timeout},
 };
+use watchlock_proofs::{Random, share_of};
 
+use super::simulated::Link;
 use crate::{
     client::LockClient,
     config::Settings,
     error::AcquireError,
     handle::{LockHandle, LockView, Released},
-    proofs::{random::Random, share_of, simulated::Link},
     protocol::{ServerTime, State},
     session::{Session, locks::LockSession},
     store::{LockStore, MemoryStore, Store},

@@ -2,21 +2,21 @@
 
 /// Bytes as the source of choices. After their end the first option is always chosen.
 #[derive(Debug)]
-pub(crate) struct Choices<'a> {
+pub(super) struct Choices<'a> {
     bytes: &'a [u8],
 }
 
 impl<'a> Choices<'a> {
-    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
         Self { bytes }
     }
 
-    pub(crate) fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.bytes.is_empty()
     }
 
     /// Returns a number below `bound`, which is at most 256.
-    pub(crate) fn below(&mut self, bound: usize) -> usize {
+    pub(super) fn below(&mut self, bound: usize) -> usize {
         match self.bytes.split_first() {
             Some((first, rest)) => {
                 self.bytes = rest;
@@ -27,16 +27,16 @@ impl<'a> Choices<'a> {
     }
 
     /// Returns `true` once in this many times.
-    pub(crate) fn one_in(&mut self, times: usize) -> bool {
+    pub(super) fn one_in(&mut self, times: usize) -> bool {
         self.below(times) == times - 1
     }
 
-    pub(crate) fn pick<T: Clone>(&mut self, from: &[T]) -> T {
+    pub(super) fn pick<T: Clone>(&mut self, from: &[T]) -> T {
         from[self.below(from.len())].clone()
     }
 
     /// Returns a number at or near a limit.
-    pub(crate) fn number(&mut self) -> i64 {
+    pub(super) fn number(&mut self) -> i64 {
         let near = [
             0,
             1,

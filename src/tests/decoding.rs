@@ -1,4 +1,5 @@
-//! Checks of the store's decoding: see [`super`].
+//! Checks of what the library decodes and shows, for the fuzz targets in `fuzz/` and the tests here, both with the input
+//! of `watchlock-proofs`. Each panics if the decoder does or breaks a promise.
 
 use std::sync::Arc;
 
@@ -9,7 +10,10 @@ use mongodb::{
 use serde::Deserialize as _;
 
 use crate::{
-    protocol::{Location, State, wake},
+    contention::{Contention, LastReport},
+    input::check_id,
+    inspect::LockInfo,
+    protocol::{Location, ServerTime, State, wake},
     store::{
         Event, Failure, InPlace, NamedSighting, Sighting, StoreError, element::ElementKey, family::Family, mongo, name,
         place::Paths,
@@ -17,7 +21,8 @@ use crate::{
 };
 
 /// Reads an event as one of a collection of locks, and as one of documents with locks in them.
-pub(crate) fn read_event(event: &Document) {
+pub fn read_event(event: &Document) {
+    read_event_of_elements(event);
     let of = |location: &Location| {
         let document = event.get_document("fullDocument").ok()?;
         Some(State::from_document(location.lock(document)?))
@@ -38,7 +43,7 @@ pub(crate) fn read_event(event: &Document) {
 }
 
 /// Checks that an event, read as one of the locks of elements, concerns only locks in its own document.
-pub(crate) fn read_event_of_elements(event: &Document) {
+fn read_event_of_elements(event: &Document) {
     let Ok(place) = InPlace::of_elements(None, "locks.lines", ("lines", "lock"), &Paths::default()) else {
         return;
     };
@@ -61,23 +66,20 @@ pub(crate) fn read_event_of_elements(event: &Document) {
     }
 }
 
-/// Checks that a text which is the code of an element's key is that of no other.
-pub(crate) fn read_code(text: &str) {
+/// Checks that any text is the name of some `_id`, and that a collection of locks has it as its name; and that a text
+/// which is the code of an element's key is that of no other.
+pub fn read_name(text: &str) {
     if let Some(key) = ElementKey::from_code(text) {
         assert_eq!(key.code(), text);
     }
-}
-
-/// Checks that any text is the name of some `_id`, and that a collection of locks has it as its name.
-pub(crate) fn read_name(text: &str) {
     assert_eq!(name::id_of(&Location::default(), text), Bson::from(text));
     let id = name::id_of(&Location::under("lock"), text);
     read_id(&id);
 }
 
 /// Checks that the name of an accepted id leads to the same document, and that this document has the same name.
-pub(crate) fn read_id(id: &Bson) {
-    if crate::input::check_id(id).is_err() {
+pub fn read_id(id: &Bson) {
+    if check_id(id).is_err() {
         return;
     }
     let at = Location::under("lock");
@@ -95,7 +97,7 @@ pub(crate) fn read_id(id: &Bson) {
 }
 
 /// Checks that a command's error answer is classified by its code, and that it can be shown.
-pub(crate) fn read_failure(answer: &Document) {
+pub fn read_failure(answer: &Document) {
     let failed = answer.get_array("writeErrors").is_ok_and(|errors| !errors.is_empty())
         || answer.get_document("writeConcernError").is_ok();
     let refusal = mongo::refusal(answer).map(StoreError::from);
@@ -115,7 +117,31 @@ pub(crate) fn read_failure(answer: &Document) {
     );
 }
 
+/// Checks that a lock, and what an acquire tells of it, is safe to show on a terminal, which obeys control characters.
+pub fn show(state: &State) {
+    let info = LockInfo::after_write("a name", state);
+    harmless(&info.to_string());
+    info.is_held();
+    for waiter in &info.waiters {
+        harmless(&waiter.to_string());
+    }
+    for as_of in [ServerTime(0), state.at, ServerTime(i64::MIN), ServerTime(i64::MAX)] {
+        let sighting = LastReport {
+            state,
+            as_of,
+            age: as_of.since(state.at),
+        };
+        harmless(&Contention::new(&sighting, 2, |id| id.len() > 3).to_string());
+        state.is_free(as_of);
+    }
+}
+
+fn harmless(shown: &str) {
+    assert!(!shown.chars().any(char::is_control), "{shown:?}");
+}
+
 /// Returns an error of the server with this code.
+#[cfg(test)]
 pub(crate) fn error(code: i32) -> StoreError {
     let answer = mongodb::bson::doc! { "code": code };
     let command = CommandError::deserialize(Deserializer::new(Bson::Document(answer)));
@@ -123,4 +149,37 @@ pub(crate) fn error(code: i32) -> StoreError {
         |_| StoreError::overdue(),
         |command| Error::from(ErrorKind::Command(command)).into(),
     )
+}
+
+/// The checks on the bytes of all seeds: see `proofs/tests/fuzzing.rs`.
+#[cfg(test)]
+mod tests {
+    use watchlock_proofs::fuzzing::{self, seeds::on_all};
+
+    #[test]
+    fn locks_of_any_kind_are_shown_without_control_characters() {
+        on_all(6_000, 64, |data| fuzzing::lock(data).iter().for_each(super::show));
+    }
+
+    #[test]
+    fn events_of_any_kind_are_read_or_passed_over() {
+        on_all(6_000, 64, |data| {
+            fuzzing::events(data).iter().for_each(super::read_event)
+        });
+    }
+
+    #[test]
+    fn ids_of_any_kind_have_a_name() {
+        on_all(10_000, 32, |data| {
+            super::read_name(&String::from_utf8_lossy(data));
+            fuzzing::ids(data).iter().for_each(super::read_id);
+        });
+    }
+
+    #[test]
+    fn errors_of_any_kind_are_sorted() {
+        on_all(10_000, 32, |data| {
+            fuzzing::failures(data).iter().for_each(super::read_failure)
+        });
+    }
 }

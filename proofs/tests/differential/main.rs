@@ -15,6 +15,7 @@
 //! - [`ahead`]: reads of the entries ahead of a waiter.
 //! - [`later`]: documents of a later protocol, which no pipeline changes.
 //! - [`single`]: single operations: those that write nothing, and the one with the most entries.
+//! - [`sizes`]: the bounds of documents in commands.
 
 mod ahead;
 mod later;
@@ -22,6 +23,7 @@ mod sequence;
 mod setup;
 mod sharing;
 mod single;
+mod sizes;
 mod steps;
 
 use std::{collections::HashMap, ops::Range};
@@ -31,9 +33,9 @@ use mongodb::{
     Collection, Database,
     bson::{Bson, Document, doc},
 };
+use watchlock_core::protocol::Kind;
 use watchlock_testkit::shared;
 
-use crate::protocol::Kind;
 use sequence::{Seen, Sequence};
 use setup::{MIXED, Setup};
 use steps::Move;

@@ -10,6 +10,7 @@ use mongodb::{
     Collection,
     bson::{Document, doc},
 };
+use watchlock_core::protocol::{Ahead, Kind, ServerTime, State, ahead, document::Malformed};
 use watchlock_testkit::shared;
 
 use super::{
@@ -18,7 +19,6 @@ use super::{
     sequences,
     setup::{MIXED, Setup},
 };
-use crate::protocol::{Ahead, Kind, ServerTime, State, ahead, document::Malformed};
 
 /// The server and the specification find the same ahead of an entry, also if the entry is not there, or no lock. What
 /// can't be read is not taken for a queue without the entry.

@@ -7,13 +7,14 @@ use mongodb::{
     bson::{Bson, DateTime, Document, doc, oid::ObjectId},
     options::ReturnDocument,
 };
+use watchlock_proofs::Random;
 use watchlock_testkit::shared;
 
 use super::{
     matching::{Filter, Sort},
     updating::Update,
 };
-use crate::{proofs::random::Random, protocol::ServerTime};
+use crate::protocol::ServerTime;
 
 const ROUNDS: u64 = 3;
 const DOCUMENTS: i32 = 80;

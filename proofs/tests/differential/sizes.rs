@@ -4,9 +4,8 @@ use mongodb::{
     Collection,
     bson::{Document, doc},
 };
+use watchlock_core::input::{DEEPEST, LARGEST, check_document};
 use watchlock_testkit::shared;
-
-use crate::input::{DEEPEST, LARGEST, check_document};
 
 fn nested(levels: usize) -> Document {
     (1..levels).fold(Document::new(), |inner, _| doc! { "a": inner })

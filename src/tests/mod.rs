@@ -1,0 +1,16 @@
+//! Tests of whole clients from inside, on a network and a clock that are simulated. None of this is in the published
+//! package.
+//!
+//! - [`simulation`]: clients in worlds where everything goes wrong.
+//! - [`crowds`]: very many clients that wait for one lock at a slow server.
+//! - [`simulated`]: the network of both, and of tests of single files.
+//! - [`decoding`]: what the library decodes, for the fuzzing. It is here under `cfg(fuzzing)` too, for the targets in
+//!   `fuzz/`.
+
+#[cfg(test)]
+mod crowds;
+pub mod decoding;
+#[cfg(test)]
+pub(crate) mod simulated;
+#[cfg(test)]
+mod simulation;
