@@ -2,7 +2,12 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::{config::millis, protocol::ServerTime};
+use tokio::time::Instant;
+
+use crate::{
+    config::millis,
+    protocol::{Exchange, ServerTime},
+};
 
 /// Returns this machine's own name: only shown to people.
 pub(crate) fn host() -> String {
@@ -17,4 +22,10 @@ pub(crate) fn host() -> String {
 pub(crate) fn wall_clock() -> ServerTime {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     ServerTime(millis(now))
+}
+
+/// Returns the exchange of an answer that has just come.
+pub(crate) fn exchanged(sent: Instant, now: Option<ServerTime>) -> Exchange {
+    let received = Instant::now();
+    Exchange { sent, received, now }
 }

@@ -7,7 +7,8 @@ use tokio::time::{Instant, timeout};
 
 use super::{Session, asking::patience, hold::Hold};
 use crate::{
-    protocol::{Exchange, Expects, Operation},
+    machine::exchanged,
+    protocol::{Expects, Operation},
     status::LostReason,
     store::Answer,
 };
@@ -155,7 +156,7 @@ impl Session {
         let limit = self.asking.limit_of_releases(together.len(), &self.config);
         let releasing = async move { store.release_together(&releases, limit).await };
         let mut released = self.in_time(patience(limit), releasing).await;
-        let exchange = Exchange::ending_now(sent, None);
+        let exchange = exchanged(sent, None);
         for (name, operation) in together.iter() {
             let answer = match &mut released {
                 Ok(refused) => refused.remove(name).map_or(

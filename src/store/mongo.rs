@@ -32,8 +32,9 @@ use super::{
 use command::Change;
 use prepared::Prepared;
 
-use crate::protocol::{
-    Evict, Exchange, Expects, Location, Operation, ServerTime, State, document::Malformed, pipeline, wake,
+use crate::{
+    machine::exchanged,
+    protocol::{Evict, Exchange, Expects, Location, Operation, ServerTime, State, document::Malformed, pipeline, wake},
 };
 
 #[cfg(any(test, fuzzing))]
@@ -112,7 +113,7 @@ impl MongoStore {
         // noticed here.
         let hello = store.ask_primary(doc! { "hello": 1 }).await?;
         let now = ServerTime::in_field(&hello, "localTime");
-        let exchange = Exchange::ending_now(sent, now);
+        let exchange = exchanged(sent, now);
         let topology = if hello.contains_key("setName") {
             Topology::ReplicaSet
         } else if hello.get_str("msg").is_ok_and(|message| message == "isdbgrid") {

@@ -21,6 +21,7 @@ use watchlock_proofs::Random;
 
 use crate::{
     error::store::OutOfTime,
+    machine::exchanged,
     protocol::{Evict, Exchange, Operation},
     store::{AWAIT_TIME, Answer, Documents, Event, Failure, MemoryStore, MemoryStream, Renewal, Renewed, StoreError},
 };
@@ -388,7 +389,7 @@ impl Link {
 
 /// Returns the exchange as its sender sees it.
 fn since(sent: Instant, exchange: &Exchange) -> Exchange {
-    Exchange::ending_now(sent, exchange.now)
+    exchanged(sent, exchange.now)
 }
 
 /// Returns a refusal like that of a validator that was added later.

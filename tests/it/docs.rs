@@ -289,7 +289,7 @@ fn the_command_of_the_readme_is_the_one_that_ci_runs() {
             .lines()
             .any(|line| line == "export WATCHLOCK_PROOFS=whole")
     );
-    for proof in ["model/src/tests.rs", "src/proofs/mod.rs"] {
+    for proof in ["model/src/tests.rs", "proofs/src/lib.rs"] {
         assert!(read(proof).contains(r#"var("WATCHLOCK_PROOFS")"#), "{proof}");
     }
 }

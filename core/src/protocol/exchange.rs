@@ -12,11 +12,3 @@ pub struct Exchange {
     /// `None` when the answer has no time: the server answers a retried command from its record of the first try.
     pub now: Option<ServerTime>,
 }
-
-impl Exchange {
-    /// Returns the exchange of an answer that has just come.
-    pub fn ending_now(sent: Instant, now: Option<ServerTime>) -> Self {
-        let received = Instant::now();
-        Self { sent, received, now }
-    }
-}

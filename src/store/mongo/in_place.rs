@@ -13,6 +13,7 @@ use super::{
     LONG_READ_WITHIN, MongoStore, NOW, READ_WITHIN, fields, ids_with_prefix, lossy, not_utf8, now, server_now,
 };
 use crate::{
+    machine::exchanged,
     protocol::{
         Exchange, Location, Operation, ServerTime, State,
         document::{ID_MOST, size_of_id, whole},
@@ -153,7 +154,7 @@ impl MongoStore {
             .read_concern(ReadConcern::local())
             .max_time(LONG_READ_WITHIN);
         let found = reading.await?.try_next().await?;
-        let exchange = Exchange::ending_now(sent, found.as_ref().and_then(server_now));
+        let exchange = exchanged(sent, found.as_ref().and_then(server_now));
         let found = found.unwrap_or_default();
         Ok(Outlook {
             free_at: ServerTime::in_field(&found, "free_at"),
@@ -193,7 +194,7 @@ impl MongoStore {
                 .into_iter()
                 .flatten()
                 .min();
-            exchange = Some(Exchange::ending_now(sent, server_now(&found)));
+            exchange = Some(exchanged(sent, server_now(&found)));
         }
         // A document that became free since the last try has no end ahead, so the reads above miss it.
         let free = doc! { "$and": [{ "_id": { "$nin": passed } }, pipeline::free(at, &now())] };
@@ -209,7 +210,7 @@ impl MongoStore {
         {
             let now = server_now(&found);
             free_at = now;
-            exchange = Some(Exchange::ending_now(sent, now));
+            exchange = Some(exchanged(sent, now));
         }
         let sent = Instant::now();
         let any = async |condition: Document| -> Result<Option<Bson>, StoreError> {
@@ -225,7 +226,7 @@ impl MongoStore {
         };
         let unfit = any(doc! { "$nor": [&fit] }).await?;
         let others = free_at.is_some() || any(fit).await?.is_some();
-        let exchange = exchange.unwrap_or_else(|| Exchange::ending_now(sent, None));
+        let exchange = exchange.unwrap_or_else(|| exchanged(sent, None));
         Ok(Outlook {
             free_at,
             others,

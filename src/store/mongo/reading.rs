@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::{LONG_READ_WITHIN, MongoStore, NOW, READ_WITHIN, all_fields, ids_with_prefix, lossy, not_utf8, server_now};
 use crate::{
+    machine::exchanged,
     protocol::{Ahead, Exchange, State, ahead},
     store::{Arrival, Documents, Listed, Selection, StoreError, Unreadable, View},
 };
@@ -61,7 +62,7 @@ impl MongoStore {
                 }
             }
         }
-        let exchange = Exchange::ending_now(sent, now);
+        let exchange = exchanged(sent, now);
         Ok((found, exchange))
     }
 
@@ -79,7 +80,7 @@ impl MongoStore {
         let find = self.collection.find_one(doc! { "_id": id }).projection(projection);
         let found = find.read_concern(ReadConcern::local()).max_time(within).await?;
         let now = found.as_ref().and_then(server_now);
-        let exchange = Exchange::ending_now(sent, now);
+        let exchange = exchanged(sent, now);
         let ahead = found.zip(now).map(|(found, now)| ahead::read(&found, now));
         Ok((ahead.transpose()?.flatten(), exchange))
     }
