@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Shortest lease: with less, a pause of the scheduler or one lost packet costs the lock.
-pub const LEASE_LEAST: Duration = Duration::from_millis(500);
+pub(crate) const LEASE_LEAST: Duration = Duration::from_millis(500);
 
 /// Shortest retention of free locks, and longest claim lease: the server must not purge a document in which a waiter
 /// has just been let in.

@@ -9,8 +9,8 @@
 //! library with real servers, the model checker with every order of what may happen, the differential test and the
 //! fuzzing. Of the driver they need only its values of BSON and the name of a read preference, and of tokio its clock.
 
-// Whoever reads these fields and functions reads the code beside them; what needs a word has one.
-#![allow(missing_docs)]
+// Whoever reads these pages reads the code beside them: what needs a word has one, and some links lead into the code.
+#![allow(missing_docs, rustdoc::private_intra_doc_links)]
 
 pub mod backoff;
 pub mod brief;

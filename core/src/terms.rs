@@ -89,7 +89,7 @@ impl Terms {
     }
 
     /// Whether these terms are the same apart from the terms that apply after the release.
-    pub fn are_like(&self, other: &Self) -> bool {
+    pub(crate) fn are_like(&self, other: &Self) -> bool {
         let keep_idle = None;
         Self { keep_idle, ..*self } == Self { keep_idle, ..*other }
     }

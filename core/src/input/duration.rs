@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 use super::InvalidInput;
 
 /// Longest duration of any setting; longer ones are slips, and their sums would not fit a date.
-pub const DURATION_MOST: Duration = Duration::from_secs(366 * 24 * 3600);
+pub(crate) const DURATION_MOST: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// A duration that somebody has set, or that follows from settings: to the millisecond.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ pub fn at_least(name: &str, value: Duration, least: Duration) -> Result<(), Inva
     Ok(())
 }
 
-pub fn at_most(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
+pub(crate) fn at_most(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
     if value > bound {
         return Err(InvalidInput::new(format!(
             "the {name} of {} is longer than the {bound_name}, {}",
@@ -55,7 +55,7 @@ pub fn below(name: &str, value: Duration, bound_name: &str, bound: Duration) -> 
     Ok(())
 }
 
-pub fn not_below(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
+pub(crate) fn not_below(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
     if value < bound {
         return Err(InvalidInput::new(format!(
             "the {name} of {} is shorter than the {bound_name}, {}",
@@ -89,7 +89,7 @@ pub fn check_timeout(timeout: Duration) -> Result<(), InvalidInput> {
 
 /// Checks the time for which a lock stays with the client after its last release. The lock then waits to be handed on
 /// to the next task, so a client that does not hand locks on can't keep one.
-pub fn check_keep_idle(keep: Duration, hands_on: bool) -> Result<(), InvalidInput> {
+pub(crate) fn check_keep_idle(keep: Duration, hands_on: bool) -> Result<(), InvalidInput> {
     check_duration("time to keep an idle lock", keep)?;
     if !hands_on && !keep.is_zero() {
         return Err(InvalidInput::new(format!(

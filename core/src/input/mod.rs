@@ -10,14 +10,15 @@ mod path;
 mod text;
 
 pub use bson::{DEEPEST, LARGEST, check_document};
-pub use duration::{
-    DURATION_MOST, Setting, above, at_least, at_most, below, check_duration, check_keep_idle, check_timeout, not_below,
-};
+#[cfg(test)]
+pub(crate) use duration::DURATION_MOST;
+pub use duration::{Setting, above, at_least, below, check_duration, check_timeout};
+pub(crate) use duration::{at_most, check_keep_idle, not_below};
 pub use id::{check_id, check_size};
 pub use invalid::InvalidInput;
 pub use key::{check_code, check_key};
-pub use number::{
-    check_attempts, check_history, check_metered, check_operations, check_permits, check_places, check_streams,
-};
+pub use number::{check_attempts, check_permits, check_places};
+pub(crate) use number::{check_history, check_metered, check_operations, check_streams};
 pub use path::check_path;
-pub use text::{check_collection, check_database, check_name, check_names, check_owner_id, check_prefix, check_text};
+pub(crate) use text::check_owner_id;
+pub use text::{check_collection, check_database, check_name, check_names, check_prefix, check_text};

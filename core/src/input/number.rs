@@ -13,7 +13,7 @@ const OPERATIONS_MOST: usize = 1_000;
 /// buckets, and so many locks are what a Prometheus server takes from one process without notice.
 const METERED_MOST: usize = 100;
 
-pub fn check_streams(streams: u32) -> Result<(), InvalidInput> {
+pub(crate) fn check_streams(streams: u32) -> Result<(), InvalidInput> {
     if !(1..=STREAMS_MOST).contains(&streams) {
         return Err(InvalidInput::new(format!(
             "the maximum number of change streams is {streams}; it must be 1 to {STREAMS_MOST}"
@@ -22,7 +22,7 @@ pub fn check_streams(streams: u32) -> Result<(), InvalidInput> {
     Ok(())
 }
 
-pub fn check_operations(operations: usize) -> Result<(), InvalidInput> {
+pub(crate) fn check_operations(operations: usize) -> Result<(), InvalidInput> {
     if !(1..=OPERATIONS_MOST).contains(&operations) {
         return Err(InvalidInput::new(format!(
             "the maximum number of operations at once is {operations}; it must be 1 to {OPERATIONS_MOST}"
@@ -32,7 +32,7 @@ pub fn check_operations(operations: usize) -> Result<(), InvalidInput> {
 }
 
 /// Checks the number of ends of holds that the documents keep.
-pub fn check_history(history: usize) -> Result<(), InvalidInput> {
+pub(crate) fn check_history(history: usize) -> Result<(), InvalidInput> {
     if history > HISTORY_MOST {
         return Err(InvalidInput::new(format!(
             "the history of {history} holds is longer than {HISTORY_MOST}"
@@ -42,7 +42,7 @@ pub fn check_history(history: usize) -> Result<(), InvalidInput> {
 }
 
 /// Checks the number of locks with metrics of their own.
-pub fn check_metered(names: usize) -> Result<(), InvalidInput> {
+pub(crate) fn check_metered(names: usize) -> Result<(), InvalidInput> {
     if names > METERED_MOST {
         return Err(InvalidInput::new(format!(
             "metrics are requested for the names of {names} locks; at most {METERED_MOST} locks can have metrics of their \

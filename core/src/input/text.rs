@@ -95,7 +95,7 @@ pub fn check_collection(name: &str) -> Result<(), InvalidInput> {
 }
 
 /// Checks an owner id: a text that is not empty.
-pub fn check_owner_id(id: &str) -> Result<(), InvalidInput> {
+pub(crate) fn check_owner_id(id: &str) -> Result<(), InvalidInput> {
     if id.is_empty() {
         return Err(InvalidInput::new(format!(
             "the owner id is empty; it must have 1 to {TEXT_MOST} bytes"

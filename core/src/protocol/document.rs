@@ -34,7 +34,7 @@ pub fn size_of_id(id: &Bson) -> usize {
 }
 
 /// The protocol that this client speaks: the largest number of a document that it acts on. [`super`] has the rules.
-pub const PROTOCOL: i64 = 1;
+pub(crate) const PROTOCOL: i64 = 1;
 
 /// A document under a lock's name that can't be read as a lock.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -8,7 +8,7 @@ use super::{Owner, ServerTime};
 ///
 /// Every write of the document rewrites them and every answer carries them, about 150 bytes each and with the longest
 /// texts 4 kB. A history for longer belongs into logs: see the event `watchlock.released`.
-pub const HISTORY_MOST: usize = 20;
+pub(crate) const HISTORY_MOST: usize = 20;
 
 /// The way in which a hold ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

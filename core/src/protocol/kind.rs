@@ -53,7 +53,7 @@ impl Kind {
 }
 
 /// Whether a lock of this kind can be handed on inside a process.
-pub fn is_handed_on(kind: Kind) -> bool {
+pub(crate) fn is_handed_on(kind: Kind) -> bool {
     matches!(kind, Kind::Mutex | Kind::Semaphore | Kind::RwLock)
 }
 

@@ -20,7 +20,7 @@ impl Location {
     }
 
     /// Returns the location in the value of an expression's variable: of it, only [`value`](Self::value) is of use.
-    pub fn of_variable(name: &str) -> Self {
+    pub(crate) fn of_variable(name: &str) -> Self {
         Self {
             prefix: format!("${name}."),
         }
@@ -142,20 +142,20 @@ impl Location {
     }
 
     /// Returns an expression for the whole document with these fields set in its lock, and nothing else touched.
-    pub fn merged(&self, fields: impl IntoIterator<Item = Bson>) -> Bson {
+    pub(crate) fn merged(&self, fields: impl IntoIterator<Item = Bson>) -> Bson {
         let lock = self.merged_lock(fields);
         self.with_lock(lock)
     }
 
     /// Returns an expression for the lock's sub-document with these fields set.
-    pub fn merged_lock(&self, fields: impl IntoIterator<Item = Bson>) -> Bson {
+    pub(crate) fn merged_lock(&self, fields: impl IntoIterator<Item = Bson>) -> Bson {
         let mut inputs = vec![self.whole(self.segments().count())];
         inputs.extend(fields);
         Bson::from(doc! { "$mergeObjects": inputs })
     }
 
     /// Returns an expression for the whole document with this value in the place of the lock's sub-document.
-    pub fn with_lock(&self, lock: Bson) -> Bson {
+    pub(crate) fn with_lock(&self, lock: Bson) -> Bson {
         let mut segments: Vec<&str> = self.segments().collect();
         let mut whole = lock;
         while let Some(segment) = segments.pop() {

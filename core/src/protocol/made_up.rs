@@ -113,7 +113,7 @@ pub fn asking(id: &str, request: Request) -> Operation {
     asking_for(id, MUTEX, [request])
 }
 
-pub fn asking_for(id: &str, (kind, capacity): Use, entries: impl IntoIterator<Item = Request>) -> Operation {
+pub(crate) fn asking_for(id: &str, (kind, capacity): Use, entries: impl IntoIterator<Item = Request>) -> Operation {
     Operation {
         requests: Some(Requests {
             kind,

@@ -123,16 +123,17 @@ pub mod state;
 pub mod wake;
 
 pub use ahead::Ahead;
+pub(crate) use ended::HISTORY_MOST;
 pub use ended::HoldEnd;
-pub use ended::{Ended, HISTORY_MOST, Record};
+pub use ended::{Ended, Record};
 pub use entry::{Holder, Identity, Idle, Owner, Shown, Waiter};
 pub use exchange::Exchange;
 pub use kind::Kind;
 pub use kind::Use;
 pub use location::Location;
+pub(crate) use operation::{ASK_TOGETHER, NOTIFIES_UP_TO};
 pub use operation::{
-    ASK_TOGETHER, Downgrade, Evict, Expects, Kept, KeptUntil, NOTIFIES_AT_ONCE, NOTIFIES_UP_TO, Operation, Proclaim,
-    QUEUE_MOST, Request, Requests,
+    Downgrade, Evict, Expects, Kept, KeptUntil, NOTIFIES_AT_ONCE, Operation, Proclaim, QUEUE_MOST, Request, Requests,
 };
 pub use server_time::ServerTime;
 pub use state::{State, clock_token};

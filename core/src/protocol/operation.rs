@@ -10,11 +10,11 @@ pub const QUEUE_MOST: usize = 256;
 
 /// Maximum number of tasks that wait in one request: the head of a line, and those behind it that fit the capacity with
 /// it. More of them would cost the server more than it spares. Of tries there are as many as the queue has room for.
-pub const ASK_TOGETHER: usize = 64;
+pub(crate) const ASK_TOGETHER: usize = 64;
 
 /// Length of the queue up to which a request that lines up notifies the holder. Of the entries before it, one or two
 /// can be of the holder's own process; with more, the holder was notified before.
-pub const NOTIFIES_UP_TO: usize = 3;
+pub(crate) const NOTIFIES_UP_TO: usize = 3;
 
 /// Number of holders up to which they are all notified: each costs a word and an event, while the writer waits for each
 /// of them in any case. More of them stop sharing by themselves, after half a second at the latest.
@@ -184,7 +184,7 @@ impl Operation {
 
     /// Returns whether the operation requests this entry. Such an entry learns of its grant from the answer, so `wake`
     /// does not announce it.
-    pub fn asks_for(&self, id: &str) -> bool {
+    pub(crate) fn asks_for(&self, id: &str) -> bool {
         self.entries().any(|entry| entry.id == id)
     }
 

@@ -517,7 +517,7 @@ fn next_token(last: i64, now: ServerTime) -> i64 {
 const KEPT_IN_RESERVE: i64 = 8;
 
 /// Returns for how long a document is kept that must be kept for at least this time.
-pub fn kept_in_reserve(keep: i64) -> i64 {
+pub(crate) fn kept_in_reserve(keep: i64) -> i64 {
     keep.saturating_add(keep / KEPT_IN_RESERVE)
 }
 

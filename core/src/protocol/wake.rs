@@ -32,9 +32,9 @@ pub enum Left {
 }
 
 impl Left {
-    pub const HOLDER: &'static str = "h";
-    pub const WAITER: &'static str = "q";
-    pub const NOWHERE: &'static str = "0";
+    pub(crate) const HOLDER: &'static str = "h";
+    pub(crate) const WAITER: &'static str = "q";
+    pub(crate) const NOWHERE: &'static str = "0";
 }
 
 /// The news of a write for one entry.
@@ -59,7 +59,7 @@ pub enum Signal {
 /// that an operator evicted, then those that a later incarnation adopted, then the waiter that is to ask, then the
 /// holders that are asked for.
 #[derive(Debug, Default)]
-pub struct Announcement {
+pub(crate) struct Announcement {
     left: String,
     granted: String,
     evicted: String,
@@ -69,7 +69,7 @@ pub struct Announcement {
 }
 
 impl Announcement {
-    pub fn left(&mut self, left: Left) {
+    pub(crate) fn left(&mut self, left: Left) {
         self.left.push_str(match left {
             Left::Holder | Left::Kept => Left::HOLDER,
             Left::Waiter => Left::WAITER,
@@ -77,28 +77,28 @@ impl Announcement {
         });
     }
 
-    pub fn granted(&mut self, id: &str, token: i64) {
+    pub(crate) fn granted(&mut self, id: &str, token: i64) {
         // Writing to a String can't fail.
         let _ = write!(self.granted, "{id}+{token};");
     }
 
-    pub fn evicted(&mut self, id: &str, token: i64) {
+    pub(crate) fn evicted(&mut self, id: &str, token: i64) {
         let _ = write!(self.evicted, "{id}!{token};");
     }
 
-    pub fn adopted(&mut self, id: &str) {
+    pub(crate) fn adopted(&mut self, id: &str) {
         let _ = write!(self.adopted, "{id}~;");
     }
 
-    pub fn asks(&mut self, id: &str) {
+    pub(crate) fn asks(&mut self, id: &str) {
         let _ = write!(self.asks, "{id}*;");
     }
 
-    pub fn asked_for(&mut self, id: &str) {
+    pub(crate) fn asked_for(&mut self, id: &str) {
         let _ = write!(self.asked_for, "{id}?;");
     }
 
-    pub fn into_wake(self, operation: &str) -> String {
+    pub(crate) fn into_wake(self, operation: &str) -> String {
         let Self {
             left,
             granted,

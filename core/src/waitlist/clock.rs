@@ -93,7 +93,7 @@ impl ServerClock {
     }
 
     /// Whether the server's clock may have been set ahead since then.
-    pub fn ran_ahead_since(&self, instant: Instant) -> bool {
+    pub(crate) fn ran_ahead_since(&self, instant: Instant) -> bool {
         self.ran_ahead_at.is_some_and(|at| at >= instant)
     }
 

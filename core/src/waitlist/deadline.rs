@@ -59,7 +59,7 @@ impl Deadline {
     ///
     /// The grant is older than its event, so the claim can't run longer than from now on, wherever the server's clock
     /// was set since we last heard of it.
-    pub fn of_event(
+    pub(crate) fn of_event(
         at: ServerTime,
         claim: Duration,
         clock: &ServerClock,

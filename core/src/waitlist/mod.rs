@@ -415,12 +415,12 @@ impl StreamState {
         self == Self::Open
     }
 
-    pub fn opens_on_demand(self) -> bool {
+    pub(crate) fn opens_on_demand(self) -> bool {
         self == Self::OnDemand
     }
 
     /// Whether it is open, or expected to be as soon as it is needed.
-    pub fn is_expected(self) -> bool {
+    pub(crate) fn is_expected(self) -> bool {
         self != Self::Unavailable
     }
 }

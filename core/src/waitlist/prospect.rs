@@ -43,7 +43,7 @@ const SLOWER_PART: u32 = 16;
 
 /// The expected time of a waiter's turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Distance {
+pub(crate) enum Distance {
     /// Soon: it is one of the next, or may become one within moments.
     Near,
     /// Later: it looks at its queue position after this time.
@@ -52,7 +52,7 @@ pub enum Distance {
 
 /// A waiter's knowledge of the queue, from one look to the next.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Prospect {
+pub(crate) struct Prospect {
     /// The waiter's entry.
     pub entry: String,
     seen: (u64, ServerTime),
@@ -69,7 +69,7 @@ pub struct Prospect {
 
 impl Prospect {
     /// Creates it from the waiter's present sight of the queue, and from the knowledge before.
-    pub fn new(waiting: &Waiting, ahead: &Ahead, before: Option<&Self>, config: &Config) -> Self {
+    pub(crate) fn new(waiting: &Waiting, ahead: &Ahead, before: Option<&Self>, config: &Config) -> Self {
         let before = before.filter(|before| before.entry == waiting.entry);
         let seen = before.map(|before| before.seen);
         let steps = match waiting.used.0 {
@@ -95,7 +95,7 @@ impl Prospect {
     /// The present hold is expected to last for as long again as it has lasted, and each of the next ones for as long
     /// as a quick one. A waiter that looks too late holds up all that are behind it, and makes them reckon with slow
     /// hand-overs; so a single slow one must not count for all the others.
-    pub fn pause(&self, config: &Config) -> Option<Duration> {
+    pub(crate) fn pause(&self, config: &Config) -> Option<Duration> {
         let age = self.age?;
         let steps = u32::try_from(self.steps).unwrap_or(u32::MAX);
         let before_its_turn = self.step.saturating_mul(steps) / STEPS_PART;
@@ -107,7 +107,7 @@ impl Prospect {
     }
 
     /// Returns the hand-overs before the turn.
-    pub fn turns(&self) -> u64 {
+    pub(crate) fn turns(&self) -> u64 {
         self.seen.0
     }
 }
@@ -174,7 +174,7 @@ fn turn(ahead: &Ahead, before: Option<(u64, ServerTime)>, claim: Duration, confi
 }
 
 /// Returns when a waiter that expects its turn soon, and is none of the next, looks whether this is still so.
-pub fn reconsider(config: &Config) -> Duration {
+pub(crate) fn reconsider(config: &Config) -> Duration {
     SOON.min(config.lease / 2)
 }
 

@@ -295,7 +295,7 @@ impl Expiry {
 
 /// Returns the pause between two confirmations of a queue position: also the back-stop if an event is lost, so it is no
 /// longer for a long lease.
-pub fn refresh(lease: &Lease, config: &Config) -> Duration {
+pub(crate) fn refresh(lease: &Lease, config: &Config) -> Duration {
     lease.length.min(config.lease) / 2
 }
 
@@ -313,7 +313,7 @@ pub(super) fn check(lease: &Lease, deadline: Deadline, now: Instant) -> Instant 
 ///
 /// It may have been granted long before: where the answer to its request was lost or is late, the answer to a later one
 /// shows it. So the time that is left counts, not the time of the request.
-pub fn first_renewal(
+pub(crate) fn first_renewal(
     lease: &Lease,
     holder: &Holder,
     exchange: &Exchange,
