@@ -5,12 +5,20 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::Instant;
 
 use crate::{
-    config::millis,
+    config::{Settings, millis},
     protocol::{Exchange, ServerTime},
 };
 
+/// Returns the settings of a client on this machine, all of them by default.
+pub(crate) fn settings() -> Settings {
+    Settings {
+        host: host(),
+        ..Settings::default()
+    }
+}
+
 /// Returns this machine's own name: only shown to people.
-pub(crate) fn host() -> String {
+fn host() -> String {
     let kernel = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
     let name = kernel
         .or_else(|| std::env::var("HOSTNAME").ok())

@@ -10,7 +10,7 @@ use crate::{
     config::Settings,
     error::{BuildError, ServerError},
     input::{check_collection, check_database},
-    machine::{host, wall_clock},
+    machine::{settings, wall_clock},
     session::{
         locks::LockSession,
         reading::{Hedging, read_beside},
@@ -45,10 +45,7 @@ impl LockClientBuilder {
         Self {
             place,
             collection: DEFAULT_COLLECTION.to_owned(),
-            settings: Settings {
-                host: host(),
-                ..Settings::default()
-            },
+            settings: settings(),
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{
     client::{LockClient, LockClientBuilder},
-    config::Settings,
+    machine::settings,
     store::MemoryStore,
 };
 
@@ -73,7 +73,7 @@ impl InMemory {
 
     /// Returns a client with the default settings.
     pub fn client(&self) -> LockClient {
-        LockClient::over_memory(self.store.clone(), Settings::default().unchecked())
+        LockClient::over_memory(self.store.clone(), settings().unchecked())
     }
 
     /// Returns a builder of a client with other settings. Settings that concern a server have no effect.
@@ -113,5 +113,18 @@ impl LockClient {
 impl Default for InMemory {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn every_client_knows_the_name_of_its_machine() {
+        let memory = InMemory::new();
+        let clients = [memory.client(), memory.builder().build().await.unwrap()];
+        let hosts = clients.each_ref().map(LockClient::host);
+        assert!(!hosts[0].is_empty() && hosts[0] == hosts[1], "{hosts:?}");
     }
 }
