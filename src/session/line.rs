@@ -552,11 +552,12 @@ impl Line {
         self.guards = true;
     }
 
-    /// Adds a hold that no task here waited for. No task in line is to join it: documents are never re-entered.
-    pub(crate) fn hold(&mut self, hold: Arc<Hold>) {
+    /// Adds the hold of a claim. No task in line is to join it: documents are never re-entered.
+    pub(crate) fn hold(&mut self, hold: Arc<Hold>, claimed: &Exchange, context: &Context<'_>) {
         let permits = i64::try_from(hold.permits()).unwrap_or(i64::MAX);
         let held = Held::new((hold.used, permits), hold.granted_as, hold.lease.length);
         self.waitlist.hold(hold.id.clone(), held);
+        self.waitlist.claimed(claimed, context);
         self.holds.insert(hold);
     }
 

@@ -147,7 +147,10 @@ impl World {
         let foreign = doc! { "_id": "foreign", "holders": ObjectId::new() };
         ground.documents().await.insert_one(foreign).await.unwrap();
         let orders = ground.driver().await.database(&ground.database).collection("orders");
-        orders.insert_many([doc! { "_id": "7" }, doc! { "_id": 7 }]).await.unwrap();
+        orders
+            .insert_many([doc! { "_id": "7" }, doc! { "_id": 7 }])
+            .await
+            .unwrap();
         let ran = ["run", "--once-per", "1h", "ran", "true"];
         assert_eq!(ended(program(&ground).args(ran)).await, 0);
         let (reader, _) = user("cli_reader", &["find", "changeStream"]).await;
@@ -170,7 +173,8 @@ impl World {
             "1" => self.find_nothing(command, name).await?,
             "64" => ended(program(&self.ground).args([command, "--no-such-option"])).await,
             "65" if row.meaning.contains("several documents") => {
-                self.run(&[&words(command, "7")?[..], &["--documents", "orders"]].concat()).await
+                self.run(&[&words(command, "7")?[..], &["--documents", "orders"]].concat())
+                    .await
             }
             "65" => self.run(&words(command, "foreign")?).await,
             "69" => {

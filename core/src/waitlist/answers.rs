@@ -32,6 +32,11 @@ pub(super) enum OldEntry {
 }
 
 impl Waitlist {
+    /// Notes the answer to a claim, which took a document without entries.
+    pub fn claimed(&mut self, exchange: &Exchange, context: &Context<'_>) {
+        self.alone_at = Some(read_by(exchange, context));
+    }
+
     /// Notes the answer to the operation that is on its way; `state` is `None` if there is no document.
     pub fn answered(
         &mut self,
@@ -83,9 +88,7 @@ impl Waitlist {
         self.answer_tries(operation, state, exchange, context, effects);
         let ours = |id: &String| self.holds.contains_key(id);
         let alone = state.queue.is_empty() && state.holders.iter().all(|holder| ours(&holder.id));
-        let is_recent = exchange.received.saturating_duration_since(exchange.sent) <= timing::RECENT;
-        let read_by = if is_recent { context.now } else { exchange.sent };
-        self.alone_at = alone.then_some(read_by);
+        self.alone_at = alone.then_some(read_by(exchange, context));
         self.compare_holds(state, effects);
         self.compare_expired(state);
         self.take_out_strangers(state, context);
@@ -453,6 +456,12 @@ impl Waitlist {
             }
         }
     }
+}
+
+/// Returns when the document was as an answer shows it.
+fn read_by(exchange: &Exchange, context: &Context<'_>) -> Instant {
+    let is_recent = exchange.received.saturating_duration_since(exchange.sent) <= timing::RECENT;
+    if is_recent { context.now } else { exchange.sent }
 }
 
 /// Returns the result of a leave of a hold that was to be kept, by the document after it.

@@ -375,7 +375,7 @@ impl DocumentSession {
                 granted.label = context.config.metered.label(&name);
                 let granted = Arc::new(granted);
                 let line = lines.line(&name);
-                line.hold(granted.clone());
+                line.hold(granted.clone(), &exchange, context);
                 // News of its end may have come first.
                 doubted = overtaken.doubts(&name);
                 for (signal, at) in overtaken.signals {

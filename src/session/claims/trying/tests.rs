@@ -11,7 +11,7 @@ use super::*;
 use crate::{
     config::Settings,
     error::AcquireError,
-    protocol::{Evict, wake},
+    protocol::{Evict, Expects, wake},
     session::Session,
     status::LostReason,
     store::{Event, InPlace, MemoryDocuments, MemoryInPlace, MongoStore, Store, place::Paths},
@@ -146,6 +146,23 @@ async fn an_answer_that_comes_after_the_lease_is_one_that_took_too_long() {
     tokio::time::advance(asked.0.length).await;
     let answer = scene.session.claimed(&scene.entry, claimed, asked);
     assert!(matches!(&answer, Err(error) if !error.is_final()), "{answer:?}");
+}
+
+/// The release of a claimed document is as short as that of a lock, unless somebody may have come to wait for it.
+#[tokio::test(start_paused = true)]
+async fn a_claim_took_a_document_without_entries() {
+    for (later, expects) in [(1, Expects::Alone), (3, Expects::Holding)] {
+        let mut scene = Scene::new().await;
+        let hold = scene.answered().take().0.unwrap();
+        tokio::time::advance(Duration::from_millis(later)).await;
+        let mut releases = None;
+        scene.session.feed("1", |lines, context, effects| {
+            let line = lines.line("1");
+            line.let_go(&hold, None, context, effects);
+            releases = line.next(context);
+        });
+        assert_eq!(releases.unwrap().expects, expects);
+    }
 }
 
 /// A scheduler would read "nothing is free" as "all is done".
