@@ -42,6 +42,7 @@ mod telemetry;
 mod tests;
 mod token;
 mod wake_mode;
+mod world;
 
 // The protocol and the waiting client, without I/O, are a crate of their own: here they are as if they were modules.
 pub(crate) use watchlock_core::{
@@ -56,25 +57,22 @@ pub use client::in_memory::InMemory;
 pub use client::{LockClient, builder::LockClientBuilder};
 pub use contention::Contention;
 pub use documents::memory_collection::MemoryCollection;
-pub use documents::{
-    AcquireDocument, AcquireElement, Claim, DocumentHandle, DocumentLocks, ElementHandle, ElementLocks,
-    TryAcquireDocument, TryAcquireElement, TryClaim,
-};
+pub use documents::{DocumentLocks, ElementLocks};
 pub use error::{
     AcquireError, BarrierError, BuildError, CandidacyError, DocumentError, FenceError, Fenced, GuardError,
     InvalidInput, KindMismatch, MissingPrivilege, OperateError, ReleaseError, RenewError, RunError, ServerError,
     ServerErrorKind,
 };
 pub use fence::{Fence, FencedDelete, FencedInsert, FencedUpdate};
-pub use handle::{LockHandle, LockView, Released};
+pub use handle::{Held, Released, View};
 pub use inspect::{Access, HolderInfo, LockInfo, PastHold, WaiterInfo};
-pub use locks::acquire::{Acquire, TryAcquire};
+pub use locks::acquire::Acquire;
 pub use locks::barrier::{Barrier, BarrierPass};
-pub use locks::election::{Campaign, Candidacy, Election, Leader, Leaders, Leadership};
+pub use locks::election::{Candidacy, Election, Leader, Leaders};
 pub use locks::latch::Latch;
-pub use locks::multi::{MultiAcquire, MultiHandle, MultiLock, MultiView, TryMultiAcquire};
+pub use locks::multi::MultiLock;
 pub use locks::mutex::Mutex;
-pub use locks::once::{LastRun, Once, OnceHandle, OnceOutcome, Turn};
+pub use locks::once::{LastRun, Once, OnceOutcome, Turn};
 pub use locks::rw_lock::RwLock;
 pub use locks::semaphore::Semaphore;
 pub use operate::list::{List, Listing, UnreadableInfo};
@@ -89,3 +87,30 @@ pub use telemetry::buckets::HISTOGRAM_BUCKETS;
 pub use tests::decoding;
 pub use token::FencingToken;
 pub use wake_mode::{PollingReason, WakeMode, WakeSource};
+
+/// The targets: what can be acquired and held, and what each can do. The first parameter of [`Acquire`], [`Held`] and
+/// [`View`].
+pub mod target {
+    pub use crate::{
+        documents::{Claim, DocumentTarget as Document, Element},
+        handle::target::{AnyLock, IsOne, Target},
+        locks::{
+            acquire::CanAcquire,
+            multi::Multi,
+            once::Period,
+            options::{CanFix, CanIdle, CanKeep, CanLimit, CanReenter, HasHolder},
+            targets::{Leadership, Mutex, Read, Semaphore, Write},
+        },
+    };
+}
+
+/// The parameters of an action besides its target: its patience, and the world in which it is carried out.
+pub mod action {
+    #[cfg(feature = "sync")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "sync")))]
+    pub use crate::world::Blocking;
+    pub use crate::{
+        locks::patience::{OrHeld, Patience, Try, Wait},
+        world::{Async, Awaits, World},
+    };
+}

@@ -13,7 +13,7 @@ pub enum LockStatus {
     /// Held, and renewals get through.
     Held,
     /// Held, but the last renewal failed or was not answered in time. Unless one gets through before
-    /// [`safe_for`](crate::LockView::safe_for) is over, the lock will be lost.
+    /// [`safe_for`](crate::View::safe_for) is over, the lock will be lost.
     AtRisk,
     /// Held and renewed, but for longer than the [maximum](crate::LockClientBuilder::max_hold) that was set for it.
     HeldTooLong,

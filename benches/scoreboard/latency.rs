@@ -13,7 +13,7 @@ use tokio::{
     sync::mpsc,
     time::{Instant, sleep},
 };
-use watchlock::{Acquire, LostReason, Released, WakeMode};
+use watchlock::{Acquire, Held, LostReason, Released, WakeMode, target::CanAcquire};
 use watchlock_testkit::Cluster;
 
 use crate::{
@@ -153,7 +153,16 @@ impl Trio {
     }
 
     /// Measures from the call of `release` by the holder of `held` until `wanted` has returned in the other client.
-    async fn hand_over(&self, name: &str, held: Acquire, wanted: Acquire, waited: Duration) -> Result<Duration> {
+    async fn hand_over<H: CanAcquire, T: CanAcquire>(
+        &self,
+        name: &str,
+        held: Acquire<H>,
+        wanted: Acquire<T>,
+        waited: Duration,
+    ) -> Result<Duration>
+    where
+        Held<T::Held>: Into<Held>,
+    {
         let held = held.await?;
         let waiting = wait(wanted);
         self.observer.until_queued(name, 1).await?;
@@ -239,12 +248,11 @@ pub(crate) async fn rw_lock_handoff(cluster: &Cluster, rounds: usize) -> Result<
     let name = "read and written";
     let (held, wanted) = (trio.holder.locks.rw_lock(name), trio.waiter.locks.rw_lock(name));
     let one = async |round: usize| {
-        let (held, wanted) = if round.is_multiple_of(2) {
-            (held.write(), wanted.read())
+        if round.is_multiple_of(2) {
+            trio.hand_over(name, held.write(), wanted.read(), Duration::ZERO).await
         } else {
-            (held.read(), wanted.write())
-        };
-        trio.hand_over(name, held, wanted, Duration::ZERO).await
+            trio.hand_over(name, held.read(), wanted.write(), Duration::ZERO).await
+        }
     };
     let compared = trio.compare(rounds, one).await?;
     trio.shutdown().await;

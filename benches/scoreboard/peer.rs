@@ -11,7 +11,7 @@ use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
-use watchlock::{Acquire, LockClient, LockClientBuilder, LockHandle, LockInfo};
+use watchlock::{Acquire, Held, LockClient, LockClientBuilder, LockInfo, target::CanAcquire};
 use watchlock_testkit::Cluster;
 
 use crate::Result;
@@ -95,9 +95,12 @@ impl Peer {
 }
 
 /// Starts to wait in a task of its own.
-pub(crate) fn wait(acquire: Acquire) -> JoinHandle<Result<Acquired>> {
+pub(crate) fn wait<T: CanAcquire>(acquire: Acquire<T>) -> JoinHandle<Result<Acquired>>
+where
+    Held<T::Held>: Into<Held>,
+{
     tokio::spawn(async move {
-        let handle = acquire.await?;
+        let handle = acquire.await?.into();
         Ok(Acquired {
             at: Instant::now(),
             at_clock: SystemTime::now(),
@@ -112,5 +115,5 @@ pub(crate) struct Acquired {
     pub(crate) at: Instant,
     /// The same instant on the clock that this machine's servers read too.
     pub(crate) at_clock: SystemTime,
-    pub(crate) handle: LockHandle,
+    pub(crate) handle: Held,
 }

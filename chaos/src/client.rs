@@ -21,8 +21,10 @@ use tokio::{
     time::{sleep, timeout},
 };
 use watchlock::{
-    AcquireError, DocumentError, DocumentHandle, DocumentLocks, Leadership, LockClient, LockHandle, LockView,
-    OperateError, ReleaseError, Released, WakeMode,
+    Acquire, AcquireError, DocumentError, DocumentLocks, LockClient, OperateError, ReleaseError, Released, View,
+    WakeMode,
+    action::Try,
+    target::{self, CanAcquire},
 };
 
 use crate::{
@@ -72,17 +74,17 @@ pub(crate) struct Options {
 /// A handle, of any kind.
 #[derive(Debug)]
 pub(crate) enum Held {
-    Lock(LockHandle),
-    Leader(Leadership),
-    Document(Box<DocumentHandle<Document>>),
+    Lock(watchlock::Held),
+    Leader(watchlock::Held<target::Leadership>),
+    Document(Box<watchlock::Held<target::Document<Document>>>),
 }
 
 impl Held {
-    pub(crate) fn view(&self) -> LockView {
+    pub(crate) fn view(&self) -> View {
         match self {
             Self::Lock(handle) => handle.view(),
-            Self::Leader(leadership) => leadership.view(),
-            Self::Document(handle) => handle.view(),
+            Self::Leader(leadership) => leadership.view().into(),
+            Self::Document(handle) => handle.view().into(),
         }
     }
 
@@ -420,7 +422,7 @@ impl Actor {
     }
 
     /// Looks at the lock again and again, and once more at the end. Returns whether it is still held.
-    async fn hold(&self, op: u64, view: &LockView, hold: Duration) -> bool {
+    async fn hold(&self, op: u64, view: &View, hold: Duration) -> bool {
         let end = tokio::time::Instant::now() + hold;
         loop {
             let left = end.saturating_duration_since(tokio::time::Instant::now());
@@ -461,7 +463,7 @@ impl Actor {
 
     /// Uses the lock of a document: reads a number, adds one and writes it back, under the lock. Returns whether it is
     /// still held.
-    async fn count_up(&self, op: u64, handle: &DocumentHandle<Document>) -> bool {
+    async fn count_up(&self, op: u64, handle: &watchlock::Held<target::Document<Document>>) -> bool {
         let count = handle.document().get_i64("count").unwrap_or(-1) + 1;
         self.log(op, now(), What::Writing { count });
         let written = match handle.update(doc! { "$set": { "count": count } }).await {
@@ -483,13 +485,7 @@ impl Actor {
         true
     }
 
-    fn acquire(
-        &self,
-        name: &'static str,
-        share: Share,
-        way: Way,
-        reason: String,
-    ) -> Pin<Box<dyn Future<Output = Result<Option<Held>, AcquireError>> + Send + '_>> {
+    fn acquire(&self, name: &'static str, share: Share, way: Way, reason: String) -> Acquiring<'_> {
         let limit = match way {
             Way::Waits(timeout) => timeout,
             // Much longer than it waits before it is dropped.
@@ -521,24 +517,39 @@ impl Actor {
         let (mutex, lock) = (self.locks.mutex(name), self.locks.rw_lock(name));
         let semaphore = self.locks.semaphore(name, share.capacity);
         if tries {
-            let try_acquire = match share.kind {
-                Kind::Semaphore => semaphore.try_acquire_many(share.permits),
-                Kind::RwLock if share.is_exclusive() => lock.try_write(),
-                Kind::RwLock => lock.try_read(),
-                _ => mutex.try_acquire(),
+            return match share.kind {
+                Kind::Semaphore => tried(semaphore.try_acquire_many(share.permits), limit, reason),
+                Kind::RwLock if share.is_exclusive() => tried(lock.try_write(), limit, reason),
+                Kind::RwLock => tried(lock.try_read(), limit, reason),
+                _ => tried(mutex.try_acquire(), limit, reason),
             };
-            let try_acquire = try_acquire.timeout(limit).reason(reason);
-            return Box::pin(async move { Ok(try_acquire.await?.map(Held::Lock)) });
         }
-        let acquire = match share.kind {
-            Kind::Semaphore => semaphore.acquire_many(share.permits),
-            Kind::RwLock if share.is_exclusive() => lock.write(),
-            Kind::RwLock => lock.read(),
-            _ => mutex.acquire(),
-        };
-        let acquire = acquire.timeout(limit).reason(reason);
-        Box::pin(async move { Ok(Some(Held::Lock(acquire.await?))) })
+        match share.kind {
+            Kind::Semaphore => acquired(semaphore.acquire_many(share.permits), limit, reason),
+            Kind::RwLock if share.is_exclusive() => acquired(lock.write(), limit, reason),
+            Kind::RwLock => acquired(lock.read(), limit, reason),
+            _ => acquired(mutex.acquire(), limit, reason),
+        }
     }
+}
+
+/// An acquire of any kind, on its way.
+type Acquiring<'a> = Pin<Box<dyn Future<Output = Result<Option<Held>, AcquireError>> + Send + 'a>>;
+
+fn acquired<T: CanAcquire>(acquire: Acquire<T>, limit: Duration, reason: String) -> Acquiring<'static>
+where
+    watchlock::Held<T::Held>: Into<watchlock::Held>,
+{
+    let acquire = acquire.timeout(limit).reason(reason);
+    Box::pin(async move { Ok(Some(Held::Lock(acquire.await?.into()))) })
+}
+
+fn tried<T: CanAcquire>(attempt: Acquire<T, Try>, limit: Duration, reason: String) -> Acquiring<'static>
+where
+    watchlock::Held<T::Held>: Into<watchlock::Held>,
+{
+    let attempt = attempt.timeout(limit).reason(reason);
+    Box::pin(async move { Ok(attempt.await?.map(|handle| Held::Lock(handle.into()))) })
 }
 
 /// An operation that has not ended; dropped before its end, it was cancelled.

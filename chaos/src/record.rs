@@ -5,7 +5,7 @@
 //! `at` is a reading of the machine's monotonic clock, and it is *taken before* the event of its line:
 //!
 //! - `request`: before the acquire is polled for the first time.
-//! - `granted` and `look`: before [`lost_reason`](watchlock::LockView::lost_reason) was asked, which then said `None`.
+//! - `granted` and `look`: before [`lost_reason`](watchlock::View::lost_reason) was asked, which then said `None`.
 //!   The handle was valid when it was asked, later than `at`; a handle does not become valid again, and it had been
 //!   returned before. So it was valid at `at`, *however long the process was frozen between the reading, the question
 //!   and the writing of the line*. Whatever is derived from looks is proved: there are no false alarms.

@@ -12,7 +12,7 @@ use rustix::fs::OFlags;
 
 use serde::Serialize;
 use tokio::time::{Instant, timeout};
-use watchlock::{HolderInfo, LockClient, LockHandle, RenewError};
+use watchlock::{HolderInfo, LockClient, RenewError};
 
 use crate::{
     arguments::{Acquire, Output, Run},
@@ -82,7 +82,7 @@ async fn take(
     deadline: Option<Instant>,
     signals: &mut Signals,
     output: Output,
-) -> Result<Result<LockHandle, ExitCode>, Failure> {
+) -> Result<Result<watchlock::Held, ExitCode>, Failure> {
     let handle = match obtain(place, locks, arguments, deadline, signals).await? {
         Ok(Held::Lock(handle)) => handle,
         Ok(_) => return Err(Failure::internal("something other than a lock was acquired")),
@@ -117,7 +117,7 @@ async fn take(
     Ok(Ok(handle))
 }
 
-fn not_confirmed(handle: &LockHandle, error: &RenewError) -> Failure {
+fn not_confirmed(handle: &watchlock::Held, error: &RenewError) -> Failure {
     match error {
         RenewError::Server(error) => error.clone().into(),
         RenewError::Lost(reason) => lost(handle, &reason.to_string()),
@@ -125,6 +125,6 @@ fn not_confirmed(handle: &LockHandle, error: &RenewError) -> Failure {
     }
 }
 
-fn lost(handle: &LockHandle, why: &str) -> Failure {
+fn lost(handle: &watchlock::Held, why: &str) -> Failure {
     Failure::new(LOST, format!("`{}` is lost: {why}", plain(handle.name())))
 }

@@ -2,15 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use watchlock::{FencingToken, Leadership, LockHandle, LostReason, MultiHandle, OnceHandle, ReleaseError, Released};
+use watchlock::{
+    FencingToken, LostReason, ReleaseError, Released,
+    target::{Leadership, Multi, Period},
+};
 
 #[derive(Debug)]
 pub(crate) enum Held {
-    Lock(LockHandle),
-    Locks(MultiHandle),
-    Lead(Leadership),
+    Lock(watchlock::Held),
+    Locks(watchlock::Held<Multi>),
+    Lead(watchlock::Held<Leadership>),
     /// A command that runs once in a period.
-    Job(OnceHandle),
+    Job(watchlock::Held<Period>),
 }
 
 impl Held {
@@ -23,7 +26,7 @@ impl Held {
             Self::Locks(handle) => match handle.check() {
                 Err(lost) => lost.name,
                 Ok(()) => {
-                    let names: Vec<&str> = handle.parts().map(|part| part.name()).collect();
+                    let names: Vec<&str> = handle.tokens().map(|(name, _)| name).collect();
                     names.join("`, `")
                 }
             },
@@ -36,7 +39,7 @@ impl Held {
             Self::Lock(handle) => Some(handle.token()),
             Self::Lead(handle) => Some(handle.token()),
             Self::Job(job) => Some(job.token()),
-            Self::Locks(handle) => handle.token(name),
+            Self::Locks(handle) => handle.token_of(name),
         }
     }
 
@@ -53,7 +56,7 @@ impl Held {
             Self::Lock(handle) => handle.lost_reason(),
             Self::Lead(handle) => handle.lost_reason(),
             Self::Job(job) => job.lost_reason(),
-            Self::Locks(handle) => handle.check().err().map(|lost| lost.reason),
+            Self::Locks(handle) => handle.lost_reason(),
         }
     }
 

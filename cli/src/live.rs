@@ -209,8 +209,8 @@ mod tests {
         let scene = async {
             // Ours waits behind the other client's second task all the time.
             let second = other.mutex("x").acquire().reason("the second");
-            let second = tokio::spawn(second.into_future());
-            let waiting = tokio::spawn(mutex.acquire().into_future());
+            let second = tokio::spawn(second);
+            let waiting = tokio::spawn(mutex.acquire());
             sleep(3 * BETWEEN).await;
             assert_eq!(lines(), 1, "{told:?}");
             first.release().await.unwrap();

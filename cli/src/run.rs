@@ -9,7 +9,11 @@ use std::{
 };
 
 use tokio::time::{Instant, sleep_until, timeout};
-use watchlock::{AcquireError, InMemory, LockClient, LockClientBuilder, Once, ReleaseError, Released, Turn};
+use watchlock::{
+    Acquire, AcquireError, InMemory, LockClient, LockClientBuilder, Once, ReleaseError, Released, Turn,
+    action::{Patience, Try},
+    target::{CanAcquire, CanFix, CanKeep, HasHolder},
+};
 
 use crate::{
     arguments::Run,
@@ -245,41 +249,50 @@ async fn ask(locks: &LockClient, arguments: &Run, left: Option<Duration>) -> Res
         return ask_for_other(locks, arguments, left).await;
     }
     let name = &arguments.name;
-    let reason = reason(arguments);
-    if arguments.share.once {
-        let attempt = match arguments.share.semaphore {
-            Some(permits) => locks.semaphore(name, permits).try_acquire_many(arguments.share.permits),
-            None if arguments.share.read => locks.rw_lock(name).try_read(),
-            None if arguments.share.write => locks.rw_lock(name).try_write(),
-            None => locks.mutex(name).try_acquire(),
-        };
-        let attempt = match reason {
-            Some(reason) => attempt.reason(reason),
-            None => attempt,
-        };
-        let attempt = match arguments.fixed {
-            Some(length) => attempt.fixed(length),
-            None => attempt.at_least_for(arguments.at_least_for.unwrap_or_default()),
-        };
-        return attempt.timeout(TRY).or_held().await.map(Held::Lock);
-    }
-    let mut acquire = match arguments.share.semaphore {
-        Some(permits) => locks.semaphore(name, permits).acquire_many(arguments.share.permits),
-        None if arguments.share.read => locks.rw_lock(name).read(),
-        None if arguments.share.write => locks.rw_lock(name).write(),
-        None => locks.mutex(name).acquire(),
+    let (mutex, rw_lock) = (locks.mutex(name), locks.rw_lock(name));
+    let acquired = match arguments.share.semaphore {
+        Some(permits) => {
+            let (semaphore, permits) = (locks.semaphore(name, permits), arguments.share.permits);
+            let (acquire, attempt) = (semaphore.acquire_many(permits), semaphore.try_acquire_many(permits));
+            lock(acquire, attempt, arguments, left).await
+        }
+        None if arguments.share.read => lock(rw_lock.read(), rw_lock.try_read(), arguments, left).await,
+        None if arguments.share.write => lock(rw_lock.write(), rw_lock.try_write(), arguments, left).await,
+        None => lock(mutex.acquire(), mutex.try_acquire(), arguments, left).await,
     };
-    if let Some(left) = left {
-        acquire = acquire.timeout(left);
+    acquired.map(Held::Lock)
+}
+
+/// Acquires a lock of any kind, or tries it once, with the options of the command line.
+async fn lock<T: CanAcquire + CanKeep + CanFix + HasHolder>(
+    acquire: Acquire<T>,
+    attempt: Acquire<T, Try>,
+    arguments: &Run,
+    left: Option<Duration>,
+) -> Result<watchlock::Held, AcquireError>
+where
+    watchlock::Held<T::Held>: Into<watchlock::Held>,
+{
+    if arguments.share.once {
+        let attempt = with_options(attempt.or_held(), arguments).timeout(TRY);
+        return attempt.await.map(Into::into);
     }
-    if let Some(reason) = reason {
-        acquire = acquire.reason(reason);
-    }
-    acquire = match arguments.fixed {
+    let acquire = match left {
+        Some(left) => acquire.timeout(left),
+        None => acquire,
+    };
+    in_all(with_options(acquire, arguments).await.map(Into::into), arguments)
+}
+
+fn with_options<T: CanKeep + CanFix, P: Patience>(acquire: Acquire<T, P>, arguments: &Run) -> Acquire<T, P> {
+    let acquire = match reason(arguments) {
+        Some(reason) => acquire.reason(reason),
+        None => acquire,
+    };
+    match arguments.fixed {
         Some(length) => acquire.fixed(length),
         None => acquire.at_least_for(arguments.at_least_for.unwrap_or_default()),
-    };
-    in_all(acquire.await.map(Held::Lock), arguments)
+    }
 }
 
 /// Acquires the lock, or begins the job unless it is done for this period.
@@ -374,7 +387,7 @@ fn reason(arguments: &Run) -> Option<String> {
 }
 
 /// Has an error report the whole limit.
-fn in_all(mut acquired: Result<Held, AcquireError>, arguments: &Run) -> Result<Held, AcquireError> {
+fn in_all<T>(mut acquired: Result<T, AcquireError>, arguments: &Run) -> Result<T, AcquireError> {
     if let (Err(AcquireError::Timeout { waited, .. } | AcquireError::Unanswered { waited, .. }), Some(timeout)) =
         (&mut acquired, arguments.patience.timeout)
     {

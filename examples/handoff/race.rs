@@ -14,7 +14,7 @@ use mongodb::{
     options::{CollectionOptions, WriteConcern},
 };
 use tokio::{sync::mpsc, time::sleep};
-use watchlock::{LockClient, LockHandle};
+use watchlock::{Held, LockClient, target};
 use watchlock_testkit::stage::{Result, Server, chance};
 
 use crate::locks;
@@ -127,7 +127,7 @@ struct Relay {
     holder: LockClient,
     waiter: LockClient,
     spectator: LockClient,
-    held: LockHandle,
+    held: Held<target::Mutex>,
 }
 
 impl Relay {

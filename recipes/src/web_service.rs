@@ -10,7 +10,7 @@ use axum::{
 };
 use mongodb::Database;
 use tokio::net::TcpListener;
-use watchlock::{AcquireError, FencingToken, LockClient, LockInfo, LockView, RunError};
+use watchlock::{AcquireError, FencingToken, LockClient, LockInfo, RunError};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -39,8 +39,8 @@ async fn bill(State(locks): State<LockClient>, Path(id): Path<String>) -> Result
     let invoice = locks.mutex(format!("invoice-{id}"));
     // Shorter than the time that a shutdown may take: it waits for this request.
     let turn = invoice.acquire().timeout(Duration::from_secs(5)).reason("billing");
-    let bill = |held: LockView| async move { bill_invoice(&id, held.token()).await };
-    turn.run(bill).await.map_err(|error| {
+    let billed = turn.run(async |held| bill_invoice(&id, held.token()).await).await;
+    billed.map_err(|error| {
         // The error names the holder, its host and its reason: that is for the log, and not for the caller.
         println!("{} was not billed: {error}", invoice.name());
         refusal(&error)

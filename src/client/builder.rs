@@ -1,11 +1,13 @@
 //! The settings of a client, and how it connects.
 
-use std::{sync::Arc, time::Duration};
+use std::{future::Future, marker::PhantomData, sync::Arc, time::Duration};
 
 use mongodb::{Database, options::ReadPreference};
 use tokio::runtime::Handle;
 
 use super::LockClient;
+#[cfg(feature = "sync")]
+use crate::world::Blocking;
 use crate::{
     config::Settings,
     error::{BuildError, ServerError},
@@ -18,6 +20,7 @@ use crate::{
     store::{LockStore, MemoryStore, MongoStore, Topology},
     telemetry,
     wake_mode::{PollingReason, WakeMode, WakeSource},
+    world::{Async, World},
 };
 
 const DEFAULT_COLLECTION: &str = "distributed_locks";
@@ -27,10 +30,11 @@ const DEFAULT_COLLECTION: &str = "distributed_locks";
 /// [`build`](Self::build) checks every setting before anything is sent.
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until it is built"]
-pub struct LockClientBuilder {
+pub struct LockClientBuilder<W: World = Async> {
     place: Home,
     collection: String,
     settings: Settings,
+    of: PhantomData<fn() -> W>,
 }
 
 /// The place where the locks live.
@@ -46,6 +50,7 @@ impl LockClientBuilder {
             place,
             collection: DEFAULT_COLLECTION.to_owned(),
             settings: settings(),
+            of: PhantomData,
         }
     }
 
@@ -53,6 +58,20 @@ impl LockClientBuilder {
         Self::new(Home::Memory(memory))
     }
 
+    /// Returns the same builder for threads: it builds a client of the blocking API.
+    #[cfg(feature = "sync")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "sync")))]
+    pub fn blocking(self) -> LockClientBuilder<Blocking> {
+        LockClientBuilder {
+            place: self.place,
+            collection: self.collection,
+            settings: self.settings,
+            of: PhantomData,
+        }
+    }
+}
+
+impl<W: World> LockClientBuilder<W> {
     /// Sets the collection of the locks' documents; `distributed_locks` by default. Leave it to watchlock alone.
     pub fn collection(mut self, name: impl Into<String>) -> Self {
         self.collection = name.into();
@@ -291,7 +310,7 @@ impl LockClientBuilder {
     /// [another](crate::Acquire::max_hold) maximum; from 10 ms to 366 days, none by default.
     ///
     /// A renewed lock is held for as long as its holder lives, so a job that hangs keeps it forever. From `most` after
-    /// the grant, [`status`](crate::LockView::status) is [`HeldTooLong`](crate::LockStatus::HeldTooLong), and an [event
+    /// the grant, [`status`](crate::View::status) is [`HeldTooLong`](crate::LockStatus::HeldTooLong), and an [event
     /// and a metric](crate::observability) report it once. The lock stays held; to lose it instead, set
     /// [`lose_after`](Self::lose_after). The limit applies to claimed documents and [jobs](crate::Once), but not to
     /// leaderships.
@@ -362,7 +381,7 @@ impl LockClientBuilder {
     ///
     /// Each lock costs the recorder some hundred time series, most of them buckets of histograms. So choose the locks
     /// that deserve a row on a dashboard, by names that don't change. All other locks are counted together, without the
-    /// label. A [document](crate::DocumentLocks) has the name that [`LockView::name`](crate::LockView::name) returns:
+    /// label. A [document](crate::DocumentLocks) has the name that [`View::name`](crate::View::name) returns:
     /// `7` for that `_id`, and `"a-1"`, with the quotes, for a string. [Observability](crate::observability#metrics)
     /// lists the metrics.
     ///
@@ -414,12 +433,16 @@ impl LockClientBuilder {
     ///     .await?;
     /// # Ok(()) }
     /// ```
-    pub async fn build(self) -> Result<LockClient, BuildError> {
+    pub fn build(self) -> W::Call<impl Future<Output = Result<LockClient<W>, BuildError>>> {
+        W::call(self.built())
+    }
+
+    pub(super) async fn built(self) -> Result<LockClient<W>, BuildError> {
         let mut config = self.settings.validate()?;
         check_collection(&self.collection)?;
         let (database, collection) = match self.place {
             Home::Database(database) => (database, self.collection),
-            Home::Memory(memory) => return Ok(LockClient::over_memory(memory, config)),
+            Home::Memory(memory) => return Ok(LockClient::over_memory(memory, config).in_world()),
         };
         check_database(database.name())?;
         let connecting = |_| {
@@ -447,6 +470,6 @@ impl LockClientBuilder {
         let session = LockSession::new(config, locks, Some(&connected.exchange), mode);
         // The driver's own tasks usually run there.
         session.live_on(Handle::current());
-        Ok(LockClient::new(session))
+        Ok(LockClient::new(session).in_world())
     }
 }

@@ -7,6 +7,8 @@ mod scope;
 use std::{
     collections::HashMap,
     fmt,
+    future::Future,
+    marker::PhantomData,
     sync::{Arc, Mutex, PoisonError, Weak},
     time::Duration,
 };
@@ -14,6 +16,8 @@ use std::{
 use mongodb::{Database, options::ReadPreference};
 use tokio::sync::watch;
 
+#[cfg(feature = "sync")]
+use crate::world::Blocking;
 use crate::{
     config::Config,
     error::OperateError,
@@ -33,6 +37,7 @@ use crate::{
     store::{DocumentStore, InPlace, LockStore, MemoryStore, collection::PlaceId, place::Paths},
     token::FencingToken,
     wake_mode::{PollingReason, WakeMode, WakeSource},
+    world::{Async, World},
 };
 use builder::{Home, LockClientBuilder};
 
@@ -56,9 +61,9 @@ use builder::{Home, LockClientBuilder};
 /// # How long a call may take
 ///
 /// An acquire has its [`timeout`](crate::Acquire::timeout); without one it waits through any outage. A
-/// [try](crate::TryAcquire::timeout) has one too, and fails after 10 s without an answer by default.
-/// [`LockHandle::release`](crate::LockHandle::release) and [`shutdown`](Self::shutdown) give up after the time of a
-/// lease, [`LockHandle::renew`](crate::LockHandle::renew) when the lock is lost. Every other call to the server fails
+/// [try](crate::Acquire::timeout) has one too, and fails after 10 s without an answer by default.
+/// [`Held::release`](crate::Held::release) and [`shutdown`](Self::shutdown) give up after the time of a
+/// lease, [`Held::renew`](crate::Held::renew) when the lock is lost. Every other call to the server fails
 /// if it gets no answer: `inspect`, `leader` and `available_permits` after 10 s, `break_lock` and `break_holder` after
 /// 17 s (of a lock with several permits 6 s later, and `break_lock` of one that nobody holds 10 s later), `list` after
 /// 40 s at most, `build` after two minutes, `proclaim` when the lock is lost, and a change of a locked document after
@@ -67,12 +72,13 @@ use builder::{Home, LockClientBuilder};
 /// these calls in `tokio::time::timeout`: each command runs in its own task, so no command of the driver is abandoned
 /// half-way.
 #[derive(Clone)]
-pub struct LockClient {
+pub struct LockClient<W: World = Async> {
     session: UserHandle<LockSession>,
     /// Sessions over the user's own collections, by place: they end with this client.
     others: Arc<Mutex<Vec<Other>>>,
     /// Places of the locks in the user's own collections, by collection: as many as a program names.
     paths: Arc<Mutex<HashMap<String, Paths>>>,
+    of: PhantomData<fn() -> W>,
 }
 
 /// A session over documents of the user's own.
@@ -95,7 +101,7 @@ impl Other {
     }
 }
 
-impl fmt::Debug for LockClient {
+impl<W: World> fmt::Debug for LockClient<W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The store is left out: the driver's client shows the user's connection options.
         f.debug_struct("LockClient")
@@ -126,6 +132,7 @@ impl LockClient {
             session: UserHandle::first(session),
             others: Arc::default(),
             paths: Arc::default(),
+            of: PhantomData,
         }
     }
 
@@ -188,10 +195,43 @@ impl LockClient {
         session
     }
 
+    /// Returns the same client for threads: see [`sync`](crate::sync).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let locks = watchlock::LockClient::in_memory().blocking();
+    /// let handle = locks.mutex("invoice-42").acquire().run()?;
+    /// handle.release()?;
+    /// # Ok(()) }
+    /// ```
+    #[cfg(feature = "sync")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "sync")))]
+    pub fn blocking(&self) -> LockClient<Blocking> {
+        self.in_world()
+    }
+}
+
+impl<W: World> LockClient<W> {
+    /// Returns the same client for async code.
+    pub fn as_async(&self) -> LockClient {
+        self.in_world()
+    }
+
+    fn in_world<V: World>(&self) -> LockClient<V> {
+        LockClient {
+            session: self.session.clone(),
+            others: self.others.clone(),
+            paths: self.paths.clone(),
+            of: PhantomData,
+        }
+    }
+
     /// Returns a mutex: one holder at a time among all processes.
     ///
     /// Any text of 1 to 1,024 bytes is a name; acquiring refuses other names. Making a mutex sends nothing.
-    pub fn mutex(&self, name: impl Into<String>) -> mutex::Mutex {
+    pub fn mutex(&self, name: impl Into<String>) -> mutex::Mutex<W> {
         mutex::Mutex::new(self.session.alone(), LockName::new(name.into()))
     }
 
@@ -199,7 +239,7 @@ impl LockClient {
     ///
     /// The name is that of a [`mutex`](Self::mutex). Making a job sends nothing; beginning it refuses a period shorter
     /// than a second or longer than 366 days.
-    pub fn once(&self, name: impl Into<String>, period: Duration) -> once::Once {
+    pub fn once(&self, name: impl Into<String>, period: Duration) -> once::Once<W> {
         once::Once::new(self.session.alone(), LockName::new(name.into()), period)
     }
 
@@ -207,21 +247,21 @@ impl LockClient {
     ///
     /// Names are as for [`mutex`](Self::mutex), and both share them: one name is one kind of lock. Making a semaphore
     /// sends nothing; acquiring refuses a semaphore without permits.
-    pub fn semaphore(&self, name: impl Into<String>, permits: u32) -> Semaphore {
+    pub fn semaphore(&self, name: impl Into<String>, permits: u32) -> Semaphore<W> {
         Semaphore::new(self.session.alone(), LockName::new(name.into()), permits)
     }
 
     /// Returns a readers-writer lock: many readers or one writer at a time among all processes.
     ///
     /// Names are as for [`mutex`](Self::mutex). Making a lock sends nothing.
-    pub fn rw_lock(&self, name: impl Into<String>) -> RwLock {
+    pub fn rw_lock(&self, name: impl Into<String>) -> RwLock<W> {
         RwLock::new(self.session.alone(), LockName::new(name.into()))
     }
 
     /// Returns an election: one leader at a time among all processes.
     ///
     /// Names are as for [`mutex`](Self::mutex). Making an election sends nothing.
-    pub fn election(&self, name: impl Into<String>) -> Election {
+    pub fn election(&self, name: impl Into<String>) -> Election<W> {
         Election::new(self.session.clone(), LockName::new(name.into()))
     }
 
@@ -229,7 +269,7 @@ impl LockClient {
     ///
     /// Names are as for [`mutex`](Self::mutex). Making a latch sends nothing; using it refuses a count of 0 or of more
     /// than 256.
-    pub fn latch(&self, name: impl Into<String>, count: u32) -> Latch {
+    pub fn latch(&self, name: impl Into<String>, count: u32) -> Latch<W> {
         Latch::new(self.session.clone(), LockName::new(name.into()), count)
     }
 
@@ -238,14 +278,14 @@ impl LockClient {
     ///
     /// Names are as for [`mutex`](Self::mutex). Making a barrier sends nothing; waiting at it refuses 0 parties or more
     /// than 64.
-    pub fn barrier(&self, name: impl Into<String>, parties: u32) -> Barrier {
+    pub fn barrier(&self, name: impl Into<String>, parties: u32) -> Barrier<W> {
         Barrier::new(self.session.clone(), LockName::new(name.into()), parties)
     }
 
     /// Returns a multi-lock: several mutexes, held together or not at all, with their names in any order.
     ///
     /// Names are as for [`mutex`](Self::mutex); 1 to 128, each once. Making a multi-lock sends nothing.
-    pub fn multi(&self, names: impl IntoIterator<Item = impl Into<String>>) -> MultiLock {
+    pub fn multi(&self, names: impl IntoIterator<Item = impl Into<String>>) -> MultiLock<W> {
         let names = names.into_iter().map(|name| LockName::new(name.into())).collect();
         MultiLock::new(self.session.alone(), names)
     }
@@ -295,19 +335,21 @@ impl LockClient {
     /// }
     /// # }
     /// ```
-    pub async fn wake_mode_changed(&self, present: WakeMode) -> WakeMode {
-        let mut mode: watch::Receiver<WakeMode> = self.session.mode();
-        if self.session.is_forked() {
-            // The mode does not change here any more, and a caller that asks in a loop must not wait forever.
-            return present;
-        }
-        // Copied out at once: a borrow from the channel must not live across an await.
-        let changed = mode.wait_for(|mode| *mode != present).await.map(|mode| *mode);
-        match changed {
-            Ok(mode) => mode,
-            // The sender lives in the session, which `self` keeps alive.
-            Err(_) => std::future::pending().await,
-        }
+    pub fn wake_mode_changed(&self, present: WakeMode) -> W::Call<impl Future<Output = WakeMode>> {
+        W::call(async move {
+            let mut mode: watch::Receiver<WakeMode> = self.session.mode();
+            if self.session.is_forked() {
+                // The mode does not change here any more, and a caller that asks in a loop must not wait forever.
+                return present;
+            }
+            // Copied out at once: a borrow from the channel must not live across an await.
+            let changed = mode.wait_for(|mode| *mode != present).await.map(|mode| *mode);
+            match changed {
+                Ok(mode) => mode,
+                // The sender lives in the session, which `self` keeps alive.
+                Err(_) => std::future::pending().await,
+            }
+        })
     }
 
     /// Returns the present holders and waiters of the lock `name`; `None` if there is no trace of it.
@@ -336,13 +378,14 @@ impl LockClient {
     /// # handle.release().await?;
     /// # Ok(()) }
     /// ```
-    pub async fn inspect(&self, name: &str) -> Result<Option<LockInfo>, OperateError> {
+    pub fn inspect(&self, name: &str) -> W::Call<impl Future<Output = Result<Option<LockInfo>, OperateError>>> {
+        W::call(self.inspected(name))
+    }
+
+    async fn inspected(&self, name: &str) -> Result<Option<LockInfo>, OperateError> {
         check_name(name)?;
-        Ok(self
-            .session
-            .inspect(name)
-            .await?
-            .map(|read| LockInfo::of_reading(name, &read)))
+        let read = self.session.inspect(name).await?;
+        Ok(read.map(|read| LockInfo::of_reading(name, &read)))
     }
 
     /// Lists locks, sorted by name. Set conditions on the returned action, and await it.
@@ -365,7 +408,7 @@ impl LockClient {
     /// assert_eq!(held[0].name, "invoice-42");
     /// # Ok(()) }
     /// ```
-    pub fn list(&self) -> List {
+    pub fn list(&self) -> List<W> {
         List::new(Ok(self.session.clone().into()))
     }
 
@@ -399,7 +442,7 @@ impl LockClient {
     /// assert!(matches!(events.next().await, Some(Ok(LockEvent::Released { .. }))));
     /// # Ok(()) }
     /// ```
-    pub fn watch(&self, name: &str) -> LockEvents {
+    pub fn watch(&self, name: &str) -> LockEvents<W> {
         let name = check_name(name).map(|()| (self.session.clone().into(), name.to_owned()));
         LockEvents::new(name)
     }
@@ -434,7 +477,7 @@ impl LockClient {
     /// # handle.release().await?;
     /// # Ok(()) }
     /// ```
-    pub fn watch_all(&self) -> AllLockEvents {
+    pub fn watch_all(&self) -> AllLockEvents<W> {
         AllLockEvents::new(Ok(self.session.clone().into()))
     }
 
@@ -462,13 +505,15 @@ impl LockClient {
     /// assert_eq!(handle.lost().await, watchlock::LostReason::Broken);
     /// # Ok(()) }
     /// ```
-    pub async fn break_lock(&self, name: &str) -> Result<Option<LockInfo>, OperateError> {
-        check_name(name)?;
-        if let Some(state) = self.session.evict(name, Evict::Everybody).await? {
-            return Ok(Some(LockInfo::after_write(name, &state)));
-        }
-        // Nobody held it.
-        self.inspect(name).await
+    pub fn break_lock(&self, name: &str) -> W::Call<impl Future<Output = Result<Option<LockInfo>, OperateError>>> {
+        W::call(async move {
+            check_name(name)?;
+            if let Some(state) = self.session.evict(name, Evict::Everybody).await? {
+                return Ok(Some(LockInfo::after_write(name, &state)));
+            }
+            // Nobody held it.
+            self.inspected(name).await
+        })
     }
 
     /// Takes the lock `name` away from the one holder whose grant has this token, and from nobody else: one holder of a
@@ -498,10 +543,16 @@ impl LockClient {
     /// assert_eq!(lock.holders[0].token, other.token());
     /// # Ok(()) }
     /// ```
-    pub async fn break_holder(&self, name: &str, token: FencingToken) -> Result<Option<LockInfo>, OperateError> {
-        check_name(name)?;
-        let state = self.session.evict(name, Evict::Holder(token.as_i64())).await?;
-        Ok(state.map(|state| LockInfo::after_write(name, &state)))
+    pub fn break_holder(
+        &self,
+        name: &str,
+        token: FencingToken,
+    ) -> W::Call<impl Future<Output = Result<Option<LockInfo>, OperateError>>> {
+        W::call(async move {
+            check_name(name)?;
+            let state = self.session.evict(name, Evict::Holder(token.as_i64())).await?;
+            Ok(state.map(|state| LockInfo::after_write(name, &state)))
+        })
     }
 
     /// Renews the hold with this token for its whole lease, no matter which process took the lock. A hold of a fixed
@@ -536,10 +587,16 @@ impl LockClient {
     /// assert_eq!(lock.holders[0].until, before + Duration::from_secs(400));
     /// # Ok(()) }
     /// ```
-    pub async fn renew_holder(&self, name: &str, token: FencingToken) -> Result<Option<LockInfo>, OperateError> {
-        check_name(name)?;
-        let read = self.session.renew_holder(name, token.as_i64()).await?;
-        Ok(read.map(|read| LockInfo::of_reading(name, &read)))
+    pub fn renew_holder(
+        &self,
+        name: &str,
+        token: FencingToken,
+    ) -> W::Call<impl Future<Output = Result<Option<LockInfo>, OperateError>>> {
+        W::call(async move {
+            check_name(name)?;
+            let read = self.session.renew_holder(name, token.as_i64()).await?;
+            Ok(read.map(|read| LockInfo::of_reading(name, &read)))
+        })
     }
 
     /// Ends the client: acquires fail with [`AcquireError::Closed`](crate::AcquireError::Closed), held locks are
@@ -553,8 +610,8 @@ impl LockClient {
     /// It waits for no work. Work that goes on, as that of `tokio::task::spawn_blocking` does even if its task is
     /// aborted, has lost its locks: its handles report [`LostReason::Released`](crate::LostReason::Released) from the
     /// moment of the call, and others may have the locks. So await such work first, or have it look at
-    /// [`is_held`](crate::LockView::is_held) before each step. Its writes are refused under a
-    /// [fence](crate::LockView::fence) as soon as the next holder has written.
+    /// [`is_held`](crate::View::is_held) before each step. Its writes are refused under a
+    /// [fence](crate::View::fence) as soon as the next holder has written.
     ///
     /// # Cancel safety
     ///
@@ -570,9 +627,11 @@ impl LockClient {
     /// assert_eq!(handle.lost_reason(), Some(watchlock::LostReason::Released));
     /// # Ok(()) }
     /// ```
-    pub async fn shutdown(&self) {
-        let sessions = self.close();
-        futures::future::join_all(sessions.iter().map(Session::shut_down)).await;
+    pub fn shutdown(&self) -> W::Call<impl Future<Output = ()>> {
+        W::call(async move {
+            let sessions = self.close();
+            futures::future::join_all(sessions.iter().map(Session::shut_down)).await;
+        })
     }
 
     /// Refuses new acquires, and returns the sessions that are to be shut down.

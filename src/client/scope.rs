@@ -9,6 +9,8 @@ use futures::FutureExt as _;
 
 use super::{LockClient, builder::LockClientBuilder};
 use crate::error::BuildError;
+#[cfg(feature = "sync")]
+use {crate::world::Blocking, std::panic::catch_unwind};
 
 /// Shuts the client down in the background when it is dropped, unless that has been done.
 struct ShutDownOnDrop(LockClient);
@@ -68,6 +70,39 @@ impl LockClientBuilder {
         // Nothing is seen of the work after its panic.
         let worked = AssertUnwindSafe(working).catch_unwind().await;
         scope.0.shutdown().await;
+        Ok(worked.unwrap_or_else(|panic| resume_unwind(panic)))
+    }
+}
+
+#[cfg(feature = "sync")]
+impl LockClientBuilder<Blocking> {
+    /// Builds a client, calls `work` with it, and [shuts the client down](LockClient::shutdown): also after an error or
+    /// a panic.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`build`](Self::build); `work` is not called then.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// watchlock::InMemory::new().builder().blocking().scope(|locks| {
+    ///     let handle = locks.mutex("invoice-42").acquire().run()?;
+    ///     // ... bill the invoice ...
+    ///     handle.release()?;
+    ///     Ok(())
+    /// })?
+    /// # }
+    /// ```
+    pub fn scope<R>(self, work: impl FnOnce(LockClient<Blocking>) -> R) -> Result<R, BuildError> {
+        let locks = self.build()?;
+        let worked = catch_unwind(AssertUnwindSafe(|| work(locks.clone())));
+        locks.shutdown();
         Ok(worked.unwrap_or_else(|panic| resume_unwind(panic)))
     }
 }

@@ -10,6 +10,7 @@ use crate::{
     error::InvalidInput,
     input::{check_document, check_id},
     store::{MemoryDocuments, Refused, collection::UserCollection},
+    world::World,
 };
 
 /// A collection in the memory of this process, whose documents can be locked: for tests of your own code.
@@ -217,7 +218,7 @@ impl From<Refused> for InvalidInput {
     }
 }
 
-impl LockClient {
+impl<W: World> LockClient<W> {
     /// Returns locks for the documents of a collection in memory, for tests: see [`MemoryCollection`].
     ///
     /// Each client plays the part of another process, wherever its other locks are.
@@ -238,7 +239,7 @@ impl LockClient {
     /// # order.release().await?;
     /// # Ok(()) }
     /// ```
-    pub fn documents_in_memory<T>(&self, collection: &MemoryCollection) -> DocumentLocks<T> {
-        DocumentLocks::new(self.clone(), UserCollection::Memory(collection.documents().clone()))
+    pub fn documents_in_memory<T>(&self, collection: &MemoryCollection) -> DocumentLocks<T, W> {
+        DocumentLocks::new(self.as_async(), UserCollection::Memory(collection.documents().clone()))
     }
 }

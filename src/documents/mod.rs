@@ -5,11 +5,11 @@ mod check;
 mod elements;
 mod handle;
 pub(crate) mod memory_collection;
-mod run;
 
 use std::{
     collections::BTreeMap,
     fmt,
+    future::Future,
     marker::PhantomData,
     sync::{Arc, Mutex, OnceLock},
 };
@@ -19,11 +19,15 @@ use mongodb::{
     bson::{Bson, Document},
 };
 
-use crate::input::{check_database, check_id, check_path, check_size};
 use crate::{
     client::LockClient,
     error::{InvalidInput, OperateError},
+    input::{check_database, check_id, check_path, check_size},
     inspect::LockInfo,
+    locks::{
+        acquire::Acquire,
+        patience::{Try, Wait},
+    },
     operate::{
         list::List,
         watch::{AllLockEvents, LockEvents},
@@ -38,12 +42,13 @@ use crate::{
     },
     token::FencingToken,
     wake_mode::WakeMode,
+    world::{Async, World},
 };
 
-pub use action::{AcquireDocument, Claim, TryAcquireDocument, TryClaim};
+pub use action::Claim;
 pub(crate) use check::{check_encodable, check_update};
-pub use elements::{AcquireElement, ElementHandle, ElementLocks, TryAcquireElement};
-pub use handle::DocumentHandle;
+pub use elements::{ElementLocks, handle::Element};
+pub use handle::Document as DocumentTarget;
 
 /// Default field of the documents for their locks.
 const DEFAULT_FIELD: &str = "watchlock";
@@ -63,11 +68,11 @@ const DEFAULT_FIELD: &str = "watchlock";
 ///
 /// # Guarantees
 ///
-/// - One valid [`DocumentHandle`] for a document at a time, with the guarantees of a [`LockHandle`](crate::LockHandle):
-///   renewal, [`lost`](crate::LockView::lost), fencing tokens. The lock of a holder that died is free after its lease.
+/// - One valid [handle](crate::Held) for a document at a time, with the guarantees of every [`Held`](crate::Held):
+///   renewal, [`lost`](crate::View::lost), fencing tokens. The lock of a holder that died is free after its lease.
 /// - [`acquire`](Self::acquire) is first come, first served. [`claim`](Self::claim) takes documents that nobody holds
 ///   and nobody waits for.
-/// - [`DocumentHandle::update`] and [`DocumentHandle::delete`] are done while the lock is held or not at all.
+/// - `update` and `delete` of the handle are done while the lock is held or not at all.
 /// - No other field than that of the lock is ever touched.
 ///
 /// An `_id` is compared as the server compares it: numbers of any type by their values, to the last digit. If a
@@ -80,7 +85,7 @@ const DEFAULT_FIELD: &str = "watchlock";
 ///
 /// Other programs can change a locked document; changes outside the lock do it no harm. A document that is replaced as
 /// a whole loses its lock, and its holder is notified: update fields instead, or replace it through [the handle's
-/// fence](crate::LockView::fence), which keeps the lock.
+/// fence](crate::View::fence), which keeps the lock.
 ///
 /// BSON can hold a field of one name twice, though no usual program writes such documents. The server's pipelines keep
 /// one of the two, so locking such a document drops the other.
@@ -107,7 +112,7 @@ const DEFAULT_FIELD: &str = "watchlock";
 /// }
 /// # }
 /// ```
-pub struct DocumentLocks<T> {
+pub struct DocumentLocks<T, W: World = Async> {
     locks: LockClient,
     collection: UserCollection,
     path: String,
@@ -115,20 +120,20 @@ pub struct DocumentLocks<T> {
     /// The sessions over the elements of arrays, by the paths of these: they last as long as the locks of the
     /// documents.
     elements: Arc<Mutex<BTreeMap<String, UserHandle<DocumentSession>>>>,
-    read_as: PhantomData<fn() -> T>,
+    of: PhantomData<fn() -> (T, W)>,
 }
 
-impl LockClient {
+impl<W: World> LockClient<W> {
     /// Returns locks for the documents of a collection of yours, in place; see [`DocumentLocks`].
     ///
     /// The locks have the settings of this client, and end with its [`shutdown`](Self::shutdown). The collection's own
     /// settings have no effect: reads and writes use the library's own concerns. Making them sends nothing.
-    pub fn documents<T: Send + Sync>(&self, collection: Collection<T>) -> DocumentLocks<T> {
-        DocumentLocks::new(self.clone(), UserCollection::Mongo(collection.clone_with_type()))
+    pub fn documents<T: Send + Sync>(&self, collection: Collection<T>) -> DocumentLocks<T, W> {
+        DocumentLocks::new(self.as_async(), UserCollection::Mongo(collection.clone_with_type()))
     }
 }
 
-impl<T> DocumentLocks<T> {
+impl<T, W: World> DocumentLocks<T, W> {
     pub(crate) fn new(locks: LockClient, collection: UserCollection) -> Self {
         Self {
             locks,
@@ -136,7 +141,7 @@ impl<T> DocumentLocks<T> {
             path: DEFAULT_FIELD.to_owned(),
             session: Arc::default(),
             elements: Arc::default(),
-            read_as: PhantomData,
+            of: PhantomData,
         }
     }
 
@@ -185,8 +190,8 @@ impl<T> DocumentLocks<T> {
     /// println!("{}", order.document());
     /// # Ok(()) }
     /// ```
-    pub fn acquire(&self, id: impl Into<Bson>) -> AcquireDocument<T> {
-        AcquireDocument::new(self.clone(), id.into())
+    pub fn acquire(&self, id: impl Into<Bson>) -> Acquire<DocumentTarget<T>, Wait, W> {
+        Acquire::new(DocumentTarget::new(self.clone().read_as(), id.into()))
     }
 
     /// Acquires the lock of the document with this `_id` if it is free and nobody waits for it; `None` otherwise.
@@ -213,8 +218,8 @@ impl<T> DocumentLocks<T> {
     /// }
     /// # Ok(()) }
     /// ```
-    pub fn try_acquire(&self, id: impl Into<Bson>) -> TryAcquireDocument<T> {
-        TryAcquireDocument::new(self.clone(), id.into())
+    pub fn try_acquire(&self, id: impl Into<Bson>) -> Acquire<DocumentTarget<T>, Try, W> {
+        Acquire::new(DocumentTarget::new(self.clone().read_as(), id.into()))
     }
 
     /// Locks any free document that matches the filter, and reads it, in one atomic step; waits until there is one.
@@ -244,8 +249,8 @@ impl<T> DocumentLocks<T> {
     /// # Examples
     ///
     /// See [`DocumentLocks`].
-    pub fn claim(&self, filter: Document) -> Claim<T> {
-        Claim::new(self.clone(), filter)
+    pub fn claim(&self, filter: Document) -> Acquire<Claim<T>, Wait, W> {
+        Acquire::new(Claim::new(self.clone().read_as(), filter))
     }
 
     /// Locks any free document that matches the filter, and reads it, in one atomic step; `None` if there is none.
@@ -275,8 +280,8 @@ impl<T> DocumentLocks<T> {
     /// # assert_eq!(memory.find(doc! {})?.len(), 1);
     /// # Ok(()) }
     /// ```
-    pub fn try_claim(&self, filter: Document) -> TryClaim<T> {
-        TryClaim::new(self.clone(), filter)
+    pub fn try_claim(&self, filter: Document) -> Acquire<Claim<T>, Try, W> {
+        Acquire::new(Claim::new(self.clone().read_as(), filter))
     }
 
     /// Returns the holders and waiters of the lock of the document with this `_id`; `None` if it was never locked, or
@@ -304,10 +309,15 @@ impl<T> DocumentLocks<T> {
     /// }
     /// # Ok(()) }
     /// ```
-    pub async fn inspect(&self, id: impl Into<Bson>) -> Result<Option<LockInfo>, OperateError> {
-        let (session, name) = self.place(&id.into())?;
-        let read = session.inspect(&name).await?;
-        Ok(read.map(|read| LockInfo::of_reading(&name, &read)))
+    pub fn inspect(
+        &self,
+        id: impl Into<Bson>,
+    ) -> W::Call<impl Future<Output = Result<Option<LockInfo>, OperateError>>> {
+        W::call(async move {
+            let (session, name) = self.place(&id.into())?;
+            let read = session.inspect(&name).await?;
+            Ok(read.map(|read| LockInfo::of_reading(&name, &read)))
+        })
     }
 
     /// Lists the locks in the documents, sorted by name. Set conditions on the returned action, and await it.
@@ -339,7 +349,7 @@ impl<T> DocumentLocks<T> {
     /// assert_eq!(orders.id_of(&held[0].name), Some("order-7".into()));
     /// # Ok(()) }
     /// ```
-    pub fn list(&self) -> List {
+    pub fn list(&self) -> List<W> {
         List::new(self.observed())
     }
 
@@ -370,7 +380,7 @@ impl<T> DocumentLocks<T> {
     /// assert!(matches!(events.next().await, Some(Ok(LockEvent::Released { .. }))));
     /// # Ok(()) }
     /// ```
-    pub fn watch(&self, id: impl Into<Bson>) -> LockEvents {
+    pub fn watch(&self, id: impl Into<Bson>) -> LockEvents<W> {
         let place = self.place(&id.into());
         LockEvents::new(place.map(|(session, name)| (session.clone().into(), name)))
     }
@@ -400,7 +410,7 @@ impl<T> DocumentLocks<T> {
     /// assert_eq!(orders.id_of(&name), Some("order-7".into()));
     /// # Ok(()) }
     /// ```
-    pub fn watch_all(&self) -> AllLockEvents {
+    pub fn watch_all(&self) -> AllLockEvents<W> {
         AllLockEvents::new(self.observed())
     }
 
@@ -461,14 +471,21 @@ impl<T> DocumentLocks<T> {
     /// assert_eq!(order.lost().await, watchlock::LostReason::Broken);
     /// # Ok(()) }
     /// ```
-    pub async fn break_lock(&self, id: impl Into<Bson>) -> Result<Option<LockInfo>, OperateError> {
-        let id = id.into();
-        let (session, name) = self.place(&id)?;
-        if let Some(state) = session.evict(&name, Evict::Everybody).await? {
-            return Ok(Some(LockInfo::after_write(&name, &state)));
-        }
-        // Nobody held it.
-        self.inspect(id).await
+    pub fn break_lock(
+        &self,
+        id: impl Into<Bson>,
+    ) -> W::Call<impl Future<Output = Result<Option<LockInfo>, OperateError>>> {
+        W::call(async move {
+            let (session, name) = self.place(&id.into())?;
+            if let Some(state) = session.evict(&name, Evict::Everybody).await? {
+                return Ok(Some(LockInfo::after_write(&name, &state)));
+            }
+            // Nobody held it.
+            Ok(session
+                .inspect(&name)
+                .await?
+                .map(|read| LockInfo::of_reading(&name, &read)))
+        })
     }
 
     /// Takes the lock of the document with this `_id` away from the holder whose grant has this token, and from nobody
@@ -500,18 +517,20 @@ impl<T> DocumentLocks<T> {
     /// assert_eq!(order.lost().await, watchlock::LostReason::Broken);
     /// # Ok(()) }
     /// ```
-    pub async fn break_holder(
+    pub fn break_holder(
         &self,
         id: impl Into<Bson>,
         token: FencingToken,
-    ) -> Result<Option<LockInfo>, OperateError> {
-        let (session, name) = self.place(&id.into())?;
-        let state = session.evict(&name, Evict::Holder(token.as_i64())).await?;
-        Ok(state.map(|state| LockInfo::after_write(&name, &state)))
+    ) -> W::Call<impl Future<Output = Result<Option<LockInfo>, OperateError>>> {
+        W::call(async move {
+            let (session, name) = self.place(&id.into())?;
+            let state = session.evict(&name, Evict::Holder(token.as_i64())).await?;
+            Ok(state.map(|state| LockInfo::after_write(&name, &state)))
+        })
     }
 
     /// Clears the count of claims of the document with this `_id`, so that claims with
-    /// [`max_attempts`](Claim::max_attempts) take it again. Returns `false` if there is no count, or no such document.
+    /// [`max_attempts`](crate::Acquire::max_attempts) take it again. Returns `false` if there is no count, or no such document.
     ///
     /// The lock stays as it is, even if somebody holds it. A claim that waits for such a document is woken.
     ///
@@ -526,10 +545,12 @@ impl<T> DocumentLocks<T> {
     ///
     /// # Examples
     ///
-    /// See [`Claim::max_attempts`].
-    pub async fn clear_attempts(&self, id: impl Into<Bson>) -> Result<bool, OperateError> {
-        let (session, name) = self.place(&id.into())?;
-        Ok(session.clear_attempts(&name).await?)
+    /// See [`Acquire::max_attempts`].
+    pub fn clear_attempts(&self, id: impl Into<Bson>) -> W::Call<impl Future<Output = Result<bool, OperateError>>> {
+        W::call(async move {
+            let (session, name) = self.place(&id.into())?;
+            Ok(session.clear_attempts(&name).await?)
+        })
     }
 
     /// Returns how waiters and claims are woken at present; see [`LockClient::wake_mode`]. If the client has as many
@@ -591,15 +612,15 @@ impl<T> DocumentLocks<T> {
         })
     }
 
-    /// Returns the same locks for documents that are read as another type.
-    fn read_as<O>(self) -> DocumentLocks<O> {
+    /// Returns the same locks for documents that are read as another type, in another world.
+    fn read_as<O, V: World>(self) -> DocumentLocks<O, V> {
         DocumentLocks {
             locks: self.locks,
             collection: self.collection,
             path: self.path,
             session: self.session,
             elements: self.elements,
-            read_as: PhantomData,
+            of: PhantomData,
         }
     }
 
@@ -624,7 +645,7 @@ impl<T> DocumentLocks<T> {
     }
 }
 
-impl<T> Clone for DocumentLocks<T> {
+impl<T, W: World> Clone for DocumentLocks<T, W> {
     fn clone(&self) -> Self {
         Self {
             locks: self.locks.clone(),
@@ -632,12 +653,12 @@ impl<T> Clone for DocumentLocks<T> {
             path: self.path.clone(),
             session: self.session.clone(),
             elements: self.elements.clone(),
-            read_as: PhantomData,
+            of: PhantomData,
         }
     }
 }
 
-impl<T> fmt::Debug for DocumentLocks<T> {
+impl<T, W: World> fmt::Debug for DocumentLocks<T, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The collection is left out: the driver's client shows the user's connection options.
         f.debug_struct("DocumentLocks")

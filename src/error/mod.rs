@@ -169,7 +169,7 @@ pub enum AcquireError {
         error: Option<ServerError>,
     },
     /// The lock was not free at once, and the try asked for the holder:
-    /// [`TryAcquire::or_held`](crate::TryAcquire::or_held).
+    /// [`Acquire::or_held`](crate::Acquire::or_held).
     #[error("{}", shown_up_to(MESSAGE_MOST, format_args!("`{}` is not free: {contention}", shown(name.escape_debug()))))]
     #[non_exhaustive]
     Held {
@@ -382,11 +382,11 @@ pub enum DocumentError {
     )]
     InTransaction,
     /// No element of the array has the key any more: it was removed, or its key was changed. Nothing was written, and
-    /// the lock is still held. Only from [`ElementHandle`](crate::ElementHandle).
+    /// the lock is still held. Only from an [element](crate::target::Element).
     #[error("no element has the key of the locked one any more; nothing was written")]
     NoElement,
     /// Several elements of the array have the key of the locked one by now. Nothing was written, and the lock is still
-    /// held. Only from [`ElementHandle`](crate::ElementHandle).
+    /// held. Only from an [element](crate::target::Element).
     #[error("{matched} elements have the key of the locked one by now; nothing was written")]
     #[non_exhaustive]
     AmbiguousElement {

@@ -23,11 +23,12 @@ use crate::{
     brief::shown,
     documents,
     error::{FenceError, Fenced, InvalidInput},
-    handle::LockView,
+    handle::{View, target::IsOne},
     input::{check_document, check_path},
     protocol::document::whole,
     store::InPlace,
     token::FencingToken,
+    world::World,
 };
 use write::{FencedChange, Write};
 pub use write::{FencedDelete, FencedInsert, FencedUpdate};
@@ -35,7 +36,7 @@ pub use write::{FencedDelete, FencedInsert, FencedUpdate};
 /// Default field of the token.
 const FIELD: &str = "fence";
 
-impl LockView {
+impl<T: IsOne, W: World> View<T, W> {
     /// Returns a fence for writes to your own documents, which refuses earlier holders.
     ///
     /// # Examples
@@ -58,7 +59,7 @@ impl LockView {
     /// ```
     pub fn fence(&self) -> Fence {
         Fence {
-            locked: self.locked().cloned(),
+            locked: self.one().locked().cloned(),
             ..Fence::new(self.token())
         }
     }
@@ -67,7 +68,7 @@ impl LockView {
 /// A fence keeps writes of earlier holders of a lock away from a document: the document remembers, in a field of its
 /// own, the largest fencing token that it was written under, and a write under a smaller one is refused.
 ///
-/// Made by [`LockView::fence`], so by each handle, view and leadership. It has only the token, not the lock: a receiver
+/// Made by [`View::fence`], so by each handle, view and leadership. It has only the token, not the lock: a receiver
 /// of the token in a message makes the same fence with [`Fence::new`].
 ///
 /// # Guarantees
@@ -214,7 +215,7 @@ impl Fence {
     /// it.
     ///
     /// If the fence was made from the handle of a document, an update in that document's collection leaves the lock's
-    /// field alone, as with [`DocumentHandle::update`](crate::DocumentHandle::update).
+    /// field alone, as with [`Held::update`](crate::Held::update).
     ///
     /// `update` is a document of operators or a pipeline, as with the driver's method. A result with a `matched_count`
     /// of 0 and no `upserted_id` means that there is no document for `filter`. Let `filter` name one document,

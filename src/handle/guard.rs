@@ -4,12 +4,12 @@ use mongodb::ClientSession;
 
 use crate::{
     error::GuardError,
-    handle::LockView,
+    handle::{View, target::IsOne},
     status::LostReason,
     store::{abort, is_in_transaction},
 };
 
-impl LockView {
+impl<T: IsOne> View<T> {
     /// Makes the lock a condition of the transaction in progress in `session`: it can be committed only if the lock is
     /// held at that moment.
     ///
@@ -26,7 +26,7 @@ impl LockView {
     /// - After an error the transaction can't be committed, even if the error is ignored: it is ended on the server.
     ///   (Except if the server could not be reached and never saw the guard.)
     /// - The guard notifies nobody: if the transaction is aborted, the guard never happened. It does not count as a
-    ///   renewal for [`safe_for`](LockView::safe_for) either.
+    ///   renewal for [`safe_for`](View::safe_for) either.
     ///
     /// # When to call it
     ///
@@ -89,7 +89,7 @@ impl LockView {
     /// # Ok(()) }
     /// ```
     pub async fn guard_transaction(&self, session: &mut ClientSession) -> Result<(), GuardError> {
-        match self.parts() {
+        match self.one().parts() {
             (hold, Some(locks)) => locks.guard(hold, session).await,
             (_, None) if !is_in_transaction(session).await => Err(GuardError::NotInTransaction),
             // No client is left that could hold it.

@@ -1,28 +1,25 @@
-//! Handles and views of held locks.
+//! Handles and views of what is held.
 
 pub(crate) mod guard;
+pub(crate) mod own;
+pub(crate) mod owned;
+pub(crate) mod target;
 
-use std::{
-    fmt,
-    ops::Deref,
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::{fmt, future::Future, marker::PhantomData, ops::Deref, sync::Arc, time::Duration};
 
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    brief::shown,
-    error::{InvalidInput, ReleaseError, RenewError, ServerError},
-    protocol::{Kind, wake::Left},
-    session::{
-        Session, UserHandle,
-        hold::{Hold, Remains},
+    error::{ReleaseError, RenewError},
+    handle::{
+        own::{Own, Seen},
+        owned::SeenHold,
+        target::{AnyLock, IsKnown, IsOne, Target},
     },
+    session::hold::Hold,
     status::{LockStatus, Lost, LostReason},
-    store::{InPlace, Statements, StoreError},
-    telemetry,
     token::FencingToken,
+    world::{Async, World},
 };
 
 /// The result of a release.
@@ -43,9 +40,9 @@ pub enum Released {
     WasLost,
 }
 
-/// A held lock.
+/// A held target: a lock, several locks, a document, an element, a leadership, a job.
 ///
-/// It dereferences to a [`LockView`], which has its name and token and reports its loss. It is renewed in the
+/// It dereferences to a [`View`], which has its name and token and reports its loss. It is renewed in the
 /// background for as long as the handle lives, unless it was acquired for a [fixed](crate::Acquire::fixed) time.
 /// Dropping it releases the lock in the background; [`release`](Self::release) does so and returns when it is done.
 ///
@@ -53,40 +50,48 @@ pub enum Released {
 ///
 /// - No other handle to the lock is valid, in any process, from the grant until this one is released or lost, except
 ///   those of the same client that were [acquired re-entrantly](crate::Acquire::reentrant).
-/// - [`lost`](LockView::lost) resolves before the server would give the lock to another because of a missing renewal,
+/// - [`lost`](View::lost) resolves before the server would give the lock to another because of a missing renewal,
 ///   even if the server can't be reached; and within a hop if somebody breaks, overwrites or deletes the lock.
 /// - A lost lock is never acquired again behind the holder's back.
 ///
 /// The time is read from this machine's monotonic clock. On Linux that clock stands still while the whole machine is
-/// suspended, so work after a suspension is only safe under the [fencing token](LockView::token).
-#[must_use = "the lock is released when the handle is dropped"]
-pub struct LockHandle {
-    session: UserHandle<Arc<Session>>,
-    view: LockView,
-    /// Whether it no longer counts among the handles of the hold.
-    gone: bool,
+/// suspended, so work after a suspension is only safe under the [fencing token](View::token).
+///
+/// # One handle
+///
+/// A hold has one handle, which can't be cloned: its views can.
+///
+/// ```compile_fail,E0277
+/// # async fn example(locks: watchlock::LockClient) -> Result<(), Box<dyn std::error::Error>> {
+/// let handle = locks.mutex("invoice-42").acquire().await?;
+/// let other = handle.clone();
+/// # Ok(()) }
+/// ```
+///
+/// ```
+/// # async fn example(locks: watchlock::LockClient) -> Result<(), Box<dyn std::error::Error>> {
+/// let handle = locks.mutex("invoice-42").acquire().await?;
+/// let (one, other) = (handle.view(), handle.view().clone());
+/// # Ok(()) }
+/// ```
+///
+/// Code that works with locks of all kinds takes `Held`, which is `Held<AnyLock>`: `handle.into()` converts into it, and
+/// so does a view.
+#[must_use = "it is released when the handle is dropped"]
+pub struct Held<T: Target = AnyLock, W: World = Async> {
+    view: View<T, W>,
+    pub(crate) own: T::Own,
+    pub(crate) data: T::Data,
 }
 
-impl LockHandle {
-    pub(crate) fn new(session: UserHandle<Arc<Session>>, hold: Arc<Hold>) -> Self {
-        let view = LockView {
-            hold,
-            session: Arc::downgrade(&*session),
-            locked: session.store.in_place().cloned(),
-        };
-        Self {
-            session,
-            view,
-            gone: false,
-        }
-    }
-
-    pub(crate) fn hold(&self) -> &Arc<Hold> {
-        &self.view.hold
+impl<T: Target, W: World> Held<T, W> {
+    pub(crate) fn new((own, data): (T::Own, T::Data)) -> Self {
+        let view = View::new(own.seen());
+        Self { view, own, data }
     }
 
     /// Returns a view of this hold for the code that works under it; it can be cloned, and outlives the handle.
-    pub fn view(&self) -> LockView {
+    pub fn view(&self) -> View<T, W> {
         self.view.clone()
     }
 
@@ -94,8 +99,8 @@ impl LockHandle {
     ///
     /// # Errors
     ///
-    /// [`RenewError::Lost`] if it is lost. [`RenewError::Server`] if the server could not be reached: the lock is still
-    /// held, and renewals go on in the background.
+    /// [`RenewError::Lost`] if it is lost, or any part of a multi-lock is; it says which. [`RenewError::Server`] if the
+    /// server could not be reached: it is still held, and renewals go on in the background.
     ///
     /// # Cancel safety
     ///
@@ -111,102 +116,16 @@ impl LockHandle {
     /// assert!(safe_for > std::time::Duration::from_secs(20));
     /// # Ok(()) }
     /// ```
-    pub async fn renew(&self) -> Result<Duration, RenewError> {
-        self.check()?;
-        self.session.ensure_usable()?;
-        // Not as its user: the answer can take longer than the user keeps the handle.
-        let (session, hold) = ((*self.session).clone(), self.hold.clone());
-        let within = hold.safe_for();
-        let renewal = async move { session.renew_together(&[hold], Statements::Shared, within).await };
-        // It can hang in the driver for longer than the lease, which other renewals extend in the meantime.
-        let renewed = tokio::select! {
-            biased;
-            renewed = self.session.in_time(within, renewal) => renewed,
-            lost = self.lost() => return Err(lost.into()),
-        };
-        self.check()?;
-        match renewed {
-            Err(error) | Ok(Some(error)) => Err(ServerError::from(error).into()),
-            Ok(None) => Ok(self.safe_for()),
-        }
+    pub fn renew(&self) -> W::Call<impl Future<Output = Result<Duration, RenewError>>> {
+        W::call(self.own.renew())
     }
 
-    /// Returns why the lock is lost, after a write under it has found that. The watch over the hold may not have
-    /// noticed yet, so the server is asked.
-    pub(crate) async fn loss(&self) -> Lost {
-        match self.renew().await {
-            Err(RenewError::Lost(lost)) => lost,
-            _ => self.check().err().unwrap_or(self.lost_as(LostReason::Overwritten)),
-        }
-    }
-
-    /// Makes a writer of a [readers-writer lock](crate::RwLock) a reader, without letting go in between: its changes
-    /// are still there when it reads.
-    ///
-    /// Readers that wait at the head of the queue get in with the same write; they stay behind a writer that came
-    /// before them. The token, the lease and the handle stay the same. A reader stays a reader. There is no way back:
-    /// readers that wait to become writers would wait for each other.
-    ///
-    /// # Errors
-    ///
-    /// [`RenewError::Invalid`] for any other kind of lock, and for a hold that was [acquired
-    /// re-entrantly](crate::Acquire::reentrant) and has other handles, which still count on it; nothing was sent.
-    /// [`RenewError::Lost`] if the lock is lost. [`RenewError::Server`] if the server refused, or did not answer before
-    /// the deadline of the hold: this handle is a reader's nevertheless, and others may have to wait until it is
-    /// released, or until another call of `downgrade` succeeds.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the handle is a reader's, and others may have to wait as after an error. It can be
-    /// called again.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let prices = locks.rw_lock("prices");
-    /// let handle = prices.write().await?;
-    /// // ... write ...
-    /// handle.downgrade().await?;
-    /// assert!(prices.try_read().await?.is_some());
-    /// # Ok(()) }
-    /// ```
-    pub async fn downgrade(&self) -> Result<(), RenewError> {
-        /// Number of permits that a reader has.
-        const READER: i64 = 1;
-
-        let kind = self.hold.used.0;
-        let name = shown(self.name().escape_debug());
-        if kind != Kind::RwLock {
-            return Err(InvalidInput::new(format!(
-                "the {kind} `{name}` can't be downgraded; only a writer of a readers-writer lock can"
-            ))
-            .into());
-        }
-        self.check()?;
-        self.session.ensure_usable()?;
-        if let Err(handles) = self.hold.downgrade(READER.unsigned_abs()) {
-            return Err(InvalidInput::new(format!(
-                "the writer of `{name}` has {handles} handles and can't be downgraded; it must have 1"
-            ))
-            .into());
-        }
-        let downgraded = tokio::select! {
-            biased;
-            downgraded = self.session.downgrade(self.hold(), READER) => downgraded,
-            lost = self.lost() => return Err(lost.into()),
-        };
-        self.check()?;
-        match downgraded {
-            Err(error) => Err(error.into()),
-            Ok(true) => Ok(()),
-            Ok(false) => Err(self.loss().await.into()),
-        }
-    }
-
-    /// Releases the lock: it is handed to the next in the queue, or is free, unless it is [kept
+    /// Releases it: the lock is handed to the next in the queue, or is free, unless it is [kept
     /// taken](crate::Acquire::at_least_for) or [idle](crate::LockClientBuilder::keep_idle).
+    ///
+    /// The parts of a multi-lock are released at once. The result is [`Released::WasLost`] if any was lost before,
+    /// regardless of the others, and [`Released::StillHeld`] if another task of this client has re-entered any. A released
+    /// leader has resigned, and a released job leaves its period open.
     ///
     /// If the lock was re-entered, or several readers of the process
     /// [share it](crate::guarantees#inside-a-process), only the last handle releases it and sends anything.
@@ -232,75 +151,84 @@ impl LockHandle {
     /// assert_eq!(handle.release().await?, Released::Released);
     /// # Ok(()) }
     /// ```
-    pub async fn release(mut self) -> Result<Released, ReleaseError> {
-        self.gone = true;
-        let remains = self.hold().exit();
-        self.hold().report_end();
-        match remains {
-            Remains::Nothing => {}
-            Remains::Held => return Ok(Released::StillHeld),
-            // The client's shutdown released it.
-            Remains::Lost(LostReason::Released) if self.session.stays_taken(self.hold()) => return Ok(Released::Kept),
-            Remains::Lost(LostReason::Released) => return Ok(Released::Released),
-            // A lost lock is not touched: its entry is gone, or the server ends it.
-            Remains::Lost(_) => return Ok(Released::WasLost),
+    pub fn release(self) -> W::Call<impl Future<Output = Result<Released, ReleaseError>>> {
+        W::call(async move { self.own.release().await })
+    }
+
+    /// Waits until it is lost, other than by a deletion through this handle.
+    pub(crate) async fn lost_otherwise(&self) -> Lost {
+        let lost = self.view.seen.lost().await;
+        if self.is_deletion(&lost).await {
+            std::future::pending::<()>().await;
         }
-        let left = self.session.let_go(self.hold());
-        let left = tokio::select! {
-            biased;
-            left = tokio::time::timeout(self.session.config.lease, left) => left,
-            stands_still = self.session.stands_still() => return Err(self.unconfirmed(stands_still)),
-        };
-        match left {
-            Ok(Ok(Ok(Left::Holder))) => Ok(Released::Released),
-            Ok(Ok(Ok(Left::Kept))) => Ok(Released::Kept),
-            Ok(Ok(Err(error))) => Err(self.unconfirmed(error)),
-            Ok(Ok(Ok(_)) | Err(_)) => Ok(Released::WasLost),
-            // The release goes on in the background.
-            Err(_) => Err(self.unconfirmed(StoreError::overdue().into())),
+        lost
+    }
+
+    /// Whether the loss is a deletion through this handle.
+    pub(crate) async fn is_deletion(&self, lost: &Lost) -> bool {
+        match T::deleted(&self.data) {
+            Some(deleted) if *lost == LostReason::Released => *deleted.lock().await,
+            _ => false,
         }
     }
 
-    fn unconfirmed(&self, error: ServerError) -> ReleaseError {
-        telemetry::release_failed(self.name(), &error);
-        ReleaseError::Server {
-            name: self.name().to_owned(),
-            error,
-        }
+    /// Keeps `held.clone()` from being a clone of the view.
+    #[doc(hidden)]
+    #[expect(clippy::should_implement_trait, reason = "it can't be called")]
+    pub fn clone(&self) -> Self
+    where
+        Self: CanClone,
+    {
+        self.cloned()
     }
 }
 
-impl Deref for LockHandle {
-    type Target = LockView;
+/// Nothing: a hold has one handle.
+#[doc(hidden)]
+#[diagnostic::on_unimplemented(
+    message = "a hold can't be cloned: its handle releases it once",
+    note = "clone its `view()`"
+)]
+pub trait CanClone: Sized {
+    fn cloned(&self) -> Self;
+}
 
-    fn deref(&self) -> &LockView {
+impl<T: IsOne, W: World> Held<T, W> {
+    pub(crate) fn hold(&self) -> &Arc<Hold> {
+        self.own.hold()
+    }
+
+    /// Returns the lock alone.
+    pub(crate) fn into_lock(self) -> (Held<AnyLock, W>, T::Data) {
+        (Held::new((self.own, ())), self.data)
+    }
+}
+
+impl<T: IsKnown, W: World> From<Held<T, W>> for Held<AnyLock, W> {
+    fn from(held: Held<T, W>) -> Self {
+        held.into_lock().0
+    }
+}
+
+impl<T: Target, W: World> Deref for Held<T, W> {
+    type Target = View<T, W>;
+
+    fn deref(&self) -> &View<T, W> {
         &self.view
     }
 }
 
-impl Drop for LockHandle {
-    fn drop(&mut self) {
-        if !self.gone {
-            self.session.discard(self.hold());
-        }
-    }
-}
-
-impl fmt::Debug for LockHandle {
+impl<T: Target, W: World> fmt::Debug for Held<T, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockHandle")
-            .field("name", &self.name())
-            .field("token", &self.token().as_i64())
-            .field("status", &self.status())
-            .finish_non_exhaustive()
+        f.debug_tuple("Held").field(&self.view.seen).finish()
     }
 }
 
-/// A view of a held lock, for the code that works under it: it can watch the lock, but not release it.
+/// A view of a hold, for the code that works under it: it can watch the hold, but not release it.
 ///
 /// # Guarantees
 ///
-/// Same as for [`LockHandle`]; a view that outlives the handle reports [`LostReason::Released`].
+/// Same as for [`Held`]; a view that outlives the handle reports [`LostReason::Released`].
 ///
 /// # Examples
 ///
@@ -313,35 +241,23 @@ impl fmt::Debug for LockHandle {
 /// assert_eq!(view.lost().await, watchlock::LostReason::Released);
 /// # Ok(()) }
 /// ```
-#[derive(Clone)]
-pub struct LockView {
-    hold: Arc<Hold>,
-    /// A view that outlives handles and clients keeps nothing alive.
-    session: Weak<Session>,
-    /// For a document: the place of such locks.
-    locked: Option<Arc<InPlace>>,
+pub struct View<T: Target = AnyLock, W: World = Async> {
+    pub(crate) seen: <T::Own as Own>::Seen,
+    of: PhantomData<fn() -> (T, W)>,
 }
 
-impl LockView {
-    /// Returns the name of the lock.
-    pub fn name(&self) -> &str {
-        &self.hold.name
+impl<T: Target, W: World> View<T, W> {
+    pub(crate) fn new(seen: <T::Own as Own>::Seen) -> Self {
+        Self { seen, of: PhantomData }
     }
 
-    /// Returns the fencing token of this grant.
-    ///
-    /// If the lock was [handed on inside the process](crate::guarantees#inside-a-process), or several readers of the
-    /// process share it, the lock's document shows a smaller one: that of the first task that had it.
-    pub fn token(&self) -> FencingToken {
-        self.hold.token
+    /// Returns the same view for async code.
+    pub fn as_async(&self) -> View<T> {
+        View::new(self.seen.clone())
     }
 
-    /// Returns the number of held permits: 1 for a mutex, the requested number for a semaphore.
-    pub fn permits(&self) -> u64 {
-        self.hold.permits()
-    }
-
-    /// Waits until the lock is lost, and returns the loss: an error that names the lock and the reason.
+    /// Waits until the lock is lost, and returns the loss: an error that names the lock and the reason. A multi-lock is
+    /// lost when any part is, and the loss says which.
     ///
     /// # Cancel safety
     ///
@@ -362,11 +278,12 @@ impl LockView {
     /// handle.release().await?;
     /// # Ok(()) }
     /// ```
-    pub async fn lost(&self) -> Lost {
-        self.lost_as(self.hold.lost().await)
+    pub fn lost(&self) -> W::Call<impl Future<Output = Lost>> {
+        W::call(self.seen.lost())
     }
 
-    /// Returns the loss if the lock is lost: an error that names the lock and the reason.
+    /// Returns the loss if the lock is lost: an error that names the lock and the reason. If several parts of a multi-lock
+    /// are lost, it is the first one observed.
     ///
     /// Checks the clock on the spot: the answer is right even if no task of the program has run for a while.
     ///
@@ -388,18 +305,14 @@ impl LockView {
     /// # Ok(()) }
     /// ```
     pub fn check(&self) -> Result<(), Lost> {
-        self.lost_reason().map_or(Ok(()), |reason| Err(self.lost_as(reason)))
-    }
-
-    pub(crate) fn lost_as(&self, reason: LostReason) -> Lost {
-        self.hold.lost_as(reason)
+        self.seen.loss().map_or(Ok(()), Err)
     }
 
     /// Returns why the lock was lost; `None` while it is held.
     ///
     /// Checks the clock on the spot: the answer is right even if no task of the program has run for a while.
     pub fn lost_reason(&self) -> Option<LostReason> {
-        self.hold.lost_reason()
+        self.seen.lost_reason()
     }
 
     /// Returns whether the lock is still held: whether there is no [`lost_reason`](Self::lost_reason), with whatever
@@ -424,39 +337,75 @@ impl LockView {
         self.lost_reason().is_none()
     }
 
-    /// Returns how safe the lock is at present.
+    /// Returns how safe the lock is at present; for a multi-lock, the status of the least safe part.
     pub fn status(&self) -> LockStatus {
-        self.hold.status()
+        self.seen.status()
     }
 
-    /// Returns for how long the lock is surely ours, even if the server can't be reached from now on.
+    /// Returns for how long the lock, or every part of a multi-lock, is surely ours, even if the server can't be reached
+    /// from now on.
     ///
     /// Right after a hand-over that is the claim lease, until the first renewal a few hundred milliseconds later.
     pub fn safe_for(&self) -> Duration {
-        self.hold.safe_for()
+        self.seen.safe_for()
     }
 
-    /// Returns a token that is cancelled as soon as the lock is no longer ours: when it is lost, released or dropped.
+    /// Returns a token that is cancelled as soon as the lock, or any part of a multi-lock, is no longer ours: when it is
+    /// lost, released or dropped. That of a multi-lock is cancelled also when the runtime ends, as nobody renews the parts
+    /// any more then.
     pub fn lost_token(&self) -> CancellationToken {
-        // A child: cancelling the user's token must not end the lock.
-        self.hold.ended().child_token()
+        self.seen.lost_token()
     }
 
-    pub(crate) fn locked(&self) -> Option<&Arc<InPlace>> {
-        self.locked.as_ref()
+    /// Returns the name of the lock.
+    pub fn name(&self) -> &str
+    where
+        T: IsOne,
+    {
+        self.one().name()
     }
 
-    pub(crate) fn parts(&self) -> (&Arc<Hold>, Option<Arc<Session>>) {
-        (&self.hold, self.session.upgrade())
+    /// Returns the fencing token of this grant.
+    ///
+    /// If the lock was [handed on inside the process](crate::guarantees#inside-a-process), or several readers of the
+    /// process share it, the lock's document shows a smaller one: that of the first task that had it.
+    pub fn token(&self) -> FencingToken
+    where
+        T: IsOne,
+    {
+        self.one().token()
+    }
+
+    /// Returns the number of held permits: 1 for a mutex, the requested number for a semaphore.
+    pub fn permits(&self) -> u64
+    where
+        T: IsOne,
+    {
+        self.one().permits()
+    }
+
+    pub(crate) fn one(&self) -> &SeenHold
+    where
+        T: IsOne,
+    {
+        &self.seen
     }
 }
 
-impl fmt::Debug for LockView {
+impl<T: IsKnown, W: World> From<View<T, W>> for View<AnyLock, W> {
+    fn from(view: View<T, W>) -> Self {
+        Self::new(view.seen)
+    }
+}
+
+impl<T: Target, W: World> Clone for View<T, W> {
+    fn clone(&self) -> Self {
+        Self::new(self.seen.clone())
+    }
+}
+
+impl<T: Target, W: World> fmt::Debug for View<T, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockView")
-            .field("name", &self.name())
-            .field("token", &self.token().as_i64())
-            .field("status", &self.status())
-            .finish_non_exhaustive()
+        f.debug_tuple("View").field(&self.seen).finish()
     }
 }

@@ -1,211 +1,118 @@
-//! Actions that acquire any kind of lock.
+//! The one action: an acquire of any target.
 
 use std::{
     fmt,
-    future::{Future, IntoFuture},
+    future::Future,
+    marker::PhantomData,
     pin::Pin,
-    sync::Arc,
+    sync::{Mutex as Cell, PoisonError},
+    task::{Context, Poll},
     time::Duration,
 };
 
+use super::{
+    options::{CanFix, CanIdle, CanKeep, CanLimit, CanReenter, HasHolder, Options},
+    patience::{OrHeld, Otherwise, Patience, Try, Wait},
+};
+#[cfg(feature = "sync")]
+use crate::world::Blocking;
 use crate::{
-    brief::shown,
-    contention::Contention,
-    error::{AcquireError, InvalidInput},
-    handle::LockHandle,
-    input::{check_name, check_permits, check_text, check_timeout},
-    name::LockName,
-    protocol::{Kind, Owner},
-    session::{Session, UserHandle, line::AcquireOptions},
-    telemetry::Attempt,
-    terms::Terms,
-    waitlist::Patience,
+    error::{AcquireError, RunError},
+    handle::{Held, target::Target},
+    world::{Async, Awaits, World},
 };
 
-/// The demand of a kind of lock on the engine: a number of permits, out of a capacity, under a name.
-#[derive(Clone)]
-pub(crate) struct Share {
-    pub(crate) session: UserHandle<Arc<Session>>,
-    pub(crate) name: LockName,
-    pub(crate) kind: Kind,
-    pub(crate) capacity: i64,
-    pub(crate) permits: i64,
+/// A target that can be acquired: all but [`AnyLock`](crate::target::AnyLock) and
+/// [`Period`](crate::target::Period), which are held only.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` can't be acquired here",
+    note = "documents must be `DeserializeOwned + Send + Sync`; `AnyLock` is held, and never acquired"
+)]
+pub trait CanAcquire: Target<Data: Send + Sync> + Clone + Send + Sync + Unpin + 'static {
+    #[doc(hidden)]
+    fn ask(
+        self,
+        options: Options,
+        otherwise: Otherwise,
+    ) -> impl Future<Output = Result<Got<Self>, AcquireError>> + Send;
 }
 
-/// Options common to both actions.
-#[derive(Clone)]
-struct LockRequest {
-    share: Share,
-    reason: Option<String>,
-    value: Option<String>,
-    reentrant: bool,
-    terms: Terms,
-}
+/// A hold, and the data that come with it.
+pub(crate) type Got<T> = (<T as Target>::Own, <T as Target>::Data);
 
-/// The handling of a request that is not granted at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Otherwise {
-    Wait,
-    /// `None`.
-    Nothing,
-    /// [`AcquireError::Held`].
-    Report,
-}
+type Running<T> = Pin<Box<dyn Future<Output = Result<Got<T>, AcquireError>> + Send>>;
 
-impl LockRequest {
-    fn new(share: Share) -> Self {
-        Self {
-            share,
-            reason: None,
-            value: None,
-            reentrant: false,
-            terms: Terms::default(),
-        }
-    }
-
-    /// Refuses values that are out of bounds, before anything is sent.
-    fn check(&self, timeout: Option<Duration>) -> Result<(), InvalidInput> {
-        let Share {
-            name,
-            kind,
-            capacity,
-            permits,
-            ..
-        } = &self.share;
-        // The `_id` of a document has a bound of its own, and has been checked.
-        if *kind != Kind::Document {
-            check_name(name)?;
-        }
-        if let Some(reason) = &self.reason {
-            check_text("reason", reason)?;
-        }
-        if let Some(value) = &self.value {
-            check_text("value", value)?;
-        }
-        timeout.map_or(Ok(()), check_timeout)?;
-        self.terms.check(&self.share.session.config)?;
-        check_permits(*kind, *capacity, *permits)?;
-        if self.reentrant && *kind == Kind::Semaphore {
-            let message = format!(
-                "the semaphore `{}` is requested re-entrantly, which is not possible: ask for more permits",
-                shown(name.escape_debug())
-            );
-            return Err(InvalidInput::new(message));
-        }
-        Ok(())
-    }
-
-    fn attempt(&self, patience: Patience) -> Attempt {
-        let Share {
-            name, kind, permits, ..
-        } = &self.share;
-        let label = self.share.session.config.metered.label(name);
-        let waits = patience == Patience::Wait;
-        Attempt::begin(Some(name), label, *kind, *permits, waits, self.reason.as_deref())
-    }
-
-    /// Waits for the lock; asks only once if the wait may take no time.
-    async fn wait(self, timeout: Option<Duration>) -> Result<LockHandle, AcquireError> {
-        let name = self.share.name.clone();
-        let acquired = if timeout == Some(Duration::ZERO) {
-            self.send(Otherwise::Report, None).await
-        } else {
-            self.send(Otherwise::Wait, timeout).await
-        };
-        let contention = match acquired {
-            Ok(Some(handle)) => return Ok(handle),
-            Ok(None) => None,
-            Err(AcquireError::Held { contention, .. }) => Some(contention),
-            Err(error) => return Err(error),
-        };
-        Err(AcquireError::Timeout {
-            name: name.to_string(),
-            waited: Duration::ZERO,
-            contention,
-        })
-    }
-
-    async fn send(self, otherwise: Otherwise, timeout: Option<Duration>) -> Result<Option<LockHandle>, AcquireError> {
-        let Share {
-            session,
-            name,
-            kind,
-            capacity,
-            permits,
-        } = self.share;
-        if timeout == Some(Duration::ZERO) {
-            return Err(AcquireError::Unanswered {
-                name: name.to_string(),
-                waited: Duration::ZERO,
-                contention: None,
-                error: None,
-            });
-        }
-        let owner = Owner {
-            value: self.value,
-            ..session.config.owner(self.reason)
-        };
-        let acquiring = session.join(
-            &name,
-            AcquireOptions {
-                kind,
-                capacity,
-                permits,
-                wait: otherwise == Otherwise::Wait,
-                reports_contention: otherwise == Otherwise::Report,
-                reentrant: self.reentrant,
-                terms: self.terms,
-                owner,
-            },
-        );
-        let hold = acquiring.outcome(timeout).await?;
-        Ok(hold.map(|hold| LockHandle::new(session, hold)))
-    }
-}
-
-/// An acquire that waits for its turn; await it. Made by [`Mutex::acquire`](crate::Mutex::acquire).
+/// An acquire of a `T`: a mutex, a document, a leadership, and so on. Await it; in the blocking world, run it. Made by
+/// [`Mutex::acquire`](crate::Mutex::acquire) and its like.
 ///
-/// It is an action and not yet a future: if you need a future (`tokio::spawn`, `pin!`, `join_all`), write
-/// `.into_future()`, from [`IntoFuture`]. A pinned future that is polled repeatedly keeps its queue position.
-#[derive(Clone)]
-#[must_use = "an acquire does nothing until it is awaited"]
-pub struct Acquire {
-    request: LockRequest,
-    timeout: Option<Duration>,
+/// It gives a [`Held<T>`](crate::Held); as a try, an `Option` of that.
+///
+/// An action has the options that its target can have: others don't compile. A table of them is in
+/// [Locks](crate::guide::locks#options-of-each-kind).
+///
+/// # Cancel safety
+///
+/// Cancel safe: if it is dropped, its queue position, or the lock if it was granted at that moment, is given back in the
+/// background. It takes its queue position when it is first polled; from then on options have no effect. A pinned
+/// acquire that is polled repeatedly keeps its queue position. A clone begins anew.
+///
+/// # Errors
+///
+/// See [`AcquireError`].
+#[must_use = "an acquire does nothing until it is awaited, or run in the blocking world"]
+pub struct Acquire<T: Target, P: Patience = Wait, W: World = Async> {
+    pub(crate) target: T,
+    pub(crate) options: Options,
+    /// Set by the first poll. Never locked: it makes the action `Sync`.
+    running: Cell<Option<Running<T>>>,
+    of: PhantomData<fn() -> (P, W)>,
 }
 
-impl Acquire {
-    pub(crate) fn new(share: Share) -> Self {
+impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
+    pub(crate) fn new(target: T) -> Self {
+        Self::with(target, Options::default())
+    }
+
+    pub(crate) fn with(target: T, options: Options) -> Self {
         Self {
-            request: LockRequest::new(share),
-            timeout: None,
+            target,
+            options,
+            running: Cell::new(None),
+            of: PhantomData,
         }
     }
 
-    pub(crate) fn on(mut self, terms: Terms) -> Self {
-        self.request.terms = terms;
-        self
-    }
-
-    /// Sets the value that a leader proclaims.
-    pub(crate) fn value(mut self, value: String) -> Self {
-        self.request.value = Some(value);
-        self
-    }
-
-    /// Gives up after `timeout`; at most 366 days. Zero asks the server and does not wait for the lock; like a try, it
-    /// fails if the server has not answered for ten seconds.
+    /// Gives up after `timeout`; at most 366 days.
     ///
-    /// The error is [`AcquireError::Timeout`] if the lock was taken, with its holder and the number of waiters ahead of
-    /// us, and [`AcquireError::Unanswered`] if the server did not answer.
+    /// - An acquire, a claim and a campaign that wait fail with [`AcquireError::Timeout`] if the lock was taken, with its
+    ///   holder and the number of waiters ahead of us (a claim: if no matching document was free), and with
+    ///   [`AcquireError::Unanswered`] if the server did not answer. Zero asks the server and does not wait for the lock;
+    ///   like a try, it fails if the server has not answered for ten seconds.
+    /// - A try fails with [`AcquireError::Unanswered`] if the server has not answered; zero gives up before anything is
+    ///   sent. Without a timeout it fails with [`AcquireError::Server`] if the server has not answered for ten seconds; in
+    ///   that time it asks several times. The request goes on in the background, and is withdrawn once the server has
+    ///   processed it; a document that was claimed all the same is released.
+    /// - For a multi-lock it is the time for all parts.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// use std::time::Duration;
+    ///
+    /// let maybe = locks.mutex("nightly-job").try_acquire().timeout(Duration::from_secs(2)).await?;
+    /// # assert!(maybe.is_some());
+    /// # Ok(()) }
+    /// ```
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
+        self.options.timeout = Some(timeout);
         self
     }
 
-    /// Sets why the lock is wanted, up to 1,024 bytes, for people to read.
+    /// Sets why it is wanted, up to 1,024 bytes, for people to read.
     pub fn reason(mut self, reason: impl Into<String>) -> Self {
-        self.request.reason = Some(reason.into());
+        self.options.reason = Some(reason.into());
         self
     }
 
@@ -229,7 +136,7 @@ impl Acquire {
     /// # Ok(()) }
     /// ```
     pub fn lease(mut self, lease: Duration) -> Self {
-        self.request.terms.set_lease(lease);
+        self.options.terms.set_lease(lease);
         self
     }
 
@@ -240,11 +147,11 @@ impl Acquire {
     /// the client's skew margin and a thousandth of the length. The lock itself stays taken for the whole `length`, by the
     /// server's clock. Until then it behaves like a renewed lock, and an early release opens it. The length counts from
     /// the grant; a waiter that was woken counts it from the moment at which it confirms its grant, at most 300 ms later.
-    /// [`LockHandle::renew`] gives it a full length again, and so does
+    /// [`Held::renew`] gives it a full length again, and so does
     /// [`LockClient::renew_holder`](crate::LockClient::renew_holder). It can't be shorter than
     /// [`at_least_for`](Self::at_least_for).
     ///
-    /// [lost]: crate::LockView::lost
+    /// [lost]: crate::View::lost
     ///
     /// # Examples
     ///
@@ -259,8 +166,11 @@ impl Acquire {
     /// assert_eq!(handle.lost().await, LostReason::Elapsed);
     /// # Ok(()) }
     /// ```
-    pub fn fixed(mut self, length: Duration) -> Self {
-        self.request.terms.set_fixed(length);
+    pub fn fixed(mut self, length: Duration) -> Self
+    where
+        T: CanFix,
+    {
+        self.options.terms.set_fixed(length);
         self
     }
 
@@ -271,7 +181,7 @@ impl Acquire {
     /// when it was released and until when it is kept taken. The first waiter is granted the lock when that time ends,
     /// by the server's clock. A release after `least` opens the lock at once, as usual.
     ///
-    /// A dropped handle keeps the lock taken as well, and so does a holder that dies or [loses](crate::LockView::lost) the
+    /// A dropped handle keeps the lock taken as well, and so does a holder that dies or [loses](crate::View::lost) the
     /// lock: its lease is no shorter than `least`, so after a death it is free when that lease is over. A waiter that was
     /// woken has that lease from when it has confirmed its grant, a round trip later. A [`fixed`](Self::fixed) time that
     /// is shorter than `least` is refused. An operator opens a lock that is kept taken with
@@ -293,15 +203,18 @@ impl Acquire {
     /// assert!(locks.mutex("reminders").try_acquire().await?.is_none());
     /// # Ok(()) }
     /// ```
-    pub fn at_least_for(mut self, least: Duration) -> Self {
-        self.request.terms.set_at_least(least);
+    pub fn at_least_for(mut self, least: Duration) -> Self
+    where
+        T: CanKeep,
+    {
+        self.options.terms.set_at_least(least);
         self
     }
 
     /// Reports the hold if it lasts longer than `most`, instead of the [client's](crate::LockClientBuilder::max_hold)
     /// maximum. From 10 ms to 366 days, counted from the moment at which this client learned of its grant.
     ///
-    /// From then on [`status`](crate::LockView::status) is [`HeldTooLong`](crate::LockStatus::HeldTooLong), unless
+    /// From then on [`status`](crate::View::status) is [`HeldTooLong`](crate::LockStatus::HeldTooLong), unless
     /// renewals fail too. An event and a metric report it once. The lock is held and renewed as before.
     ///
     /// # Examples
@@ -318,8 +231,11 @@ impl Acquire {
     /// assert_eq!(handle.status(), LockStatus::HeldTooLong);
     /// # Ok(()) }
     /// ```
-    pub fn max_hold(mut self, most: Duration) -> Self {
-        self.request.terms.set_max_hold(most);
+    pub fn max_hold(mut self, most: Duration) -> Self
+    where
+        T: CanLimit,
+    {
+        self.options.terms.set_max_hold(most);
         self
     }
 
@@ -329,9 +245,9 @@ impl Acquire {
     ///
     /// The client then releases the lock at once, so that a job that hangs does not keep the others from it (for longer
     /// than [`at_least_for`](Self::at_least_for) does). The code
-    /// under the lock must stop by then, as before the end of a lease: [`safe_for`](crate::LockView::safe_for) counts
-    /// down to it, and [`lost`](crate::LockView::lost) resolves. Code that may go on nevertheless should write under
-    /// the [fencing token](crate::LockView::token).
+    /// under the lock must stop by then, as before the end of a lease: [`safe_for`](crate::View::safe_for) counts
+    /// down to it, and [`lost`](crate::View::lost) resolves. Code that may go on nevertheless should write under
+    /// the [fencing token](crate::View::token).
     ///
     /// # Examples
     ///
@@ -346,8 +262,11 @@ impl Acquire {
     /// assert_eq!(handle.lost().await, LostReason::HeldTooLong);
     /// # Ok(()) }
     /// ```
-    pub fn lose_after(mut self, limit: Duration) -> Self {
-        self.request.terms.set_lose_after(limit);
+    pub fn lose_after(mut self, limit: Duration) -> Self
+    where
+        T: CanLimit,
+    {
+        self.options.terms.set_lose_after(limit);
         self
     }
 
@@ -367,8 +286,11 @@ impl Acquire {
     /// account.acquire().await?.release().await?;
     /// # Ok(()) }
     /// ```
-    pub fn keep_idle(mut self, keep: Duration) -> Self {
-        self.request.terms.set_keep_idle(keep);
+    pub fn keep_idle(mut self, keep: Duration) -> Self
+    where
+        T: CanIdle,
+    {
+        self.options.terms.set_keep_idle(keep);
         self
     }
 
@@ -388,7 +310,7 @@ impl Acquire {
     ///
     /// Only holds of the same kind are shared: a reader of a readers-writer lock gets in next to a reader, even though
     /// a writer waits, and a writer next to a writer. A reader that asks to write waits for itself. A semaphore
-    /// refuses.
+    /// can't be asked for re-entrantly: acquire more permits.
     ///
     /// # Examples
     ///
@@ -405,130 +327,18 @@ impl Acquire {
     /// assert_eq!(inner.release().await?, Released::Released);
     /// # Ok(()) }
     /// ```
-    pub fn reentrant(mut self) -> Self {
-        self.request.reentrant = true;
+    pub fn reentrant(mut self) -> Self
+    where
+        T: CanReenter,
+    {
+        self.options.reentrant = true;
         self
     }
 }
 
-impl IntoFuture for Acquire {
-    type Output = Result<LockHandle, AcquireError>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            self.request.check(self.timeout)?;
-            let asks_once = self.timeout == Some(Duration::ZERO);
-            let patience = if asks_once { Patience::Try } else { Patience::Wait };
-            let attempt = self.request.attempt(patience);
-            let acquiring = self.request.wait(self.timeout);
-            attempt.follow(acquiring, |handle| Some(handle.hold().granted())).await
-        })
-    }
-}
-
-/// An acquire that does not wait; await it. Made by [`Mutex::try_acquire`](crate::Mutex::try_acquire).
-#[derive(Clone)]
-#[must_use = "a try does nothing until it is awaited"]
-pub struct TryAcquire {
-    request: LockRequest,
-    timeout: Option<Duration>,
-}
-
-impl TryAcquire {
-    pub(crate) fn new(share: Share) -> Self {
-        Self {
-            request: LockRequest::new(share),
-            timeout: None,
-        }
-    }
-
-    pub(crate) fn on(mut self, terms: Terms) -> Self {
-        self.request.terms = terms;
-        self
-    }
-
-    /// Sets why the lock is wanted, up to 1,024 bytes, for people to read.
-    pub fn reason(mut self, reason: impl Into<String>) -> Self {
-        self.request.reason = Some(reason.into());
-        self
-    }
-
-    /// Gives up if the server has not answered after `timeout`, with [`AcquireError::Unanswered`]; at most 366 days, and
-    /// zero gives up before anything is sent.
-    ///
-    /// Without it a try fails with [`AcquireError::Server`] if the server has not answered for ten seconds; in that
-    /// time it asks several times. The request goes on in the background, and is withdrawn once the server has
-    /// processed it.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// use std::time::Duration;
-    ///
-    /// let maybe = locks.mutex("nightly-job").try_acquire().timeout(Duration::from_secs(2)).await?;
-    /// # assert!(maybe.is_some());
-    /// # Ok(()) }
-    /// ```
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
-        self
-    }
-
-    /// Gives this hold a lease of its own; see [`Acquire::lease`].
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.request.terms.set_lease(lease);
-        self
-    }
-
-    /// Holds the lock for `length` and no longer; see [`Acquire::fixed`].
-    pub fn fixed(mut self, length: Duration) -> Self {
-        self.request.terms.set_fixed(length);
-        self
-    }
-
-    /// Keeps the lock taken for at least `least` after the grant; see [`Acquire::at_least_for`].
-    pub fn at_least_for(mut self, least: Duration) -> Self {
-        self.request.terms.set_at_least(least);
-        self
-    }
-
-    /// Reports the hold if it lasts longer than `most`; see [`Acquire::max_hold`].
-    pub fn max_hold(mut self, most: Duration) -> Self {
-        self.request.terms.set_max_hold(most);
-        self
-    }
-
-    /// Loses the lock when it has been held for `limit`; see [`Acquire::lose_after`].
-    pub fn lose_after(mut self, limit: Duration) -> Self {
-        self.request.terms.set_lose_after(limit);
-        self
-    }
-
-    /// Keeps the lock idle with this client for that long after its release; see [`Acquire::keep_idle`].
-    pub fn keep_idle(mut self, keep: Duration) -> Self {
-        self.request.terms.set_keep_idle(keep);
-        self
-    }
-
-    /// Shares a hold of this client, as [`Acquire::reentrant`] does.
-    pub fn reentrant(mut self) -> Self {
-        self.request.reentrant = true;
-        self
-    }
-
-    /// Tries, and fails with [`AcquireError::Held`], which names the holder, if the lock is not free. Set other options
-    /// first.
-    ///
-    /// # Errors
-    ///
-    /// See [`AcquireError`].
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
+impl<T: Target, W: World> Acquire<T, Try, W> {
+    /// Fails with [`AcquireError::Held`], which names the holder, where it would give `None`. Of a multi-lock that is the
+    /// holder of the first name that is not free.
     ///
     /// # Examples
     ///
@@ -547,58 +357,165 @@ impl TryAcquire {
     /// }
     /// # Ok(()) }
     /// ```
-    pub async fn or_held(self) -> Result<LockHandle, AcquireError> {
-        let name = self.request.share.name.clone();
-        let tried = self.send(Otherwise::Report).await?;
-        // This variant never answers `None`.
-        tried.ok_or_else(|| AcquireError::Held {
-            name: name.to_string(),
-            contention: Box::new(Contention::behind(0)),
-        })
-    }
-
-    async fn send(self, otherwise: Otherwise) -> Result<Option<LockHandle>, AcquireError> {
-        self.request.check(self.timeout)?;
-        let attempt = self.request.attempt(Patience::Try);
-        let trying = self.request.send(otherwise, self.timeout);
-        attempt
-            .follow(trying, |handle| handle.as_ref().map(|handle| handle.hold().granted()))
-            .await
+    pub fn or_held(self) -> Acquire<T, OrHeld, W>
+    where
+        T: HasHolder,
+    {
+        Acquire::with(self.target, self.options)
     }
 }
 
-impl IntoFuture for TryAcquire {
-    type Output = Result<Option<LockHandle>, AcquireError>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.send(Otherwise::Nothing))
+impl<T: CanAcquire, P: Patience, W: World> Acquire<T, P, W> {
+    /// Acquires in any world, from code that has none.
+    pub(crate) async fn held(self) -> Result<Held<T::Held, W>, AcquireError> {
+        self.target.ask(self.options, P::OTHERWISE).await.map(Held::new)
     }
 }
 
-impl fmt::Debug for LockRequest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Share {
-            name, kind, permits, ..
-        } = &self.share;
-        write!(f, "{permits} of the {kind} {name:?}")
+impl<T: CanAcquire, P: Patience, W: Awaits> Future for Acquire<T, P, W> {
+    type Output = Result<P::Given<Held<T::Held, W>>, AcquireError>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        let running = this.running.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let running =
+            running.get_or_insert_with(|| Box::pin(this.target.clone().ask(this.options.clone(), P::OTHERWISE)));
+        let acquired = running.as_mut().poll(context);
+        acquired.map(|acquired| P::given(acquired.map(Held::new)))
     }
 }
 
-impl fmt::Debug for Acquire {
+/// Runs the work until it is done or the lock is lost. The loss comes first: work that finished at the same moment may
+/// not have been done under the lock.
+pub(crate) async fn unless_lost<L, Fut: Future>(lost: impl Future<Output = L>, work: Fut) -> Result<Fut::Output, L> {
+    tokio::select! {
+        biased;
+        reason = lost => Err(reason),
+        output = work => Ok(output),
+    }
+}
+
+impl<T: CanAcquire, P: Patience> Acquire<T, P> {
+    /// Acquires, runs the future that `work` makes of the handle, and releases. A try that finds the lock taken gives
+    /// `None`, and then `work` is not called.
+    ///
+    /// If the lock is lost, the future is dropped at its next await point, and the loss is returned. The future's own
+    /// output, even a `Result`, is returned unchanged. Work on a document may delete it, and its lock with it.
+    ///
+    /// # Errors
+    ///
+    /// [`RunError::Acquire`] if the lock was not acquired, [`RunError::Lost`] if it was lost on the way. A release that
+    /// can't be confirmed is not an error: the work is done, and the lease limits the rest.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the work's future and releases the lock in the background.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// use std::time::Duration;
+    ///
+    /// let prices = locks.rw_lock("prices");
+    /// let read = prices.read().timeout(Duration::from_secs(5)).reason("a quote");
+    /// let token = read.run(async |held| held.token()).await?;
+    /// # assert!(prices.try_write().await?.is_some());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// ```
+    /// # use mongodb::bson::{Document, doc};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let memory = watchlock::MemoryCollection::new();
+    /// # memory.insert_one(doc! { "n": 1 })?;
+    /// # let events = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
+    /// while let Some(deleted) = events.try_claim(doc! {}).run(async |event| event.delete().await).await? {
+    ///     deleted?;
+    /// }
+    /// # assert!(memory.find(doc! {})?.is_empty());
+    /// # Ok(()) }
+    /// ```
+    pub async fn run<O>(self, work: impl AsyncFnOnce(&Held<T::Held>) -> O) -> Result<P::Given<O>, RunError> {
+        let held = match self.held().await {
+            Ok(held) => held,
+            Err(error) => return Ok(P::given(Err(error))?),
+        };
+        let output = unless_lost(held.lost_otherwise(), async { work(&held).await }).await?;
+        // An event reports an unconfirmed release.
+        let _ = held.release().await;
+        Ok(P::given(Ok(output))?)
+    }
+}
+
+#[cfg(feature = "sync")]
+impl<T: CanAcquire, P: Patience> Acquire<T, P, Blocking> {
+    /// Acquires on this thread, and blocks it until then.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`].
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn run(self) -> Result<P::Given<Held<T::Held, Blocking>>, AcquireError> {
+        P::given(Blocking::call(self.held()))
+    }
+
+    /// Acquires, does the work, and releases. A try that finds the lock taken gives `None` without doing the work.
+    ///
+    /// A thread can't be stopped from outside. If the lock is lost the work goes on, unless it checks the
+    /// [`lost_reason`](crate::View::lost_reason) itself and returns.
+    ///
+    /// # Errors
+    ///
+    /// [`RunError::Acquire`] if it was not acquired; [`RunError::Lost`] if it was lost before the work finished, in which
+    /// case the work's result is dropped. An unconfirmed release is not an error.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics). If the work panics, the lock is released.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory().blocking();
+    /// let exports = locks.semaphore("exports", 4);
+    /// let permits = exports.acquire_many(2).reason("report 7").run_with(|held| held.permits())?;
+    /// assert_eq!((permits, exports.available_permits()?), (2, 4));
+    /// # Ok(()) }
+    /// ```
+    pub fn run_with<O>(self, work: impl FnOnce(&Held<T::Held, Blocking>) -> O) -> Result<P::Given<O>, RunError> {
+        let held = match Blocking::call(self.held()) {
+            Ok(held) => held,
+            Err(error) => return Ok(P::given(Err(error))?),
+        };
+        let output = work(&held);
+        if let Err(lost) = held.check()
+            && !Blocking::call(held.is_deletion(&lost))
+        {
+            return Err(lost.into());
+        }
+        // An event reports an unconfirmed release.
+        let _ = held.release();
+        Ok(P::given(Ok(output))?)
+    }
+}
+
+impl<T: Target + Clone, P: Patience, W: World> Clone for Acquire<T, P, W> {
+    fn clone(&self) -> Self {
+        Self::with(self.target.clone(), self.options.clone())
+    }
+}
+
+impl<T: Target + fmt::Debug, P: Patience, W: World> fmt::Debug for Acquire<T, P, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Acquire")
-            .field("request", &self.request)
-            .field("timeout", &self.timeout)
-            .finish()
-    }
-}
-
-impl fmt::Debug for TryAcquire {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TryAcquire")
-            .field("request", &self.request)
-            .field("timeout", &self.timeout)
-            .finish()
+            .field("target", &self.target)
+            .field("timeout", &self.options.timeout)
+            .finish_non_exhaustive()
     }
 }

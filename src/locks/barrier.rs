@@ -14,9 +14,9 @@
 use std::{
     collections::hash_map::RandomState,
     fmt,
-    future::{IntoFuture, pending},
+    future::{Future, pending},
     hash::BuildHasher,
-    pin::pin,
+    marker::PhantomData,
     str::FromStr,
     time::Duration,
 };
@@ -26,14 +26,20 @@ use tokio::time::{Instant, sleep_until};
 use crate::{
     config::millis,
     error::{AcquireError, BarrierError, ReleaseError},
-    handle::{LockHandle, Released},
-    locks::watched::{Places, Watch},
+    handle::{Held, Released},
+    locks::{
+        targets::Place,
+        watched::{Places, Watch},
+    },
     name::LockName,
     protocol::{Holder, KeptUntil, Kind, State},
     session::{UserHandle, hold::Hold, locks::LockSession},
     status::LostReason,
     token::FencingToken,
+    world::{Async, World},
 };
+#[cfg(feature = "sync")]
+use crate::{input::check_timeout, world::Blocking};
 
 /// Time for which a passed place stays taken if nobody clears it before. A party can be late by any time as long as its
 /// place is renewed, which does not depend on whether its future is polled. The last party to leave clears the places, or
@@ -88,8 +94,9 @@ const HERE: &str = "waits for the others";
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
-pub struct Barrier {
+pub struct Barrier<W: World = Async> {
     places: Places,
+    of: PhantomData<fn() -> W>,
 }
 
 /// A passed barrier. From [`Barrier::wait`].
@@ -114,7 +121,7 @@ impl BarrierPass {
     }
 }
 
-impl Barrier {
+impl<W: World> Barrier<W> {
     pub(crate) fn new(session: UserHandle<LockSession>, name: LockName, parties: u32) -> Self {
         let kind = Kind::Barrier;
         Self {
@@ -124,6 +131,7 @@ impl Barrier {
                 kind,
                 count: parties,
             },
+            of: PhantomData,
         }
     }
 
@@ -145,7 +153,7 @@ impl Barrier {
     /// # Errors
     ///
     /// [`BarrierError::Enter`] if this party took no place; a barrier of no parties or of more than 64 is invalid.
-    /// [`BarrierError::Lost`] if it lost its place, as with any [lock](crate::LockView::lost), and
+    /// [`BarrierError::Lost`] if it lost its place, as with any [lock](crate::View::lost), and
     /// [`BarrierError::Server`] if the server refused or stopped answering: the others may have passed with this party
     /// counted, or go on waiting for another.
     ///
@@ -167,7 +175,11 @@ impl Barrier {
     /// assert!(alone.is_err(), "the other one did not come");
     /// # Ok(()) }
     /// ```
-    pub async fn wait(&self) -> Result<BarrierPass, BarrierError> {
+    pub fn wait(&self) -> W::Call<impl Future<Output = Result<BarrierPass, BarrierError>>> {
+        W::call(self.passed())
+    }
+
+    async fn passed(&self) -> Result<BarrierPass, BarrierError> {
         self.places.check("parties", PARTIES_MOST).map_err(AcquireError::from)?;
         let mut watch = self.places.watch();
         let place = self.enter(&mut watch).await?;
@@ -176,7 +188,7 @@ impl Barrier {
             generation: FencingToken::new(generation.last),
             is_leader: place.hold().granted_as == generation.first,
         };
-        let lost = place.lost_as(LostReason::Released);
+        let lost = place.own.lost_as(LostReason::Released);
         // Runs to its end, even if its future was dropped: the others go by its mark.
         let leaving = self.clone().leave(place, generation);
         match self.places.session.session().spawn_for(leaving).await {
@@ -188,8 +200,8 @@ impl Barrier {
 
     /// Takes a place (of the next generation, if that of the last one is still taken) and records that this party is
     /// here.
-    async fn enter(&self, watch: &mut Watch<'_>) -> Result<LockHandle, BarrierError> {
-        let mut acquiring = pin!(self.places.acquire().into_future());
+    async fn enter(&self, watch: &mut Watch<'_>) -> Result<Held<Place>, BarrierError> {
+        let mut acquiring = self.places.acquire(None);
         let mut leftovers = Leftovers::default();
         let place = loop {
             tokio::select! {
@@ -205,7 +217,7 @@ impl Barrier {
     }
 
     /// Waits until all parties are there, or until the mark of one of them says so.
-    async fn gather(&self, place: &LockHandle, watch: &mut Watch<'_>) -> Result<Generation, BarrierError> {
+    async fn gather(&self, place: &Held<Place>, watch: &mut Watch<'_>) -> Result<Generation, BarrierError> {
         let hold = place.hold();
         let mut leftovers = Leftovers::default();
         loop {
@@ -224,9 +236,9 @@ impl Barrier {
     }
 
     /// Marks the place as passed, and leaves it taken until all have passed.
-    async fn leave(self, place: LockHandle, generation: Generation) -> Result<(), BarrierError> {
+    async fn leave(self, place: Held<Place>, generation: Generation) -> Result<(), BarrierError> {
         self.say(&place, generation.to_string()).await?;
-        let lost = place.lost_as(LostReason::Released);
+        let lost = place.own.lost_as(LostReason::Released);
         place.hold().keep(KeptUntil::AfterRelease(millis(KEPT)));
         match place.release().await {
             Ok(Released::Kept) => {}
@@ -247,11 +259,11 @@ impl Barrier {
     }
 
     /// Writes a value into the place for the others to read.
-    async fn say(&self, place: &LockHandle, word: String) -> Result<(), BarrierError> {
+    async fn say(&self, place: &Held<Place>, word: String) -> Result<(), BarrierError> {
         if self.places.session.proclaim(place.hold(), word).await? {
             return Ok(());
         }
-        Err(place.loss().await.into())
+        Err(place.own.loss().await.into())
     }
 
     /// Clears, in the background, the places of a generation that all its parties have passed. The write itself checks
@@ -374,20 +386,39 @@ impl FromStr for Generation {
 }
 
 /// Returns the error of a party that has its place.
-fn while_waiting(place: &LockHandle, error: AcquireError) -> BarrierError {
+fn while_waiting(place: &Held<Place>, error: AcquireError) -> BarrierError {
     match error {
         AcquireError::Server(error) => error.into(),
         // The client was shut down, and has released the place.
-        _ => place.lost_as(LostReason::Released).into(),
+        _ => place.own.lost_as(LostReason::Released).into(),
     }
 }
 
-impl fmt::Debug for Barrier {
+impl<W: World> fmt::Debug for Barrier<W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Barrier")
             .field("name", &self.places.name)
             .field("parties", &self.parties())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(feature = "sync")]
+impl Barrier<Blocking> {
+    /// Waits as [`wait`](Self::wait) does, for at most `timeout` (up to 366 days). Returns `None` if this party gave up;
+    /// others may have passed with it counted, if they had seen all there by then.
+    ///
+    /// # Errors
+    ///
+    /// See [`wait`](Self::wait); a timeout out of bounds is invalid.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn wait_timeout(&self, timeout: Duration) -> Result<Option<BarrierPass>, BarrierError> {
+        check_timeout(timeout).map_err(AcquireError::from)?;
+        let waited = Blocking::call(async { tokio::time::timeout(timeout, self.passed()).await });
+        waited.map_or(Ok(None), |passed| passed.map(Some))
     }
 }
 

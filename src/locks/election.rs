@@ -3,32 +3,34 @@
 mod candidacy;
 
 use std::{
-    fmt,
-    future::{Future, IntoFuture},
-    ops::{ControlFlow, Deref},
+    future::Future,
+    marker::PhantomData,
+    ops::ControlFlow,
     pin::Pin,
-    sync::Arc,
     task::{Context, Poll},
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
 use futures::Stream;
 
+use super::{acquire::Acquire, options::Options, patience::Wait, request::Share, targets::Leadership};
+#[cfg(feature = "sync")]
+use crate::world::Blocking;
 use crate::{
     error::{AcquireError, KindMismatch, OperateError, ReleaseError, RenewError},
-    handle::{LockHandle, LockView, Released},
+    handle::{Held, Released, View},
     input::{check_name, check_text},
     inspect::HolderInfo,
-    locks::acquire::{Acquire, Share},
     name::LockName,
     protocol::{Kind, State},
     session::{
-        Session, UserHandle,
+        UserHandle,
         locks::LockSession,
         streams::follow::{Observation, Observations, Scope, follow},
     },
     terms::Terms,
     token::FencingToken,
+    world::{Async, World},
 };
 
 pub use candidacy::Candidacy;
@@ -40,8 +42,8 @@ pub use candidacy::Candidacy;
 ///
 /// # Guarantees
 ///
-/// - One valid [`Leadership`] at a time. A leader that died is followed by the next within its lease.
-/// - [`Leadership::resign`] hands over at once.
+/// - One valid leadership at a time. A leader that died is followed by the next within its lease.
+/// - [`Held::resign`] hands over at once.
 /// - [`observe`](Self::observe) reports the leaders, in order.
 ///
 /// # Examples
@@ -56,10 +58,11 @@ pub use candidacy::Candidacy;
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
-pub struct Election {
+pub struct Election<W: World = Async> {
     session: UserHandle<LockSession>,
     name: LockName,
     waits_out_other_uses: bool,
+    of: PhantomData<fn() -> W>,
 }
 
 /// The present leader.
@@ -103,12 +106,13 @@ impl Leader {
     }
 }
 
-impl Election {
+impl<W: World> Election<W> {
     pub(crate) fn new(session: UserHandle<LockSession>, name: LockName) -> Self {
         Self {
             session,
             name,
             waits_out_other_uses: false,
+            of: PhantomData,
         }
     }
 
@@ -140,19 +144,13 @@ impl Election {
     /// }
     /// # Ok(()) }
     /// ```
-    pub fn campaign(&self, value: impl Into<String>) -> Campaign {
+    pub fn campaign(&self, value: impl Into<String>) -> Acquire<Leadership, Wait, W> {
         let share = Share {
-            session: self.session.alone(),
-            name: self.name.clone(),
-            kind: Kind::Election,
-            capacity: 1,
-            permits: 1,
+            value: Some(value.into()),
+            ..Share::whole(self.session.alone(), self.name.clone(), Kind::Election)
         };
-        Campaign {
-            session: self.session.alone(),
-            // A leader leads for as long as it can.
-            acquire: Acquire::new(share).on(Terms::unlimited()).value(value.into()),
-        }
+        // A leader leads for as long as it can.
+        Acquire::with(Leadership(share), Options::on(Terms::unlimited()))
     }
 
     /// Returns the leader at this moment; `None` if there is none.
@@ -173,18 +171,20 @@ impl Election {
     /// assert_eq!(locks.election("scheduler").leader().await?, None);
     /// # Ok(()) }
     /// ```
-    pub async fn leader(&self) -> Result<Option<Leader>, OperateError> {
-        check_name(&self.name)?;
-        let Some((mut state, exchange)) = self.session.inspect(&self.name).await? else {
-            return Ok(None);
-        };
-        state
-            .holders
-            .retain(|holder| exchange.now.is_none_or(|now| holder.until > now));
-        if !state.holders.is_empty() && state.kind != Kind::Election {
-            return Err(KindMismatch::new(&self.name, &state, Kind::Election, 1).into());
-        }
-        Ok(Leader::of(&state))
+    pub fn leader(&self) -> W::Call<impl Future<Output = Result<Option<Leader>, OperateError>>> {
+        W::call(async move {
+            check_name(&self.name)?;
+            let Some((mut state, exchange)) = self.session.inspect(&self.name).await? else {
+                return Ok(None);
+            };
+            state
+                .holders
+                .retain(|holder| exchange.now.is_none_or(|now| holder.until > now));
+            if !state.holders.is_empty() && state.kind != Kind::Election {
+                return Err(KindMismatch::new(&self.name, &state, Kind::Election, 1).into());
+            }
+            Ok(Leader::of(&state))
+        })
     }
 
     /// Observes the leadership: the present leader first, then every change: another leader, another value, none.
@@ -214,14 +214,22 @@ impl Election {
     /// assert_eq!(leaders.next().await.expect("it goes on")?.expect("a leader").value, "node 7");
     /// # Ok(()) }
     /// ```
-    pub fn observe(&self) -> Leaders {
+    pub fn observe(&self) -> Leaders<W> {
         let sights = match check_name(&self.name) {
-            Ok(()) => Ok(follow(self.session.clone(), Scope::One(self.name.to_string()))),
+            Ok(()) => Ok(W::within(|| {
+                follow(self.session.clone(), Scope::One(self.name.to_string()))
+            })),
             Err(error) => Err(Some(OperateError::from(error))),
         };
-        Leaders { sights, last: None }
+        Leaders {
+            sights,
+            last: None,
+            of: PhantomData,
+        }
     }
+}
 
+impl Election {
     /// Leads repeatedly: campaigns, runs the future that `lead` makes for as long as it leads, and campaigns again when
     /// the leadership is lost.
     ///
@@ -256,7 +264,7 @@ impl Election {
     /// ```
     pub async fn run<T, F, Fut>(&self, value: impl Into<String>, mut lead: F) -> Result<T, AcquireError>
     where
-        F: FnMut(LockView) -> Fut,
+        F: FnMut(View<Leadership>) -> Fut,
         Fut: Future<Output = ControlFlow<T>>,
     {
         let value = value.into();
@@ -276,69 +284,58 @@ impl Election {
     }
 }
 
-/// A campaign; await it. Made by [`Election::campaign`].
-#[derive(Clone, Debug)]
-#[must_use = "a campaign does nothing until it is awaited"]
-pub struct Campaign {
-    session: UserHandle<Arc<Session>>,
-    acquire: Acquire,
+#[cfg(feature = "sync")]
+impl Election<Blocking> {
+    /// Leads repeatedly: campaigns, does the work, resigns, and campaigns again after [`ControlFlow::Continue`];
+    /// returns after [`ControlFlow::Break`].
+    ///
+    /// A thread can't be stopped from outside: if the leadership is lost, the work must notice it through its
+    /// [`lost_reason`](View::lost_reason), and return. To lead alongside other work, run it on its own thread.
+    ///
+    /// # Errors
+    ///
+    /// See [`AcquireError`].
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory().blocking();
+    /// use std::ops::ControlFlow;
+    ///
+    /// let mut jobs = vec!["backup", "report"];
+    /// let last = locks.election("scheduler").run("node 7", |leading| {
+    ///     while leading.lost_reason().is_none() {
+    ///         let Some(job) = jobs.pop() else { return ControlFlow::Break(leading.token()) };
+    ///         println!("{job}");
+    ///     }
+    ///     ControlFlow::Continue(())
+    /// })?;
+    /// # Ok(()) }
+    /// ```
+    pub fn run<T>(
+        &self,
+        value: impl Into<String>,
+        mut lead: impl FnMut(View<Leadership, Blocking>) -> ControlFlow<T>,
+    ) -> Result<T, AcquireError> {
+        let value = value.into();
+        loop {
+            let leadership = Blocking::call(self.campaign_on(&value))?;
+            let led = lead(leadership.view());
+            // An event reports an unconfirmed resignation.
+            let _ = leadership.resign();
+            if let ControlFlow::Break(output) = led {
+                return Ok(output);
+            }
+        }
+    }
 }
 
-impl Campaign {
-    /// Gives up after `timeout`, like [`Acquire::timeout`](crate::Acquire::timeout). Zero asks the server and does not
-    /// wait.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.acquire = self.acquire.timeout(timeout);
-        self
-    }
-
-    /// Sets why it wants to lead, up to 1,024 bytes, for people to read.
-    pub fn reason(mut self, reason: impl Into<String>) -> Self {
-        self.acquire = self.acquire.reason(reason);
-        self
-    }
-
-    /// Gives this leadership a lease of its own; see [`Acquire::lease`].
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.acquire = self.acquire.lease(lease);
-        self
-    }
-}
-
-impl IntoFuture for Campaign {
-    type Output = Result<Leadership, AcquireError>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let handle = self.acquire.await?;
-            Ok(Leadership {
-                session: self.session,
-                handle,
-            })
-        })
-    }
-}
-
-/// A held leadership.
-///
-/// It dereferences to a [`LockView`], which has the token and reports the loss. Dropping it resigns in the background.
-///
-/// # Guarantees
-///
-/// Same as for [`LockHandle`].
-#[must_use = "the leader resigns when its leadership is dropped"]
-pub struct Leadership {
-    session: UserHandle<Arc<Session>>,
-    handle: LockHandle,
-}
-
-impl Leadership {
-    /// Returns a view of the leadership for the code that works under it; see [`LockHandle::view`].
-    pub fn view(&self) -> LockView {
-        self.handle.view()
-    }
-
+impl<W: World> Held<Leadership, W> {
     /// Proclaims another value, up to 1,024 bytes.
     ///
     /// Of two values, that of the later call stays, even if it reaches the server first: an overtaken call returns once
@@ -364,49 +361,26 @@ impl Leadership {
     /// assert_eq!(election.leader().await?.expect("there is one").value, "ready");
     /// # Ok(()) }
     /// ```
-    pub async fn proclaim(&self, value: impl Into<String>) -> Result<(), RenewError> {
+    pub fn proclaim(&self, value: impl Into<String>) -> W::Call<impl Future<Output = Result<(), RenewError>>> {
         let value = value.into();
-        check_text("value", &value)?;
-        self.check()?;
-        let proclaimed = self.session.proclaim(self.handle.hold(), value).await?;
-        self.check()?;
-        if proclaimed {
-            Ok(())
-        } else {
-            Err(self.handle.loss().await.into())
-        }
-    }
-
-    /// Renews the leadership now, in addition to the renewals in the background, and returns for how long it is safe;
-    /// see [`LockHandle::renew`].
-    ///
-    /// # Errors
-    ///
-    /// [`RenewError::Lost`] if it is lost. [`RenewError::Server`] if the server could not be reached: it still leads,
-    /// and renewals go on in the background.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: the renewal goes on in the background.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let leadership = locks.election("scheduler").campaign("node 7").await?;
-    /// assert!(leadership.renew().await? > std::time::Duration::from_secs(20));
-    /// # Ok(()) }
-    /// ```
-    pub async fn renew(&self) -> Result<Duration, RenewError> {
-        self.handle.renew().await
+        W::call(async move {
+            check_text("value", &value)?;
+            self.check()?;
+            let proclaimed = self.own.session().proclaim(self.hold(), value).await?;
+            self.check()?;
+            if proclaimed {
+                Ok(())
+            } else {
+                Err(self.own.loss().await.into())
+            }
+        })
     }
 
     /// Resigns: the next candidate leads at once.
     ///
     /// # Errors
     ///
-    /// Same as for [`LockHandle::release`].
+    /// Same as for [`release`](Self::release).
     ///
     /// # Cancel safety
     ///
@@ -420,32 +394,20 @@ impl Leadership {
     /// locks.election("scheduler").campaign("node 7").await?.resign().await?;
     /// # Ok(()) }
     /// ```
-    pub async fn resign(self) -> Result<Released, ReleaseError> {
-        self.handle.release().await
+    pub fn resign(self) -> W::Call<impl Future<Output = Result<Released, ReleaseError>>> {
+        self.release()
     }
 }
 
-impl Deref for Leadership {
-    type Target = LockView;
-
-    fn deref(&self) -> &LockView {
-        &self.handle
-    }
-}
-
-impl fmt::Debug for Leadership {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Leadership").field(&self.handle).finish()
-    }
-}
-
-/// A stream of the leaders of an election, one after the other. Made by [`Election::observe`].
-#[must_use = "a stream does nothing unless it is polled"]
+/// A stream of the leaders of an election, one after the other; in the blocking world an iterator. Made by
+/// [`Election::observe`].
+#[must_use = "it does nothing unless it is asked for the next leader"]
 #[derive(Debug)]
-pub struct Leaders {
+pub struct Leaders<W: World = Async> {
     /// `Err`: the error of the name, until it has been reported.
     sights: Result<Observations, Option<OperateError>>,
     last: Option<Option<Leader>>,
+    of: PhantomData<fn() -> W>,
 }
 
 impl Leaders {
@@ -475,16 +437,13 @@ impl Leaders {
     /// # Ok(()) }
     /// ```
     pub async fn next(&mut self) -> Option<Result<Option<Leader>, OperateError>> {
-        std::future::poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
+        std::future::poll_fn(|context| self.poll(context)).await
     }
 }
 
-impl Stream for Leaders {
-    type Item = Result<Option<Leader>, OperateError>;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let this = &mut *self;
-        let sights = match &mut this.sights {
+impl<W: World> Leaders<W> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Option<Leader>, OperateError>>> {
+        let sights = match &mut self.sights {
             Ok(sights) => sights,
             Err(error) => return Poll::Ready(error.take().map(Err)),
         };
@@ -498,10 +457,27 @@ impl Stream for Leaders {
             };
             let leader = state.as_ref().and_then(Leader::of);
             // Renewals and queued candidates change nothing for an observer.
-            if this.last.as_ref() != Some(&leader) {
-                this.last = Some(leader.clone());
+            if self.last.as_ref() != Some(&leader) {
+                self.last = Some(leader.clone());
                 return Poll::Ready(Some(Ok(leader)));
             }
         }
+    }
+}
+
+impl Stream for Leaders {
+    type Item = Result<Option<Leader>, OperateError>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.get_mut().poll(context)
+    }
+}
+
+#[cfg(feature = "sync")]
+impl Iterator for Leaders<Blocking> {
+    type Item = Result<Option<Leader>, OperateError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        Blocking::call(std::future::poll_fn(|context| self.poll(context)))
     }
 }

@@ -3,20 +3,23 @@
 //! An arrival is a hold of one place that was released and is kept taken: the document's holders are the record of the
 //! arrivals, and waiting calls only watch the document.
 
-use std::{fmt, future::IntoFuture, pin::pin, time::Duration};
+use std::{fmt, future::Future, marker::PhantomData, time::Duration};
 
 use tokio::time::sleep;
 
 use crate::{
     config::millis,
     error::{AcquireError, InvalidInput, ReleaseError},
-    handle::{LockHandle, Released},
+    handle::{Held, Released},
     input::{at_least, check_duration, check_text},
-    locks::{acquire::Acquire, watched::Places},
+    locks::{acquire::Acquire, targets::Place, watched::Places},
     name::LockName,
     protocol::{Holder, KeptUntil, Kind, State},
     session::{UserHandle, locks::LockSession},
+    world::{Async, World},
 };
+#[cfg(feature = "sync")]
+use crate::{input::check_timeout, world::Blocking};
 
 /// Time for which an arrival counts unless set.
 const COUNTS_FOR: Duration = Duration::from_secs(24 * 3600);
@@ -74,12 +77,13 @@ const ARRIVALS_MOST: u32 = 256;
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
-pub struct Latch {
+pub struct Latch<W: World = Async> {
     places: Places,
     counts_for: Duration,
+    of: PhantomData<fn() -> W>,
 }
 
-impl Latch {
+impl<W: World> Latch<W> {
     pub(crate) fn new(session: UserHandle<LockSession>, name: LockName, count: u32) -> Self {
         let kind = Kind::Latch;
         Self {
@@ -90,6 +94,7 @@ impl Latch {
                 count,
             },
             counts_for: COUNTS_FOR,
+            of: PhantomData,
         }
     }
 
@@ -132,8 +137,8 @@ impl Latch {
     /// assert_eq!(ready.missing().await?, 2);
     /// # Ok(()) }
     /// ```
-    pub async fn count_down(&self) -> Result<(), AcquireError> {
-        self.arrive(None).await
+    pub fn count_down(&self) -> W::Call<impl Future<Output = Result<(), AcquireError>>> {
+        W::call(self.arrive(None))
     }
 
     /// Counts the arrival of a named party (up to 1,024 bytes) once, however often any process repeats it. So a worker
@@ -160,10 +165,12 @@ impl Latch {
     /// assert_eq!(ready.missing().await?, 2);
     /// # Ok(()) }
     /// ```
-    pub async fn count_down_as(&self, party: impl Into<String>) -> Result<(), AcquireError> {
-        let party = party.into();
-        check_text("name of the party", &party)?;
-        self.arrive(Some(party)).await
+    pub fn count_down_as(&self, party: impl Into<String>) -> W::Call<impl Future<Output = Result<(), AcquireError>>> {
+        W::call(async move {
+            let party = party.into();
+            check_text("name of the party", &party)?;
+            self.arrive(Some(party)).await
+        })
     }
 
     /// Waits until the latch is open. Wrap it in `tokio::time::timeout` to wait for no longer than that.
@@ -191,7 +198,11 @@ impl Latch {
     /// ready.wait().await?;
     /// # Ok(()) }
     /// ```
-    pub async fn wait(&self) -> Result<(), AcquireError> {
+    pub fn wait(&self) -> W::Call<impl Future<Output = Result<(), AcquireError>>> {
+        W::call(self.opened())
+    }
+
+    async fn opened(&self) -> Result<(), AcquireError> {
         self.check()?;
         let mut watch = self.places.watch();
         while !watch.last().is_some_and(|state| self.is_open(state)) {
@@ -220,11 +231,13 @@ impl Latch {
     /// assert_eq!(locks.latch("deploy-7/ready", 3).missing().await?, 3);
     /// # Ok(()) }
     /// ```
-    pub async fn missing(&self) -> Result<u32, AcquireError> {
-        self.check()?;
-        let state = self.places.newest().await?;
-        let arrived = state.map_or(0, |state| arrivals(&state).count());
-        Ok(self.count().saturating_sub(u32::try_from(arrived).unwrap_or(u32::MAX)))
+    pub fn missing(&self) -> W::Call<impl Future<Output = Result<u32, AcquireError>>> {
+        W::call(async move {
+            self.check()?;
+            let state = self.places.newest().await?;
+            let arrived = state.map_or(0, |state| arrivals(&state).count());
+            Ok(self.count().saturating_sub(u32::try_from(arrived).unwrap_or(u32::MAX)))
+        })
     }
 
     fn check(&self) -> Result<(), InvalidInput> {
@@ -245,10 +258,7 @@ impl Latch {
             if self.is_done(party.as_deref()).await? {
                 return Ok(());
             }
-            let mut acquire = self.places.acquire();
-            if let Some(party) = &party {
-                acquire = acquire.value(party.clone());
-            }
+            let acquire = self.places.acquire(party.clone());
             let Some(place) = self.take(acquire, party.as_deref()).await? else {
                 return Ok(());
             };
@@ -273,12 +283,15 @@ impl Latch {
     }
 
     /// Takes a place. `None`: other arrivals have all places, or this party has arrived.
-    async fn take(&self, acquire: Acquire, party: Option<&str>) -> Result<Option<LockHandle>, AcquireError> {
-        let mut acquiring = pin!(acquire.into_future());
+    async fn take(
+        &self,
+        mut acquire: Acquire<Place>,
+        party: Option<&str>,
+    ) -> Result<Option<Held<Place>>, AcquireError> {
         loop {
             tokio::select! {
                 biased;
-                place = &mut acquiring => return place.map(Some),
+                place = &mut acquire => return place.map(Some),
                 () = sleep(LOOKS_AGAIN) => {}
             }
             if self.is_done(party).await? {
@@ -289,7 +302,7 @@ impl Latch {
 
     /// Whether the same party has arrived or has taken an earlier place, or this place is not in the document. Both
     /// places are in the document before either party looks, so at least the later one sees the other.
-    async fn has_twin(&self, place: &LockHandle, party: &str) -> Result<bool, AcquireError> {
+    async fn has_twin(&self, place: &Held<Place>, party: &str) -> Result<bool, AcquireError> {
         let hold = place.hold();
         let state = self.places.newest().await?;
         let mut holders = state.iter().flat_map(|state| &state.holders);
@@ -303,7 +316,7 @@ impl Latch {
     }
 
     /// Releases a place and keeps it taken; `false`: it was lost.
-    async fn leave_taken(&self, place: LockHandle) -> Result<bool, AcquireError> {
+    async fn leave_taken(&self, place: Held<Place>) -> Result<bool, AcquireError> {
         if !place.hold().keep(KeptUntil::AfterRelease(millis(self.counts_for))) {
             return Ok(false);
         }
@@ -324,12 +337,46 @@ fn has(state: &State, party: &str) -> bool {
     arrivals(state).any(|arrival| arrival.owner.value.as_deref() == Some(party))
 }
 
-impl fmt::Debug for Latch {
+impl<W: World> fmt::Debug for Latch<W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Latch")
             .field("name", &self.places.name)
             .field("count", &self.count())
             .field("counts_for", &self.counts_for)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(feature = "sync")]
+impl Latch<Blocking> {
+    /// Waits until the latch is open, for at most `timeout` (up to 366 days). Returns whether it is open.
+    ///
+    /// # Errors
+    ///
+    /// See [`wait`](Self::wait); a timeout out of bounds is invalid.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory().blocking();
+    /// use std::time::Duration;
+    ///
+    /// let ready = locks.latch("deploy-7/ready", 2);
+    /// ready.count_down_as("worker-0")?;
+    /// assert_eq!(ready.missing()?, 1);
+    /// assert!(!ready.wait_timeout(Duration::from_millis(10))?);
+    /// ready.count_down_as("worker-1")?;
+    /// ready.wait()?;
+    /// # Ok(()) }
+    /// ```
+    pub fn wait_timeout(&self, timeout: Duration) -> Result<bool, AcquireError> {
+        check_timeout(timeout)?;
+        let waited = Blocking::call(async { tokio::time::timeout(timeout, self.opened()).await });
+        waited.map_or(Ok(false), |opened| opened.map(|()| true))
     }
 }

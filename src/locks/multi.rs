@@ -7,9 +7,8 @@
 
 use std::{
     fmt,
-    future::{Future, IntoFuture},
+    marker::PhantomData,
     ops::Deref,
-    pin::Pin,
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -18,18 +17,31 @@ use futures::{StreamExt, future::join_all, stream::FuturesUnordered};
 use tokio::{runtime::Handle, time::Instant};
 use tokio_util::sync::CancellationToken;
 
+use super::{
+    acquire::{Acquire, CanAcquire, Got},
+    options::{CanLimit, HasHolder, Options},
+    patience::{Otherwise, Try, Wait},
+    request::{Share, held_by_somebody},
+    targets,
+};
+#[cfg(feature = "sync")]
+use crate::world::Blocking;
 use crate::{
     brief::Brief,
-    contention::Contention,
-    error::{AcquireError, InvalidInput, ReleaseError, RenewError, RunError},
-    handle::{LockHandle, LockView, Released},
-    input::{check_names, check_text, check_timeout},
-    locks::mutex::Mutex,
+    error::{AcquireError, ReleaseError, RenewError, RunError},
+    handle::{
+        Held, Released, View,
+        own::{Own, Seen},
+        owned::{OwnedHold, SeenHold},
+        target::Target,
+    },
+    input::check_names,
     name::LockName,
+    protocol::Kind,
     session::{Session, UserHandle},
     status::{LockStatus, Lost, LostReason},
-    terms::Terms,
     token::FencingToken,
+    world::{Async, Sealed, World},
 };
 
 /// Several mutexes that are held together or not at all. Made by [`LockClient::multi`](crate::LockClient::multi).
@@ -72,21 +84,56 @@ use crate::{
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
-pub struct MultiLock {
+pub struct MultiLock<W: World = Async> {
+    parts: Multi,
+    of: PhantomData<fn() -> W>,
+}
+
+/// The parts of a [multi-lock](crate::MultiLock).
+///
+/// It has no token of its own: [`View::token_of`](crate::View::token_of) has that of a part.
+///
+/// ```compile_fail,E0277
+/// # async fn example(locks: watchlock::LockClient) -> Result<(), Box<dyn std::error::Error>> {
+/// let token = locks.multi(["a", "b"]).acquire().await?.token();
+/// # Ok(()) }
+/// ```
+///
+/// ```
+/// # async fn example(locks: watchlock::LockClient) -> Result<(), Box<dyn std::error::Error>> {
+/// let token = locks.multi(["a", "b"]).acquire().await?.token_of("a");
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Multi {
     session: UserHandle<Arc<Session>>,
     /// Sorted.
     names: Vec<LockName>,
 }
 
-impl MultiLock {
+impl Sealed for Multi {}
+
+impl Target for Multi {
+    type Held = Self;
+    type Own = OwnedHolds;
+    type Data = ();
+}
+
+impl CanLimit for Multi {}
+impl HasHolder for Multi {}
+
+impl<W: World> MultiLock<W> {
     pub(crate) fn new(session: UserHandle<Arc<Session>>, mut names: Vec<LockName>) -> Self {
         names.sort_unstable();
-        Self { session, names }
+        Self {
+            parts: Multi { session, names },
+            of: PhantomData,
+        }
     }
 
     /// Returns the names, in the order in which they are acquired.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.names.iter().map(Deref::deref)
+        self.parts.names.iter().map(Deref::deref)
     }
 
     /// Acquires all parts, waiting for each in turn. Await the returned action.
@@ -112,11 +159,8 @@ impl MultiLock {
     /// assert_eq!(handle.tokens().map(|(name, _)| name).collect::<Vec<_>>(), ["a", "b"]);
     /// # Ok(()) }
     /// ```
-    pub fn acquire(&self) -> MultiAcquire {
-        MultiAcquire {
-            request: self.request(),
-            timeout: None,
-        }
+    pub fn acquire(&self) -> Acquire<Multi, Wait, W> {
+        Acquire::new(self.parts.clone())
     }
 
     /// Acquires all parts if every one is free and nobody waits for any; `None` otherwise. Await the returned action.
@@ -142,24 +186,14 @@ impl MultiLock {
     /// assert!(locks.mutex("a").try_acquire().await?.is_some());
     /// # Ok(()) }
     /// ```
-    pub fn try_acquire(&self) -> TryMultiAcquire {
-        TryMultiAcquire {
-            request: self.request(),
-            timeout: None,
-        }
+    pub fn try_acquire(&self) -> Acquire<Multi, Try, W> {
+        Acquire::new(self.parts.clone())
     }
+}
 
-    fn request(&self) -> MultiRequest {
-        MultiRequest {
-            session: self.session.clone(),
-            names: self.names.clone(),
-            reason: None,
-            terms: Terms::default(),
-        }
-    }
-
+impl MultiLock {
     /// Acquires all parts, runs the future that `work` makes, and releases them: short for `acquire().run(work)`, which
-    /// takes options. See [`MultiAcquire::run`].
+    /// takes options. See [`Acquire::run`].
     ///
     /// # Errors
     ///
@@ -174,97 +208,95 @@ impl MultiLock {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let locks = watchlock::LockClient::in_memory();
-    /// let moved = locks.multi(["a", "b"]).run(|held| async move { held.token("a") }).await?;
+    /// let moved = locks.multi(["a", "b"]).run(async |held| held.token_of("a")).await?;
     /// assert!(moved.is_some());
     /// # Ok(()) }
     /// ```
-    pub async fn run<F, Fut>(&self, work: F) -> Result<Fut::Output, RunError>
-    where
-        F: FnOnce(MultiView) -> Fut,
-        Fut: Future,
-    {
+    pub async fn run<O>(&self, work: impl AsyncFnOnce(&Held<Multi>) -> O) -> Result<O, RunError> {
         self.acquire().run(work).await
     }
 }
 
-/// Options common to both actions.
-#[derive(Clone)]
-struct MultiRequest {
-    session: UserHandle<Arc<Session>>,
-    /// Sorted.
-    names: Vec<LockName>,
-    reason: Option<String>,
-    terms: Terms,
+#[cfg(feature = "sync")]
+impl MultiLock<Blocking> {
+    /// Acquires all parts, does the work, and releases them: short for `acquire().run_with(work)`, which takes options.
+    ///
+    /// # Errors
+    ///
+    /// [`RunError::Acquire`] if they were not acquired, [`RunError::Lost`] if one was lost before the work finished.
+    pub fn run<O>(&self, work: impl FnOnce(&Held<Multi, Blocking>) -> O) -> Result<O, RunError> {
+        self.acquire().run_with(work)
+    }
 }
 
-impl MultiRequest {
-    fn check(&self, timeout: Option<Duration>) -> Result<(), InvalidInput> {
+impl CanAcquire for Multi {
+    async fn ask(self, options: Options, otherwise: Otherwise) -> Result<Got<Self>, AcquireError> {
         check_names(&self.names)?;
-        timeout.map_or(Ok(()), check_timeout)?;
-        self.terms.check(&self.session.config)?;
-        self.reason
-            .as_ref()
-            .map_or(Ok(()), |reason| check_text("reason", reason))
+        options.check(&self.session.config)?;
+        let parts = match otherwise {
+            Otherwise::Wait => self.wait(options).await,
+            // The error names the part that is not free.
+            Otherwise::Nothing | Otherwise::Report => self.at_once(options).await,
+        };
+        Ok((OwnedHolds::new(parts?), ()))
     }
+}
 
-    /// Waits for one name after the other, up to `timeout` in all.
-    async fn acquire(self, timeout: Option<Duration>) -> Result<MultiHandle, AcquireError> {
-        self.check(timeout)?;
+impl Multi {
+    /// Waits for one name after the other, up to the timeout in all.
+    async fn wait(self, options: Options) -> Result<Vec<OwnedHold>, AcquireError> {
+        let timeout = options.timeout;
         // Zero means the same for each part as for a mutex: ask, and do not wait.
         let deadline = timeout
             .filter(|timeout| !timeout.is_zero())
             .map(|timeout| Instant::now() + timeout);
-        let mut held: Vec<LockHandle> = Vec::with_capacity(self.names.len());
+        let mut held: Vec<OwnedHold> = Vec::with_capacity(self.names.len());
         loop {
             // A part lost in the meantime must be acquired again, and no later part may be held then.
             if let Some(lost) = held.iter().position(|part| part.lost_reason().is_some()) {
                 held.truncate(lost);
             }
             let Some(name) = self.names.get(held.len()) else {
-                return Ok(MultiHandle::new(held));
+                return Ok(held);
             };
-            let mut acquire = Mutex::new(self.session.clone(), name.clone()).acquire().on(self.terms);
-            if let Some(left) = deadline.map_or(timeout, |at| Some(until(at))) {
-                if deadline.is_some() && left.is_zero() {
-                    return Err(overdue(name.to_string(), timeout));
-                }
-                acquire = acquire.timeout(left);
+            let left = deadline.map_or(timeout, |at| Some(until(at)));
+            if deadline.is_some() && left == Some(Duration::ZERO) {
+                return Err(overdue(name.to_string(), timeout));
             }
-            if let Some(reason) = &self.reason {
-                acquire = acquire.reason(reason);
-            }
+            let acquiring = self.part(name).acquire(within(&options, left), Otherwise::Wait);
             tokio::select! {
                 biased;
                 () = any_lost(held.iter().map(Deref::deref)) => {}
-                acquired = acquire => held.push(acquired.map_err(|error| in_all(error, timeout))?),
+                acquired = acquiring => held.push(acquired.map_err(|error| in_all(error, timeout))?),
             }
         }
     }
 
     /// Asks for one name after the other, until one is not free: then [`AcquireError::Held`].
-    async fn try_acquire(self, timeout: Option<Duration>) -> Result<MultiHandle, AcquireError> {
-        self.check(timeout)?;
-        let begun = Instant::now();
+    async fn at_once(self, options: Options) -> Result<Vec<OwnedHold>, AcquireError> {
+        let (timeout, begun) = (options.timeout, Instant::now());
         let deadline = timeout.map(|timeout| begun + timeout);
-        let mut held: Vec<LockHandle> = Vec::with_capacity(self.names.len());
+        let mut held: Vec<OwnedHold> = Vec::with_capacity(self.names.len());
         for name in &self.names {
-            let mut acquire = Mutex::new(self.session.clone(), name.clone())
-                .try_acquire()
-                .on(self.terms);
-            if let Some(deadline) = deadline {
-                acquire = acquire.timeout(until(deadline));
-            }
-            if let Some(reason) = &self.reason {
-                acquire = acquire.reason(reason);
-            }
-            held.push(acquire.or_held().await.map_err(|error| in_all(error, timeout))?);
+            let options = within(&options, deadline.map(until));
+            let acquired = self.part(name).acquire(options, Otherwise::Report).await;
+            held.push(acquired.map_err(|error| in_all(error, timeout))?);
         }
-        let mut lost = held.iter().filter_map(|part| Some((part.name(), part.lost_reason()?)));
-        match lost.next() {
-            None => {}
-            Some((name, reason)) => return Err(lost_meanwhile(name, reason, begun.elapsed())),
+        match held.iter().find_map(|part| Seen::loss(&**part)) {
+            None => Ok(held),
+            Some(lost) => Err(lost_meanwhile(&lost.name, lost.reason, begun.elapsed())),
         }
-        Ok(MultiHandle::new(held))
+    }
+
+    fn part(&self, name: &LockName) -> Share {
+        Share::whole(self.session.clone(), name.clone(), Kind::Mutex)
+    }
+}
+
+fn within(options: &Options, timeout: Option<Duration>) -> Options {
+    Options {
+        timeout,
+        ..options.clone()
     }
 }
 
@@ -285,10 +317,7 @@ fn lost_meanwhile(name: &str, reason: LostReason, waited: Duration) -> AcquireEr
             error: None,
         },
         // Somebody took it from us.
-        _ => AcquireError::Held {
-            name,
-            contention: Box::new(Contention::behind(0)),
-        },
+        _ => held_by_somebody(name),
     }
 }
 
@@ -313,238 +342,47 @@ fn in_all(mut error: AcquireError, timeout: Option<Duration>) -> AcquireError {
 }
 
 /// Waits until any of the parts is lost; forever if there are none.
-async fn any_lost(parts: impl Iterator<Item = &LockView>) {
-    let mut losses: FuturesUnordered<_> = parts.map(LockView::lost).collect();
+async fn any_lost(parts: impl Iterator<Item = &SeenHold>) {
+    let mut losses: FuturesUnordered<_> = parts.map(Seen::lost).collect();
     if losses.next().await.is_none() {
         std::future::pending::<()>().await;
     }
 }
 
-/// An acquire of several locks that waits for its turn; await it. Made by [`MultiLock::acquire`].
-///
-/// It is an action, like [`Acquire`](crate::Acquire).
-#[derive(Clone)]
-#[must_use = "an acquire does nothing until it is awaited"]
-pub struct MultiAcquire {
-    request: MultiRequest,
-    timeout: Option<Duration>,
+/// Holds of all parts, sorted by name.
+pub struct OwnedHolds {
+    parts: Vec<OwnedHold>,
+    seen: SeenHolds,
 }
 
-impl MultiAcquire {
-    /// Gives up after `timeout` in all, with [`AcquireError::Timeout`] for the name that was not free, or
-    /// [`AcquireError::Unanswered`] if the server did not answer; at most 366 days. Zero asks the server and does not
-    /// wait for the locks.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
-        self
-    }
-
-    /// Sets why the locks are wanted, up to 1,024 bytes, for people to read.
-    pub fn reason(mut self, reason: impl Into<String>) -> Self {
-        self.request.reason = Some(reason.into());
-        self
-    }
-
-    /// Gives each part a lease of its own; see [`Acquire::lease`](crate::Acquire::lease).
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.request.terms.set_lease(lease);
-        self
-    }
-
-    /// Reports parts that are held for longer than `most`; see [`Acquire::max_hold`](crate::Acquire::max_hold).
-    pub fn max_hold(mut self, most: Duration) -> Self {
-        self.request.terms.set_max_hold(most);
-        self
-    }
-
-    /// Loses the locks when the first of them has been held for `limit`; see
-    /// [`Acquire::lose_after`](crate::Acquire::lose_after).
-    pub fn lose_after(mut self, limit: Duration) -> Self {
-        self.request.terms.set_lose_after(limit);
-        self
+impl OwnedHolds {
+    fn new(parts: Vec<OwnedHold>) -> Self {
+        let seen = SeenHolds(Arc::new(HeldParts {
+            parts: parts.iter().map(Own::seen).collect(),
+            runtime: Handle::current(),
+            lost: OnceLock::new(),
+            ended: OnceLock::new(),
+        }));
+        Self { parts, seen }
     }
 }
 
-impl IntoFuture for MultiAcquire {
-    type Output = Result<MultiHandle, AcquireError>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+impl Own for OwnedHolds {
+    type Seen = SeenHolds;
 
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.request.acquire(self.timeout))
-    }
-}
-
-/// An acquire of several locks that does not wait; await it. Made by [`MultiLock::try_acquire`].
-#[derive(Clone)]
-#[must_use = "a try does nothing until it is awaited"]
-pub struct TryMultiAcquire {
-    request: MultiRequest,
-    timeout: Option<Duration>,
-}
-
-impl TryMultiAcquire {
-    /// Sets why the locks are wanted, up to 1,024 bytes, for people to read.
-    pub fn reason(mut self, reason: impl Into<String>) -> Self {
-        self.request.reason = Some(reason.into());
-        self
+    fn seen(&self) -> SeenHolds {
+        self.seen.clone()
     }
 
-    /// Gives each part a lease of its own; see [`Acquire::lease`](crate::Acquire::lease).
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.request.terms.set_lease(lease);
-        self
-    }
-
-    /// Reports parts that are held for longer than `most`; see [`Acquire::max_hold`](crate::Acquire::max_hold).
-    pub fn max_hold(mut self, most: Duration) -> Self {
-        self.request.terms.set_max_hold(most);
-        self
-    }
-
-    /// Loses the locks when the first of them has been held for `limit`; see
-    /// [`Acquire::lose_after`](crate::Acquire::lose_after).
-    pub fn lose_after(mut self, limit: Duration) -> Self {
-        self.request.terms.set_lose_after(limit);
-        self
-    }
-
-    /// Gives up if the server has not answered for all parts after `timeout`; see [`TryAcquire::timeout`].
-    ///
-    /// [`TryAcquire::timeout`]: crate::TryAcquire::timeout
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
-        self
-    }
-
-    /// Tries, and fails with [`AcquireError::Held`], which names the holder, for the first name that is not free. Set
-    /// other options first.
-    ///
-    /// # Errors
-    ///
-    /// See [`AcquireError`].
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe, like [`MultiLock::acquire`].
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// use watchlock::AcquireError;
-    ///
-    /// let other = locks.mutex("b").acquire().reason("audit").await?;
-    /// let error = locks.multi(["a", "b"]).try_acquire().or_held().await.unwrap_err();
-    /// assert!(matches!(error, AcquireError::Held { name, .. } if name == "b"));
-    /// # Ok(()) }
-    /// ```
-    pub async fn or_held(self) -> Result<MultiHandle, AcquireError> {
-        self.request.try_acquire(self.timeout).await
-    }
-}
-
-impl IntoFuture for TryMultiAcquire {
-    type Output = Result<Option<MultiHandle>, AcquireError>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            match self.or_held().await {
-                Ok(handle) => Ok(Some(handle)),
-                Err(AcquireError::Held { .. }) => Ok(None),
-                Err(error) => Err(error),
-            }
-        })
-    }
-}
-
-/// Several held locks.
-///
-/// It dereferences to a [`MultiView`], which has the tokens and reports a loss. All parts are renewed in the background
-/// for as long as the handle lives. Dropping it releases them in the background; [`release`](Self::release) does so and
-/// returns when it is done.
-///
-/// # Guarantees
-///
-/// Those of [`LockHandle`] for every part.
-#[must_use = "the locks are released when the handle is dropped"]
-pub struct MultiHandle {
-    parts: Vec<LockHandle>,
-    view: MultiView,
-}
-
-impl MultiHandle {
-    fn new(parts: Vec<LockHandle>) -> Self {
-        let view = MultiView {
-            held: Arc::new(HeldParts {
-                parts: parts.iter().map(LockHandle::view).collect(),
-                runtime: Handle::current(),
-                lost: OnceLock::new(),
-                ended: OnceLock::new(),
-            }),
-        };
-        Self { parts, view }
-    }
-
-    /// Returns a view of these holds for the code that works under them; it can be cloned, and outlives the handle.
-    pub fn view(&self) -> MultiView {
-        self.view.clone()
-    }
-
-    /// Renews all parts now, in addition to the renewals in the background, and returns for how long they are safe; see
-    /// [`LockHandle::renew`].
-    ///
-    /// # Errors
-    ///
-    /// [`RenewError::Lost`] if any part is lost; it says which.
-    /// [`RenewError::Server`] if the server could not be reached: all parts are still held, and renewals go on in the
-    /// background.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: the renewals go on in the background.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let handle = locks.multi(["a", "b"]).acquire().await?;
-    /// assert!(handle.renew().await? > std::time::Duration::from_secs(20));
-    /// # Ok(()) }
-    /// ```
-    pub async fn renew(&self) -> Result<Duration, RenewError> {
-        let renewed = join_all(self.parts.iter().map(LockHandle::renew)).await;
-        self.check()?;
+    async fn renew(&self) -> Result<Duration, RenewError> {
+        let renewed = join_all(self.parts.iter().map(Own::renew)).await;
+        self.seen.loss().map_or(Ok(()), Err)?;
         renewed.into_iter().collect::<Result<Vec<_>, _>>()?;
-        Ok(self.safe_for())
+        Ok(self.seen.safe_for())
     }
 
-    /// Releases all parts at once. Returns [`Released::WasLost`] if any was lost before, regardless of the others;
-    /// [`Released::StillHeld`] if another task of this client has re-entered any.
-    ///
-    /// # Errors
-    ///
-    /// Same as for [`LockHandle::release`], if the release of any part could not be confirmed.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the releases go on in the background.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// use watchlock::Released;
-    ///
-    /// let handle = locks.multi(["a", "b"]).acquire().await?;
-    /// assert_eq!(handle.release().await?, Released::Released);
-    /// # Ok(()) }
-    /// ```
-    pub async fn release(self) -> Result<Released, ReleaseError> {
-        let released = join_all(self.parts.into_iter().map(LockHandle::release)).await;
+    async fn release(self) -> Result<Released, ReleaseError> {
+        let released = join_all(self.parts.into_iter().map(Own::release)).await;
         if released
             .iter()
             .any(|part| part.as_ref().is_ok_and(|part| *part == Released::WasLost))
@@ -565,133 +403,78 @@ impl MultiHandle {
     }
 }
 
-impl Deref for MultiHandle {
-    type Target = MultiView;
-
-    fn deref(&self) -> &MultiView {
-        &self.view
+impl fmt::Debug for OwnedHolds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.seen.fmt(f)
     }
 }
 
-/// A view of several held locks, for the code that works under them: it can watch them, but not release them.
-///
-/// # Guarantees
-///
-/// Same as for [`MultiHandle`]; a view that outlives the handle reports [`LostReason::Released`].
+/// A view of the holds of all parts.
 #[derive(Clone)]
-pub struct MultiView {
-    held: Arc<HeldParts>,
-}
+pub struct SeenHolds(Arc<HeldParts>);
 
 struct HeldParts {
     /// Sorted by name; never empty.
-    parts: Vec<LockView>,
+    parts: Vec<SeenHold>,
     runtime: Handle,
     /// The first observed loss stays, as with a single lock.
     lost: OnceLock<Lost>,
     ended: OnceLock<CancellationToken>,
 }
 
-impl MultiView {
-    /// Returns the parts, in the order of their names.
-    pub fn parts(&self) -> impl Iterator<Item = &LockView> {
-        self.held.parts.iter()
-    }
-
-    /// Returns the part with this name.
-    pub fn part(&self, name: &str) -> Option<&LockView> {
-        let found = self.held.parts.binary_search_by(|part| part.name().cmp(name));
-        found.ok().map(|position| &self.held.parts[position])
-    }
-
-    /// Returns the fencing token of the part with this name. Tokens of different names are unrelated.
-    pub fn token(&self, name: &str) -> Option<FencingToken> {
-        self.part(name).map(LockView::token)
-    }
-
-    /// Returns the names and their fencing tokens, in the order of the names.
-    pub fn tokens(&self) -> impl Iterator<Item = (&str, FencingToken)> {
-        self.parts().map(|part| (part.name(), part.token()))
-    }
-
-    /// Waits until any part is lost, and returns which one and why.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: use it in `select!`, again and again.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let handle = locks.multi(["a", "b"]).acquire().await?;
-    /// locks.break_lock("b").await?;
-    /// let lost = handle.lost().await;
-    /// assert_eq!((lost.name.as_str(), lost.reason), ("b", watchlock::LostReason::Broken));
-    /// # Ok(()) }
-    /// ```
-    pub async fn lost(&self) -> Lost {
+impl Seen for SeenHolds {
+    async fn lost(&self) -> Lost {
         loop {
-            if let Err(lost) = self.check() {
+            if let Some(lost) = self.loss() {
                 return lost;
             }
-            any_lost(self.parts()).await;
+            any_lost(self.0.parts.iter()).await;
         }
     }
 
-    /// Returns the loss if any part is lost, like [`LockView::check`]. If several are lost, the first one observed.
-    ///
-    /// # Errors
-    ///
-    /// The loss.
-    pub fn check(&self) -> Result<(), Lost> {
-        self.loss().map_or(Ok(()), Err)
-    }
-
+    /// If several are lost, the first one observed.
     fn loss(&self) -> Option<Lost> {
-        if let Some(lost) = self.held.lost.get() {
+        if let Some(lost) = self.0.lost.get() {
             return Some(lost.clone());
         }
-        let losses = || {
-            self.parts()
-                .filter_map(|part| part.lost_reason().map(|reason| (part, reason)))
-        };
+        let losses = || self.0.parts.iter().filter_map(Seen::loss);
         // A loss says more than the release of the other parts after it.
-        let (part, reason) = losses()
-            .find(|(_, reason)| *reason != LostReason::Released)
+        let lost = losses()
+            .find(|lost| *lost != LostReason::Released)
             .or_else(|| losses().next())?;
-        Some(self.held.lost.get_or_init(|| part.lost_as(reason)).clone())
+        Some(self.0.lost.get_or_init(|| lost).clone())
     }
 
-    /// Returns how safe the locks are at present: the status of the least safe part.
-    pub fn status(&self) -> LockStatus {
-        if self.check().is_err() {
+    fn lost_reason(&self) -> Option<LostReason> {
+        self.loss().map(|lost| lost.reason)
+    }
+
+    /// The status of the least safe part.
+    fn status(&self) -> LockStatus {
+        if self.loss().is_some() {
             return LockStatus::Lost;
         }
-        let statuses = self.parts().map(LockView::status);
+        let statuses = self.0.parts.iter().map(Seen::status);
         statuses.fold(LockStatus::Held, LockStatus::worse)
     }
 
-    /// Returns for how long all parts are surely ours, even if the server can't be reached from now on.
-    pub fn safe_for(&self) -> Duration {
-        self.parts().map(LockView::safe_for).min().unwrap_or_default()
+    fn safe_for(&self) -> Duration {
+        self.0.parts.iter().map(Seen::safe_for).min().unwrap_or_default()
     }
 
-    /// Returns a token that is cancelled as soon as any part is no longer ours: when it is lost, released or dropped;
-    /// and when the runtime ends, as nobody renews the parts any more then.
-    pub fn lost_token(&self) -> CancellationToken {
-        let ended = self.held.ended.get_or_init(|| {
+    /// Cancelled also when the runtime ends, as nobody renews the parts any more then.
+    fn lost_token(&self) -> CancellationToken {
+        let ended = self.0.ended.get_or_init(|| {
             let ended = CancellationToken::new();
-            let (view, guard) = (self.clone(), ended.clone().drop_guard());
+            let (seen, guard) = (self.clone(), ended.clone().drop_guard());
             // The task ends with the hold. It is dropped with the runtime, and the guard with it.
-            drop(self.held.runtime.spawn(async move {
-                view.lost().await;
+            drop(self.0.runtime.spawn(async move {
+                seen.lost().await;
                 drop(guard);
             }));
             ended
         });
-        if self.check().is_err() {
+        if self.loss().is_some() {
             ended.cancel();
         }
         // A child: cancelling the user's token must not cancel those of others.
@@ -699,39 +482,46 @@ impl MultiView {
     }
 }
 
-impl fmt::Debug for MultiLock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("MultiLock").field(&Brief(&self.names)).finish()
+/// # The parts of a multi-lock
+impl<W: World> View<Multi, W> {
+    /// Returns the parts, in the order of their names.
+    pub fn parts(&self) -> impl Iterator<Item = View<targets::Mutex, W>> {
+        self.seen.0.parts.iter().cloned().map(View::new)
+    }
+
+    /// Returns the part with this name.
+    pub fn part(&self, name: &str) -> Option<View<targets::Mutex, W>> {
+        let parts = &self.seen.0.parts;
+        let found = parts.binary_search_by(|part| part.name().cmp(name));
+        found.ok().map(|position| View::new(parts[position].clone()))
+    }
+
+    /// Returns the fencing token of the part with this name. Tokens of different names are unrelated.
+    pub fn token_of(&self, name: &str) -> Option<FencingToken> {
+        self.part(name).map(|part| part.token())
+    }
+
+    /// Returns the names and their fencing tokens, in the order of the names.
+    pub fn tokens(&self) -> impl Iterator<Item = (&str, FencingToken)> {
+        self.seen.0.parts.iter().map(|part| (part.name(), part.token()))
     }
 }
 
-impl fmt::Debug for MultiAcquire {
+impl fmt::Debug for SeenHolds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MultiAcquire")
-            .field("names", &Brief(&self.request.names))
-            .field("timeout", &self.timeout)
-            .finish()
+        self.0.parts.fmt(f)
     }
 }
 
-impl fmt::Debug for TryMultiAcquire {
+impl<W: World> fmt::Debug for MultiLock<W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TryMultiAcquire")
-            .field("names", &Brief(&self.request.names))
-            .field("timeout", &self.timeout)
-            .finish()
+        f.debug_tuple("MultiLock").field(&Brief(&self.parts.names)).finish()
     }
 }
 
-impl fmt::Debug for MultiHandle {
+impl fmt::Debug for Multi {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("MultiHandle").field(&self.view.held.parts).finish()
-    }
-}
-
-impl fmt::Debug for MultiView {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("MultiView").field(&self.held.parts).finish()
+        f.debug_tuple("Multi").field(&Brief(&self.names)).finish()
     }
 }
 

@@ -1,21 +1,29 @@
 //! A lock with one holder at a time.
 
-use std::{future::Future, sync::Arc};
+use std::{marker::PhantomData, sync::Arc};
 
+use super::{
+    acquire::Acquire,
+    patience::{Try, Wait},
+    request::Share,
+    targets,
+};
+#[cfg(feature = "sync")]
+use crate::world::Blocking;
 use crate::{
     error::RunError,
-    handle::LockView,
-    locks::acquire::{Acquire, Share, TryAcquire},
+    handle::Held,
     name::LockName,
     protocol::Kind,
     session::{Session, UserHandle},
+    world::{Async, World},
 };
 
 /// A lock with one holder at a time, among all processes. Made by [`LockClient::mutex`](crate::LockClient::mutex).
 ///
 /// # Guarantees
 ///
-/// - One valid [`LockHandle`](crate::LockHandle) at a time.
+/// - One valid [`Held`](crate::Held) at a time.
 /// - First come, first served: among the tasks of one client in the order in which they were first polled, and among
 ///   clients in the order in which their first waiting task entered the server's queue. Until a client knows that
 ///   others wait, it hands the lock from task to task without the server: [within a
@@ -35,14 +43,19 @@ use crate::{
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
-pub struct Mutex {
+pub struct Mutex<W: World = Async> {
     session: UserHandle<Arc<Session>>,
     name: LockName,
+    of: PhantomData<fn() -> W>,
 }
 
-impl Mutex {
+impl<W: World> Mutex<W> {
     pub(crate) fn new(session: UserHandle<Arc<Session>>, name: LockName) -> Self {
-        Self { session, name }
+        Self {
+            session,
+            name,
+            of: PhantomData,
+        }
     }
 
     /// Returns the name of the lock.
@@ -74,8 +87,8 @@ impl Mutex {
     /// let handle = locks.mutex("invoice-42").acquire().timeout(Duration::from_secs(5)).reason("billing").await?;
     /// # Ok(()) }
     /// ```
-    pub fn acquire(&self) -> Acquire {
-        Acquire::new(self.share())
+    pub fn acquire(&self) -> Acquire<targets::Mutex, Wait, W> {
+        Acquire::new(self.target())
     }
 
     /// Acquires the lock if it is free and nobody waits for it; `None` otherwise. Await the returned action.
@@ -85,7 +98,7 @@ impl Mutex {
     ///
     /// It fails with [`AcquireError::Server`](crate::AcquireError::Server) if the server has not answered for ten
     /// seconds, in which it asks several times; sooner if the driver finds no server within its server selection
-    /// timeout. Set a [`timeout`](TryAcquire::timeout) to change that. With [`or_held`](TryAcquire::or_held) the error
+    /// timeout. Set a [`timeout`](Acquire::timeout) to change that. With [`or_held`](Acquire::or_held) the error
     /// of a lock that is not free names the holder.
     ///
     /// # Errors
@@ -107,20 +120,16 @@ impl Mutex {
     /// }
     /// # Ok(()) }
     /// ```
-    pub fn try_acquire(&self) -> TryAcquire {
-        TryAcquire::new(self.share())
+    pub fn try_acquire(&self) -> Acquire<targets::Mutex, Try, W> {
+        Acquire::new(self.target())
     }
 
-    fn share(&self) -> Share {
-        Share {
-            session: self.session.clone(),
-            name: self.name.clone(),
-            kind: Kind::Mutex,
-            capacity: 1,
-            permits: 1,
-        }
+    fn target(&self) -> targets::Mutex {
+        targets::Mutex(Share::whole(self.session.clone(), self.name.clone(), Kind::Mutex))
     }
+}
 
+impl Mutex {
     /// Acquires the lock, runs the future that `work` makes, and releases the lock: short for `acquire().run(work)`,
     /// which takes options. See [`Acquire::run`].
     ///
@@ -137,15 +146,11 @@ impl Mutex {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let locks = watchlock::LockClient::in_memory();
-    /// let token = locks.mutex("nightly-job").run(|held| async move { held.token() }).await?;
-    /// assert!(token < locks.mutex("nightly-job").run(|held| async move { held.token() }).await?);
+    /// let token = locks.mutex("nightly-job").run(async |held| held.token()).await?;
+    /// assert!(token < locks.mutex("nightly-job").run(async |held| held.token()).await?);
     /// # Ok(()) }
     /// ```
-    pub async fn run<F, Fut>(&self, work: F) -> Result<Fut::Output, RunError>
-    where
-        F: FnOnce(LockView) -> Fut,
-        Fut: Future,
-    {
+    pub async fn run<O>(&self, work: impl AsyncFnOnce(&Held<targets::Mutex>) -> O) -> Result<O, RunError> {
         self.acquire().run(work).await
     }
 
@@ -166,15 +171,34 @@ impl Mutex {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let locks = watchlock::LockClient::in_memory();
     /// let job = locks.mutex("nightly-job");
-    /// let inner = job.run(|_| async { job.try_run(|_| async { "twice" }).await }).await??;
+    /// let inner = job.run(async |_| job.try_run(async |_| "twice").await).await??;
     /// assert_eq!(inner, None);
     /// # Ok(()) }
     /// ```
-    pub async fn try_run<F, Fut>(&self, work: F) -> Result<Option<Fut::Output>, RunError>
-    where
-        F: FnOnce(LockView) -> Fut,
-        Fut: Future,
-    {
+    pub async fn try_run<O>(&self, work: impl AsyncFnOnce(&Held<targets::Mutex>) -> O) -> Result<Option<O>, RunError> {
         self.try_acquire().run(work).await
+    }
+}
+
+#[cfg(feature = "sync")]
+impl Mutex<Blocking> {
+    /// Acquires the lock, does the work, and releases the lock: short for `acquire().run_with(work)`, which takes
+    /// options. See [`Acquire::run_with`], which has the same errors.
+    ///
+    /// # Errors
+    ///
+    /// [`RunError::Acquire`] if the lock was not acquired, [`RunError::Lost`] if it was lost before the work finished.
+    pub fn run<O>(&self, work: impl FnOnce(&Held<targets::Mutex, Blocking>) -> O) -> Result<O, RunError> {
+        self.acquire().run_with(work)
+    }
+
+    /// Does the work under the lock, if the lock is free and nobody waits for it; `None` otherwise. Short for
+    /// `try_acquire().run_with(work)`, which takes options.
+    ///
+    /// # Errors
+    ///
+    /// Same as for [`run`](Self::run).
+    pub fn try_run<O>(&self, work: impl FnOnce(&Held<targets::Mutex, Blocking>) -> O) -> Result<Option<O>, RunError> {
+        self.try_acquire().run_with(work)
     }
 }

@@ -6,23 +6,31 @@
 use std::{
     fmt,
     future::Future,
-    ops::Deref,
+    marker::PhantomData,
     sync::Arc,
     time::{Duration, SystemTime},
 };
 
+use super::{acquire::unless_lost, options::Options, patience::Otherwise, request::Share};
+#[cfg(feature = "sync")]
+use crate::world::Blocking;
 use crate::{
     config::millis,
     contention::{Contention, Rounded},
     error::{AcquireError, InvalidInput, ReleaseError, RunError},
-    handle::{LockHandle, LockView, Released},
+    handle::{
+        Held, Released, View,
+        own::Own,
+        owned::OwnedHold,
+        target::{IsKnown, IsOne, Target},
+    },
     input::{at_least, below, check_duration},
     inspect::HolderInfo,
-    locks::{acquire::TryAcquire, mutex::Mutex, run::unless_lost},
     name::LockName,
-    protocol::KeptUntil,
+    protocol::{KeptUntil, Kind},
     session::{Session, UserHandle},
     terms::Terms,
+    world::{Async, Sealed, World},
 };
 
 /// Shortest period: the clocks of two primaries may differ by a second.
@@ -48,7 +56,7 @@ const PERIOD_LEAST: Duration = Duration::from_secs(1);
 /// # Guarantees
 ///
 /// - From the first success in a period until its end, no other process begins the job.
-/// - No process begins the job while another run is in progress, as with any [`Mutex`]: the name is that of a mutex.
+/// - No process begins the job while another run is in progress, as with any [`Mutex`](crate::Mutex): the name is that of a mutex.
 /// - A failed job leaves the period open, unless [failures count](Self::failures_count). A process that dies on the way
 ///   leaves it open too, once its lease is over. Either may have done a part of the job, so make it repeatable.
 ///
@@ -79,15 +87,14 @@ const PERIOD_LEAST: Duration = Duration::from_secs(1);
 /// ```
 #[derive(Clone)]
 #[must_use = "a job does nothing until it is begun or run"]
-pub struct Once {
+pub struct Once<W: World = Async> {
     session: UserHandle<Arc<Session>>,
     name: LockName,
     period: Duration,
     counted: Counted,
     failures_count: bool,
-    reason: Option<String>,
-    lease: Option<Duration>,
-    timeout: Option<Duration>,
+    options: Options,
+    of: PhantomData<fn() -> W>,
 }
 
 /// The beginning of a period.
@@ -103,9 +110,9 @@ enum Counted {
 /// The answer to a request to begin the job. From [`Once::begin`].
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum Turn {
+pub enum Turn<W: World = Async> {
     /// The job is ours to do.
-    Ours(OnceHandle),
+    Ours(Held<Period, W>),
     /// The job is done for this period.
     RanAlready(Box<LastRun>),
     /// Another run is in progress.
@@ -150,7 +157,7 @@ pub struct LastRun {
     pub as_of: SystemTime,
 }
 
-impl Once {
+impl<W: World> Once<W> {
     pub(crate) fn new(session: UserHandle<Arc<Session>>, name: LockName, period: Duration) -> Self {
         Self {
             session,
@@ -158,9 +165,9 @@ impl Once {
             period,
             counted: Counted::Windows { offset: Duration::ZERO },
             failures_count: false,
-            reason: None,
-            lease: None,
-            timeout: None,
+            // The period counts from the grant, and a failed attempt must leave the lock to the next process that tries.
+            options: Options::on(Terms::by_server()),
+            of: PhantomData,
         }
     }
 
@@ -192,20 +199,20 @@ impl Once {
 
     /// Sets what the job is for, up to 1,024 bytes, for people to read.
     pub fn reason(mut self, reason: impl Into<String>) -> Self {
-        self.reason = Some(reason.into());
+        self.options.reason = Some(reason.into());
         self
     }
 
     /// Gives the lock a lease of its own while the job is done; see [`Acquire::lease`](crate::Acquire::lease).
     pub fn lease(mut self, lease: Duration) -> Self {
-        self.lease = Some(lease);
+        self.options.terms.set_lease(lease);
         self
     }
 
     /// Gives up beginning the job if the server has not answered after `timeout`; see
-    /// [`TryAcquire::timeout`](crate::TryAcquire::timeout).
+    /// [`Acquire::timeout`](crate::Acquire::timeout).
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
+        self.options.timeout = Some(timeout);
         self
     }
 
@@ -218,7 +225,7 @@ impl Once {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, like [`Mutex::acquire`].
+    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
     ///
     /// # Examples
     ///
@@ -236,13 +243,16 @@ impl Once {
     /// assert!(matches!(hourly.begin().await?, Turn::RanAlready(_)));
     /// # Ok(()) }
     /// ```
-    pub async fn begin(&self) -> Result<Turn, AcquireError> {
+    pub fn begin(&self) -> W::Call<impl Future<Output = Result<Turn<W>, AcquireError>>> {
+        W::call(self.turn())
+    }
+
+    async fn turn(&self) -> Result<Turn<W>, AcquireError> {
         self.check()?;
-        let contention = match self.attempt().or_held().await {
-            Ok(handle) => {
-                let kept = self.kept();
-                return Ok(Turn::Ours(OnceHandle { handle, kept }));
-            }
+        // The name is that of a mutex.
+        let share = Share::whole(self.session.clone(), self.name.clone(), Kind::Mutex);
+        let contention = match share.acquire(self.options.clone(), Otherwise::Report).await {
+            Ok(own) => return Ok(Turn::Ours(Held::new((own, PeriodEnd(self.kept()))))),
             Err(AcquireError::Held { contention, .. }) => contention,
             Err(error) => return Err(error),
         };
@@ -259,6 +269,47 @@ impl Once {
         })
     }
 
+    /// Reports the end of the work to the server.
+    async fn settle<T, E>(&self, job: Held<Period, W>, output: Result<T, E>) -> OnceOutcome<T, E> {
+        match output {
+            Ok(output) => {
+                let recorded = matches!(job.report().await, Ok(Released::Kept | Released::Released));
+                OnceOutcome::Done { output, recorded }
+            }
+            Err(error) => {
+                // An event reports an unconfirmed release; the period then stays taken until the lease is over.
+                let _ = if self.failures_count {
+                    job.report().await
+                } else {
+                    job.own.release().await
+                };
+                OnceOutcome::Failed(error)
+            }
+        }
+    }
+
+    fn check(&self) -> Result<(), InvalidInput> {
+        at_least("period", self.period, PERIOD_LEAST)?;
+        check_duration("period", self.period)?;
+        match self.counted {
+            Counted::Windows { offset } => below("offset", offset, "period", self.period),
+            Counted::SinceSuccess => Ok(()),
+        }
+    }
+
+    fn kept(&self) -> KeptUntil {
+        let length = millis(self.period);
+        match self.counted {
+            Counted::Windows { offset } => KeptUntil::WindowEnd {
+                length,
+                offset: millis(offset),
+            },
+            Counted::SinceSuccess => KeptUntil::AfterRelease(length),
+        }
+    }
+}
+
+impl Once {
     /// Does the job, unless it is done for this period or another run is in progress.
     ///
     /// The job is done if the future that `work` makes returns `Ok`. If the lock is lost, the future is dropped at its
@@ -290,7 +341,7 @@ impl Once {
     /// ```
     pub async fn run<F, Fut, T, E>(&self, work: F) -> Result<OnceOutcome<T, E>, RunError>
     where
-        F: FnOnce(LockView) -> Fut,
+        F: FnOnce(View<Period>) -> Fut,
         Fut: Future<Output = Result<T, E>>,
     {
         let job = match self.begin().await? {
@@ -301,74 +352,60 @@ impl Once {
         let output = unless_lost(job.lost(), async { work(job.view()).await }).await?;
         Ok(self.settle(job, output).await)
     }
+}
 
-    /// Reports the end of the work to the server.
-    pub(crate) async fn settle<T, E>(&self, job: OnceHandle, output: Result<T, E>) -> OnceOutcome<T, E> {
-        match output {
-            Ok(output) => {
-                let recorded = matches!(job.done().await, Ok(Released::Kept | Released::Released));
-                OnceOutcome::Done { output, recorded }
-            }
-            Err(error) => {
-                // An event reports an unconfirmed release; the period then stays taken until the lease is over.
-                let _ = if self.failures_count {
-                    job.done().await
-                } else {
-                    job.give_up().await
-                };
-                OnceOutcome::Failed(error)
-            }
-        }
-    }
-
-    fn check(&self) -> Result<(), InvalidInput> {
-        at_least("period", self.period, PERIOD_LEAST)?;
-        check_duration("period", self.period)?;
-        match self.counted {
-            Counted::Windows { offset } => below("offset", offset, "period", self.period),
-            Counted::SinceSuccess => Ok(()),
-        }
-    }
-
-    fn attempt(&self) -> TryAcquire {
-        let mutex = Mutex::new(self.session.clone(), self.name.clone());
-        // The period counts from the grant, and a failed attempt must leave the lock to the next process that tries.
-        let mut attempt = mutex.try_acquire().on(Terms::by_server());
-        if let Some(reason) = &self.reason {
-            attempt = attempt.reason(reason);
-        }
-        if let Some(lease) = self.lease {
-            attempt = attempt.lease(lease);
-        }
-        if let Some(timeout) = self.timeout {
-            attempt = attempt.timeout(timeout);
-        }
-        attempt
-    }
-
-    fn kept(&self) -> KeptUntil {
-        let length = millis(self.period);
-        match self.counted {
-            Counted::Windows { offset } => KeptUntil::WindowEnd {
-                length,
-                offset: millis(offset),
-            },
-            Counted::SinceSuccess => KeptUntil::AfterRelease(length),
-        }
+#[cfg(feature = "sync")]
+impl Once<Blocking> {
+    /// Does the job, unless it is done for this period or another run is in progress.
+    ///
+    /// A thread can't be stopped from outside. If the lock is lost the work goes on, unless it checks the
+    /// [`lost_reason`](View::lost_reason) itself and returns.
+    ///
+    /// # Errors
+    ///
+    /// [`RunError::Acquire`] as for [`begin`](Self::begin), and [`RunError::Lost`] if the lock was lost before the work
+    /// finished; the work's result is dropped then.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics). If the work panics, the period stays open.
+    pub fn run<T, E>(
+        &self,
+        work: impl FnOnce(View<Period, Blocking>) -> Result<T, E>,
+    ) -> Result<OnceOutcome<T, E>, RunError> {
+        let job = match self.begin()? {
+            Turn::Ours(job) => job,
+            Turn::RanAlready(run) => return Ok(OnceOutcome::RanAlready(run)),
+            Turn::Busy(contention) => return Ok(OnceOutcome::Busy(contention)),
+        };
+        let output = work(job.view());
+        job.check()?;
+        Ok(Blocking::call(self.settle(job, output)))
     }
 }
 
 /// A job that was begun: the lock under which it is done. From [`Turn::Ours`].
 ///
-/// It dereferences to a [`LockHandle`] (and so to a [`LockView`]), which has its token and reports a loss. Dropping it
-/// leaves the period open: the job is not done.
-#[must_use = "the period stays open when the handle is dropped"]
-pub struct OnceHandle {
-    handle: LockHandle,
-    kept: KeptUntil,
+/// Dropping its handle leaves the period open: the job is not done.
+#[derive(Clone, Copy, Debug)]
+pub enum Period {}
+
+/// The end of the period that a success uses up.
+#[derive(Clone, Copy, Debug)]
+pub struct PeriodEnd(KeptUntil);
+
+impl Sealed for Period {}
+
+impl Target for Period {
+    type Held = Self;
+    type Own = OwnedHold;
+    type Data = PeriodEnd;
 }
 
-impl OnceHandle {
+impl IsOne for Period {}
+impl IsKnown for Period {}
+
+impl<W: World> Held<Period, W> {
     /// Reports that the job is done: no process begins it before the period is over.
     ///
     /// Returns [`Released::Kept`]; [`Released::Released`] if the window in which the job began is over already, so that
@@ -377,7 +414,7 @@ impl OnceHandle {
     ///
     /// # Errors
     ///
-    /// As for [`LockHandle::release`]. The report is repeated in the background for as long as the lease runs; if it
+    /// As for [`release`](Self::release). The report is repeated in the background for as long as the lease runs; if it
     /// gets through in that time, the period is used up all the same.
     ///
     /// # Cancel safety
@@ -398,18 +435,15 @@ impl OnceHandle {
     /// assert_eq!(job.done().await?, Released::Kept);
     /// # Ok(()) }
     /// ```
-    pub async fn done(self) -> Result<Released, ReleaseError> {
-        let ours = self.handle.hold().keep(self.kept);
-        let released = self.handle.release().await?;
-        // A client that was shut down has released it before, and nothing was recorded.
-        Ok(if ours { released } else { Released::WasLost })
+    pub fn done(self) -> W::Call<impl Future<Output = Result<Released, ReleaseError>>> {
+        W::call(self.report())
     }
 
     /// Leaves the period open, as the job was not done: the next process that asks begins it.
     ///
     /// # Errors
     ///
-    /// As for [`LockHandle::release`].
+    /// As for [`release`](Self::release).
     ///
     /// # Cancel safety
     ///
@@ -429,26 +463,19 @@ impl OnceHandle {
     /// assert!(matches!(daily.begin().await?, Turn::Ours(_)));
     /// # Ok(()) }
     /// ```
-    pub async fn give_up(self) -> Result<Released, ReleaseError> {
-        self.handle.release().await
+    pub fn give_up(self) -> W::Call<impl Future<Output = Result<Released, ReleaseError>>> {
+        self.release()
+    }
+
+    async fn report(self) -> Result<Released, ReleaseError> {
+        let ours = self.hold().keep(self.data.0);
+        let released = self.own.release().await?;
+        // A client that was shut down has released it before, and nothing was recorded.
+        Ok(if ours { released } else { Released::WasLost })
     }
 }
 
-impl Deref for OnceHandle {
-    type Target = LockHandle;
-
-    fn deref(&self) -> &LockHandle {
-        &self.handle
-    }
-}
-
-impl fmt::Debug for OnceHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("OnceHandle").field(&self.handle).finish()
-    }
-}
-
-impl fmt::Debug for Once {
+impl<W: World> fmt::Debug for Once<W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Once")
             .field("name", &self.name)

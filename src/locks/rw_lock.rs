@@ -1,12 +1,21 @@
 //! A lock with many readers or one writer.
 
-use std::sync::Arc;
+use std::{future::Future, marker::PhantomData, sync::Arc};
 
+use super::{
+    acquire::Acquire,
+    patience::{Try, Wait},
+    request::Share,
+    targets::{Read, Write},
+};
 use crate::{
-    locks::acquire::{Acquire, Share, TryAcquire},
+    brief::shown,
+    error::{InvalidInput, RenewError},
+    handle::{Held, own::Seen},
     name::LockName,
     protocol::Kind,
     session::{Session, UserHandle},
+    world::{Async, World},
 };
 
 /// Number of permits of a readers-writer lock: a reader takes one, a writer all. It allows more readers than anybody
@@ -21,7 +30,7 @@ pub(crate) const PERMITS: i64 = 1 << 30;
 /// - While a writer's handle is valid, no other handle is.
 /// - First come, first served, as with a [`Mutex`](crate::Mutex): readers that come after a waiting writer wait behind
 ///   it, so that writers are not starved.
-/// - A writer becomes a reader without letting go: [`LockHandle::downgrade`](crate::LockHandle::downgrade).
+/// - A writer becomes a reader without letting go: [`Held::downgrade`](crate::Held::downgrade).
 /// - Readers of one client need the server for few of their reads while nobody waits to write: they
 ///   [share a hold](crate::guarantees#inside-a-process).
 /// - The lock of a reader or writer that died stays taken for the rest of its lease.
@@ -39,14 +48,19 @@ pub(crate) const PERMITS: i64 = 1 << 30;
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
-pub struct RwLock {
+pub struct RwLock<W: World = Async> {
     session: UserHandle<Arc<Session>>,
     name: LockName,
+    of: PhantomData<fn() -> W>,
 }
 
-impl RwLock {
+impl<W: World> RwLock<W> {
     pub(crate) fn new(session: UserHandle<Arc<Session>>, name: LockName) -> Self {
-        Self { session, name }
+        Self {
+            session,
+            name,
+            of: PhantomData,
+        }
     }
 
     /// Returns the name of the lock.
@@ -72,8 +86,8 @@ impl RwLock {
     /// let read = locks.rw_lock("prices").read().await?;
     /// # Ok(()) }
     /// ```
-    pub fn read(&self) -> Acquire {
-        Acquire::new(self.share(1))
+    pub fn read(&self) -> Acquire<Read, Wait, W> {
+        Acquire::new(Read(self.share(1)))
     }
 
     /// Acquires the lock to write, alone, waiting for its turn. Await the returned action.
@@ -94,8 +108,8 @@ impl RwLock {
     /// let write = locks.rw_lock("prices").write().await?;
     /// # Ok(()) }
     /// ```
-    pub fn write(&self) -> Acquire {
-        Acquire::new(self.share(PERMITS))
+    pub fn write(&self) -> Acquire<Write, Wait, W> {
+        Acquire::new(Write(self.share(PERMITS)))
     }
 
     /// Acquires the lock to read, like [`read`](Self::read), if there is no writer and no waiter; `None` otherwise.
@@ -117,8 +131,8 @@ impl RwLock {
     /// assert!(locks.rw_lock("prices").try_read().await?.is_some());
     /// # Ok(()) }
     /// ```
-    pub fn try_read(&self) -> TryAcquire {
-        TryAcquire::new(self.share(1))
+    pub fn try_read(&self) -> Acquire<Read, Try, W> {
+        Acquire::new(Read(self.share(1)))
     }
 
     /// Acquires the lock to write, like [`write`](Self::write), if nobody holds it or waits for it; `None` otherwise.
@@ -140,17 +154,88 @@ impl RwLock {
     /// assert!(locks.rw_lock("prices").try_write().await?.is_some());
     /// # Ok(()) }
     /// ```
-    pub fn try_write(&self) -> TryAcquire {
-        TryAcquire::new(self.share(PERMITS))
+    pub fn try_write(&self) -> Acquire<Write, Try, W> {
+        Acquire::new(Write(self.share(PERMITS)))
     }
 
     fn share(&self, permits: i64) -> Share {
         Share {
-            session: self.session.clone(),
-            name: self.name.clone(),
-            kind: Kind::RwLock,
             capacity: PERMITS,
             permits,
+            ..Share::whole(self.session.clone(), self.name.clone(), Kind::RwLock)
+        }
+    }
+}
+
+impl<W: World> Held<Write, W> {
+    /// Makes a writer of a [readers-writer lock](crate::RwLock) a reader, without letting go in between: its changes
+    /// are still there when it reads.
+    ///
+    /// Readers that wait at the head of the queue get in with the same write; they stay behind a writer that came
+    /// before them. The token, the lease and the handle stay the same. A reader stays a reader. There is no way back:
+    /// readers that wait to become writers would wait for each other.
+    ///
+    /// # Errors
+    ///
+    /// [`RenewError::Invalid`] for a hold that was [acquired re-entrantly](crate::Acquire::reentrant) and has other
+    /// handles, which still count on it; nothing was sent.
+    /// [`RenewError::Lost`] if the lock is lost. [`RenewError::Server`] if the server refused, or did not answer before
+    /// the deadline of the hold: this handle is a reader's nevertheless, and others may have to wait until it is
+    /// released, or until another call of `downgrade` succeeds.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the handle is a reader's, and others may have to wait as after an error. It can be
+    /// called again.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let prices = locks.rw_lock("prices");
+    /// let handle = prices.write().await?;
+    /// // ... write ...
+    /// handle.downgrade().await?;
+    /// assert!(prices.try_read().await?.is_some());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// Only a writer has it:
+    ///
+    /// ```compile_fail,E0599
+    /// # async fn example(locks: watchlock::LockClient) -> Result<(), Box<dyn std::error::Error>> {
+    /// locks.rw_lock("prices").read().await?.downgrade().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn downgrade(&self) -> W::Call<impl Future<Output = Result<(), RenewError>>> {
+        W::call(self.become_reader())
+    }
+
+    async fn become_reader(&self) -> Result<(), RenewError> {
+        /// Number of permits that a reader has.
+        const READER: i64 = 1;
+
+        let (own, session) = (&self.own, self.own.session());
+        self.check()?;
+        session.ensure_usable()?;
+        if let Err(handles) = own.hold().downgrade(READER.unsigned_abs()) {
+            return Err(InvalidInput::new(format!(
+                "the writer of `{}` has {handles} handles and can't be downgraded; it must have 1",
+                shown(self.name().escape_debug())
+            ))
+            .into());
+        }
+        let downgraded = tokio::select! {
+            biased;
+            downgraded = session.downgrade(own.hold(), READER) => downgraded,
+            lost = self.seen.lost() => return Err(lost.into()),
+        };
+        self.check()?;
+        match downgraded {
+            Err(error) => Err(error.into()),
+            Ok(true) => Ok(()),
+            Ok(false) => Err(own.loss().await.into()),
         }
     }
 }

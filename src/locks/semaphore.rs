@@ -1,14 +1,20 @@
 //! A lock with a number of permits.
 
-use std::sync::Arc;
+use std::{future::Future, marker::PhantomData, sync::Arc};
 
+use super::{
+    acquire::Acquire,
+    patience::{Try, Wait},
+    request::Share,
+    targets,
+};
 use crate::{
     error::{KindMismatch, OperateError},
     input::check_name,
-    locks::acquire::{Acquire, Share, TryAcquire},
     name::LockName,
     protocol::Kind,
     session::{Session, UserHandle},
+    world::{Async, World},
 };
 
 /// A number of permits that all processes share. Made by [`LockClient::semaphore`](crate::LockClient::semaphore).
@@ -40,15 +46,21 @@ use crate::{
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
-pub struct Semaphore {
+pub struct Semaphore<W: World = Async> {
     session: UserHandle<Arc<Session>>,
     name: LockName,
     permits: u32,
+    of: PhantomData<fn() -> W>,
 }
 
-impl Semaphore {
+impl<W: World> Semaphore<W> {
     pub(crate) fn new(session: UserHandle<Arc<Session>>, name: LockName, permits: u32) -> Self {
-        Self { session, name, permits }
+        Self {
+            session,
+            name,
+            permits,
+            of: PhantomData,
+        }
     }
 
     /// Returns the name of the semaphore.
@@ -79,7 +91,7 @@ impl Semaphore {
     /// let permit = locks.semaphore("exports", 4).acquire().reason("report 7").await?;
     /// # Ok(()) }
     /// ```
-    pub fn acquire(&self) -> Acquire {
+    pub fn acquire(&self) -> Acquire<targets::Semaphore, Wait, W> {
         self.acquire_many(1)
     }
 
@@ -102,8 +114,8 @@ impl Semaphore {
     /// assert_eq!(permits.permits(), 3);
     /// # Ok(()) }
     /// ```
-    pub fn acquire_many(&self, permits: u32) -> Acquire {
-        Acquire::new(self.share(permits))
+    pub fn acquire_many(&self, permits: u32) -> Acquire<targets::Semaphore, Wait, W> {
+        Acquire::new(self.target(permits))
     }
 
     /// Acquires one permit if one is free and nobody waits; `None` otherwise. Await the returned action.
@@ -126,7 +138,7 @@ impl Semaphore {
     /// assert!(permit.is_some() && exports.try_acquire().await?.is_none());
     /// # Ok(()) }
     /// ```
-    pub fn try_acquire(&self) -> TryAcquire {
+    pub fn try_acquire(&self) -> Acquire<targets::Semaphore, Try, W> {
         self.try_acquire_many(1)
     }
 
@@ -150,8 +162,8 @@ impl Semaphore {
     /// assert!(exports.try_acquire_many(2).await?.is_none());
     /// # Ok(()) }
     /// ```
-    pub fn try_acquire_many(&self, permits: u32) -> TryAcquire {
-        TryAcquire::new(self.share(permits))
+    pub fn try_acquire_many(&self, permits: u32) -> Acquire<targets::Semaphore, Try, W> {
+        Acquire::new(self.target(permits))
     }
 
     /// Returns how many permits are free at this moment. The number may have changed by the time you look at it.
@@ -172,28 +184,28 @@ impl Semaphore {
     /// assert_eq!(locks.semaphore("exports", 4).available_permits().await?, 4);
     /// # Ok(()) }
     /// ```
-    pub async fn available_permits(&self) -> Result<u32, OperateError> {
-        check_name(&self.name)?;
-        let Some((state, exchange)) = self.session.inspect(&self.name).await? else {
-            return Ok(self.permits);
-        };
-        let live = |until| exchange.now.is_none_or(|now| until > now);
-        let mut holders = state.holders.iter().filter(|holder| live(holder.until)).peekable();
-        let capacity = i64::from(self.permits);
-        if holders.peek().is_some() && (state.kind, state.capacity) != (Kind::Semaphore, capacity) {
-            return Err(KindMismatch::new(&self.name, &state, Kind::Semaphore, capacity).into());
-        }
-        let held: i64 = holders.map(|holder| holder.permits).sum();
-        Ok(u32::try_from(capacity - held).unwrap_or(0))
+    pub fn available_permits(&self) -> W::Call<impl Future<Output = Result<u32, OperateError>>> {
+        W::call(async move {
+            check_name(&self.name)?;
+            let Some((state, exchange)) = self.session.inspect(&self.name).await? else {
+                return Ok(self.permits);
+            };
+            let live = |until| exchange.now.is_none_or(|now| until > now);
+            let mut holders = state.holders.iter().filter(|holder| live(holder.until)).peekable();
+            let capacity = i64::from(self.permits);
+            if holders.peek().is_some() && (state.kind, state.capacity) != (Kind::Semaphore, capacity) {
+                return Err(KindMismatch::new(&self.name, &state, Kind::Semaphore, capacity).into());
+            }
+            let held: i64 = holders.map(|holder| holder.permits).sum();
+            Ok(u32::try_from(capacity - held).unwrap_or(0))
+        })
     }
 
-    fn share(&self, permits: u32) -> Share {
-        Share {
-            session: self.session.clone(),
-            name: self.name.clone(),
-            kind: Kind::Semaphore,
+    fn target(&self, permits: u32) -> targets::Semaphore {
+        targets::Semaphore(Share {
             capacity: i64::from(self.permits),
             permits: i64::from(permits),
-        }
+            ..Share::whole(self.session.clone(), self.name.clone(), Kind::Semaphore)
+        })
     }
 }

@@ -3,7 +3,7 @@
 use crate::{
     error::{AcquireError, InvalidInput, KindMismatch},
     input::{check_name, check_places},
-    locks::acquire::{Acquire, Share},
+    locks::{acquire::Acquire, options::Options, request::Share, targets::Place},
     name::LockName,
     protocol::{Exchange, Kind, State},
     session::{
@@ -30,17 +30,15 @@ impl Places {
         check_places(self.kind, self.count, of, most)
     }
 
-    /// Acquires one place. The client's limits to holding don't apply: a place is held for as long as the others are
+    /// Acquires one place, with a value for others to read. The client's limits to holding don't apply: a place is held for as long as the others are
     /// awaited.
-    pub(super) fn acquire(&self) -> Acquire {
-        let one = Share {
-            session: self.session.alone(),
-            name: self.name.clone(),
-            kind: self.kind,
+    pub(super) fn acquire(&self, value: Option<String>) -> Acquire<Place> {
+        let place = Place(Share {
             capacity: i64::from(self.count),
-            permits: 1,
-        };
-        Acquire::new(one).on(Terms::unlimited())
+            value,
+            ..Share::whole(self.session.alone(), self.name.clone(), self.kind)
+        });
+        Acquire::with(place, Options::on(Terms::unlimited()))
     }
 
     /// Reads the document as the primary has it, without entries whose time is over.

@@ -2,10 +2,13 @@
 
 use std::{
     future::{Future, IntoFuture},
+    marker::PhantomData,
     pin::Pin,
     time::{Duration, SystemTime},
 };
 
+#[cfg(feature = "sync")]
+use crate::world::Blocking;
 use crate::{
     error::{InvalidInput, OperateError, ServerError},
     input::check_prefix,
@@ -14,6 +17,7 @@ use crate::{
     session::{UserHandle, observed::ObservedSession},
     store::{Listed, Selection, Unreadable, View},
     telemetry,
+    world::{Async, World},
 };
 
 /// Limits the unreadable documents that one list reports to operators: if there are more, these are enough to look for
@@ -24,17 +28,18 @@ const UNREADABLE_REPORTED: usize = 256;
 /// as the user has documents, and they are all kept in memory.
 const LISTED_MOST: usize = 100_000;
 
-/// A list of locks; await it. Made by [`LockClient::list`](crate::LockClient::list) and
+/// A list of locks; await it, or in the blocking world run it. Made by [`LockClient::list`](crate::LockClient::list) and
 /// [`DocumentLocks::list`](crate::DocumentLocks::list).
 ///
 /// All given conditions must be met. Documents that are not locks, or can't be read, are skipped and hide no others:
 /// the event `watchlock.unreadable` reports each, and so does [`watch_all`](crate::LockClient::watch_all).
 #[derive(Clone, Debug)]
-#[must_use = "a listing does nothing until it is awaited"]
-pub struct List {
+#[must_use = "a listing does nothing until it is awaited, or run in the blocking world"]
+pub struct List<W: World = Async> {
     /// `Err`: there is no session under a field that is refused.
     session: Result<UserHandle<ObservedSession>, InvalidInput>,
     filter: Conditions,
+    of: PhantomData<fn() -> W>,
 }
 
 /// The conditions of a list: those that the store selects by, and those that are checked on its results.
@@ -66,12 +71,16 @@ impl Conditions {
     }
 }
 
-impl List {
+impl<W: World> List<W> {
     pub(crate) fn new(session: Result<UserHandle<ObservedSession>, InvalidInput>) -> Self {
         let in_place = session.as_ref().is_ok_and(|session| session.is_in_place());
         let mut filter = Conditions::default();
         filter.selection.most = in_place.then_some(LISTED_MOST);
-        Self { session, filter }
+        Self {
+            session,
+            filter,
+            of: PhantomData,
+        }
     }
 
     /// Lists only locks whose name begins with this prefix, of at most 1,024 bytes, like names. Among documents: only
@@ -135,11 +144,11 @@ impl IntoFuture for List {
     /// The result is sorted by name. Holders whose lease has expired are left out, unlike in
     /// [`inspect`](crate::LockClient::inspect).
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { Ok(self.with_unreadable().await?.locks) })
+        Box::pin(async move { Ok(self.listing().await?.locks) })
     }
 }
 
-impl List {
+impl<W: World> List<W> {
     /// Lists the locks, and with them the documents that can't be read as locks.
     ///
     /// # Errors
@@ -159,8 +168,12 @@ impl List {
     /// assert!(listing.locks.is_empty() && listing.unreadable.is_empty());
     /// # Ok(()) }
     /// ```
-    pub async fn with_unreadable(self) -> Result<Listing, OperateError> {
-        let Self { session, filter } = self;
+    pub fn with_unreadable(self) -> W::Call<impl Future<Output = Result<Listing, OperateError>>> {
+        W::call(self.listing())
+    }
+
+    async fn listing(self) -> Result<Listing, OperateError> {
+        let Self { session, filter, .. } = self;
         let session = session?;
         check_prefix(&filter.selection.prefix)?;
         let listing = session.list(&filter.selection, View::Newest);
@@ -194,5 +207,31 @@ impl List {
             locks,
             unreadable: unreadable.collect(),
         })
+    }
+}
+
+#[cfg(feature = "sync")]
+impl List<Blocking> {
+    /// Lists on this thread, and blocks it until the server has answered. The result is sorted by name.
+    ///
+    /// # Errors
+    ///
+    /// If a condition is out of bounds, the server can't be reached, or it refuses.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory().blocking();
+    /// let handle = locks.mutex("invoice-42").acquire().run()?;
+    /// assert_eq!(locks.list().prefix("invoice-").held(true).run()?.len(), 1);
+    /// # Ok(()) }
+    /// ```
+    pub fn run(self) -> Result<Vec<LockInfo>, OperateError> {
+        self.with_unreadable().map(|listing| listing.locks)
     }
 }

@@ -3,6 +3,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     fmt,
+    marker::PhantomData,
     pin::Pin,
     task::{Context, Poll},
     time::SystemTime,
@@ -10,6 +11,8 @@ use std::{
 
 use futures::Stream;
 
+#[cfg(feature = "sync")]
+use crate::world::Blocking;
 use crate::{
     error::{InvalidInput, OperateError},
     inspect::HolderInfo,
@@ -21,6 +24,7 @@ use crate::{
     },
     store::Unreadable,
     token::FencingToken,
+    world::{Async, World},
 };
 
 /// An event of a lock.
@@ -105,26 +109,28 @@ impl fmt::Display for LockEvent {
     }
 }
 
-/// The events of one lock: a stream. Made by [`LockClient::watch`](crate::LockClient::watch) and
+/// The events of one lock: a stream; in the blocking world an iterator. Made by [`LockClient::watch`](crate::LockClient::watch) and
 /// [`DocumentLocks::watch`](crate::DocumentLocks::watch).
-#[must_use = "a stream does nothing unless it is polled"]
+#[must_use = "it does nothing unless it is asked for the next event"]
 #[derive(Debug)]
-pub struct LockEvents {
+pub struct LockEvents<W: World = Async> {
     /// `Err`: the error of the name, until it has been reported.
     sights: Result<Observations, Option<OperateError>>,
     last: Option<State>,
     events: VecDeque<LockEvent>,
+    of: PhantomData<fn() -> W>,
 }
 
-impl LockEvents {
+impl<W: World> LockEvents<W> {
     /// Follows one name of a session.
     pub(crate) fn new(of: Result<(UserHandle<ObservedSession>, String), InvalidInput>) -> Self {
         Self {
             sights: of
-                .map(|(session, name)| follow(session, Scope::One(name)))
+                .map(|(session, name)| W::within(|| follow(session, Scope::One(name))))
                 .map_err(|error| Some(error.into())),
             last: None,
             events: VecDeque::new(),
+            of: PhantomData,
         }
     }
 }
@@ -204,30 +210,27 @@ impl LockEvents {
     /// # Ok(()) }
     /// ```
     pub async fn next(&mut self) -> Option<Result<LockEvent, OperateError>> {
-        std::future::poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
+        std::future::poll_fn(|context| self.poll(context)).await
     }
 }
 
-impl Stream for LockEvents {
-    type Item = Result<LockEvent, OperateError>;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let this = &mut *self;
+impl<W: World> LockEvents<W> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<LockEvent, OperateError>>> {
         loop {
-            if let Some(event) = this.events.pop_front() {
+            if let Some(event) = self.events.pop_front() {
                 return Poll::Ready(Some(Ok(event)));
             }
-            let sights = match &mut this.sights {
+            let sights = match &mut self.sights {
                 Ok(sights) => sights,
                 Err(error) => return Poll::Ready(error.take().map(Err)),
             };
             match std::task::ready!(sights.poll_recv(context)) {
                 Some(Ok(Observation::State(_, state))) => {
-                    this.events.extend(between(this.last.as_ref(), state.as_ref()));
-                    this.last = state;
+                    self.events.extend(between(self.last.as_ref(), state.as_ref()));
+                    self.last = state;
                 }
                 Some(Ok(Observation::Unreadable(Unreadable { problem, .. }))) => {
-                    this.events.push_back(LockEvent::Unreadable { problem });
+                    self.events.push_back(LockEvent::Unreadable { problem });
                 }
                 Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
                 None => return Poll::Ready(None),
@@ -236,27 +239,46 @@ impl Stream for LockEvents {
     }
 }
 
-/// The events of all locks, each with the name of its lock: a stream. Made by
+impl Stream for LockEvents {
+    type Item = Result<LockEvent, OperateError>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.get_mut().poll(context)
+    }
+}
+
+#[cfg(feature = "sync")]
+impl Iterator for LockEvents<Blocking> {
+    type Item = Result<LockEvent, OperateError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        Blocking::call(std::future::poll_fn(|context| self.poll(context)))
+    }
+}
+
+/// The events of all locks, each with the name of its lock: a stream; in the blocking world an iterator. Made by
 /// [`LockClient::watch_all`](crate::LockClient::watch_all) and
 /// [`DocumentLocks::watch_all`](crate::DocumentLocks::watch_all).
-#[must_use = "a stream does nothing unless it is polled"]
+#[must_use = "it does nothing unless it is asked for the next event"]
 #[derive(Debug)]
-pub struct AllLockEvents {
+pub struct AllLockEvents<W: World = Async> {
     /// `Err`: the error of the field, until it has been reported.
     sights: Result<Observations, Option<OperateError>>,
     /// The locks that are held.
     last: HashMap<String, State>,
     events: VecDeque<(String, LockEvent)>,
+    of: PhantomData<fn() -> W>,
 }
 
-impl AllLockEvents {
+impl<W: World> AllLockEvents<W> {
     pub(crate) fn new(session: Result<UserHandle<ObservedSession>, InvalidInput>) -> Self {
         Self {
             sights: session
-                .map(|session| follow(session, Scope::All))
+                .map(|session| W::within(|| follow(session, Scope::All)))
                 .map_err(|error| Some(error.into())),
             last: HashMap::new(),
             events: VecDeque::new(),
+            of: PhantomData,
         }
     }
 }
@@ -288,39 +310,53 @@ impl AllLockEvents {
     /// # Ok(()) }
     /// ```
     pub async fn next(&mut self) -> Option<Result<(String, LockEvent), OperateError>> {
-        std::future::poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
+        std::future::poll_fn(|context| self.poll(context)).await
     }
 }
 
-impl Stream for AllLockEvents {
-    type Item = Result<(String, LockEvent), OperateError>;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let this = &mut *self;
+impl<W: World> AllLockEvents<W> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<(String, LockEvent), OperateError>>> {
         loop {
-            if let Some(event) = this.events.pop_front() {
+            if let Some(event) = self.events.pop_front() {
                 return Poll::Ready(Some(Ok(event)));
             }
-            let sights = match &mut this.sights {
+            let sights = match &mut self.sights {
                 Ok(sights) => sights,
                 Err(error) => return Poll::Ready(error.take().map(Err)),
             };
             match std::task::ready!(sights.poll_recv(context)) {
                 Some(Ok(Observation::Unreadable(Unreadable { name, problem }))) => {
-                    this.events.push_back((name, LockEvent::Unreadable { problem }));
+                    self.events.push_back((name, LockEvent::Unreadable { problem }));
                 }
                 Some(Ok(Observation::State(name, state))) => {
-                    let events = between(this.last.get(&name), state.as_ref());
-                    this.events
+                    let events = between(self.last.get(&name), state.as_ref());
+                    self.events
                         .extend(events.into_iter().map(|event| (name.clone(), event)));
                     match state.filter(|state| !state.holders.is_empty()) {
-                        Some(state) => this.last.insert(name, state),
-                        None => this.last.remove(&name),
+                        Some(state) => self.last.insert(name, state),
+                        None => self.last.remove(&name),
                     };
                 }
                 Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
                 None => return Poll::Ready(None),
             }
         }
+    }
+}
+
+impl Stream for AllLockEvents {
+    type Item = Result<(String, LockEvent), OperateError>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.get_mut().poll(context)
+    }
+}
+
+#[cfg(feature = "sync")]
+impl Iterator for AllLockEvents<Blocking> {
+    type Item = Result<(String, LockEvent), OperateError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        Blocking::call(std::future::poll_fn(|context| self.poll(context)))
     }
 }

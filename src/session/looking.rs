@@ -87,7 +87,8 @@ mod tests {
         client::LockClient,
         config::Settings,
         error::AcquireError,
-        handle::LockHandle,
+        handle::Held,
+        locks::targets::Mutex,
         protocol::ServerTime,
         session::locks::LockSession,
         store::{LockStore, MemoryStore, Store},
@@ -95,13 +96,13 @@ mod tests {
         wake_mode::{PollingReason, WakeMode, WakeSource},
     };
 
-    type Waiting = JoinHandle<Result<LockHandle, AcquireError>>;
+    type Waiting = JoinHandle<Result<Held<Mutex>, AcquireError>>;
 
     struct Bench {
         link: Arc<Link>,
         session: LockSession,
         locks: LockClient,
-        held: LockHandle,
+        held: Held<Mutex>,
         waiting: Waiting,
     }
 
@@ -125,7 +126,7 @@ mod tests {
         let held = LockClient::new(other).mutex("x").acquire().await.unwrap();
         let (link, session) = client("0123456789abcdef");
         let locks = LockClient::new(session.clone());
-        let waiting = tokio::spawn(locks.mutex("x").acquire().into_future());
+        let waiting = tokio::spawn(locks.mutex("x").acquire());
         sleep(Duration::from_secs(3)).await;
         assert!(link.reads() > 20, "{}", link.reads());
         Bench {
@@ -186,7 +187,7 @@ mod tests {
         let (reads, due_at) = (bench.link.reads(), line(&bench.session).unwrap());
         sleep_until(due_at - Duration::from_millis(5)).await;
         bench.link.block("y", true);
-        let _blocked = tokio::spawn(bench.locks.mutex("y").acquire().into_future());
+        let _blocked = tokio::spawn(bench.locks.mutex("y").acquire());
         sleep_until(due_at + Duration::from_millis(5)).await;
         assert_eq!(bench.link.reads(), reads, "it waits for a slot");
         bench

@@ -254,7 +254,7 @@ mod tests {
     async fn a_shutdown_asks_again_beside_a_release_as_soon_as_any_operation_is() {
         for count in [1, 1_000] {
             let (link, session, locks) = client();
-            let acquires = (0..count).map(|number| locks.mutex(format!("{number}")).acquire().into_future());
+            let acquires = (0..count).map(|number| locks.mutex(format!("{number}")).acquire());
             let held = futures::future::join_all(acquires).await;
             link.kill_idle(1);
             let begun = Instant::now();

@@ -1,39 +1,142 @@
 //! The blocking API, for programs without async: each call blocks the thread until it is done. It needs the feature
 //! `sync`, which enables the driver's own feature of that name.
 //!
-//! It reads like the driver's synchronous API: actions that are awaited there have `run` here, and the same options:
-//! see [`Action`]. The types of this module are thin wrappers around those of the crate, with the same guarantees.
-//! Their documentation describes the differences, and refers to the crate's types for the rest.
+//! It is the same API in another [world](crate::action::World): the names of this module are those of the crate with
+//! [`Blocking`] for their last parameter, so all methods and guarantees are described there.
+//! Methods that return a future there return its output here. Actions that are awaited there have
+//! [`run`](crate::Acquire::run) here, and `run` with work is [`run_with`](crate::Acquire::run_with); streams are
+//! iterators. Neither world has the calls of the other:
+//!
+//! ```compile_fail,E0277
+//! # async fn example(locks: watchlock::sync::LockClient) {
+//! locks.mutex("invoice-42").acquire().await;
+//! # }
+//! ```
+//!
+//! ```compile_fail,E0061
+//! # async fn example(locks: watchlock::LockClient) {
+//! locks.mutex("invoice-42").acquire().run();
+//! # }
+//! ```
+//!
+//! ```
+//! # async fn example(locks: watchlock::LockClient, blocking: watchlock::sync::LockClient) {
+//! locks.mutex("invoice-42").acquire().await;
+//! blocking.mutex("invoice-42").acquire().run();
+//! # }
+//! ```
 //!
 //! # Connecting
 //!
-//! A [`LockClient`] is made from the driver's `mongodb::Database`, as a `mongodb::sync::Database` gives no access to
-//! the connections beneath it. The other direction works: make one async client, and derive the synchronous one from
-//! it.
+//! A [`LockClient`] is made from an async one, or from its builder, by `blocking()`. That takes the driver's
+//! `mongodb::Database`, as a `mongodb::sync::Database` gives no access to the connections beneath it. The other direction
+//! works: make one async client, and derive the synchronous one from it.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use mongodb::options::ClientOptions;
-//! use watchlock::sync::LockClient;
+//! use watchlock::LockClient;
 //!
 //! let options = ClientOptions::parse("mongodb://localhost:27017/?replicaSet=rs0").run()?;
 //! let client = mongodb::Client::with_options(options)?;
-//! let locks = LockClient::builder(client.database("app")).label("billing").build()?;
+//! let locks = LockClient::builder(client.database("app")).label("billing").blocking().build()?;
 //! // For your own work, over the same connections.
 //! let app = mongodb::sync::Client::from(client).database("app");
 //!
 //! let handle = locks.mutex("invoice-42").acquire().reason("monthly run").run()?;
-//! // ... bill the invoice, in time: see `LockView::lost_reason` and `LockView::safe_for` ...
+//! // ... bill the invoice, in time: see `View::lost_reason` and `View::safe_for` ...
 //! handle.release()?;
 //! locks.shutdown();
+//! # Ok(()) }
+//! ```
+//!
+//! # Examples
+//!
+//! Each kind of lock:
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let locks = watchlock::LockClient::in_memory().blocking();
+//! use std::time::Duration;
+//!
+//! let handle = locks.mutex("invoice-42").acquire().timeout(Duration::from_secs(5)).reason("billing").run()?;
+//! assert!(locks.mutex("invoice-42").try_acquire().run()?.is_none());
+//! handle.release()?;
+//!
+//! let exports = locks.semaphore("exports", 4);
+//! let two = exports.acquire_many(2).run()?;
+//! assert_eq!(exports.available_permits()?, 2);
+//!
+//! let prices = locks.rw_lock("prices");
+//! let (one, other) = (prices.read().run()?, prices.read().run()?);
+//! assert!(prices.try_write().run()?.is_none());
+//!
+//! let both = locks.multi(["account-7", "account-3"]).acquire().run()?;
+//! assert!(locks.mutex("account-3").try_acquire().run()?.is_none());
+//! both.release()?;
+//!
+//! let election = locks.election("scheduler");
+//! let mut leaders = election.observe();
+//! assert!(leaders.next().expect("it goes on")?.is_none());
+//! let leadership = election.campaign("10.0.0.7:8080").run()?;
+//! assert_eq!(leaders.next().expect("it goes on")?.expect("a leader").value, "10.0.0.7:8080");
+//! leadership.resign()?;
+//! # Ok(()) }
+//! ```
+//!
+//! Work under a lock, in steps, with checks between them; and a thread that waits for the loss:
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let locks = watchlock::LockClient::in_memory().blocking();
+//! use std::time::Duration;
+//! use watchlock::LostReason;
+//!
+//! let token = locks.mutex("nightly-job").run(|held| held.token())?;
+//! assert!(token < locks.mutex("nightly-job").run(|held| held.token())?);
+//!
+//! let handle = locks.mutex("invoice-42").acquire().run()?;
+//! for step in 0..3 {
+//!     handle.check()?;
+//!     // ... the step, under the fencing token ...
+//! }
+//! let view = handle.view();
+//! let guard = std::thread::spawn(move || println!("no longer held: {}", view.lost()));
+//! assert_eq!(handle.lost_within(Duration::from_millis(10)), None);
+//! locks.break_lock("invoice-42")?;
+//! assert_eq!(handle.lost_within(Duration::from_secs(5)).expect("a loss"), LostReason::Broken);
+//! guard.join().expect("it ends with the hold");
+//! # Ok(()) }
+//! ```
+//!
+//! Documents, elements, and a job that is done once in a period:
+//!
+//! ```
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::time::Duration;
+//! use mongodb::bson::{Document, doc};
+//! use watchlock::{LockClient, MemoryCollection, OnceOutcome};
+//!
+//! let memory = MemoryCollection::new();
+//! memory.insert_one(doc! { "_id": "order-7", "done": false, "lines": [{ "sku": "x" }] })?;
+//! let locks = LockClient::in_memory().blocking();
+//! let orders = locks.documents_in_memory::<Document>(&memory);
+//! let order = orders.claim(doc! { "done": false }).sort(doc! { "created": 1 }).run()?;
+//! order.update(doc! { "$set": { "done": true } })?;
+//! let line = orders.element::<Document>("lines", doc! { "sku": "x" }).acquire("order-7").run()?;
+//! line.update(doc! { "$set": { "picked": true } })?;
+//!
+//! let nightly = locks.once("nightly-report", Duration::from_secs(24 * 3600));
+//! let first = nightly.run(|_| Ok::<_, std::io::Error>(12))?;
+//! assert!(matches!(first, OnceOutcome::Done { output: 12, recorded: true, .. }));
 //! # Ok(()) }
 //! ```
 //!
 //! # In the background
 //!
 //! Two threads of the library's own runtime renew held locks, wake waiters, and carry out dropped releases, regardless
-//! of the program's threads. The first call starts them, and they end with the process: call [`LockClient::shutdown`]
-//! before that, or do the work in a [`scope`](LockClientBuilder::scope), which does so after an error or a panic too.
+//! of the program's threads. The first call starts them, and they end with the process: call [`LockClient::shutdown`](crate::LockClient::shutdown)
+//! before that, or do the work in a [`scope`](crate::LockClientBuilder::scope), which does so after an error or a panic too.
 //!
 //! A forked process has none of these threads, and does not own the locks of its parent: every client and handle of the
 //! parent reports that at once ([`LostReason::Forked`](crate::LostReason::Forked)). The driver has its own threads,
@@ -45,40 +148,87 @@
 //! it would block: there, use the types of the crate itself, or `tokio::task::spawn_blocking`. The first call also
 //! panics if the system refuses to start the threads. Dropping a handle blocks nowhere.
 
-mod action;
-mod actions;
-mod barrier;
-mod client;
-mod documents;
-mod election;
-mod elements;
-mod handle;
-mod latch;
-mod multi;
-mod mutex;
-mod once;
-mod rw_lock;
-mod semaphore;
-mod watch;
+use std::{
+    future::Future,
+    sync::{LazyLock, Mutex as Lock, PoisonError},
+    time::Duration,
+};
 
-use std::sync::{LazyLock, Mutex as Lock, PoisonError};
+use tokio::runtime::{Builder, Runtime};
 
-use tokio::runtime::{Builder, EnterGuard, Runtime};
+use crate::{
+    action::{Blocking, Wait, World},
+    handle::{
+        own::Seen,
+        target::{AnyLock, Target},
+    },
+    status::Lost,
+};
 
-pub use action::Action;
-pub use barrier::Barrier;
-pub use client::{LockClient, LockClientBuilder};
-pub use documents::{DocumentHandle, DocumentLocks};
-pub use election::{Election, Leaders, Leadership};
-pub use elements::{ElementHandle, ElementLocks};
-pub use handle::{LockHandle, LockView};
-pub use latch::Latch;
-pub use multi::{MultiHandle, MultiLock, MultiView};
-pub use mutex::Mutex;
-pub use once::{Once, OnceHandle, Turn};
-pub use rw_lock::RwLock;
-pub use semaphore::Semaphore;
-pub use watch::{AllLockEvents, LockEvents};
+/// A client for threads.
+pub type LockClient = crate::LockClient<Blocking>;
+/// A builder of a [`LockClient`].
+pub type LockClientBuilder = crate::LockClientBuilder<Blocking>;
+/// A lock with one holder at a time.
+pub type Mutex = crate::Mutex<Blocking>;
+/// A number of permits.
+pub type Semaphore = crate::Semaphore<Blocking>;
+/// A lock with many readers or one writer.
+pub type RwLock = crate::RwLock<Blocking>;
+/// Several mutexes, all or nothing.
+pub type MultiLock = crate::MultiLock<Blocking>;
+/// An election of one leader.
+pub type Election = crate::Election<Blocking>;
+/// The leaders of an election: an iterator.
+pub type Leaders = crate::Leaders<Blocking>;
+/// A count-down latch.
+pub type Latch = crate::Latch<Blocking>;
+/// A barrier.
+pub type Barrier = crate::Barrier<Blocking>;
+/// A job that is done once in a period.
+pub type Once = crate::Once<Blocking>;
+/// The answer to a request to begin such a job.
+pub type Turn = crate::Turn<Blocking>;
+/// The events of one lock: an iterator.
+pub type LockEvents = crate::LockEvents<Blocking>;
+/// The events of all locks: an iterator.
+pub type AllLockEvents = crate::AllLockEvents<Blocking>;
+/// A list of locks.
+pub type List = crate::List<Blocking>;
+/// Locks for the documents of a collection of yours.
+pub type DocumentLocks<T> = crate::DocumentLocks<T, Blocking>;
+/// Locks for the elements of an array in documents of yours.
+pub type ElementLocks<E> = crate::ElementLocks<E, Blocking>;
+/// An acquire, to be [run](crate::Acquire::run).
+pub type Acquire<T, P = Wait> = crate::Acquire<T, P, Blocking>;
+/// A held target.
+pub type Held<T = AnyLock> = crate::Held<T, Blocking>;
+/// A view of a hold.
+pub type View<T = AnyLock> = crate::View<T, Blocking>;
+
+impl World for Blocking {
+    type Call<F: Future> = F::Output;
+
+    fn call<F: Future>(future: F) -> F::Output {
+        runtime().block_on(future)
+    }
+
+    fn within<O>(start: impl FnOnce() -> O) -> O {
+        let _entered = runtime().enter();
+        start()
+    }
+}
+
+impl<T: Target> View<T> {
+    /// Blocks until it is lost, or `limit` is over: then it returns `None`, and it is still held.
+    ///
+    /// # Panics
+    ///
+    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
+    pub fn lost_within(&self, limit: Duration) -> Option<Lost> {
+        Blocking::call(async { tokio::time::timeout(limit, self.seen.lost()).await.ok() })
+    }
+}
 
 /// Number of threads: while one is busy with a large answer of the server, the other keeps renewing.
 const THREADS: usize = 2;
@@ -113,14 +263,4 @@ fn started() -> Runtime {
         Ok(runtime) => runtime,
         Err(error) => panic!("the background threads could not be started: {error}"),
     }
-}
-
-/// Runs the future on this thread, and waits for it.
-fn block_on<F: Future>(future: F) -> F::Output {
-    runtime().block_on(future)
-}
-
-/// Enters the runtime, for calls that do not wait but start tasks.
-fn enter() -> EnterGuard<'static> {
-    runtime().enter()
 }

@@ -38,7 +38,11 @@ use crate::{
     client::LockClient,
     config::Settings,
     error::AcquireError,
-    handle::{LockHandle, LockView, Released},
+    handle::{Held, Released, View, target::IsKnown},
+    locks::{
+        acquire::{Acquire, CanAcquire},
+        patience::Try,
+    },
     protocol::{ServerTime, State},
     session::{Session, locks::LockSession},
     store::{LockStore, MemoryStore, Store},
@@ -88,7 +92,7 @@ const NAMES: [&str; 4] = ["mutex", "semaphore", "rwlock", "election"];
 /// The record of a world: its events, and the handles that believe themselves valid.
 #[derive(Debug, Default)]
 struct World {
-    live: BTreeMap<String, Vec<LockView>>,
+    live: BTreeMap<String, Vec<View>>,
     tokens: BTreeMap<String, Vec<i64>>,
     /// One line for each event; the same for the same seed.
     log: String,
@@ -112,18 +116,18 @@ struct Observer {
 
 /// Whether a handle must be right: it believes itself valid, and no operator has evicted it, of which it learns as
 /// soon as it can, and no sooner.
-fn is_to_be_right(view: &LockView, state: Option<&State>) -> bool {
+fn is_to_be_right(view: &View, state: Option<&State>) -> bool {
     let broken = state.and_then(|state| state.broken).unwrap_or(0);
     view.lost_reason().is_none() && granted_as(view) > broken
 }
 
 /// Returns the token that the document has for a hold: its own, or that of the task which handed it on first.
-fn granted_as(view: &LockView) -> i64 {
-    view.parts().0.granted_as
+fn granted_as(view: &View) -> i64 {
+    view.one().parts().0.granted_as
 }
 
 /// Whether an operator has put the handle out, of which it may not know yet.
-fn is_broken(memory: &MemoryStore, view: &LockView) -> bool {
+fn is_broken(memory: &MemoryStore, view: &View) -> bool {
     let mut broken = false;
     memory.look(view.name(), |state, _| {
         broken = state
@@ -149,7 +153,7 @@ impl Observer {
     }
 
     /// Notes a grant: no other valid handle may exceed the capacity together with it.
-    fn granted(&self, client: u64, handle: &LockHandle, capacity: u64) {
+    fn granted(&self, client: u64, handle: &Held, capacity: u64) {
         let (name, token) = (handle.name().to_owned(), handle.token().as_i64());
         self.note(&format!("client {client} has {name} under {token}"));
         let mut world = self.world();
@@ -165,7 +169,7 @@ impl Observer {
         live.push(handle.view());
         self.memory
             .look(&name, |state, _| live.retain(|view| is_to_be_right(view, state)));
-        let held: u64 = live.iter().map(LockView::permits).sum();
+        let held: u64 = live.iter().map(|view| view.permits()).sum();
         let tokens_of: Vec<_> = live.iter().map(|view| view.token().as_i64()).collect();
         drop(world);
         if held > capacity {
@@ -200,6 +204,29 @@ impl Observer {
     }
 }
 
+/// Acquires a lock in one of the ways; `None` if it was given up.
+async fn got<T: CanAcquire<Held: IsKnown>>(
+    acquire: Acquire<T>,
+    try_acquire: Acquire<T, Try>,
+    (way, patience): (u64, Duration),
+) -> Result<Option<Held>, AcquireError> {
+    let outcome = match way {
+        0..4 => acquire.await.map(Some),
+        4..6 => match acquire.timeout(patience).await {
+            Err(AcquireError::Timeout { .. } | AcquireError::Unanswered { .. }) => Ok(None),
+            other => other.map(Some),
+        },
+        // Given up by dropping the future.
+        6..8 => timeout(patience, acquire).await.map_or(Ok(None), |got| got.map(Some)),
+        _ => match try_acquire.await {
+            // A try fails when the server can't be reached.
+            Err(AcquireError::Server(_)) => Ok(None),
+            other => other,
+        },
+    };
+    outcome.map(|held| held.map(Held::from))
+}
+
 /// Runs a task of a client: it acquires, holds and lets go, in all possible ways.
 async fn task(client: u64, locks: LockClient, observer: Observer, mut random: Random) {
     // The tasks of one client pass the lock along, and the others come by.
@@ -213,17 +240,28 @@ async fn task(client: u64, locks: LockClient, observer: Observer, mut random: Ra
         let name = *random.pick(names);
         let patience = Duration::from_millis(random.below(10_000));
         let way = random.below(10);
-        let (acquire, try_acquire, capacity) = match name {
-            "mutex" => (locks.mutex(name).acquire(), locks.mutex(name).try_acquire(), 1),
+        let ways = (way, patience);
+        let (outcome, capacity) = match name {
+            "mutex" => {
+                let mutex = locks.mutex(name);
+                (got(mutex.acquire(), mutex.try_acquire(), ways).await, 1)
+            }
             "semaphore" => {
                 let (semaphore, permits) = (
                     locks.semaphore(name, 3),
                     1 + u32::try_from(random.below(3)).unwrap_or(0),
                 );
-                (semaphore.acquire_many(permits), semaphore.try_acquire_many(permits), 3)
+                let (acquire, attempt) = (semaphore.acquire_many(permits), semaphore.try_acquire_many(permits));
+                (got(acquire, attempt, ways).await, 3)
             }
-            "rwlock" if random.below(3) == 0 => (locks.rw_lock(name).write(), locks.rw_lock(name).try_write(), 1 << 30),
-            "rwlock" => (locks.rw_lock(name).read(), locks.rw_lock(name).try_read(), 1 << 30),
+            "rwlock" if random.below(3) == 0 => {
+                let lock = locks.rw_lock(name);
+                (got(lock.write(), lock.try_write(), ways).await, 1 << 30)
+            }
+            "rwlock" => {
+                let lock = locks.rw_lock(name);
+                (got(lock.read(), lock.try_read(), ways).await, 1 << 30)
+            }
             _ => {
                 let election = locks.election(name).campaign("me").timeout(patience).await;
                 match election {
@@ -239,22 +277,6 @@ async fn task(client: u64, locks: LockClient, observer: Observer, mut random: Ra
                 }
                 continue;
             }
-        };
-        let outcome = match way {
-            0..4 => acquire.await.map(Some),
-            4..6 => match acquire.timeout(patience).await {
-                Err(AcquireError::Timeout { .. } | AcquireError::Unanswered { .. }) => Ok(None),
-                other => other.map(Some),
-            },
-            // Given up by dropping the future.
-            6..8 => timeout(patience, acquire.into_future())
-                .await
-                .map_or(Ok(None), |got| got.map(Some)),
-            _ => match try_acquire.await {
-                // A try fails when the server can't be reached.
-                Err(AcquireError::Server(_)) => Ok(None),
-                other => other,
-            },
         };
         let handle = match outcome {
             Ok(Some(handle)) => handle,
@@ -516,7 +538,7 @@ async fn what_hangs_holds_up_nothing_else() {
     blocked.iter().for_each(|name| link.block(name, true));
     let waiting: Vec<_> = blocked
         .iter()
-        .map(|name| tokio::spawn(locks.mutex(name).acquire().into_future()))
+        .map(|name| tokio::spawn(locks.mutex(name).acquire()))
         .collect();
     // Those that were sent first are known to be slow by then.
     sleep(Duration::from_millis(1_500)).await;
@@ -555,7 +577,7 @@ async fn a_server_that_says_nothing_is_not_asked_without_end() {
     locks.mutex("first").acquire().await.unwrap().release().await.unwrap();
     link.kill_idle(u64::MAX);
     let waiting: Vec<_> = (0..100)
-        .map(|number| tokio::spawn(locks.mutex(format!("{number}")).acquire().into_future()))
+        .map(|number| tokio::spawn(locks.mutex(format!("{number}")).acquire()))
         .collect();
     sleep(Duration::from_secs(20)).await;
     let sent = u64::MAX - link.kill_idle(0);

@@ -209,9 +209,7 @@ async fn a_short_lease_is_renewed_in_time_and_its_holders_death_costs_no_more() 
     .join()
     .unwrap();
     let dead = holder(&b, "x").await;
-    let next = within(PATIENCE, "the grant", b.mutex("x").acquire().into_future())
-        .await
-        .unwrap();
+    let next = within(PATIENCE, "the grant", b.mutex("x").acquire()).await.unwrap();
     let next = (next.token(), holder(&b, "x").await);
     assert_eq!(next.0, next.1.token);
     assert!(next.1.since >= dead.until && after(next.1.since, dead.since) < 2 * lease + SOON);

@@ -17,9 +17,9 @@ async fn a_break_is_one_command_and_two_where_the_lock_has_more_permits() {
 
     let held = locks.mutex("x").acquire().await.unwrap();
     let (first, second) = (ground.locks().await, ground.locks().await);
-    let waiting = spawn(first.mutex("x").acquire().into_future());
+    let waiting = spawn(first.mutex("x").acquire());
     until_waiting(&operator, "x", 1).await;
-    let next = spawn(second.mutex("x").acquire().into_future());
+    let next = spawn(second.mutex("x").acquire());
     until_waiting(&operator, "x", 2).await;
     let lock = operator.break_lock("x").await.unwrap().unwrap();
     assert_eq!((count(), lock.holders.len(), lock.waiters.len()), (1, 1, 1));

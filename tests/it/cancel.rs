@@ -42,7 +42,7 @@ async fn acquires_dropped_around_a_release_leave_nothing_behind() {
         for _ in 0..SAMPLES {
             let held = holder.mutex(&name).acquire().await.unwrap();
             let start = Instant::now();
-            let (_, handle) = tokio::join!(held.release(), waiter.mutex(&name).acquire().into_future());
+            let (_, handle) = tokio::join!(held.release(), waiter.mutex(&name).acquire());
             took += start.elapsed();
             handle.unwrap().release().await.unwrap();
         }
@@ -77,9 +77,7 @@ async fn drop_around_release(
     (release_at, drop_at): (Duration, Duration),
 ) -> bool {
     let case = format!("{name}, round {round}: released after {release_at:?}, dropped after {drop_at:?}");
-    let held = within(SOON, &case, holder.mutex(name).acquire().into_future())
-        .await
-        .unwrap();
+    let held = within(SOON, &case, holder.mutex(name).acquire()).await.unwrap();
     let release = async {
         pause(release_at).await;
         held.release().await.unwrap();
@@ -115,16 +113,12 @@ async fn a_grant_that_nobody_takes_is_given_back() {
     let (holder, waiter, other) = (ground.locks().await, ground.locks().await, ground.locks().await);
     let mut dice = Dice::new(5);
     for round in 0..40 {
-        let held = within(
-            SOON,
-            "the lock is free again",
-            holder.mutex("x").acquire().into_future(),
-        )
-        .await
-        .unwrap();
+        let held = within(SOON, "the lock is free again", holder.mutex("x").acquire())
+            .await
+            .unwrap();
         let before = held.token();
         // Polled once, and then never again: what it is granted lies there untaken.
-        let mut acquire = waiter.mutex("x").acquire().into_future();
+        let mut acquire = waiter.mutex("x").acquire();
         assert!((&mut acquire).now_or_never().is_none());
         until_waiting(&other, "x", 1).await;
         held.release().await.unwrap();

@@ -1,7 +1,6 @@
 //! Claims beside documents that can't be claimed, with conditions of every kind, and under a stream of changes.
 
 use std::{
-    future::IntoFuture as _,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
@@ -132,13 +131,13 @@ async fn claims_pass_over_what_the_server_refuses_to_write() {
             assert!(matches!(error, AcquireError::Unclaimable { .. }), "{error:?}");
         }
         // Who waits is served as soon as there is another.
-        let waiting = spawn(b.claim(doc! { "n": 1 }).sort(doc! { "_id": 1 }).into_future());
+        let waiting = spawn(b.claim(doc! { "n": 1 }).sort(doc! { "_id": 1 }));
         let error = within(PATIENCE, "the first is told", waiting)
             .await
             .unwrap()
             .unwrap_err();
         assert!(matches!(error, AcquireError::Unclaimable { .. }), "{error:?}");
-        let waiting = spawn(b.claim(doc! { "n": 1, "y": 1 }).sort(doc! { "_id": 1 }).into_future());
+        let waiting = spawn(b.claim(doc! { "n": 1, "y": 1 }).sort(doc! { "_id": 1 }));
         scene.events.insert(doc! { "_id": 4, "n": 1, "ok": true, "y": 1 }).await;
         let held = within(PATIENCE, "the fourth", waiting).await.unwrap().unwrap();
         assert_eq!(held.id(), &Bson::Int32(4));
@@ -221,7 +220,7 @@ async fn a_dead_holder_is_noticed_whatever_the_condition() {
                 .await;
             let locks = scene.locks_of::<Document>(&scene.client_for(lease).await);
             let since = Instant::now();
-            let claim = within(PATIENCE, "the claim", locks.claim(condition.clone()).into_future());
+            let claim = within(PATIENCE, "the claim", locks.claim(condition.clone()));
             let held = claim.await.unwrap();
             assert!(since.elapsed() < lease / 4, "{condition}: {:?}", since.elapsed());
             held.release().await.unwrap();
@@ -248,14 +247,9 @@ async fn a_claim_has_terms_of_its_own() {
             claimed.update(doc! { "$inc": { "changes": 1 } }).await.unwrap();
             claimed.release().await.unwrap();
         }
-        let fixed = locks.claim(doc! {}).fixed(Duration::from_secs(4)).into_future();
+        let fixed = locks.claim(doc! {}).fixed(Duration::from_secs(4));
         let fixed = within(PATIENCE, "a document", fixed).await.unwrap();
-        let next = spawn(
-            other
-                .claim(doc! {})
-                .lose_after(Duration::from_millis(100))
-                .into_future(),
-        );
+        let next = spawn(other.claim(doc! {}).lose_after(Duration::from_millis(100)));
         assert_eq!(within(PATIENCE, "the end", fixed.lost()).await, LostReason::Elapsed);
         let next = within(PATIENCE, "the next", next).await.unwrap().unwrap();
         assert_eq!(within(PATIENCE, "its end", next.lost()).await, LostReason::HeldTooLong);
@@ -276,7 +270,7 @@ async fn a_lease_that_ends_between_a_try_and_the_look_after_it_is_noticed() {
     let point = doc! { "type": "Point", "coordinates": [1.0, 1.0] };
     // A condition for finds alone.
     let near = doc! { "at": { "$near": { "$geometry": &point, "$maxDistance": 10 } } };
-    let claim = spawn(locks.claim(near).into_future());
+    let claim = spawn(locks.claim(near));
     until_streaming(&ground, &admin, 1).await;
     sent.until_quiet().await;
     let data = doc! {
@@ -370,7 +364,7 @@ async fn changes_that_free_nothing_cost_few_tries() {
     let (b, sent) = counting(&ground, &scene.b).await;
     scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
     let held = a.acquire(1).await.unwrap();
-    let waiting = spawn(b.claim(doc! { "n": 1 }).into_future());
+    let waiting = spawn(b.claim(doc! { "n": 1 }));
     // The holder has one too, once it has held for a while.
     until_streaming(&ground, &admin, 2).await;
     let settled = || sent.tries.load(Ordering::Relaxed);
@@ -423,7 +417,7 @@ async fn looks_that_fail_are_made_ever_more_seldom() {
     let (b, sent) = counting(&ground, &scene.b).await;
     scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
     let held = a.acquire(1).await.unwrap();
-    let waiting = spawn(b.claim(doc! { "n": 1 }).into_future());
+    let waiting = spawn(b.claim(doc! { "n": 1 }));
     // The holder has one too, once it has held for a while.
     until_streaming(&ground, &admin, 2).await;
     sent.until_quiet().await;
@@ -498,12 +492,12 @@ async fn a_look_during_which_a_claim_was_given_up_is_not_made_again_at_once() {
     };
     let slow = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
     let looks = || sent.looks.load(Ordering::Relaxed);
-    let claiming = spawn(locks.claim(doc! { "n": 1 }).into_future());
+    let claiming = spawn(locks.claim(doc! { "n": 1 }));
     eventually(PATIENCE, "a look", async || looks() == 1).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     claiming.abort();
     let tries = sent.tries.load(Ordering::Relaxed);
-    let claiming = spawn(locks.claim(doc! { "n": 1 }).into_future());
+    let claiming = spawn(locks.claim(doc! { "n": 1 }));
     eventually(PATIENCE, "some tries", async || {
         sent.tries.load(Ordering::Relaxed) >= tries + 3
     })
@@ -535,7 +529,7 @@ async fn tries_that_the_server_gives_up_earn_the_rest_of_those_that_it_answers()
     };
     let failing = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
     let began = Instant::now();
-    let waiting = spawn(locks.claim(doc! { "n": 1 }).into_future());
+    let waiting = spawn(locks.claim(doc! { "n": 1 }));
     eventually(PATIENCE, "four tries", async || sent.tries.load(Ordering::Relaxed) >= 4).await;
     // The first finds out whether it has to wait at all. The second and the third earn twice and four times as long, but
     // the stream opens meanwhile, and after an event a claim rests as long as its try took.
@@ -559,7 +553,7 @@ async fn an_event_ends_the_rest_after_a_try_that_the_server_gave_up() {
         "blockConnection": true, "blockTimeMS": i64::try_from(TAKES.as_millis()).unwrap(),
     };
     let failing = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
-    let waiting = spawn(locks.claim(doc! { "n": 1 }).into_future());
+    let waiting = spawn(locks.claim(doc! { "n": 1 }));
     // The third earns a rest of four times its duration.
     eventually(PATIENCE, "three failures", async || {
         sent.failures.load(Ordering::Relaxed) >= 3
@@ -588,7 +582,7 @@ async fn the_claim_after_one_that_the_server_gave_up_begins_with_a_longer_limit(
     let mut limits = Vec::new();
     for _ in 0..2 {
         let begun = sent.limits.lock().unwrap().len();
-        let claiming = spawn(locks.try_claim(doc! { "n": 1 }).into_future());
+        let claiming = spawn(locks.try_claim(doc! { "n": 1 }));
         eventually(PATIENCE, "two tries", async || {
             sent.limits.lock().unwrap().len() >= begun + 2
         })
@@ -612,7 +606,7 @@ async fn a_holders_own_changes_ask_nothing_of_those_who_wait_for_its_document() 
     let (b, sent) = counting(&ground, &scene.b).await;
     scene.events.insert(doc! { "_id": 1 }).await;
     let held = a.acquire(1).await.unwrap();
-    let waiting = spawn(b.acquire(1).into_future());
+    let waiting = spawn(b.acquire(1));
     // The holder has one too, once it has held for a while.
     until_streaming(&ground, &admin, 2).await;
     sent.until_quiet().await;
@@ -642,7 +636,7 @@ async fn a_claim_that_was_broken_before_its_answer_is_lost() {
     }
     // What it waits for keeps its stream open.
     let held = a.acquire(2).await.unwrap();
-    let waiting = spawn(a.acquire(2).into_future());
+    let waiting = spawn(a.acquire(2));
     let admin = ground.driver().await;
     until_streaming(&ground, &admin, 1).await;
     let fault = doc! {
@@ -650,7 +644,7 @@ async fn a_claim_that_was_broken_before_its_answer_is_lost() {
         "data": { "ns": format!("{}.events", ground.database), "commands": ["findAndModify"], "appName": &ground.database },
     };
     let fault = cluster.fail_point(0, fault).await.unwrap();
-    let claiming = spawn(a.claim(doc! { "_id": 1 }).into_future());
+    let claiming = spawn(a.claim(doc! { "_id": 1 }));
     eventually(PATIENCE, "it is written", async || {
         !scene
             .events
@@ -768,7 +762,7 @@ async fn a_document_is_claimed_as_often_as_its_claims_allow_and_no_more() {
 
         // A claim that waits while all attempts are used up gets the document as soon as its count is cleared.
         let only = doc! { "_id": 1, "n": 1 };
-        let mut waiting = Box::pin(a.claim(only.clone()).max_attempts(2).into_future());
+        let mut waiting = Box::pin(a.claim(only.clone()).max_attempts(2));
         assert!(tokio::time::timeout(SOON / 4, &mut waiting).await.is_err());
         assert!(b.clear_attempts(1).await.unwrap());
         assert!(!b.clear_attempts(9).await.unwrap());
@@ -877,7 +871,7 @@ async fn the_entry_of_a_last_attempt_whose_answer_was_lost_is_taken_out() {
     let held = doc! { "n": 1, "watchlock.holders.0": { "$exists": true } };
     proxy.black_hole_replies();
     let claiming = locks.try_claim(doc! { "n": 1 }).max_attempts(1);
-    let claiming = spawn(claiming.into_future());
+    let claiming = spawn(claiming);
     eventually(PATIENCE, "it is written", async || {
         !scene.events.find(held.clone()).await.is_empty()
     })

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use futures::{StreamExt as _, TryStreamExt as _, future::join_all, stream};
 use mongodb::bson::{Bson, DateTime, Document, doc};
-use watchlock::{AcquireError, FencingToken, LockClient, LockInfo, LockStatus, LostReason, OperateError, Released};
+use watchlock::{
+    AcquireError, FencingToken, Held, LockClient, LockInfo, LockStatus, LostReason, OperateError, Released,
+};
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, spawn, until_streaming, within};
 
@@ -147,12 +149,14 @@ async fn ask(locks: &LockClient, name: &str, case: &str, document: &Document) {
     }
     let shared = document.get_str("kind").is_ok_and(|kind| kind == "semaphore");
     let (mutex, semaphore) = (locks.mutex(name), locks.semaphore(name, 3));
-    let trying = if shared {
-        semaphore.try_acquire()
-    } else {
-        mutex.try_acquire()
+    let trying = async {
+        if shared {
+            semaphore.try_acquire().await.map(|held| held.map(Into::<Held>::into))
+        } else {
+            mutex.try_acquire().await.map(|held| held.map(Into::<Held>::into))
+        }
     };
-    let granted = match within(PATIENCE, case, trying.into_future()).await {
+    let granted: Option<Held> = match within(PATIENCE, case, trying).await {
         Ok(granted) => granted,
         Err(error) => {
             refused(&error, case);
@@ -171,8 +175,12 @@ async fn ask(locks: &LockClient, name: &str, case: &str, document: &Document) {
     let begun = Instant::now();
     loop {
         let limit = Duration::from_millis(500);
-        let acquiring = if shared { semaphore.acquire() } else { mutex.acquire() };
-        match acquiring.timeout(limit).await {
+        let acquired: Result<Held, _> = if shared {
+            semaphore.acquire().timeout(limit).await.map(Into::<Held>::into)
+        } else {
+            mutex.acquire().timeout(limit).await.map(Into::<Held>::into)
+        };
+        match acquired {
             Ok(handle) => panic!("{case}: {handle:?}, and a try was refused"),
             Err(AcquireError::Timeout {
                 contention: Some(_), ..
@@ -380,7 +388,7 @@ async fn a_spoiled_lock_in_a_document_is_told_and_never_granted_twice() {
         if let Err(error) = locks.inspect(id.clone()).await {
             no_lock(&error, case);
         }
-        match within(PATIENCE, case, locks.try_acquire(id.clone()).into_future()).await {
+        match within(PATIENCE, case, locks.try_acquire(id.clone())).await {
             Ok(Some(handle)) => {
                 assert!(!taken, "{case}: granted, and somebody holds it");
                 assert_eq!(handle.release().await.unwrap(), Released::Released, "{case}");

@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    future::IntoFuture as _,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -163,12 +162,12 @@ async fn the_last_of_a_queue_that_all_others_leave_is_served_by_its_next_look() 
     let (mut ahead, mut clients) = (Vec::new(), Vec::new());
     for number in 0..AHEAD {
         let locks = ground.locks().await;
-        ahead.push(spawn(locks.mutex("x").acquire().into_future()));
+        ahead.push(spawn(locks.mutex("x").acquire()));
         clients.push(locks);
         until_waiting(&holder, "x", number + 1).await;
     }
     let last = ground.locks().await;
-    let waits = spawn(last.mutex("x").acquire().into_future());
+    let waits = spawn(last.mutex("x").acquire());
     until_waiting(&holder, "x", AHEAD + 1).await;
     eventually(PATIENCE, "only some have a stream", async || {
         (2..=7).contains(&ground.streams(&admin).await.len())
@@ -199,10 +198,10 @@ async fn streams_follow_the_pace_of_the_queue() {
     let mut handles = vec![clients[0].mutex("x").acquire().await.unwrap()];
     let mut waiting = Vec::new();
     for (before, locks) in clients.iter().enumerate().skip(1) {
-        waiting.push(spawn(locks.mutex("x").acquire().into_future()));
+        waiting.push(spawn(locks.mutex("x").acquire()));
         until_waiting(&last, "x", before).await;
     }
-    let waits = spawn(last.mutex("x").acquire().into_future());
+    let waits = spawn(last.mutex("x").acquire());
     // All of them: the lock was granted a moment ago.
     until_streaming(&ground, &admin, 6).await;
     eventually(PATIENCE, "the last one does without", async || {

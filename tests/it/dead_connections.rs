@@ -7,7 +7,7 @@ use mongodb::{
     bson::{Document, doc},
     options::WriteConcern,
 };
-use watchlock::{LockClient, LockHandle, Released};
+use watchlock::{Held, LockClient, Released, target};
 use watchlock_testkit::{Cluster, shared};
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, spawn, within};
@@ -25,8 +25,8 @@ const READ_BESIDE: Duration = Duration::from_secs(9);
 const FOLLOWED: Duration = Duration::from_secs(5);
 
 /// Holds so many locks at once that several connections of the pool have carried what takes a lock.
-async fn held(locks: &LockClient, count: usize) -> Vec<LockHandle> {
-    let acquires = (0..count).map(|number| locks.mutex(format!("held {number}")).acquire().into_future());
+async fn held(locks: &LockClient, count: usize) -> Vec<Held<target::Mutex>> {
+    let acquires = (0..count).map(|number| locks.mutex(format!("held {number}")).acquire());
     join_all(acquires).await.into_iter().map(Result::unwrap).collect()
 }
 
@@ -51,21 +51,17 @@ async fn dead_connections_hold_up_no_lock_for_long() {
         let released = within(ASKED_BESIDE, "a release", handle.release()).await.unwrap();
         println!("{carriers} dead: released after {:?}", start.elapsed());
         assert_eq!(released, Released::Released);
-        within(SOON, "the other", other.mutex(&name).acquire().into_future())
+        within(SOON, "the other", other.mutex(&name).acquire())
             .await
             .unwrap()
             .release()
             .await
             .unwrap();
         // What is wanted of the same name, and of one that has nothing to do with it.
-        let again = within(
-            ASKED_BESIDE,
-            "the same name",
-            locks.mutex(&name).acquire().into_future(),
-        );
+        let again = within(ASKED_BESIDE, "the same name", locks.mutex(&name).acquire());
         again.await.unwrap().release().await.unwrap();
         let start = Instant::now();
-        let unrelated = within(SOON, "another name", locks.mutex("unrelated").acquire().into_future());
+        let unrelated = within(SOON, "another name", locks.mutex("unrelated").acquire());
         unrelated.await.unwrap().release().await.unwrap();
         println!("{carriers} dead: another name took {:?}", start.elapsed());
         for handle in held {
@@ -85,10 +81,10 @@ async fn an_acquire_on_a_dead_connection_is_asked_for_beside() {
         handle.release().await.unwrap();
     }
     proxy.lose(|flow| flow.has_carried("findAndModify"));
-    let handle = within(ASKED_BESIDE, "an acquire", locks.mutex("x").acquire().into_future())
+    let handle = within(ASKED_BESIDE, "an acquire", locks.mutex("x").acquire())
         .await
         .unwrap();
-    let tried = within(ASKED_BESIDE, "a try", locks.mutex("y").try_acquire().into_future()).await;
+    let tried = within(ASKED_BESIDE, "a try", locks.mutex("y").try_acquire()).await;
     assert_eq!(tried.unwrap().unwrap().release().await.unwrap(), Released::Released);
     // The driver learns that its connections are dead, and what is adrift fails.
     proxy.heal();
@@ -178,9 +174,7 @@ async fn documents_that_transactions_have_written_hold_up_no_others() {
         written.session(&mut session).await.unwrap();
         transactions.push(session);
     }
-    let waiting: Vec<_> = (0..BLOCKED)
-        .map(|id| spawn(documents.acquire(id).into_future()))
-        .collect();
+    let waiting: Vec<_> = (0..BLOCKED).map(|id| spawn(documents.acquire(id))).collect();
     eventually(PATIENCE, "the server holds them up", async || {
         let operations = ground.operations(&driver).await;
         let blocked = |operation: &&Document| {
@@ -192,11 +186,7 @@ async fn documents_that_transactions_have_written_hold_up_no_others() {
     .await;
     for round in 0..20 {
         let start = Instant::now();
-        let unrelated = within(
-            SOON,
-            "another document",
-            documents.acquire(BLOCKED + 1 + round % 5).into_future(),
-        );
+        let unrelated = within(SOON, "another document", documents.acquire(BLOCKED + 1 + round % 5));
         unrelated.await.unwrap().release().await.unwrap();
         println!("another document took {:?}", start.elapsed());
     }
@@ -232,7 +222,7 @@ async fn a_document_whose_reading_is_not_answered_is_read_beside() {
         events.insert_one(doc! { "_id": number, "n": 7 }).await.unwrap();
         proxy.lose_next("find");
         let begun = Instant::now();
-        let held = within(READ_BESIDE, "the document", documents.acquire(number).into_future());
+        let held = within(READ_BESIDE, "the document", documents.acquire(number));
         let held = held.await.unwrap();
         assert!(!proxy.is_losing());
         assert_eq!(held.document().get_i32("n").unwrap(), 7);

@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashSet,
-    future::IntoFuture as _,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -20,8 +19,8 @@ use mongodb::{
 use serde::Deserialize;
 use tokio::sync::Mutex;
 use watchlock::{
-    AcquireError, DocumentError, DocumentHandle, DocumentLocks, InMemory, LockClient, Lost, LostReason,
-    MemoryCollection, Released,
+    AcquireError, DocumentError, DocumentLocks, Held, InMemory, LockClient, Lost, LostReason, MemoryCollection,
+    Released, target,
 };
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, faulty, spawn, until_streaming, within};
@@ -144,7 +143,7 @@ impl Events {
 }
 
 /// A claim on its way.
-pub(crate) type Claiming = tokio::task::JoinHandle<Result<DocumentHandle<Document>, AcquireError>>;
+pub(crate) type Claiming = tokio::task::JoinHandle<Result<Held<target::Document<Document>>, AcquireError>>;
 
 /// How many wait in the document's queue.
 pub(crate) async fn waiting(locks: &DocumentLocks<Document>, id: impl Into<Bson>) -> usize {
@@ -167,9 +166,9 @@ async fn a_document_is_locked_in_place_and_handed_over_in_order() {
             b.try_acquire(7_i64).await.unwrap().is_none(),
             "numbers are compared as the server does"
         );
-        let second = spawn(b.acquire(7).into_future());
+        let second = spawn(b.acquire(7));
         eventually(PATIENCE, "it waits", async || waiting(&a, 7).await == 1).await;
-        let third = spawn(a.acquire(7).into_future());
+        let third = spawn(a.acquire(7));
         let lock = a.inspect(7).await.unwrap().unwrap();
         assert_eq!(lock.holders[0].reason.as_deref(), Some("first"));
         let mut last = first.token();
@@ -216,7 +215,7 @@ async fn ids_are_of_any_type() {
         }
         for (id, handle) in ids.iter().zip(held) {
             assert!(b.try_acquire(id.clone()).await.unwrap().is_none(), "{id}");
-            let waiter = spawn(b.acquire(id.clone()).into_future());
+            let waiter = spawn(b.acquire(id.clone()));
             eventually(PATIENCE, "it waits", async || waiting(&a, id.clone()).await == 1).await;
             handle.release().await.unwrap();
             let _next = within(PATIENCE, "the grant", waiter).await.unwrap().unwrap();
@@ -242,12 +241,12 @@ async fn news_come_by_deltas_and_by_whole_documents() {
             let a = a.field(path);
             let b = scene.locks_of::<Document>(&scene.b).field(path);
             let held = a.acquire(id).await.unwrap();
-            let waiter = spawn(b.acquire(id).into_future());
+            let waiter = spawn(b.acquire(id));
             eventually(PATIENCE, "it waits", async || waiting(&a, id).await == 1).await;
             held.release().await.unwrap();
             let held = within(soon, "the hand-over", waiter).await.unwrap().unwrap();
             let before = sent.load(Ordering::Relaxed);
-            let waiter = spawn(a.claim(doc! { "_id": id }).into_future());
+            let waiter = spawn(a.claim(doc! { "_id": id }));
             // Who has found nothing twice waits: the second time it was listening already.
             eventually(PATIENCE, "it waits", async || {
                 sent.load(Ordering::Relaxed) >= before + 2
@@ -279,7 +278,7 @@ async fn a_claim_takes_the_first_that_is_free() {
         assert_eq!(second.id(), &Bson::Int32(3));
         // Somebody holds 1 and somebody waits for it; when the holder goes it is not up for claims.
         let held = a.acquire(1).await.unwrap();
-        let waiter = spawn(b.acquire(1).into_future());
+        let waiter = spawn(b.acquire(1));
         eventually(PATIENCE, "it waits", async || waiting(&a, 1).await == 1).await;
         assert!(claim(&a).await.unwrap().is_none());
         held.release().await.unwrap();
@@ -333,7 +332,7 @@ async fn a_claim_waits_until_a_document_is_free() {
         #[expect(clippy::async_yields_async, reason = "the claim goes on waiting")]
         let claim = async || {
             let before = sent.load(Ordering::Relaxed);
-            let claiming = spawn(b.claim(pending.clone()).into_future());
+            let claiming = spawn(b.claim(pending.clone()));
             eventually(PATIENCE, "it waits", async || {
                 sent.load(Ordering::Relaxed) >= before + 2
             })
@@ -382,14 +381,10 @@ async fn the_lease_of_a_dead_holder_ends_in_place() {
         let (a, b) = scene.locks();
         lease(1).await;
         assert!(a.try_acquire(1).await.unwrap().is_none());
-        let _held = within(PATIENCE, "the take-over", a.acquire(1).into_future())
-            .await
-            .unwrap();
+        let _held = within(PATIENCE, "the take-over", a.acquire(1)).await.unwrap();
         lease(2).await;
         assert!(b.try_claim(doc! { "_id": 2 }).await.unwrap().is_none());
-        let _claimed = within(PATIENCE, "the claim", b.claim(doc! { "_id": 2 }).into_future())
-            .await
-            .unwrap();
+        let _claimed = within(PATIENCE, "the claim", b.claim(doc! { "_id": 2 })).await.unwrap();
     }
 }
 
@@ -508,7 +503,7 @@ async fn updates_are_done_under_the_lock_or_not_at_all() {
         assert_eq!(scene.find(1).await.get_i32("m").unwrap(), 3);
         assert_eq!(held.release().await.unwrap(), Released::WasLost);
         // A waiter of a document that is deleted is told so.
-        let waiter = spawn(a.acquire(1).into_future());
+        let waiter = spawn(a.acquire(1));
         eventually(PATIENCE, "it waits", async || waiting(&b, 1).await == 1).await;
         let view = next.view();
         next.delete().await.unwrap();
@@ -717,7 +712,7 @@ async fn claims_that_are_dropped_leave_nothing_behind() {
         }
         let (a, b) = scene.locks();
         for micros in (0..60).map(|step| step * 100) {
-            let claiming = a.claim(doc! {}).into_future();
+            let claiming = a.claim(doc! {});
             // Given up somewhere on its way.
             let _ = tokio::time::timeout(Duration::from_micros(micros), claiming).await;
         }
@@ -760,7 +755,7 @@ async fn a_claim_whose_answer_is_lost_is_taken_back() {
     let claimed = a.try_claim(doc! { "_id": 1 }).await;
     assert!(matches!(claimed, Err(AcquireError::Server(_))), "{claimed:?}");
     fault.off().await.unwrap();
-    let _held = within(SOON * 5, "it is free again", b.claim(doc! { "_id": 1 }).into_future())
+    let _held = within(SOON * 5, "it is free again", b.claim(doc! { "_id": 1 }))
         .await
         .unwrap();
     // Who is not answered gives up in time, and what it got all the same is given back.
@@ -779,16 +774,14 @@ async fn a_claim_whose_answer_is_lost_is_taken_back() {
     }
     fault.wait_entered(1, PATIENCE).await.unwrap();
     fault.off().await.unwrap();
-    let _held = within(SOON * 5, "it is free again", b.claim(doc! { "_id": 3 }).into_future())
+    let _held = within(SOON * 5, "it is free again", b.claim(doc! { "_id": 3 }))
         .await
         .unwrap();
     // Who waits goes on by itself.
     let data = doc! { "failCommands": ["findAndModify"], "errorCode": 262, "appName": &name };
     scene.events.insert(doc! { "_id": 2 }).await;
     let fault = cluster.fail_commands(0, doc! { "times": 5 }, data).await.unwrap();
-    let _held = within(SOON * 5, "the claim", a.claim(doc! { "_id": 2 }).into_future())
-        .await
-        .unwrap();
+    let _held = within(SOON * 5, "the claim", a.claim(doc! { "_id": 2 })).await.unwrap();
     drop(fault);
 }
 
@@ -916,7 +909,7 @@ async fn claims_in_memory_are_woken_at_once() {
     let (a, b) = scene.locks();
     let second = Duration::from_secs(1);
     let claim = async || {
-        let claiming = spawn(b.claim(doc! { "open": true }).into_future());
+        let claiming = spawn(b.claim(doc! { "open": true }));
         tokio::time::sleep(second).await;
         (claiming, tokio::time::Instant::now())
     };
@@ -970,7 +963,7 @@ async fn whole_numbers_are_one_id_and_foreign_fields_are_passed_over() {
     scene.events.insert(doc! { "_id": &nested, "n": 1 }).await;
     for id in [Bson::from(7), Bson::from(doc! { "tenant": 1_i64 })] {
         let held = a.acquire(id.clone()).await.unwrap();
-        let waiter = spawn(b.acquire(id.clone()).into_future());
+        let waiter = spawn(b.acquire(id.clone()));
         eventually(PATIENCE, "it waits", async || waiting(&a, id.clone()).await == 1).await;
         // When its stream opens a client looks after what it holds, and takes what it can't find for lost.
         until_streaming(&ground, &admin, 2).await;
@@ -1004,7 +997,7 @@ async fn a_lock_that_is_gone_is_handed_on() {
     let (a, b) = scene.locks();
     scene.events.insert(doc! { "_id": 1 }).await;
     let held = a.acquire(1).await.unwrap();
-    let waiter = spawn(a.acquire(1).into_future());
+    let waiter = spawn(a.acquire(1));
     eventually(PATIENCE, "it waits", async || waiting(&b, 1).await == 1).await;
     scene.events.replace(1, doc! { "x": 1 }).await;
     assert_eq!(held.release().await.unwrap(), Released::WasLost);

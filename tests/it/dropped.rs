@@ -232,27 +232,27 @@ macro_rules! cases {
 
 cases! {
     acquire(scene, cut, name) {
-        cut.strike(scene.victim.locks.mutex(name).acquire().into_future()).await.is_some()
+        cut.strike(scene.victim.locks.mutex(name).acquire()).await.is_some()
     }
     acquire_with_a_timeout(scene, cut, name) {
         let acquire = scene.victim.locks.mutex(name).acquire().timeout(PATIENCE);
-        cut.strike(acquire.into_future()).await.is_some()
+        cut.strike(acquire).await.is_some()
     }
     acquire_behind_a_holder(scene, cut, name) {
         let held = scene.other.locks.mutex(name).acquire().await.unwrap();
         let (victim, rival) = (scene.victim.locks.mutex(name), scene.other.locks.mutex(name));
-        beside(cut, held.release(), victim.acquire().into_future(), async move { drop(rival.acquire().await.unwrap()) }).await
+        beside(cut, held.release(), victim.acquire(), async move { drop(rival.acquire().await.unwrap()) }).await
     }
     acquire_that_times_out(scene, cut, name) {
         let held = scene.other.locks.mutex(name).acquire().await.unwrap();
         let acquire = scene.victim.locks.mutex(name).acquire().timeout(Duration::from_millis(20));
-        let struck = cut.strike(acquire.into_future()).await;
+        let struck = cut.strike(acquire).await;
         assert!(struck.as_ref().is_none_or(Result::is_err));
         assert_eq!(held.release().await.unwrap(), Released::Released);
         struck.is_some()
     }
     try_acquire(scene, cut, name) {
-        cut.strike(scene.victim.locks.mutex(name).try_acquire().into_future()).await.is_some()
+        cut.strike(scene.victim.locks.mutex(name).try_acquire()).await.is_some()
     }
     or_held(scene, cut, name) {
         let held = scene.other.locks.mutex(name).acquire().await.unwrap();
@@ -263,7 +263,7 @@ cases! {
     }
     mutex_run(scene, cut, name) {
         let mutex = scene.victim.locks.mutex(name);
-        cut.strike(mutex.run(|_| tokio::task::yield_now())).await.is_some()
+        cut.strike(mutex.run(async |_| tokio::task::yield_now().await)).await.is_some()
     }
     renew(scene, cut, name) {
         let held = scene.victim.locks.mutex(name).acquire().await.unwrap();
@@ -332,7 +332,7 @@ cases! {
         let (victim, other) = (scene.victim.locks.semaphore(name, 3), scene.other.locks.semaphore(name, 3));
         let held = other.acquire_many(2).await.unwrap();
         let rival = async move { drop(other.acquire().await.unwrap()) };
-        beside(cut, held.release(), victim.acquire_many(3).into_future(), rival).await
+        beside(cut, held.release(), victim.acquire_many(3), rival).await
     }
     available_permits(scene, cut, name) {
         cut.strike(scene.victim.locks.semaphore(name, 3).available_permits()).await.is_some()
@@ -341,13 +341,13 @@ cases! {
         let (victim, other) = (scene.victim.locks.rw_lock(name), scene.other.locks.rw_lock(name));
         let held = other.read().await.unwrap();
         let rival = async move { drop(other.read().await.unwrap()) };
-        beside(cut, held.release(), victim.write().into_future(), rival).await
+        beside(cut, held.release(), victim.write(), rival).await
     }
     campaign(scene, cut, name) {
         let (victim, other) = (scene.victim.locks.election(name), scene.other.locks.election(name));
         let leading = other.campaign("other").await.unwrap();
         let rival = async move { drop(other.campaign("rival").await.unwrap()) };
-        beside(cut, leading.resign(), victim.campaign("victim").into_future(), rival).await
+        beside(cut, leading.resign(), victim.campaign("victim"), rival).await
     }
     leader(scene, cut, name) {
         cut.strike(scene.victim.locks.election(name).leader()).await.is_some()
@@ -460,7 +460,7 @@ cases! {
     multi_acquire(scene, cut, name) {
         let held = scene.other.locks.mutex(name).acquire().await.unwrap();
         let (victim, rival) = (scene.victim.locks.multi([name, "a", "z"]), scene.other.locks.multi(["z", name]));
-        let struck = beside(cut, held.release(), victim.acquire().into_future(), async move {
+        let struck = beside(cut, held.release(), victim.acquire(), async move {
             drop(rival.acquire().await.unwrap());
         })
         .await;
@@ -473,7 +473,7 @@ cases! {
     }
     multi_run(scene, cut, name) {
         let multi = scene.victim.locks.multi([name, "a"]);
-        cut.strike(multi.run(|_| tokio::task::yield_now())).await.is_some()
+        cut.strike(multi.run(async |_| tokio::task::yield_now().await)).await.is_some()
     }
     multi_renew(scene, cut, name) {
         let held = scene.victim.locks.multi([name, "a"]).acquire().await.unwrap();
@@ -521,12 +521,12 @@ cases! {
         scene.insert(name).await;
         let held = scene.other.events.acquire(name).await.unwrap();
         let (rival, id) = (scene.other.events.clone(), name.to_owned());
-        let victim = scene.victim.events.acquire(name).into_future();
+        let victim = scene.victim.events.acquire(name);
         beside(cut, held.release(), victim, async move { drop(rival.acquire(id).await.unwrap()) }).await
     }
     document_try(scene, cut, name) {
         scene.insert(name).await;
-        cut.strike(scene.victim.events.try_acquire(name).into_future()).await.is_some()
+        cut.strike(scene.victim.events.try_acquire(name)).await.is_some()
     }
     document_or_held(scene, cut, name) {
         scene.insert(name).await;
@@ -540,18 +540,18 @@ cases! {
     }
     claim(scene, cut, name) {
         scene.insert(name).await;
-        cut.strike(scene.victim.events.claim(doc! { "_id": name }).into_future()).await.is_some()
+        cut.strike(scene.victim.events.claim(doc! { "_id": name })).await.is_some()
     }
     claim_of_what_is_held(scene, cut, name) {
         scene.insert(name).await;
         let held = scene.other.events.acquire(name).await.unwrap();
-        let rival = scene.other.events.claim(doc! { "_id": name }).into_future();
-        let victim = scene.victim.events.claim(doc! { "_id": name }).into_future();
+        let rival = scene.other.events.claim(doc! { "_id": name });
+        let victim = scene.victim.events.claim(doc! { "_id": name });
         beside(cut, held.release(), victim, async move { drop(rival.await.unwrap()) }).await
     }
     try_claim(scene, cut, name) {
         scene.insert(name).await;
-        cut.strike(scene.victim.events.try_claim(doc! { "_id": name }).into_future()).await.is_some()
+        cut.strike(scene.victim.events.try_claim(doc! { "_id": name })).await.is_some()
     }
     document_inspect(scene, cut, name) {
         scene.insert(name).await;
@@ -584,13 +584,13 @@ cases! {
     }
     document_run(scene, cut, name) {
         scene.insert(name).await;
-        let work = |_| tokio::task::yield_now();
-        cut.strike(scene.victim.events.acquire(name).run(work)).await.is_some()
+        let work = scene.victim.events.acquire(name).run(async |_| tokio::task::yield_now().await);
+        cut.strike(work).await.is_some()
     }
     document_run_that_deletes(scene, cut, name) {
         scene.insert(name).await;
         let claim = scene.victim.events.claim(doc! { "_id": name });
-        let struck = cut.strike(claim.run(|held| async move { held.delete().await.unwrap() })).await;
+        let struck = cut.strike(claim.run(async |held| held.delete().await.unwrap())).await;
         let is_over = struck.is_some();
         if let Some(deleted) = struck {
             deleted.unwrap();

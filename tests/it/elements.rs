@@ -1,14 +1,14 @@
 //! Locking one element of an array, on a replica set, on a standalone, and in memory.
 
-use std::{collections::BTreeMap, future::IntoFuture as _, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use futures::{StreamExt as _, TryStreamExt as _, future::join_all, stream};
 use mongodb::bson::{Bson, DateTime, Document, doc, oid::ObjectId};
 use serde::Deserialize;
 use tokio::time::Instant;
 use watchlock::{
-    AcquireError, DocumentError, DocumentLocks, ElementHandle, ElementLocks, LockClient, Lost, LostReason, Released,
-    WakeMode,
+    AcquireError, DocumentError, DocumentLocks, ElementLocks, Held, LockClient, Lost, LostReason, Released, WakeMode,
+    target,
 };
 
 use crate::{
@@ -65,7 +65,7 @@ async fn an_element_is_locked_and_handed_over_in_order() {
 
         let mut waiters = Vec::new();
         for (place, locks) in [(1, &b), (2, &a)] {
-            waiters.push(spawn(locks.acquire(7).into_future()));
+            waiters.push(spawn(locks.acquire(7)));
             eventually(PATIENCE, "it waits", async || waiting(&a, 7).await == place).await;
         }
         let mut last = first.token();
@@ -112,8 +112,14 @@ async fn other_elements_and_the_document_are_locked_beside_it() {
         whole.update(doc! { "$set": { "n": 1 } }).await.unwrap();
         one.update(doc! { "$set": { "n": 2 } }).await.unwrap();
         nested.update(doc! { "$set": { "n": 3 } }).await.unwrap();
-        for view in [one.view(), two.view(), whole.view(), nested.view(), part.view()] {
-            assert_eq!(view.lost_reason(), None);
+        for reason in [
+            one.lost_reason(),
+            two.lost_reason(),
+            whole.lost_reason(),
+            nested.lost_reason(),
+            part.lost_reason(),
+        ] {
+            assert_eq!(reason, None);
         }
         one.renew().await.unwrap();
         two.renew().await.unwrap();
@@ -194,7 +200,7 @@ async fn waiters_and_holders_are_told_by_the_stream() {
         let beside = other.acquire(id).await.unwrap();
         for round in 0..4 {
             let (next, before) = if round % 2 == 0 { (&b, &a) } else { (&a, &b) };
-            let waiter = spawn(next.acquire(id).into_future());
+            let waiter = spawn(next.acquire(id));
             eventually(PATIENCE, "it waits", async || waiting(before, id).await == 1).await;
             assert_eq!(next.wake_mode(), WakeMode::ChangeStream);
             eventually(PATIENCE, "a stream is open", async || {
@@ -507,7 +513,7 @@ async fn keys_are_of_many_types() {
         assert_eq!(tokens.len(), keys.len());
         for (key, handle) in keys.iter().zip(held) {
             let locks = b.element::<Document>("of.lines", key.clone());
-            let waiter = spawn(locks.acquire("a/b").into_future());
+            let waiter = spawn(locks.acquire("a/b"));
             eventually(PATIENCE, "it waits", async || {
                 locks
                     .inspect("a/b")
@@ -553,7 +559,7 @@ async fn tokens_rise_though_idle_locks_are_removed() {
 
         // A day later: nobody has used it since, while another is held.
         let held = line(&a, "z").acquire(1).await.unwrap();
-        let waiter = spawn(line(&b, "z").acquire(1).into_future());
+        let waiter = spawn(line(&b, "z").acquire(1));
         eventually(PATIENCE, "it waits", async || waiting(&line(&a, "z"), 1).await == 1).await;
         let past = DateTime::from_millis(DateTime::now().timestamp_millis() - 60_000);
         let aged = |sku: &str| (format!(r#"{MAP}.lines.sku="{sku}".purge_at"#), Bson::from(past));
@@ -588,7 +594,7 @@ async fn two_hundred_elements_are_held_at_once() {
     drop(held);
 }
 
-async fn hold_many(scene: &Scene) -> Vec<ElementHandle<Document>> {
+async fn hold_many(scene: &Scene) -> Vec<Held<target::Element<Document>>> {
     let lease = Duration::from_secs(8);
     let short = scene.locks_of::<Document>(&scene.client_for(lease).await);
     let lines = |from: i32| (from..from + 100).map(|n| doc! { "n": n }).collect::<Vec<_>>();
@@ -602,7 +608,7 @@ async fn hold_many(scene: &Scene) -> Vec<ElementHandle<Document>> {
     for id in [1, 2] {
         let acquires = (0..100).map(|n| {
             let locks = short.element::<Document>("lines", doc! { "n": id * 1_000 + n });
-            locks.acquire(id).into_future()
+            locks.acquire(id)
         });
         // More at once would mostly wait for each other: they write to one document.
         let acquires = stream::iter(acquires).buffer_unordered(8);
@@ -696,13 +702,13 @@ async fn waiters_for_an_element_that_is_removed_are_told_at_their_turn() {
             let held = a.acquire(id).await.unwrap();
             let mut waiters = Vec::new();
             if others {
-                waiters.push(spawn(b.acquire(id).into_future()));
+                waiters.push(spawn(b.acquire(id)));
                 eventually(PATIENCE, "it waits", async || waiting(&a, id).await == 1).await;
             }
             // With others before them, the first of these has a place in the queue; else they are next inside the
             // client.
             for _ in 0..2 {
-                waiters.push(spawn(a.acquire(id).into_future()));
+                waiters.push(spawn(a.acquire(id)));
             }
             if others {
                 eventually(PATIENCE, "it waits", async || waiting(&a, id).await == 2).await;

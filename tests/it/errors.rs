@@ -6,7 +6,7 @@ use mongodb::{
     Client,
     bson::{Document, doc},
 };
-use watchlock::{AcquireError, LockClient, LockHandle, ServerErrorKind};
+use watchlock::{AcquireError, Held, LockClient, ServerErrorKind, target};
 use watchlock_testkit::shared;
 
 use crate::{
@@ -43,8 +43,8 @@ fn told<T: Debug>(result: Result<T, impl Error + 'static>, cause: &str) {
     assert!(told.contains(cause), "{told}");
 }
 
-async fn acquired(locks: &LockClient) -> Result<LockHandle, AcquireError> {
-    within(PATIENCE, "an answer", locks.mutex("x").acquire().into_future()).await
+async fn acquired(locks: &LockClient) -> Result<Held<target::Mutex>, AcquireError> {
+    within(PATIENCE, "an answer", locks.mutex("x").acquire()).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

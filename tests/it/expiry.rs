@@ -1,6 +1,6 @@
 //! The ends of holds: the time of a hold is over for everybody when the server's clock says so, and not before.
 
-use std::{future::IntoFuture as _, time::Duration};
+use std::time::Duration;
 
 use futures::future::join_all;
 use mongodb::bson::{Document, doc};
@@ -213,7 +213,7 @@ async fn a_lock_stays_taken_for_its_least_time_although_its_holder_died() {
         std::mem::forget(acquire.await.unwrap());
         // One that is woken, too, from when it has confirmed its grant.
         let woken = locks.mutex("woken").acquire().at_least_for(2 * least);
-        let woken = spawn(woken.into_future());
+        let woken = spawn(woken);
         until_waiting(&observer, "woken", 1).await;
         first.release().await.unwrap();
         std::mem::forget(within(PATIENCE, "the grant", woken).await.unwrap().unwrap());
@@ -226,7 +226,7 @@ async fn a_lock_stays_taken_for_its_least_time_although_its_holder_died() {
     .await;
     let dead = holder(&b, "x").await;
     assert!(dead.until >= dead.since + least, "{dead:?}");
-    let next = within(PATIENCE, "the grant", b.mutex("x").acquire().into_future());
+    let next = within(PATIENCE, "the grant", b.mutex("x").acquire());
     let next = next.await.unwrap();
     let now = holder(&b, "x").await;
     assert_eq!(now.token, next.token());

@@ -8,7 +8,7 @@ use mongodb::{
     bson::{Bson, Document, doc},
     error::ErrorKind,
 };
-use watchlock::{AcquireError, LockClient, LockHandle, LockStatus, LostReason, Released};
+use watchlock::{AcquireError, Held, LockClient, LockStatus, LostReason, Released, target};
 use watchlock_testkit::{Cluster, FailPoint};
 
 use crate::setup::{
@@ -65,7 +65,7 @@ async fn assert_free(other: &LockClient, name: &str, case: &str) {
 }
 
 /// The handle is what the document says, and stays so when it is asked.
-async fn assert_owned(handle: &LockHandle, other: &LockClient, case: &str) {
+async fn assert_owned(handle: &Held<target::Mutex>, other: &LockClient, case: &str) {
     let lock = info(other, handle.name()).await.unwrap();
     let tokens: Vec<_> = lock.holders.iter().map(|holder| holder.token).collect();
     assert_eq!(tokens, [handle.token()], "{case}");
@@ -120,9 +120,7 @@ async fn a_cut_connection_leaves_the_lock_free_or_owned() {
             doc! { "closeConnection": true },
         )
         .await;
-        let handle = within(SETTLED, &case, locks.mutex("x").acquire().into_future())
-            .await
-            .unwrap();
+        let handle = within(SETTLED, &case, locks.mutex("x").acquire()).await.unwrap();
         point.wait_entered(1, PATIENCE).await.unwrap();
         assert_owned(&handle, &other, &case).await;
         // In the release, too: it is confirmed, however often it had to be sent.
@@ -154,7 +152,7 @@ async fn a_cut_connection_leaves_the_lock_free_or_owned() {
             .await
             .unwrap_err();
         assert!(matches!(error, AcquireError::Unanswered { .. }), "{case}: {error}");
-        let error = within(PATIENCE, &case, locks.mutex("y").try_acquire().into_future())
+        let error = within(PATIENCE, &case, locks.mutex("y").try_acquire())
             .await
             .unwrap_err();
         assert!(matches!(error, AcquireError::Server(_)), "{case}: {error}");
@@ -256,7 +254,7 @@ async fn a_request_that_outlives_its_connection_is_undone() {
         let block = doc! { "blockConnection": true, "blockTimeMS": 900 };
         let blocked = fail(cluster, &ground, times(1), "findAndModify", block).await;
         let timeout = if given_up { Duration::from_millis(150) } else { PATIENCE };
-        let acquire = spawn(locks.mutex("x").acquire().timeout(timeout).into_future());
+        let acquire = spawn(locks.mutex("x").acquire().timeout(timeout));
         blocked.wait_entered(1, PATIENCE).await.unwrap();
         let cut = || {
             proxy.cut();
@@ -301,9 +299,7 @@ async fn a_write_that_was_applied_and_not_confirmed_is_undone_or_owned() {
             || doc! { "writeConcernError": { "code": 64, "errmsg": "waiting for replication timed out" } };
 
         let point = fail(cluster, &ground, times(1), "findAndModify", unconfirmed()).await;
-        let handle = within(SETTLED, &case, locks.mutex("x").acquire().into_future())
-            .await
-            .unwrap();
+        let handle = within(SETTLED, &case, locks.mutex("x").acquire()).await.unwrap();
         point.wait_entered(1, PATIENCE).await.unwrap();
         assert_owned(&handle, &other, &case).await;
         handle.release().await.unwrap();
@@ -319,7 +315,7 @@ async fn a_write_that_was_applied_and_not_confirmed_is_undone_or_owned() {
         // Not only twice: on a busy machine something that is sent later on for the handle before may be among them.
         let point = fail(cluster, &ground, "alwaysOn", "findAndModify", unconfirmed()).await;
         // And it is not tried for as long as the error lasts.
-        let tried = within(SETTLED, &case, locks.mutex("x").try_acquire().into_future()).await;
+        let tried = within(SETTLED, &case, locks.mutex("x").try_acquire()).await;
         let error = tried.unwrap_err();
         assert!(matches!(error, AcquireError::Server(_)), "{case}: {error}");
         point.wait_entered(2, PATIENCE).await.unwrap();

@@ -212,9 +212,7 @@ async fn the_late_writes_of_a_frozen_holder_are_refused() {
         .unwrap();
 
     signal::freeze(old.pid()).unwrap();
-    let next = within(PATIENCE, "the next", locks.mutex(NAME).acquire().into_future())
-        .await
-        .unwrap();
+    let next = within(PATIENCE, "the next", locks.mutex(NAME).acquire()).await.unwrap();
     let token = next.token().as_i64();
     let written = next
         .fence()
@@ -260,9 +258,7 @@ async fn a_holder_frozen_between_guard_and_commit_can_not_commit_late() {
     assert_eq!(told(&mut old, "open").await, "Ok(()) true");
 
     signal::freeze(old.pid()).unwrap();
-    let next = within(PATIENCE, "the next", locks.mutex(NAME).acquire().into_future())
-        .await
-        .unwrap();
+    let next = within(PATIENCE, "the next", locks.mutex(NAME).acquire()).await.unwrap();
     assert!(
         before.elapsed() > 2 * lease,
         "the lock was taken over from an open transaction"
@@ -325,7 +321,7 @@ async fn who_breaks_or_takes_over_waits_for_the_commit() {
     handle.guard_transaction(&mut session).await.unwrap();
 
     let other = ground.locks().await;
-    let waiting = spawn(other.mutex(NAME).acquire().into_future());
+    let waiting = spawn(other.mutex(NAME).acquire());
     let breaking = spawn(async move { other.break_lock(NAME).await.unwrap() });
     until_held_up(&ground, &client, 2).await;
     assert!(!waiting.is_finished() && !breaking.is_finished());
@@ -589,7 +585,7 @@ async fn who_waits_for_the_end_of_a_lease_waits_for_the_commit() {
     .await;
 
     let other = ground.locks().await;
-    let waiting = spawn(other.mutex(NAME).acquire().into_future());
+    let waiting = spawn(other.mutex(NAME).acquire());
     // What is left of the old holder is held up beside it, until its client gives that up.
     until_held_up(&ground, &client, 1).await;
     assert!(!waiting.is_finished());
@@ -650,7 +646,7 @@ async fn an_open_transaction_holds_up_no_renewals_of_other_locks() {
         .unwrap();
     prepared(&ground, &locks).await;
     data_of(&client, &ground).insert_one(doc! { "_id": 1 }).await.unwrap();
-    let held = join_all(["a", "b", "c"].map(|name| locks.mutex(name).acquire().into_future())).await;
+    let held = join_all(["a", "b", "c"].map(|name| locks.mutex(name).acquire())).await;
     let [a, b, c] = held.try_into().unwrap();
     let (a, _b, _c) = (a.unwrap(), b.unwrap(), c.unwrap());
     let guarded = async {

@@ -8,7 +8,7 @@ use mongodb::{
     bson::{Document, doc},
     error::TRANSIENT_TRANSACTION_ERROR,
 };
-use watchlock::{DocumentError, DocumentHandle, DocumentLocks, GuardError, LockClient, LockStatus, LostReason};
+use watchlock::{DocumentError, DocumentLocks, GuardError, Held, LockClient, LockStatus, LostReason, target};
 
 use watchlock_testkit::shared;
 
@@ -41,7 +41,7 @@ impl Scene {
         }
     }
 
-    async fn job(&self, id: i32) -> DocumentHandle<Document> {
+    async fn job(&self, id: i32) -> Held<target::Document<Document>> {
         self.jobs.insert_one(doc! { "_id": id, "task": "mail" }).await.unwrap();
         self.locks.acquire(id).await.unwrap()
     }

@@ -1,7 +1,6 @@
 //! A lock that goes from task to task of one client without the server.
 
 use std::{
-    future::IntoFuture as _,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -14,7 +13,7 @@ use tokio::{
     sync::mpsc,
     task::{JoinHandle, JoinSet},
 };
-use watchlock::{FencingToken, GuardError, LockClient, LockHandle, LockView, LostReason, Released};
+use watchlock::{FencingToken, GuardError, Held, LockClient, LostReason, Released, View, target};
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, info, spawn, until_waiting, within};
 
@@ -105,7 +104,7 @@ async fn its_turn(ground: &Ground) {
     let (contending, mut tokens) = contend(&locks, TASKS, &stop);
     within(PATIENCE, "the first grant", tokens.recv()).await;
     for _ in 0..20 {
-        let acquired = within(PATIENCE, "its turn", other.mutex("x").acquire().into_future()).await;
+        let acquired = within(PATIENCE, "its turn", other.mutex("x").acquire()).await;
         let handle = acquired.unwrap();
         let mut before = None;
         // Whoever had it before has sent its token while it held it.
@@ -126,9 +125,9 @@ async fn its_turn(ground: &Ground) {
 /// A hold that was handed on, by the view of the task before it, with the tasks that wait behind.
 struct HandedOn {
     name: String,
-    before: LockView,
-    handle: LockHandle,
-    waiting: Vec<JoinHandle<LockHandle>>,
+    before: View<target::Mutex>,
+    handle: Held<target::Mutex>,
+    waiting: Vec<JoinHandle<Held<target::Mutex>>>,
 }
 
 impl HandedOn {

@@ -1,9 +1,9 @@
 //! Locks that stay with a client after their release, for its next task.
 
-use std::{future::IntoFuture as _, time::Duration};
+use std::time::Duration;
 
 use mongodb::bson::{Document, doc};
-use watchlock::{Acquire, AcquireError, HolderInfo, LockClient, LockHandle, LostReason, Released, Turn};
+use watchlock::{Acquire, AcquireError, Held, HolderInfo, LockClient, LostReason, Released, Turn, target};
 
 use crate::setup::{
     COLLECTION, Ground, PATIENCE, SOON, eventually, faulty, info, is_vacant, spawn, until_streaming, within,
@@ -38,7 +38,10 @@ async fn until_shown(locks: &LockClient, idle: bool) {
 
 /// Leaves a lock idle until its document shows it, and then takes it without the server: while a command about it is on
 /// its way it has to be asked for. Returns its handle, and the holder that the document shows.
-async fn taken_again(locks: &LockClient, take: impl Fn() -> Acquire) -> (LockHandle, HolderInfo) {
+async fn taken_again(
+    locks: &LockClient,
+    take: impl Fn() -> Acquire<target::Mutex>,
+) -> (Held<target::Mutex>, HolderInfo) {
     loop {
         let kept = locks
             .mutex("x")
@@ -92,9 +95,7 @@ async fn a_lock_that_has_stayed_is_taken_again_without_a_command() {
     .await;
     // Whoever has it next has a larger token still.
     let other = ground.locks().await;
-    let handle = within(TOLD, "its turn", other.mutex("x").acquire().into_future())
-        .await
-        .unwrap();
+    let handle = within(TOLD, "its turn", other.mutex("x").acquire()).await.unwrap();
     assert!(Some(handle.token()) > last);
 }
 
@@ -108,9 +109,7 @@ async fn another_client_that_waits_gets_it_at_once() {
     until_streaming(&ground, &driver, 1).await;
     for _ in 0..5 {
         leave_idle(&locks).await;
-        let handle = within(TOLD, "its turn", other.mutex("x").acquire().into_future())
-            .await
-            .unwrap();
+        let handle = within(TOLD, "its turn", other.mutex("x").acquire()).await.unwrap();
         // The client gets in line like any other.
         let mutex = locks.mutex("x");
         let waiting = spawn(async move { mutex.acquire().await.unwrap() });
@@ -320,9 +319,7 @@ async fn what_others_do_to_it_is_found_out_before_it_is_taken() {
     leave_idle(&locks).await;
     // Its document is deleted. Whoever takes the lock before the event is there has lost it as the event arrives.
     ground.documents().await.drop().await.unwrap();
-    let handle = within(PATIENCE, "a grant", locks.mutex("x").acquire().into_future())
-        .await
-        .unwrap();
+    let handle = within(PATIENCE, "a grant", locks.mutex("x").acquire()).await.unwrap();
     eventually(PATIENCE, "the deletion is known", async || {
         let is_there = holder(&other)
             .await

@@ -1,7 +1,5 @@
 //! The `_id`s of documents that are locked in place: of every type and size, and one by several types.
 
-use std::future::IntoFuture as _;
-
 use mongodb::bson::{Bson, doc};
 use watchlock::{DocumentLocks, Released};
 
@@ -38,7 +36,7 @@ async fn an_id_is_the_same_by_whatever_type() {
         for (stored, asked) in &pairs {
             scene.events.insert(doc! { "_id": stored.clone() }).await;
             let held = a.acquire(asked.clone()).await.unwrap();
-            let waiter = spawn(b.acquire(stored.clone()).into_future());
+            let waiter = spawn(b.acquire(stored.clone()));
             eventually(PATIENCE, "it waits", async || waiting(&a, stored.clone()).await == 1).await;
             held.renew().await.unwrap();
             // Its holder looks after it as the document is changed and not by the protocol.
@@ -73,7 +71,7 @@ async fn ids_are_as_long_as_they_may_be() {
             scene.events.insert(doc! { "_id": id.clone(), "n": 1 }).await;
             let held = a.claim(doc! { "n": 1 }).await.unwrap();
             assert_eq!(held.id(), &id);
-            let waiter = spawn(b.acquire(id.clone()).into_future());
+            let waiter = spawn(b.acquire(id.clone()));
             eventually(PATIENCE, "it waits", async || waiting(&a, id.clone()).await == 1).await;
             held.renew().await.unwrap();
             held.release().await.unwrap();

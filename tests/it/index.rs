@@ -40,10 +40,7 @@ async fn the_index_is_asked_for_before_the_first_operation() {
     locks.list().await.unwrap();
     // Who only looks makes nothing.
     assert_eq!(sent.count("createIndexes"), 0);
-    let both = join!(
-        locks.mutex("x").acquire().into_future(),
-        locks.mutex("y").acquire().into_future()
-    );
+    let both = join!(locks.mutex("x").acquire(), locks.mutex("y").acquire());
     let _held = (both.0.unwrap(), both.1.unwrap());
     assert!(is_there(&ground).await);
     let commands = sent.names();

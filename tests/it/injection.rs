@@ -8,7 +8,7 @@ use mongodb::{
     Database,
     bson::{Bson, Document, doc},
 };
-use watchlock::{AcquireError, Fence, InvalidInput, LockClient, LockInfo, LostReason, OperateError};
+use watchlock::{AcquireError, Fence, Held, InvalidInput, LockClient, LockInfo, LostReason, OperateError};
 
 use crate::{
     common::hostile::hostile,
@@ -130,10 +130,10 @@ async fn names_labels_reasons_and_owners_are_text_and_nothing_else() {
         }
         let mutex = locks.mutex("x");
         for refused in [
-            locks.mutex(&text).acquire().await,
-            mutex.acquire().reason(&text).await,
-            locks.semaphore(&text, 2).acquire().await,
-            locks.rw_lock(&text).read().await,
+            locks.mutex(&text).acquire().await.map(Into::<Held>::into),
+            mutex.acquire().reason(&text).await.map(Into::<Held>::into),
+            locks.semaphore(&text, 2).acquire().await.map(Into::<Held>::into),
+            locks.rw_lock(&text).read().await.map(Into::<Held>::into),
         ] {
             names_the_bound(&invalid(refused.unwrap_err()));
         }
@@ -190,7 +190,7 @@ async fn the_names_of_a_multi_lock_are_text_and_nothing_else() {
     let held = locks.multi(&names).acquire().reason("$$ROOT").await.unwrap();
     for name in &names {
         let lock = info(&resident, name).await.unwrap();
-        assert_eq!(Some(lock.holders[0].token), held.token(name), "{name:?}");
+        assert_eq!(Some(lock.holders[0].token), held.token_of(name), "{name:?}");
     }
     held.release().await.unwrap();
     assert_eq!(all(&database, &but).await, before);

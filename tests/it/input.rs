@@ -8,8 +8,8 @@ use mongodb::{
     options::UpdateModifications,
 };
 use watchlock::{
-    AcquireError, BuildError, DocumentError, DocumentHandle, DocumentLocks, FenceError, InvalidInput, LockClient,
-    LockClientBuilder, MemoryCollection, OperateError, WakeSource,
+    AcquireError, BuildError, DocumentError, DocumentLocks, FenceError, Held, InvalidInput, LockClient,
+    LockClientBuilder, MemoryCollection, OperateError, WakeSource, target,
 };
 use watchlock_testkit::shared;
 
@@ -102,7 +102,7 @@ fn no_bson() -> Vec<(Bson, &'static str)> {
 }
 
 /// What the locks of documents refuse, on a server and in memory.
-async fn documents_refuse_no_bson(locks: &DocumentLocks<Document>, held: &DocumentHandle<Document>) {
+async fn documents_refuse_no_bson(locks: &DocumentLocks<Document>, held: &Held<target::Document<Document>>) {
     for (value, words) in no_bson() {
         let filter = doc! { "x": &value };
         let mut errors = vec![

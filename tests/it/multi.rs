@@ -52,11 +52,11 @@ async fn all_parts_are_held_and_released_together() {
         for (name, token) in handle.tokens() {
             let holder = &info(&b, name).await.unwrap().holders[0];
             assert_eq!((holder.token, holder.reason.as_deref()), (token, Some("to test")));
-            assert_eq!(handle.token(name), Some(token));
+            assert_eq!(handle.token_of(name), Some(token));
             assert!(b.mutex(name).try_acquire().await.unwrap().is_none());
         }
         assert_eq!(handle.tokens().count(), 3);
-        assert_eq!(handle.token("w"), None);
+        assert_eq!(handle.token_of("w"), None);
         let least = handle.parts().map(|part| part.safe_for()).min().unwrap();
         assert!(handle.safe_for() <= least && handle.safe_for() > Duration::from_secs(20));
         let view = handle.view();
@@ -251,9 +251,9 @@ async fn a_part_lost_while_others_are_waited_for_is_waited_for_anew() {
         thief.release().await.unwrap();
         let handle = within(PATIENCE, "all parts", waiting).await.unwrap().unwrap();
         assert_eq!(handle.check(), Ok(()));
-        assert!(handle.token("y").unwrap() > token);
+        assert!(handle.token_of("y").unwrap() > token);
         // What comes before the lost one in the order was never given up.
-        assert_eq!(handle.token("x"), Some(kept));
+        assert_eq!(handle.token_of("x"), Some(kept));
     }
 }
 
@@ -263,7 +263,7 @@ async fn a_handle_with_a_lost_part_is_never_returned() {
     let memory = InMemory::new();
     let (a, b) = (memory.client(), memory.client());
     let other = b.mutex("y").acquire().await.unwrap();
-    let mut acquire = std::pin::pin!(a.multi(["x", "y"]).acquire().into_future());
+    let mut acquire = std::pin::pin!(a.multi(["x", "y"]).acquire());
     let before = tokio::select! {
         biased;
         handle = &mut acquire => panic!("{handle:?}"),
@@ -275,7 +275,7 @@ async fn a_handle_with_a_lost_part_is_never_returned() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     let handle = acquire.await.unwrap();
     assert_eq!(handle.check(), Ok(()));
-    assert!(handle.token("x").unwrap() > before);
+    assert!(handle.token_of("x").unwrap() > before);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -299,16 +299,8 @@ async fn who_gives_up_at_any_stage_leaves_nothing_behind() {
         let mut dice = Dice::new(7);
         for _ in 0..40 {
             let most = dice.up_to(Duration::from_millis(8));
-            let tried = async {
-                tokio::time::timeout(most, a.multi(NAMES).acquire().into_future())
-                    .await
-                    .is_ok()
-            };
-            let other = async {
-                tokio::time::timeout(most, b.multi(NAMES).acquire().into_future())
-                    .await
-                    .is_ok()
-            };
+            let tried = async { tokio::time::timeout(most, a.multi(NAMES).acquire()).await.is_ok() };
+            let other = async { tokio::time::timeout(most, b.multi(NAMES).acquire()).await.is_ok() };
             tokio::join!(tried, other);
             eventually(SOON, "nothing is left", async || all_vacant(&b, &NAMES).await).await;
         }
@@ -327,7 +319,7 @@ async fn held_parts_are_renewed_while_others_are_waited_for() {
     tokio::time::sleep(Duration::from_secs(300)).await;
     other.release().await.unwrap();
     let handle = waiting.await.unwrap();
-    assert_eq!((handle.token("x"), handle.check()), (Some(token), Ok(())));
+    assert_eq!((handle.token_of("x"), handle.check()), (Some(token), Ok(())));
 
     // And run out together with it when nobody renews them.
     tokio::time::advance(Duration::from_secs(31)).await;
@@ -339,12 +331,12 @@ async fn held_parts_are_renewed_while_others_are_waited_for() {
 async fn run_releases_all_and_ends_what_runs_without_a_part() {
     for (a, b) in places("multi_run").await {
         let multi = a.multi(["y", "x"]);
-        assert_eq!(multi.run(|held| async move { held.tokens().count() }).await.unwrap(), 2);
+        assert_eq!(multi.run(async |held| held.tokens().count()).await.unwrap(), 2);
         assert!(all_vacant(&a, &["x", "y"]).await);
         let (started, begun) = tokio::sync::oneshot::channel();
         let running = spawn(async move {
             multi
-                .run(|_| async {
+                .run(async move |_| {
                     let _ = started.send(());
                     std::future::pending::<()>().await;
                 })

@@ -17,7 +17,7 @@ fn millis(time: SystemTime) -> u128 {
     time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis()
 }
 
-async fn ours(locks: &LockClient, period: Duration) -> Option<watchlock::OnceHandle> {
+async fn ours(locks: &LockClient, period: Duration) -> Option<watchlock::Held<watchlock::target::Period>> {
     match locks.once("job", period).begin().await.unwrap() {
         Turn::Ours(job) => Some(job),
         _ => None,

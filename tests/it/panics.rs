@@ -138,7 +138,7 @@ async fn everything_works(ground: &Ground, a: &LockClient, b: &LockClient) {
     until_mode(b, PATIENCE, |mode| mode == WakeMode::ChangeStream).await;
     drop(next);
     kept.release().await.unwrap();
-    let last = within(PATIENCE, "the drop", a.mutex("x").acquire().into_future()).await;
+    let last = within(PATIENCE, "the drop", a.mutex("x").acquire()).await;
     last.unwrap().release().await.unwrap();
 }
 
@@ -155,10 +155,7 @@ async fn claims_pass_over_what_is_unreadable(ground: &Ground, locks: &LockClient
     orders.insert_many(inserted).await.unwrap();
     let claim = locks.documents(orders.clone_with_type::<Order>());
     let claim = claim.try_claim(doc! {}).sort(doc! { "_id": 1 });
-    let claimed = within(PATIENCE, "the claim", claim.into_future())
-        .await
-        .unwrap()
-        .unwrap();
+    let claimed = within(PATIENCE, "the claim", claim).await.unwrap().unwrap();
     assert_eq!((claimed.id(), claimed.document().total), (&Bson::Int32(2), 7));
     claimed.release().await.unwrap();
 }

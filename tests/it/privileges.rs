@@ -116,9 +116,7 @@ async fn without_any_other_action_of_the_least_role_it_does_not_work() {
         let (ground, _) = user("lacking", &actions).await;
         let locks = ground.locks().await;
         // Refused at once, and not waited for.
-        let refused = within(SOON, missing, locks.mutex("x").acquire().into_future())
-            .await
-            .unwrap_err();
+        let refused = within(SOON, missing, locks.mutex("x").acquire()).await.unwrap_err();
         assert!(matches!(refused, AcquireError::Server(_)), "{missing}: {refused:?}");
         let told = told(&refused);
         assert!(
@@ -230,10 +228,10 @@ async fn locks_in_documents_need_what_the_guide_says() {
         let orders = driver.database(&ground.database).collection::<Document>("orders");
         let locks = [ground.locks().await, ground.locks().await].map(|locks| locks.documents(orders.clone()));
         let [a, b] = &locks;
-        let held = match (within(SOON * 5, &case, a.acquire(1).into_future()).await, missing) {
+        let held = match (within(SOON * 5, &case, a.acquire(1)).await, missing) {
             (Err(refused), Some("find" | "update")) => {
                 not_authorized(&refused, &case);
-                let refused = within(SOON * 5, &case, a.claim(doc! { "open": true }).into_future()).await;
+                let refused = within(SOON * 5, &case, a.claim(doc! { "open": true })).await;
                 not_authorized(&refused.unwrap_err(), &case);
                 continue;
             }
@@ -241,10 +239,7 @@ async fn locks_in_documents_need_what_the_guide_says() {
         };
         held.update(doc! { "$set": { "seen": true } }).await.unwrap();
         // Who waits for it is let in, and so is who waits for any.
-        let (waits, claims) = (
-            b.acquire(1).into_future(),
-            b.claim(doc! { "open": true, "_id": 1 }).into_future(),
-        );
+        let (waits, claims) = (b.acquire(1), b.claim(doc! { "open": true, "_id": 1 }));
         let waiting = spawn(waits);
         eventually(PATIENCE, "it waits", async || {
             a.inspect(1).await.unwrap().unwrap().waiters.len() == 1
@@ -420,7 +415,7 @@ async fn indexes_of_others_are_in_nobodys_way() {
             .unwrap();
         let before = documents.list_index_names().await.unwrap();
         let (a, b) = (ground.locks().await, ground.locks().await);
-        let held = within(SOON, &case, a.mutex("x").acquire().into_future()).await.unwrap();
+        let held = within(SOON, &case, a.mutex("x").acquire()).await.unwrap();
         let mutex = b.mutex("x");
         let waiting = spawn(async move { mutex.acquire().await.unwrap() });
         until_waiting(&a, "x", 1).await;
@@ -440,9 +435,7 @@ async fn no_acquire_waits_for_the_index() {
     let blocked = cluster.fail_commands(0, "alwaysOn", block).await.unwrap();
     let locks = ground.by_name().locks().await;
     let start = Instant::now();
-    let handle = within(2 * SOON, "acquired", locks.mutex("x").acquire().into_future())
-        .await
-        .unwrap();
+    let handle = within(2 * SOON, "acquired", locks.mutex("x").acquire()).await.unwrap();
     handle.release().await.unwrap();
     blocked.wait_entered(1, PATIENCE).await.unwrap();
     // The index is still to come.

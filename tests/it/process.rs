@@ -192,7 +192,7 @@ async fn a_frozen_holder_sees_first_of_all_that_it_lost() {
     signal::freeze(old.pid()).unwrap();
     // From here on it can't renew.
     let until = info(&locks, NAME).await.unwrap().holders[0].until;
-    let next = within(PATIENCE, "the next gets it", locks.mutex(NAME).acquire().into_future())
+    let next = within(PATIENCE, "the next gets it", locks.mutex(NAME).acquire())
         .await
         .unwrap();
     assert!(SystemTime::now() >= until, "the lease of a frozen holder is honoured");
@@ -226,9 +226,7 @@ async fn a_frozen_holder_sees_first_of_all_that_it_lost() {
     );
     let token = next.token();
     drop(next);
-    let last = within(SOON, "the last", locks.mutex(NAME).acquire().into_future())
-        .await
-        .unwrap();
+    let last = within(SOON, "the last", locks.mutex(NAME).acquire()).await.unwrap();
     assert!(last.token() > token);
 }
 

@@ -13,13 +13,13 @@ use mongodb::{
     event::{EventHandler, command::CommandEvent},
     options::ClientOptions,
 };
-use watchlock::{LockClient, LockHandle, LockStatus, LostReason};
+use watchlock::{Held, LockClient, LockStatus, LostReason, target};
 
 use crate::setup::{COLLECTION, Ground, PATIENCE, eventually, spawn, until_waiting, within};
 
 const LEASE: Duration = Duration::from_secs(3);
 
-fn all_held(handles: &[LockHandle]) -> bool {
+fn all_held(handles: &[Held<target::Mutex>]) -> bool {
     handles.iter().all(|handle| handle.status() == LockStatus::Held)
 }
 
@@ -29,8 +29,8 @@ async fn a_document_that_a_validator_refuses_costs_no_other_its_renewal() {
     let ground = Ground::replica_set("refused_renewals").await;
     let locks = ground.locks_for(LEASE).await;
     let names = (0..50).map(|number| format!("lock {number}"));
-    let acquired = names.map(|name| locks.mutex(name).acquire().into_future());
-    let others: Vec<LockHandle> = join_all(acquired).await.into_iter().map(Result::unwrap).collect();
+    let acquired = names.map(|name| locks.mutex(name).acquire());
+    let others: Vec<Held<target::Mutex>> = join_all(acquired).await.into_iter().map(Result::unwrap).collect();
     // By the order of names it comes before some and after others.
     let refused = locks.mutex("lock 25 is refused").acquire().await.unwrap();
     let database = ground.driver().await.database(&ground.database);
@@ -81,8 +81,8 @@ async fn a_shutdown_releases_many_locks_by_few_commands() {
     let database = Client::with_options(options).unwrap().database(&ground.database);
     let locks = LockClient::builder(database).build().await.unwrap();
     let other = ground.locks().await;
-    let acquired = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")).acquire().into_future());
-    let handles: Vec<LockHandle> = join_all(acquired).await.into_iter().map(Result::unwrap).collect();
+    let acquired = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")).acquire());
+    let handles: Vec<Held<target::Mutex>> = join_all(acquired).await.into_iter().map(Result::unwrap).collect();
     let permits = [locks.semaphore("permits", 3), locks.semaphore("permits", 3)];
     let permits = join_all(permits.map(|semaphore| async move { semaphore.acquire().await.unwrap() })).await;
     let next = other.mutex("lock 150");
@@ -98,8 +98,9 @@ async fn a_shutdown_releases_many_locks_by_few_commands() {
     assert!(
         handles
             .iter()
-            .chain(&permits)
-            .all(|handle| handle.lost_reason() == Some(LostReason::Released))
+            .map(|handle| handle.lost_reason())
+            .chain(permits.iter().map(|permit| permit.lost_reason()))
+            .all(|lost| lost == Some(LostReason::Released))
     );
     let next = within(PATIENCE, "the hand-over", next).await.unwrap().unwrap();
     let held = doc! { "holders.0": { "$exists": true } };

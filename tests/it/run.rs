@@ -9,7 +9,12 @@ use std::{
 };
 
 use mongodb::bson::{Document, doc};
-use watchlock::{AcquireError, DocumentHandle, LockClient, Lost, LostReason, RunError};
+use watchlock::{
+    Acquire, AcquireError, Held, LockClient, Lost, LostReason, RunError,
+    action::Try,
+    target,
+    target::{CanAcquire, IsOne},
+};
 
 use crate::{
     documents::Scene,
@@ -29,83 +34,72 @@ async fn reason(locks: &LockClient, name: &str) -> Option<String> {
     info(locks, name).await.unwrap().holders[0].reason.clone()
 }
 
+/// Works under a lock with options, beside an attempt of the same client and an acquire of another.
+async fn works_and_releases<A, B, C>(b: &LockClient, name: &str, actions: (Acquire<A>, Acquire<B, Try>, Acquire<C>))
+where
+    A: CanAcquire<Held: IsOne>,
+    B: CanAcquire<Held: IsOne>,
+    C: CanAcquire,
+{
+    let brief = Duration::from_millis(50);
+    let (acquire, attempt, other) = actions;
+    let done = acquire
+        .reason(format!("why {name}"))
+        .timeout(PATIENCE)
+        .run(async move |held| {
+            assert_eq!(held.lost_reason(), None);
+            assert_eq!(reason(b, name).await, Some(format!("why {name}")));
+            // Nobody else gets in, and their work is not begun.
+            let waited = other.timeout(brief).run(async |_| panic!("it runs beside")).await;
+            assert!(
+                matches!(
+                    waited,
+                    Err(RunError::Acquire(
+                        AcquireError::Timeout { .. } | AcquireError::Unanswered { .. }
+                    ))
+                ),
+                "{waited:?}"
+            );
+            // It gives up before it has heard of its place, where the server takes long.
+            eventually(PATIENCE, "its place is given up", async || {
+                info(b, name).await.unwrap().waiters.is_empty()
+            })
+            .await;
+            let tried = attempt.clone().run(async |_| panic!("it runs beside")).await;
+            assert_eq!(tried.unwrap(), None::<()>, "{name}");
+            (held.token(), attempt)
+        });
+    let (token, attempt) = done.await.unwrap();
+    assert!(is_vacant(b, name).await, "{name}");
+    let later = attempt.run(async |held| held.token()).await.unwrap();
+    assert!(later > Some(token), "{name}");
+    assert!(is_vacant(b, name).await, "{name}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn work_under_locks_of_every_kind_takes_their_options_and_releases() {
     for scene in Scene::streaming("run").await {
         let (a, b) = (&scene.a, &scene.b);
-        let brief = Duration::from_millis(50);
-        let acquires = [
-            (
-                "m",
-                a.mutex("m").acquire(),
-                a.mutex("m").try_acquire(),
-                b.mutex("m").acquire(),
-            ),
-            (
-                "s",
-                a.semaphore("s", 2).acquire_many(2),
-                a.semaphore("s", 2).try_acquire(),
-                b.semaphore("s", 2).acquire(),
-            ),
-            (
-                "r",
-                a.rw_lock("r").read(),
-                a.rw_lock("r").try_write(),
-                b.rw_lock("r").write(),
-            ),
-            (
-                "w",
-                a.rw_lock("w").write(),
-                a.rw_lock("w").try_read(),
-                b.rw_lock("w").read(),
-            ),
-        ];
-        for (name, acquire, attempt, other) in acquires {
-            let done = acquire
-                .reason(format!("why {name}"))
-                .timeout(PATIENCE)
-                .run(|held| async move {
-                    assert_eq!(held.lost_reason(), None);
-                    assert_eq!(reason(b, name).await, Some(format!("why {name}")));
-                    // Nobody else gets in, and their work is not begun.
-                    let waited = other.timeout(brief).run(|_| async { panic!("it runs beside") }).await;
-                    assert!(
-                        matches!(
-                            waited,
-                            Err(RunError::Acquire(
-                                AcquireError::Timeout { .. } | AcquireError::Unanswered { .. }
-                            ))
-                        ),
-                        "{waited:?}"
-                    );
-                    // It gives up before it has heard of its place, where the server takes long.
-                    eventually(PATIENCE, "its place is given up", async || {
-                        info(b, name).await.unwrap().waiters.is_empty()
-                    })
-                    .await;
-                    let tried = attempt.clone().run(|_| async { panic!("it runs beside") }).await;
-                    assert_eq!(tried.unwrap(), None::<()>, "{name}");
-                    (held.token(), attempt)
-                });
-            let (token, attempt) = done.await.unwrap();
-            assert!(is_vacant(b, name).await, "{name}");
-            let later = attempt.run(|held| async move { held.token() }).await.unwrap();
-            assert!(later > Some(token), "{name}");
-            assert!(is_vacant(b, name).await, "{name}");
-        }
+        let (m, s) = (a.mutex("m"), a.semaphore("s", 2));
+        let (r, w) = (a.rw_lock("r"), a.rw_lock("w"));
+        works_and_releases(b, "m", (m.acquire(), m.try_acquire(), b.mutex("m").acquire())).await;
+        let other = b.semaphore("s", 2).acquire();
+        works_and_releases(b, "s", (s.acquire_many(2), s.try_acquire(), other)).await;
+        works_and_releases(b, "r", (r.read(), r.try_write(), b.rw_lock("r").write())).await;
+        works_and_releases(b, "w", (w.write(), w.try_read(), b.rw_lock("w").read())).await;
 
         // The work may take the lock once more, by choice.
         let mutex = a.mutex("m");
-        let inner = mutex.run(|held| {
-            let again = mutex.acquire().reentrant().run(|inner| async move { inner.token() });
-            async move { (held.token(), again.await.unwrap()) }
+        let inner = mutex.run(async |held| {
+            let again = mutex.acquire().reentrant().run(async |inner| inner.token());
+            (held.token(), again.await.unwrap())
         });
         let (outer, inner) = inner.await.unwrap();
         assert_eq!(outer, inner);
 
         // A loss ends the work, wherever it waits.
         let dropped = Arc::new(AtomicUsize::new(0));
-        let lost = a.semaphore("s", 2).acquire().run(|_| async {
+        let lost = a.semaphore("s", 2).acquire().run(async |_| {
             let _dropped = Dropped(dropped.clone());
             b.break_lock("s").await.unwrap();
             std::future::pending::<()>().await;
@@ -121,13 +115,13 @@ async fn work_under_locks_of_every_kind_takes_their_options_and_releases() {
             ),
             "{lost:?}"
         );
-        let lost = a.multi(["p", "q"]).acquire().reason("both").run(|_| async {
+        let lost = a.multi(["p", "q"]).acquire().reason("both").run(async |_| {
             let _dropped = Dropped(dropped.clone());
             assert_eq!(reason(b, "q").await.as_deref(), Some("both"));
             let tried = b
                 .multi(["q", "o"])
                 .try_acquire()
-                .run(|_| async { panic!("it runs beside") })
+                .run(async |_| panic!("it runs beside"))
                 .await;
             assert_eq!(tried.unwrap(), None::<()>);
             b.break_lock("q").await.unwrap();
@@ -142,7 +136,7 @@ async fn work_under_locks_of_every_kind_takes_their_options_and_releases() {
         let both = a
             .multi(["p", "q"])
             .try_acquire()
-            .run(|held| async move { held.parts().count() })
+            .run(async |held| held.parts().count())
             .await;
         assert_eq!(both.unwrap(), Some(2));
     }
@@ -156,14 +150,11 @@ async fn work_on_a_document_may_change_or_delete_it() {
             scene.events.insert(doc! { "_id": id, "n": 0 }).await;
         }
         let count = doc! { "$inc": { "n": 1 } };
-        let update = |held: Arc<DocumentHandle<Document>>| {
-            let (count, b) = (count.clone(), b.clone());
-            async move {
-                let lock = b.inspect(held.id().clone()).await.unwrap().unwrap();
-                assert_eq!(lock.holders[0].reason.as_deref(), Some("counting"));
-                assert_eq!(b.try_acquire(held.id().clone()).run(|_| async {}).await.unwrap(), None);
-                held.update(count).await.unwrap().get_i32("n").unwrap()
-            }
+        let update = async |held: &Held<target::Document<Document>>| {
+            let lock = b.inspect(held.id().clone()).await.unwrap().unwrap();
+            assert_eq!(lock.holders[0].reason.as_deref(), Some("counting"));
+            assert_eq!(b.try_acquire(held.id().clone()).run(async |_| {}).await.unwrap(), None);
+            held.update(count.clone()).await.unwrap().get_i32("n").unwrap()
         };
         assert_eq!(a.acquire(1).reason("counting").run(update).await.unwrap(), 1);
         assert_eq!(a.try_acquire(1).reason("counting").run(update).await.unwrap(), Some(2));
@@ -185,12 +176,12 @@ async fn work_on_a_document_may_change_or_delete_it() {
         );
         let none = a
             .try_claim(doc! { "_id": 9 })
-            .run(|_| async { panic!("there is none") })
+            .run(async |_| panic!("there is none"))
             .await;
         assert_eq!(none.unwrap(), None::<()>);
 
         // The lock goes with the document that its holder deletes, and the work goes on to its end.
-        let deleted = a.acquire(2).run(|held| async move {
+        let deleted = a.acquire(2).run(async |held| {
             held.delete().await.unwrap();
             held.delete().await.unwrap_err();
             tokio::task::yield_now().await;
@@ -199,15 +190,9 @@ async fn work_on_a_document_may_change_or_delete_it() {
         assert_eq!(deleted.await.unwrap(), "done");
         assert!(scene.events.find(doc! { "_id": 2 }).await.is_empty());
 
-        // A clone of the handle that is kept keeps the lock.
-        let kept = a.acquire(3).run(|held| async move { held }).await.unwrap();
-        assert_eq!(kept.lost_reason(), None);
-        assert!(b.try_acquire(3).await.unwrap().is_none());
-        drop(kept);
-
         // Whoever ends the client ends its work.
         let dropped = Arc::new(AtomicUsize::new(0));
-        let ended = a.acquire(1).run(|_| async {
+        let ended = a.acquire(1).run(async |_| {
             let _dropped = Dropped(dropped.clone());
             scene.a.shutdown().await;
             std::future::pending::<()>().await;

@@ -37,27 +37,21 @@ fn ends(first: Runtime, second: &Runtime, locks: LockClient) {
     });
     // While the first lives, a second one is served.
     second.block_on(async {
-        let handle = within(PATIENCE, "it", locks.mutex("served").acquire().into_future())
-            .await
-            .unwrap();
+        let handle = within(PATIENCE, "it", locks.mutex("served").acquire()).await.unwrap();
         within(PATIENCE, "the release", handle.release()).await.unwrap();
     });
-    let waiting = second.spawn(locks.mutex("held").acquire().into_future());
-    let claiming = second.spawn(documents.claim(doc! {}).into_future());
+    let waiting = second.spawn(locks.mutex("held").acquire());
+    let claiming = second.spawn(documents.claim(doc! {}));
     first.block_on(until_waiting(&locks, "held", 1));
     drop(first);
     second.block_on(async {
         assert_told(within(PATIENCE, "who waits", waiting).await.unwrap().unwrap_err());
         assert_told(within(PATIENCE, "who claims", claiming).await.unwrap().unwrap_err());
         let x = locks.mutex("x");
-        assert_told(within(SOON, "an acquire", x.acquire().into_future()).await.unwrap_err());
-        assert_told(within(SOON, "a try", x.try_acquire().into_future()).await.unwrap_err());
+        assert_told(within(SOON, "an acquire", x.acquire()).await.unwrap_err());
+        assert_told(within(SOON, "a try", x.try_acquire()).await.unwrap_err());
         assert_told(within(SOON, "a look", locks.inspect("x")).await.unwrap_err());
-        assert_told(
-            within(SOON, "a claim", documents.try_claim(doc! {}).into_future())
-                .await
-                .unwrap_err(),
-        );
+        assert_told(within(SOON, "a claim", documents.try_claim(doc! {})).await.unwrap_err());
         assert_told(
             within(SOON, "an update", document.update(doc! { "$set": { "a": 1 } }))
                 .await
@@ -92,17 +86,13 @@ fn a_client_that_was_built_on_a_runtime_that_has_ended_says_so_at_once() {
     second.block_on(async {
         let documents = locks.documents(collection);
         assert_told(within(SOON, "a look", locks.inspect("x")).await.unwrap_err());
-        let acquiring = locks.mutex("x").acquire().timeout(PATIENCE).into_future();
+        let acquiring = locks.mutex("x").acquire().timeout(PATIENCE);
         assert_told(within(SOON, "an acquire", acquiring).await.unwrap_err());
-        assert_told(
-            within(SOON, "a document", documents.acquire(1).into_future())
-                .await
-                .unwrap_err(),
-        );
+        assert_told(within(SOON, "a document", documents.acquire(1)).await.unwrap_err());
     });
     #[cfg(feature = "sync")]
     {
-        let locks = watchlock::sync::LockClient::from(locks);
+        let locks = locks.blocking();
         let begun = std::time::Instant::now();
         assert_told(locks.mutex("y").acquire().timeout(PATIENCE).run().unwrap_err());
         assert_told(locks.list().run().unwrap_err());
@@ -116,10 +106,10 @@ fn a_runtime_that_stands_still_is_told_from_a_lock_that_is_held() {
     let first = Builder::new_current_thread().enable_all().build().unwrap();
     let second = runtime();
     let locks = LockClient::in_memory();
-    let held = first.block_on(locks.mutex("held").acquire().into_future()).unwrap();
+    let held = first.block_on(locks.mutex("held").acquire()).unwrap();
     // Nobody drives it from here on.
     second.block_on(async {
-        let (acquire, release) = (locks.mutex("x").acquire().into_future(), held.release());
+        let (acquire, release) = (locks.mutex("x").acquire(), held.release());
         let both = async { tokio::join!(acquire, release) };
         let (acquired, released) = within(PATIENCE, "the errors", both).await;
         for error in [acquired.unwrap_err().to_string(), released.unwrap_err().to_string()] {
@@ -128,5 +118,5 @@ fn a_runtime_that_stands_still_is_told_from_a_lock_that_is_held() {
     });
     // Driven again, it serves: the release was only not confirmed.
     let again = locks.mutex("held").acquire().timeout(Duration::from_secs(5));
-    drop(first.block_on(again.into_future()).unwrap());
+    drop(first.block_on(again).unwrap());
 }

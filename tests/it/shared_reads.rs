@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeSet,
-    future::IntoFuture as _,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -12,7 +11,7 @@ use std::{
 
 use mongodb::bson::doc;
 use tokio::{sync::mpsc, task::JoinSet, time::sleep};
-use watchlock::{FencingToken, LockClient, LockHandle, LostReason, Released};
+use watchlock::{FencingToken, Held, LockClient, LostReason, Released, target};
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, info, within};
 
@@ -123,7 +122,7 @@ async fn its_turn(ground: &Ground) {
         for readers in &mut readers {
             before.insert(readers.next().await);
         }
-        let acquired = within(PATIENCE, "its turn", locks.rw_lock("x").write().into_future()).await;
+        let acquired = within(PATIENCE, "its turn", locks.rw_lock("x").write()).await;
         let handle = acquired.unwrap();
         for _ in 0..5 {
             assert_eq!(inside.load(Ordering::SeqCst), 0);
@@ -147,7 +146,7 @@ async fn its_turn(ground: &Ground) {
 }
 
 /// Returns three readers of one client, of whom the last two share a hold.
-async fn three(ground: &Ground, locks: &LockClient) -> [LockHandle; 3] {
+async fn three(ground: &Ground, locks: &LockClient) -> [Held<target::Read>; 3] {
     // The machine may take too long for a hold that is to be shared.
     for number in 0..50 {
         let lock = locks.rw_lock(format!("x {number}"));

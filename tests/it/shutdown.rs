@@ -63,7 +63,7 @@ async fn a_shutdown_after_a_lost_answer_waits_for_no_more_than_the_request_can_t
         for lost in [Lost::Earlier, Lost::OnItsWay, Lost::Release] {
             let proxy = cluster.proxy(0).unwrap();
             let locks = direct.through(proxy.uri()).locks_for(LEASE).await;
-            let acquires = (0..count).map(|number| locks.mutex(format!("{number}")).acquire().into_future());
+            let acquires = (0..count).map(|number| locks.mutex(format!("{number}")).acquire());
             let held: Vec<_> = join_all(acquires).await.into_iter().map(Result::unwrap).collect();
             let mutex = locks.mutex("uncertain");
             match lost {
@@ -73,7 +73,7 @@ async fn a_shutdown_after_a_lost_answer_waits_for_no_more_than_the_request_can_t
                 }
                 Lost::OnItsWay => {
                     proxy.lose_next("findAndModify");
-                    spawn(mutex.acquire().into_future());
+                    spawn(mutex.acquire());
                     eventually(PATIENCE, "it is on its way", async || !proxy.is_losing()).await;
                 }
                 Lost::Release => proxy.lose_next("update"),
@@ -112,7 +112,7 @@ async fn a_shutdown_takes_out_what_a_claim_without_an_answer_has_taken() {
     let documents = locks.documents(events);
     // The answer is lost, and not the claim.
     proxy.black_hole_replies();
-    let claiming = spawn(documents.claim(doc! {}).into_future());
+    let claiming = spawn(documents.claim(doc! {}));
     let other = direct.driver().await;
     let seen = LockClient::builder(other.database(&ground.database))
         .build()
@@ -288,9 +288,7 @@ async fn a_program_that_ends_in_any_way_leaves_no_lock_taken() {
         let mut program = Process::run("shutdown::child_process", task).await;
         program.hears("acquired").await;
         // Long before the lease is over.
-        let handle = within(PATIENCE, end, other.mutex("x").acquire().into_future())
-            .await
-            .unwrap();
+        let handle = within(PATIENCE, end, other.mutex("x").acquire()).await.unwrap();
         handle.release().await.unwrap();
     }
 }

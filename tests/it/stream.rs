@@ -401,7 +401,7 @@ async fn the_driver_can_be_shut_down_after_the_locks() {
         .build()
         .await
         .unwrap();
-    let waiting = spawn(locks.mutex("x").acquire().into_future());
+    let waiting = spawn(locks.mutex("x").acquire());
     until_waiting(&holder, "x", 1).await;
     until_mode(&locks, PATIENCE, |mode| mode == WakeMode::ChangeStream).await;
 

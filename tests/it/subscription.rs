@@ -92,7 +92,7 @@ async fn a_stream_that_opens_and_breaks_at_once_is_opened_at_an_ever_slower_pace
     let _held = holder.mutex("x").acquire().await.unwrap();
     let waiter = async {
         let (sent, _, locks) = client().await;
-        let _waiting = spawn(locks.mutex("x").acquire().into_future());
+        let _waiting = spawn(locks.mutex("x").acquire());
         until_waiting(&holder, "x", 1).await;
         let aggregates = sent.of("aggregate");
         let asked = sent.of("findAndModify");
@@ -110,7 +110,7 @@ async fn a_stream_that_opens_and_breaks_at_once_is_opened_at_an_ever_slower_pace
     let claimant = async {
         let (sent, database, locks) = client().await;
         let events = locks.documents(database.collection::<Document>("events"));
-        let _claiming = spawn(events.claim(doc! { "done": false }).into_future());
+        let _claiming = spawn(events.claim(doc! { "done": false }));
         let (aggregates, tries) = (sent.of("aggregate"), sent.of("findAndModify"));
         tokio::time::sleep(LOOK).await;
         // Each try without a stream is an aggregate no more; with one it looks up when the next lease ends.
@@ -159,7 +159,7 @@ async fn a_claim_streams_again_soon_after_its_history_was_lost() {
         .database(&ground.database)
         .collection::<Document>("events");
     let events = locks.documents(driver.database(&ground.database).collection::<Document>("events"));
-    let claiming = spawn(events.claim(doc! { "done": false }).into_future());
+    let claiming = spawn(events.claim(doc! { "done": false }));
     until_streaming(&ground, &admin, 1).await;
     let old = ground.streams(&admin).await[0];
 
@@ -201,7 +201,7 @@ async fn an_event_that_cannot_be_read_is_passed_over() {
     let holder = ground.polling().await;
     let waiter = ground.locks().await;
     let held = holder.mutex("x").acquire().await.unwrap();
-    let waiting = spawn(waiter.mutex("x").acquire().into_future());
+    let waiting = spawn(waiter.mutex("x").acquire());
     until_waiting(&holder, "x", 1).await;
     until_streaming(&ground, &admin, 1).await;
     let stream = ground.streams(&admin).await;
@@ -229,7 +229,7 @@ async fn an_event_that_cannot_be_read_is_passed_over() {
     let events = waiter.documents(database.collection::<Document>("events"));
     let own = database.collection::<Document>("events");
     insert_bad(&database, "events", doc! { "_id": "bad?", "done": true }).await;
-    let claiming = spawn(events.claim(doc! { "done": false }).into_future());
+    let claiming = spawn(events.claim(doc! { "done": false }));
     eventually(PATIENCE, "the claim's stream", async || {
         let operations = ground.operations(&admin).await;
         let on_events = |operation: &&Document| operation.get_str("ns").is_ok_and(|ns| ns.ends_with(".events"));
@@ -371,7 +371,7 @@ async fn a_client_that_needs_no_stream_is_not_interrupted() {
     let held = holder.mutex("x").acquire().await.unwrap();
     let data = doc! { "failCommands": ["aggregate"], "errorCode": 6, "appName": &ground.database };
     let fault = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
-    let waiting = spawn(waiter.mutex("x").acquire().into_future());
+    let waiting = spawn(waiter.mutex("x").acquire());
     until_mode(&waiter, PATIENCE, |mode| {
         mode == WakeMode::Polling(PollingReason::Interrupted)
     })
@@ -397,7 +397,7 @@ async fn streams_leave_room_in_the_connection_pool() {
     // It does not watch, so all streams are those of the one client.
     let holder = ground.polling().await;
     let held = holder.mutex("x").acquire().await.unwrap();
-    let waiting = spawn(locks.mutex("x").acquire().into_future());
+    let waiting = spawn(locks.mutex("x").acquire());
 
     let (done, ended) = tokio::sync::watch::channel(false);
     let traffic = (0..4).map(|task| {
@@ -423,9 +423,7 @@ async fn streams_leave_room_in_the_connection_pool() {
         let events =
             (0..COLLECTIONS).map(|number| locks.documents(database.collection::<Document>(&format!("events{number}"))));
         let events: Vec<_> = events.collect();
-        let claims = events
-            .iter()
-            .map(|events| spawn(events.claim(doc! { "done": false }).into_future()));
+        let claims = events.iter().map(|events| spawn(events.claim(doc! { "done": false })));
         let claims: Vec<_> = claims.collect();
         // All have tried, and found nothing.
         eventually(PATIENCE, "as many streams as there may be", async || {
@@ -484,7 +482,7 @@ async fn the_same_collection_has_one_stream_for_grants_and_claims() {
     let documents = || locks.documents(database.collection::<Document>("events"));
     let held = documents().claim(doc! { "held": true }).await.unwrap();
     let claims: Vec<_> = (0..6)
-        .map(|number| spawn(documents().claim(doc! { "number": number }).into_future()))
+        .map(|number| spawn(documents().claim(doc! { "number": number })))
         .collect();
     until_streaming(&ground, &admin, 1).await;
     tokio::time::sleep(SOON).await;
@@ -539,9 +537,9 @@ async fn streams_are_served_by_the_members_that_the_client_prefers() {
         holder.mutex("x").acquire().await.unwrap(),
         holder.documents(own.clone()).acquire(1).await.unwrap(),
     );
-    let waits = spawn(waiter.mutex("x").acquire().into_future());
+    let waits = spawn(waiter.mutex("x").acquire());
     let orders = waiter.documents(own.clone());
-    let wants_order = spawn(orders.acquire(1).into_future());
+    let wants_order = spawn(orders.acquire(1));
     eventually(PATIENCE, "both streams are open", async || {
         streams(&on_others).await == 2
     })

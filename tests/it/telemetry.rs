@@ -27,8 +27,8 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 use watchlock::{
-    AcquireError, InMemory, LockClient, LockHandle, LostReason, MemoryCollection, Mutex as LockMutex, WakeMode,
-    WakeSource,
+    AcquireError, Held, InMemory, LockClient, LostReason, MemoryCollection, Mutex as LockMutex, WakeMode, WakeSource,
+    target,
 };
 use watchlock_testkit::Cluster;
 
@@ -184,7 +184,7 @@ async fn pair(source: WakeSource) -> (LockClient, LockClient) {
 }
 
 /// A task that waits for the lock, in the server's queue.
-async fn in_line(locks: &LockClient, mutex: LockMutex) -> JoinHandle<Result<LockHandle, AcquireError>> {
+async fn in_line(locks: &LockClient, mutex: LockMutex) -> JoinHandle<Result<Held<target::Mutex>, AcquireError>> {
     let waiting = spawn(async move { mutex.acquire().await });
     until_waiting(locks, "x", 1).await;
     waiting
@@ -465,7 +465,7 @@ async fn a_server_that_hangs_is_told_once_before_a_lock_is_lost_and_once_when_it
         (2, 1)
     );
     cluster.thaw(0).unwrap();
-    let again = within(PATIENCE, "an answer", locks.mutex("another").acquire().into_future())
+    let again = within(PATIENCE, "an answer", locks.mutex("another").acquire())
         .await
         .unwrap();
     until("watchlock.renewals_recovered", 2).await;

@@ -46,13 +46,9 @@ async fn locks_work_over_tls_and_nobody_gets_in_without_it() {
     for (options, word) in [("", "end of file"), ("&tls=true", "certificate")] {
         let outside = ground.through(format!("mongodb://{addr}/?{set}{options}"));
         let database = outside.driver().await.database(&outside.database);
-        let error = within(
-            PATIENCE,
-            "the refusal",
-            LockClient::builder(database).build().into_future(),
-        )
-        .await
-        .unwrap_err();
+        let error = within(PATIENCE, "the refusal", LockClient::builder(database).build())
+            .await
+            .unwrap_err();
         let told = told(&error);
         assert!(told.contains(word), "{options}: {told}");
         assert!(!told.contains("mongodb://") && !told.contains(".pem"), "{told}");

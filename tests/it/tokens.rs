@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use mongodb::bson::{Bson, DateTime, Decimal128, Document, doc};
-use watchlock::{AcquireError, DocumentLocks, LockClient, LostReason, MemoryCollection, Released};
+use watchlock::{AcquireError, DocumentLocks, Held, LockClient, LostReason, MemoryCollection, Released};
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, pause, spawn, until_streaming, within};
 
@@ -160,9 +160,9 @@ async fn a_counter_that_is_no_token_is_got_over_or_refused() {
             documents.delete_one(doc! { "_id": &name }).await.unwrap();
             documents.insert_one(&whole).await.unwrap();
             let acquired = if capacity == 1 {
-                locks.mutex(&name).acquire().await
+                locks.mutex(&name).acquire().await.map(Into::<Held>::into)
             } else {
-                locks.semaphore(&name, 3).acquire().await
+                locks.semaphore(&name, 3).acquire().await.map(Into::<Held>::into)
             };
             match acquired {
                 Ok(handle) => {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use mongodb::bson::{Document, doc};
-use watchlock::{AcquireError, LockClient, LockHandle};
+use watchlock::{AcquireError, Held, LockClient, target};
 
 use crate::{
     documents::Scene,
@@ -41,24 +41,24 @@ async fn as_many_tasks_as_there_are_permits_get_in_by_three_commands() {
         let mut held = Vec::new();
         for count in [10_u32, 100] {
             let semaphore = locks.semaphore(format!("s-{count}"), count);
-            let all = (0..count).map(|_| semaphore.try_acquire().into_future());
+            let all = (0..count).map(|_| semaphore.try_acquire());
             let (commands, permits) = counted(&sent, all).await;
             assert_eq!(permits.len(), count as usize);
             assert!(commands <= 3, "{commands} commands for {count} permits");
-            let refused = (0..50).map(|_| semaphore.try_acquire().into_future());
+            let refused = (0..50).map(|_| semaphore.try_acquire());
             let (commands, none) = counted(&sent, refused).await;
             assert!(none.is_empty());
             assert!(commands <= 2, "{commands} commands for as many refusals");
-            held.extend(permits);
+            held.extend(permits.into_iter().map(Into::<Held>::into));
         }
         // One range of tokens is enough for these; where an answer is too slow to be shared, all ask.
         for count in [10, 60] {
             let prices = locks.rw_lock(format!("r-{count}"));
-            let all = (0..count).map(|_| prices.try_read().into_future());
+            let all = (0..count).map(|_| prices.try_read());
             let (commands, readers) = counted(&sent, all).await;
             assert_eq!(readers.len(), count);
             assert!(commands <= 3, "{commands} commands for {count} readers");
-            held.extend(readers);
+            held.extend(readers.into_iter().map(Into::<Held>::into));
         }
     }
 }
@@ -69,15 +69,15 @@ async fn a_request_is_refused_only_if_all_permits_are_taken() {
     for (a, b) in places("shedding").await {
         let _one = b.semaphore("x", 50).acquire().await.unwrap();
         let limit = a.semaphore("x", 50);
-        let mut served: Vec<LockHandle> = Vec::new();
+        let mut served: Vec<Held<target::Semaphore>> = Vec::new();
         for _ in 0..20 {
-            let five = join_all((0..5).map(|_| limit.try_acquire().into_future())).await;
+            let five = join_all((0..5).map(|_| limit.try_acquire())).await;
             served.extend(five.into_iter().filter_map(|tried| tried.unwrap()));
         }
         assert_eq!(served.len(), 49);
-        join_all(served.into_iter().map(LockHandle::release)).await;
+        join_all(served.into_iter().map(Held::release)).await;
         // No time to wait is a try too.
-        let all = (0..49).map(|_| limit.acquire().timeout(Duration::ZERO).into_future());
+        let all = (0..49).map(|_| limit.acquire().timeout(Duration::ZERO));
         let served: Result<Vec<_>, _> = join_all(all).await.into_iter().collect();
         assert_eq!(served.unwrap().len(), 49);
         // Of several locks each is tried by itself: one task gets the last, and the others learn who has it.
@@ -137,16 +137,16 @@ async fn tries_on_documents_and_elements_are_answered_alike() {
             };
             assert!(contention.held_here && contention.holders.len() == 1, "{contention:?}");
         }
-        for missing in join_all((0..5).map(|_| a.try_acquire(2).into_future())).await {
+        for missing in join_all((0..5).map(|_| a.try_acquire(2))).await {
             assert!(matches!(missing, Err(AcquireError::NoDocument { .. })), "{missing:?}");
         }
-        for missing in join_all((0..5).map(|_| line("y").try_acquire(1).into_future())).await {
+        for missing in join_all((0..5).map(|_| line("y").try_acquire(1))).await {
             assert!(matches!(missing, Err(AcquireError::NoElement { .. })), "{missing:?}");
         }
         for id in 10..20 {
             scene.events.insert(doc! { "_id": id, "to_do": true }).await;
         }
-        let claims = (0..10).map(|_| a.try_claim(doc! { "to_do": true }).into_future());
+        let claims = (0..10).map(|_| a.try_claim(doc! { "to_do": true }));
         let claimed = join_all(claims)
             .await
             .into_iter()

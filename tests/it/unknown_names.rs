@@ -66,7 +66,7 @@ async fn who_has_met_free_locks_only_asks_for_the_next_one_in_short() {
     // A lock that is held after all is waited for as every other.
     let other = ground.locks().await;
     let held = other.mutex("nightly job").acquire().await.unwrap();
-    let waiting = spawn(locks.mutex("nightly job").acquire().into_future());
+    let waiting = spawn(locks.mutex("nightly job").acquire());
     until_waiting(&other, "nightly job", 1).await;
     held.release().await.unwrap();
     let acquired = within(SOON, "the hand-over", waiting).await.unwrap().unwrap();
@@ -84,7 +84,7 @@ async fn a_free_lock_that_lacks_a_field_is_granted_whatever_was_expected_of_it()
     let (locks, other, driver) = (ground.locks().await, ground.locks().await, ground.driver().await);
     let documents = driver.database(&ground.database).collection::<Document>(COLLECTION);
     let take = async |locks: &LockClient, name: &str| {
-        let acquired = within(SOON, name, spawn(locks.mutex(name).acquire().into_future())).await;
+        let acquired = within(SOON, name, spawn(locks.mutex(name).acquire())).await;
         let handle = acquired.unwrap().unwrap_or_else(|error| panic!("{name}: {error}"));
         handle.release().await.unwrap();
     };

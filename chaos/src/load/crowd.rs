@@ -43,7 +43,7 @@ pub(super) async fn run(count: usize, lasts: Duration) -> Result<bool> {
     let waiting: FuturesUnordered<_> = clients
         .iter()
         .map(|locks| {
-            let acquire = locks.mutex("one").acquire().into_future();
+            let acquire = locks.mutex("one").acquire();
             tokio::spawn(async move {
                 let handle = acquire.await?;
                 let token = handle.token();

@@ -13,7 +13,7 @@ use std::{
 use futures::{StreamExt, TryStreamExt, stream};
 use mongodb::bson::{Document, doc};
 use tokio::time::{Instant, sleep};
-use watchlock::{LockClient, LockHandle, LockView};
+use watchlock::{Held, LockClient, View, target};
 use watchlock_testkit::Cluster;
 
 use super::{DATABASE, gauge::Gauge};
@@ -65,13 +65,17 @@ pub(super) async fn run(count: usize, lasts: Duration) -> Result<bool> {
     let many = acquire(&locks, &mut handles, MEASURED).await?;
     println!("  {many:.0} acquires a second at {count} held, without a rest");
 
-    let views: Vec<LockView> = handles.iter().map(LockHandle::view).collect();
+    let views: Vec<View<target::Mutex>> = handles.iter().map(Held::<target::Mutex>::view).collect();
     let probe = Probe::start(locks.clone());
     let (mut least_left, mut next) = (Duration::MAX, Instant::now());
     let end = Instant::now() + lasts;
     while Instant::now() < end {
         sleep(Duration::from_millis(500)).await;
-        let left = views.iter().map(LockView::safe_for).min().unwrap_or_default();
+        let left = views
+            .iter()
+            .map(View::<target::Mutex>::safe_for)
+            .min()
+            .unwrap_or_default();
         least_left = least_left.min(left);
         if Instant::now() >= next {
             let later = gauge.read().await?;
@@ -88,7 +92,7 @@ pub(super) async fn run(count: usize, lasts: Duration) -> Result<bool> {
     let rested = bursts(&locks, count).await?;
     println!("  waits for a look at the client from another thread: {waits}");
     let mut lost = BTreeMap::<String, usize>::new();
-    for reason in views.iter().filter_map(LockView::lost_reason) {
+    for reason in views.iter().filter_map(View::<target::Mutex>::lost_reason) {
         *lost.entry(reason.to_string()).or_default() += 1;
     }
     println!("  lost: {} {lost:?}", lost.values().sum::<usize>());
@@ -112,10 +116,10 @@ pub(super) async fn run(count: usize, lasts: Duration) -> Result<bool> {
 }
 
 /// Acquires so many more, and returns their number per second.
-async fn acquire(locks: &LockClient, handles: &mut Vec<LockHandle>, count: usize) -> Result<f64> {
+async fn acquire(locks: &LockClient, handles: &mut Vec<Held<target::Mutex>>, count: usize) -> Result<f64> {
     let (first, began) = (handles.len(), Instant::now());
-    let acquiring = (first..first + count).map(|number| locks.mutex(format!("lock {number}")).acquire().into_future());
-    let acquired: Vec<LockHandle> = stream::iter(acquiring).buffer_unordered(AT_ONCE).try_collect().await?;
+    let acquiring = (first..first + count).map(|number| locks.mutex(format!("lock {number}")).acquire());
+    let acquired: Vec<Held<target::Mutex>> = stream::iter(acquiring).buffer_unordered(AT_ONCE).try_collect().await?;
     handles.extend(acquired);
     Ok(per_second(count, began))
 }
@@ -132,16 +136,12 @@ async fn bursts(locks: &LockClient, beside: usize) -> Result<f64> {
     let mut rates = Vec::new();
     for burst in 0..BURSTS {
         sleep(REST).await;
-        let acquiring = (0..MEASURED).map(|number| {
-            locks
-                .mutex(format!("beside {beside} {burst} {number}"))
-                .acquire()
-                .into_future()
-        });
+        let acquiring = (0..MEASURED).map(|number| locks.mutex(format!("beside {beside} {burst} {number}")).acquire());
         let began = Instant::now();
-        let acquired: Vec<LockHandle> = stream::iter(acquiring).buffer_unordered(AT_ONCE).try_collect().await?;
+        let acquired: Vec<Held<target::Mutex>> =
+            stream::iter(acquiring).buffer_unordered(AT_ONCE).try_collect().await?;
         rates.push(per_second(MEASURED, began));
-        let releasing = acquired.into_iter().map(LockHandle::release);
+        let releasing = acquired.into_iter().map(Held::<target::Mutex>::release);
         stream::iter(releasing)
             .buffer_unordered(AT_ONCE)
             .try_collect::<Vec<_>>()

@@ -1,6 +1,6 @@
 //! Many tasks of one client that wait for one lock; then each gets it, in turn.
 
-use std::{future::poll_fn, task::Poll, time::Duration};
+use std::{future::poll_fn, pin::Pin, task::Poll, time::Duration};
 
 use tokio::time::sleep;
 use watchlock::LockClient;
@@ -26,8 +26,8 @@ pub(super) async fn run(count: usize, lasts: Duration) -> Result<bool> {
     let mut tasks = Vec::new();
     for _ in 0..count {
         // It gets in line with the first poll, so this is the order in which they ask.
-        let mut acquire = locks.mutex("one").acquire().into_future();
-        let asked = poll_fn(|context| Poll::Ready(acquire.as_mut().poll(context))).await;
+        let mut acquire = locks.mutex("one").acquire();
+        let asked = poll_fn(|context| Poll::Ready(Pin::new(&mut acquire).poll(context))).await;
         if asked.is_ready() {
             return Err("a lock that is held was to be had".into());
         }

@@ -22,7 +22,7 @@ use tokio::{
     process::{Child, Command},
     time::{Instant, sleep, timeout},
 };
-use watchlock::{LockClient, LockHandle};
+use watchlock::{Held, LockClient, target};
 use watchlock_testkit::Cluster;
 
 use super::{
@@ -98,7 +98,7 @@ impl Actors {
 
     /// Plays what the picture shows: locks are taken, waited for, handed over and broken. Returns the handles that are
     /// left.
-    async fn play(&self) -> Result<[LockHandle; 2]> {
+    async fn play(&self) -> Result<[Held<target::Mutex>; 2]> {
         sleep(PACE).await;
         let nightly = self
             .reports

@@ -251,9 +251,7 @@ async fn a_stopped_job_with_several_locks_checks_each_before_it_goes_on() {
     let command: u32 = running.line().await.parse().unwrap();
     signal("STOP", running.pid());
     locks.break_lock("b").await.unwrap();
-    let taken = within(LONG, "it is free", locks.mutex("b").acquire().into_future())
-        .await
-        .unwrap();
+    let taken = within(LONG, "it is free", locks.mutex("b").acquire()).await.unwrap();
     signal("CONT", running.pid());
     until_gone(command).await;
     assert_eq!(running.status().await.code(), Some(76));

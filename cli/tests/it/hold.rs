@@ -1,7 +1,5 @@
 //! `watchlock hold`, and the other ways to hold a lock that people know from other programs.
 
-use std::future::IntoFuture as _;
-
 use watchlock_testkit::shared;
 
 use crate::{
@@ -61,9 +59,7 @@ async fn a_command_that_holds_the_lock_for_too_long_is_ended() {
     let told = within(PATIENCE, "its end", watchlock(&ground, run)).await.expect(76);
     assert!(told.err.contains("`x` is lost"), "{told:?}");
     let next = ground.locks().await;
-    let _next = within(SOON, "the next", next.mutex("x").acquire().into_future())
-        .await
-        .unwrap();
+    let _next = within(SOON, "the next", next.mutex("x").acquire()).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use watchlock::{LockClient, LockHandle, Released};
+use watchlock::{Held, LockClient, Released, target};
 use watchlock_testkit::shared;
 
 use crate::{
@@ -66,8 +66,8 @@ fn shell(ground: &Ground) -> Terminal {
     Terminal::new(ground, "PS1='$ ' exec bash --norc --noprofile --noediting -i")
 }
 
-async fn second(locks: &LockClient) -> LockHandle {
-    let acquired = locks.mutex("x").acquire().into_future();
+async fn second(locks: &LockClient) -> Held<target::Mutex> {
+    let acquired = locks.mutex("x").acquire();
     within(PATIENCE, "the second holder", acquired).await.unwrap()
 }
 

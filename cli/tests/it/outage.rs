@@ -11,7 +11,7 @@ use std::{
 use futures::future::join_all;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use tokio::{process::Child, time::sleep};
-use watchlock::{Leadership, LockClient, LockHandle};
+use watchlock::{LockClient, target};
 use watchlock_testkit::{Proxy, shared};
 
 use crate::{
@@ -113,8 +113,8 @@ impl Case {
 }
 
 enum Held {
-    Lock(LockHandle),
-    Lead(Leadership),
+    Lock(watchlock::Held<target::Mutex>),
+    Lead(watchlock::Held<target::Leadership>),
 }
 
 /// Starts a command behind a proxy.

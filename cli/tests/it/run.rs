@@ -269,7 +269,7 @@ async fn a_frozen_program_ends_its_command_when_it_thaws() {
     let mut started = Started::run(&ground, &arguments);
     let command: u32 = started.line().await.parse().unwrap();
     process_signal::freeze(started.pid()).unwrap();
-    let next = within(PATIENCE, "the lease runs out", locks.mutex("x").acquire().into_future())
+    let next = within(PATIENCE, "the lease runs out", locks.mutex("x").acquire())
         .await
         .unwrap();
     process_signal::thaw(started.pid()).unwrap();

@@ -2,7 +2,6 @@
 
 use std::{
     fs::File,
-    future::IntoFuture as _,
     io::{Read as _, Write as _},
     os::fd::OwnedFd,
     sync::{Arc, Mutex, PoisonError},
@@ -219,7 +218,7 @@ fn copy(descriptor: &OwnedFd) -> OwnedFd {
     descriptor.try_clone().unwrap()
 }
 
-pub(super) async fn held(locks: &LockClient) -> watchlock::LockHandle {
+pub(super) async fn held(locks: &LockClient) -> watchlock::Held<watchlock::target::Mutex> {
     locks.mutex("nightly-7").acquire().reason("a-reason").await.unwrap()
 }
 
@@ -404,7 +403,7 @@ async fn the_view_is_drawn_when_events_have_been_taken_in() {
     const FRAME: Duration = Duration::from_millis(50);
     let ground = Ground::replica_set("cli_frames").await;
     let locks = ground.locks().await;
-    let held = (0..LOCKS).map(|number| locks.mutex(format!("lock-{number}")).acquire().into_future());
+    let held = (0..LOCKS).map(|number| locks.mutex(format!("lock-{number}")).acquire());
     let _held: Vec<_> = futures::future::try_join_all(held).await.unwrap();
     let begun = Instant::now();
     let mut terminal = Terminal::new(&ground, "exec $W watch");

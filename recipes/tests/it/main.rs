@@ -3,7 +3,7 @@
 mod numbers;
 
 use std::{
-    future::{IntoFuture as _, ready},
+    future::ready,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -236,9 +236,7 @@ async fn a_message_that_can_not_be_sent_does_not_hold_up_an_outbox() {
     let claims = locks.documents(messages.clone());
     for attempt in 1..outbox::ATTEMPTS {
         let claim = claims.claim(open()).sort(doc! { "_id": 1 });
-        let message = within("a claim", claim.max_attempts(outbox::ATTEMPTS).into_future())
-            .await
-            .unwrap();
+        let message = within("a claim", claim.max_attempts(outbox::ATTEMPTS)).await.unwrap();
         assert_eq!(message.attempt(), Some(attempt));
         message.release().await.unwrap();
     }

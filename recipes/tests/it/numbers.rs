@@ -15,7 +15,7 @@ use mongodb::{
 };
 use tokio::{net::TcpListener, task::JoinHandle};
 use watchlock::{
-    AcquireError, HISTOGRAM_BUCKETS, InMemory, LockClient, LockHandle, MemoryCollection, Mutex as LockMutex,
+    AcquireError, HISTOGRAM_BUCKETS, Held, InMemory, LockClient, MemoryCollection, Mutex as LockMutex, target,
 };
 use watchlock_recipes::prometheus;
 
@@ -97,7 +97,7 @@ impl Board {
 }
 
 /// A task that waits for the lock `x`, in the server's queue.
-async fn in_line(locks: &LockClient, mutex: LockMutex) -> JoinHandle<Result<LockHandle, AcquireError>> {
+async fn in_line(locks: &LockClient, mutex: LockMutex) -> JoinHandle<Result<Held<target::Mutex>, AcquireError>> {
     let waiting = tokio::spawn(async move { mutex.acquire().await });
     within("a waiter in the queue", async {
         while locks

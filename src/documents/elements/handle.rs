@@ -1,39 +1,66 @@
-//! Handles of locked elements.
+//! Locked elements.
 
-use std::{fmt, ops::Deref, time::Duration};
+use std::{fmt, future::Future};
 
 use mongodb::{bson::Bson, options::UpdateModifications};
 use serde::de::DeserializeOwned;
 
-use super::update::rewritten;
+use super::{ElementLocks, update::rewritten};
 use crate::{
-    documents::handle::before_write,
-    error::{DocumentError, ReleaseError, RenewError},
-    handle::{LockHandle, LockView, Released},
+    brief::Brief,
+    documents::{action::DocumentAcquiring, handle::before_write},
+    error::{AcquireError, DocumentError},
+    handle::{
+        Held,
+        owned::OwnedHold,
+        target::{AnyLock, IsKnown, IsOne, Target},
+    },
+    locks::{
+        acquire::{CanAcquire, Got},
+        options::{CanFix, CanLimit, HasHolder, Options},
+        patience::Otherwise,
+    },
     session::{UserHandle, documents::DocumentSession},
     store::{element::ElementKey, read_as},
+    world::{Sealed, World},
 };
 
 /// Maximum tries of an update that was not done, though right after each the lock is held and the element is there: it
 /// was removed and added again in between, or the lease is over by the server's clock.
 const UPDATE_TRIES: u32 = 2;
 
-/// A locked element of an array.
+/// An [element](crate::ElementLocks) of an array in a document of yours, read as an `E`.
 ///
-/// It dereferences to a [`LockView`], which has the fencing token and reports a loss; [`LockView::name`] is the `_id`
-/// of the document and the key as text. It is renewed in the background for as long as the handle lives, and dropping
-/// it releases the element.
-///
-/// # Guarantees
-///
-/// Those of a [`LockHandle`](crate::LockHandle); and [`update`](Self::update) writes under the lock: the server checks
-/// the lock in the same atomic step.
-///
-/// The lock is that of the key. If the element is removed meanwhile, the lock stays held until it is released.
-#[must_use = "the element is released when the handle is dropped"]
-pub struct ElementHandle<E> {
+/// [`View::name`](crate::View::name) is the `_id` of the document and the key as text. The lock is that of the key: if the
+/// element is removed meanwhile, the lock stays held until it is released.
+pub struct Element<E> {
+    locks: ElementLocks<E>,
+    id: Bson,
+}
+
+impl<E> Element<E> {
+    pub(super) fn new(locks: ElementLocks<E>, id: Bson) -> Self {
+        Self { locks, id }
+    }
+}
+
+impl<E> Sealed for Element<E> {}
+
+impl<E> Target for Element<E> {
+    type Held = Self;
+    type Own = OwnedHold;
+    type Data = HeldElement<E>;
+}
+
+impl<E> IsOne for Element<E> {}
+impl<E> IsKnown for Element<E> {}
+impl<E> HasHolder for Element<E> {}
+impl<E> CanLimit for Element<E> {}
+impl<E> CanFix for Element<E> {}
+
+/// The data of a locked element.
+pub struct HeldElement<E> {
     session: UserHandle<DocumentSession>,
-    handle: LockHandle,
     key: ElementKey,
     /// The path of the array.
     array: String,
@@ -41,88 +68,76 @@ pub struct ElementHandle<E> {
     element: E,
 }
 
-impl<E> ElementHandle<E> {
-    pub(super) fn new(
-        session: UserHandle<DocumentSession>,
-        handle: LockHandle,
-        key: ElementKey,
-        array: String,
-        id: Bson,
-        element: E,
-    ) -> Self {
-        Self {
+impl<E: DeserializeOwned + Send + Sync + 'static> CanAcquire for Element<E> {
+    async fn ask(self, options: Options, otherwise: Otherwise) -> Result<Got<Self>, AcquireError> {
+        let Self { locks, id } = self;
+        let acquiring = DocumentAcquiring::new(locks.place(&id)?, options.timeout);
+        let own = acquiring.acquire(options, otherwise).await;
+        let own = own.map_err(|error| locks.missing(error))?;
+        let (session, key) = locks.session()?;
+        let (name, array) = (own.name().to_owned(), locks.array.clone());
+        // On a timeout, and if there is not exactly one, the lock is released again.
+        let Some(found) = acquiring.in_time(session.elements(&name)).await? else {
+            return Err(locks.missing(AcquireError::NoDocument { name }));
+        };
+        let element = match &found[..] {
+            [] => return Err(AcquireError::NoElement { name, array }),
+            [element] => read_as(element).map_err(|cause| AcquireError::Unreadable { name, cause })?,
+            found => {
+                return Err(AcquireError::AmbiguousElement {
+                    name,
+                    array,
+                    matched: found.len(),
+                });
+            }
+        };
+        let (session, key) = (session.clone(), key.clone());
+        let data = HeldElement {
             session,
-            handle,
             key,
             array,
             id,
             element,
+        };
+        Ok((own, data))
+    }
+}
+
+impl<E> ElementLocks<E> {
+    /// Returns the error for an element where one for a document was found: the server was asked for both at once.
+    fn missing(&self, error: AcquireError) -> AcquireError {
+        match error {
+            AcquireError::NoDocument { name } => AcquireError::NoElement {
+                name,
+                array: self.array.clone(),
+            },
+            error => error,
         }
     }
+}
 
+/// # A locked element
+///
+/// [`update`](Self::update) writes under the lock: the server checks the lock in the same atomic step.
+impl<E, W: World> Held<Element<E>, W> {
     /// Returns the element as it was when it was locked, or right after.
     pub fn element(&self) -> &E {
-        &self.element
+        &self.data.element
     }
 
     /// Returns the `_id` of the document.
     pub fn id(&self) -> &Bson {
-        &self.id
-    }
-
-    /// Returns a view of the lock for the code that works under it; see [`LockHandle::view`](crate::LockHandle::view).
-    pub fn view(&self) -> LockView {
-        self.handle.view()
-    }
-
-    /// Renews the lock now, in addition to the renewals in the background, and returns for how long it is safe; see
-    /// [`LockHandle::renew`](crate::LockHandle::renew).
-    ///
-    /// # Errors
-    ///
-    /// [`RenewError::Lost`] if it is lost. [`RenewError::Server`] if the server could not be reached: the element is
-    /// still locked, and renewals go on in the background.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: the renewal goes on in the background.
-    ///
-    /// # Examples
-    ///
-    /// ```no_run
-    /// # async fn example(lines: watchlock::ElementLocks<mongodb::bson::Document>) -> Result<(), Box<dyn std::error::Error>> {
-    /// let line = lines.acquire("order-7").await?;
-    /// println!("ours for {:?} at least", line.renew().await?);
-    /// # Ok(()) }
-    /// ```
-    pub async fn renew(&self) -> Result<Duration, RenewError> {
-        self.handle.renew().await
-    }
-
-    /// Releases the element: its lock is handed to the next in the queue, or is free.
-    ///
-    /// # Errors
-    ///
-    /// Same as for [`LockHandle::release`](crate::LockHandle::release).
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the release goes on in the background.
-    ///
-    /// # Examples
-    ///
-    /// See [`ElementLocks`](crate::ElementLocks).
-    pub async fn release(self) -> Result<Released, ReleaseError> {
-        self.handle.release().await
+        &self.data.id
     }
 
     /// Splits this into the handle of the lock alone, and the element.
-    pub fn into_parts(self) -> (LockHandle, E) {
-        (self.handle, self.element)
+    pub fn into_parts(self) -> (Held<AnyLock, W>, E) {
+        let (lock, data) = self.into_lock();
+        (lock, data.element)
     }
 }
 
-impl<E: DeserializeOwned> ElementHandle<E> {
+impl<E: DeserializeOwned, W: World> Held<Element<E>, W> {
     /// Updates the element if this handle still locks it, and returns it as it is then.
     ///
     /// `update` is a document of update operators, whose paths lead from the element: `{ "$set": { "picked": true } }`.
@@ -134,7 +149,7 @@ impl<E: DeserializeOwned> ElementHandle<E> {
     /// [`DocumentError::Lost`] if the lock was lost before: nothing was changed. [`DocumentError::NoElement`] if the
     /// element was removed, and [`DocumentError::AmbiguousElement`] if others have its key by now: nothing was changed,
     /// and the lock is held. [`DocumentError::InTransaction`] if a transaction is open that this lock
-    /// [guards](LockView::guard_transaction): nothing was changed. [`DocumentError::Server`] if the server could not be
+    /// [guards](crate::View::guard_transaction): nothing was changed. [`DocumentError::Server`] if the server could not be
     /// reached or did not answer for the time of the lease, ten minutes at most (the element may have been changed, or
     /// may still be: the update is not repeated beyond the driver's own retry) or refused.
     /// [`DocumentError::Unreadable`] if the element was changed but can't be read as an `E`.
@@ -156,25 +171,31 @@ impl<E: DeserializeOwned> ElementHandle<E> {
     /// assert_eq!(updated, doc! { "sku": "y", "n": 2 });
     /// # Ok(()) }
     /// ```
-    pub async fn update(&self, update: impl Into<UpdateModifications>) -> Result<E, DocumentError> {
-        let update = rewritten(&update.into(), &self.array, &self.key)?;
-        before_write(&self.session, &self.handle).await?;
-        let hold = self.handle.hold();
-        for _ in 0..UPDATE_TRIES {
-            if let Some(element) = self.session.change_element(hold, update.clone()).await? {
-                return read_as(&element).map_err(|cause| DocumentError::Unreadable { cause });
+    pub fn update(
+        &self,
+        update: impl Into<UpdateModifications>,
+    ) -> W::Call<impl Future<Output = Result<E, DocumentError>>> {
+        let update = update.into();
+        W::call(async move {
+            let update = rewritten(&update, &self.data.array, &self.data.key)?;
+            before_write(&self.data.session, &self.own).await?;
+            let hold = self.hold();
+            for _ in 0..UPDATE_TRIES {
+                if let Some(element) = self.data.session.change_element(hold, update.clone()).await? {
+                    return read_as(&element).map_err(|cause| DocumentError::Unreadable { cause });
+                }
+                self.check_after_refusal().await?;
             }
-            self.check_after_refusal().await?;
-        }
-        // By the server's clock, the lease is over.
-        Err(self.session.give_up(hold).await.into())
+            // By the server's clock, the lease is over.
+            Err(self.data.session.give_up(hold).await.into())
+        })
     }
 
     /// Finds the reason after the server said that this handle no longer holds the lock, or that there is not exactly
     /// one such element; there may be none any more.
     async fn check_after_refusal(&self) -> Result<(), DocumentError> {
-        self.session.verified(self.handle.hold()).await?;
-        let found = self.session.elements(self.handle.name()).await?;
+        self.data.session.verified(self.hold()).await?;
+        let found = self.data.session.elements(self.name()).await?;
         match found.map_or(0, |found| found.len()) {
             0 => Err(DocumentError::NoElement),
             1 => Ok(()),
@@ -183,21 +204,25 @@ impl<E: DeserializeOwned> ElementHandle<E> {
     }
 }
 
-impl<E> Deref for ElementHandle<E> {
-    type Target = LockView;
-
-    fn deref(&self) -> &LockView {
-        &self.handle
+impl<E> Clone for Element<E> {
+    fn clone(&self) -> Self {
+        Self::new(self.locks.clone(), self.id.clone())
     }
 }
 
-impl<E> fmt::Debug for ElementHandle<E> {
+impl<E> fmt::Debug for Element<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ElementHandle")
-            .field("id", &self.id)
-            .field("key", &self.key.code())
-            .field("token", &self.token().as_i64())
-            .field("status", &self.status())
+        f.debug_struct("Element")
+            .field("locks", &self.locks)
+            .field("id", &Brief(&self.id))
+            .finish_non_exhaustive()
+    }
+}
+
+impl<E> fmt::Debug for HeldElement<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HeldElement")
+            .field("id", &Brief(&self.id))
             .finish_non_exhaustive()
     }
 }

@@ -1,12 +1,12 @@
 //! Locks of the elements of an array, in the documents of the user's own collection.
 
-mod action;
-mod handle;
+pub(super) mod handle;
 mod update;
 
 use std::{
     collections::BTreeMap,
     fmt,
+    future::Future,
     marker::PhantomData,
     sync::{Arc, MutexGuard, OnceLock, PoisonError},
 };
@@ -19,6 +19,10 @@ use crate::{
     error::{InvalidInput, OperateError},
     input::{check_code, check_id, check_key, check_path, check_size},
     inspect::LockInfo,
+    locks::{
+        acquire::Acquire,
+        patience::{Try, Wait},
+    },
     protocol::Evict,
     session::{UserHandle, documents::DocumentSession},
     store::{
@@ -30,10 +34,9 @@ use crate::{
     },
     token::FencingToken,
     wake_mode::WakeMode,
+    world::{Async, World},
 };
-
-pub use action::{AcquireElement, TryAcquireElement};
-pub use handle::ElementHandle;
+use handle::Element;
 
 /// Locks for one element each of an array in the documents of a collection of yours, in place. Made by
 /// [`DocumentLocks::element`].
@@ -53,10 +56,10 @@ pub use handle::ElementHandle;
 ///
 /// # Guarantees
 ///
-/// - One valid [`ElementHandle`] for an element at a time, with the guarantees of a [`LockHandle`](crate::LockHandle):
-///   renewal, [`lost`](crate::LockView::lost), fencing tokens. The lock of a holder that died is free after its lease.
+/// - One valid [handle](crate::Held) for an element at a time, with the guarantees of every [`Held`](crate::Held):
+///   renewal, [`lost`](crate::View::lost), fencing tokens. The lock of a holder that died is free after its lease.
 /// - [`acquire`](Self::acquire) is first come, first served.
-/// - [`ElementHandle::update`] is done while the lock is held or not at all, and changes that element only.
+/// - `update` of the handle is done while the lock is held or not at all, and changes that element only.
 /// - A lock is that of a key: an element that is removed and added again has the same lock, and tokens go on rising.
 ///
 /// Programs that lock the same elements must use the same fields for their keys: `{ sku: "x" }` and `{ line: 7 }` are
@@ -88,17 +91,17 @@ pub use handle::ElementHandle;
 /// # assert_eq!(memory.find(doc! { "lines.picked": true })?.len(), 1);
 /// # Ok(()) }
 /// ```
-pub struct ElementLocks<E> {
+pub struct ElementLocks<E, W: World = Async> {
     /// The locks of the documents, whose type does not matter: only elements are read.
     locks: DocumentLocks<Document>,
     array: String,
     key: Document,
     /// The session, and the code of the key.
     place: Arc<OnceLock<(UserHandle<DocumentSession>, ElementKey)>>,
-    read_as: PhantomData<fn() -> E>,
+    of: PhantomData<fn() -> (E, W)>,
 }
 
-impl<T> DocumentLocks<T> {
+impl<T, W: World> DocumentLocks<T, W> {
     /// Returns locks for one element of an array of each document, by its key: see [`ElementLocks`].
     ///
     /// `array` is the path of the array, through sub-documents, as for [`field`](Self::field). `key` has 1 to 4 fields
@@ -108,18 +111,18 @@ impl<T> DocumentLocks<T> {
     /// # Examples
     ///
     /// See [`ElementLocks`].
-    pub fn element<E>(&self, array: impl Into<String>, key: Document) -> ElementLocks<E> {
+    pub fn element<E>(&self, array: impl Into<String>, key: Document) -> ElementLocks<E, W> {
         ElementLocks {
             locks: self.clone().read_as(),
             array: array.into(),
             key,
             place: Arc::default(),
-            read_as: PhantomData,
+            of: PhantomData,
         }
     }
 }
 
-impl<E> ElementLocks<E> {
+impl<E, W: World> ElementLocks<E, W> {
     /// Acquires the lock of the element in the document with this `_id`, waiting for its turn. Await the returned
     /// action.
     ///
@@ -141,8 +144,8 @@ impl<E> ElementLocks<E> {
     /// # Examples
     ///
     /// See [`ElementLocks`].
-    pub fn acquire(&self, id: impl Into<Bson>) -> AcquireElement<E> {
-        AcquireElement::new(self.clone(), id.into())
+    pub fn acquire(&self, id: impl Into<Bson>) -> Acquire<Element<E>, Wait, W> {
+        Acquire::new(Element::new(self.in_world(), id.into()))
     }
 
     /// Acquires the lock of the element in the document with this `_id` if it is free and nobody waits for it; `None`
@@ -173,8 +176,8 @@ impl<E> ElementLocks<E> {
     /// # held.release().await?;
     /// # Ok(()) }
     /// ```
-    pub fn try_acquire(&self, id: impl Into<Bson>) -> TryAcquireElement<E> {
-        TryAcquireElement::new(self.clone(), id.into())
+    pub fn try_acquire(&self, id: impl Into<Bson>) -> Acquire<Element<E>, Try, W> {
+        Acquire::new(Element::new(self.in_world(), id.into()))
     }
 
     /// Returns the holders and waiters of the element's lock in the document with this `_id`; `None` if it was not
@@ -205,10 +208,15 @@ impl<E> ElementLocks<E> {
     /// assert_eq!(lock.holders[0].token, held.token());
     /// # Ok(()) }
     /// ```
-    pub async fn inspect(&self, id: impl Into<Bson>) -> Result<Option<LockInfo>, OperateError> {
-        let (session, name) = self.place(&id.into())?;
-        let read = session.inspect(&name).await?;
-        Ok(read.map(|read| LockInfo::of_reading(&name, &read)))
+    pub fn inspect(
+        &self,
+        id: impl Into<Bson>,
+    ) -> W::Call<impl Future<Output = Result<Option<LockInfo>, OperateError>>> {
+        W::call(async move {
+            let (session, name) = self.place(&id.into())?;
+            let read = session.inspect(&name).await?;
+            Ok(read.map(|read| LockInfo::of_reading(&name, &read)))
+        })
     }
 
     /// Takes the lock of the element in the document with this `_id` away from its holder, and hands it to the next in
@@ -239,14 +247,21 @@ impl<E> ElementLocks<E> {
     /// assert_eq!(held.lost().await, watchlock::LostReason::Broken);
     /// # Ok(()) }
     /// ```
-    pub async fn break_lock(&self, id: impl Into<Bson>) -> Result<Option<LockInfo>, OperateError> {
-        let id = id.into();
-        let (session, name) = self.place(&id)?;
-        if let Some(state) = session.evict(&name, Evict::Everybody).await? {
-            return Ok(Some(LockInfo::after_write(&name, &state)));
-        }
-        // Nobody held it.
-        self.inspect(id).await
+    pub fn break_lock(
+        &self,
+        id: impl Into<Bson>,
+    ) -> W::Call<impl Future<Output = Result<Option<LockInfo>, OperateError>>> {
+        W::call(async move {
+            let (session, name) = self.place(&id.into())?;
+            if let Some(state) = session.evict(&name, Evict::Everybody).await? {
+                return Ok(Some(LockInfo::after_write(&name, &state)));
+            }
+            // Nobody held it.
+            Ok(session
+                .inspect(&name)
+                .await?
+                .map(|read| LockInfo::of_reading(&name, &read)))
+        })
     }
 
     /// Takes the lock of the element in the document with this `_id` away from the holder whose grant has this token,
@@ -276,14 +291,16 @@ impl<E> ElementLocks<E> {
     /// assert!(lock.holders.is_empty());
     /// # Ok(()) }
     /// ```
-    pub async fn break_holder(
+    pub fn break_holder(
         &self,
         id: impl Into<Bson>,
         token: FencingToken,
-    ) -> Result<Option<LockInfo>, OperateError> {
-        let (session, name) = self.place(&id.into())?;
-        let state = session.evict(&name, Evict::Holder(token.as_i64())).await?;
-        Ok(state.map(|state| LockInfo::after_write(&name, &state)))
+    ) -> W::Call<impl Future<Output = Result<Option<LockInfo>, OperateError>>> {
+        W::call(async move {
+            let (session, name) = self.place(&id.into())?;
+            let state = session.evict(&name, Evict::Holder(token.as_i64())).await?;
+            Ok(state.map(|state| LockInfo::after_write(&name, &state)))
+        })
     }
 
     /// Returns how waiters are woken at present; see [`LockClient::wake_mode`](crate::LockClient::wake_mode). If the
@@ -366,19 +383,26 @@ impl<E> ElementLocks<E> {
     }
 }
 
-impl<E> Clone for ElementLocks<E> {
-    fn clone(&self) -> Self {
-        Self {
+impl<E, W: World> ElementLocks<E, W> {
+    /// Returns the same locks in another world.
+    fn in_world<V: World>(&self) -> ElementLocks<E, V> {
+        ElementLocks {
             locks: self.locks.clone(),
             array: self.array.clone(),
             key: self.key.clone(),
             place: self.place.clone(),
-            read_as: PhantomData,
+            of: PhantomData,
         }
     }
 }
 
-impl<E> fmt::Debug for ElementLocks<E> {
+impl<E, W: World> Clone for ElementLocks<E, W> {
+    fn clone(&self) -> Self {
+        self.in_world()
+    }
+}
+
+impl<E, W: World> fmt::Debug for ElementLocks<E, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The collection is left out: the driver's client shows the user's connection options.
         f.debug_struct("ElementLocks")

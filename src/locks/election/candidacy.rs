@@ -6,13 +6,15 @@ use futures::FutureExt;
 use tokio::{sync::watch, time::sleep};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
-use super::{Election, Leadership};
+use super::Election;
 use crate::{
     backoff::Backoff,
     error::{AcquireError, CandidacyError},
-    handle::LockView,
+    handle::{Held, View},
+    locks::targets::Leadership,
     status::{Lost, LostReason},
     telemetry,
+    world::World,
 };
 
 /// Pauses before a name that is in use as another kind of lock is tried again. The other program must
@@ -22,7 +24,7 @@ const OTHER_USE: Backoff = Backoff::between(Duration::from_millis(100), Duration
 /// Limits the bytes of a panic's message that are kept.
 const MESSAGE_MOST: usize = 1_024;
 
-impl Election {
+impl<W: World> Election<W> {
     /// Sets whether [`run`](Self::run) and [`stand`](Self::stand) wait while the name is in use as another kind of
     /// lock; by default they end with [`AcquireError::KindMismatch`].
     ///
@@ -49,10 +51,10 @@ impl Election {
     }
 
     /// Campaigns, and repeats it while the name is in other use, if the election waits for that.
-    pub(super) async fn campaign_on(&self, value: &str) -> Result<Leadership, AcquireError> {
+    pub(super) async fn campaign_on(&self, value: &str) -> Result<Held<Leadership, W>, AcquireError> {
         let mut backoff = OTHER_USE;
         loop {
-            match self.campaign(value).await {
+            match self.campaign(value).held().await {
                 Err(AcquireError::KindMismatch(_)) if self.waits_out_other_uses => {
                     sleep(backoff.failed()).await;
                 }
@@ -60,7 +62,9 @@ impl Election {
             }
         }
     }
+}
 
+impl Election {
     /// Leads in the background, with callbacks: `elected` when a term begins, `lost` when it ends.
     ///
     /// It ends, and resigns, when the returned [`Candidacy`] is withdrawn or dropped. If it is withdrawn while it leads,
@@ -89,7 +93,7 @@ impl Election {
     pub fn stand(
         &self,
         value: impl Into<String>,
-        elected: impl FnMut(LockView) + Send + 'static,
+        elected: impl FnMut(View<Leadership>) + Send + 'static,
         lost: impl FnMut(Lost) + Send + 'static,
     ) -> Candidacy {
         let (withdrawn, result) = (CancellationToken::new(), watch::Sender::new(None));
@@ -119,7 +123,7 @@ impl Election {
     async fn stand_until(
         &self,
         value: &str,
-        mut elected: impl FnMut(LockView),
+        mut elected: impl FnMut(View<Leadership>),
         mut lost: impl FnMut(Lost),
         until: CancellationToken,
     ) -> Result<(), AcquireError> {
@@ -133,7 +137,7 @@ impl Election {
             tokio::select! {
                 loss = leadership.lost() => lost(loss),
                 () = until.cancelled() => {
-                    lost(leadership.lost_as(LostReason::Released));
+                    lost(leadership.own.lost_as(LostReason::Released));
                     // The lease limits an unconfirmed resignation.
                     let _ = leadership.resign().await;
                     return Ok(());

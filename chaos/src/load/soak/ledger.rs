@@ -8,7 +8,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use watchlock::LockView;
+use watchlock::View;
 
 /// Permits of a writer: a lock with so many has readers.
 pub(super) const WRITER: u64 = 1 << 30;
@@ -47,7 +47,7 @@ struct Book {
 struct Holder {
     key: u64,
     permits: u64,
-    view: LockView,
+    view: View,
 }
 
 #[derive(Debug)]
@@ -155,7 +155,8 @@ impl Asked {
 
     /// Notes that it was granted. `None`: it was over already when it was seen, as happens to a task that is kept from
     /// running.
-    pub(super) fn granted(self, view: LockView) -> Option<Holds> {
+    pub(super) fn granted(self, view: impl Into<View>) -> Option<Holds> {
+        let view = view.into();
         let (permits, token) = (view.permits(), view.token().as_i64());
         let exclusive = permits == self.capacity;
         let mut found = Vec::new();
@@ -300,7 +301,7 @@ mod tests {
             lock.read().await.unwrap(),
         ];
         let [first, second, third] = held.each_ref().map(|handle| handle.view());
-        let get = |client: &str, view: LockView| ledger.ask(client, "it", WRITER).granted(view);
+        let get = |client: &str, view| ledger.ask(client, "it", WRITER).granted(view);
         let _other = get("another", third);
         let _later = get("client", second);
         assert_eq!(ledger.complaints(), 0);

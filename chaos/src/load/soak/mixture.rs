@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use mongodb::bson::{Document, doc};
 use tokio::{sync::watch, time::sleep};
-use watchlock::MultiHandle;
+use watchlock::target::{CanAcquire, Multi};
 
 use super::{
     Tally,
@@ -112,7 +112,7 @@ impl Work {
             Self::Tries => {
                 let name = random.pick(&[SHORT, LONG]);
                 let acquire = locks.mutex(name).try_acquire().timeout(PATIENCE);
-                let acquire = async move { Ok(acquire.await?.map(Held::Lock)) };
+                let acquire = async move { Ok(acquire.await?.map(|handle| Held::Lock(handle.into()))) };
                 (service.ask(name, 1), Box::pin(acquire))
             }
             Self::Semaphore => {
@@ -126,8 +126,12 @@ impl Work {
                 hold = random.millis(0..250);
                 let rw_lock = locks.rw_lock("shelf");
                 let writes = random.chance(15);
-                let acquire = if writes { rw_lock.write() } else { rw_lock.read() };
-                (service.ask("shelf", WRITER), lock(acquire))
+                let acquire = if writes {
+                    lock(rw_lock.write())
+                } else {
+                    lock(rw_lock.read())
+                };
+                (service.ask("shelf", WRITER), acquire)
             }
             Self::Election => {
                 hold = random.millis(500..4_000);
@@ -160,8 +164,11 @@ impl Work {
     }
 }
 
-fn lock(acquire: watchlock::Acquire) -> Acquiring {
-    Box::pin(async move { Ok(Some(Held::Lock(acquire.timeout(PATIENCE).await?))) })
+fn lock<T: CanAcquire>(acquire: watchlock::Acquire<T>) -> Acquiring
+where
+    watchlock::Held<T::Held>: Into<watchlock::Held>,
+{
+    Box::pin(async move { Ok(Some(Held::Lock(acquire.timeout(PATIENCE).await?.into()))) })
 }
 
 /// Reads a number, adds one and writes it back, under the lock of its document.
@@ -233,7 +240,7 @@ async fn multi(service: &Service, random: &mut Random) -> bool {
         .map(|part| format!("part {}", (first + part) % PARTS))
         .collect();
     let asked: Vec<Asked> = names.iter().map(|name| service.ask(name, 1)).collect();
-    let handle: MultiHandle = match service.locks.multi(&names).acquire().timeout(PATIENCE).await {
+    let handle: watchlock::Held<Multi> = match service.locks.multi(&names).acquire().timeout(PATIENCE).await {
         Ok(handle) => handle,
         Err(error) => {
             service.ledger.complain(format!("{names:?}: {error:?}"));
@@ -242,9 +249,7 @@ async fn multi(service: &Service, random: &mut Random) -> bool {
     };
     let view = handle.view();
     let parts = names.iter().zip(asked);
-    let holds: Vec<_> = parts
-        .map(|(name, asked)| asked.granted(view.part(name)?.clone()))
-        .collect();
+    let holds: Vec<_> = parts.map(|(name, asked)| asked.granted(view.part(name)?)).collect();
     sleep(random.millis(0..100)).await;
     if let Err(lost) = view.check() {
         service.ledger.complain(format!("{names:?}: {lost}"));

@@ -4,7 +4,7 @@ use std::{future::poll_fn, pin::Pin, sync::Arc, task::Poll, time::Duration};
 
 use mongodb::{Client, bson::Document};
 use tokio::time::{Instant, sleep, timeout};
-use watchlock::{AcquireError, DocumentLocks, LockClient, LockView, LostReason, Released};
+use watchlock::{AcquireError, DocumentLocks, LockClient, LostReason, Released, View};
 
 use super::ledger::{Asked, Holds, Ledger};
 use crate::{
@@ -97,7 +97,7 @@ impl Service {
     }
 
     /// Holds a lock for a while. Returns whether it still does.
-    pub(super) async fn hold(&self, view: &LockView, hold: Duration) -> bool {
+    pub(super) async fn hold(&self, view: &View, hold: Duration) -> bool {
         let since = Instant::now();
         let kept = tokio::select! {
             biased;

@@ -136,7 +136,7 @@ fn die(uri: &str, ledger: &Arc<Ledger>, tally: &Tally) -> Result<()> {
 async fn take(service: &Service) -> Option<(Held, super::ledger::Holds)> {
     let asked = service.ask(LONG, 1);
     let acquire = service.locks.mutex(LONG).acquire().timeout(super::service::PATIENCE);
-    let acquire = Box::pin(async move { Ok(Some(Held::Lock(acquire.await?))) });
+    let acquire = Box::pin(async move { Ok(Some(Held::Lock(acquire.await?.into()))) });
     let held = service.wait(&asked, acquire, None).await?;
     let holds = asked.granted(held.view())?;
     Some((held, holds))

@@ -14,7 +14,7 @@ use tokio::{
     process::Command,
     time::{Instant, sleep},
 };
-use watchlock::{FenceError, LockClient, LockHandle};
+use watchlock::{FenceError, Held, LockClient, target};
 use watchlock_testkit::{Cluster, signal};
 
 use crate::{
@@ -112,7 +112,7 @@ impl Scene {
     }
 
     /// Writes to both documents, to one of them with a fence.
-    async fn write(&self, handle: &LockHandle) -> Result<()> {
+    async fn write(&self, handle: &Held<target::Mutex>) -> Result<()> {
         let update = doc! { "$set": { "by": handle.token().as_i64() } };
         let written = self
             .documents

@@ -1,0 +1,52 @@
+//! The kinds of things that are acquired and held.
+
+use tokio::sync::Mutex as AsyncMutex;
+
+use super::{own::Own, owned::OwnedHold};
+use crate::world::Sealed;
+
+/// A kind of thing that is acquired and held: the first parameter of [`Acquire`](crate::Acquire),
+/// [`Held`](crate::Held) and [`View`](crate::View).
+pub trait Target: Sealed {
+    /// The target that is held afterwards: the same, except that a [`Claim`](crate::target::Claim) holds a
+    /// [`Document`](crate::target::Document).
+    type Held: Target<Own = Self::Own, Data = Self::Data>;
+    /// The hold itself.
+    #[doc(hidden)]
+    type Own: Own;
+    /// The data that comes with the hold.
+    #[doc(hidden)]
+    type Data;
+
+    /// Whether the holder itself has deleted the lock, with what it locks.
+    #[doc(hidden)]
+    fn deleted(_: &Self::Data) -> Option<&AsyncMutex<bool>> {
+        None
+    }
+}
+
+/// A lock of any kind, for code that works with all of them: [`Held`](crate::Held) and [`View`](crate::View) without
+/// parameters. It is held, and not acquired: each held lock converts into it.
+#[derive(Clone, Copy, Debug)]
+pub enum AnyLock {}
+
+impl Sealed for AnyLock {}
+
+impl Target for AnyLock {
+    type Held = Self;
+    type Own = OwnedHold;
+    type Data = ();
+}
+
+/// A target that is one lock, with one name and one fencing token.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` has a name and a token for each part",
+    note = "take those of a part: `token_of(name)`, `part(name)`"
+)]
+pub trait IsOne: Target<Own = OwnedHold> {}
+
+impl IsOne for AnyLock {}
+
+/// A target that is one lock, of a kind that is known: all but [`AnyLock`].
+#[doc(hidden)]
+pub trait IsKnown: IsOne {}
