@@ -38,6 +38,7 @@ mod limits;
 mod multi;
 mod observed;
 mod once;
+mod one_action;
 mod panics;
 mod places;
 mod polling;
