@@ -115,6 +115,7 @@ mod entry;
 mod exchange;
 pub mod kind;
 pub mod location;
+#[cfg(any(test, feature = "testing"))]
 pub mod made_up;
 mod operation;
 pub mod pipeline;

@@ -79,6 +79,7 @@ impl ServerClock {
     }
 
     /// Returns the tightest recent exchange: when it was sent and received, and the server's reading.
+    #[cfg(any(test, feature = "testing"))]
     pub fn reference(&self) -> Option<(Instant, Instant, ServerTime)> {
         self.reference.map(|known| (known.sent, known.received, known.now))
     }

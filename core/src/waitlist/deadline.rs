@@ -120,6 +120,7 @@ impl Deadline {
     }
 
     /// Creates a deadline that no clock corrects: of a test, or of the model.
+    #[cfg(any(test, feature = "testing"))]
     pub fn at(instant: Instant) -> Self {
         Self {
             at: instant,

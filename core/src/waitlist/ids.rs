@@ -23,6 +23,7 @@ impl Ids {
     }
 
     /// Creates ids that go on with this number.
+    #[cfg(any(test, feature = "testing"))]
     pub fn resumed(session: String, next: u64) -> Self {
         Self {
             next: AtomicU64::new(next),

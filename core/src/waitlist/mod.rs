@@ -34,7 +34,8 @@ mod inheritance;
 pub mod letting_go;
 #[cfg(test)]
 mod made_up;
-mod modelled;
+#[cfg(any(test, feature = "testing"))]
+mod model_access;
 mod news;
 pub mod pending_claims;
 pub mod prospect;
@@ -66,7 +67,8 @@ use idling::Idle;
 use ids::Ids;
 pub use inheritance::Inheritance;
 use letting_go::LeftAs;
-pub use modelled::Word;
+#[cfg(any(test, feature = "testing"))]
+pub use model_access::Word;
 use prospect::{Distance, Prospect};
 pub use sweeping::SWEEPS;
 use sweeping::Unsettled;
