@@ -42,3 +42,12 @@ fn waitlists_at_random_are_granted() {
         .sum();
     assert!(granted > 500, "{granted}");
 }
+
+/// Else it would say nothing about claims.
+#[test]
+fn waitlists_at_random_claim() {
+    let claimed: usize = (0..1_000)
+        .map(|seed| fuzzing::waitlist(&bytes_of(seed, 320)).claims)
+        .sum();
+    assert!(claimed > 100, "{claimed}");
+}

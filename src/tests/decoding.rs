@@ -136,7 +136,7 @@ pub fn show(state: &State) {
     }
 }
 
-fn harmless(shown: &str) {
+pub(super) fn harmless(shown: &str) {
     assert!(!shown.chars().any(char::is_control), "{shown:?}");
 }
 

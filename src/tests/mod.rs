@@ -6,10 +6,13 @@
 //! - [`simulated`]: the network of both, and of tests of single files.
 //! - [`decoding`]: what the library decodes, for the fuzzing. It is here under `cfg(fuzzing)` too, for the targets in
 //!   `fuzz/`.
+//! - [`lines`]: the fuzzing of the session's lines.
 
 #[cfg(test)]
 mod crowds;
 pub mod decoding;
+#[cfg(test)]
+mod lines;
 #[cfg(test)]
 pub(crate) mod simulated;
 #[cfg(test)]

@@ -9,12 +9,17 @@ mod choices;
 mod corruption;
 pub mod seeds;
 mod waiting;
+mod waiting_client;
 
 use mongodb::bson::{Bson, Document};
-use watchlock_core::protocol::{Location, State, wake};
+use watchlock_core::{
+    protocol::{Location, State, wake},
+    waitlist::Waitlist,
+};
 
 use choices::Choices;
 pub use waiting::Course;
+pub use waiting_client::{Claimed, Held, Joining, News, WaitingClient};
 
 /// Checks the document of a lock: the bytes as BSON, and a valid document corrupted as the bytes choose. Returns what
 /// was accepted.
@@ -36,7 +41,12 @@ pub fn words(data: &[u8]) {
 /// Checks a waiting client's handling of answers and events: the bytes choose its tasks' actions, and the server's
 /// words. Returns what it has been through.
 pub fn waitlist(data: &[u8]) -> Course {
-    waiting::drive(&mut Choices::new(data))
+    waiting_client::<Waitlist>(data)
+}
+
+/// The same for any waiting client, such as the library's lines.
+pub fn waiting_client<C: WaitingClient>(data: &[u8]) -> Course {
+    waiting::drive::<C>(&mut Choices::new(data))
 }
 
 /// Returns events of a change stream: the bytes as BSON, and an event whose parts are corrupted as the bytes choose.

@@ -6,16 +6,22 @@ use mongodb::bson::Document;
 use tokio::time::Instant;
 use watchlock_core::{
     config::{Config, Settings, millis},
-    protocol::{Ahead, Exchange, Kind, Operation, QUEUE_MOST, ServerTime, State, document::Malformed, state, wake},
+    protocol::{
+        Ahead, Exchange, Kind, Operation, QUEUE_MOST, Request, ServerTime, State, document::Malformed, made_up, state,
+        wake,
+    },
     waitlist::{
-        Context, Effect, Grant, Need, Patience, PositionLook, Setback, StreamState, Waiting, Waitlist,
+        Context, Need, PositionLook, StreamState,
         clock::{ServerClock, offset},
+        deadline::Deadline,
         ids::Ids,
-        letting_go::{Heir, LeftAs, LetGo, Release},
     },
 };
 
-use super::{Choices, corruption};
+use super::{
+    Choices, corruption,
+    waiting_client::{Claimed, Held, Joining, News, WaitingClient},
+};
 
 const SESSION: &str = "me";
 
@@ -35,23 +41,18 @@ pub struct Course {
     pub looks: usize,
     /// Number of grants.
     pub grants: usize,
+    /// Number of documents that were claimed.
+    pub claims: usize,
 }
 
-/// A hold of a task.
-#[derive(Debug)]
-struct Held {
-    entry: String,
-    grant: Grant,
-}
-
-struct Bench {
+struct Bench<C> {
     config: Config,
     /// It goes on only with a look.
     now: Instant,
     clock: ServerClock,
     ids: Ids,
     stream: StreamState,
-    waitlist: Waitlist,
+    client: C,
     /// The document as the server has it.
     document: Option<State>,
     keys: u64,
@@ -63,15 +64,6 @@ struct Bench {
     course: Course,
 }
 
-const SETBACKS: [Setback; 6] = [
-    Setback::Unanswered,
-    Setback::Raced,
-    Setback::Refused,
-    Setback::NoServer,
-    Setback::Overdue,
-    Setback::Interrupted,
-];
-
 const STREAM_STATES: [StreamState; 4] = [
     StreamState::Open,
     StreamState::Opening,
@@ -79,10 +71,10 @@ const STREAM_STATES: [StreamState; 4] = [
     StreamState::Unavailable,
 ];
 
-/// Runs a waitlist: tasks come and go, operations are answered by the specification on a document that others corrupt,
-/// forged events arrive, and looks at the queue position show anything. Panics if the waitlist does, if it believes in a
-/// grant that no document shows, or if it waits without asking.
-pub(super) fn drive(choices: &mut Choices<'_>) -> Course {
+/// Runs a waiting client: tasks come and go, operations are answered by the specification on a document that others
+/// corrupt, forged events arrive, and looks at the queue position show anything. Panics if the client does, if it
+/// believes in a grant that no document shows, or if it waits without asking.
+pub(super) fn drive<C: WaitingClient>(choices: &mut Choices<'_>) -> Course {
     let now = Instant::now();
     let mut bench = Bench {
         config: Settings::default().unchecked(),
@@ -90,7 +82,7 @@ pub(super) fn drive(choices: &mut Choices<'_>) -> Course {
         clock: ServerClock::default(),
         ids: Ids::new(SESSION.to_owned()),
         stream: choices.pick(&STREAM_STATES),
-        waitlist: Waitlist::new(choices.pick(&[None, Some(now)])),
+        client: C::new(choices.pick(&[None, Some(now)])),
         document: None,
         keys: 0,
         granted: Vec::new(),
@@ -108,33 +100,34 @@ pub(super) fn drive(choices: &mut Choices<'_>) -> Course {
     bench.course
 }
 
-impl Bench {
+impl<C: WaitingClient> Bench<C> {
     fn step(&mut self, choices: &mut Choices<'_>) {
-        match choices.below(14) {
+        match choices.below(15) {
             0 | 1 => self.join(choices),
             2 => {
                 let key = self.keys.min(choices.below(8) as u64);
-                self.feed(&Permitted::new(), |waitlist, context, _| waitlist.cancel(key, context));
+                self.feed(&Permitted::new(), |client, context, _| client.cancel(key, context));
             }
             3 => self.let_go(choices),
             4 => self.signal(choices),
             5 => self.verify(choices),
             6 => {
                 self.document = self.corrupted(choices).and_then(Result::ok);
-                self.feed(&Permitted::new(), |waitlist, context, _| waitlist.doubt(context));
+                self.feed(&Permitted::new(), |client, context, _| client.doubt(context));
             }
             7 | 8 => self.look(choices),
             9 => {
                 self.stream = choices.pick(&STREAM_STATES);
                 if choices.one_in(2) {
-                    self.feed(&Permitted::new(), |waitlist, context, _| waitlist.doubt(context));
+                    self.feed(&Permitted::new(), |client, context, _| client.doubt(context));
                 }
             }
+            10 => self.claim(choices),
             _ => self.exchange(choices),
         }
         // Its queue position is confirmed twice a lease, whatever it has been shown.
-        if self.waitlist.waits_for_event() || self.waitlist.need() == Need::Looks {
-            let due_at = self.waitlist.due_at();
+        if self.client.waits_for_event() || self.client.need() == Need::Looks {
+            let due_at = self.client.due_at();
             assert!(
                 due_at.is_some_and(|at| at <= self.now + self.config.lease),
                 "{due_at:?}"
@@ -142,12 +135,8 @@ impl Bench {
         }
     }
 
-    fn feed<T>(
-        &mut self,
-        permitted: &Permitted,
-        input: impl FnOnce(&mut Waitlist, &Context<'_>, &mut Vec<Effect>) -> T,
-    ) -> T {
-        let mut effects = Vec::new();
+    fn feed<T>(&mut self, permitted: &Permitted, input: impl FnOnce(&mut C, &Context<'_>, &mut Vec<News>) -> T) -> T {
+        let mut news = Vec::new();
         let context = Context {
             now: self.now,
             config: &self.config,
@@ -157,13 +146,12 @@ impl Bench {
             room: QUEUE_MOST,
         };
         let now = context.now;
-        let output = input(&mut self.waitlist, &context, &mut effects);
-        let _ = (self.waitlist.due_at(), self.waitlist.need());
-        for effect in effects {
-            match effect {
-                Effect::Granted { entry, grant, .. } => self.granted(Held { entry, grant: *grant }, now, permitted),
-                Effect::Lost { entry, .. } => self.granted.retain(|held| held.entry != entry),
-                _ => {}
+        let output = input(&mut self.client, &context, &mut news);
+        let _ = (self.client.due_at(), self.client.need());
+        for each in news {
+            match each {
+                News::Granted(held) => self.granted(held, now, permitted),
+                News::Lost { entry } => self.granted.retain(|held| held.entry != entry),
             }
         }
         output
@@ -171,31 +159,70 @@ impl Bench {
 
     /// Lets go of a hold that goes through the server.
     fn let_go(&mut self, choices: &mut Choices<'_>) {
-        let Some(Held { entry, grant }) = self.granted.pop() else {
+        let Some(held) = self.granted.pop() else {
             return;
         };
-        let release = Release {
-            entry: &entry,
-            used: grant.used,
-            heir: Heir::Nobody,
-            left_as: choices.pick(&[LeftAs::Free, LeftAs::Free, LeftAs::HeldTooLong]),
-            is_awaited: choices.one_in(2),
-        };
-        let let_go = self.feed(&Permitted::new(), |waitlist, context, effects| {
-            waitlist.let_go(release, context, effects)
+        let (too_long, is_awaited) = (choices.one_in(3), choices.one_in(2));
+        self.feed(&Permitted::new(), |client, context, news| {
+            client.let_go(&held, too_long, is_awaited, context, news)
         });
-        assert!(matches!(let_go, LetGo::Leaves { .. }), "{let_go:?}");
+    }
+
+    /// Claims the document, if the lock is free.
+    fn claim(&mut self, choices: &mut Choices<'_>) {
+        let entry = self.ids.claim();
+        let request = Request {
+            lease: millis(self.config.lease),
+            claim: millis(self.config.claim_lease),
+            wait: false,
+            ..made_up::request(&entry)
+        };
+        let now = ServerTime(NOW + 1_000);
+        let claim = made_up::asking(&self.ids.operation(), request);
+        let claimed = state::apply(self.document.as_ref(), &claim, now);
+        self.ids.pending_claims.settled(&entry);
+        let mut holders = claimed.iter().flat_map(|state| &state.holders);
+        let Some(holder) = holders.find(|holder| holder.id == entry).cloned() else {
+            return;
+        };
+        self.document = claimed;
+        let exchange = Exchange {
+            sent: self.now,
+            received: self.now,
+            now: choices.pick(&[None, Some(now)]),
+        };
+        let lease = self.config.lease;
+        let deadline = Deadline::of_answer(&exchange, holder.until, lease, &self.clock, self.now, &self.config);
+        let Some(deadline) = deadline.map(Deadline::instant).filter(|deadline| *deadline > self.now) else {
+            return;
+        };
+        let held = Held {
+            entry,
+            token: holder.token,
+            granted_as: holder.token,
+            used: made_up::MUTEX,
+            deadline,
+        };
+        let claimed = Claimed {
+            held: held.clone(),
+            exchange,
+        };
+        self.feed(&Permitted::new(), |client, context, _| {
+            client.claimed(&claimed, context)
+        });
+        self.granted.push(held);
+        self.course.claims += 1;
     }
 
     /// Checks that the grant is in the server's last answer or event, under that token, and is believed for no longer
     /// than that permits.
     fn granted(&mut self, held: Held, now: Instant, permitted: &Permitted) {
         self.course.grants += 1;
-        let until = permitted.get(&(held.entry.clone(), held.grant.token));
+        let until = permitted.get(&(held.entry.clone(), held.token));
         let Some(until) = until else {
             panic!("{held:?}, and no document says so: {permitted:?}");
         };
-        let (deadline, margin) = (held.grant.deadline.instant(), self.config.skew_margin);
+        let (deadline, margin) = (held.deadline, self.config.skew_margin);
         assert!(deadline > now, "{held:?} is over");
         assert!(deadline + margin <= now + self.config.lease, "{held:?} is for too long");
         assert!(
@@ -209,25 +236,23 @@ impl Bench {
         self.keys += 1;
         let (kind, capacity) = choices.pick(&[(Kind::Mutex, 1), (Kind::Mutex, 1), (Kind::Semaphore, 3)]);
         let permits = choices.pick(&[1, capacity]);
-        let patience = if choices.one_in(3) {
-            Patience::Try
-        } else {
-            Patience::Wait
+        let task = Joining {
+            key: self.keys,
+            entry: self.ids.entry(),
+            used: (kind, capacity),
+            permits,
+            waits: !choices.one_in(3),
+            reenters: choices.one_in(4),
+            reports_contention: choices.one_in(2),
         };
-        let waiting = Waiting::new(
-            self.keys,
-            self.ids.entry(),
-            ((kind, capacity), permits),
-            patience,
-            self.now,
-        );
-        let waiting = waiting.reentering(choices.one_in(4));
-        self.feed(&Permitted::new(), |waitlist, _, _| waitlist.join(waiting));
+        self.feed(&Permitted::new(), |client, context, news| {
+            client.join(task, context, news)
+        });
     }
 
     /// Sends the next operation, and answers it in one of several ways.
     fn exchange(&mut self, choices: &mut Choices<'_>) {
-        let Some(operation) = self.feed(&Permitted::new(), |waitlist, context, _| waitlist.next(context)) else {
+        let Some(operation) = self.feed(&Permitted::new(), |client, context, _| client.next(context)) else {
             return;
         };
         let entries = operation.requests.iter().flat_map(|requests| &requests.entries);
@@ -238,14 +263,16 @@ impl Bench {
             self.join(choices);
         }
         if choices.below(8) == 0 {
-            let setback = choices.pick(&SETBACKS);
-            return self.failed(&operation, setback);
+            let failure = choices.pick(&C::failures());
+            return self.failed(&operation, &failure);
         }
         let now = ServerTime(NOW + i64::from(u8::try_from(choices.below(256)).unwrap_or(0)) * 500);
         self.document = state::apply(self.document.as_ref(), &operation, now);
         // The corruption is part of the answer, as another program may write at any time.
         let answered = match self.corrupted(choices) {
-            Some(Err(_)) if operation.needs_a_lock() => return self.failed(&operation, Setback::Unreadable),
+            Some(Err(malformed)) if operation.needs_a_lock() => {
+                return self.failed(&operation, &C::unreadable(malformed));
+            }
             answered => answered.and_then(Result::ok),
         };
         let now = match choices.below(8) {
@@ -268,17 +295,17 @@ impl Bench {
             .flat_map(|state| &state.holders)
             .map(|holder| ((holder.id.clone(), holder.token), until(holder.until)))
             .collect();
-        self.feed(&permitted, |waitlist, context, effects| {
-            waitlist.answered(&operation, answered.as_ref(), &exchange, context, effects);
+        self.feed(&permitted, |client, context, news| {
+            client.answered(&operation, answered.as_ref(), &exchange, context, news);
         });
         if choices.one_in(4) {
             self.document = answered;
         }
     }
 
-    fn failed(&mut self, operation: &Operation, setback: Setback) {
-        self.feed(&Permitted::new(), |waitlist, context, effects| {
-            waitlist.failed(operation, setback, context, effects)
+    fn failed(&mut self, operation: &Operation, failure: &C::Failure) {
+        self.feed(&Permitted::new(), |client, context, news| {
+            client.failed(operation, failure, context, news)
         });
     }
 
@@ -286,10 +313,10 @@ impl Bench {
     /// one of several ways.
     fn look(&mut self, choices: &mut Choices<'_>) {
         for _ in 0..4 {
-            if let Some(due_at) = self.waitlist.due_at() {
+            if let Some(due_at) = self.client.due_at() {
                 self.now = self.now.max(due_at);
             }
-            let look = self.feed(&Permitted::new(), |waitlist, context, _| waitlist.next_look(context));
+            let look = self.feed(&Permitted::new(), |client, context, _| client.next_look(context));
             self.course.looks += usize::from(look.is_some());
             self.looks.extend(look);
             if !self.looks.is_empty() {
@@ -319,21 +346,21 @@ impl Bench {
             asleep: choices.one_in(2),
             now,
         });
-        let setback = choices.pick(&SETBACKS);
+        let failure = choices.pick(&C::failures());
         let end = choices.below(6);
-        let is_waited_for = self.feed(&Permitted::new(), |waitlist, context, _| match end {
+        let is_waited_for = self.feed(&Permitted::new(), |client, context, _| match end {
             // It has waited for a slot, and is sent now.
-            0 => waitlist.admit(&look, context),
+            0 => client.admit(&look, context),
             1 => {
-                waitlist.look_failed(&look, setback, context);
+                client.look_failed(&look, &failure, context);
                 false
             }
             2 => {
-                waitlist.looked(&look, None, context);
+                client.looked(&look, None, context);
                 false
             }
             _ => {
-                waitlist.looked(&look, Some(ahead), context);
+                client.looked(&look, Some(ahead), context);
                 false
             }
         });
@@ -365,8 +392,8 @@ impl Bench {
                 let claim = at.plus_millis(millis(self.config.claim_lease));
                 permitted.insert((id.to_owned(), token), self.clock.until(claim).map(|(_, end)| end));
             }
-            self.feed(&permitted, |waitlist, context, effects| {
-                waitlist.signalled(id, signal, at, context, effects)
+            self.feed(&permitted, |client, context, news| {
+                client.signalled(id, signal, at, context, news)
             });
         }
     }
@@ -375,14 +402,14 @@ impl Bench {
     fn verify(&mut self, choices: &mut Choices<'_>) {
         let read = self.corrupted(choices);
         let held: Vec<String> = self.granted.iter().map(|held| held.entry.clone()).collect();
-        self.feed(&Permitted::new(), |waitlist, context, effects| {
-            waitlist.verified(read.as_ref(), Some(context.now), &held, context, effects);
+        self.feed(&Permitted::new(), |client, context, news| {
+            client.verified(read.as_ref(), Some(context.now), &held, context, news);
         });
         let state = read.as_ref().and_then(|read| read.as_ref().ok());
         let holders = || state.iter().flat_map(|state| &state.holders);
         for held in &self.granted {
             assert!(
-                holders().any(|holder| holder.is_grant(&held.entry, held.grant.granted_as)),
+                holders().any(|holder| holder.is_grant(&held.entry, held.granted_as)),
                 "{held:?} is kept, and the document has none: {read:?}"
             );
         }
