@@ -9,12 +9,9 @@ use crate::{
     protocol::{Exchange, ServerTime},
 };
 
-/// Returns the settings of a client on this machine, all of them by default.
+/// Returns the settings of a client in this process, all of them by default.
 pub(crate) fn settings() -> Settings {
-    Settings {
-        host: host(),
-        ..Settings::default()
-    }
+    Settings::on(host(), std::process::id())
 }
 
 /// Returns this machine's own name: only shown to people.

@@ -89,6 +89,7 @@ pub struct Config {
     /// Number of ends of holds that the documents keep.
     history: usize,
     host: String,
+    pid: u32,
     label: Option<String>,
     owner_id: Option<String>,
     /// Set once the client has begun.
@@ -242,10 +243,9 @@ impl Config {
     }
 
     pub fn owner(&self, reason: Option<String>) -> Owner {
-        let pid = i64::from(std::process::id());
         Owner {
             host: self.host.clone(),
-            pid,
+            pid: i64::from(self.pid),
             label: self.label.clone(),
             reason,
             value: None,
@@ -264,7 +264,7 @@ pub fn millis(duration: Duration) -> i64 {
 }
 
 /// Settings given to the builder; missing ones are derived from the lease.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     pub lease: Option<Duration>,
     pub renewal_interval: Option<Duration>,
@@ -282,13 +282,48 @@ pub struct Settings {
     pub metered: Vec<String>,
     pub limits: Limits,
     pub history: Option<u32>,
-    /// The name of this machine.
+    /// The name of this machine, and the number of this process: by both, people know the client.
     pub host: String,
+    pub pid: u32,
     pub label: Option<String>,
     pub owner_id: Option<String>,
 }
 
+#[cfg(any(test, feature = "testing"))]
+impl Default for Settings {
+    /// Returns the settings of a client without a name.
+    fn default() -> Self {
+        Self::on(String::new(), 0)
+    }
+}
+
 impl Settings {
+    /// Creates the settings of a client in this process of this machine, all of them by default.
+    pub fn on(host: String, pid: u32) -> Self {
+        Self {
+            lease: None,
+            renewal_interval: None,
+            claim_lease: None,
+            retention: None,
+            skew_margin: None,
+            poll_interval: None,
+            wake_source: WakeSource::default(),
+            max_streams: None,
+            max_operations: None,
+            near: None,
+            stream_read_preference: None,
+            hands_on: None,
+            keep_idle: None,
+            metered: Vec::new(),
+            limits: Limits::NONE,
+            history: None,
+            host,
+            pid,
+            label: None,
+            owner_id: None,
+        }
+    }
+
     /// Returns the settings, or an error for the first one out of bounds.
     pub fn validate(self) -> Result<Config, InvalidInput> {
         let config = self.unchecked();
@@ -321,6 +356,7 @@ impl Settings {
             // More than any maximum where it does not fit.
             history: usize::try_from(self.history.unwrap_or(0)).unwrap_or(usize::MAX),
             host: self.host,
+            pid: self.pid,
             label: self.label,
             owner_id: self.owner_id,
             identity: None,
