@@ -1,5 +1,8 @@
 //! The reasons for which a hold is lost.
 
+// `watchlock` has it in its public face.
+#![warn(missing_docs)]
+
 use std::fmt;
 
 /// The reason why a lock is no longer held.

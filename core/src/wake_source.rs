@@ -1,5 +1,8 @@
 //! The choice of what wakes waiters.
 
+// `watchlock` has it in its public face.
+#![warn(missing_docs)]
+
 /// The source from which waiters may learn of a release.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]

@@ -1,5 +1,8 @@
 //! The error of every rule for input.
 
+// `watchlock` has it in its public face.
+#![warn(missing_docs)]
+
 use std::fmt;
 
 use crate::brief::shown_up_to;

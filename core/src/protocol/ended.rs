@@ -13,6 +13,8 @@ pub(crate) const HISTORY_MOST: usize = 20;
 /// The way in which a hold ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
+// `watchlock` has it in its public face.
+#[warn(missing_docs)]
 pub enum HoldEnd {
     /// Its holder released it.
     Released,
@@ -26,6 +28,7 @@ pub enum HoldEnd {
     HeldTooLong,
 }
 
+#[warn(missing_docs)]
 impl HoldEnd {
     /// All of them, in the order in which they are documented.
     const ALL: [Self; 5] = [

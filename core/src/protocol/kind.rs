@@ -1,5 +1,8 @@
 //! The kinds of locks.
 
+// `watchlock` has it in its public face.
+#![warn(missing_docs)]
+
 use std::fmt;
 
 /// The kind of a lock. A name has one kind and one capacity as long as anybody holds the lock or waits for it.
