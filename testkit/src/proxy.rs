@@ -4,6 +4,10 @@ use std::{
     collections::HashMap,
     io,
     net::{Ipv4Addr, SocketAddr, TcpListener as StdListener},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     thread::{self, JoinHandle},
     time::Duration,
 };
@@ -63,6 +67,10 @@ pub enum Trouble {
 struct Network {
     all: Path,
     from: HashMap<u32, Path>,
+    /// The command after which nothing gets through any more.
+    last: Option<String>,
+    /// Whether it has been sent. Shared, as the connections only read the rest.
+    is_over: Arc<AtomicBool>,
 }
 
 /// The present state of the way to the server.
@@ -88,7 +96,11 @@ enum Direction {
 
 /// The load on the way in one direction.
 enum Cargo {
-    Bytes(Vec<u8>),
+    Bytes {
+        bytes: Vec<u8>,
+        /// Whether nothing gets through after them.
+        last: bool,
+    },
     /// The sender has closed its half.
     End,
     /// The sender is gone.
@@ -109,16 +121,18 @@ impl Network {
             cuts: self.all.cuts + own.cuts,
         }
     }
+
+    fn holds(&self, direction: Direction, origin: Option<u32>) -> bool {
+        let path = self.path(origin);
+        let holds = match direction {
+            Direction::Requests => path.hold_requests,
+            Direction::Replies => path.hold_replies,
+        };
+        holds || self.is_over.load(Ordering::Relaxed)
+    }
 }
 
 impl Path {
-    fn holds(&self, direction: Direction) -> bool {
-        match direction {
-            Direction::Requests => self.hold_requests,
-            Direction::Replies => self.hold_replies,
-        }
-    }
-
     fn heal(&mut self) {
         *self = Self {
             cuts: self.cuts,
@@ -232,6 +246,8 @@ impl Proxy {
         self.flows.close_lost(|_| true);
         self.network.send_modify(|network| {
             network.all.heal();
+            network.last = None;
+            network.is_over.store(false, Ordering::Relaxed);
             network.from.values_mut().for_each(Path::heal);
         });
     }
@@ -283,6 +299,13 @@ impl Proxy {
     #[must_use]
     pub fn is_losing(&self) -> bool {
         self.flows.is_losing()
+    }
+
+    /// Becomes a [`black_hole`](Self::black_hole) as soon as this command has been sent to the server: it is the last
+    /// that the server gets, and nobody hears of its reply, until [`heal`](Self::heal).
+    pub fn black_hole_after(&self, command: &str) {
+        self.network
+            .send_modify(|network| network.last = Some(command.to_owned()));
     }
 
     /// Closes those [lost](Self::lose) connections that `choose` picks, so that both ends learn of it at last.
@@ -356,7 +379,7 @@ async fn serve(
     let pass = async {
         // The handshake of TCP does not get through a black hole either.
         on_the_way
-            .wait_for(|network| !network.path(origin).hold_requests)
+            .wait_for(|network| !network.holds(Direction::Requests, origin))
             .await
             .map_err(io::Error::other)?;
         let mut server = TcpStream::connect(server).await?;
@@ -430,14 +453,18 @@ async fn forward(
             let cargo = match from.read(&mut buffer).await {
                 Ok(0) => Cargo::End,
                 Ok(length) => {
+                    let (bytes, mut last) = (buffer[..length].to_vec(), false);
                     if let Direction::Requests = direction {
-                        commands.read(&buffer[..length], |name| open.note(name));
+                        commands.read(&bytes, |name| {
+                            last |= network.borrow().last.as_ref() == Some(&name);
+                            open.note(name);
+                        });
                     }
-                    Cargo::Bytes(buffer[..length].to_vec())
+                    Cargo::Bytes { bytes, last }
                 }
                 Err(_) => Cargo::Reset,
             };
-            let last = !matches!(cargo, Cargo::Bytes(_));
+            let last = !matches!(cargo, Cargo::Bytes { .. });
             let due = Instant::now() + network.borrow().path(origin).delay;
             if sender.send((due, cargo)).await.is_err() || last {
                 // The sender is not dropped before the function ends, but nothing is received after the last cargo.
@@ -449,11 +476,16 @@ async fn forward(
         while let Some((due, cargo)) = receiver.recv().await {
             sleep_until(due).await;
             state
-                .wait_for(|network| !network.path(origin).holds(direction))
+                .wait_for(|network| !network.holds(direction, origin))
                 .await
                 .map_err(io::Error::other)?;
             match cargo {
-                Cargo::Bytes(bytes) => to.write_all(&bytes).await?,
+                Cargo::Bytes { bytes, last } => {
+                    to.write_all(&bytes).await?;
+                    if last {
+                        state.borrow().is_over.store(true, Ordering::Relaxed);
+                    }
+                }
                 Cargo::End => {
                     to.shutdown().await?;
                     break;

@@ -403,6 +403,34 @@ async fn a_black_hole_for_replies_lets_requests_through() {
 }
 
 #[tokio::test]
+async fn nothing_gets_through_a_black_hole_after_its_command() {
+    let cluster = shared::replica_set().await;
+    let proxy = cluster.proxy(0).unwrap();
+    let cut_off = mongodb::Client::with_uri_str(proxy.uri()).await.unwrap();
+    let database = unique_name("testkit");
+    let things = |client: &mongodb::Client| client.database(&database).collection::<Document>("things");
+    proxy.black_hole_after("insert");
+    things(&cut_off).find_one(doc! {}).await.unwrap();
+    let insert = tokio::spawn({
+        let things = things(&cut_off);
+        async move { things.insert_one(doc! { "_id": 1 }).await }
+    });
+    let direct = cluster.client().await.unwrap();
+    eventually("the document is there", async || {
+        let found = things(&direct).find_one(doc! { "_id": 1 }).await.unwrap();
+        found.is_some()
+    })
+    .await;
+    let things = things(&cut_off);
+    let find = timeout(MOMENT, things.find_one(doc! {}).into_future()).await;
+    assert!(find.is_err() && !insert.is_finished());
+
+    proxy.heal();
+    timeout(PATIENCE, insert).await.unwrap().unwrap().unwrap();
+    things.find_one(doc! {}).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_cut_closes_old_connections_and_new_ones() {
     let proxy = echo().await;
     let mut old = TcpStream::connect(proxy.addr()).await.unwrap();

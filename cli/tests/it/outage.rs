@@ -22,11 +22,11 @@ use crate::{
 
 /// The commands that wait for a lock, and for how many seconds a request of theirs may keep it taken.
 const WAITING: [(&str, u64); 5] = [
-    ("run --lease 2s X sleep 300", 4),
-    ("run --lease 2s X --and X-too -- sleep 300", 4),
-    ("elect --lease 2s X sleep 300", 4),
-    ("hold --lease 2s X", 4),
-    ("acquire --for 3s X", 8),
+    ("run --lease 6s X sleep 300", 11),
+    ("run --lease 6s X --and X-too -- sleep 300", 11),
+    ("elect --lease 6s X sleep 300", 11),
+    ("hold --lease 6s X", 11),
+    ("acquire --for 6s X", 11),
 ];
 
 /// The way in which a server falls silent: nothing gets through, no reply does, or no connection holds.
@@ -74,13 +74,14 @@ impl Case {
         Held::Lock(locks.mutex(&self.name).acquire().await.unwrap())
     }
 
-    /// Starts the command, which has no way to the server but through a proxy, and has it wait. Returns the proxy too,
-    /// and the holder of the lock.
-    async fn wait(&self, ground: &Ground, locks: &LockClient) -> (Started, Proxy, Held) {
+    /// Starts the command, which has no way to the server but through the proxy, and has it wait. Returns the holder of
+    /// the lock too.
+    async fn wait(&self, ground: &Ground, locks: &LockClient, proxy: &Proxy) -> (Started, Held) {
         let held = self.take(locks).await;
-        let (waiting, proxy) = start(ground, &self.command).await;
+        let words: Vec<&str> = self.command.split(' ').collect();
+        let waiting = Started::run(&ground.through(proxy.uri()), &words);
         until_waiting(locks, &self.name, 1).await;
-        (waiting, proxy, held)
+        (waiting, held)
     }
 
     /// The server falls silent for the command. Returns whoever holds the lock still.
@@ -117,11 +118,8 @@ enum Held {
     Lead(watchlock::Held<target::Leadership>),
 }
 
-/// Starts a command behind a proxy.
-async fn start(ground: &Ground, command: &str) -> (Started, Proxy) {
-    let proxy = Proxy::before(shared::replica_set().await.addr(0)).unwrap();
-    let words: Vec<&str> = command.split(' ').collect();
-    (Started::run(&ground.through(proxy.uri()), &words), proxy)
+async fn proxy() -> Proxy {
+    Proxy::before(shared::replica_set().await.addr(0)).unwrap()
 }
 
 /// A message says that something may be left, and for how many seconds.
@@ -136,7 +134,8 @@ async fn what_may_be_left_on_a_silent_server_is_told_with_its_end() {
     let ground = Ground::replica_set("cli_left").await;
     let locks = ground.locks().await;
     let scenes = Case::all().map(async |case| {
-        let (waiting, proxy, held) = case.wait(&ground, &locks).await;
+        let proxy = proxy().await;
+        let (waiting, held) = case.wait(&ground, &locks, &proxy).await;
         let held = case.fall_silent(&proxy, held, waiting.pid(), &locks).await;
         signal("TERM", waiting.pid());
         let told = waiting.done().await.expect(143).err;
@@ -160,8 +159,9 @@ async fn a_server_that_answers_again_finds_everything_taken_back() {
     let tells = delays.filter(|case| case.command.contains("sleep"));
     let scenes = tells.map(async |mut case| {
         // The default has the longest limit.
-        case.command = case.command.replace(" --lease 2s", " -v");
-        let (mut waiting, proxy, held) = case.wait(&ground, &locks).await;
+        case.command = case.command.replace(" --lease 6s", " -v");
+        let proxy = proxy().await;
+        let (mut waiting, held) = case.wait(&ground, &locks, &proxy).await;
         // The server has answered the request.
         waiting.until_told("waiting for ").await;
         waiting.until_told("\n").await;
@@ -185,7 +185,10 @@ async fn a_time_out_on_a_silent_server_tells_what_may_be_left_with_the_failure()
     let silent = Case::all().filter(|case| case.silence == Silence::Nothing);
     let scenes = silent.map(async |mut case| {
         case.command = case.command.replacen(' ', " --timeout 5s ", 1);
-        let (waiting, proxy, held) = case.wait(&ground, &locks).await;
+        let proxy = proxy().await;
+        // The server is silent from its request on: its limit may be over before we see that it waits.
+        proxy.black_hole_after("findAndModify");
+        let (waiting, held) = case.wait(&ground, &locks, &proxy).await;
         let _held = case.fall_silent(&proxy, held, waiting.pid(), &locks).await;
         let told = waiting.done().await.expect(69).err;
         assert_left(&told, &case.name, case.most);
@@ -243,7 +246,7 @@ async fn a_token_that_is_not_printed_leaves_nothing_taken() {
     let locks = ground.locks().await;
     let scenes =
         [("x", Some("TERM"), 143), ("y", Some("HUP"), 129), ("z", None, 69)].map(async |(name, killed, code)| {
-            let proxy = Proxy::before(shared::replica_set().await.addr(0)).unwrap();
+            let proxy = proxy().await;
             proxy.lose_next("update");
             let taking = Started::run(&ground.through(proxy.uri()), &["acquire", "--for", "30m", name]);
             eventually(PATIENCE, "it confirms its hold", async || !proxy.is_losing()).await;
