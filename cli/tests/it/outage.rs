@@ -171,7 +171,7 @@ async fn a_server_that_answers_again_finds_everything_taken_back() {
         sleep(Duration::from_millis(100)).await;
         proxy.heal();
         let told = waiting.done().await.expect(129);
-        assert_eq!(told.err, "", "{}", case.command);
+        assert!(!told.err.contains("may stay taken"), "{}: {told:?}", case.command);
         let lock = locks.inspect(&case.name).await.unwrap();
         assert!(!case.is_left(pid, &locks).await, "{}: {lock:?}", case.command);
     });
