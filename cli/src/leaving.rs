@@ -57,6 +57,16 @@ pub(crate) fn hold_may_stay(name: &str, arguments: &Run) -> String {
     may_stay(name, most_left_by_hold(arguments))
 }
 
+/// Says the same of a run that counts for its period, whose report may have arrived: then the lock stays taken until the
+/// period is over, and not only for a lease.
+pub(crate) fn run_may_count(name: &str, arguments: &Run) -> String {
+    let left = hold_may_stay(name, arguments);
+    format!(
+        "either the server has recorded this run of `{name}`, which then is not run again in this period; or {left}, and \
+         may then be run again in this period"
+    )
+}
+
 /// Says that locks may stay taken, and for how long. That counts from the last command that arrives: the network may
 /// deliver it when this program has ended.
 fn may_stay(names: &str, most: Duration) -> String {

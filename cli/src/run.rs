@@ -22,7 +22,7 @@ use crate::{
     exit::{Failure, LOST, NOT_OBTAINED, Outcome, UNAVAILABLE, ended_by},
     held::Held,
     job,
-    leaving::{LEAVE, caught, give_back, hold_may_stay},
+    leaving::{LEAVE, caught, give_back, hold_may_stay, run_may_count},
     live,
     messages::{self, fail, say},
     process::Running,
@@ -448,12 +448,8 @@ async fn release(held: Held, done: bool, arguments: &Run, signals: &mut Signals)
         }
         Ok(_) => Given::Lost("it was taken away before it could be released".to_owned()),
         Err(why) => {
-            let then = if records {
-                ", and may then be run again in this period"
-            } else {
-                ""
-            };
-            fail(&format!("{}{then}: {why}", hold_may_stay(&name, arguments)));
+            let left = if records { run_may_count } else { hold_may_stay };
+            fail(&format!("{}: {why}", left(&name, arguments)));
             Given::Unconfirmed
         }
     }

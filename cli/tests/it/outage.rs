@@ -11,7 +11,7 @@ use std::{
 use futures::future::join_all;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use tokio::{process::Child, time::sleep};
-use watchlock::{LockClient, target};
+use watchlock::{LockClient, Turn, target};
 use watchlock_testkit::{Proxy, shared};
 
 use crate::{
@@ -201,28 +201,29 @@ async fn a_time_out_on_a_silent_server_tells_what_may_be_left_with_the_failure()
 async fn a_release_without_an_answer_is_told_with_its_end() {
     let ground = Ground::replica_set("cli_unreleased").await;
     let locks = ground.locks().await;
+    let once = "run --once-per 1h --since-success --failures-count";
+    let again = ", and may then be run again in this period";
     let scenes = [
-        ("a", "hold", 69, 2, ""),
-        ("b", "run", 3, 2, ""),
-        ("c", "run --at-least-for 4s", 3, 4, ""),
-        (
-            "d",
-            "run --once-per 1h --failures-count",
-            3,
-            2,
-            ", and may then be run again in this period",
-        ),
+        ("a", "hold", 69, 4, ""),
+        ("b", "run", 3, 4, ""),
+        ("c", "run --at-least-for 6s", 3, 6, ""),
+        ("d", once, 3, 4, again),
+        ("e", once, 3, 4, again),
     ]
     .map(async |(name, options, code, most, then)| {
         let options: Vec<&str> = options.split(' ').collect();
-        let mut command = [&options, &["--lease", "2s", name][..]].concat();
+        let mut command = [&options, &["--lease", "4s", name][..]].concat();
         if code == 3 {
             command.extend(["-c", "echo; read _; exit 3"]);
         }
-        let proxy = Proxy::before(shared::replica_set().await.addr(0)).unwrap();
+        let proxy = proxy().await;
         let mut holding = Started::run(&ground.through(proxy.uri()), &command);
         holding.line().await;
-        proxy.black_hole();
+        match name {
+            // The server gets the release.
+            "e" => proxy.black_hole_replies(),
+            _ => proxy.black_hole(),
+        }
         if name == "a" {
             signal("TERM", holding.pid());
         }
@@ -230,6 +231,17 @@ async fn a_release_without_an_answer_is_told_with_its_end() {
         let left =
             format!("`{name}` may stay taken for up to {most}s once the server has all that was sent{then}: the");
         assert!(told.contains(&left) && told.lines().count() == 1, "{told}");
+        let recorded = format!("recorded this run of `{name}`, which then is not run again in this period; or ");
+        assert_eq!(told.contains(&recorded), !then.is_empty(), "{told}");
+        if name == "e" {
+            let hour = Duration::from_secs(3_600);
+            eventually(PATIENCE, "the run is recorded", async || {
+                let turn = locks.once(name, hour).since_success().begin().await;
+                matches!(turn.unwrap(), Turn::RanAlready(_))
+            })
+            .await;
+            return;
+        }
         // Nothing of what is on its way arrives.
         drop(proxy);
         let next = locks.mutex(name).acquire().into_future();
