@@ -1,6 +1,6 @@
 //! Locks in documents: `--documents` of `ls`, `show`, `wait`, `watch` and `break`.
 
-use mongodb::bson::{Bson, Document, doc};
+use mongodb::bson::{Binary, Bson, Document, doc, spec::BinarySubtype};
 use serde_json::{Value, json};
 use watchlock::{DocumentLocks, LostReason};
 
@@ -219,6 +219,10 @@ async fn a_document_is_found_by_whatever_its_id_reads_as() {
     let locks = ground.locks().await;
     let orders = locks.documents(collection.clone());
     let uuid = "3f2504e0-4f89-41d3-9a0c-0305e82c3301";
+    let stored_before = "00112233-4455-6677-8899-aabbccddeeff";
+    let by_java = vec![
+        0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, 0x00, 0xff, 0xee, 0xdd, 0xcc, 0xbb, 0xaa, 0x99, 0x88,
+    ];
     for (text, id) in [
         ("7", Bson::from("7")),
         ("008", Bson::from("008")),
@@ -226,6 +230,14 @@ async fn a_document_is_found_by_whatever_its_id_reads_as() {
         (HEX, Bson::from(HEX)),
         ("ObjectId(5)", Bson::from("ObjectId(5)")),
         (uuid, mongodb::bson::Uuid::parse_str(uuid).unwrap().into()),
+        (
+            stored_before,
+            Binary {
+                subtype: BinarySubtype::UuidOld,
+                bytes: by_java,
+            }
+            .into(),
+        ),
         ("0.1", Bson::Decimal128("0.1".parse().unwrap())),
     ] {
         collection.insert_one(doc! { "_id": id.clone() }).await.unwrap();
