@@ -6,7 +6,7 @@ use std::{
 };
 
 use futures::Stream;
-use watchlock::{LockEvent, OperateError};
+use watchlock::{FencingToken, LockEvent, OperateError};
 
 use crate::{
     holder::{who, why},
@@ -50,6 +50,19 @@ impl Seen {
         format!("{}  {}  {event}{why}", time(*at), plain(name))
     }
 
+    /// Returns the token that its lines show.
+    pub(crate) fn token(&self) -> Option<FencingToken> {
+        match &self.event {
+            LockEvent::Released { token, .. }
+            | LockEvent::Kept { token, .. }
+            | LockEvent::Expired { token, .. }
+            | LockEvent::Adopted { token, .. }
+            | LockEvent::Broken { token, .. }
+            | LockEvent::Deleted { token, .. } => Some(*token),
+            _ => None,
+        }
+    }
+
     /// Returns a shorter line, in which the reason can be read where there is little room.
     fn brief(&self, digits: Digits, now: SystemTime) -> String {
         let Self { at, name, event } = self;
@@ -59,21 +72,16 @@ impl Seen {
             Ok(age) if age >= TODAY => format!("{} {}", &at[..10], &at[11..16]),
             _ => at[11..19].to_owned(),
         };
-        let what = match event {
-            LockEvent::Granted { holder, waiting, .. } => {
+        let what = match (event, self.token()) {
+            (LockEvent::Granted { holder, waiting, .. }, _) => {
                 let waiting = Some(waiting).filter(|waiting| **waiting > 0);
                 let waiting = waiting.map(|waiting| format!(", {waiting} waiting"));
                 let why = Some(why(holder)).filter(|why| why != "-").map(|why| format!(": {why}"));
                 let (waiting, why) = (waiting.unwrap_or_default(), why.unwrap_or_default());
                 format!("granted to {}{waiting}{why}", who(holder))
             }
-            LockEvent::Released { token, .. }
-            | LockEvent::Kept { token, .. }
-            | LockEvent::Expired { token, .. }
-            | LockEvent::Adopted { token, .. }
-            | LockEvent::Broken { token, .. }
-            | LockEvent::Deleted { token, .. } => event.to_string().replace(&token.to_string(), &digits.brief(*token)),
-            other => other.to_string(),
+            (event, Some(token)) => event.to_string().replace(&token.to_string(), &digits.brief(token)),
+            (event, None) => event.to_string(),
         };
         format!("{at}  {}  {what}", plain(name))
     }

@@ -18,7 +18,7 @@ use super::{
     view::{Part, View},
 };
 use crate::{
-    events::lines,
+    events::{Seen, lines},
     holder::{short, who, why},
     list::{NAME, WHY, left, span},
     show::in_full,
@@ -61,7 +61,9 @@ impl View {
         let seen = self.seen(usize::from(body.height.saturating_sub(1)));
         let selected = self.selected.map(|row| row.saturating_sub(seen.start));
         let holders = self.locks.iter().flat_map(|lock| &lock.holders);
-        let digits = Digits::of(holders.map(|holder| holder.token));
+        let events = self.events.iter().take(usize::from(log.height));
+        let tokens = events.clone().filter_map(Seen::token);
+        let digits = Digits::of(holders.map(|holder| holder.token).chain(tokens));
         let (cells, styles): (Vec<_>, Vec<_>) = self.rows[seen]
             .iter()
             .map(|(at, part)| self.row(*at, *part, digits, now))
@@ -85,10 +87,7 @@ impl View {
             .map(|(at, _)| &self.locks[*at]);
         let (title, text) = match details {
             Some(lock) => ("Selected lock", in_full(lock, now)),
-            None => {
-                let seen = self.events.iter().take(usize::from(log.height));
-                ("Events", lines(seen, usize::from(log.width), digits, now).join("\n"))
-            }
+            None => ("Events", lines(events, usize::from(log.width), digits, now).join("\n")),
         };
         let block = Block::new().borders(Borders::TOP).title(title);
         frame.render_widget(Paragraph::new(text).block(block), log);
@@ -212,19 +211,37 @@ mod tests {
         (0..buffer.area.height).map(row).collect()
     }
 
-    #[test]
-    fn at_80_columns_holder_and_reason_can_be_read() {
-        let (locks, now) = some();
+    /// A view of no locks yet.
+    fn empty() -> View {
         let offset = Offset {
             millis: 0,
             within: Duration::ZERO,
         };
-        let mut view = View::new(
-            "app.locks".to_owned(),
-            &Locks::Named(LockClient::in_memory()),
-            true,
-            offset,
-        );
+        let locks = Locks::Named(LockClient::in_memory());
+        View::new("app.locks".to_owned(), &locks, true, offset)
+    }
+
+    #[test]
+    fn tokens_of_events_are_shown_by_the_digits_in_which_they_differ() {
+        let mut view = empty();
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+        for token in [1_000_000_129_000_i64, 2_000_000_129_000] {
+            let event = json!({ "event": "released", "token": token });
+            let event: LockEvent = serde_json::from_value(event).unwrap();
+            view.remember(Seen::new(now, "x".to_owned(), event));
+        }
+        let Ok(mut terminal) = Terminal::new(TestBackend::new(44, 18));
+        let Ok(_) = terminal.draw(|frame| view.draw(frame, now));
+        let shown = shown(terminal.backend().buffer());
+        for token in ["token 1000000129000", "token 2000000129000"] {
+            assert!(shown.contains(token), "{shown}");
+        }
+    }
+
+    #[test]
+    fn at_80_columns_holder_and_reason_can_be_read() {
+        let (locks, now) = some();
+        let mut view = empty();
         for lock in locks.iter().filter(|lock| !lock.holders.is_empty()) {
             let event = |name: &str| json!({ "event": name, "token": lock.holders[0].token, "holder": lock.holders[0], "waiting": 1 });
             for name in ["granted", "released"] {
