@@ -141,7 +141,7 @@ async fn the_view_of_documents_fits_any_terminal_and_breaks_what_is_selected() {
     for columns in [120, 60, 30] {
         let held = orders.acquire("order-7").await.unwrap();
         let mut terminal = Terminal::sized(&ground, "exec $W watch --documents orders", columns);
-        terminal.until_seen("\"order-7\"").await;
+        terminal.until_listed("\"order-7\"").await;
         assert!(!terminal.screen().contains("show free"), "free locks are not listed");
         // Select, break, confirm.
         terminal.type_in("jb");

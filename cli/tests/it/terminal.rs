@@ -141,6 +141,16 @@ impl Terminal {
         eventually(PATIENCE, text, async || self.screen().contains(text)).await;
     }
 
+    /// Waits until a row of the full-screen view has it: its events may come before the row does.
+    pub(super) async fn until_listed(&self, text: &str) {
+        eventually(PATIENCE, text, async || {
+            let screen = self.screen();
+            let mut rows = screen.lines().skip(1).take_while(|line| !line.starts_with("Events"));
+            rows.any(|row| row.contains(text))
+        })
+        .await;
+    }
+
     pub(super) async fn until_shown(&self, text: &str) {
         eventually(PATIENCE, text, async || self.shown().contains(text)).await;
     }
@@ -362,7 +372,7 @@ async fn a_lock_is_found_looked_at_and_broken_in_the_view() {
     let second = permits.acquire().reason("second-reason").await.unwrap();
     for columns in [120, 60, 30] {
         let mut terminal = Terminal::sized(&ground, "exec $W watch", columns);
-        terminal.until_seen("nightly-7").await;
+        terminal.until_listed("nightly-7").await;
         // Its keys.
         terminal.type_in("s");
         terminal.until_seen("q quit").await;
@@ -381,7 +391,7 @@ async fn a_lock_is_found_looked_at_and_broken_in_the_view() {
     }
     assert_eq!((first.lost_reason(), second.lost_reason()), (None, None));
     let mut terminal = Terminal::new(&ground, "exec $W watch");
-    terminal.until_seen("nightly-7").await;
+    terminal.until_listed("nightly-7").await;
     terminal.type_in("/nightly\rjj");
     // The same question as that of `break`, for one holder.
     terminal.type_in("b");
