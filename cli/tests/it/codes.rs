@@ -29,6 +29,9 @@ use crate::{
 /// Scenes that are played at once.
 const AT_ONCE: usize = 8;
 
+/// A job that is done when the scenes begin, and does not become due again at the next full hour.
+const RAN: [&str; 6] = ["run", "--once-per", "1h", "--since-success", "ran", "true"];
+
 /// A row of the table for one of its commands.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Row {
@@ -151,8 +154,7 @@ impl World {
             .insert_many([doc! { "_id": "7" }, doc! { "_id": 7 }])
             .await
             .unwrap();
-        let ran = ["run", "--once-per", "1h", "ran", "true"];
-        assert_eq!(ended(program(&ground).args(ran)).await, 0);
+        assert_eq!(ended(program(&ground).args(RAN)).await, 0);
         let (reader, _) = user("cli_reader", &["find", "changeStream"]).await;
         let stranger = reader.through(reader.uri().replace(PASSWORD, "wrong"));
         Self {
@@ -183,7 +185,7 @@ impl World {
                 ended(program.args(words(command, name)?)).await
             }
             "70" => self.refuse(command, name).await?,
-            "74" => self.run(&["run", "--once-per", "1h", "ran", "true"]).await,
+            "74" => self.run(&RAN).await,
             "75" if row.meaning.contains("another run") => self.run(&["run", "--once-per", "1h", "held", "true"]).await,
             "75" => {
                 let taken = if command == "elect" { "led" } else { "held" };
@@ -258,7 +260,11 @@ impl World {
     /// Takes the lock away from the command.
     async fn lose(&self, command: &str, name: &str) -> Option<i32> {
         let proxy = Proxy::before(shared::replica_set().await.addr(0)).unwrap();
-        let losing = Started::run(
+        if command == "acquire" {
+            // It has the lock, and wants to have it confirmed.
+            proxy.lose_next("update");
+        }
+        let mut losing = Started::run(
             &self.ground.through(proxy.uri()),
             &match command {
                 "run" | "elect" => vec![command, name, "sh", "-c", "echo; exec sleep 300"],
@@ -266,10 +272,7 @@ impl World {
                 _ => return None,
             },
         );
-        let mut losing = losing;
         if command == "acquire" {
-            // It has the lock, and wants to have it confirmed.
-            proxy.lose_next("update");
             eventually(PATIENCE, "it holds the lock", async || !proxy.is_losing()).await;
         } else {
             losing.line().await;
