@@ -112,7 +112,9 @@ async fn take(
     // Even if the reader is gone, this is a failure: nobody could release the lock.
     printed.map_err(|error| {
         let name = plain(name);
-        Failure::internal(format!("`{name}` is released, as its token can't be written: {error}"))
+        Failure::internal(format!(
+            "the token of `{name}` can't be written, so the lock is given back: {error}"
+        ))
     })?;
     Ok(Ok(handle))
 }

@@ -1,13 +1,13 @@
 //! `acquire` and `release`: a lock that is held from one step of a pipeline to a later one, by no process.
 
-use std::{process::Stdio, time::Duration};
+use std::{fs::File, process::Stdio, time::Duration};
 
 use serde_json::Value;
 use watchlock::LostReason;
 
 use crate::{
     Started, bare,
-    common::{Ground, PATIENCE, eventually, info, is_vacant, until_waiting},
+    common::{Ground, PATIENCE, eventually, info, is_vacant, until_waiting, within},
     done, program, signal, watchlock,
 };
 
@@ -180,6 +180,21 @@ async fn what_is_out_of_bounds_is_refused_before_anything_is_sent() {
         let refused = done(&mut program).await.expect(64);
         assert!(refused.err.contains(named), "{refused:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_whose_token_can_not_be_written_is_given_back() {
+    let ground = Ground::replica_set("cli_unwritten").await;
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let mut taking = program(&ground);
+    taking.args(["acquire", "deploy", "--for", "30m"]).stdout(full);
+    let ended = taking.stderr(Stdio::piped()).spawn().unwrap().wait_with_output();
+    let ended = within(PATIENCE, "the end", ended).await.unwrap();
+    let told = String::from_utf8(ended.stderr).unwrap();
+    let words = "the token of `deploy` can't be written, so the lock is given back: ";
+    assert!(told.contains(words) && told.lines().count() == 1, "{told}");
+    assert_eq!(ended.status.code(), Some(70));
+    assert!(is_vacant(&ground.locks().await, "deploy").await);
 }
 
 /// A step that took longer than its time is told so, whether or not anybody has asked for the lock since.
