@@ -433,10 +433,18 @@ mod tests {
     #[test]
     fn a_command_does_not_outlive_a_panic() {
         const ALONE: &str = "WATCHLOCK_TEST_ALONE";
+        const PLAYED: &str = "the command is gone";
         if env::var_os(ALONE).is_none() {
             let mut alone = Command::new(env::current_exe().unwrap());
-            alone.args(["--exact", "process::tests::a_command_does_not_outlive_a_panic"]);
-            assert!(alone.env(ALONE, "").status().unwrap().success());
+            alone.args([
+                "--exact",
+                "process::tests::a_command_does_not_outlive_a_panic",
+                "--nocapture",
+            ]);
+            let ended = alone.env(ALONE, "").output().unwrap();
+            // A name that no test has is a success too.
+            let played = String::from_utf8_lossy(&ended.stdout).contains(PLAYED);
+            assert!(ended.status.success() && played, "{ended:?}");
             return;
         }
         let script = "trap '' TERM; setsid sleep 300 & wait";
@@ -459,5 +467,6 @@ mod tests {
         });
         assert!(panicked.is_err());
         assert!(descendants::living().is_empty());
+        println!("{PLAYED}");
     }
 }
