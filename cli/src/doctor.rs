@@ -49,6 +49,14 @@ const POOL: u32 = 10;
 /// The server's code `Unauthorized`.
 const UNAUTHORIZED: i32 = 13;
 
+/// The server's codes when it is not the primary any more, or when a router does not reach one: HostUnreachable,
+/// HostNotFound, NetworkTimeout, ShutdownInProgress, NotYetInitialized, FailedToSatisfyReadPreference,
+/// PrimarySteppedDown, SocketException, NotWritablePrimary, InterruptedAtShutdown, InterruptedDueToReplStateChange,
+/// NotPrimaryNoSecondaryOk, NotPrimaryOrSecondary.
+const NO_PRIMARY: [i32; 13] = [
+    6, 7, 89, 91, 94, 133, 189, 9_001, 10_107, 11_600, 11_602, 13_435, 13_436,
+];
+
 /// One check and its result. The names are part of the `--json` interface.
 #[derive(Debug, Serialize)]
 struct Check {
@@ -97,19 +105,27 @@ impl Check {
 
 pub(crate) async fn doctor(connection: &Connection, arguments: Doctor) -> Outcome {
     let place = match connection.prompt().await {
-        Err(failure) if failure.is_unavailable() => return unusable(connection, &arguments, failure).await,
+        Err(failure) if failure.is_unavailable() => return unusable(connection, &arguments, failure, Vec::new()).await,
         place => as_the_library(place?),
     };
     // Connected as by every command: what stops it stops them.
     let (mode, unsuitable) = match place.builder().wake_source(WakeSource::Auto).build().await {
         Ok(locks) => (locks.wake_mode(), None),
         Err(watchlock::BuildError::Unsuitable { problem, .. }) => (WakeMode::ChangeStream, Some(problem)),
-        Err(watchlock::BuildError::Server(error)) => return unusable(connection, &arguments, error.into()).await,
+        Err(watchlock::BuildError::Server(error)) => {
+            return unusable(connection, &arguments, error.into(), Vec::new()).await;
+        }
         Err(error) => return Err(error.into()),
     };
-    match to_its_end(clock::ask(place.database.clone(), primary())).await? {
-        Ok(answer) => {
-            let checks = look(&place, answer, mode, unsuitable.as_deref()).await?;
+    let mut checks = Vec::new();
+    let answer = match to_its_end(clock::ask(place.database.clone(), primary())).await? {
+        Err(error) => return unusable(connection, &arguments, Failure::driver(&error), checks).await,
+        Ok(answer) => answer,
+    };
+    match look(&mut checks, &place, answer, mode, unsuitable.as_deref()).await {
+        Err(failure) if failure.is_unavailable() => unusable(connection, &arguments, failure, checks).await,
+        looked => {
+            looked?;
             let code = if is_bad(&checks) {
                 ExitCode::FAILURE
             } else {
@@ -117,13 +133,15 @@ pub(crate) async fn doctor(connection: &Connection, arguments: Doctor) -> Outcom
             };
             report(&arguments, checks, code)
         }
-        Err(error) => unusable(connection, &arguments, Failure::driver(&error)).await,
     }
 }
 
-/// Reports why there is no server to work with, and exits as every other command does.
-async fn unusable(connection: &Connection, arguments: &Doctor, failure: Failure) -> Outcome {
-    let checks = hosts::unusable(connection, &failure).await;
+/// Reports why there is no server to work with, with the checks that it still answered, and exits as every other command
+/// does.
+async fn unusable(connection: &Connection, arguments: &Doctor, failure: Failure, answered: Vec<Check>) -> Outcome {
+    let mut checks = hosts::unusable(connection, &failure).await;
+    // It did answer, and does not any more.
+    checks.extend(answered.into_iter().filter(|check| check.name != "server"));
     report(arguments, checks, failure.silenced().report(false))
 }
 
@@ -155,28 +173,30 @@ fn primary() -> SelectionCriteria {
     SelectionCriteria::ReadPreference(ReadPreference::Primary)
 }
 
-/// Checks a server that answers. A problem ends the checks that would only have to wait for the same.
+/// Checks a server that answers. A problem ends the checks that would only have to wait for the same. Fails once the server
+/// answers no more.
 async fn look(
+    checks: &mut Vec<Check>,
     place: &Place,
     answer: (Offset, Document),
     mode: WakeMode,
     unsuitable: Option<&str>,
-) -> Result<Vec<Check>, Failure> {
+) -> Result<(), Failure> {
     let (offset, hello) = answer;
-    let mut checks = vec![Check::ok(
+    checks.push(Check::ok(
         "server",
         format!("answers within {}", span_of(offset.within * 2)),
-    )];
+    ));
     checks.push(version(place).await?);
     checks.push(topology::topology(&hello));
-    if is_bad(&checks) {
-        return Ok(checks);
+    if is_bad(checks) {
+        return Ok(());
     }
     let (permitted, may_create_index) = privileges::privileges(place).await?;
     checks.extend(permitted);
     if let Some(problem) = unsuitable {
         checks.push(collection::unsuitable(problem));
-        return Ok(checks);
+        return Ok(());
     }
     let writes = topology::writes(place, &hello).await?;
     let are_confirmed = writes.as_ref().is_none_or(|check| check.status != Status::Problem);
@@ -185,12 +205,32 @@ async fn look(
     checks.push(own_clock(offset));
     checks.extend(member_clocks(place, &hello).await?);
     if !are_confirmed {
-        return Ok(checks);
+        return Ok(());
     }
     checks.push(wake_mode(place, mode).await?);
     checks.push(collection::collection(place, &hello).await?);
     checks.push(index(place, may_create_index).await?);
-    Ok(checks)
+    Ok(())
+}
+
+/// Returns the answer to a check's operation, be it a refusal. Fails if the server gave none, or is not the primary any
+/// more: nobody can acquire a lock then, and all other checks would only wait for the same.
+async fn ask<T: Send + 'static>(
+    operation: impl Future<Output = Result<T, Error>> + Send + 'static,
+) -> Result<Result<T, Error>, Failure> {
+    let answer = to_its_end(operation).await?;
+    let is_gone = answer.as_ref().is_err_and(|error| match &*error.kind {
+        ErrorKind::Command(command) => NO_PRIMARY.contains(&command.code),
+        ErrorKind::Io(_)
+        | ErrorKind::ServerSelection { .. }
+        | ErrorKind::ConnectionPoolCleared { .. }
+        | ErrorKind::DnsResolve { .. } => true,
+        _ => false,
+    });
+    match answer {
+        Err(error) if is_gone => Err(Failure::driver(&error)),
+        answer => Ok(answer),
+    }
 }
 
 fn is_bad(checks: &[Check]) -> bool {
@@ -199,7 +239,7 @@ fn is_bad(checks: &[Check]) -> bool {
 
 async fn version(place: &Place) -> Result<Check, Failure> {
     let database = place.database.clone();
-    let answer = to_its_end(async move { database.run_command(doc! { "buildInfo": 1 }).await }).await?;
+    let answer = ask(async move { database.run_command(doc! { "buildInfo": 1 }).await }).await?;
     let told = answer.as_ref().ok().and_then(|told| {
         let numbers = told.get_array("versionArray").ok()?;
         let number = |at: usize| numbers.get(at).and_then(Bson::as_i32);
@@ -320,7 +360,7 @@ async fn wake_mode(place: &Place, mode: WakeMode) -> Result<Check, Failure> {
     }
     let collection = documents(place);
     // It is dropped once it is open: the driver closes it.
-    let opened = to_its_end(async move { collection.watch().await.map(drop) }).await?;
+    let opened = ask(async move { collection.watch().await.map(drop) }).await?;
     Ok(match opened {
         Ok(()) => Check::ok("wake-mode", "change stream: waiters are woken at once"),
         Err(error) => {
@@ -340,7 +380,7 @@ async fn wake_mode(place: &Place, mode: WakeMode) -> Result<Check, Failure> {
 
 async fn index(place: &Place, may_create: bool) -> Result<Check, Failure> {
     let collection = documents(place);
-    let listed = to_its_end(async move { collection.list_indexes().await?.try_collect::<Vec<_>>().await }).await?;
+    let listed = ask(async move { collection.list_indexes().await?.try_collect::<Vec<_>>().await }).await?;
     let make = format!(
         "free locks are never purged without it: db.getSiblingDB({:?}).getCollection({:?}).createIndex({{ purge_at: 1 }}, \
          {{ name: \"watchlock_purge_at\", expireAfterSeconds: 0 }})",

@@ -11,12 +11,8 @@ use mongodb::{
     options::{ReadConcern, WriteConcern},
 };
 
-use super::{Check, Status, UNAUTHORIZED, code, documents, primary, topology};
-use crate::{
-    connection::{Place, to_its_end},
-    exit::Failure,
-    text::plain,
-};
+use super::{Check, Status, UNAUTHORIZED, ask, code, documents, primary, topology};
+use crate::{connection::Place, exit::Failure, text::plain};
 
 /// Maximum number of characters of the server's reason that are shown: the document is a part of it.
 const REASON_MOST: usize = 300;
@@ -47,7 +43,7 @@ pub(super) async fn collection(place: &Place, hello: &Document) -> Result<Check,
         return Ok(ok("it is created with the first lock"));
     }
     let collection = documents(place);
-    let tried = to_its_end(async move {
+    let tried = ask(async move {
         let mut session = collection.client().start_session().await?;
         session
             .start_transaction()
@@ -120,7 +116,7 @@ fn refused(found: impl Into<String>, advice: &str) -> Check {
 /// Returns whether the collection is there; one that may not be seen may be.
 async fn exists(place: &Place) -> Result<bool, Failure> {
     let (database, filter) = (place.database.clone(), doc! { "name": &place.collection });
-    let listed = to_its_end(async move {
+    let listed = ask(async move {
         let listed = database.list_collections().filter(filter).await?;
         listed.try_collect::<Vec<_>>().await
     });
@@ -138,7 +134,7 @@ async fn shard_key(place: &Place, hello: &Document) -> Result<Option<Document>, 
         .client()
         .database("config")
         .collection::<Document>("collections");
-    let found = to_its_end(async move { sharded.find_one(doc! { "_id": namespace }).await }).await?;
+    let found = ask(async move { sharded.find_one(doc! { "_id": namespace }).await }).await?;
     let found = found.ok().flatten();
     Ok(found.and_then(|found| found.get_document("key").ok().cloned()))
 }

@@ -74,7 +74,8 @@ fn by_the_driver(failure: &Failure) -> Trouble {
                       time, and a slow network needs more of it";
         return (found.to_owned(), advice.to_owned());
     }
-    let advice = "check the connection string, whether the server is running, and its log";
+    let advice = "the server says who it is, so see whether it hangs, stops or changes its primary (its log, its disk, \
+                  rs.status()), and check the connection string";
     (failure.message().to_owned(), advice.to_owned())
 }
 

@@ -5,11 +5,8 @@ use mongodb::{
     options::ReadConcern,
 };
 
-use super::{Check, Status, UNAUTHORIZED, code, documents, told, unseen};
-use crate::{
-    connection::{Place, to_its_end},
-    exit::Failure,
-};
+use super::{Check, Status, UNAUTHORIZED, ask, code, documents, told, unseen};
+use crate::{connection::Place, exit::Failure};
 
 /// Actions of the library on the collection; what comes of it if one is missing.
 const ACTIONS: [(&str, Status, &str); 5] = [
@@ -28,7 +25,7 @@ const ACTIONS: [(&str, Status, &str); 5] = [
 pub(super) async fn privileges(place: &Place) -> Result<(Vec<Check>, bool), Failure> {
     let database = place.database.clone();
     let status = doc! { "connectionStatus": 1, "showPrivileges": true };
-    let answer = to_its_end(async move { database.run_command(status).await }).await?;
+    let answer = ask(async move { database.run_command(status).await }).await?;
     let info = answer
         .as_ref()
         .ok()
@@ -70,8 +67,7 @@ pub(super) async fn privileges(place: &Place) -> Result<(Vec<Check>, bool), Fail
 /// Checks the privileges without a login: either everybody may do everything, or nobody may do anything.
 async fn anybody(place: &Place) -> Result<Check, Failure> {
     let collection = documents(place);
-    let found =
-        to_its_end(async move { collection.find_one(doc! {}).read_concern(ReadConcern::local()).await }).await?;
+    let found = ask(async move { collection.find_one(doc! {}).read_concern(ReadConcern::local()).await }).await?;
     Ok(match found {
         Ok(_) => Check::ok(
             "privileges",

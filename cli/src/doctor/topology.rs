@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use mongodb::bson::{Document, doc, oid::ObjectId};
+use watchlock::{ServerError, ServerErrorKind};
 
-use super::{Check, Status, UNAUTHORIZED, code, primary, told, unseen};
+use super::{Check, Status, UNAUTHORIZED, ask, code, primary, told, unseen};
 use crate::{
-    connection::{Place, other_set, to_its_end},
+    connection::{Place, other_set},
     exit::Failure,
     text::{plain, span_of},
 };
@@ -110,7 +111,7 @@ pub(super) async fn writes(place: &Place, hello: &Document) -> Result<Option<Che
         }
     };
     let database = place.database.clone();
-    let answer = to_its_end(async move { database.run_command(command).selection_criteria(primary()).await }).await?;
+    let answer = ask(async move { database.run_command(command).selection_criteria(primary()).await }).await?;
     let error = match answer {
         Ok(_) if is_standalone => return Ok(None),
         Ok(_) => return Ok(Some(Check::ok("writes", "a majority of the set confirms them"))),
@@ -134,6 +135,15 @@ pub(super) async fn writes(place: &Place, hello: &Document) -> Result<Option<Che
             let check = Check::new("writes", Status::Problem, found);
             return Ok(Some(check.advice("the reason is the server's: its log may say more")));
         }
+        _ if ServerError::from(error.clone()).kind() == ServerErrorKind::Unavailable => {
+            let check = Check::new(
+                "writes",
+                Status::Problem,
+                format!("none was confirmed: {}", told(&error)),
+            );
+            return Ok(Some(check.advice("try again; the server's log may say more")));
+        }
+        // The collection shows whether it is a reason to refuse locks too.
         _ => return Ok(Some(unseen("writes", Some(&error)))),
     };
     Ok(Some(Check::new("writes", Status::Problem, found).advice(advice)))

@@ -147,6 +147,39 @@ async fn a_server_that_can_t_be_reached_is_a_problem() {
     succeeds(&standalone).await;
 }
 
+/// It says hello, and is found to be the primary: the rest shows that it can't be used.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_answers_no_more_is_a_problem() {
+    let cluster = shared::replica_set().await;
+    let set = Ground::replica_set("cli_no_more").await;
+    let stepping = set.with("appName=cli_stepping");
+    let commands = ["find", "aggregate", "insert", "update", "findAndModify"];
+    let data = doc! { "failCommands": &commands[..], "errorCode": 11_602, "appName": "cli_stepping" };
+    let failing = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
+    fails((stepping, "InterruptedDueToReplStateChange")).await;
+    failing.off().await.unwrap();
+
+    let proxy = cluster.proxy(0).unwrap();
+    let behind = set.through(format!("{}&{SHORT}", proxy.uri()));
+    proxy.lose_next("find");
+    let (told, ()) = futures::join!(watchlock(&behind, ["doctor", "--json"]), async {
+        eventually(PATIENCE, "it asks for a document", async || !proxy.is_losing()).await;
+        proxy.cut();
+    });
+    let report = told.expect(69).json();
+    assert_eq!(report["healthy"], serde_json::json!(false), "{report}");
+    let checks = report["checks"].as_array().unwrap();
+    let (first, others) = checks.split_first().unwrap();
+    assert_eq!(
+        (&first["name"], &first["status"]),
+        (&"server".into(), &"problem".into())
+    );
+    // What it did answer is told, and nothing else was asked.
+    let names: Vec<&str> = others.iter().map(|check| check["name"].as_str().unwrap()).collect();
+    assert_eq!(names[..2], ["version", "topology"], "{report}");
+    assert!(others.iter().all(|check| check["status"] == "ok"), "{report}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_collection_that_takes_no_locks_is_a_problem() {
     let made = async |ground: Ground, options: Document| {

@@ -9,15 +9,15 @@ use mongodb::{
     error::Error,
 };
 
-use super::{super::told, Check, Status, another_case, documents, ok, plain, refusing};
-use crate::{
-    connection::{Place, to_its_end},
-    exit::Failure,
+use super::{
+    super::{ask, told},
+    Check, Status, another_case, documents, ok, plain, refusing,
 };
+use crate::{connection::Place, exit::Failure};
 
 pub(super) async fn collection(place: &Place, locks: &[Document]) -> Result<Check, Failure> {
     let (place, locks) = (place.clone(), locks.to_vec());
-    Ok(match to_its_end(async move { compare(&place, &locks).await }).await? {
+    Ok(match ask(async move { compare(&place, &locks).await }).await? {
         Ok(Some(problem)) => problem,
         Ok(None) => {
             ok("its validator and its unique indexes accept locks (a standalone has no transactions to try it)")
