@@ -3,6 +3,7 @@
 mod collection;
 mod hosts;
 mod privileges;
+mod tls;
 mod topology;
 
 use std::{

@@ -16,35 +16,45 @@ use crate::Error;
 pub(crate) struct Certificates {
     authority: PathBuf,
     server: PathBuf,
+    of_clients: bool,
 }
 
 impl Certificates {
-    /// Makes an authority of its own, and one certificate for all servers on this machine.
-    pub(crate) fn make(folder: &Path) -> Result<Self, Error> {
+    /// Makes an authority of its own, and one certificate for all servers on this machine; for clients too, if they must
+    /// have one.
+    pub(crate) fn make(folder: &Path, of_clients: bool) -> Result<Self, Error> {
         let (authority, server) = pem().map_err(|error| Error::caused("no certificates can be made", error))?;
         let certificates = Self {
             authority: folder.join("authority.pem"),
             server: folder.join("server.pem"),
+            of_clients,
         };
         write(&certificates.authority, &authority)?;
         write(&certificates.server, &server)?;
         Ok(certificates)
     }
 
-    /// Returns a server's arguments. The members of a set show each other the certificate too; clients need not have
-    /// any.
+    /// Returns a server's arguments. The members of a set show each other the certificate too.
     pub(crate) fn node_args(&self) -> Vec<String> {
-        vec![
+        let mut args = vec![
             "--tlsMode=requireTLS".to_owned(),
-            "--tlsAllowConnectionsWithoutCertificates".to_owned(),
             format!("--tlsCAFile={}", self.authority.display()),
             format!("--tlsCertificateKeyFile={}", self.server.display()),
-        ]
+        ];
+        if !self.of_clients {
+            args.push("--tlsAllowConnectionsWithoutCertificates".to_owned());
+        }
+        args
     }
 
     /// Returns the options of a connection string.
     pub(crate) fn options(&self) -> String {
-        format!("&tls=true&tlsCAFile={}", self.authority.display())
+        let own = if self.of_clients {
+            format!("&tlsCertificateKeyFile={}", self.server.display())
+        } else {
+            String::new()
+        };
+        format!("&tls=true&tlsCAFile={}{own}", self.authority.display())
     }
 }
 

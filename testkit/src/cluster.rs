@@ -67,6 +67,7 @@ pub struct ClusterBuilder {
     replica_set: bool,
     auth: bool,
     tls: bool,
+    client_certificates: bool,
     proxied: bool,
     clocks: bool,
     in_memory: bool,
@@ -100,6 +101,13 @@ impl ClusterBuilder {
     /// for TLS and name the file of the authority. Off by default.
     pub fn tls(mut self, tls: bool) -> Self {
         self.tls = tls;
+        self
+    }
+
+    /// Sets whether servers with TLS require a certificate of every client: the connection strings then name the file of
+    /// one. Off by default.
+    pub fn client_certificates(mut self, client_certificates: bool) -> Self {
+        self.client_certificates = client_certificates;
         self
     }
 
@@ -155,7 +163,10 @@ impl ClusterBuilder {
             .map_err(|error| Error::caused("the search for mongod was abandoned", error))??;
 
         let folder = Folder::create(self.in_memory)?;
-        let tls = self.tls.then(|| Certificates::make(folder.path())).transpose()?;
+        let tls = self
+            .tls
+            .then(|| Certificates::make(folder.path(), self.client_certificates))
+            .transpose()?;
         let mut args = self.node_args(folder.path())?;
         args.extend(tls.iter().flat_map(Certificates::node_args));
         let clocks = match clock::library() {
@@ -237,6 +248,7 @@ impl Cluster {
             replica_set: false,
             auth: false,
             tls: false,
+            client_certificates: false,
             proxied: false,
             clocks: false,
             in_memory: false,

@@ -1,7 +1,7 @@
 //! The reason why there is no server to work with, found by asking every host of the connection string by itself.
 //!
 //! The driver says only that it found no primary. So each host is asked who it is, without a replica set and without a
-//! user; where that fails, the same with TLS turned round tells a wrong setting of TLS from everything else.
+//! user; where that fails, it is seen whether the host speaks TLS, to tell a wrong setting of TLS from everything else.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use futures::future::join_all;
 use mongodb::{
     bson::{Bson, Document},
     error::{Error, ErrorKind},
-    options::{ClientOptions, ServerAddress, Tls, TlsOptions},
+    options::{ClientOptions, ServerAddress, Tls},
 };
 use tokio::{net::TcpStream, time::timeout};
 
-use super::{Check, Status, topology};
+use super::{Check, Status, tls, topology};
 use crate::{
     connection::{Connection, hello},
     exit::Failure,
@@ -99,25 +99,6 @@ async fn look_at(options: &ClientOptions, host: ServerAddress) -> Result<Documen
         Ok(hello) => return Ok(hello),
         Err(error) => error,
     };
-    let (turned_round, found, advice) = if matches!(options.tls, Some(Tls::Enabled(_))) {
-        let advice =
-            "remove tls=true (or ssl=true) from the connection string, or turn TLS on at the server (--tlsMode)";
-        (
-            Tls::Disabled,
-            "does not speak TLS, and the connection string asks for it",
-            advice,
-        )
-    } else {
-        // No secret is sent over it, so it does not matter who is there.
-        let mut anybody = TlsOptions::default();
-        anybody.allow_invalid_certificates = Some(true);
-        let advice = "add tls=true to the connection string, and tlsCAFile=FILE with the certificate of its authority";
-        (
-            Tls::Enabled(anybody),
-            "requires TLS, and the connection string does not ask for it",
-            advice,
-        )
-    };
     let place = plain(&host.to_string());
     let why = of_the_server(&failed);
     let why = why.as_deref();
@@ -127,8 +108,21 @@ async fn look_at(options: &ClientOptions, host: ServerAddress) -> Result<Documen
             .iter()
             .any(|word| why.contains(word))
     });
-    if is_closed && hello(options, host.clone(), Some(turned_round), ANSWERED).await.is_ok() {
-        return Err((format!("{place} {found}"), advice.to_owned()));
+    if is_closed && matches!(options.tls, Some(Tls::Enabled(_))) {
+        if hello(options, host.clone(), Some(Tls::Disabled), ANSWERED)
+            .await
+            .is_ok()
+        {
+            let advice =
+                "remove tls=true (or ssl=true) from the connection string, or turn TLS on at the server (--tlsMode)";
+            let found = format!("{place} does not speak TLS, and the connection string asks for it");
+            return Err((found, advice.to_owned()));
+        }
+    } else if is_closed && tls::is_spoken_by(&host, ANSWERED).await {
+        let advice = "add tls=true to the connection string, and tlsCAFile=FILE with the certificate of its authority; if \
+                      the server asks for a certificate of the client, tlsCertificateKeyFile=FILE too";
+        let found = format!("{place} requires TLS, and the connection string does not ask for it");
+        return Err((found, advice.to_owned()));
     }
     Err(match why {
         None => silence(&place, &host).await,

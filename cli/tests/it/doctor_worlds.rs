@@ -290,6 +290,21 @@ async fn a_server_whose_tls_does_not_fit_is_a_problem() {
         ),
     ])
     .await;
+    // By default a server asks for a certificate of the client.
+    let strict = Cluster::builder().tls(true).client_certificates(true).in_memory(true);
+    let strict = strict.start().await.unwrap();
+    let of_client = Ground::on(&strict, "cli_tls");
+    succeeds(&of_client).await;
+    let (plain, _) = of_client.uri().split_once("&tls").unwrap();
+    let (without, _) = of_client.uri().split_once("&tlsCertificateKeyFile").unwrap();
+    all_fail([
+        (of_client.through(format!("{plain}&{SHORT}")), "requires TLS"),
+        (
+            of_client.through(format!("{without}&{SHORT}")),
+            "breaks off the TLS handshake",
+        ),
+    ])
+    .await;
     // A standalone that takes no writes, for as long as somebody copies its files.
     let admin = cluster.node_client(0).await.unwrap().database("admin");
     admin.run_command(doc! { "fsync": 1, "lock": true }).await.unwrap();
