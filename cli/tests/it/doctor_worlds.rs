@@ -2,7 +2,7 @@
 
 use std::{
     io::{Read as _, Write as _},
-    net::TcpListener,
+    net::{Ipv4Addr, TcpListener},
 };
 
 use futures::future::join_all;
@@ -10,6 +10,7 @@ use mongodb::{
     Client,
     bson::{Document, doc},
 };
+use tokio::net::TcpSocket;
 use watchlock_testkit::{Cluster, shared};
 
 use crate::{
@@ -92,6 +93,13 @@ fn as_nobody(ground: &Ground) -> Ground {
     ground.through(format!("mongodb://{host}"))
 }
 
+/// A port on which nothing listens, and nothing else will while this is there.
+fn without_a_listener() -> TcpSocket {
+    let taken = TcpSocket::new_v4().unwrap();
+    taken.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    taken
+}
+
 /// A program that is no MongoDB server, and answers whatever it is asked.
 fn ground_of_another_program(ground: &Ground) -> Ground {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -113,8 +121,8 @@ async fn a_server_that_can_t_be_reached_is_a_problem() {
     let standalone = Ground::standalone("cli_reach").await;
     let proxy = shared::replica_set().await.proxy(0).unwrap();
     proxy.black_hole();
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let nobody = set.through(format!("mongodb://{free}/?{SHORT}"));
+    let taken = without_a_listener();
+    let nobody = set.through(format!("mongodb://{}/?{SHORT}", taken.local_addr().unwrap()));
     let other = set.through(set.uri().replace("replicaSet=watchlock", "replicaSet=other"));
     let renamed = standalone.through(
         standalone
@@ -355,11 +363,11 @@ async fn a_set_without_a_primary_or_a_majority_is_a_problem() {
     // The primary keeps its votes by the arbiter, and loses the only other member with data.
     let votes = doc! { "setDefaultRWConcern": 1, "defaultWriteConcern": { "w": 1 } };
     admin.run_command(votes).await.unwrap();
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let taken = without_a_listener();
     let members = [
         itself,
         doc! { "_id": 1, "host": arbiter.addr(0).to_string(), "arbiterOnly": true },
-        doc! { "_id": 2, "host": free.to_string(), "priority": 0 },
+        doc! { "_id": 2, "host": taken.local_addr().unwrap().to_string(), "priority": 0 },
     ];
     let config = doc! { "_id": "rs", "version": 50, "members": &members[..], "settings": &settings };
     admin
