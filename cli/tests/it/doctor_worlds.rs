@@ -231,12 +231,14 @@ async fn a_collection_that_takes_no_locks_is_a_problem() {
     .await;
     // What refuses no lock is no problem.
     let warned = doc! { "validator": { "missing": { "$exists": true } }, "validationAction": "warn" };
+    let off = doc! { "validator": warned.get("validator"), "validationLevel": "off" };
     let standalone = Ground::standalone("cli_accepting").await;
     let accepting = doc! { "validator": { "kind": { "$in": ["mutex"] }, "holders": { "$type": "array" } } };
     for ground in [
         made(set().await, warned.clone()).await,
         made(standalone, accepting).await,
         made(Ground::standalone("cli_warned").await, warned).await,
+        made(Ground::standalone("cli_off").await, off).await,
     ] {
         succeeds(&ground).await;
     }

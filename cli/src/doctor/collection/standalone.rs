@@ -43,19 +43,14 @@ async fn compare(place: &Place, locks: &[Document]) -> Result<Option<Check>, Err
     if let Some(alike) = alike.filter(|_| !names.iter().any(|name| name == database)) {
         return Ok(Some(another_case(&format!("it has `{}` already", plain(alike)))));
     }
-    let filter = doc! { "name": &place.collection };
-    let listed = place.database.list_collections().filter(filter).await?;
+    let listed = doc! { "listCollections": 1, "filter": { "name": &place.collection } };
+    let listed = place.database.run_cursor_command(listed).await?;
     let Some(found) = listed.try_collect::<Vec<_>>().await?.pop() else {
         return Ok(None);
     };
-    if let Some(validator) = found.options.validator.filter(|validator| !validator.is_empty())
-        && found
-            .options
-            .validation_action
-            .is_none_or(|action| !matches!(action, mongodb::options::ValidationAction::Warn))
-    {
+    if let Some(validator) = enforced(&found) {
         for lock in locks {
-            if !matches(place, lock, &validator).await? {
+            if !matches(place, lock, validator).await? {
                 return Ok(Some(refusing("its validator does not accept them")));
             }
         }
@@ -87,6 +82,15 @@ async fn compare(place: &Place, locks: &[Document]) -> Result<Option<Check>, Err
         }
     }
     Ok(None)
+}
+
+/// Returns the validator by which the server refuses documents. The options are read as the server sends them: a later one
+/// may know more of them than the driver.
+fn enforced(described: &Document) -> Option<&Document> {
+    let options = described.get_document("options").ok()?;
+    let is_off = options.get_str("validationLevel") == Ok("off") || options.get_str("validationAction") == Ok("warn");
+    let validator = options.get_document("validator").ok()?;
+    (!is_off && !validator.is_empty()).then_some(validator)
 }
 
 /// Has the server compare a document with a query, without writing it.
