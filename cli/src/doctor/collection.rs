@@ -24,7 +24,7 @@ const DUPLICATE_KEY: i32 = 11_000;
 /// The server's code `DatabaseDifferCase`.
 const DATABASE_DIFFERS_IN_CASE: i32 = 13_297;
 
-/// Checks whether the collection takes two locks: one that is held with a waiter, and a free one.
+/// Checks whether the collection takes locks: two that are held with a waiter, and two free ones.
 pub(super) async fn collection(place: &Place, hello: &Document) -> Result<Check, Failure> {
     if let Some(key) = shard_key(place, hello).await?
         && !key.keys().eq(["_id"])
@@ -151,26 +151,27 @@ fn reason(error: &Error) -> (Option<i32>, String) {
     }
 }
 
-/// Returns the documents of two locks that nobody has, with all that a client writes. Their values are the same, so that
-/// every unique index shows.
-fn locks() -> [Document; 2] {
-    let id = ObjectId::new().to_hex();
+/// Returns the documents of two held locks with a waiter and of two free ones, which nobody has, with all that a client
+/// writes. The values that two locks may share are the same, so that every unique index shows.
+fn locks() -> [Document; 4] {
+    let run = ObjectId::new().to_hex();
     let now = Bson::DateTime(DateTime::from_system_time(SystemTime::now()));
-    let entry = |number: i64| {
-        doc! {
-            "id": format!("doctor-{number}"), "permits": 1_i64, "lease": 30_000_i64, "claim": 5_000_i64, "since": &now,
-            "until": &now, "owner": { "host": "doctor", "pid": 1_i64 },
-        }
-    };
-    let mut holder = entry(1);
-    holder.insert("token", 1_i64);
-    ["held", "free"].map(|state| {
-        let (holders, queue) = match state {
-            "held" => (vec![holder.clone()], vec![entry(2)]),
-            _ => Default::default(),
+    ["held 1", "held 2", "free 1", "free 2"].map(|name| {
+        let entry = |role: &str| {
+            doc! {
+                "id": format!("doctor {run} {name} {role}"), "permits": 1_i64, "lease": 30_000_i64, "claim": 5_000_i64,
+                "since": &now, "until": &now, "owner": { "host": "doctor", "pid": 1_i64 },
+            }
+        };
+        let mut holder = entry("holder");
+        holder.insert("token", 1_i64);
+        let (holders, queue) = if name.starts_with("held") {
+            (vec![holder], vec![entry("waiter")])
+        } else {
+            Default::default()
         };
         doc! {
-            "_id": format!("watchlock doctor {id} {state}"), "protocol": 1_i64, "kind": "mutex", "capacity": 1_i64,
+            "_id": format!("watchlock doctor {run} {name}"), "protocol": 1_i64, "kind": "mutex", "capacity": 1_i64,
             "token": 1_i64, "holders": holders, "queue": queue, "wake": "doctor.1:;", "version": 1_i64, "at": &now,
             "purge_at": &now,
         }

@@ -188,6 +188,14 @@ async fn a_server_that_answers_no_more_is_a_problem() {
     assert!(others.iter().all(|check| check["status"] == "ok"), "{report}");
 }
 
+/// Makes an index of the name `one`.
+async fn indexed(ground: &Ground, mut index: Document) {
+    index.insert("name", "one");
+    let create = doc! { "createIndexes": COLLECTION, "indexes": [index] };
+    let database = ground.driver().await.database(&ground.database);
+    database.run_command(create).await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_collection_that_takes_no_locks_is_a_problem() {
     let made = async |ground: Ground, options: Document| {
@@ -205,10 +213,7 @@ async fn a_collection_that_takes_no_locks_is_a_problem() {
     made(case, doc! {}).await;
     let taken = Ground::standalone("cli_refusing").await;
     watchlock(&taken, ["run", "--try", "y", "--", "true"]).await.expect(0);
-    let index = doc! { "key": { "kind": 1 }, "name": "one_kind", "unique": true };
-    let create = doc! { "createIndexes": COLLECTION, "indexes": [index] };
-    let database = taken.driver().await.database(&taken.database);
-    database.run_command(create).await.unwrap();
+    indexed(&taken, doc! { "key": { "kind": 1 }, "unique": true }).await;
     let standalone = Ground::standalone("cli_refusing").await;
     all_fail([
         (
@@ -226,10 +231,33 @@ async fn a_collection_that_takes_no_locks_is_a_problem() {
         (made(set().await, refusing.clone()).await, "failed validation"),
         (upper, "may not differ in case"),
         (made(standalone, refusing).await, "its validator does not accept them"),
-        (taken, "unique index `one_kind`"),
+        (taken, "unique index `one`"),
     ])
     .await;
+    // What refuses a lock only while another is held.
+    for ground in [set().await, Ground::standalone("cli_refusing").await] {
+        let held = doc! { "holders.id": { "$exists": true } };
+        indexed(
+            &ground,
+            doc! { "key": { "kind": 1 }, "unique": true, "partialFilterExpression": held },
+        )
+        .await;
+        let locks = ground.locks().await;
+        let _held = locks.mutex("held").acquire().await.unwrap();
+        fails((ground, "the index that refuses them")).await;
+    }
     // What refuses no lock is no problem.
+    for index in [
+        doc! { "key": { "holders.id": 1 }, "unique": true, "sparse": true },
+        doc! { "key": { "holders.none": 1 }, "unique": true, "sparse": true },
+    ] {
+        for ground in [set().await, Ground::standalone("cli_accepting").await] {
+            indexed(&ground, index.clone()).await;
+            let locks = ground.locks().await;
+            let _held = locks.mutex("held").acquire().await.unwrap();
+            succeeds(&ground).await;
+        }
+    }
     let warned = doc! { "validator": { "missing": { "$exists": true } }, "validationAction": "warn" };
     let off = doc! { "validator": warned.get("validator"), "validationLevel": "off" };
     let standalone = Ground::standalone("cli_accepting").await;

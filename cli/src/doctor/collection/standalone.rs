@@ -60,28 +60,57 @@ async fn compare(place: &Place, locks: &[Document]) -> Result<Option<Check>, Err
         let Some(options) = index.options.filter(|options| options.unique == Some(true)) else {
             continue;
         };
-        // The locks have different ids, and are the same otherwise.
-        let covers = !index.keys.contains_key("_id");
-        let has = |key: &String| {
-            locks
-                .iter()
-                .all(|lock| lock.contains_key(key.split('.').next().unwrap_or_default()))
-        };
-        let is_skipped = options.sparse == Some(true) && !index.keys.keys().any(has);
-        if !covers || is_skipped {
-            continue;
-        }
-        let applies = match &options.partial_filter_expression {
-            Some(filter) => matches(place, &locks[0], filter).await? && matches(place, &locks[1], filter).await?,
-            None => true,
-        };
-        if applies {
-            let name = options.name.unwrap_or_default();
-            let reason = format!("two locks would be the same to its unique index `{}`", plain(&name));
-            return Ok(Some(refusing(&reason)));
+        // Two held ones, and two free ones: all others differ in more than names.
+        for pair in locks.chunks(2) {
+            if options.sparse == Some(true) && !index.keys.keys().any(|key| !values(&pair[0], key).is_empty()) {
+                continue;
+            }
+            if !index.keys.keys().all(|key| share(pair, key)) {
+                continue;
+            }
+            let mut are_in = true;
+            if let Some(filter) = &options.partial_filter_expression {
+                for lock in pair {
+                    are_in &= matches(place, lock, filter).await?;
+                }
+            }
+            if are_in {
+                let name = options.name.as_deref().unwrap_or_default();
+                let reason = format!("two locks would be the same to its unique index `{}`", plain(name));
+                return Ok(Some(refusing(&reason)));
+            }
         }
     }
     Ok(None)
+}
+
+/// Returns whether an index has the same value for both locks at a key. One that is missing is a value too.
+fn share(pair: &[Document], key: &str) -> bool {
+    let of_all: Vec<_> = pair.iter().map(|lock| values(lock, key)).collect();
+    let first = &of_all[0];
+    of_all.iter().all(|of_one| {
+        let are_missing = first.is_empty() && of_one.is_empty();
+        are_missing || of_one.iter().any(|value| first.contains(value))
+    })
+}
+
+/// Returns the values that an index has of a document at a key: in arrays, those of each element.
+fn values<'a>(document: &'a Document, key: &str) -> Vec<&'a Bson> {
+    let (field, rest) = match key.split_once('.') {
+        Some((field, rest)) => (field, Some(rest)),
+        None => (key, None),
+    };
+    let elements = match document.get(field) {
+        None => return Vec::new(),
+        // An empty array is a value at its own key.
+        Some(Bson::Array(elements)) if rest.is_some() || !elements.is_empty() => elements.iter().collect(),
+        Some(value) => vec![value],
+    };
+    let Some(rest) = rest else {
+        return elements;
+    };
+    let below = elements.into_iter().filter_map(Bson::as_document);
+    below.flat_map(|document| values(document, rest)).collect()
 }
 
 /// Returns the validator by which the server refuses documents. The options are read as the server sends them: a later one
@@ -104,4 +133,28 @@ async fn matches(place: &Place, document: &Document, query: &Document) -> Result
     ];
     let found = documents(place).aggregate(pipeline).await?;
     Ok(!found.try_collect::<Vec<_>>().await?.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::locks, *};
+
+    #[test]
+    fn two_locks_are_the_same_to_an_index_only_at_the_end_of_its_path() {
+        let locks = locks();
+        let (held, free) = locks.split_at(2);
+        for (key, of_held, of_free) in [
+            ("_id", false, false),
+            ("kind", true, true),
+            ("holders", false, true),
+            ("holders.id", false, true),
+            ("holders.owner.host", true, true),
+            ("none", true, true),
+        ] {
+            assert_eq!((share(held, key), share(free, key)), (of_held, of_free), "{key}");
+        }
+        assert_eq!(values(&free[0], "holders.id"), Vec::<&Bson>::new());
+        assert_eq!(values(&free[0], "holders").len(), 1);
+        assert_eq!(values(&held[0], "holders.owner.none"), Vec::<&Bson>::new());
+    }
 }
