@@ -404,8 +404,10 @@ async fn index(place: &Place, may_create: bool) -> Result<Check, Failure> {
             ));
         }
         Err(error) if code(&error) == Some(UNAUTHORIZED) => {
-            return Ok(unseen("index", Some(&error))
-                .advice("seeing it needs the action listIndexes, which nothing else in watchlock uses"));
+            return Ok(unseen("index", Some(&error)).advice(
+                "seeing it needs the action listIndexes, without which no client notices an index that deletes held \
+                 locks",
+            ));
         }
         Err(error) => return Ok(unseen("index", Some(&error))),
     };

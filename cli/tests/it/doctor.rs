@@ -218,7 +218,9 @@ async fn missing_privileges_are_named() {
         assert_eq!(check["status"], json!("ok"), "{check}");
     }
     let (ground, _) = user("cli_unseen", &LEAST).await;
-    assert_eq!(status(&report(&ground, 0).await, "index"), "unknown");
+    let found = report(&ground, 0).await;
+    assert_eq!(status(&found, "index"), "unknown");
+    assert!(found.to_string().contains("deletes held locks"), "{found}");
 
     let (ground, _) = user("cli_blind", &["find", "insert", "update"]).await;
     let found = report(&ground, 0).await;

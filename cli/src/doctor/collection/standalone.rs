@@ -10,7 +10,7 @@ use mongodb::{
 };
 
 use super::{
-    super::{ask, told},
+    super::{UNAUTHORIZED, ask, code, told},
     Check, Status, another_case, documents, ok, plain, refusing,
 };
 use crate::{connection::Place, exit::Failure};
@@ -22,15 +22,17 @@ pub(super) async fn collection(place: &Place, locks: &[Document]) -> Result<Chec
         Ok(None) => {
             ok("its validator and its unique indexes accept locks (a standalone has no transactions to try it)")
         }
-        Err(error) => Check::new(
-            "collection",
-            Status::Unknown,
-            format!("whether it takes locks can't be seen: {}", told(&error)),
-        )
-        .advice(
-            "grant the user listCollections on the database and listIndexes on the collection, which nothing else in \
-             watchlock uses",
-        ),
+        Err(error) => {
+            let advice = match code(&error) {
+                Some(UNAUTHORIZED) => {
+                    "grant the user find and listIndexes on the collection and listCollections on the database: without the \
+                     last two no client notices a collection that loses locks"
+                }
+                _ => "try again; the reason is the server's",
+            };
+            let found = format!("whether it takes locks can't be seen: {}", told(&error));
+            Check::new("collection", Status::Unknown, found).advice(advice)
+        }
     })
 }
 
