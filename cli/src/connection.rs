@@ -67,6 +67,8 @@ pub(crate) struct Place {
     pub(crate) collection: String,
     /// The driver's pool size (`maxPoolSize`), if it is set.
     pub(crate) pool: Option<u32>,
+    /// Whether the driver talks to the one host of the connection string alone (`directConnection`).
+    pub(crate) is_direct: bool,
 }
 
 impl Connection {
@@ -141,11 +143,13 @@ impl Connection {
         };
         check_database(&name)?;
         let pool = options.max_pool_size;
+        let is_direct = options.direct_connection == Some(true);
         let client = Client::with_options(options).map_err(|error| self.not_valid(&error))?;
         Ok(Place {
             database: client.database(&name),
             collection: self.collection.clone(),
             pool,
+            is_direct,
         })
     }
 

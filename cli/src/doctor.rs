@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use futures::TryStreamExt as _;
+use futures::{TryStreamExt as _, future::join_all};
 use mongodb::{
     Collection,
     bson::{Bson, Document, doc},
@@ -22,6 +22,7 @@ use mongodb::{
     options::{DatabaseOptions, ReadConcern, ReadPreference, SelectionCriteria, WriteConcern},
 };
 use serde::Serialize;
+use tokio::time::timeout;
 use watchlock::{ServerError, WakeMode, WakeSource};
 
 use crate::{
@@ -38,6 +39,9 @@ const OLDEST: (i32, i32) = (4, 4);
 
 /// Maximum difference between the clocks of a replica set's members: the default skew margin.
 const SKEW: Duration = Duration::from_secs(1);
+
+/// Maximum time for a member to say its time.
+const MEMBER_ANSWERED: Duration = Duration::from_secs(5);
 
 /// Connections of one client: its change streams, and those for the operations with which it begins. See
 /// `docs/operating.md`, Connections.
@@ -308,19 +312,29 @@ fn describe(offset: Offset) -> String {
 
 /// Compares the members' clocks: a new primary whose clock is ahead ends leases early.
 async fn member_clocks(place: &Place, hello: &Document) -> Result<Option<Check>, Failure> {
-    let members = hello.get_array("hosts").map_or(&[][..], |hosts| hosts);
+    let members = topology::with_data(hello);
     if members.len() < 2 {
         return Ok(None);
     }
-    let (mut offsets, mut silent) = (Vec::new(), Vec::new());
-    for member in members.iter().filter_map(Bson::as_str) {
+    if place.is_direct {
+        let found = "the members' clocks are not compared, as the connection string has directConnection=true";
+        let advice =
+            "name the set instead (replicaSet in the connection string), if clients of this machine reach its members";
+        return Ok(Some(Check::new("member-clocks", Status::Unknown, found).advice(advice)));
+    }
+    let asked = join_all(members.iter().map(async |member| {
         let wanted = member.to_lowercase();
         let that = SelectionCriteria::Predicate(Arc::new(move |server| {
             server.address().to_string().to_lowercase() == wanted
         }));
-        match to_its_end(clock::ask(place.database.clone(), that)).await? {
-            Ok((offset, _)) => offsets.push((member, offset)),
-            Err(_) => silent.push(member),
+        let asking = to_its_end(clock::ask(place.database.clone(), that));
+        (*member, timeout(MEMBER_ANSWERED, asking).await.ok())
+    }));
+    let (mut offsets, mut silent) = (Vec::new(), Vec::new());
+    for (member, answer) in asked.await {
+        match answer.transpose()? {
+            Some(Ok((offset, _))) => offsets.push((member, offset)),
+            _ => silent.push(member),
         }
     }
     let first = offsets.iter().min_by_key(|(_, offset)| offset.millis);

@@ -267,7 +267,7 @@ async fn members(options: &ClientOptions, answers: &[&Document]) -> Option<Troub
         return (!silent.is_empty()).then(|| (found, advice.to_owned()));
     }
     let found = format!(
-        "the replica set `{set}` has no primary: {} of its {} members can't be used{}",
+        "the replica set `{set}` has no primary: {} of the {} members that it names can't be used{}",
         silent.len(),
         named.len(),
         if silent.is_empty() {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mongodb::bson::{Document, doc, oid::ObjectId};
+use mongodb::bson::{Bson, Document, doc, oid::ObjectId};
 use watchlock::{ServerError, ServerErrorKind};
 
 use super::{Check, Status, UNAUTHORIZED, ask, code, primary, told, unseen};
@@ -72,11 +72,11 @@ pub(super) fn topology(hello: &Document) -> Check {
         return Check::new("topology", Status::Problem, found).advice(advice);
     }
     if let Ok(name) = hello.get_str("setName") {
-        let members = hello.get_array("hosts").map_or(1, Vec::len);
+        let members = with_data(hello).len();
         let plural = if members == 1 { "member" } else { "members" };
         return Check::ok(
             "topology",
-            format!("replica set {} of {members} {plural} with data", plain(name)),
+            format!("replica set {}; it names {members} {plural} with data", plain(name)),
         );
     }
     if hello.get_str("msg").is_ok_and(|message| message == "isdbgrid") {
@@ -89,6 +89,15 @@ pub(super) fn topology(hello: &Document) -> Check {
         "locks are safe here, but waiters poll: start the server with --replSet and call rs.initiate() once; one member is \
          enough for change streams",
     )
+}
+
+/// Returns the names of the set's members with data. It tells nobody of hidden ones.
+pub(super) fn with_data(hello: &Document) -> Vec<&str> {
+    ["hosts", "passives"]
+        .iter()
+        .flat_map(|field| hello.get_array(field).into_iter().flatten())
+        .filter_map(Bson::as_str)
+        .collect()
 }
 
 /// Checks that writes are confirmed, as every grant needs it, and writes nothing.

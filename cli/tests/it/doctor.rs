@@ -188,15 +188,36 @@ async fn the_clocks_of_all_members_are_compared() {
         (status(&report, "member-clocks"), status(&report, "topology")),
         ("ok", "ok")
     );
-    let secondary = (0..3).find(|node| *node != 0).unwrap();
-    let secondary = if cluster.primary().await.unwrap() == secondary {
-        0
-    } else {
-        secondary
-    };
+    let told = report.to_string();
+    assert!(told.contains("it names 3 members with data"), "{told}");
+    let primary = cluster.primary().await.unwrap();
+    let secondary = (primary + 1) % 3;
+    // A client of one member alone can't say anything of the others.
+    let direct = ground.through(cluster.node_uri(primary));
+    let report = watchlock(&direct, ["doctor", "--json"]).await.expect(0).json();
+    assert_eq!(status(&report, "member-clocks"), "unknown");
+    let told = report.to_string();
+    assert!(
+        told.contains("directConnection") && !told.contains("do not answer"),
+        "{told}"
+    );
+    // A member that is never elected has data, and a clock, too.
+    let admin = cluster.client().await.unwrap().database("admin");
+    let config = admin.run_command(doc! { "replSetGetConfig": 1 }).await.unwrap();
+    let mut config = config.get_document("config").unwrap().clone();
+    let version = config.get_i32("version").unwrap();
+    config.insert("version", version + 1);
+    let members = config.get_array_mut("members").unwrap();
+    members[secondary].as_document_mut().unwrap().insert("priority", 0);
+    admin.run_command(doc! { "replSetReconfig": config }).await.unwrap();
+    let report = watchlock(&ground, ["doctor", "--json"]).await.expect(0).json();
+    let told = report.to_string();
+    assert!(told.contains("it names 3 members with data"), "{told}");
     cluster.kill(secondary);
     let report = watchlock(&ground, ["doctor", "--json"]).await.expect(0).json();
     assert_eq!(status(&report, "member-clocks"), "warning");
+    let silent = format!("no answer from {}", cluster.addr(secondary));
+    assert!(report.to_string().contains(&silent), "{report}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
