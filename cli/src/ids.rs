@@ -16,6 +16,9 @@ use crate::{
     text::plain,
 };
 
+/// Maximum nesting of an id in JSON: the conversions to an id recurse, and ran out of a thread's stack at 95.
+const DEEPEST: usize = 32;
+
 /// The `_id`s that a text can be, the likeliest first: never none.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Readings {
@@ -25,11 +28,28 @@ pub(crate) struct Readings {
     is_explicit: bool,
 }
 
+/// Returns the text unless it is nested too deep.
+fn shallow(text: &str) -> Result<&str, String> {
+    let mut depth = 0_usize;
+    let deepest = text.bytes().map(|byte| {
+        match byte {
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        depth
+    });
+    match deepest.max() {
+        Some(deepest) if deepest > DEEPEST => Err(format!("it is nested more than {DEEPEST} levels deep")),
+        _ => Ok(text),
+    }
+}
+
 impl Readings {
     /// Reads a text in all forms. The listed form comes first, so that the output of `ls` can be copied.
     pub(crate) async fn of(documents: &DocumentLocks<Document>, text: &str) -> Result<Self, Failure> {
-        let json = serde_json::from_str(text)
-            .map_err(|error| error.to_string())
+        let json = shallow(text)
+            .and_then(|text| serde_json::from_str(text).map_err(|error| error.to_string()))
             .and_then(|value: serde_json::Value| Bson::try_from(value).map_err(|error| error.to_string()));
         if let (true, Err(error)) = (text.starts_with('{'), &json) {
             let shown: String = text.chars().take(200).collect();
@@ -182,6 +202,12 @@ mod tests {
                 failure.message().contains(&text.escape_debug().to_string()),
                 "{failure:?}"
             );
+        }
+        let nested = |levels: usize| format!("{}1{}", "{\"a\":".repeat(levels), "}".repeat(levels));
+        assert!(Readings::of(&documents, &nested(DEEPEST)).await.is_ok());
+        for levels in [DEEPEST + 1, 10_000] {
+            let failure = Readings::of(&documents, &nested(levels)).await.unwrap_err();
+            assert!(failure.message().contains("more than 32 levels"), "{failure:?}");
         }
     }
 

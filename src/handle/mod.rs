@@ -155,6 +155,18 @@ impl<T: Target, W: World> Held<T, W> {
         W::call(async move { self.own.release().await })
     }
 
+    /// Returns the same handle for async code.
+    pub fn into_async(self) -> Held<T> {
+        Held::new((self.own, self.data))
+    }
+
+    /// Returns the same handle for code that blocks its thread.
+    #[cfg(feature = "sync")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "sync")))]
+    pub fn into_blocking(self) -> Held<T, crate::world::Blocking> {
+        Held::new((self.own, self.data))
+    }
+
     /// Waits until it is lost, other than by a deletion through this handle.
     pub(crate) async fn lost_otherwise(&self) -> Lost {
         let lost = self.view.seen.lost().await;

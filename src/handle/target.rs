@@ -7,6 +7,10 @@ use crate::world::Sealed;
 
 /// A kind of thing that is acquired and held: the first parameter of [`Acquire`](crate::Acquire),
 /// [`Held`](crate::Held) and [`View`](crate::View).
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no target",
+    note = "targets are in `watchlock::target`: `Held<target::Mutex>`, `Held<target::Document<Order>>`"
+)]
 pub trait Target: Sealed {
     /// The target that is held afterwards: the same, except that a [`Claim`](crate::target::Claim) holds a
     /// [`Document`](crate::target::Document).

@@ -54,7 +54,7 @@ type Running<T> = Pin<Box<dyn Future<Output = Result<Got<T>, AcquireError>> + Se
 ///
 /// Cancel safe: if it is dropped, its queue position, or the lock if it was granted at that moment, is given back in the
 /// background. It takes its queue position when it is first polled; from then on options have no effect. A pinned
-/// acquire that is polled repeatedly keeps its queue position. A clone begins anew.
+/// acquire that is polled repeatedly keeps its queue position, also on its way into `run`. A clone begins anew.
 ///
 /// # Errors
 ///
@@ -271,7 +271,9 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     }
 
     /// Keeps the lock idle with this client for that long after its release, instead of the
-    /// [client's](crate::LockClientBuilder::keep_idle) time; at most 366 days, and zero gives it back at once.
+    /// [client's](crate::LockClientBuilder::keep_idle) time; at most 366 days, and zero gives it back at once. A lock that
+    /// is held for a [`fixed`](Self::fixed) time or kept by [`at_least_for`](Self::at_least_for), and some but not all
+    /// permits of a semaphore, go back at once in any case.
     ///
     /// # Examples
     ///
@@ -338,7 +340,7 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
 
 impl<T: Target, W: World> Acquire<T, Try, W> {
     /// Fails with [`AcquireError::Held`], which names the holder, where it would give `None`. Of a multi-lock that is the
-    /// holder of the first name that is not free.
+    /// holder of the first name that is not free. A try that was polled before begins anew.
     ///
     /// # Examples
     ///
@@ -366,9 +368,13 @@ impl<T: Target, W: World> Acquire<T, Try, W> {
 }
 
 impl<T: CanAcquire, P: Patience, W: World> Acquire<T, P, W> {
-    /// Acquires in any world, from code that has none.
+    /// Acquires in any world, from code that has none. One that has begun goes on from its queue position.
     pub(crate) async fn held(self) -> Result<Held<T::Held, W>, AcquireError> {
-        self.target.ask(self.options, P::OTHERWISE).await.map(Held::new)
+        let acquired = match self.running.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(running) => running.await,
+            None => self.target.ask(self.options, P::OTHERWISE).await,
+        };
+        acquired.map(Held::new)
     }
 }
 
@@ -398,6 +404,8 @@ pub(crate) async fn unless_lost<L, Fut: Future>(lost: impl Future<Output = L>, w
 impl<T: CanAcquire, P: Patience> Acquire<T, P> {
     /// Acquires, runs the future that `work` makes of the handle, and releases. A try that finds the lock taken gives
     /// `None`, and then `work` is not called.
+    ///
+    /// The work borrows the handle; a [view](Held::view) can be cloned into tasks that it spawns.
     ///
     /// If the lock is lost, the future is dropped at its next await point, and the loss is returned. The future's own
     /// output, even a `Result`, is returned unchanged. Work on a document may delete it, and its lock with it.

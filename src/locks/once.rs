@@ -22,7 +22,7 @@ use crate::{
         Held, Released, View,
         own::Own,
         owned::OwnedHold,
-        target::{IsKnown, IsOne, Target},
+        target::{IsOne, Target},
     },
     input::{at_least, below, check_duration},
     inspect::HolderInfo,
@@ -403,7 +403,6 @@ impl Target for Period {
 }
 
 impl IsOne for Period {}
-impl IsKnown for Period {}
 
 impl<W: World> Held<Period, W> {
     /// Reports that the job is done: no process begins it before the period is over.

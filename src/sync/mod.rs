@@ -4,8 +4,10 @@
 //! It is the same API in another [world](crate::action::World): the names of this module are those of the crate with
 //! [`Blocking`] for their last parameter, so all methods and guarantees are described there.
 //! Methods that return a future there return its output here. Actions that are awaited there have
-//! [`run`](crate::Acquire::run) here, and `run` with work is [`run_with`](crate::Acquire::run_with); streams are
-//! iterators. Neither world has the calls of the other:
+//! `run` here, as the actions of the driver's synchronous API have, and `run` with work is
+//! [`run_with`](crate::Acquire::run_with); streams are iterators. [`Held::into_async`](crate::Held::into_async) takes a
+//! handle into async code: writes under a [`fence`](crate::View::fence), for one, can only be awaited. Neither world has
+//! the calls of the other:
 //!
 //! ```compile_fail,E0277
 //! # async fn example(locks: watchlock::sync::LockClient) {
@@ -205,6 +207,12 @@ pub type Acquire<T, P = Wait> = crate::Acquire<T, P, Blocking>;
 pub type Held<T = AnyLock> = crate::Held<T, Blocking>;
 /// A view of a hold.
 pub type View<T = AnyLock> = crate::View<T, Blocking>;
+
+impl From<crate::LockClient> for LockClient {
+    fn from(locks: crate::LockClient) -> Self {
+        locks.blocking()
+    }
+}
 
 impl World for Blocking {
     type Call<F: Future> = F::Output;

@@ -56,6 +56,40 @@ async fn an_acquire_is_a_future_that_keeps_its_place_and_a_clone_begins_anew() {
     eventually(PATIENCE, "all is given back", async || is_vacant(&a, "x").await).await;
 }
 
+/// Otherwise it would wait behind itself.
+#[tokio::test]
+async fn an_acquire_that_has_begun_goes_on_from_its_place_to_its_work() {
+    let memory = InMemory::new();
+    let (a, b) = (memory.client(), memory.client());
+    for is_held in [true, false] {
+        let held = a.mutex("x").acquire().await.unwrap();
+        let mut begun = b.mutex("x").acquire();
+        let polled = timeout(Duration::from_millis(20), &mut begun).await;
+        assert!(polled.is_err(), "{polled:?}");
+        until_waiting(&a, "x", 1).await;
+        let behind = spawn(a.mutex("x").acquire());
+        until_waiting(&a, "x", 2).await;
+        let release = async {
+            if is_held {
+                tokio::task::yield_now().await;
+            }
+            held.release().await.unwrap()
+        };
+        let run = begun.run(async |held| held.token());
+        let (token, _) = if is_held {
+            tokio::join!(run, release)
+        } else {
+            // It is granted before its work is asked for.
+            let released = release.await;
+            (run.await, released)
+        };
+        let behind = within(PATIENCE, "the next", behind).await.unwrap().unwrap();
+        assert!(token.unwrap() < behind.token());
+        assert_eq!(behind.release().await.unwrap(), Released::Released);
+        eventually(PATIENCE, "it is free", async || is_vacant(&a, "x").await).await;
+    }
+}
+
 /// Code that does not care for the kind takes any lock.
 #[tokio::test]
 async fn a_held_lock_of_any_kind_is_one_of_any_kind() {
