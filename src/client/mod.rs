@@ -32,7 +32,6 @@ use crate::{
         list::List,
         watch::{AllLockEvents, LockEvents},
     },
-    protocol::Evict,
     session::{ClientLife, Session, UserHandle, documents::DocumentSession, locks::LockSession},
     store::{DocumentStore, InPlace, LockStore, MemoryStore, collection::PlaceId, place::Paths},
     token::FencingToken,
@@ -508,11 +507,7 @@ impl<W: World> LockClient<W> {
     pub fn break_lock(&self, name: &str) -> W::Call<impl Future<Output = Result<Option<LockInfo>, OperateError>>> {
         W::call(async move {
             check_name(name)?;
-            if let Some(state) = self.session.evict(name, Evict::Everybody).await? {
-                return Ok(Some(LockInfo::after_write(name, &state)));
-            }
-            // Nobody held it.
-            self.inspected(name).await
+            Ok(self.session.break_lock(name).await?)
         })
     }
 
@@ -550,8 +545,7 @@ impl<W: World> LockClient<W> {
     ) -> W::Call<impl Future<Output = Result<Option<LockInfo>, OperateError>>> {
         W::call(async move {
             check_name(name)?;
-            let state = self.session.evict(name, Evict::Holder(token.as_i64())).await?;
-            Ok(state.map(|state| LockInfo::after_write(name, &state)))
+            Ok(self.session.break_holder(name, token.as_i64()).await?)
         })
     }
 

@@ -54,7 +54,8 @@ type Running<T> = Pin<Box<dyn Future<Output = Result<Got<T>, AcquireError>> + Se
 ///
 /// Cancel safe: if it is dropped, its queue position, or the lock if it was granted at that moment, is given back in the
 /// background. It takes its queue position when it is first polled; from then on options have no effect. A pinned
-/// acquire that is polled repeatedly keeps its queue position, also on its way into `run`. A clone begins anew.
+/// acquire that is polled repeatedly keeps its queue position, also on its way into `run`. A clone begins anew. Like most
+/// futures, one that is done must not be polled or run again: that panics.
 ///
 /// # Errors
 ///

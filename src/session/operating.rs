@@ -7,6 +7,7 @@ use tokio::time::Instant;
 use super::{Session, asking::patience, bypassing::PROCLAIM};
 use crate::{
     error::ServerError,
+    inspect::LockInfo,
     protocol::{Evict, Exchange, Expects, Holder, Operation, State, wake},
     store::{Renewal, Statements, StoreError},
     telemetry,
@@ -38,9 +39,28 @@ impl Session {
         Ok(found.map(|state| (state, exchange)))
     }
 
+    /// Evicts all holders of `name`, and returns the lock afterwards, also where nobody held it.
+    pub(crate) async fn break_lock(self: &Arc<Self>, name: &str) -> Result<Option<LockInfo>, ServerError> {
+        if let Some(state) = self.evict(name, Evict::Everybody).await? {
+            return Ok(Some(LockInfo::after_write(name, &state)));
+        }
+        let read = self.inspect(name).await?;
+        Ok(read.map(|read| LockInfo::of_reading(name, &read)))
+    }
+
+    /// Evicts the holder with this token, and returns the lock afterwards; `None` if nobody holds it under the token.
+    pub(crate) async fn break_holder(
+        self: &Arc<Self>,
+        name: &str,
+        token: i64,
+    ) -> Result<Option<LockInfo>, ServerError> {
+        let state = self.evict(name, Evict::Holder(token)).await?;
+        Ok(state.map(|state| LockInfo::after_write(name, &state)))
+    }
+
     /// Evicts holders of `name`. Not repeated when its outcome is unknown: that could evict their successors. `None`: there
     /// was nobody to evict whose time was not over, and nothing was changed.
-    pub(crate) async fn evict(self: &Arc<Self>, name: &str, evict: Evict) -> Result<Option<State>, ServerError> {
+    async fn evict(self: &Arc<Self>, name: &str, evict: Evict) -> Result<Option<State>, ServerError> {
         // As it is not repeated, it must not meet a dead connection.
         self.find_connection().await?;
         // Most locks have one permit.

@@ -23,7 +23,6 @@ use crate::{
         acquire::Acquire,
         patience::{Try, Wait},
     },
-    protocol::Evict,
     session::{UserHandle, documents::DocumentSession},
     store::{
         InPlace,
@@ -253,14 +252,7 @@ impl<E, W: World> ElementLocks<E, W> {
     ) -> W::Call<impl Future<Output = Result<Option<LockInfo>, OperateError>>> {
         W::call(async move {
             let (session, name) = self.place(&id.into())?;
-            if let Some(state) = session.evict(&name, Evict::Everybody).await? {
-                return Ok(Some(LockInfo::after_write(&name, &state)));
-            }
-            // Nobody held it.
-            Ok(session
-                .inspect(&name)
-                .await?
-                .map(|read| LockInfo::of_reading(&name, &read)))
+            Ok(session.break_lock(&name).await?)
         })
     }
 
@@ -298,8 +290,7 @@ impl<E, W: World> ElementLocks<E, W> {
     ) -> W::Call<impl Future<Output = Result<Option<LockInfo>, OperateError>>> {
         W::call(async move {
             let (session, name) = self.place(&id.into())?;
-            let state = session.evict(&name, Evict::Holder(token.as_i64())).await?;
-            Ok(state.map(|state| LockInfo::after_write(&name, &state)))
+            Ok(session.break_holder(&name, token.as_i64()).await?)
         })
     }
 
