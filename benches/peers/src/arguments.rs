@@ -7,12 +7,11 @@ use crate::{client::Result, engines::Kind, peers::Peer, plan::Plan, report::tabl
 pub(crate) const USAGE: &str = "\
 watchlock-peers: watchlock beside its peers
 
-  cargo run --release                         the full form, into benches/RESULTS.md, results.json and charts/
+  cargo run --release                         the full form, into benches/RESULTS.md and results.json
   cargo run --release -- --thousand           1,000 waiters, into benches/thousand
   cargo run --release -- --quick              a few minutes of it, into the folder of builds
   cargo run --release -- --peers watchlock,etcd --workloads hand-over,crash
-  cargo run --release -- compare OLD.json NEW.json    what moved by more than the noise
-  cargo run --release -- render RESULTS.json          tables and charts of a run, beside that file
+  cargo run --release -- render RESULTS.json          the report of a run, beside that file
 
   --quick            one round of a second for each peer, and fewer cases
   --thousand         the hand-over among 1,000 waiters, and to one, and the cost of waiting
@@ -27,10 +26,6 @@ watchlock-peers: watchlock beside its peers
 #[derive(Debug)]
 pub(crate) enum Task {
     Run(Run),
-    Compare {
-        old: PathBuf,
-        new: PathBuf,
-    },
     Render {
         results: PathBuf,
     },
@@ -82,10 +77,6 @@ pub(crate) fn read(arguments: impl IntoIterator<Item = String>) -> Result<Task> 
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words.as_slice() {
         [] => {}
-        ["compare", old, new] => {
-            let (old, new) = (PathBuf::from(old), PathBuf::from(new));
-            return Ok(Task::Compare { old, new });
-        }
         ["render", results] => {
             return Ok(Task::Render {
                 results: PathBuf::from(results),
@@ -221,7 +212,7 @@ mod tests {
             ),
             (["--rounds", "0"], "0 rounds are not between 1 and 20"),
             (["--nodes", "6"], "6 nodes are not between 1 and 5"),
-            (["compare", "one.json"], "`compare one.json` is no command"),
+            (["draw", "one.json"], "`draw one.json` is no command"),
         ] {
             let error = read_words(&words).expect_err("it is unknown").to_string();
             assert!(error.contains(part), "{error}");

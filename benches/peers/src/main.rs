@@ -20,16 +20,10 @@ use std::{
 
 use arguments::{Run, Task};
 use client::Result;
-use report::{Results, charts, compare, table};
+use report::{Results, table};
 
 /// Maximum number of threads for clients that block: one for each of a thousand waiters, and some.
 const BLOCKING: usize = 1_200;
-
-/// The charts that the README shows, and their names among the pictures of the documentation.
-const SHOWN: [(&str, &str); 2] = [
-    ("hand-over-waiters.svg", "peers-hand-over.svg"),
-    ("cost-of-waiting.svg", "peers-waiting.svg"),
-];
 
 fn main() -> ExitCode {
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -66,10 +60,6 @@ async fn perform() -> Result<()> {
             let results = run::run(&run, earlier, |results| write_numbers(results, &so_far)).await?;
             write(&results, &folder(&run))
         }
-        Task::Compare { old, new } => {
-            print!("{}", compare::text(&Results::read(&old)?, &Results::read(&new)?));
-            Ok(())
-        }
         Task::Render { results } => {
             let folder = results.parent().unwrap_or(Path::new("")).to_owned();
             write(&Results::read(&results)?, &folder)
@@ -100,26 +90,15 @@ fn here() -> &'static Path {
 fn write(results: &Results, folder: &Path) -> Result<()> {
     write_numbers(results, folder)?;
     fs::write(folder.join("RESULTS.md"), table::markdown(results))?;
-    charts::draw(results, &folder.join("charts"))?;
-    let published = here().join("..");
-    if folder.canonicalize()? == published.canonicalize()? {
-        for (chart, shown) in SHOWN {
-            fs::copy(
-                folder.join("charts").join(chart),
-                published.join("../docs/pictures").join(shown),
-            )?;
-        }
-        println!("now `cargo run -p watchlock-chaos -- pictures --embed`");
-    }
     println!("written to {}", folder.display());
     Ok(())
 }
 
-/// Writes what everything else can be drawn from.
+/// Writes the numbers, from which the report can be written again.
 fn write_numbers(results: &Results, folder: &Path) -> Result<()> {
     fs::create_dir_all(folder)?;
     let mut json = serde_json::to_string(results)?;
-    // A row on each line: what changed is seen in a diff, and the curves do not fill pages.
+    // A row on each line: a diff shows what changed.
     json = json.replace("{\"workload\"", "\n{\"workload\"");
     json.push('\n');
     // Whoever ends the run meanwhile leaves one of the two.

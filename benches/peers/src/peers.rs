@@ -3,7 +3,6 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
-use serde::{Deserialize, Serialize};
 use watchlock::WakeSource;
 
 use crate::{
@@ -54,37 +53,6 @@ pub(crate) enum Pace {
     Eager,
 }
 
-/// Where a grant is kept before the acquire returns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Kept {
-    /// In the journal of a majority of MongoDB's nodes.
-    Majority,
-    /// In the flushed log of another server.
-    OwnLog,
-    /// In memory.
-    Memory,
-}
-
-/// Properties of a peer that can put it ahead. The report explains its numbers by these and by nothing else.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
-pub(crate) struct Traits {
-    pub(crate) kept: Kept,
-    /// Whether waiters are served in turn. Without a queue the lock goes to whoever tries at the right moment.
-    pub(crate) queue: bool,
-    /// Whether a waiter asks once, and the server answers or notifies it when its turn has come.
-    pub(crate) waits_in_server: bool,
-    /// Whether a release returns only when the server has confirmed it.
-    pub(crate) release_awaited: bool,
-    /// Whether a lock ends with its holder's connection instead of a lease.
-    pub(crate) ends_with_connection: bool,
-    /// Whether one sign of life keeps all locks of a client.
-    pub(crate) one_lease: bool,
-    /// Whether its waiters keep a change stream open, which its server looks after at every write.
-    #[serde(default)]
-    pub(crate) streams: bool,
-}
-
 /// One library with one setting.
 pub(crate) struct Peer {
     pub(crate) id: &'static str,
@@ -96,18 +64,10 @@ pub(crate) struct Peer {
     pub(crate) death: Death,
     pub(crate) role: Role,
     pub(crate) pace: Pace,
-    pub(crate) kept: Kept,
-    pub(crate) queue: bool,
-    pub(crate) waits_in_server: bool,
-    pub(crate) release_awaited: bool,
     /// Whether some waiters of it take a good part of the machine.
     pub(crate) is_restless: bool,
     /// Whether held locks are kept alive in the background, so that they can be held for longer than a lease.
     pub(crate) renews: bool,
-    /// Whether that is done for all locks of a client at once.
-    pub(crate) one_lease: bool,
-    /// Whether its waiters keep a change stream open.
-    pub(crate) streams: bool,
     /// Maximum number of locks that one client can hold at once.
     pub(crate) most_held: usize,
     /// Whether dropping an acquire cancels it: a thread that blocks can't be cancelled.
@@ -121,19 +81,6 @@ impl Peer {
     /// Connects one client, whose locks last for `lease` without a sign of life.
     pub(crate) async fn connect(&self, address: &str, lease: Duration) -> Result<Arc<dyn Client>> {
         (self.connect)(address.to_owned(), lease).await
-    }
-
-    /// Returns the properties that can put it ahead.
-    pub(crate) fn traits(&self) -> Traits {
-        Traits {
-            kept: self.kept,
-            queue: self.queue,
-            waits_in_server: self.waits_in_server,
-            release_awaited: self.release_awaited,
-            ends_with_connection: self.death == Death::Connection,
-            one_lease: self.one_lease,
-            streams: self.streams,
-        }
     }
 
     pub(crate) fn find(id: &str) -> Option<&'static Self> {
@@ -157,14 +104,8 @@ const MONGODB: Peer = Peer {
     death: Death::Lease,
     role: Role::Peer,
     pace: Pace::Usual,
-    kept: Kept::Majority,
-    queue: false,
-    waits_in_server: false,
-    release_awaited: true,
     is_restless: false,
     renews: false,
-    one_lease: false,
-    streams: false,
     most_held: usize::MAX,
     cancellable: true,
     connect: |_, _| Box::pin(async { Err("a peer without a client".into()) }),
@@ -186,7 +127,6 @@ pub(crate) const LEAST: &str = "mongodb-least";
 const WATCHLOCK: Peer = Peer {
     durability: "majority, journalled (set by the library)",
     role: Role::Ours,
-    queue: true,
     renews: true,
     ..MONGODB
 };
@@ -197,7 +137,6 @@ pub(crate) const PEERS: &[Peer] = &[
         id: OURS,
         package: "watchlock",
         waits: "change stream",
-        streams: true,
         connect: |uri, lease| {
             Box::pin(async move { a::watchlock::connect(&uri, lease, WakeSource::ChangeStream).await })
         },
@@ -217,7 +156,6 @@ pub(crate) const PEERS: &[Peer] = &[
         durability: "none: memory",
         engine: Kind::Memory,
         death: Death::Together,
-        kept: Kept::Memory,
         connect: |_, lease| Box::pin(async move { a::watchlock::in_memory(lease).await }),
         ..WATCHLOCK
     },
@@ -235,8 +173,6 @@ pub(crate) const PEERS: &[Peer] = &[
         waits: "no lock: clients that hand a turn round, each with a change stream; two writes for a turn",
         durability: "majority, journalled (set by the commands)",
         role: Role::Ring,
-        queue: true,
-        streams: true,
         connect: |uri, _| Box::pin(async move { a::ring::connect(&uri).await }),
         ..MONGODB
     },
@@ -246,7 +182,6 @@ pub(crate) const PEERS: &[Peer] = &[
         waits: "no library: the least commands of a lock with leases, a queue, fencing tokens and clean-up, by hand",
         durability: "majority, journalled (set by the commands)",
         role: Role::Least,
-        queue: true,
         ..MONGODB
     },
     Peer {
@@ -292,7 +227,6 @@ pub(crate) const PEERS: &[Peer] = &[
         package: "mongodb-lock",
         waits: "polls every 500 ms (its default)",
         death: Death::Never,
-        release_awaited: false,
         connect: |uri, _| Box::pin(async move { a::mongodb_lock::connect(&uri, mongodb_lock::DEFAULT_WAIT).await }),
         ..MONGODB
     },
@@ -303,7 +237,6 @@ pub(crate) const PEERS: &[Peer] = &[
         package: "mongodb-lock",
         waits: "polls every 1 ms",
         death: Death::Never,
-        release_awaited: false,
         connect: |uri, _| Box::pin(async move { a::mongodb_lock::connect(&uri, EAGER).await }),
         ..MONGODB
     },
@@ -354,11 +287,7 @@ pub(crate) const PEERS: &[Peer] = &[
         waits: "in the server, in turn",
         durability: "log of one node, flushed (its default)",
         engine: Kind::Etcd,
-        kept: Kept::OwnLog,
-        queue: true,
-        waits_in_server: true,
         renews: true,
-        one_lease: true,
         connect: |address, lease| Box::pin(async move { a::etcd::connect(&address, lease).await }),
         ..MONGODB
     },
@@ -369,11 +298,7 @@ pub(crate) const PEERS: &[Peer] = &[
         durability: "none: memory of the server, gone with the session",
         engine: Kind::Postgres,
         death: Death::Connection,
-        kept: Kept::Memory,
-        queue: true,
-        waits_in_server: true,
         renews: true,
-        one_lease: true,
         most_held: 1_100,
         connect: |address, lease| Box::pin(async move { a::postgres::connect(&address, lease).await }),
         ..MONGODB
@@ -384,7 +309,6 @@ pub(crate) const PEERS: &[Peer] = &[
         waits: "polls after 0 to 200 ms at random (its default)",
         durability: "memory, now and then a snapshot (its default)",
         engine: Kind::Redis,
-        kept: Kept::Memory,
         connect: |address, lease| Box::pin(async move { a::redis::connect(&address, lease, None).await }),
         ..MONGODB
     },
@@ -396,7 +320,6 @@ pub(crate) const PEERS: &[Peer] = &[
         waits: "polls after 0 to 1 ms at random",
         durability: "memory, now and then a snapshot (its default)",
         engine: Kind::Redis,
-        kept: Kept::Memory,
         // Its random pause is whole milliseconds below this bound.
         connect: |address, lease| Box::pin(async move { a::redis::connect(&address, lease, Some(2 * EAGER)).await }),
         ..MONGODB
@@ -407,11 +330,7 @@ pub(crate) const PEERS: &[Peer] = &[
         waits: "watches the node before its own, in turn",
         durability: "log of one node, flushed (its default)",
         engine: Kind::ZooKeeper,
-        kept: Kept::OwnLog,
-        queue: true,
-        waits_in_server: true,
         renews: true,
-        one_lease: true,
         connect: |address, lease| Box::pin(async move { a::zookeeper::connect(&address, lease).await }),
         ..MONGODB
     },

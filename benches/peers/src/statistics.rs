@@ -56,6 +56,16 @@ pub(crate) fn differ(one: &[f64], other: &[f64]) -> bool {
     (a - b).abs() > noise
 }
 
+/// Returns a number with three digits that say something.
+pub(crate) fn shown(value: f64) -> String {
+    match value.abs() {
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        size if size >= 1.0 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

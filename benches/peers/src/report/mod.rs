@@ -1,8 +1,6 @@
 //! The results of a run: a value that is written as JSON, and everything else is drawn from it.
 
 mod ahead;
-pub(crate) mod charts;
-pub(crate) mod compare;
 pub(crate) mod table;
 
 use std::{collections::BTreeMap, fs, path::Path};
@@ -12,13 +10,9 @@ use serde::{Deserialize, Serialize};
 use crate::{
     client::Result,
     machine::{Machine, Sources},
-    peers::Traits,
     statistics::{median, quantile, sorted},
     workloads::{Better, Round},
 };
-
-/// Number of parts into which a distribution is divided for its curve.
-const CURVE: u32 = 200;
 
 /// Everything about one run.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -54,9 +48,6 @@ pub(crate) struct Facts {
     /// Whether it is no lock, only the commands that a lock needs.
     #[serde(default)]
     pub(crate) floor: bool,
-    /// Not in reports that are older than this field.
-    #[serde(default)]
-    pub(crate) traits: Option<Traits>,
 }
 
 /// One peer in one case of one workload.
@@ -67,9 +58,6 @@ pub(crate) struct Row {
     pub(crate) peer: String,
     /// In the order in which they are shown.
     pub(crate) measures: Vec<Measure>,
-    /// The distribution of the latencies, in equal parts from the least to the greatest, in milliseconds.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) curve: Vec<f64>,
     /// Number of latencies.
     #[serde(default)]
     pub(crate) samples: usize,
@@ -160,9 +148,6 @@ impl Row {
         );
         row.samples = all.len();
         if !all.is_empty() {
-            row.curve = (0..=CURVE)
-                .map(|part| rounded(quantile(&all, f64::from(part) / f64::from(CURVE))))
-                .collect();
             let each: Vec<Vec<f64>> = rounds.iter().map(|round| sorted(round.latencies.clone())).collect();
             for (name, part) in [("p50, ms", 0.5), ("p90, ms", 0.9), ("p99, ms", 0.99), ("max, ms", 1.0)] {
                 let each = each.iter().filter(|round| !round.is_empty());
@@ -240,10 +225,7 @@ mod tests {
             (grants.value, grants.rounds.as_slice()),
             (20.0, [10.0, 30.0, 20.0].as_slice())
         );
-        assert_eq!(
-            (row.samples, row.curve.first(), row.curve.last()),
-            (9, Some(&1.0), Some(&9.0))
-        );
+        assert_eq!(row.samples, 9);
     }
 
     #[test]
@@ -285,7 +267,7 @@ mod tests {
             "waits":"","durability":"","ours":false}],"missing":[],"rows":[]}"#;
         let read: Results = serde_json::from_str(text).expect("it was written by an earlier version");
         assert_eq!(read.sources, Sources::default());
-        assert!(!read.peers.iter().any(|facts| facts.floor || facts.traits.is_some()));
+        assert!(!read.peers.iter().any(|facts| facts.floor));
         assert_eq!(read.size(), "one node");
     }
 
@@ -298,7 +280,7 @@ mod tests {
             Vec::new(),
             Some(String::from("blocks a thread")),
         );
-        assert!(row.measures.is_empty() && row.curve.is_empty());
+        assert!(row.measures.is_empty());
         let text = serde_json::to_string(&row).expect("it is plain data");
         let read: Row = serde_json::from_str(&text).expect("it was written so");
         assert_eq!(read.remark.as_deref(), Some("blocks a thread"));
