@@ -8,12 +8,11 @@
 //! - Coming from another library: [`migrating`]
 
 // Links of a page to other pages are paths of files. The first of two definitions of a link counts, so each page begins
-// with the modules that stand for those files, and with the pictures themselves.
+// with the modules that stand for those files.
 macro_rules! pages {
     ($($name:ident: $file:literal,)*) => {
         $(
             #[doc = include_str!("guide/links.md")]
-            #[cfg_attr(doc, doc = include_str!("guide/pictures.md"))]
             #[doc = ""]
             #[doc = include_str!(concat!("../docs/", $file))]
             pub mod $name {}

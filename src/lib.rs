@@ -1,8 +1,6 @@
 // The README links to files; here the same names link to the modules that include these files. The first of two
 // definitions of a name counts.
 #![doc = include_str!("guide/links.md")]
-// Pages of the API documentation have no files beside them, so pictures are part of the page.
-#![cfg_attr(doc, doc = include_str!("guide/pictures.md"))]
 #![doc = ""]
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -13,7 +11,6 @@ mod documents;
 mod error;
 mod fence;
 #[doc = include_str!("guide/links.md")]
-#[cfg_attr(doc, doc = include_str!("guide/pictures.md"))]
 #[doc = ""]
 #[doc = include_str!("../docs/guarantees.md")]
 pub mod guarantees {}

@@ -16,7 +16,6 @@ use crate::{
     history::HISTORY,
     jobs::Jobs,
     load::{Burden, Load},
-    pictures::Pictures,
     schedule::Mix,
 };
 
@@ -27,10 +26,8 @@ usage: watchlock-chaos [--minutes N | --seconds N] [--seed S] [--fault KINDS]
        watchlock-chaos schedule [--seed S] [--bursts N] [--fault KINDS]
        watchlock-chaos judge --folder F
        watchlock-chaos jobs [--minutes N | --seconds N] [--seed S]
-       watchlock-chaos load [--waiters N | --clients N | --processes N | --locks N | --held N] [--seconds N]
-       watchlock-chaos load --names N
+       watchlock-chaos load --locks N [--seconds N]
        watchlock-chaos load --soak MINUTES [--seed S]
-       watchlock-chaos pictures [--picture NAME] [--redraw | --embed] [--folder F]
 
   --minutes N    how long faults go on (1 if not given); the last burst is finished
   --seconds N    the same in seconds
@@ -38,16 +35,8 @@ usage: watchlock-chaos [--minutes N | --seconds N] [--seed S] [--fault KINDS]
   --fault KINDS  only these kinds of faults, with commas between them and - for a space, as the summary names them
                  (connections-dead,lock-broken); all if not given
   --folder F     where the histories go, or are; target/chaos/<seed> if not given
-  --waiters N    many tasks of one client wait for one lock (1000)
-  --clients N    many clients wait for one lock: more than its queue has room for
-  --processes N  many client processes contend for one lock
   --locks N      one client holds many locks of a server that is slow
-  --held N       one client holds very many locks, and acquires others beside them
-  --names N      many names are used once each: what is stored of them does not last
   --soak N       a bit of everything, for so many minutes: nothing grows
-  --picture NAME only this picture of the documentation, by its file in docs/pictures; all if not given
-  --redraw       draws from the records of the last run, in target/pictures
-  --embed        draws nothing, and puts the pictures into the documentation of the API, the charts of the peers too
   --sabotage ignore-loss
                  clients go on when their lock is lost: the judge has to find it
   --sabotage stop-program
@@ -74,12 +63,6 @@ pub(crate) enum Command {
     Load(Load),
     Play(Play),
     Jobs(Jobs),
-    Pictures(Pictures),
-    /// The holder of a picture, which is going to be frozen.
-    Frozen {
-        uri: String,
-        file: PathBuf,
-    },
     /// The job whose process this is: it runs under the lock.
     Job {
         file: PathBuf,
@@ -108,11 +91,7 @@ struct Given {
     uri: Option<String>,
     database: Option<String>,
     label: Option<String>,
-    picture: Option<String>,
-    redraw: bool,
-    embed: bool,
     millis: u64,
-    contends: bool,
     burden: Option<Burden>,
     ignores_loss: bool,
     stops_program: bool,
@@ -134,17 +113,8 @@ impl Given {
                 Long("uri") => given.uri = Some(parser.value()?.string()?),
                 Long("database") => given.database = Some(parser.value()?.string()?),
                 Long("label") => given.label = Some(parser.value()?.string()?),
-                Long("picture") => given.picture = Some(parser.value()?.string()?),
-                Long("redraw") => given.redraw = true,
-                Long("embed") => given.embed = true,
                 Long("millis") => given.millis = parser.value()?.parse()?,
-                Long("contend") => given.contends = true,
-                Long("waiters") => given.burden = Some(Burden::Waiters(parser.value()?.parse()?)),
-                Long("processes") => given.burden = Some(Burden::Processes(parser.value()?.parse()?)),
                 Long("locks") => given.burden = Some(Burden::Locks(parser.value()?.parse()?)),
-                Long("clients") => given.burden = Some(Burden::Clients(parser.value()?.parse()?)),
-                Long("held") => given.burden = Some(Burden::Held(parser.value()?.parse()?)),
-                Long("names") => given.burden = Some(Burden::Names(parser.value()?.parse()?)),
                 Long("soak") => {
                     given.burden = Some(Burden::Soak);
                     given.lasts = Some(minutes(parser.value()?.parse()?));
@@ -186,12 +156,11 @@ impl Given {
                 file: self.folder.ok_or("`job` needs --folder")?,
                 lasts: Duration::from_millis(self.millis),
             }),
-            Some("pictures") => Ok(Command::Pictures(self.pictures())),
-            Some("frozen") => Ok(Command::Frozen {
-                uri: self.uri.ok_or("`frozen` needs --uri")?,
-                file: self.folder.ok_or("`frozen` needs --folder")?,
-            }),
-            Some("load") => Ok(Command::Load(self.load(seed))),
+            Some("load") => Ok(Command::Load(Load {
+                burden: self.burden.ok_or("`load` needs --locks or --soak")?,
+                lasts: self.lasts,
+                seed,
+            })),
             Some(other) => Err(format!("there is no command `{other}`; try --help").into()),
         }
     }
@@ -218,7 +187,6 @@ impl Given {
             history: folder.join(format!("{label}{HISTORY}")),
             label,
             ignores_loss: self.ignores_loss,
-            contends: self.contends,
         })
     }
 
@@ -228,24 +196,6 @@ impl Given {
             lasts: self.lasts.unwrap_or(LASTS),
             folder: self.folder.unwrap_or_else(|| in_target(&seed.to_string())),
             stops_program: self.stops_program,
-        }
-    }
-
-    fn pictures(self) -> Pictures {
-        Pictures {
-            folder: self.folder.unwrap_or_else(|| Path::new("target").join("pictures")),
-            only: self.picture,
-            redraw: self.redraw,
-            embed: self.embed,
-        }
-    }
-
-    fn load(self, seed: u64) -> Load {
-        Load {
-            burden: self.burden.unwrap_or(Burden::Waiters(1_000)),
-            lasts: self.lasts,
-            seed,
-            folder: self.folder.unwrap_or_else(|| in_target("load")),
         }
     }
 }

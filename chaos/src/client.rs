@@ -67,8 +67,6 @@ pub(crate) struct Options {
     pub(crate) history: PathBuf,
     /// Whether it goes on after the loss of a lock as if nothing had happened. The judge has to find it.
     pub(crate) ignores_loss: bool,
-    /// Whether one task acquires and releases one lock, as fast as it can.
-    pub(crate) contends: bool,
 }
 
 /// A handle, of any kind.
@@ -136,26 +134,23 @@ pub(crate) struct Actor {
 /// Runs a client until its standard input is closed.
 pub(crate) async fn run(options: Options) -> Result<()> {
     let (stop, stopping) = watch::channel(false);
-    let (seed, contends) = (options.seed, options.contends);
+    let seed = options.seed;
     let actor = Arc::new(Actor::start(options).await?);
     // One more task has locks for itself.
-    let tasks: Vec<_> = (0..if contends { 1 } else { TASKS + 1 })
+    let tasks: Vec<_> = (0..=TASKS)
         .map(|task| {
             let (actor, mut stopping) = (actor.clone(), stopping.clone());
             let random = Random::new(seed, task as u64);
             tokio::spawn(async move {
                 match task {
-                    0 if contends => actor.contend(&mut stopping).await,
                     TASKS => actor.keep_to_itself(random, &mut stopping).await,
                     _ => actor.play(task, random, &mut stopping).await,
                 }
             })
         })
         .collect();
-    let watch = (!contends).then(|| {
-        let actor = actor.clone();
-        tokio::spawn(async move { actor.watch_wakes().await })
-    });
+    let watching = actor.clone();
+    let watch = tokio::spawn(async move { watching.watch_wakes().await });
 
     // Only the end of the input matters, and not its content.
     let mut rest = Vec::new();
@@ -164,9 +159,7 @@ pub(crate) async fn run(options: Options) -> Result<()> {
     for task in tasks {
         task.await?;
     }
-    if let Some(watch) = watch {
-        watch.abort();
-    }
+    watch.abort();
     actor.end().await;
     Ok(())
 }
@@ -178,13 +171,12 @@ impl Actor {
         let locks = loop {
             let mut builder = LockClient::builder(database.clone())
                 .collection(LOCKS)
-                .label(&options.label);
-            if !options.contends {
-                builder = builder.lease(LEASE).claim_lease(CLAIM_LEASE);
-                // With every other one, what nobody waits for stays.
-                if (options.seed >> 32).is_multiple_of(2) {
-                    builder = builder.keep_idle(IDLE);
-                }
+                .label(&options.label)
+                .lease(LEASE)
+                .claim_lease(CLAIM_LEASE);
+            // With every other one, what nobody waits for stays.
+            if (options.seed >> 32).is_multiple_of(2) {
+                builder = builder.keep_idle(IDLE);
             }
             match builder.build().await {
                 Ok(locks) => break locks,
@@ -230,20 +222,6 @@ impl Actor {
 
     fn log(&self, op: u64, at: u64, what: What) {
         self.log.write(&Record { at, op, what });
-    }
-
-    /// Acquires and releases the first of the locks.
-    async fn contend(&self, stopping: &mut watch::Receiver<bool>) {
-        let plan = Plan {
-            lock: ALL[0],
-            share: Share::whole(ALL[0].kind),
-            way: Way::Waits(Duration::from_secs(600)),
-            hold: Duration::ZERO,
-            releases: true,
-        };
-        while !*stopping.borrow() {
-            self.operate(0, plan, stopping).await;
-        }
     }
 
     /// Runs one operation after the other.

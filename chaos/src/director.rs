@@ -28,7 +28,7 @@ use crate::{
     history::{HISTORY, History, JOURNAL, SERVERS},
     journal::{Entry, Note, SLOW},
     judge::{self, Case, IDLE, PROBE},
-    locks::{ALL, JOBS, Kind, LOCKS, OWN_DOCUMENT, OWN_MUTEX, PERMITS, Share, is_own},
+    locks::{ALL, JOBS, Kind, LOCKS, OWN_DOCUMENT, OWN_MUTEX, PERMITS, Share},
     oplog::Reader,
     record::{self, Log},
     schedule::{Burst, Mix},
@@ -58,8 +58,8 @@ const CALM: Duration = Duration::from_secs(12);
 /// Pause between two writes of the director that show whether machine and servers have time.
 const PULSE: Duration = Duration::from_millis(100);
 
-/// Maximum number of pictures.
-const PICTURES: usize = 10;
+/// Maximum number of violations whose events are written to a file.
+const TOLD: usize = 10;
 
 /// The settings of a run.
 #[derive(Clone, Debug)]
@@ -102,7 +102,6 @@ pub(crate) async fn run(play: Play) -> Result<bool> {
             seed: play.seed,
             history: play.folder.join(format!("director{HISTORY}")),
             ignores_loss: false,
-            contends: false,
         })
         .await?,
     );
@@ -282,19 +281,14 @@ async fn leftovers(stage: &Stage, whole_since: i64) -> Result<()> {
     }
 }
 
-/// Judges the records in a folder, and prints and draws the result. Returns whether no promise was broken.
+/// Judges the records in a folder, and prints the result. Returns whether no promise was broken.
 pub(crate) fn judge(folder: &Path) -> Result<bool> {
     let history = History::read(folder)?;
     let case = Case::new(&history);
     let (violations, judged) = case.judge();
-    for (name, text) in judge::edn(&case).into_iter().filter(|(name, _)| !is_own(name)) {
-        fs::write(folder.join(format!("{name}.edn")), text)?;
-    }
-    for (number, violation) in violations.iter().take(PICTURES).enumerate() {
-        fs::write(
-            folder.join(format!("violation-{number}.svg")),
-            timeline::draw(&case, violation),
-        )?;
+    for (number, violation) in violations.iter().take(TOLD).enumerate() {
+        let told = timeline::tell(&case, violation);
+        fs::write(folder.join(format!("violation-{number}.txt")), told)?;
     }
     let summary = Summary {
         history: &history,

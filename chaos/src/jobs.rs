@@ -136,7 +136,7 @@ pub(crate) async fn run(jobs: Jobs) -> Result<bool> {
 }
 
 /// Returns the path of the program, which is beside this one.
-pub(crate) fn program() -> Result<PathBuf> {
+fn program() -> Result<PathBuf> {
     let program = match env::var_os("WATCHLOCK_PROGRAM") {
         Some(program) => PathBuf::from(program),
         None => env::current_exe()?.with_file_name("watchlock"),

@@ -14,7 +14,6 @@ mod judge;
 mod load;
 mod locks;
 mod oplog;
-mod pictures;
 mod random;
 mod record;
 mod schedule;
@@ -61,12 +60,6 @@ fn act() -> Result<bool> {
             // A thread may still wait for standard input.
             std::process::exit(0)
         }
-        Command::Pictures(pictures) => tokio::runtime::Runtime::new()?
-            .block_on(pictures::make(pictures))
-            .map(|()| true),
-        Command::Frozen { uri, file } => tokio::runtime::Runtime::new()?
-            .block_on(pictures::holder(&uri, &file))
-            .map(|()| true),
         Command::Job { file, lasts } => jobs::command(&file, lasts),
         Command::Jobs(jobs) => tokio::runtime::Runtime::new()?.block_on(jobs::run(jobs)),
         Command::Load(load) => tokio::runtime::Runtime::new()?.block_on(load::run(load)),

@@ -89,7 +89,6 @@ fn links_lead_somewhere_in_the_documentation_of_the_api() {
     let modules = read("src/guide/links.md");
     let modules: BTreeMap<_, _> = definitions(&modules).into_iter().collect();
     let guide = pages().into_iter().map(|page| format!("docs/{page}"));
-    let mut shown = Vec::new();
     for page in guide.chain(["README.md".to_owned()]) {
         let text = prose(&read(&page));
         let anchors = anchors(&text);
@@ -105,10 +104,6 @@ fn links_lead_somewhere_in_the_documentation_of_the_api() {
             let file = file
                 .canonicalize()
                 .unwrap_or_else(|_| panic!("{page} links to {target}"));
-            if name.ends_with(".svg") {
-                shown.push((page.clone(), name.to_owned(), fs::read_to_string(file).unwrap()));
-                continue;
-            }
             // In the API's documentation there is no such file, but the heading is the same.
             let module = modules.get(name);
             let module = module.unwrap_or_else(|| panic!("src/guide/links.md has no module for [{name}] of {page}"));
@@ -118,48 +113,6 @@ fn links_lead_somewhere_in_the_documentation_of_the_api() {
             assert_eq!(file, of_module, "{page}: [{name}] is another page than {module}");
         }
     }
-    check_pictures(&shown);
-}
-
-/// Checks the pictures by their pages, names and contents: the API's documentation has the same ones, none is missing,
-/// and none is large.
-fn check_pictures(shown: &[(String, String, String)]) {
-    let included = read("src/guide/pictures.md");
-    let included: BTreeMap<_, _> = definitions(&included).into_iter().collect();
-    for (page, name, picture) in shown {
-        let address = included
-            .get(&**name)
-            .unwrap_or_else(|| panic!("no picture {name} of {page}"));
-        let encoded = address
-            .strip_prefix("<data:image/svg+xml,")
-            .unwrap()
-            .strip_suffix('>')
-            .unwrap();
-        assert_eq!(decoded(encoded), picture.trim_end(), "{name} differs: draw it again");
-        assert!(picture.len() < 60_000, "{name} has {} bytes", picture.len());
-    }
-    let files = fs::read_dir(root().join("docs/pictures"))
-        .unwrap()
-        .map(|file| file.unwrap().file_name());
-    let files: BTreeSet<_> = files.map(|file| file.to_str().unwrap().to_owned()).collect();
-    let names = shown
-        .iter()
-        .map(|(_, name, _)| name.rsplit('/').next().unwrap().to_owned());
-    // The recording of the terminal, beside its rendering.
-    let expected: BTreeSet<_> = names.chain(["watch.cast".to_owned()]).collect();
-    assert_eq!(files, expected, "a page shows each picture");
-    assert!(shown.iter().filter(|(page, _, _)| page == "README.md").count() <= 4);
-    assert_eq!(included.len(), shown.len());
-}
-
-/// Returns the text of an address, whose special characters are given as `%` and two digits.
-fn decoded(address: &str) -> String {
-    let mut parts = address.split('%');
-    let first = parts.next().unwrap().to_owned();
-    parts.fold(first, |text, part| {
-        let (code, rest) = part.split_at(2);
-        text + &char::from(u8::from_str_radix(code, 16).unwrap()).to_string() + rest
-    })
 }
 
 #[test]

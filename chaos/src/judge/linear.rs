@@ -14,7 +14,7 @@
 //! is examined through windows of successive tokens. And as all orders in which the tokens do not rise are wrong, only
 //! the next token is tried.
 
-use std::{collections::BTreeMap, fmt::Write, rc::Rc};
+use std::{collections::BTreeMap, rc::Rc};
 
 use stateright::semantics::{ConsistencyTester, LinearizabilityTester, SequentialSpec};
 
@@ -299,38 +299,4 @@ fn is_linearizable((holder, last): Begin, part: &[Interval]) -> bool {
         }
     }
     tester.is_consistent()
-}
-
-/// Returns the same history for other checkers: one map a line, as Jepsen's Knossos and Porcupine's converters read
-/// it.
-pub(crate) fn edn(case: &Case<'_>) -> BTreeMap<String, String> {
-    let mut files = BTreeMap::new();
-    for (name, held) in exclusive(case) {
-        let mut lines = Vec::new();
-        for interval in intervals(case, &held) {
-            let (f, asked, answered) = match (interval.operation, interval.answer) {
-                (Operation::Acquire, Answer::Token(token)) => (":acquire", "nil".to_owned(), token),
-                (Operation::Leave(token), _) => (":release", token.to_string(), token),
-                (Operation::Acquire, _) => continue,
-            };
-            let process = interval.process;
-            lines.push((
-                interval.from,
-                0,
-                format!("{{:process {process}, :type :invoke, :f {f}, :value {asked}"),
-            ));
-            lines.push((
-                interval.to,
-                1,
-                format!("{{:process {process}, :type :ok, :f {f}, :value {answered}"),
-            ));
-        }
-        lines.sort();
-        let mut text = String::new();
-        for (index, (at, _, line)) in lines.iter().enumerate() {
-            let _ = writeln!(text, "{line}, :time {at}, :index {index}}}");
-        }
-        files.insert(name.to_owned(), text);
-    }
-    files
 }

@@ -37,7 +37,7 @@ use crate::{
 
 use entries::Entries;
 pub(crate) use harm::{Waits, measure};
-pub(crate) use linear::{Judged, edn};
+pub(crate) use linear::Judged;
 
 /// Maximum distance of a server's set clock from the true time.
 const OFF: u64 = CLOCK_OFF * MILLI;

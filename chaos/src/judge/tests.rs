@@ -96,10 +96,10 @@ impl Told {
         let (violations, _) = Case::new(&history).judge();
         let mut promises: Vec<Promise> = violations.iter().map(|violation| violation.promise).collect();
         promises.dedup();
-        // Each must be fit to be drawn.
+        // Each is told with what happened around it.
         for violation in &violations {
-            let drawn = crate::timeline::draw(&Case::new(&history), violation);
-            assert!(drawn.starts_with("<svg") && drawn.contains("</svg>"));
+            let told = crate::timeline::tell(&Case::new(&history), violation);
+            assert!(told.contains("+0 ms  !! "), "{told}");
         }
         promises
     }

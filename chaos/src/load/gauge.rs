@@ -1,4 +1,4 @@
-//! The resources of clients and server: processor time, memory, commands, cursors, connections, tasks.
+//! The resources of client and server: processor time, memory, commands, cursors, connections, tasks.
 
 use std::{fmt, fs};
 
@@ -17,19 +17,18 @@ const TICKS: f64 = 100.0;
 /// The commands that locks cause. Monitoring, and the commands of the measurement itself, don't count.
 const COMMANDS: [&str; 5] = ["findAndModify", "update", "aggregate", "getMore", "find"];
 
-/// A gauge of a server and of client processes, with a connection of its own.
+/// A gauge of a server and of this process, with a connection of its own.
 #[derive(Debug)]
 pub(super) struct Gauge {
     client: Client,
     server: u32,
-    clients: Vec<u32>,
 }
 
 /// The resources in use at some moment, or used up to it.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
     pub(super) at: Instant,
-    pub(super) commands: i64,
+    commands: i64,
     get_mores: i64,
     server_seconds: f64,
     client_seconds: f64,
@@ -48,19 +47,13 @@ pub(super) struct Sample {
 }
 
 impl Gauge {
-    /// Creates the gauge of the first node of a cluster and of some processes.
-    pub(super) async fn new(cluster: &Cluster, clients: Vec<u32>) -> Result<Self> {
+    /// Creates the gauge of the first node of a cluster.
+    pub(super) async fn new(cluster: &Cluster) -> Result<Self> {
         let database = connect(&cluster.uri(), "admin", "gauge").await?;
         Ok(Self {
             client: database.client().clone(),
             server: cluster.pid(0).ok_or("the server is not running")?,
-            clients,
         })
-    }
-
-    /// Creates the gauge of the first node of a cluster and of this process.
-    pub(super) async fn here(cluster: &Cluster) -> Result<Self> {
-        Self::new(cluster, vec![std::process::id()]).await
     }
 
     pub(super) async fn read(&self) -> Result<Sample> {
@@ -77,10 +70,10 @@ impl Gauge {
             commands: commands(&COMMANDS),
             get_mores: commands(&["getMore"]),
             server_seconds: processor_seconds(self.server),
-            client_seconds: self.clients.iter().map(|pid| processor_seconds(*pid)).sum(),
+            client_seconds: processor_seconds(std::process::id()),
             server_memory: memory(self.server),
             server_heap: u64::try_from(allocated - cached).unwrap_or(0) / 1024,
-            client_memory: self.clients.iter().map(|pid| memory(*pid)).sum(),
+            client_memory: memory(std::process::id()),
             cursors: number(&status, &["metrics", "cursor", "open", "total"]),
             connections: number(&status, &["connections", "current"]),
             sessions: number(&status, &["logicalSessionRecordCache", "activeSessionsCount"]),
@@ -98,8 +91,8 @@ impl Sample {
 impl fmt::Display for Sample {
     /// Shows the resources at this moment.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (server, clients) = (self.server_memory / 1024, self.client_memory / 1024);
-        write!(f, "server {server:>5} MB  clients {clients:>5} MB")
+        let (server, client) = (self.server_memory / 1024, self.client_memory / 1024);
+        write!(f, "server {server:>5} MB  client {client:>5} MB")
     }
 }
 
@@ -112,15 +105,11 @@ pub(super) struct Spent<'a> {
 
 #[expect(clippy::cast_precision_loss, reason = "for people to read")]
 impl Spent<'_> {
-    pub(super) fn commands_per(&self, count: usize) -> f64 {
-        (self.later.commands - self.earlier.commands) as f64 / count as f64
-    }
-
     pub(super) fn commands(&self) -> i64 {
         self.later.commands - self.earlier.commands
     }
 
-    pub(super) fn commands_per_second(&self) -> f64 {
+    fn commands_per_second(&self) -> f64 {
         self.commands() as f64 / self.seconds()
     }
 
@@ -129,11 +118,11 @@ impl Spent<'_> {
     }
 
     /// In percent of a core.
-    pub(super) fn server_load(&self) -> f64 {
+    fn server_load(&self) -> f64 {
         100.0 * (self.later.server_seconds - self.earlier.server_seconds) / self.seconds()
     }
 
-    pub(super) fn client_load(&self) -> f64 {
+    fn client_load(&self) -> f64 {
         100.0 * (self.later.client_seconds - self.earlier.client_seconds) / self.seconds()
     }
 }
@@ -144,7 +133,7 @@ impl fmt::Display for Spent<'_> {
         let get_mores = (self.later.get_mores - self.earlier.get_mores) as f64 / self.seconds();
         write!(
             f,
-            "{:>6.1} s  {:>7.1} commands/s ({:>6.1} getMore)  server {:>3.0} % of a core, {:>4} MB  clients {:>3.0} %, {:>4} MB",
+            "{:>6.1} s  {:>7.1} commands/s ({:>6.1} getMore)  server {:>3.0} % of a core, {:>4} MB  client {:>3.0} %, {:>4} MB",
             self.seconds(),
             self.commands_per_second(),
             get_mores,
@@ -157,7 +146,7 @@ impl fmt::Display for Spent<'_> {
 }
 
 /// Returns a number somewhere in a document; 0 if there is none.
-pub(super) fn number(document: &Document, path: &[&str]) -> i64 {
+fn number(document: &Document, path: &[&str]) -> i64 {
     let Some((last, path)) = path.split_last() else {
         return 0;
     };

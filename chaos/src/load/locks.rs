@@ -36,7 +36,7 @@ const LABEL: &str = "holder";
 
 pub(super) async fn run(count: usize, lasts: Duration) -> Result<bool> {
     let cluster = Cluster::replica_set(1).await?;
-    let gauge = Gauge::here(&cluster).await?;
+    let gauge = Gauge::new(&cluster).await?;
     let database = connect(&cluster.uri(), DATABASE, LABEL).await?;
     let locks = LockClient::builder(database.clone()).lease(LEASE).build().await?;
 

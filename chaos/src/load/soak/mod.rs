@@ -112,7 +112,7 @@ pub(super) async fn run(lasts: Duration, seed: u64) -> Result<bool> {
     let operator = connect(&uri, DATABASE, "operator").await?;
     let jobs = operator.collection::<Document>(JOBS);
     jobs.insert_many(mixture::documents()).await?;
-    let gauge = Gauge::here(&cluster).await?;
+    let gauge = Gauge::new(&cluster).await?;
     let before = gauge.read().await?;
     println!("soak: {SERVICES} services for {lasts:?}, seed {seed}");
     println!("  before     {before}, {} tasks", before.tasks);
