@@ -1,7 +1,7 @@
 //! The guide: the pages of the folder `docs`, with their examples compiled.
 //!
-//! - Using locks: [`locks`], [`documents`], [`elections`], [`jobs`], [`fencing`], and the
-//!   [guarantees](crate::guarantees)
+//! - Using locks: [`locks`], [`documents`], [`elections`], [`jobs`], [`fencing`]
+//! - [What is promised](crate::guarantees), and [why it holds](why_it_holds)
 //! - Running it: [`command_line`], [`operating`], [`scaling`], [`privileges`], [`bson`], [`measured`], [`evidence`],
 //!   and [observability](crate::observability)
 //! - Recipes: [`recipes`]
@@ -26,6 +26,7 @@ pages! {
     elections: "elections.md",
     jobs: "jobs.md",
     fencing: "fencing.md",
+    why_it_holds: "why-it-holds.md",
     command_line: "command-line.md",
     operating: "operating.md",
     scaling: "scaling.md",
@@ -52,9 +53,10 @@ pub mod recipes {
 }
 
 pub mod migrating {
-    //! Guides from other libraries: how their calls map to watchlock's, and how to switch a running fleet.
+    //! From other libraries: what surprises, how their calls map to watchlock's, and how to switch a running fleet.
 
     pages! {
+        terms: "migrating/terms.md",
         fleet: "migrating/fleet.md",
         mongo_lock: "migrating/mongo-lock.md",
         mongodb_lock: "migrating/mongodb-lock.md",
@@ -62,6 +64,7 @@ pub mod migrating {
         shedlock: "migrating/shedlock.md",
         redisson: "migrating/redisson.md",
         dotnet: "migrating/dotnet.md",
+        sharplock: "migrating/sharplock.md",
         flock: "migrating/flock.md",
         etcd: "migrating/etcd.md",
     }

@@ -192,7 +192,7 @@ fn sources(folder: &Path) -> String {
 #[test]
 fn every_test_that_a_guarantee_names_exists() {
     let code = sources(root());
-    let page = read("docs/guarantees.md");
+    let page = read("docs/why-it-holds.md");
     let in_backticks = page.split('`').skip(1).step_by(2);
     let is_sentence = |name: &&str| {
         let is_name = name
