@@ -141,12 +141,16 @@ fn every_page_is_a_module_whose_examples_are_compiled() {
     }
 }
 
-/// Returns the recipes, which are compiled and run as a crate of their own: the page that shows each, and its code.
+/// Returns the recipes, which are compiled and run as a crate of their own: the page that shows each, and its code. Those
+/// of a migration are shown by its page.
 fn recipes() -> Vec<(String, String)> {
     let files = fs::read_dir(root().join("recipes/src")).unwrap();
     let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
     let recipes = names.filter(|name| name != "lib.rs").map(|name| {
-        let page = format!("recipes/{}.md", name.strip_suffix(".rs").unwrap().replace('_', "-"));
+        let page = format!("{}.md", name.strip_suffix(".rs").unwrap().replace('_', "-"));
+        let folders = ["recipes", "migrating"].map(|folder| format!("{folder}/{page}"));
+        let page = folders.into_iter().find(|page| root().join("docs").join(page).exists());
+        let page = page.unwrap_or_else(|| panic!("no page shows {name}"));
         let code = read(format!("recipes/src/{name}"));
         // The page has its own introduction.
         let (_, code) = code.split_once("\n\n").unwrap();

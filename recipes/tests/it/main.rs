@@ -21,7 +21,7 @@ use tokio::{
 };
 use tracing::Instrument as _;
 use watchlock::{AcquireError, FencingToken, LockClient, RunError};
-use watchlock_recipes::{cron, leader, opentelemetry, outbox, web_service};
+use watchlock_recipes::{cron, dotnet, leader, opentelemetry, outbox, shedlock, web_service};
 use watchlock_testkit::shared;
 
 /// How long anything may take at all, on a machine that is busy with other things.
@@ -345,4 +345,45 @@ async fn a_trace_has_the_waiting_time_of_a_lock_within_the_callers_span() {
         "{acquire:?}"
     );
     provider.shutdown().unwrap();
+}
+
+#[tokio::test]
+async fn a_fleet_that_is_switched_takes_the_lock_of_shedlock() {
+    let shed = database("shed").await.collection("shedLock");
+    let hour = Duration::from_secs(3_600);
+    assert!(shedlock::lock(&shed, "report", "a", hour).await.unwrap());
+    assert!(!shedlock::lock(&shed, "report", "b", hour).await.unwrap());
+    shedlock::unlock(&shed, "report", "b").await.unwrap();
+    let others = shedlock::lock(&shed, "report", "b", hour).await.unwrap();
+    assert!(!others, "a lock of others is left alone");
+    shedlock::unlock(&shed, "report", "a").await.unwrap();
+    assert!(shedlock::lock(&shed, "report", "b", hour).await.unwrap());
+}
+
+#[tokio::test]
+async fn a_fleet_that_is_switched_takes_the_lock_of_dotnet() {
+    let locks = database("dotnet").await.collection("distributed_locks");
+    let hour = Duration::from_secs(3_600);
+    assert!(dotnet::lock(&locks, "report", "a", hour).await.unwrap());
+    assert!(!dotnet::lock(&locks, "report", "b", hour).await.unwrap());
+    assert!(dotnet::lock(&locks, "report", "a", hour).await.unwrap(), "a renewal");
+    let document = locks
+        .find_one(doc! { "_id": "report" })
+        .await
+        .unwrap()
+        .expect("it is held");
+    assert_eq!(
+        document.get_i64("fencingToken").unwrap(),
+        1,
+        "a renewal is no new grant"
+    );
+    dotnet::unlock(&locks, "report", "b").await.unwrap();
+    let others = dotnet::lock(&locks, "report", "b", hour).await.unwrap();
+    assert!(!others, "a lock of others is left alone");
+    dotnet::unlock(&locks, "report", "a").await.unwrap();
+    assert!(dotnet::lock(&locks, "report", "b", Duration::ZERO).await.unwrap());
+    assert!(
+        dotnet::lock(&locks, "report", "a", hour).await.unwrap(),
+        "after the expiry"
+    );
 }
