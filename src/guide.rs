@@ -58,9 +58,7 @@ pub mod migrating {
     pages! {
         terms: "migrating/terms.md",
         fleet: "migrating/fleet.md",
-        mongo_lock: "migrating/mongo-lock.md",
-        mongodb_lock: "migrating/mongodb-lock.md",
-        distributed_lock_mongo: "migrating/distributed-lock-mongo.md",
+        rust: "migrating/rust.md",
         shedlock: "migrating/shedlock.md",
         redisson: "migrating/redisson.md",
         dotnet: "migrating/dotnet.md",
