@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use super::{Results, Row, ahead};
-use crate::{plan::OF_A_THOUSAND, statistics::shown};
+use super::{Results, Row, ahead, charts};
+use crate::{peers::OURS, plan::OF_A_THOUSAND, statistics::sorted};
 
 /// What each workload measures, in one sentence.
 pub(crate) const WORKLOADS: [(&str, &str); 10] = [
@@ -62,26 +62,90 @@ pub(crate) const WORKLOADS: [(&str, &str); 10] = [
     ),
 ];
 
-/// Returns the whole report.
+/// Returns the whole report: the result, then each number, then the reasons and the conditions.
 pub(crate) fn markdown(results: &Results) -> String {
-    let mut text = head(results);
-    text.push_str(&ahead::section(results));
+    let mut text = String::from("# watchlock beside its peers\n");
+    let machine = &results.machine;
+    if machine.was_busy() {
+        let _ = writeln!(
+            text,
+            "\n**Others took {:.1} processors when the run began: do not quote these numbers.**",
+            machine.load_before
+        );
+    }
+    text.push_str(&in_short(results));
     for (workload, cases) in results.cases() {
         let sentence = WORKLOADS
             .iter()
             .find(|(name, _)| *name == workload)
             .map_or("", |(_, sentence)| sentence);
         let _ = write!(text, "\n## {}\n\n{sentence}\n", capitalised(workload));
+        for chart in charts::CHARTS.iter().filter(|chart| chart.workload == workload) {
+            if charts::is_drawn(results, chart) {
+                let _ = write!(text, "\n![{}](charts/{})\n", chart.title, chart.file);
+            }
+        }
         for case in cases {
             let _ = write!(text, "\n### {}\n\n", capitalised(case));
             let rows: Vec<&Row> = results.of(workload, case).collect();
             text.push_str(&table(results, &rows));
         }
     }
+    text.push_str(&ahead::section(results));
+    text.push_str(&conditions(results));
     text
 }
 
-fn head(results: &Results) -> String {
+/// Returns one number of each case, side by side.
+fn in_short(results: &Results) -> String {
+    let peers = || results.peers.iter().filter(|facts| !facts.ours && !facts.floor);
+    let mut servers: Vec<&str> = Vec::new();
+    for facts in peers() {
+        if !servers.contains(&facts.engine.as_str()) {
+            servers.push(&facts.engine);
+        }
+    }
+    let mut text = format!(
+        "\n## In short\n\nOne number of each case; a range is that of all libraries and settings for a server. Loopback and \
+         one machine: orders and ratios carry over, milliseconds do not.\n\n\
+         | workload | case | number | {OURS} | {} |\n|---|---|---|---:|{}\n",
+        servers.join(" | "),
+        "---:|".repeat(servers.len())
+    );
+    for (workload, cases) in results.cases() {
+        for case in cases {
+            let ours = results.of(workload, case).find(|row| row.peer == OURS);
+            let Some(ours) = ours.and_then(Row::headline) else {
+                continue;
+            };
+            let _ = write!(
+                text,
+                "| {workload} | {case} | {} | **{}** |",
+                ours.name,
+                shown(ours.value)
+            );
+            for server in &servers {
+                let of_server = peers().filter(|facts| facts.engine == *server);
+                let rows = of_server.filter_map(|facts| results.of(workload, case).find(|row| row.peer == facts.id));
+                let values = rows.filter_map(|row| Some(row.measure(&ours.name)?.value));
+                let _ = write!(text, " {} |", range(&sorted(values.collect())));
+            }
+            text.push('\n');
+        }
+    }
+    text
+}
+
+fn range(sorted: &[f64]) -> String {
+    match sorted {
+        [] => String::from("-"),
+        [only] => shown(*only),
+        [first, .., last] => format!("{} to {}", shown(*first), shown(*last)),
+    }
+}
+
+/// Returns what was measured, and on what.
+fn conditions(results: &Results) -> String {
     let machine = &results.machine;
     // The reports of several nodes and of a thousand waiters have folders of their own.
     let (arguments, folder) = match results.nodes {
@@ -89,7 +153,7 @@ fn head(results: &Results) -> String {
         0 | 1 => (String::new(), ""),
         nodes => (format!(" -- --nodes {nodes}"), "../"),
     };
-    let mut text = String::from("# watchlock beside its peers\n\n");
+    let mut text = String::from("\n## How it was measured\n\n");
     let _ = writeln!(
         text,
         "Written by `cargo run --release --manifest-path benches/peers/Cargo.toml{arguments}`, form *{}*, {} round{} of each \
@@ -106,13 +170,6 @@ fn head(results: &Results) -> String {
         "Measured: {}. Machine: {} cores of {}, {} GiB, Linux {}.",
         results.sources, machine.cores, machine.processor, machine.memory_gib, machine.kernel
     );
-    if machine.was_busy() {
-        let _ = writeln!(
-            text,
-            "\n**Others took {:.1} processors when the run began: do not quote these numbers.**",
-            machine.load_before
-        );
-    }
     let _ = writeln!(text, "\nServers: {} each.", results.size());
     text.push_str(
         "\nWhat the numbers are not: everything is on loopback, and clients and servers share the cores above. So there is \
@@ -174,6 +231,16 @@ fn table(results: &Results, rows: &[&Row]) -> String {
     text
 }
 
+/// Returns a number with three digits that say something.
+pub(crate) fn shown(value: f64) -> String {
+    match value.abs() {
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        size if size >= 1.0 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
 fn capitalised(text: &str) -> String {
     let mut letters = text.chars();
     letters
@@ -184,7 +251,7 @@ fn capitalised(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{peers::OURS, report::Facts, workloads::Round};
+    use crate::{report::Facts, workloads::Round};
 
     fn results(ours: [f64; 2], theirs: [f64; 2]) -> Results {
         let row = |peer: &str, rounds: [f64; 2]| {
@@ -196,8 +263,13 @@ mod tests {
         };
         let facts = |id: &str, ours| Facts {
             id: id.to_owned(),
+            package: String::new(),
+            engine: String::new(),
+            waits: String::new(),
+            durability: String::from("none"),
             ours,
-            ..Facts::default()
+            floor: false,
+            traits: None,
         };
         Results {
             peers: vec![facts(OURS, true), facts("other", false)],
@@ -215,6 +287,7 @@ mod tests {
             .push(Row::new("hand-over", "1 waiter", "third", Vec::new(), Some(reason)));
         let text = markdown(&results);
         for part in [
+            "| hand-over | 1 waiter | p50, ms | **2.10** | 1.10 |",
             "## Hand-over",
             "### 1 waiter",
             "| **watchlock** | 2.10 |",
