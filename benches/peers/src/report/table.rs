@@ -2,8 +2,12 @@
 
 use std::fmt::Write;
 
-use super::{Results, Row, ahead, charts};
-use crate::{peers::OURS, plan::OF_A_THOUSAND, statistics::sorted};
+use super::{Results, Row, ahead};
+use crate::{
+    peers::OURS,
+    plan::OF_A_THOUSAND,
+    statistics::{shown, sorted},
+};
 
 /// What each workload measures, in one sentence.
 pub(crate) const WORKLOADS: [(&str, &str); 10] = [
@@ -80,11 +84,6 @@ pub(crate) fn markdown(results: &Results) -> String {
             .find(|(name, _)| *name == workload)
             .map_or("", |(_, sentence)| sentence);
         let _ = write!(text, "\n## {}\n\n{sentence}\n", capitalised(workload));
-        for chart in charts::CHARTS.iter().filter(|chart| chart.workload == workload) {
-            if charts::is_drawn(results, chart) {
-                let _ = write!(text, "\n![{}](charts/{})\n", chart.title, chart.file);
-            }
-        }
         for case in cases {
             let _ = write!(text, "\n### {}\n\n", capitalised(case));
             let rows: Vec<&Row> = results.of(workload, case).collect();
@@ -231,16 +230,6 @@ fn table(results: &Results, rows: &[&Row]) -> String {
     text
 }
 
-/// Returns a number with three digits that say something.
-pub(crate) fn shown(value: f64) -> String {
-    match value.abs() {
-        size if size >= 100.0 => format!("{value:.0}"),
-        size if size >= 10.0 => format!("{value:.1}"),
-        size if size >= 1.0 => format!("{value:.2}"),
-        _ => format!("{value:.3}"),
-    }
-}
-
 fn capitalised(text: &str) -> String {
     let mut letters = text.chars();
     letters
@@ -263,13 +252,8 @@ mod tests {
         };
         let facts = |id: &str, ours| Facts {
             id: id.to_owned(),
-            package: String::new(),
-            engine: String::new(),
-            waits: String::new(),
-            durability: String::from("none"),
             ours,
-            floor: false,
-            traits: None,
+            ..Facts::default()
         };
         Results {
             peers: vec![facts(OURS, true), facts("other", false)],
