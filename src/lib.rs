@@ -43,7 +43,7 @@ mod world;
 
 // The protocol and the waiting client, without I/O, are a crate of their own: here they are as if they were modules.
 pub(crate) use watchlock_core::{
-    backoff, brief, config, how, input, lost_reason, metered, name, protocol, terms, waitlist,
+    backoff, brief, config, hold_watch, how, input, lost_reason, metered, name, protocol, terms, waitlist,
 };
 
 /// The driver that this crate is built with. A program that uses it from here needs no `mongodb` dependency of its own,
@@ -83,7 +83,7 @@ pub use telemetry::buckets::HISTOGRAM_BUCKETS;
 #[doc(hidden)]
 pub use tests::decoding;
 pub use token::FencingToken;
-pub use wake_mode::{PollingReason, WakeMode, WakeSource};
+pub use wake_mode::{HoldWatch, PollingReason, WakeMode, WakeSource};
 
 /// The targets: what can be acquired and held, and what each can do. The first parameter of [`Acquire`], [`Held`] and
 /// [`View`].

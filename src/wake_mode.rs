@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-pub use watchlock_core::wake_source::WakeSource;
+pub use watchlock_core::{hold_watch::HoldWatch, wake_source::WakeSource};
 
 /// The way in which a client's waiters learn of a release at present.
 ///
@@ -13,6 +13,10 @@ pub enum WakeMode {
     /// A change stream wakes the first waiters at once, and notifies holders of a loss. A waiter further back checks
     /// its queue position every half second to two seconds, and opens the stream when its turn comes near.
     ChangeStream,
+    /// The same for waiters. Holders read their locks four times a second, or as
+    /// [`hold_watch`](crate::LockClientBuilder::hold_watch) says: the streams of all that hold would cost the server more
+    /// than that allows.
+    StreamForWaiters,
     /// Waiters look at their queue positions repeatedly, and holders check their locks twice a second.
     Polling(PollingReason),
 }
@@ -36,6 +40,11 @@ pub enum PollingReason {
 }
 
 impl WakeMode {
+    /// Whether a stream wakes waiters, or will as soon as one needs it.
+    pub(crate) fn is_streaming(self) -> bool {
+        matches!(self, Self::ChangeStream | Self::StreamForWaiters)
+    }
+
     /// Returns the expected mode once nobody needs a stream: a stream that was unavailable for a while may be available
     /// next time.
     pub(crate) fn at_rest(self) -> Self {
@@ -50,6 +59,7 @@ impl fmt::Display for WakeMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::ChangeStream => f.write_str("change stream"),
+            Self::StreamForWaiters => f.write_str("change stream for waiters, reads for holders"),
             Self::Polling(reason) => write!(f, "polling, {reason}"),
         }
     }

@@ -128,8 +128,8 @@ async fn streams(driver: &Client) -> Result<usize> {
 /// waiting.
 #[derive(Debug)]
 pub(crate) struct Tax {
-    alone: f64,
-    beside: f64,
+    pub(crate) alone: f64,
+    pub(crate) beside: f64,
 }
 
 impl Tax {
@@ -178,7 +178,7 @@ pub(crate) async fn tax(cluster: &Cluster) -> Result<Tax> {
 }
 
 /// Returns microseconds a write, without the server's idle work.
-async fn cost_of_writes(cluster: &Cluster, writer: &Client) -> Result<f64> {
+pub(crate) async fn cost_of_writes(cluster: &Cluster, writer: &Client) -> Result<f64> {
     let foreign = writer.database("foreign").collection::<Document>("events");
     let pause = PAUSE * u32::try_from(WRITES)?;
     let (idle_before, begun) = (processor_time(cluster)?, Instant::now());

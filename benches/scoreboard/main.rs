@@ -4,8 +4,8 @@
 //! directory. A number beyond its bound is shown and is no failure: the machine may be busy.
 //!
 //! `cargo bench --bench scoreboard -- one_node` measures a part of it, which is then not written. The parts are
-//! `allocations`, `one_node`, `three_nodes`, `standalone`, `contention`, `inside`, `crowd`, `scaling` and
-//! `steady_state`.
+//! `allocations`, `one_node`, `three_nodes`, `standalone`, `contention`, `inside`, `crowd`, `fleet`, `scaling`
+//! and `steady_state`.
 
 mod allocations;
 mod board;
@@ -13,6 +13,7 @@ mod claims;
 mod commands;
 mod counters;
 mod crowd;
+mod fleet;
 mod floor;
 mod inside;
 mod latency;
@@ -59,7 +60,7 @@ const PACES: [Duration; 4] = [
     Duration::from_millis(4),
 ];
 
-const PARTS: [&str; 9] = [
+const PARTS: [&str; 10] = [
     "allocations",
     "one_node",
     "three_nodes",
@@ -67,6 +68,7 @@ const PARTS: [&str; 9] = [
     "contention",
     "inside",
     "crowd",
+    "fleet",
     "scaling",
     "steady_state",
 ];
@@ -103,6 +105,7 @@ async fn main() -> Result<()> {
             "contention" => contention(&mut board).await?,
             "inside" => inside(&mut board).await?,
             "crowd" => crowd(&mut board).await?,
+            "fleet" => fleet(&mut board).await?,
             "scaling" => scaling(&mut board).await?,
             _ => steady_state(&mut board).await?,
         }
@@ -306,6 +309,23 @@ async fn crowd(board: &mut Board) -> Result<()> {
     let cluster = start(Cluster::replica_set(1), "what 64 clients that wait cost everybody else").await?;
     let tax = crowd::tax(&cluster).await?;
     board.enter(board::TAX_64, tax.ratio(), tax.to_string());
+    Ok(())
+}
+
+async fn fleet(board: &mut Board) -> Result<()> {
+    let cluster = start(Cluster::replica_set(1), "what 64 clients that hold cost everybody else").await?;
+    let tax = fleet::tax(&cluster).await?;
+    board.enter(board::FLEET_TAX_64, tax.ratio(), tax.to_string());
+    drop(cluster);
+    let cluster = start(Cluster::replica_set(1), "a fast writer beside 128 clients that hold").await?;
+    let rate = fleet::rate(&cluster).await?;
+    board.enter(board::FLEET_RATE_128, rate.ratio(), rate.to_string());
+    drop(cluster);
+    let cluster = start(Cluster::replica_set(1), "losses of 64 clients that hold").await?;
+    let lost = fleet::lost(&cluster, Some(Duration::from_millis(2))).await?;
+    board.enter(board::FLEET_LOST, lost.quantile(0.99), lost.to_string());
+    let quiet = fleet::lost(&cluster, None).await?;
+    board.remark(format!("losses of 64 clients that hold, on a quiet set: {quiet}"));
     Ok(())
 }
 

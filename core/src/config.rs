@@ -8,9 +8,10 @@ use std::{
 use mongodb::{bson::Timestamp, options::ReadPreference};
 
 use crate::{
+    hold_watch::HoldWatch,
     input::{
-        InvalidInput, at_least, at_most, below, check_duration, check_history, check_keep_idle, check_metered,
-        check_name, check_operations, check_owner_id, check_streams, check_text,
+        InvalidInput, at_least, at_most, below, check_duration, check_history, check_hold_watch, check_keep_idle,
+        check_metered, check_name, check_operations, check_owner_id, check_streams, check_text,
     },
     metered::Metered,
     protocol::{Identity, Owner, Record, ServerTime},
@@ -72,6 +73,7 @@ pub struct Config {
     /// Shortest pause of a waiter where the lock changes hands faster than that.
     pub poll_quickest: Duration,
     pub wake_source: WakeSource,
+    pub hold_watch: HoldWatch,
     /// Number of change streams that may be open at a time.
     pub max_streams: u32,
     /// Number of operations of each session that may be on their way at once.
@@ -161,6 +163,7 @@ impl Config {
         at_most("shortest poll interval", poll_least, "longest", poll_most)?;
         check_streams(self.max_streams)?;
         check_operations(self.max_operations)?;
+        check_hold_watch(self.hold_watch)?;
         self.limits.check()?;
         check_keep_idle(self.keep_idle, self.hands_on)?;
         check_history(self.history)?;
@@ -273,6 +276,7 @@ pub struct Settings {
     pub skew_margin: Option<Duration>,
     pub poll_interval: Option<(Duration, Duration)>,
     pub wake_source: WakeSource,
+    pub hold_watch: HoldWatch,
     pub max_streams: Option<u32>,
     pub max_operations: Option<u32>,
     pub near: Option<u64>,
@@ -308,6 +312,7 @@ impl Settings {
             skew_margin: None,
             poll_interval: None,
             wake_source: WakeSource::default(),
+            hold_watch: HoldWatch::default(),
             max_streams: None,
             max_operations: None,
             near: None,
@@ -345,6 +350,7 @@ impl Settings {
                 .poll_interval
                 .unwrap_or((Duration::from_millis(10), Duration::from_millis(500))),
             wake_source: self.wake_source,
+            hold_watch: self.hold_watch,
             max_streams: self.max_streams.unwrap_or(STREAMS),
             max_operations: usize::try_from(self.max_operations.unwrap_or(OPERATIONS)).unwrap_or(0),
             near: self.near.unwrap_or(NEAR),
@@ -480,6 +486,17 @@ mod tests {
         );
         refused(|given| given.max_streams = Some(0), ["streams is 0", "1 to 100"]);
         refused(|given| given.max_streams = Some(101), ["streams is 101", "1 to 100"]);
+        for (watch, words) in [
+            (HoldWatch::Budget { millicores: 0 }, ["0 thousandths", "1 to 64000"]),
+            (
+                HoldWatch::Budget { millicores: 64_001 },
+                ["64001 thousandths", "1 to 64000"],
+            ),
+            (HoldWatch::Reads(Duration::from_millis(9)), ["9ms", "10ms"]),
+            (HoldWatch::Reads(61 * SECOND), ["61s", "60s"]),
+        ] {
+            refused(|given| given.hold_watch = watch, words);
+        }
         refused(
             |given| given.max_operations = Some(0),
             ["operations at once is 0", "1 to 1000"],

@@ -16,6 +16,7 @@
 pub mod backoff;
 pub mod brief;
 pub mod config;
+pub mod hold_watch;
 pub mod how;
 pub mod input;
 pub mod lost_reason;

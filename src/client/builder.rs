@@ -19,7 +19,7 @@ use crate::{
     },
     store::{LockStore, MemoryStore, MongoStore, Topology},
     telemetry,
-    wake_mode::{PollingReason, WakeMode, WakeSource},
+    wake_mode::{HoldWatch, PollingReason, WakeMode, WakeSource},
     world::{Async, World},
 };
 
@@ -139,6 +139,27 @@ impl<W: World> LockClientBuilder<W> {
     /// Sets how waiters learn of a release; by default through the change stream if there is one.
     pub fn wake_source(mut self, source: WakeSource) -> Self {
         self.settings.wake_source = source;
+        self
+    }
+
+    /// Sets how the client learns that a lock it holds was taken away; by default by the change stream in any small fleet
+    /// and on any quiet set, and by reads where a large fleet holds locks in a busy one: see [`HoldWatch`].
+    ///
+    /// [`wake_mode`](LockClient::wake_mode) tells which. Locks in documents count as one client.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use watchlock::HoldWatch;
+    ///
+    /// // The streams of all holders together may cost the server a quarter of a core.
+    /// let watch = HoldWatch::Budget { millicores: 250 };
+    /// let locks = watchlock::InMemory::new().builder().hold_watch(watch).build().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn hold_watch(mut self, watch: HoldWatch) -> Self {
+        self.settings.hold_watch = watch;
         self
     }
 

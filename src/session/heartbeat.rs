@@ -69,19 +69,18 @@ impl Session {
     fn beat(self: &Arc<Self>) -> Instant {
         let now = Instant::now();
         let wants_to_stream = self.wants_to_stream();
-        let (over, due_lines, to_verify) = {
+        let (over, due_lines, watches, to_verify) = {
             let mut table = self.table();
             let over = table.agenda.take_over(now, AT_A_TIME);
             let due_lines = table.agenda.take_due_lines(now, AT_A_TIME);
             let mut to_verify = Vec::new();
-            if table.watch_due_at(wants_to_stream, now).is_some_and(|at| at <= now) {
-                if wants_to_stream {
-                    self.demand_stream();
-                } else {
-                    to_verify = table.next_to_verify(now);
-                }
+            let watches = table.watch_due_at(wants_to_stream, now).is_some_and(|at| at <= now);
+            if watches && wants_to_stream && !table.reads_losses(&self.config, now) {
+                self.demand_stream();
+            } else if watches {
+                to_verify = table.next_to_verify(&self.config, now);
             }
-            (over, due_lines, to_verify)
+            (over, due_lines, watches, to_verify)
         };
         let is_all = over.len() < AT_A_TIME;
         for hold in over {
@@ -101,6 +100,9 @@ impl Session {
         }
         self.renew_due(now);
         self.verify(to_verify);
+        if watches {
+            self.consider_fleet();
+        }
 
         let mut table = self.table();
         let next = table

@@ -14,6 +14,7 @@ pub(crate) mod asking;
 mod bypassing;
 pub(crate) mod claims;
 pub(crate) mod documents;
+mod fleet;
 mod guard;
 mod heartbeat;
 pub(crate) mod hold;
@@ -66,6 +67,7 @@ use asking::Asking;
 use claims::Claims;
 pub(crate) use claims::passed::PASSED_AT_ONCE;
 pub(crate) use claims::{ClaimedDocument, Claiming};
+use fleet::Fleet;
 use hold::Hold;
 use holds::HoldChange;
 use line::{Context, Line, LineEffect, Need, PerTurn};
@@ -133,6 +135,7 @@ struct Table {
     /// Holds whose documents are to be read, by their numbers.
     doubted: BTreeMap<u64, Arc<Hold>>,
     verifying: bool,
+    fleet: Fleet,
     /// When the holds are read again while no stream reports losses.
     verify_at: Option<Instant>,
     /// The number of the hold that was read last.
@@ -373,7 +376,7 @@ impl Session {
     }
 
     fn context<'a>(&'a self, streaming: bool, clock: &'a ServerClock) -> Context<'a> {
-        let expected = || self.config.may_stream() && *self.mode.borrow() == WakeMode::ChangeStream;
+        let expected = || self.config.may_stream() && self.mode.borrow().is_streaming();
         let stream = if streaming {
             StreamState::Open
         } else if !expected() {

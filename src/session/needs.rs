@@ -11,7 +11,10 @@ pub(super) const LOOKS_MOST: usize = 8;
 #[derive(Debug, Default)]
 pub(super) struct Needs {
     stream: usize,
+    losses: usize,
     pub(super) looks: usize,
+    /// Whether holders hear of losses by reads, and not by the stream.
+    reads_losses: bool,
     /// When the last line that needed the stream went away.
     pub(super) unneeded_since: Option<Instant>,
 }
@@ -19,24 +22,40 @@ pub(super) struct Needs {
 impl Needs {
     /// Notes that the need of a line changed.
     pub(super) fn change(&mut self, before: Need, now: Need) {
-        let needed = self.need_stream();
-        match before {
-            Need::Nothing => {}
-            Need::Looks => self.looks -= 1,
-            Need::Stream => self.stream -= 1,
-        }
-        match now {
-            Need::Nothing => {}
-            Need::Looks => self.looks += 1,
-            Need::Stream => self.stream += 1,
-        }
-        if needed && !self.need_stream() {
-            self.unneeded_since = Some(Instant::now());
-        }
+        self.update(|needs| {
+            if let Some(count) = needs.count(before) {
+                *count -= 1;
+            }
+            if let Some(count) = needs.count(now) {
+                *count += 1;
+            }
+        });
+    }
+
+    /// Sets whether holders hear of losses by reads.
+    pub(super) fn read_losses(&mut self, reads: bool) {
+        self.update(|needs| needs.reads_losses = reads);
     }
 
     pub(super) fn need_stream(&self) -> bool {
-        self.stream > 0 || self.looks > LOOKS_MOST
+        self.stream > 0 || self.looks > LOOKS_MOST || (self.losses > 0 && !self.reads_losses)
+    }
+
+    fn count(&mut self, need: Need) -> Option<&mut usize> {
+        match need {
+            Need::Nothing => None,
+            Need::Looks => Some(&mut self.looks),
+            Need::Losses => Some(&mut self.losses),
+            Need::Stream => Some(&mut self.stream),
+        }
+    }
+
+    fn update(&mut self, change: impl FnOnce(&mut Self)) {
+        let needed = self.need_stream();
+        change(self);
+        if needed && !self.need_stream() {
+            self.unneeded_since = Some(Instant::now());
+        }
     }
 }
 
@@ -58,5 +77,19 @@ mod tests {
         needs.change(Need::Stream, Need::Nothing);
         assert!(!needs.need_stream() && needs.unneeded_since.is_some());
         assert_eq!((needs.stream, needs.looks), (0, LOOKS_MOST - 1));
+    }
+
+    #[test]
+    fn holders_need_the_stream_unless_they_read_their_locks() {
+        let mut needs = Needs::default();
+        needs.change(Need::Nothing, Need::Losses);
+        assert!(needs.need_stream() && needs.unneeded_since.is_none());
+        needs.read_losses(true);
+        assert!(!needs.need_stream() && needs.unneeded_since.is_some());
+        needs.change(Need::Nothing, Need::Stream);
+        assert!(needs.need_stream(), "a task waits for its turn");
+        needs.change(Need::Stream, Need::Nothing);
+        needs.read_losses(false);
+        assert!(needs.need_stream());
     }
 }

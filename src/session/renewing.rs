@@ -341,6 +341,12 @@ impl Session {
         if let Some(elected) = outcome.elected {
             self.suspicion.note_primary(sent, elected);
         }
+        {
+            let mut table = self.table();
+            let table = &mut *table;
+            table.fleet.note_write(outcome.logged_by, Instant::now(), &table.clock);
+        }
+        self.consider_fleet();
         let mut asked = Vec::new();
         for hold in holds {
             match outcome.refused.get(&hold.name) {

@@ -75,6 +75,9 @@ impl Session {
             let line = table.lines.by_name.get_mut(name)?;
             match answer {
                 Ok(answer) => {
+                    table
+                        .fleet
+                        .note_write(answer.logged_by, answer.exchange.received, &table.clock);
                     line.answered(operation, &answer, &context, &mut effects);
                     if let Some(free) = line.first_seen(operation) {
                         table.lines.unknown.met(free);

@@ -8,6 +8,7 @@ use tokio::time::{Instant, sleep};
 use super::{Session, Table, agenda::AT_A_TIME, hold::Hold, holds::names_of, renewals::RENEWED_TOGETHER};
 use crate::{
     backoff::Backoff,
+    config::Config,
     protocol::{Exchange, State, document::Malformed},
     telemetry,
     waitlist::clock::Jump,
@@ -27,19 +28,19 @@ impl Table {
     /// Returns when a stream is demanded to report losses, or, where none can be, when the next holds are read.
     pub(super) fn watch_due_at(&self, wants_to_stream: bool, now: Instant) -> Option<Instant> {
         let worth_it = self.agenda.oldest()?.since + WORTH_WATCHING;
-        if wants_to_stream {
+        if wants_to_stream && !self.fleet.reads() {
             return Some(worth_it);
         }
         (!self.streaming).then(|| worth_it.max(self.verify_at.unwrap_or(now)))
     }
 
     /// Returns the next thousand holds to read while no stream reports losses, in turn.
-    pub(super) fn next_to_verify(&mut self, now: Instant) -> Vec<Arc<Hold>> {
+    pub(super) fn next_to_verify(&mut self, config: &Config, now: Instant) -> Vec<Arc<Hold>> {
         let holds = self.agenda.after(self.last_verified, RENEWED_TOGETHER);
         // Start over after the last hold.
         let all = holds.len() < RENEWED_TOGETHER;
         self.last_verified = holds.last().filter(|_| !all).map_or(0, |hold| hold.number);
-        self.verify_at = Some(now + VERIFY_EVERY);
+        self.verify_at = Some(now + self.fleet.read_every(config));
         holds
     }
 }

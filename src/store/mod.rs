@@ -264,6 +264,16 @@ impl Store {
         .inspect_err(|error| telemetry::operation_failed("watch", None, error))
     }
 
+    /// Counts the clients that hold locks, among the locks that were written last; `None` where nobody else pays for
+    /// this client's streams, or the locks are in documents of the user's own. The server gives up after `within`.
+    pub(crate) async fn clients_that_hold(&self, within: Duration) -> Result<Option<u64>, StoreError> {
+        match self {
+            Self::Mongo(store) if store.place().is_none() => contained(store.clients_that_hold(within)).await.map(Some),
+            _ => Ok(None),
+        }
+        .inspect_err(|error| telemetry::operation_failed("count", None, error))
+    }
+
     /// Returns which election the primary has won; `None` where there is no replica set, or no primary that says it.
     pub(crate) async fn elected(&self) -> Result<Option<Elected>, StoreError> {
         match self {
@@ -350,6 +360,8 @@ pub(crate) struct Renewed {
     pub(crate) refused: BTreeMap<String, StoreError>,
     /// The election of the primary that did this, if it is told.
     pub(crate) elected: Option<Elected>,
+    /// The time in the server's log by which it was done, if it is told.
+    pub(crate) logged_by: Option<LogTime>,
 }
 
 impl Renewed {
@@ -359,10 +371,6 @@ impl Renewed {
             renewed,
             ..Self::default()
         }
-    }
-
-    pub(crate) fn by(self, elected: Option<Elected>) -> Self {
-        Self { elected, ..self }
     }
 }
 

@@ -355,6 +355,7 @@ pub(crate) fn wake_mode(before: WakeMode, mode: WakeMode) {
 fn mode_labels(mode: WakeMode) -> [&'static str; 2] {
     match mode {
         WakeMode::ChangeStream => ["change_stream", ""],
+        WakeMode::StreamForWaiters => ["stream_for_waiters", ""],
         WakeMode::Polling(PollingReason::Configured) => ["polling", "configured"],
         WakeMode::Polling(PollingReason::Standalone) => ["polling", "standalone"],
         WakeMode::Polling(PollingReason::NotPermitted) => ["polling", "not_permitted"],

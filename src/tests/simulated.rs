@@ -354,6 +354,7 @@ impl Link {
             renewed,
             refused: refused.into_keys().map(|name| (name, refused_by_server())).collect(),
             elected: None,
+            logged_by: None,
         })
     }
 

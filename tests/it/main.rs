@@ -24,6 +24,7 @@ mod failover;
 mod faults;
 mod fences;
 mod fencing;
+mod fleet;
 mod gathering;
 mod guards;
 mod handing_on;

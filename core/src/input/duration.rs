@@ -3,9 +3,18 @@
 use std::{fmt, time::Duration};
 
 use super::InvalidInput;
+use crate::hold_watch::HoldWatch;
 
 /// Longest duration of any setting; longer ones are slips, and their sums would not fit a date.
 pub(crate) const DURATION_MOST: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// Shortest and longest pause between two reads of the held locks: a read takes about a millisecond, and a hold that is
+/// looked at less often than once a minute may as well not be looked at.
+const HOLD_READS_LEAST: Duration = Duration::from_millis(10);
+const HOLD_READS_MOST: Duration = Duration::from_secs(60);
+
+/// Largest budget of change streams, in thousandths of a core: more cores than a server of a replica set has.
+const MILLICORES_MOST: u32 = 64_000;
 
 /// A duration that somebody has set, or that follows from settings: to the millisecond.
 #[derive(Debug)]
@@ -85,6 +94,27 @@ pub fn check_duration(name: &str, value: Duration) -> Result<(), InvalidInput> {
 /// Checks a timeout: from zero to longer than anybody lives, but short enough to add it to the clock.
 pub fn check_timeout(timeout: Duration) -> Result<(), InvalidInput> {
     check_duration("timeout", timeout)
+}
+
+/// Checks how holders learn of a loss: what their streams may cost, or the pause between two reads.
+pub(crate) fn check_hold_watch(watch: HoldWatch) -> Result<(), InvalidInput> {
+    match watch {
+        HoldWatch::Stream => Ok(()),
+        HoldWatch::Budget { millicores } if (1..=MILLICORES_MOST).contains(&millicores) => Ok(()),
+        HoldWatch::Budget { millicores } => Err(InvalidInput::new(format!(
+            "the budget of the holders' change streams is {millicores} thousandths of a core; it must be 1 to \
+             {MILLICORES_MOST}"
+        ))),
+        HoldWatch::Reads(pause) => {
+            at_least("pause between two reads of held locks", pause, HOLD_READS_LEAST)?;
+            at_most(
+                "pause between two reads of held locks",
+                pause,
+                "longest accepted value",
+                HOLD_READS_MOST,
+            )
+        }
+    }
 }
 
 /// Checks the time for which a lock stays with the client after its last release. The lock then waits to be handed on

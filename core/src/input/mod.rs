@@ -13,7 +13,7 @@ pub use bson::{DEEPEST, LARGEST, check_document};
 #[cfg(test)]
 pub(crate) use duration::DURATION_MOST;
 pub use duration::{Setting, above, at_least, below, check_duration, check_timeout};
-pub(crate) use duration::{at_most, check_keep_idle, not_below};
+pub(crate) use duration::{at_most, check_hold_watch, check_keep_idle, not_below};
 pub use id::{check_id, check_size};
 pub use invalid::InvalidInput;
 pub use key::{check_code, check_key};

@@ -476,7 +476,9 @@ pub enum Need {
     Nothing,
     /// Its head is far from its turn, and looks at its queue position.
     Looks,
-    /// A task waits to be served soon, or a holder to hear that it lost the lock.
+    /// It is held, and the holder has to hear of a loss: by the stream, or by reads.
+    Losses,
+    /// A task waits to be served soon, or a lock is idle until another client waits.
     Stream,
 }
 
@@ -570,6 +572,7 @@ impl Waitlist {
     /// Returns the need of the holders and the head once the stream is open.
     pub fn need(&self) -> Need {
         match self.waiting.front() {
+            None if self.leaving.is_empty() && !self.may_have_idle && !self.holds.is_empty() => Need::Losses,
             _ if !self.holds.is_empty() => Need::Stream,
             Some(_) if self.is_far() => Need::Looks,
             Some(head) if self.knocks(head).is_some() => Need::Nothing,
@@ -757,6 +760,11 @@ mod tests {
             let mut leaves = waitlist([]);
             leaves.leaving.push(Leaving::new("me-1".to_owned(), context));
             assert_eq!(leaves.need(), Need::Stream, "it may come again");
+            let mut holds = waitlist([]);
+            holds.hold("me-1".to_owned(), held());
+            assert_eq!(holds.need(), Need::Losses);
+            holds.may_have_idle = true;
+            assert_eq!(holds.need(), Need::Stream, "it is idle until another client waits");
         });
     }
 

@@ -25,7 +25,8 @@ use crate::{
 /// Time without need after which the stream is closed, so that short pauses don't cost opening it again.
 const LINGER: Duration = Duration::from_secs(30);
 
-/// The same while waiters will need it later: it is opened again in time, and costs the server for every write.
+/// The same while waiters will need it later, or the fleet's streams cost too much: it is opened again in time, and costs
+/// the server for every write.
 const LINGER_FOR_LATER: Duration = Duration::from_secs(5);
 
 /// Maximum number of names for a pause before events are asked for: the pauses of more would seldom coincide.
@@ -182,7 +183,7 @@ impl Watching {
     /// Whether nothing has needed the stream for its time to linger. A stream that is not open does not linger, nor one
     /// whose room others wait for.
     fn is_unneeded(&self, session: &Session, now: Instant) -> bool {
-        let linger = if session.has_far_waiters() {
+        let linger = if session.must_save_streams() {
             LINGER_FOR_LATER
         } else {
             LINGER
@@ -315,9 +316,11 @@ impl Session {
         self.table().lines.needs.unneeded_since
     }
 
-    /// Whether a waiter is far from its turn, and will need the stream later.
-    fn has_far_waiters(&self) -> bool {
-        self.table().lines.needs.looks > 0
+    /// Whether a waiter is far from its turn, and will need the stream later, or holders read their locks as streams cost
+    /// too much.
+    fn must_save_streams(&self) -> bool {
+        let table = self.table();
+        table.lines.needs.looks > 0 || table.fleet.reads()
     }
 
     /// Lets the stream go, unless something has come to need it.
@@ -343,6 +346,7 @@ impl Session {
         // No waiter is woken late any more, so there is no cause for alarm.
         let mode = self.mode.borrow().at_rest();
         self.set_mode(mode);
+        self.show_hold_watch();
         if waits {
             // No event reported what happened since the last one.
             self.on_gap();

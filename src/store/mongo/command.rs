@@ -172,6 +172,8 @@ pub(super) struct Updated {
     pub(super) refused: Vec<(usize, Error)>,
     /// The election by which the server that did this is the primary.
     pub(super) elected: Option<Elected>,
+    /// The time in the server's log by which it was done.
+    pub(super) logged_by: Option<LogTime>,
 }
 
 /// Reads the answer to updates that don't depend on each other.
@@ -200,6 +202,7 @@ fn updated(answer: &Document) -> Result<Updated, Error> {
         modified: count(answer, "nModified").unwrap_or(0),
         refused: refused.collect::<Result<_, _>>()?,
         elected: answer.get_object_id("electionId").ok().map(Elected),
+        logged_by: answer.get_timestamp("operationTime").ok(),
     })
 }
 
@@ -300,6 +303,7 @@ mod tests {
             modified,
             refused: errors,
             elected,
+            ..
         } = updated(&answer).unwrap();
         assert_eq!((modified, elected), (2, Some(Elected(ELECTION))));
         let positions: Vec<usize> = errors.iter().map(|(position, _)| *position).collect();

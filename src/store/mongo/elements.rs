@@ -90,7 +90,11 @@ impl MongoStore {
         let all = |document: &Shared<'_>| doc! { "_id": &document.id, "$expr": all_held(document) };
         let renewed = self.renew_documents(renewal, &documents, all).await?;
         if renewed.refused.is_empty() && renewed.modified == documents.len() as u64 {
-            return Ok(Renewed::all(renewal.entries.len() as u64).by(renewed.elected));
+            return Ok(Renewed {
+                elected: renewed.elected,
+                logged_by: renewed.logged_by,
+                ..Renewed::all(renewal.entries.len() as u64)
+            });
         }
         let rest = |document: &Shared<'_>| {
             doc! {
@@ -115,6 +119,7 @@ impl MongoStore {
             renewed: 0,
             refused: by_name,
             elected: renewed.elected,
+            logged_by: renewed.logged_by,
         })
     }
 

@@ -35,7 +35,11 @@ impl MongoStore {
         });
         let mut updated = self.update(statements.collect(), renewal.within).await?;
         let Some((_, error)) = updated.refused.pop() else {
-            return Ok(Renewed::all(updated.modified).by(updated.elected));
+            return Ok(Renewed {
+                elected: updated.elected,
+                logged_by: updated.logged_by,
+                ..Renewed::all(updated.modified)
+            });
         };
         let error = StoreError::from(error);
         match renewal.entries.first_key_value() {
@@ -44,6 +48,7 @@ impl MongoStore {
                 renewed: 0,
                 refused: [(name.clone(), error)].into(),
                 elected: updated.elected,
+                logged_by: updated.logged_by,
             }),
             _ => self.renew_each(renewal).await,
         }
@@ -72,6 +77,7 @@ impl MongoStore {
             renewed: updated.modified,
             refused,
             elected: updated.elected,
+            logged_by: updated.logged_by,
         })
     }
 }

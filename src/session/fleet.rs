@@ -1,0 +1,338 @@
+//! Whether the holders of the whole fleet can afford change streams, or read their locks instead.
+//!
+//! Each open stream is woken by every write of the replica set. So the streams of holders cost the server a time that
+//! can be reckoned: clients that hold, times writes a second, times the measured cost of one stream and write. The
+//! writes are in every answer for free: the time in the server's log counts the writes of its second. The clients are
+//! counted, seldom, in the newest documents. All clients of a fleet see the same two numbers, whatever each of them does
+//! at the moment, so they decide alike. What is decided concerns only streams that nothing but holds needs.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{Session, Table, verifying::VERIFY_EVERY};
+use crate::{
+    config::Config, hold_watch::HoldWatch, protocol::ServerTime, store::LogTime, waitlist::clock::ServerClock,
+    wake_mode::WakeMode,
+};
+
+/// Time of the server's processor, in seconds, that one open change stream costs for each write of the set: measured,
+/// see `docs/scaling.md`.
+const STREAM_AND_WRITE: f64 = 25e-6;
+
+/// The same for one read of a held lock.
+const HOLD_READ: f64 = 130e-6;
+
+/// Shortest pause between two readings of a client's holds in place of a stream.
+const READ_EVERY: Duration = Duration::from_millis(250);
+
+/// Time within which a measured rate has mostly replaced the one before: a burst of a second says little about the next
+/// minute.
+const SMOOTHED_OVER: f64 = 5.0;
+
+/// Part of the budget under which the streams must fall before they come back, so that holders don't go to and fro.
+const BACK_BELOW: f64 = 0.5;
+
+/// Shortest time between two changes, for the same reason.
+const DECIDED_FOR: Duration = Duration::from_secs(10);
+
+/// Time after which the clients that hold are counted again.
+const COUNT_EVERY: Duration = Duration::from_secs(5 * 60);
+
+/// Number of clients that no count exceeds by much: where not even so many would exceed the budget, none are counted.
+const CLIENTS_MOST: f64 = 1_000.0;
+
+/// Maximum time that the server may count.
+const COUNT_WITHIN: Duration = Duration::from_millis(500);
+
+/// What a session knows of its fleet.
+#[derive(Debug, Default)]
+pub(super) struct Fleet {
+    writes: Writes,
+    /// The clients that hold, as they were counted last; at least this one.
+    clients: Option<u64>,
+    /// When they were counted last, or it was tried.
+    counted_at: Option<Instant>,
+    /// Whether holders read, and since when that has been decided.
+    reads: bool,
+    decided_at: Option<Instant>,
+}
+
+/// The recent number of writes of the set, in a second.
+#[derive(Debug, Default)]
+struct Writes {
+    rate: Option<f64>,
+    at: Option<Instant>,
+}
+
+impl Writes {
+    /// Notes that the log of the server was at `logged` when its clock showed `now`.
+    fn note(&mut self, logged: LogTime, server: ServerTime, now: Instant) {
+        let into = server.0 - i64::from(logged.time) * 1_000;
+        // Too soon after the beginning of a second a few writes look like many; and a log that is not of this second
+        // nor of the one before was written by another clock.
+        if !(100..2_000).contains(&into) {
+            return;
+        }
+        let rate = f64::from(logged.increment) * 1_000.0 / into as f64;
+        let since = self.at.map(|at| now.saturating_duration_since(at).as_secs_f64());
+        let weight = since.map_or(1.0, |since| since / (since + SMOOTHED_OVER));
+        let before = self.rate.unwrap_or(rate);
+        (self.rate, self.at) = (Some(before + (rate - before) * weight), Some(now));
+    }
+}
+
+impl Fleet {
+    pub(super) fn note_write(&mut self, logged: Option<LogTime>, received: Instant, clock: &ServerClock) {
+        if let Some((logged, server)) = logged.zip(clock.at_least(received)) {
+            self.writes.note(logged, server, received);
+        }
+    }
+
+    /// Whether holders read their locks rather than follow a stream.
+    pub(super) fn reads(&self) -> bool {
+        self.reads
+    }
+
+    /// Returns the pause between two readings of the holds.
+    pub(super) fn read_every(&self, config: &Config) -> Duration {
+        match config.hold_watch {
+            HoldWatch::Reads(pause) => pause,
+            // The reads keep to the budget too.
+            HoldWatch::Budget { millicores } if self.reads => {
+                let fleet = self.clients() * HOLD_READ / cores(millicores);
+                READ_EVERY.max(Duration::try_from_secs_f64(fleet).unwrap_or(READ_EVERY))
+            }
+            _ => VERIFY_EVERY,
+        }
+    }
+
+    /// Whether the clients that hold are to be counted now; the caller counts them.
+    pub(super) fn must_count(&mut self, config: &Config, now: Instant) -> bool {
+        let HoldWatch::Budget { millicores } = config.hold_watch else {
+            return false;
+        };
+        let matters = CLIENTS_MOST * self.writes.rate.unwrap_or(0.0) * STREAM_AND_WRITE > cores(millicores);
+        let is_due = self.counted_at.is_none_or(|at| now >= at + COUNT_EVERY);
+        if matters && is_due {
+            self.counted_at = Some(now);
+        }
+        matters && is_due
+    }
+
+    pub(super) fn counted(&mut self, clients: u64) {
+        self.clients = Some(clients);
+    }
+
+    /// Decides between streams and reads. Returns whether that has changed.
+    pub(super) fn decide(&mut self, config: &Config, now: Instant) -> bool {
+        let reads = match config.hold_watch {
+            HoldWatch::Stream => false,
+            HoldWatch::Reads(_) => true,
+            HoldWatch::Budget { millicores } => {
+                if self.decided_at.is_some_and(|at| now < at + DECIDED_FOR) {
+                    return false;
+                }
+                let cost = self.clients() * self.writes.rate.unwrap_or(0.0) * STREAM_AND_WRITE;
+                let bound = if self.reads { BACK_BELOW } else { 1.0 };
+                cost > cores(millicores) * bound
+            }
+            _ => self.reads,
+        };
+        let changed = std::mem::replace(&mut self.reads, reads) != reads;
+        if changed {
+            self.decided_at = Some(now);
+        }
+        changed
+    }
+
+    fn clients(&self) -> f64 {
+        self.clients.unwrap_or(1).max(1) as f64
+    }
+}
+
+fn cores(millicores: u32) -> f64 {
+    f64::from(millicores) / 1_000.0
+}
+
+impl Table {
+    /// Decides anew whether holders read their locks.
+    pub(super) fn reads_losses(&mut self, config: &Config, now: Instant) -> bool {
+        if self.fleet.decide(config, now) {
+            self.lines.needs.read_losses(self.fleet.reads());
+        }
+        self.fleet.reads()
+    }
+}
+
+impl Session {
+    /// Decides anew whether this client's holders need a stream; counts the fleet before, if that is due.
+    pub(super) fn consider_fleet(self: &Arc<Self>) {
+        let now = Instant::now();
+        let must_count = {
+            let mut table = self.table();
+            table.reads_losses(&self.config, now);
+            self.config.may_stream() && table.fleet.must_count(&self.config, now)
+        };
+        self.show_hold_watch();
+        if must_count {
+            let session = self.clone();
+            self.spawn(async move {
+                if let Ok(Some(clients)) = session.store.clients_that_hold(COUNT_WITHIN).await {
+                    session.table().fleet.counted(clients);
+                    session.consider_fleet();
+                }
+            });
+        }
+    }
+
+    /// Shows operators how holders are told of losses, while no stream is open.
+    pub(super) fn show_hold_watch(&self) {
+        let (reads, streaming) = {
+            let table = self.table();
+            (table.fleet.reads(), table.streaming)
+        };
+        let mode = *self.mode.borrow();
+        match (mode, reads) {
+            (WakeMode::ChangeStream, true) if !streaming => self.set_mode(WakeMode::StreamForWaiters),
+            (WakeMode::StreamForWaiters, false) => self.set_mode(WakeMode::ChangeStream),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Settings;
+
+    fn config(hold_watch: HoldWatch) -> Config {
+        Settings {
+            hold_watch,
+            ..Settings::default()
+        }
+        .unchecked()
+    }
+
+    fn logged(time: u32, increment: u32) -> LogTime {
+        LogTime { time, increment }
+    }
+
+    /// A fleet in which this many clients hold, on a set with so many writes a second.
+    fn fleet(clients: u64, rate: f64, now: Instant) -> Fleet {
+        Fleet {
+            clients: Some(clients),
+            writes: Writes {
+                rate: Some(rate),
+                at: Some(now),
+            },
+            ..Fleet::default()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_rate_of_writes_is_read_off_the_log() {
+        let now = Instant::now();
+        let rate = |(time, increment), server| {
+            let mut writes = Writes::default();
+            writes.note(logged(time, increment), ServerTime(server), now);
+            writes.rate.map(f64::round)
+        };
+        assert_eq!(rate((100, 250), 100_500), Some(500.0));
+        assert_eq!(rate((100, 5), 100_100), Some(50.0));
+        // Nothing was written since the second before.
+        assert_eq!(rate((99, 1), 100_000), Some(1.0));
+        // The second has just begun; its writes can't be told from one burst.
+        assert_eq!(rate((100, 9), 100_099), None);
+        // Clocks that differ say nothing.
+        assert_eq!(rate((101, 9), 100_500), None);
+        assert_eq!(rate((98, 9), 100_500), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_burst_does_not_decide_for_a_quiet_set() {
+        let mut writes = Writes::default();
+        let begun = Instant::now();
+        for second in 0..30_u32 {
+            let (time, increment) = (100 + second, if second == 20 { 5_000 } else { 10 });
+            let server = ServerTime(i64::from(time) * 1_000 + 500);
+            writes.note(
+                logged(time, increment),
+                server,
+                begun + Duration::from_secs(second.into()),
+            );
+        }
+        let rate = writes.rate.unwrap();
+        assert!(rate < 500.0, "{rate}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn streams_are_for_small_fleets_or_quiet_sets() {
+        let budget = config(HoldWatch::default());
+        let now = Instant::now();
+        let cases = [
+            (10, 390.0, false),
+            (10, 410.0, true),
+            (100, 39.0, false),
+            (100, 41.0, true),
+            (1, 3_900.0, false),
+        ];
+        for (clients, rate, reads) in cases {
+            let mut fleet = fleet(clients, rate, now);
+            assert_eq!(
+                (fleet.decide(&budget, now), fleet.reads()),
+                (reads, reads),
+                "{clients}, {rate}"
+            );
+        }
+        for (watch, reads) in [(HoldWatch::Stream, false), (HoldWatch::Reads(READ_EVERY), true)] {
+            for rate in [0.0, 100_000.0] {
+                let mut fleet = fleet(100, rate, now);
+                fleet.decide(&config(watch), now);
+                assert_eq!(fleet.reads(), reads, "{watch:?}, {rate}");
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn holders_do_not_go_to_and_fro() {
+        let budget = config(HoldWatch::default());
+        let now = Instant::now();
+        let mut fleet = fleet(10, 500.0, now);
+        assert!(fleet.decide(&budget, now) && fleet.reads());
+        let later = now + DECIDED_FOR;
+        fleet.writes.rate = Some(100.0);
+        assert!(!fleet.decide(&budget, later - Duration::from_millis(1)), "so soon");
+        fleet.writes.rate = Some(210.0);
+        assert!(!fleet.decide(&budget, later), "hardly less");
+        fleet.writes.rate = Some(190.0);
+        assert!(fleet.decide(&budget, later) && !fleet.reads());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn reads_keep_to_the_budget_of_the_streams() {
+        let budget = config(HoldWatch::default());
+        let now = Instant::now();
+        for (clients, pause) in [(64, 250), (192, 250), (1_000, 1_300)] {
+            let mut fleet = fleet(clients, 1_000.0, now);
+            assert!(fleet.decide(&budget, now));
+            assert_eq!(fleet.read_every(&budget).as_millis(), pause, "{clients}");
+        }
+        let every = Duration::from_secs(3);
+        assert_eq!(Fleet::default().read_every(&config(HoldWatch::Reads(every))), every);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_fleet_is_counted_seldom_and_only_where_it_matters() {
+        let budget = config(HoldWatch::default());
+        let now = Instant::now();
+        assert!(
+            !fleet(1, 3.9, now).must_count(&budget, now),
+            "not even a thousand would cost too much"
+        );
+        let mut busy = fleet(1, 500.0, now);
+        assert!(!busy.must_count(&config(HoldWatch::Stream), now));
+        let counts = [0, 1, 299, 300, 301].map(|second| busy.must_count(&budget, now + Duration::from_secs(second)));
+        assert_eq!(counts, [true, false, false, true, false]);
+    }
+}
