@@ -14,10 +14,10 @@ use crate::{
     input::{check_collection, check_database},
     machine::{settings, wall_clock},
     session::{
-        locks::LockSession,
+        Session,
         reading::{Hedging, read_beside},
     },
-    store::{LockStore, MemoryStore, MongoStore, Topology},
+    store::{MemoryStore, MongoStore, Store, Topology},
     telemetry,
     wake_mode::{HoldWatch, PollingReason, WakeMode, WakeSource},
     world::{Async, World},
@@ -487,8 +487,8 @@ impl<W: World> LockClientBuilder<W> {
             _ if standalone => WakeMode::Polling(PollingReason::Standalone),
             _ => WakeMode::ChangeStream,
         };
-        let locks = LockStore::Mongo(Arc::new(connected.store));
-        let session = LockSession::new(config, locks, Some(&connected.exchange), mode);
+        let store = Store::Mongo(Arc::new(connected.store));
+        let session = Session::new(config, store, Some(&connected.exchange), mode);
         // The driver's own tasks usually run there.
         session.live_on(Handle::current());
         Ok(LockClient::new(session).in_world())

@@ -58,7 +58,7 @@ use crate::{
 /// assert!(next.token() > handle.token());
 /// # Ok(()) }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct InMemory {
     store: Arc<MemoryStore>,
 }
@@ -66,9 +66,7 @@ pub struct InMemory {
 impl InMemory {
     /// Returns memory without any locks.
     pub fn new() -> Self {
-        Self {
-            store: Arc::new(MemoryStore::new()),
-        }
+        Self::default()
     }
 
     /// Returns a client with the default settings.
@@ -107,12 +105,6 @@ impl LockClient {
     /// ```
     pub fn in_memory() -> Self {
         InMemory::new().client()
-    }
-}
-
-impl Default for InMemory {
-    fn default() -> Self {
-        Self::new()
     }
 }
 

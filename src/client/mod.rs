@@ -32,8 +32,8 @@ use crate::{
         list::List,
         watch::{AllLockEvents, LockEvents},
     },
-    session::{ClientLife, Session, UserHandle, documents::DocumentSession, locks::LockSession},
-    store::{DocumentStore, InPlace, LockStore, MemoryStore, collection::PlaceId, place::Paths},
+    session::{ClientLife, Session, UserHandle},
+    store::{MemoryStore, Store, collection::PlaceId, place::Paths},
     token::FencingToken,
     wake_mode::{PollingReason, WakeMode, WakeSource},
     world::{Async, World},
@@ -72,7 +72,7 @@ use builder::{Home, LockClientBuilder};
 /// half-way.
 #[derive(Clone)]
 pub struct LockClient<W: World = Async> {
-    session: UserHandle<LockSession>,
+    session: UserHandle,
     /// Sessions over the user's own collections, by place: they end with this client.
     others: Arc<Mutex<Vec<Other>>>,
     /// Places of the locks in the user's own collections, by collection: as many as a program names.
@@ -87,17 +87,6 @@ struct Other {
     client: Weak<ClientLife>,
     /// Its tasks have it for longer than its users.
     session: Weak<Session>,
-    /// Where the locks are in its documents.
-    locks_at: Arc<InPlace>,
-}
-
-impl Other {
-    fn upgrade(&self) -> Option<UserHandle<DocumentSession>> {
-        let session = UserHandle::upgrade(&self.client)?;
-        // Kept by the session alone, so that it goes with it.
-        let documents = DocumentStore::over(&session.store, &self.locks_at)?;
-        Some(session.with(|session| DocumentSession::new(session, Arc::new(documents))))
-    }
 }
 
 impl<W: World> fmt::Debug for LockClient<W> {
@@ -123,10 +112,10 @@ impl LockClient {
             WakeSource::Polling => WakeMode::Polling(PollingReason::Configured),
             _ => WakeMode::ChangeStream,
         };
-        Self::new(LockSession::new(config, LockStore::Memory(memory), None, mode))
+        Self::new(Session::new(config, Store::Memory(memory), None, mode))
     }
 
-    pub(crate) fn new(session: LockSession) -> Self {
+    pub(crate) fn new(session: Arc<Session>) -> Self {
         Self {
             session: UserHandle::first(session),
             others: Arc::default(),
@@ -148,30 +137,26 @@ impl LockClient {
 
     /// Returns this client's session over the locks of a place, or creates one with that store. An unknown place gets
     /// its own session.
-    pub(crate) fn session_over(
-        &self,
-        place: Option<PlaceId>,
-        documents: impl FnOnce() -> DocumentStore,
-    ) -> UserHandle<DocumentSession> {
+    pub(crate) fn session_over(&self, place: Option<PlaceId>, store: impl FnOnce() -> Store) -> UserHandle {
         let find = |others: &[Other]| {
             let mut same = others.iter().filter(|other| place.is_some() && other.place == place);
-            same.find_map(Other::upgrade)
+            same.find_map(|other| UserHandle::upgrade(&other.client))
         };
         let others = || self.others.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(session) = find(&others()) {
             return session;
         }
-        let documents = Arc::new(documents());
-        let by_driver = matches!(*documents, DocumentStore::Mongo(..));
+        let store = store();
+        let by_driver = store.is_remote();
         let mode = match self.session.config.wake_source {
             WakeSource::Polling => WakeMode::Polling(PollingReason::Configured),
             _ if by_driver => self.wake_mode().at_rest(),
             _ => WakeMode::ChangeStream,
         };
         // Operators are notified while none of our internal locks is held.
-        let session = self.session.beside(documents.store(), mode);
+        let session = self.session.beside(store, mode);
         if by_driver {
-            session.live_with(self.session.session());
+            session.live_with(&self.session);
         }
         let mut others = others();
         // Another thread may have been as fast.
@@ -179,13 +164,11 @@ impl LockClient {
             return session;
         }
         others.retain(|other| other.session.strong_count() > 0);
-        let locks_at = documents.place().clone();
-        let session = UserHandle::first(DocumentSession::new(session, documents));
+        let session = UserHandle::first(session);
         others.push(Other {
             place: place.clone(),
             client: session.life(),
-            session: Arc::downgrade(session.session()),
-            locks_at,
+            session: Arc::downgrade(&session),
         });
         // The shutdown looks for other sessions under the same internal lock, so none of them escapes it.
         if self.session.is_closed() {
@@ -231,7 +214,7 @@ impl<W: World> LockClient<W> {
     ///
     /// Any text of 1 to 1,024 bytes is a name; acquiring refuses other names. Making a mutex sends nothing.
     pub fn mutex(&self, name: impl Into<String>) -> mutex::Mutex<W> {
-        mutex::Mutex::new(self.session.alone(), LockName::new(name.into()))
+        mutex::Mutex::new(self.session.clone(), LockName::new(name.into()))
     }
 
     /// Returns a job that is done at most once in each `period`, among all processes.
@@ -239,7 +222,7 @@ impl<W: World> LockClient<W> {
     /// The name is that of a [`mutex`](Self::mutex). Making a job sends nothing; beginning it refuses a period shorter
     /// than a second or longer than 366 days.
     pub fn once(&self, name: impl Into<String>, period: Duration) -> once::Once<W> {
-        once::Once::new(self.session.alone(), LockName::new(name.into()), period)
+        once::Once::new(self.session.clone(), LockName::new(name.into()), period)
     }
 
     /// Returns a semaphore with `permits` permits among all processes.
@@ -247,14 +230,14 @@ impl<W: World> LockClient<W> {
     /// Names are as for [`mutex`](Self::mutex), and both share them: one name is one kind of lock. Making a semaphore
     /// sends nothing; acquiring refuses a semaphore without permits.
     pub fn semaphore(&self, name: impl Into<String>, permits: u32) -> Semaphore<W> {
-        Semaphore::new(self.session.alone(), LockName::new(name.into()), permits)
+        Semaphore::new(self.session.clone(), LockName::new(name.into()), permits)
     }
 
     /// Returns a readers-writer lock: many readers or one writer at a time among all processes.
     ///
     /// Names are as for [`mutex`](Self::mutex). Making a lock sends nothing.
     pub fn rw_lock(&self, name: impl Into<String>) -> RwLock<W> {
-        RwLock::new(self.session.alone(), LockName::new(name.into()))
+        RwLock::new(self.session.clone(), LockName::new(name.into()))
     }
 
     /// Returns an election: one leader at a time among all processes.
@@ -286,7 +269,7 @@ impl<W: World> LockClient<W> {
     /// Names are as for [`mutex`](Self::mutex); 1 to 128, each once. Making a multi-lock sends nothing.
     pub fn multi(&self, names: impl IntoIterator<Item = impl Into<String>>) -> MultiLock<W> {
         let names = names.into_iter().map(|name| LockName::new(name.into())).collect();
-        MultiLock::new(self.session.alone(), names)
+        MultiLock::new(self.session.clone(), names)
     }
 
     /// Returns the name of this machine, as [`HolderInfo::host`](crate::HolderInfo::host) and
@@ -408,7 +391,7 @@ impl<W: World> LockClient<W> {
     /// # Ok(()) }
     /// ```
     pub fn list(&self) -> List<W> {
-        List::new(Ok(self.session.clone().into()))
+        List::new(Ok(self.session.clone()))
     }
 
     /// Returns the events of the lock `name`, as they happen: a stream of grants, releases, expiries and breaks. It
@@ -442,7 +425,7 @@ impl<W: World> LockClient<W> {
     /// # Ok(()) }
     /// ```
     pub fn watch(&self, name: &str) -> LockEvents<W> {
-        let name = check_name(name).map(|()| (self.session.clone().into(), name.to_owned()));
+        let name = check_name(name).map(|()| (self.session.clone(), name.to_owned()));
         LockEvents::new(name)
     }
 
@@ -477,7 +460,7 @@ impl<W: World> LockClient<W> {
     /// # Ok(()) }
     /// ```
     pub fn watch_all(&self) -> AllLockEvents<W> {
-        AllLockEvents::new(Ok(self.session.clone().into()))
+        AllLockEvents::new(Ok(self.session.clone()))
     }
 
     /// Takes the lock `name` away from all its holders, and hands it to the next in the queue.
@@ -632,7 +615,7 @@ impl<W: World> LockClient<W> {
     fn close(&self) -> Vec<Arc<Session>> {
         let others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
         let others = others.iter().filter_map(|other| other.session.upgrade());
-        let sessions: Vec<_> = others.chain([self.session.session().clone()]).collect();
+        let sessions: Vec<_> = others.chain([(*self.session).clone()]).collect();
         sessions.iter().for_each(|session| session.close());
         sessions
     }

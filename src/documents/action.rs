@@ -23,7 +23,7 @@ use crate::{
     },
     name::LockName,
     protocol::Kind,
-    session::{ClaimedDocument, Claiming, PASSED_AT_ONCE, UserHandle, documents::DocumentSession},
+    session::{ClaimedDocument, Claiming, PASSED_AT_ONCE, UserHandle},
     store::{StoreError, Wanted, read_as},
     telemetry::Attempt,
     waitlist,
@@ -32,7 +32,7 @@ use crate::{
 
 /// An acquire of a lock in a document, and the time that is left for reading what was locked.
 pub(super) struct DocumentAcquiring<'a> {
-    session: &'a UserHandle<DocumentSession>,
+    session: &'a UserHandle,
     name: String,
     timeout: Option<Duration>,
     until: Option<Instant>,
@@ -40,7 +40,7 @@ pub(super) struct DocumentAcquiring<'a> {
 
 impl<'a> DocumentAcquiring<'a> {
     /// The timeout begins now.
-    pub(super) fn new((session, name): (&'a UserHandle<DocumentSession>, String), timeout: Option<Duration>) -> Self {
+    pub(super) fn new((session, name): (&'a UserHandle, String), timeout: Option<Duration>) -> Self {
         Self {
             session,
             name,
@@ -50,7 +50,7 @@ impl<'a> DocumentAcquiring<'a> {
     }
 
     pub(super) async fn acquire(&self, options: Options, otherwise: Otherwise) -> Result<OwnedHold, AcquireError> {
-        let share = Share::whole(self.session.alone(), LockName::new(self.name.clone()), Kind::Document);
+        let share = Share::whole(self.session.clone(), LockName::new(self.name.clone()), Kind::Document);
         share.acquire(options, otherwise).await
     }
 
@@ -95,7 +95,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> CanAcquire for handle::Documen
 
 /// Returns the hold with its document; an unreadable document is released with the hold.
 fn read<T: DeserializeOwned>(
-    session: &UserHandle<DocumentSession>,
+    session: &UserHandle,
     own: OwnedHold,
     id: Bson,
     document: &Document,
@@ -281,7 +281,7 @@ impl<T: DeserializeOwned> Claim<T> {
             let Some((Some(hold), document)) = given.map(ClaimedDocument::take) else {
                 return Ok(None);
             };
-            let own = OwnedHold::new(session.alone(), hold);
+            let own = OwnedHold::new(session.clone(), hold);
             let id = document.get("_id").cloned().unwrap_or(Bson::Null);
             match read(session, own, id.clone(), &document, attempt) {
                 Err(AcquireError::Unreadable { name, cause }) => {

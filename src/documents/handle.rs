@@ -16,7 +16,7 @@ use crate::{
         target::{AnyLock, IsKnown, IsOne, Target},
     },
     locks::options::{CanFix, CanLimit, HasHolder},
-    session::{UserHandle, documents::DocumentSession},
+    session::UserHandle,
     store::read_as,
     world::{Sealed, World},
 };
@@ -55,7 +55,7 @@ impl<T> CanFix for Document<T> {}
 
 /// The data of a locked document.
 pub struct HeldDocument<T> {
-    session: UserHandle<DocumentSession>,
+    session: UserHandle,
     id: Bson,
     document: T,
     /// How often the document was claimed, this time included, if that is counted.
@@ -65,7 +65,7 @@ pub struct HeldDocument<T> {
 }
 
 impl<T> HeldDocument<T> {
-    pub(super) fn new(session: UserHandle<DocumentSession>, id: Bson, document: T, attempt: Option<i64>) -> Self {
+    pub(super) fn new(session: UserHandle, id: Bson, document: T, attempt: Option<i64>) -> Self {
         Self {
             session,
             id,
@@ -190,7 +190,8 @@ impl<T: DeserializeOwned, W: World> Held<Document<T>, W> {
     ) -> W::Call<impl Future<Output = Result<T, DocumentError>>> {
         let update = update.into();
         W::call(async move {
-            check_update(&update, self.data.session.documents().place())?;
+            let place = self.data.session.store.in_place();
+            place.map_or(Ok(()), |place| check_update(&update, place))?;
             before_write(&self.data.session, &self.own).await?;
             match self.data.session.change(self.hold(), update).await? {
                 Some(document) => read_as(&document).map_err(|cause| DocumentError::Unreadable { cause }),
@@ -202,7 +203,7 @@ impl<T: DeserializeOwned, W: World> Held<Document<T>, W> {
 
 /// Checks that the lock is held as far as is known, and that no transaction is open that it guards: the server would
 /// carry out the write when that transaction has ended, however long after the caller gave up.
-pub(super) async fn before_write(session: &DocumentSession, own: &OwnedHold) -> Result<(), DocumentError> {
+pub(super) async fn before_write(session: &UserHandle, own: &OwnedHold) -> Result<(), DocumentError> {
     own.check()?;
     match session.is_in_open_transaction(own.hold()).await? {
         true => Err(DocumentError::InTransaction),

@@ -70,7 +70,7 @@ impl MemoryCollection {
     /// Returns a collection without documents.
     pub fn new() -> Self {
         Self {
-            documents: Arc::new(MemoryDocuments::new()),
+            documents: Arc::default(),
         }
     }
 

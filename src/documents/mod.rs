@@ -32,9 +32,9 @@ use crate::{
         list::List,
         watch::{AllLockEvents, LockEvents},
     },
-    session::{UserHandle, documents::DocumentSession, observed::ObservedSession},
+    session::UserHandle,
     store::{
-        DocumentStore, InPlace, MemoryInPlace, MongoStore,
+        InPlace, MemoryStore, MongoStore, Store,
         collection::{PlaceId, UserCollection},
         name,
         place::Paths,
@@ -115,10 +115,10 @@ pub struct DocumentLocks<T, W: World = Async> {
     locks: LockClient,
     collection: UserCollection,
     path: String,
-    session: Arc<OnceLock<UserHandle<DocumentSession>>>,
+    session: Arc<OnceLock<UserHandle>>,
     /// The sessions over the elements of arrays, by the paths of these: they last as long as the locks of the
     /// documents.
-    elements: Arc<Mutex<BTreeMap<String, UserHandle<DocumentSession>>>>,
+    elements: Arc<Mutex<BTreeMap<String, UserHandle>>>,
     of: PhantomData<fn() -> (T, W)>,
 }
 
@@ -381,7 +381,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// ```
     pub fn watch(&self, id: impl Into<Bson>) -> LockEvents<W> {
         let place = self.place(&id.into());
-        LockEvents::new(place.map(|(session, name)| (session.clone().into(), name)))
+        LockEvents::new(place.map(|(session, name)| (session.clone(), name)))
     }
 
     /// Returns the events of every lock in the documents, as they happen, each with the name of its document:
@@ -562,17 +562,17 @@ impl<T, W: World> DocumentLocks<T, W> {
     }
 
     /// Returns the session, and its name for the document.
-    fn place(&self, id: &Bson) -> Result<(&UserHandle<DocumentSession>, String), InvalidInput> {
+    fn place(&self, id: &Bson) -> Result<(&UserHandle, String), InvalidInput> {
         check_id(id)?;
         check_size(id)?;
         Ok((self.session()?, name::of_id(id)))
     }
 
-    fn observed(&self) -> Result<UserHandle<ObservedSession>, InvalidInput> {
-        self.session().map(|session| session.clone().into())
+    fn observed(&self) -> Result<UserHandle, InvalidInput> {
+        self.session().cloned()
     }
 
-    fn session(&self) -> Result<&UserHandle<DocumentSession>, InvalidInput> {
+    fn session(&self) -> Result<&UserHandle, InvalidInput> {
         if let Some(session) = self.session.get() {
             return Ok(session);
         }
@@ -589,16 +589,16 @@ impl<T, W: World> DocumentLocks<T, W> {
     }
 
     /// Returns the session over the locks in this place of the documents.
-    fn session_in(&self, place: &Arc<InPlace>) -> UserHandle<DocumentSession> {
+    fn session_in(&self, place: &Arc<InPlace>) -> UserHandle {
         let id = PlaceId::of(&self.collection, place.path());
         self.locks.session_over(id, || match &self.collection {
             UserCollection::Mongo(collection) => {
                 let streams = self.locks.stream_read_preference().clone();
                 let store = MongoStore::in_place(collection, place.clone(), streams);
-                DocumentStore::Mongo(Arc::new(store), place.clone())
+                Store::Mongo(Arc::new(store))
             }
             UserCollection::Memory(documents) => {
-                DocumentStore::Memory(Arc::new(MemoryInPlace::new(documents, place.clone())))
+                Store::Memory(Arc::new(MemoryStore::new(documents.clone(), Some(place.clone()))))
             }
         })
     }

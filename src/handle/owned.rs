@@ -28,14 +28,14 @@ use crate::{
 
 /// A hold of one lock: released when it is dropped.
 pub struct OwnedHold {
-    session: UserHandle<Arc<Session>>,
+    session: UserHandle,
     seen: SeenHold,
     /// Whether it no longer counts among the handles of the hold.
     gone: bool,
 }
 
 impl OwnedHold {
-    pub(crate) fn new(session: UserHandle<Arc<Session>>, hold: Arc<Hold>) -> Self {
+    pub(crate) fn new(session: UserHandle, hold: Arc<Hold>) -> Self {
         let seen = SeenHold {
             hold,
             session: Arc::downgrade(&*session),
@@ -48,7 +48,7 @@ impl OwnedHold {
         }
     }
 
-    pub(crate) fn session(&self) -> &UserHandle<Arc<Session>> {
+    pub(crate) fn session(&self) -> &UserHandle {
         &self.session
     }
 

@@ -33,7 +33,7 @@ use crate::{
     },
     name::LockName,
     protocol::{Holder, KeptUntil, Kind, State},
-    session::{UserHandle, hold::Hold, locks::LockSession},
+    session::{UserHandle, hold::Hold},
     status::LostReason,
     token::FencingToken,
     world::{Async, World},
@@ -122,7 +122,7 @@ impl BarrierPass {
 }
 
 impl<W: World> Barrier<W> {
-    pub(crate) fn new(session: UserHandle<LockSession>, name: LockName, parties: u32) -> Self {
+    pub(crate) fn new(session: UserHandle, name: LockName, parties: u32) -> Self {
         let kind = Kind::Barrier;
         Self {
             places: Places {
@@ -191,7 +191,7 @@ impl<W: World> Barrier<W> {
         let lost = place.own.lost_as(LostReason::Released);
         // Runs to its end, even if its future was dropped: the others go by its mark.
         let leaving = self.clone().leave(place, generation);
-        match self.places.session.session().spawn_for(leaving).await {
+        match self.places.session.spawn_for(leaving).await {
             Ok(left) => left.map(|()| pass),
             // The runtime ended.
             Err(_) => Err(lost.into()),
@@ -249,7 +249,7 @@ impl<W: World> Barrier<W> {
         // The last party clears the places. Nobody waits for that, and otherwise a party of the next generation does
         // it.
         let barrier = self.clone();
-        drop(self.places.session.session().spawn_for(async move {
+        drop(self.places.session.spawn_for(async move {
             let state = barrier.places.newest().await.ok().flatten();
             if let Some(last) = state.as_ref().and_then(passed) {
                 barrier.clear(last);
@@ -269,7 +269,7 @@ impl<W: World> Barrier<W> {
     /// Clears, in the background, the places of a generation that all its parties have passed. The write itself checks
     /// that they have, as the state that shows it may be old.
     fn clear(&self, last: i64) {
-        let (session, name) = (self.places.session.session().clone(), self.places.name.clone());
+        let (session, name) = (self.places.session.clone(), self.places.name.clone());
         let clearing = session.clone();
         drop(session.spawn_for(async move { clearing.clear(&name, last).await }));
     }
@@ -435,7 +435,7 @@ mod tests {
         config::Settings,
         protocol::{Owner, ServerTime},
         session::Session,
-        store::{LockStore, MemoryStore, Store},
+        store::{MemoryStore, Store},
         tests::simulated::Link,
         wake_mode::WakeMode,
     };
@@ -445,14 +445,13 @@ mod tests {
         link.calm();
         let (config, store) = (Settings::default().validate().unwrap(), Store::Simulated(link.clone()));
         let session = Session::of(id.to_owned(), config, store, None, WakeMode::ChangeStream);
-        let session = LockSession::over(session, LockStore::Simulated(link.clone()));
         (link, LockClient::new(session))
     }
 
     #[tokio::test(start_paused = true)]
     async fn those_that_wait_leave_the_clearing_to_those_that_passed() {
         const GENERATIONS: u64 = 20;
-        let (link, locks) = client(&Arc::new(MemoryStore::new()), "0123456789abcdef");
+        let (link, locks) = client(&Arc::new(MemoryStore::default()), "0123456789abcdef");
         let barrier = locks.barrier("x", 2);
         let calls = (0..2 * GENERATIONS).map(|_| barrier.wait());
         for passed in join_all(calls).await {
@@ -466,7 +465,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn places_are_cleared_by_those_that_wait_if_nobody_else_does() {
-        let memory = Arc::new(MemoryStore::new());
+        let memory = Arc::new(MemoryStore::default());
         let ((dying, one), (_, other)) = (client(&memory, "0123456789abcdef"), client(&memory, "fedcba9876543210"));
         let first = one.barrier("x", 1).wait().await.unwrap();
         dying.cut(true);

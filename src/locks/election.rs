@@ -25,7 +25,6 @@ use crate::{
     protocol::{Kind, State},
     session::{
         UserHandle,
-        locks::LockSession,
         streams::follow::{Observation, Observations, Scope, follow},
     },
     terms::Terms,
@@ -59,7 +58,7 @@ pub use candidacy::Candidacy;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Election<W: World = Async> {
-    session: UserHandle<LockSession>,
+    session: UserHandle,
     name: LockName,
     waits_out_other_uses: bool,
     of: PhantomData<fn() -> W>,
@@ -107,7 +106,7 @@ impl Leader {
 }
 
 impl<W: World> Election<W> {
-    pub(crate) fn new(session: UserHandle<LockSession>, name: LockName) -> Self {
+    pub(crate) fn new(session: UserHandle, name: LockName) -> Self {
         Self {
             session,
             name,
@@ -147,7 +146,7 @@ impl<W: World> Election<W> {
     pub fn campaign(&self, value: impl Into<String>) -> Acquire<Leadership, Wait, W> {
         let share = Share {
             value: Some(value.into()),
-            ..Share::whole(self.session.alone(), self.name.clone(), Kind::Election)
+            ..Share::whole(self.session.clone(), self.name.clone(), Kind::Election)
         };
         // A leader leads for as long as it can.
         Acquire::with(Leadership(share), Options::on(Terms::unlimited()))

@@ -15,7 +15,7 @@ use crate::{
     locks::{acquire::Acquire, targets::Place, watched::Places},
     name::LockName,
     protocol::{Holder, KeptUntil, Kind, State},
-    session::{UserHandle, locks::LockSession},
+    session::UserHandle,
     world::{Async, World},
 };
 #[cfg(feature = "sync")]
@@ -84,7 +84,7 @@ pub struct Latch<W: World = Async> {
 }
 
 impl<W: World> Latch<W> {
-    pub(crate) fn new(session: UserHandle<LockSession>, name: LockName, count: u32) -> Self {
+    pub(crate) fn new(session: UserHandle, name: LockName, count: u32) -> Self {
         let kind = Kind::Latch;
         Self {
             places: Places {

@@ -38,7 +38,7 @@ use crate::{
     input::check_names,
     name::LockName,
     protocol::Kind,
-    session::{Session, UserHandle},
+    session::UserHandle,
     status::{LockStatus, Lost, LostReason},
     token::FencingToken,
     world::{Async, Sealed, World},
@@ -106,7 +106,7 @@ pub struct MultiLock<W: World = Async> {
 /// ```
 #[derive(Clone)]
 pub struct Multi {
-    session: UserHandle<Arc<Session>>,
+    session: UserHandle,
     /// Sorted.
     names: Vec<LockName>,
 }
@@ -123,7 +123,7 @@ impl CanLimit for Multi {}
 impl HasHolder for Multi {}
 
 impl<W: World> MultiLock<W> {
-    pub(crate) fn new(session: UserHandle<Arc<Session>>, mut names: Vec<LockName>) -> Self {
+    pub(crate) fn new(session: UserHandle, mut names: Vec<LockName>) -> Self {
         names.sort_unstable();
         Self {
             parts: Multi { session, names },

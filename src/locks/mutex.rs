@@ -1,6 +1,6 @@
 //! A lock with one holder at a time.
 
-use std::{marker::PhantomData, sync::Arc};
+use std::marker::PhantomData;
 
 use super::{
     acquire::Acquire,
@@ -15,7 +15,7 @@ use crate::{
     handle::Held,
     name::LockName,
     protocol::Kind,
-    session::{Session, UserHandle},
+    session::UserHandle,
     world::{Async, World},
 };
 
@@ -44,13 +44,13 @@ use crate::{
 /// ```
 #[derive(Clone, Debug)]
 pub struct Mutex<W: World = Async> {
-    session: UserHandle<Arc<Session>>,
+    session: UserHandle,
     name: LockName,
     of: PhantomData<fn() -> W>,
 }
 
 impl<W: World> Mutex<W> {
-    pub(crate) fn new(session: UserHandle<Arc<Session>>, name: LockName) -> Self {
+    pub(crate) fn new(session: UserHandle, name: LockName) -> Self {
         Self {
             session,
             name,

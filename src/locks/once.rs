@@ -7,7 +7,6 @@ use std::{
     fmt,
     future::Future,
     marker::PhantomData,
-    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -28,7 +27,7 @@ use crate::{
     inspect::HolderInfo,
     name::LockName,
     protocol::{KeptUntil, Kind},
-    session::{Session, UserHandle},
+    session::UserHandle,
     terms::Terms,
     world::{Async, Sealed, World},
 };
@@ -88,7 +87,7 @@ const PERIOD_LEAST: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 #[must_use = "a job does nothing until it is begun or run"]
 pub struct Once<W: World = Async> {
-    session: UserHandle<Arc<Session>>,
+    session: UserHandle,
     name: LockName,
     period: Duration,
     counted: Counted,
@@ -158,7 +157,7 @@ pub struct LastRun {
 }
 
 impl<W: World> Once<W> {
-    pub(crate) fn new(session: UserHandle<Arc<Session>>, name: LockName, period: Duration) -> Self {
+    pub(crate) fn new(session: UserHandle, name: LockName, period: Duration) -> Self {
         Self {
             session,
             name,

@@ -1,6 +1,6 @@
 //! The request for one lock of any kind, as the engine answers it.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, time::Duration};
 
 use super::{options::Options, patience::Otherwise};
 use crate::{
@@ -10,14 +10,14 @@ use crate::{
     input::{check_name, check_permits, check_text},
     name::LockName,
     protocol::{Kind, Owner},
-    session::{Session, UserHandle, line::AcquireOptions},
+    session::{UserHandle, line::AcquireOptions},
     telemetry::Attempt,
 };
 
 /// The demand of a kind of lock on the engine: a number of permits, out of a capacity, under a name.
 #[derive(Clone)]
 pub(crate) struct Share {
-    pub(crate) session: UserHandle<Arc<Session>>,
+    pub(crate) session: UserHandle,
     pub(crate) name: LockName,
     pub(crate) kind: Kind,
     pub(crate) capacity: i64,
@@ -28,7 +28,7 @@ pub(crate) struct Share {
 
 impl Share {
     /// Returns the demand on a lock with one holder.
-    pub(crate) fn whole(session: UserHandle<Arc<Session>>, name: LockName, kind: Kind) -> Self {
+    pub(crate) fn whole(session: UserHandle, name: LockName, kind: Kind) -> Self {
         Self {
             session,
             name,

@@ -1,6 +1,6 @@
 //! A lock with many readers or one writer.
 
-use std::{future::Future, marker::PhantomData, sync::Arc};
+use std::{future::Future, marker::PhantomData};
 
 use super::{
     acquire::Acquire,
@@ -14,7 +14,7 @@ use crate::{
     handle::{Held, own::Seen},
     name::LockName,
     protocol::Kind,
-    session::{Session, UserHandle},
+    session::UserHandle,
     world::{Async, World},
 };
 
@@ -49,13 +49,13 @@ pub(crate) const PERMITS: i64 = 1 << 30;
 /// ```
 #[derive(Clone, Debug)]
 pub struct RwLock<W: World = Async> {
-    session: UserHandle<Arc<Session>>,
+    session: UserHandle,
     name: LockName,
     of: PhantomData<fn() -> W>,
 }
 
 impl<W: World> RwLock<W> {
-    pub(crate) fn new(session: UserHandle<Arc<Session>>, name: LockName) -> Self {
+    pub(crate) fn new(session: UserHandle, name: LockName) -> Self {
         Self {
             session,
             name,

@@ -1,6 +1,6 @@
 //! A lock with a number of permits.
 
-use std::{future::Future, marker::PhantomData, sync::Arc};
+use std::{future::Future, marker::PhantomData};
 
 use super::{
     acquire::Acquire,
@@ -13,7 +13,7 @@ use crate::{
     input::check_name,
     name::LockName,
     protocol::Kind,
-    session::{Session, UserHandle},
+    session::UserHandle,
     world::{Async, World},
 };
 
@@ -47,14 +47,14 @@ use crate::{
 /// ```
 #[derive(Clone, Debug)]
 pub struct Semaphore<W: World = Async> {
-    session: UserHandle<Arc<Session>>,
+    session: UserHandle,
     name: LockName,
     permits: u32,
     of: PhantomData<fn() -> W>,
 }
 
 impl<W: World> Semaphore<W> {
-    pub(crate) fn new(session: UserHandle<Arc<Session>>, name: LockName, permits: u32) -> Self {
+    pub(crate) fn new(session: UserHandle, name: LockName, permits: u32) -> Self {
         Self {
             session,
             name,

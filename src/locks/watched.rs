@@ -8,7 +8,6 @@ use crate::{
     protocol::{Exchange, Kind, State},
     session::{
         UserHandle,
-        locks::LockSession,
         streams::follow::{Observation, Observations, Scope, follow},
     },
     terms::Terms,
@@ -17,7 +16,7 @@ use crate::{
 /// A lock with a number of places, each of which takes one permit.
 #[derive(Clone, Debug)]
 pub(super) struct Places {
-    pub(super) session: UserHandle<LockSession>,
+    pub(super) session: UserHandle,
     pub(super) name: LockName,
     pub(super) kind: Kind,
     pub(super) count: u32,
@@ -36,7 +35,7 @@ impl Places {
         let place = Place(Share {
             capacity: i64::from(self.count),
             value,
-            ..Share::whole(self.session.alone(), self.name.clone(), self.kind)
+            ..Share::whole(self.session.clone(), self.name.clone(), self.kind)
         });
         Acquire::with(place, Options::on(Terms::unlimited()))
     }

@@ -14,7 +14,7 @@ use crate::{
     input::check_prefix,
     inspect::LockInfo,
     protocol::{Kind, State},
-    session::{UserHandle, observed::ObservedSession},
+    session::UserHandle,
     store::{Listed, Selection, Unreadable, View},
     telemetry,
     world::{Async, World},
@@ -37,7 +37,7 @@ const LISTED_MOST: usize = 100_000;
 #[must_use = "a listing does nothing until it is awaited, or run in the blocking world"]
 pub struct List<W: World = Async> {
     /// `Err`: there is no session under a field that is refused.
-    session: Result<UserHandle<ObservedSession>, InvalidInput>,
+    session: Result<UserHandle, InvalidInput>,
     filter: Conditions,
     of: PhantomData<fn() -> W>,
 }
@@ -72,8 +72,8 @@ impl Conditions {
 }
 
 impl<W: World> List<W> {
-    pub(crate) fn new(session: Result<UserHandle<ObservedSession>, InvalidInput>) -> Self {
-        let in_place = session.as_ref().is_ok_and(|session| session.is_in_place());
+    pub(crate) fn new(session: Result<UserHandle, InvalidInput>) -> Self {
+        let in_place = session.as_ref().is_ok_and(|session| session.store.is_in_place());
         let mut filter = Conditions::default();
         filter.selection.most = in_place.then_some(LISTED_MOST);
         Self {
@@ -192,7 +192,7 @@ impl<W: World> List<W> {
         let mut locks: Vec<_> = found
             .into_iter()
             // The store selects documents of the user's own by the texts in their names.
-            .filter(|(name, _)| session.is_in_place() || name.starts_with(&filter.selection.prefix))
+            .filter(|(name, _)| session.store.is_in_place() || name.starts_with(&filter.selection.prefix))
             .map(|(name, mut state): (String, State)| {
                 state.holders.retain(|holder| now.is_none_or(|now| holder.until > now));
                 LockInfo::new(&name, &state, now.unwrap_or(state.at))

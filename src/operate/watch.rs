@@ -19,7 +19,6 @@ use crate::{
     protocol::{Holder, State},
     session::{
         UserHandle,
-        observed::ObservedSession,
         streams::follow::{Observation, Observations, Scope, follow},
     },
     store::Unreadable,
@@ -123,7 +122,7 @@ pub struct LockEvents<W: World = Async> {
 
 impl<W: World> LockEvents<W> {
     /// Follows one name of a session.
-    pub(crate) fn new(of: Result<(UserHandle<ObservedSession>, String), InvalidInput>) -> Self {
+    pub(crate) fn new(of: Result<(UserHandle, String), InvalidInput>) -> Self {
         Self {
             sights: of
                 .map(|(session, name)| W::within(|| follow(session, Scope::One(name))))
@@ -271,7 +270,7 @@ pub struct AllLockEvents<W: World = Async> {
 }
 
 impl<W: World> AllLockEvents<W> {
-    pub(crate) fn new(session: Result<UserHandle<ObservedSession>, InvalidInput>) -> Self {
+    pub(crate) fn new(session: Result<UserHandle, InvalidInput>) -> Self {
         Self {
             sights: session
                 .map(|session| W::within(|| follow(session, Scope::All)))

@@ -1,7 +1,7 @@
-//! A session over the user's own documents, with locks in them: a holder reads, changes and deletes the document around
-//! its lock, and learns why a hold is over that the server denies.
+//! Documents of the user's own with locks in them: a holder reads, changes and deletes the document around its lock, and
+//! learns why a hold is over that the server denies.
 
-use std::{fmt, ops::Deref, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use mongodb::{bson::Document, options::UpdateModifications};
 
@@ -9,64 +9,44 @@ use super::{Session, asking::patience, hold::Hold, operating::BREAK};
 use crate::{
     error::ServerError,
     status::{Lost, LostReason},
-    store::{DocumentStore, ElementUpdate},
+    store::ElementUpdate,
 };
 
 /// Maximum time for a change of a held document, however long its lease is: far longer than a transaction of another
 /// program may usually keep a document from being written (a minute), and a limit that every server accepts.
 const CHANGED_WITHIN: Duration = Duration::from_secs(600);
 
-/// A session over documents, which can also be claimed, read, changed and deleted.
-#[derive(Clone)]
-pub(crate) struct DocumentSession {
-    session: Arc<Session>,
-    documents: Arc<DocumentStore>,
-}
-
-impl DocumentSession {
-    /// Creates it from a session over the same documents.
-    pub(crate) fn new(session: Arc<Session>, documents: Arc<DocumentStore>) -> Self {
-        Self { session, documents }
-    }
-
-    pub(crate) fn session(&self) -> &Arc<Session> {
-        &self.session
-    }
-
-    pub(crate) fn documents(&self) -> &Arc<DocumentStore> {
-        &self.documents
-    }
-
+impl Session {
     /// Reads the user's part of a document.
-    pub(crate) async fn fetch(&self, name: &str) -> Result<Option<Document>, ServerError> {
+    pub(crate) async fn fetch(self: &Arc<Self>, name: &str) -> Result<Option<Document>, ServerError> {
         let fetching = self.read_document(|| {
-            let (documents, name) = (self.documents.clone(), name.to_owned());
-            async move { documents.fetch(&name).await }
+            let (store, name) = (self.store.clone(), name.to_owned());
+            async move { store.fetch(&name).await }
         });
         Ok(fetching.await?)
     }
 
     /// Changes the user's part of a held document, and returns it; `None` when it is no longer held.
     pub(crate) async fn change(
-        &self,
+        self: &Arc<Self>,
         hold: &Arc<Hold>,
         update: UpdateModifications,
     ) -> Result<Option<Document>, ServerError> {
-        let (documents, held, within) = (self.documents.clone(), hold.clone(), time_to_change(hold));
+        let (store, held, within) = (self.store.clone(), hold.clone(), time_to_change(hold));
         let operation = self.ids.operation();
         let changing = async move {
             let holder = (held.id.as_str(), held.granted_as);
-            documents.change(&held.name, holder, update, &operation, within).await
+            store.change(&held.name, holder, &update, &operation, within).await
         };
         // It can take its time, and is not repeated.
         Ok(self.in_time(within, changing).await?)
     }
 
     /// Reads the elements that have the key in this name; `None` when there is no document.
-    pub(crate) async fn elements(&self, name: &str) -> Result<Option<Vec<Document>>, ServerError> {
+    pub(crate) async fn elements(self: &Arc<Self>, name: &str) -> Result<Option<Vec<Document>>, ServerError> {
         let fetching = self.read_document(|| {
-            let (documents, name) = (self.documents.clone(), name.to_owned());
-            async move { documents.elements(&name).await }
+            let (store, name) = (self.store.clone(), name.to_owned());
+            async move { store.elements(&name).await }
         });
         Ok(fetching.await?)
     }
@@ -74,15 +54,15 @@ impl DocumentSession {
     /// Changes a held element, and returns it; `None` when it is no longer held, or there is not exactly one with its
     /// key.
     pub(crate) async fn change_element(
-        &self,
+        self: &Arc<Self>,
         hold: &Arc<Hold>,
         update: ElementUpdate,
     ) -> Result<Option<Document>, ServerError> {
-        let (documents, held, within) = (self.documents.clone(), hold.clone(), time_to_change(hold));
+        let (store, held, within) = (self.store.clone(), hold.clone(), time_to_change(hold));
         let operation = self.ids.operation();
         let changing = async move {
             let holder = (held.id.as_str(), held.granted_as);
-            documents
+            store
                 .change_element(&held.name, holder, update, &operation, within)
                 .await
         };
@@ -91,7 +71,7 @@ impl DocumentSession {
     }
 
     /// Reads whether a hold that the server denied is held, and returns its loss if it is lost.
-    pub(crate) async fn verified(&self, hold: &Arc<Hold>) -> Result<(), Lost> {
+    pub(crate) async fn verified(self: &Arc<Self>, hold: &Arc<Hold>) -> Result<(), Lost> {
         let (session, held) = (self.clone(), hold.clone());
         // If the task is stopped or the server does not answer, the caller knows no more than before.
         let _ = self
@@ -101,19 +81,19 @@ impl DocumentSession {
     }
 
     /// Forgets how often a document was claimed; `false` if that is not counted.
-    pub(crate) async fn clear_attempts(&self, name: &str) -> Result<bool, ServerError> {
-        let (documents, name) = (self.documents.clone(), name.to_owned());
-        let clearing = async move { documents.clear_attempts(&name, BREAK).await };
+    pub(crate) async fn clear_attempts(self: &Arc<Self>, name: &str) -> Result<bool, ServerError> {
+        let (store, name) = (self.store.clone(), name.to_owned());
+        let clearing = async move { store.clear_attempts(&name, BREAK).await };
         Ok(self.in_time(patience(BREAK), clearing).await?)
     }
 
     /// Deletes a held document; `false` when it is no longer held.
-    pub(crate) async fn delete(&self, hold: &Arc<Hold>) -> Result<bool, ServerError> {
+    pub(crate) async fn delete(self: &Arc<Self>, hold: &Arc<Hold>) -> Result<bool, ServerError> {
         let (session, held, within) = (self.clone(), hold.clone(), time_to_change(hold));
         let deleting = async move {
             let holder = (held.id.as_str(), held.granted_as);
             held.begin_deleting();
-            let deleted = session.documents.delete(&held.name, holder, within).await;
+            let deleted = session.store.delete(&held.name, holder, within).await;
             if matches!(deleted, Ok(true)) {
                 // The entry is gone with its document: nothing has to leave.
                 session.feed(&held.name, |lines, _, _| lines.line(&held.name).forget(&held.id));
@@ -126,7 +106,7 @@ impl DocumentSession {
     }
 
     /// Notes that the server denies a hold: looks up why, and ends it.
-    pub(crate) async fn give_up(&self, hold: &Arc<Hold>) -> Lost {
+    pub(crate) async fn give_up(self: &Arc<Self>, hold: &Arc<Hold>) -> Lost {
         // If the server does not answer, the hold ends all the same.
         let _ = self.verified(hold).await;
         hold.lose(LostReason::Expired);
@@ -138,19 +118,4 @@ impl DocumentSession {
 /// Returns the time for a change of a held document. It can take its time, and is not repeated.
 fn time_to_change(hold: &Hold) -> Duration {
     hold.lease.length.min(CHANGED_WITHIN)
-}
-
-impl fmt::Debug for DocumentSession {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Not the store: the driver's client shows the user's connection options.
-        self.session.fmt(f)
-    }
-}
-
-impl Deref for DocumentSession {
-    type Target = Arc<Session>;
-
-    fn deref(&self) -> &Arc<Session> {
-        &self.session
-    }
 }

@@ -44,7 +44,7 @@ impl Session {
         if !is_in_transaction(transaction).await {
             return Err(GuardError::NotInTransaction);
         }
-        let Store::Mongo(store) = &*self.store else {
+        let Store::Mongo(store) = &self.store else {
             abort(transaction).await;
             return Err(GuardError::InMemory);
         };
@@ -54,7 +54,7 @@ impl Session {
         }
         if !hold.is_written() {
             // A transaction that began to read before the hold was handed on must not see the lock held since.
-            if let Err(error) = self.write_under(hold).await {
+            if let Err(error) = self.write_under(hold, store).await {
                 abort(transaction).await;
                 return Err(GuardError::Server(error));
             }
@@ -116,15 +116,10 @@ impl Session {
     /// Writes the document of a hold that was handed on: the server then refuses the guard of a transaction that is
     /// older than the hold. A renewal would not do: it writes nothing where the lease is as long already, by the clock
     /// of an earlier primary.
-    async fn write_under(self: &Arc<Self>, hold: &Arc<Hold>) -> Result<(), ServerError> {
+    async fn write_under(self: &Arc<Self>, hold: &Arc<Hold>, store: &Arc<MongoStore>) -> Result<(), ServerError> {
         let within = hold.safe_for();
-        let (session, held) = (self.clone(), hold.clone());
-        let writing = async move {
-            let Store::Mongo(store) = &*session.store else {
-                return Ok(false);
-            };
-            store.write_under(&session.guarding(&held), within).await
-        };
+        let (session, held, store) = (self.clone(), hold.clone(), store.clone());
+        let writing = async move { store.write_under(&session.guarding(&held), within).await };
         // Where it is not held any more, the guard finds out why.
         if self.in_time(within, writing).await? {
             hold.note_written();
@@ -135,16 +130,16 @@ impl Session {
     /// Whether a transaction that the hold guards may still be open, so that a write of the document from outside of
     /// it would wait for its end, and be done then.
     pub(crate) async fn is_in_open_transaction(self: &Arc<Self>, hold: &Arc<Hold>) -> Result<bool, ServerError> {
+        let Store::Mongo(store) = &self.store else {
+            return Ok(false);
+        };
         let mut pauses = CONFLICTS.into_iter();
         while hold.is_guarded() {
             let sent = Instant::now();
             let begun = Arc::new(OnceLock::new());
-            let (session, held, probe) = (self.clone(), hold.clone(), begun.clone());
+            let (session, held, asked, probe) = (self.clone(), hold.clone(), store.clone(), begun.clone());
             let asking = async move {
-                let Store::Mongo(store) = &*session.store else {
-                    return Ok(false);
-                };
-                let asked = store
+                let asked = asked
                     .is_in_transaction_of_others(&session.guarding(&held), &probe)
                     .await;
                 asked.or_else(|error| match MongoStore::has_no_transactions(&error) {
@@ -156,7 +151,7 @@ impl Session {
             if let (Err(error), Some(probe)) = (&asked, begun.get())
                 && !error.is_final()
             {
-                self.end_probe(probe.clone());
+                self.end_probe(store.clone(), probe.clone());
             }
             if !asked? {
                 hold.note_no_transaction_before(sent);
@@ -173,18 +168,13 @@ impl Session {
 
     /// Ends the transaction of a question that was not answered, in the background: it may have written the document,
     /// which nobody could renew or release until the server ended it.
-    fn end_probe(self: &Arc<Self>, probe: Document) {
+    fn end_probe(self: &Arc<Self>, store: Arc<MongoStore>, probe: Document) {
         let session = self.clone();
         self.spawn(async move {
             // Repeated beside itself, as a reading is: it changes nothing the second time.
-            let ended = session.read_some(1, |store, _| {
-                let probe = probe.clone();
-                async move {
-                    match &*store {
-                        Store::Mongo(store) => store.end_session(&probe).await,
-                        _ => Ok(()),
-                    }
-                }
+            let ended = session.read_some(1, |_, _| {
+                let (store, probe) = (store.clone(), probe.clone());
+                async move { store.end_session(&probe).await }
             });
             if let Err(error) = ended.await {
                 telemetry::operation_failed("abort", None, &error);
@@ -196,7 +186,7 @@ impl Session {
     async fn why_not(
         self: &Arc<Self>,
         hold: &Arc<Hold>,
-        store: &MongoStore,
+        store: &Arc<MongoStore>,
         guarding: &Guarding<'_>,
         transaction: &mut ClientSession,
     ) -> Option<GuardError> {
@@ -222,12 +212,9 @@ impl Session {
             return Some(hold.lost_as(reason).into());
         }
         // It is held, and the transaction does not see it: not yet, or no longer.
-        let (session, name) = (self.clone(), hold.name.clone());
+        let (reader, name) = (store.clone(), hold.name.clone());
         let reading = self.in_time(READ_WITHIN, async move {
-            match &*session.store {
-                Store::Mongo(store) => store.whole(&name).await.map_err(StoreError::from),
-                _ => Ok(None),
-            }
+            reader.whole(&name).await.map_err(StoreError::from)
         });
         let whole = match reading.await {
             Ok(whole) => whole?,

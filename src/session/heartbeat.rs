@@ -150,16 +150,13 @@ mod tests {
     use futures::future::join_all;
     use tokio::time::sleep;
 
-    use super::{
-        super::{hold::LOOKS, locks::LockSession},
-        *,
-    };
+    use super::{super::hold::LOOKS, *};
     use crate::{
         client::LockClient,
         config::Settings,
         protocol::ServerTime,
         status::{LockStatus, LostReason},
-        store::{LockStore, MemoryStore, Store},
+        store::{MemoryStore, Store},
         tests::simulated::Link,
         wake_mode::WakeMode,
     };
@@ -183,12 +180,12 @@ mod tests {
         (link, LockClient::new(session))
     }
 
-    fn session_with(memory: &Arc<MemoryStore>, id: &str, settings: Settings) -> (Arc<Link>, LockSession) {
+    fn session_with(memory: &Arc<MemoryStore>, id: &str, settings: Settings) -> (Arc<Link>, Arc<Session>) {
         let link = Link::new(memory.clone(), 1);
         link.calm();
         let (config, store) = (settings.validate().unwrap(), Store::Simulated(link.clone()));
         let session = Session::of(id.to_owned(), config, store, None, WakeMode::ChangeStream);
-        (link.clone(), LockSession::over(session, LockStore::Simulated(link)))
+        (link, session)
     }
 
     /// Renewals of two thousand locks keep this server busy for half of the time, if none is sent twice, and no answer
@@ -363,7 +360,7 @@ mod tests {
         let (link, session) = session_with(&memory(), "0123456789abcdef", settings);
         let locks = LockClient::new(session.clone());
         let overdue = || {
-            let table = session.session().table();
+            let table = session.table();
             (table.renewals.overdue_since, table.agenda.overdue().count)
         };
         let mutexes = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")));

@@ -90,8 +90,7 @@ mod tests {
         handle::Held,
         locks::targets::Mutex,
         protocol::ServerTime,
-        session::locks::LockSession,
-        store::{LockStore, MemoryStore, Store},
+        store::{MemoryStore, Store},
         tests::simulated::Link,
         wake_mode::{PollingReason, WakeMode, WakeSource},
     };
@@ -100,7 +99,7 @@ mod tests {
 
     struct Bench {
         link: Arc<Link>,
-        session: LockSession,
+        session: Arc<Session>,
         locks: LockClient,
         held: Held<Mutex>,
         waiting: Waiting,
@@ -120,7 +119,7 @@ mod tests {
             let (config, store) = (settings.validate().unwrap(), Store::Simulated(link.clone()));
             let mode = WakeMode::Polling(PollingReason::Configured);
             let session = Session::of(id.to_owned(), config, store, None, mode);
-            (link.clone(), LockSession::over(session, LockStore::Simulated(link)))
+            (link, session)
         };
         let (_, other) = client("fedcba9876543210");
         let held = LockClient::new(other).mutex("x").acquire().await.unwrap();

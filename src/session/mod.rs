@@ -13,7 +13,7 @@ mod agenda;
 pub(crate) mod asking;
 mod bypassing;
 pub(crate) mod claims;
-pub(crate) mod documents;
+mod documents;
 mod fleet;
 mod guard;
 mod heartbeat;
@@ -22,10 +22,8 @@ mod holds;
 mod index;
 mod lanes;
 pub(crate) mod line;
-pub(crate) mod locks;
 mod looking;
 mod needs;
-pub(crate) mod observed;
 mod operating;
 mod process;
 pub(crate) mod reading;
@@ -88,7 +86,7 @@ const PACES_REMEMBERED: usize = 64;
 /// The state of one client, shared by its handles and its tasks.
 pub(crate) struct Session {
     pub(crate) config: Config,
-    pub(crate) store: Arc<Store>,
+    pub(crate) store: Store,
     ids: Ids,
     table: Mutex<Table>,
     /// Wakes the heartbeat when something is due earlier than it knows.
@@ -200,7 +198,7 @@ impl Session {
         let asking = Asking::new(config.max_operations);
         Arc::new(Self {
             config,
-            store: Arc::new(store),
+            store,
             ids: Ids::new(id),
             table: Mutex::new(Table {
                 clock,

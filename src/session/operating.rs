@@ -9,7 +9,7 @@ use crate::{
     error::ServerError,
     inspect::LockInfo,
     protocol::{Evict, Exchange, Expects, Holder, Operation, State, wake},
-    store::{Renewal, Statements, StoreError},
+    store::{Listed, Renewal, Selection, Statements, StoreError, View},
     telemetry,
 };
 
@@ -122,6 +122,15 @@ impl Session {
         };
         self.renewed_by_another(name, &holder, &read.1, sent);
         Ok(Some(read))
+    }
+
+    /// Lists what is selected.
+    pub(crate) async fn list(self: &Arc<Self>, selection: &Selection, view: View) -> Result<Listed, StoreError> {
+        let listing = self.read_long(|arrival| {
+            let (store, selection) = (self.store.clone(), selection.clone());
+            async move { store.list(&selection, view, &arrival).await }
+        });
+        listing.await
     }
 
     /// Reads the lock, and its holder with this token, if there is one that has not released it.

@@ -153,7 +153,7 @@ pub(super) const ANSWERS_STILL: Duration = Duration::from_secs(1);
 impl Session {
     /// Reads the documents of these names, in time.
     pub(crate) async fn read_names(self: &Arc<Self>, names: &[String]) -> Result<(Documents, Exchange), StoreError> {
-        let read = |store: Arc<Store>, arrival: Arrival| {
+        let read = |store: Store, arrival: Arrival| {
             let names = names.to_vec();
             async move { store.read(&names, &arrival).await }
         };
@@ -164,7 +164,7 @@ impl Session {
     pub(crate) async fn read_some<T, F>(
         self: &Arc<Self>,
         documents: usize,
-        read: impl Fn(Arc<Store>, Arrival) -> F,
+        read: impl Fn(Store, Arrival) -> F,
     ) -> Result<T, StoreError>
     where
         T: Send + 'static,

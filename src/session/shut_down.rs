@@ -190,25 +190,20 @@ mod tests {
 
     use tokio::time::sleep;
 
-    use super::{super::locks::LockSession, *};
+    use super::*;
     use crate::{
-        client::LockClient,
-        config::Settings,
-        store::{LockStore, MemoryStore, Store},
-        tests::simulated::Link,
-        waitlist::SWEEPS,
+        client::LockClient, config::Settings, store::Store, tests::simulated::Link, waitlist::SWEEPS,
         wake_mode::WakeMode,
     };
 
     /// A client, and the link to its server.
     fn client() -> (Arc<Link>, Arc<Session>, LockClient) {
-        let link = Link::new(Arc::new(MemoryStore::new()), 1);
+        let link = Link::new(Arc::default(), 1);
         link.calm();
         let (config, store) = (Settings::default().validate().unwrap(), Store::Simulated(link.clone()));
         let id = "0123456789abcdef".to_owned();
         let session = Session::of(id, config, store, None, WakeMode::ChangeStream);
-        let locks = LockSession::over(session.clone(), LockStore::Simulated(link.clone()));
-        (link, session, LockClient::new(locks))
+        (link, session.clone(), LockClient::new(session))
     }
 
     /// Takes and releases a lock, after a request for it that was not answered; returns when that was.

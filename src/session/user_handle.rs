@@ -12,13 +12,9 @@ use std::{
 
 use super::Session;
 
-/// A session as a client, a lock, a handle or a future of the user's has it: an [`Arc<Session>`](Session), or that with
-/// its store. Tasks have the session without this.
+/// A session as a client, a lock, a handle or a future of the user's has it. Tasks have the session without this.
 #[derive(Clone)]
-pub(crate) struct UserHandle<S> {
-    session: S,
-    life: Arc<ClientLife>,
-}
+pub(crate) struct UserHandle(Arc<ClientLife>);
 
 /// The life of a client as its user sees it. Its last handle ends it.
 pub(crate) struct ClientLife(Arc<Session>);
@@ -29,57 +25,33 @@ impl Drop for ClientLife {
     }
 }
 
-impl<S> UserHandle<S> {
+impl UserHandle {
     /// Creates the first handle of a session.
-    pub(crate) fn first(session: S) -> Self
-    where
-        S: Deref<Target = Arc<Session>>,
-    {
-        let life = Arc::new(ClientLife((*session).clone()));
-        Self { session, life }
-    }
-
-    /// Returns a handle on the session alone.
-    pub(crate) fn alone(&self) -> UserHandle<Arc<Session>> {
-        UserHandle {
-            session: self.life.0.clone(),
-            life: self.life.clone(),
-        }
-    }
-
-    /// Returns a handle on the session in another form.
-    pub(crate) fn with<T>(self, form: impl FnOnce(S) -> T) -> UserHandle<T> {
-        UserHandle {
-            session: form(self.session),
-            life: self.life,
-        }
+    pub(crate) fn first(session: Arc<Session>) -> Self {
+        Self(Arc::new(ClientLife(session)))
     }
 
     /// Returns the life of the client, without keeping it alive.
     pub(crate) fn life(&self) -> Weak<ClientLife> {
-        Arc::downgrade(&self.life)
+        Arc::downgrade(&self.0)
     }
-}
 
-impl UserHandle<Arc<Session>> {
     /// Returns another handle, as long as there is one.
     pub(crate) fn upgrade(life: &Weak<ClientLife>) -> Option<Self> {
-        let life = life.upgrade()?;
-        let session = life.0.clone();
-        Some(Self { session, life })
+        life.upgrade().map(Self)
     }
 }
 
-impl<S> Deref for UserHandle<S> {
-    type Target = S;
+impl Deref for UserHandle {
+    type Target = Arc<Session>;
 
-    fn deref(&self) -> &S {
-        &self.session
+    fn deref(&self) -> &Arc<Session> {
+        &self.0.0
     }
 }
 
-impl<S: fmt::Debug> fmt::Debug for UserHandle<S> {
+impl fmt::Debug for UserHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.session.fmt(f)
+        (**self).fmt(f)
     }
 }

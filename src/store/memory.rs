@@ -1,6 +1,10 @@
 //! Locks in the memory of this process: the protocol's specification run under a mutex, on tokio's clock.
+//!
+//! A lock is in a document here too, its own or the user's: so whatever happens to the document has the same effect on
+//! the lock as on a server.
 
 mod bounds;
+mod claims;
 mod clock;
 mod documents;
 mod matching;
@@ -9,18 +13,22 @@ mod stream;
 #[cfg(test)]
 mod tests;
 mod updating;
+mod watching;
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+use std::{collections::BTreeMap, sync::Arc};
+
+use mongodb::bson::{Bson, Document, doc};
+
+use super::{
+    AWAIT_TIME, Answer, Documents, Event, Failure, InPlace, Listed, NamedSighting, Renewal, Selection, StoreError,
+    Watched, family::Family, name,
 };
+use crate::protocol::{Ahead, Exchange, Location, Operation, ServerTime, State, document::Malformed, state};
+use documents::Contents;
+use stream::stream;
+use watching::{Follower, Watcher};
 
-use super::{AWAIT_TIME, Answer, Documents, Event, Failure, Listed, NamedSighting, Renewal, Sighting, StoreError};
-use crate::protocol::{Exchange, Operation, ServerTime, State, state, wake};
-use clock::Clock;
-use stream::{StreamSender, stream};
-
-pub(crate) use documents::{MemoryDocuments, MemoryInPlace};
+pub(crate) use documents::MemoryDocuments;
 pub(crate) use stream::MemoryStream;
 
 /// A refusal by memory: of an operation that only a server supports, or that a server would refuse too.
@@ -43,168 +51,214 @@ impl From<Refused> for StoreError {
     }
 }
 
-/// The store behind `LockClient::in_memory`.
-#[derive(Debug)]
-pub(crate) struct MemoryStore {
-    clock: Clock,
-    contents: Mutex<Contents>,
-}
-
+/// The locks in a collection in memory, whose documents are locks or contain them.
 #[derive(Debug, Default)]
-struct Contents {
-    states: HashMap<String, State>,
-    /// Sessions, by the pattern of the events addressed to them.
-    sessions: Vec<(String, StreamSender<Event>)>,
-    /// Followers, by the name of the document; `None` follows all.
-    followers: Vec<(Option<String>, StreamSender<NamedSighting>)>,
+pub(crate) struct MemoryStore {
+    documents: Arc<MemoryDocuments>,
+    family: Family,
+    /// Set when the locks are in documents of the user's own.
+    place: Option<Arc<InPlace>>,
 }
 
 impl MemoryStore {
-    pub(crate) fn new() -> Self {
-        Self::at(Clock::start())
-    }
-
-    fn at(clock: Clock) -> Self {
+    pub(crate) fn new(documents: Arc<MemoryDocuments>, place: Option<Arc<InPlace>>) -> Self {
         Self {
-            clock,
-            contents: Mutex::default(),
+            documents,
+            family: place.as_ref().map_or_else(Family::default, |place| Family::of(place)),
+            place,
         }
     }
 
-    pub(crate) fn run(&self, name: &str, operation: &Operation) -> Answer {
-        let mut contents = self.contents();
-        let exchange = self.clock.exchange();
-        let before = contents.state(name, exchange.1);
-        // As on a server: a document that the operation's filter does not select is not returned.
-        let concerned = before.is_none_or(|before| operation.selects(before));
-        let after = state::apply(before, operation, exchange.1);
-        if let Some(after) = &after
-            && before != Some(after)
-        {
-            contents.write(name, after.clone());
-        }
-        let after = after.filter(|_| concerned);
-        Answer {
-            state: after,
-            exchange: exchange.0,
+    pub(super) fn place(&self) -> Option<&Arc<InPlace>> {
+        self.place.as_ref()
+    }
+
+    pub(crate) fn run(&self, name: &str, operation: &Operation) -> Result<Answer, StoreError> {
+        let mut contents = self.documents.contents();
+        let (exchange, now) = self.documents.clock.exchange();
+        let member = self.family.member(name);
+        let unknown = Answer {
+            state: None,
+            exchange,
             logged_by: None,
+        };
+        let document = self.live(&contents, &member.id, now);
+        let before = match document
+            .map(|document| state_in(document, &member.location))
+            .transpose()
+        {
+            Ok(before) => before.flatten(),
+            // As on a server.
+            Err(error) if !operation.needs_a_lock() && !error.is_newer() => return Ok(unknown),
+            Err(error) => return Err(error.into()),
+        };
+        // As on a server: nothing is written for a document of the user's, or an element of it, that is not there.
+        let is_there = match (&member.element, document) {
+            (Some(element), Some(document)) if operation.requests.is_some() => {
+                !element.found_in(document).is_empty()
+                    || before.as_ref().is_some_and(|before| before.has_any(&operation.leave))
+            }
+            (_, document) => document.is_some() || self.family.is_root(),
+        };
+        if !is_there {
+            return Ok(unknown);
+        }
+        // As on a server: a document that the operation's filter does not select is not returned.
+        let concerned = before.as_ref().is_none_or(|before| operation.selects(before));
+        let after = state::apply(before.as_ref(), operation, now);
+        if let Some(after) = &after
+            && before.as_ref() != Some(after)
+        {
+            let mut document = document.cloned().unwrap_or_else(|| doc! { "_id": &member.id });
+            member.location.set_lock(&mut document, after.fields());
+            if self.family.is_of_elements() && operation.requests.is_some() {
+                self.sweep(&mut document, now);
+            }
+            contents.put(document);
+        }
+        Ok(Answer {
+            state: after.filter(|_| concerned),
+            ..unknown
+        })
+    }
+
+    /// Removes the free locks of elements that a server would sweep now.
+    fn sweep(&self, document: &mut Document, now: ServerTime) {
+        if let Some(locks) = self.family.base().lock_mut(document) {
+            let kept = std::mem::take(locks)
+                .into_iter()
+                .filter(|(_, lock)| !is_purged(lock, now));
+            *locks = kept.collect();
         }
     }
 
     pub(crate) fn renew(&self, renewal: &Renewal) -> u64 {
-        let mut contents = self.contents();
-        let now = self.clock.now();
+        let mut contents = self.documents.contents();
+        let now = self.documents.clock.now();
+        // As on a server, all locks in a document are renewed by one write.
+        let mut written = BTreeMap::<String, Document>::new();
         let mut renewed = 0;
         for (name, ids) in &renewal.entries {
+            let (id, location) = (self.family.id_of(name), self.family.at(name));
+            let Some(found) = contents.get(&id) else { continue };
+            let document = written.entry(name::of_id(&id)).or_insert_with(|| found.clone());
             let idle = renewal.idle_among(ids);
-            if let Some(mut state) = contents.states.get(name).cloned()
+            if let Ok(Some(mut state)) = location.state(document)
                 && state::renew_and_show(&mut state, &renewal.operation, (ids, idle.as_ref()), renewal.keep, now)
             {
-                contents.write(name, state);
+                location.set_lock(document, state.fields());
                 renewed += 1;
             }
+        }
+        for document in written.into_values() {
+            contents.put(document);
         }
         renewed
     }
 
     pub(crate) fn read(&self, names: &[String]) -> (Documents, Exchange) {
-        let contents = self.contents();
-        let (exchange, now) = self.clock.exchange();
-        let found = names
-            .iter()
-            .filter_map(|name| Some((name.clone(), Ok(contents.state(name, now)?.clone()))));
+        let contents = self.documents.contents();
+        let (exchange, now) = self.documents.clock.exchange();
+        let found = names.iter().filter_map(|name| {
+            let document = self.live(&contents, &self.family.id_of(name), now)?;
+            Some((name.clone(), self.family.at(name).found(document)?))
+        });
         (found.collect(), exchange)
     }
 
-    pub(crate) fn list(&self) -> Listed {
-        let contents = self.contents();
-        let now = self.clock.now();
-        let states = contents.states.iter().filter(|(_, state)| state.purge_at > now);
-        Listed {
-            found: states.map(|(name, state)| (name.clone(), state.clone())).collect(),
-            now: Some(now),
-            ..Listed::default()
-        }
+    pub(crate) fn ahead(&self, name: &str, entry: &str) -> Result<(Option<Ahead>, Exchange), StoreError> {
+        let contents = self.documents.contents();
+        let (exchange, now) = self.documents.clock.exchange();
+        let document = self.live(&contents, &self.family.id_of(name), now);
+        let state = document.and_then(|document| self.family.at(name).found(document));
+        let ahead = state.transpose()?.and_then(|state| Ahead::of(&state, entry, now));
+        Ok((ahead, exchange))
     }
 
-    pub(crate) fn watch(&self, session: &str) -> MemoryStream<Event> {
+    pub(crate) fn list(&self, selection: &Selection) -> Listed {
+        let contents = self.documents.contents();
+        let now = self.documents.clock.now();
+        let mut listed = Listed {
+            now: Some(now),
+            ..Listed::default()
+        };
+        let base = self.family.base();
+        for document in contents.all().filter(|document| self.is_live(document, now)) {
+            let name = document.get("_id").and_then(|id| self.family.document(id));
+            if let Some(name) = name.filter(|name| base.is_root() || selection.selects(name)) {
+                listed.add(name, base.found(document), selection);
+            }
+        }
+        listed
+    }
+
+    pub(crate) fn watch(&self, session: &str, watched: Watched) -> MemoryStream<Event> {
         let (events, opened) = stream();
-        self.contents().sessions.push((wake::pattern(session), events));
+        let watcher = Watcher::new(self.family.clone(), session, watched, events);
+        self.documents.contents().watchers.push(watcher);
         opened
     }
 
     pub(super) fn follow(&self, name: Option<&str>) -> MemoryStream<NamedSighting> {
         let (sightings, opened) = stream();
-        self.contents().followers.push((name.map(str::to_owned), sightings));
+        let follower = Follower::new(self.family.clone(), name, sightings);
+        self.documents.contents().followers.push(follower);
         opened
     }
 
+    /// Returns the document with this `_id`, unless a server would have purged it by now.
+    fn live<'a>(&self, contents: &'a Contents, id: &Bson, now: ServerTime) -> Option<&'a Document> {
+        contents.get(id).filter(|document| self.is_live(document, now))
+    }
+
+    fn is_live(&self, document: &Document, now: ServerTime) -> bool {
+        !self.family.is_root() || ServerTime::in_field(document, "purge_at").is_none_or(|at| at > now)
+    }
+}
+
+/// Returns the lock in a document, if there is one; an error if there can be none.
+fn state_in(document: &Document, location: &Location) -> Result<Option<State>, Malformed> {
+    match location.obstacle(document) {
+        Some(path) => Err(Malformed::occupied(path)),
+        None => location.state(document),
+    }
+}
+
+/// Reports whether a lock can be read, and [is purged](State::is_purged) by now.
+fn is_purged(lock: &Bson, now: ServerTime) -> bool {
+    let lock = lock.as_document();
+    let is_due = |lock: &&Document| ServerTime::in_field(lock, "purge_at").is_some_and(|at| at <= now);
+    let state = lock.filter(is_due).and_then(|lock| State::from_document(lock).ok());
+    state.is_some_and(|state| state.is_purged(now))
+}
+
+#[cfg(test)]
+impl MemoryStore {
+    /// Creates a store whose server clock reads `epoch` now.
+    pub(crate) fn begun(epoch: ServerTime) -> Self {
+        Self::new(Arc::new(MemoryDocuments::begun(epoch)), None)
+    }
+
+    /// Sets the server's clock ahead of the elapsed time.
+    pub(crate) fn run_ahead(&self, millis: i64) {
+        self.documents.clock.run_ahead(millis);
+    }
+
     /// Opens a stream of all changes.
-    #[cfg(test)]
     pub(crate) fn open(&self) -> super::Stream<NamedSighting> {
         super::Stream::Memory(self.follow(None))
     }
 
-    /// Creates a store whose server clock reads `epoch` now.
-    #[cfg(test)]
-    pub(crate) fn begun(epoch: ServerTime) -> Self {
-        Self::at(Clock::begin(epoch))
-    }
-
-    /// Sets the server's clock ahead of the elapsed time.
-    #[cfg(test)]
-    pub(crate) fn run_ahead(&self, millis: i64) {
-        self.clock.run_ahead(millis);
-    }
-
-    /// Returns a document and the clock.
-    #[cfg(test)]
+    /// Returns a lock and the clock.
     pub(crate) fn look(&self, name: &str, look: impl FnOnce(Option<&State>, ServerTime)) {
-        let now = self.clock.now();
-        look(self.contents().state(name, now), now);
+        let state = self.read(&[name.to_owned()]).0.remove(name);
+        look(state.transpose().unwrap().as_ref(), self.documents.clock.now());
     }
 
     /// Reports whether nobody holds anything or waits for it.
-    #[cfg(test)]
     pub(crate) fn is_unused(&self) -> bool {
-        let now = self.clock.now();
-        self.contents().states.values().all(|state| state.is_free(now))
-    }
-
-    fn contents(&self) -> MutexGuard<'_, Contents> {
-        // No code that runs under the lock leaves the contents half-written.
-        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Contents {
-    /// Returns the document of a name, unless a TTL index would have purged it by now.
-    fn state(&self, name: &str, now: ServerTime) -> Option<&State> {
-        self.states.get(name).filter(|state| state.purge_at > now)
-    }
-
-    fn write(&mut self, name: &str, state: State) {
-        let event = Event::Addressed {
-            name: name.to_owned(),
-            wake: state.wake.clone(),
-            at: state.at,
-            logged_at: None,
-        };
-        self.sessions.retain(|(pattern, events)| {
-            if state.wake.contains(pattern) {
-                events.send(event.clone())
-            } else {
-                !events.is_closed()
-            }
-        });
-        let sighting = Sighting::State(Box::new(state.clone()));
-        self.followers.retain(|(followed, sightings)| {
-            if followed.as_deref().is_none_or(|followed| followed == name) {
-                sightings.send(NamedSighting::Of(name.to_owned(), sighting.clone()))
-            } else {
-                !sightings.is_closed()
-            }
-        });
-        self.states.insert(name.to_owned(), state);
+        let listed = self.list(&Selection::default());
+        let now = self.documents.clock.now();
+        listed.found.iter().all(|(_, state)| state.is_free(now))
     }
 }

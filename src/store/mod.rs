@@ -9,7 +9,6 @@ pub(crate) mod collection;
 mod documents;
 pub(crate) mod element;
 pub(crate) mod family;
-mod locks;
 mod memory;
 pub(crate) mod mongo;
 pub(crate) mod name;
@@ -33,29 +32,25 @@ use crate::{
     protocol::{Ahead, Exchange, Idle, Operation, ServerTime, State, document::Malformed},
     telemetry,
 };
-use futures::FutureExt;
+use futures::{FutureExt, TryFutureExt};
 use mongodb::bson::Timestamp;
 
 pub(crate) use crate::error::{failure::Failure, store::StoreError};
 pub(crate) use arrival::Arrival;
 pub(crate) use claims::{Among, Claimed, ElementUpdate, Outlook, Wanted};
-pub(crate) use documents::DocumentStore;
-pub(crate) use locks::LockStore;
-pub(crate) use memory::{MemoryDocuments, MemoryInPlace, MemoryStore, MemoryStream, Refused};
+pub(crate) use memory::{MemoryDocuments, MemoryStore, MemoryStream, Refused};
 pub(crate) use mongo::{AWAIT_TIME, LONG_READ_WITHIN, MongoStore, Topology, abort, identity, is_in_transaction};
 pub(crate) use place::InPlace;
 pub(crate) use sightings::{Listed, NamedSighting, Selection, Sighting, Unreadable};
 pub(crate) use to_its_end::{ToItsEnd, to_its_end};
 pub(crate) use typed::read_as;
 
-/// A store of any kind, as every session uses it. All of them keep the same documents by the same transitions.
-///
-/// A store of locks ([`LockStore`]) and a store of documents ([`DocumentStore`]) each offer more.
-#[derive(Debug)]
+/// The place where a session's locks live: in documents of their own or in the user's, in MongoDB or in memory. Both
+/// keep the same documents by the same transitions.
+#[derive(Clone, Debug)]
 pub(crate) enum Store {
     Mongo(Arc<MongoStore>),
     Memory(Arc<MemoryStore>),
-    MemoryInPlace(Arc<MemoryInPlace>),
     #[cfg(test)]
     Simulated(Arc<simulated::Link>),
 }
@@ -145,29 +140,52 @@ async fn contained<T>(running: impl Future<Output = Result<T, StoreError>>) -> R
 }
 
 impl Store {
+    /// Asks the server, or memory. An error is reported under this purpose, with the name of the lock if it is about one.
+    async fn ask<'a, T, F>(
+        &'a self,
+        (purpose, name): (&'static str, Option<&str>),
+        of_server: impl FnOnce(&'a MongoStore) -> F,
+        of_memory: impl FnOnce(&'a MemoryStore) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        match self {
+            Self::Mongo(store) => contained(of_server(store)).await,
+            Self::Memory(store) => of_memory(store),
+            #[cfg(test)]
+            Self::Simulated(link) => of_memory(link.memory()),
+        }
+        .inspect_err(|error| telemetry::operation_failed(purpose, name, error))
+    }
+
     /// Runs one operation on the document `name`, majority-committed. The server gives up after `within`.
     pub(crate) async fn run(&self, name: &str, operation: &Operation, within: Duration) -> Result<Answer, StoreError> {
-        match self {
-            Self::Mongo(store) => contained(store.run(name, operation, within)).await,
-            Self::Memory(store) => Ok(store.run(name, operation)),
-            Self::MemoryInPlace(store) => store.run(name, operation),
-            #[cfg(test)]
-            Self::Simulated(link) => link.run(name, operation, within).await,
+        #[cfg(test)]
+        if let Self::Simulated(link) = self {
+            return link.run(name, operation, within).await;
         }
-        .inspect_err(|error| telemetry::operation_failed(telemetry::purpose(operation), Some(name), error))
+        self.ask(
+            (telemetry::purpose(operation), Some(name)),
+            |store| store.run(name, operation, within),
+            |store| store.run(name, operation),
+        )
+        .await
     }
 
     /// Renews the given entries that still hold their lock. A document that the server refuses to change does not
     /// affect the others.
     pub(crate) async fn renew(&self, renewal: &Renewal) -> Result<Renewed, StoreError> {
-        match self {
-            Self::Mongo(store) => contained(store.renew(renewal)).await,
-            Self::Memory(store) => Ok(Renewed::all(store.renew(renewal))),
-            Self::MemoryInPlace(store) => Ok(Renewed::all(store.renew(renewal))),
-            #[cfg(test)]
-            Self::Simulated(link) => link.renew(renewal).await,
+        #[cfg(test)]
+        if let Self::Simulated(link) = self {
+            return link.renew(renewal).await;
         }
-        .inspect_err(|error| telemetry::operation_failed("renew", None, error))
+        self.ask(
+            ("renew", None),
+            |store| store.renew(renewal),
+            |store| Ok(Renewed::all(store.renew(renewal))),
+        )
+        .await
     }
 
     /// Runs operations that only remove entries, each on its own document, and returns the refused ones by name. The
@@ -177,31 +195,49 @@ impl Store {
         releases: &[(String, Operation)],
         within: Duration,
     ) -> Result<BTreeMap<String, StoreError>, StoreError> {
-        match self {
-            Self::Mongo(store) => contained(store.release_together(releases, within)).await,
-            _ => {
-                let mut refused = BTreeMap::new();
-                for (name, operation) in releases {
-                    if let Err(error) = self.run(name, operation, within).await {
-                        refused.insert(name.clone(), error);
-                    }
-                }
-                return Ok(refused);
+        if let Self::Mongo(store) = self {
+            let released = contained(store.release_together(releases, within)).await;
+            return released.inspect_err(|error| telemetry::operation_failed("release", None, error));
+        }
+        let mut refused = BTreeMap::new();
+        for (name, operation) in releases {
+            if let Err(error) = self.run(name, operation, within).await {
+                refused.insert(name.clone(), error);
             }
         }
-        .inspect_err(|error| telemetry::operation_failed("release", None, error))
+        Ok(refused)
     }
 
     /// Reads the documents of these names as they are now; names without a document are left out.
     pub(crate) async fn read(&self, names: &[String], arrival: &Arrival) -> Result<(Documents, Exchange), StoreError> {
-        match self {
-            Self::Mongo(store) => contained(store.read(names, View::Newest, arrival)).await,
-            Self::Memory(store) => Ok(store.read(names)),
-            Self::MemoryInPlace(store) => Ok(store.read(names)),
-            #[cfg(test)]
-            Self::Simulated(link) => link.read(names).await,
+        self.read_as_of(View::Newest, names, arrival).await
+    }
+
+    /// Reads the documents as a majority has them, for observers: what they saw once is not undone.
+    pub(crate) async fn observe(
+        &self,
+        names: &[String],
+        arrival: &Arrival,
+    ) -> Result<(Documents, Exchange), StoreError> {
+        self.read_as_of(View::Committed, names, arrival).await
+    }
+
+    async fn read_as_of(
+        &self,
+        view: View,
+        names: &[String],
+        arrival: &Arrival,
+    ) -> Result<(Documents, Exchange), StoreError> {
+        #[cfg(test)]
+        if let Self::Simulated(link) = self {
+            return link.read(names).await;
         }
-        .inspect_err(|error| telemetry::operation_failed("read", None, error))
+        self.ask(
+            ("read", None),
+            |store| store.read(names, view, arrival),
+            |store| Ok(store.read(names)),
+        )
+        .await
     }
 
     /// Returns the entries ahead of a queue entry as they are now; `None` when it is not in the queue. The server gives
@@ -212,35 +248,16 @@ impl Store {
         entry: &str,
         within: Duration,
     ) -> Result<(Option<Ahead>, Exchange), StoreError> {
-        if let Self::Mongo(store) = self {
-            let ahead = contained(store.ahead(name, entry, within)).await;
-            return ahead.inspect_err(|error| telemetry::operation_failed("read", Some(name), error));
-        }
         #[cfg(test)]
         if let Self::Simulated(link) = self {
-            link.served(1, within).await?;
+            return link.ahead(name, entry, within).await;
         }
-        let (documents, exchange) = self.read(&[name.to_owned()], &Arrival::default()).await?;
-        let state = documents
-            .get(name)
-            .map(Result::as_ref)
-            .transpose()
-            .map_err(Clone::clone)?;
-        let ahead = state.zip(exchange.now);
-        Ok((ahead.and_then(|(state, now)| Ahead::of(state, entry, now)), exchange))
-    }
-
-    /// Reads the documents as a majority has them, for observers: what they saw once is not undone.
-    pub(crate) async fn observe(
-        &self,
-        names: &[String],
-        arrival: &Arrival,
-    ) -> Result<(Documents, Exchange), StoreError> {
-        match self {
-            Self::Mongo(store) => contained(store.read(names, View::Committed, arrival)).await,
-            _ => return self.read(names, arrival).await,
-        }
-        .inspect_err(|error| telemetry::operation_failed("read", None, error))
+        self.ask(
+            ("read", Some(name)),
+            |store| store.ahead(name, entry, within),
+            |store| store.ahead(name, entry),
+        )
+        .await
     }
 
     /// Opens a stream of the events that concern `session`, from now on or from after the last event of `resume`. Only
@@ -251,17 +268,46 @@ impl Store {
         watched: Watched,
         resume: Option<&ResumeAt>,
     ) -> Result<Stream<Event>, StoreError> {
-        match self {
-            Self::Mongo(store) => contained(store.watch(session, watched, resume))
-                .await
-                .map(Box::new)
-                .map(Stream::Mongo),
-            Self::Memory(store) => Ok(Stream::Memory(store.watch(session))),
-            Self::MemoryInPlace(store) => Ok(Stream::Memory(store.watch(session, watched))),
-            #[cfg(test)]
-            Self::Simulated(link) => link.watch(session).await.map(Stream::Simulated),
+        #[cfg(test)]
+        if let Self::Simulated(link) = self {
+            return link.watch(session).await.map(Stream::Simulated);
         }
-        .inspect_err(|error| telemetry::operation_failed("watch", None, error))
+        self.ask(
+            ("watch", None),
+            |store| store.watch(session, watched, resume).map_ok(Stream::from),
+            |store| Ok(Stream::Memory(store.watch(session, watched))),
+        )
+        .await
+    }
+
+    /// Opens a stream of the changes to the lock with this name, or to all locks, from now on or from after the last
+    /// event of `resume`.
+    pub(crate) async fn follow(
+        &self,
+        name: Option<&str>,
+        resume: Option<&ResumeAt>,
+    ) -> Result<Stream<NamedSighting>, StoreError> {
+        self.ask(
+            ("follow", name),
+            |store| store.follow(name, resume).map_ok(Stream::from),
+            |store| Ok(Stream::Memory(store.follow(name))),
+        )
+        .await
+    }
+
+    /// Reads all locks that can match.
+    pub(crate) async fn list(
+        &self,
+        selection: &Selection,
+        view: View,
+        arrival: &Arrival,
+    ) -> Result<Listed, StoreError> {
+        self.ask(
+            ("list", None),
+            |store| store.list(selection, view, arrival),
+            |store| Ok(store.list(selection)),
+        )
+        .await
     }
 
     /// Counts the clients that hold locks, among the locks that were written last; `None` where nobody else pays for
@@ -276,11 +322,14 @@ impl Store {
 
     /// Returns which election the primary has won; `None` where there is no replica set, or no primary that says it.
     pub(crate) async fn elected(&self) -> Result<Option<Elected>, StoreError> {
-        match self {
-            Self::Mongo(store) => contained(store.elected()).await,
-            _ => Ok(None),
-        }
-        .inspect_err(|error| telemetry::operation_failed("hello", None, error))
+        self.ask(("hello", None), MongoStore::elected, |_| Ok(None)).await
+    }
+
+    /// Prepares the collection: creates the index by which the server purges free locks. The server gives up after
+    /// `within`.
+    pub(crate) async fn prepare(&self, within: Duration) -> Result<(), StoreError> {
+        self.ask(("index", None), |store| store.prepare(within), |_| Ok(()))
+            .await
     }
 
     /// Reports whether its streams occupy connections of the driver's pool.
@@ -289,7 +338,7 @@ impl Store {
     }
 
     pub(crate) fn is_in_memory(&self) -> bool {
-        matches!(self, Self::Memory(_) | Self::MemoryInPlace(_))
+        matches!(self, Self::Memory(_))
     }
 
     /// Reports whether its documents are the user's own, with locks in them.
@@ -301,19 +350,10 @@ impl Store {
     pub(crate) fn in_place(&self) -> Option<&Arc<InPlace>> {
         match self {
             Self::Mongo(store) => store.place(),
-            Self::MemoryInPlace(store) => Some(store.place()),
-            _ => None,
+            Self::Memory(store) => store.place(),
+            #[cfg(test)]
+            Self::Simulated(_) => None,
         }
-    }
-
-    /// Prepares the collection: creates the index by which the server purges free locks. The server gives up after
-    /// `within`.
-    pub(crate) async fn prepare(&self, within: Duration) -> Result<(), StoreError> {
-        match self {
-            Self::Mongo(store) => contained(store.prepare(within)).await,
-            _ => Ok(()),
-        }
-        .inspect_err(|error| telemetry::operation_failed("index", None, error))
     }
 }
 
@@ -400,6 +440,12 @@ pub(crate) enum Stream<T> {
     Memory(MemoryStream<T>),
     #[cfg(test)]
     Simulated(simulated::SimulatedStream<T>),
+}
+
+impl<T> From<mongo::MongoStream<T>> for Stream<T> {
+    fn from(stream: mongo::MongoStream<T>) -> Self {
+        Self::Mongo(Box::new(stream))
+    }
 }
 
 impl<T> Stream<T> {

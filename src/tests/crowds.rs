@@ -12,8 +12,8 @@ use crate::{
     client::LockClient,
     config::Settings,
     protocol::ServerTime,
-    session::{Session, locks::LockSession},
-    store::{LockStore, MemoryStore, Store},
+    session::Session,
+    store::{MemoryStore, Store},
     wake_mode::WakeMode,
 };
 
@@ -32,7 +32,6 @@ fn client(memory: &Arc<MemoryStore>, number: usize) -> (Arc<Link>, LockClient) {
     let (id, config) = (format!("{number:016x}"), Settings::default().unchecked());
     let store = Store::Simulated(link.clone());
     let session = Session::of(id, config, store, None, WakeMode::ChangeStream);
-    let session = LockSession::over(session, LockStore::Simulated(link.clone()));
     (link, LockClient::new(session))
 }
 

@@ -22,8 +22,10 @@ use watchlock_proofs::Random;
 use crate::{
     error::store::OutOfTime,
     machine::exchanged,
-    protocol::{Evict, Exchange, Operation},
-    store::{AWAIT_TIME, Answer, Documents, Event, Failure, MemoryStore, MemoryStream, Renewal, Renewed, StoreError},
+    protocol::{Ahead, Evict, Exchange, Operation},
+    store::{
+        AWAIT_TIME, Answer, Documents, Event, Failure, MemoryStore, MemoryStream, Renewal, Renewed, StoreError, Watched,
+    },
 };
 
 /// Time for which the driver lets an operation hang on a server that does not answer.
@@ -196,7 +198,7 @@ impl Link {
 
     /// Waits for a command that takes the server as long as so many looks. One whose turn does not come in time is not
     /// run.
-    pub(crate) async fn served(&self, looks: u32, within: Duration) -> Result<(), StoreError> {
+    async fn served(&self, looks: u32, within: Duration) -> Result<(), StoreError> {
         let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(busy) = busy else { return Ok(()) };
         let Ok(_turn) = timeout(within, busy.turn.lock()).await else {
@@ -300,7 +302,7 @@ impl Link {
         self.unblocked(name, within).await?;
         self.served(WRITE, within).await?;
         let (name, operation) = (name.to_owned(), operation.clone());
-        let answer = self.send(move |memory| memory.run(&name, &operation)).await?;
+        let answer = self.send(move |memory| memory.run(&name, &operation)).await??;
         Ok(Answer {
             state: answer.state,
             exchange: since(sent, &answer.exchange),
@@ -371,10 +373,24 @@ impl Link {
         Ok((documents, since(sent, &exchange)))
     }
 
+    pub(crate) async fn ahead(
+        &self,
+        name: &str,
+        entry: &str,
+        within: Duration,
+    ) -> Result<(Option<Ahead>, Exchange), StoreError> {
+        self.served(1, within).await?;
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        let sent = Instant::now();
+        let (name, entry) = (name.to_owned(), entry.to_owned());
+        let (ahead, exchange) = self.send(move |memory| memory.ahead(&name, &entry)).await??;
+        Ok((ahead, since(sent, &exchange)))
+    }
+
     pub(crate) async fn watch(self: &Arc<Self>, session: &str) -> Result<SimulatedStream<Event>, StoreError> {
         let session = session.to_owned();
         self.served(OPENING, HANGS).await?;
-        let inner = self.send(move |memory| memory.watch(&session)).await?;
+        let inner = self.send(move |memory| memory.watch(&session, Watched::Locks)).await?;
         Ok(SimulatedStream {
             inner,
             link: self.clone(),

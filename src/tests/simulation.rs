@@ -44,8 +44,8 @@ use crate::{
         patience::Try,
     },
     protocol::{ServerTime, State},
-    session::{Session, locks::LockSession},
-    store::{LockStore, MemoryStore, Store},
+    session::Session,
+    store::{MemoryStore, Selection, Store},
     wake_mode::WakeMode,
 };
 
@@ -366,7 +366,7 @@ async fn misfortune(
     }
 }
 
-fn client(memory: &Arc<MemoryStore>, seed: u64, number: u64) -> (Arc<Link>, LockSession) {
+fn client(memory: &Arc<MemoryStore>, seed: u64, number: u64) -> (Arc<Link>, Arc<Session>) {
     let link = Link::new(memory.clone(), seed * 16 + number);
     let settings = Settings {
         lease: Some(LEASE),
@@ -381,7 +381,6 @@ fn client(memory: &Arc<MemoryStore>, seed: u64, number: u64) -> (Arc<Link>, Lock
     let config = settings.validate().unwrap();
     let store = Store::Simulated(link.clone());
     let session = Session::of(format!("{number:016x}"), config, store, None, WakeMode::ChangeStream);
-    let session = LockSession::over(session, LockStore::Simulated(link.clone()));
     (link, session)
 }
 
@@ -449,7 +448,10 @@ async fn live(seed: u64) -> World {
         }
     };
     if timeout(CALM, unused()).await.is_err() {
-        observer.fail(&format!("something is left: {:?}", memory.list().found));
+        observer.fail(&format!(
+            "something is left: {:?}",
+            memory.list(&Selection::default()).found
+        ));
     }
     watching.abort();
     if let Err(ended) = watching.await

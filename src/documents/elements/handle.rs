@@ -20,7 +20,7 @@ use crate::{
         options::{CanFix, CanLimit, HasHolder, Options},
         patience::Otherwise,
     },
-    session::{UserHandle, documents::DocumentSession},
+    session::UserHandle,
     store::{element::ElementKey, read_as},
     world::{Sealed, World},
 };
@@ -60,7 +60,7 @@ impl<E> CanFix for Element<E> {}
 
 /// The data of a locked element.
 pub struct HeldElement<E> {
-    session: UserHandle<DocumentSession>,
+    session: UserHandle,
     key: ElementKey,
     /// The path of the array.
     array: String,

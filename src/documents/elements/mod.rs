@@ -23,7 +23,7 @@ use crate::{
         acquire::Acquire,
         patience::{Try, Wait},
     },
-    session::{UserHandle, documents::DocumentSession},
+    session::UserHandle,
     store::{
         InPlace,
         element::{ElementKey, escaped},
@@ -96,7 +96,7 @@ pub struct ElementLocks<E, W: World = Async> {
     array: String,
     key: Document,
     /// The session, and the code of the key.
-    place: Arc<OnceLock<(UserHandle<DocumentSession>, ElementKey)>>,
+    place: Arc<OnceLock<(UserHandle, ElementKey)>>,
     of: PhantomData<fn() -> (E, W)>,
 }
 
@@ -315,14 +315,14 @@ impl<E, W: World> ElementLocks<E, W> {
     }
 
     /// Returns the session, and its name for the lock of the element in this document.
-    fn place(&self, id: &Bson) -> Result<(&UserHandle<DocumentSession>, String), InvalidInput> {
+    fn place(&self, id: &Bson) -> Result<(&UserHandle, String), InvalidInput> {
         check_id(id)?;
         check_size(id)?;
         let (session, key) = self.session()?;
         Ok((session, element_name(&name::of_id(id), key.code())))
     }
 
-    fn session(&self) -> Result<&(UserHandle<DocumentSession>, ElementKey), InvalidInput> {
+    fn session(&self) -> Result<&(UserHandle, ElementKey), InvalidInput> {
         if let Some(place) = self.place.get() {
             return Ok(place);
         }
@@ -369,7 +369,7 @@ impl<E, W: World> ElementLocks<E, W> {
         Ok(self.place.get_or_init(|| (session, key)))
     }
 
-    fn sessions(&self) -> MutexGuard<'_, BTreeMap<String, UserHandle<DocumentSession>>> {
+    fn sessions(&self) -> MutexGuard<'_, BTreeMap<String, UserHandle>> {
         self.locks.elements.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -21,7 +21,6 @@ use mongodb::bson::Document;
 
 use super::{
     Session,
-    documents::DocumentSession,
     hold::Hold,
     streams::watcher::{Demand, NextFreed},
 };
@@ -74,13 +73,13 @@ impl Drop for ClaimedDocument {
     }
 }
 
-impl DocumentSession {
+impl Session {
     /// Claims a document; waits until one is free, or returns `None` when none is. While it waits, `failing` has the
     /// last error, unless the server has answered since.
     ///
     /// Cancel safe: a document claimed at the moment the future is dropped is given back.
     pub(crate) async fn claim(
-        &self,
+        self: &Arc<Self>,
         claiming: Claiming,
         failing: &mut Option<ServerError>,
     ) -> Result<Option<ClaimedDocument>, AcquireError> {
@@ -95,9 +94,7 @@ impl DocumentSession {
             },
         }
     }
-}
 
-impl Session {
     /// Makes the session's stream report what becomes free, as long as a task claims. The caller must have subscribed
     /// before.
     fn watch_free(&self) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::super::{Session, documents::DocumentSession};
+use super::super::Session;
 use super::passed::{Selection, Why, shown};
 use crate::{
     error::AcquireError,
@@ -21,12 +21,12 @@ pub(super) enum Telling {
     OnlyNews,
 }
 
-impl DocumentSession {
-    pub(super) async fn look(&self, wanted: &Arc<Wanted>, key: &[u8]) -> Result<Outlook, StoreError> {
+impl Session {
+    pub(super) async fn look(self: &Arc<Self>, wanted: &Arc<Wanted>, key: &[u8]) -> Result<Outlook, StoreError> {
         let passed = self.claims.passed().ids(Instant::now());
         let reading = self.read_long(|_| {
-            let (documents, wanted, passed) = (self.documents().clone(), wanted.clone(), passed.clone());
-            async move { documents.outlook(&wanted, &passed).await }
+            let (store, wanted, passed) = (self.store.clone(), wanted.clone(), passed.clone());
+            async move { store.outlook(&wanted, &passed).await }
         });
         let looking = self.claims.looks.begin(key);
         let outlook = match reading.await {
@@ -45,7 +45,7 @@ impl DocumentSession {
 
     /// Fails if all matching documents are unclaimable.
     pub(super) async fn some_are_claimable(
-        &self,
+        self: &Arc<Self>,
         outlook: Option<&Outlook>,
         telling: Telling,
     ) -> Result<(), AcquireError> {
@@ -58,8 +58,8 @@ impl DocumentSession {
             Some(why) => why,
             None => {
                 let reading = self.read_long(|_| {
-                    let (documents, unfit) = (self.documents().clone(), id.clone());
-                    async move { documents.why_unfit(&unfit).await }
+                    let (store, unfit) = (self.store.clone(), id.clone());
+                    async move { store.why_unfit(&unfit).await }
                 });
                 let why = match reading.await {
                     Ok(Some(why)) => why,
@@ -78,9 +78,7 @@ impl DocumentSession {
         let name = shown(id);
         Err(AcquireError::Unclaimable { name, cause: why })
     }
-}
 
-impl Session {
     /// Returns when to try again without an event: at the first end of a lease, or after a while.
     pub(super) fn free_at(&self, outlook: &Outlook) -> Instant {
         let routine = Instant::now() + self.config.lease / 2;

@@ -14,7 +14,7 @@ use std::{
 
 use tokio::time::{Instant, sleep_until};
 
-use super::super::documents::DocumentSession;
+use super::super::Session;
 use super::trying::USED;
 use crate::{backoff::Backoff, store::Wanted, waitlist::SWEEPS};
 
@@ -148,10 +148,17 @@ impl Swept {
     }
 }
 
-impl DocumentSession {
+impl Session {
     /// Looks for the entry of a claim with an unknown outcome, which may be applied now or later, and takes it out
     /// again; in the background.
-    pub(super) fn sweep(&self, wanted: Arc<Wanted>, key: Arc<[u8]>, id: String, lease: Duration, given_up_at: Instant) {
+    pub(super) fn sweep(
+        self: &Arc<Self>,
+        wanted: Arc<Wanted>,
+        key: Arc<[u8]>,
+        id: String,
+        lease: Duration,
+        given_up_at: Instant,
+    ) {
         let Some((pause, pauses)) = SWEEPS.split_first() else {
             return;
         };
@@ -175,7 +182,7 @@ impl DocumentSession {
         }
     }
 
-    async fn sweep_all(self, _task: Arc<()>) {
+    async fn sweep_all(self: Arc<Self>, _task: Arc<()>) {
         let sweeping = &self.claims.sweeping;
         let mut backoff = AFTER_FAILURES;
         loop {
@@ -196,8 +203,8 @@ impl DocumentSession {
             };
             let ids: Vec<String> = due.iter().map(|entry| entry.id.clone()).collect();
             let reading = self.read_long(|_| {
-                let (documents, wanted, ids) = (self.documents().clone(), wanted.clone(), ids.clone());
-                async move { documents.held_by(&wanted, &ids).await }
+                let (store, wanted, ids) = (self.store.clone(), wanted.clone(), ids.clone());
+                async move { store.held_by(&wanted, &ids).await }
             });
             let found = reading.await;
             let now = Instant::now();
@@ -232,14 +239,14 @@ mod tests {
     use crate::{
         config::Settings,
         session::Session,
-        store::{Among, DocumentStore, InPlace, MemoryDocuments, MemoryInPlace, place::Paths},
+        store::{Among, InPlace, MemoryDocuments, MemoryStore, Store, place::Paths},
         terms::{Lease, Terms},
         wake_mode::WakeMode,
     };
 
     const LEASE: Duration = Duration::from_secs(30);
 
-    fn lease(session: &DocumentSession) -> Lease {
+    fn lease(session: &Arc<Session>) -> Lease {
         Terms::default().lease(&session.config)
     }
 
@@ -251,19 +258,18 @@ mod tests {
         })
     }
 
-    fn session(documents: &Arc<MemoryDocuments>) -> DocumentSession {
+    fn session(documents: &Arc<MemoryDocuments>) -> Arc<Session> {
         let place = InPlace::new(None, "lock", &Paths::default()).unwrap();
-        let store = DocumentStore::Memory(Arc::new(MemoryInPlace::new(documents, place)));
+        let store = Store::Memory(Arc::new(MemoryStore::new(documents.clone(), Some(place))));
         let config = Settings::default().validate().unwrap();
         let id = "0123456789abcdef".to_owned();
-        let session = Session::of(id, config, store.store(), None, WakeMode::ChangeStream);
-        DocumentSession::new(session, Arc::new(store))
+        Session::of(id, config, store, None, WakeMode::ChangeStream)
     }
 
     #[tokio::test(start_paused = true)]
     async fn one_task_searches_for_few_entries_and_for_none_for_ever() {
-        let session = session(&Arc::new(MemoryDocuments::new()));
-        let before = Arc::strong_count(session.session());
+        let session = session(&Arc::new(MemoryDocuments::default()));
+        let before = Arc::strong_count(&session);
         let entries = || session.claims.sweeping.swept().entries.len();
         for _ in 0..2 {
             for number in 0..2 * SWEPT_MOST {
@@ -275,18 +281,15 @@ mod tests {
                     Instant::now(),
                 );
             }
-            assert_eq!(
-                (entries(), Arc::strong_count(session.session())),
-                (SWEPT_MOST, before + 1)
-            );
+            assert_eq!((entries(), Arc::strong_count(&session)), (SWEPT_MOST, before + 1));
             sleep(SWEEPS.iter().sum::<Duration>() * 2).await;
-            assert_eq!((entries(), Arc::strong_count(session.session())), (0, before));
+            assert_eq!((entries(), Arc::strong_count(&session)), (0, before));
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn entries_that_wanted_the_same_are_searched_for_together() {
-        let session = session(&Arc::new(MemoryDocuments::new()));
+        let session = session(&Arc::new(MemoryDocuments::default()));
         let sweeping = &session.claims.sweeping;
         for (key, id) in [("a", "1"), ("b", "2"), ("a", "3")] {
             session.sweep(wanted(), key.as_bytes().into(), id.to_owned(), LEASE, Instant::now());
@@ -321,7 +324,7 @@ mod tests {
     /// A claim with a long lease may be applied as a server goes away for longer than the client's own.
     #[tokio::test(start_paused = true)]
     async fn an_entry_is_searched_for_as_long_as_it_can_be_live_and_the_longest_have_the_room() {
-        let session = session(&Arc::new(MemoryDocuments::new()));
+        let session = session(&Arc::new(MemoryDocuments::default()));
         let sweeping = &session.claims.sweeping;
         let day = Duration::from_secs(86_400);
         session.sweep(
@@ -361,7 +364,7 @@ mod tests {
     async fn a_shutdown_searches_at_once_and_when_the_server_has_given_the_claim_up() {
         let limit = Duration::from_secs(1);
         for (given_up_after, takes) in [(Duration::ZERO, Duration::ZERO), (limit, limit)] {
-            let documents = Arc::new(MemoryDocuments::new());
+            let documents = Arc::new(MemoryDocuments::default());
             documents.insert(doc! { "_id": 1 }).unwrap();
             let session = session(&documents);
             let (id, begun) = (session.ids.claim(), Instant::now());
@@ -376,7 +379,7 @@ mod tests {
                 applied.await;
                 let within = Duration::from_secs(1);
                 let claimed = claiming
-                    .documents()
+                    .store
                     .claim(&wanted, Among::AllBut(&[]), &operation, within)
                     .await;
                 claimed.unwrap().unwrap().name
@@ -384,7 +387,7 @@ mod tests {
             if given_up_after.is_zero() {
                 tokio::task::yield_now().await;
             }
-            session.session().shut_down().await;
+            session.shut_down().await;
             assert_eq!(begun.elapsed(), takes);
             let name = applied.await.unwrap();
             let lock = session.inspect(&name).await.unwrap().unwrap().0;

@@ -9,7 +9,7 @@ use tokio::{
 };
 
 use super::super::{
-    documents::DocumentSession,
+    Session,
     hold::Hold,
     lanes::Urgency,
     line::{Context, UNANSWERED},
@@ -22,7 +22,7 @@ use crate::{
     config::millis,
     error::ServerError,
     protocol::{Exchange, Holder, Kind, Operation, Owner, Request, Requests},
-    store::{Among, Claimed, DocumentStore, StoreError, Wanted, name},
+    store::{Among, Claimed, Store, StoreError, Wanted, name},
     telemetry,
     terms::Lease,
     waitlist::{Grant, How, TimedOut, deadline::Deadline, timing},
@@ -57,18 +57,18 @@ impl Next {
 
 /// Claims; where the server refuses, finds out whether a single document is the cause.
 async fn claim_next(
-    documents: &DocumentStore,
+    store: &Store,
     wanted: &Wanted,
     passed: &[Bson],
     operation: &Operation,
     within: Duration,
 ) -> Result<Next, StoreError> {
     let among = Among::AllBut(passed);
-    let refused = match documents.claim(wanted, among, operation, within).await {
+    let refused = match store.claim(wanted, among, operation, within).await {
         Err(error) if error.may_concern_document() => error,
         claimed => return Ok(Next::of(claimed?)),
     };
-    claim_one_by_one(documents, wanted, among, operation, within, refused).await
+    claim_one_by_one(store, wanted, among, operation, within, refused).await
 }
 
 /// Claims the document that would be next, by its `_id`: a refusal does not name the document. It may be another's by
@@ -76,7 +76,7 @@ async fn claim_next(
 ///
 /// A router of an older version refuses claims without the shard key, so there this is the way of every claim.
 async fn claim_one_by_one(
-    documents: &DocumentStore,
+    store: &Store,
     wanted: &Wanted,
     among: Among<'_>,
     operation: &Operation,
@@ -86,14 +86,14 @@ async fn claim_one_by_one(
     let begun = Instant::now();
     while begun.elapsed() < within {
         // A filter that is refused is refused here as well.
-        let Ok(candidate) = documents.candidate(wanted, among).await else {
+        let Ok(candidate) = store.candidate(wanted, among).await else {
             return Err(refused);
         };
         let Some(candidate) = candidate else {
             return Ok(Next::NothingFree);
         };
         let only = Among::Only(&candidate);
-        match documents.claim(wanted, only, operation, within).await {
+        match store.claim(wanted, only, operation, within).await {
             // Only one that is refused by itself is passed over.
             Err(error) if error.may_concern_document() => return Ok(Next::Refused(candidate, error)),
             Err(error) => return Err(error),
@@ -118,7 +118,7 @@ struct Asked {
 
 /// A claim, and the outcome of its tries so far.
 pub(super) struct Tries<'a> {
-    session: &'a DocumentSession,
+    session: &'a Arc<Session>,
     pub(super) wanted: Arc<Wanted>,
     /// What is wanted, as a key.
     key: Arc<[u8]>,
@@ -135,7 +135,7 @@ pub(super) struct Tries<'a> {
 
 impl<'a> Tries<'a> {
     pub(super) fn new(
-        session: &'a DocumentSession,
+        session: &'a Arc<Session>,
         claiming: Claiming,
         key: &[u8],
         failing: &'a mut Option<ServerError>,
@@ -236,9 +236,9 @@ fn grant_of(holder: &Holder, lease: Lease, exchange: &Exchange, how: How, contex
     })
 }
 
-impl DocumentSession {
+impl Session {
     /// Claims once, and sends the result. Without an answer in time, the command runs on by itself.
-    async fn run_claim(self, asked: Asked, to: oneshot::Sender<Result<Round, StoreError>>) {
+    async fn run_claim(self: Arc<Self>, asked: Asked, to: oneshot::Sender<Result<Round, StoreError>>) {
         let Asked {
             wanted,
             key,
@@ -262,9 +262,9 @@ impl DocumentSession {
             return;
         }
         let operation = self.operation_of_claim(id.clone(), owner, lease);
-        let (documents, passed) = (self.documents().clone(), self.claims.passed().ids(Instant::now()));
+        let (store, passed) = (self.store.clone(), self.claims.passed().ids(Instant::now()));
         let sent = Instant::now();
-        let mut claiming = pin!(claim_next(&documents, &wanted, &passed, &operation, limit.within));
+        let mut claiming = pin!(claim_next(&store, &wanted, &passed, &operation, limit.within));
         let (answer, adrift) = match self.asking.answer(claiming.as_mut(), slot, limit).await {
             Ok(answer) => (answer, None),
             Err(adrift) => (Err(StoreError::unanswered(limit.patience())), Some(adrift)),
@@ -293,10 +293,8 @@ impl DocumentSession {
         // A shutdown waits for claims too.
         self.drained.notify_waiters();
         let Some(adrift) = adrift else { return };
-        let session = self.session().clone();
-        drop(self);
         // Nothing waits for it any more.
-        if let (Some(session), Ok(Next::Claimed(late))) = adrift.outlast(session, claiming).await {
+        if let (Some(session), Ok(Next::Claimed(late))) = adrift.outlast(self, claiming).await {
             session.feed(&late.name, |lines, context, _| {
                 lines.line(&late.name).take_out(id, USED, lease.length, context);
             });
@@ -330,7 +328,13 @@ impl DocumentSession {
     }
 
     /// Carries out what an answer demands.
-    fn outcome(&self, id: &str, next: Next, wanted: &Wanted, asked: (Lease, How)) -> Result<Round, StoreError> {
+    fn outcome(
+        self: &Arc<Self>,
+        id: &str,
+        next: Next,
+        wanted: &Wanted,
+        asked: (Lease, How),
+    ) -> Result<Round, StoreError> {
         match next {
             Next::Claimed(claimed) => {
                 if let (Some(most), Some(attempt)) = (wanted.attempts_most, claimed.attempt)
@@ -350,7 +354,7 @@ impl DocumentSession {
 
     /// Adds a claimed document to the holds, unless the news came too late to be believed: then the server took too
     /// long for this lease.
-    fn claimed(&self, id: &str, claimed: Claimed, (lease, how): (Lease, How)) -> Result<Round, StoreError> {
+    fn claimed(self: &Arc<Self>, id: &str, claimed: Claimed, (lease, how): (Lease, How)) -> Result<Round, StoreError> {
         let Claimed {
             name,
             document,
@@ -400,7 +404,7 @@ impl DocumentSession {
             .passed()
             .forget(&name::of_id(document.get("_id").unwrap_or(&Bson::Null)));
         Ok(Round::Claimed(ClaimedDocument {
-            session: self.session().clone(),
+            session: self.clone(),
             hold: Some(hold),
             document,
             attempt,
@@ -408,7 +412,14 @@ impl DocumentSession {
     }
 
     /// Takes out the entry of a document that was written and can't be read: nobody could ever release it.
-    fn claimed_unreadable(&self, id: &str, name: &str, document: &Document, lease: Lease, error: StoreError) -> Round {
+    fn claimed_unreadable(
+        self: &Arc<Self>,
+        id: &str,
+        name: &str,
+        document: &Document,
+        lease: Lease,
+        error: StoreError,
+    ) -> Round {
         self.feed(name, |lines, context, _| {
             context.ids.pending_claims.settled(id);
             lines.line(name).take_out(id.to_owned(), USED, lease.length, context);

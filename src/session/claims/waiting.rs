@@ -1,8 +1,10 @@
 //! The way of one claim: it takes what is free, or waits until a document becomes free.
 
+use std::sync::Arc;
+
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::super::{documents::DocumentSession, streams::watcher::NextFreed};
+use super::super::{Session, streams::watcher::NextFreed};
 use super::{ClaimedDocument, Claiming, outlook::Telling, pace::Pace, shared, trying::Tries};
 use crate::{
     backoff::Backoff,
@@ -22,10 +24,10 @@ struct Wait {
     is_reported: bool,
 }
 
-impl DocumentSession {
+impl Session {
     /// Claims what is free; otherwise waits, or returns `None` if the claim must not wait.
     pub(super) async fn claim_or_wait(
-        &self,
+        self: &Arc<Self>,
         claiming: Claiming,
         failing: &mut Option<ServerError>,
     ) -> Result<Option<ClaimedDocument>, AcquireError> {
@@ -54,7 +56,11 @@ impl DocumentSession {
     }
 
     /// Claims what is free now, and tries for some seconds if the server gives no answer.
-    async fn claim_at_once(&self, tries: &mut Tries<'_>, key: &[u8]) -> Result<Option<ClaimedDocument>, AcquireError> {
+    async fn claim_at_once(
+        self: &Arc<Self>,
+        tries: &mut Tries<'_>,
+        key: &[u8],
+    ) -> Result<Option<ClaimedDocument>, AcquireError> {
         let begun = Instant::now();
         let mut backoff = Backoff::default();
         loop {
@@ -81,7 +87,7 @@ impl DocumentSession {
 
     /// Claims again whenever a document may have become free. The caller has the turn.
     async fn claim_when_free(
-        &self,
+        self: &Arc<Self>,
         tries: &mut Tries<'_>,
         key: &[u8],
     ) -> Result<Option<ClaimedDocument>, AcquireError> {
@@ -139,7 +145,12 @@ impl DocumentSession {
 
     /// Returns when to try again without an event: when a lease ends, or, where nothing reports what becomes free, by
     /// polling. Fails if no matching document can ever be claimed.
-    async fn next_try(&self, tries: &mut Tries<'_>, wait: &mut Wait, key: &[u8]) -> Result<Instant, AcquireError> {
+    async fn next_try(
+        self: &Arc<Self>,
+        tries: &mut Tries<'_>,
+        wait: &mut Wait,
+        key: &[u8],
+    ) -> Result<Instant, AcquireError> {
         let now = Instant::now();
         let interval = timing::poll_interval(&self.config, 0, wait.since.elapsed());
         // Tries that take long are made seldom here too.

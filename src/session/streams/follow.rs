@@ -5,6 +5,7 @@
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
+    sync::Arc,
     task::{self, Poll},
     time::Duration,
 };
@@ -15,7 +16,7 @@ use tokio::{
 };
 
 use super::{
-    super::{UserHandle, observed::ObservedSession, process::Process},
+    super::{Session, UserHandle, process::Process},
     ends::LeaseEnds,
     subscription::{News, Subscription},
 };
@@ -80,8 +81,7 @@ impl Scope {
 ///
 /// The latest state always comes, and the stream is resumed where it broke; states that last for less than a hop may
 /// be skipped. An error that the server would repeat ends the sequence.
-pub(crate) fn follow(session: impl Into<UserHandle<ObservedSession>>, scope: Scope) -> Observations {
-    let session = session.into();
+pub(crate) fn follow(session: UserHandle, scope: Scope) -> Observations {
     let (to, seen) = mpsc::channel(BEHIND);
     let observations = Observations {
         seen,
@@ -111,7 +111,7 @@ pub(crate) struct Observations {
     seen: mpsc::Receiver<Observed>,
     followed_in: Process,
     /// The follower has it without its user.
-    session: UserHandle<ObservedSession>,
+    session: UserHandle,
 }
 
 impl Observations {
@@ -130,7 +130,7 @@ impl Observations {
 }
 
 struct Follower {
-    session: ObservedSession,
+    session: Arc<Session>,
     scope: Scope,
     to: mpsc::Sender<Observed>,
     /// The last reported state of each name. When all are followed, names without a document are left out.
@@ -155,7 +155,7 @@ struct Follower {
 }
 
 impl Follower {
-    fn new(session: ObservedSession, scope: Scope, to: mpsc::Sender<Observed>) -> Self {
+    fn new(session: Arc<Session>, scope: Scope, to: mpsc::Sender<Observed>) -> Self {
         let (now, pause) = (Instant::now(), session.config.poll_interval.1);
         Self {
             session,
@@ -228,7 +228,7 @@ impl Follower {
                     began = Instant::now();
                     is_scan = matches!(self.scope, Scope::All);
                     self.read_all().await.inspect(|()| {
-                        let rest = if self.session.is_in_place() { READING_REST } else { 0 };
+                        let rest = if self.session.store.is_in_place() { READING_REST } else { 0 };
                         self.failing = self.failing.after(0);
                         let pause = self.session.config.poll_interval.1.max(began.elapsed() * rest);
                         self.read_at = (!is_open).then(|| Instant::now() + pause);
@@ -261,9 +261,12 @@ impl Follower {
     }
 
     fn subscribe(&self) -> Subscription<NamedSighting> {
-        let (session, scope) = (self.session.clone(), self.scope.clone());
-        let budget = session.store.is_remote().then(|| session.budget.clone());
-        let open = move |resume: Option<ResumeAt>| session.follow(scope.name().map(str::to_owned), resume) as _;
+        let (store, scope) = (self.session.store.clone(), self.scope.clone());
+        let budget = store.is_remote().then(|| self.session.budget.clone());
+        let open = move |resume: Option<ResumeAt>| {
+            let (store, scope) = (store.clone(), scope.clone());
+            Box::pin(async move { store.follow(scope.name(), resume.as_ref()).await }) as _
+        };
         Subscription::new(StreamOf::Observers, budget, Box::new(open))
     }
 
@@ -301,7 +304,7 @@ impl Follower {
         if let Scope::One(name) = &self.scope {
             return self.read_names(vec![name.clone()]).await;
         }
-        let in_place = self.session.is_in_place();
+        let in_place = self.session.store.is_in_place();
         let selection = Selection {
             // A free lock stays in a document of the user's own as long as the document does.
             held: in_place.then_some(true),
@@ -422,7 +425,7 @@ impl Follower {
             return;
         }
         let is_free = state.as_ref().is_some_and(|state| state.holders.is_empty());
-        if all && is_free && self.session.is_in_place() {
+        if all && is_free && self.session.store.is_in_place() {
             self.free.push_back(name.clone());
         }
         let holders = state.iter().flat_map(|state| &state.holders);

@@ -327,7 +327,7 @@ mod tests {
         fn new(mut answers: Vec<i32>) -> Arc<Self> {
             answers.reverse();
             Arc::new(Self {
-                memory: MemoryStore::new(),
+                memory: MemoryStore::default(),
                 answers: Mutex::new(answers),
                 openings: AtomicUsize::new(0),
             })

@@ -368,14 +368,11 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        config::Settings,
-        store::{MemoryStore, Store},
-    };
+    use crate::{config::Settings, store::Store};
 
     #[tokio::test(start_paused = true)]
     async fn an_attempt_to_open_a_stream_ends_with_its_session() {
-        let (config, store) = (Settings::default().unchecked(), Arc::new(MemoryStore::new()));
+        let (config, store) = (Settings::default().unchecked(), Arc::default());
         let mode = WakeMode::ChangeStream;
         let session = Session::of("0123456789abcdef".to_owned(), config, Store::Memory(store), None, mode);
         let opener = session.opener(Demand::default());

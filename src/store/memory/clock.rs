@@ -16,12 +16,14 @@ pub(super) struct Clock {
     ahead: std::sync::atomic::AtomicI64,
 }
 
-impl Clock {
-    pub(super) fn start() -> Self {
+impl Default for Clock {
+    fn default() -> Self {
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
         Self::begin(ServerTime(i64::try_from(since_epoch.as_millis()).unwrap_or(0)))
     }
+}
 
+impl Clock {
     pub(super) fn begin(epoch: ServerTime) -> Self {
         Self {
             epoch,

@@ -71,7 +71,7 @@ mod tests {
         config::Settings,
         operate::watch::LockEvent,
         protocol::made_up,
-        store::{InPlace, MemoryDocuments, MemoryInPlace, MemoryStore, Watched, place::Paths},
+        store::{InPlace, MemoryDocuments, MemoryStore, Watched, place::Paths},
     };
 
     /// Reads a stream to its end, and returns the number of its events.
@@ -91,9 +91,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_stream_that_nobody_reads_ends_and_keeps_no_more_events() {
-        let collection = Arc::new(MemoryDocuments::new());
+        let collection = Arc::new(MemoryDocuments::default());
         let place = InPlace::new(None, "lock", &Paths::default()).unwrap();
-        let locks = MemoryInPlace::new(&collection, place);
+        let locks = MemoryStore::new(collection.clone(), Some(place));
         let lock = doc! {
             "kind": "document", "capacity": 1, "token": 7, "holders": [], "queue": [], "wake": "", "version": 1,
             "at": DateTime::MIN, "purge_at": DateTime::MAX,
@@ -124,7 +124,7 @@ mod tests {
     /// The path is that of a server's stream whose history is lost: the stream is opened anew, and everything is read.
     #[tokio::test(start_paused = true)]
     async fn an_observer_that_fell_behind_goes_on_by_reading() {
-        let store = Arc::new(MemoryStore::new());
+        let store = Arc::new(MemoryStore::default());
         let locks = LockClient::over_memory(store.clone(), Settings::default().unchecked());
         let held = locks.mutex("held before").acquire().await.unwrap();
         let mut events = locks.watch_all();
@@ -133,8 +133,10 @@ mod tests {
         held.release().await.unwrap();
         for number in 0..BEHIND_MOST {
             let (entry, operation) = (format!("entry {number}"), format!("operation {number}"));
-            store.run("x", &made_up::asking(&operation, made_up::request(&entry)));
-            store.run("x", &made_up::leaving(&operation, &entry));
+            store
+                .run("x", &made_up::asking(&operation, made_up::request(&entry)))
+                .unwrap();
+            store.run("x", &made_up::leaving(&operation, &entry)).unwrap();
         }
         let _held = locks.mutex("held after").acquire().await.unwrap();
         let (mut released, mut granted) = (false, false);

@@ -75,7 +75,7 @@ impl MongoStore {
     }
 
     /// Reads the locks in the documents that have something in the place of one.
-    pub(in crate::store) async fn list_in_place(
+    pub(super) async fn list_in_place(
         &self,
         selection: &Selection,
         view: View,

@@ -114,6 +114,9 @@ impl MongoStore {
         view: View,
         arrival: &Arrival,
     ) -> Result<Listed, StoreError> {
+        if !self.family.is_root() {
+            return self.list_in_place(selection, view, arrival).await;
+        }
         let mut query = doc! { "_id": ids_with_prefix(&selection.prefix) };
         if let Some(kind) = selection.kind {
             query.insert("kind", kind.as_str());
@@ -172,7 +175,7 @@ mod tests {
             let [by_name, listed, in_place] = &arrivals;
             locks.read(&["x".to_owned()], View::Newest, by_name).await.unwrap();
             locks.list(&selection, View::Newest, listed).await.unwrap();
-            let in_documents = documents.list_in_place(&selection, View::Newest, in_place);
+            let in_documents = documents.list(&selection, View::Newest, in_place);
             in_documents.await.unwrap();
             assert_eq!(arrivals.map(|arrival| arrival.is_coming(Duration::MAX)), [is_coming; 3]);
             let document = doc! { "_id": "x", "lock": { "token": 1_i64 } };

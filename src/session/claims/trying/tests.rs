@@ -14,7 +14,7 @@ use crate::{
     protocol::{Evict, Expects, wake},
     session::Session,
     status::LostReason,
-    store::{Event, InPlace, MemoryDocuments, MemoryInPlace, MongoStore, Store, place::Paths},
+    store::{Event, InPlace, MemoryDocuments, MemoryStore, MongoStore, Store, place::Paths},
     terms::Terms,
     waitlist::Patience,
     wake_mode::WakeMode,
@@ -22,37 +22,30 @@ use crate::{
 
 /// A claim whose answer is on its way: the write is done, and the session does not know of it so far.
 struct Scene {
-    session: DocumentSession,
+    session: Arc<Session>,
     documents: Arc<MemoryDocuments>,
     entry: String,
     claimed: Option<Claimed>,
 }
 
-fn lease(session: &DocumentSession) -> Lease {
+fn lease(session: &Arc<Session>) -> Lease {
     Terms::default().lease(&session.config)
 }
 
 impl Scene {
     async fn new() -> Self {
-        let documents = Arc::new(MemoryDocuments::new());
+        let documents = Arc::new(MemoryDocuments::default());
         documents.insert(doc! { "_id": 1 }).unwrap();
         let place = InPlace::new(None, "lock", &Paths::default()).unwrap();
-        let store = DocumentStore::Memory(Arc::new(MemoryInPlace::new(&documents, place)));
+        let store = Store::Memory(Arc::new(MemoryStore::new(documents.clone(), Some(place))));
         let config = Settings::default().validate().unwrap();
-        let session = Session::of(
-            "0123456789abcdef".into(),
-            config,
-            store.store(),
-            None,
-            WakeMode::ChangeStream,
-        );
-        let session = DocumentSession::new(session, Arc::new(store));
+        let session = Session::of("0123456789abcdef".into(), config, store, None, WakeMode::ChangeStream);
         let entry = session.ids.claim();
         let owner = session.config.owner(None);
         let operation = session.operation_of_claim(entry.clone(), owner, lease(&session));
         let wanted = everything();
         let claimed = session
-            .documents()
+            .store
             .claim(&wanted, Among::AllBut(&[]), &operation, Duration::from_secs(1))
             .await
             .unwrap();
@@ -200,16 +193,15 @@ fn everything() -> Wanted {
 }
 
 /// So many documents in a collection of their own.
-async fn on_a_server(name: &str, count: usize) -> (DocumentStore, Database) {
+async fn on_a_server(name: &str, count: usize) -> (Store, Database) {
     let driver = shared::standalone().await.client().await.unwrap();
     let database = driver.database(&shared::unique_name(name));
     let collection = database.collection::<Document>("events");
     let documents = (0..count as i32).map(|id| doc! { "_id": id });
     collection.insert_many(documents).await.unwrap();
     let place = InPlace::new(Some(collection.namespace()), "lock", &Paths::default()).unwrap();
-    let store = MongoStore::in_place(&collection, place.clone(), ReadPreference::Primary);
-    let documents = DocumentStore::over(&Store::Mongo(Arc::new(store)), &place).unwrap();
-    (documents, database)
+    let store = MongoStore::in_place(&collection, place, ReadPreference::Primary);
+    (Store::Mongo(Arc::new(store)), database)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -228,7 +220,7 @@ async fn one_search_finds_the_documents_of_several_entries() {
     bytes[at] = 0xff;
     let insert = RawDocumentBuf::from_bytes(bytes).unwrap();
     database.run_raw_command(insert).await.unwrap();
-    for documents in [&**session.documents(), &on_a_server] {
+    for documents in [&session.store, &on_a_server] {
         let (mut held, mut searched) = (BTreeSet::new(), vec!["of a claim that was not applied".to_owned()]);
         for is_searched in [true, false, true] {
             let entry = session.ids.claim();

@@ -7,8 +7,7 @@ use crate::{
     error::store::OutOfTime,
     operate::watch::LockEvent,
     protocol::{Operation, Request, made_up},
-    session::locks::LockSession,
-    store::{Failure, LockStore, MemoryStore},
+    store::{Failure, MemoryStore, Store},
     wake_mode::WakeMode,
 };
 
@@ -17,7 +16,7 @@ const NAMES: usize = 2 * READ_TOGETHER + 500;
 
 #[tokio::test(start_paused = true)]
 async fn leases_that_end_together_are_all_reported_without_a_rest() {
-    let store = Arc::new(MemoryStore::new());
+    let store = Arc::new(MemoryStore::default());
     let request = Request {
         lease: 10_000,
         ..made_up::request("of a client that is gone")
@@ -27,7 +26,7 @@ async fn leases_that_end_together_are_all_reported_without_a_rest() {
         ..made_up::asking("1", request)
     };
     for number in 0..NAMES {
-        store.run(&format!("lock {number}"), &acquiring);
+        store.run(&format!("lock {number}"), &acquiring).unwrap();
     }
     let config = Settings::default().unchecked();
     let rest = config.poll_interval.1;
@@ -64,11 +63,11 @@ async fn a_stream_that_opens_again_and_again_has_no_slow_collection_read_without
         (Scope::All, &silent, 30 * second, Duration::ZERO),
         (one, &overdue, 30 * second, Duration::ZERO),
     ] {
-        let store = LockStore::Memory(Arc::new(MemoryStore::new()));
-        let session = LockSession::new(Settings::default().unchecked(), store, None, WakeMode::ChangeStream);
+        let store = Store::Memory(Arc::default());
+        let session = Session::new(Settings::default().unchecked(), store, None, WakeMode::ChangeStream);
         let (to, _seen) = mpsc::channel(BEHIND);
         let is_scan = matches!(scope, Scope::All);
-        let mut follower = Follower::new(ObservedSession::Locks(session), scope, to);
+        let mut follower = Follower::new(session, scope, to);
         let now = Instant::now();
         assert_eq!(follower.rest_after(error, is_scan, 30 * second), pause);
         follower.read_at = Some(now + pause);

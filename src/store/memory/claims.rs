@@ -1,0 +1,296 @@
+//! Locks in documents of the user's own: claiming any free one, reading them, changing them.
+
+use mongodb::{
+    bson::{Bson, Document, doc},
+    options::UpdateModifications,
+};
+
+use super::{
+    MemoryStore, bounds,
+    documents::{Contents, id_of},
+    matching::{Filter, Sort, SortKey},
+    order::is_same,
+    updating::Update,
+};
+use crate::{
+    protocol::{
+        Holder, Operation, ServerTime, State,
+        document::{ID_MOST, size_of_id, whole},
+        state, wake,
+    },
+    store::{Among, Claimed, Outlook, StoreError, Wanted, family::array_mut, name},
+};
+
+impl MemoryStore {
+    pub(in crate::store) fn claim(
+        &self,
+        wanted: &Wanted,
+        among: Among<'_>,
+        operation: &Operation,
+    ) -> Result<Option<Claimed>, StoreError> {
+        let filter = Filter::read(&wanted.filter)?;
+        let sort = wanted.sort.as_ref().map_or(Ok(Sort::default()), Sort::read)?;
+        let mut contents = self.documents.contents();
+        let (exchange, now) = self.documents.clock.exchange();
+        let base = self.family.base();
+        let mut first: Option<(SortKey, &Document)> = None;
+        for document in contents.matching(&filter) {
+            let lock = base.lock(document).map(State::from_document);
+            // A document of a later protocol is passed over too.
+            let passed = lock.is_some_and(|lock| lock.map_or_else(|lock| lock.is_newer(), |lock| !lock.is_free(now)));
+            let id = id_of(document);
+            let is_among = match among {
+                Among::AllBut(passed) => !passed.iter().any(|passed| is_same(passed, &id)),
+                Among::Only(only) => is_same(only, &id),
+            };
+            if passed || !is_among || !self.is_fit(document) || !self.is_claimable(wanted, document) {
+                continue;
+            }
+            let key = sort.key(document)?;
+            if first.as_ref().is_none_or(|(first, _)| key.compare(first).is_lt()) {
+                first = Some((key, document));
+            }
+        }
+        let Some((_, document)) = first else {
+            return Ok(None);
+        };
+        let before = base.state(document)?;
+        let Some(state) = state::apply(before.as_ref(), operation, now) else {
+            return Ok(None);
+        };
+        let counted = wanted.attempts_most.and_then(|_| self.attempts(document));
+        let attempt = counted.map(|attempts| attempts + 1);
+        let mut fields = state.fields();
+        fields.extend(attempt.map(|attempt| ("attempts".to_owned(), Bson::from(attempt))));
+        let mut document = document.clone();
+        base.set_lock(&mut document, fields);
+        contents.put(document.clone());
+        Ok(Some(Claimed {
+            name: name::of_id(&id_of(&document)),
+            document: self.users(document),
+            state: Ok(state),
+            attempt,
+            exchange,
+        }))
+    }
+
+    pub(in crate::store) fn outlook(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, StoreError> {
+        let filter = Filter::read(&wanted.filter)?;
+        let contents = self.documents.contents();
+        let (exchange, _) = self.documents.clock.exchange();
+        let mut outlook = Outlook {
+            free_at: None,
+            others: false,
+            unfit: None,
+            exchange,
+        };
+        for document in contents.matching(&filter) {
+            if !self.is_claimable(wanted, document) {
+                continue;
+            }
+            let id = id_of(document);
+            if !self.is_fit(document) || passed.iter().any(|passed| is_same(passed, &id)) {
+                outlook.unfit.get_or_insert(id);
+                continue;
+            }
+            outlook.others = true;
+            if let Some(state) = self.family.base().state(document)? {
+                let holders = state.holders.iter().map(|holder| holder.until);
+                let last = holders.chain(state.queue.iter().map(|waiter| waiter.until)).max();
+                outlook.free_at = outlook.free_at.into_iter().chain(last).min();
+            }
+        }
+        Ok(outlook)
+    }
+
+    pub(in crate::store) fn why_unfit(&self, id: &Bson) -> Option<StoreError> {
+        let size = size_of_id(id);
+        if size > ID_MOST {
+            return Some(StoreError::too_long(size));
+        }
+        let contents = self.documents.contents();
+        let flaw = self.family.base().flaw(contents.get(id)?);
+        flaw.map(StoreError::from)
+    }
+
+    pub(in crate::store) fn held_by(
+        &self,
+        wanted: &Wanted,
+        entries: &[String],
+    ) -> Result<Vec<(String, String)>, StoreError> {
+        let filter = Filter::read(&wanted.filter)?;
+        let contents = self.documents.contents();
+        let held = contents.matching(&filter).filter_map(|document| {
+            let state = self.family.base().state(document).ok()??;
+            let holder = state.holders.into_iter().find(|holder| entries.contains(&holder.id))?;
+            Some((name::of_id(&id_of(document)), holder.id))
+        });
+        Ok(held.collect())
+    }
+
+    pub(in crate::store) fn fetch(&self, name: &str) -> Option<Document> {
+        let contents = self.documents.contents();
+        let document = contents.get(&self.family.id_of(name))?;
+        Some(self.users(document.clone()))
+    }
+
+    /// Returns the elements that have the key in this name; `None` when there is no document.
+    pub(in crate::store) fn elements(&self, name: &str) -> Option<Vec<Document>> {
+        let contents = self.documents.contents();
+        let member = self.family.member(name);
+        Some(member.element?.found_in(contents.get(&member.id)?))
+    }
+
+    pub(in crate::store) fn change(
+        &self,
+        name: &str,
+        holder: (&str, i64),
+        update: &UpdateModifications,
+        operation: &str,
+    ) -> Result<Option<Document>, StoreError> {
+        let update = Update::read(update)?;
+        let mut contents = self.documents.contents();
+        let now = self.documents.clock.now();
+        let Some(document) = self.held(&contents, name, holder, now) else {
+            return Ok(None);
+        };
+        let updated = self.signed(update.apply(document, now)?, name, operation)?;
+        contents.put(updated.clone());
+        Ok(Some(self.users(updated)))
+    }
+
+    /// Changes the one element that has the key in this name, and returns it, if this entry holds its lock under this
+    /// token; returns `None` otherwise, and if no element or more than one has the key.
+    pub(in crate::store) fn change_element(
+        &self,
+        name: &str,
+        holder: (&str, i64),
+        update: &Document,
+        operation: &str,
+    ) -> Result<Option<Document>, StoreError> {
+        let update = Update::read_operators(update)?;
+        let mut contents = self.documents.contents();
+        let now = self.documents.clock.now();
+        let (Some(document), Some(element)) = (
+            self.held(&contents, name, holder, now),
+            self.family.member(name).element,
+        ) else {
+            return Ok(None);
+        };
+        let mut document = document.clone();
+        let elements = array_mut(&mut document, element.array).into_iter().flatten();
+        let mut having: Vec<&mut Bson> = elements.filter(|one| element.key.is_of(one)).collect();
+        let [Bson::Document(updated)] = &mut having[..] else {
+            return Ok(None);
+        };
+        *updated = update.apply(updated, now)?;
+        let updated = updated.clone();
+        contents.put(self.signed(document, name, operation)?);
+        Ok(Some(updated))
+    }
+
+    pub(in crate::store) fn clear_attempts(&self, name: &str) -> bool {
+        let mut contents = self.documents.contents();
+        let Some(mut cleared) = contents.get(&self.family.id_of(name)).cloned() else {
+            return false;
+        };
+        let lock = self.family.base().lock_mut(&mut cleared);
+        let counted = lock.is_some_and(|lock| lock.remove("attempts").is_some());
+        contents.put(cleared);
+        counted
+    }
+
+    pub(in crate::store) fn delete(&self, name: &str, holder: (&str, i64)) -> bool {
+        let mut contents = self.documents.contents();
+        let now = self.documents.clock.now();
+        let held = self.held(&contents, name, holder, now).map(id_of);
+        if let Some(id) = &held {
+            contents.delete(id);
+        }
+        held.is_some()
+    }
+
+    /// Returns the document, if this holder's lease still runs.
+    fn held<'a>(
+        &self,
+        contents: &'a Contents,
+        name: &str,
+        (id, token): (&str, i64),
+        now: ServerTime,
+    ) -> Option<&'a Document> {
+        let member = self.family.member(name);
+        let document = contents.get(&member.id)?;
+        let state = member.location.state(document).ok()??;
+        let is_it = |holder: &Holder| holder.id == id && holder.token == token && holder.until > now;
+        state.holders.iter().any(is_it).then_some(document)
+    }
+
+    /// Returns a document that its holder has changed with a new `wake` in the lock, by which a stream shows that.
+    fn signed(&self, mut changed: Document, name: &str, operation: &str) -> Result<Document, StoreError> {
+        let wake = doc! { "wake": wake::of_change(operation) };
+        self.family.at(name).set_lock(&mut changed, wake);
+        bounds::check(&changed)?;
+        Ok(changed)
+    }
+
+    /// Reports whether the document was not claimed too often.
+    fn is_claimable(&self, wanted: &Wanted, document: &Document) -> bool {
+        let mut most = wanted.attempts_most.into_iter();
+        most.all(|most| self.attempts(document).is_some_and(|attempts| attempts < most))
+    }
+
+    /// Returns how often the document was claimed, as far as that is counted; `None` if the count can't be counted up.
+    fn attempts(&self, document: &Document) -> Option<i64> {
+        match self.family.base().lock(document).and_then(|lock| lock.get("attempts")) {
+            None | Some(Bson::Null | Bson::Undefined) => Some(0),
+            Some(attempts) => whole(attempts).filter(|attempts| *attempts >= 0),
+        }
+    }
+
+    /// Reports whether the document can be claimed once it is free.
+    fn is_fit(&self, document: &Document) -> bool {
+        size_of_id(&id_of(document)) <= ID_MOST && self.family.base().flaw(document).is_none()
+    }
+
+    fn users(&self, mut document: Document) -> Document {
+        self.family.take_locks(&mut document);
+        document
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::Duration};
+
+    use super::*;
+    use crate::store::{InPlace, MemoryDocuments, place::Paths};
+
+    /// The lease ends by the store's own clock, whatever the holder's says, even if there is no other holder.
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_ran_out_permits_no_change() {
+        let collection = Arc::new(MemoryDocuments::default());
+        let until = collection.clock.now().plus_millis(1_000);
+        let entry = doc! {
+            "id": "a-1", "permits": 1, "lease": 1_000, "claim": 500, "token": 7, "since": until, "until": until,
+            "owner": {},
+        };
+        let lock = doc! {
+            "kind": "document", "capacity": 1, "token": 7, "holders": [entry], "queue": [], "wake": "", "version": 1,
+            "at": until, "purge_at": until,
+        };
+        collection.insert(doc! { "_id": 1, "lock": lock }).unwrap();
+        let place = InPlace::new(None, "lock", &Paths::default()).unwrap();
+        let store = MemoryStore::new(collection, Some(place));
+        let change = |holder| {
+            let update = UpdateModifications::Document(doc! { "$inc": { "n": 1 } });
+            store.change("1", holder, &update, "a.1").unwrap()
+        };
+        assert_eq!(change(("a-1", 7)), Some(doc! { "_id": 1, "n": 1 }));
+        assert_eq!(change(("a-1", 6)), None);
+        assert_eq!(change(("a-2", 7)), None);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(change(("a-1", 7)), None);
+        assert!(!store.delete("1", ("a-1", 7)));
+        assert_eq!(store.fetch("1"), Some(doc! { "_id": 1, "n": 1 }));
+    }
+}

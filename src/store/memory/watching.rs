@@ -1,0 +1,171 @@
+//! The events of writes in memory, as a server's change stream would report them.
+
+use mongodb::bson::{Bson, Document};
+
+use super::stream::StreamSender;
+use crate::{
+    protocol::{ServerTime, wake},
+    store::{
+        Event, NamedSighting, Sighting, Watched,
+        family::{Family, element_name},
+    },
+};
+
+/// A write of one document.
+#[derive(Clone, Copy)]
+pub(super) struct Written<'a> {
+    pub(super) id: &'a Bson,
+    /// `None`: it was inserted.
+    pub(super) before: Option<&'a Document>,
+    /// `None`: it was deleted.
+    pub(super) after: Option<&'a Document>,
+}
+
+/// The open stream of an observer, of what happens to one lock or to all.
+#[derive(Debug)]
+pub(super) struct Follower {
+    family: Family,
+    /// `None` follows all.
+    name: Option<String>,
+    sightings: StreamSender<NamedSighting>,
+}
+
+impl Follower {
+    pub(super) fn new(family: Family, name: Option<&str>, sightings: StreamSender<NamedSighting>) -> Self {
+        Self {
+            family,
+            name: name.map(str::to_owned),
+            sightings,
+        }
+    }
+
+    /// Reports a write. `false`: the stream is over.
+    pub(super) fn tell(&self, written: Written<'_>) -> bool {
+        let name = self.family.document(written.id).unwrap_or_default();
+        let found = |document: Option<&Document>| document.and_then(|document| self.family.base().found(document));
+        let (before, after) = (found(written.before), found(written.after));
+        if self.name.as_ref().is_some_and(|followed| *followed != name) || before == after {
+            return !self.sightings.is_closed();
+        }
+        let sighting = match after {
+            Some(Ok(state)) => Sighting::State(Box::new(state)),
+            Some(Err(_)) => Sighting::Unclear,
+            None => Sighting::Gone,
+        };
+        self.sightings.send(NamedSighting::Of(name, sighting))
+    }
+}
+
+/// The open stream of a session: the events of its locks.
+#[derive(Debug)]
+pub(super) struct Watcher {
+    family: Family,
+    /// The pattern of the events addressed to the session.
+    pattern: String,
+    watched: Watched,
+    events: StreamSender<Event>,
+}
+
+impl Watcher {
+    pub(super) fn new(family: Family, session: &str, watched: Watched, events: StreamSender<Event>) -> Self {
+        Self {
+            family,
+            pattern: wake::pattern(session),
+            watched,
+            events,
+        }
+    }
+
+    /// Reports a write. `false`: the stream is over.
+    pub(super) fn tell(&self, written: Written<'_>) -> bool {
+        let mut events = self.events_of(written).into_iter();
+        events.all(|event| self.events.send(event)) && !self.events.is_closed()
+    }
+
+    /// Returns the events of a write.
+    fn events_of<'a>(&self, written: Written<'a>) -> Vec<Event> {
+        let Written { id, before, after } = written;
+        let name = || self.family.document(id).unwrap_or_default();
+        if self.family.is_of_elements() {
+            return before.map_or_else(Vec::new, |before| self.events_of_elements(&name(), before, after));
+        }
+        let base = self.family.base();
+        let lock = |document: Option<&'a Document>| document.and_then(|document| base.lock(document));
+        let (lock_before, lock_after) = (lock(before), lock(after));
+        let mut events = Vec::new();
+        // Nobody has an entry in a document of the user's that comes.
+        if before.is_some() || base.is_root() {
+            events.extend(self.event_of(name, lock_before, lock_after, after.is_none()));
+        }
+        let frees = || after.is_some() && new_wake(lock_before, lock_after).is_none_or(wake::is_freeing);
+        if self.watched == Watched::LocksAndFree && frees() {
+            events.push(Event::Freed);
+        }
+        events
+    }
+
+    fn events_of_elements<'a>(&self, name: &str, before: &'a Document, after: Option<&'a Document>) -> Vec<Event> {
+        let Some(after) = after else {
+            let document = name.to_owned();
+            return vec![Event::Document {
+                document,
+                but: Vec::new(),
+            }];
+        };
+        let base = self.family.base();
+        let (map_before, map_after) = (base.lock(before), base.lock(after));
+        let codes = |map: Option<&'a Document>| map.into_iter().flat_map(Document::keys);
+        let gone = codes(map_before).filter(|code| map_after.is_none_or(|map| !map.contains_key(*code)));
+        let lock = |map: Option<&'a Document>, code: &str| map.and_then(|map| map.get_document(code).ok());
+        let (mut wrote, mut events) = (false, Vec::new());
+        for code in codes(map_after).chain(gone) {
+            let (lock_before, lock_after) = (lock(map_before, code), lock(map_after, code));
+            wrote |= new_wake(lock_before, lock_after).is_some() && !goes_back(lock_before, lock_after);
+            events.extend(self.event_of(|| element_name(name, code), lock_before, lock_after, false));
+        }
+        // A write of the protocol may remove free locks of other elements.
+        events.retain(|event| !wrote || !matches!(event, Event::Foreign { .. }));
+        events
+    }
+
+    /// Returns the event of a write that changed a lock, if it concerns the session.
+    fn event_of(
+        &self,
+        name: impl FnOnce() -> String,
+        before: Option<&Document>,
+        after: Option<&Document>,
+        is_deleted: bool,
+    ) -> Option<Event> {
+        match new_wake(before, after) {
+            Some(wake) if !wake.contains(self.pattern.as_str()) && !goes_back(before, after) => None,
+            Some(wake) => Some(Event::Addressed {
+                name: name(),
+                wake: wake.to_owned(),
+                at: time_of(after).unwrap_or(ServerTime(0)),
+                logged_at: None,
+            }),
+            None if is_deleted || before != after => Some(Event::Foreign {
+                name: name(),
+                after: None,
+            }),
+            None => None,
+        }
+    }
+}
+
+/// Returns the `wake` that a write gave to a lock: only a write of the protocol renews it.
+fn new_wake<'a>(before: Option<&Document>, after: Option<&'a Document>) -> Option<&'a str> {
+    let after = after?.get_str("wake").ok()?;
+    let before = before.and_then(|lock| lock.get_str("wake").ok());
+    (before != Some(after)).then_some(after)
+}
+
+/// Reports whether the write restored an earlier copy of the lock.
+fn goes_back(before: Option<&Document>, after: Option<&Document>) -> bool {
+    let times = time_of(before).zip(time_of(after));
+    times.is_some_and(|(before, after)| after < before)
+}
+
+fn time_of(lock: Option<&Document>) -> Option<ServerTime> {
+    ServerTime::in_field(lock?, "at")
+}
