@@ -181,7 +181,7 @@ impl Session {
         if must_count {
             let session = self.clone();
             self.spawn(async move {
-                if let Ok(Some(clients)) = session.store.clients_that_hold(COUNT_WITHIN).await {
+                if let Ok(clients) = session.store.clients_that_hold(COUNT_WITHIN).await {
                     session.table().fleet.counted(clients);
                     session.consider_fleet();
                 }

@@ -310,14 +310,10 @@ impl Store {
         .await
     }
 
-    /// Counts the clients that hold locks, among the locks that were written last; `None` where nobody else pays for
-    /// this client's streams, or the locks are in documents of the user's own. The server gives up after `within`.
-    pub(crate) async fn clients_that_hold(&self, within: Duration) -> Result<Option<u64>, StoreError> {
-        match self {
-            Self::Mongo(store) if store.place().is_none() => contained(store.clients_that_hold(within)).await.map(Some),
-            _ => Ok(None),
-        }
-        .inspect_err(|error| telemetry::operation_failed("count", None, error))
+    /// Counts the clients that hold locks, among the locks that were written last: at least this one. In memory nobody
+    /// else pays for a client's streams. The server gives up after `within`.
+    pub(crate) async fn clients_that_hold(&self, within: Duration) -> Result<u64, StoreError> {
+        self.ask(("count", None), |store| store.clients_that_hold(within), |_| Ok(1)).await
     }
 
     /// Returns which election the primary has won; `None` where there is no replica set, or no primary that says it.

@@ -91,6 +91,10 @@ impl MongoStore {
     /// Goes through the newest locks by the index that purges them: what is held was written or renewed lately. So the
     /// count costs no more where a million free locks lie in the collection.
     pub(in crate::store) async fn clients_that_hold(&self, within: Duration) -> Result<u64, StoreError> {
+        if !self.family.is_root() {
+            // Documents of the user's own have no such index.
+            return Ok(1);
+        }
         let id = doc! { "$convert": { "input": "$holders.id", "to": "string", "onError": "", "onNull": "" } };
         let stages = [
             doc! { "$sort": { "purge_at": -1 } },
