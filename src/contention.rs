@@ -6,9 +6,9 @@ use std::{
 };
 
 use crate::{
-    brief::shown_up_to,
     inspect::{HolderInfo, who},
     protocol::{ServerTime, State},
+    truncated_debug::shown_up_to,
 };
 
 /// Limits the holders that a message names; a readers-writer lock can have hundreds.

@@ -3,9 +3,9 @@
 use std::{fmt, time::SystemTime};
 
 use crate::{
-    brief::shown_up_to,
     protocol::{Ended, Exchange, HoldEnd, Holder, Kind, Owner, ServerTime, State},
     token::FencingToken,
+    truncated_debug::shown_up_to,
 };
 
 /// A lock as its document shows it.

@@ -4,7 +4,7 @@ use std::{error::Error, fmt};
 
 pub use watchlock_core::lost_reason::LostReason;
 
-use crate::{brief::shown, token::FencingToken};
+use crate::{token::FencingToken, truncated_debug::shown};
 
 /// The safety of a held lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use mongodb::bson::Bson;
 
-use crate::{brief::shown, input::InvalidInput};
+use crate::{input::InvalidInput, truncated_debug::shown};
 
 /// A number that is larger than that of every earlier holder of the same lock.
 ///

@@ -13,7 +13,7 @@ use crate::{
         InvalidInput, at_least, at_most, below, check_duration, check_history, check_hold_watch, check_keep_idle,
         check_metered, check_name, check_operations, check_owner_id, check_streams, check_text,
     },
-    metered::Metered,
+    metric_names::Metered,
     protocol::{Identity, Owner, Record, ServerTime},
     wake_source::WakeSource,
 };

@@ -3,7 +3,7 @@
 //! - [`protocol`]: the transitions of a lock's document, as functions and as the pipelines that a server runs.
 //! - [`waitlist`]: the queue of one process before one lock, with the [clock](waitlist::clock) and the
 //!   [deadlines](waitlist::deadline) by which it believes in a hold.
-//! - [`config`], [`terms`]: settings and the terms of an acquire; [`input`]: the rules for what users pass in.
+//! - [`config`], [`hold_options`]: settings and the terms of an acquire; [`input`]: the rules for what users pass in.
 //!
 //! These are internals of the crate `watchlock`, without any promise of stability. Whatever drives them is above: the
 //! library with real servers, the model checker with every order of what may happen, the differential test and the
@@ -14,17 +14,17 @@
 #![allow(missing_docs, rustdoc::private_intra_doc_links)]
 
 pub mod backoff;
-pub mod brief;
 pub mod config;
+pub mod grant_path;
+pub mod hold_options;
 pub mod hold_watch;
-pub mod how;
 pub mod input;
 pub mod lost_reason;
-pub mod metered;
+pub mod metric_names;
 pub mod name;
 pub mod protocol;
 #[cfg(feature = "serde")]
 mod serial;
-pub mod terms;
+pub mod truncated_debug;
 pub mod waitlist;
 pub mod wake_source;

@@ -2,7 +2,7 @@
 
 use std::{fmt, ops::Deref, sync::Arc};
 
-use crate::brief::Brief;
+use crate::truncated_debug::Brief;
 
 /// A shared name; cloning it copies no text.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]

@@ -11,7 +11,6 @@ use super::{
     handle::{self, HeldDocument},
 };
 use crate::{
-    brief::Brief,
     error::{AcquireError, ServerError},
     handle::{owned::OwnedHold, target::Target},
     input::{check_attempts, check_document},
@@ -26,6 +25,7 @@ use crate::{
     session::{ClaimedDocument, Claiming, PASSED_AT_ONCE, UserHandle},
     store::{StoreError, Wanted, read_as},
     telemetry::Attempt,
+    truncated_debug::Brief,
     waitlist,
     world::{Sealed, World},
 };

@@ -3,10 +3,10 @@
 use mongodb::{bson::Bson, options::UpdateModifications};
 
 use crate::{
-    brief::shown,
     error::InvalidInput,
     input::check_document,
     store::place::{InPlace, overlap},
+    truncated_debug::shown,
 };
 
 /// Checks that an update can be written as BSON.

@@ -8,7 +8,6 @@ use tokio::sync::Mutex;
 
 use super::{DocumentLocks, check::check_update};
 use crate::{
-    brief::Brief,
     error::DocumentError,
     handle::{
         Held,
@@ -18,6 +17,7 @@ use crate::{
     locks::options::{CanFix, CanLimit, HasHolder},
     session::UserHandle,
     store::read_as,
+    truncated_debug::Brief,
     world::{Sealed, World},
 };
 

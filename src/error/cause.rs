@@ -9,7 +9,7 @@ use std::{error::Error as StdError, fmt};
 use mongodb::error::{Error as DriverError, ErrorKind, WriteFailure};
 
 use super::failure;
-use crate::brief::shown;
+use crate::truncated_debug::shown;
 
 /// The cause of an error: the server's code and its name, or otherwise a text. Never the server's own text, which may
 /// have a value of the user's.

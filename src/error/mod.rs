@@ -24,12 +24,12 @@ pub(crate) mod store;
 use std::{error::Error as StdError, fmt, sync::Arc, time::Duration};
 
 use crate::{
-    brief::{shown, shown_up_to},
     contention::Contention,
     input::Setting,
     protocol::{Kind, State},
     status::Lost,
     token::FencingToken,
+    truncated_debug::{shown, shown_up_to},
 };
 
 pub use crate::input::InvalidInput;

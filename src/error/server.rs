@@ -5,7 +5,7 @@ use std::{error::Error as StdError, fmt};
 use mongodb::error::{Error as DriverError, ErrorKind};
 
 use super::{failure::UNAUTHORIZED, store::StoreError};
-use crate::brief::shown;
+use crate::truncated_debug::shown;
 
 /// The server could not be reached, or it refused.
 ///

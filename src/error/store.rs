@@ -7,9 +7,9 @@ use super::{
     failure::{self, Failure, UNAUTHORIZED},
 };
 use crate::{
-    brief::shown,
     contention::Rounded,
     protocol::document::{ID_MOST, Malformed},
+    truncated_debug::shown,
 };
 
 /// The reason why an operation failed.

@@ -9,11 +9,11 @@ use mongodb::{
 };
 
 use crate::{
-    brief::shown,
     documents,
     error::InvalidInput,
     protocol::Location,
     store::{InPlace, place::overlap},
+    truncated_debug::shown,
 };
 
 /// Checks that the token and the locks have separate fields.

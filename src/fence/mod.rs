@@ -20,7 +20,6 @@ use mongodb::{
 };
 
 use crate::{
-    brief::shown,
     documents,
     error::{FenceError, Fenced, InvalidInput},
     handle::{View, target::IsOne},
@@ -28,6 +27,7 @@ use crate::{
     protocol::document::whole,
     store::InPlace,
     token::FencingToken,
+    truncated_debug::shown,
     world::World,
 };
 use write::{FencedChange, Write};

@@ -2,7 +2,7 @@
 
 use mongodb::bson::{Bson, Document, doc};
 
-use crate::{brief::shown, error::InvalidInput};
+use crate::{error::InvalidInput, truncated_debug::shown};
 
 /// Operators of a field condition for which the server adds no value to a document that it inserts.
 const WITHOUT_A_VALUE: [&str; 12] = [

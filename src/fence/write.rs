@@ -19,13 +19,13 @@ use tokio::runtime::Handle;
 use super::{Fence, upsert};
 use crate::{
     backoff::Backoff,
-    brief::Brief,
     error::{
         FenceError, InvalidInput,
         duplicate::{self, Duplicate},
     },
     input::check_document,
     store::to_its_end,
+    truncated_debug::Brief,
 };
 
 /// Maximum tries of one write that finds the document changed by others each time. With the pauses this takes a second

@@ -19,6 +19,7 @@ use crate::world::Blocking;
 use crate::{
     error::{AcquireError, KindMismatch, OperateError, ReleaseError, RenewError},
     handle::{Held, Released, View},
+    hold_options::Terms,
     input::{check_name, check_text},
     inspect::HolderInfo,
     name::LockName,
@@ -27,7 +28,6 @@ use crate::{
         UserHandle,
         streams::follow::{Observation, Observations, Scope, follow},
     },
-    terms::Terms,
     token::FencingToken,
     world::{Async, World},
 };

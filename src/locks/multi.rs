@@ -27,7 +27,6 @@ use super::{
 #[cfg(feature = "sync")]
 use crate::world::Blocking;
 use crate::{
-    brief::Brief,
     error::{AcquireError, ReleaseError, RenewError, RunError},
     handle::{
         Held, Released, View,
@@ -41,6 +40,7 @@ use crate::{
     session::UserHandle,
     status::{LockStatus, Lost, LostReason},
     token::FencingToken,
+    truncated_debug::Brief,
     world::{Async, Sealed, World},
 };
 

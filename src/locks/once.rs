@@ -23,12 +23,12 @@ use crate::{
         owned::OwnedHold,
         target::{IsOne, Target},
     },
+    hold_options::Terms,
     input::{at_least, below, check_duration},
     inspect::HolderInfo,
     name::LockName,
     protocol::{KeptUntil, Kind},
     session::UserHandle,
-    terms::Terms,
     world::{Async, Sealed, World},
 };
 

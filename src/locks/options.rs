@@ -6,8 +6,8 @@ use crate::{
     config::Config,
     error::InvalidInput,
     handle::target::Target,
+    hold_options::Terms,
     input::{check_text, check_timeout},
-    terms::Terms,
 };
 
 /// The options of all acquires, as the user sets them.

@@ -9,12 +9,12 @@ use super::{
     targets::{Read, Write},
 };
 use crate::{
-    brief::shown,
     error::{InvalidInput, RenewError},
     handle::{Held, own::Seen},
     name::LockName,
     protocol::Kind,
     session::UserHandle,
+    truncated_debug::shown,
     world::{Async, World},
 };
 

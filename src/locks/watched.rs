@@ -2,6 +2,7 @@
 
 use crate::{
     error::{AcquireError, InvalidInput, KindMismatch},
+    hold_options::Terms,
     input::{check_name, check_places},
     locks::{acquire::Acquire, options::Options, request::Share, targets::Place},
     name::LockName,
@@ -10,7 +11,6 @@ use crate::{
         UserHandle,
         streams::follow::{Observation, Observations, Scope, follow},
     },
-    terms::Terms,
 };
 
 /// A lock with a number of places, each of which takes one permit.

@@ -313,8 +313,8 @@ mod tests {
     use super::*;
     use crate::{
         config::Settings,
+        hold_options::Terms,
         protocol::Kind,
-        terms::Terms,
         waitlist::{Grant, How, deadline::Deadline},
     };
 

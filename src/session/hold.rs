@@ -17,12 +17,12 @@ use tokio_util::sync::CancellationToken;
 use super::process::Process;
 use crate::{
     config::{Config, Limits, millis},
-    metered::LockLabel,
+    hold_options::Lease,
+    metric_names::LockLabel,
     protocol::{Holder, Kept, KeptUntil, ServerTime, Use, clock_token},
     status::{LockStatus, Lost, LostReason},
     store::LogTime,
     telemetry::{self, Granted},
-    terms::Lease,
     token::FencingToken,
     waitlist::{Grant, How, Inheritance, clock::ServerClock, deadline::Deadline, idling, letting_go::LeftAs},
 };
@@ -799,8 +799,8 @@ mod tests {
     use super::*;
     use crate::{
         config::Settings,
+        hold_options::Terms,
         protocol::{Exchange, Kind},
-        terms::Terms,
     };
 
     fn hold() -> Hold {

@@ -21,10 +21,10 @@ pub(crate) use crate::waitlist::{Context, Need, PositionLook, TimedOut};
 use crate::{
     contention::{Contention, LastReport},
     error::{AcquireError, KindMismatch, ServerError},
+    hold_options::Terms,
     protocol::{Ahead, Exchange, Kind, Operation, Owner, ServerTime, State, Use, document::Malformed, wake},
     status::LostReason,
     store::{Answer, Failure, LogTime, StoreError},
-    terms::Terms,
     waitlist::{
         self, Grant, Held, Key, Patience, Setback, Waiting, Waitlist,
         ids::Ids,

@@ -5,7 +5,7 @@ use std::{error::Error as StdError, sync::Arc};
 use mongodb::bson::Document;
 use serde::de::DeserializeOwned;
 
-use crate::brief::shown;
+use crate::truncated_debug::shown;
 
 /// The reason why a document can't be read as a type.
 type Mismatch = Arc<dyn StdError + Send + Sync>;

@@ -12,7 +12,8 @@ use watchlock_proofs::fuzzing::{
 
 use super::decoding::{error, harmless};
 use crate::{
-    how::How,
+    grant_path::How,
+    hold_options::Terms,
     protocol::{Ahead, Exchange, Operation, Owner, ServerTime, State, document::Malformed, wake},
     session::{
         hold::Hold,
@@ -20,7 +21,6 @@ use crate::{
     },
     status::LostReason,
     store::{Answer, StoreError},
-    terms::Terms,
     waitlist::{Grant, Key, deadline::Deadline},
 };
 

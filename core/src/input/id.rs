@@ -4,8 +4,8 @@ use mongodb::bson::{Bson, Document, doc};
 
 use super::{InvalidInput, check_document};
 use crate::{
-    brief::shown,
     protocol::document::{ID_MOST, size_of_id},
+    truncated_debug::shown,
 };
 
 /// Checks the `_id` of a document: a value that is not BSON, an operator or a pattern is not an id, and no document can

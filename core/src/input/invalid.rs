@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use crate::brief::shown_up_to;
+use crate::truncated_debug::shown_up_to;
 
 /// Limits the bytes of a message, which may name several values.
 const MESSAGE_MOST: usize = 800;

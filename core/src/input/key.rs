@@ -3,7 +3,7 @@
 use mongodb::bson::{Bson, Document, spec::BinarySubtype};
 
 use super::InvalidInput;
-use crate::brief::shown;
+use crate::truncated_debug::shown;
 
 /// Maximum number of fields of a key.
 const FIELDS_MOST: usize = 4;

@@ -1,7 +1,7 @@
 //! Paths of fields in documents of the user's own: for the locks in them, and for the token of a fence.
 
 use super::InvalidInput;
-use crate::brief::shown;
+use crate::truncated_debug::shown;
 
 /// Longest path of a field, in bytes: more than anybody needs, and less than a server accepts.
 const PATH_MOST: usize = 255;

@@ -1,7 +1,7 @@
 //! Names of locks and collections, and texts for people.
 
 use super::InvalidInput;
-use crate::{brief::shown, name::LockName};
+use crate::{name::LockName, truncated_debug::shown};
 
 /// Longest name of a lock, in bytes. Much longer ones would kill every change stream on the collection.
 const NAME_MOST: usize = 1_024;

@@ -28,8 +28,8 @@ use super::{
     Context, Effect, Grant, Held, How, Inheritance, Stage, Waiting, Waitlist, answers::others_wait, idling, unsigned,
 };
 use crate::{
+    hold_options::Terms,
     protocol::{Kind, Request, State, kind::is_handed_on},
-    terms::Terms,
 };
 
 /// Number of tokens of one grant, which limits how often the lock is handed on past a client whose event was lost; a

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{Context, Held, Inheritance, Waitlist};
-use crate::terms::Terms;
+use crate::hold_options::Terms;
 
 /// Pause between two readings of an idle hold's document: with so few, thousands of idle locks cost a few commands a
 /// second, as they are read together.

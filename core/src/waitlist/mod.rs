@@ -50,13 +50,13 @@ use std::{
 
 use tokio::time::Instant;
 
-pub use crate::how::How;
+pub use crate::grant_path::How;
 use crate::{
     backoff::Backoff,
     config::Config,
+    hold_options::{Lease, Terms},
     lost_reason::LostReason,
     protocol::{Owner, Use, wake},
-    terms::{Lease, Terms},
 };
 use blind::Blind;
 use clock::ServerClock;

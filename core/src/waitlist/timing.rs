@@ -16,8 +16,8 @@ use super::{
 };
 use crate::{
     config::Config,
+    hold_options::Lease,
     protocol::{Ahead, Exchange, Holder, ServerTime, State},
-    terms::Lease,
 };
 
 /// Delay of the first renewal of a waiter that was woken, which shows that it is alive; until then it holds on the
@@ -362,8 +362,8 @@ mod tests {
     use super::*;
     use crate::{
         config::Settings,
+        hold_options::Terms,
         protocol::{Kind, Owner, Waiter},
-        terms::Terms,
         waitlist::{
             Leaving, Stage, StreamState,
             clock::ServerClock,

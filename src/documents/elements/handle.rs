@@ -7,7 +7,6 @@ use serde::de::DeserializeOwned;
 
 use super::{ElementLocks, update::rewritten};
 use crate::{
-    brief::Brief,
     documents::{action::DocumentAcquiring, handle::before_write},
     error::{AcquireError, DocumentError},
     handle::{
@@ -22,6 +21,7 @@ use crate::{
     },
     session::UserHandle,
     store::{element::ElementKey, read_as},
+    truncated_debug::Brief,
     world::{Sealed, World},
 };
 

@@ -15,7 +15,6 @@ use mongodb::bson::{Bson, Document};
 
 use super::DocumentLocks;
 use crate::{
-    brief::Brief,
     error::{InvalidInput, OperateError},
     input::{check_code, check_id, check_key, check_path, check_size},
     inspect::LockInfo,
@@ -32,6 +31,7 @@ use crate::{
         place::{elements_beside, overlap},
     },
     token::FencingToken,
+    truncated_debug::Brief,
     wake_mode::WakeMode,
     world::{Async, World},
 };

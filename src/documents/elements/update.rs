@@ -6,10 +6,10 @@ use mongodb::{
 };
 
 use crate::{
-    brief::shown,
     documents::check_encodable,
     error::InvalidInput,
     store::{ElementUpdate, element::ElementKey, mongo::IDENTIFIER},
+    truncated_debug::shown,
 };
 
 /// Checks that an update by operators changes an element and leaves its key alone, and rewrites its paths, which lead

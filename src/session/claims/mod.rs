@@ -26,9 +26,9 @@ use super::{
 };
 use crate::{
     error::{AcquireError, ServerError},
+    hold_options::Terms,
     protocol::Owner,
     store::Wanted,
-    terms::Terms,
     waitlist::Patience,
 };
 pub(in crate::session) use shared::Claims;

@@ -238,9 +238,9 @@ mod tests {
     use super::*;
     use crate::{
         config::Settings,
+        hold_options::{Lease, Terms},
         session::Session,
         store::{Among, InPlace, MemoryDocuments, MemoryStore, Store, place::Paths},
-        terms::{Lease, Terms},
         wake_mode::WakeMode,
     };
 

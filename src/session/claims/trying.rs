@@ -21,10 +21,10 @@ use super::{
 use crate::{
     config::millis,
     error::ServerError,
+    hold_options::Lease,
     protocol::{Exchange, Holder, Kind, Operation, Owner, Request, Requests},
     store::{Among, Claimed, Store, StoreError, Wanted, name},
     telemetry,
-    terms::Lease,
     waitlist::{Grant, How, TimedOut, deadline::Deadline, timing},
 };
 

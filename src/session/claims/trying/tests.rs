@@ -11,11 +11,11 @@ use super::*;
 use crate::{
     config::Settings,
     error::AcquireError,
+    hold_options::Terms,
     protocol::{Evict, Expects, wake},
     session::Session,
     status::LostReason,
     store::{Event, InPlace, MemoryDocuments, MemoryStore, MongoStore, Store, place::Paths},
-    terms::Terms,
     waitlist::Patience,
     wake_mode::WakeMode,
 };

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    terms::Terms,
+    hold_options::Terms,
     waitlist::handing_on::{HANDED_ON_FOR, HANDED_ON_UNSEEN, RANGE},
 };
 

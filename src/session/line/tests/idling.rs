@@ -2,7 +2,7 @@
 
 use super::{handing_on::release, *};
 use crate::{
-    terms::Terms,
+    hold_options::Terms,
     waitlist::handing_on::{HANDED_ON_FOR, RANGE},
 };
 

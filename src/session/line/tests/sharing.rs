@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::{
+    hold_options::Terms,
     protocol::NOTIFIES_AT_ONCE,
-    terms::Terms,
     waitlist::handing_on::{HANDED_ON_FOR, HANDED_ON_UNSEEN, RANGE},
 };
 
