@@ -15,7 +15,7 @@ pub enum LockStatus {
     /// Held, but the last renewal failed or was not answered in time. Unless one gets through before
     /// [`safe_for`](crate::View::safe_for) is over, the lock will be lost.
     AtRisk,
-    /// Held and renewed, but for longer than the [maximum](crate::LockClientBuilder::max_hold) that was set for it.
+    /// Held and renewed, but for longer than the [limit](crate::LockClientBuilder::warn_after) that was set for it.
     HeldTooLong,
     /// Lost, or released.
     Lost,

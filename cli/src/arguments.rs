@@ -22,8 +22,8 @@ const LEASE: Duration = Duration::from_secs(30);
 
 /// Run commands under distributed locks in MongoDB; see who holds and who waits.
 ///
-/// MONGODB_URI names the server, or --uri does; there is no default. Prefer the variable if the connection string has a password: everybody
-/// on the machine can read the arguments of a process.
+/// MONGODB_URI names the server, or --uri does; there is no default. Prefer the variable if the connection string has a
+/// password: everybody on the machine can read the arguments of a process.
 #[derive(Debug, Parser)]
 #[command(name = "watchlock", version, after_help = exit::table(None), max_term_width = 120)]
 pub(crate) struct Arguments {
@@ -33,8 +33,8 @@ pub(crate) struct Arguments {
     pub(crate) command: Command,
 }
 
-/// Returns the definition of the command line. The options of the connection stand before a command or after it, but not
-/// after one that asks no server: its help does not show them.
+/// Returns the definition of the command line. The options of the connection stand before a command or after it, but
+/// not after one that asks no server: its help does not show them.
 pub(crate) fn definition() -> clap::Command {
     let options = Connection::augment_args(clap::Command::default());
     let options: Vec<Arg> = options.get_arguments().cloned().collect();
@@ -130,8 +130,8 @@ pub(crate) enum Command {
 /// itself is killed; the processes that it started are not.
 ///
 /// However it ends, watchlock takes back what it has sent: its queue position, or the lock. If the server does not
-/// confirm that within 3s (a release: within a lease, or within 3s if a second request to end comes), a message says for
-/// how long the lock may stay taken.
+/// confirm that within 3s (a release: within a lease, or within 3s if a second request to end comes), a message says
+/// for how long the lock may stay taken.
 ///
 /// The command has its own process group. SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to the whole group, SIGUSR1
 /// and SIGUSR2 to the command. Signals that watchlock was started to ignore (nohup) stay ignored; signals that its
@@ -189,7 +189,7 @@ pub(crate) struct Run {
     ///
     /// To end the command then, run it under timeout(1): watchlock run nightly -- timeout 2h ./backup.sh
     #[arg(long, value_name = "DURATION", value_parser = duration)]
-    pub(crate) max_hold: Option<Duration>,
+    pub(crate) warn_after: Option<Duration>,
     /// Give the lock up once it has been held for this long (3h): the command is then terminated, as if it were lost
     ///
     /// The next holder may begin while this command has up to --grace to end.
@@ -199,8 +199,9 @@ pub(crate) struct Run {
     ///
     /// Periods are windows by the server's clock: with 1h from each full hour to the next, with 1day from midnight to
     /// midnight UTC, with 7days from Thursday to Thursday (with --offset 4days from Monday). The run counts for the
-    /// window in which it began. With --since-success there are no windows. If the command fails (any exit code but 0), the
-    /// period stays open for the next run. While another run is in progress, this one exits with 75 and does not wait.
+    /// window in which it began. With --since-success there are no windows. If the command fails (any exit code but 0),
+    /// the period stays open for the next run. While another run is in progress, this one exits with 75 and does not
+    /// wait.
     ///
     /// A timer that fires right at the boundary of two windows starts some hosts before it and others after it, which
     /// uses up both windows. So it must fire far from offset + n x period, in UTC: move the windows with --offset. A
@@ -374,7 +375,7 @@ impl Run {
                 lease: LEASE,
             },
             at_least_for: None,
-            max_hold: None,
+            warn_after: None,
             lose_after: None,
             once_per: None,
             offset: None,
@@ -609,8 +610,8 @@ pub(crate) struct List {
 /// With --json, one object, or null if there is no trace of the lock:
 ///
 ///   name, kind (mutex, semaphore, rwlock, election, latch, barrier), capacity (permits; null for an rwlock), token
-///   (the last that was issued), as_of (when the server read the lock: compare `until` with it), holders, waiters (in the order in which they are served), past (the last holds that
-///   ended, newest first).
+///   (the last that was issued), as_of (when the server read the lock: compare `until` with it), holders, waiters (in
+///   the order in which they are served), past (the last holds that ended, newest first).
 ///
 ///   A holder has token, access (read or write for an rwlock, else null), permits (null for an rwlock), since, until,
 ///   released (when it released a lock that is kept taken until `until`, else null), idle (whether nobody holds the
@@ -685,13 +686,13 @@ pub(crate) struct Break {
 
 /// Find out why locks can't be acquired, or what could be better, and suggest fixes
 ///
-/// It changes no document: whether the collection takes locks is tried in a transaction that is aborted. Exits with 1 if
-/// there is a problem, and with 69 or 77 if there is no server to work with or it rejects the user; a warning is not a
-/// problem.
+/// It changes no document: whether the collection takes locks is tried in a transaction that is aborted. Exits with 1
+/// if there is a problem, and with 69 or 77 if there is no server to work with or it rejects the user; a warning is not
+/// a problem.
 ///
 /// With --json, one object: healthy (true or false), checks. A check has name (server, version, topology, privileges,
-/// writes, pool, clock, member-clocks, wake-mode, collection, index; there is one of privileges for each that is missing),
-/// status (ok, warning, problem, unknown), found, advice (or null).
+/// writes, pool, clock, member-clocks, wake-mode, collection, index; there is one of privileges for each that is
+/// missing), status (ok, warning, problem, unknown), found, advice (or null).
 #[derive(Args, Debug)]
 #[command(after_help = exit::table(Some("doctor")), override_usage = "watchlock doctor [OPTIONS]")]
 pub(crate) struct Doctor {

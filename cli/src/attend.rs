@@ -42,16 +42,16 @@ pub(crate) struct End {
 }
 
 /// Returns when the command has ended, or when its lock is lost and it can't be ended. If it lasts longer than
-/// `max_hold`, a message says so.
+/// `warn_after`, a message says so.
 pub(crate) async fn attend(
     running: &mut Running,
     handle: &Held,
     signals: &mut Signals,
     grace: Duration,
-    max_hold: Option<Duration>,
+    warn_after: Option<Duration>,
 ) -> End {
     // A limit beyond the clock's range is no limit.
-    let mut limit = max_hold.and_then(|most| Some((most, Instant::now().checked_add(most)?)));
+    let mut limit = warn_after.and_then(|most| Some((most, Instant::now().checked_add(most)?)));
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut seemed_stopped = false;

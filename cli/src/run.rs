@@ -105,11 +105,11 @@ async fn build(place: Place, arguments: &Run) -> Result<(Place, LockClient), Fai
 
 fn set(builder: LockClientBuilder, arguments: &Run) -> LockClientBuilder {
     let mut builder = builder.lease(arguments.renewed.lease);
-    if let Some(most) = arguments.max_hold {
-        builder = builder.max_hold(most);
+    if let Some(limit) = arguments.warn_after {
+        builder = builder.warn_after(limit);
     }
-    if let Some(most) = arguments.lose_after {
-        builder = builder.lose_after(most);
+    if let Some(limit) = arguments.lose_after {
+        builder = builder.lose_after(limit);
     }
     // An empty variable of the environment is as good as none.
     if let Some(label) = arguments.holder.label.as_ref().filter(|label| !label.is_empty()) {
@@ -156,7 +156,14 @@ async fn under_lock(
     environment.extend(tokens.as_ref().map(|tokens| ("WATCHLOCK_TOKENS", &tokens[..])));
     let without = (!arguments.care.keep_uri).then_some(URI);
     let mut running = Running::start(&command, &environment, without)?;
-    let end = attend(&mut running, &handle, signals, arguments.care.grace, arguments.max_hold).await;
+    let end = attend(
+        &mut running,
+        &handle,
+        signals,
+        arguments.care.grace,
+        arguments.warn_after,
+    )
+    .await;
     let name = plain(&handle.name());
     let ended = end.ended.map(|ended| ended.code());
     let done = ended == Some(0) || arguments.failures_count;

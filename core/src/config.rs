@@ -106,7 +106,7 @@ impl Limits {
 
     /// Refuses limits that are out of bounds.
     pub fn check(self) -> Result<(), InvalidInput> {
-        for (name, limit) in [("maximum hold", self.report), ("limit of the hold", self.lose)] {
+        for (name, limit) in [("warning limit", self.report), ("limit of the hold", self.lose)] {
             if let Some(limit) = limit {
                 at_least(name, limit, LIMIT_LEAST)?;
                 check_duration(name, limit)?;
@@ -179,9 +179,9 @@ impl Config {
     /// Starts the client at this time of the server's clock: from now on it is an incarnation of its owner. All
     /// sessions of a client are the same incarnation.
     ///
-    /// `logged`: the time of the last write in the server's log, which no fail-over sets back. Where the clock is behind
-    /// that, it is behind the clock of an earlier primary, and says nothing of which incarnation is the later one; but an
-    /// earlier one that has entries in any lock has written since it began.
+    /// `logged`: the time of the last write in the server's log, which no fail-over sets back. Where the clock is
+    /// behind that, it is behind the clock of an earlier primary, and says nothing of which incarnation is the later
+    /// one; but an earlier one that has entries in any lock has written since it began.
     pub fn begin(&mut self, now: ServerTime, logged: Option<Timestamp>) {
         if self.identity.is_some() {
             return;
@@ -512,7 +512,7 @@ mod tests {
     fn bad_limits_and_idle_times_of_holds_are_refused_with_value_and_bound() {
         refused(
             |given| given.limits.report = Some(Duration::from_millis(9)),
-            ["maximum hold of 9ms", "10ms"],
+            ["warning limit of 9ms", "10ms"],
         );
         refused(
             |given| given.keep_idle = Some(Duration::MAX),

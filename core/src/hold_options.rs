@@ -76,8 +76,8 @@ impl Terms {
         self.at_least = at_least;
     }
 
-    pub fn set_max_hold(&mut self, most: Duration) {
-        self.limits.report = Some(most);
+    pub fn set_warn_after(&mut self, limit: Duration) {
+        self.limits.report = Some(limit);
     }
 
     pub fn set_lose_after(&mut self, limit: Duration) {
@@ -152,8 +152,8 @@ impl Terms {
         }
     }
 
-    /// Returns the length of the lease. It covers the time for which the lock stays taken at least, as a holder that dies
-    /// releases nothing.
+    /// Returns the length of the lease. It covers the time for which the lock stays taken at least, as a holder that
+    /// dies releases nothing.
     fn length(&self, config: &Config) -> Duration {
         self.length.unwrap_or(config.lease).max(self.at_least)
     }
@@ -220,10 +220,10 @@ mod tests {
         short.set_fixed(4 * SECOND);
         short.set_at_least(5 * SECOND);
         let (mut at_once, mut endless) = (Terms::default(), Terms::default());
-        at_once.set_max_hold(Duration::ZERO);
+        at_once.set_warn_after(Duration::ZERO);
         endless.set_lose_after(Duration::MAX);
         let cases = [
-            (&config, at_once, ["maximum hold of 0ns", "10ms"]),
+            (&config, at_once, ["warning limit of 0ns", "10ms"]),
             (&config, endless, ["limit of the hold of 184", "31622400s"]),
             (&config, terms(Duration::ZERO), ["0ns", "500ms"]),
             (&config, terms(2 * SECOND), ["lease of 2s", "margin of the client, 2s"]),
@@ -274,7 +274,7 @@ mod tests {
         };
         let config = settings.validate().unwrap();
         let mut own = Terms::default();
-        own.set_max_hold(5 * SECOND);
+        own.set_warn_after(5 * SECOND);
         let limits = own.lease(&config).limits;
         assert_eq!((limits.report, limits.lose), (Some(5 * SECOND), Some(90 * SECOND)));
         assert_eq!(Terms::unlimited().lease(&config).limits, Limits::NONE);

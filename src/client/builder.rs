@@ -106,8 +106,8 @@ impl<W: World> LockClientBuilder<W> {
     }
 
     /// Sets how long the document of a free lock is kept; one day by default. It only limits the size of the
-    /// collection: fencing tokens rise whether or not the document is kept. From 60 s to 366 days. The document may stay
-    /// up to an eighth longer, so that few writes change the index by which the server removes it.
+    /// collection: fencing tokens rise whether or not the document is kept. From 60 s to 366 days. The document may
+    /// stay up to an eighth longer, so that few writes change the index by which the server removes it.
     pub fn retention(mut self, retention: Duration) -> Self {
         self.settings.retention = Some(retention);
         self
@@ -302,8 +302,8 @@ impl<W: World> LockClientBuilder<W> {
     /// take locks from each other.
     ///
     /// The server's clock at the time each client was built decides which one is later; the server's log does, if the
-    /// clock is behind it after a fail-over. A standalone and a sharded cluster don't show a log: if their clock was set
-    /// back by more than the time in between, the client waits for the lock like any other.
+    /// clock is behind it after a fail-over. A standalone and a sharded cluster don't show a log: if their clock was
+    /// set back by more than the time in between, the client waits for the lock like any other.
     ///
     /// # Examples
     ///
@@ -327,10 +327,10 @@ impl<W: World> LockClientBuilder<W> {
         self
     }
 
-    /// Reports every lock that is held for longer than `most`, unless its acquire set
-    /// [another](crate::Acquire::max_hold) maximum; from 10 ms to 366 days, none by default.
+    /// Reports every lock that is held for longer than `limit`, unless its acquire set
+    /// [another](crate::Acquire::warn_after) limit; from 10 ms to 366 days, none by default.
     ///
-    /// A renewed lock is held for as long as its holder lives, so a job that hangs keeps it forever. From `most` after
+    /// A renewed lock is held for as long as its holder lives, so a job that hangs keeps it forever. From `limit` after
     /// the grant, [`status`](crate::View::status) is [`HeldTooLong`](crate::LockStatus::HeldTooLong), and an [event
     /// and a metric](crate::observability) report it once. The lock stays held; to lose it instead, set
     /// [`lose_after`](Self::lose_after). The limit applies to claimed documents and [jobs](crate::Once), but not to
@@ -345,15 +345,15 @@ impl<W: World> LockClientBuilder<W> {
     /// use watchlock::{InMemory, LockStatus, LostReason};
     ///
     /// let minute = Duration::from_secs(60);
-    /// let locks = InMemory::new().builder().max_hold(5 * minute).lose_after(30 * minute).build().await?;
+    /// let locks = InMemory::new().builder().warn_after(5 * minute).lose_after(30 * minute).build().await?;
     /// let handle = locks.mutex("report").acquire().await?;
     /// tokio::time::sleep(6 * minute).await;
     /// assert_eq!(handle.status(), LockStatus::HeldTooLong);
     /// assert_eq!(handle.lost().await, LostReason::HeldTooLong);
     /// # Ok(()) }
     /// ```
-    pub fn max_hold(mut self, most: Duration) -> Self {
-        self.settings.limits.report = Some(most);
+    pub fn warn_after(mut self, limit: Duration) -> Self {
+        self.settings.limits.report = Some(limit);
         self
     }
 
@@ -430,8 +430,8 @@ impl<W: World> LockClientBuilder<W> {
     ///
     /// # Errors
     ///
-    /// [`BuildError::Invalid`] names the setting, its value and its bound; nothing was sent then. The databases `admin`,
-    /// `config` and `local` keep no locks. [`BuildError::Unsuitable`] if the collection can't keep locks.
+    /// [`BuildError::Invalid`] names the setting, its value and its bound; nothing was sent then. The databases
+    /// `admin`, `config` and `local` keep no locks. [`BuildError::Unsuitable`] if the collection can't keep locks.
     /// [`BuildError::Server`] if no primary answers within the driver's server selection timeout (30 s unless set in
     /// the connection string). [`BuildError::NoChangeStream`] with [`WakeSource::ChangeStream`] on a standalone.
     ///

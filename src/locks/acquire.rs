@@ -52,10 +52,10 @@ type Running<T> = Pin<Box<dyn Future<Output = Result<Got<T>, AcquireError>> + Se
 ///
 /// # Cancel safety
 ///
-/// Cancel safe: if it is dropped, its queue position, or the lock if it was granted at that moment, is given back in the
-/// background. It takes its queue position when it is first polled; from then on options have no effect. A pinned
-/// acquire that is polled repeatedly keeps its queue position, also on its way into `run`. A clone begins anew. Like most
-/// futures, one that is done must not be polled or run again: that panics.
+/// Cancel safe: if it is dropped, its queue position, or the lock if it was granted at that moment, is given back in
+/// the background. It takes its queue position when it is first polled; from then on options have no effect. A pinned
+/// acquire that is polled repeatedly keeps its queue position, also on its way into `run`. A clone begins anew. Like
+/// most futures, one that is done must not be polled or run again: that panics.
 ///
 /// # Errors
 ///
@@ -85,14 +85,14 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
 
     /// Gives up after `timeout`; at most 366 days.
     ///
-    /// - An acquire, a claim and a campaign that wait fail with [`AcquireError::Timeout`] if the lock was taken, with its
-    ///   holder and the number of waiters ahead of us (a claim: if no matching document was free), and with
-    ///   [`AcquireError::Unanswered`] if the server did not answer. Zero asks the server and does not wait for the lock;
-    ///   like a try, it fails if the server has not answered for ten seconds.
+    /// - An acquire, a claim and a campaign that wait fail with [`AcquireError::Timeout`] if the lock was taken, with
+    ///   its holder and the number of waiters ahead of us (a claim: if no matching document was free), and with
+    ///   [`AcquireError::Unanswered`] if the server did not answer. Zero asks the server and does not wait for the
+    ///   lock; like a try, it fails if the server has not answered for ten seconds.
     /// - A try fails with [`AcquireError::Unanswered`] if the server has not answered; zero gives up before anything is
-    ///   sent. Without a timeout it fails with [`AcquireError::Server`] if the server has not answered for ten seconds; in
-    ///   that time it asks several times. The request goes on in the background, and is withdrawn once the server has
-    ///   processed it; a document that was claimed all the same is released.
+    ///   sent. Without a timeout it fails with [`AcquireError::Server`] if the server has not answered for ten seconds;
+    ///   in that time it asks several times. The request goes on in the background, and is withdrawn once the server
+    ///   has processed it; a document that was claimed all the same is released.
     /// - For a multi-lock it is the time for all parts.
     ///
     /// # Examples
@@ -145,10 +145,10 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// [`lease`](Self::lease).
     ///
     /// When its time ends, the hold is [lost] as [`Elapsed`](crate::LostReason::Elapsed): earlier than at the server by
-    /// the client's skew margin and a thousandth of the length. The lock itself stays taken for the whole `length`, by the
-    /// server's clock. Until then it behaves like a renewed lock, and an early release opens it. The length counts from
-    /// the grant; a waiter that was woken counts it from the moment at which it confirms its grant, at most 300 ms later.
-    /// [`Held::renew`] gives it a full length again, and so does
+    /// the client's skew margin and a thousandth of the length. The lock itself stays taken for the whole `length`, by
+    /// the server's clock. Until then it behaves like a renewed lock, and an early release opens it. The length counts
+    /// from the grant; a waiter that was woken counts it from the moment at which it confirms its grant, at most 300 ms
+    /// later. [`Held::renew`] gives it a full length again, and so does
     /// [`LockClient::renew_holder`](crate::LockClient::renew_holder). It can't be shorter than
     /// [`at_least_for`](Self::at_least_for).
     ///
@@ -183,9 +183,9 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// by the server's clock. A release after `least` opens the lock at once, as usual.
     ///
     /// A dropped handle keeps the lock taken as well, and so does a holder that dies or [loses](crate::View::lost) the
-    /// lock: its lease is no shorter than `least`, so after a death it is free when that lease is over. A waiter that was
-    /// woken has that lease from when it has confirmed its grant, a round trip later. A [`fixed`](Self::fixed) time that
-    /// is shorter than `least` is refused. An operator opens a lock that is kept taken with
+    /// lock: its lease is no shorter than `least`, so after a death it is free when that lease is over. A waiter that
+    /// was woken has that lease from when it has confirmed its grant, a round trip later. A [`fixed`](Self::fixed) time
+    /// that is shorter than `least` is refused. An operator opens a lock that is kept taken with
     /// [`break_lock`](crate::LockClient::break_lock).
     ///
     /// [`inspect`]: crate::LockClient::inspect
@@ -212,8 +212,9 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
         self
     }
 
-    /// Reports the hold if it lasts longer than `most`, instead of the [client's](crate::LockClientBuilder::max_hold)
-    /// maximum. From 10 ms to 366 days, counted from the moment at which this client learned of its grant.
+    /// Reports the hold if it lasts longer than `limit`, instead of the
+    /// [client's](crate::LockClientBuilder::warn_after) limit. From 10 ms to 366 days, counted from the moment at which
+    /// this client learned of its grant.
     ///
     /// From then on [`status`](crate::View::status) is [`HeldTooLong`](crate::LockStatus::HeldTooLong), unless
     /// renewals fail too. An event and a metric report it once. The lock is held and renewed as before.
@@ -227,22 +228,22 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// use std::time::Duration;
     /// use watchlock::LockStatus;
     ///
-    /// let handle = locks.mutex("nightly").acquire().max_hold(Duration::from_secs(3600)).await?;
+    /// let handle = locks.mutex("nightly").acquire().warn_after(Duration::from_secs(3600)).await?;
     /// tokio::time::sleep(Duration::from_secs(3601)).await;
     /// assert_eq!(handle.status(), LockStatus::HeldTooLong);
     /// # Ok(()) }
     /// ```
-    pub fn max_hold(mut self, most: Duration) -> Self
+    pub fn warn_after(mut self, limit: Duration) -> Self
     where
         T: CanLimit,
     {
-        self.options.terms.set_max_hold(most);
+        self.options.terms.set_warn_after(limit);
         self
     }
 
     /// Loses the lock when it has been held for `limit`, instead of the
     /// [client's](crate::LockClientBuilder::lose_after) limit: as [`HeldTooLong`](crate::LostReason::HeldTooLong), with
-    /// the bounds and the count of [`max_hold`](Self::max_hold).
+    /// the bounds and the count of [`warn_after`](Self::warn_after).
     ///
     /// The client then releases the lock at once, so that a job that hangs does not keep the others from it (for longer
     /// than [`at_least_for`](Self::at_least_for) does). The code
@@ -272,9 +273,9 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     }
 
     /// Keeps the lock idle with this client for that long after its release, instead of the
-    /// [client's](crate::LockClientBuilder::keep_idle) time; at most 366 days, and zero gives it back at once. A lock that
-    /// is held for a [`fixed`](Self::fixed) time or kept by [`at_least_for`](Self::at_least_for), and some but not all
-    /// permits of a semaphore, go back at once in any case.
+    /// [client's](crate::LockClientBuilder::keep_idle) time; at most 366 days, and zero gives it back at once. A lock
+    /// that is held for a [`fixed`](Self::fixed) time or kept by [`at_least_for`](Self::at_least_for), and some but not
+    /// all permits of a semaphore, go back at once in any case.
     ///
     /// # Examples
     ///
@@ -302,7 +303,7 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     ///
     /// All handles to a hold have the same token and are lost together. The lock is released with the last of them, in
     /// any order. The first reason that was given stays, and so do the first terms: [`lease`](Self::lease),
-    /// [`fixed`](Self::fixed), [`at_least_for`](Self::at_least_for), [`max_hold`](Self::max_hold),
+    /// [`fixed`](Self::fixed), [`at_least_for`](Self::at_least_for), [`warn_after`](Self::warn_after),
     /// [`lose_after`](Self::lose_after).
     ///
     /// # By client, not by task
@@ -340,8 +341,8 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
 }
 
 impl<T: Target, W: World> Acquire<T, Try, W> {
-    /// Fails with [`AcquireError::Held`], which names the holder, where it would give `None`. Of a multi-lock that is the
-    /// holder of the first name that is not free. A try that was polled before begins anew.
+    /// Fails with [`AcquireError::Held`], which names the holder, where it would give `None`. Of a multi-lock that is
+    /// the holder of the first name that is not free. A try that was polled before begins anew.
     ///
     /// # Examples
     ///
@@ -480,8 +481,8 @@ impl<T: CanAcquire, P: Patience> Acquire<T, P, Blocking> {
     ///
     /// # Errors
     ///
-    /// [`RunError::Acquire`] if it was not acquired; [`RunError::Lost`] if it was lost before the work finished, in which
-    /// case the work's result is dropped. An unconfirmed release is not an error.
+    /// [`RunError::Acquire`] if it was not acquired; [`RunError::Lost`] if it was lost before the work finished, in
+    /// which case the work's result is dropped. An unconfirmed release is not an error.
     ///
     /// # Panics
     ///

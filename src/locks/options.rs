@@ -98,13 +98,13 @@ pub trait CanReenter: Target {}
 ///
 /// ```compile_fail,E0277
 /// # async fn example(locks: watchlock::LockClient, time: std::time::Duration) {
-/// locks.election("scheduler").campaign("node 7").max_hold(time).await;
+/// locks.election("scheduler").campaign("node 7").warn_after(time).await;
 /// # }
 /// ```
 ///
 /// ```
 /// # async fn example(locks: watchlock::LockClient, time: std::time::Duration) {
-/// locks.multi(["a", "b"]).acquire().max_hold(time).await;
+/// locks.multi(["a", "b"]).acquire().warn_after(time).await;
 /// # }
 /// ```
 #[diagnostic::on_unimplemented(

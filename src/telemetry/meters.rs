@@ -94,7 +94,7 @@ pub(super) const OVERLONG: Meter = Meter {
     kind: MeterKind::Counter,
     labels: &["kind"],
     per_lock: true,
-    help: "Locks that were held for longer than the maximum that was set for them",
+    help: "Locks that were held for longer than the limit that was set for them",
 };
 
 pub(super) const RENEWALS: Meter = Meter {

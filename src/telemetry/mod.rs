@@ -230,7 +230,7 @@ pub(crate) fn ended(
     meters::change(&meters::HELD, -1.0, &[kind], label);
 }
 
-/// Reports a lock that is held for longer than the maximum that was set for it: once.
+/// Reports a lock that is held for longer than the limit that was set for it: once.
 pub(crate) fn held_too_long(
     lock: &str,
     label: Option<&LockLabel>,

@@ -14,9 +14,9 @@ const SECOND: Duration = Duration::from_secs(1);
 #[tokio::test(start_paused = true)]
 async fn a_lock_that_is_held_too_long_is_held_on() {
     let memory = InMemory::new();
-    let locks = memory.builder().max_hold(60 * SECOND).build().await.unwrap();
+    let locks = memory.builder().warn_after(60 * SECOND).build().await.unwrap();
     let held = locks.mutex("x").acquire().await.unwrap();
-    let longer = locks.mutex("y").acquire().max_hold(600 * SECOND).await.unwrap();
+    let longer = locks.mutex("y").acquire().warn_after(600 * SECOND).await.unwrap();
     let both = locks.multi(["a", "b"]).acquire().await.unwrap();
     let leads = locks.election("z").campaign("me").await.unwrap();
     tokio::time::sleep(59 * SECOND).await;
@@ -79,7 +79,7 @@ async fn limits_out_of_bounds_are_refused_with_value_and_bound() {
     let memory = InMemory::new();
     let error = memory.builder().lose_after(Duration::ZERO).build().await.unwrap_err();
     assert!(error.to_string().contains("0ns is shorter than 10ms"), "{error}");
-    let acquire = memory.client().mutex("x").acquire().max_hold(Duration::MAX);
+    let acquire = memory.client().mutex("x").acquire().warn_after(Duration::MAX);
     let error = acquire.await.map(drop).unwrap_err();
     assert!(matches!(error, AcquireError::Invalid(_)), "{error:?}");
     assert!(error.to_string().contains("31622400s"), "{error}");

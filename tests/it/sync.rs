@@ -685,7 +685,7 @@ fn a_builder_for_threads_has_the_settings() {
     let error = builder().max_streams(0).build().unwrap_err();
     assert!(error.to_string().contains("change streams is 0"), "{error}");
     let (most, limit) = (Duration::from_millis(10), Duration::from_millis(60));
-    let locks = builder().history(1).max_hold(most).lose_after(limit).build().unwrap();
+    let locks = builder().history(1).warn_after(most).lose_after(limit).build().unwrap();
     let held = locks.mutex("x").acquire().run().unwrap();
     let is_reported = || held.status() == LockStatus::HeldTooLong || held.lost_reason().is_some();
     eventually(PATIENCE, "it is held for too long", is_reported);

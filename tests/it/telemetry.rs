@@ -280,7 +280,7 @@ async fn a_hold_that_is_entered_again_is_granted_to_each_and_released_once() {
 async fn a_lock_that_is_held_too_long_is_told_once() {
     let (ear, _listening) = Ear::listen();
     let minute = Duration::from_secs(60);
-    let builder = InMemory::new().builder().max_hold(minute).lose_after(5 * minute);
+    let builder = InMemory::new().builder().warn_after(minute).lose_after(5 * minute);
     let locks = builder.build().await.unwrap();
     let held = locks.mutex("x").acquire().await.unwrap();
     let again = locks.mutex("x").acquire().reentrant().await.unwrap();

@@ -1,5 +1,5 @@
-//! The ends of the program: nothing is left behind, and the exit code tells what happened, whoever ends it and whether or
-//! not anybody reads its output.
+//! The ends of the program: nothing is left behind, and the exit code tells what happened, whoever ends it and whether
+//! or not anybody reads its output.
 
 use std::{process::Stdio, time::Duration};
 
@@ -278,7 +278,7 @@ async fn durations_out_of_bounds_are_refused_before_anything_is_sent() {
             run(&["--at-least-for", "400days"]),
             "400d is longer than the longest accepted value, 366d",
         ),
-        (run(&["--max-hold", "0s"]), "the maximum hold"),
+        (run(&["--warn-after", "0s"]), "the warning limit"),
         (vec!["acquire", "x", "--for", "1ms"], "1ms"),
         (vec!["elect", "--lease", "1ms", "x", "true"], "lease"),
     ] {

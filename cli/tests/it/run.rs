@@ -416,10 +416,10 @@ async fn a_short_command_that_hosts_start_one_after_the_other_runs_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_that_holds_its_lock_too_long_is_reported_and_goes_on() {
-    let ground = Ground::replica_set("cli_max_hold").await;
+    let ground = Ground::replica_set("cli_warn_after").await;
     let arguments = [
         "run",
-        "--max-hold",
+        "--warn-after",
         "100ms",
         "x",
         "--",
@@ -447,7 +447,7 @@ async fn a_command_that_holds_its_lock_too_long_is_reported_and_goes_on() {
         "{json}"
     );
     assert_eq!((&*done.out, &*done.err), ("done\n", ""));
-    let told = watchlock(&ground, ["run", "--max-hold", "1ms", "x", "--", "true"])
+    let told = watchlock(&ground, ["run", "--warn-after", "1ms", "x", "--", "true"])
         .await
         .expect(64);
     assert!(told.err.contains("1ms is shorter than 10ms"), "{told:?}");
