@@ -33,6 +33,7 @@ const RECENT: Duration = Duration::from_secs(1);
 /// 12s, because of "monthly run"; 2 waiters ahead of us``. The time of the hold is counted up to the error, as if it
 /// went on since the report.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Contention {
     /// The holders of the lock or of its permits, including holders that have released it while it is [kept
@@ -49,8 +50,10 @@ pub struct Contention {
     /// [`Acquire::reentrant`](crate::Acquire::reentrant).
     pub held_here: bool,
     /// The time of the report, by the server's clock.
+    #[cfg_attr(feature = "serde", serde(with = "crate::rfc3339"))]
     pub as_of: SystemTime,
     /// The age of the report at the time of the error.
+    #[cfg_attr(feature = "serde", serde(rename = "age_ms", with = "crate::rfc3339::millis"))]
     pub age: Duration,
 }
 

@@ -133,6 +133,11 @@ pub struct WaiterInfo {
 
 /// The access with which a readers-writer lock is held or requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "lowercase")
+)]
 #[non_exhaustive]
 pub enum Access {
     /// By a reader, shared with other readers.

@@ -27,6 +27,8 @@ mod machine;
 pub mod observability {}
 mod operate;
 #[cfg(feature = "serde")]
+mod rfc3339;
+#[cfg(feature = "serde")]
 mod serial;
 mod session;
 mod status;

@@ -18,6 +18,11 @@ use crate::{input::InvalidInput, truncated_debug::shown};
 /// process](crate::guarantees#inside-a-process)) can have a smaller token than a reader of another client that was
 /// granted the lock after that hold, even one that has released it since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(into = "i64", try_from = "i64")
+)]
 pub struct FencingToken(i64);
 
 impl FencingToken {

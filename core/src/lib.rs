@@ -23,8 +23,6 @@ pub mod lost_reason;
 pub mod metric_names;
 pub mod name;
 pub mod protocol;
-#[cfg(feature = "serde")]
-mod serial;
 pub mod truncated_debug;
 pub mod waitlist;
 pub mod wake_source;

@@ -66,6 +66,7 @@ pub struct Election<W: World = Async> {
 
 /// The present leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Leader {
     /// The value it proclaims.
@@ -73,6 +74,7 @@ pub struct Leader {
     /// The fencing token of its leadership.
     pub token: FencingToken,
     /// When it was elected, by the server's clock.
+    #[cfg_attr(feature = "serde", serde(with = "crate::rfc3339"))]
     pub since: SystemTime,
     /// The host of the leader.
     pub host: String,

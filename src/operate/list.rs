@@ -118,6 +118,7 @@ impl<W: World> List<W> {
 
 /// The contents of the locks' collection. Made by [`List::with_unreadable`].
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Listing {
     /// The locks, sorted by name.
@@ -129,6 +130,7 @@ pub struct Listing {
 
 /// A document that is not a lock, or can't be read. It is left alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct UnreadableInfo {
     /// Its name. An `_id` that is not UTF-8 is shown with `\u{fffd}` in it.

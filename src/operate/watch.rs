@@ -28,6 +28,11 @@ use crate::{
 
 /// An event of a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Deserialize),
+    serde(tag = "event", rename_all = "snake_case")
+)]
 #[non_exhaustive]
 pub enum LockEvent {
     /// The lock was granted; or, at the start of a stream, it is already held.
@@ -51,6 +56,7 @@ pub enum LockEvent {
         /// The token of its grant.
         token: FencingToken,
         /// When the lock opens, by the server's clock.
+        #[cfg_attr(feature = "serde", serde(with = "crate::rfc3339"))]
         until: SystemTime,
     },
     /// The lease of a holder expired.

@@ -3,7 +3,9 @@
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
-use watchlock::{AcquireError, Contention, FencingToken, InMemory, Leader, LockClient, LockEvent, LockInfo};
+use watchlock::{
+    AcquireError, Contention, FencingToken, HoldEnd, InMemory, Kind, Leader, LockClient, LockEvent, LockInfo,
+};
 
 use crate::setup::{PATIENCE, spawn, until_waiting, within};
 
@@ -111,6 +113,68 @@ async fn observed_locks_come_back_from_their_form() {
     waiting.abort();
 }
 
+/// Scripts read the command line's JSON: no byte of it changes by itself.
+#[test]
+fn forms_are_written_as_they_were_read() {
+    const TIMES: &str = r#""since":"2026-01-02T03:04:05.678Z","until":"2026-01-02T03:04:35.678Z""#;
+    const OWNER: &str = r#""host":"web-1","pid":7,"label":"billing","reason":null"#;
+    let holder = |share: &str| {
+        format!(r#"{{"token":5,{share},{TIMES},"released":null,"idle":false,{OWNER},"value":null,"owner_id":"job-1"}}"#)
+    };
+    let past = format!(
+        r#"{{"token":3,"access":null,"permits":2,"since":"2026-01-02T03:04:05.678Z","ended":"2026-01-02T03:04:06.000Z","how":"held_too_long",{OWNER},"value":"x","owner_id":null}}"#
+    );
+    for (share, kind, capacity) in [
+        (r#""access":null,"permits":2"#, "semaphore", "3"),
+        (r#""access":"write","permits":null"#, "rwlock", "null"),
+    ] {
+        let holder = holder(share);
+        let waiter = format!(r#"{{{share},{TIMES},{OWNER},"owner_id":null}}"#);
+        same::<LockInfo>(&format!(
+            r#"{{"name":"x","kind":"{kind}","capacity":{capacity},"token":5,"holders":[{holder}],"waiters":[{waiter}],"past":[{past}],"as_of":"2026-01-02T03:04:10.000Z"}}"#
+        ));
+        same::<Contention>(&format!(
+            r#"{{"holders":[{holder}],"waiting_before":1,"queue_full":false,"held_here":true,"as_of":"2026-01-02T03:04:10.000Z","age_ms":12}}"#
+        ));
+        same::<LockEvent>(&format!(
+            r#"{{"event":"granted","token":5,"until":null,"holder":{holder},"waiting":2,"problem":null}}"#
+        ));
+    }
+    for event in ["released", "expired", "broken", "adopted", "deleted"] {
+        same::<LockEvent>(&format!(
+            r#"{{"event":"{event}","token":5,"until":null,"holder":null,"waiting":null,"problem":null}}"#
+        ));
+    }
+    same::<LockEvent>(
+        r#"{"event":"kept","token":5,"until":"2026-01-02T03:04:35.678Z","holder":null,"waiting":null,"problem":null}"#,
+    );
+    same::<LockEvent>(
+        r#"{"event":"unreadable","token":null,"until":null,"holder":null,"waiting":null,"problem":"odd"}"#,
+    );
+    same::<Leader>(
+        r#"{"value":"node 7","token":5,"since":"2026-01-02T03:04:05.678Z","host":"web-1","pid":7,"label":null}"#,
+    );
+    for kind in [
+        "mutex",
+        "semaphore",
+        "rwlock",
+        "election",
+        "document",
+        "latch",
+        "barrier",
+    ] {
+        same::<Kind>(&format!(r#""{kind}""#));
+    }
+    for end in ["released", "expired", "broken", "adopted", "held_too_long"] {
+        same::<HoldEnd>(&format!(r#""{end}""#));
+    }
+}
+
+fn same<T: serde::Serialize + serde::de::DeserializeOwned>(text: &str) {
+    let value: T = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
+    assert_eq!(serde_json::to_string(&value).unwrap(), text);
+}
+
 #[test]
 fn what_is_no_form_is_refused() {
     for text in [
@@ -129,7 +193,7 @@ fn what_is_no_form_is_refused() {
     for (text, problem) in [
         (
             r#"{"name":"x","kind":"lock","capacity":1,"token":1,"holders":[],"waiters":[]}"#,
-            "kind of lock",
+            "`lock`",
         ),
         (
             r#"{"name":"x","kind":"mutex","capacity":null,"token":1,"holders":[],"waiters":[]}"#,

@@ -12,6 +12,11 @@ pub(crate) const HISTORY_MOST: usize = 20;
 
 /// The way in which a hold ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 #[non_exhaustive]
 // `watchlock` has it in its public face.
 #[warn(missing_docs)]

@@ -7,6 +7,11 @@ use std::fmt;
 
 /// The kind of a lock. A name has one kind and one capacity as long as anybody holds the lock or waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "lowercase")
+)]
 #[non_exhaustive]
 pub enum Kind {
     /// One holder at a time.
