@@ -20,9 +20,10 @@ const REASON_MOST: usize = 100;
 /// News younger than this is shown without its age.
 const RECENT: Duration = Duration::from_secs(1);
 
-/// The holders and waiters that kept an acquire from the lock. In [`AcquireError::Held`](crate::AcquireError::Held),
-/// [`AcquireError::Timeout`](crate::AcquireError::Timeout) and
-/// [`AcquireError::Unanswered`](crate::AcquireError::Unanswered).
+/// The holders and waiters that kept an acquire from the lock. In
+/// [`AcquireError::Held`](crate::errors::AcquireError::Held),
+/// [`AcquireError::Timeout`](crate::errors::AcquireError::Timeout) and
+/// [`AcquireError::Unanswered`](crate::errors::AcquireError::Unanswered).
 ///
 /// A try has it from the answer that refused it, to a request that was sent after the try began. For a waiter it is the
 /// server's last report while it waited; no further request was made for it. A waiter seldom sends a request while a

@@ -12,8 +12,8 @@ use crate::{
 ///
 /// Times are readings of the server's clock. A holder whose [`until`](HolderInfo::until) is not after
 /// [`as_of`](Self::as_of) has expired: the lock goes to the next request, and nobody holds it by then. `inspect` shows
-/// such a holder until somebody asks for the lock again, as it tells who had the lock and did not release it; lists leave
-/// it out. [`is_held`](Self::is_held) applies this rule. A waiter that has expired is shown by both.
+/// such a holder until somebody asks for the lock again, as it tells who had the lock and did not release it; lists
+/// leave it out. [`is_held`](Self::is_held) applies this rule. A waiter that has expired is shown by both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockInfo {
@@ -226,8 +226,8 @@ impl LockInfo {
     /// semaphore, whether any permit is taken.
     ///
     /// A lock that is [kept taken](HolderInfo::released) or [idle](HolderInfo::idle) counts, as another client's try
-    /// fails. So do [`List::held`](crate::List::held) and its lists. It can change at any moment: to work under the
-    /// lock, acquire it.
+    /// fails. So do [`List::held`](crate::operate::List::held) and its lists. It can change at any moment: to work
+    /// under the lock, acquire it.
     ///
     /// # Examples
     ///

@@ -1,15 +1,45 @@
-// The README links to files; here the same names link to the modules that include these files. The first of two
-// definitions of a name counts.
-#![doc = include_str!("guide/links.md")]
-#![doc = ""]
-#![doc = include_str!("../README.md")]
+//! Distributed locks for processes that share a MongoDB: a change stream wakes waiters the moment a lock is released,
+//! and holders find out the moment they lose one.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use watchlock::LockClient;
+//!
+//! #[tokio::main]
+//! async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let client = mongodb::Client::with_uri_str("mongodb://localhost:27017/?replicaSet=rs0").await?;
+//!     // One client per process. The scope shuts it down at its end, which releases what is still held.
+//!     let billed = LockClient::builder(client.database("app")).label("billing").scope(bill).await?;
+//!     client.shutdown().await;
+//!     billed
+//! }
+//!
+//! async fn bill(locks: LockClient) -> Result<(), Box<dyn std::error::Error>> {
+//!     let handle = locks.mutex("invoice-42").acquire().timeout(Duration::from_secs(5)).reason("monthly run").await?;
+//!     tokio::select! {
+//!         biased; // The loss first: work that is done at the same moment may not have been done under the lock.
+//!         lost = handle.lost() => return Err(lost.into()),
+//!         () = async { println!("billing under token {}", handle.token()) } => {}
+//!     }
+//!     handle.release().await?;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! A [`LockClient`] makes the locks of every kind: [mutexes, semaphores and the like](locks), [elections](election),
+//! and locks in [documents] of your own. An [`Acquire`] has the options of each, and gives a [`Held`], which reports
+//! the loss and has the [`FencingToken`] for writes that a [fence] checks. Tests of your own code need
+//! [no server](testing::InMemory).
+//!
+//! The [guide] shows each kind of lock, how to run and migrate services, and recipes; [guarantees] has what is promised
+//! and why it holds.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod client;
 mod contention;
-mod documents;
+pub mod documents;
 mod error;
-mod fence;
+pub mod fence;
 #[doc = include_str!("guide/links.md")]
 #[doc = ""]
 #[doc = include_str!("../docs/guarantees.md")]
@@ -19,13 +49,17 @@ pub mod guarantees {}
 pub mod guide;
 mod handle;
 mod inspect;
-mod locks;
+pub mod locks;
 mod machine;
 #[doc = include_str!("guide/links.md")]
 #[doc = ""]
 #[doc = include_str!("../docs/observability.md")]
 pub mod observability {}
-mod operate;
+pub mod operate;
+// Its examples are compiled, like those of the guide.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
 #[cfg(feature = "serde")]
 mod rfc3339;
 #[cfg(feature = "serde")]
@@ -53,64 +87,80 @@ pub(crate) use watchlock_core::{
 /// whose version would have to match.
 pub use mongodb;
 
-pub use client::in_memory::InMemory;
 pub use client::{LockClient, builder::LockClientBuilder};
-pub use contention::Contention;
-pub use documents::memory_collection::MemoryCollection;
-pub use documents::{DocumentLocks, ElementLocks};
-pub use error::{
-    AcquireError, BarrierError, BuildError, CandidacyError, DocumentError, FenceError, Fenced, GuardError,
-    InvalidInput, KindMismatch, MissingPrivilege, OperateError, ReleaseError, RenewError, RunError, ServerError,
-    ServerErrorKind,
-};
-pub use fence::{Fence, FencedDelete, FencedInsert, FencedUpdate};
 pub use handle::{Held, Released, View};
-pub use inspect::{Access, HolderInfo, LockInfo, PastHold, WaiterInfo};
 pub use locks::acquire::Acquire;
-pub use locks::barrier::{Barrier, BarrierPass};
-pub use locks::election::{Candidacy, Election, Leader, Leaders};
-pub use locks::latch::Latch;
-pub use locks::multi::MultiLock;
-pub use locks::mutex::Mutex;
-pub use locks::once::{LastRun, Once, OnceOutcome, Turn};
-pub use locks::rw_lock::RwLock;
-pub use locks::semaphore::Semaphore;
-pub use operate::list::{List, Listing, UnreadableInfo};
-pub use operate::watch::{AllLockEvents, LockEvent, LockEvents};
-pub use protocol::{HoldEnd, Kind};
 pub use status::{LockStatus, Lost, LostReason};
-#[cfg(feature = "metrics")]
-#[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
-pub use telemetry::buckets::HISTOGRAM_BUCKETS;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub use tests::decoding;
 pub use token::FencingToken;
-pub use wake_mode::{HoldWatch, PollingReason, WakeMode, WakeSource};
 
-/// The targets: what can be acquired and held, and what each can do. The first parameter of [`Acquire`], [`Held`] and
-/// [`View`].
-pub mod target {
+/// The parameters of [`Acquire`], [`Held`] and [`View`]: their target, the patience of an acquire, and the world in
+/// which calls are awaited or block the thread.
+///
+/// A program names them only in its own signatures. A target is the type of the lock, without its world: `Held<Mutex>`,
+/// `Held<Document<Order>>`, `Held<Election>`; [`AnyLock`](action::AnyLock) is any of them.
+///
+/// ```
+/// use watchlock::{Acquire, Held, action::{CanAcquire, Try}, errors::AcquireError};
+///
+/// async fn tried_twice<T: CanAcquire>(acquire: Acquire<T, Try>) -> Result<Option<Held<T::Held>>, AcquireError> {
+///     match acquire.clone().await? {
+///         None => acquire.await,
+///         held => Ok(held),
+///     }
+/// }
+/// ```
+pub mod action {
     pub use crate::{
-        documents::{Claim, DocumentTarget as Document, Element},
-        handle::target::{AnyLock, IsOne, Target},
+        handle::target::{AnyLock, Target},
         locks::{
             acquire::CanAcquire,
-            multi::Multi,
-            once::Period,
-            options::{CanFix, CanIdle, CanKeep, CanLimit, CanReenter, HasHolder},
-            targets::{Leadership, Mutex, Read, Semaphore, Write},
+            options::CanKeep,
+            patience::{OrHeld, Patience, Try, Wait},
+        },
+        world::{Async, World},
+    };
+}
+
+/// Elections of one leader among all processes. [`LockClient::election`] makes one; the guide has
+/// [a page on them](guide::elections).
+pub mod election {
+    pub use crate::locks::election::{Candidacy, Election, Leader};
+}
+
+/// Errors, one for each kind of call, and what is in the way of an acquire: its [`Contention`](errors::Contention).
+///
+/// A message is a line for people that names the lock, the holder or the value at fault, and `Debug` shows no more. A
+/// program matches on the variants; [`ServerError::kind`](errors::ServerError::kind) says whether to try again.
+///
+/// ```
+/// use watchlock::{LockClient, errors::AcquireError};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), AcquireError> {
+/// let locks = LockClient::in_memory();
+/// let held = locks.mutex("invoice-42").acquire().reason("monthly run").await?;
+/// if let Err(AcquireError::Held { contention, .. }) = locks.mutex("invoice-42").try_acquire().or_held().await {
+///     assert_eq!(contention.holders[0].reason.as_deref(), Some("monthly run"));
+/// }
+/// # Ok(()) }
+/// ```
+pub mod errors {
+    pub use crate::{
+        contention::Contention,
+        error::{
+            AcquireError, BarrierError, BuildError, CandidacyError, DocumentError, FenceError, GuardError,
+            InvalidInput, KindMismatch, MissingPrivilege, OperateError, ReleaseError, RenewError, RunError,
+            ServerError, ServerErrorKind,
         },
     };
 }
 
-/// The parameters of an action besides its target: its patience, and the world in which it is carried out.
-pub mod action {
-    #[cfg(feature = "sync")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "sync")))]
-    pub use crate::world::Blocking;
-    pub use crate::{
-        locks::patience::{OrHeld, Patience, Try, Wait},
-        world::{Async, Awaits, World},
-    };
+/// Locks and documents in memory, for tests of your own code: the same protocol and the same answers, without a server.
+///
+/// [`LockClient::in_memory`] is the shortest way to one client; an [`InMemory`](testing::InMemory) is a server that
+/// several clients share.
+pub mod testing {
+    pub use crate::{client::in_memory::InMemory, documents::memory_collection::MemoryCollection};
 }

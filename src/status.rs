@@ -45,7 +45,7 @@ impl fmt::Display for LockStatus {
     }
 }
 
-/// The lock that is no longer held, and why. Of a [`MultiLock`](crate::MultiLock), the part.
+/// The lock that is no longer held, and why. Of a [`MultiLock`](crate::locks::MultiLock), the part.
 ///
 /// It is an error, and equal to its [`reason`](Self::reason), so that `lost == LostReason::Broken` can be asked.
 #[derive(Clone, PartialEq, Eq, Hash)]

@@ -17,6 +17,7 @@ use crate::{input::InvalidInput, truncated_debug::shown};
 /// Readers of several clients are the exception. A reader that shares another's hold ([inside a
 /// process](crate::guarantees#inside-a-process)) can have a smaller token than a reader of another client that was
 /// granted the lock after that hold, even one that has released it since.
+#[doc(alias("revision", "fence"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "serde",

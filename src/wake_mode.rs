@@ -35,7 +35,7 @@ pub enum PollingReason {
     Interrupted,
     /// The client has as many change streams open as it may have; see
     /// [`max_streams`](crate::LockClientBuilder::max_streams). The stream of the locks always has room, so this reason
-    /// only occurs for [locks in documents](crate::DocumentLocks::wake_mode).
+    /// only occurs for [locks in documents](crate::documents::DocumentLocks::wake_mode).
     StreamLimit,
 }
 

@@ -16,7 +16,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
-use watchlock::{Held, LockClient, target};
+use watchlock::{Held, LockClient, locks};
 use watchlock_testkit::Cluster;
 
 use crate::{
@@ -74,7 +74,7 @@ impl fmt::Display for Crowd {
 }
 
 /// Makes this many clients wait for a lock that is held for long.
-async fn waiting(cluster: &Cluster, count: usize) -> Result<(Peer, Held<target::Mutex>, Vec<LockClient>, JoinSet<()>)> {
+async fn waiting(cluster: &Cluster, count: usize) -> Result<(Peer, Held<locks::Mutex>, Vec<LockClient>, JoinSet<()>)> {
     let holder = Peer::new(cluster).await?;
     let held = holder.locks.mutex("held").acquire().await?;
     let clients = many_clients(cluster, count).await?;

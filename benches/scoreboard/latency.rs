@@ -13,7 +13,7 @@ use tokio::{
     sync::mpsc,
     time::{Instant, sleep},
 };
-use watchlock::{Acquire, Held, LostReason, Released, WakeMode, target::CanAcquire};
+use watchlock::{Acquire, Held, LostReason, Released, action::CanAcquire, operate::WakeMode};
 use watchlock_testkit::Cluster;
 
 use crate::{
@@ -167,8 +167,8 @@ impl Trio {
         let waiting = wait(wanted);
         self.observer.until_queued(name, 1).await?;
         if waited.is_zero() {
-            // A sleep of no time would let the processors idle until the timer's next millisecond, which the raw hop has
-            // not. A write is answered once a majority has what was written before it, so the waiter's entry too.
+            // A sleep of no time would let the processors idle until the timer's next millisecond, which the raw hop
+            // has not. A write is answered once a majority has what was written before it, so the waiter's entry too.
             let written = doc! { "$set": { "seen": true } };
             // Not in the collection of the hop, whose stream would report it.
             let queued = self.observer.collection("queued");

@@ -7,7 +7,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
 };
-use watchlock::{Held, LockClient, target};
+use watchlock::{Held, LockClient, locks};
 use watchlock_testkit::Cluster;
 
 use crate::{
@@ -192,7 +192,7 @@ pub(crate) async fn renewals(cluster: &Cluster) -> Result<Renewals> {
     let acquiring = names
         .map(|mutex| async move { mutex.acquire().await })
         .buffer_unordered(64);
-    let held: Vec<Held<target::Mutex>> = acquiring.try_collect().await?;
+    let held: Vec<Held<locks::Mutex>> = acquiring.try_collect().await?;
     let acquired_in = begun.elapsed();
     // Locks that were acquired one after the other are drawn together by their first renewal.
     sleep(RENEWAL_INTERVAL).await;

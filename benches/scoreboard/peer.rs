@@ -11,7 +11,7 @@ use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
-use watchlock::{Acquire, Held, LockClient, LockClientBuilder, LockInfo, target::CanAcquire};
+use watchlock::{Acquire, Held, LockClient, LockClientBuilder, action::CanAcquire, operate::LockInfo};
 use watchlock_testkit::Cluster;
 
 use crate::Result;

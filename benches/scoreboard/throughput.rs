@@ -191,7 +191,7 @@ impl fmt::Display for Round {
 
 /// One that wants a lock again and again.
 enum Contender {
-    Waits(watchlock::Mutex),
+    Waits(watchlock::locks::Mutex),
     /// Polls at a fixed interval, and whoever asks first is let in: as simple locks do.
     Polls(Collection<Document>),
 }

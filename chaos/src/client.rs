@@ -21,10 +21,12 @@ use tokio::{
     time::{sleep, timeout},
 };
 use watchlock::{
-    Acquire, AcquireError, DocumentError, DocumentLocks, LockClient, OperateError, ReleaseError, Released, View,
-    WakeMode,
-    action::Try,
-    target::{self, CanAcquire},
+    Acquire, LockClient, Released, View,
+    action::{CanAcquire, Try},
+    documents::{self, DocumentLocks},
+    election,
+    errors::{AcquireError, DocumentError, OperateError, ReleaseError},
+    operate::WakeMode,
 };
 
 use crate::{
@@ -73,8 +75,8 @@ pub(crate) struct Options {
 #[derive(Debug)]
 pub(crate) enum Held {
     Lock(watchlock::Held),
-    Leader(watchlock::Held<target::Leadership>),
-    Document(Box<watchlock::Held<target::Document<Document>>>),
+    Leader(watchlock::Held<election::Election>),
+    Document(Box<watchlock::Held<documents::Document<Document>>>),
 }
 
 impl Held {
@@ -441,7 +443,7 @@ impl Actor {
 
     /// Uses the lock of a document: reads a number, adds one and writes it back, under the lock. Returns whether it is
     /// still held.
-    async fn count_up(&self, op: u64, handle: &watchlock::Held<target::Document<Document>>) -> bool {
+    async fn count_up(&self, op: u64, handle: &watchlock::Held<documents::Document<Document>>) -> bool {
         let count = handle.document().get_i64("count").unwrap_or(-1) + 1;
         self.log(op, now(), What::Writing { count });
         let written = match handle.update(doc! { "$set": { "count": count } }).await {

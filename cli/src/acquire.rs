@@ -12,7 +12,7 @@ use rustix::fs::OFlags;
 
 use serde::Serialize;
 use tokio::time::{Instant, timeout};
-use watchlock::{HolderInfo, LockClient, RenewError};
+use watchlock::{LockClient, errors::RenewError, operate::HolderInfo};
 
 use crate::{
     arguments::{Acquire, Output, Run},

@@ -4,7 +4,7 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{Arg, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum, error::ErrorKind};
 use clap_complete::Shell;
-use watchlock::Kind;
+use watchlock::operate::Kind;
 
 use crate::{connection::Connection, exit, locks::Kept, text::exact};
 

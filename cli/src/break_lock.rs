@@ -6,7 +6,10 @@ use std::{
 };
 
 use serde::Serialize;
-use watchlock::{FencingToken, HolderInfo, LockInfo};
+use watchlock::{
+    FencingToken,
+    operate::{HolderInfo, LockInfo},
+};
 
 use crate::{
     arguments::{Break, Output},

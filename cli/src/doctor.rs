@@ -23,7 +23,10 @@ use mongodb::{
 };
 use serde::Serialize;
 use tokio::time::timeout;
-use watchlock::{ServerError, WakeMode, WakeSource};
+use watchlock::{
+    errors::ServerError,
+    operate::{WakeMode, WakeSource},
+};
 
 use crate::{
     arguments::Doctor,
@@ -116,8 +119,8 @@ pub(crate) async fn doctor(connection: &Connection, arguments: Doctor) -> Outcom
     // Connected as by every command: what stops it stops them.
     let (mode, unsuitable) = match place.builder().wake_source(WakeSource::Auto).build().await {
         Ok(locks) => (locks.wake_mode(), None),
-        Err(watchlock::BuildError::Unsuitable { problem, .. }) => (WakeMode::ChangeStream, Some(problem)),
-        Err(watchlock::BuildError::Server(error)) => {
+        Err(watchlock::errors::BuildError::Unsuitable { problem, .. }) => (WakeMode::ChangeStream, Some(problem)),
+        Err(watchlock::errors::BuildError::Server(error)) => {
             return unusable(connection, &arguments, error.into(), Vec::new()).await;
         }
         Err(error) => return Err(error.into()),
@@ -141,8 +144,8 @@ pub(crate) async fn doctor(connection: &Connection, arguments: Doctor) -> Outcom
     }
 }
 
-/// Reports why there is no server to work with, with the checks that it still answered, and exits as every other command
-/// does.
+/// Reports why there is no server to work with, with the checks that it still answered, and exits as every other
+/// command does.
 async fn unusable(connection: &Connection, arguments: &Doctor, failure: Failure, answered: Vec<Check>) -> Outcome {
     let mut checks = hosts::unusable(connection, &failure).await;
     // It did answer, and does not any more.
@@ -178,8 +181,8 @@ fn primary() -> SelectionCriteria {
     SelectionCriteria::ReadPreference(ReadPreference::Primary)
 }
 
-/// Checks a server that answers. A problem ends the checks that would only have to wait for the same. Fails once the server
-/// answers no more.
+/// Checks a server that answers. A problem ends the checks that would only have to wait for the same. Fails once the
+/// server answers no more.
 async fn look(
     checks: &mut Vec<Check>,
     place: &Place,

@@ -6,7 +6,7 @@ use std::{
 };
 
 use futures::Stream;
-use watchlock::{FencingToken, LockEvent, OperateError};
+use watchlock::{FencingToken, errors::OperateError, operate::LockEvent};
 
 use crate::{
     holder::{who, why},

@@ -8,7 +8,7 @@ use std::{
 
 use mongodb::error::Error as DriverError;
 use rustix::process::Signal;
-use watchlock::{AcquireError, BuildError, OperateError, ServerError, ServerErrorKind};
+use watchlock::errors::{AcquireError, BuildError, OperateError, ServerError, ServerErrorKind};
 
 use crate::{json, messages};
 
@@ -52,8 +52,8 @@ const ASKING: &[&str] = &[
     "run", "elect", "hold", "acquire", "renew", "release", "wait", "observe", "ls", "show", "watch", "break", "doctor",
 ];
 
-/// The exit codes, with the commands that have them, and their meaning there; no commands: all. The guide's page has the
-/// same table, and a test plays a scene for each of them.
+/// The exit codes, with the commands that have them, and their meaning there; no commands: all. The guide's page has
+/// the same table, and a test plays a scene for each of them.
 const CODES: [(&str, &[&str], &str); 20] = [
     ("0", &[], "done"),
     ("1", &["show"], "there is no trace of the lock"),

@@ -3,17 +3,19 @@
 use std::collections::BTreeMap;
 
 use watchlock::{
-    FencingToken, LostReason, ReleaseError, Released,
-    target::{Leadership, Multi, Period},
+    FencingToken, LostReason, Released,
+    election::Election,
+    errors::ReleaseError,
+    locks::{MultiLock, Once},
 };
 
 #[derive(Debug)]
 pub(crate) enum Held {
     Lock(watchlock::Held),
-    Locks(watchlock::Held<Multi>),
-    Lead(watchlock::Held<Leadership>),
+    Locks(watchlock::Held<MultiLock>),
+    Lead(watchlock::Held<Election>),
     /// A command that runs once in a period.
-    Job(watchlock::Held<Period>),
+    Job(watchlock::Held<Once>),
 }
 
 impl Held {

@@ -1,6 +1,6 @@
 //! A holder in a few words.
 
-use watchlock::HolderInfo;
+use watchlock::operate::HolderInfo;
 
 use crate::text::plain;
 

@@ -8,7 +8,7 @@ use mongodb::{
     bson::{Binary, Bson, DateTime, Decimal128, Document, Uuid, UuidRepresentation, doc, oid::ObjectId},
     options::{ReadPreference, SelectionCriteria},
 };
-use watchlock::DocumentLocks;
+use watchlock::documents::DocumentLocks;
 
 use crate::{
     connection::{Place, to_its_end},
@@ -166,7 +166,7 @@ fn explicit(documents: &DocumentLocks<Document>, id: &Bson) -> String {
 #[cfg(test)]
 mod tests {
     use mongodb::bson::spec::BinarySubtype;
-    use watchlock::{LockClient, MemoryCollection};
+    use watchlock::{LockClient, testing::MemoryCollection};
 
     use super::*;
 

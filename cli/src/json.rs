@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde::Serialize;
-use watchlock::LockEvent;
+use watchlock::operate::LockEvent;
 
 use crate::text;
 

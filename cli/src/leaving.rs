@@ -27,8 +27,8 @@ pub(crate) async fn caught<T>(work: impl Future<Output = Result<T, Failure>>) ->
     worked.unwrap_or_else(|_| Err(Failure::internal("ended by a panic, which is a bug of watchlock")))
 }
 
-/// Gives the queue position and everything else of ours back to the others. If the server does not confirm that in time,
-/// says so: with the failure, if there is one.
+/// Gives the queue position and everything else of ours back to the others. If the server does not confirm that in
+/// time, says so: with the failure, if there is one.
 pub(crate) async fn give_back<T>(
     outcome: Result<T, Failure>,
     locks: &LockClient,
@@ -57,8 +57,8 @@ pub(crate) fn hold_may_stay(name: &str, arguments: &Run) -> String {
     may_stay(name, most_left_by_hold(arguments))
 }
 
-/// Says the same of a run that counts for its period, whose report may have arrived: then the lock stays taken until the
-/// period is over, and not only for a lease.
+/// Says the same of a run that counts for its period, whose report may have arrived: then the lock stays taken until
+/// the period is over, and not only for a lease.
 pub(crate) fn run_may_count(name: &str, arguments: &Run) -> String {
     let left = hold_may_stay(name, arguments);
     format!(
@@ -87,7 +87,7 @@ fn most_left_by_request(arguments: &Run) -> Duration {
 #[cfg(test)]
 mod tests {
     use clap::Parser as _;
-    use watchlock::InMemory;
+    use watchlock::testing::InMemory;
 
     use super::*;
     use crate::arguments::{Arguments, Command};

@@ -6,7 +6,7 @@ use std::{
     time::SystemTime,
 };
 
-use watchlock::{HolderInfo, Listing, LockInfo, UnreadableInfo};
+use watchlock::operate::{HolderInfo, Listing, LockInfo, UnreadableInfo};
 
 use crate::{
     arguments::List,
@@ -258,7 +258,8 @@ free             election   -                                     -       -     
         }
     }
 
-    /// Whatever a document has: it is printed in lines, none of which the terminal obeys, and not many times its length.
+    /// Whatever a document has: it is printed in lines, none of which the terminal obeys, and not many times its
+    /// length.
     #[test]
     fn whatever_a_document_has_can_be_printed() {
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_767_225_600);

@@ -8,7 +8,10 @@ use std::{
 };
 
 use tokio::time::{MissedTickBehavior, interval_at, sleep};
-use watchlock::{HolderInfo, LockClient, LockInfo};
+use watchlock::{
+    LockClient,
+    operate::{HolderInfo, LockInfo},
+};
 
 use crate::{
     clock::Offset,
@@ -195,7 +198,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn without_a_terminal_each_holder_is_told_once_and_none_more_often_than_each_minute() {
-        let memory = watchlock::InMemory::new();
+        let memory = watchlock::testing::InMemory::new();
         let (ours, other) = (memory.client(), memory.client());
         let first = other.mutex("x").acquire().reason("the first").await.unwrap();
         let mutex = ours.mutex("x");

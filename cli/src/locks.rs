@@ -3,7 +3,13 @@
 use clap::Args;
 use futures::StreamExt as _;
 use mongodb::bson::{Bson, Document};
-use watchlock::{DocumentLocks, FencingToken, List, LockClient, LockInfo, MemoryCollection, OperateError, WakeMode};
+use watchlock::{
+    FencingToken, LockClient,
+    documents::DocumentLocks,
+    errors::OperateError,
+    operate::{List, LockInfo, WakeMode},
+    testing::MemoryCollection,
+};
 
 use crate::{connection::Place, events::Events, exit::Failure, ids::Readings};
 
@@ -16,9 +22,9 @@ pub(crate) struct Kept {
     /// Look at the locks in the documents of this collection, instead of those with names
     ///
     /// NAME is then the `_id` of a document: as `watchlock ls` shows it ("text", ObjectId(...), 7), as extended JSON in
-    /// braces ({"$oid": "..."}, {"tenant": 1}), or as it reads: the digits of an ObjectId or of a UUID (also in the three
-    /// old orders of its bytes), a number, a date, a text. If the collection has several documents with an `_id` that
-    /// reads so, the command changes nothing and names them.
+    /// braces ({"$oid": "..."}, {"tenant": 1}), or as it reads: the digits of an ObjectId or of a UUID (also in the
+    /// three old orders of its bytes), a number, a date, a text. If the collection has several documents with an `_id`
+    /// that reads so, the command changes nothing and names them.
     #[arg(long, value_name = "COLLECTION", value_parser = collection)]
     documents: Option<String>,
     /// The field of the documents that has their locks

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
-use watchlock::LockInfo;
+use watchlock::operate::LockInfo;
 
 /// Locks, one of them with texts that are too long for a narrow terminal, and one with wide characters; and the time.
 pub(crate) fn some() -> (Vec<LockInfo>, SystemTime) {

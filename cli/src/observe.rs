@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde::Serialize;
-use watchlock::{FencingToken, Leader, Leaders};
+use watchlock::{FencingToken, election::Leader, operate::Events};
 
 use crate::{
     arguments::Observe,
@@ -48,7 +48,7 @@ pub(crate) async fn observe(connection: &Connection, arguments: Observe) -> Outc
     }
 }
 
-async fn changes(mut leaders: Leaders, mut printer: Printer<'_>) -> Outcome {
+async fn changes(mut leaders: Events<Option<Leader>>, mut printer: Printer<'_>) -> Outcome {
     while let Some(leader) = leaders.next().await {
         printer.print(leader?.as_ref())?;
     }

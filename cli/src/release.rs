@@ -3,7 +3,10 @@
 use std::process::ExitCode;
 
 use serde::Serialize;
-use watchlock::{FencingToken, HolderInfo, LockInfo};
+use watchlock::{
+    FencingToken,
+    operate::{HolderInfo, LockInfo},
+};
 
 use crate::{
     arguments::{Output, Release},

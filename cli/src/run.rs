@@ -10,9 +10,11 @@ use std::{
 
 use tokio::time::{Instant, sleep_until, timeout};
 use watchlock::{
-    Acquire, AcquireError, InMemory, LockClient, LockClientBuilder, Once, ReleaseError, Released, Turn,
-    action::{Patience, Try},
-    target::{CanAcquire, CanFix, CanKeep, HasHolder},
+    Acquire, LockClient, LockClientBuilder, Released,
+    action::{CanAcquire, CanKeep, Patience, Try},
+    errors::{AcquireError, ReleaseError},
+    locks::{Once, Turn},
+    testing::InMemory,
 };
 
 use crate::{
@@ -271,7 +273,7 @@ async fn ask(locks: &LockClient, arguments: &Run, left: Option<Duration>) -> Res
 }
 
 /// Acquires a lock of any kind, or tries it once, with the options of the command line.
-async fn lock<T: CanAcquire + CanKeep + CanFix + HasHolder>(
+async fn lock<T: CanAcquire + CanKeep>(
     acquire: Acquire<T>,
     attempt: Acquire<T, Try>,
     arguments: &Run,
@@ -291,7 +293,7 @@ where
     in_all(with_options(acquire, arguments).await.map(Into::into), arguments)
 }
 
-fn with_options<T: CanKeep + CanFix, P: Patience>(acquire: Acquire<T, P>, arguments: &Run) -> Acquire<T, P> {
+fn with_options<T: CanKeep, P: Patience>(acquire: Acquire<T, P>, arguments: &Run) -> Acquire<T, P> {
     let acquire = match reason(arguments) {
         Some(reason) => acquire.reason(reason),
         None => acquire,

@@ -21,7 +21,7 @@ use tokio::{
     task::AbortHandle,
     time::{Instant, MissedTickBehavior, interval},
 };
-use watchlock::{LockInfo, OperateError};
+use watchlock::{errors::OperateError, operate::LockInfo};
 
 use self::{
     pace::Pace,

@@ -7,7 +7,7 @@ use std::{
     time::SystemTime,
 };
 
-use watchlock::{HolderInfo, Kind, LockInfo};
+use watchlock::operate::{HolderInfo, Kind, LockInfo};
 
 use crate::{
     arguments::Show,

@@ -7,7 +7,7 @@ use std::{
 
 use futures::StreamExt as _;
 use tokio::time::{sleep, timeout};
-use watchlock::LockInfo;
+use watchlock::operate::LockInfo;
 
 use crate::{
     arguments::Wait,

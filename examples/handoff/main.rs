@@ -15,7 +15,7 @@ mod worker;
 
 use std::process::ExitCode;
 
-use watchlock::{LockClient, LockClientBuilder, WakeSource};
+use watchlock::{LockClient, LockClientBuilder, operate::WakeSource};
 use watchlock_testkit::stage::{self, Result, Server};
 
 fn main() -> ExitCode {

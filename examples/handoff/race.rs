@@ -14,7 +14,7 @@ use mongodb::{
     options::{CollectionOptions, WriteConcern},
 };
 use tokio::{sync::mpsc, time::sleep};
-use watchlock::{Held, LockClient, target};
+use watchlock::{Held, LockClient, locks};
 use watchlock_testkit::stage::{Result, Server, chance};
 
 use crate::locks;
@@ -127,7 +127,7 @@ struct Relay {
     holder: LockClient,
     waiter: LockClient,
     spectator: LockClient,
-    held: Held<target::Mutex>,
+    held: Held<locks::Mutex>,
 }
 
 impl Relay {

@@ -7,7 +7,7 @@ use mongodb::{
     bson::{Document, doc},
 };
 use tokio::time::sleep;
-use watchlock::{HolderInfo, LockClient};
+use watchlock::{LockClient, operate::HolderInfo};
 use watchlock_testkit::stage::{
     Crew, Result, Server,
     moment::{clock, millis, since},

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use tokio::time::sleep;
-use watchlock::{Held, LockClient, target};
+use watchlock::{Held, LockClient, locks};
 use watchlock_testkit::stage::{Part, Result, chance, say};
 
 use crate::{event::Event, locks};
@@ -38,7 +38,7 @@ async fn contend(locks: &LockClient) -> Result<()> {
     Ok(())
 }
 
-async fn hold(handle: Held<target::Mutex>) -> Result<()> {
+async fn hold(handle: Held<locks::Mutex>) -> Result<()> {
     say(Event::Holds {
         token: handle.token().as_i64(),
         at: SystemTime::now(),

@@ -7,7 +7,7 @@ use std::{
 };
 
 use tokio::time::sleep;
-use watchlock::{LockClient, View, target};
+use watchlock::{LockClient, View, election};
 use watchlock_testkit::stage::{Part, Result, say};
 
 use crate::{event::Event, ledger::Ledger};
@@ -48,7 +48,7 @@ async fn lead(locks: LockClient, ledger: Ledger, part: Part) -> Result<()> {
 }
 
 /// Runs the job on each tick that begins under this leadership. Another leader may have run an earlier one.
-async fn run_each_tick(leading: &View<target::Leadership>, ledger: &Ledger, label: &str) -> Result<Infallible> {
+async fn run_each_tick(leading: &View<election::Election>, ledger: &Ledger, label: &str) -> Result<Infallible> {
     let token = leading.token().as_i64();
     let at = SystemTime::now();
     say(Event::Elected { at, token })?;

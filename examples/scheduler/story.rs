@@ -9,7 +9,7 @@ use std::{
 
 use futures::future::try_join_all;
 use tokio::time::sleep;
-use watchlock::{Leaders, LockClient, OnceOutcome};
+use watchlock::{LockClient, election::Leader, locks::OnceOutcome, operate::Events};
 use watchlock_testkit::stage::{
     Crew, Result, Server,
     moment::{clock, millis, since},
@@ -137,7 +137,7 @@ async fn once_a_period(server: &Server) -> Result<()> {
 struct Story {
     crew: Crew<Event>,
     locks: LockClient,
-    leaders: Leaders,
+    leaders: Events<Option<Leader>>,
     /// The node whose campaign succeeded last, and when.
     elected: Option<(usize, SystemTime)>,
     /// All ticks that were run.

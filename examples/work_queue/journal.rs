@@ -14,7 +14,7 @@ use mongodb::{
     bson::{Bson, Document, doc},
     options::{CollectionOptions, WriteConcern},
 };
-use watchlock::{Held, target};
+use watchlock::{Held, documents};
 use watchlock_testkit::stage::{Result, moment::uptime};
 
 use crate::queue::{self, Event};
@@ -56,7 +56,7 @@ impl Journal {
     }
 
     /// Enters the start of a worker's work; returns the entry's id.
-    pub(crate) async fn begin(&self, event: &Held<target::Document<Event>>, by: &str) -> Result<Bson> {
+    pub(crate) async fn begin(&self, event: &Held<documents::Document<Event>>, by: &str) -> Result<Bson> {
         let begun = uptime();
         let entry = doc! {
             "event": event.document().id, "token": event.token().as_i64(), "by": by, "begun": nanos(begun),

@@ -4,7 +4,11 @@ use std::time::Duration;
 
 use mongodb::bson::doc;
 use tokio::time::sleep;
-use watchlock::{DocumentError, DocumentLocks, Held, LockClient, target};
+use watchlock::{
+    Held, LockClient,
+    documents::{self, DocumentLocks},
+    errors::DocumentError,
+};
 use watchlock_testkit::stage::{Part, Result, chance, say};
 
 use crate::{
@@ -45,7 +49,7 @@ async fn drain(events: &DocumentLocks<Event>, journal: &Journal, label: &str) ->
     }
 }
 
-async fn process(event: &Held<target::Document<Event>>, journal: &Journal, label: &str) -> Result<()> {
+async fn process(event: &Held<documents::Document<Event>>, journal: &Journal, label: &str) -> Result<()> {
     let (id, token) = (event.document().id, event.token().as_i64());
     let entry = journal.begin(event, label).await?;
     say(News::Took { event: id, token })?;

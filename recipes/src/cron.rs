@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio_cron_scheduler::{Job, JobScheduler};
-use watchlock::{FencingToken, LockClient, OnceOutcome};
+use watchlock::{FencingToken, LockClient, locks::OnceOutcome};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::{Router, routing::get};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::time::{MissedTickBehavior, interval};
-use watchlock::HISTOGRAM_BUCKETS;
+use watchlock::operate::HISTOGRAM_BUCKETS;
 
 /// Pause after which the recorder sums up what the histograms were given. Until then it keeps each value.
 const UPKEEP: Duration = Duration::from_secs(5);

@@ -10,7 +10,11 @@ use axum::{
 };
 use mongodb::Database;
 use tokio::net::TcpListener;
-use watchlock::{AcquireError, FencingToken, LockClient, LockInfo, RunError};
+use watchlock::{
+    FencingToken, LockClient,
+    errors::{AcquireError, RunError},
+    operate::LockInfo,
+};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 

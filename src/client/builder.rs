@@ -82,6 +82,7 @@ impl<W: World> LockClientBuilder<W> {
     ///
     /// The lock of a crashed holder stays taken for this long, and a holder keeps its lock through an outage of the
     /// server of up to this length.
+    #[doc(alias("ttl", "leaseTime", "lockWatchdogTimeout"))]
     pub fn lease(mut self, lease: Duration) -> Self {
         self.settings.lease = Some(lease);
         self
@@ -92,6 +93,7 @@ impl<W: World> LockClientBuilder<W> {
     ///
     /// If the primary fails at the worst moment, the lease less this interval is left. That must outlast the election
     /// (10 to 12 s by MongoDB's defaults, 20 s if it has to be repeated) and the first commit after it.
+    #[doc(alias("keepalive", "heartbeat"))]
     pub fn renewal_interval(mut self, interval: Duration) -> Self {
         self.settings.renewal_interval = Some(interval);
         self
@@ -143,7 +145,7 @@ impl<W: World> LockClientBuilder<W> {
     }
 
     /// Sets how the client learns that a lock it holds was taken away; by default by the change stream in any small fleet
-    /// and on any quiet set, and by reads where a large fleet holds locks in a busy one: see [`HoldWatch`].
+    /// and on any quiet set, and by reads where a large fleet holds locks in a busy one: see [`HoldWatch`](crate::operate::HoldWatch).
     ///
     /// [`wake_mode`](LockClient::wake_mode) tells which. Locks in documents count as one client.
     ///
@@ -151,11 +153,11 @@ impl<W: World> LockClientBuilder<W> {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use watchlock::HoldWatch;
+    /// use watchlock::{operate::HoldWatch, testing::InMemory};
     ///
     /// // The streams of all holders together may cost the server a quarter of a core.
     /// let watch = HoldWatch::Budget { millicores: 250 };
-    /// let locks = watchlock::InMemory::new().builder().hold_watch(watch).build().await?;
+    /// let locks = InMemory::new().builder().hold_watch(watch).build().await?;
     /// # Ok(()) }
     /// ```
     pub fn hold_watch(mut self, watch: HoldWatch) -> Self {
@@ -168,9 +170,9 @@ impl<W: World> LockClientBuilder<W> {
     ///
     /// Each open stream occupies one of the pool's connections (`maxPoolSize`, 10 by default). There is one for the
     /// locks while one is held for long or a waiter is about to be served, which always has room; one for each
-    /// collection (and [field](crate::DocumentLocks::field)) of documents with a waiter, a claim or a long hold; and
-    /// one for each [`watch`](LockClient::watch), [`watch_all`](LockClient::watch_all) and
-    /// [`observe`](crate::Election::observe). Beyond the limit, the first that need a stream get one, and
+    /// collection (and [field](crate::documents::DocumentLocks::field)) of documents with a waiter, a claim or a long
+    /// hold; and one for each [`watch`](LockClient::watch), [`watch_all`](LockClient::watch_all) and
+    /// [`observe`](crate::election::Election::observe). Beyond the limit, the first that need a stream get one, and
     /// the others poll until there is room.
     pub fn max_streams(mut self, streams: u32) -> Self {
         self.settings.max_streams = Some(streams);
@@ -178,8 +180,8 @@ impl<W: World> LockClientBuilder<W> {
     }
 
     /// Sets how many operations (acquires, releases and their like) the client may have on their way at a time; 10 by
-    /// default, 1 to 1,000. The locks of each collection, [field](crate::DocumentLocks::field) or
-    /// [array](crate::DocumentLocks::element) of documents have the same number for themselves.
+    /// default, 1 to 1,000. The locks of each collection, [field](crate::documents::DocumentLocks::field) or
+    /// [array](crate::documents::DocumentLocks::element) of documents have the same number for themselves.
     ///
     /// The client begins with 6 and finds out whether more get done if more are on their way, up to this number. With a
     /// larger connection pool (`maxPoolSize`) a larger number can be worth it, for clients that acquire thousands of
@@ -239,19 +241,19 @@ impl<W: World> LockClientBuilder<W> {
     ///
     /// # Other clients find it taken
     ///
-    /// A request of another client that does not wait finds an idle lock taken: a [try](crate::Mutex::try_acquire), or
-    /// a request with another number of permits, which fails as for a held lock. If the process crashes, others wait
-    /// for the rest of the lease, though nobody held the lock. So don't use it for locks that several clients try.
-    /// [`inspect`](LockClient::inspect) and the command line show such a lock as [idle](crate::HolderInfo::idle) after
-    /// its next renewal. The document shows one holder all the while, whose time counts from the first grant, in the
-    /// [history](Self::history) too.
+    /// A request of another client that does not wait finds an idle lock taken: a
+    /// [try](crate::locks::Mutex::try_acquire), or a request with another number of permits, which fails as for a held
+    /// lock. If the process crashes, others wait for the rest of the lease, though nobody held the lock. So don't use
+    /// it for locks that several clients try. [`inspect`](LockClient::inspect) and the command line show such a lock as
+    /// [idle](crate::operate::HolderInfo::idle) after its next renewal. The document shows one holder all the while,
+    /// whose time counts from the first grant, in the [history](Self::history) too.
     ///
     /// The setting applies to locks that are [handed on locally](Self::hand_on_locally), except those of readers, and
     /// requires that switch and a change stream: without a stream no lock stays. A lock for which this client had to
-    /// wait for another client does not stay, nor does that of a [job](crate::Once). While a lock is idle, its lease is
-    /// renewed and its document read at least every five seconds, for all idle locks of a client together. A lock whose
-    /// document has not been read for 15 seconds goes back, so another client whose event was lost waits no longer than
-    /// that.
+    /// wait for another client does not stay, nor does that of a [job](crate::locks::Once). While a lock is idle, its
+    /// lease is renewed and its document read at least every five seconds, for all idle locks of a client together. A
+    /// lock whose document has not been read for 15 seconds goes back, so another client whose event was lost waits no
+    /// longer than that.
     ///
     /// # Examples
     ///
@@ -259,7 +261,7 @@ impl<W: World> LockClientBuilder<W> {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// use std::time::Duration;
     ///
-    /// let locks = watchlock::InMemory::new().builder().keep_idle(Duration::from_secs(10)).build().await?;
+    /// let locks = watchlock::testing::InMemory::new().builder().keep_idle(Duration::from_secs(10)).build().await?;
     /// let first = locks.mutex("account-7").acquire().await?;
     /// let token = first.token();
     /// first.release().await?;
@@ -287,7 +289,7 @@ impl<W: World> LockClientBuilder<W> {
     /// owner id need not wait for that. Its acquire (or try) of such a lock evicts every hold and every wait of earlier
     /// clients with the id, and gets the lock, in one write and under a new token, before the waiters behind. On a
     /// semaphore all permits of the earlier clients become free, and the new request is first in line. A
-    /// [claim](crate::DocumentLocks::claim) takes only free documents.
+    /// [claim](crate::documents::DocumentLocks::claim) takes only free documents.
     ///
     /// # One client at a time
     ///
@@ -309,7 +311,7 @@ impl<W: World> LockClientBuilder<W> {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use watchlock::{InMemory, LostReason};
+    /// use watchlock::{LostReason, testing::InMemory};
     ///
     /// let memory = InMemory::new();
     /// let before = memory.builder().owner_id("billing-3").build().await?;
@@ -333,8 +335,8 @@ impl<W: World> LockClientBuilder<W> {
     /// A renewed lock is held for as long as its holder lives, so a job that hangs keeps it forever. From `limit` after
     /// the grant, [`status`](crate::View::status) is [`HeldTooLong`](crate::LockStatus::HeldTooLong), and an [event
     /// and a metric](crate::observability) report it once. The lock stays held; to lose it instead, set
-    /// [`lose_after`](Self::lose_after). The limit applies to claimed documents and [jobs](crate::Once), but not to
-    /// leaderships.
+    /// [`lose_after`](Self::lose_after). The limit applies to claimed documents and [jobs](crate::locks::Once), but not
+    /// to leaderships.
     ///
     /// # Examples
     ///
@@ -342,7 +344,7 @@ impl<W: World> LockClientBuilder<W> {
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// use std::time::Duration;
-    /// use watchlock::{InMemory, LockStatus, LostReason};
+    /// use watchlock::{LockStatus, LostReason, testing::InMemory};
     ///
     /// let minute = Duration::from_secs(60);
     /// let locks = InMemory::new().builder().warn_after(5 * minute).lose_after(30 * minute).build().await?;
@@ -362,6 +364,7 @@ impl<W: World> LockClientBuilder<W> {
     ///
     /// The lock is lost as [`HeldTooLong`](crate::LostReason::HeldTooLong) and released at once: the code under it must
     /// stop by then. See [`Acquire::lose_after`](crate::Acquire::lose_after). Leaderships have no limit.
+    #[doc(alias = "lockAtMostFor")]
     pub fn lose_after(mut self, limit: Duration) -> Self {
         self.settings.limits.lose = Some(limit);
         self
@@ -370,10 +373,11 @@ impl<W: World> LockClientBuilder<W> {
     /// Keeps the last `ends` holds of each lock in its document, for people to read: their holders, for how long, and
     /// how they ended. 0 by default, at most 20.
     ///
-    /// [`inspect`](LockClient::inspect) and [`list`](LockClient::list) show them as [`past`](crate::LockInfo::past).
-    /// The write that ends the hold makes the record, so it costs no further command. With a history of 5, a hold and
-    /// its release took a MongoDB 6.0 about one twentieth longer, as documents and commands are larger. The records are
-    /// purged with the document, which is kept for the [retention](Self::retention) once the lock is free.
+    /// [`inspect`](LockClient::inspect) and [`list`](LockClient::list) show them as
+    /// [`past`](crate::operate::LockInfo::past). The write that ends the hold makes the record, so it costs no further
+    /// command. With a history of 5, a hold and its release took a MongoDB 6.0 about one twentieth longer, as documents
+    /// and commands are larger. The records are purged with the document, which is kept for the
+    /// [retention](Self::retention) once the lock is free.
     ///
     /// The client that removes the hold from the document makes the record: the holder when it releases, or another
     /// client that finds the lease over or breaks the lock. So give all clients of a lock the same history; a client
@@ -383,7 +387,7 @@ impl<W: World> LockClientBuilder<W> {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use watchlock::{HoldEnd, InMemory};
+    /// use watchlock::{operate::HoldEnd, testing::InMemory};
     ///
     /// let locks = InMemory::new().builder().history(5).build().await?;
     /// locks.mutex("nightly").acquire().reason("of the 3rd").await?.release().await?;
@@ -402,15 +406,17 @@ impl<W: World> LockClientBuilder<W> {
     ///
     /// Each lock costs the recorder some hundred time series, most of them buckets of histograms. So choose the locks
     /// that deserve a row on a dashboard, by names that don't change. All other locks are counted together, without the
-    /// label. A [document](crate::DocumentLocks) has the name that [`View::name`](crate::View::name) returns:
-    /// `7` for that `_id`, and `"a-1"`, with the quotes, for a string. [Observability](crate::observability#metrics)
-    /// lists the metrics.
+    /// label. A [document](crate::documents::DocumentLocks) has the name that [`View::name`](crate::View::name)
+    /// returns: `7` for that `_id`, and `"a-1"`, with the quotes, for a string.
+    /// [Observability](crate::observability#metrics) lists the metrics.
     ///
     /// # Examples
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let locks = watchlock::InMemory::new().builder().metrics_for(["nightly-job", "scheduler"]).build().await?;
+    /// use watchlock::testing::InMemory;
+    ///
+    /// let locks = InMemory::new().builder().metrics_for(["nightly-job", "scheduler"]).build().await?;
     /// // Counted as watchlock_acquires_total{kind="mutex",outcome="granted",lock="nightly-job"}.
     /// locks.mutex("nightly-job").acquire().await?.release().await?;
     /// # Ok(()) }

@@ -11,7 +11,7 @@ use crate::{
 /// Locks in the memory of this process: the same semantics through the same transitions, without a server.
 ///
 /// For tests of your own code. Each of its clients plays the part of another process; clones share the locks. A
-/// [`MemoryCollection`](crate::MemoryCollection) has the documents to lock in place.
+/// [`MemoryCollection`](crate::testing::MemoryCollection) has the documents to lock in place.
 ///
 /// # Guarantees
 ///
@@ -22,7 +22,7 @@ use crate::{
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let memory = watchlock::InMemory::new();
+/// let memory = watchlock::testing::InMemory::new();
 /// let (one, other) = (memory.client(), memory.client());
 /// let handle = one.mutex("invoice-42").acquire().await?;
 /// assert!(other.mutex("invoice-42").try_acquire().await?.is_none());
@@ -37,7 +37,7 @@ use crate::{
 /// ```
 /// use std::time::Duration;
 /// use tokio::time::{advance, sleep};
-/// use watchlock::{InMemory, LostReason};
+/// use watchlock::{LostReason, testing::InMemory};
 ///
 /// // As `#[tokio::test(start_paused = true)]` does.
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
@@ -81,7 +81,7 @@ impl InMemory {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let lease = std::time::Duration::from_secs(5);
-    /// let locks = watchlock::InMemory::new().builder().lease(lease).build().await?;
+    /// let locks = watchlock::testing::InMemory::new().builder().lease(lease).build().await?;
     /// # Ok(()) }
     /// ```
     pub fn builder(&self) -> LockClientBuilder {

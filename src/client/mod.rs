@@ -28,11 +28,8 @@ use crate::{
         semaphore::Semaphore,
     },
     name::LockName,
-    operate::{
-        list::List,
-        watch::{AllLockEvents, LockEvents},
-    },
-    session::{ClientLife, Session, UserHandle},
+    operate::{events::Events, list::List, watch::LockEvent},
+    session::{ClientLife, Session, UserHandle, streams::follow::Scope},
     store::{MemoryStore, Store, collection::PlaceId, place::Paths},
     token::FencingToken,
     wake_mode::{PollingReason, WakeMode, WakeSource},
@@ -45,17 +42,35 @@ use builder::{Home, LockClientBuilder};
 /// Use one client per process: it owns one session, with one change stream and one heartbeat. Cloning is cheap, and
 /// clones share the session.
 ///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use watchlock::LockClient;
+///
+/// let locks = LockClient::in_memory(); // For services: `LockClient::builder(database).build().await?`
+/// let invoice = locks.mutex("invoice-42").acquire().timeout(Duration::from_secs(5)).reason("monthly run").await?;
+/// let export = locks.semaphore("exports", 4).acquire().await?;
+/// if let Some(both) = locks.multi(["account-3", "account-7"]).try_acquire().await? {
+///     both.release().await?;
+/// }
+/// let status = locks.rw_lock("prices").read().run(async |held| held.status()).await?;
+/// # assert!(status == watchlock::LockStatus::Held && export.is_held());
+/// invoice.release().await?;
+/// locks.shutdown().await;
+/// # Ok(()) }
+/// ```
+///
 /// # Guarantees
 ///
 /// Dropping the last clone and the last handle ends the session's tasks, after the held locks are released. That takes
 /// place in the background, so it needs a runtime that lives on. **A program that returns from `main` ends its runtime,
 /// and with it the releases on their way: the locks stay taken until their leases expire** (30 s by default), and the
 /// program waits for them when it is started again. So let a program do its work in a
-/// [`scope`](LockClientBuilder::scope), or call [`shutdown`](Self::shutdown) at its end. If both are missing, the `WARN`
-/// event `watchlock.left_taken` [reports](crate::observability) how many locks are left.
+/// [`scope`](LockClientBuilder::scope), or call [`shutdown`](Self::shutdown) at its end. If both are missing, the
+/// `WARN` event `watchlock.left_taken` [reports](crate::observability) how many locks are left.
 ///
-/// Handles keep the session alive. As with the driver's client, its tasks run on the tokio runtime on which it was first
-/// used: build one for each runtime.
+/// Handles keep the session alive. As with the driver's client, its tasks run on the tokio runtime on which it was
+/// first used: build one for each runtime.
 ///
 /// # How long a call may take
 ///
@@ -70,6 +85,7 @@ use builder::{Home, LockClientBuilder};
 /// if that comes first. [Operating](crate::guide::operating#how-long-a-call-may-take) has a table of them. You can wrap
 /// these calls in `tokio::time::timeout`: each command runs in its own task, so no command of the driver is abandoned
 /// half-way.
+#[doc(alias("LockProvider", "RedissonClient", "Session"))]
 #[derive(Clone)]
 pub struct LockClient<W: World = Async> {
     session: UserHandle,
@@ -272,9 +288,9 @@ impl<W: World> LockClient<W> {
         MultiLock::new(self.session.clone(), names)
     }
 
-    /// Returns the name of this machine, as [`HolderInfo::host`](crate::HolderInfo::host) and
-    /// [`WaiterInfo::host`](crate::WaiterInfo::host) show it for this client: together with the process id, by which a
-    /// program recognizes itself.
+    /// Returns the name of this machine, as [`HolderInfo::host`](crate::operate::HolderInfo::host) and
+    /// [`WaiterInfo::host`](crate::operate::WaiterInfo::host) show it for this client: together with the process id, by
+    /// which a program recognizes itself.
     ///
     /// # Examples
     ///
@@ -336,8 +352,8 @@ impl<W: World> LockClient<W> {
 
     /// Returns the present holders and waiters of the lock `name`; `None` if there is no trace of it.
     ///
-    /// A holder whose lease is over is shown until somebody asks for the lock again, while a [`list`](Self::list) leaves
-    /// it out: [`LockInfo::is_held`] counts only the others.
+    /// A holder whose lease is over is shown until somebody asks for the lock again, while a [`list`](Self::list)
+    /// leaves it out: [`LockInfo::is_held`] counts only the others.
     ///
     /// # Errors
     ///
@@ -415,7 +431,7 @@ impl<W: World> LockClient<W> {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let locks = watchlock::LockClient::in_memory();
-    /// use watchlock::LockEvent;
+    /// use watchlock::operate::LockEvent;
     ///
     /// let handle = locks.mutex("invoice-42").acquire().await?;
     /// let mut events = locks.watch("invoice-42");
@@ -424,9 +440,9 @@ impl<W: World> LockClient<W> {
     /// assert!(matches!(events.next().await, Some(Ok(LockEvent::Released { .. }))));
     /// # Ok(()) }
     /// ```
-    pub fn watch(&self, name: &str) -> LockEvents<W> {
-        let name = check_name(name).map(|()| (self.session.clone(), name.to_owned()));
-        LockEvents::new(name)
+    pub fn watch(&self, name: &str) -> Events<LockEvent, W> {
+        let scope = Scope::One(name.to_owned());
+        Events::new(check_name(name).map(|()| (self.session.clone(), scope)))
     }
 
     /// Returns the events of every lock in the collection, as they happen: the events of [`watch`](Self::watch), each
@@ -449,7 +465,7 @@ impl<W: World> LockClient<W> {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let locks = watchlock::LockClient::in_memory();
-    /// use watchlock::LockEvent;
+    /// use watchlock::operate::LockEvent;
     ///
     /// let mut events = locks.watch_all();
     /// let handle = locks.mutex("invoice-42").acquire().await?;
@@ -459,8 +475,8 @@ impl<W: World> LockClient<W> {
     /// # handle.release().await?;
     /// # Ok(()) }
     /// ```
-    pub fn watch_all(&self) -> AllLockEvents<W> {
-        AllLockEvents::new(Ok(self.session.clone()))
+    pub fn watch_all(&self) -> Events<(String, LockEvent), W> {
+        Events::new(Ok((self.session.clone(), Scope::All)))
     }
 
     /// Takes the lock `name` away from all its holders, and hands it to the next in the queue.
@@ -487,6 +503,7 @@ impl<W: World> LockClient<W> {
     /// assert_eq!(handle.lost().await, watchlock::LostReason::Broken);
     /// # Ok(()) }
     /// ```
+    #[doc(alias("forceUnlock", "force_unlock"))]
     pub fn break_lock(&self, name: &str) -> W::Call<impl Future<Output = Result<Option<LockInfo>, OperateError>>> {
         W::call(async move {
             check_name(name)?;
@@ -497,7 +514,7 @@ impl<W: World> LockClient<W> {
     /// Takes the lock `name` away from the one holder whose grant has this token, and from nobody else: one holder of a
     /// semaphore, or one reader. Its permits go to the next in the queue.
     ///
-    /// [`HolderInfo::token`](crate::HolderInfo::token) has the token. The holder sees
+    /// [`HolderInfo::token`](crate::operate::HolderInfo::token) has the token. The holder sees
     /// [`LostReason::Broken`](crate::LostReason::Broken) at once. Returns the state of the lock afterwards, or `None`
     /// without a change if nobody holds it under this token.
     ///
@@ -536,9 +553,9 @@ impl<W: World> LockClient<W> {
     /// length ([`Acquire::fixed`](crate::Acquire::fixed)) has its length from now on.
     ///
     /// Use it for holds that no process renews, such as those of a pipeline's steps; a handle renews itself in the
-    /// background. The lock stays taken for that time. A handle of this client to the hold has the new end; one of another
-    /// client is lost at its old one. Returns the state of the lock afterwards, or `None` without a change if nobody holds it under this
-    /// token any more.
+    /// background. The lock stays taken for that time. A handle of this client to the hold has the new end; one of
+    /// another client is lost at its old one. Returns the state of the lock afterwards, or `None` without a change if
+    /// nobody holds it under this token any more.
     ///
     /// # Errors
     ///
@@ -576,13 +593,14 @@ impl<W: World> LockClient<W> {
         })
     }
 
-    /// Ends the client: acquires fail with [`AcquireError::Closed`](crate::AcquireError::Closed), held locks are
-    /// released, waiters give up their queue positions. Returns when the server has confirmed, or after the time of a
-    /// lease. With a request whose answer was lost, it also waits until the server has given that up, for a fraction of a
-    /// second as a rule: nothing of this client is in the way of others afterwards.
+    /// Ends the client: acquires fail with [`AcquireError::Closed`](crate::errors::AcquireError::Closed), held locks
+    /// are released, waiters give up their queue positions. Returns when the server has confirmed, or after the time of
+    /// a lease. With a request whose answer was lost, it also waits until the server has given that up, for a fraction
+    /// of a second as a rule: nothing of this client is in the way of others afterwards.
     ///
     /// Call it before the runtime ends: a handle dropped with the runtime can't send its release, so others would wait
-    /// until its lease expires. A [`scope`](LockClientBuilder::scope) does so by itself, also after an error or a panic.
+    /// until its lease expires. A [`scope`](LockClientBuilder::scope) does so by itself, also after an error or a
+    /// panic.
     ///
     /// It waits for no work. Work that goes on, as that of `tokio::task::spawn_blocking` does even if its task is
     /// aborted, has lost its locks: its handles report [`LostReason::Released`](crate::LostReason::Released) from the

@@ -26,7 +26,7 @@ impl LockClientBuilder {
     /// also after an error, and after a panic, which goes on then. So no lock of the program stays taken after its end.
     ///
     /// The future's own output, even a `Result`, is returned unchanged. Clones and handles may outlive the scope, but
-    /// acquires fail with [`AcquireError::Closed`](crate::AcquireError::Closed) then, and the handles are lost.
+    /// acquires fail with [`AcquireError::Closed`](crate::errors::AcquireError::Closed) then, and the handles are lost.
     ///
     /// A process that is killed, or calls `std::process::exit`, runs nothing any more: its locks stay taken until their
     /// leases expire. So end the work when the process is asked to end, as in the example.
@@ -91,7 +91,7 @@ impl LockClientBuilder<Blocking> {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// watchlock::InMemory::new().builder().blocking().scope(|locks| {
+    /// watchlock::testing::InMemory::new().builder().blocking().scope(|locks| {
     ///     let handle = locks.mutex("invoice-42").acquire().run()?;
     ///     // ... bill the invoice ...
     ///     handle.release()?;

@@ -82,12 +82,12 @@ fn deadline(timeout: Option<Duration>) -> Option<Instant> {
 }
 
 impl<T: DeserializeOwned + Send + Sync + 'static> CanAcquire for handle::Document<T> {
-    async fn ask(self, options: Options, otherwise: Otherwise) -> Result<Got<Self>, AcquireError> {
-        let acquiring = DocumentAcquiring::new(self.locks.place(&self.id)?, options.timeout);
+    async fn ask(request: Self, options: Options, otherwise: Otherwise) -> Result<Got<Self>, AcquireError> {
+        let acquiring = DocumentAcquiring::new(request.locks.place(&request.id)?, options.timeout);
         let own = acquiring.acquire(options, otherwise).await?;
         // On a timeout it is released again.
         match acquiring.in_time(acquiring.session.fetch(own.name())).await? {
-            Some(document) => read(acquiring.session, own, self.id, &document, None),
+            Some(document) => read(acquiring.session, own, request.id, &document, None),
             None => Err(AcquireError::NoDocument { name: acquiring.name }),
         }
     }
@@ -110,7 +110,7 @@ fn read<T: DeserializeOwned>(
     }
 }
 
-/// Any free document that matches a filter: see [`DocumentLocks::claim`](crate::DocumentLocks::claim).
+/// Any free document that matches a filter: see [`DocumentLocks::claim`](crate::documents::DocumentLocks::claim).
 pub struct Claim<T> {
     locks: DocumentLocks<T>,
     wanted: Wanted,
@@ -133,6 +133,7 @@ impl<T> Sealed for Claim<T> {}
 
 impl<T> Target for Claim<T> {
     type Held = handle::Document<T>;
+    type Request = Self;
     type Own = OwnedHold;
     type Data = HeldDocument<T>;
 }
@@ -144,7 +145,7 @@ impl<T> CanFix for Claim<T> {}
 impl<T, P: Patience, W: World> Acquire<Claim<T>, P, W> {
     /// Sets which of the documents comes first, as in the driver's `find_one_and_update`.
     pub fn sort(mut self, sort: Document) -> Self {
-        self.target.wanted.sort = Some(sort);
+        self.request.wanted.sort = Some(sort);
         self
     }
 
@@ -152,19 +153,20 @@ impl<T, P: Patience, W: World> Acquire<Claim<T>, P, W> {
     ///
     /// The server counts in the atomic step of the claim, in the field `attempts` of the document's lock: a worker that
     /// dies has used up its attempt, and so has a claim that was dropped or timed out just as it was granted. Only
-    /// claims with a limit count; they share one count, even if their limits differ. [`Held::attempt`](crate::Held::attempt) is the
-    /// number of this one.
+    /// claims with a limit count; they share one count, even if their limits differ.
+    /// [`Held::attempt`](crate::Held::attempt) is the number of this one.
     ///
     /// A document that was claimed `most` times and still matches is a dead letter: claims with this limit pass over
     /// it. The event `watchlock.last_attempt` reports each last claim. A find in the collection returns the dead
-    /// letters, and [`DocumentLocks::clear_attempts`](crate::DocumentLocks::clear_attempts) lets one be claimed again.
+    /// letters, and [`DocumentLocks::clear_attempts`](crate::documents::DocumentLocks::clear_attempts) lets one be
+    /// claimed again.
     ///
     /// # Examples
     ///
     /// ```
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::MemoryCollection::new();
+    /// # let memory = watchlock::testing::MemoryCollection::new();
     /// # memory.insert_one(doc! { "_id": 7, "sent": false })?;
     /// # let outbox = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// for attempt in 1..=2 {
@@ -180,13 +182,13 @@ impl<T, P: Patience, W: World> Acquire<Claim<T>, P, W> {
     /// # Ok(()) }
     /// ```
     pub fn max_attempts(mut self, most: u32) -> Self {
-        self.target.wanted.attempts_most = Some(most.into());
+        self.request.wanted.attempts_most = Some(most.into());
         self
     }
 }
 
 impl<T: DeserializeOwned + Send + Sync + 'static> CanAcquire for Claim<T> {
-    async fn ask(self, options: Options, otherwise: Otherwise) -> Result<Got<Self>, AcquireError> {
+    async fn ask(request: Self, options: Options, otherwise: Otherwise) -> Result<Got<Self>, AcquireError> {
         let timeout = options.timeout;
         let (begins, tries) = (otherwise == Otherwise::Wait, otherwise != Otherwise::Wait);
         let waits = begins && timeout != Some(Duration::ZERO);
@@ -195,8 +197,8 @@ impl<T: DeserializeOwned + Send + Sync + 'static> CanAcquire for Claim<T> {
         } else {
             waitlist::Patience::Try
         };
-        let attempt = self.attempt(&options, waits)?;
-        let name = format!("a document of {}", self.locks.collection);
+        let attempt = request.attempt(&options, waits)?;
+        let name = format!("a document of {}", request.locks.collection);
         let unanswered = |error| AcquireError::Unanswered {
             name: name.clone(),
             waited: timeout.unwrap_or_default(),
@@ -209,7 +211,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> CanAcquire for Claim<T> {
             }
             // Until the first answer comes.
             let mut failing = timeout.map(|timeout| StoreError::unanswered(timeout).into());
-            let claiming = self.claim(options, patience, &mut failing);
+            let claiming = request.claim(options, patience, &mut failing);
             let claimed = match timeout.filter(|timeout| !timeout.is_zero()) {
                 // Dropping a claim releases a document that it got at that moment.
                 Some(timeout) => tokio::time::timeout(timeout, claiming).await.ok(),

@@ -21,8 +21,8 @@ pub(crate) fn check_encodable(update: &UpdateModifications) -> Result<(), Invali
     }
 }
 
-/// Checks that an update of the user's own document can be written, and leaves its lock alone, and the locks of other parts of the
-/// document.
+/// Checks that an update of the user's own document can be written, and leaves its lock alone, and the locks of other
+/// parts of the document.
 pub(crate) fn check_update(update: &UpdateModifications, place: &InPlace) -> Result<(), InvalidInput> {
     check_encodable(update)?;
     let paths = place.paths();

@@ -21,7 +21,7 @@ use crate::{
     world::{Sealed, World},
 };
 
-/// A [document](crate::DocumentLocks) of a collection of yours, read as a `T`.
+/// A [document](crate::documents::DocumentLocks) of a collection of yours, read as a `T`.
 ///
 /// [`View::name`](crate::View::name) is the `_id` as text.
 pub struct Document<T> {
@@ -39,6 +39,7 @@ impl<T> Sealed for Document<T> {}
 
 impl<T> Target for Document<T> {
     type Held = Self;
+    type Request = Self;
     type Own = OwnedHold;
     type Data = HeldDocument<T>;
 
@@ -115,7 +116,7 @@ impl<T, W: World> Held<Document<T>, W> {
     /// ```
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::MemoryCollection::new();
+    /// # let memory = watchlock::testing::MemoryCollection::new();
     /// # memory.insert_one(doc! { "kind": "mail" })?;
     /// # let events = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// let event = events.claim(doc! { "kind": "mail" }).await?;
@@ -152,20 +153,20 @@ impl<T: DeserializeOwned, W: World> Held<Document<T>, W> {
     ///
     /// `update` is a document of update operators or an aggregation pipeline; it must leave the lock's field alone, and
     /// the fields of the other locks that this client has in the same documents
-    /// ([`DocumentLocks::field`](crate::DocumentLocks::field)). The positional `$` is refused, as it stands for a place
-    /// found by the filter, which is the library's; `$[]` and pipelines work.
+    /// ([`DocumentLocks::field`](crate::documents::DocumentLocks::field)). The positional `$` is refused, as it stands
+    /// for a place found by the filter, which is the library's; `$[]` and pipelines work.
     ///
     /// # Errors
     ///
-    /// [`DocumentError::Invalid`] if the update would touch the lock, replaces the document, or can't be written as BSON:
-    /// nothing was sent.
+    /// [`DocumentError::Invalid`] if the update would touch the lock, replaces the document, or can't be written as
+    /// BSON: nothing was sent.
     /// [`DocumentError::Lost`] if the lock was lost before: nothing was changed. [`DocumentError::InTransaction`] if a
     /// transaction is open that this lock [guards](crate::View::guard_transaction): nothing was changed; within the
-    /// transaction, write to the document with its session ([`Fence::update_one`](crate::Fence::update_one) with
-    /// [`session`](crate::FencedUpdate::session) does so). [`DocumentError::Server`] if the server could not be reached
-    /// or did not answer for the time of the lease, ten minutes at most (the document may have been changed, or may
-    /// still be: the update is not repeated beyond the driver's own retry) or refused. [`DocumentError::Unreadable`] if
-    /// the document was changed but can't be read as a `T`.
+    /// transaction, write to the document with its session ([`Fence::update_one`](crate::fence::Fence::update_one) with
+    /// [`session`](crate::fence::FencedWrite::session) does so). [`DocumentError::Server`] if the server could not be
+    /// reached or did not answer for the time of the lease, ten minutes at most (the document may have been changed, or
+    /// may still be: the update is not repeated beyond the driver's own retry) or refused.
+    /// [`DocumentError::Unreadable`] if the document was changed but can't be read as a `T`.
     ///
     /// # Cancel safety
     ///
@@ -176,7 +177,7 @@ impl<T: DeserializeOwned, W: World> Held<Document<T>, W> {
     /// ```
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::MemoryCollection::new();
+    /// # let memory = watchlock::testing::MemoryCollection::new();
     /// # memory.insert_one(doc! { "done": false })?;
     /// # let events = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// let event = events.claim(doc! { "done": false }).await?;

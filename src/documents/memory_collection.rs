@@ -15,14 +15,14 @@ use crate::{
 
 /// A collection in the memory of this process, whose documents can be locked: for tests of your own code.
 ///
-/// Code that takes a [`DocumentLocks`](crate::DocumentLocks) runs on the documents of a server, and on these:
-/// [`LockClient::documents_in_memory`](crate::LockClient::documents_in_memory) makes one for them. Clones are the same
-/// collection. Its own methods let a test play the other programs that use the collection; as on a server their writes
-/// ignore the locks, and `find` shows the locks in the documents.
+/// Code that takes a [`DocumentLocks`](crate::documents::DocumentLocks) runs on the documents of a server, and on
+/// these: [`LockClient::documents_in_memory`](crate::LockClient::documents_in_memory) makes one for them. Clones are
+/// the same collection. Its own methods let a test play the other programs that use the collection; as on a server
+/// their writes ignore the locks, and `find` shows the locks in the documents.
 ///
 /// # Guarantees
 ///
-/// Locks behave as on a replica set that never fails, by tokio's clock, as with [`InMemory`](crate::InMemory).
+/// Locks behave as on a replica set that never fails, by tokio's clock, as with [`InMemory`](crate::testing::InMemory).
 ///
 /// These parts of the filter and update languages are supported, and behave as on the server:
 ///
@@ -34,14 +34,14 @@ use crate::{
 ///   that is not a document, array or pattern) and `$currentDate` (as a date).
 ///
 /// Everything else (another operator, a regular expression, an array index, a pipeline) is an error that names it:
-/// [`AcquireError::Server`](crate::AcquireError::Server) and [`DocumentError::Server`](crate::DocumentError::Server),
-/// as from a server that refuses; it is never ignored.
+/// [`AcquireError::Server`](crate::errors::AcquireError::Server) and
+/// [`DocumentError::Server`](crate::errors::DocumentError::Server), as from a server that refuses; it is never ignored.
 ///
 /// # Examples
 ///
 /// ```
 /// use mongodb::bson::{Document, doc};
-/// use watchlock::{DocumentLocks, LockClient, MemoryCollection};
+/// use watchlock::{LockClient, documents::DocumentLocks, testing::MemoryCollection};
 ///
 /// /// The code under test.
 /// async fn close_the_oldest(orders: &DocumentLocks<Document>) -> Result<(), Box<dyn std::error::Error>> {
@@ -87,10 +87,10 @@ impl MemoryCollection {
     /// ```
     /// use mongodb::bson::{Bson, doc};
     ///
-    /// let orders = watchlock::MemoryCollection::new();
+    /// let orders = watchlock::testing::MemoryCollection::new();
     /// assert_eq!(orders.insert_one(doc! { "_id": 7, "state": "open" })?, Bson::from(7));
     /// assert!(orders.insert_one(doc! { "_id": 7 }).is_err());
-    /// # Ok::<(), watchlock::InvalidInput>(())
+    /// # Ok::<(), watchlock::errors::InvalidInput>(())
     /// ```
     pub fn insert_one(&self, document: Document) -> Result<Bson, InvalidInput> {
         document.get("_id").map_or(Ok(()), check_id)?;
@@ -108,13 +108,13 @@ impl MemoryCollection {
     /// ```
     /// use mongodb::bson::doc;
     ///
-    /// let orders = watchlock::MemoryCollection::new();
+    /// let orders = watchlock::testing::MemoryCollection::new();
     /// orders.insert_one(doc! { "_id": 7, "lines": [{ "price": 3 }, { "price": 5 }] })?;
     /// assert_eq!(orders.find(doc! { "lines.price": { "$gt": 4 } })?.len(), 1);
     ///
     /// let error = orders.find(doc! { "lines": { "$size": 2 } }).unwrap_err();
     /// assert!(error.to_string().starts_with("`$size` is not supported in memory"));
-    /// # Ok::<(), watchlock::InvalidInput>(())
+    /// # Ok::<(), watchlock::errors::InvalidInput>(())
     /// ```
     pub fn find(&self, filter: Document) -> Result<Vec<Document>, InvalidInput> {
         check_document("the filter", &filter)?;
@@ -142,10 +142,10 @@ impl MemoryCollection {
     /// ```
     /// use mongodb::bson::doc;
     ///
-    /// let orders = watchlock::MemoryCollection::new();
+    /// let orders = watchlock::testing::MemoryCollection::new();
     /// orders.insert_one(doc! { "_id": 7, "state": "new" })?;
     /// assert_eq!(orders.update_many(doc! { "state": "new" }, doc! { "$set": { "state": "open" } })?, 1);
-    /// # Ok::<(), watchlock::InvalidInput>(())
+    /// # Ok::<(), watchlock::errors::InvalidInput>(())
     /// ```
     pub fn update_many(&self, filter: Document, update: Document) -> Result<u64, InvalidInput> {
         check_document("the filter", &filter)?;
@@ -164,11 +164,11 @@ impl MemoryCollection {
     /// ```
     /// use mongodb::bson::doc;
     ///
-    /// let orders = watchlock::MemoryCollection::new();
+    /// let orders = watchlock::testing::MemoryCollection::new();
     /// orders.insert_one(doc! { "_id": 7, "state": "new" })?;
     /// assert!(orders.replace_one(7, doc! { "state": "open" })?);
     /// assert_eq!(orders.find(doc! {})?, [doc! { "_id": 7, "state": "open" }]);
-    /// # Ok::<(), watchlock::InvalidInput>(())
+    /// # Ok::<(), watchlock::errors::InvalidInput>(())
     /// ```
     pub fn replace_one(&self, id: impl Into<Bson>, replacement: Document) -> Result<bool, InvalidInput> {
         Ok(self.documents.replace(&id.into(), replacement)?)
@@ -185,10 +185,10 @@ impl MemoryCollection {
     /// ```
     /// use mongodb::bson::doc;
     ///
-    /// let orders = watchlock::MemoryCollection::new();
+    /// let orders = watchlock::testing::MemoryCollection::new();
     /// orders.insert_one(doc! { "_id": 7 })?;
     /// assert_eq!(orders.delete_many(doc! {})?, 1);
-    /// # Ok::<(), watchlock::InvalidInput>(())
+    /// # Ok::<(), watchlock::errors::InvalidInput>(())
     /// ```
     pub fn delete_many(&self, filter: Document) -> Result<u64, InvalidInput> {
         check_document("the filter", &filter)?;
@@ -228,7 +228,7 @@ impl<W: World> LockClient<W> {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// use mongodb::bson::{Document, doc};
-    /// use watchlock::{LockClient, MemoryCollection};
+    /// use watchlock::{LockClient, testing::MemoryCollection};
     ///
     /// let orders = MemoryCollection::new();
     /// orders.insert_one(doc! { "_id": "order-7" })?;

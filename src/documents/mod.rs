@@ -1,4 +1,6 @@
-//! Locks in the documents of the user's own collection.
+//! Locks in the documents of your own collections, and in single elements of their arrays.
+//!
+//! [`LockClient::documents`] makes them; the guide has [a page on them](crate::guide::documents).
 
 mod action;
 mod check;
@@ -16,7 +18,7 @@ use std::{
 
 use mongodb::{
     Collection, Namespace,
-    bson::{Bson, Document},
+    bson::{self, Bson},
 };
 
 use crate::{
@@ -28,11 +30,8 @@ use crate::{
         acquire::Acquire,
         patience::{Try, Wait},
     },
-    operate::{
-        list::List,
-        watch::{AllLockEvents, LockEvents},
-    },
-    session::UserHandle,
+    operate::{events::Events, list::List, watch::LockEvent},
+    session::{UserHandle, streams::follow::Scope},
     store::{
         InPlace, MemoryStore, MongoStore, Store,
         collection::{PlaceId, UserCollection},
@@ -47,7 +46,7 @@ use crate::{
 pub use action::Claim;
 pub(crate) use check::{check_encodable, check_update};
 pub use elements::{ElementLocks, handle::Element};
-pub use handle::Document as DocumentTarget;
+pub use handle::Document;
 
 /// Default field of the documents for their locks.
 const DEFAULT_FIELD: &str = "watchlock";
@@ -169,28 +168,28 @@ impl<T, W: World> DocumentLocks<T, W> {
     ///
     /// # Errors
     ///
-    /// Same as for [`Mutex::acquire`](crate::Mutex::acquire); and
-    /// [`AcquireError::NoDocument`](crate::AcquireError::NoDocument) if there is no such document, or it was deleted in
-    /// the meantime.
+    /// Same as for [`Mutex::acquire`](crate::locks::Mutex::acquire); and
+    /// [`AcquireError::NoDocument`](crate::errors::AcquireError::NoDocument) if there is no such document, or it was
+    /// deleted in the meantime.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::locks::Mutex::acquire).
     ///
     /// # Examples
     ///
     /// ```
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::MemoryCollection::new();
+    /// # let memory = watchlock::testing::MemoryCollection::new();
     /// # memory.insert_one(doc! { "_id": "order-7" })?;
     /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// let order = orders.acquire("order-7").timeout(std::time::Duration::from_secs(5)).await?;
     /// println!("{}", order.document());
     /// # Ok(()) }
     /// ```
-    pub fn acquire(&self, id: impl Into<Bson>) -> Acquire<DocumentTarget<T>, Wait, W> {
-        Acquire::new(DocumentTarget::new(self.clone().read_as(), id.into()))
+    pub fn acquire(&self, id: impl Into<Bson>) -> Acquire<Document<T>, Wait, W> {
+        Acquire::new(Document::new(self.clone().read_as(), id.into()))
     }
 
     /// Acquires the lock of the document with this `_id` if it is free and nobody waits for it; `None` otherwise.
@@ -209,7 +208,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// ```
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::MemoryCollection::new();
+    /// # let memory = watchlock::testing::MemoryCollection::new();
     /// # memory.insert_one(doc! { "_id": 7 })?;
     /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// if let Some(order) = orders.try_acquire(7).await? {
@@ -217,8 +216,8 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// }
     /// # Ok(()) }
     /// ```
-    pub fn try_acquire(&self, id: impl Into<Bson>) -> Acquire<DocumentTarget<T>, Try, W> {
-        Acquire::new(DocumentTarget::new(self.clone().read_as(), id.into()))
+    pub fn try_acquire(&self, id: impl Into<Bson>) -> Acquire<Document<T>, Try, W> {
+        Acquire::new(Document::new(self.clone().read_as(), id.into()))
     }
 
     /// Locks any free document that matches the filter, and reads it, in one atomic step; waits until there is one.
@@ -235,11 +234,12 @@ impl<T, W: World> DocumentLocks<T, W> {
     ///
     /// # Errors
     ///
-    /// See [`AcquireError`](crate::AcquireError). [`AcquireError::Unclaimable`](crate::AcquireError::Unclaimable), or
-    /// [`AcquireError::Unreadable`](crate::AcquireError::Unreadable), if none of the matching documents can be claimed;
-    /// while this is known, another claim waits. A filter or a sort that can't be written as BSON (a NUL in the name of
-    /// a field, more than 16 MB) is an [`AcquireError::Invalid`](crate::AcquireError::Invalid), and one that the server
-    /// does not accept an [`AcquireError::Server`](crate::AcquireError::Server).
+    /// See [`AcquireError`](crate::errors::AcquireError).
+    /// [`AcquireError::Unclaimable`](crate::errors::AcquireError::Unclaimable), or
+    /// [`AcquireError::Unreadable`](crate::errors::AcquireError::Unreadable), if none of the matching documents can be
+    /// claimed; while this is known, another claim waits. A filter or a sort that can't be written as BSON (a NUL in
+    /// the name of a field, more than 16 MB) is an [`AcquireError::Invalid`](crate::errors::AcquireError::Invalid), and
+    /// one that the server does not accept an [`AcquireError::Server`](crate::errors::AcquireError::Server).
     ///
     /// # Cancel safety
     ///
@@ -248,7 +248,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// # Examples
     ///
     /// See [`DocumentLocks`].
-    pub fn claim(&self, filter: Document) -> Acquire<Claim<T>, Wait, W> {
+    pub fn claim(&self, filter: bson::Document) -> Acquire<Claim<T>, Wait, W> {
         Acquire::new(Claim::new(self.clone().read_as(), filter))
     }
 
@@ -269,7 +269,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// ```
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::MemoryCollection::new();
+    /// # let memory = watchlock::testing::MemoryCollection::new();
     /// # memory.insert_one(doc! { "done": false })?;
     /// # memory.insert_one(doc! { "done": true })?;
     /// # let events = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
@@ -279,7 +279,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// # assert_eq!(memory.find(doc! {})?.len(), 1);
     /// # Ok(()) }
     /// ```
-    pub fn try_claim(&self, filter: Document) -> Acquire<Claim<T>, Try, W> {
+    pub fn try_claim(&self, filter: bson::Document) -> Acquire<Claim<T>, Try, W> {
         Acquire::new(Claim::new(self.clone().read_as(), filter))
     }
 
@@ -299,7 +299,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// ```
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::MemoryCollection::new();
+    /// # let memory = watchlock::testing::MemoryCollection::new();
     /// # memory.insert_one(doc! { "_id": "order-7" })?;
     /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// # let order = orders.acquire("order-7").await?;
@@ -339,7 +339,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// ```
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::MemoryCollection::new();
+    /// # let memory = watchlock::testing::MemoryCollection::new();
     /// # memory.insert_one(doc! { "_id": "order-7" })?;
     /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// let order = orders.acquire("order-7").await?;
@@ -355,8 +355,8 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// Returns the events of the lock of the document with this `_id`, as they happen; see
     /// [`LockClient::watch`], which has the same guarantees and errors.
     ///
-    /// [`LockEvent::Deleted`](crate::LockEvent::Deleted) reports a document that was deleted, or replaced without its
-    /// lock. The change stream brings no field but that of the lock.
+    /// [`LockEvent::Deleted`] reports a document that was deleted, or replaced
+    /// without its lock. The change stream brings no field but that of the lock.
     ///
     /// # Panics
     ///
@@ -367,10 +367,10 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// ```
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::MemoryCollection::new();
+    /// # let memory = watchlock::testing::MemoryCollection::new();
     /// # memory.insert_one(doc! { "_id": "order-7" })?;
     /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
-    /// use watchlock::LockEvent;
+    /// use watchlock::operate::LockEvent;
     ///
     /// let order = orders.acquire("order-7").await?;
     /// let mut events = orders.watch("order-7");
@@ -379,9 +379,9 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// assert!(matches!(events.next().await, Some(Ok(LockEvent::Released { .. }))));
     /// # Ok(()) }
     /// ```
-    pub fn watch(&self, id: impl Into<Bson>) -> LockEvents<W> {
+    pub fn watch(&self, id: impl Into<Bson>) -> Events<LockEvent, W> {
         let place = self.place(&id.into());
-        LockEvents::new(place.map(|(session, name)| (session.clone(), name)))
+        Events::new(place.map(|(session, name)| (session.clone(), Scope::One(name))))
     }
 
     /// Returns the events of every lock in the documents, as they happen, each with the name of its document:
@@ -400,7 +400,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// ```
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::MemoryCollection::new();
+    /// # let memory = watchlock::testing::MemoryCollection::new();
     /// # memory.insert_one(doc! { "_id": "order-7" })?;
     /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     ///
@@ -409,8 +409,8 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// assert_eq!(orders.id_of(&name), Some("order-7".into()));
     /// # Ok(()) }
     /// ```
-    pub fn watch_all(&self) -> AllLockEvents<W> {
-        AllLockEvents::new(self.observed())
+    pub fn watch_all(&self) -> Events<(String, LockEvent), W> {
+        Events::new(self.observed().map(|session| (session, Scope::All)))
     }
 
     /// Returns the name under which the document with this `_id` is listed, watched and reported; the reverse of
@@ -420,7 +420,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     ///
     /// ```
     /// # use mongodb::bson::{Document, doc};
-    /// # let memory = watchlock::MemoryCollection::new();
+    /// # let memory = watchlock::testing::MemoryCollection::new();
     /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// assert_eq!(orders.name_of("order-7"), r#""order-7""#);
     /// assert_eq!(orders.name_of(7), "7");
@@ -462,7 +462,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// ```
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::MemoryCollection::new();
+    /// # let memory = watchlock::testing::MemoryCollection::new();
     /// # memory.insert_one(doc! { "_id": "order-7" })?;
     /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// let order = orders.acquire("order-7").await?;
@@ -484,7 +484,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// else. Returns the state of the lock afterwards; `None` if nobody holds it under this token, and then nothing was
     /// changed.
     ///
-    /// [`HolderInfo::token`](crate::HolderInfo::token) has the token.
+    /// [`HolderInfo::token`](crate::operate::HolderInfo::token) has the token.
     ///
     /// # Errors
     ///
@@ -500,7 +500,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// ```
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::MemoryCollection::new();
+    /// # let memory = watchlock::testing::MemoryCollection::new();
     /// # memory.insert_one(doc! { "_id": "order-7" })?;
     /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// let order = orders.acquire("order-7").await?;
@@ -521,7 +521,8 @@ impl<T, W: World> DocumentLocks<T, W> {
     }
 
     /// Clears the count of claims of the document with this `_id`, so that claims with
-    /// [`max_attempts`](crate::Acquire::max_attempts) take it again. Returns `false` if there is no count, or no such document.
+    /// [`max_attempts`](crate::Acquire::max_attempts) take it again. Returns `false` if there is no count, or no such
+    /// document.
     ///
     /// The lock stays as it is, even if somebody holds it. A claim that waits for such a document is woken.
     ///
@@ -551,9 +552,9 @@ impl<T, W: World> DocumentLocks<T, W> {
     ///
     /// ```
     /// # use mongodb::bson::Document;
-    /// # let memory = watchlock::MemoryCollection::new();
+    /// # let memory = watchlock::testing::MemoryCollection::new();
     /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
-    /// assert_eq!(orders.wake_mode(), watchlock::WakeMode::ChangeStream);
+    /// assert_eq!(orders.wake_mode(), watchlock::operate::WakeMode::ChangeStream);
     /// ```
     pub fn wake_mode(&self) -> WakeMode {
         // Nobody is ever woken under a field that is refused.

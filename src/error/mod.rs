@@ -87,8 +87,8 @@ impl KindMismatch {
     }
 }
 
-/// Describes a use of a name. The capacity of other kinds is always the same, and of a readers-writer lock it is a number
-/// that means nothing to its users.
+/// Describes a use of a name. The capacity of other kinds is always the same, and of a readers-writer lock it is a
+/// number that means nothing to its users.
 fn described(kind: Kind, capacity: u64) -> String {
     match kind {
         Kind::Semaphore => format!("a semaphore of {capacity} permits"),
@@ -182,10 +182,10 @@ pub enum AcquireError {
     #[error(transparent)]
     KindMismatch(#[from] KindMismatch),
     /// The server refused, or it could not be reached or did not answer a try:
-    /// [`ServerError::kind`](crate::ServerError::kind) says which.
+    /// [`ServerError::kind`](crate::errors::ServerError::kind) says which.
     #[error(transparent)]
     Server(#[from] ServerError),
-    /// There is no document with this `_id` to lock. Only from [`DocumentLocks`](crate::DocumentLocks).
+    /// There is no document with this `_id` to lock. Only from [`DocumentLocks`](crate::documents::DocumentLocks).
     #[error("there is no document {} to lock", shown(name.escape_debug()))]
     #[non_exhaustive]
     NoDocument {
@@ -193,7 +193,7 @@ pub enum AcquireError {
         name: String,
     },
     /// There is no element with this key in the array to lock, or no such document. Only from
-    /// [`ElementLocks`](crate::ElementLocks).
+    /// [`ElementLocks`](crate::documents::ElementLocks).
     #[error("there is no element in `{array}` to lock as {}", shown(name.escape_debug()))]
     #[non_exhaustive]
     NoElement {
@@ -203,7 +203,7 @@ pub enum AcquireError {
         array: String,
     },
     /// Several elements of the array have this key, so it does not say which to lock; none is. Only from
-    /// [`ElementLocks`](crate::ElementLocks).
+    /// [`ElementLocks`](crate::documents::ElementLocks).
     #[error("{matched} elements in `{array}` match {}; the key of an element must match one", shown(name.escape_debug()))]
     #[non_exhaustive]
     AmbiguousElement {
@@ -215,7 +215,7 @@ pub enum AcquireError {
         matched: usize,
     },
     /// A document was locked but could not be read as the requested type; its lock is released. Only from
-    /// [`DocumentLocks`](crate::DocumentLocks).
+    /// [`DocumentLocks`](crate::documents::DocumentLocks).
     #[error("the document {} could not be read: {cause}", shown(name.escape_debug()))]
     #[non_exhaustive]
     Unreadable {
@@ -225,7 +225,7 @@ pub enum AcquireError {
         cause: Arc<dyn StdError + Send + Sync>,
     },
     /// None of the matching documents can be claimed: the field of their lock holds something else, the server refuses
-    /// to write them, or their `_id` is too long. Only from [`DocumentLocks`](crate::DocumentLocks).
+    /// to write them, or their `_id` is too long. Only from [`DocumentLocks`](crate::documents::DocumentLocks).
     ///
     /// An event `watchlock.passed_over` reports each of them.
     #[error("the document {} can't be claimed, and no other matches: {cause}", shown(name.escape_debug()))]
@@ -312,7 +312,7 @@ pub enum ReleaseError {
     },
 }
 
-/// The reason why a [`Candidacy`](crate::Candidacy) ended by itself.
+/// The reason why a [`Candidacy`](crate::election::Candidacy) ended by itself.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum CandidacyError {
@@ -331,7 +331,7 @@ pub enum CandidacyError {
     Stopped,
 }
 
-/// The reason why a [`Barrier`](crate::Barrier) was not passed.
+/// The reason why a [`Barrier`](crate::locks::Barrier) was not passed.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum BarrierError {
@@ -382,11 +382,11 @@ pub enum DocumentError {
     )]
     InTransaction,
     /// No element of the array has the key any more: it was removed, or its key was changed. Nothing was written, and
-    /// the lock is still held. Only from an [element](crate::target::Element).
+    /// the lock is still held. Only from an [element](crate::documents::Element).
     #[error("no element has the key of the locked one any more; nothing was written")]
     NoElement,
     /// Several elements of the array have the key of the locked one by now. Nothing was written, and the lock is still
-    /// held. Only from an [element](crate::target::Element).
+    /// held. Only from an [element](crate::documents::Element).
     #[error("{matched} elements have the key of the locked one by now; nothing was written")]
     #[non_exhaustive]
     AmbiguousElement {
@@ -402,8 +402,8 @@ pub enum DocumentError {
     },
 }
 
-/// The reason why [`run`](crate::Mutex::run) did not run its future to the end; the same for
-/// [several locks](crate::MultiLock::run).
+/// The reason why [`run`](crate::locks::Mutex::run) did not run its future to the end; the same for
+/// [several locks](crate::locks::MultiLock::run).
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
@@ -425,7 +425,8 @@ pub enum OperateError {
     /// The name is out of bounds; nothing was sent.
     #[error(transparent)]
     Invalid(#[from] InvalidInput),
-    /// More documents have a lock than a list may have; see [`DocumentLocks::list`](crate::DocumentLocks::list).
+    /// More documents have a lock than a list may have; see
+    /// [`DocumentLocks::list`](crate::documents::DocumentLocks::list).
     #[error("more than {most} documents match; narrow the list, for example to those that are held")]
     #[non_exhaustive]
     TooMany {
@@ -437,27 +438,23 @@ pub enum OperateError {
     Server(#[from] ServerError),
 }
 
-/// A refused write: the document was written under a larger token, so somebody else has had the lock since.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the document was written under fencing token {stored}, and ours is {ours}")]
-#[non_exhaustive]
-pub struct Fenced {
-    /// The token in the document.
-    pub stored: FencingToken,
-    /// The token of the write that was refused.
-    pub ours: FencingToken,
-}
-
-/// The reason why a write under a [`Fence`](crate::Fence) was not done.
+/// The reason why a write under a [`Fence`](crate::fence::Fence) was not done.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum FenceError {
     /// The update, the document or the filter is unsuitable for a fence; nothing was sent.
     #[error(transparent)]
     Invalid(#[from] InvalidInput),
-    /// The document has been written under a larger token. Nothing was written.
-    #[error(transparent)]
-    Fenced(#[from] Fenced),
+    /// The document has been written under a larger token, so somebody else has had the lock since. Nothing was
+    /// written.
+    #[error("the document was written under fencing token {stored}, and ours is {ours}")]
+    #[non_exhaustive]
+    Fenced {
+        /// The token in the document.
+        stored: FencingToken,
+        /// The token of the write that was refused.
+        ours: FencingToken,
+    },
     /// The place of the token in the document holds something else. Nothing was written.
     #[error(
         "the field `{}` of the document can't hold a fencing token, as it holds something else: {found}",

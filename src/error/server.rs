@@ -9,9 +9,9 @@ use crate::truncated_debug::shown;
 
 /// The server could not be reached, or it refused.
 ///
-/// [`kind`](Self::kind) distinguishes these cases for a program. The message says the cause in a line: the server's code
-/// and its name, and the missing privilege. `Debug` shows no more, and there is no [`source`](StdError::source): the
-/// driver's own error, which [`driver`](Self::driver) returns, is of any size.
+/// [`kind`](Self::kind) distinguishes these cases for a program. The message says the cause in a line: the server's
+/// code and its name, and the missing privilege. `Debug` shows no more, and there is no [`source`](StdError::source):
+/// the driver's own error, which [`driver`](Self::driver) returns, is of any size.
 ///
 /// # Examples
 ///
@@ -70,7 +70,7 @@ impl ServerError {
     ///
     /// ```no_run
     /// # async fn example(locks: watchlock::LockClient) {
-    /// use watchlock::{AcquireError, ServerErrorKind};
+    /// use watchlock::errors::{AcquireError, ServerErrorKind};
     ///
     /// match locks.mutex("invoices").acquire().await {
     ///     Err(AcquireError::Server(error)) => match error.kind() {

@@ -1,11 +1,14 @@
 //! Writes that a receiver refuses when they come from an earlier holder.
 //!
-//! The user's document remembers the largest fencing token that it was written under. A write selects the document only
-//! if that token is not larger than its own, and records its own in the same step; so a late write finds nothing to
-//! write to. As a write that selects nothing does not say why, the helpers check: first for a document that the user's
-//! filter selects and the fence refuses, then for one that the user's filter selects at all. If they find a document
-//! that the fence lets through, somebody wrote in between, and the write is repeated. So the result was true at one
-//! moment between call and return, even if others write in the meantime.
+//! [`View::fence`] makes a [`Fence`], whose writes are those of the driver; the guide has
+//! [a page on them](crate::guide::fencing).
+
+// The user's document remembers the largest fencing token that it was written under. A write selects the document only
+// if that token is not larger than its own, and records its own in the same step; so a late write finds nothing to
+// write to. As a write that selects nothing does not say why, the helpers check: first for a document that the user's
+// filter selects and the fence refuses, then for one that the user's filter selects at all. If they find a document
+// that the fence lets through, somebody wrote in between, and the write is repeated. So the result was true at one
+// moment between call and return, even if others write in the meantime.
 
 mod locked;
 mod upsert;
@@ -17,11 +20,12 @@ use mongodb::{
     Collection,
     bson::{Bson, Document, doc},
     options::UpdateModifications,
+    results::{DeleteResult, InsertOneResult, UpdateResult},
 };
 
 use crate::{
     documents,
-    error::{FenceError, Fenced, InvalidInput},
+    error::{FenceError, InvalidInput},
     handle::{View, target::IsOne},
     input::{check_document, check_path},
     protocol::document::whole,
@@ -30,8 +34,8 @@ use crate::{
     truncated_debug::shown,
     world::World,
 };
-use write::{FencedChange, Write};
-pub use write::{FencedDelete, FencedInsert, FencedUpdate};
+pub use write::FencedWrite;
+use write::{FencedChange, Update, Write};
 
 /// Default field of the token.
 const FIELD: &str = "fence";
@@ -44,7 +48,7 @@ impl<T: IsOne, W: World> View<T, W> {
     /// ```no_run
     /// # async fn example(client: mongodb::Client, locks: watchlock::LockClient) -> Result<(), Box<dyn std::error::Error>> {
     /// use mongodb::bson::{Document, doc};
-    /// use watchlock::FenceError;
+    /// use watchlock::errors::FenceError;
     ///
     /// let invoices = client.database("app").collection::<Document>("invoices");
     /// let handle = locks.mutex("invoice-42").acquire().await?;
@@ -52,7 +56,7 @@ impl<T: IsOne, W: World> View<T, W> {
     /// match handle.fence().update_one(&invoices, doc! { "_id": 42 }, update).await {
     ///     Ok(result) if result.matched_count == 0 => println!("there is no such invoice"),
     ///     Ok(_) => println!("written"),
-    ///     Err(FenceError::Fenced(late)) => println!("too late: {late}"),
+    ///     Err(FenceError::Fenced { stored, .. }) => println!("too late: token {stored} has written"),
     ///     Err(error) => return Err(error.into()),
     /// }
     /// # Ok(()) }
@@ -239,7 +243,7 @@ impl Fence {
         collection: &Collection<T>,
         filter: Document,
         update: impl Into<UpdateModifications>,
-    ) -> FencedUpdate<'static> {
+    ) -> FencedWrite<'static, UpdateResult> {
         let update = update.into();
         let checked = match self.locked_in(collection) {
             Some(place) => locked::check_field_apart(&self.field, place)
@@ -247,7 +251,7 @@ impl Fence {
             None => Ok(()),
         };
         let change = checked.and_then(|()| self.update(update)).map(FencedChange::Update);
-        FencedUpdate::updating(Write::new(self, collection, filter), change)
+        FencedWrite::new(Write::new(self, collection, filter), Update::new(change, false))
     }
 
     /// Replaces one document, if it was not written under a larger token; the token is added. Otherwise like
@@ -261,7 +265,7 @@ impl Fence {
         collection: &Collection<T>,
         filter: Document,
         replacement: Document,
-    ) -> FencedUpdate<'static> {
+    ) -> FencedWrite<'static, UpdateResult> {
         let named = replacement.keys().find(|key| key.starts_with('$'));
         let change = match named {
             Some(operator) => Err(InvalidInput::new(format!(
@@ -276,7 +280,7 @@ impl Fence {
                 Ok(FencedChange::Update(locked::replace(replacement, place)?.into()))
             }),
         };
-        FencedUpdate::replacing(Write::new(self, collection, filter), change)
+        FencedWrite::new(Write::new(self, collection, filter), Update::new(change, true))
     }
 
     /// Inserts a document with the token in it.
@@ -290,13 +294,17 @@ impl Fence {
     /// # Cancel safety
     ///
     /// Same as for [`update_one`](Self::update_one).
-    pub fn insert_one<T: Send + Sync>(&self, collection: &Collection<T>, document: Document) -> FencedInsert<'static> {
+    pub fn insert_one<T: Send + Sync>(
+        &self,
+        collection: &Collection<T>,
+        document: Document,
+    ) -> FencedWrite<'static, InsertOneResult> {
         let filter = match document.get("_id") {
             Some(id) => doc! { "_id": { "$eq": id } },
             // An id that nobody has yet.
             None => doc! { "_id": { "$in": [] } },
         };
-        FencedInsert::new(Write::new(self, collection, filter), self.document(document))
+        FencedWrite::new(Write::new(self, collection, filter), self.document(document))
     }
 
     /// Deletes one document, if it was not written under a larger token. A deleted document remembers no token: see
@@ -310,8 +318,12 @@ impl Fence {
     /// # Cancel safety
     ///
     /// Same as for [`update_one`](Self::update_one).
-    pub fn delete_one<T: Send + Sync>(&self, collection: &Collection<T>, filter: Document) -> FencedDelete<'static> {
-        FencedDelete::new(Write::new(self, collection, filter))
+    pub fn delete_one<T: Send + Sync>(
+        &self,
+        collection: &Collection<T>,
+        filter: Document,
+    ) -> FencedWrite<'static, DeleteResult> {
+        FencedWrite::new(Write::new(self, collection, filter), ())
     }
 
     /// Returns the locks in the documents of the collection, if the fence comes from one of them.
@@ -430,10 +442,10 @@ impl Fence {
             }
         }
         match found.and_then(whole) {
-            Some(stored) if stored > self.token.as_i64() => FenceError::Fenced(Fenced {
+            Some(stored) if stored > self.token.as_i64() => FenceError::Fenced {
                 stored: FencingToken::new(stored),
                 ours: self.token,
-            }),
+            },
             _ => FenceError::Occupied {
                 field: self.field.clone(),
                 found: found.map_or_else(|| "nothing".to_owned(), describe),

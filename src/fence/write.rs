@@ -64,7 +64,7 @@ fn server(error: Error) -> FenceError {
 
 /// Fields common to all writes.
 #[derive(Clone)]
-pub(super) struct Write {
+pub struct Write {
     fence: Fence,
     collection: Collection<Document>,
     filter: Document,
@@ -194,99 +194,121 @@ pub(super) enum FencedChange {
     Replace(Document),
 }
 
-/// An update or a replacement under a fence, to be awaited. Made by [`Fence::update_one`] and [`Fence::replace_one`].
+/// A write under a [`Fence`], which gives the driver's result `R`. Await it.
 #[must_use = "nothing is written unless it is awaited"]
-pub struct FencedUpdate<'a> {
+pub struct FencedWrite<'a, R: Written> {
     write: Write,
-    change: Result<FencedChange, InvalidInput>,
-    /// Whether it replaces the document: with a lock in it, that is [`FencedChange::Update`] as well.
-    replaces: bool,
-    upsert: bool,
-    array_filters: Option<Vec<Document>>,
+    change: R::Change,
     session: Option<&'a mut ClientSession>,
 }
 
-impl FencedUpdate<'_> {
-    pub(super) fn updating(write: Write, change: Result<FencedChange, InvalidInput>) -> Self {
+/// A result of a write under a fence.
+pub trait Written: Sized + Send {
+    /// The change that has this result.
+    type Change: fmt::Debug + Send;
+
+    /// Carries out the change.
+    fn send(
+        write: Write,
+        change: Self::Change,
+        session: Option<&mut ClientSession>,
+    ) -> impl Future<Output = Result<Self, FenceError>> + Send;
+}
+
+impl<R: Written> FencedWrite<'_, R> {
+    pub(super) fn new(write: Write, change: R::Change) -> Self {
         Self {
             write,
             change,
-            replaces: false,
-            upsert: false,
-            array_filters: None,
             session: None,
         }
     }
 
-    pub(super) fn replacing(write: Write, change: Result<FencedChange, InvalidInput>) -> Self {
-        Self {
-            replaces: true,
-            ..Self::updating(write, change)
+    /// Writes as part of a session of the driver, and of the transaction in progress in it.
+    ///
+    /// The transaction's own write concern applies then.
+    pub fn session(self, session: &mut ClientSession) -> FencedWrite<'_, R> {
+        FencedWrite {
+            session: Some(session),
+            write: self.write,
+            change: self.change,
         }
     }
+}
 
+/// # Updates and replacements
+impl FencedWrite<'_, UpdateResult> {
     /// Inserts the document if there is none. The filter must name its `_id` then: a filter that matches several
     /// documents would create a second one when the fence refuses the first. And it must not ask for a value in the
     /// fence's field, which the server would put into the new document in place of the token.
     pub fn upsert(mut self, upsert: bool) -> Self {
-        self.upsert = upsert;
+        self.change.upsert = upsert;
         self
     }
 
     /// Sets which array elements the update's `$[name]` stand for, as with the driver's method. A pipeline or a
     /// replacement has none.
     pub fn array_filters(mut self, filters: impl IntoIterator<Item = Document>) -> Self {
-        self.array_filters = Some(filters.into_iter().collect());
+        self.change.array_filters = Some(filters.into_iter().collect());
         self
-    }
-
-    /// Writes as part of a session of the driver, and of the transaction in progress in it.
-    ///
-    /// The transaction's own write concern applies then.
-    pub fn session(self, session: &mut ClientSession) -> FencedUpdate<'_> {
-        FencedUpdate {
-            session: Some(session),
-            write: self.write,
-            change: self.change,
-            replaces: self.replaces,
-            upsert: self.upsert,
-            array_filters: self.array_filters,
-        }
     }
 }
 
-impl fmt::Debug for FencedUpdate<'_> {
+impl<R: Written> fmt::Debug for FencedWrite<'_, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FencedUpdate")
+        f.debug_struct("FencedWrite")
             .field("write", &self.write)
             .field("change", &Brief(&self.change))
-            .field("upsert", &self.upsert)
             .finish_non_exhaustive()
     }
 }
 
-impl<'a> IntoFuture for FencedUpdate<'a> {
-    type Output = Result<UpdateResult, FenceError>;
+impl<'a, R: Written + 'a> IntoFuture for FencedWrite<'a, R> {
+    type Output = Result<R, FenceError>;
     type IntoFuture = BoxFuture<'a, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.send())
+        Box::pin(R::send(self.write, self.change, self.session))
     }
 }
 
-impl FencedUpdate<'_> {
-    async fn send(self) -> Result<UpdateResult, FenceError> {
-        let Self { write, mut session, .. } = self;
-        let change = self.change?;
+/// An update or a replacement, with its options.
+#[derive(Debug)]
+pub struct Update {
+    change: Result<FencedChange, InvalidInput>,
+    /// Whether it replaces the document: with a lock in it, that is [`FencedChange::Update`] as well.
+    replaces: bool,
+    upsert: bool,
+    array_filters: Option<Vec<Document>>,
+}
+
+impl Update {
+    pub(super) fn new(change: Result<FencedChange, InvalidInput>, replaces: bool) -> Self {
+        Self {
+            change,
+            replaces,
+            upsert: false,
+            array_filters: None,
+        }
+    }
+}
+
+impl Written for UpdateResult {
+    type Change = Update;
+
+    async fn send(write: Write, update: Update, mut session: Option<&mut ClientSession>) -> Result<Self, FenceError> {
+        let change = update.change?;
         write.check_filter()?;
-        let filters = self.array_filters.as_ref();
+        let filters = update.array_filters.as_ref();
         for filter in filters.into_iter().flatten() {
             check_document("an array filter", filter)?;
         }
-        if self.replaces && filters.is_some() {
+        if update.replaces && filters.is_some() {
             return Err(InvalidInput::new("a replacement can't have array filters").into());
         }
-        let id = self.upsert.then(|| upsert::named_id(&write.filter, &write.fence.field));
+        let id = update
+            .upsert
+            .then(|| upsert::named_id(&write.filter, &write.fence.field));
         let id = id.transpose()?;
         if let (Some(id), Some(_)) = (&id, &session) {
             // A refusal would be a duplicate key, which ends a transaction, so nothing can be checked afterwards. But a
@@ -334,40 +356,14 @@ impl FencedUpdate<'_> {
     }
 }
 
-/// An insertion under a fence, to be awaited. Made by [`Fence::insert_one`].
-#[must_use = "nothing is written unless it is awaited"]
-pub struct FencedInsert<'a> {
-    write: Write,
-    document: Result<Document, InvalidInput>,
-    session: Option<&'a mut ClientSession>,
-}
+impl Written for InsertOneResult {
+    type Change = Result<Document, InvalidInput>;
 
-impl FencedInsert<'_> {
-    pub(super) fn new(write: Write, document: Result<Document, InvalidInput>) -> Self {
-        Self {
-            write,
-            document,
-            session: None,
-        }
-    }
-
-    /// Writes as part of a session of the driver, and of the transaction in progress in it.
-    ///
-    /// The transaction's own write concern applies then.
-    pub fn session(self, session: &mut ClientSession) -> FencedInsert<'_> {
-        FencedInsert {
-            session: Some(session),
-            write: self.write,
-            document: self.document,
-        }
-    }
-
-    async fn send(self) -> Result<InsertOneResult, FenceError> {
-        let Self {
-            write,
-            document,
-            mut session,
-        } = self;
+    async fn send(
+        write: Write,
+        document: Result<Document, InvalidInput>,
+        mut session: Option<&mut ClientSession>,
+    ) -> Result<Self, FenceError> {
         let document = document?;
         if session.is_some() {
             // As with an upsert, a refusal would end the transaction.
@@ -388,48 +384,10 @@ impl FencedInsert<'_> {
     }
 }
 
-impl fmt::Debug for FencedInsert<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FencedInsert")
-            .field("write", &self.write)
-            .field("document", &Brief(&self.document))
-            .finish_non_exhaustive()
-    }
-}
+impl Written for DeleteResult {
+    type Change = ();
 
-impl<'a> IntoFuture for FencedInsert<'a> {
-    type Output = Result<InsertOneResult, FenceError>;
-    type IntoFuture = BoxFuture<'a, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.send())
-    }
-}
-
-/// A deletion under a fence, to be awaited. Made by [`Fence::delete_one`].
-#[must_use = "nothing is written unless it is awaited"]
-pub struct FencedDelete<'a> {
-    write: Write,
-    session: Option<&'a mut ClientSession>,
-}
-
-impl FencedDelete<'_> {
-    pub(super) fn new(write: Write) -> Self {
-        Self { write, session: None }
-    }
-
-    /// Writes as part of a session of the driver, and of the transaction in progress in it.
-    ///
-    /// The transaction's own write concern applies then.
-    pub fn session(self, session: &mut ClientSession) -> FencedDelete<'_> {
-        FencedDelete {
-            session: Some(session),
-            write: self.write,
-        }
-    }
-
-    async fn send(self) -> Result<DeleteResult, FenceError> {
-        let Self { write, mut session } = self;
+    async fn send(write: Write, (): (), mut session: Option<&mut ClientSession>) -> Result<Self, FenceError> {
         write.check_filter()?;
         let mut tries = Tries(TRY_PAUSES);
         loop {
@@ -450,23 +408,6 @@ impl FencedDelete<'_> {
                 return Err(Tries::used_up());
             }
         }
-    }
-}
-
-impl fmt::Debug for FencedDelete<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FencedDelete")
-            .field("write", &self.write)
-            .finish_non_exhaustive()
-    }
-}
-
-impl<'a> IntoFuture for FencedDelete<'a> {
-    type Output = Result<DeleteResult, FenceError>;
-    type IntoFuture = BoxFuture<'a, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.send())
     }
 }
 

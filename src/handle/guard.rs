@@ -64,7 +64,7 @@ impl<T: IsOne> View<T> {
     /// ```no_run
     /// # async fn example(client: mongodb::Client, locks: watchlock::LockClient) -> Result<(), Box<dyn std::error::Error>> {
     /// use mongodb::bson::{Document, doc};
-    /// use watchlock::GuardError;
+    /// use watchlock::errors::GuardError;
     ///
     /// let accounts = client.database("app").collection::<Document>("accounts");
     /// let handle = locks.mutex("transfers").acquire().await?;

@@ -75,9 +75,10 @@ pub enum Released {
 /// # Ok(()) }
 /// ```
 ///
-/// Code that works with locks of all kinds takes `Held`, which is `Held<AnyLock>`: `handle.into()` converts into it, and
-/// so does a view.
-#[must_use = "it is released when the handle is dropped"]
+/// Code that works with locks of all kinds takes `Held`, which is `Held<AnyLock>`: `handle.into()` converts into it,
+/// and so does a view.
+#[doc(alias("lock guard", "MutexGuard"))]
+#[must_use = "dropping the handle releases the lock: `let _ = ..` does so at once"]
 pub struct Held<T: Target = AnyLock, W: World = Async> {
     view: View<T, W>,
     pub(crate) own: T::Own,
@@ -116,6 +117,7 @@ impl<T: Target, W: World> Held<T, W> {
     /// assert!(safe_for > std::time::Duration::from_secs(20));
     /// # Ok(()) }
     /// ```
+    #[doc(alias("keepalive", "keep_alive", "extend"))]
     pub fn renew(&self) -> W::Call<impl Future<Output = Result<Duration, RenewError>>> {
         W::call(self.own.renew())
     }
@@ -124,8 +126,8 @@ impl<T: Target, W: World> Held<T, W> {
     /// taken](crate::Acquire::at_least_for) or [idle](crate::LockClientBuilder::keep_idle).
     ///
     /// The parts of a multi-lock are released at once. The result is [`Released::WasLost`] if any was lost before,
-    /// regardless of the others, and [`Released::StillHeld`] if another task of this client has re-entered any. A released
-    /// leader has resigned, and a released job leaves its period open.
+    /// regardless of the others, and [`Released::StillHeld`] if another task of this client has re-entered any. A
+    /// released leader has resigned, and a released job leaves its period open.
     ///
     /// If the lock was re-entered, or several readers of the process
     /// [share it](crate::guarantees#inside-a-process), only the last handle releases it and sends anything.
@@ -151,6 +153,7 @@ impl<T: Target, W: World> Held<T, W> {
     /// assert_eq!(handle.release().await?, Released::Released);
     /// # Ok(()) }
     /// ```
+    #[doc(alias = "unlock")]
     pub fn release(self) -> W::Call<impl Future<Output = Result<Released, ReleaseError>>> {
         W::call(async move { self.own.release().await })
     }
@@ -290,12 +293,13 @@ impl<T: Target, W: World> View<T, W> {
     /// handle.release().await?;
     /// # Ok(()) }
     /// ```
+    #[doc(alias("Done", "lost lease"))]
     pub fn lost(&self) -> W::Call<impl Future<Output = Lost>> {
         W::call(self.seen.lost())
     }
 
-    /// Returns the loss if the lock is lost: an error that names the lock and the reason. If several parts of a multi-lock
-    /// are lost, it is the first one observed.
+    /// Returns the loss if the lock is lost: an error that names the lock and the reason. If several parts of a
+    /// multi-lock are lost, it is the first one observed.
     ///
     /// Checks the clock on the spot: the answer is right even if no task of the program has run for a while.
     ///
@@ -354,17 +358,17 @@ impl<T: Target, W: World> View<T, W> {
         self.seen.status()
     }
 
-    /// Returns for how long the lock, or every part of a multi-lock, is surely ours, even if the server can't be reached
-    /// from now on.
+    /// Returns for how long the lock, or every part of a multi-lock, is surely ours, even if the server can't be
+    /// reached from now on.
     ///
     /// Right after a hand-over that is the claim lease, until the first renewal a few hundred milliseconds later.
     pub fn safe_for(&self) -> Duration {
         self.seen.safe_for()
     }
 
-    /// Returns a token that is cancelled as soon as the lock, or any part of a multi-lock, is no longer ours: when it is
-    /// lost, released or dropped. That of a multi-lock is cancelled also when the runtime ends, as nobody renews the parts
-    /// any more then.
+    /// Returns a token that is cancelled as soon as the lock, or any part of a multi-lock, is no longer ours: when it
+    /// is lost, released or dropped. That of a multi-lock is cancelled also when the runtime ends, as nobody renews the
+    /// parts any more then.
     pub fn lost_token(&self) -> CancellationToken {
         self.seen.lost_token()
     }

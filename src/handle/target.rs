@@ -1,5 +1,7 @@
 //! The kinds of things that are acquired and held.
 
+use std::convert::Infallible;
+
 use tokio::sync::Mutex as AsyncMutex;
 
 use super::{own::Own, owned::OwnedHold};
@@ -9,12 +11,15 @@ use crate::world::Sealed;
 /// [`Held`](crate::Held) and [`View`](crate::View).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no target",
-    note = "targets are in `watchlock::target`: `Held<target::Mutex>`, `Held<target::Document<Order>>`"
+    note = "a target is named without its world: `Held<Mutex>`, `Held<Document<Order>>`, `Held<Mutex, Blocking>`"
 )]
 pub trait Target: Sealed {
-    /// The target that is held afterwards: the same, except that a [`Claim`](crate::target::Claim) holds a
-    /// [`Document`](crate::target::Document).
+    /// The target that is held afterwards: the same, except that a [`Claim`](crate::documents::Claim) holds a
+    /// [`Document`](crate::documents::Document).
     type Held: Target<Own = Self::Own, Data = Self::Data>;
+    /// The request by which it is acquired.
+    #[doc(hidden)]
+    type Request;
     /// The hold itself.
     #[doc(hidden)]
     type Own: Own;
@@ -38,6 +43,7 @@ impl Sealed for AnyLock {}
 
 impl Target for AnyLock {
     type Held = Self;
+    type Request = Infallible;
     type Own = OwnedHold;
     type Data = ();
 }

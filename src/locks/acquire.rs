@@ -22,16 +22,16 @@ use crate::{
     world::{Async, Awaits, World},
 };
 
-/// A target that can be acquired: all but [`AnyLock`](crate::target::AnyLock) and
-/// [`Period`](crate::target::Period), which are held only.
+/// A target that can be acquired: all but [`AnyLock`](crate::action::AnyLock) and
+/// [`Once`](crate::locks::Once), which are held only.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` can't be acquired here",
     note = "documents must be `DeserializeOwned + Send + Sync`; `AnyLock` is held, and never acquired"
 )]
-pub trait CanAcquire: Target<Data: Send + Sync> + Clone + Send + Sync + Unpin + 'static {
+pub trait CanAcquire: Target<Request: Clone + Send + Sync + Unpin, Data: Send + Sync> + 'static {
     #[doc(hidden)]
     fn ask(
-        self,
+        request: Self::Request,
         options: Options,
         otherwise: Otherwise,
     ) -> impl Future<Output = Result<Got<Self>, AcquireError>> + Send;
@@ -43,7 +43,7 @@ pub(crate) type Got<T> = (<T as Target>::Own, <T as Target>::Data);
 type Running<T> = Pin<Box<dyn Future<Output = Result<Got<T>, AcquireError>> + Send>>;
 
 /// An acquire of a `T`: a mutex, a document, a leadership, and so on. Await it; in the blocking world, run it. Made by
-/// [`Mutex::acquire`](crate::Mutex::acquire) and its like.
+/// [`Mutex::acquire`](crate::locks::Mutex::acquire) and its like.
 ///
 /// It gives a [`Held<T>`](crate::Held); as a try, an `Option` of that.
 ///
@@ -62,7 +62,7 @@ type Running<T> = Pin<Box<dyn Future<Output = Result<Got<T>, AcquireError>> + Se
 /// See [`AcquireError`].
 #[must_use = "an acquire does nothing until it is awaited, or run in the blocking world"]
 pub struct Acquire<T: Target, P: Patience = Wait, W: World = Async> {
-    pub(crate) target: T,
+    pub(crate) request: T::Request,
     pub(crate) options: Options,
     /// Set by the first poll. Never locked: it makes the action `Sync`.
     running: Cell<Option<Running<T>>>,
@@ -70,13 +70,13 @@ pub struct Acquire<T: Target, P: Patience = Wait, W: World = Async> {
 }
 
 impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
-    pub(crate) fn new(target: T) -> Self {
-        Self::with(target, Options::default())
+    pub(crate) fn new(request: T::Request) -> Self {
+        Self::with(request, Options::default())
     }
 
-    pub(crate) fn with(target: T, options: Options) -> Self {
+    pub(crate) fn with(request: T::Request, options: Options) -> Self {
         Self {
-            target,
+            request,
             options,
             running: Cell::new(None),
             of: PhantomData,
@@ -106,6 +106,7 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// # assert!(maybe.is_some());
     /// # Ok(()) }
     /// ```
+    #[doc(alias = "waitTime")]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.options.timeout = Some(timeout);
         self
@@ -136,6 +137,7 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// assert!(handle.safe_for() < Duration::from_secs(5));
     /// # Ok(()) }
     /// ```
+    #[doc(alias("ttl", "leaseTime"))]
     pub fn lease(mut self, lease: Duration) -> Self {
         self.options.terms.set_lease(lease);
         self
@@ -204,6 +206,7 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// assert!(locks.mutex("reminders").try_acquire().await?.is_none());
     /// # Ok(()) }
     /// ```
+    #[doc(alias = "lockAtLeastFor")]
     pub fn at_least_for(mut self, least: Duration) -> Self
     where
         T: CanKeep,
@@ -264,6 +267,7 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// assert_eq!(handle.lost().await, LostReason::HeldTooLong);
     /// # Ok(()) }
     /// ```
+    #[doc(alias = "lockAtMostFor")]
     pub fn lose_after(mut self, limit: Duration) -> Self
     where
         T: CanLimit,
@@ -349,7 +353,7 @@ impl<T: Target, W: World> Acquire<T, Try, W> {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let locks = watchlock::LockClient::in_memory();
-    /// use watchlock::AcquireError;
+    /// use watchlock::errors::AcquireError;
     ///
     /// let handle = locks.mutex("nightly-job").acquire().reason("night of the 3rd").await?;
     /// match locks.mutex("nightly-job").try_acquire().or_held().await {
@@ -365,7 +369,7 @@ impl<T: Target, W: World> Acquire<T, Try, W> {
     where
         T: HasHolder,
     {
-        Acquire::with(self.target, self.options)
+        Acquire::with(self.request, self.options)
     }
 }
 
@@ -374,7 +378,7 @@ impl<T: CanAcquire, P: Patience, W: World> Acquire<T, P, W> {
     pub(crate) async fn held(self) -> Result<Held<T::Held, W>, AcquireError> {
         let acquired = match self.running.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some(running) => running.await,
-            None => self.target.ask(self.options, P::OTHERWISE).await,
+            None => T::ask(self.request, self.options, P::OTHERWISE).await,
         };
         acquired.map(Held::new)
     }
@@ -387,7 +391,7 @@ impl<T: CanAcquire, P: Patience, W: Awaits> Future for Acquire<T, P, W> {
         let this = self.get_mut();
         let running = this.running.get_mut().unwrap_or_else(PoisonError::into_inner);
         let running =
-            running.get_or_insert_with(|| Box::pin(this.target.clone().ask(this.options.clone(), P::OTHERWISE)));
+            running.get_or_insert_with(|| Box::pin(T::ask(this.request.clone(), this.options.clone(), P::OTHERWISE)));
         let acquired = running.as_mut().poll(context);
         acquired.map(|acquired| P::given(acquired.map(Held::new)))
     }
@@ -438,7 +442,7 @@ impl<T: CanAcquire, P: Patience> Acquire<T, P> {
     /// ```
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::MemoryCollection::new();
+    /// # let memory = watchlock::testing::MemoryCollection::new();
     /// # memory.insert_one(doc! { "n": 1 })?;
     /// # let events = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// while let Some(deleted) = events.try_claim(doc! {}).run(async |event| event.delete().await).await? {
@@ -515,16 +519,16 @@ impl<T: CanAcquire, P: Patience> Acquire<T, P, Blocking> {
     }
 }
 
-impl<T: Target + Clone, P: Patience, W: World> Clone for Acquire<T, P, W> {
+impl<T: Target<Request: Clone>, P: Patience, W: World> Clone for Acquire<T, P, W> {
     fn clone(&self) -> Self {
-        Self::with(self.target.clone(), self.options.clone())
+        Self::with(self.request.clone(), self.options.clone())
     }
 }
 
-impl<T: Target + fmt::Debug, P: Patience, W: World> fmt::Debug for Acquire<T, P, W> {
+impl<T: Target<Request: fmt::Debug>, P: Patience, W: World> fmt::Debug for Acquire<T, P, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Acquire")
-            .field("target", &self.target)
+            .field("request", &self.request)
             .field("timeout", &self.options.timeout)
             .finish_non_exhaustive()
     }

@@ -42,8 +42,8 @@ use crate::{
 use crate::{input::check_timeout, world::Blocking};
 
 /// Time for which a passed place stays taken if nobody clears it before. A party can be late by any time as long as its
-/// place is renewed, which does not depend on whether its future is polled. The last party to leave clears the places, or
-/// a party of the next generation once no party is late, so nothing waits for the end of this time.
+/// place is renewed, which does not depend on whether its future is polled. The last party to leave clears the places,
+/// or a party of the next generation once no party is late, so nothing waits for the end of this time.
 const KEPT: Duration = Duration::from_secs(24 * 3600);
 
 /// Time after which a party that waits clears the places of a generation that has passed, in case the last of its
@@ -93,6 +93,7 @@ const HERE: &str = "waits for the others";
 /// assert!(one.is_leader() != other.is_leader());
 /// # Ok(()) }
 /// ```
+#[doc(alias("DoubleBarrier", "CyclicBarrier"))]
 #[derive(Clone)]
 pub struct Barrier<W: World = Async> {
     places: Places,
@@ -405,8 +406,8 @@ impl<W: World> fmt::Debug for Barrier<W> {
 
 #[cfg(feature = "sync")]
 impl Barrier<Blocking> {
-    /// Waits as [`wait`](Self::wait) does, for at most `timeout` (up to 366 days). Returns `None` if this party gave up;
-    /// others may have passed with it counted, if they had seen all there by then.
+    /// Waits as [`wait`](Self::wait) does, for at most `timeout` (up to 366 days). Returns `None` if this party gave
+    /// up; others may have passed with it counted, if they had seen all there by then.
     ///
     /// # Errors
     ///

@@ -2,18 +2,9 @@
 
 mod candidacy;
 
-use std::{
-    future::Future,
-    marker::PhantomData,
-    ops::ControlFlow,
-    pin::Pin,
-    task::{Context, Poll},
-    time::SystemTime,
-};
+use std::{future::Future, marker::PhantomData, ops::ControlFlow, time::SystemTime};
 
-use futures::Stream;
-
-use super::{acquire::Acquire, options::Options, patience::Wait, request::Share, targets::Leadership};
+use super::{acquire::Acquire, options::Options, patience::Wait, request::Share};
 #[cfg(feature = "sync")]
 use crate::world::Blocking;
 use crate::{
@@ -23,11 +14,9 @@ use crate::{
     input::{check_name, check_text},
     inspect::HolderInfo,
     name::LockName,
+    operate::events::{Events, Followed},
     protocol::{Kind, State},
-    session::{
-        UserHandle,
-        streams::follow::{Observation, Observations, Scope, follow},
-    },
+    session::{UserHandle, streams::follow::Scope},
     token::FencingToken,
     world::{Async, World},
 };
@@ -37,7 +26,7 @@ pub use candidacy::Candidacy;
 /// An election of one leader among all processes. Made by [`LockClient::election`](crate::LockClient::election).
 ///
 /// A candidate campaigns and waits for its turn to lead; a leader may proclaim a value (an address, a version) that all
-/// can read. An election is built on a [`Mutex`](crate::Mutex), with the same guarantees.
+/// can read. An election is built on a [`Mutex`](crate::locks::Mutex), with the same guarantees.
 ///
 /// # Guarantees
 ///
@@ -56,6 +45,7 @@ pub use candidacy::Candidacy;
 /// leadership.resign().await?;
 /// # Ok(()) }
 /// ```
+#[doc(alias("leader election", "leader"))]
 #[derive(Clone, Debug)]
 pub struct Election<W: World = Async> {
     session: UserHandle,
@@ -107,6 +97,21 @@ impl Leader {
     }
 }
 
+impl Followed for Option<Leader> {
+    type Past = Option<Self>;
+
+    fn next(past: &mut Option<Self>, _: String, state: Result<Option<State>, String>) -> Vec<Self> {
+        // A document that is no lock has no leader, which is reported separately.
+        let Ok(state) = state else { return Vec::new() };
+        let leader = state.as_ref().and_then(Leader::of);
+        // Renewals and queued candidates change nothing for an observer.
+        if past.replace(leader.clone()).as_ref() == Some(&leader) {
+            return Vec::new();
+        }
+        vec![leader]
+    }
+}
+
 impl<W: World> Election<W> {
     pub(crate) fn new(session: UserHandle, name: LockName) -> Self {
         Self {
@@ -130,7 +135,7 @@ impl<W: World> Election<W> {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire): dropping the future ends the campaign.
+    /// Cancel safe, like [`Mutex::acquire`](crate::locks::Mutex::acquire): dropping the future ends the campaign.
     ///
     /// # Examples
     ///
@@ -145,13 +150,13 @@ impl<W: World> Election<W> {
     /// }
     /// # Ok(()) }
     /// ```
-    pub fn campaign(&self, value: impl Into<String>) -> Acquire<Leadership, Wait, W> {
+    pub fn campaign(&self, value: impl Into<String>) -> Acquire<Election, Wait, W> {
         let share = Share {
             value: Some(value.into()),
             ..Share::whole(self.session.clone(), self.name.clone(), Kind::Election)
         };
         // A leader leads for as long as it can.
-        Acquire::with(Leadership(share), Options::on(Terms::unlimited()))
+        Acquire::with(share, Options::on(Terms::unlimited()))
     }
 
     /// Returns the leader at this moment; `None` if there is none.
@@ -215,18 +220,9 @@ impl<W: World> Election<W> {
     /// assert_eq!(leaders.next().await.expect("it goes on")?.expect("a leader").value, "node 7");
     /// # Ok(()) }
     /// ```
-    pub fn observe(&self) -> Leaders<W> {
-        let sights = match check_name(&self.name) {
-            Ok(()) => Ok(W::within(|| {
-                follow(self.session.clone(), Scope::One(self.name.to_string()))
-            })),
-            Err(error) => Err(Some(OperateError::from(error))),
-        };
-        Leaders {
-            sights,
-            last: None,
-            of: PhantomData,
-        }
+    pub fn observe(&self) -> Events<Option<Leader>, W> {
+        let scope = Scope::One(self.name.to_string());
+        Events::new(check_name(&self.name).map(|()| (self.session.clone().into(), scope)))
     }
 }
 
@@ -265,7 +261,7 @@ impl Election {
     /// ```
     pub async fn run<T, F, Fut>(&self, value: impl Into<String>, mut lead: F) -> Result<T, AcquireError>
     where
-        F: FnMut(View<Leadership>) -> Fut,
+        F: FnMut(View<Election>) -> Fut,
         Fut: Future<Output = ControlFlow<T>>,
     {
         let value = value.into();
@@ -321,7 +317,7 @@ impl Election<Blocking> {
     pub fn run<T>(
         &self,
         value: impl Into<String>,
-        mut lead: impl FnMut(View<Leadership, Blocking>) -> ControlFlow<T>,
+        mut lead: impl FnMut(View<Election, Blocking>) -> ControlFlow<T>,
     ) -> Result<T, AcquireError> {
         let value = value.into();
         loop {
@@ -336,7 +332,7 @@ impl Election<Blocking> {
     }
 }
 
-impl<W: World> Held<Leadership, W> {
+impl<W: World> Held<Election, W> {
     /// Proclaims another value, up to 1,024 bytes.
     ///
     /// Of two values, that of the later call stays, even if it reaches the server first: an overtaken call returns once
@@ -397,88 +393,5 @@ impl<W: World> Held<Leadership, W> {
     /// ```
     pub fn resign(self) -> W::Call<impl Future<Output = Result<Released, ReleaseError>>> {
         self.release()
-    }
-}
-
-/// A stream of the leaders of an election, one after the other; in the blocking world an iterator. Made by
-/// [`Election::observe`].
-#[must_use = "it does nothing unless it is asked for the next leader"]
-#[derive(Debug)]
-pub struct Leaders<W: World = Async> {
-    /// `Err`: the error of the name, until it has been reported.
-    sights: Result<Observations, Option<OperateError>>,
-    last: Option<Option<Leader>>,
-    of: PhantomData<fn() -> W>,
-}
-
-impl Leaders {
-    /// Returns the next leader, and `Some(Ok(None))` when nobody leads; `None` when the stream has ended.
-    ///
-    /// It is `StreamExt::next` of the crate `futures`, for programs without that crate.
-    ///
-    /// # Errors
-    ///
-    /// An error that the server would repeat, after which the stream ends.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: nothing is lost when the future is dropped.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// # let handle = locks.mutex("invoice-42").acquire().await?;
-    /// # let leadership = locks.election("scheduler").campaign("node 7").await?;
-    /// let mut leaders = locks.election("scheduler").observe();
-    /// if let Some(next) = leaders.next().await.transpose()? {
-    ///     println!("{next:?}");
-    /// }
-    /// # Ok(()) }
-    /// ```
-    pub async fn next(&mut self) -> Option<Result<Option<Leader>, OperateError>> {
-        std::future::poll_fn(|context| self.poll(context)).await
-    }
-}
-
-impl<W: World> Leaders<W> {
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Option<Leader>, OperateError>>> {
-        let sights = match &mut self.sights {
-            Ok(sights) => sights,
-            Err(error) => return Poll::Ready(error.take().map(Err)),
-        };
-        loop {
-            let state = match std::task::ready!(sights.poll_recv(context)) {
-                Some(Ok(Observation::State(_, state))) => state,
-                // It contains no state of a lock, so there is no leader, which is reported separately.
-                Some(Ok(Observation::Unreadable(_))) => continue,
-                Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
-                None => return Poll::Ready(None),
-            };
-            let leader = state.as_ref().and_then(Leader::of);
-            // Renewals and queued candidates change nothing for an observer.
-            if self.last.as_ref() != Some(&leader) {
-                self.last = Some(leader.clone());
-                return Poll::Ready(Some(Ok(leader)));
-            }
-        }
-    }
-}
-
-impl Stream for Leaders {
-    type Item = Result<Option<Leader>, OperateError>;
-
-    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.get_mut().poll(context)
-    }
-}
-
-#[cfg(feature = "sync")]
-impl Iterator for Leaders<Blocking> {
-    type Item = Result<Option<Leader>, OperateError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        Blocking::call(std::future::poll_fn(|context| self.poll(context)))
     }
 }

@@ -76,6 +76,7 @@ const ARRIVALS_MOST: u32 = 256;
 /// waiting.await??;
 /// # Ok(()) }
 /// ```
+#[doc(alias("CountDownLatch", "RCountDownLatch"))]
 #[derive(Clone)]
 pub struct Latch<W: World = Async> {
     places: Places,
@@ -144,7 +145,7 @@ impl<W: World> Latch<W> {
     /// Counts the arrival of a named party (up to 1,024 bytes) once, however often any process repeats it. So a worker
     /// that was restarted does not open the latch in the place of another.
     ///
-    /// [`HolderInfo::value`](crate::HolderInfo::value) shows the name.
+    /// [`HolderInfo::value`](crate::operate::HolderInfo::value) shows the name.
     ///
     /// # Errors
     ///

@@ -1,4 +1,9 @@
-//! The kinds of locks, each a thin shell of the one engine, and the acquires that they share.
+//! The kinds of locks: [`Mutex`], [`Semaphore`], [`RwLock`], [`MultiLock`], [`Latch`], [`Barrier`] and [`Once`], each a
+//! thin shell of one engine with one queue.
+//!
+//! [`LockClient`](crate::LockClient) makes them, an [`Acquire`](crate::Acquire) has their options, and
+//! [Locks and handles](crate::guide::locks) shows how to use each. A type without parameters is awaited; see
+//! [`World`](crate::action::World) for the other.
 
 pub(crate) mod acquire;
 pub(crate) mod barrier;
@@ -14,3 +19,12 @@ pub(crate) mod rw_lock;
 pub(crate) mod semaphore;
 pub(crate) mod targets;
 mod watched;
+
+pub use barrier::{Barrier, BarrierPass};
+pub use latch::Latch;
+pub use multi::MultiLock;
+pub use mutex::Mutex;
+pub use once::{LastRun, Once, OnceOutcome, Turn};
+pub use rw_lock::RwLock;
+pub use semaphore::Semaphore;
+pub use targets::{Read, Write};

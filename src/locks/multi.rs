@@ -19,10 +19,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     acquire::{Acquire, CanAcquire, Got},
+    mutex::Mutex,
     options::{CanLimit, HasHolder, Options},
     patience::{Otherwise, Try, Wait},
     request::{Share, held_by_somebody},
-    targets,
 };
 #[cfg(feature = "sync")]
 use crate::world::Blocking;
@@ -46,7 +46,7 @@ use crate::{
 
 /// Several mutexes that are held together or not at all. Made by [`LockClient::multi`](crate::LockClient::multi).
 ///
-/// Each part is the [`Mutex`](crate::Mutex) of its name, for everybody: a holder of `locks.mutex("a")` keeps a
+/// Each part is the [`Mutex`](crate::locks::Mutex) of its name, for everybody: a holder of `locks.mutex("a")` keeps a
 /// multi-lock of `a` and `b` waiting, and vice versa.
 ///
 /// # Guarantees
@@ -83,50 +83,38 @@ use crate::{
 /// handle.release().await?;
 /// # Ok(()) }
 /// ```
+#[doc(alias = "RedissonMultiLock")]
 #[derive(Clone)]
 pub struct MultiLock<W: World = Async> {
-    parts: Multi,
+    parts: Parts,
     of: PhantomData<fn() -> W>,
 }
 
-/// The parts of a [multi-lock](crate::MultiLock).
-///
-/// It has no token of its own: [`View::token_of`](crate::View::token_of) has that of a part.
-///
-/// ```compile_fail,E0277
-/// # async fn example(locks: watchlock::LockClient) -> Result<(), Box<dyn std::error::Error>> {
-/// let token = locks.multi(["a", "b"]).acquire().await?.token();
-/// # Ok(()) }
-/// ```
-///
-/// ```
-/// # async fn example(locks: watchlock::LockClient) -> Result<(), Box<dyn std::error::Error>> {
-/// let token = locks.multi(["a", "b"]).acquire().await?.token_of("a");
-/// # Ok(()) }
-/// ```
+/// The names of several locks, to be acquired together.
 #[derive(Clone)]
-pub struct Multi {
+pub struct Parts {
     session: UserHandle,
     /// Sorted.
     names: Vec<LockName>,
 }
 
-impl Sealed for Multi {}
+impl Sealed for MultiLock {}
 
-impl Target for Multi {
+impl Target for MultiLock {
     type Held = Self;
+    type Request = Parts;
     type Own = OwnedHolds;
     type Data = ();
 }
 
-impl CanLimit for Multi {}
-impl HasHolder for Multi {}
+impl CanLimit for MultiLock {}
+impl HasHolder for MultiLock {}
 
 impl<W: World> MultiLock<W> {
     pub(crate) fn new(session: UserHandle, mut names: Vec<LockName>) -> Self {
         names.sort_unstable();
         Self {
-            parts: Multi { session, names },
+            parts: Parts { session, names },
             of: PhantomData,
         }
     }
@@ -159,7 +147,7 @@ impl<W: World> MultiLock<W> {
     /// assert_eq!(handle.tokens().map(|(name, _)| name).collect::<Vec<_>>(), ["a", "b"]);
     /// # Ok(()) }
     /// ```
-    pub fn acquire(&self) -> Acquire<Multi, Wait, W> {
+    pub fn acquire(&self) -> Acquire<MultiLock, Wait, W> {
         Acquire::new(self.parts.clone())
     }
 
@@ -186,7 +174,7 @@ impl<W: World> MultiLock<W> {
     /// assert!(locks.mutex("a").try_acquire().await?.is_some());
     /// # Ok(()) }
     /// ```
-    pub fn try_acquire(&self) -> Acquire<Multi, Try, W> {
+    pub fn try_acquire(&self) -> Acquire<MultiLock, Try, W> {
         Acquire::new(self.parts.clone())
     }
 }
@@ -212,7 +200,7 @@ impl MultiLock {
     /// assert!(moved.is_some());
     /// # Ok(()) }
     /// ```
-    pub async fn run<O>(&self, work: impl AsyncFnOnce(&Held<Multi>) -> O) -> Result<O, RunError> {
+    pub async fn run<O>(&self, work: impl AsyncFnOnce(&Held<MultiLock>) -> O) -> Result<O, RunError> {
         self.acquire().run(work).await
     }
 }
@@ -224,25 +212,25 @@ impl MultiLock<Blocking> {
     /// # Errors
     ///
     /// [`RunError::Acquire`] if they were not acquired, [`RunError::Lost`] if one was lost before the work finished.
-    pub fn run<O>(&self, work: impl FnOnce(&Held<Multi, Blocking>) -> O) -> Result<O, RunError> {
+    pub fn run<O>(&self, work: impl FnOnce(&Held<MultiLock, Blocking>) -> O) -> Result<O, RunError> {
         self.acquire().run_with(work)
     }
 }
 
-impl CanAcquire for Multi {
-    async fn ask(self, options: Options, otherwise: Otherwise) -> Result<Got<Self>, AcquireError> {
-        check_names(&self.names)?;
-        options.check(&self.session.config)?;
+impl CanAcquire for MultiLock {
+    async fn ask(parts: Parts, options: Options, otherwise: Otherwise) -> Result<Got<Self>, AcquireError> {
+        check_names(&parts.names)?;
+        options.check(&parts.session.config)?;
         let parts = match otherwise {
-            Otherwise::Wait => self.wait(options).await,
+            Otherwise::Wait => parts.wait(options).await,
             // The error names the part that is not free.
-            Otherwise::Nothing | Otherwise::Report => self.at_once(options).await,
+            Otherwise::Nothing | Otherwise::Report => parts.at_once(options).await,
         };
         Ok((OwnedHolds::new(parts?), ()))
     }
 }
 
-impl Multi {
+impl Parts {
     /// Waits for one name after the other, up to the timeout in all.
     async fn wait(self, options: Options) -> Result<Vec<OwnedHold>, AcquireError> {
         let timeout = options.timeout;
@@ -483,14 +471,28 @@ impl Seen for SeenHolds {
 }
 
 /// # The parts of a multi-lock
-impl<W: World> View<Multi, W> {
+///
+/// It has no token of its own: [`View::token_of`](crate::View::token_of) has that of a part.
+///
+/// ```compile_fail,E0277
+/// # async fn example(locks: watchlock::LockClient) -> Result<(), Box<dyn std::error::Error>> {
+/// let token = locks.multi(["a", "b"]).acquire().await?.token();
+/// # Ok(()) }
+/// ```
+///
+/// ```
+/// # async fn example(locks: watchlock::LockClient) -> Result<(), Box<dyn std::error::Error>> {
+/// let token = locks.multi(["a", "b"]).acquire().await?.token_of("a");
+/// # Ok(()) }
+/// ```
+impl<W: World> View<MultiLock, W> {
     /// Returns the parts, in the order of their names.
-    pub fn parts(&self) -> impl Iterator<Item = View<targets::Mutex, W>> {
+    pub fn parts(&self) -> impl Iterator<Item = View<Mutex, W>> {
         self.seen.0.parts.iter().cloned().map(View::new)
     }
 
     /// Returns the part with this name.
-    pub fn part(&self, name: &str) -> Option<View<targets::Mutex, W>> {
+    pub fn part(&self, name: &str) -> Option<View<Mutex, W>> {
         let parts = &self.seen.0.parts;
         let found = parts.binary_search_by(|part| part.name().cmp(name));
         found.ok().map(|position| View::new(parts[position].clone()))
@@ -519,9 +521,9 @@ impl<W: World> fmt::Debug for MultiLock<W> {
     }
 }
 
-impl fmt::Debug for Multi {
+impl fmt::Debug for Parts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Multi").field(&Brief(&self.names)).finish()
+        f.debug_tuple("Parts").field(&Brief(&self.names)).finish()
     }
 }
 

@@ -6,7 +6,6 @@ use super::{
     acquire::Acquire,
     patience::{Try, Wait},
     request::Share,
-    targets,
 };
 #[cfg(feature = "sync")]
 use crate::world::Blocking;
@@ -42,6 +41,7 @@ use crate::{
 /// handle.release().await?;
 /// # Ok(()) }
 /// ```
+#[doc(alias("lock", "distributed lock", "RLock", "IDistributedLock"))]
 #[derive(Clone, Debug)]
 pub struct Mutex<W: World = Async> {
     session: UserHandle,
@@ -70,7 +70,7 @@ impl<W: World> Mutex<W> {
     ///
     /// # Errors
     ///
-    /// See [`AcquireError`](crate::AcquireError).
+    /// See [`AcquireError`](crate::errors::AcquireError).
     ///
     /// # Cancel safety
     ///
@@ -87,8 +87,9 @@ impl<W: World> Mutex<W> {
     /// let handle = locks.mutex("invoice-42").acquire().timeout(Duration::from_secs(5)).reason("billing").await?;
     /// # Ok(()) }
     /// ```
-    pub fn acquire(&self) -> Acquire<targets::Mutex, Wait, W> {
-        Acquire::new(self.target())
+    #[doc(alias = "lock")]
+    pub fn acquire(&self) -> Acquire<Mutex, Wait, W> {
+        Acquire::new(self.share())
     }
 
     /// Acquires the lock if it is free and nobody waits for it; `None` otherwise. Await the returned action.
@@ -96,14 +97,14 @@ impl<W: World> Mutex<W> {
     /// Only the server refuses it, in an answer to a request that was sent after the call. Tasks of one client that try
     /// at once share requests: a hundred that find the lock taken cost two commands.
     ///
-    /// It fails with [`AcquireError::Server`](crate::AcquireError::Server) if the server has not answered for ten
-    /// seconds, in which it asks several times; sooner if the driver finds no server within its server selection
+    /// It fails with [`AcquireError::Server`](crate::errors::AcquireError::Server) if the server has not answered for
+    /// ten seconds, in which it asks several times; sooner if the driver finds no server within its server selection
     /// timeout. Set a [`timeout`](Acquire::timeout) to change that. With [`or_held`](Acquire::or_held) the error
     /// of a lock that is not free names the holder.
     ///
     /// # Errors
     ///
-    /// See [`AcquireError`](crate::AcquireError).
+    /// See [`AcquireError`](crate::errors::AcquireError).
     ///
     /// # Cancel safety
     ///
@@ -120,12 +121,13 @@ impl<W: World> Mutex<W> {
     /// }
     /// # Ok(()) }
     /// ```
-    pub fn try_acquire(&self) -> Acquire<targets::Mutex, Try, W> {
-        Acquire::new(self.target())
+    #[doc(alias("try_lock", "tryLock"))]
+    pub fn try_acquire(&self) -> Acquire<Mutex, Try, W> {
+        Acquire::new(self.share())
     }
 
-    fn target(&self) -> targets::Mutex {
-        targets::Mutex(Share::whole(self.session.clone(), self.name.clone(), Kind::Mutex))
+    fn share(&self) -> Share {
+        Share::whole(self.session.clone(), self.name.clone(), Kind::Mutex)
     }
 }
 
@@ -150,7 +152,7 @@ impl Mutex {
     /// assert!(token < locks.mutex("nightly-job").run(async |held| held.token()).await?);
     /// # Ok(()) }
     /// ```
-    pub async fn run<O>(&self, work: impl AsyncFnOnce(&Held<targets::Mutex>) -> O) -> Result<O, RunError> {
+    pub async fn run<O>(&self, work: impl AsyncFnOnce(&Held<Mutex>) -> O) -> Result<O, RunError> {
         self.acquire().run(work).await
     }
 
@@ -175,7 +177,7 @@ impl Mutex {
     /// assert_eq!(inner, None);
     /// # Ok(()) }
     /// ```
-    pub async fn try_run<O>(&self, work: impl AsyncFnOnce(&Held<targets::Mutex>) -> O) -> Result<Option<O>, RunError> {
+    pub async fn try_run<O>(&self, work: impl AsyncFnOnce(&Held<Mutex>) -> O) -> Result<Option<O>, RunError> {
         self.try_acquire().run(work).await
     }
 }
@@ -188,7 +190,7 @@ impl Mutex<Blocking> {
     /// # Errors
     ///
     /// [`RunError::Acquire`] if the lock was not acquired, [`RunError::Lost`] if it was lost before the work finished.
-    pub fn run<O>(&self, work: impl FnOnce(&Held<targets::Mutex, Blocking>) -> O) -> Result<O, RunError> {
+    pub fn run<O>(&self, work: impl FnOnce(&Held<Mutex, Blocking>) -> O) -> Result<O, RunError> {
         self.acquire().run_with(work)
     }
 
@@ -198,7 +200,7 @@ impl Mutex<Blocking> {
     /// # Errors
     ///
     /// Same as for [`run`](Self::run).
-    pub fn try_run<O>(&self, work: impl FnOnce(&Held<targets::Mutex, Blocking>) -> O) -> Result<Option<O>, RunError> {
+    pub fn try_run<O>(&self, work: impl FnOnce(&Held<Mutex, Blocking>) -> O) -> Result<Option<O>, RunError> {
         self.try_acquire().run_with(work)
     }
 }

@@ -4,6 +4,7 @@
 //! that did the job is the record of it.
 
 use std::{
+    convert::Infallible,
     fmt,
     future::Future,
     marker::PhantomData,
@@ -55,7 +56,8 @@ const PERIOD_LEAST: Duration = Duration::from_secs(1);
 /// # Guarantees
 ///
 /// - From the first success in a period until its end, no other process begins the job.
-/// - No process begins the job while another run is in progress, as with any [`Mutex`](crate::Mutex): the name is that of a mutex.
+/// - No process begins the job while another run is in progress, as with any [`Mutex`](crate::locks::Mutex): the name
+///   is that of a mutex.
 /// - A failed job leaves the period open, unless [failures count](Self::failures_count). A process that dies on the way
 ///   leaves it open too, once its lease is over. Either may have done a part of the job, so make it repeatable.
 ///
@@ -69,7 +71,7 @@ const PERIOD_LEAST: Duration = Duration::from_secs(1);
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let locks = watchlock::LockClient::in_memory();
 /// use std::time::Duration;
-/// use watchlock::OnceOutcome;
+/// use watchlock::locks::OnceOutcome;
 ///
 /// let nightly = locks.once("nightly-report", Duration::from_secs(24 * 3600));
 /// # for _ in 0..2 {
@@ -84,6 +86,7 @@ const PERIOD_LEAST: Duration = Duration::from_secs(1);
 /// # Ok(()) }
 /// # async fn report(_: watchlock::FencingToken) -> Result<u32, std::io::Error> { Ok(12) }
 /// ```
+#[doc(alias("SchedulerLock", "ShedLock", "cron"))]
 #[derive(Clone)]
 #[must_use = "a job does nothing until it is begun or run"]
 pub struct Once<W: World = Async> {
@@ -111,7 +114,7 @@ enum Counted {
 #[non_exhaustive]
 pub enum Turn<W: World = Async> {
     /// The job is ours to do.
-    Ours(Held<Period, W>),
+    Ours(Held<Once, W>),
     /// The job is done for this period.
     RanAlready(Box<LastRun>),
     /// Another run is in progress.
@@ -164,7 +167,8 @@ impl<W: World> Once<W> {
             period,
             counted: Counted::Windows { offset: Duration::ZERO },
             failures_count: false,
-            // The period counts from the grant, and a failed attempt must leave the lock to the next process that tries.
+            // The period counts from the grant, and a failed attempt must leave the lock to the next process that
+            // tries.
             options: Options::on(Terms::by_server()),
             of: PhantomData,
         }
@@ -224,7 +228,7 @@ impl<W: World> Once<W> {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::locks::Mutex::acquire).
     ///
     /// # Examples
     ///
@@ -232,7 +236,7 @@ impl<W: World> Once<W> {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let locks = watchlock::LockClient::in_memory();
     /// use std::time::Duration;
-    /// use watchlock::Turn;
+    /// use watchlock::locks::Turn;
     ///
     /// let hourly = locks.once("sweep", Duration::from_secs(3600)).since_success();
     /// if let Turn::Ours(job) = hourly.begin().await? {
@@ -269,7 +273,7 @@ impl<W: World> Once<W> {
     }
 
     /// Reports the end of the work to the server.
-    async fn settle<T, E>(&self, job: Held<Period, W>, output: Result<T, E>) -> OnceOutcome<T, E> {
+    async fn settle<T, E>(&self, job: Held<Once, W>, output: Result<T, E>) -> OnceOutcome<T, E> {
         match output {
             Ok(output) => {
                 let recorded = matches!(job.report().await, Ok(Released::Kept | Released::Released));
@@ -329,7 +333,7 @@ impl Once {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let locks = watchlock::LockClient::in_memory();
     /// use std::time::Duration;
-    /// use watchlock::OnceOutcome;
+    /// use watchlock::locks::OnceOutcome;
     ///
     /// let hourly = locks.once("sweep", Duration::from_secs(3600));
     /// let failed = hourly.run(|_| async { Err::<(), _>("no disk") }).await?;
@@ -340,7 +344,7 @@ impl Once {
     /// ```
     pub async fn run<F, Fut, T, E>(&self, work: F) -> Result<OnceOutcome<T, E>, RunError>
     where
-        F: FnOnce(View<Period>) -> Fut,
+        F: FnOnce(View<Once>) -> Fut,
         Fut: Future<Output = Result<T, E>>,
     {
         let job = match self.begin().await? {
@@ -370,7 +374,7 @@ impl Once<Blocking> {
     /// On a thread of an async runtime; see [`sync`](crate::sync#panics). If the work panics, the period stays open.
     pub fn run<T, E>(
         &self,
-        work: impl FnOnce(View<Period, Blocking>) -> Result<T, E>,
+        work: impl FnOnce(View<Once, Blocking>) -> Result<T, E>,
     ) -> Result<OnceOutcome<T, E>, RunError> {
         let job = match self.begin()? {
             Turn::Ours(job) => job,
@@ -383,27 +387,25 @@ impl Once<Blocking> {
     }
 }
 
-/// A job that was begun: the lock under which it is done. From [`Turn::Ours`].
-///
-/// Dropping its handle leaves the period open: the job is not done.
-#[derive(Clone, Copy, Debug)]
-pub enum Period {}
-
 /// The end of the period that a success uses up.
 #[derive(Clone, Copy, Debug)]
 pub struct PeriodEnd(KeptUntil);
 
-impl Sealed for Period {}
+impl Sealed for Once {}
 
-impl Target for Period {
+impl Target for Once {
     type Held = Self;
+    type Request = Infallible;
     type Own = OwnedHold;
     type Data = PeriodEnd;
 }
 
-impl IsOne for Period {}
+impl IsOne for Once {}
 
-impl<W: World> Held<Period, W> {
+/// # A job that was begun
+///
+/// Dropping its handle leaves the period open: the job is not done.
+impl<W: World> Held<Once, W> {
     /// Reports that the job is done: no process begins it before the period is over.
     ///
     /// Returns [`Released::Kept`]; [`Released::Released`] if the window in which the job began is over already, so that
@@ -426,7 +428,7 @@ impl<W: World> Held<Period, W> {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let locks = watchlock::LockClient::in_memory();
     /// use std::time::Duration;
-    /// use watchlock::{Released, Turn};
+    /// use watchlock::{Released, locks::Turn};
     ///
     /// let daily = locks.once("digest", Duration::from_secs(24 * 3600)).since_success();
     /// let Turn::Ours(job) = daily.begin().await? else { return Ok(()) };
@@ -453,7 +455,7 @@ impl<W: World> Held<Period, W> {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let locks = watchlock::LockClient::in_memory();
     /// use std::time::Duration;
-    /// use watchlock::Turn;
+    /// use watchlock::locks::Turn;
     ///
     /// let daily = locks.once("digest", Duration::from_secs(24 * 3600));
     /// let Turn::Ours(job) = daily.begin().await? else { return Ok(()) };

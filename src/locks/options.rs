@@ -37,7 +37,7 @@ impl Options {
     }
 }
 
-/// A target that can stay taken after its release.
+/// A lock of its own: a mutex, permits, a reader or a writer. It can stay taken after its release.
 ///
 /// ```compile_fail,E0277
 /// # async fn example(locks: watchlock::LockClient, time: std::time::Duration) {
@@ -54,7 +54,7 @@ impl Options {
     message = "`{Self}` can't be kept taken after its release",
     note = "a mutex, a semaphore and a readers-writer lock can"
 )]
-pub trait CanKeep: Target {}
+pub trait CanKeep: CanFix + CanLimit + HasHolder {}
 
 /// A target that can stay with the client after its release.
 ///
@@ -135,13 +135,13 @@ pub trait CanFix: Target {}
 /// A target whose holder an error can name.
 ///
 /// ```compile_fail,E0277
-/// # async fn example(events: watchlock::DocumentLocks<mongodb::bson::Document>) {
+/// # async fn example(events: watchlock::documents::DocumentLocks<mongodb::bson::Document>) {
 /// events.try_claim(mongodb::bson::doc! { "done": false }).or_held().await;
 /// # }
 /// ```
 ///
 /// ```
-/// # async fn example(events: watchlock::DocumentLocks<mongodb::bson::Document>) {
+/// # async fn example(events: watchlock::documents::DocumentLocks<mongodb::bson::Document>) {
 /// events.try_acquire(7).or_held().await;
 /// # }
 /// ```

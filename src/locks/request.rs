@@ -16,7 +16,7 @@ use crate::{
 
 /// The demand of a kind of lock on the engine: a number of permits, out of a capacity, under a name.
 #[derive(Clone)]
-pub(crate) struct Share {
+pub struct Share {
     pub(crate) session: UserHandle,
     pub(crate) name: LockName,
     pub(crate) kind: Kind,

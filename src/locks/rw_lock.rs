@@ -28,8 +28,8 @@ pub(crate) const PERMITS: i64 = 1 << 30;
 /// # Guarantees
 ///
 /// - While a writer's handle is valid, no other handle is.
-/// - First come, first served, as with a [`Mutex`](crate::Mutex): readers that come after a waiting writer wait behind
-///   it, so that writers are not starved.
+/// - First come, first served, as with a [`Mutex`](crate::locks::Mutex): readers that come after a waiting writer wait
+///   behind it, so that writers are not starved.
 /// - A writer becomes a reader without letting go: [`Held::downgrade`](crate::Held::downgrade).
 /// - Readers of one client need the server for few of their reads while nobody waits to write: they
 ///   [share a hold](crate::guarantees#inside-a-process).
@@ -47,6 +47,7 @@ pub(crate) const PERMITS: i64 = 1 << 30;
 /// let write = prices.write().await?;
 /// # Ok(()) }
 /// ```
+#[doc(alias("ReadWriteLock", "RReadWriteLock"))]
 #[derive(Clone, Debug)]
 pub struct RwLock<W: World = Async> {
     session: UserHandle,
@@ -72,11 +73,11 @@ impl<W: World> RwLock<W> {
     ///
     /// # Errors
     ///
-    /// See [`AcquireError`](crate::AcquireError).
+    /// See [`AcquireError`](crate::errors::AcquireError).
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::locks::Mutex::acquire).
     ///
     /// # Examples
     ///
@@ -87,18 +88,18 @@ impl<W: World> RwLock<W> {
     /// # Ok(()) }
     /// ```
     pub fn read(&self) -> Acquire<Read, Wait, W> {
-        Acquire::new(Read(self.share(1)))
+        Acquire::new(self.share(1))
     }
 
     /// Acquires the lock to write, alone, waiting for its turn. Await the returned action.
     ///
     /// # Errors
     ///
-    /// See [`AcquireError`](crate::AcquireError).
+    /// See [`AcquireError`](crate::errors::AcquireError).
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::locks::Mutex::acquire).
     ///
     /// # Examples
     ///
@@ -109,7 +110,7 @@ impl<W: World> RwLock<W> {
     /// # Ok(()) }
     /// ```
     pub fn write(&self) -> Acquire<Write, Wait, W> {
-        Acquire::new(Write(self.share(PERMITS)))
+        Acquire::new(self.share(PERMITS))
     }
 
     /// Acquires the lock to read, like [`read`](Self::read), if there is no writer and no waiter; `None` otherwise.
@@ -117,11 +118,11 @@ impl<W: World> RwLock<W> {
     ///
     /// # Errors
     ///
-    /// See [`AcquireError`](crate::AcquireError).
+    /// See [`AcquireError`](crate::errors::AcquireError).
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::locks::Mutex::acquire).
     ///
     /// # Examples
     ///
@@ -132,7 +133,7 @@ impl<W: World> RwLock<W> {
     /// # Ok(()) }
     /// ```
     pub fn try_read(&self) -> Acquire<Read, Try, W> {
-        Acquire::new(Read(self.share(1)))
+        Acquire::new(self.share(1))
     }
 
     /// Acquires the lock to write, like [`write`](Self::write), if nobody holds it or waits for it; `None` otherwise.
@@ -140,11 +141,11 @@ impl<W: World> RwLock<W> {
     ///
     /// # Errors
     ///
-    /// See [`AcquireError`](crate::AcquireError).
+    /// See [`AcquireError`](crate::errors::AcquireError).
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::locks::Mutex::acquire).
     ///
     /// # Examples
     ///
@@ -155,7 +156,7 @@ impl<W: World> RwLock<W> {
     /// # Ok(()) }
     /// ```
     pub fn try_write(&self) -> Acquire<Write, Try, W> {
-        Acquire::new(Write(self.share(PERMITS)))
+        Acquire::new(self.share(PERMITS))
     }
 
     fn share(&self, permits: i64) -> Share {
@@ -168,8 +169,8 @@ impl<W: World> RwLock<W> {
 }
 
 impl<W: World> Held<Write, W> {
-    /// Makes a writer of a [readers-writer lock](crate::RwLock) a reader, without letting go in between: its changes
-    /// are still there when it reads.
+    /// Makes a writer of a [readers-writer lock](crate::locks::RwLock) a reader, without letting go in between: its
+    /// changes are still there when it reads.
     ///
     /// Readers that wait at the head of the queue get in with the same write; they stay behind a writer that came
     /// before them. The token, the lease and the handle stay the same. A reader stays a reader. There is no way back:

@@ -6,7 +6,6 @@ use super::{
     acquire::Acquire,
     patience::{Try, Wait},
     request::Share,
-    targets,
 };
 use crate::{
     error::{KindMismatch, OperateError},
@@ -22,11 +21,11 @@ use crate::{
 /// # Guarantees
 ///
 /// - The permits of all valid handles together never exceed those of the semaphore.
-/// - First come, first served, as with a [`Mutex`](crate::Mutex): small requests do not starve a large one, as they
-///   wait behind it even if there would be enough permits for them.
+/// - First come, first served, as with a [`Mutex`](crate::locks::Mutex): small requests do not starve a large one, as
+///   they wait behind it even if there would be enough permits for them.
 /// - The permits of a holder that died stay taken for the rest of its lease.
 /// - One name has one number of permits for all its holders and waiters; another number is refused with
-///   [`AcquireError::KindMismatch`](crate::AcquireError::KindMismatch), and changes nothing.
+///   [`AcquireError::KindMismatch`](crate::errors::AcquireError::KindMismatch), and changes nothing.
 ///
 /// # Changing the number of permits
 ///
@@ -45,6 +44,7 @@ use crate::{
 /// assert_eq!(exports.available_permits().await?, 1);
 /// # Ok(()) }
 /// ```
+#[doc(alias = "RSemaphore")]
 #[derive(Clone, Debug)]
 pub struct Semaphore<W: World = Async> {
     session: UserHandle,
@@ -77,11 +77,11 @@ impl<W: World> Semaphore<W> {
     ///
     /// # Errors
     ///
-    /// See [`AcquireError`](crate::AcquireError).
+    /// See [`AcquireError`](crate::errors::AcquireError).
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::locks::Mutex::acquire).
     ///
     /// # Examples
     ///
@@ -91,7 +91,7 @@ impl<W: World> Semaphore<W> {
     /// let permit = locks.semaphore("exports", 4).acquire().reason("report 7").await?;
     /// # Ok(()) }
     /// ```
-    pub fn acquire(&self) -> Acquire<targets::Semaphore, Wait, W> {
+    pub fn acquire(&self) -> Acquire<Semaphore, Wait, W> {
         self.acquire_many(1)
     }
 
@@ -99,11 +99,11 @@ impl<W: World> Semaphore<W> {
     ///
     /// # Errors
     ///
-    /// See [`AcquireError`](crate::AcquireError); more permits than the semaphore has, and none, are invalid.
+    /// See [`AcquireError`](crate::errors::AcquireError); more permits than the semaphore has, and none, are invalid.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::locks::Mutex::acquire).
     ///
     /// # Examples
     ///
@@ -114,19 +114,19 @@ impl<W: World> Semaphore<W> {
     /// assert_eq!(permits.permits(), 3);
     /// # Ok(()) }
     /// ```
-    pub fn acquire_many(&self, permits: u32) -> Acquire<targets::Semaphore, Wait, W> {
-        Acquire::new(self.target(permits))
+    pub fn acquire_many(&self, permits: u32) -> Acquire<Semaphore, Wait, W> {
+        Acquire::new(self.share(permits))
     }
 
     /// Acquires one permit if one is free and nobody waits; `None` otherwise. Await the returned action.
     ///
     /// # Errors
     ///
-    /// See [`AcquireError`](crate::AcquireError).
+    /// See [`AcquireError`](crate::errors::AcquireError).
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::locks::Mutex::acquire).
     ///
     /// # Examples
     ///
@@ -138,7 +138,7 @@ impl<W: World> Semaphore<W> {
     /// assert!(permit.is_some() && exports.try_acquire().await?.is_none());
     /// # Ok(()) }
     /// ```
-    pub fn try_acquire(&self) -> Acquire<targets::Semaphore, Try, W> {
+    pub fn try_acquire(&self) -> Acquire<Semaphore, Try, W> {
         self.try_acquire_many(1)
     }
 
@@ -150,7 +150,7 @@ impl<W: World> Semaphore<W> {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::locks::Mutex::acquire).
     ///
     /// # Examples
     ///
@@ -162,8 +162,8 @@ impl<W: World> Semaphore<W> {
     /// assert!(exports.try_acquire_many(2).await?.is_none());
     /// # Ok(()) }
     /// ```
-    pub fn try_acquire_many(&self, permits: u32) -> Acquire<targets::Semaphore, Try, W> {
-        Acquire::new(self.target(permits))
+    pub fn try_acquire_many(&self, permits: u32) -> Acquire<Semaphore, Try, W> {
+        Acquire::new(self.share(permits))
     }
 
     /// Returns how many permits are free at this moment. The number may have changed by the time you look at it.
@@ -201,11 +201,11 @@ impl<W: World> Semaphore<W> {
         })
     }
 
-    fn target(&self, permits: u32) -> targets::Semaphore {
-        targets::Semaphore(Share {
+    fn share(&self, permits: u32) -> Share {
+        Share {
             capacity: i64::from(self.permits),
             permits: i64::from(permits),
             ..Share::whole(self.session.clone(), self.name.clone(), Kind::Semaphore)
-        })
+        }
     }
 }

@@ -1,10 +1,13 @@
-//! The targets that are locks of their own, and what each can do.
+//! The locks as targets of an acquire, and what each can do.
 
 use super::{
     acquire::{CanAcquire, Got},
+    election::Election,
+    mutex::Mutex,
     options::{CanFix, CanIdle, CanKeep, CanLimit, CanReenter, HasHolder, Options},
     patience::Otherwise,
     request::Share,
+    semaphore::Semaphore,
 };
 use crate::{
     error::AcquireError,
@@ -15,17 +18,26 @@ use crate::{
     world::Sealed,
 };
 
+/// A reader of a [readers-writer lock](crate::locks::RwLock).
+#[derive(Clone, Copy, Debug)]
+pub enum Read {}
+
+/// A writer of a [readers-writer lock](crate::locks::RwLock).
+#[derive(Clone, Copy, Debug)]
+pub enum Write {}
+
+/// A place at a latch or a barrier.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place {}
+
 /// Makes targets of one lock each.
 macro_rules! targets {
-    ($($(#[$doc:meta])* $vis:vis $name:ident),* $(,)?) => {$(
-        $(#[$doc])*
-        #[derive(Clone, Debug)]
-        $vis struct $name(pub(crate) Share);
-
+    ($($name:ty),*) => {$(
         impl Sealed for $name {}
 
         impl Target for $name {
             type Held = Self;
+            type Request = Share;
             type Own = OwnedHold;
             type Data = ();
         }
@@ -35,27 +47,14 @@ macro_rules! targets {
         impl HasHolder for $name {}
 
         impl CanAcquire for $name {
-            async fn ask(self, options: Options, otherwise: Otherwise) -> Result<Got<Self>, AcquireError> {
-                Ok((self.0.acquire(options, otherwise).await?, ()))
+            async fn ask(share: Share, options: Options, otherwise: Otherwise) -> Result<Got<Self>, AcquireError> {
+                Ok((share.acquire(options, otherwise).await?, ()))
             }
         }
     )*};
 }
 
-targets! {
-    /// A [mutex](crate::Mutex).
-    pub Mutex,
-    /// Permits of a [semaphore](crate::Semaphore).
-    pub Semaphore,
-    /// A reader of a [readers-writer lock](crate::RwLock).
-    pub Read,
-    /// A writer of a [readers-writer lock](crate::RwLock).
-    pub Write,
-    /// The lead of an [election](crate::Election).
-    pub Leadership,
-    /// A place at a latch or a barrier.
-    pub(crate) Place,
-}
+targets!(Mutex, Semaphore, Read, Write, Election, Place);
 
 impl CanKeep for Mutex {}
 impl CanKeep for Semaphore {}

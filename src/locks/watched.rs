@@ -29,15 +29,15 @@ impl Places {
         check_places(self.kind, self.count, of, most)
     }
 
-    /// Acquires one place, with a value for others to read. The client's limits to holding don't apply: a place is held for as long as the others are
-    /// awaited.
+    /// Acquires one place, with a value for others to read. The client's limits to holding don't apply: a place is held
+    /// for as long as the others are awaited.
     pub(super) fn acquire(&self, value: Option<String>) -> Acquire<Place> {
-        let place = Place(Share {
+        let share = Share {
             capacity: i64::from(self.count),
             value,
             ..Share::whole(self.session.clone(), self.name.clone(), self.kind)
-        });
-        Acquire::with(place, Options::on(Terms::unlimited()))
+        };
+        Acquire::with(share, Options::on(Terms::unlimited()))
     }
 
     /// Reads the document as the primary has it, without entries whose time is over.

@@ -28,8 +28,8 @@ const UNREADABLE_REPORTED: usize = 256;
 /// as the user has documents, and they are all kept in memory.
 const LISTED_MOST: usize = 100_000;
 
-/// A list of locks; await it, or in the blocking world run it. Made by [`LockClient::list`](crate::LockClient::list) and
-/// [`DocumentLocks::list`](crate::DocumentLocks::list).
+/// A list of locks; await it, or in the blocking world run it. Made by [`LockClient::list`](crate::LockClient::list)
+/// and [`DocumentLocks::list`](crate::documents::DocumentLocks::list).
 ///
 /// All given conditions must be met. Documents that are not locks, or can't be read, are skipped and hide no others:
 /// the event `watchlock.unreadable` reports each, and so does [`watch_all`](crate::LockClient::watch_all).
@@ -96,8 +96,8 @@ impl<W: World> List<W> {
         self
     }
 
-    /// Lists only locks that somebody holds, or that nobody does, as [`LockInfo::is_held`] tells. A holder whose lease is
-    /// over does not count.
+    /// Lists only locks that somebody holds, or that nobody does, as [`LockInfo::is_held`] tells. A holder whose lease
+    /// is over does not count.
     pub fn held(mut self, held: bool) -> Self {
         self.filter.selection.held = Some(held);
         self

@@ -1,29 +1,12 @@
-//! The events of one lock, as they happen.
+//! The events of a lock.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    fmt,
-    marker::PhantomData,
-    pin::Pin,
-    task::{Context, Poll},
-    time::SystemTime,
-};
+use std::{collections::HashMap, fmt, time::SystemTime};
 
-use futures::Stream;
-
-#[cfg(feature = "sync")]
-use crate::world::Blocking;
+use super::events::Followed;
 use crate::{
-    error::{InvalidInput, OperateError},
     inspect::HolderInfo,
     protocol::{Holder, State},
-    session::{
-        UserHandle,
-        streams::follow::{Observation, Observations, Scope, follow},
-    },
-    store::Unreadable,
     token::FencingToken,
-    world::{Async, World},
 };
 
 /// An event of a lock.
@@ -114,32 +97,6 @@ impl fmt::Display for LockEvent {
     }
 }
 
-/// The events of one lock: a stream; in the blocking world an iterator. Made by [`LockClient::watch`](crate::LockClient::watch) and
-/// [`DocumentLocks::watch`](crate::DocumentLocks::watch).
-#[must_use = "it does nothing unless it is asked for the next event"]
-#[derive(Debug)]
-pub struct LockEvents<W: World = Async> {
-    /// `Err`: the error of the name, until it has been reported.
-    sights: Result<Observations, Option<OperateError>>,
-    last: Option<State>,
-    events: VecDeque<LockEvent>,
-    of: PhantomData<fn() -> W>,
-}
-
-impl<W: World> LockEvents<W> {
-    /// Follows one name of a session.
-    pub(crate) fn new(of: Result<(UserHandle, String), InvalidInput>) -> Self {
-        Self {
-            sights: of
-                .map(|(session, name)| W::within(|| follow(session, Scope::One(name))))
-                .map_err(|error| Some(error.into())),
-            last: None,
-            events: VecDeque::new(),
-            of: PhantomData,
-        }
-    }
-}
-
 /// Returns the events between two states of a lock's document.
 fn between(last: Option<&State>, state: Option<&State>) -> Vec<LockEvent> {
     let mut events = Vec::new();
@@ -188,180 +145,32 @@ fn between(last: Option<&State>, state: Option<&State>) -> Vec<LockEvent> {
     events
 }
 
-impl LockEvents {
-    /// Returns the next event; `None` when the stream has ended.
-    ///
-    /// It is `StreamExt::next` of the crate `futures`, for programs without that crate.
-    ///
-    /// # Errors
-    ///
-    /// An error that the server would repeat, after which the stream ends.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: nothing is lost when the future is dropped.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// # let handle = locks.mutex("invoice-42").acquire().await?;
-    /// # let leadership = locks.election("scheduler").campaign("node 7").await?;
-    /// let mut events = locks.watch("invoice-42");
-    /// if let Some(next) = events.next().await.transpose()? {
-    ///     println!("{next:?}");
-    /// }
-    /// # Ok(()) }
-    /// ```
-    pub async fn next(&mut self) -> Option<Result<LockEvent, OperateError>> {
-        std::future::poll_fn(|context| self.poll(context)).await
-    }
-}
+impl Followed for LockEvent {
+    type Past = Option<State>;
 
-impl<W: World> LockEvents<W> {
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<LockEvent, OperateError>>> {
-        loop {
-            if let Some(event) = self.events.pop_front() {
-                return Poll::Ready(Some(Ok(event)));
+    fn next(past: &mut Option<State>, _: String, state: Result<Option<State>, String>) -> Vec<Self> {
+        match state {
+            Ok(state) => {
+                let events = between(past.as_ref(), state.as_ref());
+                *past = state;
+                events
             }
-            let sights = match &mut self.sights {
-                Ok(sights) => sights,
-                Err(error) => return Poll::Ready(error.take().map(Err)),
-            };
-            match std::task::ready!(sights.poll_recv(context)) {
-                Some(Ok(Observation::State(_, state))) => {
-                    self.events.extend(between(self.last.as_ref(), state.as_ref()));
-                    self.last = state;
-                }
-                Some(Ok(Observation::Unreadable(Unreadable { problem, .. }))) => {
-                    self.events.push_back(LockEvent::Unreadable { problem });
-                }
-                Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
-                None => return Poll::Ready(None),
-            }
+            Err(problem) => vec![Self::Unreadable { problem }],
         }
     }
 }
 
-impl Stream for LockEvents {
-    type Item = Result<LockEvent, OperateError>;
-
-    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.get_mut().poll(context)
-    }
-}
-
-#[cfg(feature = "sync")]
-impl Iterator for LockEvents<Blocking> {
-    type Item = Result<LockEvent, OperateError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        Blocking::call(std::future::poll_fn(|context| self.poll(context)))
-    }
-}
-
-/// The events of all locks, each with the name of its lock: a stream; in the blocking world an iterator. Made by
-/// [`LockClient::watch_all`](crate::LockClient::watch_all) and
-/// [`DocumentLocks::watch_all`](crate::DocumentLocks::watch_all).
-#[must_use = "it does nothing unless it is asked for the next event"]
-#[derive(Debug)]
-pub struct AllLockEvents<W: World = Async> {
-    /// `Err`: the error of the field, until it has been reported.
-    sights: Result<Observations, Option<OperateError>>,
+/// An event of any lock, with its name.
+impl Followed for (String, LockEvent) {
     /// The locks that are held.
-    last: HashMap<String, State>,
-    events: VecDeque<(String, LockEvent)>,
-    of: PhantomData<fn() -> W>,
-}
+    type Past = HashMap<String, State>;
 
-impl<W: World> AllLockEvents<W> {
-    pub(crate) fn new(session: Result<UserHandle, InvalidInput>) -> Self {
-        Self {
-            sights: session
-                .map(|session| W::within(|| follow(session, Scope::All)))
-                .map_err(|error| Some(error.into())),
-            last: HashMap::new(),
-            events: VecDeque::new(),
-            of: PhantomData,
+    fn next(past: &mut Self::Past, name: String, state: Result<Option<State>, String>) -> Vec<Self> {
+        let mut last = past.remove(&name);
+        let events = LockEvent::next(&mut last, name.clone(), state);
+        if let Some(last) = last.filter(|last| !last.holders.is_empty()) {
+            past.insert(name.clone(), last);
         }
-    }
-}
-
-impl AllLockEvents {
-    /// Returns the next event, with the name of its lock; `None` when the stream has ended.
-    ///
-    /// It is `StreamExt::next` of the crate `futures`, for programs without that crate.
-    ///
-    /// # Errors
-    ///
-    /// An error that the server would repeat, after which the stream ends.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: nothing is lost when the future is dropped.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// # let handle = locks.mutex("invoice-42").acquire().await?;
-    /// # let leadership = locks.election("scheduler").campaign("node 7").await?;
-    /// let mut events = locks.watch_all();
-    /// if let Some(next) = events.next().await.transpose()? {
-    ///     println!("{next:?}");
-    /// }
-    /// # Ok(()) }
-    /// ```
-    pub async fn next(&mut self) -> Option<Result<(String, LockEvent), OperateError>> {
-        std::future::poll_fn(|context| self.poll(context)).await
-    }
-}
-
-impl<W: World> AllLockEvents<W> {
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<(String, LockEvent), OperateError>>> {
-        loop {
-            if let Some(event) = self.events.pop_front() {
-                return Poll::Ready(Some(Ok(event)));
-            }
-            let sights = match &mut self.sights {
-                Ok(sights) => sights,
-                Err(error) => return Poll::Ready(error.take().map(Err)),
-            };
-            match std::task::ready!(sights.poll_recv(context)) {
-                Some(Ok(Observation::Unreadable(Unreadable { name, problem }))) => {
-                    self.events.push_back((name, LockEvent::Unreadable { problem }));
-                }
-                Some(Ok(Observation::State(name, state))) => {
-                    let events = between(self.last.get(&name), state.as_ref());
-                    self.events
-                        .extend(events.into_iter().map(|event| (name.clone(), event)));
-                    match state.filter(|state| !state.holders.is_empty()) {
-                        Some(state) => self.last.insert(name, state),
-                        None => self.last.remove(&name),
-                    };
-                }
-                Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
-                None => return Poll::Ready(None),
-            }
-        }
-    }
-}
-
-impl Stream for AllLockEvents {
-    type Item = Result<(String, LockEvent), OperateError>;
-
-    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.get_mut().poll(context)
-    }
-}
-
-#[cfg(feature = "sync")]
-impl Iterator for AllLockEvents<Blocking> {
-    type Item = Result<(String, LockEvent), OperateError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        Blocking::call(std::future::poll_fn(|context| self.poll(context)))
+        events.into_iter().map(|event| (name.clone(), event)).collect()
     }
 }

@@ -689,7 +689,8 @@ impl Hold {
     }
 
     /// Returns when its renewal is overdue, unless it is acknowledged before: when the next one would be due, and while
-    /// half of the time is left that it had. A task loses nothing with an idle hold, and a refusal is reported by itself.
+    /// half of the time is left that it had. A task loses nothing with an idle hold, and a refusal is reported by
+    /// itself.
     fn overdue_at(&self, progress: &Progress) -> Option<Instant> {
         let renew_at = progress.renew_at.filter(|_| !self.is_idle && progress.refusals == 0)?;
         let due_at = progress.due_at.unwrap_or(renew_at);

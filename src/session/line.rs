@@ -256,8 +256,8 @@ impl Line {
         self.waitlist.is_awaited_by_release()
     }
 
-    /// Whether the lock would stay taken if nothing were sent any more. A hold that nobody renews is made to outlive its
-    /// process.
+    /// Whether the lock would stay taken if nothing were sent any more. A hold that nobody renews is made to outlive
+    /// its process.
     pub(super) fn would_stay_taken(&self) -> bool {
         let mut held = self.holds().filter(|hold| hold.lease.interval.is_some());
         held.any(|hold| hold.lost_reason().is_none()) || self.waitlist.lets_go()

@@ -88,7 +88,7 @@ mod tests {
         config::Settings,
         error::AcquireError,
         handle::Held,
-        locks::targets::Mutex,
+        locks::Mutex,
         protocol::ServerTime,
         store::{MemoryStore, Store},
         tests::simulated::Link,

@@ -313,7 +313,8 @@ impl Store {
     /// Counts the clients that hold locks, among the locks that were written last: at least this one. In memory nobody
     /// else pays for a client's streams. The server gives up after `within`.
     pub(crate) async fn clients_that_hold(&self, within: Duration) -> Result<u64, StoreError> {
-        self.ask(("count", None), |store| store.clients_that_hold(within), |_| Ok(1)).await
+        self.ask(("count", None), |store| store.clients_that_hold(within), |_| Ok(1))
+            .await
     }
 
     /// Returns which election the primary has won; `None` where there is no replica set, or no primary that says it.

@@ -1,16 +1,16 @@
 //! The blocking API, for programs without async: each call blocks the thread until it is done. It needs the feature
 //! `sync`, which enables the driver's own feature of that name.
 //!
-//! It is the same API in another [world](crate::action::World): the names of this module are those of the crate with
-//! [`Blocking`] for their last parameter, so all methods and guarantees are described there.
-//! Methods that return a future there return its output here. Actions that are awaited there have
+//! It is the same API in another [world](crate::action::World), with [`Blocking`] for the last parameter of each type:
+//! `Mutex<Blocking>`, `DocumentLocks<Order, Blocking>`, `Held<Mutex, Blocking>`. All methods and guarantees are
+//! described there. Methods that return a future there return its output here. Actions that are awaited there have
 //! `run` here, as the actions of the driver's synchronous API have, and `run` with work is
 //! [`run_with`](crate::Acquire::run_with); streams are iterators. [`Held::into_async`](crate::Held::into_async) takes a
-//! handle into async code: writes under a [`fence`](crate::View::fence), for one, can only be awaited. Neither world has
-//! the calls of the other:
+//! handle into async code: writes under a [`fence`](crate::View::fence), for one, can only be awaited. Neither world
+//! has the calls of the other:
 //!
 //! ```compile_fail,E0277
-//! # async fn example(locks: watchlock::sync::LockClient) {
+//! # async fn example(locks: watchlock::LockClient<watchlock::sync::Blocking>) {
 //! locks.mutex("invoice-42").acquire().await;
 //! # }
 //! ```
@@ -22,7 +22,7 @@
 //! ```
 //!
 //! ```
-//! # async fn example(locks: watchlock::LockClient, blocking: watchlock::sync::LockClient) {
+//! # async fn example(locks: watchlock::LockClient, blocking: watchlock::LockClient<watchlock::sync::Blocking>) {
 //! locks.mutex("invoice-42").acquire().await;
 //! blocking.mutex("invoice-42").acquire().run();
 //! # }
@@ -31,8 +31,8 @@
 //! # Connecting
 //!
 //! A [`LockClient`] is made from an async one, or from its builder, by `blocking()`. That takes the driver's
-//! `mongodb::Database`, as a `mongodb::sync::Database` gives no access to the connections beneath it. The other direction
-//! works: make one async client, and derive the synchronous one from it.
+//! `mongodb::Database`, as a `mongodb::sync::Database` gives no access to the connections beneath it. The other
+//! direction works: make one async client, and derive the synchronous one from it.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -117,7 +117,7 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::time::Duration;
 //! use mongodb::bson::{Document, doc};
-//! use watchlock::{LockClient, MemoryCollection, OnceOutcome};
+//! use watchlock::{LockClient, locks::OnceOutcome, testing::MemoryCollection};
 //!
 //! let memory = MemoryCollection::new();
 //! memory.insert_one(doc! { "_id": "order-7", "done": false, "lines": [{ "sku": "x" }] })?;
@@ -137,8 +137,9 @@
 //! # In the background
 //!
 //! Two threads of the library's own runtime renew held locks, wake waiters, and carry out dropped releases, regardless
-//! of the program's threads. The first call starts them, and they end with the process: call [`LockClient::shutdown`](crate::LockClient::shutdown)
-//! before that, or do the work in a [`scope`](crate::LockClientBuilder::scope), which does so after an error or a panic too.
+//! of the program's threads. The first call starts them, and they end with the process: call [`LockClient::shutdown`]
+//! before that, or do the work in a [`scope`](crate::LockClientBuilder::scope), which does so after an error or a panic
+//! too.
 //!
 //! A forked process has none of these threads, and does not own the locks of its parent: every client and handle of the
 //! parent reports that at once ([`LostReason::Forked`](crate::LostReason::Forked)). The driver has its own threads,
@@ -158,58 +159,16 @@ use std::{
 
 use tokio::runtime::{Builder, Runtime};
 
+pub use crate::world::Blocking;
 use crate::{
-    action::{Blocking, Wait, World},
-    handle::{
-        own::Seen,
-        target::{AnyLock, Target},
-    },
+    client::LockClient,
+    handle::{View, own::Seen, target::Target},
     status::Lost,
+    world::World,
 };
 
-/// A client for threads.
-pub type LockClient = crate::LockClient<Blocking>;
-/// A builder of a [`LockClient`].
-pub type LockClientBuilder = crate::LockClientBuilder<Blocking>;
-/// A lock with one holder at a time.
-pub type Mutex = crate::Mutex<Blocking>;
-/// A number of permits.
-pub type Semaphore = crate::Semaphore<Blocking>;
-/// A lock with many readers or one writer.
-pub type RwLock = crate::RwLock<Blocking>;
-/// Several mutexes, all or nothing.
-pub type MultiLock = crate::MultiLock<Blocking>;
-/// An election of one leader.
-pub type Election = crate::Election<Blocking>;
-/// The leaders of an election: an iterator.
-pub type Leaders = crate::Leaders<Blocking>;
-/// A count-down latch.
-pub type Latch = crate::Latch<Blocking>;
-/// A barrier.
-pub type Barrier = crate::Barrier<Blocking>;
-/// A job that is done once in a period.
-pub type Once = crate::Once<Blocking>;
-/// The answer to a request to begin such a job.
-pub type Turn = crate::Turn<Blocking>;
-/// The events of one lock: an iterator.
-pub type LockEvents = crate::LockEvents<Blocking>;
-/// The events of all locks: an iterator.
-pub type AllLockEvents = crate::AllLockEvents<Blocking>;
-/// A list of locks.
-pub type List = crate::List<Blocking>;
-/// Locks for the documents of a collection of yours.
-pub type DocumentLocks<T> = crate::DocumentLocks<T, Blocking>;
-/// Locks for the elements of an array in documents of yours.
-pub type ElementLocks<E> = crate::ElementLocks<E, Blocking>;
-/// An acquire, to be [run](crate::Acquire::run).
-pub type Acquire<T, P = Wait> = crate::Acquire<T, P, Blocking>;
-/// A held target.
-pub type Held<T = AnyLock> = crate::Held<T, Blocking>;
-/// A view of a hold.
-pub type View<T = AnyLock> = crate::View<T, Blocking>;
-
-impl From<crate::LockClient> for LockClient {
-    fn from(locks: crate::LockClient) -> Self {
+impl From<LockClient> for LockClient<Blocking> {
+    fn from(locks: LockClient) -> Self {
         locks.blocking()
     }
 }
@@ -227,7 +186,7 @@ impl World for Blocking {
     }
 }
 
-impl<T: Target> View<T> {
+impl<T: Target> View<T, Blocking> {
     /// Blocks until it is lost, or `limit` is over: then it returns `None`, and it is still held.
     ///
     /// # Panics

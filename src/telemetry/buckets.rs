@@ -15,7 +15,7 @@
 /// The [recipe](crate::guide::recipes::prometheus) gives them to Prometheus. Other recorders have a call of their own:
 ///
 /// ```
-/// for (histogram, bounds) in watchlock::HISTOGRAM_BUCKETS {
+/// for (histogram, bounds) in watchlock::operate::HISTOGRAM_BUCKETS {
 ///     println!("{histogram}: up to {} s and more", bounds.last().expect("there are some"));
 /// }
 /// ```

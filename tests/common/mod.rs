@@ -9,7 +9,7 @@ pub(crate) mod users;
 use std::time::{Duration, Instant};
 
 use mongodb::{Client, Collection, bson::Document, options::ClientOptions};
-use watchlock::{LockClient, LockClientBuilder, LockInfo};
+use watchlock::{LockClient, LockClientBuilder, operate::LockInfo};
 use watchlock_testkit::{Cluster, shared};
 
 /// The collection of the locks, as everybody finds it who does not choose another.

@@ -4,7 +4,11 @@ use std::time::{Duration, SystemTime};
 
 use futures::future::join_all;
 use mongodb::bson::doc;
-use watchlock::{AcquireError, HolderInfo, LockClient, LockEvent, LockStatus, LostReason, Released};
+use watchlock::{
+    LockClient, LockStatus, LostReason, Released,
+    errors::AcquireError,
+    operate::{HolderInfo, LockEvent},
+};
 
 use crate::{
     everywhere::places,

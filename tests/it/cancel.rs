@@ -18,7 +18,7 @@ use mongodb::{
     },
     options::ClientOptions,
 };
-use watchlock::{AcquireError, LockClient, LockStatus};
+use watchlock::{LockClient, LockStatus, errors::AcquireError};
 
 use crate::setup::{
     Dice, Ground, PATIENCE, SOON, eventually, info, is_vacant, pause, spawn, until_streaming, until_waiting, within,

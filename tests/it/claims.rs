@@ -15,7 +15,7 @@ use mongodb::{
     options::ClientOptions,
 };
 use serde::Deserialize;
-use watchlock::{AcquireError, DocumentLocks, LockClient, LostReason};
+use watchlock::{LockClient, LostReason, documents::DocumentLocks, errors::AcquireError};
 
 use crate::{
     documents::Scene,
@@ -531,8 +531,8 @@ async fn tries_that_the_server_gives_up_earn_the_rest_of_those_that_it_answers()
     let began = Instant::now();
     let waiting = spawn(locks.claim(doc! { "n": 1 }));
     eventually(PATIENCE, "four tries", async || sent.tries.load(Ordering::Relaxed) >= 4).await;
-    // The first finds out whether it has to wait at all. The second and the third earn twice and four times as long, but
-    // the stream opens meanwhile, and after an event a claim rests as long as its try took.
+    // The first finds out whether it has to wait at all. The second and the third earn twice and four times as long,
+    // but the stream opens meanwhile, and after an event a claim rests as long as its try took.
     let lasted = began.elapsed();
     assert!(lasted >= TAKES * (3 + 1 + 4), "four tries in {lasted:?}");
     failing.off().await.unwrap();

@@ -58,7 +58,7 @@ async fn a_server_whose_clock_is_set_ahead_gives_nothing_away_that_is_believed_h
     assert!(taken.token() > held.token());
 }
 
-async fn eventually_taken(other: &watchlock::LockClient) -> watchlock::Held<watchlock::target::Mutex> {
+async fn eventually_taken(other: &watchlock::LockClient) -> watchlock::Held<watchlock::locks::Mutex> {
     let mutex = other.mutex("x");
     within(PATIENCE, "it is free by the server's clock", async {
         loop {

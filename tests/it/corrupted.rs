@@ -8,7 +8,9 @@ use std::time::{Duration, Instant, SystemTime};
 use futures::{StreamExt as _, TryStreamExt as _, future::join_all, stream};
 use mongodb::bson::{Bson, DateTime, Document, doc};
 use watchlock::{
-    AcquireError, FencingToken, Held, LockClient, LockInfo, LockStatus, LostReason, OperateError, Released,
+    FencingToken, Held, LockClient, LockStatus, LostReason, Released,
+    errors::{AcquireError, OperateError},
+    operate::LockInfo,
 };
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, spawn, until_streaming, within};

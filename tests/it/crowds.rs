@@ -8,7 +8,12 @@ use std::{
 
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use mongodb::bson::{DateTime, doc};
-use watchlock::{AcquireError, InMemory, LockClient, WakeMode, WakeSource};
+use watchlock::{
+    LockClient,
+    errors::AcquireError,
+    operate::{WakeMode, WakeSource},
+    testing::InMemory,
+};
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, info, spawn, until_streaming, until_waiting, within};
 

@@ -7,7 +7,7 @@ use mongodb::{
     bson::{Document, doc},
     options::WriteConcern,
 };
-use watchlock::{Held, LockClient, Released, target};
+use watchlock::{Held, LockClient, Released, locks};
 use watchlock_testkit::{Cluster, shared};
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, spawn, within};
@@ -25,7 +25,7 @@ const READ_BESIDE: Duration = Duration::from_secs(9);
 const FOLLOWED: Duration = Duration::from_secs(5);
 
 /// Holds so many locks at once that several connections of the pool have carried what takes a lock.
-async fn held(locks: &LockClient, count: usize) -> Vec<Held<target::Mutex>> {
+async fn held(locks: &LockClient, count: usize) -> Vec<Held<locks::Mutex>> {
     let acquires = (0..count).map(|number| locks.mutex(format!("held {number}")).acquire());
     join_all(acquires).await.into_iter().map(Result::unwrap).collect()
 }

@@ -1,4 +1,4 @@
-//! The README and the pages of the guide, as a part of the API's documentation and as a description of the code.
+//! The pages of the guide, as a part of the API's documentation, and with the README as a description of the code.
 //! `.ci/links` checks that their links lead to files; rustdoc checks links to items, and takes a relative path as it
 //! is.
 

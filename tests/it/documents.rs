@@ -19,8 +19,10 @@ use mongodb::{
 use serde::Deserialize;
 use tokio::sync::Mutex;
 use watchlock::{
-    AcquireError, DocumentError, DocumentLocks, Held, InMemory, LockClient, Lost, LostReason, MemoryCollection,
-    Released, target,
+    Held, LockClient, Lost, LostReason, Released,
+    documents::{self, DocumentLocks},
+    errors::{AcquireError, DocumentError},
+    testing::{InMemory, MemoryCollection},
 };
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, faulty, spawn, until_streaming, within};
@@ -143,7 +145,7 @@ impl Events {
 }
 
 /// A claim on its way.
-pub(crate) type Claiming = tokio::task::JoinHandle<Result<Held<target::Document<Document>>, AcquireError>>;
+pub(crate) type Claiming = tokio::task::JoinHandle<Result<Held<documents::Document<Document>>, AcquireError>>;
 
 /// How many wait in the document's queue.
 pub(crate) async fn waiting(locks: &DocumentLocks<Document>, id: impl Into<Bson>) -> usize {

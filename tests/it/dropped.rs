@@ -21,7 +21,10 @@ use mongodb::{
 };
 use tokio::{runtime::Handle, sync::Notify, time::timeout};
 use watchlock::{
-    DocumentLocks, InMemory, LockClient, LockClientBuilder, LockEvent, LostReason, MemoryCollection, Released, WakeMode,
+    LockClient, LockClientBuilder, LostReason, Released,
+    documents::DocumentLocks,
+    operate::{LockEvent, WakeMode},
+    testing::{InMemory, MemoryCollection},
 };
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, is_vacant, pause, spawn, until_streaming, within};
@@ -301,7 +304,7 @@ cases! {
     }
     once_done(scene, cut, name) {
         let job = scene.victim.locks.once(name, PERIOD).since_success();
-        let watchlock::Turn::Ours(job) = job.begin().await.unwrap() else {
+        let watchlock::locks::Turn::Ours(job) = job.begin().await.unwrap() else {
             panic!("nobody else is at it");
         };
         let struck = cut.strike(job.done()).await.is_some();
@@ -311,7 +314,7 @@ cases! {
     }
     once_give_up(scene, cut, name) {
         let job = scene.victim.locks.once(name, PERIOD).since_success();
-        let watchlock::Turn::Ours(job) = job.begin().await.unwrap() else {
+        let watchlock::locks::Turn::Ours(job) = job.begin().await.unwrap() else {
             panic!("nobody else is at it");
         };
         let struck = cut.strike(job.give_up()).await.is_some();
@@ -454,7 +457,7 @@ cases! {
     wake_mode_changed(scene, cut, name) {
         let _ = name;
         // It has changed already.
-        let present = WakeMode::Polling(watchlock::PollingReason::Interrupted);
+        let present = WakeMode::Polling(watchlock::operate::PollingReason::Interrupted);
         cut.strike(scene.victim.locks.wake_mode_changed(present)).await.is_some()
     }
     multi_acquire(scene, cut, name) {

@@ -7,8 +7,10 @@ use mongodb::bson::{Bson, DateTime, Document, doc, oid::ObjectId};
 use serde::Deserialize;
 use tokio::time::Instant;
 use watchlock::{
-    AcquireError, DocumentError, DocumentLocks, ElementLocks, Held, LockClient, Lost, LostReason, Released, WakeMode,
-    target,
+    Held, LockClient, Lost, LostReason, Released,
+    documents::{self, DocumentLocks, ElementLocks},
+    errors::{AcquireError, DocumentError},
+    operate::WakeMode,
 };
 
 use crate::{
@@ -594,7 +596,7 @@ async fn two_hundred_elements_are_held_at_once() {
     drop(held);
 }
 
-async fn hold_many(scene: &Scene) -> Vec<Held<target::Element<Document>>> {
+async fn hold_many(scene: &Scene) -> Vec<Held<documents::Element<Document>>> {
     let lease = Duration::from_secs(8);
     let short = scene.locks_of::<Document>(&scene.client_for(lease).await);
     let lines = |from: i32| (from..from + 100).map(|n| doc! { "n": n }).collect::<Vec<_>>();

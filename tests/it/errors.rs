@@ -6,7 +6,11 @@ use mongodb::{
     Client,
     bson::{Document, doc},
 };
-use watchlock::{AcquireError, Held, LockClient, ServerErrorKind, target};
+use watchlock::{
+    Held, LockClient,
+    errors::{AcquireError, ServerErrorKind},
+    locks,
+};
 use watchlock_testkit::shared;
 
 use crate::{
@@ -43,7 +47,7 @@ fn told<T: Debug>(result: Result<T, impl Error + 'static>, cause: &str) {
     assert!(told.contains(cause), "{told}");
 }
 
-async fn acquired(locks: &LockClient) -> Result<Held<target::Mutex>, AcquireError> {
+async fn acquired(locks: &LockClient) -> Result<Held<locks::Mutex>, AcquireError> {
     within(PATIENCE, "an answer", locks.mutex("x").acquire()).await
 }
 

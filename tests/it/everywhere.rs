@@ -9,8 +9,10 @@ use std::{
 
 use mongodb::bson::doc;
 use watchlock::{
-    Access, AcquireError, CandidacyError, Held, InMemory, LockClient, LockEvent, LockStatus, Lost, LostReason,
-    Released, RenewError, RunError, target,
+    Held, LockClient, LockStatus, Lost, LostReason, Released, action, election,
+    errors::{AcquireError, CandidacyError, RenewError, RunError},
+    operate::{Access, LockEvent},
+    testing::InMemory,
 };
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, is_vacant, spawn, until_waiting, within};
@@ -36,7 +38,7 @@ macro_rules! in_line {
     }};
 }
 
-async fn granted<T: target::Target>(waiting: tokio::task::JoinHandle<Result<Held<T>, AcquireError>>) -> Held<T> {
+async fn granted<T: action::Target>(waiting: tokio::task::JoinHandle<Result<Held<T>, AcquireError>>) -> Held<T> {
     within(PATIENCE, "the grant", waiting).await.unwrap().unwrap()
 }
 
@@ -447,7 +449,7 @@ async fn who_runs_an_election_leads_again_after_a_loss() {
         let (terms, mut told) = tokio::sync::mpsc::unbounded_channel();
         let running = spawn(async move {
             let mut count = 0;
-            let lead = |leading: watchlock::View<target::Leadership>| {
+            let lead = |leading: watchlock::View<election::Election>| {
                 count += 1;
                 let (term, terms) = (count, terms.clone());
                 async move {
@@ -637,7 +639,7 @@ async fn one_watcher_sees_leases_run_out_and_documents_go() {
 #[tokio::test(flavor = "multi_thread")]
 async fn locks_are_found_by_what_is_known_of_them() {
     for (a, _) in places("list").await {
-        let names = async |list: watchlock::List| -> Vec<String> {
+        let names = async |list: watchlock::operate::List| -> Vec<String> {
             list.await.unwrap().into_iter().map(|lock| lock.name).collect()
         };
         let _one = a.mutex("job-1").acquire().await.unwrap();
@@ -648,7 +650,10 @@ async fn locks_are_found_by_what_is_known_of_them() {
         assert_eq!(names(a.list().prefix("job-")).await, ["job-1", "job-2", "job-3"]);
         assert_eq!(names(a.list().prefix("job-").held(true)).await, ["job-1", "job-2"]);
         assert_eq!(names(a.list().held(false)).await, ["job-3"]);
-        assert_eq!(names(a.list().kind(watchlock::Kind::Semaphore)).await, ["job-2"]);
+        assert_eq!(
+            names(a.list().kind(watchlock::operate::Kind::Semaphore)).await,
+            ["job-2"]
+        );
         assert_eq!(names(a.list().prefix("other-$[")).await, ["other-$["]);
         assert_eq!(names(a.list().owner("nobody")).await, [""; 0]);
         let host = a.inspect("job-1").await.unwrap().unwrap().holders[0].host.clone();

@@ -4,7 +4,12 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use mongodb::bson::{Document, doc};
-use watchlock::{DocumentLocks, HoldEnd, HolderInfo, InMemory, LockClient, LostReason, Released};
+use watchlock::{
+    LockClient, LostReason, Released,
+    documents::DocumentLocks,
+    operate::{HoldEnd, HolderInfo},
+    testing::InMemory,
+};
 
 use crate::{
     everywhere::places,

@@ -24,7 +24,7 @@ use tokio::{
     time::{sleep, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
-use watchlock::{FencingToken, Held, LockClient, LockStatus, Released, WakeMode, target};
+use watchlock::{FencingToken, Held, LockClient, LockStatus, Released, locks, operate::WakeMode};
 use watchlock_testkit::{Cluster, shared};
 
 use crate::setup::{spawn, until_mode};
@@ -316,7 +316,7 @@ struct Grant {
 
 impl Grant {
     /// Looks at the handle: what it says holds for the instant before it was asked.
-    fn look(&mut self, handle: &Held<target::Mutex>) -> bool {
+    fn look(&mut self, handle: &Held<locks::Mutex>) -> bool {
         let before = Instant::now();
         if handle.lost_reason().is_some() {
             return false;
@@ -512,10 +512,10 @@ async fn contend(locks: LockClient, contender: usize, log: Arc<Log>, slow: Arc<A
 /// Two clients: one keeps a lock that the other waits for, and hands another lock to it and back.
 struct Keepers {
     processes: [Process; 2],
-    kept: Option<Held<target::Mutex>>,
-    waits_to_keep: Option<JoinHandle<(Held<target::Mutex>, Instant)>>,
-    relay: Option<Held<target::Mutex>>,
-    waits_for_relay: Option<JoinHandle<(Held<target::Mutex>, Instant)>>,
+    kept: Option<Held<locks::Mutex>>,
+    waits_to_keep: Option<JoinHandle<(Held<locks::Mutex>, Instant)>>,
+    relay: Option<Held<locks::Mutex>>,
+    waits_for_relay: Option<JoinHandle<(Held<locks::Mutex>, Instant)>>,
     relaying: Option<JoinHandle<Released>>,
 }
 
@@ -733,7 +733,7 @@ impl Keepers {
 
 impl Process {
     /// Waits for a lock, and stands in its queue.
-    async fn waiting(&self, name: &str) -> JoinHandle<(Held<target::Mutex>, Instant)> {
+    async fn waiting(&self, name: &str) -> JoinHandle<(Held<locks::Mutex>, Instant)> {
         let mutex = self.locks.mutex(name);
         let waiting = spawn(async move { (mutex.acquire().await.unwrap(), Instant::now()) });
         let start = Instant::now();

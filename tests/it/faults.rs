@@ -8,7 +8,7 @@ use mongodb::{
     bson::{Bson, Document, doc},
     error::ErrorKind,
 };
-use watchlock::{AcquireError, Held, LockClient, LockStatus, LostReason, Released, target};
+use watchlock::{Held, LockClient, LockStatus, LostReason, Released, errors::AcquireError, locks};
 use watchlock_testkit::{Cluster, FailPoint};
 
 use crate::setup::{
@@ -65,7 +65,7 @@ async fn assert_free(other: &LockClient, name: &str, case: &str) {
 }
 
 /// The handle is what the document says, and stays so when it is asked.
-async fn assert_owned(handle: &Held<target::Mutex>, other: &LockClient, case: &str) {
+async fn assert_owned(handle: &Held<locks::Mutex>, other: &LockClient, case: &str) {
     let lock = info(other, handle.name()).await.unwrap();
     let tokens: Vec<_> = lock.holders.iter().map(|holder| holder.token).collect();
     assert_eq!(tokens, [handle.token()], "{case}");

@@ -9,7 +9,12 @@ use mongodb::{
     bson::{Bson, Document, doc},
     options::IndexOptions,
 };
-use watchlock::{DocumentError, Fence, FenceError, LockClient, LockStatus, MemoryCollection};
+use watchlock::{
+    LockClient, LockStatus,
+    errors::{DocumentError, FenceError},
+    fence::Fence,
+    testing::MemoryCollection,
+};
 
 use crate::setup::{Dice, Ground, PATIENCE, SOON, Sent, eventually, faulty, spawn, within};
 
@@ -38,7 +43,7 @@ async fn actions_show_what_they_write_and_no_password() {
             format!("{:?}", fence.insert_one(&data, doc! { "_id": 1, "email": "new" })),
             "new",
         ),
-        (format!("{:?}", fence.delete_one(&data, one())), "FencedDelete"),
+        (format!("{:?}", fence.delete_one(&data, one())), "FencedWrite"),
     ] {
         assert!(shown.contains("app.invoices") && shown.contains(says), "{shown}");
         assert!(!shown.contains("secret"), "{shown}");
@@ -143,7 +148,7 @@ async fn a_duplicate_in_another_index_is_told_at_once() {
         .update_one(&data, doc! { "_id": 1 }, set("taken"))
         .upsert(true)
         .await;
-    assert!(matches!(late, Err(FenceError::Fenced(_))), "{late:?}");
+    assert!(matches!(late, Err(FenceError::Fenced { .. })), "{late:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -328,7 +333,7 @@ async fn the_fence_of_a_document_leaves_its_lock_alone() {
     }
 }
 
-async fn other_locks_are_left_alone(of: impl AsyncFn(&str) -> watchlock::DocumentLocks<Document>) {
+async fn other_locks_are_left_alone(of: impl AsyncFn(&str) -> watchlock::documents::DocumentLocks<Document>) {
     let (x, y) = (of("p.x").await, of("p.y").await);
     let (one, other) = (x.acquire(1).await.unwrap(), y.acquire(1).await.unwrap());
     for update in [
@@ -428,10 +433,12 @@ async fn no_write_at_random_is_late() {
                     written += u32::from(did);
                     did.then_some(token)
                 }
-                Err(FenceError::Fenced(fenced)) => {
+                Err(FenceError::Fenced {
+                    stored: later, ours, ..
+                }) => {
                     refused += 1;
-                    assert!(fenced.stored.as_i64() > token, "{fenced}");
-                    Some(fenced.stored.as_i64())
+                    assert!(later.as_i64() > token, "{later} and {ours}");
+                    Some(later.as_i64())
                 }
                 Err(other) => panic!("{other:?}"),
             };

@@ -14,7 +14,11 @@ use mongodb::{
     options::{Acknowledgment, CollectionOptions, IndexOptions, WriteConcern},
 };
 use watchlock::{
-    Fence, FenceError, GuardError, InMemory, LockClient, LockEvent, LockStatus, Lost, LostReason, WakeSource,
+    LockClient, LockStatus, Lost, LostReason,
+    errors::{FenceError, GuardError},
+    fence::Fence,
+    operate::{LockEvent, WakeSource},
+    testing::InMemory,
 };
 use watchlock_testkit::{Cluster, shared, signal};
 
@@ -106,7 +110,7 @@ async fn until_held_up(ground: &Ground, on: &Client, count: usize) {
 /// What is refused, as the larger and the smaller token.
 fn fenced<T: std::fmt::Debug>(result: Result<T, FenceError>) -> (i64, i64) {
     match result {
-        Err(FenceError::Fenced(fenced)) => (fenced.stored.as_i64(), fenced.ours.as_i64()),
+        Err(FenceError::Fenced { stored, ours, .. }) => (stored.as_i64(), ours.as_i64()),
         other => panic!("{other:?}"),
     }
 }
@@ -139,7 +143,7 @@ fn child_process() {
             let done = match order.as_str() {
                 "fenced" => match handle.fence().update_one(&data, one.clone(), update).await {
                     Ok(written) => format!("{}", written.matched_count),
-                    Err(FenceError::Fenced(fenced)) => format!("refused {} {}", fenced.stored, fenced.ours),
+                    Err(FenceError::Fenced { stored, ours, .. }) => format!("refused {stored} {ours}"),
                     Err(other) => panic!("{other}"),
                 },
                 "plain" => format!("{}", data.update_one(one.clone(), update).await.unwrap().matched_count),
@@ -923,8 +927,8 @@ async fn tokens_only_rise_whoever_races() {
             };
             match outcome {
                 Ok(result) => u64::from(result.matched_count > 0 || result.upserted_id.is_some()),
-                Err(FenceError::Fenced(fenced)) => {
-                    assert!(fenced.stored.as_i64() > token);
+                Err(FenceError::Fenced { stored, .. }) => {
+                    assert!(stored.as_i64() > token);
                     0
                 }
                 Err(other) => panic!("{other:?}"),
@@ -1011,7 +1015,7 @@ async fn fences_work_in_transactions_too() {
         .await;
     let error = outcome.unwrap_err();
     assert!(
-        matches!(error.get_custom::<FenceError>(), Some(FenceError::Fenced(_))),
+        matches!(error.get_custom::<FenceError>(), Some(FenceError::Fenced { .. })),
         "{error}"
     );
 }

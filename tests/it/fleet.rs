@@ -5,7 +5,10 @@ use std::time::Duration;
 use futures::future::join_all;
 use mongodb::bson::{Document, doc};
 use tokio::time::sleep;
-use watchlock::{HoldWatch, LockClient, LostReason, WakeMode};
+use watchlock::{
+    LockClient, LostReason,
+    operate::{HoldWatch, WakeMode},
+};
 use watchlock_testkit::Cluster;
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, spawn, until_mode, until_streaming, within};

@@ -10,7 +10,12 @@ use std::{
 
 use futures::{future::join_all, poll};
 use tokio::time::sleep;
-use watchlock::{AcquireError, BarrierError, InMemory, Kind, LockClient, Lost, LostReason};
+use watchlock::{
+    LockClient, Lost, LostReason,
+    errors::{AcquireError, BarrierError},
+    operate::Kind,
+    testing::InMemory,
+};
 
 use crate::{
     everywhere::places,

@@ -8,7 +8,11 @@ use mongodb::{
     bson::{Document, doc},
     error::TRANSIENT_TRANSACTION_ERROR,
 };
-use watchlock::{DocumentError, DocumentLocks, GuardError, Held, LockClient, LockStatus, LostReason, target};
+use watchlock::{
+    Held, LockClient, LockStatus, LostReason,
+    documents::{self, DocumentLocks},
+    errors::{DocumentError, GuardError},
+};
 
 use watchlock_testkit::shared;
 
@@ -41,7 +45,7 @@ impl Scene {
         }
     }
 
-    async fn job(&self, id: i32) -> Held<target::Document<Document>> {
+    async fn job(&self, id: i32) -> Held<documents::Document<Document>> {
         self.jobs.insert_one(doc! { "_id": id, "task": "mail" }).await.unwrap();
         self.locks.acquire(id).await.unwrap()
     }

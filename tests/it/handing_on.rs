@@ -13,7 +13,7 @@ use tokio::{
     sync::mpsc,
     task::{JoinHandle, JoinSet},
 };
-use watchlock::{FencingToken, GuardError, Held, LockClient, LostReason, Released, View, target};
+use watchlock::{FencingToken, Held, LockClient, LostReason, Released, View, errors::GuardError, locks};
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, info, spawn, until_waiting, within};
 
@@ -125,9 +125,9 @@ async fn its_turn(ground: &Ground) {
 /// A hold that was handed on, by the view of the task before it, with the tasks that wait behind.
 struct HandedOn {
     name: String,
-    before: View<target::Mutex>,
-    handle: Held<target::Mutex>,
-    waiting: Vec<JoinHandle<Held<target::Mutex>>>,
+    before: View<locks::Mutex>,
+    handle: Held<locks::Mutex>,
+    waiting: Vec<JoinHandle<Held<locks::Mutex>>>,
 }
 
 impl HandedOn {

@@ -3,7 +3,11 @@
 use std::time::Duration;
 
 use mongodb::bson::{Document, doc};
-use watchlock::{HoldEnd, InMemory, LockClient, LostReason, PastHold, Released};
+use watchlock::{
+    LockClient, LostReason, Released,
+    operate::{HoldEnd, PastHold},
+    testing::InMemory,
+};
 
 use crate::setup::{Ground, PATIENCE, eventually, info, is_vacant, spawn, until_waiting, within};
 

@@ -4,8 +4,11 @@ use std::time::Duration;
 
 use mongodb::bson::{Document, doc};
 use watchlock::{
-    AcquireError, Held, InMemory, LockClient, LockClientBuilder, LockEvent, LockStatus, LostReason, Released,
-    WakeSource, target,
+    Held, LockClient, LockClientBuilder, LockStatus, LostReason, Released,
+    errors::AcquireError,
+    locks,
+    operate::{LockEvent, WakeSource},
+    testing::InMemory,
 };
 use watchlock_testkit::shared;
 
@@ -266,7 +269,7 @@ async fn entering_and_leaving_at_once_leaves_one_valid_hold() {
             let mutex = a.mutex("x");
             spawn(async move {
                 for round in 0..25 {
-                    let handle: Held<target::Mutex> = mutex.acquire().reentrant().await.unwrap();
+                    let handle: Held<locks::Mutex> = mutex.acquire().reentrant().await.unwrap();
                     assert_eq!(handle.lost_reason(), None);
                     if (number + round) % 2 == 0 {
                         assert_ne!(handle.release().await.unwrap(), Released::WasLost);

@@ -3,7 +3,12 @@
 use std::time::Duration;
 
 use mongodb::bson::{Document, doc};
-use watchlock::{Acquire, AcquireError, Held, HolderInfo, LockClient, LostReason, Released, Turn, target};
+use watchlock::{
+    Acquire, Held, LockClient, LostReason, Released,
+    errors::AcquireError,
+    locks::{self, Turn},
+    operate::HolderInfo,
+};
 
 use crate::setup::{
     COLLECTION, Ground, PATIENCE, SOON, eventually, faulty, info, is_vacant, spawn, until_streaming, within,
@@ -38,10 +43,7 @@ async fn until_shown(locks: &LockClient, idle: bool) {
 
 /// Leaves a lock idle until its document shows it, and then takes it without the server: while a command about it is on
 /// its way it has to be asked for. Returns its handle, and the holder that the document shows.
-async fn taken_again(
-    locks: &LockClient,
-    take: impl Fn() -> Acquire<target::Mutex>,
-) -> (Held<target::Mutex>, HolderInfo) {
+async fn taken_again(locks: &LockClient, take: impl Fn() -> Acquire<locks::Mutex>) -> (Held<locks::Mutex>, HolderInfo) {
     loop {
         let kept = locks
             .mutex("x")

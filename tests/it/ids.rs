@@ -1,7 +1,7 @@
 //! The `_id`s of documents that are locked in place: of every type and size, and one by several types.
 
 use mongodb::bson::{Bson, doc};
-use watchlock::{DocumentLocks, Released};
+use watchlock::{Released, documents::DocumentLocks};
 
 use crate::{
     documents::{Scene, waiting},

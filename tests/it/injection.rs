@@ -8,7 +8,12 @@ use mongodb::{
     Database,
     bson::{Bson, Document, doc},
 };
-use watchlock::{AcquireError, Fence, Held, InvalidInput, LockClient, LockInfo, LostReason, OperateError};
+use watchlock::{
+    Held, LockClient, LostReason,
+    errors::{AcquireError, InvalidInput, OperateError},
+    fence::Fence,
+    operate::LockInfo,
+};
 
 use crate::{
     common::hostile::hostile,

@@ -8,8 +8,11 @@ use mongodb::{
     options::UpdateModifications,
 };
 use watchlock::{
-    AcquireError, BuildError, DocumentError, DocumentLocks, FenceError, Held, InvalidInput, LockClient,
-    LockClientBuilder, MemoryCollection, OperateError, WakeSource, target,
+    Held, LockClient, LockClientBuilder,
+    documents::{self, DocumentLocks},
+    errors::{AcquireError, BuildError, DocumentError, FenceError, InvalidInput, OperateError},
+    operate::WakeSource,
+    testing::MemoryCollection,
 };
 use watchlock_testkit::shared;
 
@@ -102,7 +105,7 @@ fn no_bson() -> Vec<(Bson, &'static str)> {
 }
 
 /// What the locks of documents refuse, on a server and in memory.
-async fn documents_refuse_no_bson(locks: &DocumentLocks<Document>, held: &Held<target::Document<Document>>) {
+async fn documents_refuse_no_bson(locks: &DocumentLocks<Document>, held: &Held<documents::Document<Document>>) {
     for (value, words) in no_bson() {
         let filter = doc! { "x": &value };
         let mut errors = vec![

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use watchlock::{AcquireError, InMemory, LockStatus, LostReason, Released};
+use watchlock::{LockStatus, LostReason, Released, errors::AcquireError, testing::InMemory};
 
 use crate::{
     everywhere::places,

@@ -14,7 +14,11 @@ use mongodb::{
     options::ClientOptions,
 };
 use tokio::time::Instant;
-use watchlock::{AcquireError, InMemory, LockClient, LockStatus, LostReason, Released, RunError};
+use watchlock::{
+    LockClient, LockStatus, LostReason, Released,
+    errors::{AcquireError, RunError},
+    testing::InMemory,
+};
 use watchlock_testkit::shared;
 
 use crate::{

@@ -12,7 +12,10 @@ use std::{
     time::Duration,
 };
 use watchlock::{
-    DocumentLocks, FencingToken, Kind, LockEvent, LockInfo, LostReason, OperateError, Released, UnreadableInfo,
+    FencingToken, LostReason, Released,
+    documents::DocumentLocks,
+    errors::OperateError,
+    operate::{Kind, LockEvent, LockInfo, UnreadableInfo},
 };
 
 use crate::{

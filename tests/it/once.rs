@@ -3,7 +3,11 @@
 use std::time::{Duration, SystemTime};
 
 use futures::future::join_all;
-use watchlock::{AcquireError, LockClient, OnceOutcome, Released, RunError, Turn};
+use watchlock::{
+    LockClient, Released,
+    errors::{AcquireError, RunError},
+    locks::{OnceOutcome, Turn},
+};
 
 use crate::{
     everywhere::places,
@@ -17,7 +21,7 @@ fn millis(time: SystemTime) -> u128 {
     time.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis()
 }
 
-async fn ours(locks: &LockClient, period: Duration) -> Option<watchlock::Held<watchlock::target::Period>> {
+async fn ours(locks: &LockClient, period: Duration) -> Option<watchlock::Held<watchlock::locks::Once>> {
     match locks.once("job", period).begin().await.unwrap() {
         Turn::Ours(job) => Some(job),
         _ => None,
@@ -184,8 +188,8 @@ async fn a_job_whose_client_was_shut_down_is_not_recorded() {
     }
 }
 
-/// Tasks of one client share a question and its answer, whatever they find. On one thread, so that all of them have come
-/// before the first is answered.
+/// Tasks of one client share a question and its answer, whatever they find. On one thread, so that all of them have
+/// come before the first is answered.
 #[tokio::test]
 async fn tasks_that_find_the_job_done_or_in_progress_learn_it_by_two_commands() {
     for ground in [Ground::replica_set("shared").await, Ground::standalone("shared").await] {

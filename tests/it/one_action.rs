@@ -5,9 +5,10 @@ use std::{future::pending, time::Duration};
 use mongodb::bson::Document;
 use tokio::time::timeout;
 use watchlock::{
-    Acquire, Held, InMemory, Released, View,
-    action::{OrHeld, Try},
-    target::{self, AnyLock},
+    Acquire, Held, Released, View,
+    action::{AnyLock, OrHeld, Try},
+    documents, election, locks,
+    testing::InMemory,
 };
 
 use crate::setup::{PATIENCE, eventually, info, is_vacant, spawn, until_waiting, within};
@@ -17,14 +18,14 @@ fn is_shared<T: Send + Sync + Unpin + 'static>() {}
 
 #[test]
 fn actions_handles_and_views_of_all_targets_can_be_shared_among_tasks() {
-    is_shared::<Acquire<target::Mutex>>();
-    is_shared::<Acquire<target::Multi, Try>>();
-    is_shared::<Acquire<target::Claim<Document>>>();
-    is_shared::<Acquire<target::Element<Document>, OrHeld>>();
+    is_shared::<Acquire<locks::Mutex>>();
+    is_shared::<Acquire<locks::MultiLock, Try>>();
+    is_shared::<Acquire<documents::Claim<Document>>>();
+    is_shared::<Acquire<documents::Element<Document>, OrHeld>>();
     is_shared::<(Held, View)>();
-    is_shared::<(Held<target::Multi>, View<target::Multi>)>();
-    is_shared::<(Held<target::Document<Document>>, View<target::Document<Document>>)>();
-    is_shared::<(Held<target::Period>, Held<target::Leadership>)>();
+    is_shared::<(Held<locks::MultiLock>, View<locks::MultiLock>)>();
+    is_shared::<(Held<documents::Document<Document>>, View<documents::Document<Document>>)>();
+    is_shared::<(Held<locks::Once>, Held<election::Election>)>();
 }
 
 #[tokio::test]
@@ -118,7 +119,7 @@ async fn a_held_lock_of_any_kind_is_one_of_any_kind() {
 #[tokio::test]
 async fn work_on_an_element_runs_under_its_lock() {
     use mongodb::bson::doc;
-    use watchlock::{LostReason, MemoryCollection, RunError};
+    use watchlock::{LostReason, errors::RunError, testing::MemoryCollection};
 
     let memory = MemoryCollection::new();
     memory

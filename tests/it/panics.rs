@@ -13,7 +13,7 @@ use std::{
 use mongodb::bson::{Bson, Document, doc};
 use serde::Deserialize;
 use tracing::{Event, Metadata, Subscriber, span};
-use watchlock::{LockClient, LostReason, WakeMode};
+use watchlock::{LockClient, LostReason, operate::WakeMode};
 
 use crate::{
     setup::{Ground, PATIENCE, spawn, until_mode, until_waiting, within},

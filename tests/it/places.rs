@@ -7,7 +7,10 @@ use mongodb::{
     bson::{Binary, Document, RawDocumentBuf, doc, spec::BinarySubtype},
     options::IndexOptions,
 };
-use watchlock::{AcquireError, BuildError, LockClient, LostReason, OperateError, ServerErrorKind};
+use watchlock::{
+    LockClient, LostReason,
+    errors::{AcquireError, BuildError, OperateError, ServerErrorKind},
+};
 
 use crate::setup::{COLLECTION, Ground, PATIENCE, SOON, spawn, until_waiting, within};
 

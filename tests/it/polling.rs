@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use mongodb::bson::doc;
 use watchlock::{
-    AcquireError, BuildError, LockClient, LockStatus, LostReason, PollingReason, Released, WakeMode, WakeSource,
+    LockClient, LockStatus, LostReason, Released,
+    errors::{AcquireError, BuildError},
+    operate::{PollingReason, WakeMode, WakeSource},
 };
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, info, is_vacant, spawn, until_waiting, within};

@@ -11,8 +11,10 @@ use mongodb::{
     options::IndexOptions,
 };
 use watchlock::{
-    AcquireError, Fence, FenceError, GuardError, LockClient, LockEvent, LockStatus, LostReason, PollingReason,
-    Released, ServerErrorKind, WakeMode,
+    LockClient, LockStatus, LostReason, Released,
+    errors::{AcquireError, FenceError, GuardError, ServerErrorKind},
+    fence::Fence,
+    operate::{LockEvent, PollingReason, WakeMode},
 };
 
 use crate::{
@@ -69,7 +71,7 @@ async fn the_least_role_is_enough_for_a_guard() {
     handle.guard_transaction(&mut session).await.unwrap();
     session.commit_transaction().await.unwrap();
     let smaller = Fence::new(1).update_one(&data, doc! { "_id": 1 }, doc! {}).await;
-    assert!(matches!(smaller, Err(FenceError::Fenced(_))), "{smaller:?}");
+    assert!(matches!(smaller, Err(FenceError::Fenced { .. })), "{smaller:?}");
 
     // A refused guard ends the transaction, for which nothing is needed either.
     session.start_transaction().await.unwrap();
@@ -306,7 +308,7 @@ async fn a_fence_needs_what_the_guide_says() {
             late.delete_one(&data, doc! { "_id": 4 }).await.map(drop),
         ] {
             match refused.unwrap_err() {
-                FenceError::Fenced(_) => assert_ne!(missing, Some("find"), "{case}"),
+                FenceError::Fenced { .. } => assert_ne!(missing, Some("find"), "{case}"),
                 error => {
                     not_authorized(&error, &case);
                     assert!(matches!(missing, Some("find" | "update" | "remove")), "{case}");

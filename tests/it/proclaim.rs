@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use mongodb::bson::doc;
-use watchlock::{Lost, LostReason, RenewError, WakeSource};
+use watchlock::{Lost, LostReason, errors::RenewError, operate::WakeSource};
 
 use crate::setup::{Ground, PATIENCE, faulty, spawn, within};
 

@@ -13,13 +13,13 @@ use mongodb::{
     event::{EventHandler, command::CommandEvent},
     options::ClientOptions,
 };
-use watchlock::{Held, LockClient, LockStatus, LostReason, target};
+use watchlock::{Held, LockClient, LockStatus, LostReason, locks};
 
 use crate::setup::{COLLECTION, Ground, PATIENCE, eventually, spawn, until_waiting, within};
 
 const LEASE: Duration = Duration::from_secs(3);
 
-fn all_held(handles: &[Held<target::Mutex>]) -> bool {
+fn all_held(handles: &[Held<locks::Mutex>]) -> bool {
     handles.iter().all(|handle| handle.status() == LockStatus::Held)
 }
 
@@ -30,7 +30,7 @@ async fn a_document_that_a_validator_refuses_costs_no_other_its_renewal() {
     let locks = ground.locks_for(LEASE).await;
     let names = (0..50).map(|number| format!("lock {number}"));
     let acquired = names.map(|name| locks.mutex(name).acquire());
-    let others: Vec<Held<target::Mutex>> = join_all(acquired).await.into_iter().map(Result::unwrap).collect();
+    let others: Vec<Held<locks::Mutex>> = join_all(acquired).await.into_iter().map(Result::unwrap).collect();
     // By the order of names it comes before some and after others.
     let refused = locks.mutex("lock 25 is refused").acquire().await.unwrap();
     let database = ground.driver().await.database(&ground.database);
@@ -82,7 +82,7 @@ async fn a_shutdown_releases_many_locks_by_few_commands() {
     let locks = LockClient::builder(database).build().await.unwrap();
     let other = ground.locks().await;
     let acquired = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")).acquire());
-    let handles: Vec<Held<target::Mutex>> = join_all(acquired).await.into_iter().map(Result::unwrap).collect();
+    let handles: Vec<Held<locks::Mutex>> = join_all(acquired).await.into_iter().map(Result::unwrap).collect();
     let permits = [locks.semaphore("permits", 3), locks.semaphore("permits", 3)];
     let permits = join_all(permits.map(|semaphore| async move { semaphore.acquire().await.unwrap() })).await;
     let next = other.mutex("lock 150");

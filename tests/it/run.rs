@@ -10,10 +10,10 @@ use std::{
 
 use mongodb::bson::{Document, doc};
 use watchlock::{
-    Acquire, AcquireError, Held, LockClient, Lost, LostReason, RunError,
-    action::Try,
-    target,
-    target::{CanAcquire, IsOne},
+    Acquire, Held, LockClient, Lost, LostReason, View,
+    action::{CanAcquire, Try},
+    documents,
+    errors::{AcquireError, RunError},
 };
 
 use crate::{
@@ -37,9 +37,11 @@ async fn reason(locks: &LockClient, name: &str) -> Option<String> {
 /// Works under a lock with options, beside an attempt of the same client and an acquire of another.
 async fn works_and_releases<A, B, C>(b: &LockClient, name: &str, actions: (Acquire<A>, Acquire<B, Try>, Acquire<C>))
 where
-    A: CanAcquire<Held: IsOne>,
-    B: CanAcquire<Held: IsOne>,
+    A: CanAcquire,
+    B: CanAcquire,
     C: CanAcquire,
+    View<A::Held>: Into<View>,
+    View<B::Held>: Into<View>,
 {
     let brief = Duration::from_millis(50);
     let (acquire, attempt, other) = actions;
@@ -67,11 +69,11 @@ where
             .await;
             let tried = attempt.clone().run(async |_| panic!("it runs beside")).await;
             assert_eq!(tried.unwrap(), None::<()>, "{name}");
-            (held.token(), attempt)
+            (held.view().into().token(), attempt)
         });
     let (token, attempt) = done.await.unwrap();
     assert!(is_vacant(b, name).await, "{name}");
-    let later = attempt.run(async |held| held.token()).await.unwrap();
+    let later = attempt.run(async |held| held.view().into().token()).await.unwrap();
     assert!(later > Some(token), "{name}");
     assert!(is_vacant(b, name).await, "{name}");
 }
@@ -150,7 +152,7 @@ async fn work_on_a_document_may_change_or_delete_it() {
             scene.events.insert(doc! { "_id": id, "n": 0 }).await;
         }
         let count = doc! { "$inc": { "n": 1 } };
-        let update = async |held: &Held<target::Document<Document>>| {
+        let update = async |held: &Held<documents::Document<Document>>| {
             let lock = b.inspect(held.id().clone()).await.unwrap().unwrap();
             assert_eq!(lock.holders[0].reason.as_deref(), Some("counting"));
             assert_eq!(b.try_acquire(held.id().clone()).run(async |_| {}).await.unwrap(), None);

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use mongodb::bson::{Document, doc};
 use tokio::runtime::{Builder, Runtime};
-use watchlock::{InMemory, LockClient, MemoryCollection};
+use watchlock::{
+    LockClient,
+    testing::{InMemory, MemoryCollection},
+};
 
 use crate::setup::{Ground, PATIENCE, SOON, until_waiting, within};
 

@@ -4,7 +4,11 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 use watchlock::{
-    AcquireError, Contention, FencingToken, HoldEnd, InMemory, Kind, Leader, LockClient, LockEvent, LockInfo,
+    FencingToken, LockClient,
+    election::Leader,
+    errors::{AcquireError, Contention},
+    operate::{HoldEnd, Kind, LockEvent, LockInfo},
+    testing::InMemory,
 };
 
 use crate::setup::{PATIENCE, spawn, until_waiting, within};

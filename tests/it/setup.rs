@@ -13,7 +13,10 @@ use tokio::{
     sync::{Mutex, MutexGuard, OnceCell},
     task::JoinHandle,
 };
-use watchlock::{LockClient, WakeMode, WakeSource};
+use watchlock::{
+    LockClient,
+    operate::{WakeMode, WakeSource},
+};
 use watchlock_testkit::Cluster;
 
 pub(crate) use crate::common::{

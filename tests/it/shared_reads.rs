@@ -11,7 +11,7 @@ use std::{
 
 use mongodb::bson::doc;
 use tokio::{sync::mpsc, task::JoinSet, time::sleep};
-use watchlock::{FencingToken, Held, LockClient, LostReason, Released, target};
+use watchlock::{FencingToken, Held, LockClient, LostReason, Released, locks};
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, info, within};
 
@@ -146,7 +146,7 @@ async fn its_turn(ground: &Ground) {
 }
 
 /// Returns three readers of one client, of whom the last two share a hold.
-async fn three(ground: &Ground, locks: &LockClient) -> [Held<target::Read>; 3] {
+async fn three(ground: &Ground, locks: &LockClient) -> [Held<locks::Read>; 3] {
     // The machine may take too long for a hold that is to be shared.
     for number in 0..50 {
         let lock = locks.rw_lock(format!("x {number}"));

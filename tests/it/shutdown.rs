@@ -13,7 +13,9 @@ use mongodb::{
 };
 use tokio::sync::oneshot;
 use watchlock::{
-    AcquireError, BuildError, InMemory, LockClient, LockClientBuilder, LostReason, MemoryCollection, Released,
+    LockClient, LockClientBuilder, LostReason, Released,
+    errors::{AcquireError, BuildError},
+    testing::{InMemory, MemoryCollection},
 };
 use watchlock_testkit::shared;
 

@@ -7,7 +7,11 @@ use mongodb::{
     bson::{Bson, DateTime, Document, doc},
 };
 use tokio::runtime::Runtime;
-use watchlock::{AcquireError, LockClient, LockStatus, PollingReason, WakeMode, WakeSource};
+use watchlock::{
+    LockClient, LockStatus,
+    errors::AcquireError,
+    operate::{PollingReason, WakeMode, WakeSource},
+};
 
 use crate::setup::{
     COLLECTION, Dice, Ground, PATIENCE, SOON, eventually, faulty, info, pause, spawn, stream_id, stream_options,

@@ -13,7 +13,11 @@ use mongodb::{
     event::{EventHandler, command::CommandEvent},
     options::{ClientOptions, CollectionOptions, FindOneOptions, ReadConcern, ReadPreference, WriteConcern},
 };
-use watchlock::{DocumentLocks, LockClient, LockEvent, LockStatus, LostReason, PollingReason, WakeMode};
+use watchlock::{
+    LockClient, LockStatus, LostReason,
+    documents::DocumentLocks,
+    operate::{LockEvent, PollingReason, WakeMode},
+};
 use watchlock_testkit::Cluster;
 
 use crate::setup::{

@@ -21,14 +21,18 @@ use mongodb::{
     options::ClientOptions,
 };
 use watchlock::{
-    AcquireError, BuildError, InMemory, LockEvent, LockStatus, Lost, LostReason, OperateError, Released, RenewError,
-    RunError,
-    action::Try,
-    sync::{Acquire, LockClient, LockClientBuilder},
-    target::{CanAcquire, IsOne},
+    Acquire, LockClientBuilder, LockStatus, Lost, LostReason, Released,
+    action::{AnyLock, CanAcquire, Try, Wait},
+    errors::{AcquireError, BuildError, OperateError, RenewError, RunError},
+    operate::LockEvent,
+    sync::Blocking,
+    testing::InMemory,
 };
 
 use crate::setup::{COLLECTION, Ground, PATIENCE, SOON};
+
+type LockClient = watchlock::LockClient<Blocking>;
+type View<T = AnyLock> = watchlock::View<T, Blocking>;
 
 /// The test kit's servers are started by async code, which is over when this returns: the tests have no runtime.
 fn prepared<T>(future: impl Future<Output = T>) -> T {
@@ -39,7 +43,7 @@ fn driver(ground: &Ground) -> Client {
     Client::with_options(ClientOptions::parse(ground.uri()).run().unwrap()).unwrap()
 }
 
-fn builder(ground: &Ground) -> LockClientBuilder {
+fn builder(ground: &Ground) -> LockClientBuilder<Blocking> {
     watchlock::LockClient::builder(driver(ground).database(&ground.database)).blocking()
 }
 
@@ -236,7 +240,7 @@ fn a_lock_is_renewed_while_the_only_thread_sleeps() {
 #[test]
 fn run_does_the_work_under_the_lock() {
     for (a, b) in places("sync_run") {
-        let work = |held: &watchlock::sync::Held<watchlock::target::Mutex>| {
+        let work = |held: &watchlock::Held<watchlock::locks::Mutex, Blocking>| {
             assert!(b.mutex("x").try_acquire().run().unwrap().is_none());
             held.token()
         };
@@ -269,10 +273,14 @@ fn reason(locks: &LockClient, name: &str) -> Option<String> {
 }
 
 /// Works under a lock with options, beside an attempt of another client.
-fn works_and_releases<A, B>(b: &LockClient, name: &str, acquire: Acquire<A>, attempt: Acquire<B, Try>)
-where
-    A: CanAcquire<Held: IsOne>,
-    B: CanAcquire<Held: IsOne>,
+fn works_and_releases<A: CanAcquire, B: CanAcquire>(
+    b: &LockClient,
+    name: &str,
+    acquire: Acquire<A, Wait, Blocking>,
+    attempt: Acquire<B, Try, Blocking>,
+) where
+    View<A::Held>: Into<View>,
+    View<B::Held>: Into<View>,
 {
     let done = acquire.reason("why").timeout(PATIENCE).run_with(|held| {
         assert_eq!(reason(b, name).as_deref(), Some("why"));
@@ -280,11 +288,14 @@ where
             attempt.clone().run_with(|_| panic!("it runs beside")).unwrap(),
             None::<()>
         );
-        held.token()
+        held.view().into().token()
     });
     let token = done.unwrap();
     assert!(is_vacant(b, name), "{name}");
-    assert!(attempt.run_with(|held| held.token()).unwrap() > Some(token), "{name}");
+    assert!(
+        attempt.run_with(|held| held.view().into().token()).unwrap() > Some(token),
+        "{name}"
+    );
 }
 
 #[test]
@@ -313,7 +324,7 @@ fn work_under_every_kind_of_lock_takes_its_options() {
             matches!(&lost, Err(RunError::Lost(part)) if part.name == "q"),
             "{lost:?}"
         );
-        let memory = watchlock::MemoryCollection::new();
+        let memory = watchlock::testing::MemoryCollection::new();
         memory.insert_one(doc! { "_id": 1, "n": 0 }).unwrap();
         let events = a.documents_in_memory::<Document>(&memory);
         let counted = events.claim(doc! { "n": 0 }).reason("why").run_with(|event| {
@@ -446,7 +457,7 @@ fn documents_are_locked_in_place_by_threads() {
 #[test]
 fn elements_are_locked_by_threads() {
     for (a, b) in places("sync_elements") {
-        let memory = watchlock::MemoryCollection::new();
+        let memory = watchlock::testing::MemoryCollection::new();
         memory
             .insert_one(doc! { "_id": 1, "lines": [{ "n": 1 }, { "n": 2 }] })
             .unwrap();
@@ -454,7 +465,7 @@ fn elements_are_locked_by_threads() {
             a.documents_in_memory(&memory),
             b.documents_in_memory::<Document>(&memory),
         );
-        let _: &watchlock::sync::DocumentLocks<Document> = &a;
+        let _: &watchlock::documents::DocumentLocks<Document, Blocking> = &a;
         let (here, there) = (
             a.element::<Document>("lines", doc! { "n": 1 }),
             b.element::<Document>("lines", doc! { "n": 1 }),

@@ -27,8 +27,11 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 use watchlock::{
-    AcquireError, Held, InMemory, LockClient, LostReason, MemoryCollection, Mutex as LockMutex, WakeMode, WakeSource,
-    target,
+    Held, LockClient, LostReason,
+    errors::AcquireError,
+    locks::{self, Mutex as LockMutex},
+    operate::{WakeMode, WakeSource},
+    testing::{InMemory, MemoryCollection},
 };
 use watchlock_testkit::Cluster;
 
@@ -184,7 +187,7 @@ async fn pair(source: WakeSource) -> (LockClient, LockClient) {
 }
 
 /// A task that waits for the lock, in the server's queue.
-async fn in_line(locks: &LockClient, mutex: LockMutex) -> JoinHandle<Result<Held<target::Mutex>, AcquireError>> {
+async fn in_line(locks: &LockClient, mutex: LockMutex) -> JoinHandle<Result<Held<locks::Mutex>, AcquireError>> {
     let waiting = spawn(async move { mutex.acquire().await });
     until_waiting(locks, "x", 1).await;
     waiting

@@ -3,7 +3,7 @@
 use std::{error::Error, time::Duration};
 
 use mongodb::bson::doc;
-use watchlock::{LockClient, Released, WakeMode};
+use watchlock::{LockClient, Released, operate::WakeMode};
 use watchlock_testkit::Cluster;
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, spawn, until_mode, until_waiting, within};

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use mongodb::bson::{Bson, DateTime, Decimal128, Document, doc};
-use watchlock::{AcquireError, DocumentLocks, Held, LockClient, LostReason, MemoryCollection, Released};
+use watchlock::{
+    Held, LockClient, LostReason, Released, documents::DocumentLocks, errors::AcquireError, testing::MemoryCollection,
+};
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, pause, spawn, until_streaming, within};
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use mongodb::bson::{Document, doc};
-use watchlock::{AcquireError, Held, LockClient, target};
+use watchlock::{Held, LockClient, errors::AcquireError, locks};
 
 use crate::{
     documents::Scene,
@@ -69,7 +69,7 @@ async fn a_request_is_refused_only_if_all_permits_are_taken() {
     for (a, b) in places("shedding").await {
         let _one = b.semaphore("x", 50).acquire().await.unwrap();
         let limit = a.semaphore("x", 50);
-        let mut served: Vec<Held<target::Semaphore>> = Vec::new();
+        let mut served: Vec<Held<locks::Semaphore>> = Vec::new();
         for _ in 0..20 {
             let five = join_all((0..5).map(|_| limit.try_acquire())).await;
             served.extend(five.into_iter().filter_map(|tried| tried.unwrap()));

@@ -3,7 +3,11 @@
 use std::time::Duration;
 
 use mongodb::bson::{Bson, DateTime, Document, doc};
-use watchlock::{AcquireError, LockClient, LockStatus, LostReason, MemoryCollection, OperateError, ServerError};
+use watchlock::{
+    LockClient, LockStatus, LostReason,
+    errors::{AcquireError, OperateError, ServerError},
+    testing::MemoryCollection,
+};
 
 use crate::setup::{Ground, PATIENCE, eventually, within};
 

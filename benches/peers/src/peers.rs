@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
-use watchlock::WakeSource;
+use watchlock::operate::WakeSource;
 
 use crate::{
     adapters as a,

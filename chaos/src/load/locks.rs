@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures::{StreamExt, TryStreamExt, stream};
 use mongodb::bson::{Document, doc};
 use tokio::time::{Instant, sleep};
-use watchlock::{Held, LockClient, Released, View, target};
+use watchlock::{Held, LockClient, Released, View, locks};
 use watchlock_testkit::Cluster;
 
 use super::{
@@ -44,8 +44,8 @@ pub(super) async fn run(count: usize, lasts: Duration) -> Result<bool> {
     let before = gauge.read().await?;
     println!("  before    {before}");
     let acquiring = (0..count).map(|number| locks.mutex(format!("lock {number}")).acquire());
-    let handles: Vec<Held<target::Mutex>> = stream::iter(acquiring).buffer_unordered(AT_ONCE).try_collect().await?;
-    let views: Vec<View<target::Mutex>> = handles.iter().map(Held::<target::Mutex>::view).collect();
+    let handles: Vec<Held<locks::Mutex>> = stream::iter(acquiring).buffer_unordered(AT_ONCE).try_collect().await?;
+    let views: Vec<View<locks::Mutex>> = handles.iter().map(Held::<locks::Mutex>::view).collect();
     let mut earlier = gauge.read().await?;
     println!("  acquired  {}", earlier.since(&before));
 
@@ -65,14 +65,14 @@ pub(super) async fn run(count: usize, lasts: Duration) -> Result<bool> {
     }
     slow.off().await?;
 
-    let lost: Vec<&View<target::Mutex>> = views.iter().filter(|view| view.lost_reason().is_some()).collect();
+    let lost: Vec<&View<locks::Mutex>> = views.iter().filter(|view| view.lost_reason().is_some()).collect();
     println!("  lost: {}", lost.len());
     for view in lost.iter().take(5) {
         println!("    {}: {:?}", view.name(), view.lost_reason());
     }
     let none_lost = lost.is_empty();
 
-    let released: Vec<Released> = stream::iter(handles.into_iter().map(Held::<target::Mutex>::release))
+    let released: Vec<Released> = stream::iter(handles.into_iter().map(Held::<locks::Mutex>::release))
         .buffer_unordered(AT_ONCE)
         .try_collect()
         .await?;
@@ -100,13 +100,13 @@ struct Period {
 }
 
 /// Watches for the time of a lease.
-async fn period(label: &str, gauge: &Gauge, views: &[View<target::Mutex>], earlier: &mut Sample) -> Result<Period> {
+async fn period(label: &str, gauge: &Gauge, views: &[View<locks::Mutex>], earlier: &mut Sample) -> Result<Period> {
     let (start, mut second) = (earlier.at, 0);
     let (mut least_left, mut samples) = (Duration::MAX, Vec::new());
     while start.elapsed() < LEASE {
         let left = views
             .iter()
-            .map(View::<target::Mutex>::safe_for)
+            .map(View::<locks::Mutex>::safe_for)
             .min()
             .unwrap_or_default();
         least_left = least_left.min(left);

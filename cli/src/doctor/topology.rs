@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use mongodb::bson::{Bson, Document, doc, oid::ObjectId};
-use watchlock::{ServerError, ServerErrorKind};
+use watchlock::errors::{ServerError, ServerErrorKind};
 
 use super::{Check, Status, UNAUTHORIZED, ask, code, primary, told, unseen};
 use crate::{
@@ -102,8 +102,8 @@ pub(super) fn with_data(hello: &Document) -> Vec<&str> {
 
 /// Checks that writes are confirmed, as every grant needs it, and writes nothing.
 ///
-/// A linearizable read says so of a set: its primary makes a note in its log, and answers once a majority has that note. A
-/// standalone is asked to change a document that is not there.
+/// A linearizable read says so of a set: its primary makes a note in its log, and answers once a majority has that
+/// note. A standalone is asked to change a document that is not there.
 pub(super) async fn writes(place: &Place, hello: &Document) -> Result<Option<Check>, Failure> {
     let is_standalone = is_standalone(hello);
     let absent = format!("watchlock doctor {}", ObjectId::new().to_hex());

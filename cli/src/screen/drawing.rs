@@ -192,7 +192,7 @@ mod tests {
 
     use ratatui::{Terminal, backend::TestBackend, buffer::Buffer};
     use serde_json::json;
-    use watchlock::{LockClient, LockEvent};
+    use watchlock::{LockClient, operate::LockEvent};
 
     use super::*;
     use crate::{clock::Offset, events::Seen, locks::Locks, made_up::some, text::width};

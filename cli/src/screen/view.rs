@@ -8,7 +8,11 @@ use std::{
 };
 
 use tokio::time::Instant;
-use watchlock::{FencingToken, HolderInfo, LockInfo, OperateError};
+use watchlock::{
+    FencingToken,
+    errors::OperateError,
+    operate::{HolderInfo, LockInfo},
+};
 
 use crate::{break_lock::question, clock::Offset, events::Seen, holder::who, keyboard::Key, locks::Locks, text::plain};
 

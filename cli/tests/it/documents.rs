@@ -2,7 +2,7 @@
 
 use mongodb::bson::{Binary, Bson, Document, doc, spec::BinarySubtype};
 use serde_json::{Value, json};
-use watchlock::{DocumentLocks, LostReason};
+use watchlock::{LostReason, documents::DocumentLocks};
 
 use crate::{
     Started, bare,

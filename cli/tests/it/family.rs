@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mongodb::bson::doc;
 use serde_json::{Value, json};
-use watchlock::{LockEvent, Released};
+use watchlock::{Released, operate::LockEvent};
 use watchlock_testkit::shared;
 
 use crate::{

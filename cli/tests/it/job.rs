@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use watchlock::{Held, LockClient, Released, target};
+use watchlock::{Held, LockClient, Released, locks};
 use watchlock_testkit::shared;
 
 use crate::{
@@ -66,7 +66,7 @@ fn shell(ground: &Ground) -> Terminal {
     Terminal::new(ground, "PS1='$ ' exec bash --norc --noprofile --noediting -i")
 }
 
-async fn second(locks: &LockClient) -> Held<target::Mutex> {
+async fn second(locks: &LockClient) -> Held<locks::Mutex> {
     let acquired = locks.mutex("x").acquire();
     within(PATIENCE, "the second holder", acquired).await.unwrap()
 }

@@ -11,7 +11,10 @@ use std::{
 use futures::future::join_all;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use tokio::{process::Child, time::sleep};
-use watchlock::{LockClient, Turn, target};
+use watchlock::{
+    LockClient, election,
+    locks::{self, Turn},
+};
 use watchlock_testkit::{Proxy, shared};
 
 use crate::{
@@ -114,8 +117,8 @@ impl Case {
 }
 
 enum Held {
-    Lock(watchlock::Held<target::Mutex>),
-    Lead(watchlock::Held<target::Leadership>),
+    Lock(watchlock::Held<locks::Mutex>),
+    Lead(watchlock::Held<election::Election>),
 }
 
 async fn proxy() -> Proxy {

@@ -228,7 +228,7 @@ fn copy(descriptor: &OwnedFd) -> OwnedFd {
     descriptor.try_clone().unwrap()
 }
 
-pub(super) async fn held(locks: &LockClient) -> watchlock::Held<watchlock::target::Mutex> {
+pub(super) async fn held(locks: &LockClient) -> watchlock::Held<watchlock::locks::Mutex> {
     locks.mutex("nightly-7").acquire().reason("a-reason").await.unwrap()
 }
 

@@ -219,8 +219,8 @@ impl Waitlist {
         }
         match after {
             _ if head.was_never_sent() => {}
-            // The head gets the hold, and the task after it the head's position in the server's queue, which a try would
-            // give up.
+            // The head gets the hold, and the task after it the head's position in the server's queue, which a try
+            // would give up.
             Some(after) if after.waits() && after.may_take_over(held, handing) && after.was_never_sent() => {
                 std::mem::swap(&mut head.entry, &mut after.entry);
                 (after.stage, after.above) = (head.stage, head.above);

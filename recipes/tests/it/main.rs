@@ -20,7 +20,10 @@ use tokio::{
     time::timeout,
 };
 use tracing::Instrument as _;
-use watchlock::{AcquireError, FencingToken, LockClient, RunError};
+use watchlock::{
+    FencingToken, LockClient,
+    errors::{AcquireError, RunError},
+};
 use watchlock_recipes::{cron, dotnet, leader, opentelemetry, outbox, shedlock, web_service};
 use watchlock_testkit::shared;
 

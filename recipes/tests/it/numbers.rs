@@ -15,7 +15,11 @@ use mongodb::{
 };
 use tokio::{net::TcpListener, task::JoinHandle};
 use watchlock::{
-    AcquireError, HISTOGRAM_BUCKETS, Held, InMemory, LockClient, MemoryCollection, Mutex as LockMutex, target,
+    Held, LockClient,
+    errors::AcquireError,
+    locks::{self, Mutex as LockMutex},
+    operate::HISTOGRAM_BUCKETS,
+    testing::{InMemory, MemoryCollection},
 };
 use watchlock_recipes::prometheus;
 
@@ -97,7 +101,7 @@ impl Board {
 }
 
 /// A task that waits for the lock `x`, in the server's queue.
-async fn in_line(locks: &LockClient, mutex: LockMutex) -> JoinHandle<Result<Held<target::Mutex>, AcquireError>> {
+async fn in_line(locks: &LockClient, mutex: LockMutex) -> JoinHandle<Result<Held<locks::Mutex>, AcquireError>> {
     let waiting = tokio::spawn(async move { mutex.acquire().await });
     within("a waiter in the queue", async {
         while locks
@@ -323,7 +327,8 @@ async fn errors_are_counted_by_operation() {
     )]);
 }
 
-/// From the service's own router, after a lock was taken. Each rendering sums up too, so the upkeep only runs beside it.
+/// From the service's own router, after a lock was taken. Each rendering sums up too, so the upkeep only runs beside
+/// it.
 #[tokio::test]
 async fn the_numbers_are_served_to_prometheus() {
     let recorder = prometheus::recorder().unwrap().build_recorder();

@@ -29,10 +29,10 @@ use crate::{
 /// was removed and added again in between, or the lease is over by the server's clock.
 const UPDATE_TRIES: u32 = 2;
 
-/// An [element](crate::ElementLocks) of an array in a document of yours, read as an `E`.
+/// An [element](crate::documents::ElementLocks) of an array in a document of yours, read as an `E`.
 ///
-/// [`View::name`](crate::View::name) is the `_id` of the document and the key as text. The lock is that of the key: if the
-/// element is removed meanwhile, the lock stays held until it is released.
+/// [`View::name`](crate::View::name) is the `_id` of the document and the key as text. The lock is that of the key: if
+/// the element is removed meanwhile, the lock stays held until it is released.
 pub struct Element<E> {
     locks: ElementLocks<E>,
     id: Bson,
@@ -48,6 +48,7 @@ impl<E> Sealed for Element<E> {}
 
 impl<E> Target for Element<E> {
     type Held = Self;
+    type Request = Self;
     type Own = OwnedHold;
     type Data = HeldElement<E>;
 }
@@ -69,8 +70,8 @@ pub struct HeldElement<E> {
 }
 
 impl<E: DeserializeOwned + Send + Sync + 'static> CanAcquire for Element<E> {
-    async fn ask(self, options: Options, otherwise: Otherwise) -> Result<Got<Self>, AcquireError> {
-        let Self { locks, id } = self;
+    async fn ask(request: Self, options: Options, otherwise: Otherwise) -> Result<Got<Self>, AcquireError> {
+        let Self { locks, id } = request;
         let acquiring = DocumentAcquiring::new(locks.place(&id)?, options.timeout);
         let own = acquiring.acquire(options, otherwise).await;
         let own = own.map_err(|error| locks.missing(error))?;
@@ -149,9 +150,9 @@ impl<E: DeserializeOwned, W: World> Held<Element<E>, W> {
     /// [`DocumentError::Lost`] if the lock was lost before: nothing was changed. [`DocumentError::NoElement`] if the
     /// element was removed, and [`DocumentError::AmbiguousElement`] if others have its key by now: nothing was changed,
     /// and the lock is held. [`DocumentError::InTransaction`] if a transaction is open that this lock
-    /// [guards](crate::View::guard_transaction): nothing was changed. [`DocumentError::Server`] if the server could not be
-    /// reached or did not answer for the time of the lease, ten minutes at most (the element may have been changed, or
-    /// may still be: the update is not repeated beyond the driver's own retry) or refused.
+    /// [guards](crate::View::guard_transaction): nothing was changed. [`DocumentError::Server`] if the server could not
+    /// be reached or did not answer for the time of the lease, ten minutes at most (the element may have been changed,
+    /// or may still be: the update is not repeated beyond the driver's own retry) or refused.
     /// [`DocumentError::Unreadable`] if the element was changed but can't be read as an `E`.
     ///
     /// # Cancel safety
@@ -163,7 +164,7 @@ impl<E: DeserializeOwned, W: World> Held<Element<E>, W> {
     /// ```
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::MemoryCollection::new();
+    /// # let memory = watchlock::testing::MemoryCollection::new();
     /// # memory.insert_one(doc! { "_id": 7, "lines": [{ "sku": "x", "n": 1 }, { "sku": "y", "n": 1 }] })?;
     /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// let line = orders.element::<Document>("lines", doc! { "sku": "y" }).acquire(7).await?;

@@ -80,7 +80,7 @@ use handle::Element;
 ///     price: i32,
 /// }
 ///
-/// # let memory = watchlock::MemoryCollection::new();
+/// # let memory = watchlock::testing::MemoryCollection::new();
 /// # memory.insert_one(doc! { "_id": "order-7", "lines": [{ "sku": "x", "price": 3 }, { "sku": "y", "price": 5 }] })?;
 /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
 /// let line = orders.element::<Line>("lines", doc! { "sku": "x" }).acquire("order-7").await?;
@@ -129,16 +129,16 @@ impl<E, W: World> ElementLocks<E, W> {
     ///
     /// # Errors
     ///
-    /// Same as for [`Mutex::acquire`](crate::Mutex::acquire); and
-    /// [`AcquireError::NoElement`](crate::AcquireError::NoElement) if there is no such element or document: then
-    /// nothing is written. [`AcquireError::AmbiguousElement`](crate::AcquireError::AmbiguousElement) if several
-    /// elements have the key: the lock is released. If an element or its document is removed in the meantime,
-    /// [`AcquireError::NoElement`](crate::AcquireError::NoElement) or
-    /// [`AcquireError::NoDocument`](crate::AcquireError::NoDocument) comes once it is this waiter's turn.
+    /// Same as for [`Mutex::acquire`](crate::locks::Mutex::acquire); and
+    /// [`AcquireError::NoElement`](crate::errors::AcquireError::NoElement) if there is no such element or document:
+    /// then nothing is written. [`AcquireError::AmbiguousElement`](crate::errors::AcquireError::AmbiguousElement) if
+    /// several elements have the key: the lock is released. If an element or its document is removed in the meantime,
+    /// [`AcquireError::NoElement`](crate::errors::AcquireError::NoElement) or
+    /// [`AcquireError::NoDocument`](crate::errors::AcquireError::NoDocument) comes once it is this waiter's turn.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe, like [`Mutex::acquire`](crate::Mutex::acquire).
+    /// Cancel safe, like [`Mutex::acquire`](crate::locks::Mutex::acquire).
     ///
     /// # Examples
     ///
@@ -163,7 +163,7 @@ impl<E, W: World> ElementLocks<E, W> {
     /// ```
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::MemoryCollection::new();
+    /// # let memory = watchlock::testing::MemoryCollection::new();
     /// # memory.insert_one(doc! { "_id": 7, "lines": [{ "sku": "x" }, { "sku": "y" }] })?;
     /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// let line = orders.element::<Document>("lines", doc! { "sku": "x" });
@@ -196,7 +196,7 @@ impl<E, W: World> ElementLocks<E, W> {
     /// ```
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::MemoryCollection::new();
+    /// # let memory = watchlock::testing::MemoryCollection::new();
     /// # memory.insert_one(doc! { "_id": 7, "lines": [{ "sku": "x" }] })?;
     /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// let line = orders.element::<Document>("lines", doc! { "sku": "x" });
@@ -237,7 +237,7 @@ impl<E, W: World> ElementLocks<E, W> {
     /// ```
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::MemoryCollection::new();
+    /// # let memory = watchlock::testing::MemoryCollection::new();
     /// # memory.insert_one(doc! { "_id": 7, "lines": [{ "sku": "x" }] })?;
     /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// let line = orders.element::<Document>("lines", doc! { "sku": "x" });
@@ -274,7 +274,7 @@ impl<E, W: World> ElementLocks<E, W> {
     /// ```
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::MemoryCollection::new();
+    /// # let memory = watchlock::testing::MemoryCollection::new();
     /// # memory.insert_one(doc! { "_id": 7, "lines": [{ "sku": "x" }] })?;
     /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// let line = orders.element::<Document>("lines", doc! { "sku": "x" });
@@ -301,10 +301,10 @@ impl<E, W: World> ElementLocks<E, W> {
     ///
     /// ```
     /// # use mongodb::bson::{Document, doc};
-    /// # let memory = watchlock::MemoryCollection::new();
+    /// # let memory = watchlock::testing::MemoryCollection::new();
     /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// let line = orders.element::<Document>("lines", doc! { "sku": "x" });
-    /// assert_eq!(line.wake_mode(), watchlock::WakeMode::ChangeStream);
+    /// assert_eq!(line.wake_mode(), watchlock::operate::WakeMode::ChangeStream);
     /// ```
     pub fn wake_mode(&self) -> WakeMode {
         // Nobody is ever woken for a key that is refused.

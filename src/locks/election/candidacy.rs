@@ -11,7 +11,6 @@ use crate::{
     backoff::Backoff,
     error::{AcquireError, CandidacyError},
     handle::{Held, View},
-    locks::targets::Leadership,
     status::{Lost, LostReason},
     telemetry,
     world::World,
@@ -51,7 +50,7 @@ impl<W: World> Election<W> {
     }
 
     /// Campaigns, and repeats it while the name is in other use, if the election waits for that.
-    pub(super) async fn campaign_on(&self, value: &str) -> Result<Held<Leadership, W>, AcquireError> {
+    pub(super) async fn campaign_on(&self, value: &str) -> Result<Held<Election, W>, AcquireError> {
         let mut backoff = OTHER_USE;
         loop {
             match self.campaign(value).held().await {
@@ -67,8 +66,9 @@ impl<W: World> Election<W> {
 impl Election {
     /// Leads in the background, with callbacks: `elected` when a term begins, `lost` when it ends.
     ///
-    /// It ends, and resigns, when the returned [`Candidacy`] is withdrawn or dropped. If it is withdrawn while it leads,
-    /// the reason of the loss is [`LostReason::Released`]; if it is dropped, no callback comes. Call it on a tokio runtime.
+    /// It ends, and resigns, when the returned [`Candidacy`] is withdrawn or dropped. If it is withdrawn while it
+    /// leads, the reason of the loss is [`LostReason::Released`]; if it is dropped, no callback comes. Call it on a
+    /// tokio runtime.
     ///
     /// It ends by itself after an error of a campaign, and when a callback panics: then without a further callback, and
     /// a leader resigns. [`Candidacy::ended`] reports that, and so does a `WARN` event, `watchlock.candidacy_ended`.
@@ -93,7 +93,7 @@ impl Election {
     pub fn stand(
         &self,
         value: impl Into<String>,
-        elected: impl FnMut(View<Leadership>) + Send + 'static,
+        elected: impl FnMut(View<Election>) + Send + 'static,
         lost: impl FnMut(Lost) + Send + 'static,
     ) -> Candidacy {
         let (withdrawn, result) = (CancellationToken::new(), watch::Sender::new(None));
@@ -123,7 +123,7 @@ impl Election {
     async fn stand_until(
         &self,
         value: &str,
-        mut elected: impl FnMut(View<Leadership>),
+        mut elected: impl FnMut(View<Election>),
         mut lost: impl FnMut(Lost),
         until: CancellationToken,
     ) -> Result<(), AcquireError> {
@@ -179,7 +179,7 @@ impl Candidacy {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let locks = watchlock::LockClient::in_memory();
-    /// use watchlock::{AcquireError, CandidacyError};
+    /// use watchlock::errors::{AcquireError, CandidacyError};
     ///
     /// let other = locks.mutex("scheduler").acquire().await?;
     /// let candidacy = locks.election("scheduler").stand("node 7", |_| {}, |_| {});

@@ -358,8 +358,8 @@ mod tests {
         assert!(sweeping.take_due(end).is_empty());
     }
 
-    /// Otherwise the entry of a claim without an answer would be searched for after seconds, and stay for a lease if the
-    /// runtime ends before.
+    /// Otherwise the entry of a claim without an answer would be searched for after seconds, and stay for a lease if
+    /// the runtime ends before.
     #[tokio::test(start_paused = true)]
     async fn a_shutdown_searches_at_once_and_when_the_server_has_given_the_claim_up() {
         let limit = Duration::from_secs(1);

@@ -7,7 +7,7 @@ use std::{
 
 use futures::future::BoxFuture;
 use mongodb::bson::{Document, doc};
-use watchlock::{InMemory, LockClient, WakeSource};
+use watchlock::{LockClient, operate::WakeSource, testing::InMemory};
 
 use crate::client::{Client, Held, Result};
 

@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use mongodb::bson::{Document, doc};
 use tokio::{sync::watch, time::sleep};
-use watchlock::target::{CanAcquire, Multi};
+use watchlock::{action::CanAcquire, locks::MultiLock};
 
 use super::{
     Tally,
@@ -240,7 +240,7 @@ async fn multi(service: &Service, random: &mut Random) -> bool {
         .map(|part| format!("part {}", (first + part) % PARTS))
         .collect();
     let asked: Vec<Asked> = names.iter().map(|name| service.ask(name, 1)).collect();
-    let handle: watchlock::Held<Multi> = match service.locks.multi(&names).acquire().timeout(PATIENCE).await {
+    let handle: watchlock::Held<MultiLock> = match service.locks.multi(&names).acquire().timeout(PATIENCE).await {
         Ok(handle) => handle,
         Err(error) => {
             service.ledger.complain(format!("{names:?}: {error:?}"));

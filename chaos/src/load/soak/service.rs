@@ -4,7 +4,7 @@ use std::{future::poll_fn, pin::Pin, sync::Arc, task::Poll, time::Duration};
 
 use mongodb::{Client, bson::Document};
 use tokio::time::{Instant, sleep, timeout};
-use watchlock::{AcquireError, DocumentLocks, LockClient, LostReason, Released, View};
+use watchlock::{LockClient, LostReason, Released, View, documents::DocumentLocks, errors::AcquireError};
 
 use super::ledger::{Asked, Holds, Ledger};
 use crate::{

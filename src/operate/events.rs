@@ -1,0 +1,133 @@
+//! What is watched, as a stream or an iterator.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    marker::PhantomData,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use futures::Stream;
+
+#[cfg(feature = "sync")]
+use crate::world::Blocking;
+use crate::{
+    error::{InvalidInput, OperateError},
+    protocol::State,
+    session::{
+        UserHandle,
+        streams::follow::{Observation, Observations, Scope, follow},
+    },
+    store::Unreadable,
+    world::{Async, World},
+};
+
+/// A value that follows from the states of locks: an event, or a leader.
+pub trait Followed: Sized + Unpin {
+    /// The past, as far as the next value depends on it.
+    type Past: Default + fmt::Debug + Unpin;
+
+    /// Returns the values that follow from the next state of a lock; from a document that is not one, and why.
+    fn next(past: &mut Self::Past, name: String, state: Result<Option<State>, String>) -> Vec<Self>;
+}
+
+/// Events, as they happen: a stream; in the blocking world an iterator.
+///
+/// Those of one lock are `Events<LockEvent>`, from [`LockClient::watch`](crate::LockClient::watch). Those of all locks are
+/// `Events<(String, LockEvent)>`, each with the name of its lock, from
+/// [`LockClient::watch_all`](crate::LockClient::watch_all). The leaders of an election are `Events<Option<Leader>>`, from
+/// [`Election::observe`](crate::election::Election::observe).
+#[must_use = "it does nothing unless it is asked for the next event"]
+#[derive(Debug)]
+pub struct Events<T: Followed, W: World = Async> {
+    /// `Err`: the error of the name, until it has been reported.
+    observations: Result<Observations, Option<OperateError>>,
+    past: T::Past,
+    next: VecDeque<T>,
+    of: PhantomData<fn() -> W>,
+}
+
+impl<T: Followed, W: World> Events<T, W> {
+    pub(crate) fn new(of: Result<(UserHandle, Scope), InvalidInput>) -> Self {
+        Self {
+            observations: of
+                .map(|(session, scope)| W::within(|| follow(session, scope)))
+                .map_err(|error| Some(error.into())),
+            past: T::Past::default(),
+            next: VecDeque::new(),
+            of: PhantomData,
+        }
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<T, OperateError>>> {
+        loop {
+            if let Some(next) = self.next.pop_front() {
+                return Poll::Ready(Some(Ok(next)));
+            }
+            let observations = match &mut self.observations {
+                Ok(observations) => observations,
+                Err(error) => return Poll::Ready(error.take().map(Err)),
+            };
+            let (name, state) = match ready!(observations.poll_recv(context)) {
+                Some(Ok(Observation::State(name, state))) => (name, Ok(state)),
+                Some(Ok(Observation::Unreadable(Unreadable { name, problem }))) => (name, Err(problem)),
+                Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
+                None => return Poll::Ready(None),
+            };
+            self.next.extend(T::next(&mut self.past, name, state));
+        }
+    }
+}
+
+impl<T: Followed> Events<T> {
+    /// Returns the next event; `None` when the stream has ended.
+    ///
+    /// It is `StreamExt::next` of the crate `futures`, for programs without that crate.
+    ///
+    /// # Errors
+    ///
+    /// An error that the server would repeat, after which the stream ends.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: nothing is lost when the future is dropped.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// # let handle = locks.mutex("invoice-42").acquire().await?;
+    /// # let leadership = locks.election("scheduler").campaign("node 7").await?;
+    /// let mut events = locks.watch("invoice-42");
+    /// if let Some(next) = events.next().await.transpose()? {
+    ///     println!("{next}");
+    /// }
+    /// let mut leaders = locks.election("scheduler").observe();
+    /// if let Some(Some(leader)) = leaders.next().await.transpose()? {
+    ///     println!("{} leads", leader.value);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub async fn next(&mut self) -> Option<Result<T, OperateError>> {
+        std::future::poll_fn(|context| self.poll(context)).await
+    }
+}
+
+impl<T: Followed> Stream for Events<T> {
+    type Item = Result<T, OperateError>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.get_mut().poll(context)
+    }
+}
+
+#[cfg(feature = "sync")]
+impl<T: Followed> Iterator for Events<T, Blocking> {
+    type Item = Result<T, OperateError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        Blocking::call(std::future::poll_fn(|context| self.poll(context)))
+    }
+}
