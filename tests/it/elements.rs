@@ -326,68 +326,71 @@ async fn an_update_changes_that_element_only_and_only_under_the_lock() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn another_program_that_overwrites_the_lock_ends_it_at_once() {
-    for scene in Scene::everywhere("element_foreign").await {
-        let (a, b) = scene.locks();
-        // Without an event, a holder would find out with its next renewal, after 10 s.
-        let soon = SOON * 5;
-        for id in 1..=6 {
-            scene.events.insert(order(id)).await;
-            let before = line(&b, "x").acquire(id).await.unwrap();
-            let copy = scene.find(id).await;
-            before.release().await.unwrap();
-            let held = line(&a, "x").acquire(id).await.unwrap();
-            let beside = line(&a, "y").acquire(id).await.unwrap();
-            // Long enough to be worth a stream, and for a copy to be an old one.
-            tokio::time::sleep(Duration::from_millis(1_200)).await;
-            let code = format!(r#"{MAP}.lines.sku="x""#);
-            let stays = match id {
-                1 => {
-                    let old = lock_of(&copy, r#"sku="x""#).unwrap().clone();
-                    scene
-                        .events
-                        .update(doc! { "_id": id }, doc! { "$set": { code: old } })
-                        .await;
-                    true
-                }
-                2 => {
-                    scene
-                        .events
-                        .update(doc! { "_id": id }, doc! { "$unset": { code: "" } })
-                        .await;
-                    true
-                }
-                3 => {
-                    let cleared = doc! { "$set": { format!("{code}.holders"): Vec::<Bson>::new() } };
-                    scene.events.update(doc! { "_id": id }, cleared).await;
-                    true
-                }
-                4 => {
-                    scene
-                        .events
-                        .update(doc! { "_id": id }, doc! { "$unset": { MAP: "" } })
-                        .await;
-                    false
-                }
-                5 => {
-                    // As an object mapper saves it.
-                    scene.events.replace(id, copy).await;
-                    false
-                }
-                _ => {
-                    scene.events.delete(doc! { "_id": id }).await;
-                    false
-                }
-            };
-            within(soon, &format!("the loss {id}"), held.lost()).await;
-            if stays {
-                assert_eq!(
-                    (beside.lost_reason(), beside.renew().await.is_ok()),
-                    (None, true),
-                    "{id}"
-                );
-            } else {
-                within(soon, &format!("the other loss {id}"), beside.lost()).await;
+    let scenes = Scene::everywhere("element_foreign").await;
+    join_all(scenes.iter().map(overwrite)).await;
+}
+
+async fn overwrite(scene: &Scene) {
+    let (a, b) = scene.locks();
+    // Without an event, a holder would find out with its next renewal, after 10 s.
+    let soon = SOON * 5;
+    for id in 1..=6 {
+        scene.events.insert(order(id)).await;
+        let before = line(&b, "x").acquire(id).await.unwrap();
+        let copy = scene.find(id).await;
+        before.release().await.unwrap();
+        let held = line(&a, "x").acquire(id).await.unwrap();
+        let beside = line(&a, "y").acquire(id).await.unwrap();
+        // Long enough to be worth a stream, and for a copy to be an old one.
+        tokio::time::sleep(Duration::from_millis(1_200)).await;
+        let code = format!(r#"{MAP}.lines.sku="x""#);
+        let stays = match id {
+            1 => {
+                let old = lock_of(&copy, r#"sku="x""#).unwrap().clone();
+                scene
+                    .events
+                    .update(doc! { "_id": id }, doc! { "$set": { code: old } })
+                    .await;
+                true
             }
+            2 => {
+                scene
+                    .events
+                    .update(doc! { "_id": id }, doc! { "$unset": { code: "" } })
+                    .await;
+                true
+            }
+            3 => {
+                let cleared = doc! { "$set": { format!("{code}.holders"): Vec::<Bson>::new() } };
+                scene.events.update(doc! { "_id": id }, cleared).await;
+                true
+            }
+            4 => {
+                scene
+                    .events
+                    .update(doc! { "_id": id }, doc! { "$unset": { MAP: "" } })
+                    .await;
+                false
+            }
+            5 => {
+                // As an object mapper saves it.
+                scene.events.replace(id, copy).await;
+                false
+            }
+            _ => {
+                scene.events.delete(doc! { "_id": id }).await;
+                false
+            }
+        };
+        within(soon, &format!("the loss {id}"), held.lost()).await;
+        if stays {
+            assert_eq!(
+                (beside.lost_reason(), beside.renew().await.is_ok()),
+                (None, true),
+                "{id}"
+            );
+        } else {
+            within(soon, &format!("the other loss {id}"), beside.lost()).await;
         }
     }
 }

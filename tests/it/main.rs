@@ -1,67 +1,31 @@
-//! watchlock against real servers.
-//!
-//! Tests begin in the order of their names. A file of tests that take ten seconds or more has a name from the first
-//! half of the alphabet: what begins last would run alone at the end.
+//! watchlock against real servers: a module for each subject.
 
-mod acquire_terms;
-mod breaks;
-mod cancel;
+mod actions;
+mod cancellation;
 mod claims;
-mod clocks;
+mod client;
 #[path = "../common/mod.rs"]
 mod common;
-mod corrupted;
 mod crowds;
-mod dead_connections;
 mod docs;
 mod documents;
-mod dropped;
+mod election;
 mod elements;
-mod errors;
-mod everywhere;
-mod expiry;
 mod failover;
 mod faults;
 mod fences;
-mod fencing;
 mod fleet;
 mod gathering;
-mod guards;
-mod handing_on;
-mod history;
-mod identity;
-mod idle;
-mod ids;
-mod index;
-mod injection;
+mod holds;
 mod input;
-mod limits;
 mod multi;
-mod observed;
+mod mutex;
 mod once;
-mod one_action;
-mod panics;
-mod places;
-mod polling;
-mod privileges;
-mod process;
-mod proclaim;
-mod renewals;
-mod run;
-mod runtime;
-#[cfg(feature = "serde")]
-mod serial;
+mod operate;
+mod rw_lock;
+mod semaphore;
+mod servers;
 mod setup;
-mod share;
-mod shared_reads;
-mod shutdown;
-mod stream;
-mod subscription;
+mod streams;
 #[cfg(feature = "sync")]
 mod sync;
-mod telemetry;
-mod tls;
-mod tokens;
-mod tries;
-mod unknown_names;
-mod versions;

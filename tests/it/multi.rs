@@ -21,10 +21,7 @@ use watchlock::{
 };
 use watchlock_testkit::shared;
 
-use crate::{
-    everywhere::places,
-    setup::{Dice, Ground, PATIENCE, SOON, eventually, info, is_vacant, spawn, until_waiting, within},
-};
+use crate::setup::{Dice, Ground, PATIENCE, SOON, eventually, info, is_vacant, places, spawn, until_waiting, within};
 
 async fn all_vacant(locks: &LockClient, names: &[&str]) -> bool {
     for name in names {

@@ -9,9 +9,8 @@ use watchlock::{
     locks::{OnceOutcome, Turn},
 };
 
-use crate::{
-    everywhere::places,
-    setup::{Ground, PATIENCE, eventually, faulty, info, is_vacant, pause, spawn, until_waiting, within},
+use crate::setup::{
+    Ground, PATIENCE, eventually, faulty, info, is_vacant, pause, places, spawn, until_waiting, within,
 };
 
 const SECOND: Duration = Duration::from_secs(1);

@@ -14,8 +14,10 @@ use tokio::{
     task::JoinHandle,
 };
 use watchlock::{
-    LockClient,
+    Held, LockClient, LockClientBuilder, action,
+    errors::AcquireError,
     operate::{WakeMode, WakeSource},
+    testing::InMemory,
 };
 use watchlock_testkit::Cluster;
 
@@ -166,4 +168,43 @@ impl Dice {
 /// As `tokio::spawn`, which is compiled anew for each future, and this for each type of result: a fifth less for LLVM.
 pub(crate) fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
     tokio::spawn(future.boxed())
+}
+
+/// Two clients, as two processes would have them, in memory, on a replica set and on a standalone.
+pub(crate) async fn places(name: &str) -> Vec<(LockClient, LockClient)> {
+    places_with(name, |builder, _| builder).await
+}
+
+/// As [`places`], with settings for the first (0) and the second (1).
+pub(crate) async fn places_with(
+    name: &str,
+    set: impl Fn(LockClientBuilder, usize) -> LockClientBuilder,
+) -> Vec<(LockClient, LockClient)> {
+    let memory = InMemory::new();
+    let mut builders = vec![(memory.builder(), memory.builder())];
+    for ground in [Ground::replica_set(name).await, Ground::standalone(name).await] {
+        builders.push((ground.builder().await, ground.builder().await));
+    }
+    let mut places = Vec::new();
+    for (a, b) in builders {
+        places.push((set(a, 0).build().await.unwrap(), set(b, 1).build().await.unwrap()));
+    }
+    places
+}
+
+/// Spawns an acquire, and waits until it is in the server's queue as the `place`th.
+pub(crate) async fn in_line<T: Send + 'static>(
+    locks: &LockClient,
+    name: &str,
+    place: usize,
+    acquire: impl Future<Output = T> + Send + 'static,
+) -> JoinHandle<T> {
+    let waiting = spawn(acquire);
+    until_waiting(locks, name, place).await;
+    waiting
+}
+
+/// The lock that a spawned acquire gets.
+pub(crate) async fn granted<T: action::Target>(waiting: JoinHandle<Result<Held<T>, AcquireError>>) -> Held<T> {
+    within(PATIENCE, "the grant", waiting).await.unwrap().unwrap()
 }

@@ -1,0 +1,6 @@
+//! A client: who it is to others, and how it ends.
+
+mod identity;
+mod panics;
+mod runtime;
+mod shutdown;

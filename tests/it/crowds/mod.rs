@@ -1,0 +1,253 @@
+//! Many waiters for one lock: more than the queue has room for, and more than streams are for.
+
+mod share;
+mod tries;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use futures::{StreamExt as _, stream::FuturesUnordered};
+use mongodb::bson::{DateTime, doc};
+use watchlock::{
+    LockClient,
+    errors::AcquireError,
+    operate::{WakeMode, WakeSource},
+    testing::InMemory,
+};
+
+use crate::setup::{Ground, PATIENCE, SOON, eventually, info, spawn, until_streaming, until_waiting, within};
+
+/// The clients that the queue of one lock has room for.
+const ROOM: usize = 256;
+
+/// Most places in the queue are written into it as another program would; of the clients that come then, some take the
+/// last places, and the others knock.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_came_when_the_queue_was_full_is_served_when_there_is_room() {
+    const PLACES: usize = 16;
+    const CLIENTS: usize = PLACES + 24;
+    let ground = Ground::replica_set("crowd").await;
+    let database = ground.driver().await.database(&ground.database);
+    let documents = ground.documents().await;
+    let holder = ground.locks().await;
+    let held = holder.mutex("x").acquire().await.unwrap();
+    let written = documents.find_one(doc! { "_id": "x" }).await.unwrap().unwrap();
+    let like = written.get_array("holders").unwrap()[0].as_document().unwrap().clone();
+    let until = DateTime::from_millis(DateTime::now().timestamp_millis() + 3_600_000);
+    let elsewhere = (0..ROOM - PLACES).map(|number| {
+        let mut waiter = like.clone();
+        waiter.remove("token");
+        waiter.insert("id", format!("0123456789abcdef-{number}"));
+        waiter.insert("until", until);
+        waiter
+    });
+    let elsewhere: Vec<_> = elsewhere.collect();
+    documents
+        .update_one(doc! { "_id": "x" }, doc! { "$set": { "queue": elsewhere } })
+        .await
+        .unwrap();
+    let mut waiting = HashMap::new();
+    for number in 0..CLIENTS {
+        let label = format!("client {number}");
+        // A stream each would be another matter.
+        let builder = LockClient::builder(database.clone())
+            .wake_source(WakeSource::Polling)
+            .poll_interval(Duration::from_millis(500), Duration::from_secs(4))
+            .label(&label);
+        let locks = builder.build().await.unwrap();
+        let serving = spawn(async move {
+            let handle = locks.mutex("x").acquire().await.unwrap();
+            handle.release().await.unwrap();
+        });
+        waiting.insert(label, serving);
+    }
+    eventually(3 * PATIENCE, "the queue is full", async || {
+        info(&holder, "x").await.is_some_and(|lock| lock.waiters.len() == ROOM)
+    })
+    .await;
+    let another = ground.locks().await;
+    let limit = Duration::from_secs(2);
+    match another.mutex("x").acquire().timeout(limit).await {
+        Err(AcquireError::Timeout {
+            contention: Some(contention),
+            ..
+        }) => assert!(
+            contention.queue_full && contention.waiting_before >= ROOM,
+            "{contention}"
+        ),
+        other => panic!("{other:?}"),
+    }
+    assert!(another.mutex("x").try_acquire().await.unwrap().is_none());
+    let size = documents
+        .aggregate([doc! { "$project": { "size": { "$bsonSize": "$$ROOT" } } }])
+        .await
+        .unwrap();
+    let size = size
+        .with_type::<mongodb::bson::Document>()
+        .next()
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(size.get_i32("size").unwrap() < 150_000, "{size}");
+    println!("the document with a full queue: {size}");
+    // Those in the queue give up, and then there is room for those who knock.
+    for waiter in info(&holder, "x").await.unwrap().waiters {
+        let gives_up = waiter.label.and_then(|label| waiting.remove(&label));
+        if let Some(waiting) = gives_up {
+            waiting.abort();
+        }
+    }
+    documents
+        .update_one(
+            doc! { "_id": "x" },
+            doc! { "$pull": { "queue": { "id": { "$regex": "^0123456789abcdef-" } } } },
+        )
+        .await
+        .unwrap();
+    held.release().await.unwrap();
+    assert_eq!(waiting.len(), CLIENTS - PLACES);
+    for (label, served) in waiting {
+        within(3 * PATIENCE, &label, served).await.unwrap();
+    }
+}
+
+/// A stream costs the server for every write of the replica set, so only who may be served soon has one. All are served
+/// in their order all the same, and those who are woken late by their look at the queue open their streams then.
+#[tokio::test(flavor = "multi_thread")]
+async fn only_those_near_the_front_have_a_stream() {
+    const CLIENTS: usize = 24;
+    let ground = Ground::replica_set("far").await;
+    let admin = ground.driver().await;
+    let holder = ground.locks().await;
+    let held = holder.mutex("x").acquire().await.unwrap();
+    // A lock that was handed over just now may be handed over again and again.
+    tokio::time::sleep(Duration::from_millis(1_200)).await;
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let mut waiting = Vec::new();
+    for number in 0..CLIENTS {
+        let (locks, order) = (ground.locks().await, order.clone());
+        waiting.push(spawn(async move {
+            let handle = locks.mutex("x").acquire().await.unwrap();
+            order.lock().unwrap().push(number);
+            handle.release().await.unwrap();
+            locks
+        }));
+        until_waiting(&holder, "x", number + 1).await;
+    }
+    // The holder's, and those of the next.
+    eventually(PATIENCE, "only some have a stream", async || {
+        (2..=7).contains(&ground.streams(&admin).await.len())
+    })
+    .await;
+    let begun = Instant::now();
+    held.release().await.unwrap();
+    let mut clients = Vec::new();
+    for served in waiting {
+        clients.push(within(PATIENCE, "it is served", served).await.unwrap());
+    }
+    println!(
+        "{CLIENTS} clients, most of them far back, were served in {:?}",
+        begun.elapsed()
+    );
+    assert_eq!(*order.lock().unwrap(), (0..CLIENTS).collect::<Vec<_>>());
+    assert!(clients.iter().all(|locks| locks.wake_mode() == WakeMode::ChangeStream));
+}
+
+/// A client far back has no stream, so a grant out of turn reaches it by its next look: sooner than its claim lease
+/// ends.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_last_of_a_queue_that_all_others_leave_is_served_by_its_next_look() {
+    const AHEAD: usize = 23;
+    const CLAIM_LEASE: Duration = Duration::from_secs(5);
+    let ground = Ground::replica_set("last").await;
+    let admin = ground.driver().await;
+    let holder = ground.locks().await;
+    let held = holder.mutex("x").acquire().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(1_200)).await;
+    let (mut ahead, mut clients) = (Vec::new(), Vec::new());
+    for number in 0..AHEAD {
+        let locks = ground.locks().await;
+        ahead.push(spawn(locks.mutex("x").acquire()));
+        clients.push(locks);
+        until_waiting(&holder, "x", number + 1).await;
+    }
+    let last = ground.locks().await;
+    let waits = spawn(last.mutex("x").acquire());
+    until_waiting(&holder, "x", AHEAD + 1).await;
+    eventually(PATIENCE, "only some have a stream", async || {
+        (2..=7).contains(&ground.streams(&admin).await.len())
+    })
+    .await;
+    for waiter in &ahead {
+        waiter.abort();
+    }
+    held.release().await.unwrap();
+    eventually(PATIENCE, "it is alone", async || {
+        info(&holder, "x").await.is_some_and(|lock| lock.waiters.is_empty())
+    })
+    .await;
+    let handle = within(CLAIM_LEASE, "it is served", waits).await.unwrap().unwrap();
+    let lock = info(&holder, "x").await.unwrap();
+    assert_eq!(lock.holders[0].token, handle.token());
+    handle.release().await.unwrap();
+}
+
+/// A stream that was opened in time is closed when the queue turns out to be slow, and opened again in time.
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_follow_the_pace_of_the_queue() {
+    let ground = Ground::replica_set("pace").await;
+    let admin = ground.driver().await;
+    let holders: Vec<_> = (0..5).map(|_| ground.locks()).collect();
+    let clients = futures::future::join_all(holders).await;
+    let last = ground.locks().await;
+    let mut handles = vec![clients[0].mutex("x").acquire().await.unwrap()];
+    let mut waiting = Vec::new();
+    for (before, locks) in clients.iter().enumerate().skip(1) {
+        waiting.push(spawn(locks.mutex("x").acquire()));
+        until_waiting(&last, "x", before).await;
+    }
+    let waits = spawn(last.mutex("x").acquire());
+    // All of them: the lock was granted a moment ago.
+    until_streaming(&ground, &admin, 6).await;
+    eventually(PATIENCE, "the last one does without", async || {
+        ground.streams(&admin).await.len() == 5
+    })
+    .await;
+    // One that gives up brings it near, which it sees by a look. The stream of the other is kept for a while.
+    waiting.pop().unwrap().abort();
+    until_streaming(&ground, &admin, 6).await;
+    for next in waiting {
+        handles.pop().unwrap().release().await.unwrap();
+        handles.push(within(SOON, "the next is served", next).await.unwrap().unwrap());
+    }
+    handles.pop().unwrap().release().await.unwrap();
+    drop(within(SOON, "the last is served", waits).await.unwrap().unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_clients_in_memory_are_all_served() {
+    const CLIENTS: usize = 1_000;
+    let memory = InMemory::new();
+    let clients: Vec<LockClient> = (0..CLIENTS).map(|_| memory.client()).collect();
+    let holder = memory.client();
+    let held = holder.mutex("x").acquire().await.unwrap();
+    let waiting = spawn(async move {
+        let waiting: FuturesUnordered<_> = clients
+            .iter()
+            .map(async |locks| locks.mutex("x").acquire().await.unwrap().release().await.unwrap())
+            .collect();
+        waiting.count().await
+    });
+    eventually(PATIENCE, "the queue is full", async || {
+        info(&holder, "x").await.is_some_and(|lock| lock.waiters.len() == ROOM)
+    })
+    .await;
+    held.release().await.unwrap();
+    assert_eq!(
+        within(6 * PATIENCE, "everybody is served", waiting).await.unwrap(),
+        CLIENTS
+    );
+}

@@ -1,0 +1,252 @@
+//! The ends of holds: the time of a hold is over for everybody when the server's clock says so, and not before.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use mongodb::bson::{Document, doc};
+use watchlock::{
+    LockClient, LostReason, Released,
+    documents::DocumentLocks,
+    operate::{HoldEnd, HolderInfo},
+    testing::InMemory,
+};
+
+use crate::setup::{Ground, PATIENCE, SOON, eventually, info, is_vacant, pause, places, spawn, until_waiting, within};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Not much longer than twice the skew margin, which is the least.
+const BRIEF: Duration = Duration::from_millis(2_200);
+
+async fn holder(locks: &LockClient, name: &str) -> HolderInfo {
+    let lock = info(locks, name).await.unwrap();
+    assert_eq!(lock.holders.len(), 1, "{lock:?}");
+    lock.holders[0].clone()
+}
+
+async fn until_over(locks: &LockClient, name: &str) {
+    eventually(PATIENCE, "its time is over", async || {
+        !info(locks, name).await.unwrap().is_held()
+    })
+    .await;
+}
+
+/// Acquires in a process of its own, as it were, which then ends without a release.
+async fn of_a_dead_process<T: Send + 'static>(acquire: impl AsyncFnOnce() -> T + Send + 'static) -> T {
+    let dies = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let acquired = runtime.block_on(acquire());
+        runtime.shutdown_background();
+        acquired
+    });
+    tokio::task::spawn_blocking(|| dies.join().unwrap()).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_that_is_over_is_nobodys_to_break_to_renew_or_to_release() {
+    let places = places("over").await;
+    let everywhere = places.iter().map(async |(a, b)| {
+        let held = a.mutex("x").acquire().fixed(BRIEF).await.unwrap();
+        until_over(b, "x").await;
+        let before = holder(b, "x").await;
+        assert_eq!(before.token, held.token());
+        assert_eq!(b.break_holder("x", held.token()).await.unwrap(), None);
+        assert_eq!(b.renew_holder("x", held.token()).await.unwrap(), None);
+        let after = b.break_lock("x").await.unwrap().unwrap();
+        assert!(!after.is_held() && after.to_string().ends_with("free"), "{after}");
+        assert_eq!(holder(b, "x").await, before, "nothing was written");
+        assert_eq!(held.lost().await, LostReason::Elapsed);
+        assert_eq!(held.release().await.unwrap(), Released::WasLost);
+    });
+    join_all(everywhere).await;
+}
+
+/// Of several holders an operator evicts those that still hold.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_break_leaves_out_the_holders_whose_time_is_over() {
+    for ground in [
+        Ground::replica_set("some_over").await,
+        Ground::standalone("some_over").await,
+    ] {
+        let (a, b) = (ground.locks().await, ground.locks().await);
+        let live = a.semaphore("s", 3).acquire().await.unwrap();
+        let over = of_a_dead_process(async move || {
+            let held = ground
+                .locks()
+                .await
+                .semaphore("s", 3)
+                .acquire()
+                .fixed(BRIEF)
+                .await
+                .unwrap();
+            let token = held.token();
+            std::mem::forget(held);
+            token
+        })
+        .await;
+        let is_over = async || {
+            let lock = info(&b, "s").await.unwrap();
+            let mut holders = lock.holders.iter();
+            holders.any(|holder| holder.token == over && holder.until <= lock.as_of)
+        };
+        eventually(PATIENCE, "its time is over", is_over).await;
+        assert_eq!(b.break_holder("s", over).await.unwrap(), None);
+        assert_eq!(
+            (live.lost_reason(), info(&b, "s").await.unwrap().holders.len()),
+            (None, 2)
+        );
+        let after = b.break_lock("s").await.unwrap().unwrap();
+        assert!(after.holders.is_empty(), "{after:?}");
+        assert_eq!(within(PATIENCE, "the break", live.lost()).await, LostReason::Broken);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_and_an_element_whose_time_is_over_are_nobodys_to_break() {
+    for ground in [Ground::replica_set("over").await, Ground::standalone("over").await] {
+        let orders = async |ground: &Ground| {
+            let database = ground.driver().await.database(&ground.database);
+            database.collection::<Document>("orders")
+        };
+        let line = |locks: &DocumentLocks<Document>| locks.element::<Document>("lines", doc! { "sku": "x" });
+        let (locks, theirs) = (ground.locks().await, orders(&ground).await);
+        theirs
+            .insert_one(doc! { "_id": 7, "lines": [{ "sku": "x" }] })
+            .await
+            .unwrap();
+        let documents = locks.documents(theirs);
+        let elements = line(&documents);
+        let dying = ground.clone();
+        let (element, document) = of_a_dead_process(async move || {
+            let documents = dying.locks().await.documents(orders(&dying).await);
+            let element = line(&documents).acquire(7).fixed(BRIEF).await.unwrap();
+            let document = documents.acquire(7).fixed(BRIEF).await.unwrap();
+            let tokens = (element.token(), document.token());
+            std::mem::forget((element, document));
+            tokens
+        })
+        .await;
+        eventually(PATIENCE, "their time is over", async || {
+            let (element, document) = (elements.inspect(7).await.unwrap(), documents.inspect(7).await.unwrap());
+            [element, document].iter().flatten().all(|lock| !lock.is_held())
+        })
+        .await;
+        assert_eq!(elements.break_holder(7, element).await.unwrap(), None);
+        assert_eq!(documents.break_holder(7, document).await.unwrap(), None);
+        for (after, token) in [
+            (elements.break_lock(7).await.unwrap().unwrap(), element),
+            (documents.break_lock(7).await.unwrap().unwrap(), document),
+        ] {
+            assert!(!after.is_held() && after.holders[0].token == token, "{after:?}");
+        }
+    }
+}
+
+/// The history says the same as the holder, whoever removes the entry.
+#[tokio::test(start_paused = true)]
+async fn a_hold_whose_time_was_over_is_recorded_as_expired() {
+    let locks = InMemory::new().builder().history(3).build().await.unwrap();
+    let held = locks.mutex("x").acquire().fixed(10 * SECOND).await.unwrap();
+    let until = holder(&locks, "x").await.until;
+    assert_eq!(held.lost().await, LostReason::Elapsed);
+    let next = locks.mutex("x").acquire().await.unwrap();
+    let past = info(&locks, "x").await.unwrap().past.remove(0);
+    assert_eq!((past.how, past.ended), (HoldEnd::Expired, until));
+    assert!(holder(&locks, "x").await.since >= until);
+    next.release().await.unwrap();
+}
+
+/// By its token, as a step of a pipeline does: its own handle ends earlier, and takes nothing out.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_that_another_client_renewed_outlives_its_handle() {
+    let length = 4 * SECOND;
+    let places = places("renewed").await;
+    let everywhere = places.iter().map(async |(a, b)| {
+        let held = a.mutex("x").acquire().fixed(length).await.unwrap();
+        pause(2 * SECOND).await;
+        let renewed = b.renew_holder("x", held.token()).await.unwrap().unwrap();
+        let until = renewed.holders[0].until;
+        let waiting = b.mutex("x");
+        let waiting = spawn(async move { waiting.acquire().await.unwrap() });
+        until_waiting(a, "x", 1).await;
+        assert_eq!(within(PATIENCE, "the loss", held.lost()).await, LostReason::Elapsed);
+        // A task of its own client meets the entry.
+        assert!(a.mutex("x").try_acquire().await.unwrap().is_none());
+        assert_eq!(holder(a, "x").await.until, until);
+        drop(held);
+        let next = within(PATIENCE, "the grant", waiting).await.unwrap();
+        let now = holder(a, "x").await;
+        assert_eq!(now.token, next.token());
+        assert!(
+            now.since >= until && now.since.duration_since(until).unwrap() < SOON,
+            "{now:?}"
+        );
+    });
+    join_all(everywhere).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handle_learns_of_a_renewal_by_its_own_client() {
+    let length = 20 * SECOND;
+    for (a, b) in places("own").await {
+        let held = a.mutex("x").acquire().fixed(length).await.unwrap();
+        pause(2 * SECOND).await;
+        assert!(held.safe_for() < length - 2 * SECOND);
+        let renewed = a.renew_holder("x", held.token()).await.unwrap().unwrap();
+        let left = renewed.holders[0].until.duration_since(renewed.as_of).unwrap();
+        assert!(held.safe_for() > length - 2 * SECOND, "{:?}", held.safe_for());
+        assert!(held.safe_for() < left);
+        // It is as much its handle's as before.
+        assert_eq!(held.release().await.unwrap(), Released::Released);
+        assert!(is_vacant(&b, "x").await);
+    }
+}
+
+/// Its process ends without a release, with a lease that is shorter.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_stays_taken_for_its_least_time_although_its_holder_died() {
+    let (ground, least) = (Ground::replica_set("least").await, 5 * SECOND);
+    let b = ground.locks().await;
+    let first = b.mutex("woken").acquire().await.unwrap();
+    let (dying, observer) = (ground.clone(), b.clone());
+    of_a_dead_process(async move || {
+        let locks = dying.locks().await;
+        let acquire = locks.mutex("x").acquire().lease(BRIEF).at_least_for(least);
+        std::mem::forget(acquire.await.unwrap());
+        // One that is woken, too, from when it has confirmed its grant.
+        let woken = locks.mutex("woken").acquire().at_least_for(2 * least);
+        let woken = spawn(woken);
+        until_waiting(&observer, "woken", 1).await;
+        first.release().await.unwrap();
+        std::mem::forget(within(PATIENCE, "the grant", woken).await.unwrap().unwrap());
+        let is_confirmed = async || {
+            let holder = holder(&observer, "woken").await;
+            holder.until >= holder.since + 2 * least
+        };
+        eventually(PATIENCE, "it is confirmed", is_confirmed).await;
+    })
+    .await;
+    let dead = holder(&b, "x").await;
+    assert!(dead.until >= dead.since + least, "{dead:?}");
+    let next = within(PATIENCE, "the grant", b.mutex("x").acquire());
+    let next = next.await.unwrap();
+    let now = holder(&b, "x").await;
+    assert_eq!(now.token, next.token());
+    assert!(now.since >= dead.until && now.since < dead.until + SOON, "{now:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_after_a_shutdown_says_that_the_lock_is_kept() {
+    for (a, b) in places("shutdown").await {
+        let kept = a.mutex("kept").acquire().at_least_for(60 * SECOND).await.unwrap();
+        let brief = a.mutex("brief").acquire().at_least_for(SECOND / 10).await.unwrap();
+        let free = a.mutex("free").acquire().await.unwrap();
+        pause(SECOND / 5).await;
+        a.shutdown().await;
+        assert_eq!(kept.release().await.unwrap(), Released::Kept);
+        assert!(b.mutex("kept").try_acquire().await.unwrap().is_none());
+        for free in [brief, free] {
+            assert_eq!(free.release().await.unwrap(), Released::Released);
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Limits of how long a lock is held.
+
+use std::time::Duration;
+
+use watchlock::{LockStatus, LostReason, Released, errors::AcquireError, testing::InMemory};
+
+use crate::setup::{PATIENCE, info, is_vacant, places, spawn, until_waiting, within};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_is_held_too_long_is_held_on() {
+    let memory = InMemory::new();
+    let locks = memory.builder().warn_after(60 * SECOND).build().await.unwrap();
+    let held = locks.mutex("x").acquire().await.unwrap();
+    let longer = locks.mutex("y").acquire().warn_after(600 * SECOND).await.unwrap();
+    let both = locks.multi(["a", "b"]).acquire().await.unwrap();
+    let leads = locks.election("z").campaign("me").await.unwrap();
+    tokio::time::sleep(59 * SECOND).await;
+    assert_eq!((held.status(), both.status()), (LockStatus::Held, LockStatus::Held));
+    tokio::time::sleep(241 * SECOND).await;
+    assert_eq!(
+        (held.status(), both.status(), longer.status(), leads.status()),
+        (
+            LockStatus::HeldTooLong,
+            LockStatus::HeldTooLong,
+            LockStatus::Held,
+            LockStatus::Held
+        )
+    );
+    assert!(held.safe_for() > 20 * SECOND, "it is renewed");
+    assert_eq!(held.release().await.unwrap(), Released::Released);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_that_is_held_for_as_long_as_it_may_be_is_lost_and_handed_over() {
+    for (a, b) in places("limit").await {
+        let held = a.mutex("x").acquire().lose_after(2 * SECOND).await.unwrap();
+        assert!(held.safe_for() <= 2 * SECOND);
+        let (waiting, view) = (b.mutex("x"), held.view());
+        let waiting = spawn(async move {
+            let next = waiting.acquire().await.unwrap();
+            // By the clock, whatever task runs first.
+            (next, view.lost_reason())
+        });
+        until_waiting(&b, "x", 1).await;
+        let until = info(&b, "x").await.unwrap().holders[0].until;
+        assert_eq!(within(PATIENCE, "the loss", held.lost()).await, LostReason::HeldTooLong);
+        assert_eq!((held.status(), held.safe_for()), (LockStatus::Lost, Duration::ZERO));
+        let (next, lost) = within(PATIENCE, "the grant", waiting).await.unwrap();
+        assert_eq!(lost, Some(LostReason::HeldTooLong));
+        let granted = info(&a, "x").await.unwrap().holders[0].since;
+        assert!(granted < until, "long before the end of the lease");
+        assert_eq!(held.release().await.unwrap(), Released::WasLost);
+        next.release().await.unwrap();
+        assert!(is_vacant(&b, "x").await);
+    }
+}
+
+/// A part that is lost takes the others along, which the handle gives back.
+#[tokio::test(start_paused = true)]
+async fn a_multi_lock_is_lost_with_the_part_that_was_held_too_long() {
+    let memory = InMemory::new();
+    let locks = memory.client();
+    let both = locks.multi(["a", "b"]).acquire().lose_after(5 * SECOND).await.unwrap();
+    let lost = both.lost().await;
+    assert_eq!(lost.reason, LostReason::HeldTooLong);
+    drop(both);
+    for name in ["a", "b"] {
+        let _ = memory.client().mutex(name).acquire().timeout(SECOND).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn limits_out_of_bounds_are_refused_with_value_and_bound() {
+    let memory = InMemory::new();
+    let error = memory.builder().lose_after(Duration::ZERO).build().await.unwrap_err();
+    assert!(error.to_string().contains("0ns is shorter than 10ms"), "{error}");
+    let acquire = memory.client().mutex("x").acquire().warn_after(Duration::MAX);
+    let error = acquire.await.map(drop).unwrap_err();
+    assert!(matches!(error, AcquireError::Invalid(_)), "{error:?}");
+    assert!(error.to_string().contains("31622400s"), "{error}");
+}

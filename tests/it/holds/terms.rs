@@ -1,0 +1,355 @@
+//! The terms of an acquire: a lease of its own, a fixed length, and a time for which the lock is kept.
+
+use std::time::{Duration, SystemTime};
+
+use futures::future::join_all;
+use mongodb::bson::doc;
+use watchlock::{
+    LockClient, LockStatus, LostReason, Released,
+    errors::AcquireError,
+    operate::{HolderInfo, LockEvent},
+};
+
+use crate::setup::{Ground, PATIENCE, SOON, eventually, info, is_vacant, pause, places, spawn, until_waiting, within};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+async fn holder(locks: &LockClient, name: &str) -> HolderInfo {
+    let lock = info(locks, name).await.unwrap();
+    assert_eq!(lock.holders.len(), 1, "{lock}");
+    lock.holders[0].clone()
+}
+
+fn after(later: SystemTime, earlier: SystemTime) -> Duration {
+    later.duration_since(earlier).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_short_job_that_two_hosts_try_is_done_by_one() {
+    for (a, b) in places("short").await {
+        let job = a.mutex("job").try_acquire().at_least_for(60 * SECOND).reason("night");
+        let job = job.await.unwrap().unwrap();
+        let token = job.token();
+        assert_eq!(job.release().await.unwrap(), Released::Kept);
+        // The other comes late, and so does the one once more.
+        for locks in [&b, &a] {
+            let error = locks.mutex("job").try_acquire().or_held().await.unwrap_err();
+            let AcquireError::Held { contention, .. } = &error else {
+                panic!("{error:?}");
+            };
+            let kept = &contention.holders[0];
+            let released = kept.released.unwrap();
+            assert_eq!((kept.token, contention.held_here), (token, false));
+            assert_eq!(after(kept.until, kept.since), 60 * SECOND);
+            assert!(released >= kept.since && released < kept.until);
+            let message = error.to_string();
+            assert!(
+                message.contains("kept taken by") && message.contains("night"),
+                "{message}"
+            );
+            assert!(locks.mutex("job").try_acquire().await.unwrap().is_none());
+        }
+        assert_eq!(holder(&b, "job").await.token, token);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_is_granted_as_the_time_of_a_kept_lock_ends() {
+    let places = places("kept").await;
+    let everywhere = places.iter().map(async |(a, b)| {
+        let held = a.mutex("x").acquire().at_least_for(3 * SECOND).await.unwrap();
+        let waiting = b.mutex("x");
+        let waiting = spawn(async move { waiting.acquire().await });
+        until_waiting(a, "x", 1).await;
+        assert_eq!(held.release().await.unwrap(), Released::Kept);
+        let kept = holder(a, "x").await;
+        let granted = within(PATIENCE, "the grant", waiting).await.unwrap().unwrap();
+        let next = holder(a, "x").await;
+        assert_eq!(next.token, granted.token());
+        // By the server's clock, and although no event tells of an end.
+        assert!(next.since >= kept.until, "{next:?} beside {kept:?}");
+        let late = after(next.since, kept.until);
+        assert!(late < SOON, "{late:?}");
+    });
+    join_all(everywhere).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dropped_handle_and_a_shutdown_keep_the_lock_too() {
+    for (a, b) in places("dropped").await {
+        drop(a.mutex("x").acquire().at_least_for(60 * SECOND).await.unwrap());
+        let _held = a.mutex("y").acquire().at_least_for(60 * SECOND).await.unwrap();
+        a.shutdown().await;
+        for name in ["x", "y"] {
+            eventually(PATIENCE, "it is kept", async || {
+                holder(&b, name).await.released.is_some()
+            })
+            .await;
+            assert!(b.mutex(name).try_acquire().await.unwrap().is_none());
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_after_the_least_time_opens_the_lock() {
+    for (a, b) in places("after").await {
+        let held = a.mutex("x").acquire().at_least_for(SECOND / 5).await.unwrap();
+        pause(SECOND / 4).await;
+        assert_eq!(held.release().await.unwrap(), Released::Released);
+        assert!(b.mutex("x").try_acquire().await.unwrap().is_some());
+    }
+}
+
+/// A kept reader counts as one: the permit is taken, and the others are not.
+#[tokio::test(flavor = "multi_thread")]
+async fn permits_are_kept_one_by_one() {
+    for (a, b) in places("permits").await {
+        let of = |locks: &LockClient| locks.semaphore("s", 2);
+        let kept = of(&a).acquire().at_least_for(60 * SECOND).await.unwrap();
+        let beside = of(&b).acquire().await.unwrap();
+        assert_eq!(kept.release().await.unwrap(), Released::Kept);
+        assert!(of(&a).try_acquire().await.unwrap().is_none());
+        assert_eq!(beside.release().await.unwrap(), Released::Released);
+        let again = of(&a).try_acquire().await.unwrap();
+        assert!(again.is_some());
+        assert_eq!(again.unwrap().release().await.unwrap(), Released::Released);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_but_an_operator_opens_a_kept_lock() {
+    let ground = Ground::replica_set("operator").await;
+    let of = async || ground.builder().await.owner_id("worker").build().await.unwrap();
+    let (first, other) = (of().await, ground.locks().await);
+    let held = first.mutex("x").acquire().at_least_for(60 * SECOND).await.unwrap();
+    let token = held.token();
+    held.release().await.unwrap();
+    // A later incarnation takes over what an earlier one holds, and this one holds nothing.
+    let second = of().await;
+    assert!(second.mutex("x").try_acquire().await.unwrap().is_none());
+    let waiting = second.mutex("x");
+    let waiting = spawn(async move { waiting.acquire().await });
+    until_waiting(&other, "x", 1).await;
+    assert_eq!(holder(&other, "x").await.token, token);
+    other.break_lock("x").await.unwrap();
+    let granted = within(PATIENCE, "the grant", waiting).await.unwrap().unwrap();
+    assert!(granted.token() > token);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_observer_sees_that_a_lock_is_kept_and_when_it_opens() {
+    let places = places("observed").await;
+    let everywhere = places.iter().map(async |(a, b)| {
+        let mut events = b.watch("x");
+        let mut next = async || within(PATIENCE, "an event", events.next()).await.unwrap().unwrap();
+        let held = a.mutex("x").acquire().at_least_for(4 * SECOND).await.unwrap();
+        let token = held.token();
+        let granted = next().await;
+        assert!(matches!(&granted, LockEvent::Granted { holder, .. } if holder.released.is_none()));
+        assert_eq!(held.release().await.unwrap(), Released::Kept);
+        let event = next().await;
+        let LockEvent::Kept { token: of, until, .. } = event else {
+            panic!("{event:?}");
+        };
+        assert_eq!((of, until), (token, holder(b, "x").await.until));
+        let event = next().await;
+        assert!(
+            matches!(event, LockEvent::Released { token: of, .. } if of == token),
+            "{event:?}"
+        );
+    });
+    join_all(everywhere).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_is_not_purged_while_its_lock_is_kept_or_held_for_long() {
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+    let ground = Ground::replica_set("purged").await;
+    let locks = ground.locks().await;
+    let kept = locks.mutex("kept").acquire().at_least_for(30 * DAY).await.unwrap();
+    kept.release().await.unwrap();
+    let held = locks.mutex("held").acquire().lease(30 * DAY).await.unwrap();
+    held.renew().await.unwrap();
+    let _fixed = locks.mutex("fixed").acquire().fixed(30 * DAY).await.unwrap();
+    for name in ["kept", "held", "fixed"] {
+        let until = holder(&locks, name).await.until;
+        let documents = ground.documents().await;
+        let document = documents.find_one(doc! { "_id": name }).await.unwrap().unwrap();
+        let purge_at = document.get_datetime("purge_at").unwrap().to_system_time();
+        assert!(purge_at >= until + DAY / 2, "{name}: {purge_at:?}, {until:?}");
+    }
+}
+
+/// The client's lease is 30 s.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_short_lease_is_renewed_in_time_and_its_holders_death_costs_no_more() {
+    let lease = 5 * SECOND;
+    let places = places("lease").await;
+    let renewed = places.iter().map(async |(a, b)| {
+        let held = a.mutex("x").acquire().lease(lease).await.unwrap();
+        let (long, first) = (a.mutex("long").acquire().await.unwrap(), holder(b, "x").await);
+        assert_eq!(after(first.until, first.since), lease);
+        pause(lease + SECOND).await;
+        assert_eq!((held.status(), long.status()), (LockStatus::Held, LockStatus::Held));
+        assert!(holder(b, "x").await.until > first.until + SECOND);
+        assert!(held.safe_for() < lease && long.safe_for() > 2 * lease);
+        held.release().await.unwrap();
+    });
+    join_all(renewed).await;
+    // A process that ends without a release.
+    let ground = Ground::replica_set("lease").await;
+    let (dying, b) = (ground.clone(), ground.locks().await);
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(async {
+            let locks = dying.locks().await;
+            std::mem::forget(locks.mutex("x").acquire().lease(lease).await.unwrap());
+        });
+        runtime.shutdown_background();
+    })
+    .join()
+    .unwrap();
+    let dead = holder(&b, "x").await;
+    let next = within(PATIENCE, "the grant", b.mutex("x").acquire()).await.unwrap();
+    let next = (next.token(), holder(&b, "x").await);
+    assert_eq!(next.0, next.1.token);
+    assert!(next.1.since >= dead.until && after(next.1.since, dead.since) < 2 * lease + SOON);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fixed_hold_is_lost_as_its_time_ends_and_nobody_else_has_it_before() {
+    let length = 5 * SECOND;
+    let places = places("fixed").await;
+    let everywhere = places.iter().map(async |(a, b)| {
+        let held = a.mutex("x").acquire().fixed(length).await.unwrap();
+        let before = holder(b, "x").await;
+        let (waiting, view) = (b.mutex("x"), held.view());
+        let waiting = spawn(async move {
+            let next = waiting.acquire().await.unwrap();
+            // By the clock, whatever task runs first.
+            (next, view.lost_reason())
+        });
+        until_waiting(a, "x", 1).await;
+        pause(SECOND).await;
+        assert_eq!(held.status(), LockStatus::Held);
+        assert_eq!(holder(b, "x").await.until, before.until, "nobody renews it");
+        let lost = within(PATIENCE, "the loss", held.lost()).await;
+        assert_eq!(lost.to_string(), "`x` is lost: the fixed time of the hold is over");
+        let (_next, lost) = within(PATIENCE, "the grant", waiting).await.unwrap();
+        assert_eq!(lost, Some(LostReason::Elapsed));
+        let next = holder(a, "x").await;
+        // It stops a margin before the server ends it, and others have the lock when the server says so.
+        assert!(next.since >= before.until && next.since < before.until + SOON);
+        assert_eq!(held.release().await.unwrap(), Released::WasLost);
+    });
+    join_all(everywhere).await;
+}
+
+/// Whoever is woken holds on a claim lease first, and has its fixed time from when it confirms that.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_that_is_woken_has_its_fixed_time_and_no_more() {
+    let length = 6 * SECOND;
+    let places = places("woken").await;
+    let everywhere = places.iter().map(async |(a, b)| {
+        let first = a.mutex("x").acquire().await.unwrap();
+        let waiting = b.mutex("x");
+        let waiting = spawn(async move { waiting.acquire().fixed(length).await });
+        until_waiting(a, "x", 1).await;
+        first.release().await.unwrap();
+        let held = within(PATIENCE, "the grant", waiting).await.unwrap().unwrap();
+        eventually(PATIENCE, "its grant is confirmed", async || {
+            after(holder(a, "x").await.until, holder(a, "x").await.since) >= length
+        })
+        .await;
+        let confirmed = holder(a, "x").await;
+        assert!(after(confirmed.until, confirmed.since) < length + SOON);
+        assert_eq!(within(PATIENCE, "the loss", held.lost()).await, LostReason::Elapsed);
+        let gone = info(a, "x").await.unwrap();
+        assert!(gone.holders.iter().all(|holder| holder.until == confirmed.until));
+    });
+    join_all(everywhere).await;
+}
+
+/// What is held for a fixed time is watched like any other hold.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fixed_hold_that_is_broken_or_deleted_is_lost_at_once() {
+    let ground = Ground::replica_set("foreign").await;
+    let locks = ground.locks().await;
+    let broken = locks.mutex("broken").acquire().fixed(60 * SECOND).await.unwrap();
+    let deleted = locks.mutex("deleted").acquire().fixed(60 * SECOND).await.unwrap();
+    ground.locks().await.break_lock("broken").await.unwrap();
+    ground
+        .documents()
+        .await
+        .delete_one(doc! { "_id": "deleted" })
+        .await
+        .unwrap();
+    assert_eq!(within(PATIENCE, "the loss", broken.lost()).await, LostReason::Broken);
+    assert_eq!(within(PATIENCE, "the loss", deleted.lost()).await, LostReason::Deleted);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fixed_hold_is_renewed_on_request() {
+    for (a, b) in places("request").await {
+        let held = a.mutex("x").acquire().fixed(20 * SECOND).await.unwrap();
+        let before = holder(&b, "x").await.until;
+        pause(SECOND / 10).await;
+        held.renew().await.unwrap();
+        assert!(holder(&b, "x").await.until > before);
+        held.release().await.unwrap();
+        assert!(is_vacant(&b, "x").await);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn terms_out_of_bounds_are_refused_before_anything_is_sent() {
+    let ground = Ground::replica_set("bounds").await;
+    let locks = ground.locks().await;
+    let short = SECOND / 10;
+    let errors = [
+        locks.mutex("x").acquire().lease(short).await.map(drop).unwrap_err(),
+        locks.mutex("x").try_acquire().fixed(short).await.map(drop).unwrap_err(),
+        locks
+            .mutex("x")
+            .acquire()
+            .at_least_for(Duration::MAX)
+            .await
+            .map(drop)
+            .unwrap_err(),
+        locks
+            .semaphore("x", 2)
+            .acquire()
+            .lease(2 * SECOND)
+            .await
+            .map(drop)
+            .unwrap_err(),
+        locks.multi(["x"]).acquire().lease(short).await.map(drop).unwrap_err(),
+        locks
+            .election("x")
+            .campaign("v")
+            .lease(short)
+            .await
+            .map(drop)
+            .unwrap_err(),
+    ];
+    for error in errors {
+        assert!(matches!(error, AcquireError::Invalid(_)), "{error}");
+    }
+    assert!(info(&locks, "x").await.is_none());
+}
+
+/// Leases are of an acquire whatever the kind of the lock.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_kind_of_lock_has_a_lease_of_its_own_on_request() {
+    let lease = 5 * SECOND;
+    for (a, b) in places("kinds").await {
+        let _multi = a.multi(["m1", "m2"]).acquire().lease(lease).await.unwrap();
+        let _leads = a.election("e").campaign("a").lease(lease).await.unwrap();
+        let _reads = a.rw_lock("r").read().lease(lease).await.unwrap();
+        let _permit = a.semaphore("s", 3).try_acquire_many(2).lease(lease).await.unwrap();
+        for name in ["m1", "m2", "e", "r", "s"] {
+            let holder = holder(&b, name).await;
+            assert_eq!(after(holder.until, holder.since), lease, "{name}");
+        }
+    }
+}
