@@ -10,13 +10,11 @@ use tokio::time::Instant;
 
 use super::rules::{EPOCH, LEASE, Rules, SKEW};
 use crate::{
-    protocol::{Exchange, Holder, Kept, KeptUntil, Kind, Operation, ServerTime, State, wake::Signal},
+    hold_options::Terms,
+    protocol::{Exchange, Holder, Kept, KeptUntil, Kind, Operation, Owner, ServerTime, State, wake::Signal},
     waitlist::{
-        Context, Effect, Inheritance, Key, Patience, Setback, StreamState, Waiting, Waitlist,
-        clock::ServerClock,
-        deadline::Deadline,
-        ids::Ids,
-        letting_go::{Heir, LeftAs, LetGo, Release},
+        AcquireOptions, Context, Effect, Key, LeftAs, Patience, Refusal, Setback, Step, StreamState, Waitlist,
+        clock::ServerClock, deadline::Deadline, ids::Ids, made_up::PlainHold,
     },
 };
 
@@ -64,32 +62,22 @@ pub(super) struct Client {
     pub(super) lines: Vec<Line>,
 }
 
-/// A waitlist, and the holds that were granted by it and are not over.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// A waitlist, and the holds that were granted by it and are not over, as their tasks have them.
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Line {
     /// How many more acquires it may begin.
     pub(super) acquires: u8,
-    pub(super) waitlist: Waitlist,
+    pub(super) waitlist: Waitlist<PlainHold>,
     /// The oldest first.
-    pub(super) holds: Vec<Hold>,
+    pub(super) holds: Vec<PlainHold>,
     /// The hold that no task has.
-    pub(super) idle: Option<Hold>,
+    pub(super) idle: Option<PlainHold>,
     /// The entries and tokens of the holds whose time was over here, for as long as a document has them.
     pub(super) ended: Vec<(String, i64)>,
     /// The tries in line: whether the lock has been taken or waited for since they came.
     pub(super) tries: BTreeMap<Key, bool>,
     /// A try was refused although it could have had the lock at any time since it came.
     pub(super) refused_in_vain: bool,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Hold {
-    pub(super) id: String,
-    pub(super) permits: i64,
-    pub(super) token: i64,
-    /// The token that the document has for it.
-    pub(super) granted_as: i64,
-    pub(super) deadline: i64,
 }
 
 /// The world outside a client, as its steps need it.
@@ -111,13 +99,7 @@ impl Client {
             clock: ServerClock::default(),
             frozen: false,
             lags: false,
-            lines: vec![
-                Line {
-                    acquires,
-                    ..Line::default()
-                };
-                locks
-            ],
+            lines: vec![Line::new(acquires); locks],
         }
     }
 
@@ -128,10 +110,7 @@ impl Client {
         (self.ids, self.clock) = (1, ServerClock::default());
         (self.frozen, self.lags) = (false, false);
         for line in &mut self.lines {
-            *line = Line {
-                acquires: line.acquires,
-                ..Line::default()
-            };
+            *line = Line::new(line.acquires);
         }
     }
 
@@ -151,41 +130,19 @@ impl Client {
     }
 
     /// Feeds the waitlist before a lock, and notes what it owes.
-    fn feed<T>(
-        &mut self,
-        lock: usize,
-        world: World<'_>,
-        input: impl FnOnce(&mut Waitlist, &Context<'_>, &mut Vec<Effect>) -> T,
-    ) -> T {
+    fn feed<T>(&mut self, lock: usize, world: World<'_>, input: impl FnOnce(&mut Step<'_, PlainHold>) -> T) -> T {
         let ids = Ids::resumed(self.session.clone(), self.ids);
         let context = context(&self.clock, &ids, world);
         let line = &mut self.lines[lock];
-        let mut effects = Vec::new();
-        let output = input(&mut line.waitlist, &context, &mut effects);
-        line.take_in(effects);
+        let mut step = line.waitlist.step(&context);
+        let output = input(&mut step);
+        step.attend_to_idle();
+        step.stop_timers(context.now, TICK, *NEVER, world.rules.knocks_in_full);
+        line.take_in();
         let waitlist = &line.waitlist;
         line.tries.retain(|key, _| waitlist.position(*key).is_some());
-        line.attend_to_idle(world, &context);
-        line.waitlist
-            .stop_timers(context.now, TICK, *NEVER, world.rules.knocks_in_full);
         self.ids = ids.number();
         output
-    }
-
-    /// Lets readers in that may share a hold.
-    fn share(&mut self, lock: usize, world: World<'_>) {
-        let holds = self.lines[lock].holds.clone();
-        self.feed(lock, world, |waitlist, context, effects| {
-            let lease = |entry: &str| {
-                let mut held = holds.iter().filter(|hold| hold.id == entry);
-                let held = held.find(|hold| hold.is_believed(world.now, world.rules))?;
-                Some(Inheritance {
-                    deadline: Deadline::at(instant(held.deadline)),
-                    renew_at: *NEVER,
-                })
-            };
-            waitlist.share(lease, context, effects);
-        });
     }
 
     /// A task comes; `met`: somebody is in its way.
@@ -197,90 +154,81 @@ impl Client {
             return;
         }
         let permits = self.permits;
-        let patience = if wait { Patience::Wait } else { Patience::Try };
-        let key = self.feed(lock, world, |waitlist, context, _| {
-            let (key, entry) = (context.ids.number(), context.ids.entry());
-            let waiting = Waiting::new(key, entry, (world.used, permits), patience, context.now);
-            waitlist.join(waiting);
-            key
-        });
-        if !wait {
+        let options = AcquireOptions {
+            used: world.used,
+            permits,
+            patience: if wait { Patience::Wait } else { Patience::Try },
+            reentrant: false,
+            terms: Terms::default(),
+            owner: Owner::default(),
+        };
+        // It has no other number in this session.
+        let key = self.ids;
+        self.ids += 1;
+        self.feed(lock, world, |step| step.join(key, key, options));
+        if !wait && self.lines[lock].waitlist.position(key).is_some() {
             self.lines[lock].tries.insert(key, met);
         }
-        self.share(lock, world);
     }
 
     /// A task gives up, by its place in the line.
     pub(super) fn cancel(&mut self, lock: usize, place: usize, world: World<'_>) {
-        self.feed(lock, world, |waitlist, context, _| {
-            let Some(key) = waitlist.keys().nth(place) else { return };
+        let Some(key) = self.lines[lock]
+            .waitlist
+            .waiting()
+            .nth(place)
+            .map(|waiting| waiting.key)
+        else {
+            return;
+        };
+        self.feed(lock, world, |step| {
             if world.rules.leaves_when_giving_up {
-                waitlist.cancel(key, context);
+                step.cancel(key);
             } else {
-                waitlist.vanish(key);
+                step.vanish(key);
             }
         });
     }
 
     /// A holder lets go: by release, by drop, or because its time is over.
     pub(super) fn let_go(&mut self, lock: usize, place: usize, world: World<'_>) {
-        let hold = self.lines[lock].holds.remove(place);
-        // A lost lock is not kept taken.
-        let keeps = world.rules.keeps > 0 && hold.is_believed(world.now, world.rules);
-        let kept = keeps.then(|| Kept {
-            id: hold.id.clone(),
-            token: hold.granted_as,
-            until: KeptUntil::AfterRelease(world.rules.keeps),
-        });
-        // Only a release hands on: what was lost is nobody's to give.
-        let heir = if hold.is_believed(world.now, world.rules) && kept.is_none() {
-            Heir::TaskOrClient(hold.left(world))
-        } else {
-            Heir::Nobody
-        };
-        let is_over = !hold.is_believed(world.now, world.rules);
-        let left_as = match kept {
-            Some(kept) => LeftAs::Kept(kept),
-            None if is_over && world.rules.leaves_ends_to_the_server => LeftAs::Kept(Kept {
-                id: hold.id.clone(),
-                token: hold.granted_as,
-                until: KeptUntil::Expiry,
-            }),
-            None => LeftAs::Free,
-        };
-        let let_go = self.feed(lock, world, |waitlist, context, effects| {
+        let mut hold = self.lines[lock].holds.remove(place);
+        let is_over = !is_believed(&hold, world.now, world.rules);
+        // Only a release hands on: what was lost is nobody's to give. Nor is it kept taken.
+        hold.released = !is_over;
+        let keeps = world.rules.keeps > 0 && !is_over;
+        let until = keeps.then_some(KeptUntil::AfterRelease(world.rules.keeps));
+        let until = until.or((is_over && world.rules.leaves_ends_to_the_server).then_some(KeptUntil::Expiry));
+        if let Some(until) = until {
+            let (id, token) = (hold.entry.clone(), hold.granted_as);
+            hold.left_as = LeftAs::Kept(Kept { id, token, until });
+        }
+        if !world.rules.hands_on_what_is_left {
+            believe_until(&mut hold, instant(world.now + LEASE));
+        }
+        self.feed(lock, world, |step| {
             if !world.rules.last_reader_releases {
-                waitlist.forget_sharers(&hold.id);
+                step.forget_sharers(&hold);
             }
-            let release = Release {
-                left_as,
-                ..hold.release(heir, world)
-            };
-            waitlist.let_go(release, context, effects)
+            step.let_go(&hold, None);
         });
-        match let_go {
-            LetGo::StaysIdle { .. } => self.lines[lock].idle = Some(hold),
-            LetGo::Leaves { .. } | LetGo::Expires if is_over => {
-                self.lines[lock].ended.push((hold.id, hold.granted_as));
-            }
-            _ => {}
+        if is_over && self.lines[lock].waitlist.token_of_hold(&hold.entry).is_none() {
+            self.lines[lock].ended.push((hold.entry, hold.granted_as));
         }
     }
 
     /// The time of the hold that no task has is over.
     pub(super) fn give_back(&mut self, lock: usize, world: World<'_>) {
-        let ids = Ids::resumed(self.session.clone(), self.ids);
-        let context = context(&self.clock, &ids, world);
-        self.lines[lock].give_back_idle(world, &context);
+        self.feed(lock, world, |step| step.give_back_idle());
     }
 
     /// The next operation. `timer`: a pause is over, and a head that is queued asks again.
     pub(super) fn next(&mut self, lock: usize, timer: bool, world: World<'_>) -> Option<Operation> {
-        self.feed(lock, world, |waitlist, context, _| {
+        self.feed(lock, world, |step| {
             if timer {
-                waitlist.fire_timers(context.now, world.rules.knocks_again);
+                step.fire_timers(instant(world.now), world.rules.knocks_again);
             }
-            waitlist.next(context)
+            step.next_operation()
         })
     }
 
@@ -303,18 +251,12 @@ impl Client {
             state.token += world.rules.tokens_not_reserved;
             state
         });
-        let state = state.as_ref();
-        self.feed(lock, world, |waitlist, context, effects| {
-            waitlist.answered(operation, state, &exchange, context, effects);
-        });
-        self.share(lock, world);
+        self.feed(lock, world, |step| step.answered(operation, state.as_ref(), &exchange));
     }
 
     /// The outcome of an operation is unknown.
     pub(super) fn failed(&mut self, lock: usize, operation: &Operation, world: World<'_>) {
-        self.feed(lock, world, |waitlist, context, effects| {
-            waitlist.failed(operation, Setback::Interrupted, context, effects);
-        });
+        self.feed(lock, world, |step| step.failed(operation, Setback::Interrupted));
     }
 
     /// A write of somebody else, at a time of the server, that names one of our entries.
@@ -322,22 +264,22 @@ impl Client {
         if signal == Signal::AskedFor && !world.rules.heeds_notices {
             return;
         }
-        self.feed(lock, world, |waitlist, context, effects| {
-            let signal = match (signal, waitlist.token_of_hold(id)) {
+        self.feed(lock, world, |step| {
+            let signal = match (signal, step.token_of_hold(id)) {
                 (Signal::Evicted { .. }, Some(token)) if !world.rules.tells_grants_apart => Signal::Evicted { token },
                 (signal, _) => signal,
             };
             // A grant of just now, wherever it stands in the stream.
             let late = if world.rules.refuses_late_news { 0 } else { LONG };
-            waitlist.signalled(id, signal, at.plus_millis(late), context, effects);
+            step.signalled(id, signal, at.plus_millis(late));
         });
     }
 
     /// The document was read, after a renewal of this hold that found it gone or renewed already.
     pub(super) fn verified(&mut self, lock: usize, id: &str, document: Option<State>, world: World<'_>) {
         let document = document.map(Ok);
-        self.feed(lock, world, |waitlist, context, effects| {
-            waitlist.verified(document.as_ref(), Some(context.now), &[id.to_owned()], context, effects);
+        self.feed(lock, world, |step| {
+            step.verified(document.as_ref(), Some(instant(world.now)), &[id.to_owned()]);
         });
     }
 
@@ -363,41 +305,32 @@ fn context<'a>(clock: &'a ServerClock, ids: &'a Ids, world: World<'a>) -> Contex
 }
 
 impl Line {
-    /// The session's part after each input: the next task gets the hold that no task has, or the hold is given back.
-    fn attend_to_idle(&mut self, world: World<'_>, context: &Context<'_>) {
-        if self.waitlist.must_let_go_of_idle(context) {
-            self.give_back_idle(world, context);
+    fn new(acquires: u8) -> Self {
+        Self {
+            acquires,
+            waitlist: Waitlist::new(String::new(), None),
+            holds: Vec::new(),
+            idle: None,
+            ended: Vec::new(),
+            tries: BTreeMap::new(),
+            refused_in_vain: false,
         }
     }
 
-    fn give_back_idle(&mut self, world: World<'_>, context: &Context<'_>) {
-        let Some(hold) = self.idle.take() else { return };
-        let heir = if hold.is_believed(world.now, world.rules) {
-            Heir::NextTask(hold.left(world))
-        } else {
-            Heir::Nobody
-        };
-        let mut effects = Vec::new();
-        // It does not rest once more.
-        let _ = self.waitlist.let_go(hold.release(heir, world), context, &mut effects);
-        self.take_in(effects);
-    }
-
-    fn take_in(&mut self, effects: Vec<Effect>) {
-        for effect in effects {
+    fn take_in(&mut self) {
+        for effect in self.waitlist.take_effects() {
             match effect {
-                Effect::Granted { entry, grant, .. } => self.holds.push(Hold {
-                    id: entry,
-                    permits: i64::try_from(grant.permits).unwrap_or(i64::MAX),
-                    token: grant.token,
-                    granted_as: grant.granted_as,
-                    deadline: tick(grant.deadline.instant()),
-                }),
-                Effect::Denied { key, .. } => self.refused_in_vain |= self.tries.remove(&key) == Some(false),
-                Effect::Lost { entry, .. } => {
-                    self.holds.retain(|hold| hold.id != entry);
-                    self.idle = self.idle.take().filter(|hold| hold.id != entry);
+                Effect::Granted { hold, .. } => self.holds.push((*hold).clone()),
+                Effect::Refused {
+                    to,
+                    why: Refusal::Denied { .. },
+                } => self.refused_in_vain |= self.tries.remove(&to) == Some(false),
+                Effect::Lost { hold: lost, .. } => {
+                    self.holds.retain(|hold| hold.entry != lost.entry);
+                    self.idle = self.idle.take().filter(|hold| hold.entry != lost.entry);
                 }
+                Effect::Came(hold) if hold.is_idle => self.idle = Some((*hold).clone()),
+                Effect::Gone(hold) if hold.is_idle => self.idle = None,
                 _ => {}
             }
         }
@@ -423,44 +356,27 @@ impl Line {
 
     /// A renewal of a hold was acknowledged, or a reading shows it renewed.
     pub(super) fn renewed(&mut self, (id, token): (&str, i64), deadline: Deadline, now: i64, rules: &Rules) {
-        if let Some(hold) = self.hold_of(id, token).filter(|hold| hold.is_believed(now, rules)) {
-            hold.deadline = hold.deadline.max(tick(deadline.instant()));
-        }
+        let Some(hold) = self.hold_of(id, token).filter(|hold| is_believed(hold, now, rules)) else {
+            return;
+        };
+        let until = hold.deadline.max(instant(tick(deadline.instant())));
+        believe_until(hold, until);
+        let hold = hold.clone();
+        self.waitlist.change_hold(&hold, |hold| believe_until(hold, until));
     }
 
     /// The first hold of an entry, be it that no task has it.
-    pub(super) fn hold_of(&mut self, id: &str, token: i64) -> Option<&mut Hold> {
+    pub(super) fn hold_of(&mut self, id: &str, token: i64) -> Option<&mut PlainHold> {
         let mut holds = self.holds.iter_mut().chain(&mut self.idle);
-        holds.find(|hold| hold.id == id && hold.granted_as == token)
+        holds.find(|hold| hold.entry == id && hold.granted_as == token)
     }
 }
 
-impl Hold {
-    fn release(&self, heir: Heir, world: World<'_>) -> Release<'_> {
-        Release {
-            entry: &self.id,
-            used: world.used,
-            heir,
-            left_as: LeftAs::Free,
-            is_awaited: false,
-        }
-    }
+fn believe_until(hold: &mut PlainHold, deadline: Instant) {
+    (hold.deadline, hold.renew_at) = (deadline, deadline);
+}
 
-    /// The lease that the next task has.
-    fn left(&self, world: World<'_>) -> Inheritance {
-        let until = if world.rules.hands_on_what_is_left {
-            self.deadline
-        } else {
-            world.now + LEASE
-        };
-        Inheritance {
-            deadline: Deadline::at(instant(until)),
-            renew_at: *NEVER,
-        }
-    }
-
-    /// Whether its holder takes it for valid.
-    pub(super) fn is_believed(&self, now: i64, rules: &Rules) -> bool {
-        now < self.deadline || !rules.looks_at_the_clock
-    }
+/// Whether its holder takes it for valid.
+pub(super) fn is_believed(hold: &PlainHold, now: i64, rules: &Rules) -> bool {
+    instant(now) < hold.deadline || !rules.looks_at_the_clock
 }

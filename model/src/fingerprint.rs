@@ -212,11 +212,11 @@ impl<'a> View<'a> {
         line.tries.values().for_each(|met| self.flag(*met));
         self.flag(line.refused_in_vain);
         for hold in line.holds.iter().chain(&line.idle) {
-            self.id(&hold.id);
+            self.id(&hold.entry);
             self.words.push(hold.permits);
             self.token(hold.token);
             self.token(hold.granted_as);
-            self.time(hold.deadline, 0);
+            self.time(tick(hold.deadline), 0);
         }
         self.words.push(-1);
         for (id, token) in &line.ended {

@@ -28,7 +28,7 @@ impl System {
         };
         if let Some(hold) = renewed {
             let command = Command::Renew {
-                id: hold.id.clone(),
+                id: hold.entry.clone(),
                 token: hold.granted_as,
             };
             self.send(setup, client, lock, command, mode);

@@ -77,7 +77,7 @@ use stateright::{Model, Property};
 use watchlock_core::{
     config,
     protocol::{self, Kind},
-    waitlist,
+    terms, waitlist,
 };
 
 use breach::Breach;

@@ -4,10 +4,13 @@ use std::{fmt, sync::Arc};
 
 use super::{
     breach::Breach,
-    client::{Client, Hold, World},
+    client::{Client, World, instant, is_believed},
     rules::{EPOCH, LEASE, Rules, SKEW},
 };
-use crate::protocol::{Kind, Operation, ServerTime, State, state, wake::Signal};
+use crate::{
+    protocol::{Kind, Operation, ServerTime, State, state, wake::Signal},
+    waitlist::made_up::PlainHold,
+};
 
 /// The bounds of an exploration.
 #[derive(Clone, Debug)]
@@ -216,36 +219,36 @@ impl System {
         clients.all(|client| client.frozen || (heard(client) && sent(client)))
     }
 
-    pub(super) fn may_renew(&self, client: usize, hold: &Hold, rules: &Rules) -> bool {
+    pub(super) fn may_renew(&self, client: usize, hold: &PlainHold, rules: &Rules) -> bool {
         let on_its_way = self.network.iter().any(|message| {
             message.client == client
                 && message.awaited
-                && matches!(&message.command, Command::Renew { id, .. } if *id == hold.id)
+                && matches!(&message.command, Command::Renew { id, .. } if *id == hold.entry)
         });
-        let gains = hold.deadline < self.time + LEASE - rules.skew();
-        self.time < hold.deadline && gains && !on_its_way
+        let gains = hold.deadline < instant(self.time + LEASE - rules.skew());
+        instant(self.time) < hold.deadline && gains && !on_its_way
     }
 
     /// The holds that their clients believe in, except those that an operator evicted, or that the save of an old
     /// document removed.
-    pub(super) fn believed(&self, setup: &Setup, lock: usize) -> Vec<&Hold> {
+    pub(super) fn believed(&self, setup: &Setup, lock: usize) -> Vec<&PlainHold> {
         let (mut believed, struck) = (self.valid(setup, lock), &self.documents()[lock].struck);
         believed.retain(|hold| !struck.contains(&hold.granted_as));
         believed
     }
 
     /// The holders that the save of an old document has removed.
-    pub(super) fn struck(&self, setup: &Setup, lock: usize) -> Vec<&Hold> {
+    pub(super) fn struck(&self, setup: &Setup, lock: usize) -> Vec<&PlainHold> {
         let (mut believed, struck) = (self.valid(setup, lock), &self.documents()[lock].struck);
         believed.retain(|hold| struck.contains(&hold.granted_as));
         believed
     }
 
-    pub(super) fn valid(&self, setup: &Setup, lock: usize) -> Vec<&Hold> {
+    pub(super) fn valid(&self, setup: &Setup, lock: usize) -> Vec<&PlainHold> {
         let broken = self.documents()[lock].state.as_ref().and_then(|state| state.broken);
         let holds = self.clients.iter().flat_map(|client| &client.lines[lock].holds);
         holds
-            .filter(|hold| hold.is_believed(self.time, &setup.rules))
+            .filter(|hold| is_believed(hold, self.time, &setup.rules))
             .filter(|hold| broken.is_none_or(|broken| hold.granted_as > broken))
             .collect()
     }

@@ -10,8 +10,9 @@ use crate::{
     input::{check_name, check_permits, check_text},
     name::LockName,
     protocol::{Kind, Owner},
-    session::{UserHandle, line::AcquireOptions},
+    session::UserHandle,
     telemetry::Attempt,
+    waitlist::{AcquireOptions, Patience},
 };
 
 /// The demand of a kind of lock on the engine: a number of permits, out of a capacity, under a name.
@@ -98,15 +99,18 @@ impl Share {
         let acquiring = self.session.join(
             &self.name,
             AcquireOptions {
-                kind: self.kind,
-                capacity: self.capacity,
+                used: (self.kind, self.capacity),
                 permits: self.permits,
-                wait: otherwise == Otherwise::Wait,
-                reports_contention: otherwise == Otherwise::Report,
+                patience: if otherwise == Otherwise::Wait {
+                    Patience::Wait
+                } else {
+                    Patience::Try
+                },
                 reentrant: options.reentrant,
                 terms: options.terms,
                 owner,
             },
+            otherwise == Otherwise::Report,
         );
         let hold = acquiring.outcome(options.timeout).await?;
         Ok(hold.map(|hold| OwnedHold::new(self.session, hold)))

@@ -7,25 +7,27 @@ use tokio::{sync::oneshot, time::Instant};
 
 use super::{
     Session,
-    hold::{Hold, Remains},
-    line::{self, AcquireOptions, AcquireOutcome, LineEffect, Pending, Standing},
+    hold::{AcquireOutcome, Hold, ReleaseOutcome, Remains, Task},
+    line::Standing,
 };
 use crate::{
     error::{AcquireError, ServerError},
-    waitlist::letting_go::LeftAs,
+    waitlist::{AcquireOptions, Hold as _, LeftAs},
 };
 
 impl Session {
     /// Adds a task to the line of `name`. The returned [`Acquiring`] waits for the outcome; dropping it gives up.
-    pub(crate) fn join(self: &Arc<Self>, name: &str, options: AcquireOptions) -> Acquiring {
+    /// `reports_contention`: a try that fails names the holder.
+    pub(crate) fn join(self: &Arc<Self>, name: &str, options: AcquireOptions, reports_contention: bool) -> Acquiring {
         let (to, outcome) = oneshot::channel();
         let key = self.ids.number();
-        let pending = Pending::new(key, self.ids.entry(), options, to);
-        self.feed(name, |lines, context, effects| {
+        let task = Task { to, reports_contention };
+        self.feed(name, |lines, context| {
             if lines.closed {
-                effects.push(LineEffect::Answer(pending.to, Err(self.why_closed())));
+                // Nothing waits for it yet.
+                drop(task.to.send(Err(self.why_closed())));
             } else {
-                lines.line(name).join(pending, context, effects);
+                lines.line(name).waitlist.step(context).join(key, task, options);
             }
         });
         Acquiring {
@@ -38,10 +40,10 @@ impl Session {
     }
 
     /// Lets go of a hold; the receiver gets the outcome of the release.
-    pub(crate) fn let_go(self: &Arc<Self>, hold: &Hold) -> oneshot::Receiver<line::ReleaseOutcome> {
+    pub(crate) fn let_go(self: &Arc<Self>, hold: &Hold) -> oneshot::Receiver<ReleaseOutcome> {
         let (to, left) = oneshot::channel();
-        self.feed(&hold.name, |lines, context, effects| {
-            lines.line(&hold.name).let_go(hold, Some(to), context, effects)
+        self.feed(&hold.name, |lines, context| {
+            lines.line(&hold.name).waitlist.step(context).let_go(hold, Some(to));
         });
         left
     }
@@ -122,7 +124,7 @@ impl Acquiring {
 
     pub(super) fn give_up(&self) -> Option<Standing> {
         let mut standing = None;
-        self.session.feed(&self.name, |lines, context, _| {
+        self.session.feed(&self.name, |lines, context| {
             if let Some(line) = lines.by_name.get_mut(&self.name) {
                 standing = line.cancel(self.key, context);
             }

@@ -96,7 +96,7 @@ impl Session {
         }
         for name in due_lines {
             // Feeding nothing is enough: the line is asked for its next operation.
-            self.feed(&name, |_, _, _| {});
+            self.feed(&name, |_, _| {});
         }
         self.renew_due(now);
         self.verify(to_verify);
@@ -121,11 +121,11 @@ impl Session {
             return;
         }
         hold.report_end();
-        self.feed(&hold.name, |lines, context, effects| {
+        self.feed(&hold.name, |lines, context| {
             if let Some(line) = lines.by_name.get_mut(&hold.name)
-                && line.has(hold)
+                && line.waitlist.has(hold)
             {
-                line.let_go(hold, None, context, effects);
+                line.waitlist.step(context).let_go(hold, None);
             }
         });
     }

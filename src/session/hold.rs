@@ -1,15 +1,16 @@
 //! One held lock, from its holder's side.
 
 use std::{
+    collections::BTreeSet,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use tokio::{
-    sync::Notify,
+    sync::{Notify, oneshot},
     time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
@@ -17,14 +18,15 @@ use tokio_util::sync::CancellationToken;
 use super::process::Process;
 use crate::{
     config::{Config, Limits, millis},
+    error::{AcquireError, ServerError},
     hold_options::Lease,
     metric_names::LockLabel,
-    protocol::{Holder, Kept, KeptUntil, ServerTime, Use, clock_token},
+    protocol::{Holder, Kept, KeptUntil, ServerTime, Use, clock_token, wake},
     status::{LockStatus, Lost, LostReason},
     store::LogTime,
     telemetry::{self, Granted},
     token::FencingToken,
-    waitlist::{Grant, How, Inheritance, clock::ServerClock, deadline::Deadline, idling, letting_go::LeftAs},
+    waitlist::{self, Context, Grant, How, Inheritance, LeftAs, clock::ServerClock, deadline::Deadline, idling},
 };
 
 /// A grant, with the local deadline up to which it is surely ours.
@@ -45,8 +47,8 @@ pub(crate) struct Hold {
     pub(crate) used: Use,
     pub(crate) lease: Lease,
     pub(crate) since: Instant,
-    /// Its grant is no later than this in the server's log; `None` if that is not known.
-    pub(super) logged_by: Option<LogTime>,
+    /// Its grant is no later than this in the server's log; unset if that is not known.
+    logged_by: OnceLock<LogTime>,
     /// Whether no task has it: it stays with the client for the next one.
     pub(super) is_idle: bool,
     /// Whether the document may show it as idle.
@@ -167,7 +169,12 @@ impl Hold {
 
     /// Whether its grant is known to come before this in the server's log.
     pub(super) fn is_logged_before(&self, at: LogTime) -> bool {
-        self.logged_by.is_some_and(|logged_by| logged_by < at)
+        self.logged_by.get().is_some_and(|logged_by| *logged_by < at)
+    }
+
+    /// Notes that its grant is no later than this in the server's log, unless more is known.
+    pub(super) fn note_logged(&self, at: LogTime) {
+        self.logged_by.get_or_init(|| at);
     }
 
     pub(crate) fn new(id: String, name: String, grant: &Grant) -> Self {
@@ -182,7 +189,7 @@ impl Hold {
             used: grant.used,
             lease: grant.lease,
             since: Instant::now(),
-            logged_by: None,
+            logged_by: OnceLock::new(),
             is_idle: false,
             shown_idle: AtomicBool::new(false),
             label: None,
@@ -214,43 +221,6 @@ impl Hold {
             changed: Notify::new(),
             ended: CancellationToken::new(),
             held_in: Process::this(),
-        }
-    }
-
-    /// Returns the hold that stays with the client when this one was released, with what is left of its lease.
-    ///
-    /// It is renewed as often as its document is to be read, it has no limits, and observers never hear of it.
-    pub(super) fn idle(&self, inherited: Inheritance) -> Self {
-        let Inheritance { deadline, renew_at } = inherited;
-        let renew_at = renew_at.min(Instant::now() + idling::IDLE_LOOK_EVERY);
-        let interval = self
-            .lease
-            .interval
-            .map(|interval| interval.min(idling::IDLE_LOOK_EVERY));
-        let limits = Limits::NONE;
-        let grant = Grant {
-            token: self.token.as_i64(),
-            granted_as: self.granted_as,
-            used: self.used,
-            permits: self.permits(),
-            lease: Lease {
-                interval,
-                limits,
-                ..self.lease
-            },
-            how: How::Local,
-            deadline,
-            renew_at: Some(renew_at),
-        };
-        let hold = Self::new(self.id.clone(), self.name.clone(), &grant);
-        hold.progress().reported = Reported::Over;
-        Self {
-            is_idle: true,
-            since: self.since,
-            logged_by: self.logged_by,
-            // The hold that must be shown as held may not have been shown so.
-            shown_idle: AtomicBool::new(self.is_shown_idle()),
-            ..hold
         }
     }
 
@@ -288,51 +258,6 @@ impl Hold {
         let mut progress = self.progress();
         progress.kept = Some(until);
         progress.lost.is_none()
-    }
-
-    /// Returns the state in which the hold leaves the lock, as far as its holder decides that.
-    pub(crate) fn left_as(&self) -> LeftAs {
-        let progress = self.progress();
-        let kept = |until| {
-            let (id, token) = (self.id.clone(), self.granted_as);
-            LeftAs::Kept(Kept { id, token, until })
-        };
-        match (progress.lost, progress.kept) {
-            (Some(LostReason::Released | LostReason::HeldTooLong), Some(until)) => kept(until),
-            // Nobody has lost anything with it.
-            _ if self.is_idle => LeftAs::Free,
-            // Its time ends earlier here than at the server, and somebody else may have renewed it.
-            (Some(LostReason::Expired | LostReason::Elapsed), _) => kept(KeptUntil::Expiry),
-            (Some(LostReason::HeldTooLong), _) => LeftAs::HeldTooLong,
-            // Released, or its entry is gone from the document already.
-            _ => LeftAs::Free,
-        }
-    }
-
-    /// Returns the lease that the next task inherits, if the hold was released and its lease is in no doubt: nothing
-    /// about it has failed or is on its way, and no transaction hangs on it. Nor was it downgraded: others may hold the
-    /// lock beside it.
-    pub(super) fn inheritance(&self) -> Option<Inheritance> {
-        let progress = self.progress();
-        let whole = u64::try_from(self.used.1).is_ok_and(|capacity| capacity == progress.permits);
-        let released = progress.lost == Some(LostReason::Released);
-        let renew_at = progress.renew_at.filter(|_| whole && released && progress.is_plain())?;
-        let deadline = progress.deadline;
-        Some(Inheritance { deadline, renew_at })
-    }
-
-    /// Returns the lease that another reader shares, if the hold is not over nor held too long, and its lease is in no
-    /// doubt, as above.
-    pub(super) fn shared_lease(&self) -> Option<Inheritance> {
-        self.look().ok()?;
-        if self.reported_from().is_some_and(|from| from <= Instant::now()) {
-            return None;
-        }
-        let progress = self.progress();
-        let is_held = progress.lost.is_none();
-        let renew_at = progress.renew_at.filter(|_| is_held && progress.is_plain())?;
-        let deadline = progress.deadline;
-        Some(Inheritance { deadline, renew_at })
     }
 
     /// Waits until the hold is lost.
@@ -455,7 +380,7 @@ impl Hold {
 
     /// Makes it the hold of a reader, unless it has more than one handle; returns their number then.
     ///
-    /// Decided under the same mutex as [`enter_as`](Self::enter_as): no task shares it as a writer from now on.
+    /// Decided under the same mutex as [`enter`](waitlist::Hold::enter): no task shares it as a writer from now on.
     pub(crate) fn downgrade(&self, permits: u64) -> Result<(), usize> {
         let mut progress = self.progress();
         if progress.handles > 1 {
@@ -463,20 +388,6 @@ impl Hold {
         }
         progress.permits = progress.permits.min(permits);
         Ok(())
-    }
-
-    /// Adds a handle, unless the hold is over or has another number of permits.
-    ///
-    /// Decided under the same mutex as its loss and the end of its last handle: a hold that is over is never entered
-    /// again.
-    pub(crate) fn enter_as(&self, permits: u64) -> bool {
-        if self.look().is_err() {
-            return false;
-        }
-        let mut progress = self.progress();
-        let held = progress.lost.is_none() && progress.permits == permits;
-        progress.handles += usize::from(held);
-        held
     }
 
     /// Drops a handle; with the last one the hold is over.
@@ -773,6 +684,153 @@ impl Hold {
         // Each change is a plain assignment: a panic leaves nothing half-done.
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The outcome of an acquire.
+pub(crate) type AcquireOutcome = Result<Option<Arc<Hold>>, AcquireError>;
+
+/// The outcome of a release.
+pub(crate) type ReleaseOutcome = Result<wake::Left, ServerError>;
+
+/// A waiting task: its channel, and the kind of answer it wants.
+#[derive(Debug)]
+pub(crate) struct Task {
+    pub(crate) to: oneshot::Sender<AcquireOutcome>,
+    /// Whether a failed try returns [`AcquireError::Held`] rather than `None`.
+    pub(crate) reports_contention: bool,
+}
+
+/// The hold as the waitlist has it.
+impl waitlist::Hold for Hold {
+    type Task = Task;
+    type Release = oneshot::Sender<ReleaseOutcome>;
+
+    fn of_grant(name: &str, entry: &str, grant: &Grant, before: Option<&Self>, context: &Context<'_>) -> Self {
+        let mut hold = Self::new(entry.to_owned(), name.to_owned(), grant);
+        hold.label = context.config.metered.label(name);
+        if let Some(before) = before {
+            hold.logged_by = before.logged_by.clone();
+            if before.is_shown_idle() {
+                hold.show_held(context.now);
+            }
+        }
+        hold
+    }
+
+    /// The hold is renewed as often as its document is to be read, it has no limits, and observers never hear of it.
+    fn idle(&self, inherited: Inheritance) -> Self {
+        let Inheritance { deadline, renew_at } = inherited;
+        let renew_at = renew_at.min(Instant::now() + idling::IDLE_LOOK_EVERY);
+        let interval = self
+            .lease
+            .interval
+            .map(|interval| interval.min(idling::IDLE_LOOK_EVERY));
+        let limits = Limits::NONE;
+        let grant = Grant {
+            token: self.token.as_i64(),
+            granted_as: self.granted_as,
+            used: self.used,
+            permits: self.permits(),
+            lease: Lease {
+                interval,
+                limits,
+                ..self.lease
+            },
+            how: How::Local,
+            deadline,
+            renew_at: Some(renew_at),
+        };
+        let hold = Self::new(self.id.clone(), self.name.clone(), &grant);
+        hold.progress().reported = Reported::Over;
+        Self {
+            is_idle: true,
+            since: self.since,
+            logged_by: self.logged_by.clone(),
+            // The hold that must be shown as held may not have been shown so.
+            shown_idle: AtomicBool::new(self.is_shown_idle()),
+            ..hold
+        }
+    }
+
+    fn entry(&self) -> &str {
+        &self.id
+    }
+
+    fn used(&self) -> Use {
+        self.used
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        self.number == other.number
+    }
+
+    /// Decided under the same mutex as its loss and the end of its last handle: a hold that is over is never entered
+    /// again.
+    fn enter(&self, permits: i64) -> bool {
+        if self.look().is_err() {
+            return false;
+        }
+        let mut progress = self.progress();
+        let held = progress.lost.is_none() && u64::try_from(permits) == Ok(progress.permits);
+        progress.handles += usize::from(held);
+        held
+    }
+
+    fn given_back(&self) {
+        self.exit();
+    }
+
+    fn is_over(&self) -> bool {
+        self.lost_reason().is_some()
+    }
+
+    /// Nothing about the lease has failed or is on its way, and no transaction hangs on it. Nor was the hold downgraded:
+    /// others may hold the lock beside it.
+    fn inheritance(&self) -> Option<Inheritance> {
+        let progress = self.progress();
+        let whole = u64::try_from(self.used.1).is_ok_and(|capacity| capacity == progress.permits);
+        let released = progress.lost == Some(LostReason::Released);
+        let renew_at = progress.renew_at.filter(|_| whole && released && progress.is_plain())?;
+        let deadline = progress.deadline;
+        Some(Inheritance { deadline, renew_at })
+    }
+
+    /// The hold is not held too long either.
+    fn shared_lease(&self) -> Option<Inheritance> {
+        self.look().ok()?;
+        if self.reported_from().is_some_and(|from| from <= Instant::now()) {
+            return None;
+        }
+        let progress = self.progress();
+        let is_held = progress.lost.is_none();
+        let renew_at = progress.renew_at.filter(|_| is_held && progress.is_plain())?;
+        let deadline = progress.deadline;
+        Some(Inheritance { deadline, renew_at })
+    }
+
+    fn left_as(&self) -> LeftAs {
+        let progress = self.progress();
+        let kept = |until| {
+            let (id, token) = (self.id.clone(), self.granted_as);
+            LeftAs::Kept(Kept { id, token, until })
+        };
+        match (progress.lost, progress.kept) {
+            (Some(LostReason::Released | LostReason::HeldTooLong), Some(until)) => kept(until),
+            // Nobody has lost anything with it.
+            _ if self.is_idle => LeftAs::Free,
+            // Its time ends earlier here than at the server, and somebody else may have renewed it.
+            (Some(LostReason::Expired | LostReason::Elapsed), _) => kept(KeptUntil::Expiry),
+            (Some(LostReason::HeldTooLong), _) => LeftAs::HeldTooLong,
+            // Released, or its entry is gone from the document already.
+            _ => LeftAs::Free,
+        }
+    }
+}
+
+/// Returns the names of the locks of these holds, each once.
+pub(super) fn names_of<'a>(holds: impl IntoIterator<Item = &'a Arc<Hold>>) -> Vec<String> {
+    let names: BTreeSet<&String> = holds.into_iter().map(|hold| &hold.name).collect();
+    names.into_iter().cloned().collect()
 }
 
 impl Progress {

@@ -5,7 +5,7 @@ use std::{pin::pin, sync::Arc};
 use super::{
     Session,
     lanes::Urgency,
-    line::{PositionLook, TimedOut},
+    line::{PositionLook, TimedOut, setback},
 };
 use crate::{
     protocol::{Ahead, Exchange},
@@ -48,20 +48,21 @@ impl Session {
         let table = &mut *table;
         let context = self.context(table.streaming, &table.clock);
         let line = table.lines.by_name.get_mut(name);
-        line.is_some_and(|line| line.admit(look, &context))
+        line.is_some_and(|line| line.waitlist.step(&context).admit(look))
     }
 
     fn looked(self: &Arc<Self>, name: &str, look: &PositionLook, seen: Result<(Option<Ahead>, Exchange), StoreError>) {
         if let Ok((_, exchange)) = &seen {
             self.note(exchange);
         }
-        self.feed(name, |lines, context, _| {
+        self.feed(name, |lines, context| {
             let Some(line) = lines.by_name.get_mut(name) else {
                 return;
             };
+            let mut step = line.waitlist.step(context);
             match &seen {
-                Ok((ahead, _)) => line.looked(look, *ahead, context),
-                Err(error) => line.look_failed(look, error, context),
+                Ok((ahead, _)) => step.looked(look, *ahead),
+                Err(error) => step.look_failed(look, setback(error)),
             }
         });
     }
@@ -180,7 +181,7 @@ mod tests {
     async fn a_look_that_is_of_no_use_any_more_is_not_sent() {
         let bench = waiting().await;
         bench.looks().await;
-        let line = |session: &Arc<Session>| session.table().lines.by_name["x"].due_at();
+        let line = |session: &Arc<Session>| session.table().lines.by_name["x"].waitlist.due_at();
         // The answer comes.
         sleep(Duration::from_millis(15)).await;
         let (reads, due_at) = (bench.link.reads(), line(&bench.session).unwrap());
@@ -191,7 +192,7 @@ mod tests {
         assert_eq!(bench.link.reads(), reads, "it waits for a slot");
         bench
             .session
-            .feed("x", |lines, context, _| lines.line("x").doubt(context));
+            .feed("x", |lines, context| lines.line("x").waitlist.step(context).doubt());
         assert_eq!(line(&bench.session), None, "it asks");
         while line(&bench.session).is_none() {
             sleep(Duration::from_millis(1)).await;

@@ -18,7 +18,6 @@ mod fleet;
 mod guard;
 mod heartbeat;
 pub(crate) mod hold;
-mod holds;
 mod index;
 mod lanes;
 pub(crate) mod line;
@@ -67,8 +66,7 @@ pub(crate) use claims::passed::PASSED_AT_ONCE;
 pub(crate) use claims::{ClaimedDocument, Claiming};
 use fleet::Fleet;
 use hold::Hold;
-use holds::HoldChange;
-use line::{Context, Line, LineEffect, Need, PerTurn};
+use line::{Context, Effect, Ended, Line, Need, PerTurn, error_of};
 use needs::{LOOKS_MOST, Needs};
 use process::Process;
 use renewals::Renewals;
@@ -229,32 +227,29 @@ impl Session {
 
     /// Feeds an input to the lines, carries out the effects, and runs what the line of `name` wants next. In a fork it
     /// feeds nothing, so a task that waits for an answer finds its sender dropped.
-    fn feed(self: &Arc<Self>, name: &str, input: impl FnOnce(&mut Lines, &Context<'_>, &mut Vec<LineEffect>)) {
+    fn feed(self: &Arc<Self>, name: &str, input: impl FnOnce(&mut Lines, &Context<'_>)) {
         if !self.made_in.is_this() {
             return;
         }
-        let mut effects = Vec::new();
-        let (operation, look) = {
+        let (operation, look, effects) = {
             let mut table = self.table();
             let table = &mut *table;
             let context = self.context(table.streaming, &table.clock);
-            input(&mut table.lines, &context, &mut effects);
-            if self.stopped.is_cancelled()
-                && let Some(line) = table.lines.by_name.remove(name)
-            {
-                table.lines.needs.change(line.counted, Need::Nothing);
-                line.stop(&StoreError::runtime_ended(), &mut effects);
+            input(&mut table.lines, &context);
+            if self.stopped.is_cancelled() {
+                let line = table.lines.by_name.remove(name);
+                (None, None, line.map_or_else(Vec::new, |line| table.lines.stop(line)))
+            } else {
+                let line = table.lines.by_name.get_mut(name);
+                let (operation, look) = line.map_or((None, None), |line| {
+                    line.waitlist.step(&context).attend_to_idle();
+                    match line.next(&context) {
+                        Some(operation) => (Some((operation, line.waitlist.timed_out())), None),
+                        None => (None, line.waitlist.step(&context).next_look()),
+                    }
+                });
+                (operation, look, self.after(table, name))
             }
-            let line = table.lines.by_name.get_mut(name);
-            let (operation, look) = line.map_or((None, None), |line| {
-                line.attend_to_idle(&context, &mut effects);
-                match line.next(&context) {
-                    Some(operation) => (Some((operation, line.timed_out())), None),
-                    None => (None, line.next_look(&context)),
-                }
-            });
-            self.after(table, name);
-            (operation, look)
         };
         if let Some(operation) = operation {
             self.spawn(self.clone().run(name.to_owned(), operation));
@@ -262,26 +257,29 @@ impl Session {
         if let Some(look) = look {
             self.spawn(self.clone().look_at_position(name.to_owned(), look));
         }
-        self.carry_out(name, effects);
+        let stopped = self.stopped.is_cancelled().then(|| Err(StoreError::runtime_ended()));
+        self.carry_out(name, effects, stopped.as_ref());
     }
 
     /// Updates the books after a line changed: removes a line that is not used any more, and gives the heartbeat its
-    /// next instant.
-    fn after(&self, table: &mut Table, name: &str) {
+    /// next instant. Returns the effects to [carry out](Self::carry_out) when the mutex is released.
+    fn after(&self, table: &mut Table, name: &str) -> Vec<Effect> {
         let Lines { by_name, needs, .. } = &mut table.lines;
         let Some(line) = by_name.get_mut(name) else {
-            return;
+            return Vec::new();
         };
-        let need = line.need();
+        let need = line.waitlist.need();
         needs.change(std::mem::replace(&mut line.counted, need), need);
         let now = Instant::now();
-        for change in line.take_changes() {
-            match change {
-                HoldChange::Came(hold) => table.agenda.came(&hold, now),
-                HoldChange::Gone(hold) => table.agenda.gone(&hold),
+        let effects = line.take_effects(now);
+        for effect in &effects {
+            match effect {
+                Effect::Came(hold) => table.agenda.came(hold, now),
+                Effect::Gone(hold) | Effect::Lost { hold, .. } => table.agenda.gone(hold),
+                _ => {}
             }
         }
-        table.agenda.plan_line(name, line.due_at());
+        table.agenda.plan_line(name, line.waitlist.due_at());
         if let Some((begun, until)) = table.calm {
             let context = self.context(table.streaming, &table.clock);
             if line.calm_until(begun, &context) < until {
@@ -289,10 +287,10 @@ impl Session {
                 self.stirred.notify_one();
             }
         }
-        if line.is_unused() {
+        if line.waitlist.is_unused() {
             let pace = line.pace();
             // What was only expected is not worth remembering.
-            if let Some(at) = line.alone_at().filter(|_| !line.is_unknown) {
+            if let Some(at) = line.waitlist.alone_at().filter(|_| !line.is_unknown) {
                 table.lines.remember_free(name, at);
             }
             if let Some(pace) = pace {
@@ -302,34 +300,44 @@ impl Session {
             if table.lines.by_name.is_empty() {
                 self.drained.notify_waiters();
             }
-            return;
+            return effects;
         }
-        if line.waits_for_event() || line.has_idle_hold() || needs.looks > LOOKS_MOST {
+        let list = &line.waitlist;
+        if list.waits_for_event() || list.attend_at().is_some() || needs.looks > LOOKS_MOST {
             self.demand_stream();
         }
         self.beat_in_time(table);
+        effects
     }
 
-    fn carry_out(self: &Arc<Self>, name: &str, effects: Vec<LineEffect>) {
+    /// Carries out what a line owes; `ended`: the operation behind it.
+    fn carry_out(self: &Arc<Self>, name: &str, effects: Vec<Effect>, ended: Option<&Ended>) {
         for effect in effects {
             match effect {
-                LineEffect::Answer(to, outcome) => {
+                Effect::Granted { to, hold } => {
                     // The task is gone: give the hold back.
-                    if let Err(Ok(Some(hold))) = to.send(outcome) {
+                    if let Err(Ok(Some(hold))) = to.to.send(Ok(Some(hold))) {
                         self.discard(&hold);
                     }
                 }
-                LineEffect::Released(to, left) => {
-                    // A release need not wait for its answer.
-                    if let Err(Err(error)) = to.send(left) {
+                Effect::Refused { to, why } => {
+                    let outcome = to.refused(why, name, ended, &self.ids);
+                    // The task may be gone.
+                    drop(to.to.send(outcome));
+                }
+                // A release need not wait for its answer.
+                Effect::Released { to, found } => drop(to.send(Ok(found))),
+                Effect::NotReleased { to } => {
+                    if let Err(Err(error)) = to.send(Err(error_of(ended))) {
                         telemetry::release_failed(name, &error);
                     }
                 }
-                LineEffect::Doubted(hold) => self.verify(vec![hold]),
-                LineEffect::Lost(hold, reason) => {
+                Effect::Doubted(hold) => self.verify(vec![hold]),
+                Effect::Lost { hold, reason } => {
                     hold.lose(reason);
                     hold.report_end();
                 }
+                Effect::Came(_) | Effect::Gone(_) => {}
             }
         }
     }
@@ -431,6 +439,12 @@ impl Lines {
             line.is_unknown = free_at.is_none();
             line
         })
+    }
+
+    /// Ends a line that was taken out, as nothing more is sent.
+    fn stop(&mut self, line: Line) -> Vec<Effect> {
+        self.needs.change(line.counted, Need::Nothing);
+        line.waitlist.stop()
     }
 
     fn remember_pace(&mut self, name: &str, pace: PerTurn) {

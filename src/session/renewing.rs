@@ -7,9 +7,7 @@ use tokio::time::{Instant, sleep};
 use super::{
     Session, Table,
     agenda::{AT_A_TIME, Queue},
-    hold::Hold,
-    holds::names_of,
-    line::Line,
+    hold::{Hold, names_of},
     renewals::{Haste, Lane, RENEWED_TOGETHER, SOONEST},
 };
 use crate::{
@@ -441,7 +439,12 @@ impl Session {
     pub(super) fn renewed_by_another(&self, name: &str, holder: &Holder, exchange: &Exchange, sent: Instant) {
         let holds: Vec<Arc<Hold>> = {
             let table = self.table();
-            let holds = table.lines.by_name.get(name).into_iter().flat_map(Line::holds);
+            let holds = table
+                .lines
+                .by_name
+                .get(name)
+                .into_iter()
+                .flat_map(|line| line.waitlist.holds());
             holds.filter(|hold| hold.is(holder)).cloned().collect()
         };
         for hold in &holds {

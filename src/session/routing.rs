@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, ops::Bound, sync::Arc};
 
-use super::{Session, agenda::AT_A_TIME, line::Line};
+use super::{Session, agenda::AT_A_TIME};
 use crate::{
     protocol::{ServerTime, wake},
     store::{
@@ -24,15 +24,14 @@ impl Session {
                 let mut ours = false;
                 for (id, signal) in wake::signals(wake, self.ids.session()) {
                     ours = true;
-                    self.feed(name, |lines, context, effects| {
+                    self.feed(name, |lines, context| {
                         if context.ids.pending_claims.remember(id, signal, *at) {
                             return;
                         }
                         // A grant of an entry that nobody knows any more is taken out again.
                         let known = lines.by_name.contains_key(name);
                         if known || matches!(signal, wake::Signal::Granted { .. }) {
-                            let line = lines.line(name);
-                            line.signalled(id, signal, *at, *logged_at, context, effects);
+                            lines.line(name).signalled(id, signal, *at, *logged_at, context);
                         }
                     });
                 }
@@ -68,7 +67,12 @@ impl Session {
     pub(super) fn on_time(self: &Arc<Self>, name: &str, at: ServerTime) {
         let held: Vec<_> = {
             let table = self.table();
-            let holds = table.lines.by_name.get(name).into_iter().flat_map(Line::holds);
+            let holds = table
+                .lines
+                .by_name
+                .get(name)
+                .into_iter()
+                .flat_map(|line| line.waitlist.holds());
             holds.filter(|hold| hold.is_granted_after(at)).cloned().collect()
         };
         self.verify(held);
@@ -77,11 +81,14 @@ impl Session {
     /// Ends the holds that another program's write has removed: those that were in the document before it, and are not
     /// after it. The event alone shows that. All others are read.
     fn on_overwrite(self: &Arc<Self>, name: &str, after: &ForeignWrite) {
-        self.feed(name, |lines, context, effects| {
+        self.feed(name, |lines, context| {
             if let Some(line) = lines.by_name.get_mut(name) {
-                let before = line.holds().filter(|hold| hold.is_logged_before(after.logged_at));
+                let before = line.waitlist.holds();
+                let before = before.filter(|hold| hold.is_logged_before(after.logged_at));
                 let before: Vec<String> = before.map(|hold| hold.id.clone()).collect();
-                line.verified(after.document.as_ref(), None, &before, context, effects);
+                line.waitlist
+                    .step(context)
+                    .verified(after.document.as_ref(), None, &before);
             }
         });
     }
@@ -90,11 +97,11 @@ impl Session {
     /// verified.
     pub(super) fn on_doubt(self: &Arc<Self>, name: &str) {
         let mut held = Vec::new();
-        self.feed(name, |lines, context, _| {
+        self.feed(name, |lines, context| {
             context.ids.pending_claims.doubt(Some(name));
             if let Some(line) = lines.by_name.get_mut(name) {
-                line.doubt(context);
-                held.extend(line.holds().cloned());
+                line.waitlist.step(context).doubt();
+                held.extend(line.waitlist.holds().cloned());
             }
         });
         self.verify(held);

@@ -67,34 +67,32 @@ impl Session {
             self.note(&answer.exchange);
             self.report_recovery();
         }
-        let mut effects = Vec::new();
-        let next = {
+        let answer = answer.map(Arc::new);
+        let (next, effects) = {
             let mut table = self.table();
             let table = &mut *table;
             let context = self.context(table.streaming, &table.clock);
             let line = table.lines.by_name.get_mut(name)?;
-            match answer {
+            match &answer {
                 Ok(answer) => {
                     table
                         .fleet
                         .note_write(answer.logged_by, answer.exchange.received, &table.clock);
-                    line.answered(operation, &answer, &context, &mut effects);
+                    line.answered(operation, answer, &context);
                     if let Some(free) = line.first_seen(operation) {
                         table.lines.unknown.met(free);
                     }
-                    line.remember(answer, &context);
                 }
                 Err(error) => {
-                    line.failed(operation, &error, &context, &mut effects);
-                    line.note_limit(operation, &error, within);
+                    line.failed(operation, error, &context);
+                    line.note_limit(operation, error, within);
                 }
             }
-            line.attend_to_idle(&context, &mut effects);
-            let next = line.next(&context).map(|next| (next, line.timed_out()));
-            self.after(table, name);
-            next
+            line.waitlist.step(&context).attend_to_idle();
+            let next = line.next(&context).map(|next| (next, line.waitlist.timed_out()));
+            (next, self.after(table, name))
         };
-        self.carry_out(name, effects);
+        self.carry_out(name, effects, Some(&answer));
         next
     }
 
@@ -105,12 +103,12 @@ impl Session {
                 self.note(&answer.exchange);
                 let Some(state) = &answer.state else { return };
                 if asked_for(operation, state).next().is_some() {
-                    self.feed(name, |lines, context, _| {
-                        lines.line(name).applied_late(operation, state, context);
+                    self.feed(name, |lines, context| {
+                        lines.line(name).waitlist.step(context).applied_late(operation, state);
                     });
                 }
             }
-            Err(error) => self.feed(name, |lines, _, _| {
+            Err(error) => self.feed(name, |lines, _| {
                 if let Some(line) = lines.by_name.get_mut(name) {
                     line.failed_late(error);
                 }

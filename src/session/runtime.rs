@@ -112,7 +112,7 @@ impl Session {
             table.lines.by_name.keys().cloned().collect()
         };
         for name in names {
-            self.feed(&name, |_, _, _| {});
+            self.feed(&name, |_, _| {});
         }
         self.closing.cancel();
         self.drained.notify_waiters();

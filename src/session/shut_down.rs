@@ -87,13 +87,14 @@ impl Session {
             let names = self.names_after(last.as_deref());
             for name in &names {
                 let mut held = Vec::new();
-                self.feed(name, |lines, context, effects| {
+                self.feed(name, |lines, context| {
                     if let Some(line) = lines.by_name.get_mut(name) {
-                        line.close(context, effects);
+                        let mut step = line.waitlist.step(context);
+                        step.close();
                         if self.is_closed() {
-                            line.hasten_sweeps(context);
+                            step.hasten_sweeps();
                         }
-                        held.extend(line.holds().cloned());
+                        held.extend(step.holds().cloned());
                     }
                 });
                 for hold in held {
@@ -127,20 +128,21 @@ impl Session {
                 let Some(line) = table.lines.by_name.get_mut(&hold.name) else {
                     continue;
                 };
-                if !line.has(hold) {
+                if !line.waitlist.has(hold) {
                     // It was lost meanwhile, and its entry is gone.
                     continue;
                 }
                 // No task waits any more, so it is handed on to nobody.
-                line.let_go(hold, None, &context, &mut Vec::new());
+                line.waitlist.step(&context).let_go(hold, None);
                 if let Some(operation) = line.next(&context) {
-                    if operation.requests.is_some() || line.is_awaited_by_release() {
-                        alone.push((hold.name.clone(), (operation, line.timed_out())));
+                    if operation.requests.is_some() || line.waitlist.is_awaited_by_release() {
+                        alone.push((hold.name.clone(), (operation, line.waitlist.timed_out())));
                     } else {
                         together.push((hold.name.clone(), unguessed(operation)));
                     }
                 }
-                self.after(table, &hold.name);
+                // Nobody is owed an answer.
+                drop(self.after(table, &hold.name));
             }
         }
         for (name, next) in alone {

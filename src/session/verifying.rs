@@ -5,7 +5,12 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep};
 
-use super::{Session, Table, agenda::AT_A_TIME, hold::Hold, holds::names_of, renewals::RENEWED_TOGETHER};
+use super::{
+    Session, Table,
+    agenda::AT_A_TIME,
+    hold::{Hold, names_of},
+    renewals::RENEWED_TOGETHER,
+};
 use crate::{
     backoff::Backoff,
     config::Config,
@@ -97,9 +102,10 @@ impl Session {
 
     /// Compares a hold with its document, as asked for at `sent`.
     pub(super) fn compare(self: &Arc<Self>, hold: &Hold, document: Option<&Result<State, Malformed>>, sent: Instant) {
-        self.feed(&hold.name, |lines, context, effects| {
+        self.feed(&hold.name, |lines, context| {
             if let Some(line) = lines.by_name.get_mut(&hold.name) {
-                line.verified(document, Some(sent), std::slice::from_ref(&hold.id), context, effects);
+                let entry = std::slice::from_ref(&hold.id);
+                line.waitlist.step(context).verified(document, Some(sent), entry);
             }
         });
     }

@@ -65,6 +65,13 @@ pub(crate) struct Answer {
     pub(crate) logged_by: Option<LogTime>,
 }
 
+impl Answer {
+    /// Returns the time of the server as of which it shows this state, which is its own.
+    pub(crate) fn as_of(&self, state: &State) -> ServerTime {
+        self.exchange.now.unwrap_or(state.at)
+    }
+}
+
 /// A position in the log of a replica set's writes.
 pub(crate) type LogTime = Timestamp;
 

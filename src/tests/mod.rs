@@ -6,7 +6,7 @@
 //! - [`simulated`]: the network of both, and of tests of single files.
 //! - [`decoding`]: what the library decodes, for the fuzzing. It is here under `cfg(fuzzing)` too, for the targets in
 //!   `fuzz/`.
-//! - [`lines`]: the fuzzing of the session's lines.
+//! - [`lines`]: the fuzzing of the waiting client with the holds of the session.
 
 #[cfg(test)]
 mod crowds;

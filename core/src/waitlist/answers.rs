@@ -2,13 +2,15 @@
 
 use std::{
     collections::{BTreeSet, VecDeque},
+    sync::Arc,
     time::Duration,
 };
 
 use tokio::time::Instant;
 
 use super::{
-    Context, Effect, Grant, Held, Key, Leaving, Setback, Stage, Waiting, Waitlist, deadline::Deadline, timing, unsigned,
+    Context, Effect, Grant, Hold, Key, Leaving, Refusal, Setback, Stage, Step, Waiting, Waitlist, deadline::Deadline,
+    timing, unsigned,
 };
 use crate::{
     protocol::{Exchange, Expects, Kept, Operation, Request, Requests, ServerTime, State, Waiter, wake},
@@ -31,21 +33,23 @@ pub(super) enum OldEntry {
     MayReturn,
 }
 
-impl Waitlist {
-    /// Notes the answer to a claim, which took a document without entries.
-    pub fn claimed(&mut self, exchange: &Exchange, context: &Context<'_>) {
-        self.alone_at = Some(read_by(exchange, context));
+impl<H: Hold> Step<'_, H> {
+    /// Adds the hold of a claim, which took a document without entries. No task in line is to join it: documents are
+    /// never re-entered.
+    pub fn claimed(&mut self, entry: String, grant: &Grant, exchange: &Exchange) -> Arc<H> {
+        self.alone_at = Some(read_by(exchange, self.context));
+        self.hold(entry, grant, false)
     }
 
     /// Notes the answer to the operation that is on its way; `state` is `None` if there is no document.
-    pub fn answered(
-        &mut self,
-        operation: &Operation,
-        state: Option<&State>,
-        exchange: &Exchange,
-        context: &Context<'_>,
-        effects: &mut Vec<Effect>,
-    ) {
+    pub fn answered(&mut self, operation: &Operation, state: Option<&State>, exchange: &Exchange) {
+        self.take_in(operation, state, exchange);
+        self.let_reenter();
+        self.share();
+    }
+
+    fn take_in(&mut self, operation: &Operation, state: Option<&State>, exchange: &Exchange) {
+        let context = self.context;
         self.races = 0;
         self.is_answering(context.now);
         (self.backoff, self.timed_out) = Default::default();
@@ -54,26 +58,27 @@ impl Waitlist {
         let left = state.and_then(|state| wake::left(&state.wake, &operation.id));
         if operation.expects == Expects::Alone && left.is_none() {
             // The document has other entries, or none of ours: nothing was written, and the full operation follows.
-            self.leaving.extend(self.under_way.take().unwrap_or_default());
+            let leaves = self.under_way.take().unwrap_or_default();
+            self.leaving.extend(leaves);
             for waiting in self.waiting.iter_mut().filter(|it| operation.asks_for(&it.entry)) {
                 waiting.stage = Stage::New;
             }
-            return self.see(state, context);
+            return self.see(state);
         }
         if operation.expects == Expects::Room && state.is_none() {
             self.under_way = None;
             if self.overtaken {
-                self.doubt_everything(context, effects);
+                self.doubt_everything();
             } else {
-                self.knock_later(context);
+                self.knock_later();
             }
             return;
         }
-        let handed_over = self.departed(&left.unwrap_or_default(), state, exchange, context, effects);
+        let handed_over = self.departed(&left.unwrap_or_default(), state, exchange);
         let Some(state) = state else {
             // There is no document, and none may be made.
-            self.missing(operation, context, effects);
-            return self.see(None, context);
+            self.missing(operation);
+            return self.see(None);
         };
         if let Some(requests) = &operation.requests {
             for waiting in self.waiting.iter_mut().filter(|it| operation.asks_for(&it.entry)) {
@@ -82,35 +87,28 @@ impl Waitlist {
                 }
             }
             for entry in &requests.entries {
-                self.requested(entry, requests, state, exchange, context, effects);
+                self.requested(entry, requests, state, exchange);
             }
         }
-        self.answer_tries(operation, state, exchange, context, effects);
+        self.answer_tries(operation, state, exchange);
         let ours = |id: &String| self.holds.contains_key(id);
         let alone = state.queue.is_empty() && state.holders.iter().all(|holder| ours(&holder.id));
         self.alone_at = alone.then_some(read_by(exchange, context));
-        self.compare_holds(state, effects);
+        self.compare_holds(state);
         self.compare_expired(state);
-        self.take_out_strangers(state, context);
-        self.plan_asking(state, exchange.now, context);
+        self.take_out_strangers(state);
+        self.plan_asking(state, exchange.now);
         if self.overtaken {
-            self.doubt_everything(context, effects);
+            self.doubt_everything();
         }
-        self.see(Some(state), context);
+        self.see(Some(state));
     }
 
     /// Notes what became of the entries that the operation was to take out; `left` has that for each, in their order.
     /// Returns whether one of them was a holder, so that the lock was let go of.
-    fn departed(
-        &mut self,
-        left: &[wake::Left],
-        state: Option<&State>,
-        exchange: &Exchange,
-        context: &Context<'_>,
-        effects: &mut Vec<Effect>,
-    ) -> bool {
+    fn departed(&mut self, left: &[wake::Left], state: Option<&State>, exchange: &Exchange) -> bool {
         let mut handed_over = false;
-        for (position, leaving) in self.under_way.take().unwrap_or_default().into_iter().enumerate() {
+        for (position, mut leaving) in self.under_way.take().unwrap_or_default().into_iter().enumerate() {
             let found = match left.get(position).copied().unwrap_or(wake::Left::Nowhere) {
                 // Our earlier try took it out: its answer was lost on the way.
                 wake::Left::Nowhere if leaving.repeated => wake::Left::Holder,
@@ -121,16 +119,16 @@ impl Waitlist {
                 (found, _) => found,
             };
             handed_over |= found == wake::Left::Holder;
-            if let Some(release) = leaving.release {
-                effects.push(Effect::Released { release, found });
-            }
-            self.sweep_after(leaving, exchange.sent, context);
+            let to = leaving.release.take();
+            self.effects.extend(to.map(|to| Effect::Released { to, found }));
+            self.sweep_after(leaving, exchange.sent);
         }
         handed_over
     }
 
     /// Notes whether other clients wait, for as long as a task of ours does.
-    fn see(&mut self, state: Option<&State>, context: &Context<'_>) {
+    fn see(&mut self, state: Option<&State>) {
+        let context = self.context;
         // This holds even if the event with the same news is lost.
         if state.is_some_and(|state| others_wait(state, context)) {
             self.hand_on_no_more();
@@ -142,38 +140,27 @@ impl Waitlist {
         }
     }
 
-    fn doubt_everything(&mut self, context: &Context<'_>, effects: &mut Vec<Effect>) {
-        self.doubt(context);
-        effects.push(Effect::Doubted);
+    fn doubt_everything(&mut self) {
+        self.doubt();
+        let list = &mut *self.list;
+        let held = list.holds.values().flat_map(|held| &held.tasks);
+        list.effects.extend(held.cloned().map(Effect::Doubted));
     }
 
     /// Answers the tasks that asked where there is no document to lock.
-    fn missing(&mut self, operation: &Operation, context: &Context<'_>, effects: &mut Vec<Effect>) {
+    fn missing(&mut self, operation: &Operation) {
         let in_full = operation.expects == Expects::Nothing && operation.requests.is_some();
-        let asked = |waiting: &Waiting| operation.asks_for(&waiting.entry) || waiting.is_covered_try();
+        let asked = |waiting: &Waiting<H::Task>| operation.asks_for(&waiting.entry) || waiting.is_covered_try();
         for waiting in self.take_waiting(|waiting| in_full && asked(waiting)) {
-            effects.push(Effect::Missing { key: waiting.key });
             // An earlier request may still find a document.
-            self.abandon(waiting, context);
+            self.abandon(&waiting);
+            self.refuse(waiting, Refusal::Missing);
         }
     }
 
-    fn take_waiting(&mut self, goes: impl Fn(&Waiting) -> bool) -> VecDeque<Waiting> {
-        let (gone, stay) = std::mem::take(&mut self.waiting).into_iter().partition(goes);
-        self.waiting = stay;
-        gone
-    }
-
     /// Notes the document's view of one requested entry.
-    fn requested(
-        &mut self,
-        entry: &Request,
-        requests: &Requests,
-        state: &State,
-        exchange: &Exchange,
-        context: &Context<'_>,
-        effects: &mut Vec<Effect>,
-    ) {
+    fn requested(&mut self, entry: &Request, requests: &Requests, state: &State, exchange: &Exchange) {
+        let context = self.context;
         // It was cancelled meanwhile, and leaves with the next operation; or an event granted it.
         let Some(position) = self.waiting.iter().position(|waiting| waiting.entry == entry.id) else {
             return;
@@ -181,7 +168,7 @@ impl Waitlist {
         if let Some(holder) = state.holders.iter().find(|holder| holder.id == entry.id) {
             if holder.is_kept() {
                 // Nothing here released it, so another program wrote that.
-                return self.ask_anew(position, OldEntry::MayReturn, context);
+                return self.ask_anew(position, OldEntry::MayReturn);
             }
             let lease = self.waiting[position].terms.lease(context.config);
             let deadline = Deadline::of_answer(
@@ -194,8 +181,8 @@ impl Waitlist {
             );
             let renew_at =
                 deadline.and_then(|deadline| timing::first_renewal(&lease, holder, exchange, deadline, context.now));
-            let handing_on = self.handing_on(position, entry, state, exchange.sent, context);
-            self.grant(position, holder.token, deadline, renew_at, context, effects);
+            let handing_on = self.handing_on(position, entry, state, exchange.sent);
+            self.grant(position, holder.token, deadline, renew_at);
             // A grant that is not believed has another entry by now.
             if let Some(held) = self.holds.get_mut(&entry.id) {
                 held.handing_on = handing_on;
@@ -210,13 +197,14 @@ impl Waitlist {
             self.full = None;
         } else if (state.kind, state.capacity) != (requests.kind, requests.capacity) {
             let wanted = waiting.used;
-            effects.push(Effect::Mismatched { key, wanted });
             // An earlier request may still find the lock in another use again.
-            self.cancel(key, context);
+            let to = self.cancel(key);
+            let why = Refusal::Mismatched { wanted };
+            self.effects.extend(to.map(|to| Effect::Refused { to, why }));
         } else if entry.wait {
             waiting.stage = Stage::Asked;
             if state.queue.len() >= context.room {
-                self.knock_later(context);
+                self.knock_later();
             } else {
                 self.retry_at = Some(context.now + timing::ASK_AGAIN);
             }
@@ -229,14 +217,8 @@ impl Waitlist {
     ///
     /// Of several entries that were asked for together, a large one that did not fit kept the smaller ones behind it out,
     /// which is no reason to deny those. The first that was not granted was kept out by the lock.
-    fn answer_tries(
-        &mut self,
-        operation: &Operation,
-        state: &State,
-        exchange: &Exchange,
-        context: &Context<'_>,
-        effects: &mut Vec<Effect>,
-    ) {
+    fn answer_tries(&mut self, operation: &Operation, state: &State, exchange: &Exchange) {
+        let context = self.context;
         if !self.may_have_tries {
             return;
         }
@@ -257,50 +239,41 @@ impl Waitlist {
         let first = asked.find(|entry| !is_granted(entry)).map(|entry| &entry.id);
         let mut before = others;
         for waiting in tries {
-            let (key, wanted) = (waiting.key, waiting.used);
+            let wanted = waiting.used;
             let fits = is_free || (!is_queue && waiting.permits <= free);
             if !waiting.is_covered_try() {
                 before += usize::from(waiting.waits());
                 self.waiting.push_back(waiting);
             } else if !is_free && wanted != (state.kind, state.capacity) {
-                effects.push(Effect::Mismatched { key, wanted });
-                self.abandon(waiting, context);
+                self.abandon(&waiting);
+                self.refuse(waiting, Refusal::Mismatched { wanted });
             } else if first == Some(&waiting.entry) || !fits {
-                effects.push(Effect::Denied { key, before });
                 // An earlier request may still find the lock free.
-                self.abandon(waiting, context);
+                self.abandon(&waiting);
+                // The same answer may have granted a hold that it may join.
+                match self.reenter(&waiting) {
+                    Some(hold) => self.effects.push(Effect::Granted { to: waiting.to, hold }),
+                    None => self.refuse(waiting, Refusal::Denied { before }),
+                }
             } else {
                 self.waiting.push_back(waiting);
             }
         }
     }
 
-    pub(super) fn grant(
-        &mut self,
-        position: usize,
-        token: i64,
-        deadline: Option<Deadline>,
-        renew_at: Option<Instant>,
-        context: &Context<'_>,
-        effects: &mut Vec<Effect>,
-    ) {
+    pub(super) fn grant(&mut self, position: usize, token: i64, deadline: Option<Deadline>, renew_at: Option<Instant>) {
+        let context = self.context;
         let Some(deadline) = deadline.filter(|deadline| deadline.instant() > context.now) else {
             // The news came too late to be believed.
-            return self.ask_anew(position, OldEntry::MayReturn, context);
+            return self.ask_anew(position, OldEntry::MayReturn);
         };
         let Some(waiting) = self.waiting.remove(position) else {
             return;
         };
         self.ask_after_grant();
         self.full = None;
-        let lease = waiting.terms.lease(context.config);
-        let held = Held {
-            uncertain: waiting.uncertain,
-            ..Held::new((waiting.used, waiting.permits), token, lease.length)
-        };
         // The tokens that an older hold has left are smaller.
         self.hand_on_no_more();
-        self.holds.insert(waiting.entry.clone(), held);
         // The queue has changed since it was seen.
         self.others_absent = false;
         let grant = Grant {
@@ -308,20 +281,18 @@ impl Waitlist {
             granted_as: token,
             used: waiting.used,
             permits: unsigned(waiting.permits),
-            lease,
+            lease: waiting.terms.lease(context.config),
             how: waiting.how,
             deadline,
             renew_at,
         };
-        effects.push(Effect::Granted {
-            key: waiting.key,
-            entry: waiting.entry,
-            grant: Box::new(grant),
-        });
+        let hold = self.hold(waiting.entry, &grant, waiting.uncertain);
+        self.effects.push(Effect::Granted { to: waiting.to, hold });
     }
 
     /// Asks again for a waiter with a new entry, so that no trace of the old one can be mistaken for it.
-    pub(super) fn ask_anew(&mut self, position: usize, old: OldEntry, context: &Context<'_>) {
+    pub(super) fn ask_anew(&mut self, position: usize, old: OldEntry) {
+        let context = self.context;
         let waiting = &mut self.waiting[position];
         let stale = std::mem::replace(&mut waiting.entry, context.ids.entry());
         let uncertain = old == OldEntry::MayReturn || waiting.uncertain;
@@ -337,16 +308,10 @@ impl Waitlist {
     }
 
     /// Notes that the operation on its way has failed.
-    pub fn failed(
-        &mut self,
-        operation: &Operation,
-        setback: Setback,
-        context: &Context<'_>,
-        effects: &mut Vec<Effect>,
-    ) {
+    pub fn failed(&mut self, operation: &Operation, setback: Setback) {
         self.alone_at = None;
         // The plan stays: nothing new is known, and a look that is on its way is as good as before.
-        let told = self.told_of(operation, setback, context);
+        let told = self.told_of(operation, setback);
         let leaves = self.under_way.take().unwrap_or_default();
         match setback {
             Setback::Raced if self.races < RACES => {
@@ -356,17 +321,17 @@ impl Waitlist {
             }
             Setback::Raced | Setback::Refused | Setback::Unreadable => {
                 let releases = leaves.into_iter().filter_map(|leaving| leaving.release);
-                effects.extend(releases.map(|release| Effect::NotReleased { release }));
+                self.effects.extend(releases.map(|to| Effect::NotReleased { to }));
             }
             Setback::NoServer | Setback::Overdue | Setback::Unanswered | Setback::Interrupted => {
-                self.back_off(setback, context);
-                self.outcome_unknown(operation, leaves, context, effects);
+                self.back_off(setback);
+                self.outcome_unknown(operation, leaves);
             }
         }
         for mut waiting in self.take_waiting(|waiting| told.contains(&waiting.key)) {
             waiting.uncertain |= setback == Setback::Unreadable && operation.asks_for(&waiting.entry);
-            effects.push(Effect::Failed { key: waiting.key });
-            self.abandon(waiting, context);
+            self.abandon(&waiting);
+            self.refuse(waiting, Refusal::Failed);
         }
     }
 
@@ -376,12 +341,13 @@ impl Waitlist {
     /// fail-over or a cut connection fails every command on its way, and the next one comes through. Without an answer
     /// in time, several may have to be sent until one gets an answer. All tries in line end in this way, whether it was
     /// their turn to be asked for or not: their requests would fare no better.
-    fn told_of(&self, operation: &Operation, setback: Setback, context: &Context<'_>) -> BTreeSet<Key> {
+    fn told_of(&self, operation: &Operation, setback: Setback) -> BTreeSet<Key> {
+        let context = self.context;
         let used = operation
             .requests
             .as_ref()
             .map(|requests| (requests.kind, requests.capacity));
-        let in_vain = |waiting: &Waiting| match setback {
+        let in_vain = |waiting: &Waiting<H::Task>| match setback {
             Setback::NoServer => true,
             Setback::Unanswered | Setback::Overdue => context.now.saturating_duration_since(waiting.since) >= TRY_FOR,
             _ => waiting.let_down,
@@ -393,7 +359,8 @@ impl Waitlist {
         told.map(|waiting| waiting.key).collect()
     }
 
-    fn back_off(&mut self, setback: Setback, context: &Context<'_>) {
+    fn back_off(&mut self, setback: Setback) {
+        let context = self.context;
         if setback == Setback::Unanswered {
             // The wait for the answer was pause enough.
             self.timed_out.unanswered = self.timed_out.unanswered.saturating_add(1);
@@ -409,19 +376,14 @@ impl Waitlist {
 
     /// Notes that the operation may have been applied, or may still be: entries leave once more, and requests count
     /// as uncertain.
-    fn outcome_unknown(
-        &mut self,
-        operation: &Operation,
-        leaves: Vec<Leaving>,
-        context: &Context<'_>,
-        effects: &mut Vec<Effect>,
-    ) {
+    fn outcome_unknown(&mut self, operation: &Operation, leaves: Vec<Leaving<H::Release>>) {
+        let context = self.context;
         for leaving in leaves {
             if leaving.give_up > context.now {
                 let repeated = true;
                 self.leaving.push(Leaving { repeated, ..leaving });
-            } else if let Some(release) = leaving.release {
-                effects.push(Effect::NotReleased { release });
+            } else if let Some(to) = leaving.release {
+                self.effects.push(Effect::NotReleased { to });
             }
         }
         for waiting in &mut self.waiting {
@@ -440,7 +402,8 @@ impl Waitlist {
 
     /// Notes the late answer to an operation that was given up, which put in an entry of ours. Takes out entries
     /// that no task wants any more.
-    pub fn applied_late(&mut self, operation: &Operation, state: &State, context: &Context<'_>) {
+    pub fn applied_late(&mut self, operation: &Operation, state: &State) {
+        let context = self.context;
         let ids = asked_for(operation, state).filter(|id| !self.is_left_to_the_server(id, state));
         let ids: Vec<String> = ids.map(str::to_owned).collect();
         for id in ids {
@@ -455,6 +418,14 @@ impl Waitlist {
                 self.leaving.push(leaving);
             }
         }
+    }
+}
+
+impl<H: Hold> Waitlist<H> {
+    fn take_waiting(&mut self, goes: impl Fn(&Waiting<H::Task>) -> bool) -> VecDeque<Waiting<H::Task>> {
+        let (gone, stay) = std::mem::take(&mut self.waiting).into_iter().partition(goes);
+        self.waiting = stay;
+        gone
     }
 }
 

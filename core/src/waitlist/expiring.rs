@@ -7,7 +7,7 @@
 
 use tokio::time::Instant;
 
-use super::{Context, Leaving, Waitlist, letting_go::Release};
+use super::{Effect, Hold, Leaving, LeftAs, Step, Waitlist};
 use crate::protocol::State;
 
 /// A hold whose time was over here.
@@ -19,16 +19,23 @@ pub(super) struct Expired {
     pub(super) forget_at: Instant,
 }
 
-impl Waitlist {
+impl<H: Hold> Step<'_, H> {
     /// Ends a hold, and leaves its entry to the server.
-    pub(super) fn expire(&mut self, release: Release<'_>, context: &Context<'_>) {
-        let entry = release.entry.to_owned();
-        let Some(held) = self.holds.remove(&entry) else { return };
+    pub(super) fn expire(&mut self, hold: &H, left_as: LeftAs) {
+        let context = self.context;
+        let Some((entry, held)) = self.holds.remove_entry(hold.entry()) else {
+            return;
+        };
+        self.effects.extend(held.tasks.into_iter().map(Effect::Gone));
         // A request that is on its way, or whose outcome is unknown, can put it in once more: with another grant.
         if self.under_way.is_some() || held.uncertain {
-            let leaving = Leaving::new(entry.clone(), context).used_as(release.used).holding();
-            let leaving = leaving.of_lease(held.lease, context).left_as(release.left_as);
+            let leaving = Leaving::new(entry.clone(), context).used_as(hold.used()).holding();
+            let leaving = leaving.of_lease(held.lease, context).left_as(left_as);
             self.leaving.push(leaving.swept_if(held.uncertain));
+        }
+        if self.closed {
+            // Nothing of its own comes to this lock any more.
+            return;
         }
         // The server ends it later by the margins and by the time that the grant was on its way: less than a lease.
         let late = held.lease.min(context.config.lease) + context.config.margin(held.lease);
@@ -38,7 +45,9 @@ impl Waitlist {
             forget_at: context.now + late,
         });
     }
+}
 
+impl<H: Hold> Waitlist<H> {
     /// Forgets the holds that are over at the server by now.
     pub(super) fn forget_expired(&mut self, now: Instant) {
         self.expired.retain(|expired| expired.forget_at > now);

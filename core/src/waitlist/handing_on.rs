@@ -15,17 +15,18 @@
 //! when the range is used up, or when the document was last seen some time ago.
 //!
 //! A read hold is not handed on but shared: while a reader of this process has it, each further reader at the head of
-//! the line gets its own token from the same kind of range ([`Waitlist::share`]). The entry leaves with the last of
+//! the line gets its own token from the same kind of range ([`Step::share`]). The entry leaves with the last of
 //! them ([`Waitlist::part`]), and sharing ends by the same rules. A writer of this process ends it too: it waits in
 //! line, and readers come after it. Other clients can be granted tokens beside a reader, so of the tokens between its
 //! own and the counter, only the range that the write of its grant has reserved is its own.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{
-    Context, Effect, Grant, Held, How, Inheritance, Stage, Waiting, Waitlist, answers::others_wait, idling, unsigned,
+    Context, Effect, Grant, Held, Hold, How, Inheritance, Stage, Step, Waiting, Waitlist, answers::others_wait, idling,
+    unsigned,
 };
 use crate::{
     hold_options::Terms,
@@ -91,7 +92,7 @@ impl HandingOn {
     }
 }
 
-impl Waiting {
+impl<T> Waiting<T> {
     /// Whether its hold may be handed on, or be one that was: it needs all permits of a lock whose holders are all
     /// alike, on terms under which the lease is renewed and a release opens the lock.
     pub(super) fn may_be_handed_on(&self) -> bool {
@@ -101,7 +102,7 @@ impl Waiting {
     }
 
     /// Whether it may have this hold next. A try may while it has not asked the server itself.
-    fn may_take_over(&self, held: &Held, handing: &HandingOn) -> bool {
+    fn may_take_over<H>(&self, held: &Held<H>, handing: &HandingOn) -> bool {
         let may = self.may_be_handed_on() && (self.waits() || self.was_never_sent());
         may && self.is_like(held) && self.terms.are_like(&handing.terms)
     }
@@ -112,7 +113,7 @@ impl Waiting {
         kind == Kind::RwLock && self.permits < capacity && !self.reenters && self.terms.is_plain()
     }
 
-    fn is_like(&self, held: &Held) -> bool {
+    fn is_like<H>(&self, held: &Held<H>) -> bool {
         (self.used, self.permits) == (held.used, held.permits)
     }
 
@@ -122,30 +123,21 @@ impl Waiting {
     }
 }
 
-impl Waitlist {
+impl<H: Hold> Step<'_, H> {
     /// Returns the number of tokens that a grant to the head is to take beyond its own: a range where several tasks of
     /// this process want the lock. It is so, too, if the head gets the lock `from_here`, or is a reader beside another,
     /// or if the lock is to stay with the client after its release.
-    pub(super) fn reserve(&self, from_here: bool, context: &Context<'_>) -> i64 {
-        let wants = |waiting: Option<&Waiting>| waiting.is_some_and(|it| it.waits() && it.may_be_handed_on());
+    pub(super) fn reserve(&self, from_here: bool) -> i64 {
+        let context = self.context;
+        let wants = |waiting: Option<&Waiting<H::Task>>| waiting.is_some_and(|it| it.waits() && it.may_be_handed_on());
         let several = wants(self.waiting.front()) && (from_here || wants(self.waiting.get(1)));
-        let stays = |head: &Waiting| head.may_be_handed_on() && !head.terms.keep_idle(context.config).is_zero();
+        let stays =
+            |head: &Waiting<H::Task>| head.may_be_handed_on() && !head.terms.keep_idle(context.config).is_zero();
         if context.config.hands_on && (several || self.shares() || self.waiting.front().is_some_and(stays)) {
             RANGE - 1
         } else {
             0
         }
-    }
-
-    /// Whether a grant to the head would be shared: the head is a reader that was never requested, and there is
-    /// another.
-    pub(super) fn shares(&self) -> bool {
-        let Some(head) = self.waiting.front().filter(|head| head.may_share()) else {
-            return false;
-        };
-        let another = self.waiting.get(1);
-        let another = another.is_some_and(|another| another.may_share() && another.terms.are_like(&head.terms));
-        head.was_never_sent() && (another || self.holds.values().any(|held| head.is_like(held)))
     }
 
     /// Returns the right to hand a hold on or to share it that the answer to a request gives to a waiting task, if the
@@ -156,8 +148,8 @@ impl Waitlist {
         request: &Request,
         state: &State,
         sent: Instant,
-        context: &Context<'_>,
     ) -> Option<HandingOn> {
+        let context = self.context;
         let waiting = &self.waiting[position];
         if !context.config.hands_on || others_wait(state, context) {
             return None;
@@ -189,18 +181,13 @@ impl Waitlist {
 
     /// Hands a hold that its holder lets go of on to the next task, without the server. `false`: the lock has to go
     /// through the server.
-    pub(super) fn hand_on(
-        &mut self,
-        entry: &str,
-        inherited: Inheritance,
-        context: &Context<'_>,
-        effects: &mut Vec<Effect>,
-    ) -> bool {
-        let Inheritance { deadline, renew_at } = inherited;
-        if deadline.instant() <= context.now || renew_at <= context.now {
+    pub(super) fn hand_on(&mut self, hold: &H) -> bool {
+        let (list, context) = (&mut *self.list, self.context);
+        let Some(inherited) = hold.inheritance().filter(|left| left.is_sound(context.now)) else {
             return false;
-        }
-        let Some(held) = self.holds.get(entry).filter(|held| !held.uncertain) else {
+        };
+        let held = list.holds.get(hold.entry()).filter(|held| !held.uncertain);
+        let Some(held) = held.filter(|_| !list.guards) else {
             return false;
         };
         let may_go_on = |handing: &&HandingOn| match held.idle {
@@ -210,98 +197,79 @@ impl Waitlist {
         let Some(handing) = held.handing_on.as_ref().filter(may_go_on) else {
             return false;
         };
-        let mut line = self.waiting.iter_mut();
+        let mut line = list.waiting.iter_mut();
         let (Some(head), after) = (line.next(), line.next()) else {
             return false;
         };
         if !head.may_take_over(held, handing) {
             return false;
         }
-        match after {
-            _ if head.was_never_sent() => {}
-            // The head gets the hold, and the task after it the head's position in the server's queue, which a try
-            // would give up.
+        let leaves_queue = match after {
+            _ if head.was_never_sent() => false,
+            // The head gets the hold, and the task after it the head's position in the server's queue, which a try would
+            // give up.
             Some(after) if after.waits() && after.may_take_over(held, handing) && after.was_never_sent() => {
                 std::mem::swap(&mut head.entry, &mut after.entry);
                 (after.stage, after.above) = (head.stage, head.above);
                 (after.uncertain, after.how) = (head.uncertain, head.how);
+                false
             }
             // A task that uses the lock otherwise can't have it.
             Some(_) => return false,
-            None => {
-                let queued = head.clone();
-                self.abandon(queued, context);
-            }
+            None => true,
+        };
+        let Some(next) = self.waiting.pop_front() else {
+            return false;
+        };
+        if leaves_queue {
+            self.abandon(&next);
         }
-        let (Some(next), Some(held)) = (self.waiting.pop_front(), self.holds.get_mut(entry)) else {
-            return false;
-        };
-        let granted_as = held.token;
-        held.idle = None;
-        let Some(handing) = &mut held.handing_on else {
-            return false;
-        };
-        handing.token += 1;
-        handing.terms = next.terms;
-        let lease = next.terms.lease(context.config);
-        effects.push(Effect::Granted {
-            key: next.key,
-            entry: entry.to_owned(),
-            grant: Box::new(Grant {
-                token: handing.token,
-                granted_as,
-                used: next.used,
-                permits: unsigned(next.permits),
-                lease,
-                how: How::Local,
-                deadline,
-                renew_at: Some(renew_at),
-            }),
-        });
+        self.go_on(next, hold.entry(), inherited, false);
         true
     }
 
     /// Lets readers at the head of the line in without the server, as long as there is a hold that they may share.
-    /// `lease` returns what is left of the lease of an entry, if another reader may have it too.
-    pub fn share(
-        &mut self,
-        lease: impl Fn(&str) -> Option<Inheritance>,
-        context: &Context<'_>,
-        effects: &mut Vec<Effect>,
-    ) {
-        while let Some((entry, inherited)) = self.shared_with_head(&lease, context) {
-            let (Some(next), Some(held)) = (self.waiting.pop_front(), self.holds.get_mut(&entry)) else {
-                return;
-            };
-            let Some(handing) = &mut held.handing_on else { return };
-            handing.token += 1;
-            held.sharers += 1;
+    pub(super) fn share(&mut self) {
+        while let Some((entry, left)) = self.shared_with_head()
+            && let Some(next) = self.waiting.pop_front()
+        {
             self.asked_alone = false;
-            let lease = next.terms.lease(context.config);
-            effects.push(Effect::Granted {
-                key: next.key,
-                entry,
-                grant: Box::new(Grant {
-                    token: handing.token,
-                    granted_as: held.token,
-                    used: next.used,
-                    permits: unsigned(next.permits),
-                    lease,
-                    how: How::Local,
-                    deadline: inherited.deadline,
-                    renew_at: Some(inherited.renew_at),
-                }),
-            });
+            self.go_on(next, &entry, left, true);
         }
     }
 
+    /// Gives a task the next token of an entry, with what is left of its lease: in place of the hold that has it, or
+    /// beside those that `share` it.
+    fn go_on(&mut self, next: Waiting<H::Task>, entry: &str, left: Inheritance, share: bool) {
+        let (list, context) = (&mut *self.list, self.context);
+        let Some(held) = list.holds.get_mut(entry) else { return };
+        let Some(handing) = &mut held.handing_on else { return };
+        handing.token += 1;
+        let grant = Grant {
+            token: handing.token,
+            granted_as: held.token,
+            used: next.used,
+            permits: unsigned(next.permits),
+            lease: next.terms.lease(context.config),
+            how: How::Local,
+            deadline: left.deadline,
+            renew_at: Some(left.renew_at),
+        };
+        let before = held.tasks.first().map(Arc::as_ref);
+        let hold = Arc::new(H::of_grant(&list.name, entry, &grant, before, context));
+        if !share {
+            (held.idle, handing.terms) = (None, next.terms);
+            list.effects.extend(held.tasks.drain(..).map(Effect::Gone));
+        }
+        held.tasks.push(hold.clone());
+        list.effects.push(Effect::Came(hold.clone()));
+        list.effects.push(Effect::Granted { to: next.to, hold });
+    }
+
     /// Returns the entry that the head of the line may share, with what is left of its lease.
-    fn shared_with_head(
-        &self,
-        lease: impl Fn(&str) -> Option<Inheritance>,
-        context: &Context<'_>,
-    ) -> Option<(String, Inheritance)> {
-        let head = self.waiting.front()?;
+    fn shared_with_head(&self) -> Option<(String, Inheritance)> {
+        let context = self.context;
+        let head = self.waiting.front().filter(|_| !self.guards)?;
         if !head.may_share() || !head.was_never_sent() {
             return None;
         }
@@ -311,20 +279,38 @@ impl Waitlist {
             if !alike || held.uncertain || !handing.may_go_on(context) {
                 return None;
             }
-            let lease = lease(entry)?;
-            let is_left = lease.deadline.instant() > context.now && lease.renew_at > context.now;
-            is_left.then(|| (entry.clone(), lease))
+            // The oldest of those that share it: it is the first to be held too long.
+            let oldest = held.tasks.iter().find(|hold| !hold.is_over())?;
+            let left = oldest.shared_lease().filter(|left| left.is_sound(context.now))?;
+            Some((entry.clone(), left))
         })
     }
+}
 
-    /// Notes that a task lets go of a hold, if others share it still: the entry stays. `false`: it was the last.
-    pub(super) fn part(&mut self, entry: &str) -> bool {
-        let Some(held) = self.holds.get_mut(entry) else {
+impl<H: Hold> Waitlist<H> {
+    /// Whether a grant to the head would be shared: the head is a reader that was never requested, and there is
+    /// another.
+    pub(super) fn shares(&self) -> bool {
+        let Some(head) = self.waiting.front().filter(|head| head.may_share()) else {
             return false;
         };
-        let are_left = held.sharers > 1;
-        held.sharers = held.sharers.saturating_sub(1).max(1);
-        are_left
+        let another = self.waiting.get(1);
+        let another = another.is_some_and(|another| another.may_share() && another.terms.are_like(&head.terms));
+        head.was_never_sent() && (another || self.holds.values().any(|held| head.is_like(held)))
+    }
+
+    /// Notes that a task lets go of a hold, if others share its entry still: that stays. `false`: it was the last.
+    pub(super) fn part(&mut self, hold: &H) -> bool {
+        let Some(held) = self.holds.get_mut(hold.entry()) else {
+            return false;
+        };
+        let place = held.tasks.iter().position(|task| task.is_same(hold));
+        let Some(place) = place.filter(|_| held.tasks.len() > 1) else {
+            return false;
+        };
+        let gone = held.tasks.remove(place);
+        self.effects.push(Effect::Gone(gone));
+        true
     }
 
     /// Notes that others may wait for a hold: it goes through the server next.
@@ -347,13 +333,18 @@ mod tests {
         protocol::{Holder, Owner, ServerTime, Use, Waiter, made_up::lock},
         waitlist::{
             Patience,
-            deadline::Deadline,
-            made_up::{MUTEX, PERMIT, READER, WRITER, in_context, queued, task, waitlist},
+            made_up::{MUTEX, PERMIT, PlainHold, READER, WRITER, held, in_context, queued, task, waitlist},
         },
     };
 
     /// A hold that may go on for a while, under the entry `me-0`.
-    fn hold(used: (Use, i64), context: &Context<'_>) -> Held {
+    fn hold(used: (Use, i64), context: &Context<'_>) -> Held<PlainHold> {
+        let later = context.now + Duration::from_secs(1);
+        lasting(used, (later, later), context)
+    }
+
+    /// The same with this deadline, and due to be renewed then.
+    fn lasting(used: (Use, i64), times: (Instant, Instant), context: &Context<'_>) -> Held<PlainHold> {
         let handing_on = HandingOn {
             token: 1,
             last: RANGE,
@@ -363,8 +354,14 @@ mod tests {
         };
         Held {
             handing_on: Some(handing_on),
-            ..Held::new(used, 1, Duration::from_secs(30))
+            ..held(used, times)
         }
+    }
+
+    /// Its hold as the task has released it.
+    fn released(line: &Waitlist<PlainHold>) -> PlainHold {
+        let hold = PlainHold::clone(&line.holds["me-0"].tasks[0]);
+        PlainHold { released: true, ..hold }
     }
 
     #[tokio::test(start_paused = true)]
@@ -386,7 +383,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_range_is_reserved_where_tasks_can_hand_the_hold_on() {
         in_context(|context| {
-            let reserved = |used| waitlist([task(1, used), task(2, used)]).reserve(false, context);
+            let reserved = |used| waitlist([task(1, used), task(2, used)]).step(context).reserve(false);
             assert_eq!((reserved(MUTEX), reserved(PERMIT)), (RANGE - 1, 0));
         });
     }
@@ -425,7 +422,7 @@ mod tests {
             owner: Owner::default(),
         };
         in_context(|context| {
-            let range = |waiting: Waiting, id: &str, counter: i64, others: bool, hands_on: bool| {
+            let range = |waiting: Waiting<u64>, id: &str, counter: i64, others: bool, hands_on: bool| {
                 let state = State {
                     token: counter,
                     ..lock((Kind::Mutex, 1), [holder(id, 100)], others.then(|| waiter.clone()))
@@ -436,11 +433,15 @@ mod tests {
                     config: &config,
                     ..*context
                 };
-                let waitlist = waitlist([waiting]);
-                let right = waitlist.handing_on(0, &request, &state, context.now, &context);
+                let mut waitlist = waitlist([waiting]);
+                let right = waitlist.step(&context).handing_on(0, &request, &state, context.now);
                 right.map(|right| (right.token, right.last))
             };
             let task = || task(1, MUTEX);
+            let reenters = Waiting {
+                reenters: true,
+                ..task()
+            };
             assert_eq!(range(task(), "me-1", 140, false, true), Some((100, 140)));
             // Another program has set the counter ahead.
             assert_eq!(range(task(), "me-1", 9_999, false, true), Some((100, 99 + RANGE)));
@@ -452,7 +453,7 @@ mod tests {
             assert_eq!(range(task(), "me-1", 140, false, false), None, "it is not wanted");
             assert_eq!(range(task(), "me-1", 140, true, true), None, "another client waits");
             assert_eq!(range(task(), "me-9", 140, false, true), None, "it is another's");
-            assert_eq!(range(task().reentering(true), "me-1", 140, false, true), None);
+            assert_eq!(range(reenters, "me-1", 140, false, true), None);
         });
     }
 
@@ -460,17 +461,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_try_is_not_given_the_position_in_the_queue_that_it_would_give_up() {
         in_context(|context| {
-            let later = context.now + Duration::from_secs(1);
             for (patience, goes_on) in [(Patience::Wait, true), (Patience::Try, false)] {
                 let mut second = task(2, MUTEX);
                 second.patience = patience;
                 let mut line = waitlist([queued(1, MUTEX), second, task(3, MUTEX)]);
                 line.holds.insert("me-0".to_owned(), hold(MUTEX, context));
-                let inherited = Inheritance {
-                    deadline: Deadline::at(later),
-                    renew_at: later,
-                };
-                assert_eq!(line.hand_on("me-0", inherited, context, &mut Vec::new()), goes_on);
+                let released = released(&line);
+                assert_eq!(line.step(context).hand_on(&released), goes_on);
                 assert!(line.leaving.is_empty() && line.is_queued(), "{line:?}");
             }
         });
@@ -485,22 +482,23 @@ mod tests {
                 (context.now, later, false),
                 (later, context.now, false),
             ] {
-                let deadline = Deadline::at(deadline);
-                let inherited = || Inheritance { deadline, renew_at };
-                let mut effects = Vec::new();
+                let hold = |used| lasting(used, (deadline, renew_at), context);
                 let mut mutex = waitlist([task(1, MUTEX)]);
-                mutex.holds.insert("me-0".to_owned(), hold(MUTEX, context));
-                assert_eq!(mutex.hand_on("me-0", inherited(), context, &mut effects), goes_on);
+                mutex.holds.insert("me-0".to_owned(), hold(MUTEX));
+                let hold_of_task = released(&mutex);
+                assert_eq!(mutex.step(context).hand_on(&hold_of_task), goes_on);
                 assert!(mutex.leaving.is_empty(), "the server never had an entry of that task");
                 // Whatever a task after it wants: the first has no place that would have to be taken over.
                 let mut mixed = waitlist([task(1, MUTEX), task(2, PERMIT)]);
-                mixed.holds.insert("me-0".to_owned(), hold(MUTEX, context));
-                assert_eq!(mixed.hand_on("me-0", inherited(), context, &mut Vec::new()), goes_on);
+                mixed.holds.insert("me-0".to_owned(), hold(MUTEX));
+                assert_eq!(mixed.step(context).hand_on(&hold_of_task), goes_on);
                 let mut read = waitlist([task(1, READER)]);
-                read.holds.insert("me-0".to_owned(), hold(READER, context));
-                read.share(|_| Some(inherited()), context, &mut effects);
+                read.holds.insert("me-0".to_owned(), hold(READER));
+                read.step(context).share();
                 assert_eq!(read.waiting.is_empty(), goes_on);
-                assert_eq!(effects.len(), if goes_on { 2 } else { 0 });
+                let granted = |effect: &&Effect<PlainHold>| matches!(effect, Effect::Granted { to: 1, .. });
+                let granted = [&mutex, &read].map(|list| list.effects.iter().filter(granted).count());
+                assert_eq!(granted, [usize::from(goes_on); 2]);
             }
         });
     }

@@ -10,11 +10,11 @@
 //! an idle hold is read from time to time, with its renewal; after some time without a read the hold is given back too.
 //! Without a change stream no lock stays idle.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Context, Held, Inheritance, Waitlist};
+use super::{Context, Effect, Held, Hold, Step, Waitlist};
 use crate::hold_options::Terms;
 
 /// Pause between two readings of an idle hold's document: with so few, thousands of idle locks cost a few commands a
@@ -64,44 +64,48 @@ impl Doubt {
     }
 }
 
-impl Waitlist {
-    /// Notes that a task lets go of a hold for which nobody waits: it stays with the client, if it may. `None`: it has
-    /// to go back. Otherwise whether its document is to be read before anybody has it.
-    pub(super) fn keep_idle(&mut self, entry: &str, inherited: Inheritance, context: &Context<'_>) -> Option<bool> {
-        let Inheritance { deadline, renew_at } = inherited;
-        let is_sound = deadline.instant() > context.now && renew_at > context.now;
-        if !is_sound || !self.waiting.is_empty() {
-            return None;
+impl<H: Hold> Step<'_, H> {
+    /// Has a hold that a task lets go of stay with the client, if it may, and nobody waits for it.
+    pub(super) fn keep_idle(&mut self, hold: &H) -> bool {
+        let (list, context) = (&mut *self.list, self.context);
+        let goes = list.closed || list.guards || !list.waiting.is_empty();
+        let inherited = hold.inheritance().filter(|left| !goes && left.is_sound(context.now));
+        let held = list.holds.get_mut(hold.entry());
+        let held = held.filter(|held| !held.uncertain && held.idle.is_none());
+        let (Some(left), Some(held)) = (inherited, held) else {
+            return false;
+        };
+        let Some(handing) = held.handing_on.as_mut() else {
+            return false;
+        };
+        if unseen(&handing.terms, context).is_none() {
+            return false;
         }
-        let held = self.holds.get_mut(entry).filter(|held| !held.uncertain)?;
-        let handing = held.handing_on.as_mut()?;
-        unseen(&handing.terms, context)?;
         if !handing.was_seen_within(IDLE_LOOK_EVERY, context) {
             // It was held for long. An event would have told of others.
             handing.doubt = Some(Doubt::of(handing.doubt, context));
         }
         let (keep, doubted) = (handing.terms.keep_idle(context.config), handing.doubt.is_some());
         let until = context.now + keep;
-        held.idle = held.back_at(until, context).map(|attend_at| Idle { until, attend_at });
-        let stays = held.idle.map(|_| doubted);
-        self.may_have_idle |= stays.is_some();
-        stays
-    }
-
-    /// Returns the entry of the hold that stays with the client while no task has it, if there is one.
-    pub(super) fn idle_entry(&mut self) -> Option<String> {
-        if !self.may_have_idle {
-            // Of thousands of permits each is a hold, and this is part of each step.
-            return None;
+        let Some(attend_at) = held.back_at(until, context) else {
+            return false;
+        };
+        held.idle = Some(Idle { until, attend_at });
+        let idle = Arc::new(hold.idle(left));
+        list.effects.extend(held.tasks.drain(..).map(Effect::Gone));
+        held.tasks.push(idle.clone());
+        list.may_have_idle = true;
+        list.effects.push(Effect::Came(idle.clone()));
+        if doubted {
+            // Its document is read before a task gets it.
+            list.effects.push(Effect::Doubted(idle));
         }
-        let mut idle = self.holds.iter().filter(|(_, held)| held.idle.is_some());
-        let entry = idle.next().map(|(entry, _)| entry.clone());
-        self.may_have_idle = entry.is_some();
-        entry
+        true
     }
 
     /// Whether an idle hold has to be given back; if not, plans when it is looked at again.
-    pub(super) fn must_give_back(&mut self, entry: &str, context: &Context<'_>) -> bool {
+    pub(super) fn must_give_back(&mut self, entry: &str) -> bool {
+        let context = self.context;
         let Some(held) = self.holds.get_mut(entry) else {
             return false;
         };
@@ -113,6 +117,44 @@ impl Waitlist {
             None => return true,
         }
         false
+    }
+
+    /// Notes that a reading that was sent at that time shows a hold, and no other waiters.
+    pub(super) fn seen_unasked(&mut self, entry: &str, sent: Instant) {
+        let context = self.context;
+        let handing = self.holds.get_mut(entry).and_then(|held| held.handing_on.as_mut());
+        if let Some(handing) = handing.filter(|handing| unseen(&handing.terms, context).is_some()) {
+            handing.seen_at = handing.seen_at.max(sent);
+            handing.doubt = handing.doubt.filter(|doubt| doubt.last > sent);
+        }
+    }
+
+    /// Notes that events may be missing which would have shown other waiters. A hold that is to stay with the client
+    /// is not handed on until its document is read while the stream is open; any other goes through the server next.
+    pub(super) fn doubt_holds(&mut self) {
+        let context = self.context;
+        for held in self.holds.values_mut() {
+            match &mut held.handing_on {
+                Some(handing) if held.idle.is_some() || unseen(&handing.terms, context).is_some() => {
+                    handing.doubt = Some(Doubt::of(handing.doubt, context));
+                }
+                handing => *handing = None,
+            }
+        }
+    }
+}
+
+impl<H: Hold> Waitlist<H> {
+    /// Returns the entry of the hold that stays with the client while no task has it, if there is one.
+    pub(super) fn idle_entry(&mut self) -> Option<String> {
+        if !self.may_have_idle {
+            // Of thousands of permits each is a hold, and this is part of each step.
+            return None;
+        }
+        let mut idle = self.holds.iter().filter(|(_, held)| held.idle.is_some());
+        let entry = idle.next().map(|(entry, _)| entry.clone());
+        self.may_have_idle = entry.is_some();
+        entry
     }
 
     /// Notes that no lock stays with the client any more: an idle hold becomes a hold like any other.
@@ -127,31 +169,9 @@ impl Waitlist {
         }
         self.holds.values().filter_map(|held| Some(held.idle?.attend_at)).min()
     }
-
-    /// Notes that a reading that was sent at that time shows a hold, and no other waiters.
-    pub(super) fn seen_unasked(&mut self, entry: &str, sent: Instant, context: &Context<'_>) {
-        let handing = self.holds.get_mut(entry).and_then(|held| held.handing_on.as_mut());
-        if let Some(handing) = handing.filter(|handing| unseen(&handing.terms, context).is_some()) {
-            handing.seen_at = handing.seen_at.max(sent);
-            handing.doubt = handing.doubt.filter(|doubt| doubt.last > sent);
-        }
-    }
-
-    /// Notes that events may be missing which would have shown other waiters. A hold that is to stay with the client
-    /// is not handed on until its document is read while the stream is open; any other goes through the server next.
-    pub(super) fn doubt_holds(&mut self, context: &Context<'_>) {
-        for held in self.holds.values_mut() {
-            match &mut held.handing_on {
-                Some(handing) if held.idle.is_some() || unseen(&handing.terms, context).is_some() => {
-                    handing.doubt = Some(Doubt::of(handing.doubt, context));
-                }
-                handing => *handing = None,
-            }
-        }
-    }
 }
 
-impl Held {
+impl<H> Held<H> {
     /// Returns when it is given back at the latest if it is idle; `None`: now.
     fn back_at(&self, until: Instant, context: &Context<'_>) -> Option<Instant> {
         let handing = self.handing_on.as_ref().filter(|handing| handing.has_tokens())?;
@@ -168,13 +188,12 @@ mod tests {
     use super::*;
     use crate::waitlist::{
         StreamState,
-        deadline::Deadline,
         handing_on::{HandingOn, RANGE},
-        made_up::{MUTEX, in_context, waitlist},
+        made_up::{MUTEX, PlainHold, held, in_context, waitlist},
     };
 
-    /// One hold, under the entry `me-0`, that may stay with the client for a minute.
-    fn keeping(context: &Context<'_>) -> Waitlist {
+    /// One hold with this deadline, due to be renewed then, that may stay with the client for a minute.
+    fn keeping(times: (Instant, Instant), context: &Context<'_>) -> Waitlist<PlainHold> {
         let mut terms = Terms::default();
         terms.set_keep_idle(Duration::from_secs(60));
         let handing_on = HandingOn {
@@ -186,26 +205,33 @@ mod tests {
         };
         let held = Held {
             handing_on: Some(handing_on),
-            ..Held::new(MUTEX, 1, Duration::from_secs(30))
+            ..held(MUTEX, times)
         };
         let mut waitlist = waitlist([]);
-        waitlist.hold("me-0".to_owned(), held);
+        waitlist.holds.insert("me-0".to_owned(), held);
         waitlist
+    }
+
+    /// Has its task release the hold; returns whether it stays.
+    fn stays(waitlist: &mut Waitlist<PlainHold>, context: &Context<'_>) -> bool {
+        let hold = PlainHold::clone(&waitlist.holds["me-0"].tasks[0]);
+        let released = PlainHold { released: true, ..hold };
+        waitlist.step(context).keep_idle(&released)
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_hold_stays_only_while_its_lease_lasts_and_wants_no_renewal() {
         in_context(|context| {
             let later = context.now + Duration::from_secs(1);
-            for (deadline, renew_at, stays) in [
+            for (deadline, renew_at, may_stay) in [
                 (later, later, true),
                 (context.now, later, false),
                 (later, context.now, false),
             ] {
-                let deadline = Deadline::at(deadline);
-                let inherited = Inheritance { deadline, renew_at };
-                let kept = keeping(context).keep_idle("me-0", inherited, context);
-                assert_eq!(kept, stays.then_some(false), "it needs no reading");
+                let mut waitlist = keeping((deadline, renew_at), context);
+                assert_eq!(stays(&mut waitlist, context), may_stay);
+                let doubted = |effect: &Effect<PlainHold>| matches!(effect, Effect::Doubted(_));
+                assert!(!waitlist.effects.iter().any(doubted), "it needs no reading");
             }
         });
     }
@@ -214,11 +240,10 @@ mod tests {
     async fn a_hold_that_is_to_stay_no_longer_is_not_attended_to() {
         in_context(|context| {
             let later = context.now + Duration::from_secs(20);
-            let (deadline, renew_at) = (Deadline::at(later), later);
-            let mut waitlist = keeping(context);
+            let mut waitlist = keeping((later, later), context);
             assert_eq!(waitlist.attend_at(), None);
-            let kept = waitlist.keep_idle("me-0", Inheritance { deadline, renew_at }, context);
-            assert_eq!((kept, waitlist.attend_at()), (Some(false), Some(context.now + UNSEEN)));
+            assert!(stays(&mut waitlist, context));
+            assert_eq!(waitlist.attend_at(), Some(context.now + UNSEEN));
             waitlist.end_idling();
             assert_eq!((waitlist.attend_at(), waitlist.idle_entry()), (None, None));
         });
@@ -230,8 +255,8 @@ mod tests {
         in_context(|context| {
             for (stream, may_stay) in [(StreamState::Open, true), (StreamState::Unavailable, false)] {
                 let context = Context { stream, ..*context };
-                let mut waitlist = keeping(&context);
-                waitlist.doubt_holds(&context);
+                let mut waitlist = keeping((context.now, context.now), &context);
+                waitlist.step(&context).doubt_holds();
                 let handing = waitlist.holds["me-0"].handing_on.as_ref();
                 assert_eq!(
                     handing.map(|handing| handing.doubt.is_some()),

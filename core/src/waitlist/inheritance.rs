@@ -4,10 +4,17 @@ use tokio::time::Instant;
 
 use super::deadline::Deadline;
 
-/// The lease of a hold, as its holder leaves it to the next task.
+/// The lease of a hold, as another task of the client has it: the next one, or one beside it.
 #[derive(Clone, Copy, Debug)]
 pub struct Inheritance {
     pub deadline: Deadline,
     /// When the hold is due to be renewed.
     pub renew_at: Instant,
+}
+
+impl Inheritance {
+    /// Whether it lasts, and needs no renewal now.
+    pub(super) fn is_sound(self, now: Instant) -> bool {
+        self.deadline.instant() > now && self.renew_at > now
+    }
 }

@@ -1,62 +1,203 @@
-//! Tasks and waitlists for the unit tests of single files, without a document or a server.
+//! Holds, tasks and waitlists of plain values: for the model, the fuzzing, and the unit tests of single files.
 
 use tokio::time::Instant;
 
-use super::{Context, Patience, Stage, StreamState, Waiting, Waitlist, clock::ServerClock, ids::Ids};
-use crate::{
-    config::Settings,
-    protocol::{Ahead, Kind, ServerTime, Use},
-};
+use super::{Context, Grant, Hold, Inheritance, LeftAs, deadline::Deadline};
+use crate::protocol::Use;
 
-pub(super) const MUTEX: (Use, i64) = ((Kind::Mutex, 1), 1);
-pub(super) const READER: (Use, i64) = ((Kind::RwLock, 1_000), 1);
-pub(super) const WRITER: (Use, i64) = ((Kind::RwLock, 1_000), 1_000);
-pub(super) const PERMIT: (Use, i64) = ((Kind::Semaphore, 4), 1);
-
-/// The server's time.
-pub(super) const NOW: ServerTime = ServerTime(1_000_000);
-
-pub(super) fn in_context<T>(act: impl FnOnce(&Context<'_>) -> T) -> T {
-    let config = Settings::default().validate().unwrap();
-    let (clock, ids) = (ServerClock::default(), Ids::new("me".to_owned()));
-    act(&Context {
-        now: Instant::now(),
-        config: &config,
-        clock: &clock,
-        stream: StreamState::Open,
-        ids: &ids,
-        room: 100,
-    })
+/// A hold of plain values; numbers stand for the tasks and releases that are answered.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlainHold {
+    pub entry: String,
+    pub used: Use,
+    pub permits: i64,
+    pub token: i64,
+    /// The token of its entry in the document.
+    pub granted_as: i64,
+    pub deadline: Instant,
+    /// When its lease is no other task's to have any more, as it is due to be renewed.
+    pub renew_at: Instant,
+    /// Whether its task has released it.
+    pub released: bool,
+    pub left_as: LeftAs,
+    pub is_idle: bool,
 }
 
-/// A task that waits, with the entry `me-KEY`.
-pub(super) fn task(key: u64, used: (Use, i64)) -> Waiting {
-    Waiting::new(key, format!("me-{key}"), used, Patience::Wait, Instant::now())
-}
+impl Hold for PlainHold {
+    type Task = u64;
+    type Release = u64;
 
-/// A task whose entry stands in the server's queue.
-pub(super) fn queued(key: u64, used: (Use, i64)) -> Waiting {
-    Waiting {
-        stage: Stage::Queued,
-        ..task(key, used)
+    fn of_grant(_: &str, entry: &str, grant: &Grant, _: Option<&Self>, _: &Context<'_>) -> Self {
+        Self {
+            entry: entry.to_owned(),
+            used: grant.used,
+            permits: i64::try_from(grant.permits).unwrap_or(i64::MAX),
+            token: grant.token,
+            granted_as: grant.granted_as,
+            deadline: grant.deadline.instant(),
+            renew_at: grant.deadline.instant(),
+            released: false,
+            left_as: LeftAs::Free,
+            is_idle: false,
+        }
+    }
+
+    fn idle(&self, left: Inheritance) -> Self {
+        Self {
+            deadline: left.deadline.instant(),
+            is_idle: true,
+            ..self.clone()
+        }
+    }
+
+    fn entry(&self) -> &str {
+        &self.entry
+    }
+
+    fn used(&self) -> Use {
+        self.used
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        (&self.entry, self.token, self.is_idle) == (&other.entry, other.token, other.is_idle)
+    }
+
+    fn enter(&self, permits: i64) -> bool {
+        self.permits == permits && !self.released
+    }
+
+    fn given_back(&self) {}
+
+    fn is_over(&self) -> bool {
+        self.released
+    }
+
+    fn inheritance(&self) -> Option<Inheritance> {
+        (self.released && self.left_as == LeftAs::Free).then(|| Inheritance {
+            deadline: Deadline::at(self.deadline),
+            renew_at: self.renew_at,
+        })
+    }
+
+    fn shared_lease(&self) -> Option<Inheritance> {
+        Some(Inheritance {
+            deadline: Deadline::at(self.deadline),
+            renew_at: self.renew_at,
+        })
+    }
+
+    fn left_as(&self) -> LeftAs {
+        self.left_as.clone()
     }
 }
 
-/// The sight of a waiter with so many others ahead of it, while the present hold has lasted for so many milliseconds.
-pub(super) fn ahead(turns: u64, lasted: i64) -> Ahead {
-    Ahead {
-        turns,
-        position: turns,
-        free: 0,
-        served_at: Some(NOW.plus_millis(-lasted)),
-        first_end: None,
-        asleep: false,
-        now: NOW,
-    }
-}
+#[cfg(test)]
+pub(super) use of_tests::*;
 
-pub(super) fn waitlist(tasks: impl IntoIterator<Item = Waiting>) -> Waitlist {
-    let mut waitlist = Waitlist::default();
-    tasks.into_iter().for_each(|task| waitlist.join(task));
-    waitlist
+#[cfg(test)]
+mod of_tests {
+    use super::{
+        super::{AcquireOptions, Held, Patience, Stage, StreamState, Waiting, Waitlist, clock::ServerClock, ids::Ids},
+        *,
+    };
+    use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+    use crate::{
+        config::Settings,
+        hold_options::Terms,
+        protocol::{Ahead, Kind, Owner, ServerTime},
+    };
+
+    pub(in crate::waitlist) const MUTEX: (Use, i64) = ((Kind::Mutex, 1), 1);
+    pub(in crate::waitlist) const READER: (Use, i64) = ((Kind::RwLock, 1_000), 1);
+    pub(in crate::waitlist) const WRITER: (Use, i64) = ((Kind::RwLock, 1_000), 1_000);
+    pub(in crate::waitlist) const PERMIT: (Use, i64) = ((Kind::Semaphore, 4), 1);
+
+    /// The server's time.
+    pub(in crate::waitlist) const NOW: ServerTime = ServerTime(1_000_000);
+
+    pub(in crate::waitlist) fn in_context<T>(act: impl FnOnce(&Context<'_>) -> T) -> T {
+        let config = Settings::default().validate().unwrap();
+        let (clock, ids) = (ServerClock::default(), Ids::new("me".to_owned()));
+        act(&Context {
+            now: Instant::now(),
+            config: &config,
+            clock: &clock,
+            stream: StreamState::Open,
+            ids: &ids,
+            room: 100,
+        })
+    }
+
+    /// A task that waits, with the entry `me-KEY`.
+    pub(in crate::waitlist) fn task(key: u64, (used, permits): (Use, i64)) -> Waiting<u64> {
+        let options = AcquireOptions {
+            used,
+            permits,
+            patience: Patience::Wait,
+            reentrant: false,
+            terms: Terms::default(),
+            owner: Owner::default(),
+        };
+        Waiting::new(key, key, format!("me-{key}"), options, Instant::now())
+    }
+
+    /// A hold under the entry `me-0`.
+    pub(in crate::waitlist) fn held(
+        (used, permits): (Use, i64),
+        (deadline, renew_at): (Instant, Instant),
+    ) -> Held<PlainHold> {
+        let hold = PlainHold {
+            entry: "me-0".to_owned(),
+            used,
+            permits,
+            token: 1,
+            granted_as: 1,
+            deadline,
+            renew_at,
+            released: false,
+            left_as: LeftAs::Free,
+            is_idle: false,
+        };
+        Held {
+            used,
+            permits,
+            token: 1,
+            handing_on: None,
+            tasks: vec![Arc::new(hold)],
+            idle: None,
+            lease: Duration::from_secs(30),
+            uncertain: false,
+        }
+    }
+
+    /// A task whose entry stands in the server's queue.
+    pub(in crate::waitlist) fn queued(key: u64, used: (Use, i64)) -> Waiting<u64> {
+        Waiting {
+            stage: Stage::Queued,
+            ..task(key, used)
+        }
+    }
+
+    /// The sight of a waiter with so many others ahead of it, while the present hold has lasted for so many milliseconds.
+    pub(in crate::waitlist) fn ahead(turns: u64, lasted: i64) -> Ahead {
+        Ahead {
+            turns,
+            position: turns,
+            free: 0,
+            served_at: Some(NOW.plus_millis(-lasted)),
+            first_end: None,
+            asleep: false,
+            now: NOW,
+        }
+    }
+
+    pub(in crate::waitlist) fn waitlist(tasks: impl IntoIterator<Item = Waiting<u64>>) -> Waitlist<PlainHold> {
+        let waiting: VecDeque<_> = tasks.into_iter().collect();
+        Waitlist {
+            may_have_tries: waiting.iter().any(|task| !task.waits()),
+            waiting,
+            ..Waitlist::new(String::new(), None)
+        }
+    }
 }

@@ -13,14 +13,14 @@
 //! answer decides also those for which there was no room in it. Only that answer refuses a try: whatever was known
 //! before, the operation on its way can change.
 //!
-//! Time and events come in: [`join`](Waitlist::join), [`cancel`](Waitlist::cancel), [`let_go`](Waitlist::let_go),
-//! [`share`](Waitlist::share), [`answered`](Waitlist::answered), [`failed`](Waitlist::failed),
-//! [`signalled`](Waitlist::signalled), [`doubt`](Waitlist::doubt), [`verified`](Waitlist::verified),
-//! [`looked`](Waitlist::looked), [`look_failed`](Waitlist::look_failed). Four things come out: the [`Effect`]s, which
-//! name tasks and releases by the keys that these brought; the [next operation](Waitlist::next) to send; the [next
-//! look](Waitlist::next_look) at the queue position; and the [instant](Waitlist::due_at) at which the waitlist wants to
-//! be asked again. It can be cloned, compared and hashed. `session::line` runs it for real tasks against a real server,
-//! and the model (`model/`) runs the same value through every state that a few clients get into.
+//! Time and events come in by a [`Step`], which knows the [`Context`]: [`join`](Step::join), [`cancel`](Step::cancel),
+//! [`let_go`](Step::let_go), [`answered`](Step::answered), [`failed`](Step::failed), [`signalled`](Step::signalled),
+//! [`doubt`](Step::doubt), [`verified`](Step::verified), [`looked`](Step::looked),
+//! [`look_failed`](Step::look_failed). Four things come out: the [`Effect`]s, which carry the channels by which tasks and
+//! releases are answered; the [next operation](Step::next_operation) to send; the [next look](Step::next_look) at the queue
+//! position; and the [instant](Waitlist::due_at) at which the waitlist wants to be asked again. Its [`Hold`]s say what
+//! these channels are, so that it can be cloned and compared where they are numbers. The session runs it for real tasks
+//! against a real server, and the model (`model/`) runs the same value through every state that a few clients get into.
 
 pub mod answers;
 mod blind;
@@ -28,23 +28,27 @@ pub mod clock;
 pub mod deadline;
 mod expiring;
 pub mod handing_on;
+mod hold;
 pub mod idling;
 pub mod ids;
 mod inheritance;
-pub mod letting_go;
-#[cfg(test)]
-mod made_up;
+mod letting_go;
+#[cfg(any(test, feature = "testing"))]
+pub mod made_up;
 #[cfg(any(test, feature = "testing"))]
 mod model_access;
 mod news;
 pub mod pending_claims;
 pub mod prospect;
+mod reentering;
 mod sending;
 mod sweeping;
 pub mod timing;
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    ops::{Deref, DerefMut},
+    sync::Arc,
     time::Duration,
 };
 
@@ -54,19 +58,18 @@ pub use crate::grant_path::How;
 use crate::{
     backoff::Backoff,
     config::Config,
-    hold_options::{Lease, Terms},
+    hold_options::Terms,
     lost_reason::LostReason,
     protocol::{Owner, Use, wake},
 };
 use blind::Blind;
 use clock::ServerClock;
-use deadline::Deadline;
 use expiring::Expired;
 use handing_on::HandingOn;
+pub use hold::{Grant, Hold, LeftAs};
 use idling::Idle;
 use ids::Ids;
 pub use inheritance::Inheritance;
-use letting_go::LeftAs;
 #[cfg(any(test, feature = "testing"))]
 pub use model_access::Word;
 use prospect::{Distance, Prospect};
@@ -74,20 +77,24 @@ pub use sweeping::SWEEPS;
 use sweeping::Unsettled;
 use timing::Expiry;
 
-/// Names a task that waits, or a release that awaits its answer.
+/// Names a task that waits.
 pub type Key = u64;
 
 /// The local queue of one process before one lock, with what it holds there and what is to leave the document.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Waitlist {
-    waiting: VecDeque<Waiting>,
+#[derive(Clone, Debug, PartialEq)]
+pub struct Waitlist<H: Hold> {
+    /// The name of the lock.
+    name: String,
+    waiting: VecDeque<Waiting<H::Task>>,
     /// By their entries.
-    holds: BTreeMap<String, Held>,
+    holds: BTreeMap<String, Held<H>>,
     /// The holds that were over here before the server has ended them.
     expired: Vec<Expired>,
-    leaving: Vec<Leaving>,
+    leaving: Vec<Leaving<H::Release>>,
     /// The entries that leave with the operation that is on its way.
-    under_way: Option<Vec<Leaving>>,
+    under_way: Option<Vec<Leaving<H::Release>>>,
+    /// What is owed to the outside since it was taken last.
+    effects: Vec<Effect<H>>,
     /// Whether no other client was in the queue when it was last seen, and nothing has changed it since.
     others_absent: bool,
     /// Whether the document changed since the operation was sent, so that its answer may be older than that.
@@ -122,16 +129,36 @@ pub struct Waitlist {
     may_have_idle: bool,
     /// Whether there may be a try in line.
     may_have_tries: bool,
+    /// Whether there may be a task in line that joins a hold of this client.
+    may_have_reentering: bool,
+    /// Whether a transaction was guarded by a hold: such holds are not handed on, nor shared with more readers.
+    guards: bool,
+    /// Whether the client shuts down: nothing stays with it.
+    closed: bool,
     /// The requests that may still be applied, as far as a client that shuts down waits for them.
     unsettled: Option<Unsettled>,
     /// Whether the client shuts down, and waits for the sweeps.
     hastens: bool,
 }
 
+/// The demand of a task.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AcquireOptions {
+    pub used: Use,
+    pub permits: i64,
+    pub patience: Patience,
+    /// Whether a hold of this client with the same use will do.
+    pub reentrant: bool,
+    pub terms: Terms,
+    pub owner: Owner,
+}
+
 /// A task that wants the lock.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Waiting {
+#[derive(Clone, Debug, PartialEq)]
+pub struct Waiting<T> {
     pub key: Key,
+    /// The channel that answers it.
+    to: T,
     /// Its entry in the document.
     pub entry: String,
     pub used: Use,
@@ -139,7 +166,7 @@ pub struct Waiting {
     pub patience: Patience,
     pub terms: Terms,
     pub owner: Owner,
-    /// Whether it may share a hold of this client.
+    /// Whether it may join a hold of this client.
     reenters: bool,
     pub since: Instant,
     stage: Stage,
@@ -175,17 +202,18 @@ enum Stage {
     Queued,
 }
 
-impl Waiting {
-    pub fn new(key: Key, entry: String, (used, permits): (Use, i64), patience: Patience, since: Instant) -> Self {
+impl<T> Waiting<T> {
+    fn new(key: Key, to: T, entry: String, options: AcquireOptions, since: Instant) -> Self {
         Self {
             key,
+            to,
             entry,
-            used,
-            permits,
-            patience,
-            terms: Terms::default(),
-            owner: Owner::default(),
-            reenters: false,
+            used: options.used,
+            permits: options.permits,
+            patience: options.patience,
+            terms: options.terms,
+            owner: options.owner,
+            reenters: options.reentrant,
             since,
             stage: Stage::New,
             above: 0,
@@ -194,18 +222,6 @@ impl Waiting {
             let_down: false,
             how: How::AtOnce,
         }
-    }
-
-    pub fn owned_by(self, owner: Owner) -> Self {
-        Self { owner, ..self }
-    }
-
-    pub fn reentering(self, reenters: bool) -> Self {
-        Self { reenters, ..self }
-    }
-
-    pub fn on(self, terms: Terms) -> Self {
-        Self { terms, ..self }
     }
 
     fn waits(&self) -> bool {
@@ -222,51 +238,35 @@ impl Waiting {
     }
 }
 
-/// A hold, as far as the waitlist needs it: the deadline is its holder's business.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Held {
-    pub used: Use,
-    pub permits: i64,
+/// An entry that holds the lock, with the holds of its tasks.
+#[derive(Clone, Debug, PartialEq)]
+struct Held<H> {
+    used: Use,
+    permits: i64,
     /// The token of its entry in the document: that of the first task that had it.
-    pub token: i64,
+    token: i64,
     /// `None`: it goes through the server.
     handing_on: Option<HandingOn>,
-    /// Number of tasks that have it: more than one if readers share it.
-    sharers: u32,
-    /// Set while no task has it.
+    /// More than one if readers share it, in the order in which they came.
+    tasks: Vec<Arc<H>>,
+    /// Set while no task has it, and the one in `tasks` is the client's own.
     idle: Option<Idle>,
     /// The length of its lease.
-    pub lease: Duration,
+    lease: Duration,
     /// An early request for this entry may still reach the server and put it in once more.
-    pub uncertain: bool,
-}
-
-impl Held {
-    /// Creates a hold that is not handed on, and whose request came to its end.
-    pub fn new((used, permits): (Use, i64), token: i64, lease: Duration) -> Self {
-        Self {
-            used,
-            permits,
-            token,
-            handing_on: None,
-            sharers: 1,
-            idle: None,
-            lease,
-            uncertain: false,
-        }
-    }
+    uncertain: bool,
 }
 
 /// An entry that is to leave the document.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Leaving {
+#[derive(Clone, Debug, PartialEq)]
+struct Leaving<R> {
     entry: String,
     /// The use of the lock by this entry, if that is known.
     used: Option<Use>,
     /// The state in which it leaves the lock.
     left_as: LeftAs,
-    /// The release that awaits the answer.
-    release: Option<Key>,
+    /// The channel of the release that awaits the answer.
+    release: Option<R>,
     /// Whether it may be a holder, so that its going can let others in.
     may_hold: bool,
     /// Whether an earlier try may have been applied, so that not finding the entry is no surprise.
@@ -278,7 +278,7 @@ struct Leaving {
     sweep: Option<usize>,
 }
 
-impl Leaving {
+impl<R> Leaving<R> {
     /// Creates a leave of a waiting entry whose request came to its end.
     fn new(entry: String, context: &Context<'_>) -> Self {
         Self {
@@ -314,7 +314,7 @@ impl Leaving {
         Self { give_up, ..self }
     }
 
-    fn answering(self, release: Option<Key>) -> Self {
+    fn answering(self, release: Option<R>) -> Self {
         Self { release, ..self }
     }
 
@@ -325,66 +325,52 @@ impl Leaving {
 }
 
 /// An effect owed to the outside.
-#[derive(Clone, Debug)]
-pub enum Effect {
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect<H: Hold> {
+    /// The task has this hold.
     Granted {
-        key: Key,
-        entry: String,
-        grant: Box<Grant>,
+        to: H::Task,
+        hold: Arc<H>,
     },
-    /// A try that found the lock taken.
-    Denied {
-        key: Key,
-        /// Number of waiters ahead of it.
-        before: usize,
+    /// The task does not get the lock.
+    Refused {
+        to: H::Task,
+        why: Refusal,
     },
-    /// The lock is used as another kind, or with another capacity, than the task wants.
-    Mismatched {
-        key: Key,
-        wanted: Use,
-    },
-    /// There is no document to lock, and none may be made.
-    Missing {
-        key: Key,
-    },
-    /// The operation that asked for it failed, and is not repeated.
-    Failed {
-        key: Key,
-    },
-    /// The client shuts down.
-    Closed {
-        key: Key,
-    },
-    /// A release was answered.
+    /// A release was answered, or needs no answer.
     Released {
-        release: Key,
+        to: H::Release,
         found: wake::Left,
     },
     /// A release was refused, or was not answered until its entry was left to the server's expiry.
     NotReleased {
-        release: Key,
+        to: H::Release,
     },
+    /// A hold has begun. Like the next one, it is not to be late: see to it before the waitlist is asked again.
+    Came(Arc<H>),
+    /// A hold has ended by its release.
+    Gone(Arc<H>),
     Lost {
-        entry: String,
+        hold: Arc<H>,
         reason: LostReason,
     },
-    /// The document has to be read to see whether the holds are still there.
-    Doubted,
+    /// The document has to be read to see whether the hold is still there.
+    Doubted(Arc<H>),
 }
 
-/// The initial values of a new hold.
-#[derive(Clone, Debug)]
-pub struct Grant {
-    pub token: i64,
-    /// The token of its entry in the document: a smaller one, if the hold was handed on.
-    pub granted_as: i64,
-    pub used: Use,
-    pub permits: u64,
-    pub lease: Lease,
-    pub how: How,
-    pub deadline: Deadline,
-    /// `None`: not at all.
-    pub renew_at: Option<Instant>,
+/// The reason why a task does not get the lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// A try found the lock taken, with so many waiters ahead of it.
+    Denied { before: usize },
+    /// The lock is used as another kind, or with another capacity, than the task wants.
+    Mismatched { wanted: Use },
+    /// There is no document to lock, and none may be made.
+    Missing,
+    /// The operation that asked for it failed, and is not repeated.
+    Failed,
+    /// The client shuts down.
+    Closed,
 }
 
 /// The outside world, as far as the waitlist may know it.
@@ -490,13 +476,166 @@ struct Full {
     knocks: u32,
 }
 
-impl Waitlist {
-    /// Creates a waitlist; `alone_at`: when the lock was last seen free, or is expected to be.
-    pub fn new(alone_at: Option<Instant>) -> Self {
-        Self {
-            alone_at,
-            ..Self::default()
+/// A step of a waitlist, in the present context.
+#[derive(Debug)]
+pub struct Step<'a, H: Hold> {
+    list: &'a mut Waitlist<H>,
+    context: &'a Context<'a>,
+}
+
+impl<H: Hold> Deref for Step<'_, H> {
+    type Target = Waitlist<H>;
+
+    fn deref(&self) -> &Waitlist<H> {
+        self.list
+    }
+}
+
+impl<H: Hold> DerefMut for Step<'_, H> {
+    fn deref_mut(&mut self) -> &mut Waitlist<H> {
+        self.list
+    }
+}
+
+impl<H: Hold> Step<'_, H> {
+    /// Adds a task at the end, unless it may join a hold of this client. A try gets in line too: its answer is that of
+    /// the server to an operation that is sent after it came, and whatever is known before can change until then.
+    pub fn join(&mut self, key: Key, to: H::Task, options: AcquireOptions) {
+        let entry = self.context.ids.entry();
+        let waiting = Waiting::new(key, to, entry, options, self.context.now);
+        if let Some(hold) = self.reenter(&waiting) {
+            return self.effects.push(Effect::Granted { to: waiting.to, hold });
         }
+        self.may_have_tries |= !waiting.waits();
+        self.may_have_reentering |= waiting.reenters;
+        self.waiting.push_back(waiting);
+        self.share();
+    }
+
+    /// Takes out a task that gives up; `None`: it no longer waits.
+    pub fn cancel(&mut self, key: Key) -> Option<H::Task> {
+        let position = self.position(key)?;
+        let waiting = self.waiting.remove(position)?;
+        self.abandon(&waiting);
+        Some(waiting.to)
+    }
+
+    /// Takes all tasks out, as the client shuts down: nothing of its own comes to this lock any more, and a hold that no
+    /// task has is one like any other from now on.
+    pub fn close(&mut self) {
+        self.closed = true;
+        self.end_idling();
+        self.expired.clear();
+        while let Some(waiting) = self.waiting.pop_front() {
+            self.abandon(&waiting);
+            self.refuse(waiting, Refusal::Closed);
+        }
+    }
+
+    /// Takes out the entry of a task that no longer waits, if the server can have it.
+    fn abandon(&mut self, waiting: &Waiting<H::Task>) {
+        // While an operation is on its way, its requests can be anywhere.
+        let on_its_way = waiting.stage != Stage::New && self.under_way.is_some();
+        if waiting.is_queued() || waiting.uncertain || on_its_way {
+            let lease = waiting.terms.lease(self.context.config).length;
+            let leaving = Leaving::new(waiting.entry.clone(), self.context).used_as(waiting.used);
+            let leaving = leaving.of_lease(lease, self.context);
+            self.leaving.push(leaving.swept_if(waiting.uncertain));
+        }
+    }
+
+    /// Takes out an entry with this lease that no task here holds or waits for.
+    pub fn take_out(&mut self, entry: String, used: Use, lease: Duration) {
+        let leaving = Leaving::new(entry, self.context).used_as(used).holding();
+        let leaving = leaving.of_lease(lease, self.context);
+        self.leaving.push(leaving);
+    }
+
+    /// Adds the hold of a grant.
+    fn hold(&mut self, entry: String, grant: &Grant, uncertain: bool) -> Arc<H> {
+        let hold = Arc::new(H::of_grant(&self.name, &entry, grant, None, self.context));
+        let held = Held {
+            used: grant.used,
+            permits: i64::try_from(grant.permits).unwrap_or(i64::MAX),
+            token: grant.granted_as,
+            handing_on: None,
+            tasks: vec![hold.clone()],
+            idle: None,
+            lease: grant.lease.length,
+            uncertain,
+        };
+        self.forget(&entry);
+        self.holds.insert(entry, held);
+        self.effects.push(Effect::Came(hold.clone()));
+        hold
+    }
+}
+
+impl<H: Hold> Waitlist<H> {
+    /// Creates a waitlist before the lock `name`; `alone_at`: when the lock was last seen free, or is expected to be.
+    pub fn new(name: String, alone_at: Option<Instant>) -> Self {
+        Self {
+            name,
+            waiting: VecDeque::new(),
+            holds: BTreeMap::new(),
+            expired: Vec::new(),
+            leaving: Vec::new(),
+            under_way: None,
+            effects: Vec::new(),
+            others_absent: false,
+            overtaken: false,
+            alone_at,
+            ask_at: None,
+            expiry: None,
+            prospect: None,
+            look_at: None,
+            was_seen_gone: false,
+            blind: Blind::default(),
+            plan: 0,
+            full: None,
+            retry_at: None,
+            backoff: Backoff::default(),
+            races: 0,
+            timed_out: TimedOut::default(),
+            asked_alone: false,
+            may_have_idle: false,
+            may_have_tries: false,
+            may_have_reentering: false,
+            guards: false,
+            closed: false,
+            unsettled: None,
+            hastens: false,
+        }
+    }
+
+    /// Begins a step in the present context.
+    pub fn step<'a>(&'a mut self, context: &'a Context<'_>) -> Step<'a, H> {
+        Step { list: self, context }
+    }
+
+    /// Returns what is owed to the outside since the last call.
+    pub fn take_effects(&mut self) -> Vec<Effect<H>> {
+        std::mem::take(&mut self.effects)
+    }
+
+    /// Returns what is owed to the outside so far.
+    pub fn effects(&self) -> &[Effect<H>] {
+        &self.effects
+    }
+
+    /// Ends the waitlist, as nothing more is sent: all that wait for an answer have failed.
+    pub fn stop(mut self) -> Vec<Effect<H>> {
+        for waiting in std::mem::take(&mut self.waiting) {
+            self.refuse(waiting, Refusal::Failed);
+        }
+        let leaving = self.under_way.into_iter().flatten().chain(self.leaving);
+        let releases = leaving.filter_map(|leaving| leaving.release);
+        self.effects.extend(releases.map(|to| Effect::NotReleased { to }));
+        self.effects
+    }
+
+    fn refuse(&mut self, waiting: Waiting<H::Task>, why: Refusal) {
+        self.effects.push(Effect::Refused { to: waiting.to, why });
     }
 
     /// Whether nothing is held, waited for or about to leave, and there is nothing to remember.
@@ -529,7 +668,7 @@ impl Waitlist {
         self.timed_out
     }
 
-    pub fn head(&self) -> Option<&Waiting> {
+    pub fn head(&self) -> Option<&Waiting<H::Task>> {
         self.waiting.front()
     }
 
@@ -552,11 +691,6 @@ impl Waitlist {
     pub fn tries_since(&self, key: Key) -> Option<Instant> {
         let waiting = self.waiting.get(self.position(key)?)?;
         (!waiting.waits()).then_some(waiting.since)
-    }
-
-    /// Returns the waiting tasks, in order.
-    pub fn keys(&self) -> impl Iterator<Item = Key> {
-        self.waiting.iter().map(|waiting| waiting.key)
     }
 
     /// Whether the server's queue has our head.
@@ -614,61 +748,32 @@ impl Waitlist {
             || self.leaving.iter().any(|leaving| leaving.entry == entry)
     }
 
-    /// Adds a task at the end. A try gets in line too: its answer is that of the server to an operation that is sent
-    /// after it came, and whatever is known before can change until then.
-    pub fn join(&mut self, waiting: Waiting) {
-        self.may_have_tries |= !waiting.waits();
-        self.waiting.push_back(waiting);
+    /// Notes that a transaction is guarded by a hold.
+    pub fn note_guarded(&mut self) {
+        self.guards = true;
     }
 
-    /// Takes out a task that gives up or got its lock in another way. `false`: it no longer waits.
-    pub fn cancel(&mut self, key: Key, context: &Context<'_>) -> bool {
-        let position = self.position(key);
-        let waiting = position.and_then(|position| self.waiting.remove(position));
-        let waits = waiting.is_some();
-        if let Some(waiting) = waiting {
-            self.abandon(waiting, context);
-        }
-        waits
+    /// Returns the holds of this process, each once for each task that has it.
+    pub fn holds(&self) -> impl Iterator<Item = &Arc<H>> {
+        self.holds.values().flat_map(|held| &held.tasks)
     }
 
-    /// Takes all tasks out, as the client shuts down: nothing of its own comes to this lock any more.
-    pub fn close(&mut self, context: &Context<'_>, effects: &mut Vec<Effect>) {
-        self.end_idling();
-        self.expired.clear();
-        while let Some(waiting) = self.waiting.pop_front() {
-            effects.push(Effect::Closed { key: waiting.key });
-            self.abandon(waiting, context);
-        }
-    }
-
-    /// Takes out the entry of a task that no longer waits, if the server can have it.
-    fn abandon(&mut self, waiting: Waiting, context: &Context<'_>) {
-        // While an operation is on its way, its requests can be anywhere.
-        let on_its_way = waiting.stage != Stage::New && self.under_way.is_some();
-        if waiting.is_queued() || waiting.uncertain || on_its_way {
-            let lease = waiting.terms.lease(context.config).length;
-            let leaving = Leaving::new(waiting.entry, context).used_as(waiting.used);
-            let leaving = leaving.of_lease(lease, context);
-            self.leaving.push(leaving.swept_if(waiting.uncertain));
-        }
-    }
-
-    /// Adds a hold that no task here waited for.
-    pub fn hold(&mut self, entry: String, held: Held) {
-        self.holds.insert(entry, held);
+    /// Whether the hold is not over here. Its entry alone does not show it: the hold may have been handed on.
+    pub fn has(&self, hold: &H) -> bool {
+        let held = self.holds.get(hold.entry());
+        held.is_some_and(|held| held.tasks.iter().any(|task| task.is_same(hold)))
     }
 
     /// Forgets a hold that is known to be gone from the document.
     pub fn forget(&mut self, entry: &str) {
-        self.holds.remove(entry);
+        let gone = self.holds.remove(entry).into_iter().flat_map(|held| held.tasks);
+        self.effects.extend(gone.map(Effect::Gone));
     }
 
-    /// Takes out an entry with this lease that no task here holds or waits for.
-    pub fn take_out(&mut self, entry: String, used: Use, lease: Duration, context: &Context<'_>) {
-        let leaving = Leaving::new(entry, context).used_as(used).holding();
-        let leaving = leaving.of_lease(lease, context);
-        self.leaving.push(leaving);
+    /// Ends the hold of an entry that the document no longer has.
+    fn lose(&mut self, entry: &str, reason: LostReason) {
+        let lost = self.holds.remove(entry).into_iter().flat_map(|held| held.tasks);
+        self.effects.extend(lost.map(|hold| Effect::Lost { hold, reason }));
     }
 }
 
@@ -679,12 +784,12 @@ fn unsigned(value: i64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::{
-        made_up::{MUTEX, ahead, in_context, queued, task, waitlist},
+        made_up::{self, MUTEX, PlainHold, ahead, in_context, queued, task, waitlist},
         *,
     };
 
     /// A waitlist with this head, which has seen so many hand-overs before its turn: with seven it is far from that.
-    fn seen(head: Waiting, turns: u64, context: &Context<'_>) -> Waitlist {
+    fn seen(head: Waiting<u64>, turns: u64, context: &Context<'_>) -> Waitlist<PlainHold> {
         let prospect = Prospect::new(&head, &ahead(turns, 1_000), None, context.config);
         Waitlist {
             prospect: Some(prospect),
@@ -692,8 +797,9 @@ mod tests {
         }
     }
 
-    fn held() -> Held {
-        Held::new(MUTEX, 1, Duration::from_secs(30))
+    fn held() -> Held<PlainHold> {
+        let now = Instant::now();
+        made_up::held(MUTEX, (now, now))
     }
 
     #[test]
@@ -705,7 +811,8 @@ mod tests {
     async fn an_entry_leaves_for_as_long_as_its_lease_or_the_clients_can_run() {
         in_context(|context| {
             let given_up_after = |seconds| {
-                let leaving = Leaving::new("me-1".to_owned(), context).of_lease(Duration::from_secs(seconds), context);
+                let leaving =
+                    Leaving::<u64>::new("me-1".to_owned(), context).of_lease(Duration::from_secs(seconds), context);
                 (leaving.give_up - context.now).as_secs()
             };
             assert_eq!([1, 30, 90].map(given_up_after), [30, 30, 90]);
@@ -738,7 +845,7 @@ mod tests {
             for (head, is_full, is_kept_out) in cases {
                 let mut waitlist = waitlist([head]);
                 if is_full {
-                    waitlist.knock_later(context);
+                    waitlist.step(context).knock_later();
                 }
                 assert_eq!(waitlist.is_kept_out(), is_kept_out, "{waitlist:?}");
             }
@@ -752,10 +859,10 @@ mod tests {
             assert_eq!(waitlist([task(1, MUTEX)]).need(), Need::Stream);
             let mut far = seen(queued(1, MUTEX), 7, context);
             assert_eq!(far.need(), Need::Looks);
-            far.hold("me-0".to_owned(), held());
+            far.holds.insert("me-0".to_owned(), held());
             assert_eq!(far.need(), Need::Stream);
             let mut kept_out = waitlist([task(1, MUTEX)]);
-            kept_out.knock_later(context);
+            kept_out.step(context).knock_later();
             assert_eq!(kept_out.need(), Need::Nothing);
             let mut leaves = waitlist([]);
             leaves.leaving.push(Leaving::new("me-1".to_owned(), context));
@@ -788,7 +895,7 @@ mod tests {
     async fn an_entry_is_known_that_is_held_waits_or_is_to_leave() {
         in_context(|context| {
             let mut waitlist = waitlist([task(1, MUTEX)]);
-            waitlist.hold("me-2".to_owned(), held());
+            waitlist.holds.insert("me-2".to_owned(), held());
             waitlist.leaving.push(Leaving::new("me-3".to_owned(), context));
             let known = ["me-1", "me-2", "me-3", "me-4"].map(|entry| waitlist.knows(entry));
             assert_eq!(known, [true, true, true, false]);
@@ -801,13 +908,15 @@ mod tests {
     async fn a_client_that_shuts_down_answers_its_tasks_and_takes_out_the_entry_in_the_queue() {
         in_context(|context| {
             let mut waitlist = waitlist([queued(1, MUTEX), task(2, MUTEX)]);
-            let mut effects = Vec::new();
-            waitlist.close(context, &mut effects);
-            let closed = effects.iter().map(|effect| match effect {
-                Effect::Closed { key } => *key,
+            waitlist.step(context).close();
+            let closed = waitlist.effects.iter().map(|effect| match effect {
+                Effect::Refused {
+                    to,
+                    why: Refusal::Closed,
+                } => *to,
                 other => panic!("{other:?}"),
             });
-            assert_eq!(closed.collect::<Vec<Key>>(), [1, 2]);
+            assert_eq!(closed.collect::<Vec<u64>>(), [1, 2]);
             let leaves: Vec<&str> = waitlist.leaving.iter().map(|it| it.entry.as_str()).collect();
             assert_eq!((waitlist.is_empty(), &leaves[..]), (true, &["me-1"][..]));
         });

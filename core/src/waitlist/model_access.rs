@@ -1,11 +1,11 @@
 //! The model's access to the waitlist: timers that the checker fires, and the parts of a value that decide its next
 //! step.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Full, Leaving, Patience, SWEEPS, Stage, Waiting, Waitlist, timing};
+use super::{Full, Held, Hold, Leaving, Patience, SWEEPS, Stage, Waiting, Waitlist, timing};
 use crate::protocol::KeptUntil;
 
 /// One word of a value for its comparison with other values: times count from now, and tokens by their order.
@@ -17,13 +17,25 @@ pub enum Word<'a> {
     Number(i64),
 }
 
-impl Waitlist {
-    pub fn waiting(&self) -> impl ExactSizeIterator<Item = &Waiting> {
+impl<H: Hold> Waitlist<H> {
+    pub fn waiting(&self) -> impl ExactSizeIterator<Item = &Waiting<H::Task>> {
         self.waiting.iter()
     }
 
     pub fn token_of_hold(&self, entry: &str) -> Option<i64> {
         self.holds.get(entry).map(|held| held.token)
+    }
+
+    /// Changes a hold as its task has it.
+    pub fn change_hold(&mut self, hold: &H, change: impl FnOnce(&mut H))
+    where
+        H: Clone,
+    {
+        let held = self.holds.get_mut(hold.entry());
+        let mut tasks = held.into_iter().flat_map(|held| &mut held.tasks);
+        if let Some(task) = tasks.find(|task| task.is_same(hold)) {
+            change(Arc::make_mut(task));
+        }
     }
 
     /// Whether an operation goes out without a timer.
@@ -113,7 +125,7 @@ impl Waitlist {
     /// Whether anything known of the hold that no task has may be wrong.
     pub fn idle_in_doubt(&self) -> bool {
         let mut idle = self.holds.values().filter(|held| held.idle.is_some());
-        let handing_on = |held: &super::Held| held.handing_on.as_ref().is_some_and(|it| it.doubt.is_some());
+        let handing_on = |held: &Held<H>| held.handing_on.as_ref().is_some_and(|it| it.doubt.is_some());
         idle.any(handing_on)
     }
 
@@ -123,8 +135,10 @@ impl Waitlist {
     }
 
     /// Has all readers but one part with a hold that they share: the mistake that the model must find.
-    pub fn forget_sharers(&mut self, entry: &str) {
-        while self.part(entry) {}
+    pub fn forget_sharers(&mut self, hold: &H) {
+        if let Some(held) = self.holds.get_mut(hold.entry()) {
+            held.tasks.retain(|task| task.is_same(hold));
+        }
     }
 
     /// Writes everything that decides this value's next step, after a call of [`stop_timers`](Self::stop_timers).
@@ -151,7 +165,7 @@ impl Waitlist {
         for (entry, held) in holds {
             write(Word::Entry(entry));
             write(Word::Number(held.permits));
-            write(Word::Number(i64::from(held.sharers)));
+            write(Word::Number(held.tasks.len().try_into().unwrap_or(-1)));
             write(Word::Token(held.token));
             flags.extend([held.uncertain, held.handing_on.is_some(), held.idle.is_some()]);
             if let Some(handing_on) = &held.handing_on {
@@ -195,7 +209,7 @@ impl Waitlist {
     }
 }
 
-impl Leaving {
+impl<R> Leaving<R> {
     fn words<'a>(&'a self, write: &mut impl FnMut(Word<'a>)) {
         write(Word::Entry(&self.entry));
         if let Some(kept) = self.left_as.kept() {

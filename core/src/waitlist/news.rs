@@ -3,7 +3,7 @@
 use tokio::time::Instant;
 
 use super::{
-    Context, Effect, Held, Leaving, Waitlist,
+    Held, Hold, Leaving, Step, Waitlist,
     answers::{OldEntry, others_wait},
     deadline::Deadline,
     timing,
@@ -14,16 +14,10 @@ use crate::{
     waitlist::How,
 };
 
-impl Waitlist {
+impl<H: Hold> Step<'_, H> {
     /// Notes another client's write, at a time of the server, that names one of our entries.
-    pub fn signalled(
-        &mut self,
-        entry: &str,
-        signal: wake::Signal,
-        at: ServerTime,
-        context: &Context<'_>,
-        effects: &mut Vec<Effect>,
-    ) {
+    pub fn signalled(&mut self, entry: &str, signal: wake::Signal, at: ServerTime) {
+        let context = self.context;
         let position = self.waiting.iter().position(|waiting| waiting.entry == entry);
         match (signal, position) {
             // A late event: that grant is over, and the entry has got in line again.
@@ -34,13 +28,14 @@ impl Waitlist {
                 // The event is late; or the server's clock is not known well enough, as the last answers were slow. The
                 // entry may hold the lock all the same, and the answer to a request shows that clock.
                 let Some(deadline) = deadline.filter(|deadline| deadline.instant() > context.now) else {
-                    return self.doubt(context);
+                    return self.doubt();
                 };
                 // A claim lease that is no shorter than the lease is the whole of it.
                 let renew_at = (lease.interval.is_some() || lease.claim < lease.length)
                     .then(|| timing::check(&lease, deadline, context.now));
                 self.waiting[position].how = How::Event;
-                self.grant(position, token, Some(deadline), renew_at, context, effects);
+                self.grant(position, token, Some(deadline), renew_at);
+                self.let_reenter();
             }
             (wake::Signal::Granted { token }, None) => {
                 let leaves = self.under_way.iter().flatten().any(|leaving| leaving.entry == entry);
@@ -51,41 +46,43 @@ impl Waitlist {
             (wake::Signal::Evicted { token }, Some(position)) if token <= self.waiting[position].above => {}
             // An answer that is on its way may still show this entry as a waiter, or even as a holder.
             (wake::Signal::Evicted { .. } | wake::Signal::Adopted, Some(position)) => {
-                self.ask_anew(position, OldEntry::PutOut, context);
+                self.ask_anew(position, OldEntry::PutOut);
             }
             // The entry may have asked again since, and been granted anew: then the event is about the earlier hold.
             (wake::Signal::Evicted { token }, None) => {
                 if self.holds.get(entry).is_some_and(|held| held.token == token) {
-                    self.put_out(entry, LostReason::Broken, context, effects);
+                    self.put_out(entry, LostReason::Broken);
                 }
             }
-            (wake::Signal::Adopted, None) => self.put_out(entry, LostReason::Adopted, context, effects),
-            (wake::Signal::Ask, Some(_)) => self.doubt(context),
+            (wake::Signal::Adopted, None) => self.put_out(entry, LostReason::Adopted),
+            (wake::Signal::Ask, Some(_)) => self.doubt(),
             (wake::Signal::Ask, None) => {}
             (wake::Signal::AskedFor, None) => self.asked_for(entry),
             // The answer that shows the grant is older than this.
-            (wake::Signal::AskedFor, Some(_)) => self.doubt(context),
+            (wake::Signal::AskedFor, Some(_)) => self.doubt(),
         }
     }
 
     /// Ends a hold that another client evicted.
-    fn put_out(&mut self, entry: &str, reason: LostReason, context: &Context<'_>, effects: &mut Vec<Effect>) {
-        let Some(held) = self.holds.remove(entry) else { return };
+    fn put_out(&mut self, entry: &str, reason: LostReason) {
+        let context = self.context;
+        let Some(held) = self.holds.get(entry) else { return };
         // A request that is on its way, or whose outcome is unknown, can put the entry in once more.
         if self.under_way.is_some() || held.uncertain {
             let leaving = Leaving::new(entry.to_owned(), context).used_as(held.used);
             let leaving = leaving.of_lease(held.lease, context);
-            self.leaving.push(leaving.swept_if(held.uncertain));
+            let leaving = leaving.swept_if(held.uncertain);
+            self.leaving.push(leaving);
         }
-        let entry = entry.to_owned();
-        effects.push(Effect::Lost { entry, reason });
+        self.lose(entry, reason);
     }
 
     /// Notes that anything known of the document may be wrong: the head asks at once.
-    pub fn doubt(&mut self, context: &Context<'_>) {
+    pub fn doubt(&mut self) {
+        let context = self.context;
         self.overtaken = self.under_way.is_some();
         // The event that would have shown other waiters may be among the lost ones.
-        self.doubt_holds(context);
+        self.doubt_holds();
         self.full = None;
         if self.is_queued() {
             self.plan += 1;
@@ -95,14 +92,8 @@ impl Waitlist {
 
     /// Notes the document as it was after the hold of each of these entries was granted. `sent`: it was asked for
     /// then; `None`: an event shows it.
-    pub fn verified(
-        &mut self,
-        document: Option<&Result<State, Malformed>>,
-        sent: Option<Instant>,
-        entries: &[String],
-        context: &Context<'_>,
-        effects: &mut Vec<Effect>,
-    ) {
+    pub fn verified(&mut self, document: Option<&Result<State, Malformed>>, sent: Option<Instant>, entries: &[String]) {
+        let context = self.context;
         let state = document.and_then(|document| document.as_ref().ok());
         if state.is_some_and(|state| others_wait(state, context)) {
             self.hand_on_no_more();
@@ -113,7 +104,7 @@ impl Waitlist {
             };
             if let Some(state) = state.filter(|state| has(state, entry, held)) {
                 if let Some(sent) = sent.filter(|_| !others_wait(state, context)) {
-                    self.seen_unasked(entry, sent, context);
+                    self.seen_unasked(entry, sent);
                 }
                 continue;
             }
@@ -122,31 +113,16 @@ impl Waitlist {
                 (Some(_), Some(state)) => reason_of_absence(state, held),
                 (Some(_), None) => LostReason::Overwritten,
             };
-            self.holds.remove(entry);
-            let entry = entry.clone();
-            effects.push(Effect::Lost { entry, reason });
+            self.lose(entry, reason);
             if let Some(state) = state {
-                self.take_out_strangers(state, context);
+                self.take_out_strangers(state);
             }
         }
     }
 
-    /// Ends the holds that the document no longer has. A document with a smaller token is older than the hold.
-    pub(super) fn compare_holds(&mut self, state: &State, effects: &mut Vec<Effect>) {
-        self.holds.retain(|entry, held| {
-            if held.token > state.token || has(state, entry, held) {
-                return true;
-            }
-            effects.push(Effect::Lost {
-                entry: entry.clone(),
-                reason: reason_of_absence(state, held),
-            });
-            false
-        });
-    }
-
     /// Takes out entries of this session that nothing here knows: requests that were applied late.
-    pub(super) fn take_out_strangers(&mut self, state: &State, context: &Context<'_>) {
+    pub(super) fn take_out_strangers(&mut self, state: &State) {
+        let context = self.context;
         let ids = state.holders.iter().map(|holder| &holder.id);
         let ids = ids.chain(state.queue.iter().map(|waiter| &waiter.id));
         let strangers: Vec<String> = ids
@@ -158,13 +134,27 @@ impl Waitlist {
     }
 }
 
+impl<H: Hold> Waitlist<H> {
+    /// Ends the holds that the document no longer has. A document with a smaller token is older than the hold.
+    pub(super) fn compare_holds(&mut self, state: &State) {
+        let lost = |(entry, held): &(&String, &Held<H>)| held.token <= state.token && !has(state, entry, held);
+        let lost = self.holds.iter().filter(lost);
+        let lost: Vec<_> = lost
+            .map(|(entry, held)| (entry.clone(), reason_of_absence(state, held)))
+            .collect();
+        for (entry, reason) in lost {
+            self.lose(&entry, reason);
+        }
+    }
+}
+
 /// Whether the document has this hold.
-fn has(state: &State, entry: &str, held: &Held) -> bool {
+fn has<H>(state: &State, entry: &str, held: &Held<H>) -> bool {
     state.holders.iter().any(|holder| holder.is_grant(entry, held.token))
 }
 
 /// Returns why a holder is missing in the document.
-fn reason_of_absence(state: &State, held: &Held) -> LostReason {
+fn reason_of_absence<H>(state: &State, held: &Held<H>) -> LostReason {
     if state.adopted.contains(&held.token) {
         LostReason::Adopted
     } else if state.was_broken(held.token) {

@@ -69,7 +69,7 @@ pub(crate) struct Prospect {
 
 impl Prospect {
     /// Creates it from the waiter's present sight of the queue, and from the knowledge before.
-    pub(crate) fn new(waiting: &Waiting, ahead: &Ahead, before: Option<&Self>, config: &Config) -> Self {
+    pub(crate) fn new<T>(waiting: &Waiting<T>, ahead: &Ahead, before: Option<&Self>, config: &Config) -> Self {
         let before = before.filter(|before| before.entry == waiting.entry);
         let seen = before.map(|before| before.seen);
         let steps = match waiting.used.0 {
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
     use crate::{
         config::Settings,
-        waitlist::{Patience, made_up::ahead},
+        waitlist::made_up::{ahead, task},
     };
 
     #[test]
@@ -253,9 +253,8 @@ mod tests {
         assert_eq!(prospect.pause(&config), None);
     }
 
-    fn waiting(kind: Kind, capacity: i64) -> Waiting {
-        let (used, now) = (((kind, capacity), 1), tokio::time::Instant::now());
-        Waiting::new(1, "me".to_owned(), used, Patience::Wait, now)
+    fn waiting(kind: Kind, capacity: i64) -> Waiting<u64> {
+        task(1, ((kind, capacity), 1))
     }
 
     #[test]

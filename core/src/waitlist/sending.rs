@@ -4,16 +4,17 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Context, Full, Leaving, LeftAs, Stage, Waiting, Waitlist, timing, unsigned};
+use super::{Full, Hold, Leaving, LeftAs, Stage, Step, Waiting, Waitlist, timing, unsigned};
 use crate::{
     config::{Config, millis},
     protocol::{ASK_TOGETHER, Evict, Expects, Kept, Operation, Record, Request, Requests},
 };
 
-impl Waitlist {
+impl<H: Hold> Step<'_, H> {
     /// Returns the next operation, if there is cause for one. It is on its way from now on, until it is answered or
     /// has failed.
-    pub fn next(&mut self, context: &Context<'_>) -> Option<Operation> {
+    pub fn next_operation(&mut self) -> Option<Operation> {
+        let context = self.context;
         self.forget_expired(context.now);
         if self.under_way.is_some() || self.retry_at.is_some_and(|retry| context.now < retry) {
             return None;
@@ -44,8 +45,8 @@ impl Waitlist {
         let follows = self.others_absent && from_here;
         let requests = if together {
             // Where nobody is expected, there is nobody to adopt from.
-            let reserve = self.reserve(from_here, context);
-            self.requests(follows, expects == Expects::Nothing, reserve, context)
+            let reserve = self.reserve(from_here);
+            self.requests(follows, expects == Expects::Nothing, reserve)
         } else {
             None
         };
@@ -85,55 +86,22 @@ impl Waitlist {
         Some(operation)
     }
 
-    /// Returns the state of a head that only knocks from time to time, as there was no room for it. A try is not kept
-    /// waiting.
-    pub(super) fn knocks(&self, head: &Waiting) -> Option<Full> {
-        self.full.filter(|_| head.waits() && !head.is_queued())
-    }
-
-    /// Returns the assumptions of the next operation about the document.
-    ///
-    /// A wrong one costs another round trip. Before an acquire that is acceptable. A release that hands over must not
-    /// be late, so it assumes an empty queue only while hardly anybody can have joined it.
-    fn expects(&self, leaves: &[Leaving], now: Instant) -> Expects {
-        let alone_for = |limit| {
-            self.alone_at
-                .is_some_and(|at| now.saturating_duration_since(at) <= limit)
-        };
-        match (leaves, self.waiting.len()) {
-            // Where there is no room, such a request has no answer, and a try needs one.
-            ([], 1..) if !self.may_have_tries && self.knocks(&self.waiting[0]).is_some_and(Full::asks_for_room) => {
-                Expects::Room
-            }
-            ([], 1) => {
-                let head = &self.waiting[0];
-                let alone = head.used.1 == 1 && head.stage == Stage::New && alone_for(timing::FREE_FOR);
-                if alone { Expects::Alone } else { Expects::Nothing }
-            }
-            ([leaving], 0) if leaving.is_plain_release() => match leaving.used {
-                Some((_, 1)) if alone_for(timing::ALONE_FOR) => Expects::Alone,
-                Some(_) => Expects::Holding,
-                None => Expects::Nothing,
-            },
-            _ => Expects::Nothing,
-        }
-    }
-
     /// Returns requests for the head, for the next in line if it `may_follow`, and tries for those that fit beside
     /// them: not for readers that are to share the head's hold.
     ///
     /// A grant to the head takes `reserve` more tokens than its own. A first request puts out earlier incarnations of
     /// its owner; a queued task has done so already.
-    fn requests(&mut self, may_follow: bool, adopting: bool, reserve: i64, context: &Context<'_>) -> Option<Requests> {
+    fn requests(&mut self, may_follow: bool, adopting: bool, reserve: i64) -> Option<Requests> {
+        let context = self.context;
         let head = self.waiting.front()?;
         let (used, head_queued) = (head.used, head.is_queued());
         // Each acquire is checked before it joins: a head that wants more than there is would never be asked for.
-        debug_assert!(head.permits <= used.1, "{head:?}");
+        debug_assert!(head.permits <= used.1, "{}", head.entry);
         // Where that was in vain (a slow answer, a waiter of another client), they don't ask one by one.
         let alone = reserve > 0 && self.shares() && !self.asked_alone;
         self.asked_alone = alone;
         // Each of the tries needs its answer, and a waiter beside the head may get in sooner.
-        let together = |waiting: &Waiting| match waiting.waits() {
+        let together = |waiting: &Waiting<H::Task>| match waiting.waits() {
             _ if alone => 1,
             true => ASK_TOGETHER,
             false => context.room,
@@ -174,6 +142,42 @@ impl Waitlist {
     }
 }
 
+impl<H: Hold> Waitlist<H> {
+    /// Returns the state of a head that only knocks from time to time, as there was no room for it. A try is not kept
+    /// waiting.
+    pub(super) fn knocks(&self, head: &Waiting<H::Task>) -> Option<Full> {
+        self.full.filter(|_| head.waits() && !head.is_queued())
+    }
+
+    /// Returns the assumptions of the next operation about the document.
+    ///
+    /// A wrong one costs another round trip. Before an acquire that is acceptable. A release that hands over must not
+    /// be late, so it assumes an empty queue only while hardly anybody can have joined it.
+    fn expects(&self, leaves: &[Leaving<H::Release>], now: Instant) -> Expects {
+        let alone_for = |limit| {
+            self.alone_at
+                .is_some_and(|at| now.saturating_duration_since(at) <= limit)
+        };
+        match (leaves, self.waiting.len()) {
+            // Where there is no room, such a request has no answer, and a try needs one.
+            ([], 1..) if !self.may_have_tries && self.knocks(&self.waiting[0]).is_some_and(Full::asks_for_room) => {
+                Expects::Room
+            }
+            ([], 1) => {
+                let head = &self.waiting[0];
+                let alone = head.used.1 == 1 && head.stage == Stage::New && alone_for(timing::FREE_FOR);
+                if alone { Expects::Alone } else { Expects::Nothing }
+            }
+            ([leaving], 0) if leaving.is_plain_release() => match leaving.used {
+                Some((_, 1)) if alone_for(timing::ALONE_FOR) => Expects::Alone,
+                Some(_) => Expects::Holding,
+                None => Expects::Nothing,
+            },
+            _ => Expects::Nothing,
+        }
+    }
+}
+
 impl Full {
     /// Whether the next knock is answered only if there is a document with room in its queue, as most are. Such knocks
     /// don't show that the document was deleted, or who holds it now, and they remove no holder whose lease is over; so
@@ -183,7 +187,7 @@ impl Full {
     }
 }
 
-fn request(waiting: &Waiting, wait: bool, config: &Config) -> Request {
+fn request<T>(waiting: &Waiting<T>, wait: bool, config: &Config) -> Request {
     let lease = waiting.terms.lease(config);
     Request {
         id: waiting.entry.clone(),
@@ -200,11 +204,17 @@ fn request(waiting: &Waiting, wait: bool, config: &Config) -> Request {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::waitlist::made_up::{PERMIT, READER, in_context, task, waitlist};
+    use crate::waitlist::{
+        Context,
+        made_up::{PERMIT, PlainHold, READER, in_context, task, waitlist},
+    };
 
     /// The entries that the next operation asks for.
-    fn asked(waitlist: &mut Waitlist, context: &Context<'_>) -> Vec<String> {
-        let requests = waitlist.next(context).and_then(|operation| operation.requests);
+    fn asked(waitlist: &mut Waitlist<PlainHold>, context: &Context<'_>) -> Vec<String> {
+        let requests = waitlist
+            .step(context)
+            .next_operation()
+            .and_then(|operation| operation.requests);
         let entries = requests.into_iter().flat_map(|requests| requests.entries);
         entries.map(|entry| entry.id).collect()
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Context, Leaving, Waitlist};
+use super::{Hold, Leaving, Step, Waitlist};
 
 /// Pauses before an entry whose request has an unknown outcome is taken out once more, in case the request was applied
 /// late.
@@ -29,25 +29,10 @@ pub(super) struct Unsettled {
     over_at: Option<Instant>,
 }
 
-impl Waitlist {
-    /// Notes that a request has failed which the server may still apply, for this long once it has it.
-    pub fn may_be_applied(&mut self, within: Duration) {
-        let before = self.unsettled.map_or(Duration::ZERO, |before| before.within);
-        self.unsettled = Some(Unsettled {
-            within: within.max(before),
-            over_at: None,
-        });
-    }
-
-    /// Notes that the server has answered an operation that was sent after all requests that have failed.
-    pub(super) fn is_answering(&mut self, now: Instant) {
-        if let Some(Unsettled { within, over_at }) = &mut self.unsettled {
-            over_at.get_or_insert(now + *within);
-        }
-    }
-
+impl<H: Hold> Step<'_, H> {
     /// Plans the next sweep of an entry that has left with an operation that was sent then, if one is to follow.
-    pub(super) fn sweep_after(&mut self, leaving: Leaving, sent: Instant, context: &Context<'_>) {
+    pub(super) fn sweep_after(&mut self, leaving: Leaving<H::Release>, sent: Instant) {
+        let context = self.context;
         let Some(sweep) = leaving.sweep else { return };
         let next = if self.hastens {
             let over_at = self.unsettled.and_then(|requests| requests.over_at);
@@ -66,7 +51,8 @@ impl Waitlist {
     }
 
     /// Makes all sweeps due, as the client waits for them; they are followed by one more at most.
-    pub fn hasten_sweeps(&mut self, context: &Context<'_>) {
+    pub fn hasten_sweeps(&mut self) {
+        let context = self.context;
         self.hastens = true;
         for leaving in &mut self.leaving {
             leaving.not_before = leaving.not_before.min(context.now);
@@ -74,7 +60,25 @@ impl Waitlist {
     }
 }
 
-impl Leaving {
+impl<H: Hold> Waitlist<H> {
+    /// Notes that a request has failed which the server may still apply, for this long once it has it.
+    pub fn may_be_applied(&mut self, within: Duration) {
+        let before = self.unsettled.map_or(Duration::ZERO, |before| before.within);
+        self.unsettled = Some(Unsettled {
+            within: within.max(before),
+            over_at: None,
+        });
+    }
+
+    /// Notes that the server has answered an operation that was sent after all requests that have failed.
+    pub(super) fn is_answering(&mut self, now: Instant) {
+        if let Some(Unsettled { within, over_at }) = &mut self.unsettled {
+            over_at.get_or_insert(now + *within);
+        }
+    }
+}
+
+impl<R> Leaving<R> {
     /// Adds sweeps if a request for the entry may still be on its way.
     pub(super) fn swept_if(self, uncertain: bool) -> Self {
         let sweep = if uncertain { Some(0) } else { self.sweep };
@@ -90,9 +94,12 @@ impl Leaving {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::waitlist::made_up::{in_context, waitlist};
+    use crate::waitlist::{
+        Context, Waitlist,
+        made_up::{PlainHold, in_context, waitlist},
+    };
 
-    fn released(context: &Context<'_>) -> Leaving {
+    fn released(context: &Context<'_>) -> Leaving<u64> {
         Leaving::new("me-1".to_owned(), context).swept_if(true)
     }
 
@@ -100,7 +107,9 @@ mod tests {
     async fn a_sweep_answers_no_release_again() {
         in_context(|context| {
             let mut swept = waitlist([]);
-            swept.sweep_after(released(context).answering(Some(7)), context.now, context);
+            swept
+                .step(context)
+                .sweep_after(released(context).answering(Some(7)), context.now);
             let [sweep] = &swept.leaving[..] else {
                 panic!("{:?}", swept.leaving)
             };
@@ -116,9 +125,9 @@ mod tests {
             let mut swept = waitlist([]);
             swept.may_be_applied(limit);
             swept.is_answering(context.now);
-            swept.sweep_after(released(context), context.now, context);
-            swept.hasten_sweeps(context);
-            let due = |swept: &mut Waitlist| {
+            swept.step(context).sweep_after(released(context), context.now);
+            swept.step(context).hasten_sweeps();
+            let due = |swept: &mut Waitlist<PlainHold>| {
                 let [sweep] = &std::mem::take(&mut swept.leaving)[..] else {
                     panic!("{swept:?}")
                 };
@@ -127,13 +136,13 @@ mod tests {
             // What was planned for later is due, and once more when the limit is over.
             let first = due(&mut swept);
             assert_eq!(first.not_before, context.now);
-            swept.sweep_after(first, context.now, context);
+            swept.step(context).sweep_after(first, context.now);
             let last = due(&mut swept);
             assert_eq!(last.not_before, context.now + limit);
-            swept.sweep_after(last, context.now + limit, context);
+            swept.step(context).sweep_after(last, context.now + limit);
             assert!(swept.leaving.is_empty());
             // What leaves later leaves once.
-            swept.sweep_after(released(context), context.now + second, context);
+            swept.step(context).sweep_after(released(context), context.now + second);
             assert!(swept.leaving.is_empty());
         });
     }
@@ -143,14 +152,14 @@ mod tests {
         let second = Duration::from_secs(1);
         in_context(|context| {
             let mut swept = waitlist([]);
-            swept.hasten_sweeps(context);
+            swept.step(context).hasten_sweeps();
             swept.may_be_applied(2 * second);
             swept.may_be_applied(second);
             // The server answers after a long time, and then it has all that was sent to it.
             let now = context.now + 60 * second;
             let context = Context { now, ..*context };
             swept.is_answering(now);
-            swept.sweep_after(released(&context), now - 59 * second, &context);
+            swept.step(&context).sweep_after(released(&context), now - 59 * second);
             assert_eq!(swept.leaving[0].not_before, now + 2 * second);
         });
     }

@@ -8,7 +8,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    Context, Full, PositionLook, Setback, Waiting, Waitlist,
+    Context, Full, Hold, PositionLook, Setback, Step, Waiting, Waitlist,
     blind::Blind,
     deadline::Deadline,
     prospect::{self, Distance, Prospect},
@@ -69,15 +69,162 @@ pub(super) struct Expiry {
     at: Instant,
 }
 
-impl Waitlist {
-    /// Returns the latest instant at which [`next`](Self::next) wants to be called.
+impl<H: Hold> Step<'_, H> {
+    /// Sets when the head asks again, by the leases of those ahead of it.
+    pub(super) fn plan_asking(&mut self, state: &State, now: Option<ServerTime>) {
+        let (list, context) = (&mut *self.list, self.context);
+        (list.ask_at, list.expiry, list.look_at) = (None, None, None);
+        let was_seen_gone = std::mem::take(&mut list.was_seen_gone);
+        list.plan += 1;
+        let Some(head) = list.waiting.front().filter(|head| head.is_queued()) else {
+            return;
+        };
+        let Some(position) = state.queue.iter().position(|waiter| waiter.id == head.entry) else {
+            return;
+        };
+        if was_seen_gone {
+            // A look has shown the opposite, and the next one may too: an old primary answers looks for a while.
+            list.blind.failed(context.now);
+        }
+        let lease = head.terms.lease(context.config);
+        // By half of what is left of the entry: where the answer was slow, part of that is gone already.
+        let end = context.clock.until(state.queue[position].until).map(|(_, end)| end);
+        let left = end.map(|end| end.saturating_duration_since(context.now).max(ASK_AGAIN * 2));
+        let refresh = refresh(&lease, context.config);
+        let refresh = context.now + left.map_or(refresh, |left| refresh.min(left / 2));
+        let holders = state.holders.iter().map(|holder| holder.until);
+        let before = state.queue[..position].iter().map(|waiter| waiter.until);
+        let first_end = holders.chain(before).min();
+        list.expiry = first_end.and_then(|end| Expiry::of(end, position as u64, context));
+        let ahead = now.and_then(|now| Ahead::of(state, &head.entry, now));
+        let prospect = ahead.map(|ahead| Prospect::new(head, &ahead, list.prospect.as_ref(), context.config));
+        list.look_at = match (&prospect, &ahead) {
+            (Some(prospect), Some(ahead)) => list.next_look_at(prospect, ahead, context),
+            _ => None,
+        };
+        list.prospect = prospect;
+        let looks = list.look_at.is_some();
+        let routine = if context.stream.is_open() || looks {
+            // If the head is granted the lock and is dead, no event shows it. So the next in line must notice when the
+            // head's claim lease ends; this serves those further back too.
+            let claim = state
+                .queue
+                .first()
+                .filter(|_| position == 1)
+                .map(|head| unsigned(head.claim));
+            let claim = claim.map(|claim| Duration::from_millis(claim).max(context.config.poll_interval.1));
+            claim.map_or(refresh, |claim| refresh.min(context.now + claim))
+        } else {
+            let pace = list.prospect.as_ref().and_then(|it| it.pause(context.config));
+            let pace = pace.map(|pace| pace.saturating_mul(ASKING_COSTS));
+            context.now + poll_pause(head, position as u64, pace, context)
+        };
+        list.ask_at = Some(routine);
+    }
+
+    /// Returns the due look at the head's queue position, once. It is sent if it is [admitted](Self::admit) then, and
+    /// [`looked`](Self::looked) or [`look_failed`](Self::look_failed) notes the result.
+    pub fn next_look(&mut self) -> Option<PositionLook> {
+        let context = self.context;
+        let entry = self.waiting.front().filter(|head| head.is_queued())?.entry.clone();
+        if self.under_way.is_some() || self.look_at.is_none_or(|at| at > context.now) {
+            return None;
+        }
+        self.look_at = None;
+        let plan = self.plan;
+        Some(PositionLook { entry, plan })
+    }
+
+    /// Notes the head's sight of its queue position. A head that is no longer in the queue asks, and so does one that
+    /// has come near the front and is about to have the stream.
+    ///
+    /// A look grants nothing, so each hand-over costs a request on top of it. A look is answered by one member alone,
+    /// which may be the primary no more, and what it shows can still be undone. The answer to a request, also to one
+    /// that writes nothing, is what a majority has; and it brings the token and the end of the lease, which a look does
+    /// not show.
+    pub fn looked(&mut self, look: &PositionLook, ahead: Option<Ahead>) {
+        if !self.admit(look) {
+            return;
+        }
+        let (list, context) = (&mut *self.list, self.context);
+        let head = &list.waiting[0];
+        // Every write of the protocol grants to all that fit. If the first in line fits now, another program's write
+        // has made room, and no client has written since.
+        let Some(ahead) = ahead.filter(|ahead| ahead.position > 0 || head.permits > ahead.free) else {
+            (list.ask_at, list.was_seen_gone) = (Some(context.now), true);
+            return;
+        };
+        list.blind = Blind::default();
+        let was_far = list.is_far();
+        let prospect = Prospect::new(head, &ahead, list.prospect.as_ref(), context.config);
+        list.look_at = list.next_look_at(&prospect, &ahead, context);
+        let comes_near = context.stream.opens_on_demand() && was_far && prospect.turn == Distance::Near;
+        list.prospect = Some(prospect);
+        if comes_near {
+            list.ask_at = Some(context.now);
+            return;
+        }
+        let expiry = ahead
+            .first_end
+            .and_then(|end| Expiry::of(end, ahead.position, context))
+            .map(|expiry| expiry.after(list.expiry));
+        list.expiry = expiry.or(list.expiry.filter(|_| ahead.first_end.is_some()));
+    }
+
+    /// Notes that the head has not seen its queue position: it asks, and only asks for a while.
+    pub fn look_failed(&mut self, look: &PositionLook, setback: Setback) {
+        let context = self.context;
+        if setback.is_final() {
+            self.blind.refused(context.now);
+        } else {
+            self.blind.failed(context.now);
+        }
+        if self.admit(look) {
+            self.ask_at = Some(context.now);
+        }
+    }
+
+    /// Admits a look, before it is sent and with what it has shown, if it is of the present plan. It is not while an
+    /// operation is on its way, whose answer knows better. Another look is due then, in case there is no answer.
+    pub fn admit(&mut self, look: &PositionLook) -> bool {
+        let context = self.context;
+        let is_head = self
+            .head()
+            .is_some_and(|head| head.is_queued() && head.entry == look.entry);
+        if look.plan != self.plan || !is_head {
+            return false;
+        }
+        if self.under_way.is_some() {
+            self.look_at = Some(context.now);
+            return false;
+        }
+        true
+    }
+
+    /// Plans the next knock, as there is no room in the queue.
+    pub(super) fn knock_later(&mut self) {
+        let context = self.context;
+        // Clients that came together should not knock together: their sessions are random numbers.
+        let mut hasher = DefaultHasher::new();
+        let knocks = self.full.map_or(0, |full| full.knocks);
+        (self.head().map(|head| &head.entry), knocks).hash(&mut hasher);
+        let part = u32::try_from(hasher.finish() % 1_024).unwrap_or(0);
+        self.full = Some(Full {
+            knock_at: context.now + KNOCK - KNOCK / 4 + KNOCK / 2 * part / 1_024,
+            knocks: knocks + 1,
+        });
+    }
+}
+
+impl<H: Hold> Waitlist<H> {
+    /// Returns the latest instant at which [`next_operation`](Step::next_operation) wants to be called.
     pub fn due_at(&self) -> Option<Instant> {
         if self.under_way.is_some() {
             return None;
         }
         let head = self.waiting.front().map(|head| {
             if head.is_queued() {
-                // As in `next`: where nothing says when, it asks now.
+                // As in `next_operation`: where nothing says when, it asks now.
                 let ask_at = self.asks_at().unwrap_or(head.since);
                 self.look_at.map_or(ask_at, |look_at| look_at.min(ask_at))
             } else {
@@ -101,139 +248,11 @@ impl Waitlist {
         Some(self.expiry.map_or(ask_at, |expiry| expiry.at.min(ask_at)))
     }
 
-    /// Sets when the head asks again, by the leases of those ahead of it.
-    pub(super) fn plan_asking(&mut self, state: &State, now: Option<ServerTime>, context: &Context<'_>) {
-        (self.ask_at, self.expiry, self.look_at) = (None, None, None);
-        let was_seen_gone = std::mem::take(&mut self.was_seen_gone);
-        self.plan += 1;
-        let Some(head) = self.waiting.front().filter(|head| head.is_queued()) else {
-            return;
-        };
-        let Some(position) = state.queue.iter().position(|waiter| waiter.id == head.entry) else {
-            return;
-        };
-        if was_seen_gone {
-            // A look has shown the opposite, and the next one may too: an old primary answers looks for a while.
-            self.blind.failed(context.now);
-        }
-        let lease = head.terms.lease(context.config);
-        // By half of what is left of the entry: where the answer was slow, part of that is gone already.
-        let end = context.clock.until(state.queue[position].until).map(|(_, end)| end);
-        let left = end.map(|end| end.saturating_duration_since(context.now).max(ASK_AGAIN * 2));
-        let refresh = refresh(&lease, context.config);
-        let refresh = context.now + left.map_or(refresh, |left| refresh.min(left / 2));
-        let holders = state.holders.iter().map(|holder| holder.until);
-        let before = state.queue[..position].iter().map(|waiter| waiter.until);
-        let first_end = holders.chain(before).min();
-        self.expiry = first_end.and_then(|end| Expiry::of(end, position as u64, context));
-        let ahead = now.and_then(|now| Ahead::of(state, &head.entry, now));
-        let prospect = ahead.map(|ahead| Prospect::new(head, &ahead, self.prospect.as_ref(), context.config));
-        self.look_at = match (&prospect, &ahead) {
-            (Some(prospect), Some(ahead)) => self.next_look_at(prospect, ahead, context),
-            _ => None,
-        };
-        self.prospect = prospect;
-        let looks = self.look_at.is_some();
-        let routine = if context.stream.is_open() || looks {
-            // If the head is granted the lock and is dead, no event shows it. So the next in line must notice when the
-            // head's claim lease ends; this serves those further back too.
-            let claim = state
-                .queue
-                .first()
-                .filter(|_| position == 1)
-                .map(|head| unsigned(head.claim));
-            let claim = claim.map(|claim| Duration::from_millis(claim).max(context.config.poll_interval.1));
-            claim.map_or(refresh, |claim| refresh.min(context.now + claim))
-        } else {
-            let pace = self.prospect.as_ref().and_then(|it| it.pause(context.config));
-            let pace = pace.map(|pace| pace.saturating_mul(ASKING_COSTS));
-            context.now + poll_pause(head, position as u64, pace, context)
-        };
-        self.ask_at = Some(routine);
-    }
-
     /// Has the next head ask now, if it is queued already, unless the answer that shows the grant says more. It got in
     /// line together with a release: nobody confirmed its entry while another was the head, and it may fit beside this
     /// hold.
     pub(super) fn ask_after_grant(&mut self) {
         (self.ask_at, self.expiry, self.look_at, self.was_seen_gone) = (None, None, None, false);
-    }
-
-    /// Returns the due look at the head's queue position, once. It is sent if it is [admitted](Self::admit) then, and
-    /// [`looked`](Self::looked) or [`look_failed`](Self::look_failed) notes the result.
-    pub fn next_look(&mut self, context: &Context<'_>) -> Option<PositionLook> {
-        let head = self.waiting.front().filter(|head| head.is_queued())?;
-        if self.under_way.is_some() || self.look_at.is_none_or(|at| at > context.now) {
-            return None;
-        }
-        self.look_at = None;
-        Some(PositionLook {
-            entry: head.entry.clone(),
-            plan: self.plan,
-        })
-    }
-
-    /// Notes the head's sight of its queue position. A head that is no longer in the queue asks, and so does one that
-    /// has come near the front and is about to have the stream.
-    ///
-    /// A look grants nothing, so each hand-over costs a request on top of it. A look is answered by one member alone,
-    /// which may be the primary no more, and what it shows can still be undone. The answer to a request, also to one
-    /// that writes nothing, is what a majority has; and it brings the token and the end of the lease, which a look does
-    /// not show.
-    pub fn looked(&mut self, look: &PositionLook, ahead: Option<Ahead>, context: &Context<'_>) {
-        if !self.admit(look, context) {
-            return;
-        }
-        let head = &self.waiting[0];
-        // Every write of the protocol grants to all that fit. If the first in line fits now, another program's write
-        // has made room, and no client has written since.
-        let Some(ahead) = ahead.filter(|ahead| ahead.position > 0 || head.permits > ahead.free) else {
-            (self.ask_at, self.was_seen_gone) = (Some(context.now), true);
-            return;
-        };
-        self.blind = Blind::default();
-        let was_far = self.is_far();
-        let prospect = Prospect::new(head, &ahead, self.prospect.as_ref(), context.config);
-        self.look_at = self.next_look_at(&prospect, &ahead, context);
-        let comes_near = context.stream.opens_on_demand() && was_far && prospect.turn == Distance::Near;
-        self.prospect = Some(prospect);
-        if comes_near {
-            self.ask_at = Some(context.now);
-            return;
-        }
-        let expiry = ahead
-            .first_end
-            .and_then(|end| Expiry::of(end, ahead.position, context))
-            .map(|expiry| expiry.after(self.expiry));
-        self.expiry = expiry.or(self.expiry.filter(|_| ahead.first_end.is_some()));
-    }
-
-    /// Notes that the head has not seen its queue position: it asks, and only asks for a while.
-    pub fn look_failed(&mut self, look: &PositionLook, setback: Setback, context: &Context<'_>) {
-        if setback.is_final() {
-            self.blind.refused(context.now);
-        } else {
-            self.blind.failed(context.now);
-        }
-        if self.admit(look, context) {
-            self.ask_at = Some(context.now);
-        }
-    }
-
-    /// Admits a look, before it is sent and with what it has shown, if it is of the present plan. It is not while an
-    /// operation is on its way, whose answer knows better. Another look is due then, in case there is no answer.
-    pub fn admit(&mut self, look: &PositionLook, context: &Context<'_>) -> bool {
-        let is_head = self
-            .head()
-            .is_some_and(|head| head.is_queued() && head.entry == look.entry);
-        if look.plan != self.plan || !is_head {
-            return false;
-        }
-        if self.under_way.is_some() {
-            self.look_at = Some(context.now);
-            return false;
-        }
-        true
     }
 
     fn next_look_at(&self, prospect: &Prospect, ahead: &Ahead, context: &Context<'_>) -> Option<Instant> {
@@ -251,19 +270,6 @@ impl Waitlist {
             }
             _ => None,
         }
-    }
-
-    /// Plans the next knock, as there is no room in the queue.
-    pub(super) fn knock_later(&mut self, context: &Context<'_>) {
-        // Clients that came together should not knock together: their sessions are random numbers.
-        let mut hasher = DefaultHasher::new();
-        let knocks = self.full.map_or(0, |full| full.knocks);
-        (self.head().map(|head| &head.entry), knocks).hash(&mut hasher);
-        let part = u32::try_from(hasher.finish() % 1_024).unwrap_or(0);
-        self.full = Some(Full {
-            knock_at: context.now + KNOCK - KNOCK / 4 + KNOCK / 2 * part / 1_024,
-            knocks: knocks + 1,
-        });
     }
 }
 
@@ -342,7 +348,7 @@ pub fn in_time(renew_at: Instant, deadline: Deadline, now: Instant) -> Instant {
 
 /// Returns the pause of a waiter without a stream, by the pace of the lock where that is known. It is never longer than
 /// where it is not; and a grant must be noticed while its claim lease runs.
-fn poll_pause(head: &Waiting, position: u64, pace: Option<Duration>, context: &Context<'_>) -> Duration {
+fn poll_pause<T>(head: &Waiting<T>, position: u64, pace: Option<Duration>, context: &Context<'_>) -> Duration {
     let waited = context.now.saturating_duration_since(head.since);
     let usual = poll_interval(context.config, position, waited);
     let claim = head.terms.lease(context.config).claim;
@@ -367,7 +373,7 @@ mod tests {
         waitlist::{
             Leaving, Stage, StreamState,
             clock::ServerClock,
-            made_up::{MUTEX, NOW, PERMIT, ahead, in_context, queued, task, waitlist},
+            made_up::{MUTEX, NOW, PERMIT, PlainHold, ahead, in_context, queued, task, waitlist},
         },
     };
 
@@ -445,7 +451,7 @@ mod tests {
     }
 
     /// A look of the head under the present plan.
-    fn look_of(waitlist: &Waitlist) -> PositionLook {
+    fn look_of(waitlist: &Waitlist<PlainHold>) -> PositionLook {
         PositionLook {
             entry: waitlist.waiting[0].entry.clone(),
             plan: waitlist.plan,
@@ -483,7 +489,7 @@ mod tests {
                 let mut queue: Vec<Waiter> = (1..=others).map(other).collect();
                 queue.push(waiter("me-1", left));
                 let mut waitlist = waitlist([queued(1, MUTEX)]);
-                waitlist.plan_asking(&state(queue), Some(NOW), context);
+                waitlist.step(context).plan_asking(&state(queue), Some(NOW));
                 let ask_at = waitlist.ask_at.expect("it is in the queue");
                 (ask_at - context.now).as_millis()
             };
@@ -502,18 +508,20 @@ mod tests {
         in_context(|context| {
             let mut waitlist = waitlist([queued(1, MUTEX), queued(2, MUTEX)]);
             waitlist.look_at = Some(context.now + millis(1));
-            assert_eq!(waitlist.next_look(context), None);
+            assert_eq!(waitlist.step(context).next_look(), None);
             waitlist.look_at = Some(context.now);
-            let look = waitlist.next_look(context).expect("it is due");
-            assert!(waitlist.admit(&look, context));
+            let look = waitlist.step(context).next_look().expect("it is due");
+            assert!(waitlist.step(context).admit(&look));
             let mut answered = waitlist.clone();
-            answered.plan_asking(&state(vec![waiter("me-1", 30_000)]), Some(NOW), context);
-            assert!(!answered.admit(&look, context));
+            answered
+                .step(context)
+                .plan_asking(&state(vec![waiter("me-1", 30_000)]), Some(NOW));
+            assert!(!answered.step(context).admit(&look));
             let mut unqueued = waitlist.clone();
             unqueued.waiting[0].stage = Stage::Asked;
-            assert!(!unqueued.admit(&look, context));
+            assert!(!unqueued.step(context).admit(&look));
             waitlist.waiting.pop_front();
-            assert!(!waitlist.admit(&look, context), "another is the head");
+            assert!(!waitlist.step(context).admit(&look), "another is the head");
         });
     }
 
@@ -530,7 +538,8 @@ mod tests {
                     free,
                     ..ahead(0, 1_000)
                 };
-                waitlist.looked(&look_of(&waitlist), Some(seen), &context);
+                let look = look_of(&waitlist);
+                waitlist.step(&context).looked(&look, Some(seen));
                 assert_eq!(waitlist.ask_at == Some(context.now), asks, "{seen:?}");
                 assert_eq!(waitlist.was_seen_gone, asks, "{seen:?}");
             }
@@ -552,7 +561,8 @@ mod tests {
                 let mut waitlist = waitlist([queued(1, MUTEX)]);
                 waitlist.prospect = Some(Prospect::new(&waitlist.waiting[0], &before, None, context.config));
                 waitlist.ask_at = Some(context.now + millis(9));
-                waitlist.looked(&look_of(&waitlist), Some(seen), &context);
+                let look = look_of(&waitlist);
+                waitlist.step(&context).looked(&look, Some(seen));
                 let has_asked = waitlist.ask_at == Some(context.now);
                 assert_eq!(has_asked, asks, "{stream:?}, {before:?}, {seen:?}");
             }
@@ -593,7 +603,7 @@ mod tests {
         in_context(|context| {
             let pause = |key| {
                 let mut waitlist = waitlist([task(key, MUTEX)]);
-                waitlist.knock_later(context);
+                waitlist.step(context).knock_later();
                 let full = waitlist.full.expect("it is to knock");
                 (full.knock_at - context.now).as_millis()
             };

@@ -9,17 +9,15 @@ mod choices;
 mod corruption;
 pub mod seeds;
 mod waiting;
-mod waiting_client;
 
 use mongodb::bson::{Bson, Document};
 use watchlock_core::{
     protocol::{Location, State, wake},
-    waitlist::Waitlist,
+    waitlist::made_up::PlainHold,
 };
 
 use choices::Choices;
-pub use waiting::Course;
-pub use waiting_client::{Claimed, Held, Joining, News, WaitingClient};
+pub use waiting::{Course, Fuzzed};
 
 /// Checks the document of a lock: the bytes as BSON, and a valid document corrupted as the bytes choose. Returns what
 /// was accepted.
@@ -41,12 +39,12 @@ pub fn words(data: &[u8]) {
 /// Checks a waiting client's handling of answers and events: the bytes choose its tasks' actions, and the server's
 /// words. Returns what it has been through.
 pub fn waitlist(data: &[u8]) -> Course {
-    waiting_client::<Waitlist>(data)
+    waitlist_of::<PlainHold>(data)
 }
 
-/// The same for any waiting client, such as the library's lines.
-pub fn waiting_client<C: WaitingClient>(data: &[u8]) -> Course {
-    waiting::drive::<C>(&mut Choices::new(data))
+/// The same with other holds, such as the library's.
+pub fn waitlist_of<H: Fuzzed>(data: &[u8]) -> Course {
+    waiting::drive::<H>(&mut Choices::new(data))
 }
 
 /// Returns events of a change stream: the bytes as BSON, and an event whose parts are corrupted as the bytes choose.

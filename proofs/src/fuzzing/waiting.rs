@@ -1,27 +1,27 @@
 //! Checks on a waiting client whose document another program changes: see [`super`].
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use mongodb::bson::Document;
 use tokio::time::Instant;
 use watchlock_core::{
     config::{Config, Settings, millis},
+    hold_options::Terms,
     protocol::{
-        Ahead, Exchange, Kind, Operation, QUEUE_MOST, Request, ServerTime, State, document::Malformed, made_up, state,
-        wake,
+        Ahead, Exchange, Kind, Operation, Owner, QUEUE_MOST, Request, ServerTime, State, document::Malformed, made_up,
+        state, wake,
     },
     waitlist::{
-        Context, Need, PositionLook, StreamState,
+        AcquireOptions, Context, Effect, Grant, Hold, How, LeftAs, Need, Patience, PositionLook, Setback, Step,
+        StreamState, Waitlist,
         clock::{ServerClock, offset},
         deadline::Deadline,
         ids::Ids,
+        made_up::PlainHold,
     },
 };
 
-use super::{
-    Choices, corruption,
-    waiting_client::{Claimed, Held, Joining, News, WaitingClient},
-};
+use super::{Choices, corruption};
 
 const SESSION: &str = "me";
 
@@ -45,18 +45,71 @@ pub struct Course {
     pub claims: usize,
 }
 
-struct Bench<C> {
+/// A hold, and the channels of tasks, as the fuzzing has them.
+pub trait Fuzzed: Hold {
+    /// Returns the channel of a task; with `reports`, it wants to know who has the lock.
+    fn task(reports: bool) -> Self::Task;
+
+    /// Returns the channel of a release.
+    fn release() -> Self::Release;
+
+    /// Returns its token, and that of its entry in the document.
+    fn tokens(&self) -> (i64, i64);
+
+    /// Returns the time up to which its task believes in it.
+    fn believed_until(&self) -> Instant;
+
+    /// Returns the hold once it is held too long.
+    fn held_too_long(self: &Arc<Self>) -> Arc<Self>;
+}
+
+impl Fuzzed for PlainHold {
+    fn task(_: bool) -> u64 {
+        0
+    }
+
+    fn release() -> u64 {
+        0
+    }
+
+    fn tokens(&self) -> (i64, i64) {
+        (self.token, self.granted_as)
+    }
+
+    fn believed_until(&self) -> Instant {
+        self.deadline
+    }
+
+    fn held_too_long(self: &Arc<Self>) -> Arc<Self> {
+        Arc::new(Self {
+            left_as: LeftAs::HeldTooLong,
+            ..Self::clone(self)
+        })
+    }
+}
+
+/// A failure of each kind but one that is unreadable.
+const SETBACKS: [Setback; 6] = [
+    Setback::Unanswered,
+    Setback::Raced,
+    Setback::Refused,
+    Setback::NoServer,
+    Setback::Overdue,
+    Setback::Interrupted,
+];
+
+struct Bench<H: Hold> {
     config: Config,
     /// It goes on only with a look.
     now: Instant,
     clock: ServerClock,
     ids: Ids,
     stream: StreamState,
-    client: C,
+    client: Waitlist<H>,
     /// The document as the server has it.
     document: Option<State>,
     keys: u64,
-    granted: Vec<Held>,
+    granted: Vec<Arc<H>>,
     /// The entries that were requested.
     asked: Vec<String>,
     /// The looks at its queue position that are on their way.
@@ -74,15 +127,15 @@ const STREAM_STATES: [StreamState; 4] = [
 /// Runs a waiting client: tasks come and go, operations are answered by the specification on a document that others
 /// corrupt, forged events arrive, and looks at the queue position show anything. Panics if the client does, if it
 /// believes in a grant that no document shows, or if it waits without asking.
-pub(super) fn drive<C: WaitingClient>(choices: &mut Choices<'_>) -> Course {
+pub(super) fn drive<H: Fuzzed>(choices: &mut Choices<'_>) -> Course {
     let now = Instant::now();
-    let mut bench = Bench {
+    let mut bench = Bench::<H> {
         config: Settings::default().unchecked(),
         now,
         clock: ServerClock::default(),
         ids: Ids::new(SESSION.to_owned()),
         stream: choices.pick(&STREAM_STATES),
-        client: C::new(choices.pick(&[None, Some(now)])),
+        client: Waitlist::new("x".to_owned(), choices.pick(&[None, Some(now)])),
         document: None,
         keys: 0,
         granted: Vec::new(),
@@ -100,26 +153,26 @@ pub(super) fn drive<C: WaitingClient>(choices: &mut Choices<'_>) -> Course {
     bench.course
 }
 
-impl<C: WaitingClient> Bench<C> {
+impl<H: Fuzzed> Bench<H> {
     fn step(&mut self, choices: &mut Choices<'_>) {
         match choices.below(15) {
             0 | 1 => self.join(choices),
             2 => {
                 let key = self.keys.min(choices.below(8) as u64);
-                self.feed(&Permitted::new(), |client, context, _| client.cancel(key, context));
+                self.feed(&Permitted::new(), |client| drop(client.cancel(key)));
             }
             3 => self.let_go(choices),
             4 => self.signal(choices),
             5 => self.verify(choices),
             6 => {
                 self.document = self.corrupted(choices).and_then(Result::ok);
-                self.feed(&Permitted::new(), |client, context, _| client.doubt(context));
+                self.feed(&Permitted::new(), |client| client.doubt());
             }
             7 | 8 => self.look(choices),
             9 => {
                 self.stream = choices.pick(&STREAM_STATES);
                 if choices.one_in(2) {
-                    self.feed(&Permitted::new(), |client, context, _| client.doubt(context));
+                    self.feed(&Permitted::new(), |client| client.doubt());
                 }
             }
             10 => self.claim(choices),
@@ -135,8 +188,7 @@ impl<C: WaitingClient> Bench<C> {
         }
     }
 
-    fn feed<T>(&mut self, permitted: &Permitted, input: impl FnOnce(&mut C, &Context<'_>, &mut Vec<News>) -> T) -> T {
-        let mut news = Vec::new();
+    fn feed<T>(&mut self, permitted: &Permitted, input: impl FnOnce(&mut Step<'_, H>) -> T) -> T {
         let context = Context {
             now: self.now,
             config: &self.config,
@@ -145,13 +197,16 @@ impl<C: WaitingClient> Bench<C> {
             ids: &self.ids,
             room: QUEUE_MOST,
         };
-        let now = context.now;
-        let output = input(&mut self.client, &context, &mut news);
+        let output = input(&mut self.client.step(&context));
         let _ = (self.client.due_at(), self.client.need());
-        for each in news {
-            match each {
-                News::Granted(held) => self.granted(held, now, permitted),
-                News::Lost { entry } => self.granted.retain(|held| held.entry != entry),
+        for effect in self.client.take_effects() {
+            match effect {
+                // A task that re-enters gets the same again.
+                Effect::Granted { hold, .. } if !self.granted.iter().any(|known| Arc::ptr_eq(known, &hold)) => {
+                    self.granted(hold, permitted);
+                }
+                Effect::Lost { hold: lost, .. } => self.granted.retain(|hold| hold.entry() != lost.entry()),
+                _ => {}
             }
         }
         output
@@ -159,13 +214,15 @@ impl<C: WaitingClient> Bench<C> {
 
     /// Lets go of a hold that goes through the server.
     fn let_go(&mut self, choices: &mut Choices<'_>) {
-        let Some(held) = self.granted.pop() else {
+        let Some(mut hold) = self.granted.pop() else {
             return;
         };
-        let (too_long, is_awaited) = (choices.one_in(3), choices.one_in(2));
-        self.feed(&Permitted::new(), |client, context, news| {
-            client.let_go(&held, too_long, is_awaited, context, news)
-        });
+        if choices.one_in(3) {
+            hold = hold.held_too_long();
+        }
+        let to = choices.one_in(2).then(H::release);
+        self.feed(&Permitted::new(), |client| client.let_go(&hold, to));
+        assert!(!self.client.has(&hold), "{} is kept", hold.entry());
     }
 
     /// Claims the document, if the lock is free.
@@ -193,66 +250,69 @@ impl<C: WaitingClient> Bench<C> {
         };
         let lease = self.config.lease;
         let deadline = Deadline::of_answer(&exchange, holder.until, lease, &self.clock, self.now, &self.config);
-        let Some(deadline) = deadline.map(Deadline::instant).filter(|deadline| *deadline > self.now) else {
+        let Some(deadline) = deadline.filter(|deadline| deadline.instant() > self.now) else {
             return;
         };
-        let held = Held {
-            entry,
+        let grant = Grant {
             token: holder.token,
             granted_as: holder.token,
             used: made_up::MUTEX,
+            permits: 1,
+            lease: Terms::default().lease(&self.config),
+            how: How::AtOnce,
             deadline,
+            renew_at: None,
         };
-        let claimed = Claimed {
-            held: held.clone(),
-            exchange,
-        };
-        self.feed(&Permitted::new(), |client, context, _| {
-            client.claimed(&claimed, context)
-        });
-        self.granted.push(held);
+        let hold = self.feed(&Permitted::new(), |client| client.claimed(entry, &grant, &exchange));
+        self.granted.push(hold);
         self.course.claims += 1;
     }
 
     /// Checks that the grant is in the server's last answer or event, under that token, and is believed for no longer
     /// than that permits.
-    fn granted(&mut self, held: Held, now: Instant, permitted: &Permitted) {
+    fn granted(&mut self, hold: Arc<H>, permitted: &Permitted) {
         self.course.grants += 1;
-        let until = permitted.get(&(held.entry.clone(), held.token));
+        let (entry, (token, _)) = (hold.entry(), hold.tokens());
+        let until = permitted.get(&(entry.to_owned(), token));
         let Some(until) = until else {
-            panic!("{held:?}, and no document says so: {permitted:?}");
+            panic!("{entry} has {token}, and no document says so: {permitted:?}");
         };
-        let (deadline, margin) = (held.deadline, self.config.skew_margin);
-        assert!(deadline > now, "{held:?} is over");
-        assert!(deadline + margin <= now + self.config.lease, "{held:?} is for too long");
+        let (deadline, margin) = (hold.believed_until(), self.config.skew_margin);
+        assert!(deadline > self.now, "{entry} is over");
+        assert!(
+            deadline + margin <= self.now + self.config.lease,
+            "{entry} is for too long"
+        );
         assert!(
             until.is_none_or(|until| deadline + margin <= until),
-            "{held:?}, and the server said {until:?}"
+            "{entry} until {deadline:?}, and the server said {until:?}"
         );
-        self.granted.push(held);
+        self.granted.push(hold);
     }
 
     fn join(&mut self, choices: &mut Choices<'_>) {
         self.keys += 1;
+        let key = self.keys;
         let (kind, capacity) = choices.pick(&[(Kind::Mutex, 1), (Kind::Mutex, 1), (Kind::Semaphore, 3)]);
-        let permits = choices.pick(&[1, capacity]);
-        let task = Joining {
-            key: self.keys,
-            entry: self.ids.entry(),
+        let options = AcquireOptions {
             used: (kind, capacity),
-            permits,
-            waits: !choices.one_in(3),
-            reenters: choices.one_in(4),
-            reports_contention: choices.one_in(2),
+            permits: choices.pick(&[1, capacity]),
+            patience: if choices.one_in(3) {
+                Patience::Try
+            } else {
+                Patience::Wait
+            },
+            reentrant: choices.one_in(4),
+            terms: Terms::default(),
+            owner: Owner::default(),
         };
-        self.feed(&Permitted::new(), |client, context, news| {
-            client.join(task, context, news)
-        });
+        let to = H::task(choices.one_in(2));
+        self.feed(&Permitted::new(), |client| client.join(key, to, options));
     }
 
     /// Sends the next operation, and answers it in one of several ways.
     fn exchange(&mut self, choices: &mut Choices<'_>) {
-        let Some(operation) = self.feed(&Permitted::new(), |client, context, _| client.next(context)) else {
+        let Some(operation) = self.feed(&Permitted::new(), |client| client.next_operation()) else {
             return;
         };
         let entries = operation.requests.iter().flat_map(|requests| &requests.entries);
@@ -263,16 +323,13 @@ impl<C: WaitingClient> Bench<C> {
             self.join(choices);
         }
         if choices.below(8) == 0 {
-            let failure = choices.pick(&C::failures());
-            return self.failed(&operation, &failure);
+            return self.failed(&operation, choices.pick(&SETBACKS));
         }
         let now = ServerTime(NOW + i64::from(u8::try_from(choices.below(256)).unwrap_or(0)) * 500);
         self.document = state::apply(self.document.as_ref(), &operation, now);
         // The corruption is part of the answer, as another program may write at any time.
         let answered = match self.corrupted(choices) {
-            Some(Err(malformed)) if operation.needs_a_lock() => {
-                return self.failed(&operation, &C::unreadable(malformed));
-            }
+            Some(Err(_)) if operation.needs_a_lock() => return self.failed(&operation, Setback::Unreadable),
             answered => answered.and_then(Result::ok),
         };
         let now = match choices.below(8) {
@@ -295,18 +352,16 @@ impl<C: WaitingClient> Bench<C> {
             .flat_map(|state| &state.holders)
             .map(|holder| ((holder.id.clone(), holder.token), until(holder.until)))
             .collect();
-        self.feed(&permitted, |client, context, news| {
-            client.answered(&operation, answered.as_ref(), &exchange, context, news);
+        self.feed(&permitted, |client| {
+            client.answered(&operation, answered.as_ref(), &exchange)
         });
         if choices.one_in(4) {
             self.document = answered;
         }
     }
 
-    fn failed(&mut self, operation: &Operation, failure: &C::Failure) {
-        self.feed(&Permitted::new(), |client, context, news| {
-            client.failed(operation, failure, context, news)
-        });
+    fn failed(&mut self, operation: &Operation, setback: Setback) {
+        self.feed(&Permitted::new(), |client| client.failed(operation, setback));
     }
 
     /// Lets the time go by until something is due, sends the look if it is one, and ends one of those on their way in
@@ -316,7 +371,7 @@ impl<C: WaitingClient> Bench<C> {
             if let Some(due_at) = self.client.due_at() {
                 self.now = self.now.max(due_at);
             }
-            let look = self.feed(&Permitted::new(), |client, context, _| client.next_look(context));
+            let look = self.feed(&Permitted::new(), |client| client.next_look());
             self.course.looks += usize::from(look.is_some());
             self.looks.extend(look);
             if !self.looks.is_empty() {
@@ -346,23 +401,16 @@ impl<C: WaitingClient> Bench<C> {
             asleep: choices.one_in(2),
             now,
         });
-        let failure = choices.pick(&C::failures());
-        let end = choices.below(6);
-        let is_waited_for = self.feed(&Permitted::new(), |client, context, _| match end {
-            // It has waited for a slot, and is sent now.
-            0 => client.admit(&look, context),
-            1 => {
-                client.look_failed(&look, &failure, context);
-                false
+        let (setback, end) = (choices.pick(&SETBACKS), choices.below(6));
+        let is_waited_for = self.feed(&Permitted::new(), |client| {
+            match end {
+                // It has waited for a slot, and is sent now.
+                0 => return client.admit(&look),
+                1 => client.look_failed(&look, setback),
+                2 => client.looked(&look, None),
+                _ => client.looked(&look, Some(ahead)),
             }
-            2 => {
-                client.looked(&look, None, context);
-                false
-            }
-            _ => {
-                client.looked(&look, Some(ahead), context);
-                false
-            }
+            false
         });
         if is_waited_for {
             self.looks.push(look);
@@ -392,25 +440,23 @@ impl<C: WaitingClient> Bench<C> {
                 let claim = at.plus_millis(millis(self.config.claim_lease));
                 permitted.insert((id.to_owned(), token), self.clock.until(claim).map(|(_, end)| end));
             }
-            self.feed(&permitted, |client, context, news| {
-                client.signalled(id, signal, at, context, news)
-            });
+            self.feed(&permitted, |client| client.signalled(id, signal, at));
         }
     }
 
     /// Delivers a read of the document. A hold that is not in it is lost.
     fn verify(&mut self, choices: &mut Choices<'_>) {
         let read = self.corrupted(choices);
-        let held: Vec<String> = self.granted.iter().map(|held| held.entry.clone()).collect();
-        self.feed(&Permitted::new(), |client, context, news| {
-            client.verified(read.as_ref(), Some(context.now), &held, context, news);
-        });
+        let held: Vec<String> = self.granted.iter().map(|hold| hold.entry().to_owned()).collect();
+        let sent = Some(self.now);
+        self.feed(&Permitted::new(), |client| client.verified(read.as_ref(), sent, &held));
         let state = read.as_ref().and_then(|read| read.as_ref().ok());
         let holders = || state.iter().flat_map(|state| &state.holders);
-        for held in &self.granted {
+        for hold in &self.granted {
+            let (entry, (_, granted_as)) = (hold.entry(), hold.tokens());
             assert!(
-                holders().any(|holder| holder.is_grant(&held.entry, held.granted_as)),
-                "{held:?} is kept, and the document has none: {read:?}"
+                holders().any(|holder| holder.is_grant(entry, granted_as)),
+                "{entry} is kept, and the document has none: {read:?}"
             );
         }
     }

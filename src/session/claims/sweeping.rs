@@ -217,9 +217,9 @@ impl Session {
             backoff = AFTER_FAILURES;
             for (name, id) in found {
                 let over = due.iter().find(|entry| entry.id == id).map_or(now, |entry| entry.over);
-                self.feed(&name, |lines, context, _| {
+                self.feed(&name, |lines, context| {
                     let left = over.saturating_duration_since(now);
-                    lines.line(&name).take_out(id, USED, left, context);
+                    lines.line(&name).waitlist.step(context).take_out(id, USED, left);
                 });
             }
             sweeping.searched(due, began);

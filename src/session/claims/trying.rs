@@ -10,7 +10,6 @@ use tokio::{
 
 use super::super::{
     Session,
-    hold::Hold,
     lanes::Urgency,
     line::{Context, UNANSWERED},
 };
@@ -295,8 +294,9 @@ impl Session {
         let Some(adrift) = adrift else { return };
         // Nothing waits for it any more.
         if let (Some(session), Ok(Next::Claimed(late))) = adrift.outlast(self, claiming).await {
-            session.feed(&late.name, |lines, context, _| {
-                lines.line(&late.name).take_out(id, USED, lease.length, context);
+            session.feed(&late.name, |lines, context| {
+                let line = lines.line(&late.name);
+                line.waitlist.step(context).take_out(id, USED, lease.length);
             });
         }
     }
@@ -370,24 +370,22 @@ impl Session {
         let holder = state.holders.iter().find(|holder| holder.id == id);
         let mut hold = None;
         let (mut doubted, mut is_closed) = (false, false);
-        self.feed(&name, |lines, context, effects| {
+        self.feed(&name, |lines, context| {
             is_closed = lines.closed;
             let overtaken = context.ids.pending_claims.settled(id);
             let grant = holder.and_then(|holder| grant_of(holder, lease, &exchange, how, context));
             if let Some(grant) = grant.filter(|_| !lines.closed) {
-                let mut granted = Hold::new(id.to_owned(), name.clone(), &grant);
-                granted.label = context.config.metered.label(&name);
-                let granted = Arc::new(granted);
                 let line = lines.line(&name);
-                line.hold(granted.clone(), &exchange, context);
+                let granted = line.waitlist.step(context).claimed(id.to_owned(), &grant, &exchange);
                 // News of its end may have come first.
                 doubted = overtaken.doubts(&name);
                 for (signal, at) in overtaken.signals {
-                    line.signalled(id, signal, at, None, context, effects);
+                    line.signalled(id, signal, at, None, context);
                 }
                 hold = Some(granted);
             } else {
-                lines.line(&name).take_out(id.to_owned(), USED, lease.length, context);
+                let line = lines.line(&name);
+                line.waitlist.step(context).take_out(id.to_owned(), USED, lease.length);
             }
         });
         let Some(hold) = hold else {
@@ -420,9 +418,10 @@ impl Session {
         lease: Lease,
         error: StoreError,
     ) -> Round {
-        self.feed(name, |lines, context, _| {
+        self.feed(name, |lines, context| {
             context.ids.pending_claims.settled(id);
-            lines.line(name).take_out(id.to_owned(), USED, lease.length, context);
+            let line = lines.line(name);
+            line.waitlist.step(context).take_out(id.to_owned(), USED, lease.length);
         });
         let document = document.get("_id").cloned().unwrap_or(Bson::Null);
         self.note_passed(document, Arc::new(error.clone()), Selection::Selected);

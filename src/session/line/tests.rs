@@ -23,12 +23,24 @@ mod waiting;
 
 use std::io;
 
-use super::{super::hold::Remains, *};
+use tokio::sync::oneshot;
+
+use super::{
+    super::hold::{ReleaseOutcome, Remains},
+    *,
+};
 use crate::{
     config::{Config, Settings},
-    protocol::{Evict, Exchange, Expects, Kept, KeptUntil, QUEUE_MOST, Record, Request, Requests, state},
-    status::LockStatus,
-    waitlist::{SWEEPS, StreamState, clock::ServerClock, deadline::Deadline, timing::CLAIM_CHECK},
+    hold_options::Terms,
+    protocol::{
+        Ahead, Evict, Exchange, Expects, Kept, KeptUntil, Kind, Owner, QUEUE_MOST, Record, Request, Requests, State,
+        Use, state,
+    },
+    status::{LockStatus, LostReason},
+    waitlist::{
+        AcquireOptions, Patience, SWEEPS, Step, StreamState, clock::ServerClock, deadline::Deadline,
+        timing::CLAIM_CHECK,
+    },
 };
 
 /// One line, and the one document behind it.
@@ -65,11 +77,8 @@ impl Bench {
         ServerTime(1_000_000 + i64::try_from(self.started.elapsed().as_millis()).unwrap())
     }
 
-    fn feed<T>(
-        &mut self,
-        input: impl FnOnce(&mut Line, &Context<'_>, &mut Vec<LineEffect>) -> T,
-    ) -> (T, Vec<LineEffect>) {
-        let mut effects = Vec::new();
+    /// Has the line act. Returns what it owes, but for the heartbeat's part.
+    fn feed<T>(&mut self, input: impl FnOnce(&mut Line, &Context<'_>) -> T) -> (T, Vec<Effect>) {
         let context = Context {
             now: Instant::now(),
             config: &self.config,
@@ -78,8 +87,38 @@ impl Bench {
             ids: &self.ids,
             room: QUEUE_MOST,
         };
-        let output = input(&mut self.line, &context, &mut effects);
+        let output = input(&mut self.line, &context);
+        let mut effects = self.line.take_effects(Instant::now());
+        effects.retain(|effect| !matches!(effect, Effect::Came(_) | Effect::Gone(_)));
         (output, effects)
+    }
+
+    /// Has the line act, and carries out what it owes; `ended`: the operation behind it.
+    fn act<T>(&mut self, ended: Option<&Ended>, input: impl FnOnce(&mut Line, &Context<'_>) -> T) -> T {
+        let (output, effects) = self.feed(input);
+        self.carry_out(effects, ended);
+        output
+    }
+
+    /// Has the waitlist take a step.
+    fn step<T>(&mut self, input: impl FnOnce(&mut Step<'_, Hold>) -> T) -> T {
+        self.act(None, |line, context| input(&mut line.waitlist.step(context)))
+    }
+
+    fn carry_out(&self, effects: Vec<Effect>, ended: Option<&Ended>) {
+        for effect in effects {
+            match effect {
+                Effect::Granted { to, hold } => drop(to.to.send(Ok(Some(hold)))),
+                Effect::Refused { to, why } => {
+                    let outcome = to.refused(why, "x", ended, &self.ids);
+                    drop(to.to.send(outcome));
+                }
+                Effect::Released { to, found } => drop(to.send(Ok(found))),
+                Effect::NotReleased { to } => drop(to.send(Err(error_of(ended)))),
+                Effect::Lost { hold, reason } => drop(hold.lose(reason)),
+                Effect::Doubted(_) | Effect::Came(_) | Effect::Gone(_) => {}
+            }
+        }
     }
 
     fn join(&mut self, wait: bool) -> (u64, Receiver) {
@@ -87,38 +126,37 @@ impl Bench {
     }
 
     fn join_as(&mut self, kind: Kind, capacity: i64, wait: bool) -> (u64, Receiver) {
-        self.join_for(AcquireOptions {
-            kind,
-            capacity,
-            permits: 1,
-            wait,
-            reports_contention: false,
-            reentrant: false,
-            terms: Terms::default(),
-            owner: Owner::default(),
-        })
+        let patience = if wait { Patience::Wait } else { Patience::Try };
+        let options = AcquireOptions {
+            used: (kind, capacity),
+            patience,
+            ..tries()
+        };
+        self.join_told(options, false)
     }
 
+    /// A try of its wants to know who has the lock.
     fn join_for(&mut self, options: AcquireOptions) -> (u64, Receiver) {
+        self.join_told(options, true)
+    }
+
+    fn join_told(&mut self, options: AcquireOptions, reports_contention: bool) -> (u64, Receiver) {
         self.keys += 1;
+        let key = self.keys;
         let (to, outcome) = oneshot::channel();
-        let pending = Pending::new(self.keys, self.ids.entry(), options, to);
-        let ((), effects) = self.feed(|line, context, effects| line.join(pending, context, effects));
-        carry_out(effects);
-        (self.keys, outcome)
+        self.step(|step| step.join(key, Task { to, reports_contention }, options));
+        (key, outcome)
     }
 
     /// Gives up, and returns how it stood.
     fn give_up(&mut self, key: u64) -> (Option<Contention>, Option<StoreError>) {
-        let (standing, effects) = self.feed(|line, context, _| line.cancel(key, context));
-        carry_out(effects);
+        let standing = self.act(None, |line, context| line.cancel(key, context));
         standing.expect("it waits").report(&self.ids)
     }
 
     fn next(&mut self) -> Option<Operation> {
-        let ((), effects) = self.feed(|line, context, effects| line.attend_to_idle(context, effects));
-        carry_out(effects);
-        self.feed(|line, context, _| line.next(context)).0
+        self.step(|step| step.attend_to_idle());
+        self.act(None, |line, context| line.next(context))
     }
 
     /// Returns the answer that the server would give now.
@@ -142,26 +180,26 @@ impl Bench {
     }
 
     fn answered(&mut self, operation: &Operation, answer: &Answer) {
-        let ((), effects) = self.feed(|line, context, effects| {
-            line.answered(operation, answer, context, effects);
-            let state = answer.state.clone();
-            let exchange = answer.exchange;
-            line.remember(
-                Answer {
-                    state,
-                    exchange,
-                    logged_by: None,
-                },
-                context,
-            );
+        let answer = Arc::new(Answer {
+            state: answer.state.clone(),
+            ..*answer
         });
-        carry_out(effects);
+        self.act(Some(&Ok(answer.clone())), |line, context| {
+            line.answered(operation, &answer, context)
+        });
     }
 
     fn failed(&mut self, operation: &Operation, kind: Failure) {
-        let error = error(kind);
-        let ((), effects) = self.feed(|line, context, effects| line.failed(operation, &error, context, effects));
-        carry_out(effects);
+        self.fails(operation, &error(kind));
+    }
+
+    fn fails(&mut self, operation: &Operation, error: &StoreError) {
+        let ended = Err(error.clone());
+        self.act(Some(&ended), |line, context| line.failed(operation, error, context));
+    }
+
+    fn signalled(&mut self, id: &str, signal: wake::Signal, at: ServerTime) {
+        self.act(None, |line, context| line.signalled(id, signal, at, None, context));
     }
 
     /// Runs operations until the line wants no more.
@@ -181,19 +219,19 @@ impl Bench {
     }
 
     fn next_look(&mut self) -> Option<PositionLook> {
-        self.feed(|line, context, _| line.next_look(context)).0
+        self.step(|step| step.next_look())
     }
 
     /// Shows the queue position as it is now.
     fn looked(&mut self, look: &PositionLook) -> bool {
         let state = self.document.as_ref();
         let ahead = state.and_then(|state| Ahead::of(state, &look.entry, self.server_now()));
-        self.feed(|line, context, _| line.looked(look, ahead, context));
+        self.step(|step| step.looked(look, ahead));
         ahead.is_some()
     }
 
     fn look_failed(&mut self, look: &PositionLook, error: &StoreError) {
-        self.feed(|line, context, _| line.look_failed(look, error, context));
+        self.step(|step| step.look_failed(look, setback(error)));
     }
 
     /// Lets the time go by until the line looks. Returns the look, and when it has asked before that.
@@ -224,7 +262,7 @@ impl Bench {
 
     /// Lets the time go by until the line has something to do.
     async fn pass(&mut self) {
-        tokio::time::sleep_until(self.line.due_at().expect("there is more to do")).await;
+        tokio::time::sleep_until(self.line.waitlist.due_at().expect("there is more to do")).await;
     }
 
     /// Applies another session's operation to the document; its announcements reach the line unless they get lost.
@@ -239,15 +277,13 @@ impl Bench {
         let state = self.document.as_ref().unwrap();
         let (wake, at) = (state.wake.clone(), state.at);
         for (id, signal) in wake::signals(&wake, "me") {
-            let ((), effects) =
-                self.feed(|line, context, effects| line.signalled(id, signal, at, None, context, effects));
-            carry_out(effects);
+            self.signalled(id, signal, at);
         }
     }
 
-    fn let_go(&mut self, hold: &Hold) -> oneshot::Receiver<super::ReleaseOutcome> {
+    fn let_go(&mut self, hold: &Hold) -> oneshot::Receiver<ReleaseOutcome> {
         let (to, left) = oneshot::channel();
-        self.feed(|line, context, effects| line.let_go(hold, Some(to), context, effects));
+        self.step(|step| step.let_go(hold, Some(to)));
         left
     }
 
@@ -257,17 +293,6 @@ impl Bench {
         holders
             .chain(state.queue.iter().map(|waiter| waiter.id.as_str()))
             .collect()
-    }
-}
-
-fn carry_out(effects: Vec<LineEffect>) {
-    for effect in effects {
-        match effect {
-            LineEffect::Answer(to, outcome) => drop(to.send(outcome)),
-            LineEffect::Released(to, left) => drop(to.send(left)),
-            LineEffect::Lost(hold, reason) => drop(hold.lose(reason)),
-            LineEffect::Doubted(_) => {}
-        }
     }
 }
 
@@ -318,13 +343,11 @@ fn foreign(id: &str, leave: &[&str], request: Option<&str>) -> Operation {
     }
 }
 
-fn try_told() -> AcquireOptions {
+fn tries() -> AcquireOptions {
     AcquireOptions {
-        kind: Kind::Mutex,
-        capacity: 1,
+        used: (Kind::Mutex, 1),
         permits: 1,
-        wait: false,
-        reports_contention: true,
+        patience: Patience::Try,
         reentrant: false,
         terms: Terms::default(),
         owner: Owner::default(),
@@ -333,10 +356,9 @@ fn try_told() -> AcquireOptions {
 
 fn reentrant() -> AcquireOptions {
     AcquireOptions {
-        wait: true,
-        reports_contention: false,
+        patience: Patience::Wait,
         reentrant: true,
-        ..try_told()
+        ..tries()
     }
 }
 
@@ -350,7 +372,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 fn kept_for(bench: &mut Bench, least: Duration) -> Arc<Hold> {
     let mut terms = Terms::default();
     terms.set_at_least(least);
-    let (_, mut outcome) = bench.join_for(AcquireOptions { terms, ..try_told() });
+    let (_, mut outcome) = bench.join_for(AcquireOptions { terms, ..tries() });
     bench.settle();
     held(&mut outcome)
 }

@@ -285,7 +285,7 @@ impl Session {
     }
 
     /// Notes that the stream is closed. Events may be missed from now on, so nothing known of a document is trusted:
-    /// `on_gap` leads, name by name, to `Waitlist::doubt` in `waitlist/news.rs`, by which the head of the queue asks
+    /// `on_gap` leads, name by name, to `Step::doubt` in `waitlist/news.rs`, by which the head of the queue asks
     /// the server at once. The answer also plans the next look at the queue position, as no event will come
     /// (`plan_asking` in `waitlist/timing.rs`). The same is done again when a stream opens.
     fn stream_closed(self: &Arc<Self>, reason: PollingReason, was_open: bool) {

@@ -13,13 +13,12 @@ fn incarnation(born: i64) -> Option<Identity> {
 /// A wish of this client as an incarnation of `worker`.
 fn wanted_as(born: i64) -> AcquireOptions {
     AcquireOptions {
-        wait: true,
-        reports_contention: false,
+        patience: Patience::Wait,
         owner: Owner {
             identity: incarnation(born),
             ..Owner::default()
         },
-        ..try_told()
+        ..tries()
     }
 }
 
@@ -45,7 +44,7 @@ async fn a_later_incarnation_has_the_lock_at_once_and_nobody_else_loses_a_place(
     bench.apply(&request);
     let granted = bench.document.as_ref().unwrap().token;
     bench.failed(&request, Failure::Unavailable);
-    tokio::time::sleep_until(bench.line.due_at().unwrap()).await;
+    tokio::time::sleep_until(bench.line.waitlist.due_at().unwrap()).await;
     bench.settle();
     let hold = held(&mut outcome);
     assert_eq!(hold.token.as_i64(), granted, "granted once");
@@ -67,7 +66,7 @@ async fn who_never_held_gets_in_line_as_everybody() {
     let ours = bench.ids_in_document()[2].to_owned();
     assert_eq!(bench.ids_in_document(), ["c-1", "d-1", &ours]);
     // It is in line, so there is nobody left to put out.
-    bench.feed(|line, context, _| line.doubt(context));
+    bench.step(|step| step.doubt());
     assert!(bench.next().unwrap().requests.unwrap().adopts.is_none());
 }
 
@@ -97,7 +96,7 @@ async fn an_earlier_incarnation_that_waits_is_put_out_and_asks_again_behind() {
         bench.settle();
         bench.foreign(&foreign_as(2, "b.1", "b-1"), announced);
         assert_eq!(bench.ids_in_document(), ["c-1", "b-1"]);
-        bench.feed(|line, context, _| line.doubt(context));
+        bench.step(|step| step.doubt());
         bench.settle();
         assert_eq!(bench.ids_in_document()[..2], ["c-1", "b-1"]);
         assert_eq!(bench.ids_in_document().len(), 3);
@@ -125,10 +124,13 @@ async fn tasks_of_one_client_never_take_from_each_other() {
     bench.settle();
     let first = held(&mut first);
     let (_, mut second) = bench.join_for(wanted_as(1));
-    let (_, mut tried) = bench.join_for(AcquireOptions {
-        wait: false,
-        ..wanted_as(1)
-    });
+    let (_, mut tried) = bench.join_told(
+        AcquireOptions {
+            patience: Patience::Try,
+            ..wanted_as(1)
+        },
+        false,
+    );
     bench.settle();
     assert!(tried.try_recv().unwrap().unwrap().is_none());
     second.try_recv().unwrap_err();

@@ -4,19 +4,17 @@ use super::*;
 use crate::{
     error::store::OutOfTime,
     protocol::document::Malformed,
-    waitlist::{Effect, How, Setback},
+    waitlist::{How, Refusal, Setback},
 };
 
 /// Notes an answer, and returns the way in which each task that it serves is granted the lock.
 fn granted_by(bench: &mut Bench, operation: &Operation, answer: &Answer) -> Vec<How> {
-    let mut effects = Vec::new();
-    bench.feed(|line, context, _| {
-        let state = answer.state.as_ref();
-        line.waitlist
-            .answered(operation, state, &answer.exchange, context, &mut effects);
+    let ((), effects) = bench.feed(|line, context| {
+        let mut step = line.waitlist.step(context);
+        step.answered(operation, answer.state.as_ref(), &answer.exchange);
     });
     let grants = effects.iter().filter_map(|effect| match effect {
-        Effect::Granted { grant, .. } => Some(grant.how),
+        Effect::Granted { hold, .. } => Some(hold.granted().how),
         _ => None,
     });
     grants.collect()
@@ -51,7 +49,7 @@ async fn a_release_right_after_an_answer_that_shows_a_waiter_hands_over() {
     bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
     // The event of the grant is lost.
     bench.foreign(&foreign("a.2", &["a-1"], None), false);
-    bench.feed(|line, context, _| line.doubt(context));
+    bench.step(|step| step.doubt());
     bench.settle();
     let hold = held(&mut outcome);
     let _left = bench.let_go(&hold);
@@ -85,7 +83,7 @@ async fn a_try_that_finds_the_lock_taken_is_told_how_many_wait() {
     for id in ["a-1", "b-1", "c-1"] {
         bench.foreign(&foreign(id, &[], Some(id)), false);
     }
-    let (_, mut tried) = bench.join_for(try_told());
+    let (_, mut tried) = bench.join_for(tries());
     bench.settle();
     let Err(AcquireError::Held { contention, .. }) = tried.try_recv().unwrap() else {
         panic!("it is held");
@@ -134,8 +132,7 @@ async fn a_hold_that_a_later_answer_shows_is_renewed_as_if_the_first_had_come() 
         let (_, mut outcome) = bench.join(true);
         let request = bench.next().unwrap();
         bench.apply(&request);
-        let ((), effects) = bench.feed(|line, context, effects| line.failed(&request, &unanswered(), context, effects));
-        carry_out(effects);
+        bench.fails(&request, &unanswered());
         tokio::time::advance(Duration::from_secs(later)).await;
         let again = bench.next().unwrap();
         let mut answer = bench.apply(&again);
@@ -190,8 +187,8 @@ async fn a_waiter_of_which_an_answer_tells_late_confirms_its_place_in_time() {
         terms.set_lease(Duration::from_secs(5));
         let (_, _outcome) = bench.join_for(AcquireOptions {
             terms,
-            wait: true,
-            ..try_told()
+            patience: Patience::Wait,
+            ..tries()
         });
         let request = bench.next().unwrap();
         let mut answer = bench.apply(&request);
@@ -246,9 +243,7 @@ async fn an_entry_leaves_once_unless_a_request_for_it_may_still_arrive() {
         let entry = bench.line.waitlist.head().unwrap().entry.clone();
         let signal = wake::Signal::Evicted { token: i64::MAX };
         let at = bench.server_now();
-        let ((), effects) =
-            bench.feed(|line, context, effects| line.signalled(&entry, signal, at, None, context, effects));
-        carry_out(effects);
+        bench.signalled(&entry, signal, at);
         entry
     };
 
@@ -265,8 +260,7 @@ async fn an_entry_leaves_once_unless_a_request_for_it_may_still_arrive() {
     bench.foreign(&foreign("a.1", &[], Some("a-1")), false);
     let (_, _outcome) = bench.join(true);
     let request = bench.next().unwrap();
-    let ((), effects) = bench.feed(|line, context, effects| line.failed(&request, &unanswered(), context, effects));
-    carry_out(effects);
+    bench.fails(&request, &unanswered());
     bench.settle();
     let entry = evicted(&mut bench);
     assert_eq!(leaves_of(&mut bench, &entry).await, often);
@@ -285,8 +279,7 @@ async fn an_entry_leaves_once_unless_a_request_for_it_may_still_arrive() {
     let mut bench = Bench::new();
     let (_, mut outcome) = bench.join(true);
     let request = bench.next().unwrap();
-    let ((), effects) = bench.feed(|line, context, effects| line.failed(&request, &unanswered(), context, effects));
-    carry_out(effects);
+    bench.fails(&request, &unanswered());
     bench.settle();
     let hold = held(&mut outcome);
     let _left = bench.let_go(&hold);
@@ -297,12 +290,11 @@ async fn an_entry_leaves_once_unless_a_request_for_it_may_still_arrive() {
     bench.foreign(&foreign("a.1", &[], Some("a-1")), false);
     let (_, mut outcome) = bench.join(true);
     bench.settle();
-    bench.feed(|line, context, _| line.doubt(context));
+    bench.step(|step| step.doubt());
     let request = bench.next().unwrap();
     bench.foreign(&foreign("b.1", &["a-1"], None), true);
     let hold = held(&mut outcome);
-    let ((), effects) = bench.feed(|line, context, effects| line.failed(&request, &unanswered(), context, effects));
-    carry_out(effects);
+    bench.fails(&request, &unanswered());
     let _left = bench.let_go(&hold);
     assert_eq!(leaves_of(&mut bench, &hold.id).await, often);
 
@@ -313,8 +305,7 @@ async fn an_entry_leaves_once_unless_a_request_for_it_may_still_arrive() {
     bench.apply(&request);
     let entry = bench.ids_in_document()[0].to_owned();
     let unreadable = StoreError::from(Malformed::occupied("x".to_owned()));
-    let ((), effects) = bench.feed(|line, context, effects| line.failed(&request, &unreadable, context, effects));
-    carry_out(effects);
+    bench.fails(&request, &unreadable);
     assert!(matches!(outcome.try_recv().unwrap(), Err(AcquireError::Server(_))));
     assert_eq!(leaves_of(&mut bench, &entry).await, often);
 }
@@ -344,15 +335,14 @@ async fn a_server_that_runs_out_of_time_is_asked_again_after_a_pause_and_counted
     };
     for times in 1..=3 {
         let request = bench.next().unwrap();
-        let ((), effects) = bench.feed(|line, context, effects| line.failed(&request, &out_of_time, context, effects));
-        carry_out(effects);
-        assert_eq!(bench.line.timed_out().overdue, times);
+        bench.fails(&request, &out_of_time);
+        assert_eq!(bench.line.waitlist.timed_out().overdue, times);
         assert!(bench.next().is_none(), "not at once");
         bench.pass().await;
     }
     let request = bench.next().unwrap();
     bench.failed(&request, Failure::Unavailable);
-    assert_eq!(bench.line.timed_out().overdue, 0, "a cut is none of them");
+    assert_eq!(bench.line.waitlist.timed_out().overdue, 0, "a cut is none of them");
 }
 
 #[tokio::test(start_paused = true)]
@@ -361,14 +351,13 @@ async fn a_late_answer_takes_out_at_once_what_only_it_has_put_in() {
     let mut bench = Bench::new();
     let (key, _outcome) = bench.join(true);
     let late = bench.next().unwrap();
-    let ((), effects) = bench.feed(|line, context, effects| line.failed(&late, &unanswered(), context, effects));
-    carry_out(effects);
+    bench.fails(&late, &unanswered());
     bench.give_up(key);
     bench.settle();
     bench.foreign(&foreign("a.1", &[], Some("a-1")), false);
     let state = bench.apply(&late).state.unwrap();
     assert_eq!(bench.ids_in_document().len(), 2);
-    bench.feed(|line, context, _| line.applied_late(&late, &state, context));
+    bench.step(|step| step.applied_late(&late, &state));
     bench.settle();
     assert_eq!(bench.ids_in_document(), ["a-1"]);
 
@@ -380,22 +369,30 @@ async fn a_late_answer_takes_out_at_once_what_only_it_has_put_in() {
     bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
     let state = bench.document.clone().unwrap();
     bench.failed(&late, Failure::Refused);
-    assert!(bench.line.is_unused() && bench.feed(|line, context, _| line.cancel(key, context)).0.is_none());
-    bench.feed(|line, context, _| line.applied_late(&late, &state, context));
-    assert!(bench.line.is_unused());
+    assert!(bench.line.waitlist.is_unused() && bench.step(|step| step.cancel(key)).is_none());
+    bench.step(|step| step.applied_late(&late, &state));
+    assert!(bench.line.waitlist.is_unused());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_try_that_finds_no_server_is_told_at_once_and_a_waiter_asks_on() {
     for (waits, told) in [(false, true), (true, false)] {
         let mut bench = Bench::new();
-        let (key, _outcome) = bench.join(waits);
+        let (_, _outcome) = bench.join(waits);
         let request = bench.next().unwrap();
-        let mut effects = Vec::new();
-        bench.feed(|line, context, _| {
-            line.waitlist.failed(&request, Setback::NoServer, context, &mut effects);
+        let ((), effects) = bench.feed(|line, context| {
+            line.waitlist.step(context).failed(&request, Setback::NoServer);
         });
-        assert_eq!(matches!(effects[..], [Effect::Failed { key: it }] if it == key), told);
+        let failed = |effect: &Effect| {
+            matches!(
+                effect,
+                Effect::Refused {
+                    why: Refusal::Failed,
+                    ..
+                }
+            )
+        };
+        assert_eq!(matches!(&effects[..], [effect] if failed(effect)), told);
         assert_eq!(effects.is_empty(), !told);
     }
 }

@@ -31,7 +31,7 @@ async fn a_request_that_arrives_after_its_grant_was_broken_leaves_no_ghost() {
     let (_, mut outcome) = bench.join(true);
     bench.settle();
     // It asks once more, and the request takes its time.
-    bench.feed(|line, context, _| line.doubt(context));
+    bench.step(|step| step.doubt());
     let operation = bench.next().expect("it asks");
     bench.foreign(&foreign("other.2", &["other-1"], None), true);
     let hold = held(&mut outcome);
@@ -55,13 +55,11 @@ async fn an_eviction_that_comes_late_ends_no_later_grant() {
     bench.foreign(&foreign("other.2", &["other-1"], None), false);
     bench.foreign(&breaking("other.3"), false);
     let broken = bench.document.as_ref().expect("there is one").clone();
-    bench.feed(|line, context, _| line.doubt(context));
+    bench.step(|step| step.doubt());
     bench.settle();
     let hold = held(&mut outcome);
     for (id, signal) in wake::signals(&broken.wake, "me") {
-        let ((), effects) =
-            bench.feed(|line, context, effects| line.signalled(id, signal, broken.at, None, context, effects));
-        carry_out(effects);
+        bench.signalled(id, signal, broken.at);
     }
     assert_eq!(hold.lost_reason(), None, "another grant was broken");
     assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
@@ -73,7 +71,7 @@ async fn a_request_whose_answer_is_lost_after_its_grant_was_broken_leaves_no_gho
     bench.foreign(&foreign("other.1", &[], Some("other-1")), true);
     let (_, mut outcome) = bench.join(true);
     bench.settle();
-    bench.feed(|line, context, _| line.doubt(context));
+    bench.step(|step| step.doubt());
     let operation = bench.next().expect("it asks");
     bench.foreign(&foreign("other.2", &["other-1"], None), true);
     let hold = held(&mut outcome);
@@ -83,9 +81,7 @@ async fn a_request_whose_answer_is_lost_after_its_grant_was_broken_leaves_no_gho
     bench.apply(&operation);
     assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
     for (id, signal) in wake::signals(&broken.wake, "me") {
-        let ((), effects) =
-            bench.feed(|line, context, effects| line.signalled(id, signal, broken.at, None, context, effects));
-        carry_out(effects);
+        bench.signalled(id, signal, broken.at);
     }
     assert_eq!(hold.lost_reason(), Some(LostReason::Broken));
     bench.failed(&operation, Failure::Unavailable);

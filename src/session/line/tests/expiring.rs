@@ -23,13 +23,13 @@ async fn expired_after(bench: &mut Bench, half_way: impl FnOnce(&mut Bench)) -> 
 fn join(bench: &mut Bench) -> Receiver {
     let mut terms = Terms::default();
     terms.set_fixed(10 * SECOND);
-    bench.join_for(AcquireOptions { terms, ..try_told() }).1
+    bench.join_for(AcquireOptions { terms, ..tries() }).1
 }
 
 async fn expire(bench: &mut Bench, hold: &Hold) {
     tokio::time::sleep_until(hold.deadline()).await;
     assert_eq!(hold.lost_reason(), Some(LostReason::Elapsed));
-    bench.feed(|line, context, effects| line.let_go(hold, None, context, effects));
+    bench.step(|step| step.let_go(hold, None));
 }
 
 /// Another process gives the holder its whole time again.
@@ -94,16 +94,14 @@ async fn a_hold_that_somebody_renewed_is_not_taken_out() {
     for _ in 0..10 {
         assert!(is_held(&mut bench) && is_there(&bench));
         let (token, at) = (hold.granted_as, bench.server_now());
-        if !bench.line.is_unused() {
-            bench.feed(|line, context, effects| {
-                line.signalled(&hold.id, wake::Signal::Granted { token }, at, None, context, effects);
-            });
+        if !bench.line.waitlist.is_unused() {
+            bench.signalled(&hold.id, wake::Signal::Granted { token }, at);
             bench.settle();
         }
         tokio::time::advance(5 * SECOND).await;
         renew(&mut bench);
     }
-    assert!(bench.line.is_unused());
+    assert!(bench.line.waitlist.is_unused());
     tokio::time::advance(10 * SECOND).await;
     assert!(!is_held(&mut bench));
 }
@@ -143,7 +141,7 @@ async fn a_sweep_takes_out_what_a_late_request_has_put_in_and_spares_the_hold() 
         bench.apply(&request);
         let token = bench.document.as_ref().unwrap().holders[0].token;
         assert_eq!(token == hold.granted_as, renewed);
-        while let Some(due) = bench.line.due_at().filter(|due| *due < swept) {
+        while let Some(due) = bench.line.waitlist.due_at().filter(|due| *due < swept) {
             tokio::time::sleep_until(due).await;
             bench.settle();
         }
@@ -159,12 +157,12 @@ async fn an_answer_that_is_older_than_the_grant_takes_nothing_out() {
     let mut terms = Terms::default();
     terms.set_fixed(10 * SECOND);
     let (_, mut outcome) = bench.join_for(AcquireOptions {
-        wait: true,
+        patience: Patience::Wait,
         terms,
-        ..try_told()
+        ..tries()
     });
     bench.settle();
-    bench.feed(|line, context, _| line.doubt(context));
+    bench.step(|step| step.doubt());
     let asks = bench.next().expect("it asks");
     let late = bench.apply(&asks);
     bench.foreign(&foreign("other.2", &["other-1"], None), true);
@@ -179,15 +177,15 @@ async fn an_answer_that_is_older_than_the_grant_takes_nothing_out() {
 async fn a_hold_that_is_over_is_remembered_for_as_long_as_the_server_may_have_it() {
     let mut bench = Bench::new();
     expired(&mut bench).await;
-    assert!(!bench.line.is_unused());
-    let due = bench.line.due_at().expect("it is forgotten then") - Instant::now();
+    assert!(!bench.line.waitlist.is_unused());
+    let due = bench.line.waitlist.due_at().expect("it is forgotten then") - Instant::now();
     assert!(due > 10 * SECOND && due < 12 * SECOND, "{due:?}");
     tokio::time::advance(due).await;
     assert!(bench.next().is_none());
-    assert!(bench.line.is_unused());
+    assert!(bench.line.waitlist.is_unused());
     // A shutdown does not wait for that.
     let mut bench = Bench::new();
     expired(&mut bench).await;
-    bench.feed(|line, context, effects| line.close(context, effects));
-    assert!(bench.line.is_unused());
+    bench.step(|step| step.close());
+    assert!(bench.line.waitlist.is_unused());
 }

@@ -99,7 +99,7 @@ async fn who_knocks_asks_in_full_when_the_document_may_have_changed() {
     let (_, mut outcome) = bench.join(true);
     bench.settle();
     bench.document = None;
-    bench.feed(|line, context, _| line.doubt(context));
+    bench.step(|step| step.doubt());
     bench.settle();
     assert!(held(&mut outcome).lost_reason().is_none());
 }

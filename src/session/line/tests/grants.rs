@@ -54,7 +54,7 @@ async fn a_grant_is_not_given_up_as_the_servers_clock_is_hardly_known() {
         let _ = bench.clock.note(&slow, &bench.config);
         // A question that is on its way has an answer from before the grant.
         let question = asks.then(|| {
-            bench.feed(|line, context, _| line.doubt(context));
+            bench.step(|step| step.doubt());
             let question = bench.next().unwrap();
             let state = state::apply(bench.document.as_ref(), &question, bench.server_now());
             let (state, exchange) = (state, slow);
@@ -89,9 +89,7 @@ async fn a_grant_is_not_stretched_by_a_server_clock_that_was_set_ahead() {
     let ahead = ServerTime(bench.server_now().0 + 3_600_000);
     let id = bench.ids_in_document()[1].to_owned();
     let granted = wake::Signal::Granted { token: 1_000_000_002 };
-    let ((), effects) =
-        bench.feed(|line, context, effects| line.signalled(&id, granted, ahead, None, context, effects));
-    carry_out(effects);
+    bench.signalled(&id, granted, ahead);
     assert!(held(&mut outcome).safe_for() <= bench.config.claim_lease);
 }
 
@@ -135,7 +133,7 @@ async fn a_deletion_that_overtakes_the_answer_is_not_forgotten() {
     let answer = bench.apply(&operation);
     // The event of the deletion arrives before the answer that the waiter is queued.
     bench.document = None;
-    bench.feed(|line, context, _| line.doubt(context));
+    bench.step(|step| step.doubt());
     bench.answered(&operation, &answer);
     bench.settle();
     held(&mut outcome);
@@ -147,9 +145,9 @@ async fn a_fixed_hold_is_renewed_until_its_grant_is_confirmed_and_no_longer() {
     let mut terms = Terms::default();
     terms.set_fixed(Duration::from_secs(20));
     let fixed = AcquireOptions {
-        wait: true,
+        patience: Patience::Wait,
         terms,
-        ..try_told()
+        ..tries()
     };
     let (_, mut outcome) = bench.join_for(fixed.clone());
     bench.settle();

@@ -10,8 +10,7 @@ use crate::{
 pub(super) fn release(bench: &mut Bench, hold: &Hold) -> bool {
     assert_eq!(hold.exit(), Remains::Nothing);
     let (to, mut left) = oneshot::channel();
-    let ((), effects) = bench.feed(|line, context, effects| line.let_go(hold, Some(to), context, effects));
-    carry_out(effects);
+    bench.step(|step| step.let_go(hold, Some(to)));
     let answered = left.try_recv();
     if let Ok(left) = &answered {
         assert_eq!(*left.as_ref().unwrap(), wake::Left::Holder);
@@ -54,7 +53,7 @@ async fn a_lock_goes_from_task_to_task_without_the_server() {
     // One for each range and a few to begin with and to end.
     let ranges = 1_000 / usize::try_from(RANGE).unwrap() + 1;
     assert!(bench.operations <= ranges + 5, "{} operations", bench.operations);
-    assert!(bench.line.is_unused());
+    assert!(bench.line.waitlist.is_unused());
 }
 
 #[tokio::test(start_paused = true)]
@@ -106,9 +105,7 @@ async fn another_client_whose_event_is_lost_is_seen_in_whatever_shows_it() {
         if by_reading {
             let document = bench.document.clone().map(Ok);
             let entries = [first.id.clone()];
-            bench.feed(|line, context, effects| {
-                line.verified(document.as_ref(), Some(context.now), &entries, context, effects)
-            });
+            bench.step(|step| step.verified(document.as_ref(), Some(Instant::now()), &entries));
         } else {
             bench.settle();
         }
@@ -152,7 +149,7 @@ async fn events_that_may_have_been_missed_end_the_handing_on() {
     let mut bench = Bench::new();
     let tasks = waiters(&mut bench, 10);
     let (hold, _tasks) = handing_on(&mut bench, tasks);
-    bench.feed(|line, context, _| line.doubt(context));
+    bench.step(|step| step.doubt());
     assert!(!release(&mut bench, &hold));
 }
 
@@ -186,7 +183,7 @@ async fn the_next_task_inherits_the_deadline_and_no_more() {
     // A process that stood still past the deadline sees the loss with its first look, and hands nothing on.
     tokio::time::advance(bench.config.lease).await;
     assert_eq!(third.exit(), Remains::Lost(LostReason::Expired));
-    let ((), effects) = bench.feed(|line, context, effects| line.let_go(&third, None, context, effects));
+    let ((), effects) = bench.feed(|line, context| line.waitlist.step(context).let_go(&third, None));
     assert!(effects.is_empty());
 }
 
@@ -198,9 +195,9 @@ async fn a_hold_that_was_handed_on_is_let_go_of_by_nobody_but_its_present_task()
     let (second, mut tasks) = handing_on(&mut bench, tasks);
     assert!(release(&mut bench, &second));
     let third = held(&mut tasks.next().unwrap());
-    assert!(!bench.line.has(&second) && bench.line.has(&third));
+    assert!(!bench.line.waitlist.has(&second) && bench.line.waitlist.has(&third));
     let before = bench.operations;
-    bench.feed(|line, context, effects| line.let_go(&second, None, context, effects));
+    bench.step(|step| step.let_go(&second, None));
     bench.settle();
     assert_eq!((third.lost_reason(), bench.operations), (None, before));
     assert!(tasks.next().unwrap().try_recv().is_err());
@@ -228,9 +225,8 @@ async fn a_lease_in_doubt_and_a_lock_that_is_kept_go_through_the_server() {
 #[tokio::test(start_paused = true)]
 async fn only_what_is_alike_is_handed_on() {
     let plain = AcquireOptions {
-        wait: true,
-        reports_contention: false,
-        ..try_told()
+        patience: Patience::Wait,
+        ..tries()
     };
     let on = |set: fn(&mut Terms)| {
         let mut terms = Terms::default();
@@ -297,8 +293,7 @@ async fn two_tasks_that_take_turns_need_the_server_only_for_the_place_in_its_que
     for turn in 0..1_000 {
         let (_, mut next) = bench.join(true);
         assert_eq!(hold.exit(), Remains::Nothing);
-        let ((), effects) = bench.feed(|line, context, effects| line.let_go(&hold, None, context, effects));
-        carry_out(effects);
+        bench.step(|step| step.let_go(&hold, None));
         while next.is_empty() {
             let operation = on_its_way.take().or_else(|| bench.next()).expect("it is asked for");
             let answer = bench.apply(&operation);
@@ -325,7 +320,7 @@ async fn two_tasks_that_take_turns_need_the_server_only_for_the_place_in_its_que
     }
     drop(bench.let_go(&hold));
     bench.settle();
-    assert!(bench.line.is_unused() && bench.ids_in_document().is_empty());
+    assert!(bench.line.waitlist.is_unused() && bench.ids_in_document().is_empty());
 }
 
 /// The task that has taken the place over gives up.
@@ -351,5 +346,5 @@ async fn a_place_in_the_queue_leaves_with_the_last_task_that_took_it_over() {
     assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
     let third = held(&mut third);
     assert!(!release(&mut bench, &third));
-    assert!(bench.line.is_unused() && bench.ids_in_document().is_empty());
+    assert!(bench.line.waitlist.is_unused() && bench.ids_in_document().is_empty());
 }

@@ -17,11 +17,9 @@ fn keeping() -> Bench {
 
 fn options() -> AcquireOptions {
     AcquireOptions {
-        kind: Kind::Mutex,
-        capacity: 1,
+        used: (Kind::Mutex, 1),
         permits: 1,
-        wait: true,
-        reports_contention: false,
+        patience: Patience::Wait,
         reentrant: false,
         terms: Terms::default(),
         owner: Owner::default(),
@@ -44,17 +42,15 @@ fn idle(bench: &mut Bench) -> Arc<Hold> {
 }
 
 fn is_idle_here(bench: &Bench) -> bool {
-    let mut held = bench.line.holds();
+    let mut held = bench.line.waitlist.holds();
     held.any(|hold| hold.is_idle && hold.lost_reason().is_none())
 }
 
 /// The document as the client reads it to see whether others wait.
 fn read(bench: &mut Bench) {
     let document = bench.document.clone().map(Ok);
-    let ids: Vec<String> = bench.line.holds().map(|hold| hold.id.clone()).collect();
-    let ((), effects) = bench
-        .feed(|line, context, effects| line.verified(document.as_ref(), Some(context.now), &ids, context, effects));
-    carry_out(effects);
+    let ids: Vec<String> = bench.line.waitlist.holds().map(|hold| hold.id.clone()).collect();
+    bench.step(|step| step.verified(document.as_ref(), Some(Instant::now()), &ids));
 }
 
 #[tokio::test(start_paused = true)]
@@ -62,14 +58,8 @@ async fn a_lock_that_has_stayed_is_taken_again_without_the_server() {
     let mut bench = keeping();
     let mut last = idle(&mut bench).token;
     assert_eq!(bench.operations, 1);
-    for patience in [true, false, true] {
-        let (hold, operations) = acquire(
-            &mut bench,
-            AcquireOptions {
-                wait: patience,
-                ..options()
-            },
-        );
+    for patience in [Patience::Wait, Patience::Try, Patience::Wait] {
+        let (hold, operations) = acquire(&mut bench, AcquireOptions { patience, ..options() });
         assert_eq!(operations, 0);
         assert!(hold.token > last && hold.token.as_i64() <= bench.document.as_ref().unwrap().token);
         assert_eq!(hold.granted_as, bench.document.as_ref().unwrap().holders[0].token);
@@ -92,7 +82,7 @@ async fn it_goes_back_at_once_when_another_client_waits() {
     bench.foreign(&foreign("b.1", &[], Some("b-1")), true);
     bench.settle();
     assert_eq!(bench.ids_in_document(), ["b-1"]);
-    assert!(bench.line.is_unused());
+    assert!(bench.line.waitlist.is_unused());
 }
 
 #[tokio::test(start_paused = true)]
@@ -112,7 +102,7 @@ async fn another_client_whose_event_is_lost_waits_until_the_document_is_read() {
             bench.settle();
             assert!(is_idle_here(&bench));
             tokio::time::advance(SECOND).await;
-            assert!(bench.line.due_at().unwrap() <= Instant::now());
+            assert!(bench.line.waitlist.due_at().unwrap() <= Instant::now());
         }
         bench.settle();
         assert_eq!(bench.ids_in_document(), ["b-1"], "{reads}");
@@ -124,7 +114,7 @@ async fn it_goes_back_when_its_time_is_over() {
     let mut bench = keeping();
     bench.config.keep_idle = 3 * SECOND;
     idle(&mut bench);
-    assert_eq!(bench.line.due_at(), Some(Instant::now() + 3 * SECOND));
+    assert_eq!(bench.line.waitlist.due_at(), Some(Instant::now() + 3 * SECOND));
     // Taken again, it stays for as long again.
     tokio::time::advance(2 * SECOND).await;
     idle(&mut bench);
@@ -133,7 +123,7 @@ async fn it_goes_back_when_its_time_is_over() {
     assert!(is_idle_here(&bench));
     tokio::time::advance(SECOND).await;
     bench.settle();
-    assert!(bench.line.is_unused() && bench.ids_in_document().is_empty());
+    assert!(bench.line.waitlist.is_unused() && bench.ids_in_document().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -175,15 +165,14 @@ async fn nothing_stays_that_is_not_to_be_handed_on() {
     let mut unstreamed = keeping();
     unstreamed.stream = StreamState::Unavailable;
     let mut guarded = keeping();
-    guarded.line.note_guarded();
+    guarded.line.waitlist.note_guarded();
     for (case, bench) in [&mut off, &mut unstreamed, &mut guarded].into_iter().enumerate() {
         let (hold, _) = acquire(bench, options());
         assert!(!release(bench, &hold), "{case}");
-        assert!(bench.line.is_unused(), "{case}");
+        assert!(bench.line.waitlist.is_unused(), "{case}");
     }
     let reader = AcquireOptions {
-        kind: Kind::RwLock,
-        capacity: 1 << 20,
+        used: (Kind::RwLock, 1 << 20),
         ..options()
     };
     let mut bench = keeping();
@@ -233,14 +222,14 @@ async fn before_the_stream_is_open_it_stays_for_a_moment() {
     let mut bench = keeping();
     bench.stream = StreamState::OnDemand;
     idle(&mut bench);
-    assert_eq!(bench.line.due_at(), Some(Instant::now() + SECOND));
-    assert_eq!(bench.line.need(), Need::Stream);
+    assert_eq!(bench.line.waitlist.due_at(), Some(Instant::now() + SECOND));
+    assert_eq!(bench.line.waitlist.need(), Need::Stream);
     tokio::time::advance(SECOND / 2).await;
     bench.stream = StreamState::Open;
-    bench.feed(|line, context, _| line.doubt(context));
+    bench.step(|step| step.doubt());
     // Nobody has it before it is read, and it does not stay for long either.
     bench.settle();
-    assert_eq!(bench.line.due_at(), Some(Instant::now() + SECOND));
+    assert_eq!(bench.line.waitlist.due_at(), Some(Instant::now() + SECOND));
     read(&mut bench);
     bench.settle();
     assert_eq!(acquire(&mut bench, options()).1, 0);
@@ -251,22 +240,22 @@ async fn before_the_stream_is_open_it_stays_for_a_moment() {
     idle(&mut bench);
     tokio::time::advance(SECOND).await;
     bench.settle();
-    assert!(bench.line.is_unused());
+    assert!(bench.line.waitlist.is_unused());
 }
 
 #[tokio::test(start_paused = true)]
 async fn while_events_may_be_missing_nobody_gets_it_but_from_the_server() {
     let mut bench = keeping();
     idle(&mut bench);
-    bench.feed(|line, context, _| line.doubt(context));
+    bench.step(|step| step.doubt());
     assert_eq!(acquire(&mut bench, options()).1, 1);
 
     let mut bench = keeping();
     idle(&mut bench);
-    bench.feed(|line, context, _| line.doubt(context));
+    bench.step(|step| step.doubt());
     tokio::time::advance(SECOND).await;
     bench.settle();
-    assert!(bench.line.is_unused() && bench.ids_in_document().is_empty());
+    assert!(bench.line.waitlist.is_unused() && bench.ids_in_document().is_empty());
 }
 
 /// Its lease is the one that was left, it is renewed, and it can be lost like any other.
@@ -276,7 +265,7 @@ async fn its_lease_goes_on() {
     let (hold, _) = acquire(&mut bench, options());
     let inherited = (hold.deadline(), hold.renew_at());
     assert!(release(&mut bench, &hold));
-    let stays = bench.line.holds().next().cloned().unwrap();
+    let stays = bench.line.waitlist.holds().next().cloned().unwrap();
     // It is read soon.
     let soon = Some(Instant::now() + 5 * SECOND);
     assert!(inherited.1 > soon);
@@ -286,7 +275,7 @@ async fn its_lease_goes_on() {
     assert_eq!((again.deadline(), again.renew_at()), (inherited.0, soon));
     assert!(release(&mut bench, &again));
     // While a renewal is on its way it might still show the lock as idle.
-    let stays = bench.line.holds().next().cloned().unwrap();
+    let stays = bench.line.waitlist.holds().next().cloned().unwrap();
     stays.renewing(Instant::now() + SECOND);
     assert_eq!(acquire(&mut bench, options()).1, 1);
 
@@ -308,7 +297,7 @@ async fn what_is_shown_as_idle_is_soon_shown_as_held() {
     let mut bench = keeping();
     idle(&mut bench);
     let planned = {
-        let stays = bench.line.holds().next().unwrap();
+        let stays = bench.line.waitlist.holds().next().unwrap();
         stays.note_shown_idle();
         stays.renew_at()
     };
@@ -317,7 +306,7 @@ async fn what_is_shown_as_idle_is_soon_shown_as_held() {
     assert_eq!((operations, hold.schedule().renew_at), (0, Some(soon)));
     // A task that is done before that need not show it, and hands the hold on as it is.
     assert!(release(&mut bench, &hold));
-    let stays = bench.line.holds().next().cloned().unwrap();
+    let stays = bench.line.waitlist.holds().next().cloned().unwrap();
     assert!(stays.is_shown_idle());
     assert_eq!(stays.renew_at(), planned);
     // While that is being written, it does not stay.
@@ -329,7 +318,7 @@ async fn what_is_shown_as_idle_is_soon_shown_as_held() {
     hold.renewed(Deadline::at(sent + Duration::from_secs(60)), sent);
     assert!(!hold.is_shown_idle());
     assert!(release(&mut bench, &hold));
-    assert!(!bench.line.holds().next().unwrap().is_shown_idle());
+    assert!(!bench.line.waitlist.holds().next().unwrap().is_shown_idle());
     let (hold, _) = acquire(&mut bench, options());
     hold.renewing(Instant::now() + SECOND);
     assert!(!release(&mut bench, &hold));
@@ -350,9 +339,9 @@ async fn what_was_held_for_long_stays_once_its_document_is_read() {
             bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
         }
         assert_eq!(hold.exit(), Remains::Nothing);
-        let ((), effects) = bench.feed(|line, context, effects| line.let_go(&hold, None, context, effects));
-        assert!(matches!(&effects[..], [LineEffect::Doubted(stays)] if stays.is_idle));
-        assert_eq!(bench.line.due_at(), Some(Instant::now() + SECOND));
+        let ((), effects) = bench.feed(|line, context| line.waitlist.step(context).let_go(&hold, None));
+        assert!(matches!(&effects[..], [Effect::Doubted(stays)] if stays.is_idle));
+        assert_eq!(bench.line.waitlist.due_at(), Some(Instant::now() + SECOND));
         read(&mut bench);
         bench.settle();
         assert_eq!(is_idle_here(&bench), !others);
@@ -369,19 +358,19 @@ async fn a_reading_from_before_a_doubt_does_not_end_it() {
     idle(&mut bench);
     let (document, ids) = (
         bench.document.clone().map(Ok),
-        vec![bench.line.holds().next().unwrap().id.clone()],
+        vec![bench.line.waitlist.holds().next().unwrap().id.clone()],
     );
     let before = Instant::now();
     tokio::time::advance(Duration::from_millis(1)).await;
-    bench.feed(|line, context, _| line.doubt(context));
-    bench.feed(|line, context, effects| line.verified(document.as_ref(), Some(before), &ids, context, effects));
+    bench.step(|step| step.doubt());
+    bench.step(|step| step.verified(document.as_ref(), Some(before), &ids));
     // Nor one from between two of them; but how long it stays in doubt counts from the first.
     let between = Instant::now();
     tokio::time::advance(Duration::from_millis(100)).await;
-    bench.feed(|line, context, _| line.doubt(context));
-    bench.feed(|line, context, effects| line.verified(document.as_ref(), Some(between), &ids, context, effects));
+    bench.step(|step| step.doubt());
+    bench.step(|step| step.verified(document.as_ref(), Some(between), &ids));
     bench.settle();
-    assert_eq!(bench.line.due_at(), Some(between + SECOND));
+    assert_eq!(bench.line.waitlist.due_at(), Some(between + SECOND));
     assert_eq!(acquire(&mut bench, options()).1, 1);
 }
 
@@ -392,14 +381,14 @@ async fn a_stream_that_breaks_for_a_moment_costs_nobody_what_stays() {
         let mut bench = keeping();
         idle(&mut bench);
         bench.stream = StreamState::Unavailable;
-        bench.feed(|line, context, _| line.doubt(context));
+        bench.step(|step| step.doubt());
         // This shows nothing of what comes later.
         read(&mut bench);
         bench.settle();
         assert!(is_idle_here(&bench));
         tokio::time::advance(Duration::from_millis(moment)).await;
         bench.stream = StreamState::Open;
-        bench.feed(|line, context, _| line.doubt(context));
+        bench.step(|step| step.doubt());
         bench.settle();
         read(&mut bench);
         bench.settle();
@@ -428,19 +417,18 @@ async fn what_is_handed_on_to_whoever_waits_is_so_for_no_longer_than_ever() {
 async fn a_client_that_shuts_down_keeps_nothing() {
     let mut bench = keeping();
     idle(&mut bench);
-    let ((), effects) = bench.feed(|line, context, effects| line.close(context, effects));
-    carry_out(effects);
+    bench.step(|step| step.close());
     // A client that shuts down lets go of it with all others.
-    let stays = bench.line.holds().next().cloned().unwrap();
+    let stays = bench.line.waitlist.holds().next().cloned().unwrap();
     assert!(stays.lose(LostReason::Released));
     assert!(!released_here(&mut bench, &stays));
-    assert!(bench.line.is_unused() && bench.ids_in_document().is_empty());
+    assert!(bench.line.waitlist.is_unused() && bench.ids_in_document().is_empty());
     // Nothing stays that is released after that.
     let mut bench = keeping();
     let (hold, _) = acquire(&mut bench, options());
-    bench.feed(|line, context, effects| line.close(context, effects));
+    bench.step(|step| step.close());
     assert!(!release(&mut bench, &hold));
-    assert!(bench.line.is_unused());
+    assert!(bench.line.waitlist.is_unused());
 }
 
 /// Lets go of a hold that is over. Returns whether that took no operation.

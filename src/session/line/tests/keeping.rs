@@ -20,7 +20,7 @@ async fn a_release_that_keeps_the_lock_does_so_once_however_often_it_is_sent() {
     bench.settle();
     assert_eq!(left.try_recv().unwrap().unwrap(), wake::Left::Kept);
     assert_eq!(bench.document.as_ref().unwrap().holders, kept);
-    assert!(bench.line.is_unused());
+    assert!(bench.line.waitlist.is_unused());
     // And a first one that was on its way meanwhile.
     bench.apply(&release);
     assert_eq!(bench.document.as_ref().unwrap().holders, kept);
@@ -36,9 +36,9 @@ async fn nothing_that_comes_late_opens_a_lock_that_is_kept() {
         let mut terms = Terms::default();
         terms.set_at_least(MINUTE);
         let (_, mut outcome) = bench.join_for(AcquireOptions {
-            wait: true,
+            patience: Patience::Wait,
             terms,
-            ..try_told()
+            ..tries()
         });
         bench.settle();
         let _left = bench.let_go(&before);
@@ -56,9 +56,7 @@ async fn nothing_that_comes_late_opens_a_lock_that_is_kept() {
     // The event of its grant, of which this client knows nothing any more.
     let token = hold.token.as_i64();
     let at = bench.server_now();
-    bench.feed(|line, context, effects| {
-        line.signalled(&hold.id, wake::Signal::Granted { token }, at, None, context, effects);
-    });
+    bench.signalled(&hold.id, wake::Signal::Granted { token }, at);
     bench.settle();
     assert!(is_kept(&bench));
     // An answer that shows it.
@@ -88,7 +86,7 @@ async fn a_lock_that_was_lost_stays_taken_for_its_least_time() {
     assert!(MINUTE > bench.config.lease);
     tokio::time::sleep_until(hold.deadline()).await;
     assert_eq!(hold.lost_reason(), Some(LostReason::Expired));
-    bench.feed(|line, context, effects| line.let_go(&hold, None, context, effects));
+    bench.step(|step| step.let_go(&hold, None));
     assert!(bench.next().is_none());
     let holder = bench.document.as_ref().unwrap().holders[0].clone();
     assert_eq!(holder.until, holder.since.plus_millis(60_000));
@@ -102,12 +100,12 @@ async fn a_lock_that_is_held_too_long_is_kept_for_its_least_time() {
     let mut terms = Terms::default();
     terms.set_at_least(MINUTE);
     terms.set_lose_after(MINUTE / 6);
-    let (_, mut outcome) = bench.join_for(AcquireOptions { terms, ..try_told() });
+    let (_, mut outcome) = bench.join_for(AcquireOptions { terms, ..tries() });
     bench.settle();
     let hold = held(&mut outcome);
     tokio::time::advance(MINUTE / 6).await;
     assert_eq!(hold.lost_reason(), Some(LostReason::HeldTooLong));
-    bench.feed(|line, context, effects| line.let_go(&hold, None, context, effects));
+    bench.step(|step| step.let_go(&hold, None));
     bench.settle();
     let holder = &bench.document.as_ref().unwrap().holders[0];
     assert!(holder.is_kept());
@@ -148,7 +146,7 @@ async fn a_waiter_is_told_that_the_lock_is_kept_for_another_time() {
     bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
     let (_, mut waiting) = bench.join(true);
     bench.settle();
-    let in_line = bench.line.due_at().unwrap() - Instant::now();
+    let in_line = bench.line.waitlist.due_at().unwrap() - Instant::now();
     assert!(in_line > Duration::from_secs(10), "{in_line:?}");
     let token = bench.document.as_ref().unwrap().token;
     let kept = vec![Kept {
@@ -162,7 +160,7 @@ async fn a_waiter_is_told_that_the_lock_is_kept_for_another_time() {
     };
     bench.foreign(&released, true);
     bench.settle();
-    let in_line = bench.line.due_at().unwrap() - Instant::now();
+    let in_line = bench.line.waitlist.due_at().unwrap() - Instant::now();
     assert!(in_line <= Duration::from_millis(3_100), "{in_line:?}");
     tokio::time::advance(in_line).await;
     bench.settle();

@@ -7,7 +7,7 @@ async fn a_leave_follows_the_request_it_undoes() {
     let mut bench = Bench::new();
     let (key, outcome) = bench.join(true);
     let request = bench.next().unwrap();
-    bench.feed(|line, context, _| line.cancel(key, context));
+    bench.step(|step| step.cancel(key));
     drop(outcome);
     assert!(bench.next().is_none(), "nothing overtakes what is on its way");
     let answer = bench.apply(&request);
@@ -15,7 +15,7 @@ async fn a_leave_follows_the_request_it_undoes() {
     assert_eq!(bench.ids_in_document().len(), 1);
     bench.settle();
     assert_eq!(bench.ids_in_document().len(), 0);
-    assert!(bench.line.is_unused());
+    assert!(bench.line.waitlist.is_unused());
 }
 
 #[tokio::test(start_paused = true)]
@@ -25,11 +25,11 @@ async fn what_was_applied_late_is_swept_out() {
         let (key, outcome) = bench.join(true);
         let request = bench.next().unwrap();
         if cancelled_early {
-            bench.feed(|line, context, _| line.cancel(key, context));
+            bench.step(|step| step.cancel(key));
             bench.failed(&request, Failure::Unavailable);
         } else {
             bench.failed(&request, Failure::Unavailable);
-            bench.feed(|line, context, _| line.cancel(key, context));
+            bench.step(|step| step.cancel(key));
         }
         drop(outcome);
         tokio::time::advance(Duration::from_millis(100)).await;
@@ -37,8 +37,8 @@ async fn what_was_applied_late_is_swept_out() {
         // The first leave came too early: only now the server gets round to the request.
         bench.apply(&request);
         assert_eq!(bench.ids_in_document().len(), 1);
-        while !bench.line.is_unused() {
-            let due = bench.line.due_at().expect("there is more to do");
+        while !bench.line.waitlist.is_unused() {
+            let due = bench.line.waitlist.due_at().expect("there is more to do");
             tokio::time::sleep_until(due).await;
             bench.settle();
         }
@@ -122,7 +122,7 @@ async fn who_expects_to_be_alone_and_is_not_asks_in_full() {
     bench.settle();
     drop(bench.let_go(&held(&mut outcome)));
     bench.settle();
-    let alone_at = bench.line.alone_at();
+    let alone_at = bench.line.waitlist.alone_at();
     assert!(alone_at.is_some());
     bench.line = Line::new("x".to_owned(), alone_at, None);
     bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
@@ -143,13 +143,13 @@ async fn a_client_that_shuts_down_sweeps_until_the_server_has_given_up_its_reque
     let mut bench = Bench::new();
     let (_, _outcome) = bench.join(true);
     let request = bench.next().unwrap();
-    let ((), effects) = bench.feed(|line, context, effects| {
-        line.failed(&request, &unanswered(), context, effects);
+    bench.act(None, |line, context| {
+        line.failed(&request, &unanswered(), context);
         line.note_limit(&request, &unanswered(), limit);
-        line.close(context, effects);
-        line.hasten_sweeps(context);
+        let mut step = line.waitlist.step(context);
+        step.close();
+        step.hasten_sweeps();
     });
-    carry_out(effects);
     bench.settle();
     // The first leave came too early: the server begins with the request as late as it may.
     tokio::time::advance(limit - moment).await;
@@ -158,5 +158,5 @@ async fn a_client_that_shuts_down_sweeps_until_the_server_has_given_up_its_reque
     tokio::time::advance(moment).await;
     bench.settle();
     assert!(bench.ids_in_document().is_empty());
-    assert!(bench.line.is_unused());
+    assert!(bench.line.waitlist.is_unused());
 }

@@ -17,11 +17,11 @@ async fn who_is_far_back_looks_at_its_place_and_asks_when_its_turn_comes_near() 
         let (_, mut outcome) = bench.join(true);
         bench.settle();
         let sent = bench.operations;
-        assert!(bench.line.waitlist.is_queued() && bench.line.need() == Need::Looks);
+        assert!(bench.line.waitlist.is_queued() && bench.line.waitlist.need() == Need::Looks);
         let mut looks = 0;
         // Those before it go, one after the other, or it is served out of turn while nobody tells it.
         for gone in others.windows(2) {
-            let due_at = bench.line.due_at().unwrap();
+            let due_at = bench.line.waitlist.due_at().unwrap();
             tokio::time::advance(due_at - Instant::now()).await;
             bench.settle();
             looks += 1;
@@ -32,7 +32,7 @@ async fn who_is_far_back_looks_at_its_place_and_asks_when_its_turn_comes_near() 
                 bench.foreign(&foreign(&gone[1], &[&gone[0]], None), false);
             }
             let in_queue = bench.look().expect("it looks, as it does not ask");
-            if bench.line.need() == Need::Stream || !in_queue {
+            if bench.line.waitlist.need() == Need::Stream || !in_queue {
                 break;
             }
             assert_eq!(bench.operations, sent, "it asks although it is far back");
@@ -43,7 +43,7 @@ async fn who_is_far_back_looks_at_its_place_and_asks_when_its_turn_comes_near() 
             assert_eq!(held(&mut outcome).status(), LockStatus::Held);
         } else {
             // Six of the ten have gone, four are before it.
-            assert!(looks > 4 && bench.line.waits_for_event(), "{looks}");
+            assert!(looks > 4 && bench.line.waitlist.waits_for_event(), "{looks}");
             assert!(
                 bench.operations > sent,
                 "whatever happened while nothing was told is asked for"
@@ -130,7 +130,7 @@ async fn looks_put_off_no_request() {
             bench.started.elapsed() < bench.config.lease + bench.config.poll_interval.0,
             "{looks} looks, and nothing else"
         );
-        let due_at = bench.line.due_at().unwrap();
+        let due_at = bench.line.waitlist.due_at().unwrap();
         tokio::time::advance(due_at - Instant::now()).await;
         bench.settle();
         looks += u32::from(bench.look().is_some());
@@ -170,7 +170,7 @@ async fn who_looks_does_not_ask_about_a_lease_that_was_renewed() {
                 holder.since.0 -= i64::try_from(slow.as_millis()).unwrap();
             }
             renew(&mut bench);
-            let due_at = bench.line.due_at().unwrap();
+            let due_at = bench.line.waitlist.due_at().unwrap();
             tokio::time::advance(due_at - Instant::now()).await;
             bench.settle();
             looks += u32::from(bench.look().is_some());
@@ -249,7 +249,7 @@ async fn looks_that_answers_contradict_come_less_and_less_often() {
             assert!(looks < 10, "after {:?}", bench.started.elapsed());
             bench.document.as_mut().unwrap().holders[0].since = bench.server_now();
             let ahead = (!gone).then(|| fits(&bench));
-            bench.feed(|line, context, _| line.looked(&look, ahead, context));
+            bench.step(|step| step.looked(&look, ahead));
         }
         assert_eq!(looks, 5, "{gone}");
     }
@@ -276,7 +276,7 @@ async fn who_polls_looks_on_after_an_operation_that_failed_beside_a_look() {
         let look = bench.next_look().expect("it looks");
         // An entry that is to leave, and not together with a request, as it was of another use.
         let stray = bench.ids.entry();
-        bench.feed(|line, context, _| line.take_out(stray, (Kind::Semaphore, 3), Duration::ZERO, context));
+        bench.step(|step| step.take_out(stray, (Kind::Semaphore, 3), Duration::ZERO));
         let leave = bench.next().expect("the stray leaves");
         assert!(leave.requests.is_none());
         if look_ends_first {
@@ -305,9 +305,9 @@ async fn a_look_that_an_operation_has_overtaken_is_not_sent() {
     let (mut bench, _outcome) = Bench::polling();
     bench.pass().await;
     let look = bench.next_look().expect("it looks");
-    let admits = |bench: &mut Bench, look: &PositionLook| bench.feed(|line, context, _| line.admit(look, context)).0;
+    let admits = |bench: &mut Bench, look: &PositionLook| bench.step(|step| step.admit(look));
     assert!(admits(&mut bench, &look));
-    bench.feed(|line, context, _| line.doubt(context));
+    bench.step(|step| step.doubt());
     assert!(!admits(&mut bench, &look), "it asks");
     let request = bench.next().expect("it asks");
     assert!(bench.next_look().is_none());
@@ -345,19 +345,19 @@ async fn who_loses_the_stream_beside_a_look_goes_on_by_polling() {
         if !look_comes_late {
             bench.looked(&look);
         }
-        bench.feed(|line, context, _| line.doubt(context));
+        bench.step(|step| step.doubt());
         bench.settle();
-        let due_at = bench.line.due_at();
+        let due_at = bench.line.waitlist.due_at();
         if look_comes_late {
             bench.looked(&look);
         }
-        assert_eq!(bench.line.due_at(), due_at);
+        assert_eq!(bench.line.waitlist.due_at(), due_at);
         let sent = bench.operations;
         assert_eq!(bench.asks_until_it_looks().await.1, []);
         assert!(bench.started.elapsed() < Duration::from_secs(4));
         let all: Vec<&str> = others.iter().map(String::as_str).collect();
         bench.foreign(&foreign("all", &all, None), false);
-        bench.feed(|line, context, _| line.doubt(context));
+        bench.step(|step| step.doubt());
         bench.settle();
         assert_eq!(bench.operations, sent + 1);
         assert_eq!(held(&mut outcome).status(), LockStatus::Held);
@@ -379,8 +379,8 @@ async fn a_clock_that_goes_back_puts_off_no_look_and_no_request() {
         let state = bench.document.as_ref().unwrap();
         let now = ServerTime(bench.server_now().0 - skew * (looks % 2));
         let ahead = Ahead::of(state, &look.entry, now);
-        bench.feed(|line, context, _| line.looked(&look, ahead, context));
-        let due_in = bench.line.due_at().unwrap() - Instant::now();
+        bench.step(|step| step.looked(&look, ahead));
+        let due_in = bench.line.waitlist.due_at().unwrap() - Instant::now();
         assert!(due_in <= bench.config.poll_interval.1, "{due_in:?}");
     }
     assert!(looks > 50, "{looks}");
@@ -408,11 +408,10 @@ async fn who_polls_asks_when_as_many_permits_are_free_as_it_wants() {
             bench.foreign(&other(id, (used, has), &[], true), false);
         }
         let (_, mut outcome) = bench.join_for(AcquireOptions {
-            kind: used.0,
-            capacity: used.1,
+            used,
             permits: wants,
-            wait: true,
-            ..try_told()
+            patience: Patience::Wait,
+            ..tries()
         });
         bench.settle();
         let sent = bench.operations;

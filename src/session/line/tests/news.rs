@@ -1,12 +1,12 @@
 //! Events, and what they are taken for when they come late or name entries that no task wants.
 
 use super::*;
-use crate::waitlist::Effect;
 
 fn signalled(bench: &mut Bench, entry: &str, signal: wake::Signal) -> Vec<Effect> {
-    let (at, mut effects) = (bench.server_now(), Vec::new());
-    bench.feed(|line, context, _| line.waitlist.signalled(entry, signal, at, context, &mut effects));
-    effects
+    let at = bench.server_now();
+    bench
+        .feed(|line, context| line.waitlist.step(context).signalled(entry, signal, at))
+        .1
 }
 
 /// A waiter behind another client, whose entry the document shows; and the lock's token then.
@@ -73,16 +73,16 @@ async fn an_event_grants_a_lease_that_nobody_renews_in_full_only_if_the_claim_le
         terms.set_fixed(Duration::from_secs(10));
         let (_, _outcome) = bench.join_for(AcquireOptions {
             terms,
-            wait: true,
-            ..try_told()
+            patience: Patience::Wait,
+            ..tries()
         });
         bench.settle();
         let (entry, token) = (bench.line.waitlist.head().unwrap().entry.clone(), i64::MAX);
         let effects = signalled(&mut bench, &entry, wake::Signal::Granted { token });
-        let [Effect::Granted { grant, .. }] = &effects[..] else {
+        let [Effect::Granted { hold, .. }] = &effects[..] else {
             panic!("{effects:?}");
         };
-        assert_eq!(grant.renew_at.is_some(), renewed, "the rest of the lease is asked for");
+        assert_eq!(hold.renew_at().is_some(), renewed, "the rest of the lease is asked for");
     }
 }
 
@@ -106,11 +106,10 @@ async fn a_hold_of_which_an_event_tells_late_is_renewed_while_there_is_time() {
 #[tokio::test(start_paused = true)]
 async fn who_got_in_line_behind_the_head_asks_once_an_event_grants_to_the_head() {
     let semaphore = |permits| AcquireOptions {
-        kind: Kind::Semaphore,
-        capacity: 4,
+        used: (Kind::Semaphore, 4),
         permits,
-        wait: true,
-        ..try_told()
+        patience: Patience::Wait,
+        ..tries()
     };
     let mut bench = Bench::new();
     let mut other = foreign("b.1", &[], Some("b-1"));
@@ -171,7 +170,7 @@ async fn an_earlier_token_ends_a_hold_where_it_is_read_and_not_where_it_is_answe
         bench.foreign(&foreign("a.1", &[], Some("a-1")), false);
         let (_, mut outcome) = bench.join(true);
         bench.settle();
-        bench.feed(|line, context, _| line.doubt(context));
+        bench.step(|step| step.doubt());
         let asks = bench.next().unwrap();
         let earlier = bench.apply(&asks);
         bench.foreign(&foreign("a.2", &["a-1"], None), true);
@@ -180,10 +179,7 @@ async fn an_earlier_token_ends_a_hold_where_it_is_read_and_not_where_it_is_answe
         assert!(state.token < hold.token.as_i64());
         if by_reading {
             let entries = [hold.id.clone()];
-            let ((), effects) = bench.feed(|line, context, effects| {
-                line.verified(Some(&Ok(state)), Some(context.now), &entries, context, effects)
-            });
-            carry_out(effects);
+            bench.step(|step| step.verified(Some(&Ok(state)), Some(Instant::now()), &entries));
         } else {
             bench.answered(&asks, &earlier);
         }

@@ -9,7 +9,7 @@ async fn a_try_is_told_of_an_outage_and_a_waiter_goes_on() {
     let (_, mut tried) = bench.join(false);
     for _ in 0..2 {
         tried.try_recv().unwrap_err();
-        tokio::time::sleep_until(bench.line.due_at().unwrap()).await;
+        tokio::time::sleep_until(bench.line.waitlist.due_at().unwrap()).await;
         let request = bench.next().unwrap();
         bench.failed(&request, Failure::Unavailable);
     }
@@ -17,12 +17,12 @@ async fn a_try_is_told_of_an_outage_and_a_waiter_goes_on() {
 
     let (_, mut waiting) = bench.join(true);
     for _ in 0..20 {
-        tokio::time::sleep_until(bench.line.due_at().unwrap()).await;
+        tokio::time::sleep_until(bench.line.waitlist.due_at().unwrap()).await;
         let request = bench.next().unwrap();
         bench.failed(&request, Failure::Unavailable);
         waiting.try_recv().unwrap_err();
     }
-    tokio::time::sleep_until(bench.line.due_at().unwrap()).await;
+    tokio::time::sleep_until(bench.line.waitlist.due_at().unwrap()).await;
     bench.settle();
     held(&mut waiting);
 }
@@ -37,7 +37,7 @@ async fn a_try_outlives_one_cut_whether_it_was_applied_or_not() {
             bench.apply(&request);
         }
         bench.failed(&request, Failure::Unavailable);
-        tokio::time::sleep_until(bench.line.due_at().unwrap()).await;
+        tokio::time::sleep_until(bench.line.waitlist.due_at().unwrap()).await;
         bench.settle();
         held(&mut tried);
         assert_eq!(bench.ids_in_document().len(), 1);
@@ -55,7 +55,7 @@ async fn a_refusal_and_an_endless_race_are_told() {
             bench.failed(&request, kind);
         }
         assert!(matches!(outcome.try_recv().unwrap(), Err(AcquireError::Server(_))));
-        assert!(bench.line.is_unused());
+        assert!(bench.line.waitlist.is_unused());
     }
 }
 
@@ -65,21 +65,18 @@ async fn what_is_not_answered_is_asked_for_beside_at_once() {
     let (_, mut outcome) = bench.join(false);
     for times in 1..=3 {
         let operation = bench.next().expect("it asks");
-        let ((), effects) =
-            bench.feed(|line, context, effects| line.failed(&operation, &unanswered(), context, effects));
-        carry_out(effects);
-        assert_eq!(bench.line.timed_out().unanswered, times);
+        bench.fails(&operation, &unanswered());
+        assert_eq!(bench.line.waitlist.timed_out().unanswered, times);
     }
     // A try as well; but not for ever.
     assert!(outcome.try_recv().is_err());
     tokio::time::advance(TRY_FOR).await;
     let operation = bench.next().expect("it asks");
-    let ((), effects) = bench.feed(|line, context, effects| line.failed(&operation, &unanswered(), context, effects));
-    carry_out(effects);
+    bench.fails(&operation, &unanswered());
     assert!(matches!(outcome.try_recv(), Ok(Err(AcquireError::Server(_)))));
     // An answer makes all good again.
     bench.settle();
-    assert_eq!(bench.line.timed_out().unanswered, 0);
+    assert_eq!(bench.line.waitlist.timed_out().unanswered, 0);
 }
 
 /// The first request is still on its way when the second is answered.
@@ -89,8 +86,7 @@ async fn a_try_that_is_denied_takes_out_what_an_unanswered_one_may_put_in() {
     bench.foreign(&foreign("a-1", &[], Some("a-1")), false);
     let (_, mut outcome) = bench.join(false);
     let late = bench.next().expect("it asks");
-    let ((), effects) = bench.feed(|line, context, effects| line.failed(&late, &unanswered(), context, effects));
-    carry_out(effects);
+    bench.fails(&late, &unanswered());
     bench.settle();
     assert!(matches!(outcome.try_recv(), Ok(Ok(None))));
     // The holder goes, and the first request comes.
@@ -102,7 +98,7 @@ async fn a_try_that_is_denied_takes_out_what_an_unanswered_one_may_put_in() {
         bench.settle();
     }
     assert!(bench.ids_in_document().is_empty());
-    assert!(bench.line.is_unused());
+    assert!(bench.line.waitlist.is_unused());
 }
 
 /// It comes after all sweeps, and its answer tells of it.
@@ -111,19 +107,18 @@ async fn an_entry_that_a_late_answer_shows_is_taken_out() {
     let mut bench = Bench::new();
     let (key, _outcome) = bench.join(true);
     let late = bench.next().expect("it asks");
-    let ((), effects) = bench.feed(|line, context, effects| line.failed(&late, &unanswered(), context, effects));
-    carry_out(effects);
+    bench.fails(&late, &unanswered());
     bench.give_up(key);
     bench.settle();
     for pause in SWEEPS {
         tokio::time::advance(pause).await;
         bench.settle();
     }
-    assert!(bench.line.is_unused());
+    assert!(bench.line.waitlist.is_unused());
     let answer = bench.apply(&late);
     assert_eq!(bench.ids_in_document().len(), 1);
     let state = answer.state.expect("there is a document");
-    bench.feed(|line, context, _| line.applied_late(&late, &state, context));
+    bench.step(|step| step.applied_late(&late, &state));
     bench.settle();
     assert!(bench.ids_in_document().is_empty());
 }

@@ -47,7 +47,7 @@ async fn whoever_waits_re_entrantly_enters_the_first_hold_of_the_client() {
         bench.settle();
         bench.foreign(&foreign("b.2", &["b-1"], None), by_event);
         if !by_event {
-            bench.feed(|line, context, _| line.doubt(context));
+            bench.step(|step| step.doubt());
             bench.settle();
         }
         let first = held(&mut first);
@@ -79,8 +79,7 @@ async fn what_is_lost_is_never_entered_again() {
 #[tokio::test(start_paused = true)]
 async fn only_the_same_share_is_entered() {
     let reader = AcquireOptions {
-        kind: Kind::RwLock,
-        capacity: 10,
+        used: (Kind::RwLock, 10),
         ..reentrant()
     };
     let writer = AcquireOptions {

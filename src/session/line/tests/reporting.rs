@@ -36,18 +36,18 @@ async fn a_try_is_told_who_holds_and_that_it_is_oneself() {
         Err(AcquireError::Held { name, contention }) if name == "x" => contention,
         other => panic!("{other:?}"),
     };
-    let (_, mut tried) = bench.join_for(try_told());
+    let (_, mut tried) = bench.join_for(tries());
     bench.settle();
     let contention = told(&mut tried);
     assert!(contention.held_here && contention.holders[0].token == hold.token);
     assert_eq!(contention.waiting_before, 0);
     // Behind a task that the server has not answered yet, and then behind the same one in line.
     let _waiting = bench.join(true);
-    let (_, mut tried) = bench.join_for(try_told());
+    let (_, mut tried) = bench.join_for(tries());
     bench.settle();
     let contention = told(&mut tried);
     assert_eq!((contention.holders.len(), contention.waiting_before), (1, 1));
-    let (_, mut tried) = bench.join_for(try_told());
+    let (_, mut tried) = bench.join_for(tries());
     bench.settle();
     let contention = told(&mut tried);
     assert_eq!((contention.holders.len(), contention.waiting_before), (1, 1));
@@ -82,7 +82,7 @@ async fn an_outage_does_not_read_like_contention() {
         bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
         let (key, _outcome) = bench.join(true);
         bench.settle();
-        bench.feed(|line, context, _| line.doubt(context));
+        bench.step(|step| step.doubt());
         let again = bench.next().unwrap();
         tokio::time::advance(UNANSWERED).await;
         if fails {
@@ -99,7 +99,7 @@ async fn an_outage_does_not_read_like_contention() {
     let (key, _outcome) = bench.join(true);
     let request = bench.next().unwrap();
     bench.failed(&request, Failure::Unavailable);
-    tokio::time::sleep_until(bench.line.due_at().unwrap()).await;
+    tokio::time::sleep_until(bench.line.waitlist.due_at().unwrap()).await;
     bench.settle();
     let (contention, trouble) = bench.give_up(key);
     assert!(contention.is_some() && trouble.is_none());

@@ -11,11 +11,9 @@ const ALL: i64 = 1 << 30;
 
 fn reader() -> AcquireOptions {
     AcquireOptions {
-        kind: Kind::RwLock,
-        capacity: ALL,
+        used: (Kind::RwLock, ALL),
         permits: 1,
-        wait: true,
-        reports_contention: false,
+        patience: Patience::Wait,
         reentrant: false,
         terms: Terms::default(),
         owner: Owner::default(),
@@ -54,8 +52,7 @@ impl Bench {
     fn release(&mut self, hold: &Hold) -> bool {
         assert_eq!(hold.exit(), Remains::Nothing);
         let (to, mut left) = oneshot::channel();
-        let ((), effects) = self.feed(|line, context, effects| line.let_go(hold, Some(to), context, effects));
-        carry_out(effects);
+        self.step(|step| step.let_go(hold, Some(to)));
         let answered = left.try_recv();
         if let Ok(left) = &answered {
             assert_eq!(*left.as_ref().unwrap(), wake::Left::Holder);
@@ -119,7 +116,7 @@ async fn readers_that_come_beside_others_need_no_operation_of_their_own() {
     assert!(!bench.release(&last));
     assert_eq!(bench.ids_in_document(), [first.id.as_str(), next.id.as_str()]);
     assert!(bench.release(&next) && !bench.release(&joined) && !bench.release(&first));
-    assert!(bench.line.is_unused() && bench.ids_in_document().is_empty());
+    assert!(bench.line.waitlist.is_unused() && bench.ids_in_document().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -133,7 +130,7 @@ async fn readers_that_come_at_once_share_one_entry() {
     assert!(holds.windows(2).all(|pair| pair[0].token < pair[1].token));
     let released = holds.iter().filter(|hold| bench.release(hold)).count();
     assert_eq!((released, bench.operations), (98, 4));
-    assert!(bench.line.is_unused() && bench.ids_in_document().is_empty());
+    assert!(bench.line.waitlist.is_unused() && bench.ids_in_document().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -142,7 +139,7 @@ async fn a_try_shares_as_well() {
     let (_, second) = bench.readers();
     let before = bench.operations;
     let mut tried = bench.acquire(AcquireOptions {
-        wait: false,
+        patience: Patience::Try,
         ..reader()
     });
     assert_eq!((&held(&mut tried).id, bench.operations), (&second.id, before));
@@ -180,9 +177,7 @@ async fn a_writer_of_another_client_whose_event_is_lost_ends_it_by_what_shows_it
         if by_reading {
             let document = bench.document.clone().map(Ok);
             let entries = [second.id.clone()];
-            bench.feed(|line, context, effects| {
-                line.verified(document.as_ref(), Some(context.now), &entries, context, effects)
-            });
+            bench.step(|step| step.verified(document.as_ref(), Some(Instant::now()), &entries));
         } else {
             bench.release(&first);
         }
@@ -236,7 +231,7 @@ async fn a_loss_is_told_to_all_that_share_the_hold() {
     bench.foreign(&broken, true);
     for hold in [&third, &fourth] {
         assert_eq!(hold.lost_reason(), Some(LostReason::Broken));
-        assert!(!bench.line.has(hold));
+        assert!(!bench.line.waitlist.has(hold));
     }
     assert_eq!(second.lost_reason(), Some(LostReason::Released));
     assert_eq!(first.lost_reason(), None);
@@ -246,11 +241,12 @@ async fn a_loss_is_told_to_all_that_share_the_hold() {
     bench.document.as_mut().unwrap().holders.clear();
     let document = bench.document.clone().map(Ok);
     let entries = [fifth.id.clone()];
-    let ((), effects) = bench.feed(|line, context, effects| {
-        line.verified(document.as_ref(), Some(context.now), &entries, context, effects);
+    let ((), effects) = bench.feed(|line, context| {
+        let mut step = line.waitlist.step(context);
+        step.verified(document.as_ref(), Some(Instant::now()), &entries);
     });
     assert_eq!(effects.len(), 2);
-    carry_out(effects);
+    bench.carry_out(effects, None);
     assert_eq!(fifth.lost_reason(), Some(LostReason::Overwritten));
 }
 
@@ -268,10 +264,10 @@ async fn a_reader_shares_the_deadline_and_no_more() {
     tokio::time::advance(bench.config.lease).await;
     for hold in [&third, &second] {
         assert_eq!(hold.exit(), Remains::Lost(LostReason::Expired));
-        bench.feed(|line, context, effects| line.let_go(hold, None, context, effects));
+        bench.step(|step| step.let_go(hold, None));
     }
     assert!(bench.next().is_none(), "the server ends it");
-    assert!(!bench.line.has(&second) && !bench.line.has(&third));
+    assert!(!bench.line.waitlist.has(&second) && !bench.line.waitlist.has(&third));
 }
 
 /// Released by its last handle, with the news of that still on the way to the line.
@@ -288,7 +284,7 @@ async fn who_comes_between_a_release_and_its_news_gets_what_others_still_hold_or
     assert!(bench.lets_in());
     assert_eq!(third.exit(), Remains::Nothing);
     for hold in [&second, &third] {
-        bench.feed(|line, context, effects| line.let_go(hold, None, context, effects));
+        bench.step(|step| step.let_go(hold, None));
     }
     bench.settle();
     assert_eq!(bench.ids_in_document().len(), 2, "the fourth has it");
@@ -312,11 +308,11 @@ async fn a_lease_in_doubt_is_not_shared() {
     }
     let mut bench = Bench::new();
     bench.readers();
-    bench.line.note_guarded();
+    bench.line.waitlist.note_guarded();
     assert!(!bench.lets_in(), "a transaction may depend on it");
     let mut bench = Bench::new();
     bench.readers();
-    bench.feed(|line, context, _| line.doubt(context));
+    bench.step(|step| step.doubt());
     assert!(!bench.lets_in(), "events may have been missed");
 }
 
@@ -409,7 +405,7 @@ async fn readers_that_give_up_leave_nothing() {
     let tasks: Vec<(u64, Receiver)> = (0..9).map(|_| bench.join_for(reader())).collect();
     let request = bench.next().unwrap();
     for (key, _) in &tasks[..5] {
-        bench.feed(|line, context, _| line.cancel(*key, context));
+        bench.step(|step| step.cancel(*key));
     }
     let answer = bench.apply(&request);
     bench.answered(&request, &answer);
@@ -418,7 +414,7 @@ async fn readers_that_give_up_leave_nothing() {
         let hold = held(&mut outcome);
         bench.release(&hold);
     }
-    assert!(bench.line.is_unused() && bench.ids_in_document().is_empty());
+    assert!(bench.line.waitlist.is_unused() && bench.ids_in_document().is_empty());
 }
 
 /// While the lease of the one is in doubt, the next goes through the server; and then there is a younger one.

@@ -6,23 +6,24 @@ use crate::waitlist::answers::TRY_FOR;
 /// A try of so many permits of a semaphore.
 fn permits(capacity: i64, permits: i64) -> AcquireOptions {
     AcquireOptions {
-        kind: Kind::Semaphore,
-        capacity,
+        used: (Kind::Semaphore, capacity),
         permits,
-        ..try_told()
+        ..tries()
     }
 }
 
 fn reader() -> AcquireOptions {
     AcquireOptions {
-        kind: Kind::RwLock,
-        capacity: 1 << 30,
-        ..try_told()
+        used: (Kind::RwLock, 1 << 30),
+        ..tries()
     }
 }
 
 fn waits(options: AcquireOptions) -> AcquireOptions {
-    AcquireOptions { wait: true, ..options }
+    AcquireOptions {
+        patience: Patience::Wait,
+        ..options
+    }
 }
 
 /// The report to a try that was refused.
@@ -56,10 +57,9 @@ impl Bench {
         outcomes
     }
 
-    fn fails(&mut self, error: &StoreError) {
+    fn next_fails(&mut self, error: &StoreError) {
         let operation = self.next().expect("it asks");
-        let ((), effects) = self.feed(|line, context, effects| line.failed(&operation, error, context, effects));
-        carry_out(effects);
+        self.fails(&operation, error);
     }
 }
 
@@ -76,7 +76,7 @@ async fn as_many_tries_as_there_are_permits_get_in_by_three_operations() {
                 assert!(
                     bench.operations <= 3,
                     "{count} of {:?}: {}",
-                    options.kind,
+                    options.used.0,
                     bench.operations
                 );
                 holds.sort_unstable_by_key(|hold| hold.token);
@@ -85,7 +85,7 @@ async fn as_many_tries_as_there_are_permits_get_in_by_three_operations() {
                     let _left = bench.let_go(hold);
                 }
                 bench.settle();
-                assert!(bench.line.is_unused() && bench.ids_in_document().is_empty());
+                assert!(bench.line.waitlist.is_unused() && bench.ids_in_document().is_empty());
             }
         }
     }
@@ -93,9 +93,9 @@ async fn as_many_tries_as_there_are_permits_get_in_by_three_operations() {
 
 #[tokio::test(start_paused = true)]
 async fn tries_on_a_taken_lock_are_all_refused_by_two_answers_that_name_the_holder() {
-    for options in [try_told(), permits(3, 1), reader()] {
+    for options in [tries(), permits(3, 1), reader()] {
         let mut bench = Bench::new();
-        let (kind, capacity) = (options.kind, options.capacity);
+        let (kind, capacity) = options.used;
         let mut other = foreign("b.1", &[], Some("b-1"));
         if let Some(requests) = &mut other.requests {
             (requests.kind, requests.capacity) = (kind, capacity);
@@ -197,9 +197,9 @@ async fn a_try_behind_a_waiter_has_a_report_of_now() {
     let (_, _waiting) = bench.join(true);
     bench.settle();
     tokio::time::advance(Duration::from_secs(5)).await;
-    let (_, mut tried) = bench.join_for(try_told());
+    let (_, mut tried) = bench.join_for(tries());
     assert_eq!(
-        bench.line.due_at(),
+        bench.line.waitlist.due_at(),
         Some(Instant::now()),
         "it does not wait for the waiter's next question"
     );
@@ -219,7 +219,7 @@ async fn a_try_beside_a_waiter_that_finds_the_queue_full_is_answered() {
     }
     let (_, mut waiting) = bench.join(true);
     bench.settle();
-    let (_, mut tried) = bench.join_for(try_told());
+    let (_, mut tried) = bench.join_for(tries());
     let before = bench.operations;
     bench.settle();
     assert_eq!(refused(&mut tried).waiting_before, QUEUE_MOST + 1);
@@ -244,12 +244,12 @@ async fn all_tries_in_line_end_with_the_outage_and_none_reads_it_as_a_taken_lock
         let (_, mut waiting) = bench.join(true);
         for _ in 0..times {
             assert!(outcomes.iter_mut().all(|outcome| outcome.try_recv().is_err()));
-            tokio::time::sleep_until(bench.line.due_at().unwrap()).await;
-            bench.fails(&failure);
+            tokio::time::sleep_until(bench.line.waitlist.due_at().unwrap()).await;
+            bench.next_fails(&failure);
             tokio::time::advance(waited).await;
         }
         if !waited.is_zero() {
-            bench.fails(&failure);
+            bench.next_fails(&failure);
         }
         for outcome in &mut outcomes {
             let ended = outcome.try_recv();
@@ -262,7 +262,7 @@ async fn all_tries_in_line_end_with_the_outage_and_none_reads_it_as_a_taken_lock
             waiting.try_recv().is_err(),
             "a waiter goes on, and its request is another"
         );
-        tokio::time::sleep_until(bench.line.due_at().unwrap()).await;
+        tokio::time::sleep_until(bench.line.waitlist.due_at().unwrap()).await;
         bench.settle();
         held(&mut waiting);
         assert_eq!(bench.ids_in_document().len(), 1);
@@ -274,14 +274,14 @@ async fn all_tries_in_line_end_with_the_outage_and_none_reads_it_as_a_taken_lock
 async fn a_try_that_comes_later_is_told_of_the_outage_later() {
     let mut bench = Bench::new();
     let (_, mut first) = bench.join(false);
-    bench.fails(&unanswered());
+    bench.next_fails(&unanswered());
     tokio::time::advance(TRY_FOR / 2).await;
     let (_, mut second) = bench.join(false);
     for (outcome, passes) in [(&mut first, TRY_FOR / 2), (&mut second, TRY_FOR / 2)] {
-        bench.fails(&unanswered());
+        bench.next_fails(&unanswered());
         assert!(outcome.try_recv().is_err());
         tokio::time::advance(passes).await;
-        bench.fails(&unanswered());
+        bench.next_fails(&unanswered());
         let ended = outcome.try_recv();
         assert!(matches!(ended, Ok(Err(AcquireError::Server(_)))), "{ended:?}");
     }
@@ -315,7 +315,7 @@ async fn a_try_that_wants_another_kind_is_told_so_by_the_answer_to_another() {
 async fn a_try_in_line_joins_a_hold_that_the_answer_grants_to_another() {
     let mut bench = Bench::new();
     let tries = AcquireOptions {
-        wait: false,
+        patience: Patience::Try,
         ..reentrant()
     };
     let mut outcomes = bench.all_try(5, &tries);
@@ -330,7 +330,7 @@ async fn a_try_that_gives_up_in_line_leaves_nothing_behind() {
     let (_, mut first) = bench.join(false);
     let request = bench.next().unwrap();
     let (key, _second) = bench.join(false);
-    let (_, mut third) = bench.join_for(try_told());
+    let (_, mut third) = bench.join_for(tries());
     bench.give_up(key);
     let answer = bench.apply(&request);
     bench.answered(&request, &answer);
@@ -339,8 +339,7 @@ async fn a_try_that_gives_up_in_line_leaves_nothing_behind() {
     assert_eq!(refused(&mut third).waiting_before, 0, "a try is no waiter");
     assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
     let (_, mut last) = bench.join(false);
-    let ((), effects) = bench.feed(|line, context, effects| line.close(context, effects));
-    carry_out(effects);
+    bench.step(|step| step.close());
     assert!(matches!(last.try_recv(), Ok(Err(AcquireError::Closed))));
 }
 

@@ -20,7 +20,7 @@ async fn where_it_goes_through_the_server_handing_a_lock_from_task_to_task_costs
     }
     // One to begin with, one for the second in line, and then one for each hand-over.
     assert!(bench.operations <= 52, "{} operations", bench.operations);
-    assert!(bench.line.is_unused());
+    assert!(bench.line.waitlist.is_unused());
 }
 
 #[tokio::test(start_paused = true)]
@@ -56,7 +56,7 @@ async fn the_head_asks_when_the_holder_expires() {
     bench.settle();
     let started = Instant::now();
     while outcome.try_recv().is_err() {
-        tokio::time::sleep_until(bench.line.due_at().expect("it asks again")).await;
+        tokio::time::sleep_until(bench.line.waitlist.due_at().expect("it asks again")).await;
         bench.settle();
     }
     let waited = started.elapsed();
@@ -77,7 +77,7 @@ async fn without_a_stream_the_head_asks_often_and_then_less_often() {
     bench.settle();
     let mut pauses = Vec::new();
     while bench.started.elapsed() < Duration::from_secs(20) {
-        let due = bench.line.due_at().unwrap();
+        let due = bench.line.waitlist.due_at().unwrap();
         pauses.push(due - Instant::now());
         tokio::time::sleep_until(due).await;
         bench.settle();
@@ -99,14 +99,14 @@ async fn a_place_in_line_is_confirmed_by_the_lease_of_the_waiter() {
     let mut terms = Terms::default();
     terms.set_lease(Duration::from_secs(3));
     let (_, mut waiting) = bench.join_for(AcquireOptions {
-        wait: true,
+        patience: Patience::Wait,
         terms,
-        ..try_told()
+        ..tries()
     });
     bench.settle();
     let ids = ["b-1".to_owned()];
     for _ in 0..20 {
-        let in_line = bench.line.due_at().unwrap() - Instant::now();
+        let in_line = bench.line.waitlist.due_at().unwrap() - Instant::now();
         assert!(in_line < Duration::from_secs(2), "{in_line:?}");
         tokio::time::advance(in_line).await;
         bench.settle();
