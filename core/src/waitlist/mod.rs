@@ -868,7 +868,7 @@ mod tests {
             leaves.leaving.push(Leaving::new("me-1".to_owned(), context));
             assert_eq!(leaves.need(), Need::Stream, "it may come again");
             let mut holds = waitlist([]);
-            holds.hold("me-1".to_owned(), held());
+            holds.holds.insert("me-1".to_owned(), held());
             assert_eq!(holds.need(), Need::Losses);
             holds.may_have_idle = true;
             assert_eq!(holds.need(), Need::Stream, "it is idle until another client waits");
