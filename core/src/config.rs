@@ -32,9 +32,9 @@ const SKEW_LEAST: Duration = Duration::from_millis(5);
 /// by at most half of that, and an undisciplined quartz is off by a tenth of it.
 const DRIFT: u32 = 1_000;
 
-/// Default number of operations of a session that may be on their way at once: as many as the driver's pool has
-/// connections by default. More would only wait there, and the user's own commands behind them.
-const OPERATIONS: u32 = 10;
+/// Default number of commands with operations of a session that may be on their way at once: they leave room in the
+/// driver's pool, which has ten connections by default. More get hardly more done, as locks share commands.
+const OPERATIONS: u32 = 6;
 
 /// Default number of change streams that a client may have open: less than half of the ten connections that the
 /// driver's pool has by default.

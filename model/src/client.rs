@@ -254,9 +254,9 @@ impl Client {
         self.feed(lock, world, |step| step.answered(operation, state.as_ref(), &exchange));
     }
 
-    /// The outcome of an operation is unknown.
-    pub(super) fn failed(&mut self, lock: usize, operation: &Operation, world: World<'_>) {
-        self.feed(lock, world, |step| step.failed(operation, Setback::Interrupted));
+    /// An operation has failed, or its outcome is unknown.
+    pub(super) fn failed(&mut self, lock: usize, operation: &Operation, setback: Setback, world: World<'_>) {
+        self.feed(lock, world, |step| step.failed(operation, setback));
     }
 
     /// A write of somebody else, at a time of the server, that names one of our entries.

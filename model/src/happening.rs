@@ -14,7 +14,7 @@ use crate::{
         Evict, Exchange, Expects, Holder, Operation, Record, State,
         wake::{self},
     },
-    waitlist::deadline::Deadline,
+    waitlist::{Setback, deadline::Deadline},
 };
 
 impl System {
@@ -226,6 +226,36 @@ impl System {
         notices.for_each(|notice| notice.place = notice.place.saturating_sub(place));
     }
 
+    /// A command for several locks is over, whether it has done this operation or not, and the document is read.
+    pub(super) fn read(&mut self, setup: &Setup, number: usize) {
+        let message = self.network.remove(number);
+        let Command::Run(operation) = message.command else {
+            return;
+        };
+        if setup.rules.waits_for_majority {
+            self.commit(self.log.len() - 1);
+        }
+        let (client, lock) = (message.client, message.lock);
+        let (state, world) = (self.documents()[lock].state.clone(), self.world(setup));
+        let client = &mut self.clients[client];
+        match operation.is_done_in(state.as_deref()) {
+            Some(true) => {
+                let written = state
+                    .iter()
+                    .filter(|state| wake::left(&state.wake, &operation.id).is_some());
+                let exchange = Exchange {
+                    sent: instant(message.sent),
+                    received: instant(self.time),
+                    now: written.map(|state| state.at).next(),
+                };
+                client.note(&exchange, &setup.rules);
+                client.answered(lock, &operation, state.as_deref(), &exchange, world);
+            }
+            Some(false) => client.failed(lock, &operation, Setback::Raced, world),
+            None => client.failed(lock, &operation, Setback::Unsaid, world),
+        }
+    }
+
     /// An answer arrives.
     pub(super) fn deliver(&mut self, setup: &Setup, number: usize) {
         let message = self.network.remove(number);
@@ -283,7 +313,7 @@ impl System {
         let command = self.network[number].command.clone();
         if let Command::Run(operation) = &command {
             let world = self.world(setup);
-            self.clients[client].failed(lock, operation, world);
+            self.clients[client].failed(lock, operation, Setback::Interrupted, world);
         }
         self.network[number].awaited = false;
         if self.network[number].applied.is_some() {

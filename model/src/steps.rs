@@ -17,6 +17,8 @@ pub(super) enum Action {
     /// The server gets a command that stayed on its way.
     Apply(usize),
     Answer(usize),
+    /// The command is one for several locks. It is over, and a reading of the document takes the place of its answer.
+    Read(usize),
     Lose(usize),
     Event(usize),
     LateEvent(usize),
@@ -184,6 +186,9 @@ impl Setup {
                 if message.applied.is_some() {
                     steps.push(Action::Answer(number));
                 }
+                if message.is_shareable() {
+                    steps.push(Action::Read(number));
+                }
             }
         }
     }
@@ -207,6 +212,7 @@ impl Setup {
             }
             Action::Apply(message) => state.apply(self, message),
             Action::Answer(message) => state.deliver(self, message),
+            Action::Read(message) => state.read(self, message),
             Action::Lose(message) => state.lose(self, message),
             Action::Event(client) => state.hear(self, client),
             Action::LateEvent(client) => {

@@ -117,6 +117,13 @@ pub(super) struct Message {
     pub(super) applied: Option<Applied>,
 }
 
+impl Message {
+    /// Whether it may be a part of a command for several locks, which may have done it or not.
+    pub(super) fn is_shareable(&self) -> bool {
+        matches!(&self.command, Command::Run(operation) if operation.is_shareable())
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Applied {
     /// The state that the answer shows; for a renewal: the document, if it was changed.

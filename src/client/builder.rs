@@ -179,13 +179,14 @@ impl<W: World> LockClientBuilder<W> {
         self
     }
 
-    /// Sets how many operations (acquires, releases and their like) the client may have on their way at a time; 10 by
-    /// default, 1 to 1,000. The locks of each collection, [field](crate::documents::DocumentLocks::field) or
+    /// Sets how many commands for operations (acquires, releases and their like) the client may have on their way at a
+    /// time; 6 by default, 1 to 1,000. The locks of each collection, [field](crate::documents::DocumentLocks::field) or
     /// [array](crate::documents::DocumentLocks::element) of documents have the same number for themselves.
     ///
-    /// The client begins with 6 and finds out whether more get done if more are on their way, up to this number. With a
-    /// larger connection pool (`maxPoolSize`) a larger number can be worth it, for clients that acquire thousands of
-    /// locks a second. Operations that hang have six slots of their own beside these, and releases have two.
+    /// Acquires and releases of different mutexes that wait for their turn share a command, up to 64 of them, so few
+    /// commands do much. With a larger connection pool (`maxPoolSize`) a larger number can be worth it for locks that
+    /// share none: semaphores, readers-writer locks, documents. Commands that hang have six slots of their own beside
+    /// these, and releases have two.
     /// [Operating](crate::guide::operating#connections) has a formula for the size of the pool.
     pub fn max_operations(mut self, operations: u32) -> Self {
         self.settings.max_operations = Some(operations);

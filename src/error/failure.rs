@@ -7,7 +7,7 @@ use super::duplicate::{self, Duplicate};
 /// The class of a failed operation's error, which decides whether the operation is repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// Two commands created the document at once, and this one lost: nothing was written; ask again.
+    /// Another command came first, or others shared this one: ask again, at once.
     Raced,
     /// The server can't be reached or is changing its primary. The write may have been applied; asking again is safe.
     Unavailable,

@@ -106,6 +106,21 @@ impl StoreError {
         matches!(self.own(), Some(Own::Unanswered(_)))
     }
 
+    /// Returns the error for an operation that shared a command with others, and was not done: nothing was written.
+    pub(crate) fn not_done() -> Self {
+        Self::of_own(Failure::Raced, Own::NotDone)
+    }
+
+    /// Returns the error for an operation that shared a command with others, and may have been done.
+    pub(crate) fn unsaid() -> Self {
+        Self::of_own(Failure::Raced, Own::Unsaid)
+    }
+
+    /// Reports whether the command is over and does not show whether the operation was done.
+    pub(crate) fn is_unsaid(&self) -> bool {
+        matches!(self.own(), Some(Own::Unsaid))
+    }
+
     /// Reports whether the server said that it ran out of the time it was given.
     pub(crate) fn ran_out_of_time(&self) -> bool {
         #[cfg(test)]
@@ -238,6 +253,10 @@ enum Own {
     Unanswered(Duration),
     #[error("the server did not answer within the time of a lease")]
     Overdue,
+    #[error("the lock was not as a command for several locks expected it")]
+    NotDone,
+    #[error("a command for several locks does not show what became of this one")]
+    Unsaid,
     /// The session's tasks do not run.
     #[error("the runtime on which this client was built or first used has ended")]
     RuntimeEnded,

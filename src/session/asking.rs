@@ -8,7 +8,7 @@
 //! call it adrift. Its late answer grants nothing. The answer shows the server's clock, and entries that have come
 //! late, which are then taken out.
 //!
-//! An operation is sent from one of the [`lanes`](super::lanes), and moves to the slow one if its answer is not prompt.
+//! A command has one of the slots of [`in_flight`](super::in_flight), and moves to a slow one if its answer is not prompt.
 
 use std::{
     pin::{Pin, pin},
@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::{
     Session,
-    lanes::{Lanes, Slot, Urgency},
+    in_flight::{InFlight, Slot},
 };
 use crate::{config::Config, store::StoreError, waitlist::TimedOut};
 
@@ -45,7 +45,7 @@ const LONGEST: Duration = Duration::from_secs(10);
 const LONGEST_UNANSWERED: Duration = Duration::from_secs(2);
 
 /// Number of tries in a row at full pace although none is answered: each can have taken a dead connection out of the
-/// pool, of which [`AT_ONCE_LEAST`](super::admission::AT_ONCE_LEAST) have carried operations at once.
+/// pool, of which this many have carried operations at once by default.
 const DEAD_CONNECTIONS: u32 = 6;
 
 /// Maximum number of operations that come to be adrift while nothing is answered: more of them show no more about the
@@ -61,17 +61,13 @@ const ADRIFT_MOST: usize = 64;
 /// Pause before another check whether an overdue operation may be given up, if it could not be at once.
 const RETRY_GIVING_UP: Duration = Duration::from_millis(250);
 
-/// Number of releases in one command that may take as long as one by itself: the server does them without the round trip
-/// and the wait for the disk.
-const RELEASED_BESIDE: u32 = 100;
-
 /// Minimum time that the server may take for a claim: the filter is the user's, and may go through many documents.
 const CLAIM: Duration = Duration::from_secs(1);
 
 /// The operations of a session that are on their way, and the recent speed of the server.
 #[derive(Debug)]
 pub(super) struct Asking {
-    lanes: Lanes,
+    pub(super) in_flight: Arc<InFlight>,
     begun: Instant,
     /// The longest recent answer time, in microseconds.
     slowest: AtomicU64,
@@ -151,7 +147,7 @@ impl Asking {
     /// Creates it; at most so many prompt operations are ever on their way at once.
     pub(super) fn new(most: usize) -> Arc<Self> {
         Arc::new(Self {
-            lanes: Lanes::new(most),
+            in_flight: InFlight::new(most),
             begun: Instant::now(),
             slowest: AtomicU64::new(0),
             heard: AtomicU64::new(0),
@@ -179,13 +175,6 @@ impl Asking {
             CommandKind::Operation,
         );
         Limit { within, of }
-    }
-
-    /// Returns the same for the releases of so many holds in one command.
-    pub(super) fn limit_of_releases(&self, count: usize, config: &Config) -> Duration {
-        let first = self.limit(TimedOut::default(), config).within;
-        let beside = u32::try_from(count.saturating_sub(1)).unwrap_or(u32::MAX);
-        first.saturating_add((first / RELEASED_BESIDE).saturating_mul(beside))
     }
 
     /// Returns the same for a look at a queue position, which is not repeated by itself.
@@ -218,16 +207,11 @@ impl Asking {
             .min(longest)
     }
 
-    /// Waits for a slot.
-    pub(super) async fn enter(&self, urgency: Urgency, timed_out: TimedOut) -> Option<Slot<'_>> {
-        self.lanes.enter(urgency, timed_out).await
-    }
-
     /// Waits for the answer to an operation that is sent now. The caller runs the future on once it is given up.
     pub(super) async fn answer<T>(
         self: &Arc<Self>,
         mut asking: Pin<&mut impl Future<Output = Result<T, StoreError>>>,
-        slot: Option<Slot<'_>>,
+        slot: Option<Slot>,
         limit: Limit,
     ) -> Result<Result<T, StoreError>, Adrift> {
         let sent = Instant::now();
@@ -248,7 +232,7 @@ impl Asking {
     pub(super) async fn answer_or<T>(
         self: &Arc<Self>,
         asking: Pin<&mut impl Future<Output = Result<T, StoreError>>>,
-        slot: Option<Slot<'_>>,
+        slot: Option<Slot>,
         limit: Limit,
         overdue: impl FnOnce(),
     ) -> Result<Result<T, StoreError>, Adrift> {
@@ -269,16 +253,17 @@ impl Asking {
     async fn late_answer<T>(
         self: &Arc<Self>,
         mut asking: Pin<&mut impl Future<Output = T>>,
-        mut slot: Option<Slot<'_>>,
+        mut slot: Option<Slot>,
         sent: Sent,
     ) -> Result<T, Adrift> {
         let mut overdue_at = sent.at + sent.limit.patience();
+        let mut slow = pin!(self.in_flight.slow());
         loop {
             let moves = slot.as_ref().is_some_and(Slot::is_prompt);
             tokio::select! {
                 biased;
                 answer = &mut asking => return Ok(answer),
-                other = self.lanes.slow(), if moves => slot = other,
+                other = &mut slow, if moves => slot = other,
                 () = sleep_until(overdue_at) => {
                     if let Some(adrift) = self.give_up(sent) {
                         return Err(adrift);
@@ -297,12 +282,12 @@ impl Asking {
 
     /// Whether operations have had to wait for others just now.
     pub(super) fn is_busy(&self, now: Instant) -> bool {
-        self.lanes.is_busy(now)
+        self.in_flight.is_busy(now)
     }
 
     /// Whether no prompt operation is on its way, and none is adrift; slow ones don't count.
     pub(super) fn is_quiet(&self) -> bool {
-        self.lanes.is_quiet() && self.adrift.load(Ordering::Relaxed) == 0
+        self.in_flight.is_quiet() && self.adrift.load(Ordering::Relaxed) == 0
     }
 
     /// Notes that an operation sent at that time was answered.
@@ -347,7 +332,6 @@ impl Asking {
             return None;
         }
         self.given_up.store(now, Ordering::Relaxed);
-        self.lanes.unanswered();
         self.adrift.fetch_add(1, Ordering::Relaxed);
         let asking = self.clone();
         Some(Adrift { asking, sent })
@@ -418,7 +402,7 @@ mod tests {
             asking.adrift.store(adrift, Ordering::Relaxed);
             asking.given_up.store(asking.micros(Instant::now()), Ordering::Relaxed);
             let (limit, sent, mut reported) = (asking.limit_of_look(&config), Instant::now(), Vec::new());
-            let slot = asking.enter(Urgency::Usual, TimedOut::default()).await;
+            let slot = asking.in_flight.slot(TimedOut::default()).await;
             let mut hung = pin!(std::future::pending::<Result<(), StoreError>>());
             let overdue = || reported.push(sent.elapsed());
             let given_up = asking.answer_or(hung.as_mut(), slot, limit, overdue).await;
@@ -429,6 +413,6 @@ mod tests {
             assert_eq!(asking.adrift.load(Ordering::Relaxed), adrift);
         }
         // Its slot is another's meanwhile, as that of any operation that hangs.
-        assert!(asking.lanes.is_quiet());
+        assert!(asking.in_flight.is_quiet());
     }
 }

@@ -311,6 +311,7 @@ impl Line {
 /// Returns what a failure means to the waitlist.
 pub(crate) fn setback(error: &StoreError) -> Setback {
     match error.kind {
+        Failure::Raced if error.is_unsaid() => Setback::Unsaid,
         Failure::Raced => Setback::Raced,
         Failure::Refused if error.is_malformed() => Setback::Unreadable,
         Failure::Refused => Setback::Refused,

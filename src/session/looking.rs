@@ -4,7 +4,6 @@ use std::{pin::pin, sync::Arc};
 
 use super::{
     Session,
-    lanes::Urgency,
     line::{PositionLook, TimedOut, setback},
 };
 use crate::{
@@ -16,7 +15,7 @@ impl Session {
     /// Looks at the queue position of an entry. If there is no answer in time, the entry asks, and the error of that
     /// shows why.
     pub(super) async fn look_at_position(self: Arc<Self>, name: String, look: PositionLook) {
-        let slot = self.asking.enter(Urgency::Usual, TimedOut::default()).await;
+        let slot = self.asking.in_flight.slot(TimedOut::default()).await;
         if !self.admits(&name, &look) {
             // It had to wait, and another operation's answer has come meanwhile, or is about to.
             return;

@@ -8,7 +8,6 @@
 //! it. Dropping it is like dropping any other command there: the user has to abort the transaction.
 
 mod acquiring;
-mod admission;
 mod agenda;
 pub(crate) mod asking;
 mod bypassing;
@@ -18,8 +17,8 @@ mod fleet;
 mod guard;
 mod heartbeat;
 pub(crate) mod hold;
+mod in_flight;
 mod index;
-mod lanes;
 pub(crate) mod line;
 mod looking;
 mod needs;

@@ -16,7 +16,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{Session, admission::AT_ONCE_LEAST, asking::patience};
+use super::{Session, asking::patience};
 use crate::{
     protocol::Exchange,
     store::{Arrival, Documents, LONG_READ_WITHIN, Store, StoreError, to_its_end},
@@ -25,8 +25,8 @@ use crate::{
 /// The limits of a reading that is repeated beside its own unanswered attempts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hedging {
-    /// Time that the first attempt has for itself. Each later one has the same, and twice as long as the one before
-    /// once [`AT_ONCE_LEAST`] are unanswered, or all but the last that there may be at once.
+    /// Time that each attempt has for itself; twice as long as the one before once as many are unanswered as there may
+    /// be at once.
     beside: Duration,
     /// Time within which there must be an answer.
     in_all: Duration,
@@ -119,7 +119,7 @@ where
         if attempts.len() < hedging.at_once && !arrival.is_coming(hedging.beside) {
             attempts.push(to_its_end(runtime, read(arrival.clone())));
         }
-        if attempts.len() > AT_ONCE_LEAST.min(hedging.at_once - 1) {
+        if attempts.len() == hedging.at_once {
             pause *= 2;
         }
         let again = (Instant::now() + pause).min(until);

@@ -4,58 +4,74 @@ use std::{pin::pin, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, timeout};
 
-use super::{Session, asking::Limit, lanes::Urgency};
+use super::{Session, asking::Limit, in_flight::Slot};
 use crate::{
     protocol::Operation,
-    store::{Answer, StoreError},
+    store::{Answer, Asked, Store, StoreError},
     telemetry,
     waitlist::{TimedOut, answers::asked_for},
 };
 
 impl Session {
-    /// Runs operations on one name for as long as its line wants any.
-    pub(super) async fn run(self: Arc<Self>, name: String, first: (Operation, TimedOut)) {
+    /// Runs an operation on one name, and then those that its line wants next.
+    pub(super) async fn run(self: Arc<Self>, name: String, (operation, timed_out): (Operation, TimedOut)) {
         self.prepare().await;
-        let mut next = Some(first);
-        while let Some((operation, timed_out)) = next {
+        let turn = self.asking.in_flight.turn(Asked { name, operation }, timed_out).await;
+        // Without a turn of its own it has gone along in another's command.
+        if let Some((slot, all)) = turn {
             let limit = self.asking.limit(timed_out, &self.config);
-            let urgency = if operation.leave.is_empty() {
-                Urgency::Usual
-            } else {
-                Urgency::Leaving
-            };
-            let slot = self.asking.enter(urgency, timed_out).await;
-            let store = self.store.clone();
-            let sent = Instant::now();
-            let mut asking = pin!(store.run(&name, &operation, limit.within));
-            match self.asking.answer(asking.as_mut(), slot, limit).await {
-                Ok(answer) => {
-                    self.suspicion.note(sent, answer.as_ref());
-                    next = self.settle(&name, &operation, answer, limit.within);
+            // Apart, as most tasks of a crowd only wait.
+            Box::pin(self.send(slot, all, limit)).await;
+        }
+    }
+
+    /// Runs operations in one command.
+    async fn send(self: Arc<Self>, slot: Slot, all: Vec<Asked>, limit: Limit) {
+        let (asking, store) = (self.asking.clone(), self.store.clone());
+        let sent = Instant::now();
+        let mut command = pin!(run(&store, &all, limit.within));
+        match asking.answer(command.as_mut(), Some(slot), limit).await {
+            Ok(answers) => {
+                self.suspicion.note(sent, answers.as_ref());
+                for (asked, answer) in all.iter().zip(each(answers, all.len())) {
+                    self.ended(asked, answer, limit.within);
                 }
-                Err(adrift) => {
-                    self.give_up_on(&name, &operation, limit);
-                    if let (Some(session), late) = adrift.outlast(self, asking).await {
-                        session.came_late(&name, &operation, &late);
+            }
+            Err(adrift) => {
+                for asked in &all {
+                    self.give_up_on(asked, limit);
+                }
+                if let (Some(session), late) = adrift.outlast(self, command).await {
+                    for (asked, answer) in all.iter().zip(each(late, all.len())) {
+                        session.came_late(&asked.name, &asked.operation, &answer);
                     }
-                    return;
                 }
             }
         }
     }
 
     /// Counts an operation as failed, and lets the line go on beside it.
-    pub(super) fn give_up_on(self: &Arc<Self>, name: &str, operation: &Operation, limit: Limit) {
+    fn give_up_on(self: &Arc<Self>, asked: &Asked, limit: Limit) {
         let error = StoreError::unanswered(limit.patience());
-        telemetry::operation_failed(telemetry::purpose(operation), Some(name), &error);
-        if let Some(next) = self.settle(name, operation, Err(error), limit.within) {
-            self.spawn(self.clone().run(name.to_owned(), next));
+        telemetry::operation_failed(telemetry::purpose(&asked.operation), Some(&asked.name), &error);
+        self.ended(asked, Err(error), limit.within);
+    }
+
+    /// Notes the end of an operation, and runs what its line wants next.
+    fn ended(
+        self: &Arc<Self>,
+        Asked { name, operation }: &Asked,
+        answer: Result<Answer, StoreError>,
+        within: Duration,
+    ) {
+        if let Some(next) = self.settle(name, operation, answer, within) {
+            self.spawn(self.clone().run(name.clone(), next));
         }
     }
 
     /// Feeds the answer to an operation to its line, or its failure; the server was to try it `within` that time.
     /// Returns what the line wants next.
-    pub(super) fn settle(
+    fn settle(
         self: &Arc<Self>,
         name: &str,
         operation: &Operation,
@@ -97,7 +113,7 @@ impl Session {
     }
 
     /// Notes the end of an operation that was given up.
-    pub(super) fn came_late(self: &Arc<Self>, name: &str, operation: &Operation, answer: &Result<Answer, StoreError>) {
+    fn came_late(self: &Arc<Self>, name: &str, operation: &Operation, answer: &Result<Answer, StoreError>) {
         match answer {
             Ok(answer) => {
                 self.note(&answer.exchange);
@@ -129,4 +145,22 @@ impl Session {
             Err(_) => Err(StoreError::unanswered(patience)),
         }
     }
+}
+
+/// Runs one operation, or several that share a command.
+async fn run(store: &Store, all: &[Asked], within: Duration) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
+    match all {
+        [Asked { name, operation }] => Ok(vec![Ok(store.run(name, operation, within).await?)]),
+        _ => store.run_together(all, within).await,
+    }
+}
+
+/// Returns the answer to each of so many operations.
+fn each(answers: Result<Vec<Result<Answer, StoreError>>, StoreError>, count: usize) -> Vec<Result<Answer, StoreError>> {
+    answers.unwrap_or_else(|error| {
+        // One document can hold up all of a command; which, their own commands show.
+        let is_anyones = count > 1 && error.ran_out_of_time();
+        let error = if is_anyones { StoreError::unsaid() } else { error };
+        vec![Err(error); count]
+    })
 }

@@ -3,21 +3,13 @@
 use std::sync::Arc;
 
 use futures::{StreamExt, stream};
-use tokio::time::{Instant, timeout};
+use tokio::{sync::oneshot, time::timeout};
 
-use super::{Session, asking::patience, hold::Hold};
-use crate::{
-    machine::exchanged,
-    protocol::{Expects, Operation},
-    status::LostReason,
-    store::Answer,
-};
+use super::Session;
+use crate::{status::LostReason, waitlist::TimedOut};
 
-/// Maximum number of documents in one command of releases: some hundred kilobytes, as each has a pipeline of its own.
-const RELEASED_TOGETHER: usize = 250;
-
-/// Maximum number of such commands on their way at once; they leave room in the connection pool, which is the user's.
-const RELEASES_AT_ONCE: usize = 3;
+/// Maximum number of releases that wait or are on their way at once: enough to fill the commands that there may be.
+const RELEASES_AT_ONCE: usize = 500;
 
 impl Session {
     /// Refuses new acquires, lets go of everything, and waits up to a lease until the server knows.
@@ -111,86 +103,30 @@ impl Session {
             }
             tokio::task::yield_now().await;
         }
-        let together = ended.chunks(RELEASED_TOGETHER);
-        stream::iter(together)
-            .for_each_concurrent(RELEASES_AT_ONCE, |holds| self.release_together(holds))
+        // Beyond that time, a release is repeated while others go on.
+        let patience = self.asking.limit(TimedOut::default(), &self.config).patience();
+        stream::iter(ended)
+            .for_each_concurrent(RELEASES_AT_ONCE, |hold| async move {
+                let (to, released) = oneshot::channel();
+                self.feed(&hold.name, |lines, context| {
+                    // Unless it was lost meanwhile, and its entry is gone.
+                    if let Some(line) = lines.by_name.get_mut(&hold.name)
+                        && line.waitlist.has(&hold)
+                    {
+                        line.waitlist.step(context).let_go(&hold, Some(to));
+                    }
+                });
+                let _ = timeout(patience, released).await;
+            })
             .await;
     }
-
-    /// Lets go of holds for which no release awaits the server's answer. Those that can go by one command do so.
-    async fn release_together(self: &Arc<Self>, holds: &[Arc<Hold>]) {
-        let (mut together, mut alone) = (Vec::new(), Vec::new());
-        {
-            let mut table = self.table();
-            let table = &mut *table;
-            for hold in holds {
-                let context = self.context(table.streaming, &table.clock);
-                let Some(line) = table.lines.by_name.get_mut(&hold.name) else {
-                    continue;
-                };
-                if !line.waitlist.has(hold) {
-                    // It was lost meanwhile, and its entry is gone.
-                    continue;
-                }
-                // No task waits any more, so it is handed on to nobody.
-                line.waitlist.step(&context).let_go(hold, None);
-                if let Some(operation) = line.next(&context) {
-                    if operation.requests.is_some() || line.waitlist.is_awaited_by_release() {
-                        alone.push((hold.name.clone(), (operation, line.waitlist.timed_out())));
-                    } else {
-                        together.push((hold.name.clone(), unguessed(operation)));
-                    }
-                }
-                // Nobody is owed an answer.
-                drop(self.after(table, &hold.name));
-            }
-        }
-        for (name, next) in alone {
-            self.spawn(self.clone().run(name, next));
-        }
-        if together.is_empty() {
-            return;
-        }
-        let together = Arc::new(together);
-        let sent = Instant::now();
-        let (store, releases) = (self.store.clone(), together.clone());
-        // Beyond that, each is repeated by itself.
-        let limit = self.asking.limit_of_releases(together.len(), &self.config);
-        let releasing = async move { store.release_together(&releases, limit).await };
-        let mut released = self.in_time(patience(limit), releasing).await;
-        let exchange = exchanged(sent, None);
-        for (name, operation) in together.iter() {
-            let answer = match &mut released {
-                Ok(refused) => refused.remove(name).map_or(
-                    Ok(Answer {
-                        state: None,
-                        exchange,
-                        logged_by: None,
-                    }),
-                    Err,
-                ),
-                Err(error) => Err(error.clone()),
-            };
-            if let Some(next) = self.settle(name, operation, answer, limit) {
-                self.spawn(self.clone().run(name.clone(), next));
-            }
-        }
-    }
-}
-
-/// Returns a release that assumes nothing: there is no answer that would reveal a wrong guess.
-fn unguessed(mut operation: Operation) -> Operation {
-    if operation.expects == Expects::Alone {
-        operation.expects = Expects::Holding;
-    }
-    operation
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
-    use tokio::time::sleep;
+    use tokio::time::{Instant, sleep};
 
     use super::*;
     use crate::{
@@ -257,7 +193,7 @@ mod tests {
             let begun = Instant::now();
             locks.shutdown().await;
             assert!(session.is_unused() && held.iter().flatten().all(|handle| !handle.is_held()));
-            let most = patience(session.asking.limit_of_releases(RELEASED_TOGETHER, &session.config));
+            let most = session.asking.limit(TimedOut::default(), &session.config).patience();
             assert!(begun.elapsed() < most * 2, "{count}: {:?}", begun.elapsed());
             assert!(most < Duration::from_secs(1), "{most:?}");
         }

@@ -55,8 +55,15 @@ pub(crate) enum Store {
     Simulated(Arc<simulated::Link>),
 }
 
+/// An operation on the lock of this name.
+#[derive(Clone, Debug)]
+pub(crate) struct Asked {
+    pub(crate) name: String,
+    pub(crate) operation: Operation,
+}
+
 /// The document after an operation, and the exchange that reported it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Answer {
     /// `None` when there is no document.
     pub(crate) state: Option<State>,
@@ -69,6 +76,24 @@ impl Answer {
     /// Returns the time of the server as of which it shows this state, which is its own.
     pub(crate) fn as_of(&self, state: &State) -> ServerTime {
         self.exchange.now.unwrap_or(state.at)
+    }
+
+    /// Returns the answer to an operation that shared a command with others, by its document as it was read afterwards.
+    pub(crate) fn read_after(
+        operation: &Operation,
+        state: Option<State>,
+        exchange: Exchange,
+        logged_by: Option<LogTime>,
+    ) -> Result<Self, StoreError> {
+        match operation.is_done_in(state.as_ref()) {
+            Some(true) => Ok(Self {
+                state,
+                exchange,
+                logged_by,
+            }),
+            Some(false) => Err(StoreError::not_done()),
+            None => Err(StoreError::unsaid()),
+        }
     }
 }
 
@@ -195,24 +220,23 @@ impl Store {
         .await
     }
 
-    /// Runs operations that only remove entries, each on its own document, and returns the refused ones by name. The
-    /// documents that the others found are not returned.
-    pub(crate) async fn release_together(
+    /// Runs [shareable](Operation::is_shareable) operations with one id on different locks in one command. Returns the
+    /// outcome of each; an error of all of them leaves each unknown.
+    pub(crate) async fn run_together(
         &self,
-        releases: &[(String, Operation)],
+        asked: &[Asked],
         within: Duration,
-    ) -> Result<BTreeMap<String, StoreError>, StoreError> {
-        if let Self::Mongo(store) = self {
-            let released = contained(store.release_together(releases, within)).await;
-            return released.inspect_err(|error| telemetry::operation_failed("release", None, error));
+    ) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
+        #[cfg(test)]
+        if let Self::Simulated(link) = self {
+            return link.run_together(asked, within).await;
         }
-        let mut refused = BTreeMap::new();
-        for (name, operation) in releases {
-            if let Err(error) = self.run(name, operation, within).await {
-                refused.insert(name.clone(), error);
-            }
-        }
-        Ok(refused)
+        let one_by_one = |store: &MemoryStore| {
+            let outcomes = asked.iter().map(|Asked { name, operation }| store.run(name, operation));
+            Ok(outcomes.collect())
+        };
+        self.ask(("several", None), |store| store.run_together(asked, within), one_by_one)
+            .await
     }
 
     /// Reads the documents of these names as they are now; names without a document are left out.

@@ -11,8 +11,9 @@ mod reading;
 mod renewing;
 mod stream;
 mod suitable;
+mod together;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use futures::TryStreamExt;
 use mongodb::{
@@ -232,23 +233,6 @@ impl MongoStore {
                 self.find_and_modify(query, change(operation), within).await
             }
         }
-    }
-
-    pub(super) async fn release_together(
-        &self,
-        releases: &[(String, Operation)],
-        within: Duration,
-    ) -> Result<BTreeMap<String, StoreError>, StoreError> {
-        let statements = releases.iter().map(|(name, operation)| {
-            let member = self.family.member(name);
-            doc! { "q": selection(&member, operation), "u": self.pipeline(&member.location, operation) }
-        });
-        let updated = self.update(statements.collect(), within).await?;
-        let refused = updated.refused.into_iter().filter_map(|(position, error)| {
-            let (name, _) = releases.get(position)?;
-            Some((name.clone(), StoreError::from(error)))
-        });
-        Ok(refused.collect())
     }
 
     /// Returns the pipeline of an operation on the lock at this place. Where it lets in entries, it also removes the

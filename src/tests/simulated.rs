@@ -24,7 +24,8 @@ use crate::{
     machine::exchanged,
     protocol::{Ahead, Evict, Exchange, Operation},
     store::{
-        AWAIT_TIME, Answer, Documents, Event, Failure, MemoryStore, MemoryStream, Renewal, Renewed, StoreError, Watched,
+        AWAIT_TIME, Answer, Asked, Documents, Event, Failure, MemoryStore, MemoryStream, Renewal, Renewed, StoreError,
+        Watched,
     },
 };
 
@@ -66,6 +67,8 @@ pub(crate) struct Link {
     reads: AtomicU64,
     /// The number of operations that were sent to clear a barrier.
     clears: AtomicU64,
+    /// The number of commands for several locks that were sent.
+    commands_together: AtomicU64,
 }
 
 /// The load of a slow server: it does one thing after the other, and each takes its time.
@@ -131,6 +134,7 @@ impl Link {
             refused: AtomicU64::new(0),
             reads: AtomicU64::new(0),
             clears: AtomicU64::new(0),
+            commands_together: AtomicU64::new(0),
         })
     }
 
@@ -308,6 +312,52 @@ impl Link {
             exchange: since(sent, &answer.exchange),
             logged_by: None,
         })
+    }
+
+    /// Runs operations that share a command, one after the other, and reads their documents later. Some commands end
+    /// before their last operation, with any answer or none.
+    pub(crate) async fn run_together(
+        &self,
+        asked: &[Asked],
+        within: Duration,
+    ) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
+        let sent = Instant::now();
+        self.commands_together.fetch_add(1, Ordering::Relaxed);
+        self.served(WRITE, within).await?;
+        let mut writable = asked;
+        let mut out_of_time = Ok(());
+        for (position, Asked { name, .. }) in asked.iter().enumerate() {
+            out_of_time = self.unblocked(name, within.saturating_sub(sent.elapsed())).await;
+            if out_of_time.is_err() {
+                // Those before it are done.
+                writable = &asked[..position];
+                break;
+            }
+        }
+        if !self.calm.load(Ordering::Relaxed) && self.random().below(4) == 0 {
+            let most = u64::try_from(writable.len()).unwrap_or(0);
+            writable = &writable[..usize::try_from(self.random().below(most + 1)).unwrap_or(0)];
+        }
+        let writable = writable.to_vec();
+        self.send(move |memory| {
+            for Asked { name, operation } in &writable {
+                memory.run(name, operation);
+            }
+        })
+        .await?;
+        out_of_time?;
+        let names: Vec<String> = asked.iter().map(|asked| asked.name.clone()).collect();
+        let (mut documents, exchange) = self.send(move |memory| memory.read(&names)).await?;
+        let outcomes = asked.iter().map(|Asked { name, operation }| {
+            let state = documents.remove(name).and_then(Result::ok);
+            Answer::read_after(operation, state, since(sent, &exchange), None)
+        });
+        Ok(outcomes.collect())
+    }
+
+    /// Returns the number of commands for several locks that were sent.
+    pub(crate) fn commands_together(&self) -> u64 {
+        self.commands_together.load(Ordering::Relaxed)
     }
 
     /// Returns the number of operations that were sent to clear a barrier.

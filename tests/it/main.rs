@@ -29,3 +29,4 @@ mod setup;
 mod streams;
 #[cfg(feature = "sync")]
 mod sync;
+mod together;

@@ -1,6 +1,6 @@
 //! Operations: the steps that clients ask for, each one atomic write of one lock.
 
-use super::{Ended, HoldEnd, Holder, Identity, Kind, Owner, Record, ServerTime};
+use super::{Ended, HoldEnd, Holder, Identity, Kind, Owner, Record, ServerTime, State, wake};
 
 /// Maximum length of a lock's queue; see [`Operation::room`].
 ///
@@ -270,6 +270,65 @@ impl Operation {
     /// Returns whether an operator evicts holders by the operation.
     pub fn breaks(&self) -> bool {
         matches!(self.evict, Evict::Everybody | Evict::Holder(_))
+    }
+
+    /// Returns whether one entry at most comes and one leaves by the operation, and nothing else happens: most
+    /// operations.
+    pub fn is_simple(&self) -> bool {
+        let requests = self.requests.as_ref();
+        self.leave.len() <= 1
+            && requests.is_none_or(|requests| requests.entries.len() == 1 && requests.adopts.is_none())
+            && self.kept.is_empty()
+            && self.evict == Evict::Nobody
+            && self.proclaim.is_none()
+            && self.downgrade.is_none()
+            && self.record.held_too_long.is_empty()
+    }
+
+    /// Returns whether the operation can share a command with operations on other locks: it takes a lock with one permit
+    /// that is expected to be free, or releases one.
+    pub fn is_shareable(&self) -> bool {
+        let is_release = self.requests.is_none() && self.leave.len() == 1 && self.leave_capacity == Some(1);
+        let is_expected = match self.expects {
+            Expects::Alone => is_release || (self.requests.is_some() && self.leave.is_empty()),
+            Expects::Holding => is_release,
+            Expects::Nothing | Expects::Held | Expects::Room => false,
+        };
+        is_expected && self.is_simple()
+    }
+
+    /// Returns whether two shareable operations differ at most in their ids and owners, so that one statement does both.
+    pub fn is_like(&self, other: &Self) -> bool {
+        let used = |operation: &Self| {
+            operation
+                .requests
+                .as_ref()
+                .map(|requests| (requests.kind, requests.capacity))
+        };
+        let entry = |operation: &Self| {
+            let entry = operation.entries().next();
+            entry.map(|it| (it.permits, it.lease, it.claim, it.wait, it.fresh, it.reserve))
+        };
+        (self.expects, used(self), entry(self)) == (other.expects, used(other), entry(other))
+            && (self.keep, self.record.most) == (other.keep, other.record.most)
+    }
+
+    /// Returns whether a shareable operation was done, by the document as it was read after its command; `None` if the
+    /// document does not show it. Its entries decide, and not what the command replied.
+    pub fn is_done_in(&self, state: Option<&State>) -> Option<bool> {
+        // Without a document nothing was granted, and there is nothing to release.
+        let Some(state) = state else { return Some(false) };
+        if self.requests.is_some() {
+            return Some(
+                self.entries()
+                    .any(|entry| state.holders.iter().any(|holder| holder.id == entry.id)),
+            );
+        }
+        match wake::left(&state.wake, &self.id) {
+            Some(_) => Some(true),
+            // It has left, by this operation or before, and others have written since.
+            None => state.has_any(&self.leave).then_some(false),
+        }
     }
 
     /// Returns whether the operation may be a no-op, and then must not write: a try, or a repeated request.

@@ -56,7 +56,9 @@ impl<H: Hold> Step<'_, H> {
         self.retry_at = None;
         self.alone_at = None;
         let left = state.and_then(|state| wake::left(&state.wake, &operation.id));
-        if operation.expects == Expects::Alone && left.is_none() {
+        // An entry that is there shows the grant, also where others have written since.
+        let is_there = state.is_some_and(|state| asked_for(operation, state).next().is_some());
+        if operation.expects == Expects::Alone && left.is_none() && !is_there {
             // The document has other entries, or none of ours: nothing was written, and the full operation follows.
             let leaves = self.under_way.take().unwrap_or_default();
             self.leaving.extend(leaves);
@@ -323,6 +325,8 @@ impl<H: Hold> Step<'_, H> {
                 let releases = leaves.into_iter().filter_map(|leaving| leaving.release);
                 self.effects.extend(releases.map(|to| Effect::NotReleased { to }));
             }
+            // The server answers, so there is nothing to wait for.
+            Setback::Unsaid => self.outcome_unknown(operation, leaves),
             Setback::NoServer | Setback::Overdue | Setback::Unanswered | Setback::Interrupted => {
                 self.back_off(setback);
                 self.outcome_unknown(operation, leaves);

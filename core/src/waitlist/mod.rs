@@ -416,8 +416,10 @@ impl StreamState {
 /// The reason why an operation failed, as far as the waitlist acts on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Setback {
-    /// Another client created the document first: nothing was written.
+    /// Another client created the document first, or has the lock that was expected to be free: nothing was written.
     Raced,
+    /// The operation shared a command with others, and may have been done. Nothing of it is done later.
+    Unsaid,
     /// The server refused: nothing was written.
     Refused,
     /// The answer could not be read: something may have been written.
@@ -658,11 +660,6 @@ impl<H: Hold> Waitlist<H> {
         self.under_way.is_some()
     }
 
-    /// Whether a release awaits the answer that is on its way.
-    pub fn is_awaited_by_release(&self) -> bool {
-        self.under_way.iter().flatten().any(|leaving| leaving.release.is_some())
-    }
-
     /// Returns the numbers of operations in a row that failed for want of time.
     pub fn timed_out(&self) -> TimedOut {
         self.timed_out
@@ -816,20 +813,6 @@ mod tests {
                 (leaving.give_up - context.now).as_secs()
             };
             assert_eq!([1, 30, 90].map(given_up_after), [30, 30, 90]);
-        });
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_release_is_awaited_while_its_answer_is_on_its_way() {
-        in_context(|context| {
-            let leaving = |release| Leaving::new("me-1".to_owned(), context).answering(release);
-            let mut waitlist = waitlist([]);
-            waitlist.leaving.push(leaving(Some(1)));
-            assert!(!waitlist.is_awaited_by_release(), "it was not sent");
-            waitlist.under_way = Some(vec![leaving(None)]);
-            assert!(!waitlist.is_awaited_by_release(), "nobody waits for it");
-            waitlist.under_way = Some(vec![leaving(None), leaving(Some(1))]);
-            assert!(waitlist.is_awaited_by_release());
         });
     }
 

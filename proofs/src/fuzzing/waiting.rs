@@ -89,9 +89,10 @@ impl Fuzzed for PlainHold {
 }
 
 /// A failure of each kind but one that is unreadable.
-const SETBACKS: [Setback; 6] = [
+const SETBACKS: [Setback; 7] = [
     Setback::Unanswered,
     Setback::Raced,
+    Setback::Unsaid,
     Setback::Refused,
     Setback::NoServer,
     Setback::Overdue,

@@ -16,6 +16,7 @@
 //! - [`later`]: documents of a later protocol, which no pipeline changes.
 //! - [`single`]: single operations: those that write nothing, and the one with the most entries.
 //! - [`sizes`]: the bounds of documents in commands.
+//! - [`together`]: operations on several locks in one statement.
 
 mod ahead;
 mod later;
@@ -25,6 +26,7 @@ mod sharing;
 mod single;
 mod sizes;
 mod steps;
+mod together;
 
 use std::{collections::HashMap, ops::Range};
 

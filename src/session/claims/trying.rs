@@ -10,7 +10,6 @@ use tokio::{
 
 use super::super::{
     Session,
-    lanes::Urgency,
     line::{Context, UNANSWERED},
 };
 use super::{
@@ -250,7 +249,7 @@ impl Session {
         let limit = self
             .asking
             .limit_of_claim(took, timed_out, lease.length.min(self.config.lease));
-        let slot = self.asking.enter(Urgency::Usual, timed_out).await;
+        let slot = self.asking.in_flight.slot(timed_out).await;
         let id = self.ids.claim();
         if self.takes_nothing_new() {
             self.ids.pending_claims.settled(&id);

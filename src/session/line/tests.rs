@@ -18,6 +18,7 @@ mod reentering;
 mod refusing;
 mod reporting;
 mod sharing;
+mod together;
 mod trying;
 mod waiting;
 

@@ -14,7 +14,7 @@ use std::{
 
 use mongodb::bson::{Document, RawDocumentBuf};
 
-use crate::protocol::{Evict, Operation, Request};
+use crate::protocol::{Operation, Request};
 
 /// Maximum number of encoded updates: a client uses few shapes at a time, for instance one for each reason.
 const READY_MOST: usize = 16;
@@ -57,7 +57,7 @@ impl Prepared {
         operation: &Operation,
         build: impl Fn(&Operation) -> Document,
     ) -> Option<Arc<Encoded>> {
-        if !is_simple(operation) {
+        if !operation.is_simple() {
             return None;
         }
         let shape = shape(operation);
@@ -249,18 +249,6 @@ impl Id {
     }
 }
 
-/// Whether an operation has at most one entry that comes and one that leaves, and does nothing else: most operations.
-fn is_simple(operation: &Operation) -> bool {
-    let requests = operation.requests.as_ref();
-    operation.leave.len() <= 1
-        && requests.is_none_or(|requests| requests.entries.len() == 1 && requests.adopts.is_none())
-        && operation.kept.is_empty()
-        && operation.evict == Evict::Nobody
-        && operation.proclaim.is_none()
-        && operation.downgrade.is_none()
-        && operation.record.held_too_long.is_empty()
-}
-
 /// Returns the hash of what operations of one shape have in common.
 fn shape(operation: &Operation) -> u64 {
     let mut hasher = DefaultHasher::new();
@@ -334,7 +322,7 @@ mod tests {
     use mongodb::bson::doc;
 
     use super::*;
-    use crate::protocol::{Expects, Kind, Owner, Record, Requests};
+    use crate::protocol::{Evict, Expects, Kind, Owner, Record, Requests};
 
     fn release(number: u32) -> Operation {
         Operation {

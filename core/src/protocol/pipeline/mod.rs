@@ -27,6 +27,7 @@ mod renewing;
 mod selecting;
 mod sharing;
 mod short;
+mod together;
 
 use mongodb::bson::{Bson, Document, doc};
 
@@ -42,6 +43,7 @@ pub use claiming::{claim, fit, free, is_attempted_below, last};
 pub use renewing::{guard, holding, renewal};
 pub use selecting::{is_by_id, is_known, selection};
 pub use sharing::{Together, all_held, renewal_of_all, sweep};
+pub use together::together;
 
 /// Maximum length of a slice: longer than any queue. From a position on, `$slice` requires a length.
 const ALL: i64 = 1 << 30;

@@ -47,7 +47,7 @@ use super::{
     granting::{asked_for, grant, grant_as_fits, next_token, room, with_reserve, with_room, words_of_grant},
     is_not_kept, is_used_as_requested, leave, live, remaining, waiter, words_for,
 };
-use crate::protocol::{Evict, Expects, Location, Operation, Requests, wake::Left};
+use crate::protocol::{Evict, Expects, Location, Operation, Request, Requests, wake::Left};
 
 /// Returns the short form of an operation, if it has one: the condition that the document must meet, and the expression
 /// for the document afterwards.
@@ -55,11 +55,12 @@ pub(super) fn form(at: &Location, operation: &Operation, now: &Bson) -> Option<(
     match operation.expects {
         Expects::Alone => {
             let written = at.merged([alone(at, operation, now).into()]);
-            Some((Some(is_alone(at, operation, now)), written))
+            Some((Some(is_alone(at, operation, leaving(operation), now)), written))
         }
-        Expects::Holding if operation.leave_capacity == Some(1) => {
-            Some((Some(is_the_holder(at, operation, now)), hand_over(at, operation, now)))
-        }
+        Expects::Holding if operation.leave_capacity == Some(1) => Some((
+            Some(is_the_holder(at, leaving(operation), now)),
+            hand_over(at, operation, now),
+        )),
         Expects::Holding => Some((
             Some(is_a_holder(at, operation, now)),
             hand_over_among(at, operation, now),
@@ -72,13 +73,18 @@ pub(super) fn form(at: &Location, operation: &Operation, now: &Bson) -> Option<(
     }
 }
 
-/// Returns the condition that the document is as [`Expects::Alone`] says.
-fn is_alone(at: &Location, operation: &Operation, now: &Bson) -> Document {
+/// Returns the ids of the entries that leave.
+fn leaving(operation: &Operation) -> Bson {
+    literal(operation.leave.as_slice())
+}
+
+/// Returns the condition that the document is as [`Expects::Alone`] says; these ids leave.
+pub(super) fn is_alone(at: &Location, operation: &Operation, leaving: Bson, now: &Bson) -> Document {
     match &operation.requests {
         None => doc! { "$and": [
             { "$eq": [
                 [at.value("holders.id"), at.value("holders.released"), at.value("queue")],
-                [literal(operation.leave.as_slice()), [], []],
+                [leaving, [], []],
             ] },
             any_live(at, now),
         ] },
@@ -98,14 +104,7 @@ fn any_live(at: &Location, now: &Bson) -> Document {
 /// Returns the fields of a lock after its only entry comes or leaves.
 pub(super) fn alone(at: &Location, operation: &Operation, now: &Bson) -> Document {
     let token = next_token(at.value("token"), now);
-    let holders: Vec<Document> = operation
-        .entries()
-        .map(|entry| {
-            let mut holder = waiter(entry, now);
-            holder.insert("token", &token);
-            holder
-        })
-        .collect();
+    let holders: Vec<Document> = operation.entries().map(|entry| holder(at, entry, now)).collect();
     let left = if operation.leave.is_empty() { "" } else { Left::HOLDER };
     let mut fields = doc! { "wake": literal(format!("{}:{left};", operation.id)) };
     if !holders.is_empty() {
@@ -128,19 +127,26 @@ pub(super) fn alone(at: &Location, operation: &Operation, now: &Bson) -> Documen
     fields
 }
 
+/// Returns the entry of a request that is granted at once.
+pub(super) fn holder(at: &Location, entry: &Request, now: &Bson) -> Document {
+    let mut holder = waiter(entry, now);
+    holder.insert("token", next_token(at.value("token"), now));
+    holder
+}
+
 /// Returns the condition that the entry that leaves is the only holder, and has not left before.
-fn is_the_holder(at: &Location, operation: &Operation, now: &Bson) -> Document {
+pub(super) fn is_the_holder(at: &Location, leaving: Bson, now: &Bson) -> Document {
     doc! { "$and": [
         { "$eq": [
             [at.value("holders.id"), at.value("holders.released")],
-            [literal(operation.leave.as_slice()), []],
+            [leaving, []],
         ] },
         any_live(at, now),
     ] }
 }
 
 /// Removes the only holder, and grants the lock to the head of the queue.
-fn hand_over(at: &Location, operation: &Operation, now: &Bson) -> Bson {
+pub(super) fn hand_over(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     let wake = literal(format!("{}:{};", operation.id, Left::HOLDER));
     let free = doc! { "holders": [], "queue": [], "wake": &wake };
     let granted = grant_to_head(at, "$$queue", wake, operation, now);

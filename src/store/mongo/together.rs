@@ -1,0 +1,124 @@
+//! Operations on several locks in one command.
+//!
+//! Those that are alike are one statement for all their documents, so each costs the server a fraction of a command.
+//! One reading of the documents follows, and it alone decides: a lock is granted if it shows our own entry, whatever
+//! the command replied. Names that have no document yet get one by a statement each.
+
+use std::{collections::HashMap, time::Duration};
+
+use mongodb::{
+    bson::{Document, doc},
+    error::Error,
+    options::{ReadPreference, SelectionCriteria},
+};
+use tokio::time::Instant;
+
+use super::{MongoStore, command::limit, lossy, now};
+use crate::{
+    protocol::{Exchange, Operation, State, pipeline, wake},
+    store::{Answer, Asked, LogTime, StoreError},
+};
+
+/// The documents by their names. `None`: it is not the document of a lock.
+type Found = HashMap<String, Option<State>>;
+
+impl MongoStore {
+    /// Runs shareable operations with one id on different locks, and returns the outcome of each. An operation that was
+    /// not done in this way, or of which that is not known, is to be asked for by itself. The server gives up after
+    /// `within`.
+    pub(in crate::store) async fn run_together(
+        &self,
+        asked: &[Asked],
+        within: Duration,
+    ) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
+        let sent = Instant::now();
+        let (mut logged_by, mut found) = self
+            .write_and_read(asked.iter().collect(), statements(asked), within)
+            .await?;
+        let is_absent = |asked: &&Asked| asked.operation.creates() && !found.contains_key(&asked.name);
+        let absent: Vec<&Asked> = asked.iter().filter(is_absent).collect();
+        // Nobody waits for what is written after that time.
+        let left = within.saturating_sub(sent.elapsed());
+        if !absent.is_empty() && !left.is_zero() {
+            let created = absent.iter().map(|Asked { name, operation }| {
+                let update = pipeline::operation(self.family.base(), operation, &now());
+                doc! { "q": { "_id": name }, "u": update, "upsert": true }
+            });
+            let created = created.collect();
+            let (created_by, created) = self.write_and_read(absent, created, left).await?;
+            logged_by = created_by;
+            found.extend(created);
+        }
+        let received = Instant::now();
+        // Each writes the server's time. The earliest of them is that of the first command.
+        let written = asked.iter().filter_map(|Asked { name, operation }| {
+            let state = found.get(name)?.as_ref()?;
+            wake::left(&state.wake, &operation.id).map(|_| state.at)
+        });
+        let now = written.min();
+        let exchange = Exchange { sent, received, now };
+        let outcomes = asked.iter().map(|Asked { name, operation }| {
+            let state = found.remove(name).flatten();
+            Answer::read_after(operation, state, exchange, logged_by)
+        });
+        Ok(outcomes.collect())
+    }
+
+    /// Runs statements, and reads the documents of the operations as they are then.
+    async fn write_and_read(
+        &self,
+        asked: Vec<&Asked>,
+        statements: Vec<Document>,
+        within: Duration,
+    ) -> Result<(Option<LogTime>, Found), Error> {
+        let sent = Instant::now();
+        // A refused statement ends there: the reading shows how far it came.
+        let logged_by = self.update(statements, within).await?.logged_by;
+        let names: Vec<&str> = asked.iter().map(|asked| asked.name.as_str()).collect();
+        let mut concern = doc! { "level": "majority" };
+        if let Some(written) = logged_by {
+            concern.insert("afterClusterTime", written);
+        }
+        let find = doc! {
+            "find": self.collection.name(),
+            "filter": { "_id": { "$in": &names } },
+            "projection": { "ends": 0 },
+            "readConcern": concern,
+            "singleBatch": true,
+            "batchSize": i32::try_from(names.len()).unwrap_or(i32::MAX),
+            "maxTimeMS": limit(within.saturating_sub(sent.elapsed())),
+        };
+        let primary = SelectionCriteria::ReadPreference(ReadPreference::Primary);
+        let mut cursor = self
+            .database
+            .run_cursor_command(find)
+            .selection_criteria(primary)
+            .await?;
+        let mut found = Found::new();
+        while cursor.advance().await? {
+            let document = lossy::read(cursor.current());
+            let Some(document) = document else { continue };
+            if let Ok(name) = document.get_str("_id") {
+                found.insert(name.to_owned(), State::from_document(&document).ok());
+            }
+        }
+        Ok((logged_by, found))
+    }
+}
+
+/// Returns a statement for all operations that are alike. Releases come first, as others may wait for them.
+fn statements(asked: &[Asked]) -> Vec<Document> {
+    let mut alike: Vec<Vec<(&str, &Operation)>> = Vec::new();
+    for Asked { name, operation } in asked {
+        match alike.iter_mut().find(|some| some[0].1.is_like(operation)) {
+            Some(some) => some.push((name, operation)),
+            None => alike.push(vec![(name, operation)]),
+        }
+    }
+    alike.sort_by_key(|some| some[0].1.requests.is_some());
+    let statements = alike.iter().map(|some| {
+        let names: Vec<&str> = some.iter().map(|(name, _)| *name).collect();
+        doc! { "q": { "_id": { "$in": names } }, "u": pipeline::together(some, &now()), "multi": true }
+    });
+    statements.collect()
+}
