@@ -341,7 +341,7 @@ impl Link {
         let writable = writable.to_vec();
         self.send(move |memory| {
             for Asked { name, operation } in &writable {
-                memory.run(name, operation);
+                let _ = memory.run(name, operation);
             }
         })
         .await?;

@@ -12,7 +12,7 @@ use mongodb::{
     bson::{Document, doc},
 };
 use tokio::time::timeout;
-use watchlock::{AcquireError, FencingToken, Held, LockClient, Released, target::Mutex};
+use watchlock::{FencingToken, Held, LockClient, Released, errors::AcquireError, locks::Mutex};
 
 use crate::setup::{COLLECTION, Ground, PATIENCE, Sent, eventually, faulty, is_vacant, spawn, within};
 

@@ -23,10 +23,7 @@ fn read(bench: &mut Bench, operation: &Operation) {
     };
     match Answer::read_after(operation, bench.document.clone(), exchange, None) {
         Ok(answer) => bench.answered(operation, &answer),
-        Err(error) => {
-            let ((), effects) = bench.feed(|line, context, effects| line.failed(operation, &error, context, effects));
-            carry_out(effects);
-        }
+        Err(error) => bench.fails(operation, &error),
     }
 }
 
