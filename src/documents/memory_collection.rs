@@ -26,12 +26,11 @@ use crate::{
 ///
 /// These parts of the filter and update languages are supported, and behave as on the server:
 ///
-/// - Filters: `$eq`, `$ne`, `$gt`, `$gte`, `$lt`, `$lte`, `$in`, `$nin`, `$exists`, `$not`, `$and`, `$or`, `$nor`, and
-///   a field with a value. Paths with dots lead into documents, and into each document of an array; a value in an array
-///   is found there. `Decimal128` is compared as the nearest double.
-/// - Sorts: by fields, 1 or -1.
-/// - Updates: `$set`, `$unset`, `$inc`, `$min`, `$max`, `$push`, `$addToSet` (of one value each), `$pull` (of a value
-///   that is not a document, array or pattern) and `$currentDate` (as a date).
+/// - Filters: `$eq`, `$gt`, `$gte`, `$lt`, `$lte`, `$in`, `$exists`, `$and`, `$or`, and a field with a value. Paths with
+///   dots lead into documents, and into each document of an array; a value in an array is found there. Numbers, texts,
+///   dates, ObjectIds, booleans and null can be compared; other values can be equal.
+/// - Sorts: by fields of these types, 1 or -1.
+/// - Updates: `$set`, `$unset` and `$inc`.
 ///
 /// Everything else (another operator, a regular expression, an array index, a pipeline) is an error that names it:
 /// [`AcquireError::Server`](crate::errors::AcquireError::Server) and

@@ -9,12 +9,19 @@ use crate::input::check_document;
 /// servers differ in which queries match them.
 pub(super) fn check(document: &Document) -> Result<(), Refused> {
     check_document("the document", document).map_err(|problem| Refused::new(problem.to_string()))?;
-    if document.values().any(has_undefined) {
-        return Err(Refused::new(
+    document.values().try_for_each(check_value)
+}
+
+/// Refuses a value with one of the type `undefined` in it. Its depth was checked.
+pub(super) fn check_value(value: &Bson) -> Result<(), Refused> {
+    match value {
+        Bson::Document(inner) => inner.values().try_for_each(check_value),
+        Bson::Array(elements) => elements.iter().try_for_each(check_value),
+        Bson::Undefined => Err(Refused::new(
             "values of the type `undefined` are not supported in memory",
-        ));
+        )),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// Refuses a replacement that a server would interpret as an update, or refuse.
@@ -25,15 +32,6 @@ pub(super) fn check_replacement(replacement: &Document) -> Result<(), Refused> {
             field.escape_debug()
         ))),
         None => Ok(()),
-    }
-}
-
-/// Reports whether there is such a value. The depth was checked.
-fn has_undefined(value: &Bson) -> bool {
-    match value {
-        Bson::Document(inner) => inner.values().any(has_undefined),
-        Bson::Array(elements) => elements.iter().any(has_undefined),
-        value => *value == Bson::Undefined,
     }
 }
 

@@ -8,7 +8,7 @@ use mongodb::{
 use super::{
     MemoryStore, bounds,
     documents::{Contents, id_of},
-    matching::{Filter, Sort, SortKey},
+    matching::{Filter, Sort},
     order::is_same,
     updating::Update,
 };
@@ -33,7 +33,7 @@ impl MemoryStore {
         let mut contents = self.documents.contents();
         let (exchange, now) = self.documents.clock.exchange();
         let base = self.family.base();
-        let mut first: Option<(SortKey, &Document)> = None;
+        let mut first: Option<(Vec<&Bson>, &Document)> = None;
         for document in contents.matching(&filter) {
             let lock = base.lock(document).map(State::from_document);
             // A document of a later protocol is passed over too.
@@ -47,7 +47,10 @@ impl MemoryStore {
                 continue;
             }
             let key = sort.key(document)?;
-            if first.as_ref().is_none_or(|(first, _)| key.compare(first).is_lt()) {
+            if first
+                .as_ref()
+                .is_none_or(|(first, _)| sort.compare(&key, first).is_lt())
+            {
                 first = Some((key, document));
             }
         }
@@ -154,7 +157,7 @@ impl MemoryStore {
         let Some(document) = self.held(&contents, name, holder, now) else {
             return Ok(None);
         };
-        let updated = self.signed(update.apply(document, now)?, name, operation)?;
+        let updated = self.signed(update.apply(document)?, name, operation)?;
         contents.put(updated.clone());
         Ok(Some(self.users(updated)))
     }
@@ -183,7 +186,7 @@ impl MemoryStore {
         let [Bson::Document(updated)] = &mut having[..] else {
             return Ok(None);
         };
-        *updated = update.apply(updated, now)?;
+        *updated = update.apply(updated)?;
         let updated = updated.clone();
         contents.put(self.signed(document, name, operation)?);
         Ok(Some(updated))

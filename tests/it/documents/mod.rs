@@ -809,7 +809,7 @@ async fn what_memory_does_not_know_is_named() {
     let scene = Scene::in_memory();
     let (locks, _) = scene.locks();
     // Though there is nothing to be matched.
-    let regex = doc! { "$or": [{ "a": { "$not": { "$regex": "x" } } }] };
+    let regex = doc! { "$or": [{ "a": { "$regex": "x" } }] };
     for (refused, word) in [
         (locks.try_claim(regex.clone()).await, "`$regex`"),
         (locks.claim(regex).await.map(Some), "`$regex`"),
@@ -833,7 +833,7 @@ async fn what_memory_does_not_know_is_named() {
     let held = locks.acquire(1).await.unwrap();
     for (update, word) in [
         (doc! { "$bit": { "a": { "and": 1 } } }, "`$bit`"),
-        (doc! { "$push": { "list": { "$each": [3] } } }, "`$push`"),
+        (doc! { "$push": { "list": 3 } }, "`$push`"),
         (doc! { "$set": { "list.0": 3 } }, "`list.0`"),
         (doc! { "$inc": { "list": 1 } }, "`list`"),
     ] {
