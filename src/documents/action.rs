@@ -167,7 +167,7 @@ impl<T, P: Patience, W: World> Acquire<Claim<T>, P, W> {
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # memory.insert_one(doc! { "_id": 7, "sent": false })?;
+    /// # memory.insert_one(doc! { "_id": 7, "sent": false }).await?;
     /// # let outbox = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// for attempt in 1..=2 {
     ///     let message = outbox.claim(doc! { "sent": false }).max_attempts(2).await?;
@@ -176,7 +176,7 @@ impl<T, P: Patience, W: World> Acquire<Claim<T>, P, W> {
     /// }
     /// assert!(outbox.try_claim(doc! { "sent": false }).max_attempts(2).await?.is_none());
     ///
-    /// let dead = memory.find(doc! { "sent": false, "watchlock.attempts": { "$gte": 2 } })?;
+    /// let dead = memory.find(doc! { "sent": false, "watchlock.attempts": { "$gte": 2 } }).await?;
     /// outbox.clear_attempts(dead[0].get("_id").unwrap().clone()).await?;
     /// assert!(outbox.try_claim(doc! { "sent": false }).max_attempts(2).await?.is_some());
     /// # Ok(()) }

@@ -117,11 +117,11 @@ impl<T, W: World> Held<Document<T>, W> {
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # memory.insert_one(doc! { "kind": "mail" })?;
+    /// # memory.insert_one(doc! { "kind": "mail" }).await?;
     /// # let events = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// let event = events.claim(doc! { "kind": "mail" }).await?;
     /// event.delete().await?;
-    /// # assert!(memory.find(doc! {})?.is_empty());
+    /// # assert!(memory.find(doc! {}).await?.is_empty());
     /// # Ok(()) }
     /// ```
     pub fn delete(&self) -> W::Call<impl Future<Output = Result<(), DocumentError>>> {
@@ -178,7 +178,7 @@ impl<T: DeserializeOwned, W: World> Held<Document<T>, W> {
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # memory.insert_one(doc! { "done": false })?;
+    /// # memory.insert_one(doc! { "done": false }).await?;
     /// # let events = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// let event = events.claim(doc! { "done": false }).await?;
     /// let updated = event.update(doc! { "$set": { "done": true }, "$inc": { "tries": 1 } }).await?;

@@ -1,28 +1,35 @@
 //! Documents without a server, for tests.
 
-use std::{fmt, sync::Arc};
+use std::{any::Any, borrow::Borrow, fmt, marker::PhantomData, sync::Arc};
 
-use mongodb::bson::{Bson, Document};
+use mongodb::{
+    bson::{Bson, Document},
+    options::UpdateModifications,
+    results::{DeleteResult, InsertOneResult, UpdateResult},
+};
+use serde::{Serialize, de::DeserializeOwned};
 
+use super::check_encodable;
 use crate::{
     client::LockClient,
     documents::DocumentLocks,
     error::InvalidInput,
     input::{check_document, check_id},
-    store::{MemoryDocuments, Refused, collection::UserCollection},
+    store::{MemoryDocuments, Refused, collection::UserCollection, read_as, write_as},
     world::World,
 };
 
 /// A collection in the memory of this process, whose documents can be locked: for tests of your own code.
 ///
-/// Code that takes a [`DocumentLocks`](crate::documents::DocumentLocks) runs on the documents of a server, and on
-/// these: [`LockClient::documents_in_memory`](crate::LockClient::documents_in_memory) makes one for them. Clones are
-/// the same collection. Its own methods let a test play the other programs that use the collection; as on a server
-/// their writes ignore the locks, and `find` shows the locks in the documents.
+/// Code that takes a [`DocumentLocks`](crate::documents::DocumentLocks) runs on the documents of a server, and on these:
+/// [`LockClient::documents_in_memory`](crate::LockClient::documents_in_memory) makes one for them. Clones are the same
+/// collection. Its own methods are named as those of the driver's `Collection`, with the same arguments and results:
+/// by them a test plays the other programs that use the collection. As on a server their writes ignore the locks, and
+/// documents that are read as `Document` show the locks in them.
 ///
 /// # Guarantees
 ///
-/// Locks behave as on a replica set that never fails, by tokio's clock, as with [`InMemory`](crate::testing::InMemory).
+/// Locks behave as on a replica set, by tokio's clock, as with [`InMemory`](crate::testing::InMemory).
 ///
 /// These parts of the filter and update languages are supported, and behave as on the server:
 ///
@@ -32,18 +39,26 @@ use crate::{
 /// - Sorts: by fields of these types, 1 or -1.
 /// - Updates: `$set`, `$unset` and `$inc`.
 ///
-/// Everything else (another operator, a regular expression, an array index, a pipeline) is an error that names it:
-/// [`AcquireError::Server`](crate::errors::AcquireError::Server) and
-/// [`DocumentError::Server`](crate::errors::DocumentError::Server), as from a server that refuses; it is never ignored.
+/// Everything else (another operator, a regular expression, an array index, a pipeline) is an error that names it, and
+/// nothing is done: [`InvalidInput`] here, [`AcquireError::Server`](crate::errors::AcquireError::Server) and
+/// [`DocumentError::Server`](crate::errors::DocumentError::Server) from locks, as from a server that refuses.
 ///
 /// # Examples
 ///
 /// ```
-/// use mongodb::bson::{Document, doc};
+/// use mongodb::bson::doc;
 /// use watchlock::{LockClient, documents::DocumentLocks, testing::MemoryCollection};
 ///
+/// #[derive(serde::Serialize, serde::Deserialize)]
+/// struct Order {
+///     #[serde(rename = "_id")]
+///     id: i32,
+///     state: String,
+///     opened: i32,
+/// }
+///
 /// /// The code under test.
-/// async fn close_the_oldest(orders: &DocumentLocks<Document>) -> Result<(), Box<dyn std::error::Error>> {
+/// async fn close_the_oldest(orders: &DocumentLocks<Order>) -> Result<(), Box<dyn std::error::Error>> {
 ///     let order = orders.claim(doc! { "state": "open" }).sort(doc! { "opened": 1 }).await?;
 ///     order.update(doc! { "$set": { "state": "closed" } }).await?;
 ///     order.release().await?;
@@ -51,29 +66,36 @@ use crate::{
 /// }
 ///
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let orders = MemoryCollection::new();
-/// orders.insert_one(doc! { "_id": 1, "state": "open", "opened": 20 })?;
-/// orders.insert_one(doc! { "_id": 2, "state": "open", "opened": 10 })?;
+/// let orders = MemoryCollection::<Order>::new();
+/// orders.insert_one(Order { id: 1, state: "open".into(), opened: 20 }).await?;
+/// orders.insert_one(Order { id: 2, state: "open".into(), opened: 10 }).await?;
 ///
 /// close_the_oldest(&LockClient::in_memory().documents_in_memory(&orders)).await?;
-/// let closed = orders.find_one(doc! { "state": "closed" })?.expect("one was closed");
-/// assert_eq!(closed.get_i32("_id")?, 2);
+/// let closed = orders.find_one(doc! { "state": "closed" }).await?.expect("one was closed");
+/// assert_eq!(closed.id, 2);
+/// assert_eq!(orders.count_documents(doc! { "state": "open" }).await?, 1);
 /// # Ok(()) }
 /// ```
-#[derive(Clone)]
-pub struct MemoryCollection {
+pub struct MemoryCollection<T = Document> {
     documents: Arc<MemoryDocuments>,
+    of: PhantomData<fn() -> T>,
 }
 
-impl MemoryCollection {
+impl<T> MemoryCollection<T> {
     /// Returns a collection without documents.
     pub fn new() -> Self {
-        Self {
-            documents: Arc::default(),
+        Self::default()
+    }
+
+    /// Returns the same collection, with its documents read and written as another type.
+    pub fn clone_with_type<O>(&self) -> MemoryCollection<O> {
+        MemoryCollection {
+            documents: self.documents.clone(),
+            of: PhantomData,
         }
     }
 
-    /// Inserts a document, with a new `ObjectId` as `_id` if it has none, and returns the `_id`.
+    /// Inserts a document, with a new `ObjectId` as `_id` if it has none.
     ///
     /// # Errors
     ///
@@ -84,40 +106,51 @@ impl MemoryCollection {
     /// # Examples
     ///
     /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), watchlock::errors::InvalidInput> {
     /// use mongodb::bson::{Bson, doc};
     ///
     /// let orders = watchlock::testing::MemoryCollection::new();
-    /// assert_eq!(orders.insert_one(doc! { "_id": 7, "state": "open" })?, Bson::from(7));
-    /// assert!(orders.insert_one(doc! { "_id": 7 }).is_err());
-    /// # Ok::<(), watchlock::errors::InvalidInput>(())
+    /// let inserted = orders.insert_one(doc! { "_id": 7, "state": "open" }).await?;
+    /// assert_eq!(inserted.inserted_id, Bson::from(7));
+    /// assert!(orders.insert_one(doc! { "_id": 7 }).await.is_err());
+    /// # Ok(()) }
     /// ```
-    pub fn insert_one(&self, document: Document) -> Result<Bson, InvalidInput> {
+    pub async fn insert_one(&self, document: impl Borrow<T>) -> Result<InsertOneResult, InvalidInput>
+    where
+        T: Serialize + 'static,
+    {
+        let document = written(document.borrow())?;
         document.get("_id").map_or(Ok(()), check_id)?;
-        Ok(self.documents.insert(document)?)
+        let mut inserted = InsertOneResult::default();
+        inserted.inserted_id = self.documents.insert(document)?;
+        Ok(inserted)
     }
 
-    /// Returns the matching documents, with the locks in them, in the order in which they were inserted.
+    /// Returns the matching documents, in the order in which they were inserted.
     ///
     /// # Errors
     ///
-    /// If the filter uses something that is not supported in memory.
+    /// If the filter uses something that is not supported in memory, or a document can't be read as `T`.
     ///
     /// # Examples
     ///
     /// ```
-    /// use mongodb::bson::doc;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), watchlock::errors::InvalidInput> {
+    /// use mongodb::bson::{Document, doc};
     ///
-    /// let orders = watchlock::testing::MemoryCollection::new();
-    /// orders.insert_one(doc! { "_id": 7, "lines": [{ "price": 3 }, { "price": 5 }] })?;
-    /// assert_eq!(orders.find(doc! { "lines.price": { "$gt": 4 } })?.len(), 1);
+    /// let orders = watchlock::testing::MemoryCollection::<Document>::new();
+    /// orders.insert_one(doc! { "_id": 7, "lines": [{ "price": 3 }, { "price": 5 }] }).await?;
+    /// assert_eq!(orders.find(doc! { "lines.price": { "$gt": 4 } }).await?.len(), 1);
     ///
-    /// let error = orders.find(doc! { "lines": { "$size": 2 } }).unwrap_err();
+    /// let error = orders.find(doc! { "lines": { "$size": 2 } }).await.unwrap_err();
     /// assert!(error.to_string().starts_with("`$size` is not supported in memory"));
-    /// # Ok::<(), watchlock::errors::InvalidInput>(())
+    /// # Ok(()) }
     /// ```
-    pub fn find(&self, filter: Document) -> Result<Vec<Document>, InvalidInput> {
-        check_document("the filter", &filter)?;
-        Ok(self.documents.find(&filter)?)
+    pub async fn find(&self, filter: Document) -> Result<Vec<T>, InvalidInput>
+    where
+        T: DeserializeOwned,
+    {
+        self.matching(&filter)?.iter().map(read).collect()
     }
 
     /// Returns the first matching document, like [`find`](Self::find).
@@ -125,87 +158,174 @@ impl MemoryCollection {
     /// # Errors
     ///
     /// Same as for [`find`](Self::find).
-    pub fn find_one(&self, filter: Document) -> Result<Option<Document>, InvalidInput> {
-        Ok(self.find(filter)?.into_iter().next())
+    pub async fn find_one(&self, filter: Document) -> Result<Option<T>, InvalidInput>
+    where
+        T: DeserializeOwned,
+    {
+        self.matching(&filter)?.first().map(read).transpose()
     }
 
-    /// Updates all matching documents, and returns their number. Either all of them are updated or none.
+    /// Returns the number of matching documents.
     ///
     /// # Errors
     ///
-    /// If the filter or the update uses something that is not supported in memory, the update is empty, or a document
+    /// If the filter uses something that is not supported in memory.
+    pub async fn count_documents(&self, filter: Document) -> Result<u64, InvalidInput> {
+        Ok(self.matching(&filter)?.len() as u64)
+    }
+
+    /// Updates the first matching document.
+    ///
+    /// # Errors
+    ///
+    /// If the filter or the update uses something that is not supported in memory, the update is empty, or the document
     /// can't be updated that way.
     ///
     /// # Examples
     ///
     /// ```
-    /// use mongodb::bson::doc;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), watchlock::errors::InvalidInput> {
+    /// use mongodb::bson::{Document, doc};
     ///
-    /// let orders = watchlock::testing::MemoryCollection::new();
-    /// orders.insert_one(doc! { "_id": 7, "state": "new" })?;
-    /// assert_eq!(orders.update_many(doc! { "state": "new" }, doc! { "$set": { "state": "open" } })?, 1);
-    /// # Ok::<(), watchlock::errors::InvalidInput>(())
+    /// let orders = watchlock::testing::MemoryCollection::<Document>::new();
+    /// orders.insert_one(doc! { "_id": 7, "state": "new" }).await?;
+    /// let updated = orders.update_one(doc! { "state": "new" }, doc! { "$set": { "state": "open" } }).await?;
+    /// assert_eq!((updated.matched_count, updated.modified_count), (1, 1));
+    /// # Ok(()) }
     /// ```
-    pub fn update_many(&self, filter: Document, update: Document) -> Result<u64, InvalidInput> {
-        check_document("the filter", &filter)?;
-        check_document("the update", &update)?;
-        Ok(self.documents.update(&filter, &update)?)
+    pub async fn update_one(
+        &self,
+        filter: Document,
+        update: impl Into<UpdateModifications>,
+    ) -> Result<UpdateResult, InvalidInput> {
+        self.update(&filter, &update.into(), 1)
     }
 
-    /// Replaces the document with this `_id`, and returns whether there was one. Its lock is gone with it.
+    /// Updates all matching documents, or none if one can't be updated; otherwise like [`update_one`](Self::update_one).
     ///
     /// # Errors
     ///
-    /// If the replacement has another `_id` or a field that starts with `$`, or a server would not store it.
+    /// Same as for [`update_one`](Self::update_one).
+    pub async fn update_many(
+        &self,
+        filter: Document,
+        update: impl Into<UpdateModifications>,
+    ) -> Result<UpdateResult, InvalidInput> {
+        self.update(&filter, &update.into(), usize::MAX)
+    }
+
+    /// Replaces the first matching document. Its lock is gone with it.
+    ///
+    /// # Errors
+    ///
+    /// If the filter uses something that is not supported in memory; if the replacement has another `_id` or a field
+    /// that starts with `$`, or a server would not store it.
     ///
     /// # Examples
     ///
     /// ```
-    /// use mongodb::bson::doc;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), watchlock::errors::InvalidInput> {
+    /// use mongodb::bson::{Document, doc};
     ///
-    /// let orders = watchlock::testing::MemoryCollection::new();
-    /// orders.insert_one(doc! { "_id": 7, "state": "new" })?;
-    /// assert!(orders.replace_one(7, doc! { "state": "open" })?);
-    /// assert_eq!(orders.find(doc! {})?, [doc! { "_id": 7, "state": "open" }]);
-    /// # Ok::<(), watchlock::errors::InvalidInput>(())
+    /// let orders = watchlock::testing::MemoryCollection::<Document>::new();
+    /// orders.insert_one(doc! { "_id": 7, "state": "new" }).await?;
+    /// orders.replace_one(doc! { "_id": 7 }, doc! { "state": "open" }).await?;
+    /// assert_eq!(orders.find(doc! {}).await?, [doc! { "_id": 7, "state": "open" }]);
+    /// # Ok(()) }
     /// ```
-    pub fn replace_one(&self, id: impl Into<Bson>, replacement: Document) -> Result<bool, InvalidInput> {
-        Ok(self.documents.replace(&id.into(), replacement)?)
+    pub async fn replace_one(&self, filter: Document, replacement: impl Borrow<T>) -> Result<UpdateResult, InvalidInput>
+    where
+        T: Serialize + 'static,
+    {
+        check_document("the filter", &filter)?;
+        let replaced = self.documents.replace(&filter, written(replacement.borrow())?)?;
+        Ok(update_result(replaced))
     }
 
-    /// Deletes all matching documents, and their locks with them; returns their number.
+    /// Deletes the first matching document, and its lock with it.
     ///
     /// # Errors
     ///
     /// If the filter uses something that is not supported in memory.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use mongodb::bson::doc;
-    ///
-    /// let orders = watchlock::testing::MemoryCollection::new();
-    /// orders.insert_one(doc! { "_id": 7 })?;
-    /// assert_eq!(orders.delete_many(doc! {})?, 1);
-    /// # Ok::<(), watchlock::errors::InvalidInput>(())
-    /// ```
-    pub fn delete_many(&self, filter: Document) -> Result<u64, InvalidInput> {
-        check_document("the filter", &filter)?;
-        Ok(self.documents.delete(&filter)?)
+    pub async fn delete_one(&self, filter: Document) -> Result<DeleteResult, InvalidInput> {
+        self.delete(&filter, 1)
     }
 
-    pub(crate) fn documents(&self) -> &Arc<MemoryDocuments> {
-        &self.documents
+    /// Deletes all matching documents, and their locks with them.
+    ///
+    /// # Errors
+    ///
+    /// If the filter uses something that is not supported in memory.
+    pub async fn delete_many(&self, filter: Document) -> Result<DeleteResult, InvalidInput> {
+        self.delete(&filter, usize::MAX)
+    }
+
+    fn matching(&self, filter: &Document) -> Result<Vec<Document>, InvalidInput> {
+        check_document("the filter", filter)?;
+        Ok(self.documents.find(filter)?)
+    }
+
+    fn update(
+        &self,
+        filter: &Document,
+        update: &UpdateModifications,
+        most: usize,
+    ) -> Result<UpdateResult, InvalidInput> {
+        check_document("the filter", filter)?;
+        check_encodable(update)?;
+        Ok(update_result(self.documents.update(filter, update, most)?))
+    }
+
+    fn delete(&self, filter: &Document, most: usize) -> Result<DeleteResult, InvalidInput> {
+        check_document("the filter", filter)?;
+        let mut deleted = DeleteResult::default();
+        deleted.deleted_count = self.documents.delete(filter, most)?;
+        Ok(deleted)
     }
 }
 
-impl Default for MemoryCollection {
+/// Returns a document as it is stored.
+fn written<T: Serialize + 'static>(document: &T) -> Result<Document, InvalidInput> {
+    // Checked before it is written: one that is nested too deeply would overflow the stack.
+    if let Some(document) = (document as &dyn Any).downcast_ref::<Document>() {
+        return Ok(document.clone());
+    }
+    write_as(document).map_err(|problem| InvalidInput::new(format!("the document can't be written as BSON: {problem}")))
+}
+
+fn read<T: DeserializeOwned>(document: &Document) -> Result<T, InvalidInput> {
+    read_as(document).map_err(|problem| {
+        let id = document.get("_id").unwrap_or(&Bson::Null);
+        InvalidInput::new(format!(
+            "the document with the `_id` {id} can't be read as this type: {problem}"
+        ))
+    })
+}
+
+/// Returns the result of an update in the form of the driver's.
+fn update_result((matched, modified): (u64, u64)) -> UpdateResult {
+    let mut updated = UpdateResult::default();
+    updated.matched_count = matched;
+    updated.modified_count = modified;
+    updated
+}
+
+impl<T> Clone for MemoryCollection<T> {
+    fn clone(&self) -> Self {
+        self.clone_with_type()
+    }
+}
+
+impl<T> Default for MemoryCollection<T> {
     fn default() -> Self {
-        Self::new()
+        Self {
+            documents: Arc::default(),
+            of: PhantomData,
+        }
     }
 }
 
-impl fmt::Debug for MemoryCollection {
+impl<T> fmt::Debug for MemoryCollection<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryCollection").finish_non_exhaustive()
     }
@@ -229,16 +349,16 @@ impl<W: World> LockClient<W> {
     /// use mongodb::bson::{Document, doc};
     /// use watchlock::{LockClient, testing::MemoryCollection};
     ///
-    /// let orders = MemoryCollection::new();
-    /// orders.insert_one(doc! { "_id": "order-7" })?;
-    /// let one = LockClient::in_memory().documents_in_memory::<Document>(&orders);
-    /// let other = LockClient::in_memory().documents_in_memory::<Document>(&orders);
+    /// let orders = MemoryCollection::<Document>::new();
+    /// orders.insert_one(doc! { "_id": "order-7" }).await?;
+    /// let one = LockClient::in_memory().documents_in_memory(&orders);
+    /// let other = LockClient::in_memory().documents_in_memory(&orders);
     /// let order = one.acquire("order-7").await?;
     /// assert!(other.try_acquire("order-7").await?.is_none());
     /// # order.release().await?;
     /// # Ok(()) }
     /// ```
-    pub fn documents_in_memory<T>(&self, collection: &MemoryCollection) -> DocumentLocks<T, W> {
-        DocumentLocks::new(self.as_async(), UserCollection::Memory(collection.documents().clone()))
+    pub fn documents_in_memory<T>(&self, collection: &MemoryCollection<T>) -> DocumentLocks<T, W> {
+        DocumentLocks::new(self.as_async(), UserCollection::Memory(collection.documents.clone()))
     }
 }

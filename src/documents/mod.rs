@@ -182,7 +182,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # memory.insert_one(doc! { "_id": "order-7" })?;
+    /// # memory.insert_one(doc! { "_id": "order-7" }).await?;
     /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// let order = orders.acquire("order-7").timeout(std::time::Duration::from_secs(5)).await?;
     /// println!("{}", order.document());
@@ -209,7 +209,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # memory.insert_one(doc! { "_id": 7 })?;
+    /// # memory.insert_one(doc! { "_id": 7 }).await?;
     /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// if let Some(order) = orders.try_acquire(7).await? {
     ///     println!("{}", order.document());
@@ -270,13 +270,13 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # memory.insert_one(doc! { "done": false })?;
-    /// # memory.insert_one(doc! { "done": true })?;
+    /// # memory.insert_one(doc! { "done": false }).await?;
+    /// # memory.insert_one(doc! { "done": true }).await?;
     /// # let events = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// while let Some(event) = events.try_claim(doc! { "done": false }).await? {
     ///     event.delete().await?;
     /// }
-    /// # assert_eq!(memory.find(doc! {})?.len(), 1);
+    /// # assert_eq!(memory.find(doc! {}).await?.len(), 1);
     /// # Ok(()) }
     /// ```
     pub fn try_claim(&self, filter: bson::Document) -> Acquire<Claim<T>, Try, W> {
@@ -300,7 +300,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # memory.insert_one(doc! { "_id": "order-7" })?;
+    /// # memory.insert_one(doc! { "_id": "order-7" }).await?;
     /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// # let order = orders.acquire("order-7").await?;
     /// if let Some(lock) = orders.inspect("order-7").await? {
@@ -340,7 +340,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # memory.insert_one(doc! { "_id": "order-7" })?;
+    /// # memory.insert_one(doc! { "_id": "order-7" }).await?;
     /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// let order = orders.acquire("order-7").await?;
     /// let held = orders.list().held(true).await?;
@@ -368,7 +368,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # memory.insert_one(doc! { "_id": "order-7" })?;
+    /// # memory.insert_one(doc! { "_id": "order-7" }).await?;
     /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// use watchlock::operate::LockEvent;
     ///
@@ -401,7 +401,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # memory.insert_one(doc! { "_id": "order-7" })?;
+    /// # memory.insert_one(doc! { "_id": "order-7" }).await?;
     /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     ///
     /// let order = orders.acquire("order-7").await?;
@@ -463,7 +463,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # memory.insert_one(doc! { "_id": "order-7" })?;
+    /// # memory.insert_one(doc! { "_id": "order-7" }).await?;
     /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// let order = orders.acquire("order-7").await?;
     /// orders.break_lock("order-7").await?;
@@ -501,7 +501,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # memory.insert_one(doc! { "_id": "order-7" })?;
+    /// # memory.insert_one(doc! { "_id": "order-7" }).await?;
     /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// let order = orders.acquire("order-7").await?;
     /// let lock = orders.break_holder("order-7", order.token()).await?.expect("it is held");

@@ -443,12 +443,12 @@ impl<T: CanAcquire, P: Patience> Acquire<T, P> {
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # memory.insert_one(doc! { "n": 1 })?;
+    /// # memory.insert_one(doc! { "n": 1 }).await?;
     /// # let events = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// while let Some(deleted) = events.try_claim(doc! {}).run(async |event| event.delete().await).await? {
     ///     deleted?;
     /// }
-    /// # assert!(memory.find(doc! {})?.is_empty());
+    /// # assert!(memory.find(doc! {}).await?.is_empty());
     /// # Ok(()) }
     /// ```
     pub async fn run<O>(self, work: impl AsyncFnOnce(&Held<T::Held>) -> O) -> Result<P::Given<O>, RunError> {

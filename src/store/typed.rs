@@ -3,7 +3,7 @@
 use std::{error::Error as StdError, sync::Arc};
 
 use mongodb::bson::Document;
-use serde::de::DeserializeOwned;
+use serde::{Serialize, de::DeserializeOwned};
 
 use crate::truncated_debug::shown;
 
@@ -35,21 +35,43 @@ pub(crate) fn read_as<T: DeserializeOwned>(document: &Document) -> Result<T, Mis
     bson::read(&bytes)
 }
 
-/// Reading of a type from BSON. The function for that has a different name in each major of the `bson` crate, and only
-/// the whole build knows which major the driver uses. A name that a glob import in a block does not provide is looked
-/// up outside the block; so each name has a stand-in, which is never called when the crate has the function.
+/// Writes a value as the driver's typed collections do, and reads the result as a document.
+pub(crate) fn write_as<T: Serialize>(value: &T) -> Result<Document, Mismatch> {
+    let bytes = bson::write(value)?;
+    Document::from_reader(&*bytes).map_err(|error| mismatch(&error))
+}
+
+/// Reading and writing of types as BSON. The functions for that have different names in each major of the `bson` crate,
+/// and only the whole build knows which major the driver uses. A name that a glob import in a block does not provide is
+/// looked up outside the block; so each name has a stand-in, which is never called when the crate has the function.
 mod bson {
     #![allow(dead_code, unused_imports, clippy::wildcard_imports)]
 
     use std::sync::Arc;
 
-    use serde::de::DeserializeOwned;
+    use serde::{Serialize, de::DeserializeOwned};
 
     use super::{Mismatch, mismatch};
 
     pub(super) fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Mismatch> {
         use mongodb::bson::*;
         deserialize_from_slice(bytes).map_err(|error| mismatch(&error))
+    }
+
+    pub(super) fn write<T: Serialize>(value: &T) -> Result<Vec<u8>, Mismatch> {
+        use mongodb::bson::*;
+        serialize_to_vec(value).map_err(|error| mismatch(&error))
+    }
+
+    /// Stand-in for the function of bson 3.
+    fn serialize_to_vec<T: Serialize>(value: &T) -> Result<Vec<u8>, StandIn> {
+        use mongodb::bson::*;
+        to_vec(value).map_err(|error| StandIn(mismatch(&error)))
+    }
+
+    /// Stand-in for the function of bson 2.
+    fn to_vec<T: Serialize>(_: &T) -> Result<Vec<u8>, std::fmt::Error> {
+        Err(std::fmt::Error)
     }
 
     /// Stand-in for the function of bson 3.

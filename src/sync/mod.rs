@@ -120,7 +120,8 @@
 //! use watchlock::{LockClient, locks::OnceOutcome, testing::MemoryCollection};
 //!
 //! let memory = MemoryCollection::new();
-//! memory.insert_one(doc! { "_id": "order-7", "done": false, "lines": [{ "sku": "x" }] })?;
+//! let order = doc! { "_id": "order-7", "done": false, "lines": [{ "sku": "x" }] };
+//! tokio::runtime::Runtime::new()?.block_on(memory.insert_one(order))?;
 //! let locks = LockClient::in_memory().blocking();
 //! let orders = locks.documents_in_memory::<Document>(&memory);
 //! let order = orders.claim(doc! { "done": false }).sort(doc! { "created": 1 }).run()?;

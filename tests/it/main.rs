@@ -18,6 +18,7 @@ mod fleet;
 mod gathering;
 mod holds;
 mod input;
+mod memory;
 mod multi;
 mod mutex;
 mod once;

@@ -325,7 +325,7 @@ fn work_under_every_kind_of_lock_takes_its_options() {
             "{lost:?}"
         );
         let memory = watchlock::testing::MemoryCollection::new();
-        memory.insert_one(doc! { "_id": 1, "n": 0 }).unwrap();
+        prepared(memory.insert_one(doc! { "_id": 1, "n": 0 })).unwrap();
         let events = a.documents_in_memory::<Document>(&memory);
         let counted = events.claim(doc! { "n": 0 }).reason("why").run_with(|event| {
             assert_eq!(events.try_acquire(1).run_with(|_| ()).unwrap(), None);
@@ -458,9 +458,7 @@ fn documents_are_locked_in_place_by_threads() {
 fn elements_are_locked_by_threads() {
     for (a, b) in places("sync_elements") {
         let memory = watchlock::testing::MemoryCollection::new();
-        memory
-            .insert_one(doc! { "_id": 1, "lines": [{ "n": 1 }, { "n": 2 }] })
-            .unwrap();
+        prepared(memory.insert_one(doc! { "_id": 1, "lines": [{ "n": 1 }, { "n": 2 }] })).unwrap();
         let (a, b) = (
             a.documents_in_memory(&memory),
             b.documents_in_memory::<Document>(&memory),

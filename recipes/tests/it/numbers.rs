@@ -17,7 +17,7 @@ use tokio::{net::TcpListener, task::JoinHandle};
 use watchlock::{
     Held, LockClient,
     errors::AcquireError,
-    locks::{self, Mutex as LockMutex},
+    locks::{Mutex as LockMutex, self},
     operate::HISTOGRAM_BUCKETS,
     testing::{InMemory, MemoryCollection},
 };
@@ -246,7 +246,7 @@ async fn a_claimed_document_that_was_named_has_numbers_of_its_own() {
     let (mut board, _recording) = Board::of(&recorder);
     let (a, _) = metered_pair().await;
     let collection = MemoryCollection::new();
-    collection.insert_one(doc! { "_id": 7 }).unwrap();
+    collection.insert_one(doc! { "_id": 7 }).await.unwrap();
     let jobs = a.documents_in_memory::<Document>(&collection);
     let claimed = jobs.claim(doc! {}).await.unwrap();
     board.assert(&[

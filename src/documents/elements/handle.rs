@@ -165,7 +165,7 @@ impl<E: DeserializeOwned, W: World> Held<Element<E>, W> {
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # memory.insert_one(doc! { "_id": 7, "lines": [{ "sku": "x", "n": 1 }, { "sku": "y", "n": 1 }] })?;
+    /// # memory.insert_one(doc! { "_id": 7, "lines": [{ "sku": "x", "n": 1 }, { "sku": "y", "n": 1 }] }).await?;
     /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// let line = orders.element::<Document>("lines", doc! { "sku": "y" }).acquire(7).await?;
     /// let updated = line.update(doc! { "$inc": { "n": 1 } }).await?;

@@ -81,13 +81,13 @@ use handle::Element;
 /// }
 ///
 /// # let memory = watchlock::testing::MemoryCollection::new();
-/// # memory.insert_one(doc! { "_id": "order-7", "lines": [{ "sku": "x", "price": 3 }, { "sku": "y", "price": 5 }] })?;
+/// # memory.insert_one(doc! { "_id": "order-7", "lines": [{ "sku": "x", "price": 3 }, { "sku": "y", "price": 5 }] }).await?;
 /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
 /// let line = orders.element::<Line>("lines", doc! { "sku": "x" }).acquire("order-7").await?;
 /// println!("picking something for {}", line.element().price);
 /// line.update(doc! { "$set": { "picked": true } }).await?;
 /// line.release().await?;
-/// # assert_eq!(memory.find(doc! { "lines.picked": true })?.len(), 1);
+/// # assert_eq!(memory.find(doc! { "lines.picked": true }).await?.len(), 1);
 /// # Ok(()) }
 /// ```
 pub struct ElementLocks<E, W: World = Async> {
@@ -164,7 +164,7 @@ impl<E, W: World> ElementLocks<E, W> {
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # memory.insert_one(doc! { "_id": 7, "lines": [{ "sku": "x" }, { "sku": "y" }] })?;
+    /// # memory.insert_one(doc! { "_id": 7, "lines": [{ "sku": "x" }, { "sku": "y" }] }).await?;
     /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// let line = orders.element::<Document>("lines", doc! { "sku": "x" });
     /// let held = line.try_acquire(7).await?.expect("nobody has it");
@@ -197,7 +197,7 @@ impl<E, W: World> ElementLocks<E, W> {
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # memory.insert_one(doc! { "_id": 7, "lines": [{ "sku": "x" }] })?;
+    /// # memory.insert_one(doc! { "_id": 7, "lines": [{ "sku": "x" }] }).await?;
     /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// let line = orders.element::<Document>("lines", doc! { "sku": "x" });
     /// assert!(line.inspect(7).await?.is_none());
@@ -238,7 +238,7 @@ impl<E, W: World> ElementLocks<E, W> {
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # memory.insert_one(doc! { "_id": 7, "lines": [{ "sku": "x" }] })?;
+    /// # memory.insert_one(doc! { "_id": 7, "lines": [{ "sku": "x" }] }).await?;
     /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// let line = orders.element::<Document>("lines", doc! { "sku": "x" });
     /// let held = line.acquire(7).await?;
@@ -275,7 +275,7 @@ impl<E, W: World> ElementLocks<E, W> {
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # memory.insert_one(doc! { "_id": 7, "lines": [{ "sku": "x" }] })?;
+    /// # memory.insert_one(doc! { "_id": 7, "lines": [{ "sku": "x" }] }).await?;
     /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// let line = orders.element::<Document>("lines", doc! { "sku": "x" });
     /// let held = line.acquire(7).await?;

@@ -5,7 +5,10 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use mongodb::bson::{Bson, Document, oid::ObjectId};
+use mongodb::{
+    bson::{Bson, Document, oid::ObjectId},
+    options::UpdateModifications,
+};
 
 use super::{
     Refused, bounds,
@@ -62,51 +65,55 @@ impl MemoryDocuments {
         Ok(self.contents().matching(&filter).cloned().collect())
     }
 
-    /// Updates all documents that match, and returns their number. Changes none if one can't be changed.
-    pub(crate) fn update(&self, filter: &Document, update: &Document) -> Result<u64, Refused> {
-        let (filter, update) = (Filter::read(filter)?, Update::read_operators(update)?);
+    /// Updates the first documents that match, so many at most, and returns how many matched, and how many were
+    /// changed. Changes none if one can't be changed.
+    pub(crate) fn update(
+        &self,
+        filter: &Document,
+        update: &UpdateModifications,
+        most: usize,
+    ) -> Result<(u64, u64), Refused> {
+        let (filter, update) = (Filter::read(filter)?, Update::read(update)?);
         let mut contents = self.contents();
-        let updated = contents.matching(&filter).map(|document| {
+        let updated = contents.matching(&filter).take(most).map(|document| {
             let updated = update.apply(document)?;
             bounds::check(&updated)?;
             Ok(updated)
         });
         let writes: Vec<Document> = updated.collect::<Result<_, Refused>>()?;
-        let count = writes.len();
-        for document in writes {
-            contents.put(document);
-        }
-        Ok(u64::try_from(count).unwrap_or(u64::MAX))
+        let matched = writes.len() as u64;
+        let changed = writes.into_iter().filter(|document| contents.put(document.clone()));
+        Ok((matched, changed.count() as u64))
     }
 
-    /// Replaces the document with this `_id`, and reports whether there was one.
-    pub(crate) fn replace(&self, id: &Bson, mut replacement: Document) -> Result<bool, Refused> {
+    /// Replaces the first document that matches, and returns how many matched, and how many were changed.
+    pub(crate) fn replace(&self, filter: &Document, mut replacement: Document) -> Result<(u64, u64), Refused> {
+        let filter = Filter::read(filter)?;
         bounds::check_replacement(&replacement)?;
+        let mut contents = self.contents();
+        let Some(id) = contents.matching(&filter).next().map(id_of) else {
+            return Ok((0, 0));
+        };
         if let Some(other) = replacement.remove("_id")
-            && !is_same(id, &other)
+            && !is_same(&id, &other)
         {
             return Err(Refused::new(format!(
                 "the `_id` of a document can't be changed, from {id} to {other}"
             )));
         }
-        let mut contents = self.contents();
-        let Some(replaced) = contents.get(id) else {
-            return Ok(false);
-        };
-        let id = replaced.get("_id").unwrap_or(id).clone();
-        contents.put(whole(id, replacement)?);
-        Ok(true)
+        let changed = contents.put(whole(id, replacement)?);
+        Ok((1, u64::from(changed)))
     }
 
-    /// Deletes all documents that match, and returns their number.
-    pub(crate) fn delete(&self, filter: &Document) -> Result<u64, Refused> {
+    /// Deletes the first documents that match, so many at most, and returns their number.
+    pub(crate) fn delete(&self, filter: &Document, most: usize) -> Result<u64, Refused> {
         let filter = Filter::read(filter)?;
         let mut contents = self.contents();
-        let found: Vec<Bson> = contents.matching(&filter).map(id_of).collect();
+        let found: Vec<Bson> = contents.matching(&filter).take(most).map(id_of).collect();
         for id in &found {
             contents.delete(id);
         }
-        Ok(u64::try_from(found.len()).unwrap_or(u64::MAX))
+        Ok(found.len() as u64)
     }
 
     pub(super) fn contents(&self) -> MutexGuard<'_, Contents> {
@@ -129,17 +136,19 @@ impl Contents {
         self.documents.get(self.numbers.get(&name::of_id(id))?)
     }
 
-    /// Puts a document in the place of that with its `_id`, or adds it.
-    pub(super) fn put(&mut self, document: Document) {
+    /// Puts a document in the place of that with its `_id`, or adds it; reports whether anything changed.
+    pub(super) fn put(&mut self, document: Document) -> bool {
         let id = id_of(&document);
         let number = *self.numbers.entry(name::of_id(&id)).or_insert_with(|| {
             self.inserted += 1;
             self.inserted
         });
         let before = self.documents.insert(number, document);
-        if before.as_ref() != self.documents.get(&number) {
+        let changed = before.as_ref() != self.documents.get(&number);
+        if changed {
             self.announce(&id, number, before.as_ref());
         }
+        changed
     }
 
     pub(super) fn delete(&mut self, id: &Bson) {

@@ -103,7 +103,7 @@ mod tests {
         let write = |count: usize| {
             for _ in 0..count {
                 collection
-                    .update(&doc! {}, &doc! { "$inc": { "lock.token": 1 } })
+                    .update(&doc! {}, &doc! { "$inc": { "lock.token": 1 } }.into(), 1)
                     .unwrap();
             }
         };

@@ -126,6 +126,7 @@ async fn work_on_an_element_runs_under_its_lock() {
     let memory = MemoryCollection::new();
     memory
         .insert_one(doc! { "_id": 7, "lines": [{ "sku": "x", "n": 1 }] })
+        .await
         .unwrap();
     let orders = InMemory::new().client().documents_in_memory::<Document>(&memory);
     let line = orders.element::<Document>("lines", doc! { "sku": "x" });

@@ -159,7 +159,7 @@ impl Scene {
                 let events = driver.database(&ground.database).collection("events");
                 events.insert_one(doc! { "_id": id, "n": 0 }).await.unwrap();
             }
-            (Place::Memory(_, events), _) => drop(events.insert_one(doc! { "_id": id, "n": 0 }).unwrap()),
+            (Place::Memory(_, events), _) => drop(events.insert_one(doc! { "_id": id, "n": 0 }).await.unwrap()),
             (Place::Server(_), None) => unreachable!("a server is reached through a driver"),
         }
     }
@@ -170,7 +170,7 @@ impl Scene {
                 let events = driver.database(&ground.database).collection("events");
                 events.find_one(doc! { "_id": id }).await.unwrap()
             }
-            (Place::Memory(_, events), _) => events.find_one(doc! { "_id": id }).unwrap(),
+            (Place::Memory(_, events), _) => events.find_one(doc! { "_id": id }).await.unwrap(),
             (Place::Server(_), None) => unreachable!("a server is reached through a driver"),
         }
     }

@@ -28,7 +28,7 @@ fn assert_told(error: impl std::fmt::Display) {
 
 fn ends(first: Runtime, second: &Runtime, locks: LockClient) {
     let memory = MemoryCollection::new();
-    memory.insert_one(doc! { "_id": 1 }).unwrap();
+    first.block_on(memory.insert_one(doc! { "_id": 1 })).unwrap();
     let documents = locks.documents_in_memory::<Document>(&memory);
     let (held, dropped, document) = first.block_on(async {
         let document = documents.acquire(1).await.unwrap();

@@ -89,7 +89,7 @@ impl Scene {
     pub(crate) fn locks_of<T: Send + Sync>(&self, client: &LockClient) -> DocumentLocks<T> {
         match &self.events {
             Events::Server(events) => client.documents(events.clone_with_type()),
-            Events::Memory(events) => client.documents_in_memory(events),
+            Events::Memory(events) => client.documents_in_memory(&events.clone_with_type()),
         }
     }
 
@@ -113,35 +113,35 @@ impl Events {
     pub(crate) async fn insert(&self, document: Document) {
         match self {
             Self::Server(events) => drop(events.insert_one(document).await.unwrap()),
-            Self::Memory(events) => drop(events.insert_one(document).unwrap()),
+            Self::Memory(events) => drop(events.insert_one(document).await.unwrap()),
         }
     }
 
     pub(crate) async fn update(&self, filter: Document, update: Document) {
         match self {
             Self::Server(events) => drop(events.update_many(filter, update).await.unwrap()),
-            Self::Memory(events) => drop(events.update_many(filter, update).unwrap()),
+            Self::Memory(events) => drop(events.update_many(filter, update).await.unwrap()),
         }
     }
 
     pub(crate) async fn replace(&self, id: i32, replacement: Document) {
         match self {
             Self::Server(events) => drop(events.replace_one(doc! { "_id": id }, replacement).await.unwrap()),
-            Self::Memory(events) => drop(events.replace_one(id, replacement).unwrap()),
+            Self::Memory(events) => drop(events.replace_one(doc! { "_id": id }, replacement).await.unwrap()),
         }
     }
 
     pub(crate) async fn delete(&self, filter: Document) {
         match self {
             Self::Server(events) => drop(events.delete_many(filter).await.unwrap()),
-            Self::Memory(events) => drop(events.delete_many(filter).unwrap()),
+            Self::Memory(events) => drop(events.delete_many(filter).await.unwrap()),
         }
     }
 
     pub(crate) async fn find(&self, filter: Document) -> Vec<Document> {
         match self {
             Self::Server(events) => events.find(filter).await.unwrap().try_collect().await.unwrap(),
-            Self::Memory(events) => events.find(filter).unwrap(),
+            Self::Memory(events) => events.find(filter).await.unwrap(),
         }
     }
 }

@@ -379,7 +379,7 @@ async fn a_handle_of_a_part_leaves_the_locks_of_other_parts_alone() {
     assert_eq!(all.get_array("items").unwrap()[1], Bson::from(doc! { "n": 9 }));
 
     let memory = MemoryCollection::new();
-    memory.insert_one(document).unwrap();
+    memory.insert_one(document).await.unwrap();
     let locks = LockClient::in_memory();
     other_locks_are_left_alone(async |path| locks.documents_in_memory(&memory).field(path)).await;
 }

@@ -184,8 +184,8 @@ async fn what_is_no_bson_is_refused_before_anything_is_sent() {
 
 #[tokio::test]
 async fn what_is_no_bson_is_refused_in_memory_too() {
-    let memory = MemoryCollection::new();
-    memory.insert_one(doc! { "_id": 1 }).unwrap();
+    let memory = MemoryCollection::<Document>::new();
+    memory.insert_one(doc! { "_id": 1 }).await.unwrap();
     let documents = LockClient::in_memory().documents_in_memory::<Document>(&memory);
     let held = documents.acquire(1).await.unwrap();
     within(
@@ -197,14 +197,15 @@ async fn what_is_no_bson_is_refused_in_memory_too() {
     for (value, words) in no_bson() {
         let bad = doc! { "x": value };
         let errors = [
-            memory.insert_one(bad.clone()).unwrap_err(),
-            memory.find(bad.clone()).unwrap_err(),
+            memory.insert_one(bad.clone()).await.unwrap_err(),
+            memory.find(bad.clone()).await.unwrap_err(),
             memory
                 .update_many(bad.clone(), doc! { "$set": { "y": 1 } })
+                .await
                 .unwrap_err(),
-            memory.update_many(doc! {}, doc! { "$set": &bad }).unwrap_err(),
-            memory.replace_one(1, bad.clone()).unwrap_err(),
-            memory.delete_many(bad).unwrap_err(),
+            memory.update_one(doc! {}, doc! { "$set": &bad }).await.unwrap_err(),
+            memory.replace_one(doc! { "_id": 1 }, bad.clone()).await.unwrap_err(),
+            memory.delete_many(bad).await.unwrap_err(),
         ];
         assert!(
             errors.iter().all(|error| error.to_string().contains(words)),
@@ -212,7 +213,7 @@ async fn what_is_no_bson_is_refused_in_memory_too() {
         );
     }
     assert_eq!(
-        memory.find(doc! { "x": { "$exists": true } }).unwrap(),
+        memory.find(doc! { "x": { "$exists": true } }).await.unwrap(),
         [] as [Document; 0]
     );
 }

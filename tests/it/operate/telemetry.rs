@@ -386,7 +386,7 @@ async fn a_broken_lock_is_told_on_both_sides() {
 async fn the_last_attempt_at_a_document_is_told_and_no_other() {
     let (ear, _listening) = Ear::listen();
     let memory = MemoryCollection::new();
-    memory.insert_one(doc! { "_id": "order-7" }).unwrap();
+    memory.insert_one(doc! { "_id": "order-7" }).await.unwrap();
     let orders = LockClient::in_memory().documents_in_memory::<Document>(&memory);
     for attempt in 1..=2 {
         assert!(ear.all("watchlock.last_attempt").is_empty());

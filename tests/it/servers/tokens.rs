@@ -17,11 +17,11 @@ const OLD_ENOUGH: Duration = Duration::from_millis(1_200);
 #[tokio::test(flavor = "multi_thread")]
 async fn an_earlier_copy_of_a_lock_ends_the_hold_and_repeats_no_token() {
     let memory = MemoryCollection::new();
-    memory.insert_one(doc! { "_id": 1, "n": 1 }).unwrap();
+    memory.insert_one(doc! { "_id": 1, "n": 1 }).await.unwrap();
     let (a, b) = (LockClient::in_memory(), LockClient::in_memory());
     let locks = (a.documents_in_memory(&memory), b.documents_in_memory(&memory));
-    let find = async || memory.find(doc! { "_id": 1 }).unwrap().remove(0);
-    let save = async |copy: Document| assert!(memory.replace_one(1, copy).unwrap());
+    let find = async || memory.find(doc! { "_id": 1 }).await.unwrap().remove(0);
+    let save = async |copy: Document| drop(memory.replace_one(doc! { "_id": 1 }, copy).await.unwrap());
     earlier_copy(locks, find, save, async || true).await;
 
     for (ground, streams) in [

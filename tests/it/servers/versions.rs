@@ -94,7 +94,10 @@ async fn a_lock_of_a_later_protocol_in_a_document_is_refused_and_passed_over() {
         .await
         .unwrap();
     let memory = MemoryCollection::new();
-    memory.insert_one(doc! { "_id": 1, "watchlock": lock.clone() }).unwrap();
+    memory
+        .insert_one(doc! { "_id": 1, "watchlock": lock.clone() })
+        .await
+        .unwrap();
     let (client, in_memory) = (ground.locks().await, LockClient::in_memory());
     for locks in [client.documents(orders.clone()), in_memory.documents_in_memory(&memory)] {
         refused(locks.try_acquire(1).await);
@@ -107,7 +110,7 @@ async fn a_lock_of_a_later_protocol_in_a_document_is_refused_and_passed_over() {
     }
     // A claim takes what it can.
     orders.insert_one(doc! { "_id": 2 }).await.unwrap();
-    memory.insert_one(doc! { "_id": 2 }).unwrap();
+    memory.insert_one(doc! { "_id": 2 }).await.unwrap();
     for locks in [client.documents(orders.clone()), in_memory.documents_in_memory(&memory)] {
         let claimed = locks.try_claim(doc! {}).await.unwrap().unwrap();
         assert_eq!(claimed.document().get("_id"), Some(&Bson::from(2)));
@@ -115,7 +118,7 @@ async fn a_lock_of_a_later_protocol_in_a_document_is_refused_and_passed_over() {
     }
     let found = orders.find_one(doc! { "_id": 1 }).await.unwrap().unwrap();
     assert_eq!(found.get_document("watchlock").ok(), Some(&lock));
-    let found = memory.find_one(doc! { "_id": 1 }).unwrap().unwrap();
+    let found = memory.find_one(doc! { "_id": 1 }).await.unwrap().unwrap();
     assert_eq!(found.get_document("watchlock").ok(), Some(&lock));
 }
 

@@ -105,7 +105,7 @@ async fn an_eviction_that_comes_before_the_answer_of_a_claim_ends_it() {
 async fn a_foreign_write_that_comes_before_the_answer_of_a_claim_is_looked_into() {
     for gap in [false, true] {
         let mut scene = Scene::new().await;
-        scene.documents.replace(&1.into(), doc! { "x": 1 }).unwrap();
+        scene.documents.replace(&doc! { "_id": 1 }, doc! { "x": 1 }).unwrap();
         scene.session.on_event(&if gap {
             Event::Everything
         } else {
