@@ -89,7 +89,7 @@ async fn once_a_period(server: &Server) -> Result<()> {
             sleep(LATE * u32::try_from(number)?).await;
             let job = locks.once("sweep", PERIOD).offset(PERIOD / 2);
             let label = format!("host-{}", number + 1);
-            let outcome = job.run(|held| async move { Ok::<_, Infallible>(held.token()) }).await?;
+            let outcome = job.run(async |held| Ok::<_, Infallible>(held.token())).await?;
             match outcome {
                 OnceOutcome::Done { output, .. } => {
                     say(&format!("{label} has done it, under token {output}"));

@@ -51,7 +51,7 @@ impl LockClientBuilder {
     ///     let client = mongodb::Client::with_uri_str("mongodb://localhost:27017/?replicaSet=rs0").await?;
     ///     let locks = LockClient::builder(client.database("app"));
     ///     locks
-    ///         .scope(|locks| async move {
+    ///         .scope(async |locks| {
     ///             tokio::select! {
     ///                 billed = bill_invoices(locks) => billed,
     ///                 stopped = tokio::signal::ctrl_c() => Ok(stopped?),

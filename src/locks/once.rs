@@ -75,7 +75,7 @@ const PERIOD_LEAST: Duration = Duration::from_secs(1);
 ///
 /// let nightly = locks.once("nightly-report", Duration::from_secs(24 * 3600));
 /// # for _ in 0..2 {
-/// match nightly.run(|held| async move { report(held.token()).await }).await? {
+/// match nightly.run(async |held| report(held.token()).await).await? {
 ///     OnceOutcome::Done { output, .. } => println!("{output} pages"),
 ///     OnceOutcome::Failed(error) => eprintln!("failed; the period stays open: {error}"),
 ///     OnceOutcome::RanAlready(run) => println!("{run}"),
@@ -336,9 +336,9 @@ impl Once {
     /// use watchlock::locks::OnceOutcome;
     ///
     /// let hourly = locks.once("sweep", Duration::from_secs(3600));
-    /// let failed = hourly.run(|_| async { Err::<(), _>("no disk") }).await?;
+    /// let failed = hourly.run(async |_| Err::<(), _>("no disk")).await?;
     /// assert!(matches!(failed, OnceOutcome::Failed("no disk")));
-    /// let done = hourly.run(|_| async { Ok::<_, &str>(3) }).await?;
+    /// let done = hourly.run(async |_| Ok::<_, &str>(3)).await?;
     /// assert!(matches!(done, OnceOutcome::Done { output: 3, recorded: true, .. }));
     /// # Ok(()) }
     /// ```

@@ -17,7 +17,7 @@ use tokio::{net::TcpListener, task::JoinHandle};
 use watchlock::{
     Held, LockClient,
     errors::AcquireError,
-    locks::{Mutex as LockMutex, self},
+    locks::Mutex as LockMutex,
     operate::HISTOGRAM_BUCKETS,
     testing::{InMemory, MemoryCollection},
 };
@@ -101,7 +101,7 @@ impl Board {
 }
 
 /// A task that waits for the lock `x`, in the server's queue.
-async fn in_line(locks: &LockClient, mutex: LockMutex) -> JoinHandle<Result<Held<locks::Mutex>, AcquireError>> {
+async fn in_line(locks: &LockClient, mutex: LockMutex) -> JoinHandle<Result<Held<LockMutex>, AcquireError>> {
     let waiting = tokio::spawn(async move { mutex.acquire().await });
     within("a waiter in the queue", async {
         while locks

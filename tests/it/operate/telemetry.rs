@@ -29,7 +29,7 @@ use tracing_subscriber::{
 use watchlock::{
     Held, LockClient, LostReason,
     errors::AcquireError,
-    locks::{self, Mutex as LockMutex},
+    locks::Mutex as LockMutex,
     operate::{WakeMode, WakeSource},
     testing::{InMemory, MemoryCollection},
 };
@@ -187,7 +187,7 @@ async fn pair(source: WakeSource) -> (LockClient, LockClient) {
 }
 
 /// A task that waits for the lock, in the server's queue.
-async fn in_line(locks: &LockClient, mutex: LockMutex) -> JoinHandle<Result<Held<locks::Mutex>, AcquireError>> {
+async fn in_line(locks: &LockClient, mutex: LockMutex) -> JoinHandle<Result<Held<LockMutex>, AcquireError>> {
     let waiting = spawn(async move { mutex.acquire().await });
     until_waiting(locks, "x", 1).await;
     waiting
