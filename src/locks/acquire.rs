@@ -54,8 +54,9 @@ type Running<T> = Pin<Box<dyn Future<Output = Result<Got<T>, AcquireError>> + Se
 ///
 /// Cancel safe: if it is dropped, its queue position, or the lock if it was granted at that moment, is given back in
 /// the background. It takes its queue position when it is first polled; from then on options have no effect. A pinned
-/// acquire that is polled repeatedly keeps its queue position, also on its way into `run`. A clone begins anew. Like
-/// most futures, one that is done must not be polled or run again: that panics.
+/// acquire that is polled repeatedly keeps its queue position, also on its way into `run`; one that is made anew in each
+/// turn of a `select!` loop gives it up each time, so pin it before the loop. A clone begins anew. Like most futures, one
+/// that is done must not be polled or run again: that panics.
 ///
 /// # Errors
 ///

@@ -332,6 +332,7 @@ impl Election<Blocking> {
     }
 }
 
+/// # A leadership
 impl<W: World> Held<Election, W> {
     /// Proclaims another value, up to 1,024 bytes.
     ///

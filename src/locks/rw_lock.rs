@@ -168,6 +168,7 @@ impl<W: World> RwLock<W> {
     }
 }
 
+/// # A writer of a readers-writer lock
 impl<W: World> Held<Write, W> {
     /// Makes a writer of a [readers-writer lock](crate::locks::RwLock) a reader, without letting go in between: its
     /// changes are still there when it reads.
