@@ -222,7 +222,7 @@ impl<W: World> Election<W> {
     /// ```
     pub fn observe(&self) -> Events<Option<Leader>, W> {
         let scope = Scope::One(self.name.to_string());
-        Events::new(check_name(&self.name).map(|()| (self.session.clone().into(), scope)))
+        Events::new(check_name(&self.name).map(|()| (self.session.clone(), scope)))
     }
 }
 

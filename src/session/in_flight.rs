@@ -330,8 +330,7 @@ mod tests {
         for task in tasks {
             task.await.unwrap();
         }
-        let commands = std::mem::take(&mut *commands.lock().unwrap());
-        commands
+        std::mem::take(&mut *commands.lock().unwrap())
     }
 
     #[tokio::test(start_paused = true)]

@@ -23,6 +23,9 @@ enum FieldChange {
     Add(Bson),
 }
 
+/// Reads the change of a field from its value in an update.
+type ReadChange = fn(&Bson) -> Result<FieldChange, Refused>;
+
 impl Update {
     pub(super) fn read(update: &UpdateModifications) -> Result<Self, Refused> {
         match update {
@@ -80,7 +83,7 @@ impl Update {
 
 impl FieldChange {
     /// Returns the function that reads the change of a field by this operator.
-    fn reader(operator: &str) -> Result<fn(&Bson) -> Result<Self, Refused>, Refused> {
+    fn reader(operator: &str) -> Result<ReadChange, Refused> {
         match operator {
             "$set" => Ok(|value| Ok(Self::Set(value.clone()))),
             "$unset" => Ok(|_| Ok(Self::Unset)),
