@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use futures::future::{LocalBoxFuture, join_all};
+use futures::future::LocalBoxFuture;
 use mongodb::{
     Client,
     bson::{Document, doc},
@@ -664,9 +664,9 @@ cases! {
     }
 }
 
-/// Drops each of these functions at each place until it comes to its end before.
-async fn drop_everywhere(scene: &Scene, cases: &[(&str, Case)]) {
-    for (function, case) in cases {
+/// Drops each function at each place until it comes to its end before.
+async fn drop_everywhere(scene: &Scene) {
+    for (function, case) in CASES {
         let mut places = 0;
         for polls in 0..MOST_POLLS {
             let mut ended = 0;
@@ -697,37 +697,24 @@ const ALL_ENDED: Duration = Duration::from_secs(60);
 #[tokio::test(flavor = "multi_thread")]
 async fn a_future_that_is_dropped_anywhere_leaves_nothing_behind_in_memory() {
     let before = tasks();
-    let scene = Scene::at(Place::Memory(InMemory::new(), MemoryCollection::new())).await;
-    drop_everywhere(&scene, CASES).await;
-    drop(scene);
+    drop_everywhere(&Scene::at(Place::Memory(InMemory::new(), MemoryCollection::new())).await).await;
     eventually(ALL_ENDED, "no task is left", async || tasks() <= before).await;
 }
 
-/// Number of parts of the functions that are tried at once on a server, each in a database of its own: most of it is
-/// waiting.
-const PARTS: usize = 2;
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_future_that_is_dropped_anywhere_leaves_nothing_behind_on_a_server() {
-    let mut parts = Vec::new();
-    for cases in CASES.chunks(CASES.len().div_ceil(PARTS)) {
-        let ground = Ground::replica_set("dropped_anywhere").await;
-        let admin = ground.driver().await;
-        // Its own tasks have begun.
-        until_streaming(&ground, &admin, 0).await;
-        parts.push((ground, admin, cases));
-    }
+    let ground = Ground::replica_set("dropped_anywhere").await;
+    let admin = ground.driver().await;
+    // Its own tasks have begun.
+    until_streaming(&ground, &admin, 0).await;
     let before = tasks();
-    let parts = parts.iter().map(async |(ground, admin, cases)| {
-        drop_everywhere(&Scene::at(Place::Server(ground.clone())).await, cases).await;
-        until_streaming(ground, admin, 0).await;
-        eventually(PATIENCE, "no cursor is left", async || {
-            let operations = ground.operations(admin).await;
-            operations.iter().all(|operation| !operation.contains_key("cursor"))
-        })
-        .await;
-    });
-    join_all(parts).await;
+    drop_everywhere(&Scene::at(Place::Server(ground.clone())).await).await;
+    until_streaming(&ground, &admin, 0).await;
+    eventually(PATIENCE, "no cursor is left", async || {
+        let operations = ground.operations(&admin).await;
+        operations.iter().all(|operation| !operation.contains_key("cursor"))
+    })
+    .await;
     eventually(ALL_ENDED, "no task is left", async || tasks() <= before).await;
 }
 
