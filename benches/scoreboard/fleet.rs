@@ -10,7 +10,7 @@ use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
-use watchlock::{Held, target};
+use watchlock::{Held, locks::Mutex};
 use watchlock_testkit::Cluster;
 
 use crate::{
@@ -41,7 +41,7 @@ const PATIENCE: Duration = Duration::from_secs(40);
 
 /// Clients that hold a lock each, and a program that writes to another collection all the while.
 struct Fleet {
-    holders: Vec<(Peer, Held<target::Mutex>)>,
+    holders: Vec<(Peer, Held<Mutex>)>,
     writer: Client,
     writing: JoinHandle<()>,
 }
@@ -61,7 +61,7 @@ impl Fleet {
         let mut holders = Vec::with_capacity(count);
         for number in 0..count {
             let peer = Peer::new(cluster).await?;
-            let held = peer.locks.mutex(&format!("held {number}")).acquire().await?;
+            let held = peer.locks.mutex(format!("held {number}")).acquire().await?;
             holders.push((peer, held));
         }
         sleep(SETTLING).await;

@@ -75,9 +75,9 @@ mod verdict;
 
 use stateright::{Model, Property};
 use watchlock_core::{
-    config,
+    config, hold_options,
     protocol::{self, Kind},
-    terms, waitlist,
+    waitlist,
 };
 
 use breach::Breach;
