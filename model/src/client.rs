@@ -14,7 +14,7 @@ use crate::{
     protocol::{Exchange, Holder, Kept, KeptUntil, Kind, Operation, Owner, ServerTime, State, wake::Signal},
     waitlist::{
         AcquireOptions, Context, Effect, Key, LeftAs, Patience, Refusal, Setback, Step, StreamState, Waitlist,
-        clock::ServerClock, deadline::Deadline, ids::Ids, made_up::PlainHold,
+        clock::ServerClock, deadline::Deadline, ids::Ids, made_up::PlainHold, prospect::Pace,
     },
 };
 
@@ -308,7 +308,7 @@ impl Line {
     fn new(acquires: u8) -> Self {
         Self {
             acquires,
-            waitlist: Waitlist::new(String::new(), None),
+            waitlist: Waitlist::new(String::new(), None, Pace::default()),
             holds: Vec::new(),
             idle: None,
             ended: Vec::new(),

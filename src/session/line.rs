@@ -7,9 +7,6 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-pub(super) use calm::PerTurn;
-use calm::{Calm, Situation};
-
 use super::hold::{AcquireOutcome, Hold, Task};
 pub(crate) use crate::waitlist::{Context, Need, PositionLook, TimedOut};
 use crate::{
@@ -17,14 +14,11 @@ use crate::{
     error::{AcquireError, KindMismatch, ServerError},
     protocol::{Operation, ServerTime, wake},
     store::{Answer, Failure, LogTime, StoreError},
-    waitlist::{Key, Refusal, Setback, Waitlist, ids::Ids},
+    waitlist::{Key, Refusal, Setback, Waitlist, ids::Ids, prospect::Pace},
 };
 
 /// Time without an answer after which a server is more than merely slow.
 pub(super) const UNANSWERED: Duration = Duration::from_secs(1);
-
-/// Maximum number of holds whose ages are compared after each event.
-const COMPARED: usize = 8;
 
 /// An action owed to the outside, to be taken when the mutex is released.
 pub(crate) type Effect = crate::waitlist::Effect<Hold>;
@@ -114,23 +108,20 @@ pub(crate) struct Line {
     silent_since: Option<Instant>,
     /// Whether nothing is known of the lock so far.
     pub(super) is_unknown: bool,
-    /// When it expects the next event.
-    calm: Calm,
     /// The need of the line, as counted by the session.
     pub(super) counted: Need,
 }
 
 impl Line {
     /// Creates a line; `alone_at`: when the lock was last seen free, or is expected to be.
-    pub(crate) fn new(name: String, alone_at: Option<Instant>, pace: Option<PerTurn>) -> Self {
+    pub(crate) fn new(name: String, alone_at: Option<Instant>, pace: Pace) -> Self {
         Self {
-            waitlist: Waitlist::new(name, alone_at),
+            waitlist: Waitlist::new(name, alone_at, pace),
             sent_at: None,
             last_answer: None,
             trouble: None,
             silent_since: None,
             is_unknown: false,
-            calm: Calm::new(pace),
             counted: Need::Nothing,
         }
     }
@@ -139,27 +130,6 @@ impl Line {
     pub(super) fn first_seen(&mut self, operation: &Operation) -> Option<bool> {
         let is_first = std::mem::take(&mut self.is_unknown);
         (is_first && operation.requests.is_some()).then(|| self.waitlist.alone_at().is_some())
-    }
-
-    pub(crate) fn pace(&self) -> Option<PerTurn> {
-        self.calm.pace()
-    }
-
-    /// Returns until when the line expects no event of the change stream.
-    /// Its client has asked for none since `begun`.
-    pub(crate) fn calm_until(&self, begun: Instant, context: &Context<'_>) -> Instant {
-        let held = self.waitlist.holds().take(COMPARED).map(|hold| hold.since).min();
-        let situation = match (held, self.sent_at.filter(|_| self.waitlist.is_under_way())) {
-            (Some(since), _) => Situation::Holding(since),
-            (None, Some(sent_at)) => Situation::Asking(sent_at),
-            (None, None) => match self.waitlist.turns() {
-                Some((_, turns)) => Situation::Queued(turns),
-                None if self.waitlist.is_at_rest() => Situation::Unused,
-                None => Situation::Other,
-            },
-        };
-        self.calm
-            .until(situation, begun, context.config.claim_lease, context.now)
     }
 
     /// Whether the lock would stay taken if nothing were sent any more. A hold that nobody renews is made to outlive its
@@ -232,9 +202,6 @@ impl Line {
         let (state, exchange) = (answer.state.as_ref(), &answer.exchange);
         self.waitlist.step(context).answered(operation, state, exchange);
         self.note_logged(answer.logged_by);
-        if let Some((entry, turns)) = self.waitlist.turns() {
-            self.calm.saw(entry, turns, context.now);
-        }
         if self.waitlist.is_empty() {
             self.last_answer = None;
         } else if state.is_some() {
@@ -294,17 +261,6 @@ impl Line {
                 hold.note_logged(at);
             }
         }
-    }
-
-    /// Returns what is owed to the outside since the last call.
-    pub(super) fn take_effects(&mut self, now: Instant) -> Vec<Effect> {
-        let effects = self.waitlist.take_effects();
-        for effect in &effects {
-            if let Effect::Granted { hold, .. } = effect {
-                self.calm.served(&hold.id, now);
-            }
-        }
-        effects
     }
 }
 

@@ -55,7 +55,7 @@ use crate::{
     protocol::{Exchange, QUEUE_MOST},
     store::{Store, StoreError, ToItsEnd, to_its_end},
     telemetry,
-    waitlist::{StreamState, clock::ServerClock, ids::Ids},
+    waitlist::{StreamState, clock::ServerClock, ids::Ids, prospect::Pace},
     wake_mode::WakeMode,
 };
 use agenda::Agenda;
@@ -65,7 +65,7 @@ pub(crate) use claims::passed::PASSED_AT_ONCE;
 pub(crate) use claims::{ClaimedDocument, Claiming};
 use fleet::Fleet;
 use hold::Hold;
-use line::{Context, Effect, Ended, Line, Need, PerTurn, error_of};
+use line::{Context, Effect, Ended, Line, Need, error_of};
 use needs::{LOOKS_MOST, Needs};
 use process::Process;
 use renewals::Renewals;
@@ -148,7 +148,7 @@ struct Lines {
     free: HashMap<String, Instant>,
     unknown: UnknownNames,
     /// Names without a line, and the time of a hand-over when they were waited for last.
-    paces: HashMap<String, PerTurn>,
+    paces: HashMap<String, Pace>,
     needs: Needs,
     closed: bool,
 }
@@ -270,7 +270,7 @@ impl Session {
         let need = line.waitlist.need();
         needs.change(std::mem::replace(&mut line.counted, need), need);
         let now = Instant::now();
-        let effects = line.take_effects(now);
+        let effects = line.waitlist.take_effects();
         for effect in &effects {
             match effect {
                 Effect::Came(hold) => table.agenda.came(hold, now),
@@ -287,12 +287,12 @@ impl Session {
             }
         }
         if line.waitlist.is_unused() {
-            let pace = line.pace();
+            let pace = line.waitlist.pace();
             // What was only expected is not worth remembering.
             if let Some(at) = line.waitlist.alone_at().filter(|_| !line.is_unknown) {
                 table.lines.remember_free(name, at);
             }
-            if let Some(pace) = pace {
+            if pace != Pace::default() {
                 table.lines.remember_pace(name, pace);
             }
             table.lines.by_name.remove(name);
@@ -434,7 +434,11 @@ impl Lines {
         self.by_name.entry(name.to_owned()).or_insert_with(|| {
             let free_at = self.free.remove(name);
             let expected_at = self.unknown.are_free().then(Instant::now).or(free_at);
-            let mut line = Line::new(name.to_owned(), expected_at, self.paces.remove(name));
+            let mut line = Line::new(
+                name.to_owned(),
+                expected_at,
+                self.paces.remove(name).unwrap_or_default(),
+            );
             line.is_unknown = free_at.is_none();
             line
         })
@@ -446,7 +450,7 @@ impl Lines {
         line.waitlist.stop()
     }
 
-    fn remember_pace(&mut self, name: &str, pace: PerTurn) {
+    fn remember_pace(&mut self, name: &str, pace: Pace) {
         if self.paces.len() >= PACES_REMEMBERED {
             // Without it, the client asks for events that it does not need.
             self.paces.clear();

@@ -273,6 +273,10 @@ impl<H: Hold> Step<'_, H> {
             return;
         };
         self.ask_after_grant();
+        let list = &mut *self.list;
+        if let Some(prospect) = list.prospect.take_if(|prospect| prospect.entry == waiting.entry) {
+            prospect.served(&mut list.pace, context);
+        }
         self.full = None;
         // The tokens that an older hold has left are smaller.
         self.hand_on_no_more();

@@ -97,7 +97,10 @@ pub(super) use of_tests::*;
 #[cfg(test)]
 mod of_tests {
     use super::{
-        super::{AcquireOptions, Held, Patience, Stage, StreamState, Waiting, Waitlist, clock::ServerClock, ids::Ids},
+        super::{
+            AcquireOptions, Held, Patience, Stage, StreamState, Waiting, Waitlist, clock::ServerClock, ids::Ids,
+            prospect::Pace,
+        },
         *,
     };
     use std::{collections::VecDeque, sync::Arc, time::Duration};
@@ -197,7 +200,7 @@ mod of_tests {
         Waitlist {
             may_have_tries: waiting.iter().any(|task| !task.waits()),
             waiting,
-            ..Waitlist::new(String::new(), None)
+            ..Waitlist::new(String::new(), None, Pace::default())
         }
     }
 }

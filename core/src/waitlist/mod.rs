@@ -72,7 +72,7 @@ use ids::Ids;
 pub use inheritance::Inheritance;
 #[cfg(any(test, feature = "testing"))]
 pub use model_access::Word;
-use prospect::{Distance, Prospect};
+use prospect::{Distance, Pace, Prospect};
 pub use sweeping::SWEEPS;
 use sweeping::Unsettled;
 use timing::Expiry;
@@ -107,6 +107,7 @@ pub struct Waitlist<H: Hold> {
     expiry: Option<Expiry>,
     /// The prospect of the head, as far as it is known.
     prospect: Option<Prospect>,
+    pace: Pace,
     /// When the head looks at its queue position.
     look_at: Option<Instant>,
     /// Whether the last look has shown that the head is not in the queue any more, or fits.
@@ -574,8 +575,9 @@ impl<H: Hold> Step<'_, H> {
 }
 
 impl<H: Hold> Waitlist<H> {
-    /// Creates a waitlist before the lock `name`; `alone_at`: when the lock was last seen free, or is expected to be.
-    pub fn new(name: String, alone_at: Option<Instant>) -> Self {
+    /// Creates a waitlist before the lock `name`; `alone_at`: when the lock was last seen free, or is expected to be;
+    /// `pace`: as an earlier waitlist has seen it.
+    pub fn new(name: String, alone_at: Option<Instant>, pace: Pace) -> Self {
         Self {
             name,
             waiting: VecDeque::new(),
@@ -590,6 +592,7 @@ impl<H: Hold> Waitlist<H> {
             ask_at: None,
             expiry: None,
             prospect: None,
+            pace,
             look_at: None,
             was_seen_gone: false,
             blind: Blind::default(),
@@ -718,10 +721,15 @@ impl<H: Hold> Waitlist<H> {
         self.is_queued() && !self.is_far()
     }
 
-    /// Returns the head's entry, and the hand-overs before its turn as they were seen last.
-    pub fn turns(&self) -> Option<(&str, u64)> {
+    /// Returns when the queue was seen last, and the number of hand-overs before the head's turn then.
+    pub fn steps(&self) -> Option<(Instant, u64)> {
         let prospect = self.prospect_of_head().filter(|_| self.is_queued())?;
-        Some((&prospect.entry, prospect.turns()))
+        Some((prospect.seen_at, prospect.steps))
+    }
+
+    /// Returns the pace of the queue, as it was seen so far.
+    pub fn pace(&self) -> Pace {
+        self.pace
     }
 
     /// Returns the number of waiters ahead of the head in the server's queue, as they were seen last.
@@ -787,7 +795,7 @@ mod tests {
 
     /// A waitlist with this head, which has seen so many hand-overs before its turn: with seven it is far from that.
     fn seen(head: Waiting<u64>, turns: u64, context: &Context<'_>) -> Waitlist<PlainHold> {
-        let prospect = Prospect::new(&head, &ahead(turns, 1_000), None, context.config);
+        let prospect = Prospect::new(&head, &ahead(turns, 1_000), None, &mut Pace::default(), context);
         Waitlist {
             prospect: Some(prospect),
             ..waitlist([head])
@@ -869,7 +877,7 @@ mod tests {
                 let is_queued = head.is_queued();
                 let waitlist = seen(head, turns, context);
                 assert_eq!(waitlist.waits_for_event(), waits, "{waitlist:?}");
-                assert_eq!(waitlist.turns(), is_queued.then_some(("me-1", turns)));
+                assert_eq!(waitlist.steps(), is_queued.then_some((context.now, turns)));
             }
         });
     }

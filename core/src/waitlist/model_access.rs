@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Full, Held, Hold, Leaving, Patience, SWEEPS, Stage, Waiting, Waitlist, timing};
+use super::{Full, Held, Hold, Leaving, Patience, SWEEPS, Stage, Waiting, Waitlist, prospect::Pace, timing};
 use crate::protocol::KeptUntil;
 
 /// One word of a value for its comparison with other values: times count from now, and tokens by their order.
@@ -70,6 +70,7 @@ impl<H: Hold> Waitlist<H> {
         self.ask_at.iter_mut().for_each(put_off);
         self.retry_at.iter_mut().for_each(put_off);
         (self.expiry, self.look_at, self.prospect) = (None, None, None);
+        self.pace = Pace::default();
         (self.was_seen_gone, self.blind) = Default::default();
         if !self.waiting.iter().any(Waiting::is_queued) {
             // The answer that shows a queued head sets these anew.

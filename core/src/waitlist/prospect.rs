@@ -9,7 +9,9 @@
 
 use std::time::Duration;
 
-use super::Waiting;
+use tokio::time::Instant;
+
+use super::{Context, Waiting};
 use crate::{
     config::Config,
     protocol::{Ahead, Kind, ServerTime},
@@ -38,7 +40,7 @@ const AGE_PART: u32 = 3;
 /// Part of the time that the hand-overs before its turn take, if they are quick, after which it looks.
 const STEPS_PART: u32 = 2;
 
-/// A hand-over slower than the estimate raises that by this part of the difference.
+/// A hand-over slower than the pace raises that by this part of the difference.
 const SLOWER_PART: u32 = 16;
 
 /// The expected time of a waiter's turn.
@@ -50,26 +52,56 @@ pub(crate) enum Distance {
     Far(Duration),
 }
 
+/// The time of a hand-over in a queue, rather less than more, as its waiters here have seen it so far.
+///
+/// A wait that began while somebody held for long makes all hand-overs seem slow, and a waiter that relied on it would
+/// come late for its turn once the others are fast again. So a quicker one counts at once, a slower one in part, and as
+/// twice the estimate at most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pace(pub Duration);
+
+impl Pace {
+    pub fn per_step(self, config: &Config) -> Duration {
+        self.0.max(config.poll_quickest)
+    }
+
+    /// Notes that so many hand-overs have taken this long, each for itself.
+    fn note(&mut self, took: Duration, times: u64, config: &Config) {
+        let mut step = self.per_step(config).min(took);
+        // After so many, next to nothing is left of what was reckoned before.
+        for _ in 0..times.min(16 * u64::from(SLOWER_PART)) {
+            step += (took.min(step * 2) - step) / SLOWER_PART;
+        }
+        self.0 = step.max(config.poll_quickest);
+    }
+}
+
 /// A waiter's knowledge of the queue, from one look to the next.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Prospect {
     /// The waiter's entry.
     pub entry: String,
     seen: (u64, ServerTime),
+    pub(super) seen_at: Instant,
     /// The number of waiters ahead of it.
     pub(super) position: u64,
     /// Number of steps in which those ahead of it are served, each of a hold.
-    steps: u64,
+    pub(super) steps: u64,
     pub turn: Distance,
     /// Age of the present hold; `None` while nobody holds the lock.
     age: Option<Duration>,
-    /// Time of one of these steps, rather less than more.
-    step: Duration,
 }
 
 impl Prospect {
     /// Creates it from the waiter's present sight of the queue, and from the knowledge before.
-    pub(crate) fn new<T>(waiting: &Waiting<T>, ahead: &Ahead, before: Option<&Self>, config: &Config) -> Self {
+    pub(crate) fn new<T>(
+        waiting: &Waiting<T>,
+        ahead: &Ahead,
+        before: Option<&Self>,
+        pace: &mut Pace,
+        context: &Context<'_>,
+    ) -> Self {
+        let config = context.config;
         let before = before.filter(|before| before.entry == waiting.entry);
         let seen = before.map(|before| before.seen);
         let steps = match waiting.used.0 {
@@ -78,14 +110,20 @@ impl Prospect {
             // The permits of a semaphore come back one after the other.
             _ => ahead.position,
         };
+        if let Some(before) = before {
+            let moved = before.steps.saturating_sub(steps);
+            let took = u32::try_from(moved).ok();
+            let took = took.and_then(|moved| ahead.now.since(before.seen.1).checked_div(moved));
+            took.into_iter().for_each(|took| pace.note(took, moved, config));
+        }
         Self {
             entry: waiting.entry.clone(),
             seen: (ahead.turns, ahead.now),
+            seen_at: context.now,
             position: ahead.position,
             steps,
             turn: turn(ahead, seen, waiting.terms.lease(config).claim, config),
             age: age(ahead),
-            step: step(steps, ahead.now, before, config),
         }
     }
 
@@ -95,10 +133,10 @@ impl Prospect {
     /// The present hold is expected to last for as long again as it has lasted, and each of the next ones for as long
     /// as a quick one. A waiter that looks too late holds up all that are behind it, and makes them reckon with slow
     /// hand-overs; so a single slow one must not count for all the others.
-    pub(crate) fn pause(&self, config: &Config) -> Option<Duration> {
+    pub(crate) fn pause(&self, pace: Pace, config: &Config) -> Option<Duration> {
         let age = self.age?;
         let steps = u32::try_from(self.steps).unwrap_or(u32::MAX);
-        let before_its_turn = self.step.saturating_mul(steps) / STEPS_PART;
+        let before_its_turn = pace.per_step(config).saturating_mul(steps) / STEPS_PART;
         Some(
             (age / AGE_PART)
                 .saturating_add(before_its_turn)
@@ -106,9 +144,11 @@ impl Prospect {
         )
     }
 
-    /// Returns the hand-overs before the turn.
-    pub(crate) fn turns(&self) -> u64 {
-        self.seen.0
+    /// Notes that the waiter was served. All hand-overs before that count as one: a single long hold may be among them.
+    pub(super) fn served(&self, pace: &mut Pace, context: &Context<'_>) {
+        let steps = u32::try_from(self.steps).unwrap_or(u32::MAX).saturating_add(1);
+        let took = context.now.saturating_duration_since(self.seen_at) / steps;
+        pace.note(took, 1, context.config);
     }
 }
 
@@ -118,30 +158,9 @@ fn age(ahead: &Ahead) -> Option<Duration> {
     Some(ahead.now.since(served_at))
 }
 
-/// Estimates the time of a step: at first as the shortest there can be. A quicker one than before counts at once, a
-/// slower one in part.
-fn step(steps: u64, now: ServerTime, before: Option<&Prospect>, config: &Config) -> Duration {
-    let Some(before) = before else {
-        return config.poll_quickest;
-    };
-    let mut step = before.step;
-    let moved = before.steps.saturating_sub(steps);
-    if let Some(took) = u32::try_from(moved)
-        .ok()
-        .and_then(|moved| now.since(before.seen.1).checked_div(moved))
-    {
-        step = step.min(took);
-        // Each for itself. After so many, next to nothing is left of what was reckoned before.
-        for _ in 0..moved.min(16 * u64::from(SLOWER_PART)) {
-            step += (took - step) / SLOWER_PART;
-        }
-    }
-    step.max(config.poll_quickest)
-}
-
 /// Estimates the time of a hand-over: a hold that has lasted for long is expected to last as long again, and as long as
 /// a recent hand-over took.
-fn pace(ahead: &Ahead, before: Option<(u64, ServerTime)>) -> Option<Duration> {
+fn hand_over(ahead: &Ahead, before: Option<(u64, ServerTime)>) -> Option<Duration> {
     let lasted = age(ahead)?;
     let took = before.map_or(Duration::ZERO, |(turns, at)| {
         let passed = turns.saturating_sub(ahead.turns).max(1);
@@ -155,9 +174,9 @@ fn turn(ahead: &Ahead, before: Option<(u64, ServerTime)>, claim: Duration, confi
     let Some(turns) = ahead.turns.checked_sub(config.near) else {
         return Distance::Near;
     };
-    let most = LOOKS.1.min(claim / 3);
+    let most = look_most(claim);
     let least = LOOKS.0.min(most);
-    let Some(pace) = pace(ahead, before) else {
+    let Some(hand_over) = hand_over(ahead, before) else {
         return Distance::Near;
     };
     // The sleeping waiter was served sooner than it reckoned, and others may be too: not all of them, as it may be dead.
@@ -165,7 +184,7 @@ fn turn(ahead: &Ahead, before: Option<(u64, ServerTime)>, claim: Duration, confi
         return Distance::Near;
     }
     let turns = u32::try_from(turns).unwrap_or(u32::MAX).saturating_add(1);
-    let soonest = pace.saturating_mul(turns);
+    let soonest = hand_over.saturating_mul(turns);
     if soonest < SOON {
         return Distance::Near;
     }
@@ -173,9 +192,9 @@ fn turn(ahead: &Ahead, before: Option<(u64, ServerTime)>, claim: Duration, confi
     Distance::Far((soonest / PART).clamp(least, most))
 }
 
-/// Returns when a waiter that expects its turn soon, and is none of the next, looks whether this is still so.
-pub(crate) fn reconsider(config: &Config) -> Duration {
-    SOON.min(config.lease / 2)
+/// Returns the longest pause between two looks of a waiter whose queue position is of no interest yet.
+pub(crate) fn look_most(claim: Duration) -> Duration {
+    LOOKS.1.min(claim / 3)
 }
 
 #[cfg(test)]
@@ -183,28 +202,34 @@ mod tests {
     use super::*;
     use crate::{
         config::Settings,
-        waitlist::made_up::{ahead, task},
+        waitlist::made_up::{MUTEX, ahead, in_context, task},
     };
 
     #[test]
-    fn the_pace_is_that_of_the_present_hold_or_of_the_queue() {
+    fn a_hand_over_takes_as_long_as_the_present_hold_or_as_the_last_ones() {
         let millis = Duration::from_millis;
-        assert_eq!(pace(&ahead(3, 40), None), Some(millis(40)));
+        assert_eq!(hand_over(&ahead(3, 40), None), Some(millis(40)));
         // Four hand-overs in 200 ms.
-        assert_eq!(pace(&ahead(3, 40), Some((7, ServerTime(999_800)))), Some(millis(50)));
-        assert_eq!(pace(&ahead(3, 90), Some((7, ServerTime(999_800)))), Some(millis(90)));
+        assert_eq!(
+            hand_over(&ahead(3, 40), Some((7, ServerTime(999_800)))),
+            Some(millis(50))
+        );
+        assert_eq!(
+            hand_over(&ahead(3, 90), Some((7, ServerTime(999_800)))),
+            Some(millis(90))
+        );
         let free = Ahead {
             served_at: None,
             ..ahead(3, 0)
         };
-        assert_eq!(pace(&free, None), None);
+        assert_eq!(hand_over(&free, None), None);
     }
 
     /// Follows a waiter through looks: at its position, the age of the hold, and the time since the look before, in
     /// milliseconds. Returns the pauses after them.
-    fn pauses(looks: &[(u64, i64, i64)], config: &Config) -> Vec<Option<u128>> {
+    fn pauses(looks: &[(u64, i64, i64)], context: &Context<'_>) -> Vec<Option<u128>> {
         let waiting = waiting(Kind::Mutex, 1);
-        let (mut before, mut now) = (None, 1_000_000);
+        let (mut before, mut now, mut pace) = (None, 1_000_000, Pace::default());
         let pause = |(position, age, passed)| {
             now += passed;
             let ahead = Ahead {
@@ -212,66 +237,71 @@ mod tests {
                 served_at: Some(ServerTime(now - age)),
                 ..ahead(position, 0)
             };
-            let prospect = Prospect::new(&waiting, &ahead, before.as_ref(), config);
-            before.insert(prospect).pause(config).map(|pause| pause.as_millis())
+            let prospect = Prospect::new(&waiting, &ahead, before.as_ref(), &mut pace, context);
+            let pause = before.insert(prospect).pause(pace, context.config);
+            pause.map(|pause| pause.as_millis())
         };
         looks.iter().copied().map(pause).collect()
     }
 
-    #[test]
-    fn without_a_stream_the_waiters_of_a_lock_that_changes_hands_fast_follow_it() {
-        let config = Settings::default().unchecked();
-        // The head: a third of the age of the hold, and at most once a millisecond.
-        let head = pauses(&[(0, 0, 0), (0, 6, 6), (0, 30, 24), (0, 600, 570)], &config);
-        assert_eq!(head, [Some(1), Some(2), Some(10), Some(200)]);
-        // Further back: as if the queue moved as fast as it can, until that is known: 10 positions in 30 ms.
-        let back = pauses(&[(30, 0, 0), (30, 3, 3), (20, 3, 30)], &config);
-        assert_eq!(back, [Some(15), Some(16), Some(20)]);
-        // A single slow hand-over counts for a part, and a quick one at once: after a step of 2 ms, one of 43 ms makes
-        // it 4.5 ms, and one of 2 ms makes it 2 ms again.
-        let late = pauses(&[(30, 3, 0), (20, 3, 30), (19, 3, 43), (9, 3, 20)], &config);
-        assert_eq!(late[2..], [Some(1 + 42), Some(1 + 9)]);
-        // Of many, each counts: after 300 that took 17 ms each, nothing is left of the quicker estimate before.
-        let slow = pauses(&[(500, 3, 0), (200, 3, 300 * 17)], &config);
-        assert_eq!(slow[1], Some(1 + 1_699));
-        // A clock that goes back makes the queue seem fast, and the present hold one of no known age.
-        let back = pauses(&[(30, 3, 0), (20, 3, 30), (10, 3, -800), (10, -5, 0)], &config);
-        assert_eq!(back[2..], [Some(1 + 5), None]);
-        // The shortest pause that is set is never undercut.
-        let config = Settings {
-            poll_interval: Some((millis(20), millis(500))),
-            ..Settings::default()
-        }
-        .unchecked();
-        assert_eq!(pauses(&[(0, 3, 0)], &config), [Some(20)]);
-        // Nobody holds it.
-        let free = Ahead {
-            served_at: None,
-            ..ahead(3, 0)
-        };
-        let prospect = Prospect::new(&waiting(Kind::Mutex, 1), &free, None, &config);
-        assert_eq!(prospect.pause(&config), None);
+    #[tokio::test(start_paused = true)]
+    async fn without_a_stream_the_waiters_of_a_lock_that_changes_hands_fast_follow_it() {
+        in_context(|context| {
+            // The head: a third of the age of the hold, and at most once a millisecond.
+            let head = pauses(&[(0, 0, 0), (0, 6, 6), (0, 30, 24), (0, 600, 570)], context);
+            assert_eq!(head, [Some(1), Some(2), Some(10), Some(200)]);
+            // Further back: as if the queue moved as fast as it can, until that is known: 10 positions in 30 ms.
+            let back = pauses(&[(30, 0, 0), (30, 3, 3), (20, 3, 30)], context);
+            assert_eq!(back, [Some(15), Some(16), Some(18)]);
+            // A single slow hand-over counts for a part of the double, and a quick one at once: after a pace of 1.8 ms, one
+            // of 43 ms makes it 1.9 ms, and those of 1 ms make it that.
+            let late = pauses(&[(30, 3, 0), (20, 3, 30), (19, 3, 43), (9, 3, 10)], context);
+            assert_eq!(late[2..], [Some(1 + 18), Some(1 + 4)]);
+            // Of many, each counts: after 300 that took 17 ms each, nothing is left of the quicker estimate before.
+            let slow = pauses(&[(500, 3, 0), (200, 3, 300 * 17)], context);
+            assert_eq!(slow[1], Some(1 + 1_699));
+            // A clock that goes back makes the queue seem fast, and the present hold one of no known age.
+            let back = pauses(&[(30, 3, 0), (20, 3, 30), (10, 3, -800), (10, -5, 0)], context);
+            assert_eq!(back[2..], [Some(1 + 5), None]);
+            // The shortest pause that is set is never undercut.
+            let settings = Settings {
+                poll_interval: Some((millis(20), millis(500))),
+                ..Settings::default()
+            };
+            let config = &settings.unchecked();
+            assert_eq!(pauses(&[(0, 3, 0)], &Context { config, ..*context }), [Some(20)]);
+            // Nobody holds it.
+            let free = Ahead {
+                served_at: None,
+                ..ahead(3, 0)
+            };
+            let mut pace = Pace::default();
+            let prospect = Prospect::new(&waiting(Kind::Mutex, 1), &free, None, &mut pace, context);
+            assert_eq!(prospect.pause(pace, context.config), None);
+        });
     }
 
     fn waiting(kind: Kind, capacity: i64) -> Waiting<u64> {
         task(1, ((kind, capacity), 1))
     }
 
-    #[test]
-    fn readers_that_go_in_together_are_one_step_and_the_permits_of_a_semaphore_are_not() {
-        let config = Settings::default().unchecked();
-        let pause = |kind, turns, position| {
-            let ahead = Ahead {
-                position,
-                ..ahead(turns, 6)
+    #[tokio::test(start_paused = true)]
+    async fn readers_that_go_in_together_are_one_step_and_the_permits_of_a_semaphore_are_not() {
+        in_context(|context| {
+            let pause = |kind, turns, position| {
+                let ahead = Ahead {
+                    position,
+                    ..ahead(turns, 6)
+                };
+                let mut pace = Pace::default();
+                let prospect = Prospect::new(&waiting(kind, 1_000), &ahead, None, &mut pace, context);
+                prospect.pause(pace, context.config).map(|pause| pause.as_millis())
             };
-            let prospect = Prospect::new(&waiting(kind, 1_000), &ahead, None, &config);
-            prospect.pause(&config).map(|pause| pause.as_millis())
-        };
-        // Forty readers ahead, all of whom get in after the present writer; and with two more writers among them.
-        assert_eq!(pause(Kind::RwLock, 0, 40), Some(2));
-        assert_eq!(pause(Kind::RwLock, 2, 42), Some(2 + 1));
-        assert_eq!(pause(Kind::Semaphore, 0, 40), Some(2 + 20));
+            // Forty readers ahead, all of whom get in after the present writer; and with two more writers among them.
+            assert_eq!(pause(Kind::RwLock, 0, 40), Some(2));
+            assert_eq!(pause(Kind::RwLock, 2, 42), Some(2 + 1));
+            assert_eq!(pause(Kind::Semaphore, 0, 40), Some(2 + 20));
+        });
     }
 
     fn millis(millis: u64) -> Duration {
@@ -322,16 +352,19 @@ mod tests {
         assert_eq!(turn_of(asleep, None), Distance::Far(claim_third));
     }
 
-    #[test]
-    fn who_has_the_stream_without_being_next_looks_again_soon_and_within_half_a_lease() {
-        let after = |lease| {
-            let settings = Settings {
-                lease: Some(lease),
-                ..Settings::default()
+    #[tokio::test(start_paused = true)]
+    async fn who_came_while_somebody_held_for_long_does_not_sleep_when_the_queue_is_fast() {
+        in_context(|context| {
+            let mut pace = Pace(millis(2));
+            let mut waits = |turns, took| {
+                let prospect = Prospect::new(&task(1, MUTEX), &ahead(turns, 0), None, &mut Pace::default(), context);
+                let now = context.now + took;
+                prospect.served(&mut pace, &Context { now, ..*context });
+                pace.0.as_micros()
             };
-            reconsider(&settings.unchecked())
-        };
-        assert_eq!(after(millis(30_000)), millis(2_000));
-        assert_eq!(after(millis(3_000)), millis(1_500));
+            assert_eq!(waits(7, millis(540)), 2_125);
+            assert_eq!(waits(0, millis(60_000)), 2_257);
+            assert_eq!(waits(7, millis(16)), 2_000);
+        });
     }
 }

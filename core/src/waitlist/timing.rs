@@ -97,7 +97,7 @@ impl<H: Hold> Step<'_, H> {
         let first_end = holders.chain(before).min();
         list.expiry = first_end.and_then(|end| Expiry::of(end, position as u64, context));
         let ahead = now.and_then(|now| Ahead::of(state, &head.entry, now));
-        let prospect = ahead.map(|ahead| Prospect::new(head, &ahead, list.prospect.as_ref(), context.config));
+        let prospect = ahead.map(|ahead| Prospect::new(head, &ahead, list.prospect.as_ref(), &mut list.pace, context));
         list.look_at = match (&prospect, &ahead) {
             (Some(prospect), Some(ahead)) => list.next_look_at(prospect, ahead, context),
             _ => None,
@@ -115,7 +115,8 @@ impl<H: Hold> Step<'_, H> {
             let claim = claim.map(|claim| Duration::from_millis(claim).max(context.config.poll_interval.1));
             claim.map_or(refresh, |claim| refresh.min(context.now + claim))
         } else {
-            let pace = list.prospect.as_ref().and_then(|it| it.pause(context.config));
+            let prospect = list.prospect.as_ref();
+            let pace = prospect.and_then(|it| it.pause(list.pace, context.config));
             let pace = pace.map(|pace| pace.saturating_mul(ASKING_COSTS));
             context.now + poll_pause(head, position as u64, pace, context)
         };
@@ -156,7 +157,7 @@ impl<H: Hold> Step<'_, H> {
         };
         list.blind = Blind::default();
         let was_far = list.is_far();
-        let prospect = Prospect::new(head, &ahead, list.prospect.as_ref(), context.config);
+        let prospect = Prospect::new(head, &ahead, list.prospect.as_ref(), &mut list.pace, context);
         list.look_at = list.next_look_at(&prospect, &ahead, context);
         let comes_near = context.stream.opens_on_demand() && was_far && prospect.turn == Distance::Near;
         list.prospect = Some(prospect);
@@ -261,12 +262,18 @@ impl<H: Hold> Waitlist<H> {
             // A look costs the server a part of what it costs to ask, and only one that shows something is followed by
             // that.
             _ if !context.stream.is_open() && self.blind.is_over(context.now) => {
-                let pause = poll_pause(self.head()?, ahead.position, prospect.pause(context.config), context);
+                let pause = poll_pause(
+                    self.head()?,
+                    ahead.position,
+                    prospect.pause(self.pace, context.config),
+                    context,
+                );
                 Some(context.now + pause)
             }
             // A client that has the stream open only because of its queue position may find that it does not need it.
             Distance::Near if context.stream.is_open() && ahead.turns >= context.config.near => {
-                Some(context.now + prospect::reconsider(context.config))
+                let claim = self.head()?.terms.lease(context.config).claim;
+                Some(context.now + prospect::look_most(claim))
             }
             _ => None,
         }
@@ -374,6 +381,7 @@ mod tests {
             Leaving, Stage, StreamState,
             clock::ServerClock,
             made_up::{MUTEX, NOW, PERMIT, PlainHold, ahead, in_context, queued, task, waitlist},
+            prospect::Pace,
         },
     };
 
@@ -559,7 +567,8 @@ mod tests {
             ] {
                 let context = Context { stream, ..*context };
                 let mut waitlist = waitlist([queued(1, MUTEX)]);
-                waitlist.prospect = Some(Prospect::new(&waitlist.waiting[0], &before, None, context.config));
+                let head = &waitlist.waiting[0];
+                waitlist.prospect = Some(Prospect::new(head, &before, None, &mut Pace::default(), &context));
                 waitlist.ask_at = Some(context.now + millis(9));
                 let look = look_of(&waitlist);
                 waitlist.step(&context).looked(&look, Some(seen));
@@ -578,7 +587,8 @@ mod tests {
                 if is_blind {
                     waitlist.blind.failed(context.now);
                 }
-                let prospect = Prospect::new(&waitlist.waiting[0], &seen, None, context.config);
+                let head = &waitlist.waiting[0];
+                let prospect = Prospect::new(head, &seen, None, &mut Pace::default(), &context);
                 let look_at = waitlist.next_look_at(&prospect, &seen, &context);
                 look_at.map(|at| (at - context.now).as_millis())
             };
@@ -593,7 +603,7 @@ mod tests {
             assert_eq!(looks(StreamState::Unavailable, far, true), None);
             assert_eq!(looks(StreamState::Unavailable, ahead(4, 10), true), None);
             // Near the front only as the lock changes hands fast; and one of the next.
-            assert_eq!(looks(StreamState::Open, ahead(4, 10), false), Some(2_000));
+            assert_eq!(looks(StreamState::Open, ahead(4, 10), false), Some(1_666));
             assert_eq!(looks(StreamState::Open, ahead(3, 10), false), None);
         });
     }

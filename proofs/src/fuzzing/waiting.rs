@@ -18,6 +18,7 @@ use watchlock_core::{
         deadline::Deadline,
         ids::Ids,
         made_up::PlainHold,
+        prospect::Pace,
     },
 };
 
@@ -136,7 +137,7 @@ pub(super) fn drive<H: Fuzzed>(choices: &mut Choices<'_>) -> Course {
         clock: ServerClock::default(),
         ids: Ids::new(SESSION.to_owned()),
         stream: choices.pick(&STREAM_STATES),
-        client: Waitlist::new("x".to_owned(), choices.pick(&[None, Some(now)])),
+        client: Waitlist::new("x".to_owned(), choices.pick(&[None, Some(now)]), Pace::default()),
         document: None,
         keys: 0,
         granted: Vec::new(),

@@ -4,6 +4,7 @@
 mod adopting;
 mod answers;
 mod breaking;
+mod calm;
 mod expiring;
 mod full_queue;
 mod grants;
@@ -65,7 +66,7 @@ impl Bench {
             config: Settings::default().validate().unwrap(),
             clock: ServerClock::default(),
             ids: Ids::new("me".to_owned()),
-            line: Line::new("x".to_owned(), None, None),
+            line: Line::new("x".to_owned(), None, Pace::default()),
             document: None,
             started: Instant::now(),
             stream: StreamState::Open,
@@ -89,7 +90,7 @@ impl Bench {
             room: QUEUE_MOST,
         };
         let output = input(&mut self.line, &context);
-        let mut effects = self.line.take_effects(Instant::now());
+        let mut effects = self.line.waitlist.take_effects();
         effects.retain(|effect| !matches!(effect, Effect::Came(_) | Effect::Gone(_)));
         (output, effects)
     }
