@@ -470,7 +470,7 @@ impl<W: World> LockClientBuilder<W> {
         check_collection(&self.collection)?;
         let (database, collection) = match self.place {
             Home::Database(database) => (database, self.collection),
-            Home::Memory(memory) => return Ok(LockClient::over_memory(memory, config).in_world()),
+            Home::Memory(memory) => return Ok(LockClient::over_memory(&memory, config).in_world()),
         };
         check_database(database.name())?;
         let connecting = |_| {

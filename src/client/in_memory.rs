@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use crate::{
     client::{LockClient, LockClientBuilder},
+    error::InvalidInput,
     machine::settings,
     store::MemoryStore,
+    world::World,
 };
 
 /// Locks in the memory of this process: the same semantics through the same transitions, without a server.
@@ -15,7 +17,7 @@ use crate::{
 ///
 /// # Guarantees
 ///
-/// Those of a replica set that never fails. Time is tokio's: with its clock paused, leases expire as the test advances
+/// Those of a replica set that never fails, except for the faults that a test sets. Time is tokio's: with its clock paused, leases expire as the test advances
 /// it.
 ///
 /// # Examples
@@ -58,6 +60,24 @@ use crate::{
 /// assert!(next.token() > handle.token());
 /// # Ok(()) }
 /// ```
+///
+/// A client can be cut off while its own time goes on:
+///
+/// ```
+/// use watchlock::{InMemory, LostReason};
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let memory = InMemory::new();
+/// let (one, other) = (memory.client(), memory.client());
+/// let handle = one.mutex("invoice-42").acquire().await?;
+///
+/// memory.set_frozen(&one, true)?;
+/// let next = other.mutex("invoice-42").acquire().await?;
+/// assert_eq!(handle.lost_reason(), Some(LostReason::Expired));
+/// assert!(next.token() > handle.token());
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct InMemory {
     store: Arc<MemoryStore>,
@@ -71,7 +91,7 @@ impl InMemory {
 
     /// Returns a client with the default settings.
     pub fn client(&self) -> LockClient {
-        LockClient::over_memory(self.store.clone(), settings().unchecked())
+        LockClient::over_memory(&self.store, settings().unchecked())
     }
 
     /// Returns a builder of a client with other settings. Settings that concern a server have no effect.
@@ -86,6 +106,44 @@ impl InMemory {
     /// ```
     pub fn builder(&self) -> LockClientBuilder {
         LockClientBuilder::in_memory(self.store.clone())
+    }
+
+    /// Begins an outage, or ends it: while there is one, every command of every client fails at once, as if no server
+    /// could be reached.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let memory = watchlock::testing::InMemory::new();
+    /// let locks = memory.client();
+    /// memory.set_outage(true);
+    /// let error = locks.mutex("invoice-42").try_acquire().await.unwrap_err();
+    /// assert!(matches!(error, watchlock::errors::AcquireError::Server(_)));
+    /// memory.set_outage(false);
+    /// assert!(locks.mutex("invoice-42").try_acquire().await?.is_some());
+    /// # Ok(()) }
+    /// ```
+    pub fn set_outage(&self, outage: bool) {
+        self.store.connection().set_outage(outage);
+    }
+
+    /// Freezes a client of this memory, or thaws it: while it is frozen, no command of it is answered, also not on
+    /// [documents](LockClient::documents_in_memory). Its leases run out, and others take over. Commands that it has sent
+    /// meanwhile are carried out when it is thawed.
+    ///
+    /// # Errors
+    ///
+    /// If it is not a client of this memory.
+    pub fn set_frozen<W: World>(&self, client: &LockClient<W>, frozen: bool) -> Result<(), InvalidInput> {
+        let connection = client.as_async().connection();
+        if !connection.is_beside(self.store.connection()) {
+            return Err(InvalidInput::new(
+                "the client to be frozen is not a client of this memory",
+            ));
+        }
+        connection.set_frozen(frozen);
+        Ok(())
     }
 }
 

@@ -30,7 +30,7 @@ use crate::{
     name::LockName,
     operate::{events::Events, list::List, watch::LockEvent},
     session::{ClientLife, Session, UserHandle, streams::follow::Scope},
-    store::{MemoryStore, Store, collection::PlaceId, place::Paths},
+    store::{Connection, MemoryStore, Store, collection::PlaceId, place::Paths},
     token::FencingToken,
     wake_mode::{PollingReason, WakeMode, WakeSource},
     world::{Async, World},
@@ -123,12 +123,13 @@ impl LockClient {
         LockClientBuilder::new(Home::Database(database))
     }
 
-    pub(crate) fn over_memory(memory: Arc<MemoryStore>, config: Config) -> Self {
+    pub(crate) fn over_memory(memory: &MemoryStore, config: Config) -> Self {
         let mode = match config.wake_source {
             WakeSource::Polling => WakeMode::Polling(PollingReason::Configured),
             _ => WakeMode::ChangeStream,
         };
-        Self::new(Session::new(config, Store::Memory(memory), None, mode))
+        let store = Store::Memory(Arc::new(memory.of_another_client()));
+        Self::new(Session::new(config, store, None, mode))
     }
 
     pub(crate) fn new(session: Arc<Session>) -> Self {
@@ -144,6 +145,14 @@ impl LockClient {
     pub(crate) fn paths_in(&self, collection: String) -> Paths {
         let mut paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner);
         paths.entry(collection).or_default().clone()
+    }
+
+    /// Returns the connection to memory, on which a test can set faults; one without faults for a client of a server.
+    pub(crate) fn connection(&self) -> Connection {
+        match &self.session.store {
+            Store::Memory(store) => store.connection().clone(),
+            _ => Connection::default(),
+        }
     }
 
     /// Returns which members serve the streams of holders, waiters and claims.

@@ -599,7 +599,8 @@ impl<T, W: World> DocumentLocks<T, W> {
                 Store::Mongo(Arc::new(store))
             }
             UserCollection::Memory(documents) => {
-                Store::Memory(Arc::new(MemoryStore::new(documents.clone(), Some(place.clone()))))
+                let (documents, connection) = (documents.clone(), self.locks.connection());
+                Store::Memory(Arc::new(MemoryStore::new(documents, Some(place.clone()), connection)))
             }
         })
     }

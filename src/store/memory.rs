@@ -6,6 +6,7 @@
 mod bounds;
 mod claims;
 mod clock;
+mod connection;
 mod documents;
 mod matching;
 mod order;
@@ -28,6 +29,7 @@ use documents::Contents;
 use stream::stream;
 use watching::{Follower, Watcher};
 
+pub(crate) use connection::Connection;
 pub(crate) use documents::MemoryDocuments;
 pub(crate) use stream::MemoryStream;
 
@@ -58,15 +60,27 @@ pub(crate) struct MemoryStore {
     family: Family,
     /// Set when the locks are in documents of the user's own.
     place: Option<Arc<InPlace>>,
+    connection: Connection,
 }
 
 impl MemoryStore {
-    pub(crate) fn new(documents: Arc<MemoryDocuments>, place: Option<Arc<InPlace>>) -> Self {
+    pub(crate) fn new(documents: Arc<MemoryDocuments>, place: Option<Arc<InPlace>>, connection: Connection) -> Self {
         Self {
             documents,
             family: place.as_ref().map_or_else(Family::default, |place| Family::of(place)),
             place,
+            connection,
         }
+    }
+
+    /// Returns the same locks for another client.
+    pub(crate) fn of_another_client(&self) -> Self {
+        let connection = self.connection.of_another_client();
+        Self::new(self.documents.clone(), self.place.clone(), connection)
+    }
+
+    pub(crate) fn connection(&self) -> &Connection {
+        &self.connection
     }
 
     pub(super) fn place(&self) -> Option<&Arc<InPlace>> {
@@ -193,14 +207,14 @@ impl MemoryStore {
     }
 
     pub(crate) fn watch(&self, session: &str, watched: Watched) -> MemoryStream<Event> {
-        let (events, opened) = stream();
+        let (events, opened) = stream(self.connection.clone());
         let watcher = Watcher::new(self.family.clone(), session, watched, events);
         self.documents.contents().watchers.push(watcher);
         opened
     }
 
     pub(super) fn follow(&self, name: Option<&str>) -> MemoryStream<NamedSighting> {
-        let (sightings, opened) = stream();
+        let (sightings, opened) = stream(self.connection.clone());
         let follower = Follower::new(self.family.clone(), name, sightings);
         self.documents.contents().followers.push(follower);
         opened
@@ -236,7 +250,7 @@ fn is_purged(lock: &Bson, now: ServerTime) -> bool {
 impl MemoryStore {
     /// Creates a store whose server clock reads `epoch` now.
     pub(crate) fn begun(epoch: ServerTime) -> Self {
-        Self::new(Arc::new(MemoryDocuments::begun(epoch)), None)
+        Self::new(Arc::new(MemoryDocuments::begun(epoch)), None, Connection::default())
     }
 
     /// Sets the server's clock ahead of the elapsed time.

@@ -38,7 +38,7 @@ use mongodb::bson::Timestamp;
 pub(crate) use crate::error::{failure::Failure, store::StoreError};
 pub(crate) use arrival::Arrival;
 pub(crate) use claims::{Among, Claimed, ElementUpdate, Outlook, Wanted};
-pub(crate) use memory::{MemoryDocuments, MemoryStore, MemoryStream, Refused};
+pub(crate) use memory::{Connection, MemoryDocuments, MemoryStore, MemoryStream, Refused};
 pub(crate) use mongo::{AWAIT_TIME, LONG_READ_WITHIN, MongoStore, Topology, abort, identity, is_in_transaction};
 pub(crate) use place::InPlace;
 pub(crate) use sightings::{Listed, NamedSighting, Selection, Sighting, Unreadable};
@@ -184,7 +184,7 @@ impl Store {
     {
         match self {
             Self::Mongo(store) => contained(of_server(store)).await,
-            Self::Memory(store) => of_memory(store),
+            Self::Memory(store) => store.connection().reach().await.and_then(|()| of_memory(store)),
             #[cfg(test)]
             Self::Simulated(link) => of_memory(link.memory()),
         }

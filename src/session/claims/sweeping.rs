@@ -240,7 +240,7 @@ mod tests {
         config::Settings,
         hold_options::{Lease, Terms},
         session::Session,
-        store::{Among, InPlace, MemoryDocuments, MemoryStore, Store, place::Paths},
+        store::{Among, Connection, InPlace, MemoryDocuments, MemoryStore, Store, place::Paths},
         wake_mode::WakeMode,
     };
 
@@ -260,7 +260,11 @@ mod tests {
 
     fn session(documents: &Arc<MemoryDocuments>) -> Arc<Session> {
         let place = InPlace::new(None, "lock", &Paths::default()).unwrap();
-        let store = Store::Memory(Arc::new(MemoryStore::new(documents.clone(), Some(place))));
+        let store = Store::Memory(Arc::new(MemoryStore::new(
+            documents.clone(),
+            Some(place),
+            Connection::default(),
+        )));
         let config = Settings::default().validate().unwrap();
         let id = "0123456789abcdef".to_owned();
         Session::of(id, config, store, None, WakeMode::ChangeStream)

@@ -266,7 +266,7 @@ mod tests {
     use std::{sync::Arc, time::Duration};
 
     use super::*;
-    use crate::store::{InPlace, MemoryDocuments, place::Paths};
+    use crate::store::{Connection, InPlace, MemoryDocuments, place::Paths};
 
     /// The lease ends by the store's own clock, whatever the holder's says, even if there is no other holder.
     #[tokio::test(start_paused = true)]
@@ -283,7 +283,7 @@ mod tests {
         };
         collection.insert(doc! { "_id": 1, "lock": lock }).unwrap();
         let place = InPlace::new(None, "lock", &Paths::default()).unwrap();
-        let store = MemoryStore::new(collection, Some(place));
+        let store = MemoryStore::new(collection, Some(place), Connection::default());
         let change = |holder| {
             let update = UpdateModifications::Document(doc! { "$inc": { "n": 1 } });
             store.change("1", holder, &update, "a.1").unwrap()

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::{sync::mpsc, time::timeout};
 
-use super::{AWAIT_TIME, Failure, StoreError};
+use super::{AWAIT_TIME, Failure, StoreError, connection::Connection};
 
 /// Maximum number of events that wait for the reader of a stream: a few times the writes of a renewal, which changes up
 /// to a thousand documents at once. A reader that is further behind is not reading; each of its events can hold the
@@ -25,11 +25,14 @@ pub(super) struct StreamSender<T>(mpsc::Sender<T>);
 
 /// An open stream.
 #[derive(Debug)]
-pub(crate) struct MemoryStream<T>(mpsc::Receiver<T>);
+pub(crate) struct MemoryStream<T> {
+    events: mpsc::Receiver<T>,
+    connection: Connection,
+}
 
-pub(super) fn stream<T>() -> (StreamSender<T>, MemoryStream<T>) {
-    let (sender, receiver) = mpsc::channel(BEHIND_MOST);
-    (StreamSender(sender), MemoryStream(receiver))
+pub(super) fn stream<T>(connection: Connection) -> (StreamSender<T>, MemoryStream<T>) {
+    let (sender, events) = mpsc::channel(BEHIND_MOST);
+    (StreamSender(sender), MemoryStream { events, connection })
 }
 
 impl<T> StreamSender<T> {
@@ -45,18 +48,27 @@ impl<T> StreamSender<T> {
 }
 
 impl<T> MemoryStream<T> {
-    /// Returns the next events. An error ends the stream: its reader fell behind, and has read what came before.
+    /// Returns the next events. An error ends the stream: its reader fell behind, and has read what came before, or
+    /// there is an outage.
     ///
     /// Cancel safe: no event is lost when the future is dropped.
     pub(crate) async fn next(&mut self) -> Result<Vec<T>, StoreError> {
         let mut events = Vec::new();
-        match timeout(AWAIT_TIME, self.0.recv_many(&mut events, BATCH)).await {
-            Ok(0) => Err(StoreError {
-                kind: Failure::Refused,
-                source: Arc::new(FellBehind),
-            }),
-            // Silence is reported as by a server.
-            Ok(_) | Err(_) => Ok(events),
+        loop {
+            self.connection.reach().await?;
+            let received = timeout(AWAIT_TIME, self.events.recv_many(&mut events, BATCH));
+            tokio::select! {
+                biased;
+                () = self.connection.disturbed() => {}
+                received = received => return match received {
+                    Ok(0) => Err(StoreError {
+                        kind: Failure::Refused,
+                        source: Arc::new(FellBehind),
+                    }),
+                    // Silence is reported as by a server.
+                    Ok(_) | Err(_) => Ok(events),
+                },
+            }
         }
     }
 }
@@ -93,7 +105,7 @@ mod tests {
     async fn a_stream_that_nobody_reads_ends_and_keeps_no_more_events() {
         let collection = Arc::new(MemoryDocuments::default());
         let place = InPlace::new(None, "lock", &Paths::default()).unwrap();
-        let locks = MemoryStore::new(collection.clone(), Some(place));
+        let locks = MemoryStore::new(collection.clone(), Some(place), Connection::default());
         let lock = doc! {
             "kind": "document", "capacity": 1, "token": 7, "holders": [], "queue": [], "wake": "", "version": 1,
             "at": DateTime::MIN, "purge_at": DateTime::MAX,
@@ -125,7 +137,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_observer_that_fell_behind_goes_on_by_reading() {
         let store = Arc::new(MemoryStore::default());
-        let locks = LockClient::over_memory(store.clone(), Settings::default().unchecked());
+        let locks = LockClient::over_memory(&store, Settings::default().unchecked());
         let held = locks.mutex("held before").acquire().await.unwrap();
         let mut events = locks.watch_all();
         let first = events.next().await.unwrap().unwrap();

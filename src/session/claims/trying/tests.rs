@@ -15,7 +15,7 @@ use crate::{
     protocol::{Evict, Expects, wake},
     session::Session,
     status::LostReason,
-    store::{Event, InPlace, MemoryDocuments, MemoryStore, MongoStore, Store, place::Paths},
+    store::{Connection, Event, InPlace, MemoryDocuments, MemoryStore, MongoStore, Store, place::Paths},
     waitlist::Patience,
     wake_mode::WakeMode,
 };
@@ -37,7 +37,11 @@ impl Scene {
         let documents = Arc::new(MemoryDocuments::default());
         documents.insert(doc! { "_id": 1 }).unwrap();
         let place = InPlace::new(None, "lock", &Paths::default()).unwrap();
-        let store = Store::Memory(Arc::new(MemoryStore::new(documents.clone(), Some(place))));
+        let store = Store::Memory(Arc::new(MemoryStore::new(
+            documents.clone(),
+            Some(place),
+            Connection::default(),
+        )));
         let config = Settings::default().validate().unwrap();
         let session = Session::of("0123456789abcdef".into(), config, store, None, WakeMode::ChangeStream);
         let entry = session.ids.claim();

@@ -16,7 +16,7 @@ const NAMES: usize = 2 * READ_TOGETHER + 500;
 
 #[tokio::test(start_paused = true)]
 async fn leases_that_end_together_are_all_reported_without_a_rest() {
-    let store = Arc::new(MemoryStore::default());
+    let store = MemoryStore::default();
     let request = Request {
         lease: 10_000,
         ..made_up::request("of a client that is gone")
@@ -30,7 +30,7 @@ async fn leases_that_end_together_are_all_reported_without_a_rest() {
     }
     let config = Settings::default().unchecked();
     let rest = config.poll_interval.1;
-    let locks = LockClient::over_memory(store, config);
+    let locks = LockClient::over_memory(&store, config);
     let mut events = locks.watch_all();
     for _ in 0..NAMES {
         let (_, event) = events.next().await.unwrap().unwrap();

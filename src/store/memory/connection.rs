@@ -1,0 +1,69 @@
+//! Faults in memory: an outage for all clients, and a client whose commands are not answered.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::store::{Failure, StoreError};
+
+/// The error of commands during an outage.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the locks in memory have an outage")]
+struct Outage;
+
+/// A client's connection to memory.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Connection {
+    /// Whether there is an outage; shared by all clients of one [`InMemory`](crate::InMemory).
+    outage: Arc<watch::Sender<bool>>,
+    /// Whether the client's commands get no answer.
+    frozen: Arc<watch::Sender<bool>>,
+}
+
+impl Connection {
+    /// Returns the connection of another client with the same outages.
+    pub(crate) fn of_another_client(&self) -> Self {
+        Self {
+            outage: self.outage.clone(),
+            frozen: Arc::default(),
+        }
+    }
+
+    /// Reports whether both have the same outages.
+    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.outage, &other.outage)
+    }
+
+    pub(crate) fn set_outage(&self, outage: bool) {
+        self.outage.send_replace(outage);
+    }
+
+    pub(crate) fn set_frozen(&self, frozen: bool) {
+        self.frozen.send_replace(frozen);
+    }
+
+    /// Waits while the client is frozen, and fails during an outage.
+    pub(in crate::store) async fn reach(&self) -> Result<(), StoreError> {
+        until(&self.frozen, false).await;
+        match *self.outage.borrow() {
+            false => Ok(()),
+            true => Err(StoreError {
+                kind: Failure::Unavailable,
+                source: Arc::new(Outage),
+            }),
+        }
+    }
+
+    /// Waits until there is a fault.
+    pub(super) async fn disturbed(&self) {
+        tokio::select! {
+            () = until(&self.frozen, true) => {}
+            () = until(&self.outage, true) => {}
+        }
+    }
+}
+
+async fn until(state: &watch::Sender<bool>, wanted: bool) {
+    // It lasts as long as the connection.
+    let _ = state.subscribe().wait_for(|present| *present == wanted).await;
+}
