@@ -144,10 +144,10 @@ impl Drop for Adrift {
 }
 
 impl Asking {
-    /// Creates it; at most so many prompt operations are ever on their way at once.
-    pub(super) fn new(most: usize) -> Arc<Self> {
+    /// Creates it with so many prompt slots; `shares`: whether the store runs several operations in a command.
+    pub(super) fn new(most: usize, shares: bool) -> Arc<Self> {
         Arc::new(Self {
-            in_flight: InFlight::new(most),
+            in_flight: InFlight::new(most, shares),
             begun: Instant::now(),
             slowest: AtomicU64::new(0),
             heard: AtomicU64::new(0),
@@ -349,7 +349,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn limits_grow_with_the_time_that_answers_take_but_not_with_that_of_claims() {
-        let (asking, config) = (Asking::new(6), Settings::default().validate().unwrap());
+        let (asking, config) = (Asking::new(6, true), Settings::default().validate().unwrap());
         let millis = Duration::from_millis;
         let limit =
             |asking: &Asking, unanswered, overdue| asking.limit(TimedOut { unanswered, overdue }, &config).within;
@@ -397,7 +397,7 @@ mod tests {
     /// Where many others are adrift already, a command that is overdue is given up later, and is overdue all the same.
     #[tokio::test(start_paused = true)]
     async fn an_overdue_command_is_reported_before_it_may_be_given_up() {
-        let (asking, config) = (Asking::new(6), Settings::default().validate().unwrap());
+        let (asking, config) = (Asking::new(6, true), Settings::default().validate().unwrap());
         for adrift in [0, ADRIFT_AT_ONCE] {
             asking.adrift.store(adrift, Ordering::Relaxed);
             asking.given_up.store(asking.micros(Instant::now()), Ordering::Relaxed);

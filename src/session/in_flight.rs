@@ -53,6 +53,7 @@ pub(super) struct InFlight {
 
 #[derive(Debug)]
 struct Queue {
+    shares: bool,
     /// The number of free slots of each lane.
     free: [usize; 4],
     /// By the lane that they wait for. While one waits, no slot that serves it is free.
@@ -144,9 +145,10 @@ impl Drop for Slot {
 }
 
 impl InFlight {
-    /// Creates the slots, of which so many are prompt.
-    pub(super) fn new(most: usize) -> Arc<Self> {
+    /// Creates the slots, of which so many are prompt; `shares`: whether the store runs several operations in a command.
+    pub(super) fn new(most: usize, shares: bool) -> Arc<Self> {
         let queue = Mutex::new(Queue {
+            shares,
             free: [most, SLOW_AT_ONCE, STUCK_AT_ONCE, LEAVES_AT_ONCE],
             waiting: Default::default(),
             waited: None,
@@ -227,7 +229,7 @@ impl Queue {
             self.free[lane as usize] += 1;
             return None;
         };
-        let mut most = first.together();
+        let mut most = if self.shares { first.together() } else { 0 };
         let mut together: Vec<Asked> = first.asked.into_iter().collect();
         let (mut stay, waiting) = (Vec::new(), &mut self.waiting[Lane::Prompt as usize]);
         // Only those with not too many others before them.
@@ -295,7 +297,7 @@ mod tests {
 
     /// Takes all prompt slots.
     async fn full() -> (Arc<InFlight>, Vec<Option<Slot>>) {
-        let in_flight = InFlight::new(MOST);
+        let in_flight = InFlight::new(MOST, true);
         let mut taken = Vec::new();
         while let Some(slot) = soon(in_flight.slot(overdue(0))).await {
             taken.push(slot);
@@ -335,7 +337,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn operations_that_queue_up_share_the_next_command_and_nothing_waits_for_company() {
-        let in_flight = InFlight::new(MOST);
+        let in_flight = InFlight::new(MOST, true);
         let mut turns = Vec::new();
         for number in 0..MOST {
             let turn = soon(in_flight.turn(request(&number.to_string()), overdue(0)));
@@ -375,7 +377,7 @@ mod tests {
     /// Forty documents that a transaction has written: the server tries each for longer every time.
     #[tokio::test(start_paused = true)]
     async fn an_operation_that_was_slow_once_waits_behind_none_that_is_stuck() {
-        let in_flight = InFlight::new(MOST);
+        let in_flight = InFlight::new(MOST, true);
         for number in 0..40 {
             let in_flight = in_flight.clone();
             tokio::spawn(async move {

@@ -192,7 +192,7 @@ impl Session {
             // The first exchange has nothing to contradict.
             let _ = clock.note(exchange, &config);
         }
-        let asking = Asking::new(config.max_operations);
+        let asking = Asking::new(config.max_operations, !store.is_in_place());
         Arc::new(Self {
             config,
             store,

@@ -238,3 +238,26 @@ async fn a_task_that_gives_up_leaves_no_lock_behind() {
     }
     assert!(given_up > 0);
 }
+
+/// Their locks are in documents of the user's own, which have commands of their own.
+#[tokio::test(flavor = "multi_thread")]
+async fn documents_are_locked_by_a_command_each() {
+    let ground = Ground::replica_set("own").await;
+    let (driver, sent) = ground.noting_driver().await;
+    let orders = driver.database(&ground.database).collection::<Document>("orders");
+    let documents = (0..TASKS).map(|number| doc! { "_id": name(number), "paid": true });
+    orders.insert_many(documents).await.unwrap();
+    let locks = LockClient::builder(driver.database(&ground.database))
+        .build()
+        .await
+        .unwrap();
+    let documents = locks.documents::<Document>(orders.clone());
+    for _ in 0..2 {
+        let held = join_all((0..TASKS).map(|number| documents.acquire(name(number)).into_future())).await;
+        let released = join_all(held.into_iter().map(|held| held.unwrap().release())).await;
+        released
+            .into_iter()
+            .for_each(|released| assert_eq!(released.unwrap(), Released::Released));
+    }
+    assert!(sent.count("findAndModify") >= 4 * TASKS);
+}

@@ -1,6 +1,6 @@
 //! Operations: the steps that clients ask for, each one atomic write of one lock.
 
-use super::{Ended, HoldEnd, Holder, Identity, Kind, Owner, Record, ServerTime, State, wake};
+use super::{Ended, HoldEnd, Holder, Identity, Kind, Owner, Record, ServerTime};
 
 /// Maximum length of a lock's queue; see [`Operation::room`].
 ///
@@ -311,24 +311,6 @@ impl Operation {
         };
         (self.expects, used(self), entry(self)) == (other.expects, used(other), entry(other))
             && (self.keep, self.record.most) == (other.keep, other.record.most)
-    }
-
-    /// Returns whether a shareable operation was done, by the document as it was read after its command; `None` if the
-    /// document does not show it. Its entries decide, and not what the command replied.
-    pub fn is_done_in(&self, state: Option<&State>) -> Option<bool> {
-        // Without a document nothing was granted, and there is nothing to release.
-        let Some(state) = state else { return Some(false) };
-        if self.requests.is_some() {
-            return Some(
-                self.entries()
-                    .any(|entry| state.holders.iter().any(|holder| holder.id == entry.id)),
-            );
-        }
-        match wake::left(&state.wake, &self.id) {
-            Some(_) => Some(true),
-            // It has left, by this operation or before, and others have written since.
-            None => state.has_any(&self.leave).then_some(false),
-        }
     }
 
     /// Returns whether the operation may be a no-op, and then must not write: a try, or a repeated request.

@@ -135,6 +135,21 @@ impl Operation {
             || self.concerns(state, state.at)
     }
 
+    /// Returns whether a shareable operation was done, by the document as it was read after its command; `None` if the
+    /// document does not show it. Its entries decide, and not what the command replied.
+    pub fn is_done_in(&self, state: Option<&State>) -> Option<bool> {
+        // Without a document nothing was granted, and there is nothing to release.
+        let Some(state) = state else { return Some(false) };
+        if self.requests.is_some() {
+            return Some(self.entries().any(|entry| state.has_holder(&entry.id)));
+        }
+        match wake::left(&state.wake, &self.id) {
+            Some(_) => Some(true),
+            // It has left, by this operation or before, and others have written since.
+            None => state.has_any(&self.leave).then_some(false),
+        }
+    }
+
     /// Returns whether the document is as expected, and has anything for the operation to do.
     fn concerns(&self, state: &State, now: ServerTime) -> bool {
         let mut holders = state.holders.iter();

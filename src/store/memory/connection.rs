@@ -14,7 +14,7 @@ struct Outage;
 /// A client's connection to memory.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Connection {
-    /// Whether there is an outage; shared by all clients of one [`InMemory`](crate::InMemory).
+    /// Whether there is an outage; shared by all clients of one [`InMemory`](crate::testing::InMemory).
     outage: Arc<watch::Sender<bool>>,
     /// Whether the client's commands get no answer.
     frozen: Arc<watch::Sender<bool>>,

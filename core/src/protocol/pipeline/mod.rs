@@ -4,6 +4,8 @@
 //! and in its order, each a function of its own. [`short`] has the short forms of the frequent operations, under a
 //! table of the phases that each leaves out and why it may.
 //!
+//! [`together()`] has two of the short forms for many documents at once.
+//!
 //! The conditions between the phases, `is_used_as_requested` and `is_changed`, have the same names in both too, and so
 //! have the helpers of the phases: `mark_kept` of leave, `superseded` and `adopts_a_hold` of adopt, `append` of
 //! enqueue, `grant` and `next_token` of advance, `asks` and `asked_for` of stamp. All other functions are only here: an
