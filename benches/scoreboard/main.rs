@@ -63,6 +63,7 @@ const PACES: [Duration; 4] = [
 const PARTS: [&str; 10] = [
     "allocations",
     "one_node",
+    "distinct",
     "three_nodes",
     "standalone",
     "contention",
@@ -100,6 +101,7 @@ async fn main() -> Result<()> {
         match part {
             "allocations" => allocations(&mut board).await?,
             "one_node" => one_node(&mut board).await?,
+            "distinct" => distinct(&mut board).await?,
             "three_nodes" => three_nodes(&mut board).await?,
             "standalone" => standalone(&mut board).await?,
             "contention" => contention(&mut board).await?,
@@ -123,6 +125,15 @@ async fn allocations(board: &mut Board) -> Result<()> {
     let (lock, raw) = allocations::compared(&cluster).await?;
     let from = format!("{lock} / {raw} of two raw findOneAndUpdate");
     board.enter(board::ALLOCATIONS, lock.times / raw.times, from);
+    Ok(())
+}
+
+async fn distinct(board: &mut Board) -> Result<()> {
+    let cluster = start(Cluster::replica_set(1), "locks of their own").await?;
+    let (locks, pairs) = throughput::distinct(&cluster).await?;
+    let from = format!("{locks} / raw pairs: {pairs}");
+    board.enter(board::DISTINCT, locks.per_second / pairs.per_second, from.clone());
+    board.enter(board::DISTINCT_CPU, locks.server / pairs.server, from);
     Ok(())
 }
 
@@ -151,8 +162,6 @@ async fn one_node(board: &mut Board) -> Result<()> {
     board.least("acquire + release, one node", &least, &uncontended);
     let least = least::hand_over(&cluster, ROUNDS_RS1).await?;
     board.least("hand-over, one node", &least, &handoff);
-    let distinct = throughput::distinct(&cluster).await?;
-    board.enter(board::DISTINCT, distinct.ratio(), distinct.to_string());
     let expiry = latency::expiry(&cluster, ROUNDS_EXPIRY).await?;
     board.enter(board::EXPIRY, expiry.median(), expiry.to_string());
 

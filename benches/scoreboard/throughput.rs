@@ -44,43 +44,62 @@ const COUNTED: Duration = Duration::from_secs(8);
 /// Pause of a contender that polls.
 const POLLED: Duration = Duration::from_millis(10);
 
-/// Locks per second beside raw pairs of commands per second.
-#[derive(Debug, Default)]
-pub(crate) struct Rates {
-    locks: f64,
-    pairs: f64,
+/// How often a second something is done, and the server's processor time for each, in milliseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Pace {
+    pub(crate) per_second: f64,
+    pub(crate) server: f64,
 }
 
-impl Rates {
-    pub(crate) fn ratio(&self) -> f64 {
-        self.locks / self.pairs
+impl Pace {
+    fn add(&mut self, round: Self) {
+        self.per_second += round.per_second / float(ROUNDS);
+        self.server += round.server / float(ROUNDS);
     }
 }
 
-impl fmt::Display for Rates {
+impl fmt::Display for Pace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:.0} locks/s / {:.0} raw pairs/s", self.locks, self.pairs)
+        write!(
+            f,
+            "{:.0}/s, {:.3} ms of the server's processor each",
+            self.per_second, self.server
+        )
     }
 }
 
 /// Measures acquires and releases of many names by many tasks of one client, beside two `findOneAndUpdate` by as many
-/// tasks over the same connection pool.
-pub(crate) async fn distinct(cluster: &Cluster) -> Result<Rates> {
+/// tasks over the same connection pool. Returns the paces of the locks and of the raw pairs.
+pub(crate) async fn distinct(cluster: &Cluster) -> Result<(Pace, Pace)> {
     let peer = Peer::new(cluster).await?;
-    let mut rates = Rates::default();
+    let (mut locks, mut pairs) = (Pace::default(), Pace::default());
     for round in 0..=ROUNDS {
         let raw = peer.raw();
-        let pairs = rate(move |name| pair(raw.clone(), name)).await?;
-        let locks = peer.locks.clone();
-        let locks = rate(move |name| lock(locks.clone(), name)).await?;
+        let of_pairs = pace(cluster, move |name| pair(raw.clone(), name)).await?;
+        let client = peer.locks.clone();
+        let of_locks = pace(cluster, move |name| lock(client.clone(), name)).await?;
         // The first makes the documents and the connections.
         if round > 0 {
-            rates.pairs += pairs / float(ROUNDS);
-            rates.locks += locks / float(ROUNDS);
+            pairs.add(of_pairs);
+            locks.add(of_locks);
         }
     }
     peer.locks.shutdown().await;
-    Ok(rates)
+    Ok((locks, pairs))
+}
+
+async fn pace<F>(cluster: &Cluster, work: impl Fn(usize) -> F + Clone + Send + 'static) -> Result<Pace>
+where
+    F: Future<Output = Result<()>> + Send,
+{
+    let (begun, before) = (Instant::now(), processor_time(cluster)?);
+    let per_second = rate(work).await?;
+    let (server, done) = (
+        processor_time(cluster)? - before,
+        per_second * begun.elapsed().as_secs_f64(),
+    );
+    let server = server.as_secs_f64() * 1e3 / done;
+    Ok(Pace { per_second, server })
 }
 
 /// A load that runs for one round.
