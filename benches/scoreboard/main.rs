@@ -60,7 +60,7 @@ const PACES: [Duration; 4] = [
     Duration::from_millis(4),
 ];
 
-const PARTS: [&str; 10] = [
+const PARTS: [&str; 11] = [
     "allocations",
     "one_node",
     "distinct",
