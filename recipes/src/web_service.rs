@@ -10,11 +10,7 @@ use axum::{
 };
 use mongodb::Database;
 use tokio::net::TcpListener;
-use watchlock::{
-    FencingToken, LockClient,
-    errors::{AcquireError, RunError},
-    operate::LockInfo,
-};
+use watchlock::{FencingToken, LockClient, errors::AcquireError, errors::RunError, operate::LockInfo};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 

@@ -7,8 +7,8 @@
 //! A command without a prompt answer moves to a slow slot, so that it doesn't block the others, and its operation begins
 //! there the next time. An operation that was not done in time again and again is most likely held up by its own
 //! document, such as by a transaction that has written it. The server may try it for long, so it has slots of its own:
-//! an operation that was slow for a moment waits behind no such operation. Two more slots are for entries that leave,
-//! so that a release gets through even when everything else hangs.
+//! an operation that was slow for a moment waits behind no such operation. Two more slots are for entries that leave
+//! while all slow ones are taken, so that a release gets through even when everything else hangs.
 
 use std::{
     collections::VecDeque,
@@ -32,7 +32,7 @@ const STUCK_AT_ONCE: usize = 2;
 /// for a second makes two of them.
 const STUCK_AFTER: u32 = 3;
 
-/// Maximum number of operations with leaving entries beside all of these.
+/// Maximum number of operations with leaving entries beside all of these, while all slow slots are taken.
 const LEAVES_AT_ONCE: usize = 2;
 
 /// Maximum number of operations in a command: more of them hardly cost the server less, and all wait for the last.
@@ -56,7 +56,7 @@ struct Queue {
     shares: bool,
     /// The number of free slots of each lane.
     free: [usize; 4],
-    /// By the lane that they wait for. While one waits, no slot that serves it is free.
+    /// By the lane that they wait for.
     waiting: [VecDeque<Waiting>; 3],
     /// When an operation last had to wait for a prompt slot.
     waited: Option<Instant>,
@@ -135,12 +135,8 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        let (in_flight, lane) = (self.in_flight.clone(), self.lane);
-        let next = in_flight.queue().pass_on(lane);
-        if let Some((to, together)) = next {
-            // If nothing waits there any more, the slot is dropped once more.
-            drop(to.send((Self { in_flight, lane }, together)));
-        }
+        self.in_flight.queue().free[self.lane as usize] += 1;
+        self.in_flight.give();
     }
 }
 
@@ -172,17 +168,28 @@ impl InFlight {
     }
 
     async fn wait(self: &Arc<Self>, lane: Lane, asked: Option<Asked>) -> Option<Turn> {
-        let turn = {
+        let (to, turn) = oneshot::channel();
+        {
             let mut queue = self.queue();
-            if let Some(lane) = queue.take(lane, asked.as_ref()) {
-                let in_flight = self.clone();
-                return Some((Slot { in_flight, lane }, asked.into_iter().collect()));
+            if lane == Lane::Prompt && queue.free[lane as usize] == 0 {
+                queue.waited = Some(Instant::now());
             }
-            let (to, turn) = oneshot::channel();
             queue.waiting[lane as usize].push_back(Waiting { asked, to });
-            turn
-        };
+        }
+        self.give();
         turn.await.ok()
+    }
+
+    /// Gives the free slots to those that wait for them.
+    fn give(self: &Arc<Self>) {
+        loop {
+            let Some((lane, to, together)) = self.queue().next() else {
+                return;
+            };
+            let in_flight = self.clone();
+            // If nothing waits there any more, the slot is dropped, and given to the next.
+            drop(to.send((Slot { in_flight, lane }, together)));
+        }
     }
 
     /// Whether operations have had to wait for others just now.
@@ -203,32 +210,11 @@ impl InFlight {
 }
 
 impl Queue {
-    /// Takes a free slot for a command of this lane.
-    fn take(&mut self, lane: Lane, asked: Option<&Asked>) -> Option<Lane> {
-        if lane == Lane::Prompt && self.free[lane as usize] == 0 {
-            self.waited = Some(Instant::now());
-        }
-        let may_leave = lane != Lane::Stuck && asked.is_some_and(Asked::leaves);
-        let lanes = [Some(lane), may_leave.then_some(Lane::Leaving)];
-        let free = lanes.into_iter().flatten().find(|lane| self.free[*lane as usize] > 0)?;
-        self.free[free as usize] -= 1;
-        Some(free)
-    }
-
-    /// Passes a slot on to the first that waits for one of this lane, with those that go along. If there is none, the
-    /// slot is free.
-    fn pass_on(&mut self, lane: Lane) -> Option<(oneshot::Sender<Turn>, Vec<Asked>)> {
-        let next = match lane {
-            Lane::Leaving => [Lane::Prompt, Lane::Slow].into_iter().find_map(|lane| {
-                let waiting = &mut self.waiting[lane as usize];
-                waiting.remove(waiting.iter().position(Waiting::leaves)?)
-            }),
-            _ => self.waiting[lane as usize].pop_front(),
-        };
-        let Some(first) = next else {
-            self.free[lane as usize] += 1;
-            return None;
-        };
+    /// Takes a free slot, and the first that waits for one of its lane, with those that go along.
+    fn next(&mut self) -> Option<(Lane, oneshot::Sender<Turn>, Vec<Asked>)> {
+        let lanes = [Lane::Prompt, Lane::Slow, Lane::Stuck, Lane::Leaving];
+        let (lane, first) = lanes.into_iter().find_map(|lane| Some((lane, self.first(lane)?)))?;
+        self.free[lane as usize] -= 1;
         let mut most = if self.shares { first.together() } else { 0 };
         let mut together: Vec<Asked> = first.asked.into_iter().collect();
         let (mut stay, waiting) = (Vec::new(), &mut self.waiting[Lane::Prompt as usize]);
@@ -248,7 +234,28 @@ impl Queue {
             }
         }
         stay.into_iter().rev().for_each(|next| waiting.push_front(next));
-        Some((first.to, together))
+        Some((lane, first.to, together))
+    }
+
+    /// Takes out the first that waits for a slot of this lane, if one is free.
+    fn first(&mut self, lane: Lane) -> Option<Waiting> {
+        let all_hang = self.free[Lane::Slow as usize] == 0;
+        // Whoever was dropped meanwhile needs none. Thousands of them, one after the other, would be as many drops of a
+        // slot within each other.
+        for waiting in &mut self.waiting {
+            while waiting.front().is_some_and(|waiting| waiting.to.is_closed()) {
+                waiting.pop_front();
+            }
+        }
+        match lane {
+            _ if self.free[lane as usize] == 0 => None,
+            Lane::Leaving if !all_hang => None,
+            Lane::Leaving => [Lane::Prompt, Lane::Slow].into_iter().find_map(|lane| {
+                let waiting = &mut self.waiting[lane as usize];
+                waiting.remove(waiting.iter().position(Waiting::leaves)?)
+            }),
+            _ => self.waiting[lane as usize].pop_front(),
+        }
     }
 }
 
@@ -310,10 +317,6 @@ mod tests {
     /// at once.
     async fn commands(queued: impl IntoIterator<Item = Asked>) -> Vec<Vec<String>> {
         let (in_flight, mut taken) = full().await;
-        let mut leaving = Vec::new();
-        for _ in 0..LEAVES_AT_ONCE {
-            leaving.push(soon(in_flight.turn(release("x"), overdue(0))).await.expect("a slot"));
-        }
         let (commands, mut tasks) = (Arc::new(Mutex::new(Vec::new())), Vec::new());
         for asked in queued {
             let (in_flight, commands) = (in_flight.clone(), commands.clone());
