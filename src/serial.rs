@@ -22,7 +22,7 @@ use crate::{
 struct LockForm {
     name: String,
     kind: Kind,
-    #[serde(with = "known")]
+    #[serde(with = "known", default = "unknown")]
     capacity: u64,
     token: FencingToken,
     holders: Vec<HolderInfo>,
@@ -38,7 +38,7 @@ struct LockForm {
 struct HolderForm {
     token: FencingToken,
     access: Option<Access>,
-    #[serde(with = "known", default)]
+    #[serde(with = "known", default = "unknown")]
     permits: u64,
     #[serde(with = "rfc3339")]
     since: SystemTime,
@@ -60,7 +60,7 @@ struct HolderForm {
 #[serde(remote = "WaiterInfo")]
 struct WaiterForm {
     access: Option<Access>,
-    #[serde(with = "known", default)]
+    #[serde(with = "known", default = "unknown")]
     permits: u64,
     #[serde(with = "rfc3339")]
     since: SystemTime,
@@ -78,7 +78,7 @@ struct WaiterForm {
 struct PastForm {
     token: FencingToken,
     access: Option<Access>,
-    #[serde(with = "known", default)]
+    #[serde(with = "known", default = "unknown")]
     permits: u64,
     #[serde(with = "rfc3339")]
     since: SystemTime,
@@ -94,16 +94,24 @@ struct PastForm {
 }
 
 /// The number of permits of a readers-writer lock and of its holders means nothing to anybody else: it is null in the
-/// form, and follows from the kind or the access when it is read. Zero stands for it in between.
+/// form, and follows from the kind or the access when it is read. In between this stands for it: larger than any number of
+/// permits, while a document that another program has written may have none.
+const UNKNOWN: u64 = u64::MAX;
+
+fn unknown() -> u64 {
+    UNKNOWN
+}
+
 mod known {
+    use super::UNKNOWN;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
     pub(super) fn serialize<S: Serializer>(number: &u64, serializer: S) -> Result<S::Ok, S::Error> {
-        Some(*number).filter(|number| *number > 0).serialize(serializer)
+        Some(*number).filter(|number| *number != UNKNOWN).serialize(serializer)
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
-        Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+        Ok(Option::deserialize(deserializer)?.unwrap_or(UNKNOWN))
     }
 }
 
@@ -115,7 +123,7 @@ impl Serialize for LockInfo {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut shown = self.clone();
         if self.kind == Kind::RwLock {
-            shown.capacity = 0;
+            shown.capacity = UNKNOWN;
         }
         LockForm::serialize(&shown, serializer)
     }
@@ -125,8 +133,8 @@ impl<'de> Deserialize<'de> for LockInfo {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut info = LockForm::deserialize(deserializer)?;
         match info.kind {
-            Kind::RwLock if info.capacity == 0 => info.capacity = PERMITS.unsigned_abs(),
-            _ if info.capacity == 0 => return Err(D::Error::missing_field("capacity")),
+            Kind::RwLock if info.capacity == UNKNOWN => info.capacity = PERMITS.unsigned_abs(),
+            _ if info.capacity == UNKNOWN => return Err(D::Error::missing_field("capacity")),
             _ => {}
         }
         Ok(info)
@@ -140,7 +148,7 @@ macro_rules! with_access {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 let mut shown = self.clone();
                 if self.access.is_some() {
-                    shown.permits = 0;
+                    shown.permits = UNKNOWN;
                 }
                 $form::serialize(&shown, serializer)
             }
@@ -149,7 +157,7 @@ macro_rules! with_access {
         impl<'de> Deserialize<'de> for $info {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 let mut info = $form::deserialize(deserializer)?;
-                if info.permits == 0 {
+                if info.permits == UNKNOWN {
                     info.permits = match info.access {
                         Some(Access::Read) => 1,
                         Some(Access::Write) => PERMITS.unsigned_abs(),

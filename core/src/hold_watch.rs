@@ -16,14 +16,16 @@ use std::time::Duration;
 pub enum HoldWatch {
     /// By the change stream while the streams of all clients that hold locks in the collection cost the server at most
     /// so many thousandths of a processor core; by reads, every 250 ms or less often by the same budget, while they
-    /// would cost more. 100, the default, is the streams of ten holders at 400 writes a second, or of a hundred at 40.
+    /// would cost more. Documents of your own are not counted: each client counts as the only one that holds some. 100,
+    /// the default, is the streams of ten holders at 400 writes a second, or of a hundred at 40.
     Budget {
         /// Thousandths of a core, 1 to 64,000.
         millicores: u32,
     },
     /// By the change stream, however much it costs.
     Stream,
-    /// By a read of all locks that the client holds after every pause of this length; 10 ms to one minute.
+    /// By a read of the locks that the client holds after every pause of this length, a thousand at a time in turn; 10 ms
+    /// to one minute.
     Reads(Duration),
 }
 

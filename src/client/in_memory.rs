@@ -64,7 +64,7 @@ use crate::{
 /// A client can be cut off while its own time goes on:
 ///
 /// ```
-/// use watchlock::{InMemory, LostReason};
+/// use watchlock::{LostReason, testing::InMemory};
 ///
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -130,7 +130,7 @@ impl InMemory {
 
     /// Freezes a client of this memory, or thaws it: while it is frozen, no command of it is answered, also not on
     /// [documents](LockClient::documents_in_memory). Its leases run out, and others take over. Commands that it has sent
-    /// meanwhile are carried out when it is thawed.
+    /// in the last 30 seconds are carried out when it is thawed; earlier ones have failed.
     ///
     /// # Errors
     ///

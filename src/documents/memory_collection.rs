@@ -23,8 +23,8 @@ use crate::{
 ///
 /// Code that takes a [`DocumentLocks`](crate::documents::DocumentLocks) runs on the documents of a server, and on these:
 /// [`LockClient::documents_in_memory`](crate::LockClient::documents_in_memory) makes one for them. Clones are the same
-/// collection. Its own methods are named as those of the driver's `Collection`, with the same arguments and results:
-/// by them a test plays the other programs that use the collection. As on a server their writes ignore the locks, and
+/// collection. Its own methods are named as those of the driver's `Collection`; `find` returns all documents at
+/// once, and errors are `InvalidInput`. By them a test plays the other programs that use the collection. As on a server their writes ignore the locks, and
 /// documents that are read as `Document` show the locks in them.
 ///
 /// # Guarantees

@@ -12,8 +12,8 @@ use tokio::time::Instant;
 
 use super::{Session, Table, renewals::RENEWED_TOGETHER, verifying::VERIFY_EVERY};
 use crate::{
-    config::Config, hold_watch::HoldWatch, protocol::ServerTime, store::LogTime, waitlist::clock::ServerClock,
-    wake_mode::WakeMode,
+    config::Config, hold_watch::HoldWatch, protocol::ServerTime, store::LogTime, telemetry,
+    waitlist::clock::ServerClock, wake_mode::WakeMode,
 };
 
 /// Time of the server's processor, in seconds, that one open change stream costs for each write of the set: measured,
@@ -37,7 +37,9 @@ const BACK_BELOW: f64 = 0.5;
 /// Shortest time between two changes, for the same reason.
 const DECIDED_FOR: Duration = Duration::from_secs(10);
 
-/// Time after which the clients that hold are counted again.
+/// Time after which the clients that hold are counted again for the first time, as a fleet that was rolled out grows; it
+/// doubles each time, up to the longest.
+const COUNT_AGAIN: Duration = Duration::from_secs(10);
 const COUNT_EVERY: Duration = Duration::from_secs(5 * 60);
 
 /// Number of clients that no count exceeds by much: where not even so many would exceed the budget, none are counted.
@@ -52,8 +54,8 @@ pub(super) struct Fleet {
     writes: Writes,
     /// The clients that hold, as they were counted last; at least this one.
     clients: Option<u64>,
-    /// When they were counted last, or it was tried.
-    counted_at: Option<Instant>,
+    /// When they were counted last, or it was tried, and the pause after that.
+    counted: Option<(Instant, Duration)>,
     /// Whether holders read, and since when that has been decided.
     reads: bool,
     decided_at: Option<Instant>,
@@ -84,8 +86,12 @@ impl Writes {
 }
 
 impl Fleet {
-    pub(super) fn note_write(&mut self, logged: Option<LogTime>, received: Instant, clock: &ServerClock) {
-        if let Some((logged, server)) = logged.zip(clock.at_least(received)) {
+    /// Notes the time in the log by which a command was done that wrote so many documents. These don't count: they are
+    /// all in the time just before it.
+    pub(super) fn note_write(&mut self, logged: Option<LogTime>, written: u64, received: Instant, clock: &ServerClock) {
+        if let Some((mut logged, server)) = logged.zip(clock.at_least(received)) {
+            let written = u32::try_from(written).unwrap_or(u32::MAX);
+            logged.increment = logged.increment.saturating_sub(written);
             self.writes.note(logged, server, received);
         }
     }
@@ -95,13 +101,13 @@ impl Fleet {
         self.reads
     }
 
-    /// Returns the pause between two readings of the holds.
-    pub(super) fn read_every(&self, config: &Config) -> Duration {
+    /// Returns the pause between two readings of so many holds.
+    pub(super) fn read_every(&self, config: &Config, holds: usize) -> Duration {
         match config.hold_watch {
             HoldWatch::Reads(pause) => pause,
             // The reads keep to the budget too.
             HoldWatch::Budget { millicores } if self.reads => {
-                let fleet = self.clients() * READ / cores(millicores);
+                let fleet = self.clients() * cost_of_reading(holds) / cores(millicores);
                 READ_EVERY.max(Duration::try_from_secs_f64(fleet).unwrap_or(READ_EVERY))
             }
             _ => VERIFY_EVERY,
@@ -114,9 +120,12 @@ impl Fleet {
             return false;
         };
         let matters = CLIENTS_MOST * self.writes.rate.unwrap_or(0.0) * STREAM_AND_WRITE > cores(millicores);
-        let is_due = self.counted_at.is_none_or(|at| now >= at + COUNT_EVERY);
+        let is_due = self.counted.is_none_or(|(at, pause)| now >= at + pause);
         if matters && is_due {
-            self.counted_at = Some(now);
+            let pause = self
+                .counted
+                .map_or(COUNT_AGAIN, |(_, pause)| (pause * 2).min(COUNT_EVERY));
+            self.counted = Some((now, pause));
         }
         matters && is_due
     }
@@ -136,7 +145,7 @@ impl Fleet {
                 }
                 let stream = self.writes.rate.unwrap_or(0.0) * STREAM_AND_WRITE;
                 // Whoever holds hundreds of locks may read for more than a stream costs.
-                let reads = (READ + READ_OF_EACH * holds.min(RENEWED_TOGETHER) as f64) / READ_EVERY.as_secs_f64();
+                let reads = cost_of_reading(holds) / READ_EVERY.as_secs_f64();
                 let bound = if self.reads { BACK_BELOW } else { 1.0 };
                 self.clients() * stream > cores(millicores) * bound && stream > reads * bound
             }
@@ -152,6 +161,11 @@ impl Fleet {
     fn clients(&self) -> f64 {
         self.clients.unwrap_or(1).max(1) as f64
     }
+}
+
+/// Returns the time of the server's processor, in seconds, for a reading of as many of the holds as go together.
+fn cost_of_reading(holds: usize) -> f64 {
+    READ + READ_OF_EACH * holds.min(RENEWED_TOGETHER) as f64
 }
 
 fn cores(millicores: u32) -> f64 {
@@ -191,15 +205,24 @@ impl Session {
 
     /// Shows operators how holders are told of losses, while no stream is open.
     pub(super) fn show_hold_watch(&self) {
-        let (reads, streaming) = {
+        let reads = {
             let table = self.table();
-            (table.fleet.reads(), table.streaming)
+            table.fleet.reads() && !table.streaming
         };
-        let mode = *self.mode.borrow();
-        match (mode, reads) {
-            (WakeMode::ChangeStream, true) if !streaming => self.set_mode(WakeMode::StreamForWaiters),
-            (WakeMode::StreamForWaiters, false) => self.set_mode(WakeMode::ChangeStream),
-            _ => {}
+        let (from, to) = match reads {
+            true => (WakeMode::ChangeStream, WakeMode::StreamForWaiters),
+            false => (WakeMode::StreamForWaiters, WakeMode::ChangeStream),
+        };
+        // The watcher may report at this moment that the stream broke.
+        let changed = self.mode.send_if_modified(|mode| {
+            let changes = *mode == from;
+            if changes {
+                *mode = to;
+            }
+            changes
+        });
+        if changed {
+            telemetry::wake_mode(from, to);
         }
     }
 }
@@ -333,13 +356,13 @@ mod tests {
     async fn reads_keep_to_the_budget_of_the_streams() {
         let budget = config(HoldWatch::default());
         let now = Instant::now();
-        for (clients, pause) in [(64, 250), (125, 250), (1_000, 2_000)] {
+        for (clients, pause) in [(64, 250), (121, 250), (1_000, 2_050)] {
             let mut fleet = fleet(clients, 1_000.0, now);
             assert!(fleet.decide(&budget, 1, now));
-            assert_eq!(fleet.read_every(&budget).as_millis(), pause, "{clients}");
+            assert_eq!(fleet.read_every(&budget, 1).as_millis(), pause, "{clients}");
         }
         let every = Duration::from_secs(3);
-        assert_eq!(Fleet::default().read_every(&config(HoldWatch::Reads(every))), every);
+        assert_eq!(Fleet::default().read_every(&config(HoldWatch::Reads(every)), 1), every);
     }
 
     #[tokio::test(start_paused = true)]
@@ -352,7 +375,8 @@ mod tests {
         );
         let mut busy = fleet(1, 500.0, now);
         assert!(!busy.must_count(&config(HoldWatch::Stream), now));
-        let counts = [0, 1, 299, 300, 301].map(|second| busy.must_count(&budget, now + Duration::from_secs(second)));
-        assert_eq!(counts, [true, false, false, true, false]);
+        let mut is_counted = |second| busy.must_count(&budget, now + Duration::from_secs(second));
+        let counted: Vec<u64> = (0..2_000).filter(|second| is_counted(*second)).collect();
+        assert_eq!(counted, [0, 10, 30, 70, 150, 310, 610, 910, 1_210, 1_510, 1_810]);
     }
 }

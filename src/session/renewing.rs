@@ -342,7 +342,9 @@ impl Session {
         {
             let mut table = self.table();
             let table = &mut *table;
-            table.fleet.note_write(outcome.logged_by, Instant::now(), &table.clock);
+            table
+                .fleet
+                .note_write(outcome.logged_by, outcome.renewed, Instant::now(), &table.clock);
         }
         self.consider_fleet();
         let mut asked = Vec::new();

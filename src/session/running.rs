@@ -93,7 +93,7 @@ impl Session {
                 Ok(answer) => {
                     table
                         .fleet
-                        .note_write(answer.logged_by, answer.exchange.received, &table.clock);
+                        .note_write(answer.logged_by, 1, answer.exchange.received, &table.clock);
                     line.answered(operation, answer, &context);
                     if let Some(free) = line.first_seen(operation) {
                         table.lines.unknown.met(free);
@@ -158,8 +158,9 @@ async fn run(store: &Store, all: &[Asked], within: Duration) -> Result<Vec<Resul
 /// Returns the answer to each of so many operations.
 fn each(answers: Result<Vec<Result<Answer, StoreError>>, StoreError>, count: usize) -> Vec<Result<Answer, StoreError>> {
     answers.unwrap_or_else(|error| {
-        // One document can hold up all of a command; which, their own commands show.
-        let is_anyones = count > 1 && error.ran_out_of_time();
+        // One document can hold up all of a command, and a reading can be refused after the write: their own commands
+        // show which and why.
+        let is_anyones = count > 1 && (error.ran_out_of_time() || error.is_final());
         let error = if is_anyones { StoreError::unsaid() } else { error };
         vec![Err(error); count]
     })

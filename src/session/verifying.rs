@@ -45,7 +45,7 @@ impl Table {
         // Start over after the last hold.
         let all = holds.len() < RENEWED_TOGETHER;
         self.last_verified = holds.last().filter(|_| !all).map_or(0, |hold| hold.number);
-        self.verify_at = Some(now + self.fleet.read_every(config));
+        self.verify_at = Some(now + self.fleet.read_every(config, self.agenda.len()));
         holds
     }
 }

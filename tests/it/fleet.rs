@@ -83,6 +83,28 @@ async fn holders_read_their_locks_while_the_set_is_too_busy_for_their_streams() 
     assert!(held[3..].iter().all(|held| held.lost_reason().is_none()));
 }
 
+/// A task had the stream for its turn. The lease is long: no renewal shows the loss.
+#[tokio::test(flavor = "multi_thread")]
+async fn holders_read_as_soon_as_a_stream_is_closed() {
+    let ground = Ground::replica_set("closed").await;
+    let (driver, other) = (ground.driver().await, ground.polling().await);
+    let builder = ground.builder().await.lease(Duration::from_secs(120));
+    let locks = builder
+        .hold_watch(HoldWatch::Reads(Duration::from_millis(50)))
+        .build()
+        .await
+        .unwrap();
+    let before = other.mutex("x").acquire().await.unwrap();
+    let mutex = locks.mutex("x");
+    let waiting = spawn(async move { mutex.acquire().await.unwrap() });
+    until_streaming(&ground, &driver, 1).await;
+    before.release().await.unwrap();
+    let held = within(SOON, "its turn", waiting).await.unwrap();
+    until_streaming(&ground, &driver, 0).await;
+    ground.documents().await.delete_one(doc! { "_id": "x" }).await.unwrap();
+    assert_eq!(within(SOON, "it is deleted", held.lost()).await, LostReason::Deleted);
+}
+
 /// Whoever wants it otherwise gets it, on a quiet set.
 #[tokio::test(flavor = "multi_thread")]
 async fn holders_read_as_often_as_they_are_told_to() {

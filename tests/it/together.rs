@@ -175,6 +175,28 @@ async fn a_document_that_a_validator_refuses_costs_no_other_its_lock() {
     assert!(all_are_vacant(&locks).await);
 }
 
+/// The releases beside it go on alone after one round, and it says why it is refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_that_a_validator_refuses_costs_no_other_its_release() {
+    let ground = Ground::replica_set("kept").await;
+    let (locks, sent, driver) = client(&ground).await;
+    let mut held = within(PATIENCE, "an answer", acquire(&locks)).await;
+    let validator = doc! { "collMod": COLLECTION, "validator": { "_id": { "$ne": name(ODD) } } };
+    driver.database(&ground.database).run_command(validator).await.unwrap();
+    let before = sent.count("update");
+    let odd = held.remove(ODD).unwrap();
+    let (refused, ()) = within(PATIENCE, "an answer", async {
+        futures::join!(odd.release(), release(held))
+    })
+    .await;
+    assert!(sent.count("update") > before, "nothing went together");
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("DocumentValidationFailure (121)"), "{refused}");
+    for number in (0..TASKS).filter(|number| *number != ODD) {
+        assert!(is_vacant(&locks, &name(number)).await, "{number}");
+    }
+}
+
 /// Answers that are lost, of the command and of the reading after it, and a write that no majority confirms.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_answer_costs_a_round_and_grants_nothing_twice() {
@@ -188,6 +210,8 @@ async fn a_lost_answer_costs_a_round_and_grants_nothing_twice() {
         ("update", doc! { "writeConcernError": unconfirmed }),
         ("update", doc! { "errorCode": 50 }),
         ("find", doc! { "errorCode": 50 }),
+        // The reading alone is refused.
+        ("find", doc! { "errorCode": 148 }),
     ] {
         let mut data = doc! { "failCommands": [command], "appName": &ground.database };
         data.extend(fault);

@@ -264,6 +264,7 @@ impl<H: Hold> Step<'_, H> {
         held.tasks.push(hold.clone());
         list.effects.push(Effect::Came(hold.clone()));
         list.effects.push(Effect::Granted { to: next.to, hold });
+        list.may_have_idle &= list.holds.values().any(|held| held.idle.is_some());
     }
 
     /// Returns the entry that the head of the line may share, with what is left of its lease.

@@ -734,7 +734,9 @@ impl<H: Hold> Waitlist<H> {
 
     /// Returns the number of waiters ahead of the head in the server's queue, as they were seen last.
     pub fn waiters_ahead(&self) -> Option<u64> {
-        self.prospect_of_head().map(|prospect| prospect.position)
+        self.prospect_of_head()
+            .filter(|_| self.is_queued())
+            .map(|prospect| prospect.position)
     }
 
     fn prospect_of_head(&self) -> Option<&Prospect> {

@@ -168,7 +168,8 @@ impl<H: Hold> Waitlist<H> {
                 let alone = head.used.1 == 1 && head.stage == Stage::New && alone_for(timing::FREE_FOR);
                 if alone { Expects::Alone } else { Expects::Nothing }
             }
-            ([leaving], 0) if leaving.is_plain_release() => match leaving.used {
+            // One that was not done with others goes by itself, so that its answer says why.
+            ([leaving], 0) if self.races == 0 && leaving.is_plain_release() => match leaving.used {
                 Some((_, 1)) if alone_for(timing::ALONE_FOR) => Expects::Alone,
                 Some(_) => Expects::Holding,
                 None => Expects::Nothing,

@@ -340,6 +340,8 @@ impl Session {
                 return false;
             }
             table.streaming = false;
+            // Holds are read from now on, also for what the events would have told that nobody has read.
+            self.beat_in_time(&mut table);
             table.lines.needs.looks > 0
         };
         self.note_freed(NextFreed::Unreported);

@@ -1,10 +1,13 @@
 //! Faults in memory: an outage for all clients, and a client whose commands are not answered.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use tokio::sync::watch;
+use tokio::{sync::watch, time::timeout};
 
 use crate::store::{Failure, StoreError};
+
+/// Maximum time for which a command waits for an answer: then a driver gives up too, and nothing of it is done later.
+const UNANSWERED_FOR: Duration = Duration::from_secs(30);
 
 /// The error of commands during an outage.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
@@ -44,7 +47,8 @@ impl Connection {
 
     /// Waits while the client is frozen, and fails during an outage.
     pub(in crate::store) async fn reach(&self) -> Result<(), StoreError> {
-        until(&self.frozen, false).await;
+        let thawed = timeout(UNANSWERED_FOR, until(&self.frozen, false)).await;
+        thawed.map_err(|_| StoreError::unanswered(UNANSWERED_FOR))?;
         match *self.outage.borrow() {
             false => Ok(()),
             true => Err(StoreError {

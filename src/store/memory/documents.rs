@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use mongodb::{
@@ -18,7 +18,7 @@ use super::{
     updating::Update,
     watching::{Follower, Watcher, Written},
 };
-use crate::store::name;
+use crate::{protocol::State, store::name};
 
 /// A collection in memory.
 #[derive(Debug, Default)]
@@ -33,6 +33,8 @@ pub(super) struct Contents {
     documents: BTreeMap<u64, Document>,
     /// Their numbers, by the texts of their `_id`s.
     numbers: HashMap<String, u64>,
+    /// Documents that are locks, as they were decoded last; none that was written since.
+    locks: HashMap<u64, Arc<State>>,
     inserted: u64,
     pub(super) watchers: Vec<Watcher>,
     pub(super) followers: Vec<Follower>,
@@ -144,6 +146,7 @@ impl Contents {
             self.inserted
         });
         let before = self.documents.insert(number, document);
+        self.locks.remove(&number);
         let changed = before.as_ref() != self.documents.get(&number);
         if changed {
             self.announce(&id, number, before.as_ref());
@@ -154,7 +157,20 @@ impl Contents {
     pub(super) fn delete(&mut self, id: &Bson) {
         if let Some(number) = self.numbers.remove(&name::of_id(id)) {
             let before = self.documents.remove(&number);
+            self.locks.remove(&number);
             self.announce(id, number, before.as_ref());
+        }
+    }
+
+    /// Returns the lock that the document with this `_id` is, if it was decoded since it was written.
+    pub(super) fn lock(&self, id: &Bson) -> Option<Arc<State>> {
+        self.locks.get(self.numbers.get(&name::of_id(id))?).cloned()
+    }
+
+    /// Keeps what the document with this `_id` was decoded to.
+    pub(super) fn note_lock(&mut self, id: &Bson, lock: Arc<State>) {
+        if let Some(number) = self.numbers.get(&name::of_id(id)) {
+            self.locks.insert(*number, lock);
         }
     }
 

@@ -4,7 +4,10 @@
 //! One reading of the documents follows, and it alone decides: a lock is granted if it shows our own entry, whatever
 //! the command replied. Names that have no document yet get one by a statement each.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use mongodb::{
     bson::{Document, doc},
@@ -13,10 +16,14 @@ use mongodb::{
 };
 use tokio::time::Instant;
 
-use super::{MongoStore, command::limit, lossy, now};
+use super::{
+    MongoStore,
+    command::{Updated, limit},
+    lossy, now,
+};
 use crate::{
     protocol::{Exchange, Operation, State, pipeline, wake},
-    store::{Answer, Asked, LogTime, StoreError},
+    store::{Answer, Asked, Failure, LogTime, StoreError},
 };
 
 /// The documents by their names. `None`: it is not the document of a lock.
@@ -32,23 +39,32 @@ impl MongoStore {
         within: Duration,
     ) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
         let sent = Instant::now();
-        let (mut logged_by, mut found) = self
+        let mut read = self
             .write_and_read(asked.iter().collect(), statements(asked), within)
             .await?;
-        let is_absent = |asked: &&Asked| asked.operation.creates() && !found.contains_key(&asked.name);
+        let mut unsaid = HashSet::new();
+        let is_absent = |asked: &&Asked| asked.operation.creates() && !read.found.contains_key(&asked.name);
         let absent: Vec<&Asked> = asked.iter().filter(is_absent).collect();
-        // Nobody waits for what is written after that time.
+        // Nobody waits for what is written after that time, and this takes about as long as what is done.
         let left = within.saturating_sub(sent.elapsed());
-        if !absent.is_empty() && !left.is_zero() {
+        if !absent.is_empty() && left >= sent.elapsed() {
             let created = absent.iter().map(|Asked { name, operation }| {
                 let update = pipeline::operation(self.family.base(), operation, &now());
                 doc! { "q": { "_id": name }, "u": update, "upsert": true }
             });
             let created = created.collect();
-            let (created_by, created) = self.write_and_read(absent, created, left).await?;
-            logged_by = created_by;
-            found.extend(created);
+            let names: Vec<&str> = absent.iter().map(|asked| asked.name.as_str()).collect();
+            match self.write_and_read(absent, created, left).await {
+                Ok(created) => read.extend(created),
+                // What was read of the others holds all the same.
+                Err(_) => unsaid.extend(names),
+            }
         }
+        let Read {
+            logged_by,
+            mut found,
+            is_certain,
+        } = read;
         let received = Instant::now();
         // Each writes the server's time. The earliest of them is that of the first command.
         let written = asked.iter().filter_map(|Asked { name, operation }| {
@@ -59,7 +75,10 @@ impl MongoStore {
         let exchange = Exchange { sent, received, now };
         let outcomes = asked.iter().map(|Asked { name, operation }| {
             let state = found.remove(name).flatten();
-            Answer::read_after(operation, state, exchange, logged_by)
+            match Answer::read_after(operation, state, exchange, logged_by) {
+                Err(_) if !is_certain || unsaid.contains(name.as_str()) => Err(StoreError::unsaid()),
+                outcome => outcome,
+            }
         });
         Ok(outcomes.collect())
     }
@@ -70,10 +89,13 @@ impl MongoStore {
         asked: Vec<&Asked>,
         statements: Vec<Document>,
         within: Duration,
-    ) -> Result<(Option<LogTime>, Found), Error> {
+    ) -> Result<Read, Error> {
         let sent = Instant::now();
-        // A refused statement ends there: the reading shows how far it came.
-        let logged_by = self.update(statements, within).await?.logged_by;
+        let Updated { logged_by, refused, .. } = self.update(statements, within).await?;
+        // A refused statement ends there: the reading shows how far it came. One that only a part of a cluster did not
+        // answer may still be done.
+        let is_refused = |(_, error)| StoreError::from(error).kind == Failure::Refused;
+        let is_certain = refused.into_iter().all(is_refused);
         let names: Vec<&str> = asked.iter().map(|asked| asked.name.as_str()).collect();
         let mut concern = doc! { "level": "majority" };
         if let Some(written) = logged_by {
@@ -102,7 +124,28 @@ impl MongoStore {
                 found.insert(name.to_owned(), State::from_document(&document).ok());
             }
         }
-        Ok((logged_by, found))
+        Ok(Read {
+            logged_by,
+            found,
+            is_certain,
+        })
+    }
+}
+
+/// The documents as they were read after a write.
+struct Read {
+    /// No later than this in the server's log.
+    logged_by: Option<LogTime>,
+    found: Found,
+    /// Whether nothing is done later of what they don't show.
+    is_certain: bool,
+}
+
+impl Read {
+    fn extend(&mut self, other: Self) {
+        self.logged_by = other.logged_by;
+        self.found.extend(other.found);
+        self.is_certain &= other.is_certain;
     }
 }
 

@@ -91,6 +91,10 @@ async fn a_release_that_was_not_done_is_asked_for_again() {
     let release = bench.next().unwrap();
     read(&mut bench, &release);
     assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
+    let again = bench.next().unwrap();
+    assert!(!again.is_shareable(), "its own answer says why: {again:?}");
+    let answer = bench.apply(&again);
+    bench.answered(&again, &answer);
     bench.settle();
     assert_eq!(left.try_recv().unwrap().unwrap(), wake::Left::Holder);
     assert!(bench.ids_in_document().is_empty());
