@@ -114,7 +114,7 @@ pub use token::FencingToken;
 /// ```
 pub mod action {
     pub use crate::{
-        handle::target::{AnyLock, Target},
+        handle::target::{AnyLock, IsOne, Target},
         locks::{
             acquire::CanAcquire,
             options::CanKeep,

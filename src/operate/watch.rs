@@ -10,6 +10,9 @@ use crate::{
 };
 
 /// An event of a lock.
+///
+/// With the feature `serde` it can be written in any format, and read back from those that name their fields, such as
+/// JSON and BSON.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",

@@ -174,7 +174,9 @@ async fn an_answer_that_never_comes_leaves_the_lock_free_or_owned() {
         let case = format!("retryWrites={retry}");
         let proxy = cluster.proxy(0).unwrap();
         let ground = Ground::on(cluster, "lost");
-        let behind = ground.through(format!("{}&retryWrites={retry}", proxy.uri()));
+        // The acquire must not need a new connection, whose greeting would have no answer: it would never be sent. The
+        // driver takes a connection back a moment after its command.
+        let behind = ground.through(format!("{}&retryWrites={retry}&minPoolSize=4", proxy.uri()));
         let (locks, other) = (behind.locks().await, ground.polling().await);
         let driver = ground.driver().await;
         let held = locks.mutex("x").acquire().await.unwrap();
