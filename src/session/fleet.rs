@@ -16,11 +16,13 @@ use crate::{
     waitlist::clock::ServerClock, wake_mode::WakeMode,
 };
 
-/// Time of the server's processor, in seconds, that one open change stream costs for each write of the set: measured,
-/// see `docs/scaling.md`.
+/// Time of the server's processor, in seconds, that one open change stream costs for each write of the set. Measured with
+/// 32 streams beside 1,000 writes a second, on two cores: 23 µs. Where writes come singly it is two to three times that,
+/// as the server wakes for each (`docs/scaling.md`).
 const STREAM_AND_WRITE: f64 = 25e-6;
 
-/// The same for a read, and for each held lock in it.
+/// The same for a read, and for each held lock in it. Measured in a closed loop, two runs: 197 and 226 µs for one lock,
+/// 5.2 and 5.4 ms for a thousand.
 const READ: f64 = 200e-6;
 const READ_OF_EACH: f64 = 5e-6;
 
