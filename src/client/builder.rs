@@ -10,7 +10,7 @@ use super::LockClient;
 use crate::world::Blocking;
 use crate::{
     config::Settings,
-    error::{BuildError, ServerError},
+    error::BuildError,
     input::{check_collection, check_database},
     machine::{settings, wall_clock},
     session::{
@@ -479,9 +479,7 @@ impl<W: World> LockClientBuilder<W> {
             async move { MongoStore::connect(&database, &collection, streams).await }
         };
         let connected = read_beside(&Handle::current(), Hedging::CONNECT, connecting).await;
-        let connected = connected
-            .inspect_err(|error| telemetry::operation_failed("connect", None, error))
-            .map_err(ServerError::from)?;
+        let connected = connected.inspect_err(|error| telemetry::operation_failed("connect", None, error))?;
         if let Some(problem) = connected.unsuitable {
             let namespace = format!("{}.{collection}", database.name());
             return Err(BuildError::Unsuitable { namespace, problem });

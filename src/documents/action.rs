@@ -23,7 +23,7 @@ use crate::{
     name::LockName,
     protocol::Kind,
     session::{ClaimedDocument, Claiming, PASSED_AT_ONCE, UserHandle},
-    store::{StoreError, Wanted, read_as},
+    store::{Wanted, read_as},
     telemetry::Attempt,
     truncated_debug::Brief,
     waitlist,
@@ -70,7 +70,7 @@ impl<'a> DocumentAcquiring<'a> {
                 name: self.name.clone(),
                 waited: self.timeout.unwrap_or_default(),
                 contention: None,
-                error: Some(StoreError::unanswered(begun.elapsed()).into()),
+                error: Some(ServerError::unanswered(begun.elapsed())),
             }),
         }
     }
@@ -210,7 +210,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> CanAcquire for Claim<T> {
                 return Err(unanswered(None));
             }
             // Until the first answer comes.
-            let mut failing = timeout.map(|timeout| StoreError::unanswered(timeout).into());
+            let mut failing = timeout.map(ServerError::unanswered);
             let claiming = request.claim(options, patience, &mut failing);
             let claimed = match timeout.filter(|timeout| !timeout.is_zero()) {
                 // Dropping a claim releases a document that it got at that moment.
@@ -220,9 +220,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> CanAcquire for Claim<T> {
             match (claimed.transpose()?, failing) {
                 (Some(Some(claimed)), _) => Ok(Some(claimed)),
                 (Some(None), _) if tries => Ok(None),
-                (None, _) if tries => Err(unanswered(
-                    timeout.map(|timeout| StoreError::unanswered(timeout).into()),
-                )),
+                (None, _) if tries => Err(unanswered(timeout.map(ServerError::unanswered))),
                 (_, None) => Err(AcquireError::Timeout {
                     name: name.clone(),
                     waited: timeout.unwrap_or_default(),

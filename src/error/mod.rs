@@ -18,8 +18,8 @@ macro_rules! debug_as_message {
 mod cause;
 pub(crate) mod duplicate;
 pub(crate) mod failure;
+pub(crate) mod own;
 mod server;
-pub(crate) mod store;
 
 use std::{error::Error as StdError, fmt, sync::Arc, time::Duration};
 

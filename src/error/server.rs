@@ -1,10 +1,13 @@
 //! Errors of the server, and how a program can distinguish them.
 
-use std::{error::Error as StdError, fmt};
+use std::{error::Error as StdError, fmt, sync::Arc};
 
 use mongodb::error::{Error as DriverError, ErrorKind};
 
-use super::{failure::UNAUTHORIZED, store::StoreError};
+use super::{
+    cause,
+    failure::{self, Failure, UNAUTHORIZED},
+};
 use crate::truncated_debug::shown;
 
 /// The server could not be reached, or it refused.
@@ -24,7 +27,10 @@ use crate::truncated_debug::shown;
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct ServerError(StoreError);
+pub struct ServerError {
+    pub(crate) kind: Failure,
+    pub(crate) source: Arc<dyn StdError + Send + Sync>,
+}
 
 /// The kind of a [`ServerError`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,10 +66,6 @@ pub struct MissingPrivilege {
 }
 
 impl ServerError {
-    pub(crate) fn store(&self) -> &StoreError {
-        &self.0
-    }
-
     /// Returns the kind of this error.
     ///
     /// # Examples
@@ -83,10 +85,10 @@ impl ServerError {
     /// # }
     /// ```
     pub fn kind(&self) -> ServerErrorKind {
-        if self.0.is_no_lock() {
+        if self.is_no_lock() {
             return ServerErrorKind::NotALock;
         }
-        if self.0.has_no_runtime() {
+        if self.has_no_runtime() {
             return ServerErrorKind::NoRuntime;
         }
         let unauthenticated = self
@@ -98,14 +100,14 @@ impl ServerError {
             // Atlas uses one code for many forbidden operations.
             Some(ATLAS) => ServerErrorKind::Unauthorized(MissingPrivilege::default()),
             _ if unauthenticated => ServerErrorKind::Unauthenticated,
-            _ if self.0.is_final() => ServerErrorKind::Refused,
+            _ if self.is_final() => ServerErrorKind::Refused,
             _ => ServerErrorKind::Unavailable,
         }
     }
 
     /// Returns the server's number for the error (`13` is `Unauthorized`), if the server sent one.
     pub fn code(&self) -> Option<i32> {
-        self.0.code()
+        failure::code(self.driver()?)
     }
 
     /// Returns the driver's error, with its labels and the server's full answer, if the driver reported it.
@@ -113,13 +115,33 @@ impl ServerError {
     /// Its `Display` and `Debug` have no bounds: they show the refused command with its pipeline, the server's answer,
     /// and documents. So think before you log them.
     pub fn driver(&self) -> Option<&DriverError> {
-        self.0.driver()
+        self.source.downcast_ref()
     }
 
     /// Returns whether the driver's error has this label, such as
     /// [`TRANSIENT_TRANSACTION_ERROR`](mongodb::error::TRANSIENT_TRANSACTION_ERROR).
     pub fn contains_label(&self, label: &str) -> bool {
         self.driver().is_some_and(|error| error.contains_label(label))
+    }
+
+    fn fmt_by_failure(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.own().is_some() {
+            return fmt::Display::fmt(&self.cause(), f);
+        }
+        let kind = match self.kind {
+            Failure::Raced => "the lock's document was created by two commands at once",
+            Failure::Unavailable if self.driver().is_some_and(failure::is_unconfirmed) => {
+                "the server did not confirm the write"
+            }
+            Failure::Unavailable if self.code().is_some() => "the server is not available",
+            Failure::Unavailable => "the server can't be reached",
+            Failure::Refused => "the server refused the operation",
+        };
+        write!(f, "{kind}: {}", self.cause())?;
+        match self.driver().and_then(cause::message) {
+            Some(message) => write!(f, ": {}", shown(message.escape_debug())),
+            None => Ok(()),
+        }
     }
 
     fn missing_privilege(&self) -> MissingPrivilege {
@@ -182,9 +204,9 @@ impl fmt::Display for ServerError {
         match self.kind() {
             // The server's text has the command instead.
             ServerErrorKind::Unauthorized(missing) if missing.namespace.is_some() => {
-                write!(f, "the server refused the operation: {}: {missing}", self.0.cause())
+                write!(f, "the server refused the operation: {}: {missing}", self.cause())
             }
-            _ => self.0.fmt(f),
+            _ => self.fmt_by_failure(f),
         }
     }
 }
@@ -193,23 +215,26 @@ debug_as_message!(ServerError);
 
 impl StdError for ServerError {}
 
-impl From<StoreError> for ServerError {
-    fn from(error: StoreError) -> Self {
-        Self(error)
-    }
-}
-
 /// For operations on the user's own documents: there a duplicate key is not a race for the document of a lock.
 impl From<DriverError> for ServerError {
     fn from(error: DriverError) -> Self {
-        Self(StoreError::of_users_write(error))
+        // The write was never answered by the driver.
+        if let Some(own) = error.get_custom::<Self>() {
+            return own.clone();
+        }
+        let mut error = Self::of_lock(error);
+        if error.kind == Failure::Raced {
+            error.kind = Failure::Refused;
+        }
+        error
     }
 }
 
 /// Converts into the driver's own error: the original if there is one, with its labels.
 impl From<ServerError> for DriverError {
     fn from(error: ServerError) -> Self {
-        error.0.into_driver_error()
+        let own = || DriverError::custom(error.to_string());
+        error.driver().cloned().unwrap_or_else(own)
     }
 }
 
@@ -248,7 +273,7 @@ mod tests {
     }
 
     /// Errors of all kinds, and what their messages must have.
-    fn errors() -> Vec<(StoreError, &'static str)> {
+    fn errors() -> Vec<(ServerError, &'static str)> {
         let quoted = pipeline();
         let command =
             format!("not authorized on app to execute command {{ findAndModify: \"locks\", update: [ {quoted} ] }}");
@@ -297,15 +322,15 @@ mod tests {
         ];
         let mut errors: Vec<_> = drivers.map(|(error, cause)| (error.into(), cause)).into();
         errors.extend([
-            (StoreError::overdue(), "within the time of a lease"),
+            (ServerError::overdue(), "within the time of a lease"),
             (
-                StoreError::unanswered(std::time::Duration::from_micros(4_003_218)),
+                ServerError::unanswered(std::time::Duration::from_micros(4_003_218)),
                 "did not answer for 4s",
             ),
-            (StoreError::runtime_ended(), "the runtime"),
-            (StoreError::forked(), "forked"),
-            (StoreError::stands_still(), "stalled"),
-            (StoreError::too_long(9_000), "9000 bytes"),
+            (ServerError::runtime_ended(), "the runtime"),
+            (ServerError::forked(), "forked"),
+            (ServerError::stands_still(), "stalled"),
+            (ServerError::too_long(9_000), "9000 bytes"),
             (lock.into(), "is not a lock: field `watchlock` is not a sub-document"),
             (later.into(), "protocol 9"),
         ]);
@@ -339,7 +364,6 @@ mod tests {
         for (error, cause) in errors() {
             let told = checked(&error);
             assert!(told.contains(cause), "{told}");
-            let error = ServerError::from(error);
             let name = "\u{1}".repeat(1_024);
             let contention = || Some(Box::new(Contention::behind(3)));
             let waited = std::time::Duration::from_secs(5);
@@ -351,7 +375,7 @@ mod tests {
             };
             let unclaimable = AcquireError::Unclaimable {
                 name: name.clone(),
-                cause: std::sync::Arc::new(error.store().clone()),
+                cause: std::sync::Arc::new(error.clone()),
             };
             let release = ReleaseError::Server {
                 name,
@@ -385,7 +409,7 @@ mod tests {
     fn a_release_that_is_not_confirmed_names_its_lock() {
         let error = ReleaseError::Server {
             name: "x".to_owned(),
-            error: StoreError::overdue().into(),
+            error: ServerError::overdue(),
         };
         assert_eq!(
             checked(&error),
@@ -446,15 +470,15 @@ mod tests {
 
     #[test]
     fn the_library_s_own_refusals_have_kinds() {
-        let kind = |error: StoreError| ServerError::from(error).kind();
-        assert_eq!(kind(StoreError::runtime_ended()), ServerErrorKind::NoRuntime);
-        assert_eq!(kind(StoreError::forked()), ServerErrorKind::NoRuntime);
-        assert_eq!(kind(StoreError::overdue()), ServerErrorKind::Unavailable);
+        let kind = |error: ServerError| error.kind();
+        assert_eq!(kind(ServerError::runtime_ended()), ServerErrorKind::NoRuntime);
+        assert_eq!(kind(ServerError::forked()), ServerErrorKind::NoRuntime);
+        assert_eq!(kind(ServerError::overdue()), ServerErrorKind::Unavailable);
         // A write of the user's own that was stopped with the runtime.
-        let stopped = DriverError::custom(StoreError::runtime_ended());
+        let stopped = DriverError::custom(ServerError::runtime_ended());
         assert_eq!(ServerError::from(stopped).kind(), ServerErrorKind::NoRuntime);
         let error = DriverError::custom("a test");
-        let back = DriverError::from(ServerError::from(error.clone()));
+        let back = error.clone();
         assert_eq!(back.to_string(), error.to_string());
     }
 }

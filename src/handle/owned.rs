@@ -21,7 +21,7 @@ use crate::{
         hold::{Hold, Remains},
     },
     status::{LockStatus, Lost, LostReason},
-    store::{InPlace, Statements, StoreError},
+    store::{InPlace, Statements},
     telemetry,
     token::FencingToken,
 };
@@ -97,7 +97,7 @@ impl Own for OwnedHold {
         };
         self.check()?;
         match renewed {
-            Err(error) | Ok(Some(error)) => Err(ServerError::from(error).into()),
+            Err(error) | Ok(Some(error)) => Err(error.into()),
             Ok(None) => Ok(self.safe_for()),
         }
     }
@@ -127,7 +127,7 @@ impl Own for OwnedHold {
             Ok(Ok(Err(error))) => Err(self.unconfirmed(error)),
             Ok(Ok(Ok(_)) | Err(_)) => Ok(Released::WasLost),
             // The release goes on in the background.
-            Err(_) => Err(self.unconfirmed(StoreError::overdue().into())),
+            Err(_) => Err(self.unconfirmed(ServerError::overdue())),
         }
     }
 }

@@ -10,7 +10,7 @@ use std::{
 #[cfg(feature = "sync")]
 use crate::world::Blocking;
 use crate::{
-    error::{InvalidInput, OperateError, ServerError},
+    error::{InvalidInput, OperateError},
     input::check_prefix,
     inspect::LockInfo,
     protocol::{Kind, State},
@@ -184,7 +184,7 @@ impl<W: World> List<W> {
             unreadable,
             now,
             more,
-        } = listing.await.map_err(ServerError::from)?;
+        } = listing.await?;
         if more {
             return Err(OperateError::TooMany { most: LISTED_MOST });
         }

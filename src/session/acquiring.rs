@@ -11,7 +11,7 @@ use super::{
     line::Standing,
 };
 use crate::{
-    error::{AcquireError, ServerError},
+    error::AcquireError,
     waitlist::{AcquireOptions, Hold as _, LeftAs},
 };
 
@@ -118,7 +118,7 @@ impl Acquiring {
             name,
             waited,
             contention,
-            error: trouble.map(ServerError::from),
+            error: trouble,
         }
     }
 

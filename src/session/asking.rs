@@ -25,7 +25,7 @@ use super::{
     Session,
     in_flight::{InFlight, Slot},
 };
-use crate::{config::Config, store::StoreError, waitlist::TimedOut};
+use crate::{config::Config, error::ServerError, waitlist::TimedOut};
 
 /// Time within which an answer is prompt, or twice the recent answer time if that is more: an operation that takes
 /// longer hangs.
@@ -127,8 +127,8 @@ impl Adrift {
     pub(super) async fn outlast<T>(
         self,
         session: Arc<Session>,
-        command: Pin<&mut impl Future<Output = Result<T, StoreError>>>,
-    ) -> (Option<Arc<Session>>, Result<T, StoreError>) {
+        command: Pin<&mut impl Future<Output = Result<T, ServerError>>>,
+    ) -> (Option<Arc<Session>>, Result<T, ServerError>) {
         let waiting_for = Arc::downgrade(&session);
         drop(session);
         let late = command.await;
@@ -210,10 +210,10 @@ impl Asking {
     /// Waits for the answer to an operation that is sent now. The caller runs the future on once it is given up.
     pub(super) async fn answer<T>(
         self: &Arc<Self>,
-        mut asking: Pin<&mut impl Future<Output = Result<T, StoreError>>>,
+        mut asking: Pin<&mut impl Future<Output = Result<T, ServerError>>>,
         slot: Option<Slot>,
         limit: Limit,
-    ) -> Result<Result<T, StoreError>, Adrift> {
+    ) -> Result<Result<T, ServerError>, Adrift> {
         let sent = Instant::now();
         let prompt = tokio::select! {
             biased;
@@ -231,11 +231,11 @@ impl Asking {
     /// Waits in the same way, and calls `overdue` once the time is over: giving up may have to wait for longer.
     pub(super) async fn answer_or<T>(
         self: &Arc<Self>,
-        asking: Pin<&mut impl Future<Output = Result<T, StoreError>>>,
+        asking: Pin<&mut impl Future<Output = Result<T, ServerError>>>,
         slot: Option<Slot>,
         limit: Limit,
         overdue: impl FnOnce(),
-    ) -> Result<Result<T, StoreError>, Adrift> {
+    ) -> Result<Result<T, ServerError>, Adrift> {
         let mut answer = pin!(self.answer(asking, slot, limit));
         match timeout(limit.patience(), answer.as_mut()).await {
             Ok(Ok(answer)) => Ok(answer),
@@ -296,7 +296,7 @@ impl Asking {
     }
 
     /// Notes the end of an operation.
-    fn answered<T>(&self, sent: Sent, answer: &Result<T, StoreError>) {
+    fn answered<T>(&self, sent: Sent, answer: &Result<T, ServerError>) {
         match answer {
             Ok(_) => {}
             // The server did not get it done within the limit that we set; but it answers.
@@ -403,7 +403,7 @@ mod tests {
             asking.given_up.store(asking.micros(Instant::now()), Ordering::Relaxed);
             let (limit, sent, mut reported) = (asking.limit_of_look(&config), Instant::now(), Vec::new());
             let slot = asking.in_flight.slot(TimedOut::default()).await;
-            let mut hung = pin!(std::future::pending::<Result<(), StoreError>>());
+            let mut hung = pin!(std::future::pending::<Result<(), ServerError>>());
             let overdue = || reported.push(sent.elapsed());
             let given_up = asking.answer_or(hung.as_mut(), slot, limit, overdue).await;
             assert!(given_up.is_err() && (sent.elapsed() >= ADRIFT_PAUSE) == (adrift > 0));

@@ -106,7 +106,7 @@ impl Session {
             match self.in_time(patience(within), running).await {
                 Ok(answer) => return Ok(answer.state),
                 Err(error) if error.is_final() || deadline.is_none_or(|deadline| Instant::now() > deadline) => {
-                    return Err(error.into());
+                    return Err(error);
                 }
                 Err(_) => {}
             }

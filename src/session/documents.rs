@@ -23,7 +23,7 @@ impl Session {
             let (store, name) = (self.store.clone(), name.to_owned());
             async move { store.fetch(&name).await }
         });
-        Ok(fetching.await?)
+        fetching.await
     }
 
     /// Changes the user's part of a held document, and returns it; `None` when it is no longer held.
@@ -39,7 +39,7 @@ impl Session {
             store.change(&held.name, holder, &update, &operation, within).await
         };
         // It can take its time, and is not repeated.
-        Ok(self.in_time(within, changing).await?)
+        self.in_time(within, changing).await
     }
 
     /// Reads the elements that have the key in this name; `None` when there is no document.
@@ -48,7 +48,7 @@ impl Session {
             let (store, name) = (self.store.clone(), name.to_owned());
             async move { store.elements(&name).await }
         });
-        Ok(fetching.await?)
+        fetching.await
     }
 
     /// Changes a held element, and returns it; `None` when it is no longer held, or there is not exactly one with its
@@ -67,7 +67,7 @@ impl Session {
                 .await
         };
         // As with a document: it can take its time, and is not repeated.
-        Ok(self.in_time(within, changing).await?)
+        self.in_time(within, changing).await
     }
 
     /// Reads whether a hold that the server denied is held, and returns its loss if it is lost.
@@ -84,7 +84,7 @@ impl Session {
     pub(crate) async fn clear_attempts(self: &Arc<Self>, name: &str) -> Result<bool, ServerError> {
         let (store, name) = (self.store.clone(), name.to_owned());
         let clearing = async move { store.clear_attempts(&name, BREAK).await };
-        Ok(self.in_time(patience(BREAK), clearing).await?)
+        self.in_time(patience(BREAK), clearing).await
     }
 
     /// Deletes a held document; `false` when it is no longer held.
@@ -102,7 +102,7 @@ impl Session {
             held.report_end();
             deleted
         };
-        Ok(self.in_time(within, deleting).await?)
+        self.in_time(within, deleting).await
     }
 
     /// Notes that the server denies a hold: looks up why, and ends it.

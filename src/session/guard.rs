@@ -16,7 +16,7 @@ use super::{Session, hold::Hold, line::UNANSWERED};
 use crate::{
     error::{GuardError, ServerError},
     status::LostReason,
-    store::{Guarding, MongoStore, Store, StoreError, abort, is_in_transaction},
+    store::{Guarding, MongoStore, Store, abort, is_in_transaction},
     telemetry,
 };
 
@@ -144,7 +144,7 @@ impl Session {
                     .await;
                 asked.or_else(|error| match MongoStore::has_no_transactions(&error) {
                     true => Ok(false),
-                    false => Err(StoreError::from(error)),
+                    false => Err(ServerError::from(error)),
                 })
             };
             let asked = self.in_time(PROBED_WITHIN, asking).await;
@@ -192,7 +192,7 @@ impl Session {
     ) -> Option<GuardError> {
         let (documents, exchange) = match self.read_names(std::slice::from_ref(&hold.name)).await {
             Ok(read) => read,
-            Err(error) => return Some(GuardError::Server(error.into())),
+            Err(error) => return Some(GuardError::Server(error)),
         };
         // A clock that is further ahead than was known is news for all holds.
         self.note(&exchange);
@@ -214,11 +214,11 @@ impl Session {
         // It is held, and the transaction does not see it: not yet, or no longer.
         let (reader, name) = (store.clone(), hold.name.clone());
         let reading = self.in_time(READ_WITHIN, async move {
-            reader.whole(&name).await.map_err(StoreError::from)
+            reader.whole(&name).await.map_err(ServerError::from)
         });
         let whole = match reading.await {
             Ok(whole) => whole?,
-            Err(error) => return Some(GuardError::Server(error.into())),
+            Err(error) => return Some(GuardError::Server(error)),
         };
         match store.was_removed(guarding, whole, transaction).await {
             Ok(false) => None,

@@ -13,7 +13,7 @@ use crate::{
     contention::{Contention, LastReport},
     error::{AcquireError, KindMismatch, ServerError},
     protocol::{Operation, ServerTime, wake},
-    store::{Answer, Failure, LogTime, StoreError},
+    store::{Answer, Failure, LogTime},
     waitlist::{Key, Refusal, Setback, Waitlist, ids::Ids, prospect::Pace},
 };
 
@@ -24,7 +24,7 @@ pub(super) const UNANSWERED: Duration = Duration::from_secs(1);
 pub(crate) type Effect = crate::waitlist::Effect<Hold>;
 
 /// The end of an operation, which is the reason for what tasks are told.
-pub(crate) type Ended = Result<Arc<Answer>, StoreError>;
+pub(crate) type Ended = Result<Arc<Answer>, ServerError>;
 
 impl Task {
     /// Returns the outcome for a task that does not get the lock. `ended`: the operation behind it.
@@ -61,7 +61,7 @@ impl Task {
 /// Returns the error of an operation that failed.
 pub(crate) fn error_of(ended: Option<&Ended>) -> ServerError {
     let error = ended.and_then(|ended| ended.as_ref().err());
-    error.cloned().unwrap_or_else(StoreError::overdue).into()
+    error.cloned().unwrap_or_else(ServerError::overdue)
 }
 
 /// The situation of a task in line, by the last news.
@@ -72,13 +72,13 @@ pub(crate) struct Standing {
     full: bool,
     /// Number of waiters ahead of it.
     before: usize,
-    trouble: Option<StoreError>,
+    trouble: Option<ServerError>,
     age: Duration,
 }
 
 impl Standing {
     /// Turns it into error details. Outside of the line, as it copies strings.
-    pub(crate) fn report(self, ids: &Ids) -> (Option<Contention>, Option<StoreError>) {
+    pub(crate) fn report(self, ids: &Ids) -> (Option<Contention>, Option<ServerError>) {
         let contention = self.last_answer.as_ref().and_then(|answer| {
             let state = answer.state.as_ref()?;
             let report = LastReport {
@@ -103,7 +103,7 @@ pub(crate) struct Line {
     /// The server's last answer to the tasks that wait now, and when it came. Only kept while one waits.
     last_answer: Option<(Arc<Answer>, Instant)>,
     /// The error of the last operation, if it failed.
-    trouble: Option<StoreError>,
+    trouble: Option<ServerError>,
     /// When the first operation was sent that the server has not answered, nor any since.
     silent_since: Option<Instant>,
     /// Whether nothing is known of the lock so far.
@@ -151,7 +151,7 @@ impl Line {
         let mut standing = self.standing(before, context);
         if let Some(since) = self.waitlist.tries_since(key) {
             // Whatever others were told before, this one has had no answer.
-            let unanswered = || StoreError::unanswered(context.now.saturating_duration_since(since));
+            let unanswered = || ServerError::unanswered(context.now.saturating_duration_since(since));
             standing.trouble.get_or_insert_with(unanswered);
         }
         self.waitlist.step(context).cancel(key);
@@ -181,7 +181,7 @@ impl Line {
         let unanswered = || {
             let sent_at = self.sent_at.filter(|_| self.waitlist.is_under_way())?;
             let for_long = since(self.silent_since.unwrap_or(sent_at));
-            (self.last_answer.is_none() || for_long >= UNANSWERED).then(|| StoreError::unanswered(for_long))
+            (self.last_answer.is_none() || for_long >= UNANSWERED).then(|| ServerError::unanswered(for_long))
         };
         let trouble = match &self.trouble {
             Some(error) if error.is_unanswered() => unanswered().or_else(|| self.trouble.clone()),
@@ -210,11 +210,11 @@ impl Line {
     }
 
     /// Notes that the operation on its way has failed.
-    pub(crate) fn failed(&mut self, operation: &Operation, error: &StoreError, context: &Context<'_>) {
+    pub(crate) fn failed(&mut self, operation: &Operation, error: &ServerError, context: &Context<'_>) {
         self.trouble = (error.kind == Failure::Unavailable).then(|| error.clone());
         if error.is_unanswered() {
             let since = *self.silent_since.get_or_insert(self.sent_at.unwrap_or(context.now));
-            self.trouble = Some(StoreError::unanswered(context.now.saturating_duration_since(since)));
+            self.trouble = Some(ServerError::unanswered(context.now.saturating_duration_since(since)));
         } else {
             self.silent_since = None;
         }
@@ -222,7 +222,7 @@ impl Line {
     }
 
     /// Notes for how long the server may work on an operation that has failed, once it has it.
-    pub(super) fn note_limit(&mut self, operation: &Operation, error: &StoreError, within: Duration) {
+    pub(super) fn note_limit(&mut self, operation: &Operation, error: &ServerError, within: Duration) {
         let may_come = matches!(setback(error), Setback::Unanswered | Setback::Interrupted) && !error.was_answered();
         if may_come && operation.requests.is_some() {
             self.waitlist.may_be_applied(within);
@@ -230,8 +230,8 @@ impl Line {
     }
 
     /// Notes that an operation that was given up has failed, which says more than its silence.
-    pub(crate) fn failed_late(&mut self, error: &StoreError) {
-        if self.trouble.as_ref().is_some_and(StoreError::is_unanswered) && error.kind == Failure::Unavailable {
+    pub(crate) fn failed_late(&mut self, error: &ServerError) {
+        if self.trouble.as_ref().is_some_and(ServerError::is_unanswered) && error.kind == Failure::Unavailable {
             self.trouble = Some(error.clone());
         }
     }
@@ -265,7 +265,7 @@ impl Line {
 }
 
 /// Returns what a failure means to the waitlist.
-pub(crate) fn setback(error: &StoreError) -> Setback {
+pub(crate) fn setback(error: &ServerError) -> Setback {
     match error.kind {
         Failure::Raced if error.is_unsaid() => Setback::Unsaid,
         Failure::Raced => Setback::Raced,

@@ -7,8 +7,8 @@ use super::{
     line::{PositionLook, TimedOut, setback},
 };
 use crate::{
+    error::ServerError,
     protocol::{Ahead, Exchange},
-    store::StoreError,
 };
 
 impl Session {
@@ -26,7 +26,7 @@ impl Session {
         let mut is_overdue = false;
         let overdue = || {
             is_overdue = true;
-            self.looked(&name, &look, Err(StoreError::unanswered(limit.patience())));
+            self.looked(&name, &look, Err(ServerError::unanswered(limit.patience())));
         };
         let asking = self.asking.clone();
         match asking.answer_or(looking.as_mut(), slot, limit, overdue).await {
@@ -50,7 +50,7 @@ impl Session {
         line.is_some_and(|line| line.waitlist.step(&context).admit(look))
     }
 
-    fn looked(self: &Arc<Self>, name: &str, look: &PositionLook, seen: Result<(Option<Ahead>, Exchange), StoreError>) {
+    fn looked(self: &Arc<Self>, name: &str, look: &PositionLook, seen: Result<(Option<Ahead>, Exchange), ServerError>) {
         if let Ok((_, exchange)) = &seen {
             self.note(exchange);
         }
@@ -66,7 +66,7 @@ impl Session {
         });
     }
 
-    fn seen_late(self: &Arc<Self>, seen: &Result<(Option<Ahead>, Exchange), StoreError>) {
+    fn seen_late(self: &Arc<Self>, seen: &Result<(Option<Ahead>, Exchange), ServerError>) {
         if let Ok((_, exchange)) = seen {
             self.note(exchange);
         }

@@ -51,9 +51,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     config::Config,
+    error::ServerError,
     machine::wall_clock,
     protocol::{Exchange, QUEUE_MOST},
-    store::{Store, StoreError, ToItsEnd, to_its_end},
+    store::{Store, ToItsEnd, to_its_end},
     telemetry,
     waitlist::{StreamState, clock::ServerClock, ids::Ids, prospect::Pace},
     wake_mode::WakeMode,
@@ -256,7 +257,7 @@ impl Session {
         if let Some(look) = look {
             self.spawn(self.clone().look_at_position(name.to_owned(), look));
         }
-        let stopped = self.stopped.is_cancelled().then(|| Err(StoreError::runtime_ended()));
+        let stopped = self.stopped.is_cancelled().then(|| Err(ServerError::runtime_ended()));
         self.carry_out(name, effects, stopped.as_ref());
     }
 

@@ -9,7 +9,7 @@ use crate::{
     error::ServerError,
     inspect::LockInfo,
     protocol::{Evict, Exchange, Expects, Holder, Operation, State, wake},
-    store::{Listed, Renewal, Selection, Statements, StoreError, View},
+    store::{Listed, Renewal, Selection, Statements, View},
     telemetry,
 };
 
@@ -20,11 +20,11 @@ impl Session {
     /// Reads the document of `name`, and the server's clock at that moment.
     pub(crate) async fn inspect(self: &Arc<Self>, name: &str) -> Result<Option<(State, Exchange)>, ServerError> {
         let read = self.read_names(&[name.to_owned()]).await;
-        let (mut documents, exchange) = read.map_err(ServerError::from)?;
+        let (mut documents, exchange) = read?;
         match documents.remove(name) {
             None => Ok(None),
             Some(Ok(state)) => Ok(Some((state, exchange))),
-            Some(Err(malformed)) => Err(StoreError::from(malformed).into()),
+            Some(Err(malformed)) => Err(ServerError::from(malformed)),
         }
     }
 
@@ -34,8 +34,8 @@ impl Session {
             let names = [name.to_owned()];
             async move { store.observe(&names, &arrival).await }
         });
-        let (mut documents, exchange) = reading.await.map_err(ServerError::from)?;
-        let found = documents.remove(name).transpose().map_err(StoreError::from)?;
+        let (mut documents, exchange) = reading.await?;
+        let found = documents.remove(name).transpose().map_err(ServerError::from)?;
         Ok(found.map(|state| (state, exchange)))
     }
 
@@ -115,7 +115,7 @@ impl Session {
         let renewing = async move { store.renew(&renewal).await };
         let renewed = self.in_time(patience(PROCLAIM), renewing).await?;
         if let Some(error) = renewed.refused.into_values().next() {
-            return Err(error.into());
+            return Err(error);
         }
         let Some((read, holder)) = self.held_under(name, token).await? else {
             return Ok(None);
@@ -125,7 +125,7 @@ impl Session {
     }
 
     /// Lists what is selected.
-    pub(crate) async fn list(self: &Arc<Self>, selection: &Selection, view: View) -> Result<Listed, StoreError> {
+    pub(crate) async fn list(self: &Arc<Self>, selection: &Selection, view: View) -> Result<Listed, ServerError> {
         let listing = self.read_long(|arrival| {
             let (store, selection) = (self.store.clone(), selection.clone());
             async move { store.list(&selection, view, &arrival).await }

@@ -18,8 +18,9 @@ use tokio::{
 
 use super::{Session, asking::patience};
 use crate::{
+    error::ServerError,
     protocol::Exchange,
-    store::{Arrival, Documents, LONG_READ_WITHIN, Store, StoreError, to_its_end},
+    store::{Arrival, Documents, LONG_READ_WITHIN, Store, to_its_end},
 };
 
 /// The limits of a reading that is repeated beside its own unanswered attempts.
@@ -105,10 +106,10 @@ pub(crate) async fn read_beside<T, F>(
     runtime: &Handle,
     hedging: Hedging,
     mut read: impl FnMut(Arrival) -> F,
-) -> Result<T, StoreError>
+) -> Result<T, ServerError>
 where
     T: Send + 'static,
-    F: Future<Output = Result<T, StoreError>> + Send + 'static,
+    F: Future<Output = Result<T, ServerError>> + Send + 'static,
 {
     let begun = Instant::now();
     let until = begun + hedging.in_all;
@@ -136,14 +137,14 @@ where
             }
         }
         if Instant::now() >= until {
-            return Err(StoreError::unanswered(begun.elapsed()));
+            return Err(ServerError::unanswered(begun.elapsed()));
         }
     }
 }
 
 /// Whether every other attempt would fail like this one: the server refuses, or takes longer than it may, or there is
 /// none.
-fn is_for_all(error: &StoreError) -> bool {
+fn is_for_all(error: &ServerError) -> bool {
     error.is_final() || error.found_no_server() || error.ran_out_of_time()
 }
 
@@ -152,7 +153,7 @@ pub(super) const ANSWERS_STILL: Duration = Duration::from_secs(1);
 
 impl Session {
     /// Reads the documents of these names, in time.
-    pub(crate) async fn read_names(self: &Arc<Self>, names: &[String]) -> Result<(Documents, Exchange), StoreError> {
+    pub(crate) async fn read_names(self: &Arc<Self>, names: &[String]) -> Result<(Documents, Exchange), ServerError> {
         let read = |store: Store, arrival: Arrival| {
             let names = names.to_vec();
             async move { store.read(&names, &arrival).await }
@@ -165,10 +166,10 @@ impl Session {
         self: &Arc<Self>,
         documents: usize,
         read: impl Fn(Store, Arrival) -> F,
-    ) -> Result<T, StoreError>
+    ) -> Result<T, ServerError>
     where
         T: Send + 'static,
-        F: Future<Output = Result<T, StoreError>> + Send + 'static,
+        F: Future<Output = Result<T, ServerError>> + Send + 'static,
     {
         self.ensure_alive()?;
         if documents > FEW {
@@ -180,7 +181,7 @@ impl Session {
 
     /// Has a small reading find a connection that works, for a command that is sent once: the driver reuses its last
     /// connection first. No reading is needed where that one has answered just now.
-    pub(super) async fn find_connection(self: &Arc<Self>) -> Result<(), StoreError> {
+    pub(super) async fn find_connection(self: &Arc<Self>) -> Result<(), ServerError> {
         self.ensure_alive()?;
         if !self.asking.is_quiet() || !self.asking.was_answered_within(ANSWERS_STILL, Instant::now()) {
             let hedging = Hedging::of(0, patience(self.asking.usual()));
@@ -194,10 +195,10 @@ impl Session {
     }
 
     /// Reads a whole document of the user's own, in time.
-    pub(super) async fn read_document<T, F>(self: &Arc<Self>, read: impl Fn() -> F) -> Result<T, StoreError>
+    pub(super) async fn read_document<T, F>(self: &Arc<Self>, read: impl Fn() -> F) -> Result<T, ServerError>
     where
         T: Send + 'static,
-        F: Future<Output = Result<T, StoreError>> + Send + 'static,
+        F: Future<Output = Result<T, ServerError>> + Send + 'static,
     {
         self.find_connection().await?;
         let hedging = Hedging::document(patience(self.asking.usual()));
@@ -205,10 +206,10 @@ impl Session {
     }
 
     /// Reads a result of any length, in time.
-    pub(crate) async fn read_long<T, F>(self: &Arc<Self>, read: impl Fn(Arrival) -> F) -> Result<T, StoreError>
+    pub(crate) async fn read_long<T, F>(self: &Arc<Self>, read: impl Fn(Arrival) -> F) -> Result<T, ServerError>
     where
         T: Send + 'static,
-        F: Future<Output = Result<T, StoreError>> + Send + 'static,
+        F: Future<Output = Result<T, ServerError>> + Send + 'static,
     {
         self.find_connection().await?;
         read_beside(self.start(), Hedging::LONG, read).await
@@ -225,7 +226,7 @@ mod tests {
     use tokio::time::sleep;
 
     use super::*;
-    use crate::{error::store::OutOfTime, store::Failure};
+    use crate::{error::own::OutOfTime, store::Failure};
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -248,7 +249,7 @@ mod tests {
         let many = Hedging::of(1_000, SECOND / 4);
         let read = |_| {
             attempts.fetch_add(1, Ordering::Relaxed);
-            pending::<Result<(), StoreError>>()
+            pending::<Result<(), ServerError>>()
         };
         assert!(read_beside(&Handle::current(), many, read).await.is_err());
         assert_eq!(attempts.load(Ordering::Relaxed), LARGE_READS_AT_ONCE);
@@ -322,7 +323,7 @@ mod tests {
                 sleep(LONG_READ_WITHIN + SECOND).await;
                 let kind = Failure::Unavailable;
                 let source = Arc::new(OutOfTime);
-                Err::<(), _>(StoreError { kind, source })
+                Err::<(), _>(ServerError { kind, source })
             }
         };
         let begun = Instant::now();
@@ -341,7 +342,7 @@ mod tests {
             sent.push(begun.elapsed().as_secs());
             async {
                 sleep(11 * SECOND).await;
-                Err::<(), _>(StoreError::unanswered(11 * SECOND))
+                Err::<(), _>(ServerError::unanswered(11 * SECOND))
             }
         };
         assert!(read_beside(&Handle::current(), Hedging::LONG, read).await.is_err());

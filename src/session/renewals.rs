@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::agenda::Queue;
-use crate::store::StoreError;
+use crate::error::ServerError;
 
 /// Maximum number of documents in one command: a few hundred kilobytes, and some milliseconds of the server's time.
 pub(super) const RENEWED_TOGETHER: usize = 1_000;
@@ -50,7 +50,7 @@ pub(super) struct Renewals {
     /// Since when none has been, as far as the server has acknowledged a write since.
     pub(super) in_time_since: Option<Instant>,
     /// The reason for which the last renewal failed.
-    pub(super) failure: Option<StoreError>,
+    pub(super) failure: Option<ServerError>,
 }
 
 /// Pause before another look where renewals yield to acquires.

@@ -13,8 +13,9 @@ use super::{
 use crate::{
     backoff::{Backoff, LONGEST_PAUSE},
     config::Config,
+    error::ServerError,
     protocol::{Exchange, Holder, Idle},
-    store::{Renewal, Statements, StoreError},
+    store::{Renewal, Statements},
     telemetry,
     waitlist::deadline::Deadline,
 };
@@ -265,7 +266,7 @@ impl Session {
         holds: &[Arc<Hold>],
         statements: Statements,
         within: Duration,
-    ) -> Result<Option<StoreError>, StoreError> {
+    ) -> Result<Option<ServerError>, ServerError> {
         let renewed = self.renew_once(holds, statements, within).await;
         self.reschedule(holds);
         let (renewed, refused) = renewed.inspect_err(|_| telemetry::renewals_failed(holds.len()))?;
@@ -328,7 +329,7 @@ impl Session {
         holds: &[Arc<Hold>],
         statements: Statements,
         within: Duration,
-    ) -> Result<(u64, Option<StoreError>), StoreError> {
+    ) -> Result<(u64, Option<ServerError>), ServerError> {
         let idle: Vec<Arc<Hold>> = holds.iter().filter(|hold| hold.is_idle).cloned().collect();
         let renewal = self.renewal_of(holds, &idle, statements, within);
         // Reckoned from the server's clock as known at sending: by the time of the answer it may be another server's.
@@ -412,7 +413,7 @@ impl Session {
     }
 
     /// Reads which of these holds are still there after a renewal that was sent at that time, and returns their number.
-    async fn confirm_by_reading(self: &Arc<Self>, asked: &[&Arc<Hold>], sent: Instant) -> Result<u64, StoreError> {
+    async fn confirm_by_reading(self: &Arc<Self>, asked: &[&Arc<Hold>], sent: Instant) -> Result<u64, ServerError> {
         let (documents, exchange) = self.read_names(&names_of(asked.iter().copied())).await?;
         self.note(&exchange);
         let mut renewed = 0;
@@ -461,7 +462,7 @@ impl Session {
     }
 
     /// Notes that the server refused to renew this hold among those of one command.
-    pub(super) fn refused(&self, hold: &Hold, sent: Instant, error: &StoreError) {
+    pub(super) fn refused(&self, hold: &Hold, sent: Instant, error: &ServerError) {
         let interval = self.config.renewal_interval;
         let times = hold.refused(|times, left| {
             let backoff = Backoff::between((interval / 10).min(LONGEST_PAUSE), interval);

@@ -6,8 +6,9 @@ use tokio::time::{Instant, timeout};
 
 use super::{Session, asking::Limit, in_flight::Slot};
 use crate::{
+    error::ServerError,
     protocol::Operation,
-    store::{Answer, Asked, Store, StoreError},
+    store::{Answer, Asked, Store},
     telemetry,
     waitlist::{TimedOut, answers::asked_for},
 };
@@ -52,7 +53,7 @@ impl Session {
 
     /// Counts an operation as failed, and lets the line go on beside it.
     fn give_up_on(self: &Arc<Self>, asked: &Asked, limit: Limit) {
-        let error = StoreError::unanswered(limit.patience());
+        let error = ServerError::unanswered(limit.patience());
         telemetry::operation_failed(telemetry::purpose(&asked.operation), Some(&asked.name), &error);
         self.ended(asked, Err(error), limit.within);
     }
@@ -61,7 +62,7 @@ impl Session {
     fn ended(
         self: &Arc<Self>,
         Asked { name, operation }: &Asked,
-        answer: Result<Answer, StoreError>,
+        answer: Result<Answer, ServerError>,
         within: Duration,
     ) {
         if let Some(next) = self.settle(name, operation, answer, within) {
@@ -75,7 +76,7 @@ impl Session {
         self: &Arc<Self>,
         name: &str,
         operation: &Operation,
-        answer: Result<Answer, StoreError>,
+        answer: Result<Answer, ServerError>,
         within: Duration,
     ) -> Option<(Operation, TimedOut)> {
         // Before the answer is acted on: its times are reckoned by this clock.
@@ -113,7 +114,7 @@ impl Session {
     }
 
     /// Notes the end of an operation that was given up.
-    fn came_late(self: &Arc<Self>, name: &str, operation: &Operation, answer: &Result<Answer, StoreError>) {
+    fn came_late(self: &Arc<Self>, name: &str, operation: &Operation, answer: &Result<Answer, ServerError>) {
         match answer {
             Ok(answer) => {
                 self.note(&answer.exchange);
@@ -137,18 +138,18 @@ impl Session {
     pub(crate) async fn in_time<T: Send + 'static>(
         self: &Arc<Self>,
         patience: Duration,
-        command: impl Future<Output = Result<T, StoreError>> + Send + 'static,
-    ) -> Result<T, StoreError> {
+        command: impl Future<Output = Result<T, ServerError>> + Send + 'static,
+    ) -> Result<T, ServerError> {
         self.ensure_alive()?;
         match timeout(patience, self.spawn_for(command)).await {
             Ok(answer) => answer.and_then(|answer| answer),
-            Err(_) => Err(StoreError::unanswered(patience)),
+            Err(_) => Err(ServerError::unanswered(patience)),
         }
     }
 }
 
 /// Runs one operation, or several that share a command.
-async fn run(store: &Store, all: &[Asked], within: Duration) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
+async fn run(store: &Store, all: &[Asked], within: Duration) -> Result<Vec<Result<Answer, ServerError>>, ServerError> {
     match all {
         [Asked { name, operation }] => Ok(vec![Ok(store.run(name, operation, within).await?)]),
         _ => store.run_together(all, within).await,
@@ -156,12 +157,15 @@ async fn run(store: &Store, all: &[Asked], within: Duration) -> Result<Vec<Resul
 }
 
 /// Returns the answer to each of so many operations.
-fn each(answers: Result<Vec<Result<Answer, StoreError>>, StoreError>, count: usize) -> Vec<Result<Answer, StoreError>> {
+fn each(
+    answers: Result<Vec<Result<Answer, ServerError>>, ServerError>,
+    count: usize,
+) -> Vec<Result<Answer, ServerError>> {
     answers.unwrap_or_else(|error| {
         // One document can hold up all of a command, and a reading can be refused after the write: their own commands
         // show which and why.
         let is_anyones = count > 1 && (error.ran_out_of_time() || error.is_final());
-        let error = if is_anyones { StoreError::unsaid() } else { error };
+        let error = if is_anyones { ServerError::unsaid() } else { error };
         vec![Err(error); count]
     })
 }

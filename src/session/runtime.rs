@@ -19,7 +19,6 @@ use tokio::{
 use super::{Session, heartbeat, streams::watcher};
 use crate::{
     error::{AcquireError, ServerError},
-    store::StoreError,
     telemetry,
 };
 
@@ -120,7 +119,7 @@ impl Session {
 
     /// Fails if the session is of no use, as its runtime has ended or this is a fork.
     pub(crate) fn ensure_usable(&self) -> Result<(), ServerError> {
-        Ok(self.ensure_alive()?)
+        self.ensure_alive()
     }
 
     /// Whether this process was forked from that of the session.
@@ -129,12 +128,12 @@ impl Session {
     }
 
     /// Does the same as [`ensure_usable`](Self::ensure_usable), with the store's error.
-    pub(super) fn ensure_alive(&self) -> Result<(), StoreError> {
+    pub(super) fn ensure_alive(&self) -> Result<(), ServerError> {
         if !self.made_in.is_this() {
-            return Err(StoreError::forked());
+            return Err(ServerError::forked());
         }
         match self.stopped.is_cancelled() {
-            true => Err(StoreError::runtime_ended()),
+            true => Err(ServerError::runtime_ended()),
             false => Ok(()),
         }
     }
@@ -160,8 +159,8 @@ impl Session {
             drop(runtime.spawn(async move { alive.send(()) }));
             match timeout(STANDS_STILL, answer).await {
                 Ok(Ok(())) => sleep(STANDS_STILL).await,
-                Ok(Err(_)) => return StoreError::runtime_ended().into(),
-                Err(_) => return StoreError::stands_still().into(),
+                Ok(Err(_)) => return ServerError::runtime_ended(),
+                Err(_) => return ServerError::stands_still(),
             }
         }
     }

@@ -1,5 +1,6 @@
 //! Locks in documents of the user's own: these can also be claimed, read, changed and deleted.
 
+use crate::error::ServerError;
 use std::time::Duration;
 
 use mongodb::{
@@ -7,7 +8,7 @@ use mongodb::{
     options::UpdateModifications,
 };
 
-use super::{Among, Claimed, ElementUpdate, Outlook, Store, StoreError, Wanted};
+use super::{Among, Claimed, ElementUpdate, Outlook, Store, Wanted};
 use crate::protocol::Operation;
 
 impl Store {
@@ -19,7 +20,7 @@ impl Store {
         among: Among<'_>,
         operation: &Operation,
         within: Duration,
-    ) -> Result<Option<Claimed>, StoreError> {
+    ) -> Result<Option<Claimed>, ServerError> {
         self.ask(
             ("claim", None),
             |store| store.claim(wanted, among, operation, within),
@@ -29,14 +30,14 @@ impl Store {
     }
 
     /// Returns the `_id` of a document that a claim would take next, which may be the one at which it failed.
-    pub(crate) async fn candidate(&self, wanted: &Wanted, among: Among<'_>) -> Result<Option<Bson>, StoreError> {
+    pub(crate) async fn candidate(&self, wanted: &Wanted, among: Among<'_>) -> Result<Option<Bson>, ServerError> {
         // In memory nothing refuses to be claimed.
         self.ask(("read", None), |store| store.candidate(wanted, among), |_| Ok(None))
             .await
     }
 
     /// Looks at the wanted documents, none of which is free; those in `passed` count as unfit.
-    pub(crate) async fn outlook(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, StoreError> {
+    pub(crate) async fn outlook(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, ServerError> {
         self.ask(
             ("read", None),
             |store| store.outlook(wanted, passed),
@@ -46,7 +47,7 @@ impl Store {
     }
 
     /// Returns the reason why the document with this `_id` can't be claimed; `None` when it has become fit, or is gone.
-    pub(crate) async fn why_unfit(&self, id: &Bson) -> Result<Option<StoreError>, StoreError> {
+    pub(crate) async fn why_unfit(&self, id: &Bson) -> Result<Option<ServerError>, ServerError> {
         self.ask(
             ("read", None),
             |store| store.why_unfit(id),
@@ -60,7 +61,7 @@ impl Store {
         &self,
         wanted: &Wanted,
         entries: &[String],
-    ) -> Result<Vec<(String, String)>, StoreError> {
+    ) -> Result<Vec<(String, String)>, ServerError> {
         self.ask(
             ("read", None),
             |store| store.held_by(wanted, entries),
@@ -70,7 +71,7 @@ impl Store {
     }
 
     /// Returns the user's part of a document as it is now.
-    pub(crate) async fn fetch(&self, name: &str) -> Result<Option<Document>, StoreError> {
+    pub(crate) async fn fetch(&self, name: &str) -> Result<Option<Document>, ServerError> {
         self.ask(
             ("read", Some(name)),
             |store| store.fetch(name),
@@ -89,7 +90,7 @@ impl Store {
         update: &UpdateModifications,
         operation: &str,
         within: Duration,
-    ) -> Result<Option<Document>, StoreError> {
+    ) -> Result<Option<Document>, ServerError> {
         self.ask(
             ("update", Some(name)),
             |store| store.change(name, holder, update.clone(), operation, within),
@@ -99,7 +100,7 @@ impl Store {
     }
 
     /// Returns the elements that have the key in this name as they are now; `None` when there is no document.
-    pub(crate) async fn elements(&self, name: &str) -> Result<Option<Vec<Document>>, StoreError> {
+    pub(crate) async fn elements(&self, name: &str) -> Result<Option<Vec<Document>>, ServerError> {
         self.ask(
             ("read", Some(name)),
             |store| store.elements(name),
@@ -118,7 +119,7 @@ impl Store {
         update: ElementUpdate,
         operation: &str,
         within: Duration,
-    ) -> Result<Option<Document>, StoreError> {
+    ) -> Result<Option<Document>, ServerError> {
         let ElementUpdate {
             of_document,
             of_element,
@@ -133,7 +134,7 @@ impl Store {
 
     /// Forgets how often a document was claimed, and reports whether that was counted. The server gives up after
     /// `within`.
-    pub(crate) async fn clear_attempts(&self, name: &str, within: Duration) -> Result<bool, StoreError> {
+    pub(crate) async fn clear_attempts(&self, name: &str, within: Duration) -> Result<bool, ServerError> {
         self.ask(
             ("update", Some(name)),
             |store| store.clear_attempts(name, within),
@@ -144,7 +145,7 @@ impl Store {
 
     /// Deletes a document if this entry holds it under this token, and reports whether it did. The server gives up
     /// after `within`.
-    pub(crate) async fn delete(&self, name: &str, holder: (&str, i64), within: Duration) -> Result<bool, StoreError> {
+    pub(crate) async fn delete(&self, name: &str, holder: (&str, i64), within: Duration) -> Result<bool, ServerError> {
         self.ask(
             ("delete", Some(name)),
             |store| store.delete(name, holder, within),

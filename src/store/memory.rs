@@ -16,13 +16,14 @@ mod tests;
 mod updating;
 mod watching;
 
+use crate::error::ServerError;
 use std::{collections::BTreeMap, sync::Arc};
 
 use mongodb::bson::{Bson, Document, doc};
 
 use super::{
-    AWAIT_TIME, Answer, Documents, Event, Failure, InPlace, Listed, NamedSighting, Renewal, Selection, StoreError,
-    Watched, family::Family, name,
+    AWAIT_TIME, Answer, Documents, Event, Failure, InPlace, Listed, NamedSighting, Renewal, Selection, Watched,
+    family::Family, name,
 };
 use crate::protocol::{Ahead, Exchange, Location, Operation, ServerTime, State, document::Malformed, state};
 use documents::Contents;
@@ -44,7 +45,7 @@ impl Refused {
     }
 }
 
-impl From<Refused> for StoreError {
+impl From<Refused> for ServerError {
     fn from(refused: Refused) -> Self {
         Self {
             kind: Failure::Refused,
@@ -87,7 +88,7 @@ impl MemoryStore {
         self.place.as_ref()
     }
 
-    pub(crate) fn run(&self, name: &str, operation: &Operation) -> Result<Answer, StoreError> {
+    pub(crate) fn run(&self, name: &str, operation: &Operation) -> Result<Answer, ServerError> {
         let mut contents = self.documents.contents();
         let (exchange, now) = self.documents.clock.exchange();
         let member = self.family.member(name);
@@ -191,7 +192,7 @@ impl MemoryStore {
         (found.collect(), exchange)
     }
 
-    pub(crate) fn ahead(&self, name: &str, entry: &str) -> Result<(Option<Ahead>, Exchange), StoreError> {
+    pub(crate) fn ahead(&self, name: &str, entry: &str) -> Result<(Option<Ahead>, Exchange), ServerError> {
         let contents = self.documents.contents();
         let (exchange, now) = self.documents.clock.exchange();
         let document = self.live(&contents, &self.family.id_of(name), now);

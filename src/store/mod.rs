@@ -29,13 +29,14 @@ use std::{
 #[cfg(test)]
 use crate::tests::simulated;
 use crate::{
+    error::ServerError,
     protocol::{Ahead, Exchange, Idle, Operation, ServerTime, State, document::Malformed},
     telemetry,
 };
 use futures::{FutureExt, TryFutureExt};
 use mongodb::bson::Timestamp;
 
-pub(crate) use crate::error::{failure::Failure, store::StoreError};
+pub(crate) use crate::error::failure::Failure;
 pub(crate) use arrival::Arrival;
 pub(crate) use claims::{Among, Claimed, ElementUpdate, Outlook, Wanted};
 pub(crate) use memory::{Connection, MemoryDocuments, MemoryStore, MemoryStream, Refused};
@@ -84,15 +85,15 @@ impl Answer {
         state: Option<State>,
         exchange: Exchange,
         logged_by: Option<LogTime>,
-    ) -> Result<Self, StoreError> {
+    ) -> Result<Self, ServerError> {
         match operation.is_done_in(state.as_ref()) {
             Some(true) => Ok(Self {
                 state,
                 exchange,
                 logged_by,
             }),
-            Some(false) => Err(StoreError::not_done()),
-            None => Err(StoreError::unsaid()),
+            Some(false) => Err(ServerError::not_done()),
+            None => Err(ServerError::unsaid()),
         }
     }
 }
@@ -160,11 +161,11 @@ pub(crate) enum View {
 
 /// Runs a future that calls into the driver. The driver calls the user's handlers of its events, which may panic: a
 /// panic ends the operation with an unknown outcome, and not the task that runs it.
-async fn contained<T>(running: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+async fn contained<T>(running: impl Future<Output = Result<T, ServerError>>) -> Result<T, ServerError> {
     // A stream that panicked is dropped like a stream that failed; keeping everything else intact is the driver's task.
     let ended = AssertUnwindSafe(running).catch_unwind().await;
     ended.unwrap_or_else(|_| {
-        Err(StoreError {
+        Err(ServerError {
             kind: Failure::Unavailable,
             source: Arc::new(io::Error::other("a panic in the driver, or in a handler of its events")),
         })
@@ -177,10 +178,10 @@ impl Store {
         &'a self,
         (purpose, name): (&'static str, Option<&str>),
         of_server: impl FnOnce(&'a MongoStore) -> F,
-        of_memory: impl FnOnce(&'a MemoryStore) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError>
+        of_memory: impl FnOnce(&'a MemoryStore) -> Result<T, ServerError>,
+    ) -> Result<T, ServerError>
     where
-        F: Future<Output = Result<T, StoreError>>,
+        F: Future<Output = Result<T, ServerError>>,
     {
         match self {
             Self::Mongo(store) => contained(of_server(store)).await,
@@ -192,7 +193,7 @@ impl Store {
     }
 
     /// Runs one operation on the document `name`, majority-committed. The server gives up after `within`.
-    pub(crate) async fn run(&self, name: &str, operation: &Operation, within: Duration) -> Result<Answer, StoreError> {
+    pub(crate) async fn run(&self, name: &str, operation: &Operation, within: Duration) -> Result<Answer, ServerError> {
         #[cfg(test)]
         if let Self::Simulated(link) = self {
             return link.run(name, operation, within).await;
@@ -207,7 +208,7 @@ impl Store {
 
     /// Renews the given entries that still hold their lock. A document that the server refuses to change does not
     /// affect the others.
-    pub(crate) async fn renew(&self, renewal: &Renewal) -> Result<Renewed, StoreError> {
+    pub(crate) async fn renew(&self, renewal: &Renewal) -> Result<Renewed, ServerError> {
         #[cfg(test)]
         if let Self::Simulated(link) = self {
             return link.renew(renewal).await;
@@ -226,7 +227,7 @@ impl Store {
         &self,
         asked: &[Asked],
         within: Duration,
-    ) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
+    ) -> Result<Vec<Result<Answer, ServerError>>, ServerError> {
         #[cfg(test)]
         if let Self::Simulated(link) = self {
             return link.run_together(asked, within).await;
@@ -240,7 +241,7 @@ impl Store {
     }
 
     /// Reads the documents of these names as they are now; names without a document are left out.
-    pub(crate) async fn read(&self, names: &[String], arrival: &Arrival) -> Result<(Documents, Exchange), StoreError> {
+    pub(crate) async fn read(&self, names: &[String], arrival: &Arrival) -> Result<(Documents, Exchange), ServerError> {
         self.read_as_of(View::Newest, names, arrival).await
     }
 
@@ -249,7 +250,7 @@ impl Store {
         &self,
         names: &[String],
         arrival: &Arrival,
-    ) -> Result<(Documents, Exchange), StoreError> {
+    ) -> Result<(Documents, Exchange), ServerError> {
         self.read_as_of(View::Committed, names, arrival).await
     }
 
@@ -258,7 +259,7 @@ impl Store {
         view: View,
         names: &[String],
         arrival: &Arrival,
-    ) -> Result<(Documents, Exchange), StoreError> {
+    ) -> Result<(Documents, Exchange), ServerError> {
         #[cfg(test)]
         if let Self::Simulated(link) = self {
             return link.read(names).await;
@@ -278,7 +279,7 @@ impl Store {
         name: &str,
         entry: &str,
         within: Duration,
-    ) -> Result<(Option<Ahead>, Exchange), StoreError> {
+    ) -> Result<(Option<Ahead>, Exchange), ServerError> {
         #[cfg(test)]
         if let Self::Simulated(link) = self {
             return link.ahead(name, entry, within).await;
@@ -298,7 +299,7 @@ impl Store {
         session: &str,
         watched: Watched,
         resume: Option<&ResumeAt>,
-    ) -> Result<Stream<Event>, StoreError> {
+    ) -> Result<Stream<Event>, ServerError> {
         #[cfg(test)]
         if let Self::Simulated(link) = self {
             return link.watch(session).await.map(Stream::Simulated);
@@ -317,7 +318,7 @@ impl Store {
         &self,
         name: Option<&str>,
         resume: Option<&ResumeAt>,
-    ) -> Result<Stream<NamedSighting>, StoreError> {
+    ) -> Result<Stream<NamedSighting>, ServerError> {
         self.ask(
             ("follow", name),
             |store| store.follow(name, resume).map_ok(Stream::from),
@@ -332,7 +333,7 @@ impl Store {
         selection: &Selection,
         view: View,
         arrival: &Arrival,
-    ) -> Result<Listed, StoreError> {
+    ) -> Result<Listed, ServerError> {
         self.ask(
             ("list", None),
             |store| store.list(selection, view, arrival),
@@ -343,19 +344,19 @@ impl Store {
 
     /// Counts the clients that hold locks, among the locks that were written last: at least this one. In memory nobody
     /// else pays for a client's streams. The server gives up after `within`.
-    pub(crate) async fn clients_that_hold(&self, within: Duration) -> Result<u64, StoreError> {
+    pub(crate) async fn clients_that_hold(&self, within: Duration) -> Result<u64, ServerError> {
         self.ask(("count", None), |store| store.clients_that_hold(within), |_| Ok(1))
             .await
     }
 
     /// Returns which election the primary has won; `None` where there is no replica set, or no primary that says it.
-    pub(crate) async fn elected(&self) -> Result<Option<Elected>, StoreError> {
+    pub(crate) async fn elected(&self) -> Result<Option<Elected>, ServerError> {
         self.ask(("hello", None), MongoStore::elected, |_| Ok(None)).await
     }
 
     /// Prepares the collection: creates the index by which the server purges free locks. The server gives up after
     /// `within`.
-    pub(crate) async fn prepare(&self, within: Duration) -> Result<(), StoreError> {
+    pub(crate) async fn prepare(&self, within: Duration) -> Result<(), ServerError> {
         self.ask(("index", None), |store| store.prepare(within), |_| Ok(()))
             .await
     }
@@ -425,7 +426,7 @@ pub(crate) struct Renewed {
     /// The number of documents that were changed.
     pub(crate) renewed: u64,
     /// Documents that the server refused to change, by the names of their locks: nothing was written to them.
-    pub(crate) refused: BTreeMap<String, StoreError>,
+    pub(crate) refused: BTreeMap<String, ServerError>,
     /// The election of the primary that did this, if it is told.
     pub(crate) elected: Option<Elected>,
     /// The time in the server's log by which it was done, if it is told.
@@ -480,7 +481,7 @@ impl<T> Stream<T> {
     /// Returns the next events; an empty batch is a sign of life. An error ends the stream.
     ///
     /// Cancel safe: no event is lost when the future is dropped.
-    pub(crate) async fn next(&mut self) -> Result<Vec<T>, StoreError> {
+    pub(crate) async fn next(&mut self) -> Result<Vec<T>, ServerError> {
         match self {
             Self::Mongo(stream) => contained(stream.next()).await,
             Self::Memory(stream) => stream.next().await,

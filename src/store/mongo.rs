@@ -27,13 +27,14 @@ use mongodb::{
 use tokio::time::Instant;
 
 use super::{
-    Answer, Elected, Failure, InPlace, LogTime, StoreError, Unreadable,
+    Answer, Elected, Failure, InPlace, LogTime, Unreadable,
     family::{Family, Member},
 };
 use command::Change;
 use prepared::Prepared;
 
 use crate::{
+    error::ServerError,
     machine::exchanged,
     protocol::{Evict, Exchange, Expects, Location, Operation, ServerTime, State, document::Malformed, pipeline, wake},
 };
@@ -107,7 +108,7 @@ impl MongoStore {
         database: &Database,
         collection: &str,
         streams: ReadPreference,
-    ) -> Result<Connected, StoreError> {
+    ) -> Result<Connected, ServerError> {
         let store = Self::new(database.collection(collection), None, streams);
         let sent = Instant::now();
         // Asked of the primary, which also answers for the collection's writes, so that an unreachable primary is
@@ -170,7 +171,7 @@ impl MongoStore {
         }
     }
 
-    pub(super) async fn run(&self, name: &str, operation: &Operation, within: Duration) -> Result<Answer, StoreError> {
+    pub(super) async fn run(&self, name: &str, operation: &Operation, within: Duration) -> Result<Answer, ServerError> {
         let sent = Instant::now();
         let member = self.family.member(name);
         let (document, logged_by) = match self.write(&member, operation, within).await {
@@ -246,14 +247,14 @@ impl MongoStore {
     }
 
     /// Asks the primary which election it has won.
-    pub(super) async fn elected(&self) -> Result<Option<Elected>, StoreError> {
+    pub(super) async fn elected(&self) -> Result<Option<Elected>, ServerError> {
         let hello = self.ask_primary(doc! { "hello": 1 }).await?;
         // A `mongos` may be another one each time.
         let elected = hello.get_object_id("electionId").ok();
         Ok(elected.filter(|_| hello.contains_key("setName")).map(Elected))
     }
 
-    pub(super) async fn prepare(&self, within: Duration) -> Result<(), StoreError> {
+    pub(super) async fn prepare(&self, within: Duration) -> Result<(), ServerError> {
         if !self.family.is_root() {
             // Only the user deletes the user's documents.
             return Ok(());
@@ -267,7 +268,7 @@ impl MongoStore {
             .options(options)
             .build();
         let made = self.collection.create_index(index).max_time(within).await;
-        match made.map(drop).map_err(StoreError::from) {
+        match made.map(drop).map_err(ServerError::from) {
             // An operator may have made it under another name.
             Err(error) if error.code() == Some(INDEX_OPTIONS_CONFLICT) && self.has_ttl_index(within).await => Ok(()),
             made => made,
@@ -289,8 +290,8 @@ impl MongoStore {
 
     /// Replaces the server's refusal of a pipeline by the reason, if the reason is a document that is not a lock's: the
     /// refusal itself says little then.
-    async fn explain(&self, name: &str, error: Error) -> StoreError {
-        let error = StoreError::from(error);
+    async fn explain(&self, name: &str, error: Error) -> ServerError {
+        let error = ServerError::of_lock(error);
         if error.kind == Failure::Refused
             && let Ok(Some(document)) = self
                 .collection

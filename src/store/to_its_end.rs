@@ -8,7 +8,7 @@ use std::{
 
 use tokio::{runtime::Handle, task::JoinHandle};
 
-use super::StoreError;
+use crate::error::ServerError;
 
 /// A future in a task of its own, which runs to its end even if this is dropped; see [`to_its_end`].
 #[derive(Debug)]
@@ -27,11 +27,11 @@ pub(crate) fn to_its_end<T: Send + 'static>(
 }
 
 impl<T> Future for ToItsEnd<T> {
-    type Output = Result<T, StoreError>;
+    type Output = Result<T, ServerError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         Pin::new(&mut self.0)
             .poll(context)
-            .map(|ended| ended.map_err(StoreError::stopped))
+            .map(|ended| ended.map_err(ServerError::stopped))
     }
 }

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use tracing::{Span, debug, field::Empty, info, info_span, warn};
 
 use crate::{
-    error::{AcquireError, CandidacyError, ServerError, failure::Failure, store::StoreError},
+    error::{AcquireError, CandidacyError, ServerError, failure::Failure},
     grant_path::How,
     input::check_name,
     lost_reason::{self, LostReason},
@@ -248,7 +248,7 @@ pub(crate) fn held_too_long(
 
 /// Reports a release that was refused, or not confirmed for the time of a lease.
 pub(crate) fn release_failed(lock: &str, error: &ServerError) {
-    let (error, source) = (failure(error.store()), error.store().cause());
+    let (error, source) = (failure(error), error.cause());
     shielded(|| warn!(name: "watchlock.release_failed", target: TARGET, lock, error, %source, "release not confirmed"));
 }
 
@@ -260,7 +260,7 @@ pub(crate) fn left_taken(locks: usize) {
 
 /// Reports a document that can't be claimed, and is passed over for a while.
 pub(crate) fn passed_over(document: &str, why: &(dyn StdError + Send + Sync + 'static)) {
-    match why.downcast_ref::<StoreError>() {
+    match why.downcast_ref::<ServerError>() {
         Some(error) => {
             let (error, source) = (failure(error), error.cause());
             shielded(
@@ -297,7 +297,7 @@ pub(crate) fn renewals_failed(locks: usize) {
 
 /// Reports locks whose renewals are overdue, the first of which is lost after this time: once, until they are not any
 /// more. `error`: why the last renewal failed; `None`: the server has not answered it.
-pub(crate) fn renewals_overdue(locks: usize, left: Duration, error: Option<&StoreError>) {
+pub(crate) fn renewals_overdue(locks: usize, left: Duration, error: Option<&ServerError>) {
     let (locks, left_ms) = (locks as u64, millis(left));
     let source = error.map(|error| tracing::field::display(error.cause()));
     let error = error.map_or("unanswered", failure);
@@ -313,7 +313,7 @@ pub(crate) fn renewals_recovered(overdue: Duration) {
 }
 
 /// Reports that the server refuses to renew this lock: once, until it is renewed again.
-pub(crate) fn renewal_refused(lock: &str, error: &StoreError) {
+pub(crate) fn renewal_refused(lock: &str, error: &ServerError) {
     let (error, source) = (failure(error), error.cause());
     shielded(|| warn!(name: "watchlock.renewal_refused", target: TARGET, lock, error, %source, "renewal refused"));
 }
@@ -371,7 +371,7 @@ pub(crate) fn stream_opened(stream: StreamOf, resumed: bool) {
 }
 
 /// Reports that a change stream broke, or fell silent; it is re-opened.
-pub(crate) fn stream_interrupted(stream: StreamOf, error: Option<&StoreError>) {
+pub(crate) fn stream_interrupted(stream: StreamOf, error: Option<&ServerError>) {
     let (stream, source) = (
         stream.as_str(),
         error.map(|error| tracing::field::display(error.cause())),
@@ -410,7 +410,7 @@ pub(crate) fn unreadable(name: &str, problem: &str) {
 }
 
 /// Reports that the index that purges free locks could not be created.
-pub(crate) fn index_missing(error: &StoreError) {
+pub(crate) fn index_missing(error: &ServerError) {
     let (error, source) = (failure(error), error.cause());
     shielded(
         || warn!(name: "watchlock.index_missing", target: TARGET, error, %source, "free locks stay, as the index is missing"),
@@ -422,7 +422,7 @@ pub(crate) fn candidacy_ended(lock: &str, error: &CandidacyError) {
     // A refused name can be of any size.
     let lock = check_name(lock).map_or("", |()| lock);
     let source = match error {
-        CandidacyError::Campaign(AcquireError::Server(error)) => error.store().cause().to_string(),
+        CandidacyError::Campaign(AcquireError::Server(error)) => error.cause().to_string(),
         error => error.to_string(),
     };
     shielded(|| warn!(name: "watchlock.candidacy_ended", target: TARGET, lock, source, "candidacy ended"));
@@ -430,7 +430,7 @@ pub(crate) fn candidacy_ended(lock: &str, error: &CandidacyError) {
 
 /// Reports that the server could not be reached for an operation, or refused it. The consequences are reported
 /// separately.
-pub(crate) fn operation_failed(operation: &'static str, lock: Option<&str>, error: &StoreError) {
+pub(crate) fn operation_failed(operation: &'static str, lock: Option<&str>, error: &ServerError) {
     let (source, error) = (error.cause(), failure(error));
     shielded(
         || debug!(name: "watchlock.operation_failed", target: TARGET, operation, lock, error, %source, "operation failed"),
@@ -453,7 +453,7 @@ pub(crate) fn purpose(operation: &Operation) -> &'static str {
     }
 }
 
-fn failure(error: &StoreError) -> &'static str {
+fn failure(error: &ServerError) -> &'static str {
     match error.kind {
         Failure::Raced => "raced",
         Failure::Unavailable => "unavailable",

@@ -11,11 +11,12 @@ use serde::Deserialize as _;
 
 use crate::{
     contention::{Contention, LastReport},
+    error::ServerError,
     input::check_id,
     inspect::LockInfo,
     protocol::{Location, ServerTime, State, wake},
     store::{
-        Event, Failure, InPlace, NamedSighting, Sighting, StoreError, element::ElementKey, family::Family, mongo, name,
+        Event, Failure, InPlace, NamedSighting, Sighting, element::ElementKey, family::Family, mongo, name,
         place::Paths,
     },
 };
@@ -100,13 +101,13 @@ pub fn read_id(id: &Bson) {
 pub fn read_failure(answer: &Document) {
     let failed = answer.get_array("writeErrors").is_ok_and(|errors| !errors.is_empty())
         || answer.get_document("writeConcernError").is_ok();
-    let refusal = mongo::refusal(answer).map(StoreError::from);
+    let refusal = mongo::refusal(answer).map(ServerError::of_lock);
     assert_eq!(refusal.is_some(), failed, "{answer}");
     let Ok(command) = CommandError::deserialize(Deserializer::new(Bson::Document(answer.clone()))) else {
         return;
     };
     let code = command.code;
-    let error = StoreError::from(Error::from(ErrorKind::Command(command)));
+    let error = ServerError::from(Error::from(ErrorKind::Command(command)));
     assert_eq!(error.code(), Some(code));
     assert_eq!(error.is_final(), error.kind == Failure::Refused);
     assert!(code != 11000 || error.kind != Failure::Unavailable);
@@ -142,11 +143,11 @@ pub(super) fn harmless(shown: &str) {
 
 /// Returns an error of the server with this code.
 #[cfg(test)]
-pub(crate) fn error(code: i32) -> StoreError {
+pub(crate) fn error(code: i32) -> ServerError {
     let answer = mongodb::bson::doc! { "code": code };
     let command = CommandError::deserialize(Deserializer::new(Bson::Document(answer)));
     command.map_or_else(
-        |_| StoreError::overdue(),
+        |_| ServerError::overdue(),
         |command| Error::from(ErrorKind::Command(command)).into(),
     )
 }

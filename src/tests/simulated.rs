@@ -20,12 +20,12 @@ use tokio::{
 use watchlock_proofs::Random;
 
 use crate::{
-    error::store::OutOfTime,
+    error::ServerError,
+    error::own::OutOfTime,
     machine::exchanged,
     protocol::{Ahead, Evict, Exchange, Operation},
     store::{
-        AWAIT_TIME, Answer, Asked, Documents, Event, Failure, MemoryStore, MemoryStream, Renewal, Renewed, StoreError,
-        Watched,
+        AWAIT_TIME, Answer, Asked, Documents, Event, Failure, MemoryStore, MemoryStream, Renewal, Renewed, Watched,
     },
 };
 
@@ -165,13 +165,13 @@ impl Link {
     }
 
     /// Resolves when the server can access the document, or has run out of time.
-    async fn unblocked(&self, name: &str, within: Duration) -> Result<(), StoreError> {
+    async fn unblocked(&self, name: &str, within: Duration) -> Result<(), ServerError> {
         let mut blocked = self.blocked.subscribe();
         let free = blocked.wait_for(|names| !names.contains(name));
         // The link itself owns the sender.
         match timeout(within, free).await {
             Ok(_) => Ok(()),
-            Err(_) => Err(StoreError {
+            Err(_) => Err(ServerError {
                 kind: Failure::Unavailable,
                 source: Arc::new(OutOfTime),
             }),
@@ -202,11 +202,11 @@ impl Link {
 
     /// Waits for a command that takes the server as long as so many looks. One whose turn does not come in time is not
     /// run.
-    async fn served(&self, looks: u32, within: Duration) -> Result<(), StoreError> {
+    async fn served(&self, looks: u32, within: Duration) -> Result<(), ServerError> {
         let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(busy) = busy else { return Ok(()) };
         let Ok(_turn) = timeout(within, busy.turn.lock()).await else {
-            return Err(StoreError {
+            return Err(ServerError {
                 kind: Failure::Unavailable,
                 source: Arc::new(OutOfTime),
             });
@@ -255,7 +255,7 @@ impl Link {
     }
 
     /// Sends a command; `apply` is its effect at the other end.
-    async fn send<T>(&self, apply: impl Fn(&MemoryStore) -> T + Send + 'static) -> Result<T, StoreError> {
+    async fn send<T>(&self, apply: impl Fn(&MemoryStore) -> T + Send + 'static) -> Result<T, ServerError> {
         match self.fate() {
             Fate::Answered(there, back) => {
                 sleep(there).await;
@@ -298,7 +298,7 @@ impl Link {
         }
     }
 
-    pub(crate) async fn run(&self, name: &str, operation: &Operation, within: Duration) -> Result<Answer, StoreError> {
+    pub(crate) async fn run(&self, name: &str, operation: &Operation, within: Duration) -> Result<Answer, ServerError> {
         let sent = Instant::now();
         if matches!(operation.evict, Evict::Kept(_)) {
             self.clears.fetch_add(1, Ordering::Relaxed);
@@ -320,7 +320,7 @@ impl Link {
         &self,
         asked: &[Asked],
         within: Duration,
-    ) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
+    ) -> Result<Vec<Result<Answer, ServerError>>, ServerError> {
         let sent = Instant::now();
         self.commands_together.fetch_add(1, Ordering::Relaxed);
         self.served(WRITE, within).await?;
@@ -379,7 +379,7 @@ impl Link {
         self.refusing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) async fn renew(&self, renewal: &Renewal) -> Result<Renewed, StoreError> {
+    pub(crate) async fn renew(&self, renewal: &Renewal) -> Result<Renewed, ServerError> {
         let burden = self.burden.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(burden) = burden {
             burden.renewals.fetch_add(1, Ordering::Relaxed);
@@ -415,7 +415,7 @@ impl Link {
         self.reads.load(Ordering::Relaxed)
     }
 
-    pub(crate) async fn read(&self, names: &[String]) -> Result<(Documents, Exchange), StoreError> {
+    pub(crate) async fn read(&self, names: &[String]) -> Result<(Documents, Exchange), ServerError> {
         self.reads.fetch_add(1, Ordering::Relaxed);
         let sent = Instant::now();
         let names = names.to_vec();
@@ -428,7 +428,7 @@ impl Link {
         name: &str,
         entry: &str,
         within: Duration,
-    ) -> Result<(Option<Ahead>, Exchange), StoreError> {
+    ) -> Result<(Option<Ahead>, Exchange), ServerError> {
         self.served(1, within).await?;
         self.reads.fetch_add(1, Ordering::Relaxed);
         let sent = Instant::now();
@@ -437,7 +437,7 @@ impl Link {
         Ok((ahead, since(sent, &exchange)))
     }
 
-    pub(crate) async fn watch(self: &Arc<Self>, session: &str) -> Result<SimulatedStream<Event>, StoreError> {
+    pub(crate) async fn watch(self: &Arc<Self>, session: &str) -> Result<SimulatedStream<Event>, ServerError> {
         let session = session.to_owned();
         self.served(OPENING, HANGS).await?;
         let inner = self.send(move |memory| memory.watch(&session, Watched::Locks)).await?;
@@ -460,15 +460,15 @@ fn since(sent: Instant, exchange: &Exchange) -> Exchange {
 }
 
 /// Returns a refusal like that of a validator that was added later.
-fn refused_by_server() -> StoreError {
-    StoreError {
+fn refused_by_server() -> ServerError {
+    ServerError {
         kind: Failure::Refused,
         source: Arc::new(io::Error::other("the document failed validation")),
     }
 }
 
-fn lost() -> StoreError {
-    StoreError {
+fn lost() -> ServerError {
+    ServerError {
         kind: Failure::Unavailable,
         source: Arc::new(io::Error::from(io::ErrorKind::ConnectionReset)),
     }
@@ -484,7 +484,7 @@ pub(crate) struct SimulatedStream<T> {
 }
 
 impl<T> SimulatedStream<T> {
-    pub(crate) async fn next(&mut self) -> Result<Vec<T>, StoreError> {
+    pub(crate) async fn next(&mut self) -> Result<Vec<T>, ServerError> {
         let empty_at = Instant::now() + AWAIT_TIME;
         loop {
             if self.breaks_at.is_none() && !self.link.calm.load(Ordering::Relaxed) {

@@ -8,7 +8,8 @@ use super::super::Session;
 use super::passed::{Selection, Why, shown};
 use crate::{
     error::AcquireError,
-    store::{Outlook, StoreError, Wanted, name},
+    error::ServerError,
+    store::{Outlook, Wanted, name},
     waitlist::timing::CLOCK_RESOLUTION,
 };
 
@@ -22,7 +23,7 @@ pub(super) enum Telling {
 }
 
 impl Session {
-    pub(super) async fn look(self: &Arc<Self>, wanted: &Arc<Wanted>, key: &[u8]) -> Result<Outlook, StoreError> {
+    pub(super) async fn look(self: &Arc<Self>, wanted: &Arc<Wanted>, key: &[u8]) -> Result<Outlook, ServerError> {
         let passed = self.claims.passed().ids(Instant::now());
         let reading = self.read_long(|_| {
             let (store, wanted, passed) = (self.store.clone(), wanted.clone(), passed.clone());

@@ -21,7 +21,7 @@ use crate::{
     error::ServerError,
     hold_options::Lease,
     protocol::{Exchange, Holder, Kind, Operation, Owner, Request, Requests},
-    store::{Among, Claimed, Store, StoreError, Wanted, name},
+    store::{Among, Claimed, Store, Wanted, name},
     telemetry,
     waitlist::{Grant, How, TimedOut, deadline::Deadline, timing},
 };
@@ -35,7 +35,7 @@ enum Round {
     Claimed(ClaimedDocument),
     NothingFree,
     /// A document could not be claimed, for this reason; others may be.
-    PassedOver(StoreError),
+    PassedOver(ServerError),
 }
 
 /// The server's answer to a claim.
@@ -44,7 +44,7 @@ enum Next {
     Claimed(Box<Claimed>),
     NothingFree,
     /// The document with this `_id` can't be written.
-    Refused(Bson, StoreError),
+    Refused(Bson, ServerError),
 }
 
 impl Next {
@@ -60,7 +60,7 @@ async fn claim_next(
     passed: &[Bson],
     operation: &Operation,
     within: Duration,
-) -> Result<Next, StoreError> {
+) -> Result<Next, ServerError> {
     let among = Among::AllBut(passed);
     let refused = match store.claim(wanted, among, operation, within).await {
         Err(error) if error.may_concern_document() => error,
@@ -79,8 +79,8 @@ async fn claim_one_by_one(
     among: Among<'_>,
     operation: &Operation,
     within: Duration,
-    refused: StoreError,
-) -> Result<Next, StoreError> {
+    refused: ServerError,
+) -> Result<Next, ServerError> {
     let begun = Instant::now();
     while begun.elapsed() < within {
         // A filter that is refused is refused here as well.
@@ -100,7 +100,7 @@ async fn claim_one_by_one(
         }
     }
     // As if the server had taken too long: the claim is tried again.
-    Err(StoreError::overdue())
+    Err(ServerError::overdue())
 }
 
 /// One try of a claim.
@@ -152,15 +152,15 @@ impl<'a> Tries<'a> {
     }
 
     /// Notes an error that a later try may get over. A silence lasts from its beginning, and not from the last try.
-    pub(super) fn note(&mut self, error: StoreError) {
-        let is_silent = self.failing.as_ref().is_some_and(|error| error.store().is_unanswered());
+    pub(super) fn note(&mut self, error: ServerError) {
+        let is_silent = self.failing.as_ref().is_some_and(|error| error.is_unanswered());
         if !(is_silent && error.is_unanswered()) {
-            *self.failing = Some(error.into());
+            *self.failing = Some(error);
         }
     }
 
     /// Claims, and goes on with the next document if one can't be claimed.
-    pub(super) async fn once(&mut self, how: How) -> Result<Option<ClaimedDocument>, StoreError> {
+    pub(super) async fn once(&mut self, how: How) -> Result<Option<ClaimedDocument>, ServerError> {
         for _ in 1..PASSED_AT_ONCE {
             match self.round(how).await? {
                 Round::Claimed(given) => return Ok(Some(given)),
@@ -176,7 +176,7 @@ impl<'a> Tries<'a> {
     }
 
     /// Claims by a task of its own, which gives back what nobody waits for any more.
-    async fn round(&mut self, how: How) -> Result<Round, StoreError> {
+    async fn round(&mut self, how: How) -> Result<Round, ServerError> {
         if self.timed_out == TimedOut::default() {
             self.took = self.session.claims.duration(&self.key);
         }
@@ -195,14 +195,14 @@ impl<'a> Tries<'a> {
         let claimed = match timeout(UNANSWERED, &mut answer).await {
             Ok(claimed) => claimed,
             Err(_) => {
-                self.note(StoreError::unanswered(UNANSWERED));
+                self.note(ServerError::unanswered(UNANSWERED));
                 answer.await
             }
         };
         let claimed = match claimed {
             Ok(claimed) => claimed,
             // The sender was dropped without an answer, as the runtime is shutting down.
-            Err(_) => Err(task.await.map_or_else(|stopped| stopped, |()| StoreError::overdue())),
+            Err(_) => Err(task.await.map_or_else(|stopped| stopped, |()| ServerError::overdue())),
         };
         let timed_out = &mut self.timed_out;
         match &claimed {
@@ -236,7 +236,7 @@ fn grant_of(holder: &Holder, lease: Lease, exchange: &Exchange, how: How, contex
 
 impl Session {
     /// Claims once, and sends the result. Without an answer in time, the command runs on by itself.
-    async fn run_claim(self: Arc<Self>, asked: Asked, to: oneshot::Sender<Result<Round, StoreError>>) {
+    async fn run_claim(self: Arc<Self>, asked: Asked, to: oneshot::Sender<Result<Round, ServerError>>) {
         let Asked {
             wanted,
             key,
@@ -265,7 +265,7 @@ impl Session {
         let mut claiming = pin!(claim_next(&store, &wanted, &passed, &operation, limit.within));
         let (answer, adrift) = match self.asking.answer(claiming.as_mut(), slot, limit).await {
             Ok(answer) => (answer, None),
-            Err(adrift) => (Err(StoreError::unanswered(limit.patience())), Some(adrift)),
+            Err(adrift) => (Err(ServerError::unanswered(limit.patience())), Some(adrift)),
         };
         let answer = match answer {
             Ok(next) => {
@@ -333,7 +333,7 @@ impl Session {
         next: Next,
         wanted: &Wanted,
         asked: (Lease, How),
-    ) -> Result<Round, StoreError> {
+    ) -> Result<Round, ServerError> {
         match next {
             Next::Claimed(claimed) => {
                 if let (Some(most), Some(attempt)) = (wanted.attempts_most, claimed.attempt)
@@ -353,7 +353,7 @@ impl Session {
 
     /// Adds a claimed document to the holds, unless the news came too late to be believed: then the server took too
     /// long for this lease.
-    fn claimed(self: &Arc<Self>, id: &str, claimed: Claimed, (lease, how): (Lease, How)) -> Result<Round, StoreError> {
+    fn claimed(self: &Arc<Self>, id: &str, claimed: Claimed, (lease, how): (Lease, How)) -> Result<Round, ServerError> {
         let Claimed {
             name,
             document,
@@ -391,7 +391,7 @@ impl Session {
             return if is_closed {
                 Ok(Round::NothingFree)
             } else {
-                Err(StoreError::overdue())
+                Err(ServerError::overdue())
             };
         };
         if doubted {
@@ -415,7 +415,7 @@ impl Session {
         name: &str,
         document: &Document,
         lease: Lease,
-        error: StoreError,
+        error: ServerError,
     ) -> Round {
         self.feed(name, |lines, context| {
             context.ids.pending_claims.settled(id);

@@ -44,7 +44,7 @@ impl Session {
             match tries.once(How::AtOnce).await {
                 Ok(Some(claimed)) => return Ok(Some(claimed)),
                 Ok(None) => *tries.failing = None,
-                Err(error) if error.is_final() => return Err(ServerError::from(error).into()),
+                Err(error) if error.is_final() => return Err(error.into()),
                 Err(error) => tries.note(error),
             }
         } else {
@@ -73,7 +73,7 @@ impl Session {
                 Err(error) if (error.is_unanswered() || error.ran_out_of_time()) && begun.elapsed() < TRY_FOR => {
                     sleep(backoff.failed()).await;
                 }
-                claimed => return Ok(claimed.map_err(ServerError::from)?),
+                claimed => return Ok(claimed?),
             }
         }
         let looks = &self.claims.looks;
@@ -108,7 +108,7 @@ impl Session {
             match tries.once(wait.how).await {
                 Ok(Some(claimed)) => return Ok(Some(claimed)),
                 Ok(None) => {}
-                Err(error) if error.is_final() => return Err(ServerError::from(error).into()),
+                Err(error) if error.is_final() => return Err(error.into()),
                 Err(error) => {
                     let now = Instant::now();
                     let (soonest, mut again) = (now + backoff.failed(), now);

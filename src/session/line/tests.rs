@@ -33,6 +33,7 @@ use super::{
 };
 use crate::{
     config::{Config, Settings},
+    error::ServerError,
     hold_options::Terms,
     protocol::{
         Ahead, Evict, Exchange, Expects, Kept, KeptUntil, Kind, Owner, QUEUE_MOST, Record, Request, Requests, State,
@@ -151,7 +152,7 @@ impl Bench {
     }
 
     /// Gives up, and returns how it stood.
-    fn give_up(&mut self, key: u64) -> (Option<Contention>, Option<StoreError>) {
+    fn give_up(&mut self, key: u64) -> (Option<Contention>, Option<ServerError>) {
         let standing = self.act(None, |line, context| line.cancel(key, context));
         standing.expect("it waits").report(&self.ids)
     }
@@ -195,7 +196,7 @@ impl Bench {
         self.fails(operation, &error(kind));
     }
 
-    fn fails(&mut self, operation: &Operation, error: &StoreError) {
+    fn fails(&mut self, operation: &Operation, error: &ServerError) {
         let ended = Err(error.clone());
         self.act(Some(&ended), |line, context| line.failed(operation, error, context));
     }
@@ -232,7 +233,7 @@ impl Bench {
         ahead.is_some()
     }
 
-    fn look_failed(&mut self, look: &PositionLook, error: &StoreError) {
+    fn look_failed(&mut self, look: &PositionLook, error: &ServerError) {
         self.step(|step| step.look_failed(look, setback(error)));
     }
 
@@ -298,8 +299,8 @@ impl Bench {
     }
 }
 
-fn error(kind: Failure) -> StoreError {
-    StoreError {
+fn error(kind: Failure) -> ServerError {
+    ServerError {
         kind,
         source: Arc::new(io::Error::other("as the test wants it")),
     }
@@ -364,8 +365,8 @@ fn reentrant() -> AcquireOptions {
     }
 }
 
-fn unanswered() -> StoreError {
-    StoreError::unanswered(Duration::from_millis(250))
+fn unanswered() -> ServerError {
+    ServerError::unanswered(Duration::from_millis(250))
 }
 
 const MINUTE: Duration = Duration::from_secs(60);

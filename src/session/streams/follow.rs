@@ -24,7 +24,7 @@ use crate::{
     backoff::{Backoff, LONGEST_PAUSE},
     error::ServerError,
     protocol::{Exchange, State},
-    store::{Listed, NamedSighting, ResumeAt, Selection, Sighting, StoreError, Unreadable, View},
+    store::{Listed, NamedSighting, ResumeAt, Selection, Sighting, Unreadable, View},
     telemetry::{self, StreamOf},
     waitlist::clock::ServerClock,
 };
@@ -177,12 +177,12 @@ impl Follower {
     async fn run(mut self) {
         if let Err(error) = self.follow().await {
             // The observer may be gone by now.
-            let _ = self.to.send(Err(error.into())).await;
+            let _ = self.to.send(Err(error)).await;
         }
     }
 
     /// Runs until the server refuses for good.
-    async fn follow(&mut self) -> Result<(), StoreError> {
+    async fn follow(&mut self) -> Result<(), ServerError> {
         let mut subscription = self.session.config.may_stream().then(|| self.subscribe());
         let mut signs = self.session.suspicion.signs();
         let mut is_open = false;
@@ -251,7 +251,7 @@ impl Follower {
     /// Returns the pause after a reading that failed. A server that gave up after so long was as busy as with one that
     /// it answered: a stream that breaks and is opened again, as on a slow server, does not shorten its rest. Another
     /// one has said nothing, and may be there again as soon as a stream opens.
-    fn rest_after(&mut self, error: &StoreError, is_scan: bool, took: Duration) -> Duration {
+    fn rest_after(&mut self, error: &ServerError, is_scan: bool, took: Duration) -> Duration {
         if !(is_scan && error.ran_out_of_time()) {
             return self.failing.failed().max(took);
         }
@@ -299,7 +299,7 @@ impl Follower {
     }
 
     /// Reads everything that is followed.
-    async fn read_all(&mut self) -> Result<(), StoreError> {
+    async fn read_all(&mut self) -> Result<(), ServerError> {
         self.last_read_at = Some(Instant::now());
         if let Scope::One(name) = &self.scope {
             return self.read_names(vec![name.clone()]).await;
@@ -344,7 +344,7 @@ impl Follower {
         Ok(())
     }
 
-    async fn read_names(&mut self, names: Vec<String>) -> Result<(), StoreError> {
+    async fn read_names(&mut self, names: Vec<String>) -> Result<(), ServerError> {
         let observing = self.session.read_some(names.len(), |store, arrival| {
             let names = names.clone();
             async move { store.observe(&names, &arrival).await }
@@ -382,7 +382,7 @@ impl Follower {
         Some(due_at.max(self.some_at))
     }
 
-    async fn read_some(&mut self) -> Result<(), StoreError> {
+    async fn read_some(&mut self) -> Result<(), ServerError> {
         let (least, most) = self.session.config.poll_interval;
         // There are never more of these than are read together.
         let mut names = std::mem::take(&mut self.unclear);

@@ -1,6 +1,7 @@
 //! The opening of a change stream at a server that may not answer: attempts beside each other, of which the first
 //! counts.
 
+use crate::error::ServerError;
 use std::{future::Future, time::Duration};
 
 use futures::{FutureExt, StreamExt, stream::FuturesUnordered};
@@ -9,7 +10,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use crate::store::{StoreError, ToItsEnd, to_its_end};
+use crate::store::{ToItsEnd, to_its_end};
 
 /// Time for an attempt to open before another is made beside it: selecting a server can hang for 30 s on one that is
 /// gone, although another stands already.
@@ -21,7 +22,7 @@ const OPENED_BESIDE: Duration = Duration::from_secs(2);
 const AT_ONCE: usize = 6;
 
 /// The outcome of one attempt.
-type Opened<S> = Result<S, StoreError>;
+type Opened<S> = Result<S, ServerError>;
 
 /// The attempts to open one stream, of which the first to get through counts.
 ///
@@ -136,7 +137,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn those_that_fail_together_do_not_hold_up_the_next() {
-        let failure = || Err(StoreError::unanswered(Duration::ZERO));
+        let failure = || Err(ServerError::unanswered(Duration::ZERO));
         for late in [false, true] {
             let mut opening = Opening::new();
             for number in 0..4 {
@@ -167,7 +168,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_attempt_that_failed_meanwhile_is_made_anew() {
         let mut opening = Opening::new();
-        let failure = || Err(StoreError::unanswered(Duration::ZERO));
+        let failure = || Err(ServerError::unanswered(Duration::ZERO));
         assert!(opening.attempt(|| after(3, failure())).await.is_none());
         sleep(Duration::from_secs(2)).await;
         let next = opening.attempt(|| after(1, Ok(2))).await;

@@ -16,7 +16,8 @@ use super::{
 };
 use crate::{
     backoff::Backoff,
-    store::{AWAIT_TIME, Elected, Failure, ResumeAt, StoreError, Stream},
+    error::ServerError,
+    store::{AWAIT_TIME, Elected, Failure, ResumeAt, Stream},
     telemetry::{self, StreamOf},
     wake_mode::PollingReason,
 };
@@ -38,7 +39,7 @@ const UNAVAILABLE: Duration = Duration::from_secs(30);
 
 /// Opens a stream from now on, or after the last event of another one.
 pub(in crate::session) type Opener<T> =
-    Box<dyn Fn(Option<ResumeAt>) -> BoxFuture<'static, Result<Stream<T>, StoreError>> + Send + Sync>;
+    Box<dyn Fn(Option<ResumeAt>) -> BoxFuture<'static, Result<Stream<T>, ServerError>> + Send + Sync>;
 
 /// A report of a subscription.
 #[derive(Debug)]
@@ -256,7 +257,7 @@ impl<T: Send + 'static> Subscription<T> {
         News::Opened
     }
 
-    fn failed(&mut self, error: &StoreError) -> News<T> {
+    fn failed(&mut self, error: &ServerError) -> News<T> {
         if error.is_final() {
             // Its history is lost, or the server refuses to resume from there for another reason: the next one starts
             // afresh.
@@ -272,7 +273,7 @@ impl<T: Send + 'static> Subscription<T> {
         News::Closed(reason)
     }
 
-    fn broke(&mut self, error: Option<&StoreError>) -> News<T> {
+    fn broke(&mut self, error: Option<&ServerError>) -> News<T> {
         telemetry::stream_interrupted(self.of, error);
         self.earn();
         if let Phase::Open { stream, .. } = &self.phase {
@@ -292,7 +293,7 @@ impl<T: Send + 'static> Subscription<T> {
 
 /// Returns why a client polls, by codes of the server: an aggregation without a stage for it, as it is no replica set
 /// (40573, and 40324 for an unknown stage), and a missing permission (13).
-fn why_polling(error: &StoreError) -> PollingReason {
+fn why_polling(error: &ServerError) -> PollingReason {
     match (error.kind, error.code()) {
         (Failure::Refused, Some(40573 | 40324)) => PollingReason::Standalone,
         (Failure::Refused, Some(13)) => PollingReason::NotPermitted,

@@ -14,6 +14,7 @@
 //! as a secondary, so no closing is reported, and nobody polls meanwhile. The answer to a renewal names the election
 //! too, so a client that holds locks finds out by itself.
 
+use crate::error::ServerError;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::{
@@ -22,7 +23,7 @@ use tokio::{
 };
 
 use super::super::Session;
-use crate::store::{AWAIT_TIME, Elected, StoreError};
+use crate::store::{AWAIT_TIME, Elected};
 
 /// Maximum wait for the primary's answer. After it, a stream that has lost its server is overdue and given up anyway;
 /// and a command that is never answered must not keep the next stream from asking.
@@ -85,7 +86,7 @@ async fn changed<T: Copy>(value: &mut watch::Receiver<Option<T>>) -> Option<T> {
 impl Suspicion {
     /// Notes how a command ended that was sent at that time. A late answer of an old primary makes nothing suspect
     /// that was heard of since.
-    pub(in crate::session) fn note<T>(&self, sent: Instant, ended: Result<T, &StoreError>) {
+    pub(in crate::session) fn note<T>(&self, sent: Instant, ended: Result<T, &ServerError>) {
         let mut failed_at = self.failed_at.lock().unwrap_or_else(PoisonError::into_inner);
         match ended {
             Err(error) if error.lost_primary() => {
@@ -181,7 +182,7 @@ mod tests {
         const EXCEEDED_TIME: i32 = 50;
         let suspicion = Suspicion::default();
         let since = suspicion.since.subscribe();
-        let note = |ended: Result<(), StoreError>| suspicion.note(Instant::now(), ended.as_ref());
+        let note = |ended: Result<(), ServerError>| suspicion.note(Instant::now(), ended.as_ref());
         note(Ok(()));
         note(Err(error(EXCEEDED_TIME)));
         note(Ok(()));

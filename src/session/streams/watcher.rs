@@ -17,7 +17,8 @@ use super::{
     subscription::{News, Opener, Subscription},
 };
 use crate::{
-    store::{Event, StoreError, Watched},
+    error::ServerError,
+    store::{Event, Watched},
     telemetry::StreamOf,
     wake_mode::{PollingReason, WakeMode},
 };
@@ -266,7 +267,7 @@ impl Session {
                             .await
                     }
                     // Nothing is left to receive the events. It ends all the same: it has a task of its own.
-                    None => Err(StoreError::runtime_ended()),
+                    None => Err(ServerError::runtime_ended()),
                 }
             })
         })

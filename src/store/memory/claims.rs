@@ -13,12 +13,13 @@ use super::{
     updating::Update,
 };
 use crate::{
+    error::ServerError,
     protocol::{
         Holder, Operation, ServerTime, State,
         document::{ID_MOST, size_of_id, whole},
         state, wake,
     },
-    store::{Among, Claimed, Outlook, StoreError, Wanted, family::array_mut, name},
+    store::{Among, Claimed, Outlook, Wanted, family::array_mut, name},
 };
 
 impl MemoryStore {
@@ -27,7 +28,7 @@ impl MemoryStore {
         wanted: &Wanted,
         among: Among<'_>,
         operation: &Operation,
-    ) -> Result<Option<Claimed>, StoreError> {
+    ) -> Result<Option<Claimed>, ServerError> {
         let filter = Filter::read(&wanted.filter)?;
         let sort = wanted.sort.as_ref().map_or(Ok(Sort::default()), Sort::read)?;
         let mut contents = self.documents.contents();
@@ -77,7 +78,7 @@ impl MemoryStore {
         }))
     }
 
-    pub(in crate::store) fn outlook(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, StoreError> {
+    pub(in crate::store) fn outlook(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, ServerError> {
         let filter = Filter::read(&wanted.filter)?;
         let contents = self.documents.contents();
         let (exchange, _) = self.documents.clock.exchange();
@@ -106,21 +107,21 @@ impl MemoryStore {
         Ok(outlook)
     }
 
-    pub(in crate::store) fn why_unfit(&self, id: &Bson) -> Option<StoreError> {
+    pub(in crate::store) fn why_unfit(&self, id: &Bson) -> Option<ServerError> {
         let size = size_of_id(id);
         if size > ID_MOST {
-            return Some(StoreError::too_long(size));
+            return Some(ServerError::too_long(size));
         }
         let contents = self.documents.contents();
         let flaw = self.family.base().flaw(contents.get(id)?);
-        flaw.map(StoreError::from)
+        flaw.map(ServerError::from)
     }
 
     pub(in crate::store) fn held_by(
         &self,
         wanted: &Wanted,
         entries: &[String],
-    ) -> Result<Vec<(String, String)>, StoreError> {
+    ) -> Result<Vec<(String, String)>, ServerError> {
         let filter = Filter::read(&wanted.filter)?;
         let contents = self.documents.contents();
         let held = contents.matching(&filter).filter_map(|document| {
@@ -150,7 +151,7 @@ impl MemoryStore {
         holder: (&str, i64),
         update: &UpdateModifications,
         operation: &str,
-    ) -> Result<Option<Document>, StoreError> {
+    ) -> Result<Option<Document>, ServerError> {
         let update = Update::read(update)?;
         let mut contents = self.documents.contents();
         let now = self.documents.clock.now();
@@ -170,7 +171,7 @@ impl MemoryStore {
         holder: (&str, i64),
         update: &Document,
         operation: &str,
-    ) -> Result<Option<Document>, StoreError> {
+    ) -> Result<Option<Document>, ServerError> {
         let update = Update::read_operators(update)?;
         let mut contents = self.documents.contents();
         let now = self.documents.clock.now();
@@ -229,7 +230,7 @@ impl MemoryStore {
     }
 
     /// Returns a document that its holder has changed with a new `wake` in the lock, by which a stream shows that.
-    fn signed(&self, mut changed: Document, name: &str, operation: &str) -> Result<Document, StoreError> {
+    fn signed(&self, mut changed: Document, name: &str, operation: &str) -> Result<Document, ServerError> {
         let wake = doc! { "wake": wake::of_change(operation) };
         self.family.at(name).set_lock(&mut changed, wake);
         bounds::check(&changed)?;

@@ -1,10 +1,11 @@
 //! Faults in memory: an outage for all clients, and a client whose commands are not answered.
 
+use crate::error::ServerError;
 use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::watch, time::timeout};
 
-use crate::store::{Failure, StoreError};
+use crate::store::Failure;
 
 /// Maximum time for which a command waits for an answer: then a driver gives up too, and nothing of it is done later.
 const UNANSWERED_FOR: Duration = Duration::from_secs(30);
@@ -46,12 +47,12 @@ impl Connection {
     }
 
     /// Waits while the client is frozen, and fails during an outage.
-    pub(in crate::store) async fn reach(&self) -> Result<(), StoreError> {
+    pub(in crate::store) async fn reach(&self) -> Result<(), ServerError> {
         let thawed = timeout(UNANSWERED_FOR, until(&self.frozen, false)).await;
-        thawed.map_err(|_| StoreError::unanswered(UNANSWERED_FOR))?;
+        thawed.map_err(|_| ServerError::unanswered(UNANSWERED_FOR))?;
         match *self.outage.borrow() {
             false => Ok(()),
-            true => Err(StoreError {
+            true => Err(ServerError {
                 kind: Failure::Unavailable,
                 source: Arc::new(Outage),
             }),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::{sync::mpsc, time::timeout};
 
-use super::{AWAIT_TIME, Failure, StoreError, connection::Connection};
+use super::{AWAIT_TIME, Failure, ServerError, connection::Connection};
 
 /// Maximum number of events that wait for the reader of a stream: a few times the writes of a renewal, which changes up
 /// to a thousand documents at once. A reader that is further behind is not reading; each of its events can hold the
@@ -52,7 +52,7 @@ impl<T> MemoryStream<T> {
     /// there is an outage.
     ///
     /// Cancel safe: no event is lost when the future is dropped.
-    pub(crate) async fn next(&mut self) -> Result<Vec<T>, StoreError> {
+    pub(crate) async fn next(&mut self) -> Result<Vec<T>, ServerError> {
         let mut events = Vec::new();
         loop {
             self.connection.reach().await?;
@@ -61,7 +61,7 @@ impl<T> MemoryStream<T> {
                 biased;
                 () = self.connection.disturbed() => {}
                 received = received => return match received {
-                    Ok(0) => Err(StoreError {
+                    Ok(0) => Err(ServerError {
                         kind: Failure::Refused,
                         source: Arc::new(FellBehind),
                     }),

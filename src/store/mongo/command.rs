@@ -241,7 +241,7 @@ mod tests {
     use mongodb::bson::oid::ObjectId;
 
     use super::*;
-    use crate::store::{Failure, StoreError};
+    use crate::{error::ServerError, store::Failure};
 
     #[test]
     fn an_answer_tells_what_went_wrong() {
@@ -271,7 +271,7 @@ mod tests {
             (doc! { "ok": 1, "writeConcernError": {} }, Some(Failure::Unavailable)),
         ];
         for (answer, failure) in failures {
-            let told = refusal(&answer).map(|error| StoreError::from(error).kind);
+            let told = refusal(&answer).map(|error| ServerError::of_lock(error).kind);
             assert_eq!(told, failure, "{answer}");
         }
     }
@@ -308,7 +308,7 @@ mod tests {
         assert_eq!((modified, elected), (2, Some(Elected(ELECTION))));
         let positions: Vec<usize> = errors.iter().map(|(position, _)| *position).collect();
         assert_eq!(positions, [1, 4]);
-        let kinds = errors.into_iter().map(|(_, error)| StoreError::from(error).kind);
+        let kinds = errors.into_iter().map(|(_, error)| ServerError::of_lock(error).kind);
         assert!(kinds.into_iter().all(|kind| kind == Failure::Refused));
         assert!(
             updated(&doc! { "ok": 1, "nModified": 7_i64 })
@@ -322,7 +322,7 @@ mod tests {
             doc! { "ok": 1, "nModified": 1, "writeErrors": [5] },
             doc! { "ok": 1, "nModified": 1, "writeErrors": [{ "code": 121 }] },
         ] {
-            let told = updated(&answer).map_err(|error| StoreError::from(error).kind);
+            let told = updated(&answer).map_err(|error| ServerError::of_lock(error).kind);
             assert!(matches!(told, Err(Failure::Unavailable)), "{answer}");
         }
     }

@@ -9,8 +9,9 @@ use mongodb::{
 
 use super::{MongoStore, READ_WITHIN, command::Updated, in_place::signed, now};
 use crate::{
+    error::ServerError,
     protocol::pipeline,
-    store::{Failure, Renewal, Renewed, StoreError, family::Element},
+    store::{Failure, Renewal, Renewed, family::Element},
 };
 
 /// Field of an answer that carries the elements.
@@ -22,7 +23,7 @@ pub(crate) const IDENTIFIER: &str = "watchlocked";
 impl MongoStore {
     /// Returns the elements that have the key in this name, as the primary has them now; `None` when there is no
     /// document.
-    pub(in crate::store) async fn elements(&self, name: &str) -> Result<Option<Vec<Document>>, StoreError> {
+    pub(in crate::store) async fn elements(&self, name: &str) -> Result<Option<Vec<Document>>, ServerError> {
         let member = self.family.member(name);
         let Some(element) = member.element else {
             return Ok(None);
@@ -45,7 +46,7 @@ impl MongoStore {
         update: Document,
         operation: &str,
         within: Duration,
-    ) -> Result<Option<Document>, StoreError> {
+    ) -> Result<Option<Document>, ServerError> {
         let member = self.family.member(name);
         let Some(element) = member.element else {
             return Ok(None);
@@ -66,7 +67,7 @@ impl MongoStore {
 
     /// Renews by one statement for each document, which renews all of its holders or none. If any is not renewed then,
     /// by another, which renews those that are left; the count is zero then, as it shows nothing.
-    pub(super) async fn renew_elements(&self, renewal: &Renewal) -> Result<Renewed, StoreError> {
+    pub(super) async fn renew_elements(&self, renewal: &Renewal) -> Result<Renewed, ServerError> {
         let mut documents = BTreeMap::<String, Shared<'_>>::new();
         for (name, ids) in &renewal.entries {
             let member = self.family.member(name);
@@ -107,7 +108,7 @@ impl MongoStore {
         refused.extend(self.renew_documents(renewal, &documents, rest).await?.refused);
         let mut by_name = BTreeMap::new();
         for (position, error) in refused {
-            let error = StoreError::from(error);
+            let error = ServerError::from(error);
             // The server failed here, not a document.
             if error.kind == Failure::Unavailable {
                 return Err(error);
@@ -128,7 +129,7 @@ impl MongoStore {
         renewal: &Renewal,
         documents: &[Shared<'_>],
         query: impl Fn(&Shared<'_>) -> Document,
-    ) -> Result<Updated, StoreError> {
+    ) -> Result<Updated, ServerError> {
         let base = self.family.base();
         let statements = documents.iter().map(|document| {
             let (together, operation) = (&document.together, &renewal.operation);

@@ -11,9 +11,10 @@ use mongodb::{
 
 use super::{MongoStore, now};
 use crate::{
+    error::ServerError,
     error::failure::code,
     protocol::{Location, pipeline},
-    store::{Guarding, StoreError},
+    store::Guarding,
     telemetry,
 };
 
@@ -41,7 +42,7 @@ impl MongoStore {
 
     /// Writes the lock's document as [`Self::guard`] does, outside of any transaction. Returns whether the lock is
     /// held.
-    pub(crate) async fn write_under(&self, guarding: &Guarding<'_>, within: Duration) -> Result<bool, StoreError> {
+    pub(crate) async fn write_under(&self, guarding: &Guarding<'_>, within: Duration) -> Result<bool, ServerError> {
         let member = self.family.member(guarding.name);
         let (at, document) = (&*member.location, member.id);
         let (id, _) = guarding.holder;
@@ -125,7 +126,7 @@ impl MongoStore {
     }
 
     /// Ends a driver session on the server, and with it its transaction. Users may do that to their own.
-    pub(crate) async fn end_session(&self, id: &Document) -> Result<(), StoreError> {
+    pub(crate) async fn end_session(&self, id: &Document) -> Result<(), ServerError> {
         self.database.run_command(doc! { "killSessions": [id] }).await?;
         Ok(())
     }

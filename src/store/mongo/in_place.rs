@@ -13,13 +13,14 @@ use super::{
     LONG_READ_WITHIN, MongoStore, NOW, READ_WITHIN, fields, ids_with_prefix, lossy, not_utf8, now, server_now,
 };
 use crate::{
+    error::ServerError,
     machine::exchanged,
     protocol::{
         Exchange, Location, Operation, ServerTime, State,
         document::{ID_MOST, size_of_id, whole},
         pipeline, wake,
     },
-    store::{Among, Arrival, Claimed, InPlace, Listed, Outlook, Selection, StoreError, View, Wanted, name},
+    store::{Among, Arrival, Claimed, InPlace, Listed, Outlook, Selection, View, Wanted, name},
 };
 
 impl MongoStore {
@@ -30,7 +31,7 @@ impl MongoStore {
         among: Among<'_>,
         operation: &Operation,
         within: Duration,
-    ) -> Result<Option<Claimed>, StoreError> {
+    ) -> Result<Option<Claimed>, ServerError> {
         if operation.requests.is_none() {
             return Ok(None);
         }
@@ -80,7 +81,7 @@ impl MongoStore {
         selection: &Selection,
         view: View,
         arrival: &Arrival,
-    ) -> Result<Listed, StoreError> {
+    ) -> Result<Listed, ServerError> {
         let at = self.family.base();
         let mut query = doc! { at.path(): { "$exists": true } };
         if selection.held == Some(true) {
@@ -114,7 +115,7 @@ impl MongoStore {
         &self,
         wanted: &Wanted,
         among: Among<'_>,
-    ) -> Result<Option<Bson>, StoreError> {
+    ) -> Result<Option<Bson>, ServerError> {
         let find = self.collection.find_one(wanted.free(self.family.base(), among));
         let find = match &wanted.sort {
             Some(sort) => find.sort(sort.clone()),
@@ -125,7 +126,7 @@ impl MongoStore {
         Ok(found.and_then(|mut found| found.remove("_id")))
     }
 
-    pub(in crate::store) async fn outlook(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, StoreError> {
+    pub(in crate::store) async fn outlook(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, ServerError> {
         match self.outlook_together(wanted, passed).await {
             // Some conditions (`$where`, `$near`) work only in finds. Any other refusal comes back from the find.
             Err(error) if error.is_final() => self.outlook_by_finds(wanted, passed).await,
@@ -133,7 +134,7 @@ impl MongoStore {
         }
     }
 
-    async fn outlook_together(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, StoreError> {
+    async fn outlook_together(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, ServerError> {
         let at = self.family.base();
         let sent = Instant::now();
         let passed = doc! { "$in": ["$_id", { "$literal": passed }] };
@@ -168,7 +169,7 @@ impl MongoStore {
     }
 
     /// Looks by several reads, for conditions that the server supports only in finds.
-    async fn outlook_by_finds(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, StoreError> {
+    async fn outlook_by_finds(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, ServerError> {
         let at = self.family.base();
         let fit = doc! { "$expr": pipeline::fit(at) };
         let fit = doc! { "$and": [fit, { "_id": { "$nin": passed } }] };
@@ -213,7 +214,7 @@ impl MongoStore {
             exchange = Some(exchanged(sent, now));
         }
         let sent = Instant::now();
-        let any = async |condition: Document| -> Result<Option<Bson>, StoreError> {
+        let any = async |condition: Document| -> Result<Option<Bson>, ServerError> {
             let find = self
                 .collection
                 .find_one(wanted.claimable_and(at, condition))
@@ -235,17 +236,17 @@ impl MongoStore {
         })
     }
 
-    pub(in crate::store) async fn why_unfit(&self, id: &Bson) -> Result<Option<StoreError>, StoreError> {
+    pub(in crate::store) async fn why_unfit(&self, id: &Bson) -> Result<Option<ServerError>, ServerError> {
         let size = size_of_id(id);
         if size > ID_MOST {
-            return Ok(Some(StoreError::too_long(size)));
+            return Ok(Some(ServerError::too_long(size)));
         }
         let find = self.collection.find_one(doc! { "_id": id });
         let at = self.family.base();
         let find = find.projection(doc! { at.path(): 1 });
         let found = find.read_concern(ReadConcern::local()).max_time(READ_WITHIN).await?;
         let found = found.unwrap_or_default();
-        Ok(at.flaw(&found).map(StoreError::from))
+        Ok(at.flaw(&found).map(ServerError::from))
     }
 
     /// Returns the names of the wanted documents in which one of these entries is a holder, each with that entry.
@@ -253,7 +254,7 @@ impl MongoStore {
         &self,
         wanted: &Wanted,
         entries: &[String],
-    ) -> Result<Vec<(String, String)>, StoreError> {
+    ) -> Result<Vec<(String, String)>, ServerError> {
         let at = self.family.base();
         let ids = at.key("holders.id");
         // A claim of theirs may have been the last.
@@ -282,7 +283,7 @@ impl MongoStore {
     }
 
     /// Returns the user's part of a document, as the primary has it now.
-    pub(in crate::store) async fn fetch(&self, name: &str) -> Result<Option<Document>, StoreError> {
+    pub(in crate::store) async fn fetch(&self, name: &str) -> Result<Option<Document>, ServerError> {
         let find = self.collection.find_one(doc! { "_id": self.family.id_of(name) });
         Ok(find
             .read_concern(ReadConcern::local())
@@ -301,7 +302,7 @@ impl MongoStore {
         update: UpdateModifications,
         operation: &str,
         within: Duration,
-    ) -> Result<Option<Document>, StoreError> {
+    ) -> Result<Option<Document>, ServerError> {
         let update = signed(update, self.family.base(), operation);
         let changing = self.collection.find_one_and_update(self.held(name, holder), update);
         let changed = changing.return_document(ReturnDocument::After).max_time(within).await?;
@@ -314,7 +315,7 @@ impl MongoStore {
         name: &str,
         holder: (&str, i64),
         within: Duration,
-    ) -> Result<bool, StoreError> {
+    ) -> Result<bool, ServerError> {
         // MongoDB 4.4 has no access to its clock in a plain delete.
         let deleting = self.collection.find_one_and_delete(self.held(name, holder));
         Ok(deleting.projection(doc! { "_id": 1 }).max_time(within).await?.is_some())
@@ -322,7 +323,7 @@ impl MongoStore {
 
     /// Forgets how often a document was claimed. A write without a new `wake`, as other programs make them: a claim
     /// that waits looks at the document again.
-    pub(in crate::store) async fn clear_attempts(&self, name: &str, within: Duration) -> Result<bool, StoreError> {
+    pub(in crate::store) async fn clear_attempts(&self, name: &str, within: Duration) -> Result<bool, ServerError> {
         let at = self.family.base();
         let attempts = at.key("attempts");
         // The driver has no time limit of the server's for an update.

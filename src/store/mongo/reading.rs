@@ -10,9 +10,10 @@ use tokio::time::Instant;
 
 use super::{LONG_READ_WITHIN, MongoStore, NOW, READ_WITHIN, all_fields, ids_with_prefix, lossy, not_utf8, server_now};
 use crate::{
+    error::ServerError,
     machine::exchanged,
     protocol::{Ahead, Exchange, State, ahead},
-    store::{Arrival, Documents, Listed, Selection, StoreError, Unreadable, View},
+    store::{Arrival, Documents, Listed, Selection, Unreadable, View},
 };
 
 /// Number of locks that a count of the clients goes through.
@@ -28,7 +29,7 @@ impl MongoStore {
         names: &[String],
         view: View,
         arrival: &Arrival,
-    ) -> Result<(Documents, Exchange), StoreError> {
+    ) -> Result<(Documents, Exchange), ServerError> {
         let sent = Instant::now();
         let of_elements = self.family.is_of_elements();
         let mut shown = match of_elements {
@@ -74,7 +75,7 @@ impl MongoStore {
         name: &str,
         entry: &str,
         within: Duration,
-    ) -> Result<(Option<Ahead>, Exchange), StoreError> {
+    ) -> Result<(Option<Ahead>, Exchange), ServerError> {
         let sent = Instant::now();
         let member = self.family.member(name);
         let mut projection = ahead::projection(&member.location, entry);
@@ -90,7 +91,7 @@ impl MongoStore {
 
     /// Goes through the newest locks by the index that purges them: what is held was written or renewed lately. So the
     /// count costs no more where a million free locks lie in the collection.
-    pub(in crate::store) async fn clients_that_hold(&self, within: Duration) -> Result<u64, StoreError> {
+    pub(in crate::store) async fn clients_that_hold(&self, within: Duration) -> Result<u64, ServerError> {
         if !self.family.is_root() {
             // Documents of the user's own have no such index.
             return Ok(1);
@@ -117,7 +118,7 @@ impl MongoStore {
         selection: &Selection,
         view: View,
         arrival: &Arrival,
-    ) -> Result<Listed, StoreError> {
+    ) -> Result<Listed, ServerError> {
         if !self.family.is_root() {
             return self.list_in_place(selection, view, arrival).await;
         }

@@ -6,8 +6,9 @@ use mongodb::bson::{Bson, Document, doc};
 
 use super::{MongoStore, now};
 use crate::{
+    error::ServerError,
     protocol::{Location, pipeline},
-    store::{Failure, Renewal, Renewed, Statements, StoreError},
+    store::{Failure, Renewal, Renewed, Statements},
 };
 
 /// Number of documents that one statement of a renewal selects. The server compares each holder with the ids of the
@@ -18,7 +19,7 @@ const RENEWED_BY_ONE_STATEMENT: usize = 100;
 impl MongoStore {
     /// Renews by one statement for each hundred documents; if a document is refused, by one statement for each. A
     /// refusal ends the shared statement after some documents were written and before others, so its count is useless.
-    pub(in crate::store) async fn renew(&self, renewal: &Renewal) -> Result<Renewed, StoreError> {
+    pub(in crate::store) async fn renew(&self, renewal: &Renewal) -> Result<Renewed, ServerError> {
         if renewal.statements == Statements::OnePerDocument {
             return self.renew_each(renewal).await;
         }
@@ -41,7 +42,7 @@ impl MongoStore {
                 ..Renewed::all(updated.modified)
             });
         };
-        let error = StoreError::from(error);
+        let error = ServerError::from(error);
         match renewal.entries.first_key_value() {
             _ if error.kind == Failure::Unavailable => Err(error),
             Some((name, _)) if renewal.entries.len() == 1 => Ok(Renewed {
@@ -54,7 +55,7 @@ impl MongoStore {
         }
     }
 
-    pub(super) async fn renew_each(&self, renewal: &Renewal) -> Result<Renewed, StoreError> {
+    pub(super) async fn renew_each(&self, renewal: &Renewal) -> Result<Renewed, ServerError> {
         let entries = renewal.entries.iter();
         let statements = entries.map(|(name, ids)| {
             let member = self.family.member(name);
@@ -64,7 +65,7 @@ impl MongoStore {
         let names: Vec<&String> = renewal.entries.keys().collect();
         let mut refused = BTreeMap::new();
         for (position, error) in updated.refused {
-            let error = StoreError::from(error);
+            let error = ServerError::from(error);
             // The server failed here, not a document.
             if error.kind == Failure::Unavailable {
                 return Err(error);

@@ -12,8 +12,9 @@ use mongodb::{
 
 use super::{AWAIT_TIME, MongoStore, lossy, not_utf8};
 use crate::{
+    error::ServerError,
     protocol::{Location, ServerTime, State, wake},
-    store::{Event, ForeignWrite, NamedSighting, ResumeAt, Sighting, StoreError, Watched, name},
+    store::{Event, ForeignWrite, NamedSighting, ResumeAt, Sighting, Watched, name},
 };
 
 impl MongoStore {
@@ -23,7 +24,7 @@ impl MongoStore {
         session: &str,
         watched: Watched,
         resume: Option<&ResumeAt>,
-    ) -> Result<MongoStream<Event>, StoreError> {
+    ) -> Result<MongoStream<Event>, ServerError> {
         let location = self.family.base().clone();
         if self.family.is_of_elements() {
             let (family, ours) = (self.family.clone(), wake::pattern(session));
@@ -68,7 +69,7 @@ impl MongoStore {
         &self,
         name: Option<&str>,
         resume: Option<&ResumeAt>,
-    ) -> Result<MongoStream<NamedSighting>, StoreError> {
+    ) -> Result<MongoStream<NamedSighting>, ServerError> {
         let read = {
             let location = self.family.base().clone();
             move |event: &Received, to: &mut Vec<NamedSighting>| to.extend(sight_any(&location, event))
@@ -91,7 +92,7 @@ impl MongoStore {
         selection: Vec<Document>,
         read: impl Fn(&Received, &mut Vec<T>) + Send + Sync + 'static,
         resume: Option<&ResumeAt>,
-    ) -> Result<MongoStream<T>, StoreError> {
+    ) -> Result<MongoStream<T>, ServerError> {
         if let Some(ResumeAt(token)) = resume {
             options.insert("resumeAfter", token);
         }
@@ -360,7 +361,7 @@ pub(crate) struct MongoStream<T> {
 }
 
 impl<T> MongoStream<T> {
-    pub(in crate::store) async fn next(&mut self) -> Result<Vec<T>, StoreError> {
+    pub(in crate::store) async fn next(&mut self) -> Result<Vec<T>, ServerError> {
         match self.first.take().filter(|events| !events.is_empty()) {
             Some(events) => Ok(events),
             None => self.read_batch().await,
@@ -373,7 +374,7 @@ impl<T> MongoStream<T> {
 
     /// Reads everything that the server has sent: unreadable parts are skipped, as the server would send them again and
     /// again to every client that resumes the stream before them.
-    async fn read_batch(&mut self) -> Result<Vec<T>, StoreError> {
+    async fn read_batch(&mut self) -> Result<Vec<T>, ServerError> {
         let Some(batch) = self.cursor.next().await.transpose()? else {
             // The server closes the cursor after an invalidating event.
             self.resume_at = None;

@@ -3,11 +3,12 @@
 //! Most of what somebody can make of a collection is harmless, or the server refuses the first write of a lock. These
 //! collections take locks and lose them, or take one lock for another.
 
+use crate::error::ServerError;
 use std::time::Duration;
 
 use mongodb::bson::{Bson, Document, doc};
 
-use super::{MongoStore, StoreError, command::limit};
+use super::{MongoStore, command::limit};
 
 /// Maximum time for the look at a collection. The build of an index has the collection for itself for a moment, and a
 /// transaction can make that long: no client waits for that, and goes on without a look.
@@ -19,7 +20,7 @@ const TIMES: [&str; 4] = ["at", "holders", "queue", "ends"];
 impl MongoStore {
     /// Returns why locks can't be kept in the collection, as far as the user of the connection may know. One that is not
     /// there yet becomes a plain one.
-    pub(super) async fn unsuitable(&self) -> Result<Option<String>, StoreError> {
+    pub(super) async fn unsuitable(&self) -> Result<Option<String>, ServerError> {
         let name = self.collection.name();
         let within = limit(LOOKED_WITHIN);
         let described = doc! { "listCollections": 1, "filter": { "name": name }, "maxTimeMS": within };
@@ -32,8 +33,8 @@ impl MongoStore {
     }
 
     /// Returns what a command lists; nothing, if the server refuses or takes too long.
-    async fn listed(&self, command: Document) -> Result<Vec<Document>, StoreError> {
-        let answer = match self.ask_primary(command).await.map_err(StoreError::from) {
+    async fn listed(&self, command: Document) -> Result<Vec<Document>, ServerError> {
+        let answer = match self.ask_primary(command).await.map_err(ServerError::from) {
             Err(error) if error.is_final() || error.ran_out_of_time() => return Ok(Vec::new()),
             answer => answer?,
         };

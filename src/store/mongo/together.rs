@@ -22,8 +22,9 @@ use super::{
     lossy, now,
 };
 use crate::{
+    error::ServerError,
     protocol::{Exchange, Operation, State, pipeline, wake},
-    store::{Answer, Asked, Failure, LogTime, StoreError},
+    store::{Answer, Asked, Failure, LogTime},
 };
 
 /// The documents by their names. `None`: it is not the document of a lock.
@@ -37,7 +38,7 @@ impl MongoStore {
         &self,
         asked: &[Asked],
         within: Duration,
-    ) -> Result<Vec<Result<Answer, StoreError>>, StoreError> {
+    ) -> Result<Vec<Result<Answer, ServerError>>, ServerError> {
         let sent = Instant::now();
         let mut read = self
             .write_and_read(asked.iter().collect(), statements(asked), within)
@@ -76,7 +77,7 @@ impl MongoStore {
         let outcomes = asked.iter().map(|Asked { name, operation }| {
             let state = found.remove(name).flatten();
             match Answer::read_after(operation, state, exchange, logged_by) {
-                Err(_) if !is_certain || unsaid.contains(name.as_str()) => Err(StoreError::unsaid()),
+                Err(_) if !is_certain || unsaid.contains(name.as_str()) => Err(ServerError::unsaid()),
                 outcome => outcome,
             }
         });
@@ -94,7 +95,7 @@ impl MongoStore {
         let Updated { logged_by, refused, .. } = self.update(statements, within).await?;
         // A refused statement ends there: the reading shows how far it came. One that only a part of a cluster did not
         // answer may still be done.
-        let is_refused = |(_, error)| StoreError::from(error).kind == Failure::Refused;
+        let is_refused = |(_, error)| ServerError::of_lock(error).kind == Failure::Refused;
         let is_certain = refused.into_iter().all(is_refused);
         let names: Vec<&str> = asked.iter().map(|asked| asked.name.as_str()).collect();
         let mut concern = doc! { "level": "majority" };

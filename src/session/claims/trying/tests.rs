@@ -11,6 +11,7 @@ use super::*;
 use crate::{
     config::Settings,
     error::AcquireError,
+    error::ServerError,
     hold_options::Terms,
     protocol::{Evict, Expects, wake},
     session::Session,
@@ -254,7 +255,7 @@ async fn a_document_that_another_claimed_first_is_not_the_last_one() {
             let operation =
                 session.operation_of_claim(session.ids.claim(), session.config.owner(None), lease(&session));
             let (among, within) = (Among::AllBut(&[]), Duration::from_secs(60));
-            let next = claim_one_by_one(&documents, &wanted, among, &operation, within, StoreError::overdue()).await;
+            let next = claim_one_by_one(&documents, &wanted, among, &operation, within, ServerError::overdue()).await;
             if matches!(next.unwrap(), Next::NothingFree) {
                 let left = documents.candidate(&wanted, among).await.unwrap();
                 assert_eq!(left, None, "although nothing was free");
@@ -271,7 +272,7 @@ async fn documents_whose_long_ids_begin_alike_are_passed_over_each_by_itself() {
     let scene = Scene::new().await;
     let ids = ["a", "b"].map(|end| Bson::from(format!("{}{end}", "x".repeat(300))));
     for id in &ids {
-        scene.session.pass_over(id.clone(), Arc::new(StoreError::overdue()));
+        scene.session.pass_over(id.clone(), Arc::new(ServerError::overdue()));
     }
     assert_eq!(scene.session.claims.passed().ids(Instant::now()).len(), ids.len());
 }

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::{
-    error::store::OutOfTime,
+    error::ServerError,
+    error::own::OutOfTime,
     protocol::document::Malformed,
     waitlist::{How, Refusal, Setback},
 };
@@ -304,7 +305,7 @@ async fn an_entry_leaves_once_unless_a_request_for_it_may_still_arrive() {
     let request = bench.next().unwrap();
     bench.apply(&request);
     let entry = bench.ids_in_document()[0].to_owned();
-    let unreadable = StoreError::from(Malformed::occupied("x".to_owned()));
+    let unreadable = ServerError::from(Malformed::occupied("x".to_owned()));
     bench.fails(&request, &unreadable);
     assert!(matches!(outcome.try_recv().unwrap(), Err(AcquireError::Server(_))));
     assert_eq!(leaves_of(&mut bench, &entry).await, often);
@@ -329,7 +330,7 @@ async fn a_release_without_an_answer_goes_on_until_its_lease_is_over() {
 async fn a_server_that_runs_out_of_time_is_asked_again_after_a_pause_and_counted() {
     let mut bench = Bench::new();
     let (_, _outcome) = bench.join(true);
-    let out_of_time = StoreError {
+    let out_of_time = ServerError {
         kind: Failure::Unavailable,
         source: Arc::new(OutOfTime),
     };

@@ -1,6 +1,7 @@
 //! Looks at the queue position, of waiters far back and of those without a stream.
 
 use super::*;
+use crate::error::ServerError;
 
 /// Whoever is far back does without the stream and sends no requests; it looks at its place, and asks when its turn
 /// comes near, or when it is not in the queue any more.
@@ -207,7 +208,7 @@ async fn who_can_not_look_asks() {
 #[tokio::test(start_paused = true)]
 async fn who_is_not_shown_its_place_in_time_soon_looks_again() {
     let (mut bench, _outcome) = Bench::polling();
-    let silence = StoreError::unanswered(Duration::from_millis(250));
+    let silence = ServerError::unanswered(Duration::from_millis(250));
     let (mut look, _) = bench.asks_until_it_looks().await;
     let mut rests = Vec::new();
     for answered in [false, false, true, false] {

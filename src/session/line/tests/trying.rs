@@ -1,6 +1,7 @@
 //! Tries: whatever they find in line, only an answer to an operation that was sent after they came refuses them.
 
 use super::*;
+use crate::error::ServerError;
 use crate::waitlist::answers::TRY_FOR;
 
 /// A try of so many permits of a semaphore.
@@ -57,7 +58,7 @@ impl Bench {
         outcomes
     }
 
-    fn next_fails(&mut self, error: &StoreError) {
+    fn next_fails(&mut self, error: &ServerError) {
         let operation = self.next().expect("it asks");
         self.fails(&operation, error);
     }

@@ -4,7 +4,8 @@ use super::*;
 use crate::{
     client::LockClient,
     config::Settings,
-    error::store::OutOfTime,
+    error::ServerError,
+    error::own::OutOfTime,
     operate::watch::LockEvent,
     protocol::{Operation, Request, made_up},
     store::{Failure, MemoryStore, Store},
@@ -51,11 +52,11 @@ async fn leases_that_end_together_are_all_reported_without_a_rest() {
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_opens_again_and_again_has_no_slow_collection_read_without_a_rest() {
     let second = Duration::from_secs(1);
-    let overdue = StoreError {
+    let overdue = ServerError {
         kind: Failure::Unavailable,
         source: Arc::new(OutOfTime),
     };
-    let silent = StoreError::unanswered(30 * second);
+    let silent = ServerError::unanswered(30 * second);
     let one = Scope::One("x".into());
     let rest = second * 30 * READING_REST;
     for (scope, error, pause, soon) in [

@@ -1,82 +1,34 @@
-//! The errors of stores, in the library's own words.
+//! How the library makes and classifies the errors of its operations.
 
-use std::{error::Error as StdError, fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use super::{
-    cause::{self, Cause},
+    ServerError,
+    cause::Cause,
     failure::{self, Failure, UNAUTHORIZED},
 };
 use crate::{
     contention::Rounded,
     protocol::document::{ID_MOST, Malformed},
-    truncated_debug::shown,
 };
 
-/// The reason why an operation failed.
-///
-/// It is shown by its message, and has no [`source`](StdError::source): both would be of any size otherwise, and show
-/// commands and documents.
-#[derive(Clone)]
-pub(crate) struct StoreError {
-    pub(crate) kind: Failure,
-    pub(crate) source: Arc<dyn StdError + Send + Sync>,
-}
-
-impl fmt::Display for StoreError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.own().is_some() {
-            return self.cause().fmt(f);
-        }
-        let kind = match self.kind {
-            Failure::Raced => "the lock's document was created by two commands at once",
-            Failure::Unavailable if self.driver().is_some_and(failure::is_unconfirmed) => {
-                "the server did not confirm the write"
-            }
-            Failure::Unavailable if self.code().is_some() => "the server is not available",
-            Failure::Unavailable => "the server can't be reached",
-            Failure::Refused => "the server refused the operation",
-        };
-        write!(f, "{kind}: {}", self.cause())?;
-        match self.driver().and_then(cause::message) {
-            Some(message) => write!(f, ": {}", shown(message.escape_debug())),
-            None => Ok(()),
-        }
-    }
-}
-
-impl fmt::Debug for StoreError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "StoreError({self})")
-    }
-}
-
-impl StdError for StoreError {}
-
-impl StoreError {
+impl ServerError {
     /// Reports whether asking again would bring the same answer.
     pub(crate) fn is_final(&self) -> bool {
         self.kind == Failure::Refused
     }
 
-    /// Returns the reason why a write of the user's own fields failed.
-    pub(crate) fn of_users_write(error: mongodb::error::Error) -> Self {
-        // The write was never answered by the driver.
-        if let Some(own) = error.get_custom::<Self>() {
-            return own.clone();
-        }
-        let error = Self::from(error);
-        match error.kind {
-            Failure::Raced => Self {
-                kind: Failure::Refused,
-                ..error
-            },
-            _ => error,
-        }
-    }
-
     /// Returns the error for an operation that was not answered in time.
     pub(crate) fn overdue() -> Self {
         Self::of_own(Failure::Unavailable, Own::Overdue)
+    }
+
+    /// Returns the driver's error of an operation on a lock: a duplicate key is a race for the lock's document.
+    pub(crate) fn of_lock(error: mongodb::error::Error) -> Self {
+        Self {
+            kind: failure::failure(&error),
+            source: Arc::new(error),
+        }
     }
 
     fn of_own(kind: Failure, own: Own) -> Self {
@@ -86,12 +38,7 @@ impl StoreError {
         }
     }
 
-    fn own(&self) -> Option<&Own> {
-        self.source.downcast_ref()
-    }
-
-    /// Returns the driver's error, if it reported this one.
-    pub(super) fn driver(&self) -> Option<&mongodb::error::Error> {
+    pub(super) fn own(&self) -> Option<&Own> {
         self.source.downcast_ref()
     }
 
@@ -176,21 +123,9 @@ impl StoreError {
         Self::of_own(Failure::Refused, Own::TooLong(size))
     }
 
-    /// Returns the server's code for the error, if it came from the server.
-    pub(crate) fn code(&self) -> Option<i32> {
-        failure::code(self.driver()?)
-    }
-
     /// Returns the cause in a line, without the server's own text, which may have a value of the user's.
     pub(crate) fn cause(&self) -> Cause<'_> {
         Cause(&*self.source)
-    }
-
-    /// Returns the driver's error, or this error wrapped as one of the driver's.
-    pub(crate) fn into_driver_error(self) -> mongodb::error::Error {
-        self.driver()
-            .cloned()
-            .unwrap_or_else(|| mongodb::error::Error::custom(self.to_string()))
     }
 
     /// Returns the error for a session whose runtime, and with it its tasks, has ended.
@@ -225,16 +160,7 @@ impl StoreError {
     }
 }
 
-impl From<mongodb::error::Error> for StoreError {
-    fn from(error: mongodb::error::Error) -> Self {
-        Self {
-            kind: failure::failure(&error),
-            source: Arc::new(error),
-        }
-    }
-}
-
-impl From<Malformed> for StoreError {
+impl From<Malformed> for ServerError {
     fn from(malformed: Malformed) -> Self {
         let own = if malformed.is_newer() {
             Own::LaterProtocol(malformed)
@@ -247,7 +173,7 @@ impl From<Malformed> for StoreError {
 
 /// The library's own errors, whose texts say it all.
 #[derive(Debug, thiserror::Error)]
-enum Own {
+pub(super) enum Own {
     /// There was no answer for this long.
     #[error("the server did not answer for {}", Rounded(*.0))]
     Unanswered(Duration),
