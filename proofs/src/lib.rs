@@ -3,8 +3,12 @@
 //! - [`fuzzing`]: documents of locks, words of events, and a waiting client whose document another program changes. The
 //!   fuzz targets in `fuzz/` and the tests run the same checks, and those of the library's decoders take their input
 //!   from here.
-//! - `tests/differential`: the pipelines on a real server compared with the transitions in memory, bit by bit.
+//! - [`differential`]: random sequences of operations, applied to the pure transitions and to a server's collection;
+//!   after every step both must be the same, to the bit. The tests run them, and `watchlock verify` on the user's own
+//!   server.
 
+pub mod differential;
+#[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod random;
 

@@ -11,14 +11,10 @@ use mongodb::{
     bson::{Document, doc},
 };
 use watchlock_core::protocol::{Ahead, Kind, ServerTime, State, ahead, document::Malformed};
+use watchlock_proofs::differential::{MIXED, Sequence, Setup};
 use watchlock_testkit::shared;
 
-use super::{
-    STEPS,
-    sequence::Sequence,
-    sequences,
-    setup::{MIXED, Setup},
-};
+use super::{STEPS, sequences};
 
 /// The server and the specification find the same ahead of an entry, also if the entry is not there, or no lock. What
 /// can't be read is not taken for a queue without the entry.

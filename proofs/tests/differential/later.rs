@@ -5,14 +5,10 @@ use std::collections::BTreeMap;
 use futures::TryStreamExt;
 use mongodb::bson::{Document, doc};
 use watchlock_core::protocol::Kind;
+use watchlock_proofs::differential::{MIXED, Sequence, Setup};
 use watchlock_testkit::shared;
 
-use super::{
-    STEPS, TOGETHER,
-    sequence::Sequence,
-    sequences,
-    setup::{MIXED, Setup},
-};
+use super::{STEPS, TOGETHER, sequences};
 
 /// No form of a pipeline touches a document that a later version wrote, whatever is in it.
 #[tokio::test]

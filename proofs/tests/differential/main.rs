@@ -1,13 +1,5 @@
 //! The pipelines, run by a real server, against the specification.
 //!
-//! Random sequences of operations and renewals, with time moved on and back at will, are applied to the pure
-//! transitions and to a collection; after every step the two documents must be the same, to the bit. Many sequences go
-//! side by side, each with a document of its own.
-//!
-//! - [`setup`]: the locks of a run, and the strings and ids of their steps.
-//! - [`steps`]: the drawing of a step, with the weights of each kind.
-//! - [`sequence`]: one sequence on its way, and the document that it must have.
-//!
 //! Here are the run of sequences side by side, and the tests of each use. The other tests compare with the
 //! specification what is no step of a sequence:
 //!
@@ -20,27 +12,17 @@
 
 mod ahead;
 mod later;
-mod sequence;
-mod setup;
 mod sharing;
 mod single;
 mod sizes;
-mod steps;
 mod together;
 
-use std::{collections::HashMap, ops::Range};
+use std::ops::Range;
 
-use futures::TryStreamExt;
-use mongodb::{
-    Collection, Database,
-    bson::{Bson, Document, doc},
-};
+use mongodb::bson::Document;
 use watchlock_core::protocol::Kind;
+use watchlock_proofs::differential::{MIXED, Seen, Setup, compare};
 use watchlock_testkit::shared;
-
-use sequence::{Seen, Sequence};
-use setup::{MIXED, Setup};
-use steps::Move;
 
 /// Sequences of an everyday run, and steps in each. `WATCHLOCK_SEQUENCES=10000` sets more.
 const SEQUENCES: u64 = 300;
@@ -65,25 +47,10 @@ async fn run(setup: &Setup, seeds: Range<u64>) {
     let seeds: Vec<u64> = seeds.collect();
     let mut seen = Vec::new();
     for together in seeds.chunks(TOGETHER) {
-        let mut sequences: Vec<_> = together.iter().map(|seed| Sequence::new(*seed, setup)).collect();
-        let users: Vec<_> = sequences.iter().filter_map(|sequence| sequence.users.clone()).collect();
-        if !users.is_empty() {
-            collection.insert_many(users).await.unwrap();
-        }
-        for number in 0..STEPS {
-            let taken = take_a_step(&mut sequences, number, setup, &database).await;
-            let mut found = documents(&sequences, &collection).await;
-            for (sequence, step) in sequences.iter().zip(&taken) {
-                let found = found.remove(sequence.id.as_str().unwrap());
-                let seed = sequence.seed;
-                assert_eq!(
-                    found,
-                    sequence.document(setup),
-                    "sequence {seed}, step {number}: {step:?}"
-                );
-            }
-        }
-        seen.extend(sequences.iter().map(|sequence| sequence.seen));
+        let compared = compare(&collection, setup, together.iter().copied(), STEPS)
+            .await
+            .unwrap();
+        seen.extend(compared.unwrap_or_else(|mismatch| panic!("{mismatch}")));
     }
     let number = |of: fn(&Seen) -> u32| seen.iter().map(of).sum::<u32>();
     let kept = (number(|seen| seen.kept), number(|seen| seen.spared));
@@ -94,41 +61,6 @@ async fn run(setup: &Setup, seeds: Range<u64>) {
         let downgrades = (number(|seen| seen.downgraded), number(|seen| seen.not_downgraded));
         assert!(downgrades.0 > 0 && downgrades.1 > 0, "{downgrades:?}");
     }
-}
-
-/// Takes a step of each sequence by the specification and on the server. Returns the steps.
-async fn take_a_step(
-    sequences: &mut [Sequence],
-    number: usize,
-    setup: &Setup,
-    database: &Database,
-) -> Vec<Option<Move>> {
-    let mut updates = Vec::new();
-    let mut taken = Vec::new();
-    for sequence in sequences {
-        let step = sequence.step(number, setup);
-        taken.push(step.map(|(step, update)| {
-            updates.push(update);
-            step
-        }));
-    }
-    let answer = database
-        .run_command(doc! { "update": "locks", "updates": updates, "ordered": false })
-        .await
-        .unwrap();
-    assert_eq!(answer.get("writeErrors"), None);
-    taken
-}
-
-/// Returns the documents of the sequences as the server has them, by their ids.
-async fn documents(sequences: &[Sequence], collection: &Collection<Document>) -> HashMap<String, Document> {
-    let ids: Vec<&Bson> = sequences.iter().map(|sequence| &sequence.id).collect();
-    let found = collection.find(doc! { "_id": { "$in": ids } }).await.unwrap();
-    let found: Vec<Document> = found.try_collect().await.unwrap();
-    let found = found.into_iter();
-    found
-        .map(|document| (document.get_str("_id").unwrap().to_owned(), document))
-        .collect()
 }
 
 #[tokio::test]

@@ -8,7 +8,9 @@ use watchlock_core::protocol::{Kind, Location, ServerTime, State, pipeline, stat
 use watchlock_proofs::Random;
 use watchlock_testkit::shared;
 
-use super::{sequence::Sequence, sequences, setup::Setup};
+use watchlock_proofs::differential::{Sequence, Setup};
+
+use super::sequences;
 
 /// Locks side by side in one document are renewed all together or not at all, and those that are idle for long go with
 /// the next write of another: as the specification says of each by itself.

@@ -12,11 +12,9 @@ use watchlock_core::protocol::{
 use watchlock_proofs::Random;
 use watchlock_testkit::shared;
 
-use super::{
-    sequence::Sequence,
-    sequences,
-    setup::{MIXED, Setup},
-};
+use watchlock_proofs::differential::{MIXED, Sequence, Setup};
+
+use super::sequences;
 
 const NAMES: u64 = 64;
 

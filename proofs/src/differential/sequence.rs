@@ -1,8 +1,8 @@
 //! One sequence of steps on its way, and the document that it must have.
 
+use crate::Random;
 use mongodb::bson::{Bson, Document, doc};
 use watchlock_core::protocol::{Downgrade, Evict, Expects, Idle, Operation, ServerTime, State, pipeline, state};
-use watchlock_proofs::Random;
 
 use super::{
     setup::Setup,
@@ -10,32 +10,33 @@ use super::{
 };
 
 /// One sequence, with a document of its own.
-pub(super) struct Sequence {
-    pub(super) seed: u64,
+#[derive(Debug)]
+pub struct Sequence {
+    pub seed: u64,
     random: Random,
-    pub(super) id: Bson,
-    pub(super) now: ServerTime,
+    pub id: Bson,
+    pub now: ServerTime,
     /// The lock by the specification.
-    pub(super) expected: Option<State>,
+    pub expected: Option<State>,
     /// The user's part of the document; `None` if the document is the lock's alone.
-    pub(super) users: Option<Document>,
-    pub(super) seen: Seen,
+    pub users: Option<Document>,
+    pub seen: Seen,
 }
 
 /// Numbers of steps that are rare, and easily lost among the others.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Seen {
+pub struct Seen {
     /// Downgrades that took permits, and those of a holder with more permits that did not: under an earlier token, or
     /// as the lock was released.
-    pub(super) downgraded: u32,
-    pub(super) not_downgraded: u32,
+    pub downgraded: u32,
+    pub not_downgraded: u32,
     /// Releases that kept the lock.
-    pub(super) kept: u32,
+    pub kept: u32,
     /// Entries that left, except for the hold that the server ends.
-    pub(super) spared: u32,
+    pub spared: u32,
     /// Breaks that evicted somebody, and those that found nobody.
-    pub(super) broken: u32,
-    pub(super) not_broken: u32,
+    pub broken: u32,
+    pub not_broken: u32,
 }
 
 impl Seen {
@@ -68,7 +69,7 @@ impl Seen {
 type Update = (Document, Vec<Document>, bool);
 
 impl Sequence {
-    pub(super) fn new(seed: u64, setup: &Setup) -> Self {
+    pub fn new(seed: u64, setup: &Setup) -> Self {
         let mut random = Random::new(seed);
         // Two names of a kind would collide, so the hostile ones get the seed as well.
         let name = format!("{seed}{}", random.pick(&setup.strings));
@@ -86,8 +87,12 @@ impl Sequence {
         }
     }
 
+    pub fn name(&self) -> &str {
+        self.id.as_str().unwrap_or_default()
+    }
+
     /// Takes a step by the specification, and returns it as an update for the server.
-    pub(super) fn step(&mut self, number: usize, setup: &Setup) -> Option<(Move, Document)> {
+    pub fn step(&mut self, number: usize, setup: &Setup) -> Option<(Move, Document)> {
         self.now = self.now.plus_millis(i64::try_from(self.random.below(16)).unwrap() - 1);
         let step = steps::draw(&mut self.random, number, setup, self.expected.as_ref());
         let (query, update, upsert) = match &step {
@@ -146,8 +151,8 @@ impl Sequence {
     }
 
     /// Returns the document that the server must have.
-    pub(super) fn document(&self, setup: &Setup) -> Option<Document> {
-        let name = self.id.as_str().unwrap();
+    pub fn document(&self, setup: &Setup) -> Option<Document> {
+        let name = self.name();
         let Some(users) = &self.users else {
             return self.expected.as_ref().map(|state| state.to_document(name));
         };

@@ -3,7 +3,7 @@
 use watchlock_core::protocol::{Kind, Location, Use};
 
 /// Locks of all sorts, one after the other in the same document.
-pub(super) const MIXED: &[Use] = &[
+pub const MIXED: &[Use] = &[
     (Kind::Mutex, 1),
     (Kind::Semaphore, 3),
     (Kind::RwLock, 1 << 20),
@@ -14,18 +14,19 @@ pub(super) const MIXED: &[Use] = &[
 const PLAIN: [&str; 5] = ["a-1", "a-2", "b-1", "b-2", "c-1"];
 
 /// The subject of a run of sequences.
-pub(super) struct Setup {
-    pub(super) at: Location,
+#[derive(Debug)]
+pub struct Setup {
+    pub at: Location,
     /// The kinds and capacities of the locks.
-    pub(super) uses: &'static [Use],
+    pub uses: &'static [Use],
     /// Strings for names, owners and values: all of them hostile.
-    pub(super) strings: Vec<String>,
+    pub strings: Vec<String>,
     /// Ids for entries: the plain ones, and then hostile ones. They are few, so that entries meet themselves again.
-    pub(super) ids: Vec<String>,
+    pub ids: Vec<String>,
 }
 
 impl Setup {
-    pub(super) fn new(at: Location, uses: &'static [Use]) -> Self {
+    pub fn new(at: Location, uses: &'static [Use]) -> Self {
         let strings = hostile();
         let short = strings.iter().filter(|text| text.len() < 100).take(20).cloned();
         let ids = PLAIN.iter().map(|id| (*id).to_owned()).chain(short).collect();
@@ -33,7 +34,7 @@ impl Setup {
     }
 
     /// Creates the setup of locks under a path. Where it is empty, a document is the lock's alone.
-    pub(super) fn at_path(path: &str, uses: &'static [Use]) -> Self {
+    pub fn at_path(path: &str, uses: &'static [Use]) -> Self {
         let at = if path.is_empty() {
             Location::default()
         } else {
@@ -42,7 +43,7 @@ impl Setup {
         Self::new(at, uses)
     }
 
-    pub(super) fn plain_ids(&self) -> &[String] {
+    pub fn plain_ids(&self) -> &[String] {
         &self.ids[..PLAIN.len()]
     }
 }

@@ -3,17 +3,17 @@
 
 use std::slice;
 
+use crate::Random;
 use watchlock_core::protocol::{
     Downgrade, Evict, Expects, Holder, Identity, Idle, Kept, KeptUntil, Operation, Owner, Proclaim, Record, Request,
-    Requests, State, made_up::operation,
+    Requests, State,
 };
-use watchlock_proofs::Random;
 
 use super::setup::Setup;
 
 /// A step of a sequence.
 #[derive(Debug)]
-pub(super) enum Move {
+pub enum Move {
     Run(Box<Operation>),
     Renew {
         operation: String,
@@ -402,9 +402,18 @@ impl<'a> Draw<'a> {
 /// An operation that does nothing yet, on a lock whose queue is soon full.
 fn blank(id: &str) -> Operation {
     Operation {
+        id: id.to_owned(),
+        leave: Vec::new(),
+        kept: Vec::new(),
+        leave_capacity: None,
+        evict: Evict::Nobody,
+        proclaim: None,
+        downgrade: None,
+        requests: None,
+        expects: Expects::Nothing,
         room: 4,
         keep: 500,
-        ..operation(id)
+        record: Record::default(),
     }
 }
 
