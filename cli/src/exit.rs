@@ -50,11 +50,12 @@ const OF_ONE: &[&str] = &[
 /// The commands that ask a server.
 const ASKING: &[&str] = &[
     "run", "elect", "hold", "acquire", "renew", "release", "wait", "observe", "ls", "show", "watch", "break", "doctor",
+    "verify",
 ];
 
 /// The exit codes, with the commands that have them, and their meaning there; no commands: all. The guide's page has
 /// the same table, and a test plays a scene for each of them.
-const CODES: [(&str, &[&str], &str); 20] = [
+const CODES: [(&str, &[&str], &str); 21] = [
     ("0", &[], "done"),
     ("1", &["show"], "there is no trace of the lock"),
     ("1", &["break"], "nobody holds the lock, or it was not confirmed"),
@@ -65,6 +66,7 @@ const CODES: [(&str, &[&str], &str); 20] = [
     ),
     ("1", &["observe"], "nobody leads (--once)"),
     ("1", &["doctor"], "it found a problem"),
+    ("1", &["verify"], "a promise was broken"),
     (
         "64",
         &[],

@@ -39,6 +39,7 @@ mod signals;
 mod table;
 mod terminal;
 mod text;
+mod verify;
 mod wait;
 mod watch;
 
@@ -107,7 +108,7 @@ fn dispatch(arguments: Arguments) -> Outcome {
     let outcome = runtime.block_on(async {
         let ending = match &command {
             // These give their lock back first.
-            Command::Run(_) | Command::Elect(_) | Command::Hold(_) | Command::Acquire(_) => None,
+            Command::Run(_) | Command::Elect(_) | Command::Hold(_) | Command::Acquire(_) | Command::Verify(_) => None,
             _ => Some(signals::end_at_once()?),
         };
         match command {
@@ -124,6 +125,7 @@ fn dispatch(arguments: Arguments) -> Outcome {
             Command::Watch(watch) => watch::watch(&connection, watch, ending).await,
             Command::Break(break_lock) => break_lock::break_lock(&connection, break_lock).await,
             Command::Doctor(doctor) => doctor::doctor(&connection, doctor).await,
+            Command::Verify(verify) => verify::verify(&connection, verify).await,
             Command::Completions { .. } | Command::Man { .. } => Ok(ExitCode::SUCCESS),
         }
     });

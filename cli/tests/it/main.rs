@@ -18,6 +18,7 @@ mod outage;
 mod run;
 mod steps;
 mod terminal;
+mod verify;
 
 use std::{
     ffi::OsStr,

@@ -1,0 +1,61 @@
+//! What an open change stream costs everybody else's writes, as far as that is seen from outside.
+
+use std::time::{Duration, Instant};
+
+use mongodb::bson::Document;
+
+use super::{
+    ground::{Ground, told},
+    report::{Check, millis},
+    server::median,
+};
+use crate::{connection::to_its_end, exit::Failure};
+
+const SECTION: &str = "cost";
+
+/// Streams that are open at once: few enough for the pool.
+const STREAMS: usize = 8;
+
+/// Writes that are timed.
+const WRITES: usize = 200;
+
+pub(super) async fn checks(ground: &Ground<'_>) -> Result<Vec<Check>, Failure> {
+    let name = "streams beside writes";
+    let alone = writes(ground).await?;
+    let watched = ground.collection("watched");
+    let mut readers = tokio::task::JoinSet::new();
+    for _ in 0..STREAMS {
+        let watched = watched.clone();
+        match to_its_end(async move { watched.watch().await }).await? {
+            Ok(mut stream) => readers.spawn(async move {
+                use futures::StreamExt as _;
+                while stream.next().await.is_some_and(|event| event.is_ok()) {}
+            }),
+            Err(error) => {
+                let why = format!("no change stream: {}", Failure::driver(&error).message());
+                return Ok(vec![Check::skipped(SECTION, name, why)]);
+            }
+        };
+    }
+    let beside = writes(ground).await?;
+    readers.shutdown().await;
+    let found = format!(
+        "a write to another collection takes {}, and {} beside {STREAMS} open streams (medians of {WRITES}); see the \
+         guide's page Scaling for what a fleet may hold",
+        millis(alone),
+        millis(beside)
+    );
+    Ok(vec![Check::noted(SECTION, name, found)])
+}
+
+/// Returns the median time of a write to another collection.
+async fn writes(ground: &Ground<'_>) -> Result<Duration, Failure> {
+    let mut samples = Vec::with_capacity(WRITES);
+    for _ in 0..WRITES {
+        let (begun, written) = (Instant::now(), ground.collection("written"));
+        let write = async move { written.insert_one(Document::new()).await };
+        told(to_its_end(write).await?)?;
+        samples.push(begun.elapsed());
+    }
+    Ok(median(&mut samples))
+}

@@ -1,0 +1,144 @@
+//! Fences, guards, transactions, and the index by which the server removes old locks.
+
+use std::time::{Duration, Instant};
+
+use mongodb::bson::{DateTime, doc};
+use tokio::time::sleep;
+use watchlock::{LockClient, errors::FenceError};
+
+use super::{
+    ground::{Ground, told},
+    report::Check,
+};
+use crate::{connection::to_its_end, exit::Failure, text::span_of};
+
+const SECTION: &str = "fences and transactions";
+
+/// A document that the server has to remove in time.
+pub(super) struct Purged {
+    since: Instant,
+}
+
+/// Writes a free lock whose time is over. The server looks for such once a minute, so this comes first.
+pub(super) async fn purge(ground: &Ground<'_>) -> Result<Purged, Failure> {
+    // The first lock of a client makes the index; the document has the form of a free lock.
+    let documents = ground.locks();
+    let old = doc! { "_id": "old", "purge_at": DateTime::from_millis(1_000_000_000_000) };
+    told(to_its_end(async move { documents.insert_one(old).await }).await?)?;
+    Ok(Purged { since: Instant::now() })
+}
+
+impl Purged {
+    /// Waits for the removal, until this time.
+    pub(super) async fn check(self, ground: &Ground<'_>, until: Instant) -> Result<Check, Failure> {
+        let name = "TTL index";
+        loop {
+            let documents = ground.locks();
+            let found = told(to_its_end(async move { documents.find_one(doc! { "_id": "old" }).await }).await?)?;
+            let took = span_of(self.since.elapsed());
+            if found.is_none() {
+                return Ok(Check::kept(
+                    SECTION,
+                    name,
+                    format!("the server removed an old lock within {took}"),
+                ));
+            }
+            if Instant::now() >= until {
+                let why = format!("not seen within {took}: the server looks once a minute, so give it --seconds 90");
+                return Ok(Check::skipped(SECTION, name, why));
+            }
+            sleep(Duration::from_millis(500)).await;
+        }
+    }
+}
+
+pub(super) async fn checks(ground: &Ground<'_>) -> Result<Vec<Check>, Failure> {
+    let (first, second) = (ground.client().await?, ground.client().await?);
+    Ok(vec![
+        fence(ground, &first, &second).await?,
+        transaction(ground, &second).await?,
+    ])
+}
+
+/// Checks that a write of an earlier holder is refused.
+async fn fence(ground: &Ground<'_>, first: &LockClient, second: &LockClient) -> Result<Check, Failure> {
+    let name = "earlier holder's write";
+    let written = ground.collection("fenced");
+    let inserted = written.clone();
+    told(to_its_end(async move { inserted.insert_one(doc! { "_id": 1 }).await }).await?)?;
+    let earlier = first.mutex("fence").acquire().await?;
+    second.break_lock("fence").await?;
+    let later = second.mutex("fence").acquire().await?;
+    let write = |fence: watchlock::fence::Fence, by| {
+        let written = written.clone();
+        async move {
+            let update = doc! { "$set": { "by": by } };
+            fence.update_one(&written, doc! { "_id": 1 }, update).await
+        }
+    };
+    let by_later = write(later.fence(), "later").await;
+    let by_earlier = write(earlier.fence(), "earlier").await;
+    drop(later.release().await);
+    Ok(match (by_later, by_earlier) {
+        (Ok(_), Err(FenceError::Fenced { .. })) => {
+            Check::kept(SECTION, name, "refused, after one under a larger token")
+        }
+        (later, earlier) => Check::broken(SECTION, name, "a fence did not tell two holders apart")
+            .with(format!("later: {later:?}\nearlier: {earlier:?}")),
+    })
+}
+
+/// Checks that a guarded transaction is not committed once the lock is lost, and is while it is held.
+async fn transaction(ground: &Ground<'_>, second: &LockClient) -> Result<Check, Failure> {
+    let name = "guarded transaction";
+    let written = ground.collection("guarded");
+    let inserted = written.clone();
+    told(to_its_end(async move { inserted.insert_one(doc! { "_id": 1, "n": 0 }).await }).await?)?;
+    // The guard needs the driver client of the lock client.
+    let locks = LockClient::builder(ground.database().clone())
+        .collection(ground.locks().name())
+        .build()
+        .await?;
+    let mut committed = Vec::new();
+    for is_lost in [false, true] {
+        let held = locks.mutex("guard").acquire().await?;
+        let mut session = told(ground.database().client().start_session().await)?;
+        told(session.start_transaction().await)?;
+        let change = written.update_one(doc! { "_id": 1 }, doc! { "$inc": { "n": 1 } });
+        if let Err(error) = change.session(&mut session).await {
+            let why = format!("this server has no transactions: {}", Failure::driver(&error).message());
+            locks.shutdown().await;
+            return Ok(Check::skipped(SECTION, name, why));
+        }
+        if is_lost {
+            second.break_lock("guard").await?;
+        }
+        let guarded = held.guard_transaction(&mut session).await;
+        committed.push((
+            guarded,
+            session
+                .commit_transaction()
+                .await
+                .map_err(|error| error.kind.to_string()),
+        ));
+        drop(held.release().await);
+    }
+    locks.shutdown().await;
+    let found = told(to_its_end(async move { written.find_one(doc! { "_id": 1 }).await }).await?)?;
+    let n = found.and_then(|found| found.get_i32("n").ok());
+    let is_right = matches!(&committed[..], [(Ok(()), Ok(())), (Err(_), _)]) && n == Some(1);
+    Ok(if is_right {
+        Check::kept(
+            SECTION,
+            name,
+            "committed while the lock was held, and not after it was broken",
+        )
+    } else {
+        Check::broken(
+            SECTION,
+            name,
+            "a guard did not decide whether a transaction is committed",
+        )
+        .with(format!("{committed:?}\nthe number is {n:?}"))
+    })
+}

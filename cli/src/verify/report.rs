@@ -1,0 +1,212 @@
+//! The report of `watchlock verify`: for a terminal, as JSON, and as a page of Markdown to keep and to send in.
+
+use std::{fmt::Write as _, time::Duration};
+
+use serde::Serialize;
+
+use crate::text::plain;
+
+/// One check, and its result. The names are part of the `--json` interface.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Check {
+    pub(crate) section: &'static str,
+    pub(crate) name: String,
+    pub(crate) verdict: Verdict,
+    /// Numbers and reasons, in a line.
+    pub(crate) found: String,
+    /// What shows that a promise was broken, in as many lines as that takes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) evidence: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Verdict {
+    /// A fact about the server, without a promise.
+    Noted,
+    Kept,
+    Broken,
+    /// It could not be run: that says nothing of the promise.
+    Skipped,
+}
+
+impl Verdict {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Noted => "",
+            Self::Kept => "kept",
+            Self::Broken => "BROKEN",
+            Self::Skipped => "skipped",
+        }
+    }
+}
+
+impl Check {
+    fn new(section: &'static str, name: impl Into<String>, verdict: Verdict, found: impl Into<String>) -> Self {
+        Self {
+            section,
+            name: name.into(),
+            verdict,
+            found: found.into(),
+            evidence: None,
+        }
+    }
+
+    pub(crate) fn noted(section: &'static str, name: impl Into<String>, found: impl Into<String>) -> Self {
+        Self::new(section, name, Verdict::Noted, found)
+    }
+
+    pub(crate) fn kept(section: &'static str, name: impl Into<String>, found: impl Into<String>) -> Self {
+        Self::new(section, name, Verdict::Kept, found)
+    }
+
+    pub(crate) fn broken(section: &'static str, name: impl Into<String>, found: impl Into<String>) -> Self {
+        Self::new(section, name, Verdict::Broken, found)
+    }
+
+    pub(crate) fn skipped(section: &'static str, name: impl Into<String>, why: impl Into<String>) -> Self {
+        Self::new(section, name, Verdict::Skipped, why)
+    }
+
+    pub(crate) fn with(self, evidence: impl Into<String>) -> Self {
+        Self {
+            evidence: Some(evidence.into()),
+            ..self
+        }
+    }
+}
+
+/// Everything that a run has found.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    /// Whether no promise was broken.
+    pub(crate) kept: bool,
+    pub(crate) watchlock: &'static str,
+    pub(crate) seed: u64,
+    pub(crate) seconds: f64,
+    pub(crate) checks: Vec<Check>,
+}
+
+impl Report {
+    pub(crate) fn new(seed: u64, seconds: f64, checks: Vec<Check>) -> Self {
+        Self {
+            kept: !checks.iter().any(|check| check.verdict == Verdict::Broken),
+            watchlock: env!("CARGO_PKG_VERSION"),
+            seed,
+            seconds,
+            checks,
+        }
+    }
+
+    fn count(&self, verdict: Verdict) -> usize {
+        self.checks.iter().filter(|check| check.verdict == verdict).count()
+    }
+
+    /// Says the outcome in a line.
+    fn summary(&self) -> String {
+        let [kept, broken, skipped] = [Verdict::Kept, Verdict::Broken, Verdict::Skipped].map(|it| self.count(it));
+        let skipped = match skipped {
+            0 => String::new(),
+            count => format!(", {count} not checked"),
+        };
+        let of = kept + broken;
+        match broken {
+            0 => format!("{of} promises of {of} kept{skipped}, in {:.0} s", self.seconds),
+            _ => format!(
+                "{broken} promises of {of} BROKEN{skipped}, in {:.0} s; seed {}",
+                self.seconds, self.seed
+            ),
+        }
+    }
+
+    /// Writes it for a terminal.
+    pub(crate) fn text(&self) -> String {
+        let width = self.checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
+        let (mut text, mut section) = (String::new(), "");
+        for check in &self.checks {
+            if check.section != section {
+                section = check.section;
+                let _ = writeln!(text, "{section}");
+            }
+            let (name, word, found) = (plain(&check.name), check.verdict.word(), plain(&check.found));
+            let _ = writeln!(text, "  {name:width$}  {word:7}  {found}");
+            for line in check.evidence.iter().flat_map(|evidence| evidence.lines()) {
+                let _ = writeln!(text, "    | {}", plain(line));
+            }
+        }
+        let _ = writeln!(text, "{}", self.summary());
+        text
+    }
+
+    /// Writes it as a page of Markdown.
+    pub(crate) fn page(&self) -> String {
+        let mut page = "# watchlock verify\n\n".to_owned();
+        let _ = writeln!(
+            page,
+            "watchlock {}, seed {}: {}.\n",
+            self.watchlock,
+            self.seed,
+            self.summary()
+        );
+        let mut section = "";
+        for check in &self.checks {
+            if check.section != section {
+                section = check.section;
+                let _ = writeln!(page, "\n## {section}\n\n| check | verdict | found |\n|---|---|---|");
+            }
+            let (name, found) = (cell(&check.name), cell(&check.found));
+            let _ = writeln!(page, "| {name} | {} | {found} |", check.verdict.word());
+        }
+        for check in &self.checks {
+            if let Some(evidence) = &check.evidence {
+                let _ = writeln!(page, "\n## Evidence: {}, {}\n", check.section, cell(&check.name));
+                for line in evidence.lines() {
+                    let _ = writeln!(page, "    {}", plain(line));
+                }
+            }
+        }
+        page
+    }
+}
+
+/// Returns a latency in milliseconds, with a digit for those that have few.
+pub(super) fn millis(latency: Duration) -> String {
+    format!("{:.1} ms", latency.as_secs_f64() * 1_000.0)
+}
+
+/// Makes a text a cell of a table: what comes from a server must not end it.
+fn cell(text: &str) -> String {
+    plain(text).replace('|', "\\|")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_skipped_is_never_counted_as_kept() {
+        let checks = vec![
+            Check::noted("server", "version", "MongoDB 6.0.5"),
+            Check::kept("exclusion", "mutex", "10 holds"),
+            Check::skipped("fences", "TTL", "no | time"),
+        ];
+        let report = Report::new(1, 2.0, checks.clone());
+        assert!(report.kept);
+        assert!(
+            report.text().contains("1 promises of 1 kept, 1 not checked, in 2 s"),
+            "{}",
+            report.text()
+        );
+        assert!(
+            report.page().contains("| TTL | skipped | no \\| time |"),
+            "{}",
+            report.page()
+        );
+        let broken = checks
+            .into_iter()
+            .chain([Check::broken("wake-ups", "expiry", "late").with("a\nb")]);
+        let report = Report::new(1, 2.0, broken.collect());
+        assert!(!report.kept);
+        assert!(report.text().contains("1 promises of 2 BROKEN") && report.text().contains("    | b"));
+    }
+}
