@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use clap::Args;
 use mongodb::{
     Client, Collection, Database,
     bson::{Document, doc},
@@ -60,14 +61,20 @@ const WAKE_LOOK: Duration = Duration::from_millis(100);
 const LOOK: Duration = Duration::from_millis(25);
 
 /// The settings of a client.
-#[derive(Clone, Debug)]
+#[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
+    #[arg(long)]
     pub(crate) uri: String,
+    #[arg(long)]
     pub(crate) database: String,
+    #[arg(long)]
     pub(crate) label: String,
+    #[arg(long)]
     pub(crate) seed: u64,
+    #[arg(long)]
     pub(crate) history: PathBuf,
     /// Whether it goes on after the loss of a lock as if nothing had happened. The judge has to find it.
+    #[arg(long)]
     pub(crate) ignores_loss: bool,
 }
 

@@ -27,7 +27,7 @@ use crate::{
     fault::NODES,
     history::{HISTORY, History, JOURNAL, SERVERS},
     journal::{Entry, Note, SLOW},
-    judge::{self, Case, IDLE, PROBE},
+    judge::{Case, IDLE, PROBE},
     locks::{ALL, JOBS, Kind, LOCKS, OWN_DOCUMENT, OWN_MUTEX, PERMITS, Share},
     oplog::Reader,
     record::{self, Log},
@@ -294,7 +294,6 @@ pub(crate) fn judge(folder: &Path) -> Result<bool> {
         history: &history,
         violations: &violations,
         judged,
-        waits: judge::measure(&case),
         folder,
     };
     let evidence = serde_json::to_string(&Evidence::of(&summary))?;

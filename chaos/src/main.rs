@@ -8,29 +8,29 @@ mod evidence;
 mod fault;
 mod foreign;
 mod history;
-mod jobs;
 mod journal;
 mod judge;
-mod load;
 mod locks;
 mod oplog;
 mod random;
 mod record;
 mod schedule;
+mod soak;
 mod stage;
 mod streams;
 mod summary;
 mod timeline;
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
-use arguments::Command;
+use arguments::{Arguments, Command};
+use clap::Parser;
 use schedule::Burst;
 
 type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
 fn main() -> ExitCode {
-    match act() {
+    match act(Arguments::parse()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -40,30 +40,28 @@ fn main() -> ExitCode {
     }
 }
 
-fn act() -> Result<bool> {
-    match Command::parse()? {
-        Command::Help => {
-            print!("{}", arguments::HELP);
-            Ok(true)
-        }
-        Command::Schedule { seed, bursts, mix } => {
+fn act(arguments: Arguments) -> Result<bool> {
+    match arguments.command {
+        Some(Command::Schedule { faults, bursts }) => {
             for number in 0..bursts {
-                println!("burst {number}\n{}", Burst::of(seed, number, &mix));
+                println!("burst {number}\n{}", Burst::of(faults.seed, number, &faults.fault));
             }
             Ok(true)
         }
-        Command::Judge { folder } => director::judge(&folder),
-        Command::Client(options) => {
+        Some(Command::Judge { folder }) => director::judge(&folder),
+        Some(Command::Client(options)) => {
             // One thread: a client's lines are then in the order of their events.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(client::run(options))?;
             // A thread may still wait for standard input.
             std::process::exit(0)
         }
-        Command::Job { file, lasts } => jobs::command(&file, lasts),
-        Command::Jobs(jobs) => tokio::runtime::Runtime::new()?.block_on(jobs::run(jobs)),
-        Command::Load(load) => tokio::runtime::Runtime::new()?.block_on(load::run(load)),
-        Command::Play(play) => {
+        Some(Command::Soak { minutes, seed }) => {
+            let lasts = Duration::from_secs(minutes.saturating_mul(60));
+            tokio::runtime::Runtime::new()?.block_on(soak::run(lasts, seed))
+        }
+        None => {
+            let play = arguments.play();
             println!("to run it again: {}", play.again());
             tokio::runtime::Runtime::new()?.block_on(director::run(play))
         }

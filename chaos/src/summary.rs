@@ -6,7 +6,7 @@ use crate::{
     clock::{MILLI, SECOND},
     history::{History, Operation},
     journal::Note,
-    judge::{Judged, Violation, Waits},
+    judge::{Judged, Violation},
     record::End,
 };
 
@@ -16,8 +16,6 @@ pub(crate) struct Summary<'a> {
     pub(crate) history: &'a History,
     pub(crate) violations: &'a [Violation],
     pub(crate) judged: Judged,
-    /// The longest waits under each single kind of fault.
-    pub(crate) waits: BTreeMap<&'a str, Waits>,
     pub(crate) folder: &'a Path,
 }
 
@@ -36,7 +34,6 @@ impl fmt::Display for Summary<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.write_operations(f)?;
         self.write_faults(f)?;
-        self.write_waits(f)?;
         self.write_judgement(f)?;
         self.write_violations(f)?;
         write!(f, "All of it is in {}", self.folder.display())
@@ -111,24 +108,6 @@ impl Summary<'_> {
                 String::new()
             };
             writeln!(f, "  {begun:>7} {kind}{missed}")?;
-        }
-        Ok(())
-    }
-
-    fn write_waits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "the longest waits beside one kind of fault: for a lock of one's own, for a release"
-        )?;
-        for (kind, waits) in &self.waits {
-            writeln!(
-                f,
-                "  {:>7} ms of {:>6}, {:>7} ms of {:>6}  {kind}",
-                waits.longest_acquire / MILLI,
-                waits.acquires,
-                waits.longest_release / MILLI,
-                waits.releases
-            )?;
         }
         Ok(())
     }

@@ -4,7 +4,7 @@
 //! no hold is lost, and an acquire of a lock that nobody else asks for, and every release, is answered within a bound.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashMap},
     time::Duration,
 };
 
@@ -63,7 +63,6 @@ const fn nanos(duration: Duration) -> u64 {
 /// A fault with its time and its reach.
 #[derive(Debug)]
 pub(super) struct Strike<'a> {
-    kind: &'a str,
     from: Moment,
     to: Moment,
     reach: &'a Reach,
@@ -78,15 +77,6 @@ enum Weather {
     AsksAgain,
     /// Anything may happen.
     Foul,
-}
-
-/// The longest waits while one kind of fault was active and no other.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Waits {
-    pub(crate) acquires: usize,
-    pub(crate) longest_acquire: u64,
-    pub(crate) releases: usize,
-    pub(crate) longest_release: u64,
 }
 
 /// The faults, and the times when the machine or the servers were too slow for a judgement.
@@ -110,7 +100,7 @@ impl<'a> Sky<'a> {
             };
         }
         let strikes = journal.iter().filter_map(|entry| {
-            let Note::Began { fault, kind, reach, .. } = &entry.note else {
+            let Note::Began { fault, reach, .. } = &entry.note else {
                 return None;
             };
             let whole = || {
@@ -125,7 +115,6 @@ impl<'a> Sky<'a> {
                 _ => ends.get(fault).copied(),
             };
             Some(Strike {
-                kind,
                 from: entry.at,
                 to: to.unwrap_or(Moment::MAX),
                 reach,
@@ -165,25 +154,6 @@ impl<'a> Sky<'a> {
             // With the connections of several faults the pool is used up.
             _ => Weather::Foul,
         }
-    }
-
-    /// Returns the one kind of fault that was active; none is one too.
-    fn only_kind(&self, operation: &Operation, from: Moment, to: Moment) -> Option<&'a str> {
-        let about = self
-            .strikes
-            .iter()
-            .filter(|strike| strike.from <= to && strike.to >= from);
-        let mut kinds = HashSet::new();
-        for strike in about {
-            match strike.reach {
-                Reach::Locks(names) if names.contains(&operation.name) => return None,
-                Reach::Client(client) if *client == operation.client => return None,
-                _ => kinds.insert(strike.kind),
-            };
-        }
-        let mut kinds = kinds.into_iter();
-        let kind = kinds.next().unwrap_or("no fault");
-        kinds.next().is_none().then_some(kind)
     }
 }
 
@@ -256,28 +226,6 @@ fn waits(operation: &Operation) -> Vec<(Moment, Moment, &'static str)> {
         waits.push((let_go.at, *to, "a release of"));
     }
     waits
-}
-
-/// Returns the longest waits for each kind of fault.
-pub(crate) fn measure<'a>(case: &Case<'a>) -> BTreeMap<&'a str, Waits> {
-    let sky = Sky::of(case);
-    let mut measured: BTreeMap<&str, Waits> = BTreeMap::new();
-    for operation in &case.history.operations {
-        for (from, to, what) in waits(operation) {
-            let Some(kind) = sky.only_kind(operation, from, to) else {
-                continue;
-            };
-            let waits = measured.entry(kind).or_default();
-            let (count, longest) = if what == "a release of" {
-                (&mut waits.releases, &mut waits.longest_release)
-            } else {
-                (&mut waits.acquires, &mut waits.longest_acquire)
-            };
-            *count += 1;
-            *longest = (*longest).max(to - from);
-        }
-    }
-    measured
 }
 
 /// Checks that clients are woken by streams when they are asked to end, after a while without disturbance.

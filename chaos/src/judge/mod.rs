@@ -36,7 +36,6 @@ use crate::{
 };
 
 use entries::Entries;
-pub(crate) use harm::{Waits, measure};
 pub(crate) use linear::Judged;
 
 /// Maximum distance of a server's set clock from the true time.

@@ -65,12 +65,12 @@ impl Stage {
                 "--label",
                 &slot.label,
             ])
-            .args(["--seed", &seed.to_string(), "--folder"])
-            .arg(&self.folder)
+            .args(["--seed", &seed.to_string(), "--history"])
+            .arg(self.folder.join(format!("{}{HISTORY}", slot.label)))
             .stdin(Stdio::piped())
             .kill_on_drop(true);
         if self.ignores_loss {
-            command.args(["--sabotage", "ignore-loss"]);
+            command.arg("--ignores-loss");
         }
         slot.child = Some(command.spawn()?);
         Ok(())

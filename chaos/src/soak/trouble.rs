@@ -7,12 +7,11 @@ use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 use watchlock::LostReason;
 
 use super::{
-    Tally,
-    ledger::Ledger,
+    DATABASE, Tally,
     mixture::{LONG, about},
-    service::Service,
+    service::{PATIENCE, Service},
 };
-use crate::{Result, client::Held, load::DATABASE, random::Random, streams};
+use crate::{Result, client::Held, random::Random, streams};
 
 /// Seconds between two troubles of a kind, on average.
 const KILLS: u64 = 20;
@@ -42,7 +41,6 @@ impl Trouble {
     pub(super) async fn go_on(
         self,
         uri: String,
-        ledger: Arc<Ledger>,
         tally: Arc<Tally>,
         mut random: Random,
         mut stopping: watch::Receiver<bool>,
@@ -69,12 +67,12 @@ impl Trouble {
                     }
                 }
                 Self::Visit => {
-                    visit(&uri, &ledger).await?;
+                    visit(&uri, &tally).await?;
                     tally.visits.add(1);
                 }
                 Self::Death => {
-                    let (uri, ledger, tally) = (uri.clone(), ledger.clone(), tally.clone());
-                    spawn_blocking(move || die(&uri, &ledger, &tally)).await??;
+                    let (uri, tally) = (uri.clone(), tally.clone());
+                    spawn_blocking(move || die(&uri, &tally)).await??;
                 }
             }
         }
@@ -83,21 +81,21 @@ impl Trouble {
     }
 }
 
-async fn visit(uri: &str, ledger: &Arc<Ledger>) -> Result<()> {
-    let service = Service::start(uri, "visitor".to_owned(), ledger).await?;
-    if let Some((held, holds)) = take(&service).await {
+async fn visit(uri: &str, tally: &Arc<Tally>) -> Result<()> {
+    let service = Service::start(uri, "visitor".to_owned(), tally).await?;
+    if let Some(held) = take(&service).await {
         service.hold(&held.view(), Duration::from_millis(300)).await;
-        service.let_go(held, holds, true).await;
+        service.let_go(held, true).await;
     }
     service.end().await;
     Ok(())
 }
 
 /// Runs a client in a runtime of its own, with which everything ends that it does.
-fn die(uri: &str, ledger: &Arc<Ledger>, tally: &Tally) -> Result<()> {
+fn die(uri: &str, tally: &Arc<Tally>) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (service, taken) = runtime.block_on(async {
-        let service = Service::start(uri, DOOMED.to_owned(), ledger).await?;
+        let service = Service::start(uri, DOOMED.to_owned(), tally).await?;
         let taken = take(&service).await;
         // Beyond the first lease of a waiter, which is short.
         sleep(Duration::from_millis(600)).await;
@@ -116,7 +114,7 @@ fn die(uri: &str, ledger: &Arc<Ledger>, tally: &Tally) -> Result<()> {
         Ok::<_, Box<dyn std::error::Error + Send + Sync>>((service, taken))
     })?;
     runtime.shutdown_background();
-    if let Some((held, holds)) = taken {
+    if let Some(held) = taken {
         let view = held.view();
         let reason = loop {
             if let Some(reason) = view.lost_reason() {
@@ -125,19 +123,15 @@ fn die(uri: &str, ledger: &Arc<Ledger>, tally: &Tally) -> Result<()> {
             thread::sleep(Duration::from_millis(50));
         };
         if reason != LostReason::Expired {
-            ledger.complain(format!("a client that died lost its lock because {reason}"));
+            tally.complain(format!("a client that died lost its lock because {reason}"));
         }
-        drop((held, holds));
     }
     drop(service);
     Ok(())
 }
 
-async fn take(service: &Service) -> Option<(Held, super::ledger::Holds)> {
-    let asked = service.ask(LONG, 1);
-    let acquire = service.locks.mutex(LONG).acquire().timeout(super::service::PATIENCE);
+async fn take(service: &Service) -> Option<Held> {
+    let acquire = service.locks.mutex(LONG).acquire().timeout(PATIENCE);
     let acquire = Box::pin(async move { Ok(Some(Held::Lock(acquire.await?.into()))) });
-    let held = service.wait(&asked, acquire, None).await?;
-    let holds = asked.granted(held.view())?;
-    Some((held, holds))
+    service.wait(acquire, None).await
 }

@@ -1,16 +1,15 @@
 //! One client of the soak, as a service would have it: it acquires, holds and lets go.
 
-use std::{future::poll_fn, pin::Pin, sync::Arc, task::Poll, time::Duration};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use mongodb::{Client, bson::Document};
 use tokio::time::{Instant, sleep, timeout};
 use watchlock::{LockClient, LostReason, Released, View, documents::DocumentLocks, errors::AcquireError};
 
-use super::ledger::{Asked, Holds, Ledger};
+use super::{DATABASE, Tally};
 use crate::{
     Result,
     client::{Held, connect},
-    load::DATABASE,
     locks::{JOBS, LOCKS},
 };
 
@@ -36,11 +35,11 @@ pub(super) struct Service {
     pub(super) locks: LockClient,
     pub(super) jobs: DocumentLocks<Document>,
     pub(super) label: String,
-    pub(super) ledger: Arc<Ledger>,
+    tally: Arc<Tally>,
 }
 
 impl Service {
-    pub(super) async fn start(uri: &str, label: String, ledger: &Arc<Ledger>) -> Result<Self> {
+    pub(super) async fn start(uri: &str, label: String, tally: &Arc<Tally>) -> Result<Self> {
         let database = connect(uri, DATABASE, &label).await?;
         let locks = LockClient::builder(database.clone())
             .collection(LOCKS)
@@ -55,7 +54,7 @@ impl Service {
             jobs: locks.documents(database.collection(JOBS)),
             locks,
             label,
-            ledger: ledger.clone(),
+            tally: tally.clone(),
         })
     }
 
@@ -66,34 +65,19 @@ impl Service {
         self.client.shutdown().await;
     }
 
-    pub(super) fn ask(&self, name: &str, capacity: u64) -> Asked {
-        self.ledger.ask(&self.label, name, capacity)
+    pub(super) fn complain(&self, what: String) {
+        self.tally.complain(format!("{}: {what}", self.label));
     }
 
     /// Waits for a lock, for up to `at_most`. `None`: it has given up, or was refused.
-    pub(super) async fn wait(&self, asked: &Asked, mut acquire: Acquiring, at_most: Option<Duration>) -> Option<Held> {
-        let answer = match poll_fn(|context| Poll::Ready(acquire.as_mut().poll(context))).await {
-            Poll::Ready(answer) => answer,
-            Poll::Pending => {
-                asked.stands();
-                tokio::select! {
-                    biased;
-                    answer = &mut acquire => answer,
-                    () = sleep(at_most.unwrap_or(PATIENCE + OVERDUE)) => {
-                        // Before the future is dropped: from then on others may come before it.
-                        asked.gives_up();
-                        if at_most.is_none() {
-                            self.ledger.complain(format!("{}: an acquire came to no end", self.label));
-                        }
-                        return None;
-                    }
-                }
-            }
-        };
-        answer
-            .inspect_err(|error| self.ledger.complain(format!("{}: {error:?}", self.label)))
-            .ok()
-            .flatten()
+    pub(super) async fn wait(&self, acquire: Acquiring, at_most: Option<Duration>) -> Option<Held> {
+        match timeout(at_most.unwrap_or(PATIENCE + OVERDUE), acquire).await {
+            Ok(Ok(held)) => return held,
+            Ok(Err(error)) => self.complain(format!("{error:?}")),
+            Err(_) if at_most.is_some() => {}
+            Err(_) => self.complain("an acquire came to no end".to_owned()),
+        }
+        None
     }
 
     /// Holds a lock for a while. Returns whether it still does.
@@ -107,27 +91,25 @@ impl Service {
         if let Err(lost) = &kept {
             // Nothing here takes a lock away from a client that runs.
             let held = since.elapsed();
-            self.ledger.complain(format!("{}: after {held:?}, {lost}", self.label));
+            self.complain(format!("after {held:?}, {lost}"));
         }
         kept.is_ok()
     }
 
     /// Releases a lock, or drops its handle.
-    pub(super) async fn let_go(&self, held: Held, holds: Holds, releases: bool) {
+    pub(super) async fn let_go(&self, held: Held, releases: bool) {
         let view = held.view();
         if releases {
             match timeout(LEASE + OVERDUE, held.release()).await {
                 Ok(Ok(Released::Released)) => {}
-                other => self.ledger.complain(format!("{}: the release: {other:?}", view.name())),
+                other => self.complain(format!("{}: the release: {other:?}", view.name())),
             }
         } else {
             drop(held);
         }
         if view.lost_reason() != Some(LostReason::Released) {
             let reason = view.lost_reason();
-            self.ledger
-                .complain(format!("{}: {reason:?} after it was let go", view.name()));
+            self.complain(format!("{}: {reason:?} after it was let go", view.name()));
         }
-        drop(holds);
     }
 }
