@@ -24,7 +24,7 @@ use crate::{
 
 /// Number of rounds that are thrown away: connections are made, streams opened, and the server gets to know its
 /// queries.
-pub(crate) const WARM_UP: usize = 30;
+const WARM_UP: usize = 30;
 
 /// The shortest lease there is, for the holder that dies.
 const SHORT_LEASE: Duration = Duration::from_millis(500);
@@ -82,7 +82,7 @@ impl Hop {
 const LISTENING: Duration = Duration::from_millis(2);
 
 /// Measures an upsert and a deletion of the same document.
-pub(crate) async fn upserted_and_deleted(raw: &Collection<Document>, id: &str) -> Result<Duration> {
+async fn upserted_and_deleted(raw: &Collection<Document>, id: &str) -> Result<Duration> {
     let sent = Instant::now();
     raw.find_one_and_update(doc! { "_id": id }, doc! { "$set": { "holder": 1 } })
         .upsert(true)

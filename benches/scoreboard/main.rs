@@ -10,14 +10,11 @@
 mod allocations;
 mod board;
 mod claims;
-mod commands;
 mod counters;
 mod crowd;
 mod fleet;
-mod floor;
 mod inside;
 mod latency;
-mod least;
 mod load;
 mod peer;
 mod samples;
@@ -51,14 +48,6 @@ const ROUNDS_CONTENDED: u32 = 3;
 
 /// Number of rounds with a holder that dies, which take a lease each.
 const ROUNDS_EXPIRY: usize = 15;
-
-/// How long raw clients without a stream wait for each turn before their own until they look again.
-const PACES: [Duration; 4] = [
-    Duration::from_micros(500),
-    Duration::from_millis(1),
-    Duration::from_millis(2),
-    Duration::from_millis(4),
-];
 
 const PARTS: [&str; 11] = [
     "allocations",
@@ -158,10 +147,6 @@ async fn one_node(board: &mut Board) -> Result<()> {
     board.compare(board::ELECTION_RS1, &election, "hop");
     let claim = claims::claim(&cluster, ROUNDS_RS1).await?;
     board.compare(board::CLAIM_RS1, &claim, "findOneAndUpdate + updateOne");
-    let least = least::uncontended(&cluster, ROUNDS_RS1).await?;
-    board.least("acquire + release, one node", &least, &uncontended);
-    let least = least::hand_over(&cluster, ROUNDS_RS1).await?;
-    board.least("hand-over, one node", &least, &handoff);
     let expiry = latency::expiry(&cluster, ROUNDS_EXPIRY).await?;
     board.enter(board::EXPIRY, expiry.median(), expiry.to_string());
 
@@ -187,8 +172,6 @@ async fn three_nodes(board: &mut Board) -> Result<()> {
     board.compare(board::UNCONTENDED_RS3, &uncontended, "findOneAndUpdate + deleteOne");
     let handoff = latency::handoff(&cluster, ROUNDS_RS3).await?;
     board.compare(board::HANDOFF_RS3, &handoff, "hop");
-    let least = least::hand_over(&cluster, ROUNDS_RS3).await?;
-    board.least("hand-over, three nodes", &least, &handoff);
     let by_secondaries = latency::handoff_by_secondaries(&cluster, ROUNDS_RS3).await?;
 
     board.note("raw hop, three nodes", &handoff.raw);
@@ -207,18 +190,10 @@ async fn standalone(board: &mut Board) -> Result<()> {
         &uncontended,
         "findOneAndUpdate + deleteOne",
     );
-    let least = least::uncontended(&cluster, ROUNDS_RS1).await?;
-    board.least("acquire + release, standalone", &least, &uncontended);
     let polling = latency::polling_handoff(&cluster, ROUNDS_POLLING).await?;
     board.enter(board::POLLING, polling.median(), polling.to_string());
     let contended = throughput::contended(&cluster, load::many_clients(&cluster, 32).await?).await?;
     board.enter(board::POLLING_RATE, contended.per_second(), contended.to_string());
-    for pace in PACES {
-        let ring = floor::polled_ring(&cluster, 32, pace).await?;
-        board.remark(format!(
-            "{ring}, who look again after {pace:?} for each turn before theirs"
-        ));
-    }
     Ok(())
 }
 
@@ -262,13 +237,6 @@ async fn contention(board: &mut Board) -> Result<()> {
     board.enter(board::CONTENDED, rates / polled_rates, from);
     let from = format!("{:.2} ms of the server's processor / {:.2} ms, sums", costs.0, costs.1);
     board.enter(board::CPU_32, costs.0 / costs.1, from);
-    // The streams of the larger one keep their server busy for a while.
-    let (two, many) = (floor::ring(&cluster, 2).await?, floor::ring(&cluster, 32).await?);
-    board.remark(format!(
-        "{many}; {two}: {:.2} times the processor time, {:.2} times the rate of 32 clients that poll",
-        many.server_millis() / two.server_millis(),
-        many.per_second() * f64::from(ROUNDS_CONTENDED) / polled_rates
-    ));
     Ok(())
 }
 
@@ -308,12 +276,6 @@ async fn crowd(board: &mut Board) -> Result<()> {
     let (many, few) = crowd::served(&cluster).await?;
     let from = format!("{many} / {few}");
     board.enter(board::HANDOFF_200, many.median() / few.median(), from);
-    let (few, many) = (floor::ring(&cluster, 10).await?, floor::ring(&cluster, 200).await?);
-    board.remark(format!(
-        "{many}; {few}: {:.2} times from turn to turn",
-        many.millis() / few.millis()
-    ));
-    // The streams of a ring that was stopped keep their server busy for a while.
     drop(cluster);
     let cluster = start(Cluster::replica_set(1), "what 64 clients that wait cost everybody else").await?;
     let tax = crowd::tax(&cluster).await?;
@@ -379,17 +341,6 @@ impl Board {
     fn compare(&mut self, key: board::Key, compared: &Compared, raw: &str) {
         let (lock, floor) = (compared.lock.median(), compared.raw.median());
         self.enter(key, compared.ratio(), format!("{lock:.3} ms / {floor:.3} ms raw {raw}"));
-    }
-
-    /// Shows how much of a ratio is that of the least that such a lock can send.
-    fn least(&mut self, what: &str, least: &Compared, ours: &Compared) {
-        self.remark(format!(
-            "the least {what}: {:.3} ms / {:.3} ms raw, {:.3} times; the library's is {:.3} times as long",
-            least.lock.median(),
-            least.raw.median(),
-            least.ratio(),
-            ours.ratio() / least.ratio()
-        ));
     }
 
     fn note(&mut self, what: &str, samples: &Samples) {

@@ -38,10 +38,6 @@ pub(crate) enum Role {
     Peer,
     /// No lock: the commands that a lock on this server can't do without.
     Floor,
-    /// No lock: clients that hand a turn round.
-    Ring,
-    /// No library: the least commands of a lock, written by hand.
-    Least,
 }
 
 /// How its waiters try for the lock. Decides which cases a peer plays.
@@ -117,12 +113,6 @@ pub(crate) const OURS: &str = "watchlock";
 /// The commands of MongoDB without any lock.
 pub(crate) const FLOOR: &str = "mongodb-raw";
 
-/// Raw clients of MongoDB that hand a turn round.
-pub(crate) const RING: &str = "mongodb-ring";
-
-/// The least commands of a lock on MongoDB, written by hand.
-pub(crate) const LEAST: &str = "mongodb-least";
-
 /// A setting of ours, from which the others differ in what they say.
 const WATCHLOCK: Peer = Peer {
     durability: "majority, journalled (set by the library)",
@@ -165,23 +155,6 @@ pub(crate) const PEERS: &[Peer] = &[
         waits: "no lock: the driver's commands alone, and one event of a change stream for a hand-over",
         durability: "majority, journalled (set by the commands)",
         role: Role::Floor,
-        ..MONGODB
-    },
-    Peer {
-        id: RING,
-        package: "mongodb",
-        waits: "no lock: clients that hand a turn round, each with a change stream; two writes for a turn",
-        durability: "majority, journalled (set by the commands)",
-        role: Role::Ring,
-        connect: |uri, _| Box::pin(async move { a::ring::connect(&uri).await }),
-        ..MONGODB
-    },
-    Peer {
-        id: LEAST,
-        package: "mongodb",
-        waits: "no library: the least commands of a lock with leases, a queue, fencing tokens and clean-up, by hand",
-        durability: "majority, journalled (set by the commands)",
-        role: Role::Least,
         ..MONGODB
     },
     Peer {

@@ -85,15 +85,6 @@ impl Step {
                 Self::HandOver(crowd) => crowd.waiters == 1,
                 _ => false,
             },
-            // One waiter has the floor, and tasks of one client need no stream.
-            (Role::Ring, _) => match self {
-                Self::HandOver(crowd) | Self::Contention(crowd) => crowd.waiters > 1 && crowd.clients > 1,
-                _ => false,
-            },
-            (Role::Least, _) => matches!(
-                self,
-                Self::Allocations | Self::Uncontended { .. } | Self::Distinct { .. } | Self::Held { .. }
-            ),
             (_, Pace::Usual) => true,
             (_, Pace::Eager) => waits || matches!(self, Self::Idle { .. } | Self::Crash),
         }
@@ -251,7 +242,7 @@ fn crowd((waiters, clients, hold): (usize, usize, u64)) -> Crowd {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::peers::{FLOOR, LEAST, OURS, PEERS, RING};
+    use crate::peers::{FLOOR, OURS, PEERS};
 
     #[test]
     fn a_case_is_played_by_the_settings_that_differ_in_it() {
@@ -260,9 +251,6 @@ mod tests {
         let distinct = Step::Distinct { clients: 8 };
         assert!(plays(one, FLOOR) && !plays(ten, FLOOR) && plays(distinct, FLOOR));
         assert!(!plays(Step::Crash, FLOOR));
-        assert!(plays(ten, RING) && plays(Step::Contention(crowd((10, 8, 0))), RING));
-        assert!(!plays(one, RING) && !plays(distinct, RING) && !plays(Step::HandOver(crowd((10, 1, 10))), RING));
-        assert!(plays(distinct, LEAST) && plays(Step::Allocations, LEAST) && !plays(one, LEAST));
         assert!(plays(ten, "dotnet-eager") && plays(Step::Crash, "dotnet-eager"));
         assert!(!plays(distinct, "dotnet-eager") && plays(distinct, "dotnet"));
         let thousand = Plan::full().of_a_thousand();

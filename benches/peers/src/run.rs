@@ -16,7 +16,7 @@ use crate::{
     peers::{Peer, Role},
     plan::{Plan, Step},
     report::{Facts, Results, Row},
-    workloads::{Round, allocations, crash, distinct, ghosts, held, idle, least, lost, raw, uncontended},
+    workloads::{Round, allocations, crash, distinct, ghosts, held, idle, lost, raw, uncontended},
 };
 
 /// Pause before allocations are counted: the servers' other clients have settled by then.
@@ -53,7 +53,7 @@ pub(crate) async fn run(
         waits: peer.waits.to_owned(),
         durability: peer.durability.to_owned(),
         ours: peer.role == Role::Ours,
-        floor: matches!(peer.role, Role::Floor | Role::Ring | Role::Least),
+        floor: peer.role == Role::Floor,
     });
     let mut results = Results {
         form: run.plan.form.to_owned(),
@@ -154,8 +154,7 @@ async fn one(step: &Step, plan: &Plan, peer: &Peer, engine: &Engine) -> Result<R
     let round = async {
         match peer.role {
             Role::Floor => return raw::round(step, engine, plan.time).await,
-            Role::Least => return least::round(step, engine, plan.time).await,
-            Role::Ours | Role::Peer | Role::Ring => {}
+            Role::Ours | Role::Peer => {}
         }
         match *step {
             Step::Allocations => {
@@ -183,7 +182,7 @@ async fn one(step: &Step, plan: &Plan, peer: &Peer, engine: &Engine) -> Result<R
 mod tests {
     use super::*;
     use crate::{
-        peers::{FLOOR, LEAST, PEERS},
+        peers::{FLOOR, PEERS},
         report,
         workloads::crowd::Crowd,
     };
@@ -227,11 +226,7 @@ mod tests {
         assert_eq!(told.len(), 3);
         assert_eq!(told.last(), Some(&results.rows.len()));
         assert!(results.facts("watchlock").is_some() && results.facts("mongo-lock").is_some());
-        let playing = results
-            .peers
-            .iter()
-            .filter(|facts| ![FLOOR, LEAST].contains(&&*facts.id))
-            .count();
+        let playing = results.peers.iter().filter(|facts| facts.id != FLOOR).count();
         assert_eq!(
             results.of("hand-over", "2 waiters, 2 clients, hold 1 ms").count(),
             playing

@@ -9,7 +9,6 @@ pub(crate) mod mongo_lock_async;
 pub(crate) mod mongodb_lock;
 pub(crate) mod postgres;
 pub(crate) mod redis;
-pub(crate) mod ring;
 pub(crate) mod watchlock;
 pub(crate) mod zookeeper;
 

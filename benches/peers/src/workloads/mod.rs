@@ -8,7 +8,6 @@ pub(crate) mod distinct;
 pub(crate) mod ghosts;
 pub(crate) mod held;
 pub(crate) mod idle;
-pub(crate) mod least;
 pub(crate) mod lost;
 pub(crate) mod raw;
 pub(crate) mod uncontended;
