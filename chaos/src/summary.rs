@@ -115,17 +115,11 @@ impl Summary<'_> {
     fn write_judgement(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let versions = self.history.versions.len();
         let Judged {
-            operations,
-            parts,
             waits,
             waits_in_fair_weather,
         } = self.judged;
         writeln!(f, "judged")?;
         writeln!(f, "  {versions:>7} versions of lock documents in the servers' log")?;
-        writeln!(
-            f,
-            "  {operations:>7} operations by the linearizability tester, in {parts} parts"
-        )?;
         writeln!(
             f,
             "  {waits_in_fair_weather:>7} of {waits} waits for locks of one's own and for releases, to be unharmed"

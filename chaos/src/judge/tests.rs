@@ -136,7 +136,7 @@ fn two_holders_at_once() {
         .unwrap()
         .retain(|record| record.at < 100 * MILLI);
     told.says("a", 1, 120, What::Look { safe_for: 1 }).releases("a", 1, 130);
-    assert_eq!(told.breaches(), [Promise::Exclusion, Promise::Linearizable]);
+    assert_eq!(told.breaches(), [Promise::Exclusion]);
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn a_holder_that_was_killed_had_been_promised_more() {
         .retain(|record| record.at < 100 * MILLI);
     told.notes(50, Note::Killed { client: "a".to_owned() });
     // It was never heard of again; but it had been told that it was safe until 1912.
-    assert_eq!(told.breaches(), [Promise::Exclusion, Promise::Linearizable]);
+    assert_eq!(told.breaches(), [Promise::Exclusion]);
 }
 
 #[test]
@@ -177,10 +177,7 @@ fn who_acts_after_the_loss_is_found() {
     assert_eq!(right.breaches(), []);
     told.says("a", 1, 2_400, What::Look { safe_for: 0 })
         .releases("a", 1, 2_410);
-    assert_eq!(
-        told.breaches(),
-        [Promise::Exclusion, Promise::LostInTime, Promise::Linearizable]
-    );
+    assert_eq!(told.breaches(), [Promise::Exclusion, Promise::LostInTime]);
 }
 
 #[test]
@@ -259,7 +256,7 @@ fn a_foreign_hand_voids_what_it_strikes_and_nothing_else() {
         told.breaches()
     };
     assert_eq!(play(true), []);
-    assert_eq!(play(false), [Promise::Exclusion, Promise::Linearizable]);
+    assert_eq!(play(false), [Promise::Exclusion]);
 }
 
 #[test]
@@ -291,8 +288,8 @@ fn tokens_that_do_not_rise() {
         told.stands(201, 102, &[("c#1", token, 1_201)], &[]);
         told.breaches()
     };
-    assert_eq!(again(102), [Promise::Tokens, Promise::Linearizable]);
-    assert_eq!(again(50), [Promise::Tokens, Promise::Linearizable]);
+    assert_eq!(again(102), [Promise::Tokens]);
+    assert_eq!(again(50), [Promise::Tokens]);
 
     let mut told = well();
     told.stands(300, 99, &[], &[]);
@@ -439,36 +436,6 @@ fn what_a_client_complains_of() {
     assert_eq!(told.breaches(), [Promise::Complaint]);
 }
 
-#[test]
-fn contention_without_end_is_judged_through_windows() {
-    const CLIENTS: [&str; 5] = ["a", "b", "c", "d", "e"];
-    let play = |wrong: Option<u64>| {
-        let mut told = Told::default();
-        told.notes(0, Note::Clock { ahead: 0 });
-        // Everybody asks again at once, so that nothing is ever quiet.
-        for turn in 0..150 {
-            let client = CLIENTS[usize::try_from(turn).unwrap() % CLIENTS.len()];
-            let granted = 100 + 10 * turn;
-            let asked = if turn < 5 { 50 } else { granted - 44 };
-            let token = 1_000 + i64::try_from(turn).unwrap();
-            // One that asked after the next had been granted.
-            let asked = if wrong == Some(turn) { granted + 13 } else { asked };
-            let until = i64::try_from(granted).unwrap() + 1_000;
-            told.asks(client, turn + 1, asked, MUTEX());
-            told.gets(client, turn + 1, granted.max(asked + 1), token, 850);
-            told.releases(client, turn + 1, granted.max(asked + 1) + 5);
-            let reason = format!("{client}#{}", turn + 1);
-            told.stands(until - 1_000, token, &[(&reason, token, until)], &[]);
-        }
-        told.breaches()
-    };
-    assert_eq!(play(None), []);
-    assert_eq!(
-        play(Some(90)),
-        [Promise::Exclusion, Promise::Tokens, Promise::Linearizable]
-    );
-}
-
 impl Told {
     /// A fault of that kind, from when to when.
     fn suffers(&mut self, kind: &str, takes: &[&str], reach: Reach, from: u64, to: u64) -> &mut Self {
@@ -538,7 +505,7 @@ fn a_save_of_an_old_document_takes_the_lock_away_and_no_more() {
     assert_eq!(saved_over("old document saved", 530, 5_000).breaches(), []);
     // Nobody saved anything: the document's token fell by itself, and two hold the lock.
     let breaches = saved_over("no such", 530, 5_000).breaches();
-    assert_eq!(breaches, [Promise::Exclusion, Promise::Tokens, Promise::Linearizable]);
+    assert_eq!(breaches, [Promise::Exclusion, Promise::Tokens]);
 }
 
 /// After a drop the count begins anew, so that of the saved document can be the higher one.
