@@ -16,7 +16,6 @@ watchlock-peers: watchlock beside its peers
   --quick            one round of a second for each peer, and fewer cases
   --thousand         the hand-over among 1,000 waiters, and to one, and the cost of waiting
   --nodes N          MongoDB with 1 to 5 nodes; with more than one its peers alone, in a few cases
-  --resume           takes the cases that a run of the same commit and form has finished before it was ended
   --rounds N         rounds of each peer, 1 to 20
   --peers A,B        only these; --workloads A,B: only these; both name what there is if they do not know one
   --out FOLDER       where to write; a part of the whole is otherwise written to the folder of builds
@@ -46,8 +45,6 @@ pub(crate) struct Run {
     pub(crate) peers: Vec<&'static Peer>,
     /// Everything of the full form, which alone is published.
     pub(crate) whole: bool,
-    /// Whether the cases that an earlier run has finished are taken from there.
-    pub(crate) resume: bool,
     pub(crate) out: Option<PathBuf>,
 }
 
@@ -55,7 +52,7 @@ pub(crate) struct Run {
 pub(crate) fn read(arguments: impl IntoIterator<Item = String>) -> Result<Task> {
     use lexopt::prelude::*;
     let mut parser = lexopt::Parser::from_args(arguments);
-    let (mut quick, mut thousand, mut resume, mut rounds, mut out) = (false, false, false, None, None);
+    let (mut quick, mut thousand, mut rounds, mut out) = (false, false, None, None);
     let mut nodes = 1;
     let (mut peers, mut workloads) = (Vec::new(), Vec::new());
     let mut words: Vec<String> = Vec::new();
@@ -63,7 +60,6 @@ pub(crate) fn read(arguments: impl IntoIterator<Item = String>) -> Result<Task> 
         match argument {
             Long("quick") => quick = true,
             Long("thousand") => thousand = true,
-            Long("resume") => resume = true,
             Long("nodes") => nodes = parser.value()?.parse::<usize>()?,
             Long("rounds") => rounds = Some(parser.value()?.parse::<u32>()?),
             Long("out") => out = Some(PathBuf::from(parser.value()?)),
@@ -134,7 +130,6 @@ pub(crate) fn read(arguments: impl IntoIterator<Item = String>) -> Result<Task> 
         plan,
         peers,
         whole,
-        resume,
         out,
     }))
 }
@@ -170,7 +165,6 @@ mod tests {
         assert!(whole(&[]));
         assert!(whole(&["--thousand"]));
         assert!(whole(&["--nodes", "3"]));
-        assert!(whole(&["--resume"]));
         for part in [
             ["--quick", "--thousand"],
             ["--peers", "watchlock"],

@@ -106,12 +106,6 @@ impl Sources {
             compiler: env!("PEERS_COMPILER").to_owned(),
         }
     }
-
-    /// Returns whether numbers of these sources may be put beside numbers of `other` as if they were of one run.
-    pub(crate) fn are_the_same_as(&self, other: &Self) -> bool {
-        // Two states with changes can be different ones.
-        self == other && !self.commit.is_empty() && !self.changed
-    }
 }
 
 impl fmt::Display for Sources {
@@ -153,20 +147,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sources_with_changes_are_never_the_same() {
-        let sources = |changed| Sources {
+    fn sources_with_changes_say_so() {
+        let sources = Sources {
             commit: String::from("0123456789abcdef"),
-            changed,
+            changed: true,
             compiler: String::from("rustc 1.89.0"),
         };
-        assert!(sources(false).are_the_same_as(&sources(false)));
-        assert!(!sources(true).are_the_same_as(&sources(true)));
-        assert!(!sources(false).are_the_same_as(&sources(true)));
-        assert!(!Sources::default().are_the_same_as(&Sources::default()));
-        assert_eq!(
-            sources(true).to_string(),
-            "commit 0123456789ab with changes, rustc 1.89.0"
-        );
+        assert_eq!(sources.to_string(), "commit 0123456789ab with changes, rustc 1.89.0");
         assert_eq!(Sources::default().to_string(), "an unknown commit");
     }
 

@@ -51,13 +51,7 @@ fn main() -> ExitCode {
 async fn perform() -> Result<()> {
     match arguments::read(std::env::args().skip(1))? {
         Task::Run(run) => {
-            let so_far = here().join("target/so-far");
-            let earlier = if run.resume {
-                Some(Results::read(&so_far.join("results.json"))?)
-            } else {
-                None
-            };
-            let results = run::run(&run, earlier, |results| write_numbers(results, &so_far)).await?;
+            let results = run::run(&run).await?;
             write(&results, &folder(&run))
         }
         Task::Render { results } => {
@@ -87,23 +81,15 @@ fn here() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
+/// Writes the report, and the numbers from which it can be written again.
 fn write(results: &Results, folder: &Path) -> Result<()> {
-    write_numbers(results, folder)?;
-    fs::write(folder.join("RESULTS.md"), table::markdown(results))?;
-    println!("written to {}", folder.display());
-    Ok(())
-}
-
-/// Writes the numbers, from which the report can be written again.
-fn write_numbers(results: &Results, folder: &Path) -> Result<()> {
     fs::create_dir_all(folder)?;
     let mut json = serde_json::to_string(results)?;
     // A row on each line: a diff shows what changed.
     json = json.replace("{\"workload\"", "\n{\"workload\"");
     json.push('\n');
-    // Whoever ends the run meanwhile leaves one of the two.
-    let unfinished = folder.join("results.json.new");
-    fs::write(&unfinished, json)?;
-    fs::rename(unfinished, folder.join("results.json"))?;
+    fs::write(folder.join("results.json"), json)?;
+    fs::write(folder.join("RESULTS.md"), table::markdown(results))?;
+    println!("written to {}", folder.display());
     Ok(())
 }

@@ -22,14 +22,8 @@ use crate::{
 /// Pause before allocations are counted: the servers' other clients have settled by then.
 const SETTLING: Duration = Duration::from_millis(500);
 
-/// Plays all cases. After each, `done` gets what there is until then: a run of an hour that something ends early is not
-/// lost. A case that `earlier` has is taken from there, if its numbers were measured with the same sources, servers and
-/// peers.
-pub(crate) async fn run(
-    run: &Run,
-    earlier: Option<Results>,
-    mut done: impl FnMut(&Results) -> Result<()>,
-) -> Result<Results> {
+/// Plays all cases.
+pub(crate) async fn run(run: &Run) -> Result<Results> {
     let (started, begun) = (Instant::now(), SystemTime::now());
     let machine = Machine::this().await;
     if machine.was_busy() {
@@ -70,51 +64,14 @@ pub(crate) async fn run(
         missing: engines.missing.clone(),
         ..Results::default()
     };
-    let mut spent = 0.0;
-    let earlier = earlier.filter(|earlier| {
-        let same = earlier.can_be_resumed_by(&results);
-        if !same {
-            eprintln!("nothing to resume: the earlier run had other sources, servers or peers, or changes");
-        }
-        same
-    });
-    if let Some(earlier) = &earlier {
-        spent = earlier.minutes;
-        results.begun.clone_from(&earlier.begun);
-        results.machine.load_before = results.machine.load_before.max(earlier.machine.load_before);
-    }
     for step in &run.plan.steps {
-        let announced = format!(
-            "[{:>5.0} s] {}: {}",
-            started.elapsed().as_secs_f64(),
-            step.workload(),
-            step.case()
-        );
+        let seconds = started.elapsed().as_secs_f64();
+        eprintln!("[{seconds:>5.0} s] {}: {}", step.workload(), step.case());
         let playing: Vec<&Peer> = peers.iter().filter(|peer| step.is_played_by(peer)).copied().collect();
-        match finished(earlier.as_ref(), step, &playing) {
-            Some(rows) => {
-                eprintln!("{announced} (finished earlier)");
-                results.rows.extend(rows);
-            }
-            None => {
-                eprintln!("{announced}");
-                results.rows.extend(play(step, &run.plan, &playing, &engines).await);
-            }
-        }
-        results.minutes = spent + started.elapsed().as_secs_f64() / 60.0;
-        done(&results)?;
+        results.rows.extend(play(step, &run.plan, &playing, &engines).await);
     }
+    results.minutes = started.elapsed().as_secs_f64() / 60.0;
     Ok(results)
-}
-
-/// Returns the rows of a case that an earlier run has finished: one for each peer that plays it, in their order.
-fn finished(earlier: Option<&Results>, step: &Step, peers: &[&Peer]) -> Option<Vec<Row>> {
-    let (earlier, case) = (earlier?, step.case());
-    let row = |peer: &&Peer| {
-        let mut rows = earlier.of(step.workload(), &case);
-        rows.find(|row| row.peer == peer.id).cloned()
-    };
-    peers.iter().map(row).collect()
 }
 
 /// Plays all rounds of one case.
@@ -208,23 +165,14 @@ mod tests {
             ],
         };
         let peers = PEERS.iter().collect();
-        let (whole, resume, out) = (false, false, None);
+        let (whole, out) = (false, None);
         let task = Run {
             plan,
             peers,
             whole,
-            resume,
             out,
         };
-        let mut told = Vec::new();
-        let results = run(&task, None, |so_far| {
-            told.push(so_far.rows.len());
-            Ok(())
-        })
-        .await
-        .expect("it plays");
-        assert_eq!(told.len(), 3);
-        assert_eq!(told.last(), Some(&results.rows.len()));
+        let results = run(&task).await.expect("it plays");
         assert!(results.facts("watchlock").is_some() && results.facts("mongo-lock").is_some());
         let playing = results.peers.iter().filter(|facts| facts.id != FLOOR).count();
         assert_eq!(
@@ -247,26 +195,5 @@ mod tests {
                 .iter()
                 .all(|peer| results.facts(peer.id).is_none() || text.contains(peer.id))
         );
-    }
-
-    #[test]
-    fn a_finished_case_is_taken_only_if_every_peer_has_its_row() {
-        let peers: Vec<&Peer> = ["watchlock", "dotnet"].iter().filter_map(|id| Peer::find(id)).collect();
-        let row = |peer: &str| Row::new("uncontended", "a known name", peer, Vec::new(), None);
-        let results = |rows: &[&str]| Results {
-            rows: rows.iter().map(|peer| row(peer)).collect(),
-            ..Results::default()
-        };
-        let step = Step::Uncontended { fresh: false };
-        let order = |rows: Vec<Row>| rows.iter().map(|row| row.peer.clone()).collect::<Vec<_>>();
-        let found = finished(Some(&results(&["dotnet", "etcd", "watchlock"])), &step, &peers);
-        assert_eq!(
-            found.map(order),
-            Some(vec![String::from("watchlock"), String::from("dotnet")])
-        );
-        assert!(finished(Some(&results(&["watchlock"])), &step, &peers).is_none());
-        assert!(finished(None, &step, &peers).is_none());
-        let other = Step::Uncontended { fresh: true };
-        assert!(finished(Some(&results(&["watchlock", "dotnet"])), &other, &peers).is_none());
     }
 }

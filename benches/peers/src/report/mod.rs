@@ -81,22 +81,6 @@ impl Results {
         Ok(serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?)
     }
 
-    /// Returns whether cases of this run can be taken into a later one as if that had played them.
-    pub(crate) fn can_be_resumed_by(&self, later: &Self) -> bool {
-        let conditions = |one: &Self| (one.form.clone(), one.rounds, one.nodes, one.engines.clone());
-        let machine = |one: &Self| {
-            (
-                one.machine.processor.clone(),
-                one.machine.cores,
-                one.machine.kernel.clone(),
-            )
-        };
-        self.sources.are_the_same_as(&later.sources)
-            && conditions(self) == conditions(later)
-            && machine(self) == machine(later)
-            && self.peers == later.peers
-    }
-
     /// Returns the servers' size in words.
     pub(crate) fn size(&self) -> String {
         match self.nodes {
@@ -232,38 +216,6 @@ mod tests {
             (20.0, [10.0, 30.0, 20.0].as_slice())
         );
         assert_eq!(row.samples, 9);
-    }
-
-    #[test]
-    fn only_a_run_of_the_same_conditions_is_resumed() {
-        let results = || Results {
-            form: String::from("full"),
-            sources: Sources {
-                commit: String::from("0123456789abcdef"),
-                ..Sources::default()
-            },
-            ..Results::default()
-        };
-        assert!(results().can_be_resumed_by(&results()));
-        let others = [
-            Results {
-                form: String::from("quick"),
-                ..results()
-            },
-            Results { nodes: 3, ..results() },
-            Results { rounds: 1, ..results() },
-            Results {
-                sources: Sources::default(),
-                ..results()
-            },
-            Results {
-                engines: [(String::from("etcd"), String::from("3.5"))].into(),
-                ..results()
-            },
-        ];
-        for other in others {
-            assert!(!results().can_be_resumed_by(&other), "{other:?}");
-        }
     }
 
     #[test]
