@@ -7,10 +7,9 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use futures::{FutureExt as _, future::join_all};
 use mongodb::{
     Client,
     bson::{Document, doc},
@@ -20,156 +19,14 @@ use mongodb::{
     },
     options::ClientOptions,
 };
-use watchlock::{LockClient, LockStatus, errors::AcquireError};
+use watchlock::{LockClient, LockStatus};
 
 use crate::setup::{
     Dice, Ground, PATIENCE, SOON, eventually, info, is_vacant, pause, spawn, until_streaming, until_waiting, within,
 };
 
-/// Releases begin up to this long after the acquire.
+/// Acquires are dropped up to this long after they began.
 const AROUND: Duration = Duration::from_millis(3);
-
-/// Acquires that are not dropped, to see how long they take on this machine at this time.
-const SAMPLES: u64 = 6;
-
-#[tokio::test(flavor = "multi_thread")]
-async fn acquires_dropped_around_a_release_leave_nothing_behind() {
-    const NAMES: u64 = 4;
-    const ROUNDS: u64 = 40;
-    let ground = Ground::replica_set("dropped").await;
-    let (holder, waiter, other) = (ground.locks().await, ground.locks().await, ground.locks().await);
-    let names = (0..NAMES).map(async |number| {
-        let (name, mut dice) = (format!("lock {number}"), Dice::new(number));
-        let (mut granted, mut took) = (0, Duration::ZERO);
-        for _ in 0..SAMPLES {
-            let held = holder.mutex(&name).acquire().await.unwrap();
-            let start = Instant::now();
-            let (_, handle) = tokio::join!(held.release(), waiter.mutex(&name).acquire());
-            took += start.elapsed();
-            handle.unwrap().release().await.unwrap();
-        }
-        // So that about every other one is dropped before it is granted.
-        let drop_within = AROUND + took * 2 / u32::try_from(SAMPLES).unwrap();
-        for round in 0..ROUNDS {
-            let moments = (dice.up_to(AROUND), dice.up_to(drop_within));
-            granted += u64::from(drop_around_release(&holder, &waiter, &other, &name, round, moments).await);
-        }
-        granted
-    });
-    let granted: u64 = join_all(names).await.into_iter().sum();
-    println!("{granted} granted");
-    // The moments fell on both sides of the grant.
-    assert!(
-        granted > 0 && granted < NAMES * ROUNDS,
-        "{granted} of {} were granted",
-        NAMES * ROUNDS
-    );
-    for number in 0..NAMES {
-        assert!(is_vacant(&other, &format!("lock {number}")).await);
-    }
-}
-
-/// Returns whether the acquire was granted before it was dropped.
-async fn drop_around_release(
-    holder: &LockClient,
-    waiter: &LockClient,
-    other: &LockClient,
-    name: &str,
-    round: u64,
-    (release_at, drop_at): (Duration, Duration),
-) -> bool {
-    let case = format!("{name}, round {round}: released after {release_at:?}, dropped after {drop_at:?}");
-    let held = within(SOON, &case, holder.mutex(name).acquire()).await.unwrap();
-    let release = async {
-        pause(release_at).await;
-        held.release().await.unwrap();
-    };
-    let acquire = async {
-        let handle = tokio::select! {
-            biased;
-            () = pause(drop_at) => None,
-            handle = waiter.mutex(name).acquire() => Some(handle.unwrap()),
-        };
-        // The handle is dropped as well.
-        handle.is_some()
-    };
-    let ((), granted) = tokio::join!(release, acquire);
-    // Leases are 30 s, so nothing of this is the work of time.
-    eventually(SOON, &case, async || {
-        match other.mutex(name).try_acquire().await.unwrap() {
-            Some(free) => {
-                free.release().await.unwrap();
-                true
-            }
-            None => false,
-        }
-    })
-    .await;
-    eventually(SOON, &case, async || is_vacant(other, name).await).await;
-    granted
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_grant_that_nobody_takes_is_given_back() {
-    let ground = Ground::replica_set("untaken").await;
-    let (holder, waiter, other) = (ground.locks().await, ground.locks().await, ground.locks().await);
-    let mut dice = Dice::new(5);
-    for round in 0..40 {
-        let held = within(SOON, "the lock is free again", holder.mutex("x").acquire())
-            .await
-            .unwrap();
-        let before = held.token();
-        // Polled once, and then never again: what it is granted lies there untaken.
-        let mut acquire = waiter.mutex("x").acquire();
-        assert!((&mut acquire).now_or_never().is_none());
-        until_waiting(&other, "x", 1).await;
-        held.release().await.unwrap();
-        // The grant is in the document, and its event is on the way to the waiter or there.
-        eventually(SOON, "the grant", async || {
-            info(&other, "x")
-                .await
-                .is_some_and(|lock| lock.token > before && !lock.holders.is_empty())
-        })
-        .await;
-        pause(dice.up_to(AROUND)).await;
-        drop(acquire);
-        let took = eventually(SOON, "nobody holds", async || is_vacant(&other, "x").await).await;
-        assert!(took < SOON, "round {round}: {took:?}");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_timeout_leaves_no_place_in_the_queue() {
-    let ground = Ground::replica_set("timeout").await;
-    let (holder, waiter, other) = (ground.locks().await, ground.locks().await, ground.locks().await);
-    let held = holder.mutex("x").acquire().await.unwrap();
-    for timeout in [1, 20, 200].map(Duration::from_millis) {
-        let start = Instant::now();
-        let error = waiter.mutex("x").acquire().timeout(timeout).await.unwrap_err();
-        assert!(
-            start.elapsed() >= timeout && start.elapsed() < timeout + SOON,
-            "{timeout:?}: {:?}",
-            start.elapsed()
-        );
-        match error {
-            AcquireError::Timeout { name, waited, .. } | AcquireError::Unanswered { name, waited, .. } => {
-                assert_eq!((name.as_str(), waited), ("x", timeout))
-            }
-            error => panic!("{error}"),
-        }
-        eventually(SOON, "the place is given up", async || {
-            info(&other, "x").await.unwrap().waiters.is_empty()
-        })
-        .await;
-    }
-    // Nobody stands between the holder and who comes next.
-    let mutex = other.mutex("x");
-    let next = spawn(async move { mutex.acquire().await.unwrap() });
-    until_waiting(&holder, "x", 1).await;
-    held.release().await.unwrap();
-    let next = within(SOON, "the next gets it", next).await.unwrap();
-    assert_eq!(next.status(), LockStatus::Held);
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiter_that_is_dropped_while_others_wait_behind_it_is_passed_over() {
