@@ -1,15 +1,12 @@
 //! What a fail-over costs: no healthy holder its lock, no waiter more than time, and nobody the exclusion.
 //!
-//! A primary can go in four ways, each of which has a test and a replica set of three nodes of its own. Throughout,
-//! clients of their own contend for one lock, one client keeps a lock, and another waits for it. MongoDB's election
-//! timeout of 10 s and watchlock's lease of 30 s are the defaults: that a holder outlives the election is a promise
-//! about the two together.
+//! A primary can go in four ways, each of which has a test and a replica set of three nodes of its own. Throughout, one
+//! client keeps a lock that another waits for, and hands another lock to it and back. MongoDB's election timeout of 10 s
+//! and watchlock's lease of 30 s are the defaults: that a holder outlives the election is a promise about the two
+//! together. Crowds in a fail-over are judged by the chaos.
 
 use std::{
-    sync::{
-        Arc, Mutex, MutexGuard,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard},
     time::{Duration, Instant},
 };
 
@@ -20,17 +17,13 @@ use mongodb::{
     options::WriteConcern,
 };
 use tokio::{
-    task::{JoinHandle, JoinSet},
+    task::JoinHandle,
     time::{sleep, sleep_until, timeout},
 };
-use tokio_util::sync::CancellationToken;
-use watchlock::{FencingToken, Held, LockClient, LockStatus, Released, locks, operate::WakeMode};
+use watchlock::{Held, LockClient, LockStatus, Released, locks, operate::WakeMode};
 use watchlock_testkit::{Cluster, shared};
 
 use crate::setup::{spawn, until_mode};
-
-/// How many clients contend.
-const CONTENDERS: usize = 4;
 
 /// How long the machine may take to elect a new primary for the promises about that to apply.
 const ELECTED_IN_TIME: Duration = Duration::from_secs(15);
@@ -160,9 +153,7 @@ impl Scene {
 
     /// Has the primary go, and sees everybody through it.
     async fn play(self) {
-        let contention = Contention::start(&self).await;
         let mut keepers = Keepers::start(&self).await;
-        contention.at_full_speed().await;
         if matches!(self.fault, Fault::Frozen | Fault::Killed) {
             keepers.have_the_least_time_left().await;
         }
@@ -171,7 +162,7 @@ impl Scene {
 
         let struck = Instant::now();
         let deadline = keepers.deadline();
-        let ((new, moments, relayed, resumed), ()) = tokio::join!(
+        let ((new, moments, relayed), ()) = tokio::join!(
             async {
                 let (new, standing) = self.new_primary(old).await;
                 // Its waiter gets it as soon as the waiter's stream is back.
@@ -183,8 +174,7 @@ impl Scene {
                     standing,
                     committing,
                 };
-                let relayed = keepers.first_relay().await;
-                (new, moments, relayed, contention.resumed(standing).await)
+                (new, moments, keepers.first_relay().await)
             },
             self.strike(old)
         );
@@ -192,11 +182,6 @@ impl Scene {
             Fault::Frozen => moments.committing.max(struck + HANGS),
             _ => moments.committing,
         };
-        assert!(
-            resumed <= answered + BACK,
-            "contenders went on {}",
-            moments.since(resumed)
-        );
         assert!(
             relayed <= answered + BACK,
             "the relay was handed over {}",
@@ -207,22 +192,17 @@ impl Scene {
         self.at_full_speed(new).await;
         let full_speed = Instant::now();
         keepers.relay_to_and_fro().await;
-        contention.at_full_speed().await;
         if self.fault == Fault::Frozen {
-            // The time for which it is frozen is the fault itself. Nothing new happens meanwhile, so the machine is
-            // left to other tests.
-            contention.slow_down(true);
+            // The time for which it is frozen is the fault itself.
             sleep_until((struck + FREEZE).into()).await;
-            contention.slow_down(false);
             self.cluster.thaw(old).unwrap();
             self.cluster.wait_until_ready(PATIENCE).await.unwrap();
-            contention.at_full_speed().await;
+            keepers.relay_to_and_fro().await;
         }
         keepers.hand_over(self.fault, &watch, &moments).await;
-        for process in contention.processes.iter().chain(&keepers.processes) {
+        for process in &keepers.processes {
             process.stream_is_back(self.fault, &moments, full_speed);
         }
-        contention.finish(&self).await;
         keepers.finish(&self).await;
     }
 
@@ -297,215 +277,6 @@ impl Moments {
         } else {
             format!("{:.2?} before the new primary stood", self.standing - instant)
         }
-    }
-}
-
-/// What the contenders did, in one process and on one clock.
-type Log = Mutex<Vec<Grant>>;
-
-#[derive(Clone, Copy, Debug)]
-struct Grant {
-    token: FencingToken,
-    contender: usize,
-    seen: Instant,
-    /// From the first to the last instant at which the handle said that the lock was not lost.
-    valid: Option<(Instant, Instant)>,
-    /// When the release was asked for, where it returned.
-    released: Option<Instant>,
-}
-
-impl Grant {
-    /// Looks at the handle: what it says holds for the instant before it was asked.
-    fn look(&mut self, handle: &Held<locks::Mutex>) -> bool {
-        let before = Instant::now();
-        if handle.lost_reason().is_some() {
-            return false;
-        }
-        self.valid = Some((self.valid.map_or(before, |(from, _)| from), before));
-        true
-    }
-}
-
-/// Clients that acquire one lock, hold it for some milliseconds and release it, again and again.
-struct Contention {
-    processes: Vec<Process>,
-    tasks: JoinSet<()>,
-    log: Arc<Log>,
-    /// Whether each holds for longer.
-    slow: Arc<AtomicBool>,
-    stop: CancellationToken,
-}
-
-const HOT: &str = "hot";
-
-impl Contention {
-    async fn start(scene: &Scene) -> Self {
-        let (log, slow, stop) = (
-            Arc::new(Log::default()),
-            Arc::new(AtomicBool::new(false)),
-            CancellationToken::new(),
-        );
-        let mut tasks = JoinSet::new();
-        let mut processes = Vec::new();
-        for contender in 0..CONTENDERS {
-            let process = scene.process(&format!("contender {contender}")).await;
-            let (log, slow, stop) = (log.clone(), slow.clone(), stop.clone());
-            tasks.spawn(contend(process.locks.clone(), contender, log, slow, stop));
-            processes.push(process);
-        }
-        Self {
-            processes,
-            tasks,
-            log,
-            slow,
-            stop,
-        }
-    }
-
-    fn slow_down(&self, slow: bool) {
-        self.slow.store(slow, Ordering::Relaxed);
-    }
-
-    /// Waits until every contender was handed the lock by event, again and again.
-    async fn at_full_speed(&self) {
-        let start = Instant::now();
-        let mut served = [0; CONTENDERS];
-        while served.iter().any(|times| *times < 3) {
-            assert!(
-                start.elapsed() < PATIENCE,
-                "the contenders were served {served:?} times since"
-            );
-            sleep(POLL).await;
-            served = [0; CONTENDERS];
-            for hop in self
-                .hops()
-                .iter()
-                .filter(|hop| hop.released >= start && hop.took() < BY_EVENT)
-            {
-                served[hop.contender] += 1;
-            }
-        }
-    }
-
-    /// When a contender got the lock, after the new primary stood.
-    async fn resumed(&self, standing: Instant) -> Instant {
-        loop {
-            let grants = self.grants();
-            if let Some(grant) = grants.iter().find(|grant| grant.seen > standing) {
-                return grant.seen;
-            }
-            assert!(
-                standing.elapsed() < PATIENCE,
-                "no contender got the lock any more: {:?}",
-                grants.last()
-            );
-            sleep(POLL).await;
-        }
-    }
-
-    /// In the order of the tokens.
-    fn grants(&self) -> Vec<Grant> {
-        let mut grants = locked(&self.log).clone();
-        grants.sort_by_key(|grant| grant.token);
-        grants
-    }
-
-    /// The hand-overs from one contender to another.
-    fn hops(&self) -> Vec<Hop> {
-        let grants = self.grants();
-        let pairs = grants.windows(2).filter(|pair| pair[0].contender != pair[1].contender);
-        pairs
-            .filter_map(|pair| {
-                Some(Hop {
-                    contender: pair[1].contender,
-                    released: pair[0].released?,
-                    granted: pair[1].seen,
-                })
-            })
-            .collect()
-    }
-
-    /// No two handles were valid at one time, and tokens rose in the order of the grants.
-    fn audit(&self) {
-        let grants = self.grants();
-        let mut valid_until: Option<(Instant, Grant)> = None;
-        for pair in grants.windows(2) {
-            assert!(pair[0].token < pair[1].token, "one token was given twice: {pair:?}");
-            assert!(
-                pair[0].seen < pair[1].seen,
-                "a larger token was given earlier: {pair:?}"
-            );
-        }
-        for grant in grants {
-            let Some((from, to)) = grant.valid else { continue };
-            if let Some((until, before)) = valid_until {
-                assert!(
-                    until < from,
-                    "two handles were valid at one time: {before:?} and {grant:?}"
-                );
-            }
-            valid_until = Some((to, grant));
-        }
-    }
-
-    async fn finish(mut self, scene: &Scene) {
-        self.stop.cancel();
-        while let Some(ended) = self.tasks.join_next().await {
-            ended.unwrap();
-        }
-        self.audit();
-        idle(scene, HOT).await;
-    }
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Hop {
-    contender: usize,
-    released: Instant,
-    granted: Instant,
-}
-
-impl Hop {
-    fn took(&self) -> Duration {
-        self.granted.saturating_duration_since(self.released)
-    }
-}
-
-async fn contend(locks: LockClient, contender: usize, log: Arc<Log>, slow: Arc<AtomicBool>, stop: CancellationToken) {
-    let mutex = locks.mutex(HOT);
-    while !stop.is_cancelled() {
-        let handle = mutex
-            .acquire()
-            .await
-            .unwrap_or_else(|error| panic!("contender {contender}: {error:?}"));
-        let mut grant = Grant {
-            token: handle.token(),
-            contender,
-            seen: Instant::now(),
-            valid: None,
-            released: None,
-        };
-        grant.look(&handle);
-        let place = {
-            let mut grants = locked(&log);
-            grants.push(grant);
-            grants.len() - 1
-        };
-        // Some work: so little that each is served many times, and so much that the machine has time for the servers.
-        let pause = if slow.load(Ordering::Relaxed) { 100 } else { 25 };
-        for _ in 0..3 {
-            sleep(Duration::from_millis(pause)).await;
-            grant.look(&handle);
-        }
-        grant.look(&handle);
-        locked(&log)[place] = grant;
-        let asked = Instant::now();
-        handle
-            .release()
-            .await
-            .unwrap_or_else(|error| panic!("contender {contender}: {error:?}"));
-        grant.released = Some(asked);
-        locked(&log)[place] = grant;
     }
 }
 
