@@ -16,12 +16,6 @@ use crate::{
     peer::Peer,
 };
 
-/// Rounds of each contender that are not counted: streams are opened, indexes made.
-const WARM_UP: usize = 3;
-
-/// Rounds of each contender that are counted.
-const ROUNDS: usize = 20;
-
 /// Time for waiters to reach their queue positions.
 const SETTLING: Duration = Duration::from_secs(5);
 
@@ -50,76 +44,6 @@ pub(crate) async fn many_clients(cluster: &Cluster, count: usize) -> Result<Vec<
 /// Makes one lock client, for many tasks to use.
 pub(crate) async fn many_tasks(cluster: &Cluster, count: usize) -> Result<Vec<LockClient>> {
     Ok(vec![Peer::new(cluster).await?.locks; count])
-}
-
-/// The cost of handing a lock round.
-#[derive(Debug)]
-pub(crate) struct Contention {
-    handoffs: usize,
-    elapsed: Duration,
-    commands: Commands,
-}
-
-/// Makes all contenders acquire and release one mutex again and again, each in a task.
-pub(crate) async fn contention(cluster: &Cluster, contenders: Vec<LockClient>) -> Result<Contention> {
-    let observer = Observer::new(cluster).await?;
-    contend(&contenders, WARM_UP).await?;
-    let before = observer.read().await?;
-    let begun = Instant::now();
-    contend(&contenders, ROUNDS).await?;
-    let elapsed = begun.elapsed();
-    let commands = observer.read().await?.since(&before);
-    Ok(Contention {
-        handoffs: contenders.len() * ROUNDS,
-        elapsed,
-        commands,
-    })
-}
-
-async fn contend(contenders: &[LockClient], rounds: usize) -> Result<()> {
-    let mut tasks: JoinSet<Result<()>> = JoinSet::new();
-    for contender in contenders {
-        let mutex = contender.mutex("contended");
-        tasks.spawn(async move {
-            for _ in 0..rounds {
-                mutex.acquire().await?.release().await?;
-            }
-            Ok(())
-        });
-    }
-    while let Some(ended) = tasks.join_next().await {
-        ended??;
-    }
-    Ok(())
-}
-
-impl Contention {
-    /// Everything but `getMore` and the drivers' monitoring.
-    pub(crate) fn commands_per_handoff(&self) -> f64 {
-        self.commands.of_use() / self.handoffs()
-    }
-
-    pub(crate) fn getmores_per_handoff(&self) -> f64 {
-        float(self.commands.of("getMore")) / self.handoffs()
-    }
-
-    pub(crate) fn handoffs_per_second(&self) -> f64 {
-        self.handoffs() / self.elapsed.as_secs_f64()
-    }
-
-    fn handoffs(&self) -> f64 {
-        float(i64::try_from(self.handoffs).unwrap_or(i64::MAX))
-    }
-}
-
-impl fmt::Display for Contention {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} hand-overs: {}; without getMore, hello, ping",
-            self.handoffs, self.commands
-        )
-    }
 }
 
 /// The cost of waiting.

@@ -27,7 +27,7 @@ use std::{
 };
 
 use board::Board;
-use load::{Contention, Idle, Renewals};
+use load::{Idle, Renewals};
 use samples::{Compared, Samples};
 use watchlock_testkit::Cluster;
 
@@ -199,23 +199,8 @@ async fn standalone(board: &mut Board) -> Result<()> {
 
 async fn contention(board: &mut Board) -> Result<()> {
     let cluster = start(Cluster::replica_set(1), "32 clients in contention").await?;
-    let clients = load::many_clients(&cluster, 32).await?;
-    let contention = load::contention(&cluster, clients).await?;
-    board.enter(
-        board::COMMANDS_32,
-        contention.commands_per_handoff(),
-        contention.to_string(),
-    );
-    board.enter(
-        board::GETMORES_32,
-        contention.getmores_per_handoff(),
-        String::from("(the same run)"),
-    );
-    board.remark(format!(
-        "32 clients in contention: {:.0} hand-overs/s",
-        contention.handoffs_per_second()
-    ));
     let (mut rates, mut polled_rates, mut costs) = (0.0, 0.0, (0.0, 0.0));
+    let (mut commands, mut getmores) = (0.0, 0.0);
     for _ in 0..ROUNDS_CONTENDED {
         let polled = throughput::polled(&cluster, 32).await?;
         let contended = throughput::contended(&cluster, load::many_clients(&cluster, 32).await?).await?;
@@ -228,12 +213,20 @@ async fn contention(board: &mut Board) -> Result<()> {
             "32 clients that poll: {:.0} locks/s, {polled}",
             polled.per_second()
         ));
+        commands += contended.commands_each() / f64::from(ROUNDS_CONTENDED);
+        getmores += contended.getmores_each() / f64::from(ROUNDS_CONTENDED);
         rates += contended.per_second();
         polled_rates += polled.per_second();
         costs = (costs.0 + contended.server_millis(), costs.1 + two.server_millis());
     }
     let from =
         format!("{rates:.0} locks/s / {polled_rates:.0} of 32 clients that poll, sums of {ROUNDS_CONTENDED} rounds");
+    board.enter(
+        board::COMMANDS_32,
+        commands,
+        format!("means of {ROUNDS_CONTENDED} rounds"),
+    );
+    board.enter(board::GETMORES_32, getmores, String::from("(the same rounds)"));
     board.enter(board::CONTENDED, rates / polled_rates, from);
     let from = format!("{:.2} ms of the server's processor / {:.2} ms, sums", costs.0, costs.1);
     board.enter(board::CPU_32, costs.0 / costs.1, from);
@@ -243,12 +236,9 @@ async fn contention(board: &mut Board) -> Result<()> {
 async fn inside(board: &mut Board) -> Result<()> {
     let cluster = start(Cluster::replica_set(1), "50 tasks of one client in contention").await?;
     let clients = load::many_tasks(&cluster, 50).await?;
-    let local: Contention = load::contention(&cluster, clients).await?;
-    board.enter(board::COMMANDS_LOCAL, local.commands_per_handoff(), local.to_string());
-    board.remark(format!(
-        "50 tasks of one client: {:.0} hand-overs/s",
-        local.handoffs_per_second()
-    ));
+    let local = throughput::contended(&cluster, clients).await?;
+    board.enter(board::COMMANDS_LOCAL, local.commands_each(), local.to_string());
+    board.remark(format!("50 tasks of one client: {:.0} locks/s", local.per_second()));
     let handoff = inside::handoff(&cluster).await?;
     board.enter(board::LOCAL_HANDOFF, handoff.median() * 1e3, handoff.to_string());
     let reads = inside::reads(&cluster).await?;

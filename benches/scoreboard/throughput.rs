@@ -23,7 +23,7 @@ use watchlock_testkit::Cluster;
 
 use crate::{
     Result,
-    counters::{Commands, Observer, processor_time},
+    counters::{self, Commands, Observer, processor_time},
     peer::Peer,
 };
 
@@ -178,6 +178,15 @@ impl Round {
     /// Returns the server's processor time for each, in milliseconds.
     pub(crate) fn server_millis(&self) -> f64 {
         self.server.as_secs_f64() * 1e3 / float(self.locks())
+    }
+
+    /// Returns the number of commands for each, but for `getMore` and the drivers' monitoring.
+    pub(crate) fn commands_each(&self) -> f64 {
+        self.commands.of_use() / float(self.locks())
+    }
+
+    pub(crate) fn getmores_each(&self) -> f64 {
+        counters::float(self.commands.of("getMore")) / float(self.locks())
     }
 
     fn locks(&self) -> usize {
