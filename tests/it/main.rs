@@ -7,7 +7,6 @@ mod client;
 #[path = "../common/mod.rs"]
 mod common;
 mod crowds;
-mod docs;
 mod documents;
 mod election;
 mod elements;

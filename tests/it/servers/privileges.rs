@@ -22,6 +22,14 @@ use crate::{
     setup::{COLLECTION, Ground, PATIENCE, SOON, eventually, faulty, info, spawn, until_mode, until_waiting, within},
 };
 
+#[test]
+fn the_minimum_role_is_the_one_of_the_guide() {
+    let (_, actions) = include_str!("../../../docs/privileges.md").split_once("actions: [").unwrap();
+    let (actions, _) = actions.split_once(']').unwrap();
+    let actions: Vec<_> = actions.split(", ").map(|action| action.trim_matches('"')).collect();
+    assert_eq!(actions, [&LEAST[..], &["createIndex"]].concat());
+}
+
 /// Two clients hand a lock over, and one sees that it is lost.
 async fn works(ground: &Ground, mode: WakeMode) {
     let (a, b) = (ground.locks().await, ground.locks().await);
