@@ -16,7 +16,7 @@ use watchlock::{LockClient, errors::RenewError, operate::HolderInfo};
 
 use crate::{
     arguments::{Acquire, Output, Run},
-    connection::{Connection, Place},
+    connection::Connection,
     exit::{Failure, LOST, Outcome, UNAVAILABLE, ended_by},
     held::Held,
     json,
@@ -45,11 +45,11 @@ pub(crate) async fn acquire(connection: &Connection, arguments: Acquire) -> Outc
     let mut signals = Signals::listen(PASSED_ON.iter())
         .map_err(|error| Failure::internal(format!("signals can't be received: {error}")))?;
     let deadline = deadline(&arguments);
-    let (place, locks) = tokio::select! {
+    let locks = tokio::select! {
         connected = connect(connection, &arguments) => connected?,
         signal = signals.ending() => return Ok(ended_by(signal)),
     };
-    let ended = match caught(take(&place, &locks, &arguments, deadline, &mut signals, output)).await {
+    let ended = match caught(take(&locks, &arguments, deadline, &mut signals, output)).await {
         Ok(Ok(handle)) => {
             // Dropping it would release the lock.
             mem::forget(handle);
@@ -76,14 +76,13 @@ fn is_closed(output: &Stdout) -> bool {
 /// Waits for the lock and prints its token; returns the code to exit with if a signal comes first. After any failure
 /// before the token is printed, the lock is given back.
 async fn take(
-    place: &Place,
     locks: &LockClient,
     arguments: &Run,
     deadline: Option<Instant>,
     signals: &mut Signals,
     output: Output,
 ) -> Result<Result<watchlock::Held, ExitCode>, Failure> {
-    let handle = match obtain(place, locks, arguments, deadline, signals).await? {
+    let handle = match obtain(locks, arguments, deadline, signals).await? {
         Ok(Held::Lock(handle)) => handle,
         Ok(_) => return Err(Failure::internal("something other than a lock was acquired")),
         Err(code) => return Ok(Err(code)),

@@ -10,7 +10,6 @@ use watchlock::operate::{HolderInfo, Listing, LockInfo, UnreadableInfo};
 
 use crate::{
     arguments::List,
-    clock::Offset,
     connection::Connection,
     exit::{self, Outcome},
     holder::{who, why},
@@ -93,25 +92,25 @@ pub(crate) async fn list(connection: &Connection, arguments: List) -> Outcome {
         });
         return Ok(ExitCode::SUCCESS);
     }
-    let now = Offset::measure(&place).await?.now();
-    exit::after(print(&found, now), ExitCode::SUCCESS)
+    exit::after(print(&found), ExitCode::SUCCESS)
 }
 
-fn print(found: &[LockInfo], now: SystemTime) -> io::Result<()> {
+fn print(found: &[LockInfo]) -> io::Result<()> {
     // The reader of a pipe gets all of it.
-    let lines = formatted(found, now, terminal::columns(io::stdout()));
+    let lines = formatted(found, terminal::columns(io::stdout()));
     io::stdout().lock().write_all(lines.as_bytes())
 }
 
-fn formatted(found: &[LockInfo], now: SystemTime, within: Option<usize>) -> String {
+fn formatted(found: &[LockInfo], within: Option<usize>) -> String {
     let tokens = found.iter().flat_map(|lock| &lock.holders);
     let digits = Digits::of(tokens.map(|holder| holder.token));
-    let rows: Vec<_> = found.iter().flat_map(|lock| rows(lock, digits, now)).collect();
+    let rows: Vec<_> = found.iter().flat_map(|lock| rows(lock, digits)).collect();
     table(COLUMNS, &rows, ORDER, within)
 }
 
 /// Returns one row for each holder, so that a search through the output finds complete lines; one for a free lock.
-fn rows(lock: &LockInfo, digits: Digits, now: SystemTime) -> Vec<[Cell; 8]> {
+fn rows(lock: &LockInfo, digits: Digits) -> Vec<[Cell; 8]> {
+    let now = lock.as_of;
     let row = |holder: Option<&HolderInfo>| {
         let [by, held, left, token, why] = holder.map_or_else(
             || ["-"; 5].map(Cell::from),
@@ -221,7 +220,7 @@ mod tests {
             let waiters: Vec<_> = (0..self.below(3)).map(|_| self.entry()).collect();
             let lock = json!({
                 "name": self.text(), "kind": kind, "capacity": self.number(), "token": self.number(),
-                "holders": holders, "waiters": waiters,
+                "holders": holders, "waiters": waiters, "as_of": "2026-01-01T00:00:00.000Z",
             });
             serde_json::from_value(lock).unwrap()
         }
@@ -229,7 +228,7 @@ mod tests {
 
     #[test]
     fn at_80_columns_holder_and_reason_can_be_read() {
-        let (locks, now) = some();
+        let (locks, _) = some();
         let shown = "\
 NAME             HELD BY                FOR  LEFT  TOKEN    WAIT  WHY
 invoice-42       billing@web-1:4711     30m  21s   …312000  1     monthly run
@@ -237,7 +236,7 @@ nightly-reports  reports@batch-17.eu.…  4d   21s   …007000  0     the accoun
 請求書-42        web-2:4711             4m   21s   …250000  0     夜間バッチ処…
 free             -                      -    -     -        0     -
 ";
-        assert_eq!(formatted(&locks, now, Some(80)), shown);
+        assert_eq!(formatted(&locks, Some(80)), shown);
     }
 
     const WHOLE: &str = "\
@@ -252,9 +251,9 @@ free             election   -                                     -       -     
 
     #[test]
     fn where_there_is_room_everything_is_whole() {
-        let (locks, now) = some();
+        let (locks, _) = some();
         for within in [None, Some(200)] {
-            assert_eq!(formatted(&locks, now, within), WHOLE);
+            assert_eq!(formatted(&locks, within), WHOLE);
         }
     }
 
@@ -267,12 +266,12 @@ free             election   -                                     -       -     
             let mut random = Random(seed);
             let locks = [random.lock(), random.lock()];
             let digits = Digits::of(std::iter::empty());
-            let rows: Vec<_> = locks.iter().flat_map(|lock| rows(lock, digits, now)).collect();
+            let rows: Vec<_> = locks.iter().flat_map(|lock| rows(lock, digits)).collect();
             let length: usize = rows.iter().flatten().map(|cell| cell.whole().len()).sum();
-            let whole = formatted(&locks, now, None);
+            let whole = formatted(&locks, None);
             assert!(whole.len() <= length + (rows.len() + 1) * 8 * 300, "{seed}");
             for width in [1, 30, 80, 300, 100_000] {
-                let table = formatted(&locks, now, Some(width));
+                let table = formatted(&locks, Some(width));
                 assert!(table.lines().all(|line| text::width(line) <= width), "{seed}: {width}");
             }
             for lock in &locks {
@@ -282,7 +281,7 @@ free             election   -                                     -       -     
                     "{seed}"
                 );
                 for width in [1, 80, usize::MAX] {
-                    let line = live::line(lock, Some(0), now, width);
+                    let line = live::line(lock, Some(0), width);
                     assert!(text::width(&line) <= width, "{seed}: {width}");
                 }
             }

@@ -1,11 +1,7 @@
 //! The report of a command that waits: its queue position, the holder, for how long, and why. At a terminal it is one
 //! line that is renewed; elsewhere, if asked for, a line for each change of the holder.
 
-use std::{
-    convert::Infallible,
-    io,
-    time::{Duration, SystemTime},
-};
+use std::{convert::Infallible, io, time::Duration};
 
 use tokio::time::{MissedTickBehavior, interval_at, sleep};
 use watchlock::{
@@ -14,8 +10,6 @@ use watchlock::{
 };
 
 use crate::{
-    clock::Offset,
-    connection::Place,
     holder::{short, why},
     messages,
     show::live,
@@ -52,50 +46,38 @@ impl Drop for Shown {
 }
 
 /// Shows the line while it is polled, if there is a terminal to show it on. Elsewhere it prints lines with `verbose`.
-pub(crate) async fn show(place: &Place, locks: &LockClient, names: &[&str], verbose: bool) -> Infallible {
+pub(crate) async fn show(locks: &LockClient, names: &[&str], verbose: bool) -> Infallible {
     if !terminal::can_draw(io::stderr()) {
         if !verbose {
             return std::future::pending().await;
         }
         sleep(SILENT).await;
-        let offset = Offset::measure(place).await.ok();
-        let now = || offset.map_or_else(SystemTime::now, Offset::now);
-        return tell(locks, names, now, messages::say).await;
+        return tell(locks, names, messages::say).await;
     }
     let mut shown = Shown(false);
-    let mut offset = None;
     let mut tick = interval_at(tokio::time::Instant::now() + SILENT, TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tick.tick().await;
         // Without an answer the line stays as it is; the acquire reports the problem.
-        if offset.is_none() {
-            offset = Offset::measure(place).await.ok();
-        }
-        let Some(offset) = offset else { continue };
         if let Some((lock, position)) = awaited(locks, names).await {
             // The last column is left free, as some terminals wrap there.
             let width = terminal::columns(io::stderr()).unwrap_or(WIDTH).saturating_sub(1);
-            messages::show(&line(&lock, position, offset.now(), width));
+            messages::show(&line(&lock, position, width));
             shown.0 = true;
         }
     }
 }
 
 /// Prints whom the command waits for, and again when that has changed.
-async fn tell(
-    locks: &LockClient,
-    names: &[&str],
-    now: impl Fn() -> SystemTime,
-    mut say: impl FnMut(&str),
-) -> Infallible {
+async fn tell(locks: &LockClient, names: &[&str], mut say: impl FnMut(&str)) -> Infallible {
     let mut told = None;
     let mut pause = TICK;
     loop {
         if let Some((lock, position)) = awaited(locks, names).await {
             let holder = lock.holders.first().map(|holder| holder.token);
             if told != Some(holder) {
-                say(&line(&lock, position, now(), usize::MAX));
+                say(&line(&lock, position, usize::MAX));
                 told = Some(holder);
             }
         }
@@ -134,7 +116,7 @@ fn position(lock: &LockInfo, host: &str) -> Option<usize> {
 }
 
 /// Returns the line, most important parts first, as the end is cut off if there is no room.
-pub(crate) fn line(lock: &LockInfo, position: Option<usize>, now: SystemTime, width: usize) -> String {
+pub(crate) fn line(lock: &LockInfo, position: Option<usize>, width: usize) -> String {
     let mut line = format!("waiting for {}", cut(&plain(&lock.name), (width / 3).max(9)));
     if let Some(position) = position {
         line += &format!(": {} of {}", position + 1, lock.waiters.len());
@@ -142,7 +124,7 @@ pub(crate) fn line(lock: &LockInfo, position: Option<usize>, now: SystemTime, wi
     let holders: Vec<&HolderInfo> = live(lock).collect();
     if let Some(holder) = holders.first() {
         let by = short(holder.label.as_deref(), &holder.host, holder.pid);
-        line += &format!(", held {} by {by}", span(holder.since, now));
+        line += &format!(", held {} by {by}", span(holder.since, lock.as_of));
         if let more @ 1.. = holders.len() - 1 {
             line += &format!(" and {more} more");
         }
@@ -163,7 +145,7 @@ mod tests {
     fn entry(host: &str, pid: u32, reason: Option<&str>) -> Value {
         json!({
             "token": 7, "access": null, "permits": 1, "since": "2026-01-01T00:00:00.000Z",
-            "until": "2026-01-01T00:01:00.000Z", "host": host, "pid": pid, "label": "billing", "reason": reason,
+            "until": "2026-01-01T00:10:00.000Z", "host": host, "pid": pid, "label": "billing", "reason": reason,
             "value": null, "owner_id": null,
         })
     }
@@ -171,13 +153,13 @@ mod tests {
     fn lock(name: &str, holders: &[Value], waiters: &[Value]) -> LockInfo {
         let lock = json!({
             "name": name, "kind": "semaphore", "capacity": 2, "token": 7, "holders": holders, "waiters": waiters,
+            "as_of": "2026-01-01T00:03:05.000Z",
         });
         serde_json::from_value(lock).unwrap()
     }
 
     fn shown(lock: &LockInfo, width: usize) -> String {
-        let since = SystemTime::UNIX_EPOCH + Duration::from_secs(1_767_225_600);
-        line(lock, position(lock, "here"), since + Duration::from_secs(185), width)
+        line(lock, position(lock, "here"), width)
     }
 
     #[test]
@@ -224,7 +206,7 @@ mod tests {
             waiting.await.unwrap().unwrap()
         };
         tokio::select! {
-            never = tell(&ours, &["x"], SystemTime::now, say) => match never {},
+            never = tell(&ours, &["x"], say) => match never {},
             _held = scene => {}
         }
         let told = told.into_inner().unwrap();

@@ -17,6 +17,7 @@ pub(crate) fn some() -> (Vec<LockInfo>, SystemTime) {
     let lock = |name: &str, kind: &str, holders: &[Value], waiters: &[Value]| -> LockInfo {
         let lock = json!({
             "name": name, "kind": kind, "capacity": 1, "token": 7, "holders": holders, "waiters": waiters,
+            "as_of": "2026-01-01T12:30:00.000Z",
         });
         serde_json::from_value(lock).unwrap()
     };

@@ -50,11 +50,11 @@ pub(crate) async fn run(connection: &Connection, arguments: Run) -> Outcome {
     let mut signals = Signals::listen(PASSED_ON.iter().chain(&JOB_CONTROL))
         .map_err(|error| Failure::internal(format!("signals can't be received: {error}")))?;
     let deadline = deadline(&arguments);
-    let (place, locks) = tokio::select! {
+    let locks = tokio::select! {
         connected = connect(connection, &arguments) => connected?,
         signal = signals.ending() => return Ok(ended_by(signal)),
     };
-    let outcome = caught(under_lock(&place, &locks, &arguments, deadline, &mut signals)).await;
+    let outcome = caught(under_lock(&locks, &arguments, deadline, &mut signals)).await;
     if let Ok(Finished { code, is_left: true }) = outcome {
         return Ok(code);
     }
@@ -81,7 +81,7 @@ pub(crate) fn deadline(arguments: &Run) -> Option<Instant> {
 }
 
 /// Connects, within the limit of the arguments and the time for an explanation.
-pub(crate) async fn connect(connection: &Connection, arguments: &Run) -> Result<(Place, LockClient), Failure> {
+pub(crate) async fn connect(connection: &Connection, arguments: &Run) -> Result<LockClient, Failure> {
     let Some(limit) = limit(arguments) else {
         return build(connection.patient().await?, arguments).await;
     };
@@ -100,9 +100,8 @@ pub(crate) async fn rehearse(arguments: &Run) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn build(place: Place, arguments: &Run) -> Result<(Place, LockClient), Failure> {
-    let locks = set(place.builder(), arguments).build().await?;
-    Ok((place, locks))
+async fn build(place: Place, arguments: &Run) -> Result<LockClient, Failure> {
+    Ok(set(place.builder(), arguments).build().await?)
 }
 
 fn set(builder: LockClientBuilder, arguments: &Run) -> LockClientBuilder {
@@ -124,13 +123,12 @@ fn set(builder: LockClientBuilder, arguments: &Run) -> LockClientBuilder {
 }
 
 async fn under_lock(
-    place: &Place,
     locks: &LockClient,
     arguments: &Run,
     deadline: Option<Instant>,
     signals: &mut Signals,
 ) -> Result<Finished, Failure> {
-    let handle = match obtain(place, locks, arguments, deadline, signals).await? {
+    let handle = match obtain(locks, arguments, deadline, signals).await? {
         Ok(handle) => handle,
         Err(code) => return Ok(Finished { code, is_left: false }),
     };
@@ -215,7 +213,6 @@ async fn hold(held: Held, token: &str, arguments: &Run, signals: &mut Signals) -
 
 /// Waits for the lock; returns the code to exit with if a signal comes first.
 pub(crate) async fn obtain(
-    place: &Place,
     locks: &LockClient,
     arguments: &Run,
     deadline: Option<Instant>,
@@ -224,7 +221,7 @@ pub(crate) async fn obtain(
     let names = arguments.names();
     tokio::select! {
         acquired = begin(locks, arguments, deadline) => acquired.map(Ok),
-        never = live::show(place, locks, &names, arguments.voice.verbose) => match never {},
+        never = live::show(locks, &names, arguments.voice.verbose) => match never {},
         signal = signals.ending() => Ok(Err(ended_by(signal))),
     }
 }

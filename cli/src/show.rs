@@ -11,7 +11,6 @@ use watchlock::operate::{HolderInfo, Kind, LockInfo};
 
 use crate::{
     arguments::Show,
-    clock::Offset,
     connection::Connection,
     exit::{self, Outcome},
     json,
@@ -32,10 +31,7 @@ pub(crate) async fn show(connection: &Connection, arguments: Show) -> Outcome {
     };
     let written = match &lock {
         lock if arguments.output.json => json::print(lock),
-        Some(lock) => {
-            let now = Offset::measure(&place).await?.now();
-            io::stdout().lock().write_all(in_full(lock, now).as_bytes())
-        }
+        Some(lock) => io::stdout().lock().write_all(in_full(lock, lock.as_of).as_bytes()),
         None => Ok(()),
     };
     exit::after(written, code)
