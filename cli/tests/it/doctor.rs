@@ -5,12 +5,12 @@ use serde_json::{Value, json};
 use watchlock_testkit::Cluster;
 
 use crate::{
-    Done, bare,
+    Done,
     common::{
         COLLECTION, Ground, PATIENCE, eventually,
         users::{LEAST, PASSWORD, user},
     },
-    done, watchlock,
+    watchlock,
 };
 
 /// Returns a report without its line breaks.
@@ -96,74 +96,6 @@ async fn a_standalone_is_a_warning() {
     assert!(in_a_line(&told).contains("--replSet"), "{told:?}");
 }
 
-/// What the report says of a collection is what becomes of a lock in it.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_collection_that_refuses_locks_or_loses_them_is_a_problem() {
-    let (number, date) = (doc! { "bsonType": "long" }, doc! { "bsonType": "date" });
-    let entries = doc! { "bsonType": "array", "items": {
-        "required": ["id", "permits", "lease", "claim", "since", "until", "owner"],
-        "properties": {
-            "id": { "bsonType": "string" }, "permits": &number, "lease": &number, "claim": &number, "since": &date,
-            "until": &date, "token": &number,
-            "owner": { "properties": { "host": { "bsonType": "string" }, "pid": &number }, "additionalProperties": false },
-        },
-        "additionalProperties": false,
-    } };
-    let fields = doc! {
-        "_id": { "bsonType": "string" }, "protocol": &number, "kind": { "enum": ["mutex"] }, "capacity": &number,
-        "token": &number, "holders": &entries, "queue": &entries, "wake": { "bsonType": "string" },
-        "version": &number, "at": &date, "purge_at": &date,
-    };
-    let names: Vec<&String> = fields.keys().collect();
-    let exact = doc! { "required": &names, "properties": &fields, "additionalProperties": false };
-    let mut narrow = exact.clone();
-    narrow.get_document_mut("properties").unwrap().remove("purge_at");
-    for (options, index, words) in [
-        (doc! { "validator": { "$jsonSchema": exact } }, None, None),
-        (
-            doc! { "validator": { "$jsonSchema": narrow } },
-            None,
-            Some("failed validation"),
-        ),
-        (
-            doc! {},
-            Some(doc! { "key": { "kind": 1 }, "name": "one_kind", "unique": true }),
-            Some("one_kind"),
-        ),
-        (
-            doc! {},
-            Some(doc! { "key": { "at": 1 }, "name": "x", "expireAfterSeconds": 60 }),
-            Some("TTL index on `at`"),
-        ),
-        (doc! { "capped": true, "size": 4096 }, None, Some("it is capped")),
-        (doc! { "viewOn": "any", "pipeline": [] }, None, Some("it is a view")),
-    ] {
-        let ground = Ground::replica_set("cli_place").await;
-        let database = ground.driver().await.database(&ground.database);
-        let mut create = doc! { "create": COLLECTION };
-        create.extend(options);
-        database.run_command(create).await.unwrap();
-        if let Some(index) = index {
-            let create = doc! { "createIndexes": COLLECTION, "indexes": [index] };
-            database.run_command(create).await.unwrap();
-        }
-        let code = i32::from(words.is_some());
-        let report = watchlock(&ground, ["doctor", "--json"]).await.expect(code).json();
-        let expected = if words.is_some() { "problem" } else { "ok" };
-        assert_eq!(status(&report, "collection"), expected, "{report}");
-        assert!(words.is_none_or(|words| report.to_string().contains(words)), "{report}");
-        // Nothing was written.
-        let documents = ground.documents().await;
-        assert_eq!(documents.find_one(doc! {}).await.unwrap(), None);
-        if let Ok(locks) = ground.builder().await.build().await {
-            let first = locks.mutex("x").acquire().await;
-            let second = locks.mutex("y").acquire().await;
-            assert_eq!(first.is_ok() && second.is_ok(), words.is_none(), "{first:?} {second:?}");
-        }
-        database.drop().await.unwrap();
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_that_is_too_small_is_a_warning() {
     let ground = Ground::replica_set("cli_pool").await;
@@ -242,46 +174,4 @@ async fn missing_privileges_are_named() {
     let found = report(&ground, 0).await;
     assert_eq!(status(&found, "index"), "unknown");
     assert!(found.to_string().contains("deletes held locks"), "{found}");
-
-    let (ground, _) = user("cli_blind", &["find", "insert", "update"]).await;
-    let found = report(&ground, 0).await;
-    assert_eq!(
-        (status(&found, "privileges"), status(&found, "wake-mode")),
-        ("warning", "warning")
-    );
-
-    for missing in ["find", "insert", "update"] {
-        let given: Vec<&str> = all.iter().copied().filter(|action| *action != missing).collect();
-        let (ground, _) = user("cli_lacking", &given).await;
-        let found = report(&ground, 1).await;
-        assert_eq!(found["healthy"], json!(false));
-        assert_eq!(status(&found, "privileges"), "problem");
-        assert!(found.to_string().contains(&format!("missing: {missing}")), "{found}");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn whoever_is_not_let_in_is_told_so() {
-    let (ground, _) = user("cli_stranger", &LEAST).await;
-    // A wrong password.
-    let uri = ground.uri().replace(PASSWORD, &format!("{PASSWORD}x"));
-    for command in ["doctor", "ls"] {
-        let told = done(bare().env("MONGODB_URI", &uri).args([command, "--database", "x"]))
-            .await
-            .expect(77);
-        assert!(!format!("{told:?}").contains(PASSWORD), "{told:?}");
-    }
-    // No password.
-    let (scheme, rest) = ground.uri().split_once("://").unwrap();
-    let uri = format!(
-        "{scheme}://{}",
-        rest.split_once('@').unwrap().1.split('&').next().unwrap()
-    );
-    let told = done(bare().env("MONGODB_URI", &uri).args(["doctor", "--database", "x"]))
-        .await
-        .expect(1);
-    assert!(in_a_line(&told).contains("nobody has logged in"), "{told:?}");
-    done(bare().env("MONGODB_URI", &uri).args(["ls", "--database", "x"]))
-        .await
-        .expect(77);
 }

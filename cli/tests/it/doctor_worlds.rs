@@ -199,6 +199,27 @@ async fn indexed(ground: &Ground, mut index: Document) {
     database.run_command(create).await.unwrap();
 }
 
+/// All that a lock without texts has in its document, and nothing else.
+fn exact_schema() -> Document {
+    let (number, date) = (doc! { "bsonType": "long" }, doc! { "bsonType": "date" });
+    let entries = doc! { "bsonType": "array", "items": {
+        "required": ["id", "permits", "lease", "claim", "since", "until", "owner"],
+        "properties": {
+            "id": { "bsonType": "string" }, "permits": &number, "lease": &number, "claim": &number, "since": &date,
+            "until": &date, "token": &number,
+            "owner": { "properties": { "host": { "bsonType": "string" }, "pid": &number }, "additionalProperties": false },
+        },
+        "additionalProperties": false,
+    } };
+    let fields = doc! {
+        "_id": { "bsonType": "string" }, "protocol": &number, "kind": { "enum": ["mutex"] }, "capacity": &number,
+        "token": &number, "holders": &entries, "queue": &entries, "wake": { "bsonType": "string" },
+        "version": &number, "at": &date, "purge_at": &date,
+    };
+    let names: Vec<&String> = fields.keys().collect();
+    doc! { "required": names, "properties": &fields, "additionalProperties": false }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_collection_that_takes_no_locks_is_a_problem() {
     let made = async |ground: Ground, options: Document| {
@@ -218,7 +239,14 @@ async fn a_collection_that_takes_no_locks_is_a_problem() {
     watchlock(&taken, ["run", "--try", "y", "--", "true"]).await.expect(0);
     indexed(&taken, doc! { "key": { "kind": 1 }, "unique": true }).await;
     let standalone = Ground::standalone("cli_refusing").await;
+    let mut narrow = exact_schema();
+    narrow.get_document_mut("properties").unwrap().remove("purge_at");
+    let narrow = doc! { "validator": { "$jsonSchema": narrow } };
+    let deleting = set().await;
+    indexed(&deleting, doc! { "key": { "at": 1 }, "expireAfterSeconds": 60 }).await;
     all_fail([
+        (made(set().await, narrow).await, "failed validation"),
+        (deleting, "TTL index on `at`"),
         (
             made(set().await, doc! { "viewOn": "any", "pipeline": [] }).await,
             "it is a view",
@@ -250,6 +278,10 @@ async fn a_collection_that_takes_no_locks_is_a_problem() {
         fails((ground, "the index that refuses them")).await;
     }
     // What refuses no lock is no problem.
+    let exact = made(set().await, doc! { "validator": { "$jsonSchema": exact_schema() } }).await;
+    watchlock(&exact, ["doctor"]).await.expect(0);
+    let locks = exact.locks().await;
+    let _two = futures::try_join!(locks.mutex("x").acquire(), locks.mutex("y").acquire()).unwrap();
     for index in [
         doc! { "key": { "holders.id": 1 }, "unique": true, "sparse": true },
         doc! { "key": { "holders.none": 1 }, "unique": true, "sparse": true },

@@ -5,9 +5,8 @@ use serde_json::{Value, json};
 use watchlock::{LostReason, documents::DocumentLocks};
 
 use crate::{
-    Started, bare,
+    Started,
     common::{Ground, SOON, within},
-    done,
     terminal::{RESTORED, Terminal},
     watchlock,
 };
@@ -155,39 +154,6 @@ async fn the_view_of_documents_fits_any_terminal_and_breaks_what_is_selected() {
             code == Some(0) && shown.trim_end().ends_with(RESTORED),
             "{columns}: {shown:?}"
         );
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_bad_id_collection_or_field_is_refused_before_anything_is_sent() {
-    let nobody = "mongodb://127.0.0.1:1/app";
-    let (long, longest) = ("n".repeat(9_000), "c".repeat(255));
-    let cases: [(&[&str], &[&str]); 10] = [
-        (&["show", "--documents", "", "x"], &["0 bytes", "1 to 254"]),
-        (&["ls", "--documents", &longest], &["255 bytes", "1 to 254"]),
-        (&["ls", "--documents", "a$b"], &["a$b", "`$`"]),
-        (
-            &["ls", "--documents", "orders", "--field", "a..b"],
-            &["`a..b`", "empty name"],
-        ),
-        (&["watch", "--documents", "orders", "--field", "_id.x"], &["`_id.x`"]),
-        (
-            &["ls", "--documents", "orders", "--kind", "mutex"],
-            &["--kind", "--documents"],
-        ),
-        (&["ls", "--field", "x"], &["--documents"]),
-        (&["show", "--documents", "orders", &long], &["9005 bytes", "8192"]),
-        (
-            &["break", "--yes", "--documents", "orders", "{x"],
-            &["`{x`", "extended JSON"],
-        ),
-        (&["watch", "--documents", "orders", r#"{"$gt": 5}"#], &["operators"]),
-    ];
-    for (arguments, words) in cases {
-        let told = done(bare().env("MONGODB_URI", nobody).args(arguments)).await.expect(64);
-        assert!(told.out.is_empty(), "{told:?}");
-        let missing: Vec<_> = words.iter().filter(|word| !told.err.contains(**word)).collect();
-        assert!(missing.is_empty(), "{missing:?}: {}", told.err);
     }
 }
 

@@ -8,9 +8,9 @@ use watchlock::{Released, operate::LockEvent};
 use watchlock_testkit::shared;
 
 use crate::{
-    LONG, Started, bare,
+    LONG, Started,
     common::{Ground, PATIENCE, SOON, eventually, is_vacant, pause, until_waiting, within},
-    done, signal, until_gone, watchlock,
+    signal, until_gone, watchlock,
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -256,58 +256,4 @@ async fn a_stopped_job_with_several_locks_checks_each_before_it_goes_on() {
     until_gone(command).await;
     assert_eq!(running.status().await.code(), Some(76));
     assert_eq!(taken.lost_reason(), None);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn bad_input_of_the_family_is_refused_before_anything_is_sent() {
-    let nobody = "mongodb://127.0.0.1:1/app";
-    let long = "n".repeat(1_025);
-    let cases: [(&[&str], &[&str]); 11] = [
-        (&["wait", &long], &["1025 bytes", "1 to 1024"]),
-        (&["wait", "x", "--timeout", "soon"], &["soon", "500ms, 5s, 2m"]),
-        (
-            &["wait", "--documents", "o", &"n".repeat(9_000)],
-            &["9005 bytes", "8192"],
-        ),
-        (&["observe", ""], &["0 bytes", "1 to 1024"]),
-        (&["observe", &long], &["1025 bytes"]),
-        (&["elect", &long, "--", "true"], &["1025 bytes", "1 to 1024"]),
-        (
-            &["elect", "x", "--value", &long, "--", "true"],
-            &["1025 bytes", "at most 1024"],
-        ),
-        (&["elect", "x"], &["COMMAND"]),
-        (
-            &["run", "x", "--and", &long, "--", "true"],
-            &["1025 bytes", "1 to 1024"],
-        ),
-        (
-            &["run", "x", "--and", "y", "--semaphore", "2", "--", "true"],
-            &["--and", "--semaphore"],
-        ),
-        (
-            &["run", "x", "--and", "y", "--and", "x", "--", "true"],
-            &["`x`", "more than once"],
-        ),
-    ];
-    for (arguments, words) in cases {
-        let told = done(bare().env("MONGODB_URI", nobody).args(arguments)).await.expect(64);
-        let missing: Vec<_> = words.iter().filter(|word| !told.err.contains(**word)).collect();
-        assert!(missing.is_empty(), "{missing:?}: {}", told.err);
-    }
-    let short = Duration::from_millis(200);
-    let nowhere = format!(
-        "mongodb://127.0.0.1:1/app?serverSelectionTimeoutMS={}",
-        short.as_millis()
-    );
-    for arguments in [
-        &["wait", "x"][..],
-        &["wait", "--timeout", "100ms", "x"],
-        &["observe", "x"],
-        &["elect", "x", "--", "true"],
-    ] {
-        done(bare().env("MONGODB_URI", &nowhere).args(arguments))
-            .await
-            .expect(69);
-    }
 }

@@ -121,9 +121,11 @@ async fn a_list_without_a_match_does_not_say_that_there_are_no_locks() {
     assert!(watchlock(&ground, ["ls"]).await.expect(0).err.contains("no locks in"));
     let held = ground.locks().await;
     let _held = held.mutex("x").acquire().await.unwrap();
-    let told = watchlock(&ground, ["ls", "--owner", "nobody"]).await.expect(0);
-    assert!(
-        told.err.contains("none of the locks in") && told.out.is_empty(),
-        "{told:?}"
-    );
+    for arguments in [["--owner", "nobody"], ["--kind", "semaphore"]] {
+        let told = watchlock(&ground, [&["ls"], &arguments[..]].concat()).await.expect(0);
+        assert!(
+            told.err.contains("none of the locks in") && told.out.is_empty(),
+            "{told:?}"
+        );
+    }
 }

@@ -12,6 +12,7 @@ mod endings;
 mod family;
 mod guide;
 mod hold;
+mod input;
 mod job;
 mod operate;
 mod outage;

@@ -284,101 +284,6 @@ async fn events_are_told_as_they_happen() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reader_that_has_read_enough_is_no_trouble() {
-    let ground = Ground::replica_set("cli_pipe").await;
-    let locks = ground.locks().await;
-    let _held = locks.mutex("x").acquire().await.unwrap();
-    for arguments in [
-        &["ls"][..],
-        &["show", "x"],
-        &["ls", "--json"],
-        &["watch"],
-        &["man"],
-        &["completions", "zsh"],
-        &["doctor"],
-    ] {
-        let mut program = program(&ground);
-        let (reader, writer) = std::io::pipe().unwrap();
-        drop(reader);
-        program.args(arguments).stdout(writer).stderr(Stdio::piped());
-        let child = program.spawn().unwrap();
-        // It holds the other end of the pipe.
-        drop(program);
-        let output = within(PATIENCE, "the end", child.wait_with_output()).await.unwrap();
-        assert_eq!(
-            (output.status.code(), &output.stderr[..]),
-            (Some(0), &b""[..]),
-            "{arguments:?}"
-        );
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn bad_input_is_told_with_its_value_and_its_bound() {
-    let long = "n".repeat(1_025);
-    // Nothing is sent: there is no server.
-    let nobody = "mongodb://127.0.0.1:1/app";
-    let cases: [(&[&str], &[&str]); 19] = [
-        (&["run", "", "--", "true"], &["0 bytes", "1 to 1024"]),
-        (&["run", &long, "--", "true"], &["1025 bytes", "1 to 1024"]),
-        (&["show", &long], &["1025 bytes", "1 to 1024"]),
-        (&["break", "--yes", ""], &["is empty", "1 to 1024"]),
-        (&["run", "x"], &["COMMAND"]),
-        (&["run", "x", "--lease", "1ms", "--", "true"], &["1ms", "500ms"]),
-        (
-            &["run", "x", "--lease", "soon", "--", "true"],
-            &["soon", "500ms, 5s, 2m"],
-        ),
-        (&["run", "x", "--timeout", "-1s", "--", "true"], &["-1"]),
-        (&["run", "x", "--semaphore", "0", "--", "true"], &["0", "1.."]),
-        (&["run", "x", "--permits", "2", "--", "true"], &["--semaphore"]),
-        (&["run", "x", "--read", "--write", "--", "true"], &["--read", "--write"]),
-        (
-            &["run", "x", "--try", "--timeout", "1s", "--", "true"],
-            &["--try", "--timeout"],
-        ),
-        (
-            &["ls", "--kind", "lock"],
-            &["lock", "mutex, semaphore, rwlock, election"],
-        ),
-        (&["ls", "--held", "--free"], &["--held", "--free"]),
-        (&["ls", "--collection", "a$b"], &["a$b", "`$`"]),
-        (&["ls", "--database", "a.b"], &["a.b", "contains"]),
-        (&["frobnicate"], &["frobnicate"]),
-        (&["man", "frobnicate"], &["frobnicate", "doctor"]),
-        (&[], &["Usage"]),
-    ];
-    for (arguments, words) in cases {
-        let told = done(bare().env("MONGODB_URI", nobody).args(arguments)).await.expect(64);
-        assert!(told.out.is_empty(), "{told:?}");
-        assert!(
-            words.iter().all(|word| told.err.contains(word)),
-            "{words:?}: {}",
-            told.err
-        );
-    }
-    // No database is named.
-    let told = done(bare().env("MONGODB_URI", "mongodb://localhost:27017").arg("ls"))
-        .await
-        .expect(64);
-    assert!(told.err.contains("--database"), "{told:?}");
-    let told = done(bare().env("MONGODB_URI", "localhost").arg("ls")).await.expect(64);
-    assert!(told.err.contains("scheme"), "{told:?}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn permits_beyond_the_semaphore_are_refused() {
-    let ground = Ground::replica_set("cli_permits").await;
-    let told = watchlock(
-        &ground,
-        ["run", "x", "--semaphore", "2", "--permits", "3", "--", "true"],
-    )
-    .await
-    .expect(64);
-    assert!(told.err.contains('3') && told.err.contains("1 to 2"), "{told:?}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_document_that_is_no_lock_is_told_from_a_server_that_is_gone() {
     let ground = Ground::replica_set("cli_foreign").await;
     let foreign = mongodb::bson::doc! { "_id": "x", "holders": 5 };
@@ -538,15 +443,6 @@ async fn the_replica_set_that_is_there_is_named() {
         told.err.contains("`wrong`") && told.err.contains(&format!("`{there}`")),
         "{told:?}"
     );
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn nothing_held_is_told() {
-    let ground = Ground::replica_set("cli_none").await;
-    let locks = ground.locks().await;
-    locks.mutex("x").acquire().await.unwrap().release().await.unwrap();
-    let told = watchlock(&ground, ["ls", "--held"]).await.expect(0);
-    assert!(told.err.contains("none of the locks in"), "{told:?}");
 }
 
 /// A DNS server for [`mongodb_srv_is_looked_up`]: for every question, the members of the set are at one address.

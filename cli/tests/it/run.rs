@@ -498,21 +498,3 @@ async fn a_command_that_another_run_is_at_is_not_waited_for() {
     watchlock(&ground, &at_it).await.expect(0);
     watchlock(&ground, &at_it).await.expect(74);
 }
-
-#[tokio::test(flavor = "multi_thread")]
-async fn options_of_periods_that_do_not_go_together_are_refused() {
-    let ground = Ground::replica_set("cli_period").await;
-    let cases: [(&[&str], &str); 6] = [
-        (&["--once-per", "1h", "--timeout", "5s"], "--timeout"),
-        (&["--once-per", "1h", "--semaphore", "2"], "--semaphore"),
-        (&["--once-per", "1h", "--since-success", "--offset", "1m"], "--offset"),
-        (&["--offset", "1m"], "--once-per"),
-        (&["--once-per", "1ms"], "period of 1ms is shorter than 1s"),
-        (&["--once-per", "1h", "--offset", "1h"], "offset of 3600s"),
-    ];
-    for (options, word) in cases {
-        let arguments = ["run"].iter().chain(options).chain(&["x", "--", "true"]);
-        let told = watchlock(&ground, arguments).await.expect(64);
-        assert!(told.err.contains(word), "{told:?}");
-    }
-}

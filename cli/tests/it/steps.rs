@@ -6,7 +6,7 @@ use serde_json::Value;
 use watchlock::LostReason;
 
 use crate::{
-    Started, bare,
+    Started,
     common::{Ground, PATIENCE, eventually, info, is_vacant, until_waiting, within},
     done, program, signal, watchlock,
 };
@@ -154,32 +154,6 @@ async fn a_process_that_holds_the_lock_learns_that_it_was_given_back_under_its_t
     let arguments = ["acquire", "exports", "--for", "1m", "--semaphore", "2", "--try"];
     watchlock(&ground, arguments).await.expect(0);
     assert_eq!(other.lost_reason(), None);
-}
-
-#[tokio::test]
-async fn what_is_out_of_bounds_is_refused_before_anything_is_sent() {
-    for (arguments, named) in [
-        (&["acquire", "deploy"][..], "--for"),
-        (&["acquire", "deploy", "--for", "1ms"], "1ms"),
-        (
-            &["acquire", "deploy", "--for", "400days"],
-            "400d is longer than the longest accepted value, 366d",
-        ),
-        (
-            &["acquire", "deploy", "--for", "1m", "--timeout", "400days"],
-            "400d is longer than the longest accepted value, 366d",
-        ),
-        (&["acquire", "", "--for", "1m"], "0 bytes"),
-        (&["release", "deploy"], "--token"),
-        (&["release", "deploy", "--token", "0"], "0"),
-        (&["release", "deploy", "--token", "x"], "x"),
-    ] {
-        // No server is there.
-        let mut program = bare();
-        program.env("MONGODB_URI", "mongodb://127.0.0.1:1/app").args(arguments);
-        let refused = done(&mut program).await.expect(64);
-        assert!(refused.err.contains(named), "{refused:?}");
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
