@@ -3,6 +3,7 @@
 use std::{fmt, time::Duration};
 
 use futures::{StreamExt, TryStreamExt, stream};
+use mongodb::bson::doc;
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
@@ -28,6 +29,9 @@ const LEASE: Duration = Duration::from_secs(30);
 
 /// The default for that lease.
 const RENEWAL_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Additional milliseconds of each command while the server is slow.
+const SLOWER: i32 = 300;
 
 /// Number of renewal rounds that are counted.
 const RENEWAL_ROUNDS: u32 = 3;
@@ -103,7 +107,6 @@ impl fmt::Display for Idle {
 #[derive(Debug)]
 pub(crate) struct Renewals {
     acquired_in: Duration,
-    lost: usize,
     commands: Commands,
 }
 
@@ -124,14 +127,18 @@ pub(crate) async fn renewals(cluster: &Cluster) -> Result<Renewals> {
     let before = observer.read().await?;
     sleep(RENEWAL_INTERVAL * RENEWAL_ROUNDS).await;
     let commands = observer.read().await?.since(&before);
+    // For the time of a lease every command takes longer.
+    let data = doc! { "failCommands": ["update", "find", "getMore"], "blockConnection": true, "blockTimeMS": SLOWER };
+    let slow = cluster.fail_commands(0, "alwaysOn", data).await?;
+    sleep(LEASE).await;
+    slow.off().await?;
     let lost = held.iter().filter(|handle| handle.lost_reason().is_some()).count();
     // Ten thousand releases would be of no use: the server ends here.
     held.into_iter().for_each(std::mem::forget);
-    Ok(Renewals {
-        acquired_in,
-        lost,
-        commands,
-    })
+    if lost > 0 {
+        return Err(format!("{lost} of {LOCKS} locks were lost").into());
+    }
+    Ok(Renewals { acquired_in, commands })
 }
 
 impl Renewals {
@@ -142,10 +149,10 @@ impl Renewals {
 
 impl fmt::Display for Renewals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (seconds, lost) = (self.acquired_in.as_secs_f64(), self.lost);
+        let seconds = self.acquired_in.as_secs_f64();
         write!(
             f,
-            "{RENEWAL_ROUNDS} rounds: {}; acquired in {seconds:.1} s, {lost} lost; update, find",
+            "{RENEWAL_ROUNDS} rounds: {}; acquired in {seconds:.1} s, none lost; update, find",
             self.commands
         )
     }

@@ -217,30 +217,4 @@ mod tests {
         );
         assert_eq!(row.samples, 9);
     }
-
-    #[test]
-    fn a_report_that_is_older_than_a_field_is_still_read() {
-        let text = r#"{"form":"full","rounds":3,"begun":"","minutes":67.4,"machine":{"processor":"","cores":2,
-            "memory_gib":23,"kernel":"","load_before":0.28},"engines":{},"peers":[{"id":"etcd","package":"","engine":"",
-            "waits":"","durability":"","ours":false}],"missing":[],"rows":[]}"#;
-        let read: Results = serde_json::from_str(text).expect("it was written by an earlier version");
-        assert_eq!(read.sources, Sources::default());
-        assert!(!read.peers.iter().any(|facts| facts.floor));
-        assert_eq!(read.size(), "one node");
-    }
-
-    #[test]
-    fn a_peer_without_a_round_has_its_reason_only() {
-        let row = Row::new(
-            "ghosts",
-            "case",
-            "peer",
-            Vec::new(),
-            Some(String::from("blocks a thread")),
-        );
-        assert!(row.measures.is_empty());
-        let text = serde_json::to_string(&row).expect("it is plain data");
-        let read: Row = serde_json::from_str(&text).expect("it was written so");
-        assert_eq!(read.remark.as_deref(), Some("blocks a thread"));
-    }
 }
