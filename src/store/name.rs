@@ -69,6 +69,8 @@ pub(crate) fn text_of(name: &str) -> Option<&str> {
 /// values, and a symbol as a string. All other types differ from each other, and the order of fields counts.
 fn plain(value: &Bson) -> Bson {
     match value {
+        Bson::String(_) | Bson::ObjectId(_) | Bson::Int64(_) => value.clone(),
+        Bson::Int32(number) => Bson::Int64(i64::from(*number)),
         Bson::Symbol(text) => Bson::String(text.clone()),
         Bson::Document(fields) => Bson::Document(plain_fields(fields)),
         Bson::Array(values) => Bson::Array(values.iter().map(plain).collect()),

@@ -32,15 +32,12 @@ pub(super) fn compare(one: &Bson, other: &Bson) -> Ordering {
         (Bson::ObjectId(one), Bson::ObjectId(other)) => one.cmp(other),
         (Bson::Boolean(one), Bson::Boolean(other)) => one.cmp(other),
         (Bson::DateTime(one), Bson::DateTime(other)) => one.cmp(other),
-        _ => match (Number::of(one), Number::of(other)) {
-            (Some(one), Some(other)) => one.compare(other),
-            _ => Ordering::Equal,
-        },
+        _ => Number::of(one).cmp(&Number::of(other)),
     };
     rank(one).cmp(&rank(other)).then_with(within)
 }
 
 /// Reports whether the value is NaN.
 pub(super) fn is_nan(value: &Bson) -> bool {
-    Number::of(value).is_some_and(Number::is_nan)
+    Number::of(value) == Some(Number::Nan)
 }
