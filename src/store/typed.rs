@@ -41,14 +41,20 @@ pub(crate) fn write_as<T: Serialize>(value: &T) -> Result<Document, Mismatch> {
     Document::from_reader(&*bytes).map_err(|error| mismatch(&error))
 }
 
+/// Reads a document whose texts may not be UTF-8: such bytes are replaced.
+pub(crate) fn read_lossily(bytes: &[u8]) -> Option<Document> {
+    bson::read_lossily(bytes).ok()
+}
+
 /// Reading and writing of types as BSON. The functions for that have different names in each major of the `bson` crate,
 /// and only the whole build knows which major the driver uses. A name that a glob import in a block does not provide is
 /// looked up outside the block; so each name has a stand-in, which is never called when the crate has the function.
 mod bson {
-    #![allow(dead_code, unused_imports, clippy::wildcard_imports)]
+    #![allow(dead_code, deprecated, unused_imports, clippy::wildcard_imports)]
 
     use std::sync::Arc;
 
+    use mongodb::bson::Document;
     use serde::{Serialize, de::DeserializeOwned};
 
     use super::{Mismatch, mismatch};
@@ -62,6 +68,20 @@ mod bson {
         use mongodb::bson::*;
         serialize_to_vec(value).map_err(|error| mismatch(&error))
     }
+
+    pub(super) fn read_lossily(bytes: &[u8]) -> Result<Document, Mismatch> {
+        use mongodb::bson::*;
+        from_slice_utf8_lossy(bytes).map_err(|error| mismatch(&error))
+    }
+
+    /// Stand-in for the function of bson 2.
+    fn from_slice_utf8_lossy(bytes: &[u8]) -> Result<Document, StandIn> {
+        use mongodb::bson::*;
+        read::<Utf8Lossy<Document>>(bytes).map(|read| read.0).map_err(StandIn)
+    }
+
+    /// Stand-in for the type of bson 3.
+    type Utf8Lossy<T> = (T,);
 
     /// Stand-in for the function of bson 3.
     fn serialize_to_vec<T: Serialize>(value: &T) -> Result<Vec<u8>, StandIn> {

@@ -100,7 +100,7 @@ impl MongoStore {
         while !listed.more && cursor.advance().await? {
             arrival.note();
             let raw = cursor.current();
-            let Some(document) = lossy::read(raw) else { continue };
+            let document = lossy::read(raw).unwrap_or_default();
             listed.now = server_now(&document).or(listed.now);
             match lossy::read_exactly(raw, "_id").map(|id| name::of_id(&id)) {
                 Some(name) if selection.selects(&name) => listed.add(name, at.found(&document), selection),

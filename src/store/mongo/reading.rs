@@ -56,7 +56,7 @@ impl MongoStore {
         while cursor.advance().await? {
             arrival.note();
             let raw = cursor.current();
-            let Some(document) = lossy::read(raw) else { continue };
+            let document = lossy::read(raw).unwrap_or_default();
             now = server_now(&document).or(now);
             let id = lossy::read_exactly(raw, "_id");
             let named = id.and_then(|id| self.family.document(&id));
@@ -135,7 +135,7 @@ impl MongoStore {
         while cursor.advance().await? {
             arrival.note();
             let raw = cursor.current();
-            let Some(document) = lossy::read(raw) else { continue };
+            let document = lossy::read(raw).unwrap_or_default();
             listed.now = server_now(&document).or(listed.now);
             match (raw.get_str("_id"), State::from_document(&document)) {
                 (Ok(name), Ok(state)) => listed.found.push((name.to_owned(), state)),

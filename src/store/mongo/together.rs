@@ -119,10 +119,10 @@ impl MongoStore {
             .await?;
         let mut found = Found::new();
         while cursor.advance().await? {
-            let document = lossy::read(cursor.current());
-            let Some(document) = document else { continue };
-            if let Ok(name) = document.get_str("_id") {
-                found.insert(name.to_owned(), State::from_document(&document).ok());
+            let raw = cursor.current();
+            if let Ok(name) = raw.get_str("_id") {
+                let state = lossy::read(raw).and_then(|document| State::from_document(&document).ok());
+                found.insert(name.to_owned(), state);
             }
         }
         Ok(Read {
