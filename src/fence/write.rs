@@ -239,8 +239,8 @@ impl<R: Written> FencedWrite<'_, R> {
 /// # Updates and replacements
 impl FencedWrite<'_, UpdateResult> {
     /// Inserts the document if there is none. The filter must name its `_id` then: a filter that matches several
-    /// documents would create a second one when the fence refuses the first. And it must not ask for a value in the
-    /// fence's field, which the server would put into the new document in place of the token.
+    /// documents would create a second one when the fence refuses the first. And it must have no condition on the
+    /// fence's field: the server would put a value that it asks for into the new document, in place of the token.
     pub fn upsert(mut self, upsert: bool) -> Self {
         self.change.upsert = upsert;
         self
