@@ -15,14 +15,15 @@ use crate::{
 /// such a holder until somebody asks for the lock again, as it tells who had the lock and did not release it; lists
 /// leave it out. [`is_held`](Self::is_held) applies this rule. A waiter that has expired is shown by both.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct LockInfo {
     /// The name of the lock.
     pub name: String,
     /// The kind that it is used as.
     pub kind: Kind,
-    /// The number of its permits.
-    pub capacity: u64,
+    /// The number of its permits; `None` for a readers-writer lock.
+    pub capacity: Option<u64>,
     /// The last fencing token that was issued.
     pub token: FencingToken,
     /// Its holders.
@@ -31,26 +32,31 @@ pub struct LockInfo {
     pub waiters: Vec<WaiterInfo>,
     /// The last holds that ended, newest first, as far as clients with a
     /// [history](crate::LockClientBuilder::history) ended them.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub past: Vec<PastHold>,
     /// The time of the reading, by the server's clock: compare [`until`](HolderInfo::until) with it, and not with a
     /// clock of this machine. Two readings are equal only if they were made at the same time, so compare their holders
     /// and waiters instead. The Unix epoch in a form that an earlier version of this crate serialized.
+    #[cfg_attr(feature = "serde", serde(with = "crate::rfc3339", default = "epoch"))]
     pub as_of: SystemTime,
 }
 
 /// A hold that ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct PastHold {
     /// Its fencing token.
     pub token: FencingToken,
-    /// The number of permits that it held.
-    pub permits: u64,
     /// Whether a readers-writer lock was held to read or to write; `None` for every other kind.
     pub access: Option<Access>,
+    /// The number of permits that it held; `None` for a readers-writer lock.
+    pub permits: Option<u64>,
     /// When it was granted.
+    #[cfg_attr(feature = "serde", serde(with = "crate::rfc3339"))]
     pub since: SystemTime,
     /// When it ended. For a hold that expired, the end of its lease.
+    #[cfg_attr(feature = "serde", serde(with = "crate::rfc3339"))]
     pub ended: SystemTime,
     /// How it ended.
     pub how: HoldEnd,
@@ -70,20 +76,24 @@ pub struct PastHold {
 
 /// A holder of a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct HolderInfo {
     /// The fencing token of the grant.
     pub token: FencingToken,
-    /// The number of held permits.
-    pub permits: u64,
     /// Whether a readers-writer lock is held to read or to write; `None` for every other kind.
     pub access: Option<Access>,
+    /// The number of held permits; `None` for a readers-writer lock.
+    pub permits: Option<u64>,
     /// When it was granted.
+    #[cfg_attr(feature = "serde", serde(with = "crate::rfc3339"))]
     pub since: SystemTime,
     /// When the lease expires unless it is renewed; for a lock that is kept taken, when that time ends.
+    #[cfg_attr(feature = "serde", serde(with = "crate::rfc3339"))]
     pub until: SystemTime,
     /// When the holder released the lock, if it is [kept taken](crate::Acquire::at_least_for) beyond that: nobody holds
     /// it, and it stays taken until [`until`](Self::until). `None` while it is held.
+    #[cfg_attr(feature = "serde", serde(with = "crate::rfc3339::option", default))]
     pub released: Option<SystemTime>,
     /// Whether the lock is idle: it was released, and stays with the holder's client for its next task
     /// ([`keep_idle`](crate::LockClientBuilder::keep_idle)). The client gives it back as soon as another client waits
@@ -91,6 +101,7 @@ pub struct HolderInfo {
     ///
     /// The client sets this with its next renewal, and clears it in the same way: after the lock was taken again, it
     /// stays `true` for up to 0.3 s and the time of that write.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub idle: bool,
     /// The host of the holder.
     pub host: String,
@@ -108,16 +119,19 @@ pub struct HolderInfo {
 
 /// A waiter for a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct WaiterInfo {
-    /// The number of requested permits.
-    pub permits: u64,
     /// Whether a readers-writer lock is requested to read or to write; `None` for every other kind.
     pub access: Option<Access>,
+    /// The number of requested permits; `None` for a readers-writer lock.
+    pub permits: Option<u64>,
     /// When it joined the queue.
+    #[cfg_attr(feature = "serde", serde(with = "crate::rfc3339"))]
     pub since: SystemTime,
     /// When its queue position expires unless it is renewed; the next operation on the lock passes over an expired
     /// waiter.
+    #[cfg_attr(feature = "serde", serde(with = "crate::rfc3339"))]
     pub until: SystemTime,
     /// The host of the waiter.
     pub host: String,
@@ -144,6 +158,12 @@ pub enum Access {
     Read,
     /// By a writer, alone.
     Write,
+}
+
+/// Stands for the time of a form that has none.
+#[cfg(feature = "serde")]
+fn epoch() -> SystemTime {
+    SystemTime::UNIX_EPOCH
 }
 
 impl Access {
@@ -178,7 +198,7 @@ impl HolderInfo {
         } = holder.owner.clone();
         Self {
             token: FencingToken::new(holder.token),
-            permits: unsigned(holder.permits),
+            permits: permits(state, holder.permits),
             access: Access::of(state, holder.permits),
             since: SystemTime::from(holder.since),
             until: SystemTime::from(holder.until),
@@ -206,7 +226,7 @@ impl PastHold {
         } = past.owner.clone();
         Self {
             token: FencingToken::new(past.token),
-            permits: unsigned(past.permits),
+            permits: permits(state, past.permits),
             access: Access::of(state, past.permits),
             since: SystemTime::from(past.since),
             ended: SystemTime::from(past.ended),
@@ -274,7 +294,7 @@ impl LockInfo {
                 ..
             } = waiter.owner.clone();
             WaiterInfo {
-                permits: unsigned(waiter.permits),
+                permits: permits(state, waiter.permits),
                 access: Access::of(state, waiter.permits),
                 since: SystemTime::from(waiter.since),
                 until: SystemTime::from(waiter.until),
@@ -288,7 +308,7 @@ impl LockInfo {
         Self {
             name: name.to_owned(),
             kind: state.kind,
-            capacity: unsigned(state.capacity),
+            capacity: permits(state, state.capacity),
             token: FencingToken::new(state.token),
             holders: holders.collect(),
             waiters: waiters.collect(),
@@ -363,16 +383,17 @@ pub(crate) fn who(f: &mut fmt::Formatter<'_>, label: Option<&str>, host: &str, p
     }
 }
 
-fn share(f: &mut fmt::Formatter<'_>, access: Option<Access>, permits: u64) -> fmt::Result {
-    match access {
-        Some(access) => write!(f, " as {access}"),
-        None if permits != 1 => write!(f, " with {permits} permits"),
-        None => Ok(()),
+fn share(f: &mut fmt::Formatter<'_>, access: Option<Access>, permits: Option<u64>) -> fmt::Result {
+    match (access, permits) {
+        (Some(access), _) => write!(f, " as {access}"),
+        (None, None | Some(1)) => Ok(()),
+        (None, Some(permits)) => write!(f, " with {permits} permits"),
     }
 }
 
-fn unsigned(value: i64) -> u64 {
-    u64::try_from(value).unwrap_or(0)
+/// Returns a number of permits, unless it is that of a readers-writer lock, which means nothing to its users.
+fn permits(state: &State, number: i64) -> Option<u64> {
+    (state.kind != Kind::RwLock).then_some(u64::try_from(number).unwrap_or(0))
 }
 
 fn pid(owner: &Owner) -> u32 {

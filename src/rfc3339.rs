@@ -12,18 +12,17 @@ use serde::{
 };
 
 /// The last millisecond of the year 9999: RFC 3339 has no form for later times.
-const LAST: u64 = 253_402_300_799_999;
+const LAST: i64 = 253_402_300_799_999;
 
 pub(crate) fn serialize<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
     let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let millis = u64::try_from(since.as_millis()).unwrap_or(LAST).min(LAST);
-    let (year, month, day) = date(millis / 86_400_000);
-    let of_day = millis % 86_400_000;
-    let (hour, minute, second) = (of_day / 3_600_000, of_day / 60_000 % 60, of_day / 1_000 % 60);
-    serializer.collect_str(&format_args!(
-        "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:03}Z",
-        of_day % 1_000
-    ))
+    let millis = i64::try_from(since.as_millis()).unwrap_or(LAST).min(LAST);
+    let text = DateTime::from_millis(millis).try_to_rfc3339_string();
+    let text = text.map_err(serde::ser::Error::custom)?;
+    // It has no more digits than it needs.
+    let text = text.trim_end_matches('Z');
+    let (seconds, fraction) = text.split_once('.').unwrap_or((text, ""));
+    serializer.collect_str(&format_args!("{seconds}.{fraction:0<3}Z"))
 }
 
 pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SystemTime, D::Error> {
@@ -31,20 +30,6 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
     let invalid = || D::Error::invalid_value(Unexpected::Str(&text), &"a time as in RFC 3339");
     let time = DateTime::parse_rfc3339_str(&text).map_err(|_| invalid())?;
     Ok(time.to_system_time())
-}
-
-/// Returns year, month and day of a day since 1970, of no year beyond 9999.
-fn date(day: u64) -> (u64, u64, u64) {
-    // A year that begins in March ends with its leap day, and 400 of them have the same number of days.
-    let day = day + 719_468;
-    let (era, of_era) = (day / 146_097, day % 146_097);
-    let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    (year, month, day)
 }
 
 /// A time that may be missing.
@@ -104,7 +89,7 @@ mod tests {
             (951_868_800_000, "2000-03-01T00:00:00.000Z"),
             (4_107_542_399_000, "2100-02-28T23:59:59.000Z"),
             (4_107_542_400_000, "2100-03-01T00:00:00.000Z"),
-            (LAST, "9999-12-31T23:59:59.999Z"),
+            (LAST.unsigned_abs(), "9999-12-31T23:59:59.999Z"),
         ] {
             assert_eq!(shown(millis), text);
             let back = deserialize(serde_json::Value::from(text)).unwrap();
@@ -114,11 +99,5 @@ mod tests {
         let before = SystemTime::UNIX_EPOCH - Duration::from_secs(1);
         assert_eq!(form(before), "1970-01-01T00:00:00.000Z");
         assert!(deserialize(serde_json::Value::from("yesterday")).is_err());
-        // Every day of some centuries, by the driver's own calendar.
-        for day in (0..200_000).step_by(7) {
-            let millis = day * 86_400_000;
-            let read = DateTime::parse_rfc3339_str(shown(millis)).unwrap();
-            assert_eq!(read.timestamp_millis().unsigned_abs(), millis);
-        }
     }
 }

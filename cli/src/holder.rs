@@ -9,8 +9,8 @@ use crate::text::plain;
 pub(crate) fn who(holder: &HolderInfo) -> String {
     let share = match (holder.access, holder.permits) {
         (Some(access), _) => format!(" ({access})"),
-        (None, 1) => String::new(),
-        (None, permits) => format!(" ({permits} permits)"),
+        (None, None | Some(1)) => String::new(),
+        (None, Some(permits)) => format!(" ({permits} permits)"),
     };
     let kept = match holder.released {
         Some(_) => " (released, kept taken)",

@@ -53,9 +53,9 @@ pub(crate) fn live(lock: &LockInfo) -> impl Iterator<Item = &HolderInfo> {
 pub(crate) fn in_full(lock: &LockInfo, now: SystemTime) -> String {
     let mut text = String::new();
     let _ = writeln!(text, "name    {}", plain(&lock.name));
-    let _ = match lock.kind {
-        Kind::Semaphore => writeln!(text, "kind    semaphore of {} permits", lock.capacity),
-        kind => writeln!(text, "kind    {kind}"),
+    let _ = match (lock.kind, lock.capacity) {
+        (Kind::Semaphore, Some(permits)) => writeln!(text, "kind    semaphore of {permits} permits"),
+        (kind, _) => writeln!(text, "kind    {kind}"),
     };
     let _ = writeln!(text, "token   {}, the last one issued", lock.token);
     if lock.holders.is_empty() {

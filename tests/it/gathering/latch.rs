@@ -35,7 +35,10 @@ async fn a_latch_opens_at_its_last_arrival_and_stays_open() {
         within(SOON, "an open latch", there.wait()).await.unwrap();
         assert_eq!(there.missing().await.unwrap(), 0);
         let lock = a.inspect("x").await.unwrap().unwrap();
-        assert_eq!((lock.kind, lock.capacity, lock.holders.len()), (Kind::Latch, 3, 3));
+        assert_eq!(
+            (lock.kind, lock.capacity, lock.holders.len()),
+            (Kind::Latch, Some(3), 3)
+        );
         assert!(lock.holders.iter().all(|holder| holder.released.is_some()));
         // An operator takes the arrivals back.
         b.break_lock("x").await.unwrap();

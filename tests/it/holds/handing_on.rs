@@ -13,7 +13,9 @@ use tokio::{
     sync::mpsc,
     task::{JoinHandle, JoinSet},
 };
-use watchlock::{FencingToken, Held, LockClient, LostReason, Released, View, errors::GuardError, locks};
+use watchlock::{
+    FencingToken, Held, LockClient, LostReason, Released, View, errors::GuardError, locks, operate::Access,
+};
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, info, spawn, until_waiting, within};
 
@@ -270,21 +272,21 @@ async fn what_a_downgraded_writer_leaves_is_no_writers_hold() {
         tokio::task::yield_now().await;
     }
     until_waiting(&other, "x", 1).await;
-    let whole = info(&other, "x").await.unwrap().holders[0].permits;
     first.release().await.unwrap();
     let mut waiting = waiting.into_iter();
     let second = within(SOON, "the second", waiting.next().unwrap()).await.unwrap();
     second.release().await.unwrap();
     let third = within(SOON, "the third", waiting.next().unwrap()).await.unwrap();
     third.downgrade().await.unwrap();
-    assert_eq!(info(&other, "x").await.unwrap().holders[0].permits, 1);
+    let access = info(&other, "x").await.unwrap().holders[0].access;
+    assert_eq!(access, Some(Access::Read));
     let token = third.token();
     assert_eq!(third.release().await.unwrap(), Released::Released);
     let fourth = within(SOON, "the fourth", waiting.next().unwrap()).await.unwrap();
     assert!(fourth.token() > token);
     let document = info(&other, "x").await.unwrap();
     assert_eq!(document.holders.len(), 1, "{document}");
-    assert_eq!(document.holders[0].permits, whole, "{document}");
+    assert_eq!(document.holders[0].access, Some(Access::Write), "{document}");
     assert!(other.rw_lock("x").try_read().await.unwrap().is_none());
     fourth.release().await.unwrap();
 }

@@ -200,10 +200,6 @@ fn what_is_no_form_is_refused() {
             "`lock`",
         ),
         (
-            r#"{"name":"x","kind":"mutex","capacity":null,"token":1,"holders":[],"waiters":[]}"#,
-            "capacity",
-        ),
-        (
             r#"{"name":"x","kind":"mutex","capacity":1,"token":1,"holders":[{}],"waiters":[]}"#,
             "token",
         ),
