@@ -44,7 +44,7 @@ pub(crate) use mongo::{AWAIT_TIME, LONG_READ_WITHIN, MongoStore, Topology, abort
 pub(crate) use place::InPlace;
 pub(crate) use sightings::{Listed, NamedSighting, Selection, Sighting, Unreadable};
 pub(crate) use to_its_end::{ToItsEnd, to_its_end};
-pub(crate) use typed::{read_as, write_as};
+pub(crate) use typed::{Mismatch, read_as, write_as};
 
 /// The place where a session's locks live: in documents of their own or in the user's, in MongoDB or in memory. Both
 /// keep the same documents by the same transitions.

@@ -6,7 +6,6 @@ mod guard;
 mod identity;
 mod in_place;
 mod lossy;
-mod prepared;
 mod reading;
 mod renewing;
 mod stream;
@@ -30,8 +29,6 @@ use super::{
     Answer, Elected, Failure, InPlace, LogTime, Unreadable,
     family::{Family, Member},
 };
-use command::Change;
-use prepared::Prepared;
 
 use crate::{
     error::ServerError,
@@ -40,7 +37,7 @@ use crate::{
 };
 
 #[cfg(any(test, fuzzing))]
-pub(crate) use command::refusal;
+pub(crate) use command::refusals;
 pub(crate) use elements::IDENTIFIER;
 pub(crate) use guard::{abort, is_in_transaction};
 pub(crate) use identity::identity;
@@ -85,7 +82,6 @@ pub(crate) struct MongoStore {
     family: Family,
     /// Set when the locks are in documents of the user's own.
     place: Option<Arc<InPlace>>,
-    prepared: Prepared,
     /// The members of the replica set that serve the streams of a session.
     streams: ReadPreference,
 }
@@ -165,7 +161,6 @@ impl MongoStore {
             collection: database.collection_with_options(&namespace.coll, options),
             family: place.as_ref().map_or_else(Family::default, |place| Family::of(place)),
             place,
-            prepared: Prepared::default(),
             streams,
             database,
         }
@@ -213,27 +208,22 @@ impl MongoStore {
                 .await
                 .map(|document| (document, None));
         }
+        let mut command = doc! {
+            "findAndModify": self.collection.name(),
+            "query": selection(member, operation),
+            "update": self.pipeline(at, operation),
+            // A document of the user's own is never created here.
+            "upsert": operation.creates() && at.is_root(),
+            "new": true,
+            "writeConcern": { "w": "majority" },
+        };
         // An operation that did what was expected has its time in the document; one that did not is sent again in full,
         // or is over. So the server need not build a second document for the answer.
         let bare = matches!(operation.expects, Expects::Alone | Expects::Holding) && at.is_root();
-        let change = |operation: &Operation| Change {
-            update: self.pipeline(at, operation),
-            // A document of the user's own is never created here.
-            upsert: operation.creates() && at.is_root(),
-            fields: (!bare).then(|| fields(at)),
-        };
-        let id = member
-            .id
-            .as_str()
-            .filter(|_| at.is_root() && pipeline::is_by_id(operation));
-        let prepared = id.and_then(|id| Some((id, self.prepared.encoded(operation, |other| change(other).into())?)));
-        match prepared {
-            Some((id, encoded)) => self.find_and_modify_by(id, operation, &encoded, within).await,
-            None => {
-                let query = selection(member, operation);
-                self.find_and_modify(query, change(operation), within).await
-            }
+        if !bare {
+            command.insert("fields", fields(at));
         }
+        self.find_and_modify(command, within).await
     }
 
     /// Returns the pipeline of an operation on the lock at this place. Where it lets in entries, it also removes the

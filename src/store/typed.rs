@@ -8,7 +8,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use crate::truncated_debug::shown;
 
 /// The reason why a document can't be read as a type.
-type Mismatch = Arc<dyn StdError + Send + Sync>;
+pub(crate) type Mismatch = Arc<dyn StdError + Send + Sync>;
 
 /// The text of the reason: `serde` quotes a value of the document, which may be megabytes, and an error of `bson` can
 /// show the bytes of it.
