@@ -33,145 +33,55 @@ pub(super) enum MeterKind {
 #[cfg(any(test, feature = "metrics"))]
 pub(super) const LOCK_LABEL: &str = "lock";
 
-pub(super) const ACQUIRES: Meter = Meter {
-    name: "watchlock_acquires_total",
-    kind: MeterKind::Counter,
-    labels: &["kind", "outcome"],
-    per_lock: true,
-    help: "Acquires and tries that ended, by outcome",
-};
+/// Defines the metrics and the list of them all.
+macro_rules! meters {
+    ($($meter:ident: $kind:ident $name:literal, $labels:tt, per_lock: $per_lock:literal, $help:literal;)*) => {
+        $(pub(super) const $meter: Meter = Meter {
+            name: $name,
+            kind: MeterKind::$kind,
+            labels: &$labels,
+            per_lock: $per_lock,
+            help: $help,
+        };)*
 
-pub(super) const WAIT: Meter = Meter {
-    name: "watchlock_wait_seconds",
-    kind: MeterKind::Histogram,
-    labels: &["kind", "outcome"],
-    per_lock: true,
-    help: "Duration of acquires and tries, by outcome",
-};
+        /// All metrics.
+        #[cfg(any(test, feature = "metrics"))]
+        pub(super) const ALL: &[&Meter] = &[$(&$meter),*];
+    };
+}
 
-pub(super) const WAITING: Meter = Meter {
-    name: "watchlock_waiting",
-    kind: MeterKind::Gauge,
-    labels: &["kind"],
-    per_lock: true,
-    help: "Acquires and tries that have not ended",
-};
-
-pub(super) const GRANTS: Meter = Meter {
-    name: "watchlock_grants_total",
-    kind: MeterKind::Counter,
-    labels: &["kind", "how"],
-    per_lock: true,
-    help: "Grants, by how the client learned of them",
-};
-
-pub(super) const HELD: Meter = Meter {
-    name: "watchlock_held",
-    kind: MeterKind::Gauge,
-    labels: &["kind"],
-    per_lock: true,
-    help: "Locks that are held",
-};
-
-pub(super) const HOLD: Meter = Meter {
-    name: "watchlock_hold_seconds",
-    kind: MeterKind::Histogram,
-    labels: &["kind", "end"],
-    per_lock: true,
-    help: "Duration of holds, by how they ended",
-};
-
-pub(super) const LOSSES: Meter = Meter {
-    name: "watchlock_losses_total",
-    kind: MeterKind::Counter,
-    labels: &["kind", "reason"],
-    per_lock: true,
-    help: "Locks that were lost, by reason",
-};
-
-pub(super) const OVERLONG: Meter = Meter {
-    name: "watchlock_held_too_long_total",
-    kind: MeterKind::Counter,
-    labels: &["kind"],
-    per_lock: true,
-    help: "Locks that were held for longer than the limit that was set for them",
-};
-
-pub(super) const RENEWALS: Meter = Meter {
-    name: "watchlock_renewals_total",
-    kind: MeterKind::Counter,
-    labels: &["outcome"],
-    per_lock: false,
-    help: "Locks that were renewed, or failed to renew",
-};
-
-pub(super) const BREAKS: Meter = Meter {
-    name: "watchlock_breaks_total",
-    kind: MeterKind::Counter,
-    labels: &[],
-    per_lock: true,
-    help: "Locks that were broken through this process",
-};
-
-pub(super) const PASSED_OVER: Meter = Meter {
-    name: "watchlock_documents_passed_over_total",
-    kind: MeterKind::Counter,
-    labels: &[],
-    per_lock: false,
-    help: "Documents that could not be claimed",
-};
-
-pub(super) const SESSIONS: Meter = Meter {
-    name: "watchlock_sessions",
-    kind: MeterKind::Gauge,
-    labels: &["mode", "reason"],
-    per_lock: false,
-    help: "Sessions, by how their waiters are woken",
-};
-
-pub(super) const INTERRUPTIONS: Meter = Meter {
-    name: "watchlock_stream_interruptions_total",
-    kind: MeterKind::Counter,
-    labels: &["stream", "error"],
-    per_lock: false,
-    help: "Change streams that broke or fell silent",
-};
-
-pub(super) const JUMPS: Meter = Meter {
-    name: "watchlock_clock_jumps_total",
-    kind: MeterKind::Counter,
-    labels: &["direction"],
-    per_lock: false,
-    help: "Jumps of servers' clocks by more than the margin of the deadlines",
-};
-
-pub(super) const ERRORS: Meter = Meter {
-    name: "watchlock_operation_errors_total",
-    kind: MeterKind::Counter,
-    labels: &["operation", "error"],
-    per_lock: false,
-    help: "Operations that the server did not answer, or refused",
-};
-
-/// All metrics.
-#[cfg(any(test, feature = "metrics"))]
-pub(super) const ALL: [&Meter; 15] = [
-    &ACQUIRES,
-    &WAIT,
-    &WAITING,
-    &GRANTS,
-    &HELD,
-    &HOLD,
-    &LOSSES,
-    &OVERLONG,
-    &RENEWALS,
-    &BREAKS,
-    &PASSED_OVER,
-    &SESSIONS,
-    &INTERRUPTIONS,
-    &JUMPS,
-    &ERRORS,
-];
+meters! {
+    ACQUIRES: Counter "watchlock_acquires_total", ["kind", "outcome"], per_lock: true,
+        "Acquires and tries that ended, by outcome";
+    WAIT: Histogram "watchlock_wait_seconds", ["kind", "outcome"], per_lock: true,
+        "Duration of acquires and tries, by outcome";
+    WAITING: Gauge "watchlock_waiting", ["kind"], per_lock: true,
+        "Acquires and tries that have not ended";
+    GRANTS: Counter "watchlock_grants_total", ["kind", "how"], per_lock: true,
+        "Grants, by how the client learned of them";
+    HELD: Gauge "watchlock_held", ["kind"], per_lock: true,
+        "Locks that are held";
+    HOLD: Histogram "watchlock_hold_seconds", ["kind", "end"], per_lock: true,
+        "Duration of holds, by how they ended";
+    LOSSES: Counter "watchlock_losses_total", ["kind", "reason"], per_lock: true,
+        "Locks that were lost, by reason";
+    OVERLONG: Counter "watchlock_held_too_long_total", ["kind"], per_lock: true,
+        "Locks that were held for longer than the limit that was set for them";
+    RENEWALS: Counter "watchlock_renewals_total", ["outcome"], per_lock: false,
+        "Locks that were renewed, or failed to renew";
+    BREAKS: Counter "watchlock_breaks_total", [], per_lock: true,
+        "Locks that were broken through this process";
+    PASSED_OVER: Counter "watchlock_documents_passed_over_total", [], per_lock: false,
+        "Documents that could not be claimed";
+    SESSIONS: Gauge "watchlock_sessions", ["mode", "reason"], per_lock: false,
+        "Sessions, by how their waiters are woken";
+    INTERRUPTIONS: Counter "watchlock_stream_interruptions_total", ["stream", "error"], per_lock: false,
+        "Change streams that broke or fell silent";
+    JUMPS: Counter "watchlock_clock_jumps_total", ["direction"], per_lock: false,
+        "Jumps of servers' clocks by more than the margin of the deadlines";
+    ERRORS: Counter "watchlock_operation_errors_total", ["operation", "error"], per_lock: false,
+        "Operations that the server did not answer, or refused";
+}
 
 #[cfg(feature = "metrics")]
 mod sink {
@@ -211,7 +121,7 @@ mod sink {
 
     /// Describes the metrics. Every client does, as nothing announces when a recorder is installed.
     pub(in super::super) fn describe() {
-        shielded(|| ALL.into_iter().for_each(describe_one));
+        shielded(|| ALL.iter().for_each(|meter| describe_one(meter)));
     }
 
     fn describe_one(meter: &Meter) {

@@ -10,10 +10,10 @@
 
 #[cfg(feature = "metrics")]
 pub(crate) mod buckets;
-#[cfg(test)]
-mod dashboard;
 mod meters;
 mod shield;
+#[cfg(test)]
+mod tests;
 
 use std::{error::Error as StdError, future::Future, time::Duration};
 
@@ -260,21 +260,13 @@ pub(crate) fn left_taken(locks: usize) {
 
 /// Reports a document that can't be claimed, and is passed over for a while.
 pub(crate) fn passed_over(document: &str, why: &(dyn StdError + Send + Sync + 'static)) {
-    match why.downcast_ref::<ServerError>() {
-        Some(error) => {
-            let (error, source) = (failure(error), error.cause());
-            shielded(
-                || warn!(name: "watchlock.passed_over", target: TARGET, lock = document, error, %source, "document can't be claimed"),
-            );
-        }
-        // The text may quote the document.
-        None => {
-            let error = "unreadable";
-            shielded(
-                || warn!(name: "watchlock.passed_over", target: TARGET, lock = document, error, "document can't be claimed"),
-            );
-        }
-    }
+    let error = why.downcast_ref::<ServerError>();
+    let source = error.map(|error| tracing::field::display(error.cause()));
+    // The text of another error may quote the document.
+    let error = error.map_or("unreadable", failure);
+    shielded(
+        || warn!(name: "watchlock.passed_over", target: TARGET, lock = document, error, source, "document can't be claimed"),
+    );
     meters::count(&meters::PASSED_OVER, 1, &[], None);
 }
 
@@ -464,20 +456,4 @@ fn failure(error: &ServerError) -> &'static str {
 /// Returns the milliseconds, to a tenth.
 fn millis(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e4).round() / 10.0
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn milliseconds_are_rounded() {
-        for (nanos, shown) in [(28_965_968_163, "28966.0"), (1_424_900, "1.4"), (0, "0.0")] {
-            assert_eq!(format!("{:?}", millis(Duration::from_nanos(nanos))), shown);
-        }
-        assert_eq!(
-            format!("{:?}", millis(Duration::from_millis(34_559_999_989))),
-            "34559999989.0"
-        );
-    }
 }

@@ -1,10 +1,13 @@
 //! The dashboard and the alert rules of the guide, and its table of the metrics, compared with the metrics of the code.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{collections::BTreeSet, fs, path::Path, time::Duration};
 
 use serde_json::Value;
 
-use super::meters::{ALL, LOCK_LABEL, Meter, MeterKind};
+use super::{
+    meters::{ALL, LOCK_LABEL, Meter, MeterKind},
+    millis,
+};
 
 /// The labels that Prometheus adds to everything that it scrapes.
 const OF_PROMETHEUS: [&str; 2] = ["job", "instance"];
@@ -267,4 +270,15 @@ fn queries_are_read() {
     assert!(used[0].rated && used[0].has("le") && !used[0].has("how"));
     assert_eq!(groups(query), [BTreeSet::from(["le", "lock"])]);
     assert_eq!(shown("a {{b}} {{ c }}"), BTreeSet::from(["b", "c"]));
+}
+
+#[test]
+fn milliseconds_are_rounded() {
+    for (nanos, shown) in [(28_965_968_163, "28966.0"), (1_424_900, "1.4"), (0, "0.0")] {
+        assert_eq!(format!("{:?}", millis(Duration::from_nanos(nanos))), shown);
+    }
+    assert_eq!(
+        format!("{:?}", millis(Duration::from_millis(34_559_999_989))),
+        "34559999989.0"
+    );
 }
