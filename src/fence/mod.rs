@@ -192,7 +192,7 @@ impl Fence {
         check_document("the document", &document)?;
         let mut names = self.field.split('.').peekable();
         let mut place = &mut document;
-        let occupied = |found: &Bson| InvalidInput::new(self.occupied(&describe(found)));
+        let occupied = |found: &Bson| InvalidInput::new(self.occupied(Some(found)).to_string());
         while let Some(name) = names.next() {
             if names.peek().is_none() {
                 match place.get(name) {
@@ -424,11 +424,13 @@ impl Fence {
         )))
     }
 
-    fn occupied(&self, found: &str) -> String {
-        format!(
-            "the field `{}` of the document can't hold a fencing token, as it holds something else: {found}",
-            shown(self.field.escape_debug())
-        )
+    /// Returns the error of a document with this in the place of the token. It has the type of the value, and not the
+    /// value itself, which is the user's data.
+    fn occupied(&self, found: Option<&Bson>) -> FenceError {
+        FenceError::Occupied {
+            field: self.field.clone(),
+            found: found.map_or_else(|| "nothing".to_owned(), |found| format!("{:?}", found.element_type())),
+        }
     }
 
     /// Returns why the fence refuses a document.
@@ -446,17 +448,9 @@ impl Fence {
                 stored: FencingToken::new(stored),
                 ours: self.token,
             },
-            _ => FenceError::Occupied {
-                field: self.field.clone(),
-                found: found.map_or_else(|| "nothing".to_owned(), describe),
-            },
+            _ => self.occupied(found),
         }
     }
-}
-
-/// Describes a value by its type; not the value itself, which is the user's data.
-fn describe(value: &Bson) -> String {
-    format!("{:?}", value.element_type())
 }
 
 #[cfg(test)]

@@ -1,17 +1,19 @@
 //! The writes under a fence.
 //!
-//! The driver's commands run in their own tasks, as a command dropped half-way stalls the connection pool. The future
-//! that the user awaits decides what follows from their answers: when it is dropped, nothing more is sent.
+//! The driver's commands run in their own tasks, as a command dropped half-way stalls the connection pool; those in a
+//! session of the user's can't. The future that the user awaits decides what follows from their answers: when it is dropped, nothing more is sent.
 
 use std::{fmt, time::Duration};
 
-use futures::future::BoxFuture;
-use mongodb::bson::doc;
+use futures::{FutureExt, future::BoxFuture};
 use mongodb::{
     ClientSession, Collection,
-    bson::Document,
+    bson::{Document, doc},
     error::Error,
-    options::{CollectionOptions, ReadConcern, ReadPreference, SelectionCriteria, UpdateModifications, WriteConcern},
+    options::{
+        CollectionOptions, ReadConcern, ReadPreference, SelectionCriteria, UpdateModifications, UpdateOptions,
+        WriteConcern,
+    },
     results::{DeleteResult, InsertOneResult, UpdateResult},
 };
 use tokio::runtime::Handle;
@@ -36,26 +38,20 @@ const TRIES: u32 = 16;
 /// Pauses between the tries.
 const TRY_PAUSES: Backoff = Backoff::between(Duration::from_millis(2), Duration::from_millis(200));
 
-/// The tries of one write.
-#[derive(Debug)]
-struct Tries(Backoff);
-
-impl Tries {
-    /// Waits before the next try; `false` if there are no more tries.
-    async fn again(&mut self) -> bool {
-        let pause = self.0.failed();
-        if self.0.failures() >= TRIES {
-            return false;
-        }
-        tokio::time::sleep(pause).await;
-        true
+/// Waits before the next try; `false` if there are no more tries.
+async fn again(tries: &mut Backoff) -> bool {
+    let pause = tries.failed();
+    if tries.failures() >= TRIES {
+        return false;
     }
+    tokio::time::sleep(pause).await;
+    true
+}
 
-    fn used_up() -> FenceError {
-        server(Error::custom(format!(
-            "the document was changed by somebody else between each of {TRIES} tries and the check after it"
-        )))
-    }
+fn used_up() -> FenceError {
+    server(Error::custom(format!(
+        "the document was changed by somebody else between each of {TRIES} tries and the check after it"
+    )))
 }
 
 fn server(error: Error) -> FenceError {
@@ -118,16 +114,18 @@ impl Write {
         field: &str,
         session: &mut Option<&mut ClientSession>,
     ) -> Result<Option<Document>, FenceError> {
-        let collection = self.collection.clone();
         let projection = doc! { field: 1 };
-        match session {
-            Some(session) => {
-                let find = collection.find_one(filter).projection(projection);
-                find.session(&mut **session).await
-            }
-            None => sent(async move { collection.find_one(filter).projection(projection).await }).await,
-        }
-        .map_err(server)
+        let found = self.sent(session, |collection, session| {
+            let finding = async move {
+                collection
+                    .find_one(filter)
+                    .projection(projection)
+                    .session(session)
+                    .await
+            };
+            finding.boxed()
+        });
+        found.await.map_err(server)
     }
 
     async fn change(
@@ -137,42 +135,44 @@ impl Write {
         array_filters: Option<&Vec<Document>>,
         session: &mut Option<&mut ClientSession>,
     ) -> Result<UpdateResult, Error> {
-        let (collection, filter) = (self.collection.clone(), self.fenced());
-        match change {
-            FencedChange::Update(update) => {
-                let (update, array_filters) = (update.clone(), array_filters.cloned());
-                match session {
-                    Some(session) => {
-                        let update = collection.update_one(filter, update).upsert(upsert);
-                        let update = match array_filters {
-                            Some(filters) => update.array_filters(filters),
-                            None => update,
-                        };
-                        update.session(&mut **session).await
+        let (filter, change) = (self.fenced(), change.clone());
+        let mut options = UpdateOptions::default();
+        options.array_filters = array_filters.cloned();
+        let changing = self.sent(session, move |collection, session| {
+            let changing = async move {
+                match change {
+                    FencedChange::Update(update) => {
+                        let update = collection.update_one(filter, update).with_options(options);
+                        update.upsert(upsert).session(session).await
                     }
-                    None => {
-                        sent(async move {
-                            let update = collection.update_one(filter, update).upsert(upsert);
-                            match array_filters {
-                                Some(filters) => update.array_filters(filters).await,
-                                None => update.await,
-                            }
-                        })
-                        .await
+                    FencedChange::Replace(replacement) => {
+                        let replace = collection.replace_one(filter, replacement);
+                        replace.upsert(upsert).session(session).await
                     }
                 }
-            }
-            FencedChange::Replace(replacement) => match session {
-                Some(session) => {
-                    let replace = collection.replace_one(filter, replacement).upsert(upsert);
-                    replace.session(&mut **session).await
-                }
-                None => {
-                    let replacement = replacement.clone();
-                    sent(async move { collection.replace_one(filter, replacement).upsert(upsert).await }).await
-                }
-            },
+            };
+            changing.boxed()
+        });
+        changing.await
+    }
+
+    /// Runs one command of the driver in the user's session; without one, in a session and a task of its own, to its
+    /// end even if nobody waits for it any more.
+    async fn sent<R: Send + 'static>(
+        &self,
+        session: &mut Option<&mut ClientSession>,
+        command: impl FnOnce(Collection<Document>, &mut ClientSession) -> BoxFuture<'_, Result<R, Error>> + Send + 'static,
+    ) -> Result<R, Error> {
+        let collection = self.collection.clone();
+        if let Some(session) = session {
+            return command(collection, session).await;
         }
+        let sent = async move {
+            let mut session = collection.client().start_session().await?;
+            command(collection, &mut session).await
+        };
+        let answered = to_its_end(&Handle::current(), sent).await;
+        answered.unwrap_or_else(|stopped| Err(Error::custom(stopped)))
     }
 }
 
@@ -315,7 +315,7 @@ impl Written for UpdateResult {
             // transaction keeps seeing the same data to its end.
             write.check(id, &mut session).await?;
         }
-        let mut tries = Tries(TRY_PAUSES);
+        let mut tries = TRY_PAUSES;
         loop {
             let done = write.change(&change, id.is_some(), filters, &mut session).await;
             match (done, &id) {
@@ -324,8 +324,8 @@ impl Written for UpdateResult {
                     if !write.has_any(&mut session).await? {
                         return Ok(result);
                     }
-                    if !tries.again().await {
-                        return Err(Tries::used_up());
+                    if !again(&mut tries).await {
+                        return Err(used_up());
                     }
                 }
                 (Err(error), Some(id)) => {
@@ -346,7 +346,7 @@ impl Written for UpdateResult {
                     let fits = doc! { "$and": [&write.filter, write.fence.lets_through()] };
                     let fits = write.find(fits, "_id", &mut session).await?.is_some();
                     // Two clients inserted it at once: now that it exists, it is updated.
-                    if !fits || !tries.again().await {
+                    if !fits || !again(&mut tries).await {
                         return Err(server(error));
                     }
                 }
@@ -369,12 +369,10 @@ impl Written for InsertOneResult {
             // As with an upsert, a refusal would end the transaction.
             write.check(&write.filter, &mut session).await?;
         }
-        let collection = write.collection.clone();
-        let inserted = match &mut session {
-            Some(session) => collection.insert_one(document).session(&mut **session).await,
-            None => sent(async move { collection.insert_one(document).await }).await,
-        };
-        match inserted {
+        let inserted = write.sent(&mut session, |collection, session| {
+            async move { collection.insert_one(document).session(session).await }.boxed()
+        });
+        match inserted.await {
             Err(error) if duplicate::of(&error).is_some() => match write.check(&write.filter, &mut session).await {
                 Ok(()) | Err(FenceError::Server(_)) => Err(server(error)),
                 Err(refused) => Err(refused),
@@ -389,14 +387,13 @@ impl Written for DeleteResult {
 
     async fn send(write: Write, (): (), mut session: Option<&mut ClientSession>) -> Result<Self, FenceError> {
         write.check_filter()?;
-        let mut tries = Tries(TRY_PAUSES);
+        let mut tries = TRY_PAUSES;
         loop {
-            let (collection, filter) = (write.collection.clone(), write.fenced());
-            let deleted = match &mut session {
-                Some(session) => collection.delete_one(filter).session(&mut **session).await,
-                None => sent(async move { collection.delete_one(filter).await }).await,
-            };
-            let deleted = deleted.map_err(server)?;
+            let filter = write.fenced();
+            let deleted = write.sent(&mut session, |collection, session| {
+                async move { collection.delete_one(filter).session(session).await }.boxed()
+            });
+            let deleted = deleted.await.map_err(server)?;
             if deleted.deleted_count > 0 {
                 return Ok(deleted);
             }
@@ -404,17 +401,11 @@ impl Written for DeleteResult {
             if !write.has_any(&mut session).await? {
                 return Ok(deleted);
             }
-            if !tries.again().await {
-                return Err(Tries::used_up());
+            if !again(&mut tries).await {
+                return Err(used_up());
             }
         }
     }
-}
-
-/// Runs one command of the driver, to its end even if nobody waits for it any more.
-async fn sent<T: Send + 'static>(command: impl Future<Output = Result<T, Error>> + Send + 'static) -> Result<T, Error> {
-    let answered = to_its_end(&Handle::current(), command).await;
-    answered.unwrap_or_else(|stopped| Err(Error::custom(stopped)))
 }
 
 #[cfg(test)]
@@ -425,9 +416,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn tries_are_paced_and_bounded() {
-        let (mut tries, start) = (Tries(TRY_PAUSES), Instant::now());
+        let (mut tries, start) = (TRY_PAUSES, Instant::now());
         let (mut count, mut last) = (1, start);
-        while tries.again().await {
+        while again(&mut tries).await {
             assert!(last.elapsed() >= Duration::from_millis(2));
             (count, last) = (count + 1, Instant::now());
         }
