@@ -8,17 +8,11 @@ use std::{
 use crate::{
     inspect::{HolderInfo, who},
     protocol::{ServerTime, State},
-    truncated_debug::shown_up_to,
+    truncated_debug::shown,
 };
 
 /// Limits the holders that a message names; a readers-writer lock can have hundreds.
 const NAMED: usize = 3;
-
-/// Limits the bytes of a reason in a message, which may be that of several holders.
-const REASON_MOST: usize = 100;
-
-/// News younger than this is shown without its age.
-const RECENT: Duration = Duration::from_secs(1);
 
 /// The holders and waiters that kept an acquire from the lock. In
 /// [`AcquireError::Held`](crate::errors::AcquireError::Held),
@@ -109,11 +103,7 @@ impl Contention {
             )?,
         }
         if let Some(reason) = &holder.reason {
-            write!(
-                f,
-                ", because of {}",
-                shown_up_to(REASON_MOST, format_args!("{reason:?}"))
-            )?;
+            write!(f, ", because of {}", shown(format_args!("{reason:?}")))?;
         }
         Ok(())
     }
@@ -155,7 +145,8 @@ impl fmt::Display for Contention {
             1 => f.write_str("1 waiter ahead of us")?,
             before => write!(f, "{before} waiters ahead of us")?,
         }
-        if self.age >= RECENT {
+        // Younger news is as good as new.
+        if self.age.as_secs() > 0 {
             write!(f, " (by a report of {} ago)", Rounded(self.age))?;
         }
         Ok(())

@@ -8,6 +8,9 @@ const BRIEF_MOST: usize = 2_048;
 /// Limits the bytes of a name or a cause in a message, which is to fit into a line of a log.
 const SHOWN_MOST: usize = 200;
 
+/// Limits the bytes of an error's message, of which the longest names the holders of a lock.
+pub const MESSAGE_MOST: usize = 900;
+
 /// A value that may be megabytes, of which `Debug` formats and shows only the beginning.
 pub struct Brief<T>(pub T);
 

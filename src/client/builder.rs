@@ -17,7 +17,7 @@ use crate::{
         Session,
         reading::{Hedging, read_beside},
     },
-    store::{MemoryStore, MongoStore, Store, Topology},
+    store::{MemoryStore, MongoStore, Store},
     telemetry,
     wake_mode::{HoldWatch, PollingReason, WakeMode, WakeSource},
     world::{Async, World},
@@ -485,11 +485,10 @@ impl<W: World> LockClientBuilder<W> {
             return Err(BuildError::Unsuitable { namespace, problem });
         }
         config.begin(connected.exchange.now.unwrap_or_else(wall_clock), connected.logged);
-        let standalone = connected.topology == Topology::Standalone;
         let mode = match config.wake_source {
             WakeSource::Polling => WakeMode::Polling(PollingReason::Configured),
-            WakeSource::ChangeStream if standalone => return Err(BuildError::NoChangeStream),
-            _ if standalone => WakeMode::Polling(PollingReason::Standalone),
+            WakeSource::ChangeStream if connected.standalone => return Err(BuildError::NoChangeStream),
+            _ if connected.standalone => WakeMode::Polling(PollingReason::Standalone),
             _ => WakeMode::ChangeStream,
         };
         let store = Store::Mongo(Arc::new(connected.store));

@@ -5,9 +5,6 @@ use mongodb::{
     error::{Error, ErrorKind, WriteFailure},
 };
 
-/// The server's code for a duplicate key.
-const DUPLICATE_KEY: i32 = 11_000;
-
 /// The unique index that had the key already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Duplicate {
@@ -24,7 +21,8 @@ pub(crate) fn of(error: &Error) -> Option<Duplicate> {
         ErrorKind::Write(WriteFailure::WriteError(write)) => (write.code, &write.message),
         _ => return None,
     };
-    if code != DUPLICATE_KEY {
+    // DuplicateKey
+    if code != 11_000 {
         return None;
     }
     let answer = error.server_response();

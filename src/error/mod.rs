@@ -21,7 +21,7 @@ pub(crate) mod failure;
 pub(crate) mod own;
 mod server;
 
-use std::{error::Error as StdError, fmt, sync::Arc, time::Duration};
+use std::{error::Error as StdError, sync::Arc, time::Duration};
 
 use crate::{
     contention::Contention,
@@ -29,14 +29,11 @@ use crate::{
     protocol::{Kind, State},
     status::Lost,
     token::FencingToken,
-    truncated_debug::{shown, shown_up_to},
+    truncated_debug::{MESSAGE_MOST, shown, shown_up_to},
 };
 
 pub use crate::input::InvalidInput;
 pub use server::{MissingPrivilege, ServerError, ServerErrorKind};
-
-/// Limits the bytes of a message, of which the longest names the holders of a lock.
-const MESSAGE_MOST: usize = 900;
 
 debug_as_message!(
     KindMismatch,
@@ -135,7 +132,7 @@ pub enum AcquireError {
     /// queue position is left behind.
     ///
     /// A web service answers its caller that somebody else is at work: `409 Conflict`.
-    #[error("{}", shown_up_to(MESSAGE_MOST, Overdue { name, waited: *waited, contention: contention.as_deref() }))]
+    #[error("{}", overdue(name, *waited, contention.as_deref()))]
     #[non_exhaustive]
     Timeout {
         /// The name of the lock.
@@ -150,13 +147,7 @@ pub enum AcquireError {
     /// lock's present state, and it may be free. No queue position is left behind.
     ///
     /// A web service answers its caller that it can't serve at the moment: `503 Service Unavailable`.
-    #[error(
-        "{}",
-        shown_up_to(
-            MESSAGE_MOST,
-            Silent { name, waited: *waited, contention: contention.as_deref(), error: error.as_ref() }
-        )
-    )]
+    #[error("{}", silent(name, *waited, contention.as_deref(), error.as_ref()))]
     #[non_exhaustive]
     Unanswered {
         /// The name of the lock.
@@ -241,59 +232,49 @@ pub enum AcquireError {
     Closed,
 }
 
-/// Message of an acquire that found the lock taken.
-struct Overdue<'a> {
-    name: &'a str,
-    waited: Duration,
-    contention: Option<&'a Contention>,
-}
-
-impl fmt::Display for Overdue<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, within) = (shown(self.name.escape_debug()), Within(self.waited));
-        match self.contention {
-            Some(contention) => write!(f, "`{name}` was not free{within}: {contention}"),
-            None => write!(f, "`{name}` was not acquired{within}"),
+impl AcquireError {
+    /// Returns the error of an acquire whose timeout is over, and of whose lock nothing is known.
+    pub(crate) fn unanswered(name: &str, waited: Duration) -> Self {
+        Self::Unanswered {
+            name: name.to_owned(),
+            waited,
+            contention: None,
+            error: None,
         }
     }
 }
 
-/// Message of an acquire that the server did not answer.
-struct Silent<'a> {
-    name: &'a str,
-    waited: Duration,
-    contention: Option<&'a Contention>,
-    error: Option<&'a ServerError>,
+/// Returns the message of an acquire that found the lock taken.
+fn overdue(name: &str, waited: Duration, contention: Option<&Contention>) -> String {
+    let (name, within) = (shown(name.escape_debug()), within(waited));
+    let message = match contention {
+        Some(contention) => format!("`{name}` was not free{within}: {contention}"),
+        None => format!("`{name}` was not acquired{within}"),
+    };
+    shown_up_to(MESSAGE_MOST, message).to_string()
 }
 
-impl fmt::Display for Silent<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "`{}` was not acquired{}: ",
-            shown(self.name.escape_debug()),
-            Within(self.waited)
-        )?;
-        match self.error {
-            Some(error) => write!(f, "{error}")?,
-            None => f.write_str("there was no time for an answer of the server")?,
+/// Returns the message of an acquire that the server did not answer.
+fn silent(name: &str, waited: Duration, contention: Option<&Contention>, error: Option<&ServerError>) -> String {
+    let (name, within) = (shown(name.escape_debug()), within(waited));
+    let cause = error.map_or(
+        "there was no time for an answer of the server".to_owned(),
+        ToString::to_string,
+    );
+    let message = match contention {
+        Some(contention) => {
+            format!("`{name}` was not acquired{within}: {cause}; when it last answered, the lock was {contention}")
         }
-        match self.contention {
-            Some(contention) => write!(f, "; when it last answered, the lock was {contention}"),
-            None => Ok(()),
-        }
-    }
+        None => format!("`{name}` was not acquired{within}: {cause}"),
+    };
+    shown_up_to(MESSAGE_MOST, message).to_string()
 }
 
-/// A timeout as a part of a message. Zero is the wish not to wait.
-struct Within(Duration);
-
-impl fmt::Display for Within {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Duration::ZERO => Ok(()),
-            within => write!(f, " within {}", Setting(within)),
-        }
+/// Returns a timeout as a part of a message. Zero is the wish not to wait.
+fn within(timeout: Duration) -> String {
+    match timeout {
+        Duration::ZERO => String::new(),
+        timeout => format!(" within {}", Setting(timeout)),
     }
 }
 
@@ -323,7 +304,7 @@ pub enum CandidacyError {
     #[error("a callback of the candidate panicked: {}", shown(message.escape_debug()))]
     #[non_exhaustive]
     Panicked {
-        /// The panic's message, 1,024 bytes at most.
+        /// The panic's message; the beginning of a long one.
         message: String,
     },
     /// The runtime that ran the candidacy ended.

@@ -128,6 +128,17 @@ impl ServerError {
         Cause(&*self.source)
     }
 
+    /// Returns the error of commands during an outage of locks in memory.
+    pub(crate) fn outage() -> Self {
+        Self::of_own(Failure::Unavailable, Own::Outage)
+    }
+
+    /// Returns the error of a stream in memory whose reader fell behind, as where a server's log no longer reaches back
+    /// to the last event.
+    pub(crate) fn fell_behind() -> Self {
+        Self::of_own(Failure::Refused, Own::FellBehind)
+    }
+
     /// Returns the error for a session whose runtime, and with it its tasks, has ended.
     pub(crate) fn runtime_ended() -> Self {
         Self::of_own(Failure::Refused, Own::RuntimeEnded)
@@ -196,6 +207,10 @@ pub(super) enum Own {
     /// A document that was written by a later version of this library; it is left alone.
     #[error("the lock's document can't be used by this version: {0}")]
     LaterProtocol(Malformed),
+    #[error("the locks in memory have an outage")]
+    Outage,
+    #[error("the reader of a stream in memory fell too far behind")]
+    FellBehind,
     /// An `_id` of this many bytes.
     #[error("the `_id` has {0} bytes as BSON; it must have at most {ID_MOST} to be locked")]
     TooLong(usize),

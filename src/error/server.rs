@@ -96,9 +96,10 @@ impl ServerError {
             .is_some_and(|error| matches!(&*error.kind, ErrorKind::Authentication { .. }));
         match self.code() {
             Some(UNAUTHORIZED) => ServerErrorKind::Unauthorized(self.missing_privilege()),
-            Some(AUTHENTICATION_FAILED) => ServerErrorKind::Unauthenticated,
+            // AuthenticationFailed
+            Some(18) => ServerErrorKind::Unauthenticated,
             // Atlas uses one code for many forbidden operations.
-            Some(ATLAS) => ServerErrorKind::Unauthorized(MissingPrivilege::default()),
+            Some(8000) => ServerErrorKind::Unauthorized(MissingPrivilege::default()),
             _ if unauthenticated => ServerErrorKind::Unauthenticated,
             _ if self.is_final() => ServerErrorKind::Refused,
             _ => ServerErrorKind::Unavailable,
@@ -151,9 +152,6 @@ impl ServerError {
         }
     }
 }
-
-const AUTHENTICATION_FAILED: i32 = 18;
-const ATLAS: i32 = 8000;
 
 impl MissingPrivilege {
     /// Parses the server's message, `not authorized on app to execute command { find: "locks", … }`.

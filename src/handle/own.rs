@@ -28,7 +28,9 @@ pub trait Seen: Clone + fmt::Debug + Send + Sync + Unpin {
 
     fn loss(&self) -> Option<Lost>;
 
-    fn lost_reason(&self) -> Option<LostReason>;
+    fn lost_reason(&self) -> Option<LostReason> {
+        self.loss().map(|loss| loss.reason)
+    }
 
     fn status(&self) -> LockStatus;
 

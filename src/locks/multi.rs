@@ -22,7 +22,7 @@ use super::{
     mutex::Mutex,
     options::{CanLimit, HasHolder, Options},
     patience::{Otherwise, Try, Wait},
-    request::{Share, held_by_somebody},
+    request::Share,
 };
 #[cfg(feature = "sync")]
 use crate::world::Blocking;
@@ -156,13 +156,7 @@ impl<W: World> MultiLock<W> {
     /// It asks for one after the other. If one is taken, it releases the previous ones in the background; until then
     /// others may find those taken.
     ///
-    /// # Errors
-    ///
-    /// Same as for [`acquire`](Self::acquire).
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe, like [`acquire`](Self::acquire).
+    /// Errors and cancel safety are those of [`acquire`](Self::acquire).
     ///
     /// # Examples
     ///
@@ -221,20 +215,22 @@ impl CanAcquire for MultiLock {
     async fn ask(parts: Parts, options: Options, otherwise: Otherwise) -> Result<Got<Self>, AcquireError> {
         check_names(&parts.names)?;
         options.check(&parts.session.config)?;
-        let parts = match otherwise {
-            Otherwise::Wait => parts.wait(options).await,
-            // The error names the part that is not free.
-            Otherwise::Nothing | Otherwise::Report => parts.at_once(options).await,
+        // The error of a try names the part that is not free.
+        let otherwise = if otherwise == Otherwise::Wait {
+            otherwise
+        } else {
+            Otherwise::Report
         };
-        Ok((OwnedHolds::new(parts?), ()))
+        let parts = parts.all(options, otherwise).await?;
+        Ok((OwnedHolds::new(parts), ()))
     }
 }
 
 impl Parts {
-    /// Waits for one name after the other, up to the timeout in all.
-    async fn wait(self, options: Options) -> Result<Vec<OwnedHold>, AcquireError> {
+    /// Acquires one name after the other, up to the timeout in all.
+    async fn all(self, options: Options, otherwise: Otherwise) -> Result<Vec<OwnedHold>, AcquireError> {
         let timeout = options.timeout;
-        // Zero means the same for each part as for a mutex: ask, and do not wait.
+        // Zero means the same for each part as for a mutex.
         let deadline = timeout
             .filter(|timeout| !timeout.is_zero())
             .map(|timeout| Instant::now() + timeout);
@@ -247,11 +243,16 @@ impl Parts {
             let Some(name) = self.names.get(held.len()) else {
                 return Ok(held);
             };
-            let left = deadline.map_or(timeout, |at| Some(until(at)));
-            if deadline.is_some() && left == Some(Duration::ZERO) {
-                return Err(overdue(name.to_string(), timeout));
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                // It may be free: nobody has asked for it.
+                return Err(AcquireError::unanswered(name, timeout.unwrap_or_default()));
             }
-            let acquiring = self.part(name).acquire(within(&options, left), Otherwise::Wait);
+            let options = Options {
+                timeout: left.or(timeout),
+                ..options.clone()
+            };
+            let acquiring = self.part(name).acquire(options, otherwise);
             tokio::select! {
                 biased;
                 () = any_lost(held.iter().map(Deref::deref)) => {}
@@ -260,62 +261,8 @@ impl Parts {
         }
     }
 
-    /// Asks for one name after the other, until one is not free: then [`AcquireError::Held`].
-    async fn at_once(self, options: Options) -> Result<Vec<OwnedHold>, AcquireError> {
-        let (timeout, begun) = (options.timeout, Instant::now());
-        let deadline = timeout.map(|timeout| begun + timeout);
-        let mut held: Vec<OwnedHold> = Vec::with_capacity(self.names.len());
-        for name in &self.names {
-            let options = within(&options, deadline.map(until));
-            let acquired = self.part(name).acquire(options, Otherwise::Report).await;
-            held.push(acquired.map_err(|error| in_all(error, timeout))?);
-        }
-        match held.iter().find_map(|part| Seen::loss(&**part)) {
-            None => Ok(held),
-            Some(lost) => Err(lost_meanwhile(&lost.name, lost.reason, begun.elapsed())),
-        }
-    }
-
     fn part(&self, name: &LockName) -> Share {
         Share::whole(self.session.clone(), name.clone(), Kind::Mutex)
-    }
-}
-
-fn within(options: &Options, timeout: Option<Duration>) -> Options {
-    Options {
-        timeout,
-        ..options.clone()
-    }
-}
-
-fn until(deadline: Instant) -> Duration {
-    deadline.saturating_duration_since(Instant::now())
-}
-
-/// Returns the error of a try whose part was lost while the others were asked for.
-fn lost_meanwhile(name: &str, reason: LostReason, waited: Duration) -> AcquireError {
-    let name = name.to_owned();
-    match reason {
-        LostReason::Released => AcquireError::Closed,
-        // Nobody was in the way: the server took too long with the others.
-        LostReason::Expired | LostReason::Elapsed | LostReason::HeldTooLong => AcquireError::Unanswered {
-            name,
-            waited,
-            contention: None,
-            error: None,
-        },
-        // Somebody took it from us.
-        _ => held_by_somebody(name),
-    }
-}
-
-/// Returns the error for a timeout that expired before the name was requested, which may be free.
-fn overdue(name: String, timeout: Option<Duration>) -> AcquireError {
-    AcquireError::Unanswered {
-        name,
-        waited: timeout.unwrap_or_default(),
-        contention: None,
-        error: None,
     }
 }
 
@@ -345,12 +292,12 @@ pub struct OwnedHolds {
 
 impl OwnedHolds {
     fn new(parts: Vec<OwnedHold>) -> Self {
-        let seen = SeenHolds(Arc::new(HeldParts {
+        let seen = SeenHolds {
             parts: parts.iter().map(Own::seen).collect(),
             runtime: Handle::current(),
-            lost: OnceLock::new(),
-            ended: OnceLock::new(),
-        }));
+            lost: Arc::default(),
+            ended: Arc::default(),
+        };
         Self { parts, seen }
     }
 }
@@ -399,15 +346,13 @@ impl fmt::Debug for OwnedHolds {
 
 /// A view of the holds of all parts.
 #[derive(Clone)]
-pub struct SeenHolds(Arc<HeldParts>);
-
-struct HeldParts {
+pub struct SeenHolds {
     /// Sorted by name; never empty.
-    parts: Vec<SeenHold>,
+    parts: Arc<[SeenHold]>,
     runtime: Handle,
     /// The first observed loss stays, as with a single lock.
-    lost: OnceLock<Lost>,
-    ended: OnceLock<CancellationToken>,
+    lost: Arc<OnceLock<Lost>>,
+    ended: Arc<OnceLock<CancellationToken>>,
 }
 
 impl Seen for SeenHolds {
@@ -416,25 +361,21 @@ impl Seen for SeenHolds {
             if let Some(lost) = self.loss() {
                 return lost;
             }
-            any_lost(self.0.parts.iter()).await;
+            any_lost(self.parts.iter()).await;
         }
     }
 
     /// If several are lost, the first one observed.
     fn loss(&self) -> Option<Lost> {
-        if let Some(lost) = self.0.lost.get() {
+        if let Some(lost) = self.lost.get() {
             return Some(lost.clone());
         }
-        let losses = || self.0.parts.iter().filter_map(Seen::loss);
+        let losses = || self.parts.iter().filter_map(Seen::loss);
         // A loss says more than the release of the other parts after it.
         let lost = losses()
             .find(|lost| *lost != LostReason::Released)
             .or_else(|| losses().next())?;
-        Some(self.0.lost.get_or_init(|| lost).clone())
-    }
-
-    fn lost_reason(&self) -> Option<LostReason> {
-        self.loss().map(|lost| lost.reason)
+        Some(self.lost.get_or_init(|| lost).clone())
     }
 
     /// The status of the least safe part.
@@ -442,21 +383,21 @@ impl Seen for SeenHolds {
         if self.loss().is_some() {
             return LockStatus::Lost;
         }
-        let statuses = self.0.parts.iter().map(Seen::status);
+        let statuses = self.parts.iter().map(Seen::status);
         statuses.fold(LockStatus::Held, LockStatus::worse)
     }
 
     fn safe_for(&self) -> Duration {
-        self.0.parts.iter().map(Seen::safe_for).min().unwrap_or_default()
+        self.parts.iter().map(Seen::safe_for).min().unwrap_or_default()
     }
 
     /// Cancelled also when the runtime ends, as nobody renews the parts any more then.
     fn lost_token(&self) -> CancellationToken {
-        let ended = self.0.ended.get_or_init(|| {
+        let ended = self.ended.get_or_init(|| {
             let ended = CancellationToken::new();
             let (seen, guard) = (self.clone(), ended.clone().drop_guard());
             // The task ends with the hold. It is dropped with the runtime, and the guard with it.
-            drop(self.0.runtime.spawn(async move {
+            drop(self.runtime.spawn(async move {
                 seen.lost().await;
                 drop(guard);
             }));
@@ -488,12 +429,12 @@ impl Seen for SeenHolds {
 impl<W: World> View<MultiLock, W> {
     /// Returns the parts, in the order of their names.
     pub fn parts(&self) -> impl Iterator<Item = View<Mutex, W>> {
-        self.seen.0.parts.iter().cloned().map(View::new)
+        self.seen.parts.iter().cloned().map(View::new)
     }
 
     /// Returns the part with this name.
     pub fn part(&self, name: &str) -> Option<View<Mutex, W>> {
-        let parts = &self.seen.0.parts;
+        let parts = &self.seen.parts;
         let found = parts.binary_search_by(|part| part.name().cmp(name));
         found.ok().map(|position| View::new(parts[position].clone()))
     }
@@ -505,13 +446,13 @@ impl<W: World> View<MultiLock, W> {
 
     /// Returns the names and their fencing tokens, in the order of the names.
     pub fn tokens(&self) -> impl Iterator<Item = (&str, FencingToken)> {
-        self.seen.0.parts.iter().map(|part| (part.name(), part.token()))
+        self.seen.parts.iter().map(|part| (part.name(), part.token()))
     }
 }
 
 impl fmt::Debug for SeenHolds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.parts.fmt(f)
+        self.parts.fmt(f)
     }
 }
 
@@ -524,26 +465,5 @@ impl<W: World> fmt::Debug for MultiLock<W> {
 impl fmt::Debug for Parts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Parts").field(&Brief(&self.names)).finish()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Only somebody who took the part makes it a lock that is taken.
-    #[test]
-    fn a_try_that_lost_a_part_says_why() {
-        let error = |reason| lost_meanwhile("x", reason, Duration::from_secs(1));
-        assert!(matches!(error(LostReason::Expired), AcquireError::Unanswered { .. }));
-        assert!(matches!(error(LostReason::Released), AcquireError::Closed));
-        for reason in [
-            LostReason::Broken,
-            LostReason::Overwritten,
-            LostReason::Deleted,
-            LostReason::Adopted,
-        ] {
-            assert!(matches!(error(reason), AcquireError::Held { .. }));
-        }
     }
 }

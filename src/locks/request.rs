@@ -85,12 +85,7 @@ impl Share {
 
     async fn join(self, options: Options, otherwise: Otherwise) -> Result<Option<OwnedHold>, AcquireError> {
         if options.timeout == Some(Duration::ZERO) {
-            return Err(AcquireError::Unanswered {
-                name: self.name.to_string(),
-                waited: Duration::ZERO,
-                contention: None,
-                error: None,
-            });
+            return Err(AcquireError::unanswered(&self.name, Duration::ZERO));
         }
         let owner = Owner {
             value: self.value,

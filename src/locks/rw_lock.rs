@@ -71,13 +71,7 @@ impl<W: World> RwLock<W> {
 
     /// Acquires the lock to read, shared with other readers, waiting for its turn. Await the returned action.
     ///
-    /// # Errors
-    ///
-    /// See [`AcquireError`](crate::errors::AcquireError).
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe, like [`Mutex::acquire`](crate::locks::Mutex::acquire).
+    /// Errors and cancel safety are those of an [`Acquire`].
     ///
     /// # Examples
     ///
@@ -93,13 +87,7 @@ impl<W: World> RwLock<W> {
 
     /// Acquires the lock to write, alone, waiting for its turn. Await the returned action.
     ///
-    /// # Errors
-    ///
-    /// See [`AcquireError`](crate::errors::AcquireError).
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe, like [`Mutex::acquire`](crate::locks::Mutex::acquire).
+    /// Errors and cancel safety are those of an [`Acquire`].
     ///
     /// # Examples
     ///
@@ -116,13 +104,7 @@ impl<W: World> RwLock<W> {
     /// Acquires the lock to read, like [`read`](Self::read), if there is no writer and no waiter; `None` otherwise.
     /// Await the returned action.
     ///
-    /// # Errors
-    ///
-    /// See [`AcquireError`](crate::errors::AcquireError).
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe, like [`Mutex::acquire`](crate::locks::Mutex::acquire).
+    /// Errors and cancel safety are those of an [`Acquire`].
     ///
     /// # Examples
     ///
@@ -139,13 +121,7 @@ impl<W: World> RwLock<W> {
     /// Acquires the lock to write, like [`write`](Self::write), if nobody holds it or waits for it; `None` otherwise.
     /// Await the returned action.
     ///
-    /// # Errors
-    ///
-    /// See [`AcquireError`](crate::errors::AcquireError).
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe, like [`Mutex::acquire`](crate::locks::Mutex::acquire).
+    /// Errors and cancel safety are those of an [`Acquire`].
     ///
     /// # Examples
     ///
@@ -214,14 +190,12 @@ impl<W: World> Held<Write, W> {
         W::call(self.become_reader())
     }
 
+    /// Keeps one permit, that of a reader.
     async fn become_reader(&self) -> Result<(), RenewError> {
-        /// Number of permits that a reader has.
-        const READER: i64 = 1;
-
         let (own, session) = (&self.own, self.own.session());
         self.check()?;
         session.ensure_usable()?;
-        if let Err(handles) = own.hold().downgrade(READER.unsigned_abs()) {
+        if let Err(handles) = own.hold().downgrade(1) {
             return Err(InvalidInput::new(format!(
                 "the writer of `{}` has {handles} handles and can't be downgraded; it must have 1",
                 shown(self.name().escape_debug())
@@ -230,7 +204,7 @@ impl<W: World> Held<Write, W> {
         }
         let downgraded = tokio::select! {
             biased;
-            downgraded = session.downgrade(own.hold(), READER) => downgraded,
+            downgraded = session.downgrade(own.hold(), 1) => downgraded,
             lost = self.seen.lost() => return Err(lost.into()),
         };
         self.check()?;

@@ -75,13 +75,7 @@ impl<W: World> Semaphore<W> {
 
     /// Acquires one permit, waiting for its turn. Await the returned action.
     ///
-    /// # Errors
-    ///
-    /// See [`AcquireError`](crate::errors::AcquireError).
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe, like [`Mutex::acquire`](crate::locks::Mutex::acquire).
+    /// Errors and cancel safety are those of an [`Acquire`].
     ///
     /// # Examples
     ///
@@ -97,13 +91,7 @@ impl<W: World> Semaphore<W> {
 
     /// Acquires `permits` permits at once, waiting for its turn. Await the returned action.
     ///
-    /// # Errors
-    ///
-    /// See [`AcquireError`](crate::errors::AcquireError); more permits than the semaphore has, and none, are invalid.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe, like [`Mutex::acquire`](crate::locks::Mutex::acquire).
+    /// Errors and cancel safety are those of an [`Acquire`]; more permits than the semaphore has, and none, are invalid.
     ///
     /// # Examples
     ///
@@ -120,13 +108,7 @@ impl<W: World> Semaphore<W> {
 
     /// Acquires one permit if one is free and nobody waits; `None` otherwise. Await the returned action.
     ///
-    /// # Errors
-    ///
-    /// See [`AcquireError`](crate::errors::AcquireError).
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe, like [`Mutex::acquire`](crate::locks::Mutex::acquire).
+    /// Errors and cancel safety are those of an [`Acquire`].
     ///
     /// # Examples
     ///
@@ -144,13 +126,7 @@ impl<W: World> Semaphore<W> {
 
     /// Acquires `permits` permits if that many are free and nobody waits; `None` otherwise. Await the returned action.
     ///
-    /// # Errors
-    ///
-    /// Same as for [`acquire_many`](Self::acquire_many).
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe, like [`Mutex::acquire`](crate::locks::Mutex::acquire).
+    /// Errors and cancel safety are those of [`acquire_many`](Self::acquire_many).
     ///
     /// # Examples
     ///

@@ -56,25 +56,17 @@ macro_rules! targets {
 
 targets!(Mutex, Semaphore, Read, Write, Election, Place);
 
-impl CanKeep for Mutex {}
-impl CanKeep for Semaphore {}
-impl CanKeep for Read {}
-impl CanKeep for Write {}
+/// Gives targets the options that they can have.
+macro_rules! options {
+    ($($option:ident: $($name:ty),*;)*) => {
+        $($(impl $option for $name {})*)*
+    };
+}
 
-impl CanIdle for Mutex {}
-impl CanIdle for Semaphore {}
-impl CanIdle for Write {}
-
-impl CanReenter for Mutex {}
-impl CanReenter for Read {}
-impl CanReenter for Write {}
-
-impl CanLimit for Mutex {}
-impl CanLimit for Semaphore {}
-impl CanLimit for Read {}
-impl CanLimit for Write {}
-
-impl CanFix for Mutex {}
-impl CanFix for Semaphore {}
-impl CanFix for Read {}
-impl CanFix for Write {}
+options! {
+    CanKeep: Mutex, Semaphore, Read, Write;
+    CanIdle: Mutex, Semaphore, Write;
+    CanReenter: Mutex, Read, Write;
+    CanLimit: Mutex, Semaphore, Read, Write;
+    CanFix: Mutex, Semaphore, Read, Write;
+}

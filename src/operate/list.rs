@@ -15,14 +15,10 @@ use crate::{
     inspect::LockInfo,
     protocol::{Kind, State},
     session::UserHandle,
-    store::{Listed, Selection, Unreadable, View},
+    store::{Listed, Selection, UNREADABLE_MOST, UnreadableInfo, View},
     telemetry,
     world::{Async, World},
 };
-
-/// Limits the unreadable documents that one list reports to operators: if there are more, these are enough to look for
-/// the others.
-const UNREADABLE_REPORTED: usize = 256;
 
 /// Maximum number of documents of the user's own in a list. A free lock stays in its document, so there can be as many
 /// as the user has documents, and they are all kept in memory.
@@ -128,17 +124,6 @@ pub struct Listing {
     pub unreadable: Vec<UnreadableInfo>,
 }
 
-/// A document that is not a lock, or can't be read. It is left alone.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct UnreadableInfo {
-    /// Its name. An `_id` that is not UTF-8 is shown with `\u{fffd}` in it.
-    pub name: String,
-    /// The reason why it is not a lock or can't be read.
-    pub problem: String,
-}
-
 impl IntoFuture for List {
     type Output = Result<Vec<LockInfo>, OperateError>;
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
@@ -188,7 +173,7 @@ impl<W: World> List<W> {
         if more {
             return Err(OperateError::TooMany { most: LISTED_MOST });
         }
-        for document in unreadable.iter().take(UNREADABLE_REPORTED) {
+        for document in unreadable.iter().take(UNREADABLE_MOST) {
             telemetry::unreadable(&document.name, &document.problem);
         }
         let mut locks: Vec<_> = found
@@ -202,13 +187,7 @@ impl<W: World> List<W> {
             .filter(|lock| filter.matches(lock, now.map_or_else(SystemTime::now, SystemTime::from)))
             .collect();
         locks.sort_by(|one, other| one.name.cmp(&other.name));
-        let unreadable = unreadable
-            .into_iter()
-            .map(|Unreadable { name, problem }| UnreadableInfo { name, problem });
-        Ok(Listing {
-            locks,
-            unreadable: unreadable.collect(),
-        })
+        Ok(Listing { locks, unreadable })
     }
 }
 

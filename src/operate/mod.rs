@@ -15,8 +15,9 @@ pub use crate::telemetry::buckets::HISTOGRAM_BUCKETS;
 pub use crate::{
     inspect::{Access, HolderInfo, LockInfo, PastHold, WaiterInfo},
     protocol::{HoldEnd, Kind},
+    store::UnreadableInfo,
     wake_mode::{HoldWatch, PollingReason, WakeMode, WakeSource},
 };
 pub use events::Events;
-pub use list::{List, Listing, UnreadableInfo};
+pub use list::{List, Listing};
 pub use watch::LockEvent;

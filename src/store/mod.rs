@@ -40,9 +40,10 @@ pub(crate) use crate::error::failure::Failure;
 pub(crate) use arrival::Arrival;
 pub(crate) use claims::{Among, Claimed, ElementUpdate, Outlook, Wanted};
 pub(crate) use memory::{Connection, MemoryDocuments, MemoryStore, MemoryStream, Refused};
-pub(crate) use mongo::{AWAIT_TIME, LONG_READ_WITHIN, MongoStore, Topology, abort, identity, is_in_transaction};
+pub(crate) use mongo::{AWAIT_TIME, LONG_READ_WITHIN, MongoStore, abort, identity, is_in_transaction};
 pub(crate) use place::InPlace;
-pub(crate) use sightings::{Listed, NamedSighting, Selection, Sighting, Unreadable};
+pub use sightings::UnreadableInfo;
+pub(crate) use sightings::{Listed, NamedSighting, Selection, Sighting, UNREADABLE_MOST, UnreadableInfo as Unreadable};
 pub(crate) use to_its_end::{ToItsEnd, to_its_end};
 pub(crate) use typed::{Mismatch, read_as, write_as};
 

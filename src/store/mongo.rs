@@ -59,19 +59,8 @@ pub(crate) const LONG_READ_WITHIN: Duration = Duration::from_secs(30);
 
 const TTL_INDEX: &str = "watchlock_purge_at";
 
-/// The server's code where there is an index on the same field, under another name or with other options.
-const INDEX_OPTIONS_CONFLICT: i32 = 85;
-
 /// Field of an answer that carries the server's clock.
 const NOW: &str = "_watchlock_now";
-
-/// The kind of deployment that the server reported when the client connected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Topology {
-    ReplicaSet,
-    Sharded,
-    Standalone,
-}
 
 /// A collection whose documents are locks, or contain them.
 #[derive(Debug)]
@@ -90,7 +79,8 @@ pub(crate) struct MongoStore {
 #[derive(Debug)]
 pub(crate) struct Connected {
     pub(crate) store: MongoStore,
-    pub(crate) topology: Topology,
+    /// Whether the server is neither a member of a replica set nor a router.
+    pub(crate) standalone: bool,
     pub(crate) exchange: Exchange,
     /// The last write in the log of the primary; `None` where it has none.
     pub(crate) logged: Option<LogTime>,
@@ -99,7 +89,7 @@ pub(crate) struct Connected {
 }
 
 impl MongoStore {
-    /// Asks the server for its topology and its clock, and for what kind of collection it has under the name.
+    /// Asks the server for its kind and its clock, and for what kind of collection it has under the name.
     pub(crate) async fn connect(
         database: &Database,
         collection: &str,
@@ -112,13 +102,8 @@ impl MongoStore {
         let hello = store.ask_primary(doc! { "hello": 1 }).await?;
         let now = ServerTime::in_field(&hello, "localTime");
         let exchange = exchanged(sent, now);
-        let topology = if hello.contains_key("setName") {
-            Topology::ReplicaSet
-        } else if hello.get_str("msg").is_ok_and(|message| message == "isdbgrid") {
-            Topology::Sharded
-        } else {
-            Topology::Standalone
-        };
+        let is_router = hello.get_str("msg").is_ok_and(|message| message == "isdbgrid");
+        let standalone = !is_router && !hello.contains_key("setName");
         let last = hello
             .get_document("lastWrite")
             .and_then(|last| last.get_document("opTime"));
@@ -126,7 +111,7 @@ impl MongoStore {
         Ok(Connected {
             unsuitable: store.unsuitable().await?,
             store,
-            topology,
+            standalone,
             exchange,
             logged,
         })
@@ -259,8 +244,8 @@ impl MongoStore {
             .build();
         let made = self.collection.create_index(index).max_time(within).await;
         match made.map(drop).map_err(ServerError::from) {
-            // An operator may have made it under another name.
-            Err(error) if error.code() == Some(INDEX_OPTIONS_CONFLICT) && self.has_ttl_index(within).await => Ok(()),
+            // IndexOptionsConflict: an operator may have made it under another name.
+            Err(error) if error.code() == Some(85) && self.has_ttl_index(within).await => Ok(()),
             made => made,
         }
     }

@@ -7,9 +7,6 @@ use mongodb::bson::{Bson, Decimal128};
 /// Digits after the first that write out any double exactly.
 const DIGITS_OF_DOUBLE: usize = 766;
 
-/// Digits of the longest integer of 64 bits.
-const DIGITS_OF_WHOLE: usize = 19;
-
 /// The value of a number, in the order of values. Equal numbers of different types have the same value.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Number {
@@ -93,7 +90,7 @@ impl Number {
             });
         };
         let places = usize::try_from(power + 1).unwrap_or_default();
-        if (digits.len()..=DIGITS_OF_WHOLE).contains(&places)
+        if digits.len() <= places
             && let Ok(whole) = format!("{sign}{digits:0<places$}").parse()
         {
             return Bson::Int64(whole);

@@ -3,7 +3,11 @@
 use std::fmt;
 
 use super::name;
-use crate::protocol::{Kind, ServerTime, State, document::Malformed};
+use crate::{
+    input::TEXT_MOST,
+    protocol::{Kind, ServerTime, State, document::Malformed},
+    truncated_debug::shown_up_to,
+};
 
 /// Conditions on the documents of a list: each one that is set must be met.
 #[derive(Clone, Debug, Default)]
@@ -29,7 +33,7 @@ impl Selection {
 pub(crate) struct Listed {
     pub(crate) found: Vec<(String, State)>,
     /// The documents that are not locks.
-    pub(crate) unreadable: Vec<Unreadable>,
+    pub(crate) unreadable: Vec<UnreadableInfo>,
     /// The server's clock.
     pub(crate) now: Option<ServerTime>,
     /// Whether more documents match than may be listed; those beyond are left out.
@@ -42,37 +46,37 @@ impl Listed {
         match found {
             Some(Ok(_)) if selection.most.is_some_and(|most| self.found.len() >= most) => self.more = true,
             Some(Ok(state)) => self.found.push((name, state)),
-            Some(Err(malformed)) => self.add_unreadable(Unreadable::new(name, &malformed)),
+            Some(Err(malformed)) => self.add_unreadable(UnreadableInfo::new(name, &malformed)),
             None => {}
         }
     }
 
-    pub(super) fn add_unreadable(&mut self, unreadable: Unreadable) {
-        if self.unreadable.len() < UNREADABLE_LISTED_MOST {
+    pub(super) fn add_unreadable(&mut self, unreadable: UnreadableInfo) {
+        if self.unreadable.len() < UNREADABLE_MOST {
             self.unreadable.push(unreadable);
         }
     }
 }
 
-/// Maximum number of the user's own documents that a list reports as not being locks: if the wrong field is named,
-/// every document is reported.
-const UNREADABLE_LISTED_MOST: usize = 1_000;
+/// Maximum number of documents that a list reports as not being locks: if the wrong field is named, every document of
+/// the user's own is reported, and these are enough to look for the others.
+pub(crate) const UNREADABLE_MOST: usize = 1_000;
 
-/// A document in a collection of locks that is not the document of a lock.
+/// A document that is not a lock, or can't be read. It is left alone.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Unreadable {
-    /// Its `_id`, as far as it can be shown.
-    pub(crate) name: String,
-    pub(crate) problem: String,
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct UnreadableInfo {
+    /// Its name. An `_id` that is not UTF-8 is shown with `\u{fffd}` in it.
+    pub name: String,
+    /// The reason why it is not a lock or can't be read.
+    pub problem: String,
 }
 
-/// Maximum number of characters of an unreadable `_id` that are shown: the name of a lock is no longer.
-const SHOWN: usize = 1_024;
-
-impl Unreadable {
+impl UnreadableInfo {
     pub(crate) fn new(name: String, problem: &impl fmt::Display) -> Self {
         Self {
-            name: name.chars().take(SHOWN).collect(),
+            name: shown_up_to(TEXT_MOST, name).to_string(),
             problem: problem.to_string(),
         }
     }
@@ -83,7 +87,7 @@ impl Unreadable {
 pub(crate) enum NamedSighting {
     Of(String, Sighting),
     /// A document was written that is not the document of a lock.
-    Unreadable(Unreadable),
+    Unreadable(UnreadableInfo),
     /// Anything can have happened to any document.
     Everything,
 }

@@ -1,18 +1,17 @@
 //! Futures of the driver's that nobody may wait for any more.
 
-use std::{
-    future::Future,
-    pin::Pin,
-    task::{Context, Poll},
-};
+use std::future::Future;
 
-use tokio::{runtime::Handle, task::JoinHandle};
+use futures::{TryFutureExt, future::MapErr};
+use tokio::{
+    runtime::Handle,
+    task::{JoinError, JoinHandle},
+};
 
 use crate::error::ServerError;
 
 /// A future in a task of its own, which runs to its end even if this is dropped; see [`to_its_end`].
-#[derive(Debug)]
-pub(crate) struct ToItsEnd<T>(JoinHandle<T>);
+pub(crate) type ToItsEnd<T> = MapErr<JoinHandle<T>, fn(JoinError) -> ServerError>;
 
 /// Runs a future to its end in a task of its own, whether or not anybody waits for it. It is stopped only when the
 /// runtime shuts down, which then is the error.
@@ -23,15 +22,5 @@ pub(crate) fn to_its_end<T: Send + 'static>(
     runtime: &Handle,
     running: impl Future<Output = T> + Send + 'static,
 ) -> ToItsEnd<T> {
-    ToItsEnd(runtime.spawn(running))
-}
-
-impl<T> Future for ToItsEnd<T> {
-    type Output = Result<T, ServerError>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.0)
-            .poll(context)
-            .map(|ended| ended.map_err(ServerError::stopped))
-    }
+    runtime.spawn(running).map_err(ServerError::stopped)
 }

@@ -10,13 +10,8 @@ use crate::truncated_debug::shown;
 /// The reason why a document can't be read as a type.
 pub(crate) type Mismatch = Arc<dyn StdError + Send + Sync>;
 
-/// The text of the reason: `serde` quotes a value of the document, which may be megabytes, and an error of `bson` can
-/// show the bytes of it.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct Unreadable(String);
-
-/// Returns the reason with its beginning and its end, between which is the value that it quotes.
+/// Returns the reason with its beginning and its end: between them `serde` quotes a value of the document, which may be
+/// megabytes, and an error of `bson` can show the bytes of it.
 fn mismatch(error: &dyn StdError) -> Mismatch {
     const END: usize = 100;
 
@@ -24,7 +19,9 @@ fn mismatch(error: &dyn StdError) -> Mismatch {
     let beginning = shown(&text).to_string();
     let rest = text.len().saturating_sub(END).max(beginning.len());
     let end = (rest..text.len()).find_map(|at| text.get(at..));
-    Arc::new(Unreadable(beginning + end.unwrap_or_default()))
+    Arc::from(Box::<dyn StdError + Send + Sync>::from(
+        beginning + end.unwrap_or_default(),
+    ))
 }
 
 /// Reads a document as the driver's typed collections do.

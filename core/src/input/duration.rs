@@ -22,68 +22,42 @@ pub struct Setting(pub Duration);
 
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const MILLI: u32 = 1_000_000;
-
-        let finer = self.0.subsec_nanos() % MILLI;
-        let rounded = self.0.saturating_sub(Duration::from_nanos(finer.into()));
+        let rounded = Duration::new(self.0.as_secs(), 0) + Duration::from_millis(self.0.subsec_millis().into());
         // Less than a millisecond is as it was set.
         write!(f, "{:?}", if rounded.is_zero() { self.0 } else { rounded })
     }
 }
 
 pub fn at_least(name: &str, value: Duration, least: Duration) -> Result<(), InvalidInput> {
-    if value < least {
-        return Err(InvalidInput::new(format!(
-            "the {name} of {} is shorter than {}",
-            Setting(value),
-            Setting(least)
-        )));
-    }
-    Ok(())
+    check(value >= least, name, value, "shorter than", least)
 }
 
 pub(crate) fn at_most(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
-    if value > bound {
-        return Err(InvalidInput::new(format!(
-            "the {name} of {} is longer than the {bound_name}, {}",
-            Setting(value),
-            Setting(bound)
-        )));
-    }
-    Ok(())
+    let than = format!("longer than the {bound_name},");
+    check(value <= bound, name, value, &than, bound)
 }
 
 pub fn below(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
-    if value >= bound {
-        return Err(InvalidInput::new(format!(
-            "the {name} of {} is not shorter than the {bound_name}, {}",
-            Setting(value),
-            Setting(bound)
-        )));
-    }
-    Ok(())
+    let than = format!("not shorter than the {bound_name},");
+    check(value < bound, name, value, &than, bound)
 }
 
 pub(crate) fn not_below(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
-    if value < bound {
-        return Err(InvalidInput::new(format!(
-            "the {name} of {} is shorter than the {bound_name}, {}",
-            Setting(value),
-            Setting(bound)
-        )));
-    }
-    Ok(())
+    let than = format!("shorter than the {bound_name},");
+    check(value >= bound, name, value, &than, bound)
 }
 
 pub fn above(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
-    if value <= bound {
-        return Err(InvalidInput::new(format!(
-            "the {name} of {} is not longer than {bound_name}, {}",
-            Setting(value),
-            Setting(bound)
-        )));
+    let than = format!("not longer than {bound_name},");
+    check(value > bound, name, value, &than, bound)
+}
+
+fn check(is_fit: bool, name: &str, value: Duration, than: &str, bound: Duration) -> Result<(), InvalidInput> {
+    if is_fit {
+        return Ok(());
     }
-    Ok(())
+    let (value, bound) = (Setting(value), Setting(bound));
+    Err(InvalidInput::new(format!("the {name} of {value} is {than} {bound}")))
 }
 
 /// Checks that a duration is no longer than any may be.

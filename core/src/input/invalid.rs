@@ -5,10 +5,7 @@
 
 use std::fmt;
 
-use crate::truncated_debug::shown_up_to;
-
-/// Limits the bytes of a message, which may name several values.
-const MESSAGE_MOST: usize = 800;
+use crate::truncated_debug::{MESSAGE_MOST, shown_up_to};
 
 /// A value that watchlock does not accept, refused before anything is sent.
 ///

@@ -21,4 +21,4 @@ pub use number::{check_attempts, check_permits, check_places};
 pub(crate) use number::{check_history, check_metered, check_operations, check_streams};
 pub use path::check_path;
 pub(crate) use text::check_owner_id;
-pub use text::{check_collection, check_database, check_name, check_names, check_prefix, check_text};
+pub use text::{TEXT_MOST, check_collection, check_database, check_name, check_names, check_prefix, check_text};

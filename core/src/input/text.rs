@@ -3,8 +3,9 @@
 use super::InvalidInput;
 use crate::{name::LockName, truncated_debug::shown};
 
-/// Longest name of a lock, in bytes. Much longer ones would kill every change stream on the collection.
-const NAME_MOST: usize = 1_024;
+/// Longest name of a lock, label or reason, in bytes. Labels and reasons are stored with every entry, and much longer
+/// names would kill every change stream on the collection.
+pub const TEXT_MOST: usize = 1_024;
 
 /// Maximum number of names of a multi-lock: each costs a round trip before the lock is held, one after the other.
 const MULTI_NAMES_MOST: usize = 128;
@@ -12,20 +13,17 @@ const MULTI_NAMES_MOST: usize = 128;
 /// Longest name of a collection, in bytes: the server allows 255, those of the database included.
 const COLLECTION_MOST: usize = 200;
 
-/// Longest label or reason, in bytes; they are stored with every entry.
-const TEXT_MOST: usize = 1_024;
-
 /// Checks a name: 1 to 1,024 bytes of any text.
 pub fn check_name(name: &str) -> Result<(), InvalidInput> {
     if name.is_empty() {
         return Err(InvalidInput::new(format!(
-            "the name of a lock is empty; it must have 1 to {NAME_MOST} bytes"
+            "the name of a lock is empty; it must have 1 to {TEXT_MOST} bytes"
         )));
     }
-    if name.len() > NAME_MOST {
+    if name.len() > TEXT_MOST {
         let length = name.len();
         return Err(InvalidInput::new(format!(
-            "the name of a lock has {length} bytes; it must have 1 to {NAME_MOST}"
+            "the name of a lock has {length} bytes; it must have 1 to {TEXT_MOST}"
         )));
     }
     Ok(())
@@ -51,10 +49,10 @@ pub fn check_names(names: &[LockName]) -> Result<(), InvalidInput> {
 
 /// Checks a prefix: it is no longer than a name.
 pub fn check_prefix(prefix: &str) -> Result<(), InvalidInput> {
-    if prefix.len() > NAME_MOST {
+    if prefix.len() > TEXT_MOST {
         let length = prefix.len();
         return Err(InvalidInput::new(format!(
-            "the name prefix has {length} bytes; it must have at most {NAME_MOST}"
+            "the name prefix has {length} bytes; it must have at most {TEXT_MOST}"
         )));
     }
     Ok(())

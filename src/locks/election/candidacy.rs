@@ -13,15 +13,13 @@ use crate::{
     handle::{Held, View},
     status::{Lost, LostReason},
     telemetry,
+    truncated_debug::{MESSAGE_MOST, shown_up_to},
     world::World,
 };
 
 /// Pauses before a name that is in use as another kind of lock is tried again. The other program must
 /// release it, and nothing announces when.
 const OTHER_USE: Backoff = Backoff::between(Duration::from_millis(100), Duration::from_secs(5));
-
-/// Limits the bytes of a panic's message that are kept.
-const MESSAGE_MOST: usize = 1_024;
 
 impl<W: World> Election<W> {
     /// Sets whether [`run`](Self::run) and [`stand`](Self::stand) wait while the name is in use as another kind of
@@ -151,11 +149,7 @@ impl Election {
 fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    let text = text.unwrap_or("a value that is not text");
-    let end = (0..=MESSAGE_MOST.min(text.len()))
-        .rev()
-        .find(|end| text.is_char_boundary(*end));
-    text[..end.unwrap_or(0)].to_owned()
+    shown_up_to(MESSAGE_MOST, text.unwrap_or("a value that is not text")).to_string()
 }
 
 /// A standing candidate. Made by [`Election::stand`]; dropping it ends the candidacy, and resigns in the background.

@@ -1,19 +1,13 @@
 //! Faults in memory: an outage for all clients, and a client whose commands are not answered.
 
-use crate::error::ServerError;
 use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::watch, time::timeout};
 
-use crate::store::Failure;
+use crate::error::ServerError;
 
 /// Maximum time for which a command waits for an answer: then a driver gives up too, and nothing of it is done later.
 const UNANSWERED_FOR: Duration = Duration::from_secs(30);
-
-/// The error of commands during an outage.
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("the locks in memory have an outage")]
-struct Outage;
 
 /// A client's connection to memory.
 #[derive(Clone, Debug, Default)]
@@ -52,10 +46,7 @@ impl Connection {
         thawed.map_err(|_| ServerError::unanswered(UNANSWERED_FOR))?;
         match *self.outage.borrow() {
             false => Ok(()),
-            true => Err(ServerError {
-                kind: Failure::Unavailable,
-                source: Arc::new(Outage),
-            }),
+            true => Err(ServerError::outage()),
         }
     }
 

@@ -1,23 +1,13 @@
 //! The open streams of stores in memory.
 
-use std::sync::Arc;
-
 use tokio::{sync::mpsc, time::timeout};
 
-use super::{AWAIT_TIME, Failure, ServerError, connection::Connection};
+use super::{AWAIT_TIME, ServerError, connection::Connection};
 
 /// Maximum number of events that wait for the reader of a stream: a few times the writes of a renewal, which changes up
 /// to a thousand documents at once. A reader that is further behind is not reading; each of its events can hold the
 /// whole state of a lock, and reading the locks once tells it more.
 const BEHIND_MOST: usize = 4_096;
-
-/// Maximum number of events in a batch.
-const BATCH: usize = 64;
-
-/// The error of a stream whose reader fell behind, as where a server's log no longer reaches back to the last event.
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("the reader of the stream fell more than {BEHIND_MOST} events behind")]
-struct FellBehind;
 
 /// The store's end of a stream.
 #[derive(Debug)]
@@ -56,15 +46,12 @@ impl<T> MemoryStream<T> {
         let mut events = Vec::new();
         loop {
             self.connection.reach().await?;
-            let received = timeout(AWAIT_TIME, self.events.recv_many(&mut events, BATCH));
+            let received = timeout(AWAIT_TIME, self.events.recv_many(&mut events, BEHIND_MOST));
             tokio::select! {
                 biased;
                 () = self.connection.disturbed() => {}
                 received = received => return match received {
-                    Ok(0) => Err(ServerError {
-                        kind: Failure::Refused,
-                        source: Arc::new(FellBehind),
-                    }),
+                    Ok(0) => Err(ServerError::fell_behind()),
                     // Silence is reported as by a server.
                     Ok(_) | Err(_) => Ok(events),
                 },
@@ -75,6 +62,8 @@ impl<T> MemoryStream<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use mongodb::bson::{DateTime, doc};
 
     use super::*;
@@ -94,7 +83,7 @@ mod tests {
                 Ok(events) if events.is_empty() => panic!("{count} events, and no end"),
                 Ok(events) => count += events.len(),
                 Err(error) => {
-                    assert_eq!(error.cause().to_string(), FellBehind.to_string());
+                    assert_eq!(error.to_string(), ServerError::fell_behind().to_string());
                     return count;
                 }
             }

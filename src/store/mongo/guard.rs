@@ -18,9 +18,6 @@ use crate::{
     telemetry,
 };
 
-/// The server's code for a write that conflicts with another transaction.
-const WRITE_CONFLICT: i32 = 112;
-
 impl MongoStore {
     /// Renews a holder within the transaction, and reports whether it holds the lock as the transaction sees it.
     ///
@@ -117,7 +114,8 @@ impl MongoStore {
         probe.start_transaction().await?;
         let conflicts = match self.guard(guarding, &mut probe).await {
             Ok(_) => Ok(false),
-            Err(error) if code(&error) == Some(WRITE_CONFLICT) => Ok(true),
+            // WriteConflict: with another transaction.
+            Err(error) if code(&error) == Some(112) => Ok(true),
             Err(error) => Err(error),
         };
         // If it was refused, the server has already ended it.
