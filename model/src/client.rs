@@ -14,7 +14,7 @@ use crate::{
     protocol::{Exchange, Holder, Kept, KeptUntil, Kind, Operation, Owner, ServerTime, State, wake::Signal},
     waitlist::{
         AcquireOptions, Context, Effect, Key, LeftAs, Patience, Refusal, Setback, Step, StreamState, Waitlist,
-        clock::ServerClock, deadline::Deadline, ids::Ids, made_up::PlainHold, prospect::Pace,
+        clock::ServerClock, deadline::Deadline, ids::Ids, made_up::PlainHold,
     },
 };
 
@@ -308,7 +308,7 @@ impl Line {
     fn new(acquires: u8) -> Self {
         Self {
             acquires,
-            waitlist: Waitlist::new(String::new(), None, Pace::default()),
+            waitlist: Waitlist::new(String::new(), None, Duration::ZERO),
             holds: Vec::new(),
             idle: None,
             ended: Vec::new(),

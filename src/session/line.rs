@@ -14,7 +14,7 @@ use crate::{
     error::{AcquireError, KindMismatch, ServerError},
     protocol::{Operation, ServerTime, wake},
     store::{Answer, Failure, LogTime},
-    waitlist::{Key, Refusal, Setback, Waitlist, ids::Ids, prospect::Pace},
+    waitlist::{Key, Refusal, Setback, Waitlist, ids::Ids},
 };
 
 /// Time without an answer after which a server is more than merely slow.
@@ -113,8 +113,9 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// Creates a line; `alone_at`: when the lock was last seen free, or is expected to be.
-    pub(crate) fn new(name: String, alone_at: Option<Instant>, pace: Pace) -> Self {
+    /// Creates a line; `alone_at`: when the lock was last seen free, or is expected to be; `pace`: the time of a hand-over
+    /// when it was waited for last.
+    pub(crate) fn new(name: String, alone_at: Option<Instant>, pace: Duration) -> Self {
         Self {
             waitlist: Waitlist::new(name, alone_at, pace),
             sent_at: None,

@@ -4,7 +4,7 @@ use std::{pin::pin, sync::Arc};
 
 use super::{
     Session,
-    line::{PositionLook, TimedOut, setback},
+    line::{PositionLook, TimedOut},
 };
 use crate::{
     error::ServerError,
@@ -61,7 +61,7 @@ impl Session {
             let mut step = line.waitlist.step(context);
             match &seen {
                 Ok((ahead, _)) => step.looked(look, *ahead),
-                Err(error) => step.look_failed(look, setback(error)),
+                Err(_) => step.look_failed(look),
             }
         });
     }

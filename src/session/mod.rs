@@ -40,6 +40,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     fmt,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::Duration,
 };
 
 use tokio::{
@@ -56,7 +57,7 @@ use crate::{
     protocol::{Exchange, QUEUE_MOST},
     store::{Store, ToItsEnd, to_its_end},
     telemetry,
-    waitlist::{StreamState, clock::ServerClock, ids::Ids, prospect::Pace},
+    waitlist::{StreamState, clock::ServerClock, ids::Ids},
     wake_mode::WakeMode,
 };
 use agenda::Agenda;
@@ -75,11 +76,8 @@ use streams::{suspicion::Suspicion, watcher::Demand};
 use unknown::UnknownNames;
 pub(crate) use user_handle::{ClientLife, UserHandle};
 
-/// Maximum number of free names to remember: as many as a service is likely to use again and again.
-const FREE_REMEMBERED: usize = 1_024;
-
-/// Maximum number of names to remember a pace of: those that many clients contend for are few.
-const PACES_REMEMBERED: usize = 64;
+/// Maximum number of names without a line to remember: as many as a service is likely to use again and again.
+const REMEMBERED: usize = 1_024;
 
 /// The state of one client, shared by its handles and its tasks.
 pub(crate) struct Session {
@@ -145,11 +143,10 @@ struct Table {
 #[derive(Debug, Default)]
 struct Lines {
     by_name: BTreeMap<String, Line>,
-    /// Names without a line whose lock was free when it was last seen, and when that was.
-    free: HashMap<String, Instant>,
+    /// Names without a line: when the lock was seen free if it was so last, and the time of a hand-over when it was
+    /// waited for.
+    remembered: HashMap<String, (Option<Instant>, Duration)>,
     unknown: UnknownNames,
-    /// Names without a line, and the time of a hand-over when they were waited for last.
-    paces: HashMap<String, Pace>,
     needs: Needs,
     closed: bool,
 }
@@ -288,13 +285,11 @@ impl Session {
             }
         }
         if line.waitlist.is_unused() {
-            let pace = line.waitlist.pace();
             // What was only expected is not worth remembering.
-            if let Some(at) = line.waitlist.alone_at().filter(|_| !line.is_unknown) {
-                table.lines.remember_free(name, at);
-            }
-            if pace != Pace::default() {
-                table.lines.remember_pace(name, pace);
+            let free_at = line.waitlist.alone_at().filter(|_| !line.is_unknown);
+            let pace = line.waitlist.pace();
+            if free_at.is_some() || !pace.is_zero() {
+                table.lines.remember(name, free_at, pace);
             }
             table.lines.by_name.remove(name);
             if table.lines.by_name.is_empty() {
@@ -433,13 +428,9 @@ impl Drop for Session {
 impl Lines {
     fn line(&mut self, name: &str) -> &mut Line {
         self.by_name.entry(name.to_owned()).or_insert_with(|| {
-            let free_at = self.free.remove(name);
+            let (free_at, pace) = self.remembered.remove(name).unwrap_or_default();
             let expected_at = self.unknown.are_free().then(Instant::now).or(free_at);
-            let mut line = Line::new(
-                name.to_owned(),
-                expected_at,
-                self.paces.remove(name).unwrap_or_default(),
-            );
+            let mut line = Line::new(name.to_owned(), expected_at, pace);
             line.is_unknown = free_at.is_none();
             line
         })
@@ -451,19 +442,11 @@ impl Lines {
         line.waitlist.stop()
     }
 
-    fn remember_pace(&mut self, name: &str, pace: Pace) {
-        if self.paces.len() >= PACES_REMEMBERED {
-            // Without it, the client asks for events that it does not need.
-            self.paces.clear();
+    fn remember(&mut self, name: &str, free_at: Option<Instant>, pace: Duration) {
+        if self.remembered.len() >= REMEMBERED {
+            // Only hints: a forgotten name costs the server a little more work the next time.
+            self.remembered.clear();
         }
-        self.paces.insert(name.to_owned(), pace);
-    }
-
-    fn remember_free(&mut self, name: &str, at: Instant) {
-        if self.free.len() >= FREE_REMEMBERED {
-            // Only a hint: a forgotten name costs the server a little more work the next time.
-            self.free.clear();
-        }
-        self.free.insert(name.to_owned(), at);
+        self.remembered.insert(name.to_owned(), (free_at, pace));
     }
 }

@@ -10,7 +10,6 @@ mod path;
 mod text;
 
 pub use bson::{DEEPEST, LARGEST, check_document};
-#[cfg(test)]
 pub(crate) use duration::DURATION_MOST;
 pub use duration::{Setting, above, at_least, below, check_duration, check_timeout};
 pub(crate) use duration::{at_most, check_hold_watch, check_keep_idle, not_below};

@@ -3,7 +3,7 @@
 use mongodb::bson::{Bson, Document, doc};
 
 use super::{
-    Holder, Location, ServerTime, State,
+    Location, ServerTime, State,
     document::{Malformed, whole},
 };
 
@@ -20,14 +20,8 @@ pub struct Ahead {
     pub served_at: Option<ServerTime>,
     /// The earliest end of a lease among the holders and the waiters ahead.
     pub first_end: Option<ServerTime>,
-    /// Whether a holder has shown no sign for a while that it knows of its grant.
-    pub asleep: bool,
     pub now: ServerTime,
 }
-
-/// Time on its claim lease after which a holder counts as asleep, in milliseconds: one that has noticed its grant
-/// renews earlier.
-const ASLEEP: i64 = 600;
 
 impl Ahead {
     /// Returns the summary for an entry; `None` if it is not in the queue.
@@ -39,20 +33,12 @@ impl Ahead {
             .fold(0_i64, |permits, waiter| permits.saturating_add(waiter.permits));
         let taken = state.holders.iter().map(|holder| holder.permits);
         let holders = state.holders.iter().map(|holder| holder.until);
-        let is_asleep = |holder: &Holder| {
-            let on_its_claim = holder.until.0.saturating_sub(holder.since.0) == holder.claim;
-            !holder.is_kept()
-                && on_its_claim
-                && holder.claim < holder.lease
-                && now.0.saturating_sub(holder.since.0) > ASLEEP
-        };
         Some(Self {
             turns: turns(permits, state.capacity),
             position: position as u64,
             free: state.capacity.saturating_sub(taken.fold(0, i64::saturating_add)),
             served_at: state.holders.iter().map(|holder| holder.since).max(),
             first_end: holders.chain(before.iter().map(|waiter| waiter.until)).min(),
-            asleep: state.holders.iter().any(is_asleep),
             now,
         })
     }
@@ -74,12 +60,6 @@ pub fn projection(at: &Location, entry: &str) -> Document {
         let before = doc! { "$slice": [at.value(&format!("queue.{field}")), "$$position"] };
         doc! { "$cond": [{ "$gt": ["$$position", 0] }, { fold: before }, nothing] }
     };
-    let is_asleep = doc! { "$and": [
-        { "$eq": [{ "$subtract": ["$$this.until", "$$this.since"] }, "$$this.claim"] },
-        { "$lt": ["$$this.claim", "$$this.lease"] },
-        { "$lte": ["$$this.released", null] },
-        { "$gt": [{ "$subtract": ["$$NOW", "$$this.since"] }, ASLEEP] },
-    ] };
     let of = |value: Document| doc! { "$let": { "vars": { "position": &position }, "in": value } };
     let holders = at.value("holders");
     let taken = doc! { "$cond": [{ "$isArray": &holders }, { "$sum": at.value("holders.permits") }, null] };
@@ -91,8 +71,6 @@ pub fn projection(at: &Location, entry: &str) -> Document {
         "taken": taken,
         "served_at": { "$max": at.value("holders.since") },
         "first_end": { "$min": [{ "$min": at.value("holders.until") }, of(before("until", "$min", Bson::Null))] },
-        // `$anyElementTrue` fails on anything but an array.
-        "asleep": { "$anyElementTrue": [{ "$map": { "input": { "$ifNull": [holders, []] }, "in": is_asleep } }] },
     }
 }
 
@@ -118,7 +96,6 @@ pub fn read(found: &Document, now: ServerTime) -> Result<Option<Ahead>, Malforme
         free: capacity.saturating_sub(taken),
         served_at: ServerTime::in_field(found, "served_at"),
         first_end: ServerTime::in_field(found, "first_end"),
-        asleep: found.get_bool("asleep").unwrap_or(false),
         now,
     }))
 }
@@ -127,8 +104,8 @@ pub fn read(found: &Document, now: ServerTime) -> Result<Option<Ahead>, Malforme
 mod tests {
     use super::*;
     use crate::protocol::{
-        Waiter,
-        made_up::{MUTEX, PERMITS, holder, kept, lock, waiter},
+        Holder, Waiter,
+        made_up::{PERMITS, holder, lock, waiter},
     };
 
     #[test]
@@ -165,7 +142,6 @@ mod tests {
                 free: 3,
                 served_at: Some(ServerTime(5)),
                 first_end: Some(ServerTime(first_end)),
-                asleep: false,
                 now,
             };
             assert_eq!(Ahead::of(&state, entry, now), Some(ahead), "{entry}");
@@ -173,38 +149,10 @@ mod tests {
         assert_eq!(Ahead::of(&state, "a-1", now), None, "it does not wait");
     }
 
-    #[test]
-    fn a_holder_is_asleep_that_has_not_renewed_its_claim_lease_for_a_while() {
-        let asleep = |holder: Holder, now| {
-            let state = lock(MUTEX, [holder], [waiter("b-1")]);
-            Ahead::of(&state, "b-1", ServerTime(now)).map(|ahead| ahead.asleep)
-        };
-        let on_its_claim = |holder: Holder| Holder {
-            lease: 30_000,
-            claim: 5_000,
-            until: ServerTime(5_000),
-            ..holder
-        };
-        let claims = on_its_claim(holder("a-1", 7));
-        let renewed = Holder {
-            until: ServerTime(30_000),
-            ..claims.clone()
-        };
-        let has_no_other = Holder {
-            lease: 5_000,
-            ..claims.clone()
-        };
-        assert_eq!(asleep(claims.clone(), ASLEEP), Some(false));
-        assert_eq!(asleep(claims, ASLEEP + 1), Some(true));
-        for awake in [renewed, has_no_other, on_its_claim(kept("a-1", 7))] {
-            assert_eq!(asleep(awake.clone(), ASLEEP + 1), Some(false), "{awake:?}");
-        }
-    }
-
     fn answer() -> Document {
         doc! {
             "position": 2, "permits": 12, "capacity": 10, "taken": 7,
-            "served_at": ServerTime(5), "first_end": ServerTime(60), "asleep": true,
+            "served_at": ServerTime(5), "first_end": ServerTime(60),
         }
     }
 
@@ -217,7 +165,6 @@ mod tests {
             free: 3,
             served_at: Some(ServerTime(5)),
             first_end: Some(ServerTime(60)),
-            asleep: true,
             now,
         };
         assert_eq!(read(&answer(), now), Ok(Some(ahead)));

@@ -208,7 +208,7 @@ impl<H: Hold> Step<'_, H> {
             if state.queue.len() >= context.room {
                 self.knock_later();
             } else {
-                self.retry_at = Some(context.now + timing::ASK_AGAIN);
+                self.retry_at = Some(context.now + timing::PROMPT);
             }
         }
         // A waiter behind others in line was only tried beside them, and tries are answered together.
@@ -275,7 +275,7 @@ impl<H: Hold> Step<'_, H> {
         self.ask_after_grant();
         let list = &mut *self.list;
         if let Some(prospect) = list.prospect.take_if(|prospect| prospect.entry == waiting.entry) {
-            prospect.served(&mut list.pace, context);
+            list.note_pace(prospect.pace_until(context.now), context);
         }
         self.full = None;
         // The tokens that an older hold has left are smaller.
@@ -439,7 +439,7 @@ impl<H: Hold> Waitlist<H> {
 
 /// Returns when the document was as an answer shows it.
 fn read_by(exchange: &Exchange, context: &Context<'_>) -> Instant {
-    let is_recent = exchange.received.saturating_duration_since(exchange.sent) <= timing::RECENT;
+    let is_recent = exchange.received.saturating_duration_since(exchange.sent) <= timing::PROMPT;
     if is_recent { context.now } else { exchange.sent }
 }
 

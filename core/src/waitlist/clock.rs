@@ -6,12 +6,9 @@ use tokio::time::Instant;
 
 use crate::{
     config::Config,
+    input::DURATION_MOST,
     protocol::{Exchange, ServerTime},
 };
-
-/// Age up to which an exchange stays the reference although later ones were slower. Clocks drift by well under a
-/// millisecond in that time; a new primary with another clock is the business of the skew margin.
-const REFERENCE_AGE: Duration = Duration::from_secs(10);
 
 /// Bounds on the server's clock, from the tightest recent exchange.
 ///
@@ -66,8 +63,11 @@ impl ServerClock {
             }
             return Some(jump);
         }
+        // Clocks drift by next to nothing in a third of a lease; a new primary with another clock is the business of the
+        // skew margin.
+        let reference_age = config.lease / 3;
         let tighter = self.reference.is_none_or(|known| {
-            seen.received - seen.sent <= known.received - known.sent || seen.sent > known.sent + REFERENCE_AGE
+            seen.received - seen.sent <= known.received - known.sent || seen.sent > known.sent + reference_age
         });
         if tighter {
             self.reference = Some(seen);
@@ -115,9 +115,11 @@ impl ServerClock {
             .map(|known| (known.sent, offset(known.sent, known.now, time)))
     }
 
-    /// Returns an instant at which the server's clock has reached `time`.
+    /// Returns an instant at which the server's clock has reached `time`. A time in milliseconds is over when that clock
+    /// shows the next one.
     pub fn after(&self, time: ServerTime) -> Option<Instant> {
-        self.reference.map(|known| offset(known.received, known.now, time))
+        self.reference
+            .map(|known| offset(known.received, known.now, time.plus_millis(1)))
     }
 }
 
@@ -136,14 +138,12 @@ impl Reading {
     }
 }
 
-/// Time ahead beyond which an instant counts as never: everything that is waited for comes before.
-const NEVER: Duration = Duration::from_secs(100 * 366 * 24 * 3600);
-
-/// Returns `instant` moved by the difference from `now` to `time`.
+/// Returns `instant` moved by the difference from `now` to `time`. No duration that is waited for is longer than input may
+/// have.
 pub fn offset(instant: Instant, now: ServerTime, time: ServerTime) -> Instant {
     if time >= now {
         // Not every platform's clock has room for all the dates of BSON.
-        instant + time.since(now).min(NEVER)
+        instant + time.since(now).min(DURATION_MOST)
     } else {
         // Instants before the clock's own beginning are all the same to us.
         instant.checked_sub(now.since(time)).unwrap_or(instant)
@@ -175,13 +175,13 @@ mod tests {
             clock.until(ServerTime(1_100)),
             Some((start, start + Duration::from_millis(100)))
         );
-        assert_eq!(clock.after(ServerTime(1_100)), Some(start + Duration::from_millis(102)));
+        assert_eq!(clock.after(ServerTime(1_100)), Some(start + Duration::from_millis(103)));
         assert!(clock.until(ServerTime(900)) <= Some((start, start)));
 
         // At that age it still counts.
-        clock.note(&exchange(start + REFERENCE_AGE, 500, 11_000), &config);
-        assert_eq!(clock.after(ServerTime(1_100)), Some(start + Duration::from_millis(102)));
-        let later = start + REFERENCE_AGE + Duration::from_millis(1);
+        clock.note(&exchange(start + config.lease / 3, 500, 11_000), &config);
+        assert_eq!(clock.after(ServerTime(1_100)), Some(start + Duration::from_millis(103)));
+        let later = start + config.lease / 3 + Duration::from_millis(1);
         clock.note(&exchange(later, 500, 11_100), &config);
         assert_eq!(clock.until(ServerTime(11_100)), Some((later, later)));
     }
@@ -272,9 +272,8 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_time_beyond_a_hundred_years_is_as_far_ahead_as_that() {
+    async fn a_time_beyond_the_longest_duration_is_as_far_ahead_as_that() {
         let now = Instant::now();
-        let years = Duration::from_secs(3_162_240_000);
-        assert_eq!(offset(now, ServerTime(0), ServerTime(i64::MAX)), now + years);
+        assert_eq!(offset(now, ServerTime(0), ServerTime(i64::MAX)), now + DURATION_MOST);
     }
 }

@@ -97,10 +97,7 @@ pub(super) use of_tests::*;
 #[cfg(test)]
 mod of_tests {
     use super::{
-        super::{
-            AcquireOptions, Held, Patience, Stage, StreamState, Waiting, Waitlist, clock::ServerClock, ids::Ids,
-            prospect::Pace,
-        },
+        super::{AcquireOptions, Held, Patience, Stage, StreamState, Waiting, Waitlist, clock::ServerClock, ids::Ids},
         *,
     };
     use std::{collections::VecDeque, sync::Arc, time::Duration};
@@ -190,7 +187,6 @@ mod of_tests {
             free: 0,
             served_at: Some(NOW.plus_millis(-lasted)),
             first_end: None,
-            asleep: false,
             now: NOW,
         }
     }
@@ -200,7 +196,7 @@ mod of_tests {
         Waitlist {
             may_have_tries: waiting.iter().any(|task| !task.waits()),
             waiting,
-            ..Waitlist::new(String::new(), None, Pace::default())
+            ..Waitlist::new(String::new(), None, Duration::ZERO)
         }
     }
 }

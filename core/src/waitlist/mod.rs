@@ -23,7 +23,6 @@
 //! against a real server, and the model (`model/`) runs the same value through every state that a few clients get into.
 
 pub mod answers;
-mod blind;
 pub mod clock;
 pub mod deadline;
 mod expiring;
@@ -39,7 +38,7 @@ pub mod made_up;
 mod model_access;
 mod news;
 pub mod pending_claims;
-pub mod prospect;
+mod prospect;
 mod reentering;
 mod sending;
 mod sweeping;
@@ -62,7 +61,6 @@ use crate::{
     lost_reason::LostReason,
     protocol::{Owner, Use, wake},
 };
-use blind::Blind;
 use clock::ServerClock;
 use expiring::Expired;
 use handing_on::HandingOn;
@@ -72,7 +70,7 @@ use ids::Ids;
 pub use inheritance::Inheritance;
 #[cfg(any(test, feature = "testing"))]
 pub use model_access::Word;
-use prospect::{Distance, Pace, Prospect};
+use prospect::Prospect;
 pub use sweeping::SWEEPS;
 use sweeping::Unsettled;
 use timing::Expiry;
@@ -107,12 +105,15 @@ pub struct Waitlist<H: Hold> {
     expiry: Option<Expiry>,
     /// The prospect of the head, as far as it is known.
     prospect: Option<Prospect>,
-    pace: Pace,
+    /// The time of a hand-over in the queue, rather less than more.
+    pace: Duration,
     /// When the head looks at its queue position.
     look_at: Option<Instant>,
     /// Whether the last look has shown that the head is not in the queue any more, or fits.
     was_seen_gone: bool,
-    blind: Blind,
+    /// Until then the head only asks, as looks are expected to fail: they delay the request that follows.
+    blind_until: Option<Instant>,
+    looks_failed: Backoff,
     /// The number of plans for asking and looking, so that a look made for an earlier plan can't overthrow a later
     /// one.
     plan: u64,
@@ -576,8 +577,8 @@ impl<H: Hold> Step<'_, H> {
 
 impl<H: Hold> Waitlist<H> {
     /// Creates a waitlist before the lock `name`; `alone_at`: when the lock was last seen free, or is expected to be;
-    /// `pace`: as an earlier waitlist has seen it.
-    pub fn new(name: String, alone_at: Option<Instant>, pace: Pace) -> Self {
+    /// `pace`: the time of a hand-over, as an earlier waitlist has seen it.
+    pub fn new(name: String, alone_at: Option<Instant>, pace: Duration) -> Self {
         Self {
             name,
             waiting: VecDeque::new(),
@@ -595,7 +596,8 @@ impl<H: Hold> Waitlist<H> {
             pace,
             look_at: None,
             was_seen_gone: false,
-            blind: Blind::default(),
+            blind_until: None,
+            looks_failed: Backoff::default(),
             plan: 0,
             full: None,
             retry_at: None,
@@ -721,14 +723,15 @@ impl<H: Hold> Waitlist<H> {
         self.is_queued() && !self.is_far()
     }
 
-    /// Returns when the queue was seen last, and the number of hand-overs before the head's turn then.
-    pub fn steps(&self) -> Option<(Instant, u64)> {
+    /// Returns when the queue was seen last, and most of the time that the hand-overs before the head's turn took from
+    /// then on, at the pace of the queue.
+    pub fn hand_overs(&self, config: &Config) -> Option<(Instant, Duration)> {
         let prospect = self.prospect_of_head().filter(|_| self.is_queued())?;
-        Some((prospect.seen_at, prospect.steps))
+        Some((prospect.seen_at, prospect.hand_overs(self.pace, config)))
     }
 
-    /// Returns the pace of the queue, as it was seen so far.
-    pub fn pace(&self) -> Pace {
+    /// Returns the time of a hand-over in the queue, as it was seen so far.
+    pub fn pace(&self) -> Duration {
         self.pace
     }
 
@@ -736,7 +739,7 @@ impl<H: Hold> Waitlist<H> {
     pub fn waiters_ahead(&self) -> Option<u64> {
         self.prospect_of_head()
             .filter(|_| self.is_queued())
-            .map(|prospect| prospect.position)
+            .map(|prospect| prospect.ahead.position)
     }
 
     fn prospect_of_head(&self) -> Option<&Prospect> {
@@ -745,8 +748,7 @@ impl<H: Hold> Waitlist<H> {
     }
 
     fn is_far(&self) -> bool {
-        let prospect = self.prospect_of_head();
-        prospect.is_some_and(|prospect| matches!(prospect.turn, Distance::Far(_)))
+        self.prospect_of_head().is_some_and(|prospect| !prospect.is_near)
     }
 
     pub fn knows(&self, entry: &str) -> bool {
@@ -797,7 +799,7 @@ mod tests {
 
     /// A waitlist with this head, which has seen so many hand-overs before its turn: with seven it is far from that.
     fn seen(head: Waiting<u64>, turns: u64, context: &Context<'_>) -> Waitlist<PlainHold> {
-        let prospect = Prospect::new(&head, &ahead(turns, 1_000), None, &mut Pace::default(), context);
+        let prospect = Prospect::new(&head, ahead(turns, 1_000), None, context);
         Waitlist {
             prospect: Some(prospect),
             ..waitlist([head])
@@ -879,7 +881,12 @@ mod tests {
                 let is_queued = head.is_queued();
                 let waitlist = seen(head, turns, context);
                 assert_eq!(waitlist.waits_for_event(), waits, "{waitlist:?}");
-                assert_eq!(waitlist.steps(), is_queued.then_some((context.now, turns)));
+                // At a pace of a millisecond, as none is known.
+                let most = Duration::from_micros(750) * u32::try_from(turns).unwrap();
+                assert_eq!(
+                    waitlist.hand_overs(context.config),
+                    is_queued.then_some((context.now, most))
+                );
             }
         });
     }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Full, Held, Hold, Leaving, Patience, SWEEPS, Stage, Waiting, Waitlist, prospect::Pace, timing};
+use super::{Full, Held, Hold, Leaving, Patience, SWEEPS, Stage, Waiting, Waitlist, timing};
 use crate::protocol::KeptUntil;
 
 /// One word of a value for its comparison with other values: times count from now, and tokens by their order.
@@ -70,14 +70,14 @@ impl<H: Hold> Waitlist<H> {
         self.ask_at.iter_mut().for_each(put_off);
         self.retry_at.iter_mut().for_each(put_off);
         (self.expiry, self.look_at, self.prospect) = (None, None, None);
-        self.pace = Pace::default();
-        (self.was_seen_gone, self.blind) = Default::default();
+        self.pace = Duration::ZERO;
+        (self.was_seen_gone, self.blind_until, self.looks_failed) = Default::default();
         if !self.waiting.iter().any(Waiting::is_queued) {
             // The answer that shows a queued head sets these anew.
             (self.ask_at, self.others_absent) = (None, false);
         }
         // A tick is longer than the time for which a holder is expected to be alone still.
-        let old = now - timing::ALONE_FOR - tick;
+        let old = now - timing::SHORT_HOLD - tick;
         if self.alone_at.is_some_and(|at| at < now || self.holds.is_empty()) {
             self.alone_at = Some(old);
         }

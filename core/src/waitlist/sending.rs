@@ -24,20 +24,14 @@ impl<H: Hold> Step<'_, H> {
             .partition(|leaving| leaving.not_before <= context.now);
         self.leaving = later;
         self.may_have_tries = self.may_have_tries && self.waiting.iter().any(|waiting| !waiting.waits());
-        let knocks = |head| self.knocks(head).is_none_or(|full| full.knock_at <= context.now);
-        let asks = self.may_have_tries
-            || self
-                .waiting
-                .front()
-                .is_some_and(|head| !head.is_queued() && knocks(head))
-            || (self.is_queued() && self.asks_at().is_none_or(|at| at <= context.now));
+        let asks = self.asks_at().is_some_and(|at| at <= context.now);
         if leaves.is_empty() && !asks {
             return None;
         }
         let used = leaves.first().and_then(|leaving| leaving.used);
         let used = used.filter(|used| leaves.iter().all(|leaving| leaving.used == Some(*used)));
         let together = leaves.is_empty() || self.waiting.front().map(|head| head.used) == used;
-        let expects = self.expects(&leaves, context.now);
+        let expects = self.expects(&leaves, context.now, context.config);
         // The next task in line joins the queue together with the release of a hold, so that handing the lock from task
         // to task costs one command. While the head is queued already, the client has two queue positions. That harms
         // no one as long as no other client waits; beside others a client has one position for all its waiting tasks.
@@ -153,7 +147,7 @@ impl<H: Hold> Waitlist<H> {
     ///
     /// A wrong one costs another round trip. Before an acquire that is acceptable. A release that hands over must not
     /// be late, so it assumes an empty queue only while hardly anybody can have joined it.
-    fn expects(&self, leaves: &[Leaving<H::Release>], now: Instant) -> Expects {
+    fn expects(&self, leaves: &[Leaving<H::Release>], now: Instant, config: &Config) -> Expects {
         let alone_for = |limit| {
             self.alone_at
                 .is_some_and(|at| now.saturating_duration_since(at) <= limit)
@@ -165,12 +159,12 @@ impl<H: Hold> Waitlist<H> {
             }
             ([], 1) => {
                 let head = &self.waiting[0];
-                let alone = head.used.1 == 1 && head.stage == Stage::New && alone_for(timing::FREE_FOR);
+                let alone = head.used.1 == 1 && head.stage == Stage::New && alone_for(config.lease / 3);
                 if alone { Expects::Alone } else { Expects::Nothing }
             }
             // One that was not done with others goes by itself, so that its answer says why.
             ([leaving], 0) if self.races == 0 && leaving.is_plain_release() => match leaving.used {
-                Some((_, 1)) if alone_for(timing::ALONE_FOR) => Expects::Alone,
+                Some((_, 1)) if alone_for(timing::SHORT_HOLD) => Expects::Alone,
                 Some(_) => Expects::Holding,
                 None => Expects::Nothing,
             },

@@ -1,6 +1,6 @@
 //! Checks on a waiting client whose document another program changes: see [`super`].
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use mongodb::bson::Document;
 use tokio::time::Instant;
@@ -18,7 +18,6 @@ use watchlock_core::{
         deadline::Deadline,
         ids::Ids,
         made_up::PlainHold,
-        prospect::Pace,
     },
 };
 
@@ -137,7 +136,7 @@ pub(super) fn drive<H: Fuzzed>(choices: &mut Choices<'_>) -> Course {
         clock: ServerClock::default(),
         ids: Ids::new(SESSION.to_owned()),
         stream: choices.pick(&STREAM_STATES),
-        client: Waitlist::new("x".to_owned(), choices.pick(&[None, Some(now)]), Pace::default()),
+        client: Waitlist::new("x".to_owned(), choices.pick(&[None, Some(now)]), Duration::ZERO),
         document: None,
         keys: 0,
         granted: Vec::new(),
@@ -400,15 +399,14 @@ impl<H: Fuzzed> Bench<H> {
             free: choices.number(),
             served_at: time(choices),
             first_end: time(choices),
-            asleep: choices.one_in(2),
             now,
         });
-        let (setback, end) = (choices.pick(&SETBACKS), choices.below(6));
+        let end = choices.below(6);
         let is_waited_for = self.feed(&Permitted::new(), |client| {
             match end {
                 // It has waited for a slot, and is sent now.
                 0 => return client.admit(&look),
-                1 => client.look_failed(&look, setback),
+                1 => client.look_failed(&look),
                 2 => client.looked(&look, None),
                 _ => client.looked(&look, Some(ahead)),
             }

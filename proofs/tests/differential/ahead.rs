@@ -34,7 +34,7 @@ async fn the_entries_ahead_of_a_waiter_are_found_alike() {
         looks.find_nothing_without_a_lock().await;
     }
     assert!(
-        seen.in_queue > 100 && seen.elsewhere > 100 && seen.asleep > 10 && seen.unreadable > 30,
+        seen.in_queue > 100 && seen.elsewhere > 100 && seen.unreadable > 30,
         "{seen:?}"
     );
 }
@@ -44,7 +44,6 @@ async fn the_entries_ahead_of_a_waiter_are_found_alike() {
 struct Seen {
     in_queue: u32,
     elsewhere: u32,
-    asleep: u32,
     unreadable: u32,
 }
 
@@ -132,7 +131,6 @@ impl Looks<'_> {
                 assert_eq!(found.as_ref(), Ok(&expected), "{entry} in {state:?}");
                 seen.in_queue += u32::from(expected.is_some_and(|ahead| ahead.turns > 0));
                 seen.elsewhere += u32::from(expected.is_none());
-                seen.asleep += u32::from(expected.is_some_and(|ahead| ahead.asleep));
             }
         }
     }

@@ -10,7 +10,6 @@ use crate::{
     error::AcquireError,
     error::ServerError,
     store::{Outlook, Wanted, name},
-    waitlist::timing::CLOCK_RESOLUTION,
 };
 
 /// Whether a claim fails where it is known already that all matching documents are unclaimable.
@@ -85,7 +84,6 @@ impl Session {
         let routine = Instant::now() + self.config.lease / 2;
         let soonest = Instant::now() + self.config.poll_interval.0;
         let over = outlook.free_at.and_then(|free_at| self.table().clock.after(free_at));
-        let over = over.map(|at| at + CLOCK_RESOLUTION);
         over.map_or(routine, |over| over.min(routine)).max(soonest)
     }
 }

@@ -40,10 +40,7 @@ use crate::{
         Use, state,
     },
     status::{LockStatus, LostReason},
-    waitlist::{
-        AcquireOptions, Patience, SWEEPS, Step, StreamState, clock::ServerClock, deadline::Deadline,
-        timing::CLAIM_CHECK,
-    },
+    waitlist::{AcquireOptions, Patience, SWEEPS, Step, StreamState, clock::ServerClock, deadline::Deadline},
 };
 
 /// One line, and the one document behind it.
@@ -67,7 +64,7 @@ impl Bench {
             config: Settings::default().validate().unwrap(),
             clock: ServerClock::default(),
             ids: Ids::new("me".to_owned()),
-            line: Line::new("x".to_owned(), None, Pace::default()),
+            line: Line::new("x".to_owned(), None, Duration::ZERO),
             document: None,
             started: Instant::now(),
             stream: StreamState::Open,
@@ -233,8 +230,8 @@ impl Bench {
         ahead.is_some()
     }
 
-    fn look_failed(&mut self, look: &PositionLook, error: &ServerError) {
-        self.step(|step| step.look_failed(look, setback(error)));
+    fn look_failed(&mut self, look: &PositionLook) {
+        self.step(|step| step.look_failed(look));
     }
 
     /// Lets the time go by until the line looks. Returns the look, and when it has asked before that.

@@ -5,7 +5,7 @@ use super::*;
 /// A line that knows this pace, and waits behind a holder and so many waiters of other clients.
 fn behind(others: u64, pace: Duration) -> Bench {
     let mut bench = Bench::new();
-    bench.line = Line::new("x".to_owned(), None, Pace(pace));
+    bench.line = Line::new("x".to_owned(), None, pace);
     for other in 0..=others {
         let entry = format!("b-{other}");
         bench.foreign(&foreign(&entry, &[], Some(&entry)), false);
@@ -31,11 +31,11 @@ fn millis(millis: u64) -> Duration {
 async fn a_waiter_asks_for_no_events_until_shortly_before_its_turn() {
     let now = Duration::ZERO;
     let for_others = |others, pace| calm(&mut behind(others, millis(pace)), now);
-    assert_eq!(for_others(30, 2), millis(42));
-    // Those who may be next ask for every event.
-    assert_eq!((for_others(4, 2), for_others(2, 2)), (millis(3), now));
-    // For any length of the queue; and a lock that is held for long is another matter.
-    assert_eq!((for_others(30, 40), for_others(30, 9_000)), (millis(250), now));
+    assert_eq!(for_others(30, 2), millis(45));
+    // The next one asks for every event.
+    assert_eq!((for_others(4, 2), for_others(0, 2)), (millis(6), now));
+    // For any length of the queue.
+    assert_eq!((for_others(30, 40), for_others(30, 9_000)), (millis(250), millis(250)));
     // It counts from when the queue was seen, and no longer than from the last events.
     let mut bench = behind(30, millis(40));
     assert_eq!(calm(&mut bench, millis(100)), millis(150));

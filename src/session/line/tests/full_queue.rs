@@ -1,7 +1,7 @@
 //! Queues without room.
 
 use super::*;
-use crate::waitlist::timing::KNOCK;
+use crate::backoff::LONGEST_PAUSE;
 
 /// The queue of others is full when we come.
 fn crowded() -> Bench {
@@ -48,7 +48,7 @@ async fn who_finds_the_queue_full_knocks_until_there_is_room() {
 
     // One goes, and there is room.
     bench.foreign(&foreign("s.x", &["s-7"], None), false);
-    tokio::time::advance(KNOCK + KNOCK / 4).await;
+    tokio::time::advance(LONGEST_PAUSE).await;
     bench.settle();
     assert!(bench.line.waitlist.is_queued());
     let queue = &bench.document.as_ref().unwrap().queue;

@@ -12,7 +12,7 @@ async fn an_event_grants_and_the_claim_is_checked_soon() {
     bench.foreign(&foreign("b.2", &["b-1"], None), true);
     let hold = held(&mut outcome);
     assert!(hold.safe_for() <= bench.config.claim_lease - bench.config.skew_margin);
-    assert_eq!(hold.renew_at(), Some(Instant::now() + CLAIM_CHECK));
+    assert_eq!(hold.renew_at(), Some(Instant::now() + hold.safe_for() / 16));
 }
 
 #[tokio::test(start_paused = true)]
@@ -164,7 +164,7 @@ async fn a_fixed_hold_is_renewed_until_its_grant_is_confirmed_and_no_longer() {
     bench.settle();
     bench.foreign(&foreign("b.2", &["b-1"], None), true);
     let woken = held(&mut outcome);
-    assert_eq!(woken.renew_at(), Some(Instant::now() + CLAIM_CHECK));
+    assert_eq!(woken.renew_at(), Some(Instant::now() + woken.safe_for() / 16));
     let number = woken.renewing(Instant::now());
     woken.failed(number, Instant::now() + Duration::from_millis(7), true);
     assert_eq!(woken.renew_at(), Some(Instant::now()));

@@ -124,7 +124,7 @@ async fn who_expects_to_be_alone_and_is_not_asks_in_full() {
     bench.settle();
     let alone_at = bench.line.waitlist.alone_at();
     assert!(alone_at.is_some());
-    bench.line = Line::new("x".to_owned(), alone_at, Pace::default());
+    bench.line = Line::new("x".to_owned(), alone_at, Duration::ZERO);
     bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
     let (_, mut outcome) = bench.join(true);
     let request = bench.next().unwrap();

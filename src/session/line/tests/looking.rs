@@ -1,7 +1,6 @@
 //! Looks at the queue position, of waiters far back and of those without a stream.
 
 use super::*;
-use crate::error::ServerError;
 
 /// Whoever is far back does without the stream and sends no requests; it looks at its place, and asks when its turn
 /// comes near, or when it is not in the queue any more.
@@ -191,24 +190,28 @@ async fn who_can_not_look_asks() {
         bench.pass().await;
         if let Some(look) = bench.next_look() {
             failed += 1;
-            bench.look_failed(&look, &error(Failure::Refused));
+            bench.look_failed(&look);
         }
         bench.settle();
     }
-    assert_eq!(failed, 2);
+    assert!((12..=20).contains(&failed), "{failed}");
     assert!(bench.operations > sent + 20);
     bench.foreign(&foreign("gone", &["other"], None), false);
-    bench.pass().await;
-    bench.settle();
+    while bench.line.waitlist.is_queued() {
+        bench.pass().await;
+        if let Some(look) = bench.next_look() {
+            bench.look_failed(&look);
+        }
+        bench.settle();
+    }
     assert_eq!(held(&mut outcome).status(), LockStatus::Held);
 }
 
-/// A look that is not answered in time is followed by half a second without looks, and by more only if the next one is
-/// not answered either. Meanwhile the waiter asks, at the pace of the lock.
+/// A look that is not answered in time is followed by 50 ms without looks, and by more only if the next one is not
+/// answered either. Meanwhile the waiter asks, at the pace of the lock.
 #[tokio::test(start_paused = true)]
 async fn who_is_not_shown_its_place_in_time_soon_looks_again() {
     let (mut bench, _outcome) = Bench::polling();
-    let silence = ServerError::unanswered(Duration::from_millis(250));
     let (mut look, _) = bench.asks_until_it_looks().await;
     let mut rests = Vec::new();
     for answered in [false, false, true, false] {
@@ -221,14 +224,14 @@ async fn who_is_not_shown_its_place_in_time_soon_looks_again() {
             assert_eq!(seen_at.elapsed(), Duration::from_millis(1));
             continue;
         }
-        bench.look_failed(&look, &silence);
+        bench.look_failed(&look);
         let asked;
         (look, asked) = bench.asks_until_it_looks().await;
         assert_eq!(
             (asked[0] - seen_at, asked[1] - seen_at),
-            (Duration::ZERO, Duration::from_millis(2))
+            (Duration::ZERO, Duration::from_millis(1))
         );
-        rests.push(seen_at.elapsed().as_millis() / 100);
+        rests.push(seen_at.elapsed().as_millis() / 10);
     }
     assert!(matches!(rests[..], [5 | 6, 10..13, 5 | 6]), "{rests:?}");
 }
@@ -252,7 +255,7 @@ async fn looks_that_answers_contradict_come_less_and_less_often() {
             let ahead = (!gone).then(|| fits(&bench));
             bench.step(|step| step.looked(&look, ahead));
         }
-        assert_eq!(looks, 5, "{gone}");
+        assert_eq!(looks, 9, "{gone}");
     }
 }
 

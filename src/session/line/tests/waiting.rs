@@ -86,7 +86,8 @@ async fn without_a_stream_the_head_asks_often_and_then_less_often() {
     // As the lock has just changed hands.
     assert_eq!(pauses.first(), Some(&Duration::from_millis(1)));
     assert!(pauses.last().unwrap() >= &Duration::from_millis(350));
-    assert!(pauses.is_sorted(), "{pauses:?}");
+    let shorter = pauses.windows(2).filter(|pair| pair[1] < pair[0]);
+    assert!(shorter.count() <= 1, "its place is confirmed once: {pauses:?}");
     // A dozen more than where the pace is not known.
     let quick = pauses.iter().filter(|pause| **pause < Duration::from_millis(10));
     assert!((5..=20).contains(&quick.count()), "{pauses:?}");
@@ -117,6 +118,6 @@ async fn a_place_in_line_is_confirmed_by_the_lease_of_the_waiter() {
     // And so is what it then holds.
     bench.foreign(&foreign("b.2", &["b-1"], None), true);
     let hold = held(&mut waiting);
-    assert_eq!(hold.renew_at(), Some(Instant::now() + CLAIM_CHECK));
+    assert_eq!(hold.renew_at(), Some(Instant::now() + hold.safe_for() / 16));
     assert!(hold.safe_for() < Duration::from_secs(2));
 }
