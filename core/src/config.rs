@@ -32,21 +32,9 @@ const SKEW_LEAST: Duration = Duration::from_millis(5);
 /// by at most half of that, and an undisciplined quartz is off by a tenth of it.
 const DRIFT: u32 = 1_000;
 
-/// Default number of commands with operations of a session that may be on their way at once: they leave room in the
-/// driver's pool, which has ten connections by default. More get hardly more done, as locks share commands.
-const OPERATIONS: u32 = 6;
-
 /// Default number of change streams that a client may have open: less than half of the ten connections that the
 /// driver's pool has by default.
 const STREAMS: u32 = 4;
-
-/// Waiters with fewer hand-overs than this ahead of them have a stream, even in a slow queue: a small fleet is woken at
-/// once, and a few of the waiters ahead may leave together.
-const NEAR: u64 = 4;
-
-/// Default of the shortest pause between two looks at a lock that changes hands fast: about the time of a command, so
-/// that looking more often would mostly show the same twice.
-const POLL_QUICKEST: Duration = Duration::from_millis(1);
 
 /// Minimum limit of a hold: with less, its time could be over before its owner learns of the grant.
 const LIMIT_LEAST: Duration = Duration::from_millis(10);
@@ -345,15 +333,19 @@ impl Settings {
             claim_lease: self.claim_lease.unwrap_or(lease.min(Duration::from_secs(5))),
             retention: self.retention.unwrap_or(Duration::from_secs(24 * 3600)),
             skew_margin: self.skew_margin.unwrap_or((lease / 10).min(Duration::from_secs(1))),
-            poll_quickest: self.poll_interval.map_or(POLL_QUICKEST, |(least, _)| least),
+            // About the time of a command: looking more often would mostly show the same twice.
+            poll_quickest: self.poll_interval.map_or(Duration::from_millis(1), |(least, _)| least),
             poll_interval: self
                 .poll_interval
                 .unwrap_or((Duration::from_millis(10), Duration::from_millis(500))),
             wake_source: self.wake_source,
             hold_watch: self.hold_watch,
             max_streams: self.max_streams.unwrap_or(STREAMS),
-            max_operations: usize::try_from(self.max_operations.unwrap_or(OPERATIONS)).unwrap_or(0),
-            near: self.near.unwrap_or(NEAR),
+            // They leave room in the driver's pool, which has ten connections by default. More get hardly more done, as
+            // locks share commands.
+            max_operations: usize::try_from(self.max_operations.unwrap_or(6)).unwrap_or(0),
+            // A small fleet is woken at once, also in a slow queue, and a few of the waiters ahead may leave together.
+            near: self.near.unwrap_or(4),
             stream_read_preference: self.stream_read_preference.unwrap_or(ReadPreference::Primary),
             hands_on: self.hands_on.unwrap_or(true),
             keep_idle: self.keep_idle.unwrap_or_default(),

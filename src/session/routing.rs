@@ -98,7 +98,7 @@ impl Session {
     pub(super) fn on_doubt(self: &Arc<Self>, name: &str) {
         let mut held = Vec::new();
         self.feed(name, |lines, context| {
-            context.ids.pending_claims.doubt(Some(name));
+            context.ids.pending_claims.doubt();
             if let Some(line) = lines.by_name.get_mut(name) {
                 line.waitlist.step(context).doubt();
                 held.extend(line.waitlist.holds().cloned());
@@ -111,7 +111,7 @@ impl Session {
     pub(super) fn on_gap(self: &Arc<Self>) {
         let under_way = {
             let mut table = self.table();
-            self.ids.pending_claims.doubt(None);
+            self.ids.pending_claims.doubt();
             let gap = &mut table.gap;
             gap.replace(gap.is_some()).is_some()
         };

@@ -156,37 +156,19 @@ impl State {
                 path: "holders.",
             };
             holders.push(Holder {
-                id: fields.text("id")?.to_owned(),
-                permits: fields.permits("permits")?,
-                lease: fields.whole("lease")?,
-                claim: fields.whole("claim")?,
-                since: fields.time("since")?,
-                until: fields.time("until")?,
-                owner: Owner::from_document(holder.get_document("owner").ok()),
-                token: fields.whole("token")?,
                 released: fields.optional_time("released")?,
                 // No decision depends on it. Earlier versions show it without a number.
                 shown: holder.get_bool("idle").ok().map(|is_idle| Shown {
                     is_idle,
                     as_of: holder.get("shown").and_then(whole).unwrap_or_default(),
                 }),
+                ..fields.entry()?.holding(fields.whole("token")?)
             });
         }
         let mut queue = Vec::new();
-        for waiter in fields.list("queue")? {
-            let fields = Fields {
-                document: waiter,
-                path: "queue.",
-            };
-            queue.push(Waiter {
-                id: fields.text("id")?.to_owned(),
-                permits: fields.permits("permits")?,
-                lease: fields.whole("lease")?,
-                claim: fields.whole("claim")?,
-                since: fields.time("since")?,
-                until: fields.time("until")?,
-                owner: Owner::from_document(waiter.get_document("owner").ok()),
-            });
+        for document in fields.list("queue")? {
+            let path = "queue.";
+            queue.push(Fields { document, path }.entry()?);
         }
         Ok(Self {
             kind,
@@ -300,6 +282,19 @@ impl<'a> Fields<'a> {
             Some(found) if found > PROTOCOL => Err(Malformed::Newer { found }),
             _ => Err(self.malformed("protocol", "is not a protocol number")),
         }
+    }
+
+    /// Reads what a holder and a waiter have alike.
+    fn entry(&self) -> Result<Waiter, Malformed> {
+        Ok(Waiter {
+            id: self.text("id")?.to_owned(),
+            permits: self.permits("permits")?,
+            lease: self.whole("lease")?,
+            claim: self.whole("claim")?,
+            since: self.time("since")?,
+            until: self.time("until")?,
+            owner: Owner::from_document(self.document.get_document("owner").ok()),
+        })
     }
 
     fn text(&self, field: &str) -> Result<&'a str, Malformed> {

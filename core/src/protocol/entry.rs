@@ -79,6 +79,24 @@ pub struct Waiter {
     pub owner: Owner,
 }
 
+impl Waiter {
+    /// Returns the holder of the same entry under this token.
+    pub(super) fn holding(self, token: i64) -> Holder {
+        Holder {
+            id: self.id,
+            permits: self.permits,
+            lease: self.lease,
+            claim: self.claim,
+            since: self.since,
+            until: self.until,
+            owner: self.owner,
+            token,
+            released: None,
+            shown: None,
+        }
+    }
+}
+
 /// The owner of an entry, for people to read: of all this only the identity decides anything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Owner {

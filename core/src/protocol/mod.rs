@@ -132,9 +132,9 @@ pub use exchange::Exchange;
 pub use kind::Kind;
 pub use kind::Use;
 pub use location::Location;
-pub(crate) use operation::{ASK_TOGETHER, NOTIFIES_UP_TO};
+pub(crate) use operation::NOTIFIES_UP_TO;
 pub use operation::{
-    Downgrade, Evict, Expects, Kept, KeptUntil, NOTIFIES_AT_ONCE, Operation, Proclaim, QUEUE_MOST, Request, Requests,
+    AT_ONCE, Downgrade, Evict, Expects, Kept, KeptUntil, Operation, Proclaim, QUEUE_MOST, Request, Requests,
 };
 pub use server_time::ServerTime;
 pub use state::{State, clock_token};

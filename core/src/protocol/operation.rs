@@ -8,17 +8,15 @@ use super::{Ended, HoldEnd, Holder, Identity, Kind, Owner, Record, ServerTime};
 /// queue would slow down each hand-over, and in the end make the document too large for the server.
 pub const QUEUE_MOST: usize = 256;
 
-/// Maximum number of tasks that wait in one request: the head of a line, and those behind it that fit the capacity with
-/// it. More of them would cost the server more than it spares. Of tries there are as many as the queue has room for.
-pub(crate) const ASK_TOGETHER: usize = 64;
+/// Maximum number of entries of one kind in an operation: of tasks that wait in one request (the head of a line, and
+/// those behind it that fit the capacity with it), and of holders that a request notifies, each of which costs a word and
+/// an event. More would cost the server more than they spare; more holders stop sharing by themselves, after half a
+/// second at the latest. Of tries there are as many as the queue has room for.
+pub const AT_ONCE: usize = 64;
 
 /// Length of the queue up to which a request that lines up notifies the holder. Of the entries before it, one or two
 /// can be of the holder's own process; with more, the holder was notified before.
 pub(crate) const NOTIFIES_UP_TO: usize = 3;
-
-/// Number of holders up to which they are all notified: each costs a word and an event, while the writer waits for each
-/// of them in any case. More of them stop sharing by themselves, after half a second at the latest.
-pub const NOTIFIES_AT_ONCE: usize = 64;
 
 /// One atomic step on one lock. It goes through the phases of [`super`].
 ///

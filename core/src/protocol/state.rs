@@ -9,8 +9,9 @@ mod renewing;
 mod tests;
 
 use super::{
-    Downgrade, Ended, Evict, Expects, Holder, Identity, Kind, NOTIFIES_AT_ONCE, NOTIFIES_UP_TO, Operation, Proclaim,
-    Request, ServerTime, Waiter, wake,
+    AT_ONCE, Downgrade, Ended, Evict, Expects, Holder, Identity, Kind, NOTIFIES_UP_TO, Operation, Proclaim, Request,
+    ServerTime, Waiter,
+    wake::{self, Signal},
 };
 
 pub use renewing::{guard, renew, renew_and_show};
@@ -291,7 +292,7 @@ impl Step<'_> {
         let (holders, waiters) = superseded(self.before, identity, self.now);
         let ids = holders.iter().map(|holder| &holder.id);
         let ids: Vec<&String> = ids.chain(waiters.iter().map(|waiter| &waiter.id)).collect();
-        ids.iter().for_each(|id| self.words.adopted(id));
+        ids.iter().for_each(|id| self.words.announce(id, Signal::Adopted));
         self.state.holders.retain(|holder| !ids.contains(&&holder.id));
         self.state.queue.retain(|waiter| !ids.contains(&&waiter.id));
         let tokens: Vec<i64> = holders.iter().map(|holder| holder.token).collect();
@@ -338,7 +339,7 @@ impl Step<'_> {
         let evicted = || before.holders.iter().filter(|holder| operation.evicts(holder, now));
         evicted()
             .filter(|_| operation.breaks())
-            .for_each(|holder| self.words.evicted(&holder.id, holder.token));
+            .for_each(|Holder { id, token, .. }| self.words.announce(id, Signal::Evicted { token: *token }));
         self.state.holders.retain(|holder| !evict.includes(holder));
         match evict {
             Evict::Nobody | Evict::Kept(_) => {}
@@ -428,19 +429,12 @@ impl Step<'_> {
         let asking = self.operation.asks_for(&waiter.id);
         let lease = if asking { waiter.lease } else { waiter.claim };
         if !asking {
-            self.words.granted(&waiter.id, token);
+            self.words.announce(&waiter.id, Signal::Granted { token });
         }
         self.state.holders.push(Holder {
-            id: waiter.id,
-            permits: waiter.permits,
-            lease: waiter.lease,
-            claim: waiter.claim,
             since: self.now,
             until: self.now.plus_millis(lease),
-            owner: waiter.owner,
-            token,
-            released: None,
-            shown: None,
+            ..waiter.holding(token)
         });
     }
 
@@ -469,9 +463,11 @@ impl Step<'_> {
     /// Sets `wake`, the version and the times.
     fn stamp(mut self) -> State {
         if let Some(head) = self.asks() {
-            self.words.asks(&head);
+            self.words.announce(&head, Signal::Ask);
         }
-        self.asked_for().iter().for_each(|id| self.words.asked_for(id));
+        for id in self.asked_for() {
+            self.words.announce(&id, Signal::AskedFor);
+        }
         let wake = self.words.into_wake(&self.operation.id);
         self.state.stamp(wake, self.operation.keep, self.now);
         self.state
@@ -492,11 +488,7 @@ impl Step<'_> {
         };
         let state = &self.state;
         let lines_up = (1..=NOTIFIES_UP_TO).contains(&state.queue.len());
-        let most = if state.kind == Kind::RwLock {
-            NOTIFIES_AT_ONCE
-        } else {
-            1
-        };
+        let most = if state.kind == Kind::RwLock { AT_ONCE } else { 1 };
         if !lines_up || state.holders.len() > most {
             return Vec::new();
         }
@@ -526,14 +518,12 @@ fn next_token(last: i64, now: ServerTime) -> i64 {
     last.saturating_add(1).max(clock_token(now))
 }
 
-/// Part of the time for which a document is kept that is added when its `purge_at` is set, which then stays the same
-/// until the addition is used up. So most writes leave the TTL index alone, which otherwise costs the server a removal
-/// and an insertion for each.
-const KEPT_IN_RESERVE: i64 = 8;
-
 /// Returns for how long a document is kept that must be kept for at least this time.
+///
+/// An eighth is added when its `purge_at` is set, which then stays the same until the addition is used up. So most writes
+/// leave the TTL index alone, which otherwise costs the server a removal and an insertion for each.
 pub(crate) fn kept_in_reserve(keep: i64) -> i64 {
-    keep.saturating_add(keep / KEPT_IN_RESERVE)
+    keep.saturating_add(keep / 8)
 }
 
 /// Returns the smallest token that is issued at `now`.

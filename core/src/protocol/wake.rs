@@ -61,11 +61,8 @@ pub enum Signal {
 #[derive(Debug, Default)]
 pub(crate) struct Announcement {
     left: String,
-    granted: String,
-    evicted: String,
-    adopted: String,
-    asks: String,
-    asked_for: String,
+    /// By the kinds of news, in that order.
+    words: [String; 5],
 }
 
 impl Announcement {
@@ -77,37 +74,22 @@ impl Announcement {
         });
     }
 
-    pub(crate) fn granted(&mut self, id: &str, token: i64) {
+    /// Adds the news for an entry.
+    pub(crate) fn announce(&mut self, id: &str, news: Signal) {
+        let (kind, mark, token) = match news {
+            Signal::Granted { token } => (0, '+', Some(token)),
+            Signal::Evicted { token } => (1, '!', Some(token)),
+            Signal::Adopted => (2, '~', None),
+            Signal::Ask => (3, '*', None),
+            Signal::AskedFor => (4, '?', None),
+        };
+        let token = token.map_or_else(String::new, |token| token.to_string());
         // Writing to a String can't fail.
-        let _ = write!(self.granted, "{id}+{token};");
-    }
-
-    pub(crate) fn evicted(&mut self, id: &str, token: i64) {
-        let _ = write!(self.evicted, "{id}!{token};");
-    }
-
-    pub(crate) fn adopted(&mut self, id: &str) {
-        let _ = write!(self.adopted, "{id}~;");
-    }
-
-    pub(crate) fn asks(&mut self, id: &str) {
-        let _ = write!(self.asks, "{id}*;");
-    }
-
-    pub(crate) fn asked_for(&mut self, id: &str) {
-        let _ = write!(self.asked_for, "{id}?;");
+        let _ = write!(self.words[kind], "{id}{mark}{token};");
     }
 
     pub(crate) fn into_wake(self, operation: &str) -> String {
-        let Self {
-            left,
-            granted,
-            evicted,
-            adopted,
-            asks,
-            asked_for,
-        } = self;
-        format!("{operation}:{left};{granted}{evicted}{adopted}{asks}{asked_for}")
+        format!("{operation}:{};{}", self.left, self.words.concat())
     }
 }
 
@@ -172,12 +154,12 @@ mod tests {
         let mut announcement = Announcement::default();
         announcement.left(Left::Holder);
         announcement.left(Left::Nowhere);
-        announcement.granted("aa-1", 7);
-        announcement.evicted("aa-2", 5);
-        announcement.evicted("bb-3", 6);
-        announcement.adopted("bb-4");
-        announcement.asks("bb-5");
-        announcement.asked_for("bb-6");
+        announcement.announce("aa-1", Signal::Granted { token: 7 });
+        announcement.announce("aa-2", Signal::Evicted { token: 5 });
+        announcement.announce("bb-3", Signal::Evicted { token: 6 });
+        announcement.announce("bb-4", Signal::Adopted);
+        announcement.announce("bb-5", Signal::Ask);
+        announcement.announce("bb-6", Signal::AskedFor);
         let wake = announcement.into_wake("cc.5");
 
         assert_eq!(left(&wake, "cc.5"), Some(vec![Left::Holder, Left::Nowhere]));

@@ -41,9 +41,6 @@ pub const RANGE: i64 = 64;
 /// another client was lost, that client waits no longer than this beyond the present critical section.
 pub const HANDED_ON_FOR: Duration = Duration::from_millis(500);
 
-/// The same without a stream, as no event shows other waiters then: as long as a few tries of a polling client.
-pub const HANDED_ON_UNSEEN: Duration = Duration::from_millis(50);
-
 /// The right to hand a hold on, or to share a reader's.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct HandingOn {
@@ -60,25 +57,14 @@ pub(super) struct HandingOn {
 }
 
 impl HandingOn {
-    /// Whether a hold that a task has may go on to the next one, or be shared.
-    fn may_go_on(&self, context: &Context<'_>) -> bool {
-        let most = if context.stream.is_open() {
-            HANDED_ON_FOR
-        } else {
-            HANDED_ON_UNSEEN
-        };
-        self.may_go_on_unseen_for(most, context)
-    }
-
-    /// Whether a hold that no task has may go to one.
-    fn may_be_taken_up(&self, context: &Context<'_>) -> bool {
-        match idling::unseen(&self.terms, context) {
-            Some(most) => self.may_go_on_unseen_for(most, context),
-            None => self.may_go_on(context),
-        }
-    }
-
-    fn may_go_on_unseen_for(&self, most: Duration, context: &Context<'_>) -> bool {
+    /// Whether a hold may go on to the next task, or be shared; `is_idle`: no task has it.
+    fn may_go_on(&self, is_idle: bool, context: &Context<'_>) -> bool {
+        let most = idling::unseen(&self.terms, context).filter(|_| is_idle);
+        let most = most.unwrap_or(match context.stream.is_open() {
+            true => HANDED_ON_FOR,
+            // No event shows other waiters then: as long as a few tries of a polling client.
+            false => HANDED_ON_FOR / 10,
+        });
         self.doubt.is_none() && self.has_tokens() && self.was_seen_within(most, context)
     }
 
@@ -190,10 +176,7 @@ impl<H: Hold> Step<'_, H> {
         let Some(held) = held.filter(|_| !list.guards) else {
             return false;
         };
-        let may_go_on = |handing: &&HandingOn| match held.idle {
-            Some(_) => handing.may_be_taken_up(context),
-            None => handing.may_go_on(context),
-        };
+        let may_go_on = |handing: &&HandingOn| handing.may_go_on(held.idle.is_some(), context);
         let Some(handing) = held.handing_on.as_ref().filter(may_go_on) else {
             return false;
         };
@@ -277,7 +260,7 @@ impl<H: Hold> Step<'_, H> {
         self.holds.iter().find_map(|(entry, held)| {
             let handing = held.handing_on.as_ref()?;
             let alike = head.is_like(held) && head.terms.are_like(&handing.terms);
-            if !alike || held.uncertain || !handing.may_go_on(context) {
+            if !alike || held.uncertain || !handing.may_go_on(false, context) {
                 return None;
             }
             // The oldest of those that share it: it is the first to be held too long.

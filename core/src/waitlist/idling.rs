@@ -14,25 +14,21 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Context, Effect, Held, Hold, Step, Waitlist};
+use super::{Context, Effect, Held, Hold, Step, Waitlist, handing_on::HANDED_ON_FOR};
 use crate::hold_options::Terms;
 
 /// Pause between two readings of an idle hold's document: with so few, thousands of idle locks cost a few commands a
 /// second, as they are read together.
 pub const IDLE_LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// Time without a reading after which an idle hold is given back: the longest that another client waits whose event was
-/// lost. Two readings may fail.
-const UNSEEN: Duration = Duration::from_secs(15);
-
-/// The same while the stream is about to open, or events may be missing: the document is read once the stream is open.
-const UNSEEN_UNTIL_READ: Duration = Duration::from_secs(1);
-
-/// Returns for how long a hold on these terms may be handed on unseen; `None`: it does not stay with the client.
+/// Returns the time without a reading after which an idle hold on these terms is given back: the longest that another
+/// client waits whose event was lost. `None`: it does not stay with the client.
 pub(super) fn unseen(terms: &Terms, context: &Context<'_>) -> Option<Duration> {
     match !terms.keep_idle(context.config).is_zero() {
-        true if context.stream.is_open() => Some(UNSEEN),
-        true if context.stream.is_expected() => Some(UNSEEN_UNTIL_READ),
+        // Two readings may fail.
+        true if context.stream.is_open() => Some(IDLE_LOOK_EVERY * 3),
+        // The document is read once the stream is open.
+        true if context.stream.is_expected() => Some(HANDED_ON_FOR * 2),
         _ => None,
     }
 }
@@ -176,7 +172,8 @@ impl<H> Held<H> {
     fn back_at(&self, until: Instant, context: &Context<'_>) -> Option<Instant> {
         let handing = self.handing_on.as_ref().filter(|handing| handing.has_tokens())?;
         let bound = match handing.doubt {
-            Some(doubt) => doubt.since + UNSEEN_UNTIL_READ,
+            // Its document is about to be read.
+            Some(doubt) => doubt.since + HANDED_ON_FOR * 2,
             None => handing.seen_at + unseen(&handing.terms, context)?,
         };
         Some(until.min(bound)).filter(|at| *at > context.now)
@@ -243,7 +240,7 @@ mod tests {
             let mut waitlist = keeping((later, later), context);
             assert_eq!(waitlist.attend_at(), None);
             assert!(stays(&mut waitlist, context));
-            assert_eq!(waitlist.attend_at(), Some(context.now + UNSEEN));
+            assert_eq!(waitlist.attend_at(), Some(context.now + IDLE_LOOK_EVERY * 3));
             waitlist.end_idling();
             assert_eq!((waitlist.attend_at(), waitlist.idle_entry()), (None, None));
         });

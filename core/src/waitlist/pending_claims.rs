@@ -2,34 +2,19 @@
 //! until they are settled.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use crate::protocol::{ServerTime, wake::Signal};
 
-/// Maximum number of names to remember for a claim on its way; beyond it, every name counts as remembered.
-const DOUBTED_MOST: usize = 1_000;
-
-/// Maximum number of signals to remember for an entry: each ends a hold for good, so one would do.
-const SIGNALS_MOST: usize = 8;
-
 /// The news of a claim that came before its own answer.
 #[derive(Debug, Default)]
 pub struct Overtaken {
-    /// Writes that put its entry out.
-    pub signals: Vec<(Signal, ServerTime)>,
-    /// Documents that another program wrote.
-    doubted: HashSet<String>,
-    /// Whether any document may have been written.
-    doubts_all: bool,
-}
-
-impl Overtaken {
-    /// Whether another program may have written the document meanwhile.
-    pub fn doubts(&self, name: &str) -> bool {
-        self.doubts_all || self.doubted.contains(name)
-    }
+    /// The write that put its entry out.
+    pub put_out: Option<(Signal, ServerTime)>,
+    /// Whether another program may have written a document meanwhile.
+    pub doubted: bool,
 }
 
 /// The claims on their way, by their entries.
@@ -52,21 +37,16 @@ impl PendingClaims {
         let Some(overtaken) = by_entry.get_mut(entry) else {
             return false;
         };
-        if overtaken.signals.len() < SIGNALS_MOST {
-            overtaken.signals.push((signal, at));
+        if matches!(signal, Signal::Evicted { .. } | Signal::Adopted) {
+            overtaken.put_out.get_or_insert((signal, at));
         }
         true
     }
 
-    /// Notes that another program may have changed the document of this name, or any if `None`.
-    pub fn doubt(&self, name: Option<&str>) {
+    /// Notes that another program may have changed a document.
+    pub fn doubt(&self) {
         for overtaken in self.by_entry().values_mut() {
-            match name {
-                Some(name) if overtaken.doubted.len() < DOUBTED_MOST => {
-                    overtaken.doubted.insert(name.to_owned());
-                }
-                _ => overtaken.doubts_all = true,
-            }
+            overtaken.doubted = true;
         }
     }
 
@@ -98,50 +78,29 @@ mod tests {
         assert!(!claims.is_empty() && claims.has("me-1") && !claims.has("me-2"));
         assert!(claims.remember("me-1", ADOPTED, ServerTime(2)));
         assert!(!claims.remember("me-2", ADOPTED, ServerTime(3)), "nobody claims it");
-        assert_eq!(claims.settled("me-1").signals, [(ADOPTED, ServerTime(2))]);
-        assert!(claims.is_empty() && claims.settled("me-1").signals.is_empty());
+        assert_eq!(claims.settled("me-1").put_out, Some((ADOPTED, ServerTime(2))));
+        assert!(claims.is_empty() && claims.settled("me-1").put_out.is_none());
     }
 
     #[test]
-    fn the_first_signals_of_an_entry_are_kept() {
+    fn the_first_write_that_puts_an_entry_out_is_kept() {
         let claims = PendingClaims::default();
         claims.begin("me-1".to_owned());
-        for at in 0..20 {
-            assert!(claims.remember("me-1", ADOPTED, ServerTime(at)));
+        for (at, signal) in [(1, Signal::AskedFor), (2, ADOPTED), (3, Signal::Evicted { token: 7 })] {
+            assert!(claims.remember("me-1", signal, ServerTime(at)));
         }
-        let kept = claims.settled("me-1").signals;
-        assert_eq!((kept.len(), kept[0]), (SIGNALS_MOST, (ADOPTED, ServerTime(0))));
+        assert_eq!(claims.settled("me-1").put_out, Some((ADOPTED, ServerTime(2))));
     }
 
     #[test]
     fn a_doubt_concerns_the_claims_that_are_on_their_way() {
         let claims = PendingClaims::default();
-        claims.doubt(Some("before"));
+        claims.doubt();
         claims.begin("me-1".to_owned());
-        claims.doubt(Some("x"));
+        assert!(!claims.settled("me-1").doubted);
         claims.begin("me-2".to_owned());
-        let (first, second) = (claims.settled("me-1"), claims.settled("me-2"));
-        assert_eq!(
-            ["x", "before", "y"].map(|name| first.doubts(name)),
-            [true, false, false]
-        );
-        assert!(!second.doubts("x"));
+        claims.doubt();
         claims.begin("me-3".to_owned());
-        claims.doubt(None);
-        assert!(claims.settled("me-3").doubts("y"));
-    }
-
-    #[test]
-    fn after_too_many_doubts_all_names_are_in_doubt() {
-        for (names, doubts_all) in [(DOUBTED_MOST, false), (DOUBTED_MOST + 1, true)] {
-            let claims = PendingClaims::default();
-            claims.begin("me-1".to_owned());
-            for name in 0..names {
-                claims.doubt(Some(&name.to_string()));
-            }
-            let overtaken = claims.settled("me-1");
-            assert!(overtaken.doubts("0"));
-            assert_eq!(overtaken.doubts("y"), doubts_all, "{names}");
-        }
+        assert!(claims.settled("me-2").doubted && !claims.settled("me-3").doubted);
     }
 }

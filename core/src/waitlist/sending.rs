@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{Full, Hold, Leaving, LeftAs, Stage, Step, Waiting, Waitlist, timing, unsigned};
 use crate::{
     config::{Config, millis},
-    protocol::{ASK_TOGETHER, Evict, Expects, Kept, Operation, Record, Request, Requests},
+    protocol::{AT_ONCE, Evict, Expects, Kept, Operation, Record, Request, Requests},
 };
 
 impl<H: Hold> Step<'_, H> {
@@ -97,7 +97,7 @@ impl<H: Hold> Step<'_, H> {
         // Each of the tries needs its answer, and a waiter beside the head may get in sooner.
         let together = |waiting: &Waiting<H::Task>| match waiting.waits() {
             _ if alone => 1,
-            true => ASK_TOGETHER,
+            true => AT_ONCE,
             false => context.room,
         };
         let mut entries = Vec::new();

@@ -377,8 +377,8 @@ impl Session {
                 let line = lines.line(&name);
                 let granted = line.waitlist.step(context).claimed(id.to_owned(), &grant, &exchange);
                 // News of its end may have come first.
-                doubted = overtaken.doubts(&name);
-                for (signal, at) in overtaken.signals {
+                doubted = overtaken.doubted;
+                if let Some((signal, at)) = overtaken.put_out {
                     line.signalled(id, signal, at, None, context);
                 }
                 hold = Some(granted);

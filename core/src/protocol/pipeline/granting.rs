@@ -6,7 +6,7 @@ use super::{
     ALL, adopts_a_hold,
     expression::{bind, cond, literal, map},
 };
-use crate::protocol::{Kind, Location, NOTIFIES_AT_ONCE, NOTIFIES_UP_TO, Operation};
+use crate::protocol::{AT_ONCE, Kind, Location, NOTIFIES_UP_TO, Operation};
 
 /// Grants the lock to the head of the queue as long as it fits the free capacity, and cuts the queue to its room. The
 /// words for the entries that did not ask follow the first value of the named field.
@@ -109,7 +109,7 @@ pub(super) fn asked_for((holders, queue, token): (&str, &str, String), operation
             "in": { "$concat": ["$$value", cond(asked_for("$$this"), word("$$this"), "")] },
         } };
         // A reader that is let in at once asks for nobody.
-        let all = doc! { "$lte": [{ "$size": holders }, i64::try_from(NOTIFIES_AT_ONCE).unwrap_or(ALL)] };
+        let all = doc! { "$lte": [{ "$size": holders }, i64::try_from(AT_ONCE).unwrap_or(ALL)] };
         let lines_up = doc! { "$and": [{ "$ne": [queue, []] }, few, all] };
         return Some(cond(lines_up, words, ""));
     }

@@ -17,8 +17,8 @@
 //! in under `$literal`, so that no string is ever read as an expression or a field path.
 //!
 //! The cost of a pipeline to the server is mostly its size (about 0.1 ms a kilobyte, against 0.25 ms for a trivial
-//! command), so each operation sends only what it needs: a release compares nothing, a first request refreshes nothing,
-//! and a lock with one permit advances without a fold over the queue. A filter by more than `_id` costs as much again,
+//! command), so each operation sends only what it needs: a release compares nothing, and a first request refreshes
+//! nothing. A filter by more than `_id` costs as much again,
 //! as the server then plans a query; so the frequent operations decide in the pipeline whether there is anything to do.
 
 mod claiming;
@@ -392,10 +392,7 @@ fn waiter(entry: &Request, now: &Bson) -> Document {
 ///
 /// The result has the holders, the queue and the token, and in `granted` the words for the entries that did not ask.
 fn advance(at: &Location, queue: Bson, operation: &Operation, now: &Bson) -> Bson {
-    let after = match operation.capacity() {
-        Some(1) => bind(doc! { "all": queue }, short::advance_by_one(at, operation, now)),
-        _ => grant_as_fits(at, queue, ("granted", "".into()), operation, now),
-    };
+    let after = grant_as_fits(at, queue, ("granted", "".into()), operation, now);
     let tries: Vec<&str> = operation
         .entries()
         .filter(|entry| !entry.wait)

@@ -3,7 +3,7 @@
 //! The fewer cases a pipeline provides for, the less it costs the server. The condition under which phases may be left
 //! out is compared in the same atomic write; where the document does not meet it, nothing is written. No form has
 //! proclaim or downgrade: such operations are rare, and take the general form. All forms have stamp, and record where
-//! something leaves; `advance_by_one` is a part of the general form, which has both.
+//! something leaves.
 //!
 //! ```text
 //! form              used for                     leaves out                    why it may
@@ -33,9 +33,6 @@
 //! line_up           first requests that wait,    leave but for expiry, adopt,  nothing leaves or adopts; such requests
 //!                   one permit, nothing leaves   no-op; of advance all but     may write in any case; the one permit
 //!                   or adopts                    the grant to the head         is for the head, if nobody holds
-//!
-//! advance_by_one    advance in the general       the count of the waiters      the one permit is for the head, if
-//!                   form, one permit             that fit                      nobody holds
 //! ```
 
 use mongodb::bson::{Bson, Document, doc};
@@ -147,10 +144,7 @@ pub(super) fn is_the_holder(at: &Location, leaving: Bson, now: &Bson) -> Documen
 
 /// Removes the only holder, and grants the lock to the head of the queue.
 pub(super) fn hand_over(at: &Location, operation: &Operation, now: &Bson) -> Bson {
-    let wake = literal(format!("{}:{};", operation.id, Left::HOLDER));
-    let free = doc! { "holders": [], "queue": [], "wake": &wake };
-    let granted = grant_to_head(at, "$$queue", wake, operation, now);
-    let after = cond(doc! { "$eq": ["$$queue", []] }, free, granted);
+    let after = after_the_holder(at, format!("{}:{};", operation.id, Left::HOLDER), operation, now);
     let mut stamped = fields_of_stamp(at, operation.keep, now);
     stamped.extend(ending::record_of_release(at, operation, now));
     let written = at.merged([after, stamped.into()]);
@@ -195,10 +189,7 @@ fn is_held(at: &Location, operation: &Operation, now: &Bson) -> Document {
 
 /// Evicts the only holder, and grants the lock to the head of the queue.
 fn evict_the_holder(at: &Location, operation: &Operation, now: &Bson) -> Bson {
-    let wake = literal(format!("{}:;", operation.id));
-    let free = doc! { "holders": [], "queue": [], "wake": &wake };
-    let granted = grant_to_head(at, "$$queue", wake, operation, now);
-    let after = cond(doc! { "$eq": ["$$queue", []] }, free, granted);
+    let after = after_the_holder(at, format!("{}:;", operation.id), operation, now);
     let evicted = words_for(
         at.value("holders").into(),
         "!",
@@ -242,6 +233,14 @@ fn line_up(at: &Location, operation: &Operation, requests: &Requests, now: &Bson
     )
 }
 
+/// Returns the entries after the only holder is gone, and the lock is granted to the head of the queue, if there is one.
+fn after_the_holder(at: &Location, wake: String, operation: &Operation, now: &Bson) -> Bson {
+    let wake = literal(wake);
+    let free = doc! { "holders": [], "queue": [], "wake": &wake };
+    let granted = grant_to_head(at, "$$queue", wake, operation, now);
+    cond(doc! { "$eq": ["$$queue", []] }, free, granted)
+}
+
 /// Grants the lock to the first of a list that is not empty; the others are the queue.
 fn grant_to_head(at: &Location, list: &str, wake: Bson, operation: &Operation, now: &Bson) -> Bson {
     bind(
@@ -253,21 +252,4 @@ fn grant_to_head(at: &Location, list: &str, wake: Bson, operation: &Operation, n
             "wake": words_of_grant(wake, "$$head", "$$token", operation),
         },
     )
-}
-
-/// Grants the lock to the head of the queue, `$$all`, if nobody holds it: [`super::advance`] with one permit.
-pub(super) fn advance_by_one(at: &Location, operation: &Operation, now: &Bson) -> Bson {
-    let granted = bind(
-        doc! { "head": { "$arrayElemAt": ["$$all", 0] }, "token": next_token(at.value("token"), now) },
-        doc! {
-            "holders": [grant("$$head", operation, now)],
-            "token": with_reserve("$$token".into(), vec!["$$head.id"].into(), operation),
-            "queue": { "$slice": ["$$all", 1, room(operation)] },
-            "granted": words_of_grant("".into(), "$$head", "$$token", operation),
-        },
-    );
-    let queue = with_room("$$all", operation);
-    let unchanged = doc! { "holders": "$$holders", "token": at.value("token"), "queue": queue, "granted": "" };
-    let grants = doc! { "$and": [{ "$eq": ["$$holders", []] }, { "$ne": ["$$all", []] }] };
-    cond(grants, granted, unchanged)
 }

@@ -3,8 +3,8 @@
 use super::*;
 use crate::{
     hold_options::Terms,
-    protocol::NOTIFIES_AT_ONCE,
-    waitlist::handing_on::{HANDED_ON_FOR, HANDED_ON_UNSEEN, RANGE},
+    protocol::AT_ONCE,
+    waitlist::handing_on::{HANDED_ON_FOR, RANGE},
 };
 
 const ALL: i64 = 1 << 30;
@@ -189,7 +189,7 @@ async fn a_writer_of_another_client_whose_event_is_lost_ends_it_by_what_shows_it
 async fn a_writer_of_another_client_whose_event_is_lost_waits_for_the_time_at_most() {
     for (stream, most) in [
         (StreamState::Open, HANDED_ON_FOR),
-        (StreamState::Unavailable, HANDED_ON_UNSEEN),
+        (StreamState::Unavailable, HANDED_ON_FOR / 10),
     ] {
         let mut bench = Bench::new();
         bench.readers();
@@ -435,7 +435,7 @@ async fn of_two_holds_the_younger_is_shared_so_that_tokens_rise() {
 #[tokio::test(start_paused = true)]
 async fn where_nobody_may_share_readers_do_not_ask_one_by_one() {
     for (stream, took) in [
-        (StreamState::Unavailable, HANDED_ON_UNSEEN),
+        (StreamState::Unavailable, HANDED_ON_FOR / 10),
         (StreamState::Open, HANDED_ON_FOR),
     ] {
         let mut bench = Bench::new();
@@ -473,7 +473,7 @@ async fn readers_on_other_terms_ask_together() {
 
 #[tokio::test(start_paused = true)]
 async fn a_writer_that_lines_up_notifies_readers_unless_they_are_very_many() {
-    for (readers, notified) in [(NOTIFIES_AT_ONCE, NOTIFIES_AT_ONCE - 1), (NOTIFIES_AT_ONCE + 1, 0)] {
+    for (readers, notified) in [(AT_ONCE, AT_ONCE - 1), (AT_ONCE + 1, 0)] {
         let mut bench = Bench::new();
         for number in 0..readers {
             let id = format!("other-{number}");
