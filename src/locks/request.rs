@@ -91,23 +91,21 @@ impl Share {
             value: self.value,
             ..self.session.config.owner(options.reason)
         };
-        let acquiring = self.session.join(
-            &self.name,
-            AcquireOptions {
-                used: (self.kind, self.capacity),
-                permits: self.permits,
-                patience: if otherwise == Otherwise::Wait {
-                    Patience::Wait
-                } else {
-                    Patience::Try
-                },
-                reentrant: options.reentrant,
-                terms: options.terms,
-                owner,
+        let wanted = AcquireOptions {
+            used: (self.kind, self.capacity),
+            permits: self.permits,
+            patience: if otherwise == Otherwise::Wait {
+                Patience::Wait
+            } else {
+                Patience::Try
             },
-            otherwise == Otherwise::Report,
-        );
-        let hold = acquiring.outcome(options.timeout).await?;
+            reentrant: options.reentrant,
+            terms: options.terms,
+            owner,
+        };
+        let reports = otherwise == Otherwise::Report;
+        let acquired = self.session.acquire(&self.name, wanted, reports, options.timeout);
+        let hold = acquired.await?;
         Ok(hold.map(|hold| OwnedHold::new(self.session, hold)))
     }
 }

@@ -1,24 +1,30 @@
 //! The way into a line and out of it: a task that acquires, up to its outcome or until it gives up, and the end of a
 //! hold.
 
-use std::{sync::Arc, time::Duration};
+use std::{future::pending, sync::Arc, time::Duration};
 
-use tokio::{sync::oneshot, time::Instant};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep},
+};
 
 use super::{
     Session,
     hold::{AcquireOutcome, Hold, ReleaseOutcome, Remains, Task},
     line::Standing,
 };
-use crate::{
-    error::AcquireError,
-    waitlist::{AcquireOptions, Hold as _, LeftAs},
-};
+use crate::waitlist::{AcquireOptions, Hold as _, LeftAs};
 
 impl Session {
-    /// Adds a task to the line of `name`. The returned [`Acquiring`] waits for the outcome; dropping it gives up.
+    /// Acquires the lock `name` as a task in its line, for `timeout` at most. Dropping the future gives up.
     /// `reports_contention`: a try that fails names the holder.
-    pub(crate) fn join(self: &Arc<Self>, name: &str, options: AcquireOptions, reports_contention: bool) -> Acquiring {
+    pub(crate) async fn acquire(
+        self: &Arc<Self>,
+        name: &str,
+        options: AcquireOptions,
+        reports_contention: bool,
+        timeout: Option<Duration>,
+    ) -> AcquireOutcome {
         let (to, outcome) = oneshot::channel();
         let key = self.ids.number();
         let task = Task { to, reports_contention };
@@ -30,13 +36,33 @@ impl Session {
                 lines.line(name).waitlist.step(context).join(key, task, options);
             }
         });
-        Acquiring {
-            session: self.clone(),
-            name: name.to_owned(),
+        let mut waiting = InLine {
+            session: self,
+            name,
             key,
             outcome,
             answered: false,
-        }
+        };
+        let timed_out = async {
+            match timeout {
+                Some(timeout) => sleep(timeout).await,
+                None => pending().await,
+            }
+        };
+        let answered = tokio::select! {
+            biased;
+            answered = &mut waiting.outcome => answered,
+            () = timed_out => match waiting.give_up() {
+                Some(standing) => return Err(standing.overdue(name, timeout.unwrap_or_default(), &self.ids)),
+                // It is answered in this very moment, and the answer is sent once the session's mutex is free: a hold
+                // is ours and not too late, and as somebody else's it would be in the way of our next request.
+                None => (&mut waiting.outcome).await,
+            },
+            stands_still = self.stands_still() => return Err(stands_still.into()),
+        };
+        waiting.answered = true;
+        // The sender is dropped without an answer only when the session's runtime ends, or in a fork.
+        answered.unwrap_or_else(|_| Err(self.why_closed()))
     }
 
     /// Lets go of a hold; the receiver gets the outcome of the release.
@@ -65,67 +91,19 @@ impl Session {
 }
 
 /// A task in line that waits for its outcome. Dropping it gives up, and gives back what was granted meanwhile.
-#[derive(Debug)]
-pub(crate) struct Acquiring {
-    session: Arc<Session>,
-    name: String,
+struct InLine<'a> {
+    session: &'a Arc<Session>,
+    name: &'a str,
     key: u64,
     outcome: oneshot::Receiver<AcquireOutcome>,
     answered: bool,
 }
 
-impl Acquiring {
-    /// Waits for the outcome, for `timeout` at most.
-    pub(crate) async fn outcome(mut self, timeout: Option<Duration>) -> AcquireOutcome {
-        let session = self.session.clone();
-        let waiting = async {
-            match timeout {
-                None => Ok((&mut self.outcome).await),
-                Some(timeout) => tokio::time::timeout(timeout, &mut self.outcome).await,
-            }
-        };
-        let waited = tokio::select! {
-            biased;
-            waited = waiting => waited,
-            stands_still = session.stands_still() => return Err(stands_still.into()),
-        };
-        let answered = match (waited, timeout) {
-            (Ok(answered), _) => answered,
-            (Err(_), timeout) => match self.give_up() {
-                // It is answered in this very moment, and the answer is sent once the session's mutex is free: a hold
-                // is ours and not too late, and as somebody else's it would be in the way of our next request.
-                None => (&mut self.outcome).await,
-                standing => return Err(self.overdue(timeout.unwrap_or_default(), standing)),
-            },
-        };
-        self.answered = true;
-        // The sender is dropped without an answer only when the session's runtime ends, or in a fork.
-        answered.unwrap_or_else(|_| Err(self.session.why_closed()))
-    }
-
-    /// Returns the error of a task that gives up. Only an answer of the server says that the lock is taken.
-    pub(super) fn overdue(&self, waited: Duration, standing: Option<Standing>) -> AcquireError {
-        let (contention, trouble) = standing.map_or((None, None), |standing| standing.report(&self.session.ids));
-        let (name, contention) = (self.name.clone(), contention.map(Box::new));
-        if contention.is_some() && trouble.is_none() {
-            return AcquireError::Timeout {
-                name,
-                waited,
-                contention,
-            };
-        }
-        AcquireError::Unanswered {
-            name,
-            waited,
-            contention,
-            error: trouble,
-        }
-    }
-
-    pub(super) fn give_up(&self) -> Option<Standing> {
+impl InLine<'_> {
+    fn give_up(&self) -> Option<Standing> {
         let mut standing = None;
-        self.session.feed(&self.name, |lines, context| {
-            if let Some(line) = lines.by_name.get_mut(&self.name) {
+        self.session.feed(self.name, |lines, context| {
+            if let Some(line) = lines.by_name.get_mut(self.name) {
                 standing = line.cancel(self.key, context);
             }
         });
@@ -133,7 +111,7 @@ impl Acquiring {
     }
 }
 
-impl Drop for Acquiring {
+impl Drop for InLine<'_> {
     fn drop(&mut self) {
         if self.answered {
             return;

@@ -77,8 +77,10 @@ pub(crate) struct Standing {
 }
 
 impl Standing {
-    /// Turns it into error details. Outside of the line, as it copies strings.
-    pub(crate) fn report(self, ids: &Ids) -> (Option<Contention>, Option<ServerError>) {
+    /// Returns the error of a task that gives up. Only an answer of the server says that the lock is taken. To be called
+    /// outside of the line, as it copies strings.
+    pub(crate) fn overdue(self, name: &str, waited: Duration, ids: &Ids) -> AcquireError {
+        let name = name.to_owned();
         let contention = self.last_answer.as_ref().and_then(|answer| {
             let state = answer.state.as_ref()?;
             let report = LastReport {
@@ -86,25 +88,35 @@ impl Standing {
                 as_of: answer.as_of(state),
                 age: self.age,
             };
-            Some(Contention {
+            Some(Box::new(Contention {
                 queue_full: self.full,
                 ..Contention::new(&report, self.before, |id| ids.made(id))
-            })
+            }))
         });
-        (contention, self.trouble)
+        match (contention, self.trouble) {
+            (contention @ Some(_), None) => AcquireError::Timeout {
+                name,
+                waited,
+                contention,
+            },
+            (contention, error) => AcquireError::Unanswered {
+                name,
+                waited,
+                contention,
+                error,
+            },
+        }
     }
 }
 
 #[derive(Debug)]
 pub(crate) struct Line {
     pub(crate) waitlist: Waitlist<Hold>,
-    /// When the last operation was sent.
-    sent_at: Option<Instant>,
     /// The server's last answer to the tasks that wait now, and when it came. Only kept while one waits.
     last_answer: Option<(Arc<Answer>, Instant)>,
     /// The error of the last operation, if it failed.
     trouble: Option<ServerError>,
-    /// When the first operation was sent that the server has not answered, nor any since.
+    /// When the first operation was sent that the server has not answered so far, nor any since.
     silent_since: Option<Instant>,
     /// Whether nothing is known of the lock so far.
     pub(super) is_unknown: bool,
@@ -118,7 +130,6 @@ impl Line {
     pub(crate) fn new(name: String, alone_at: Option<Instant>, pace: Duration) -> Self {
         Self {
             waitlist: Waitlist::new(name, alone_at, pace),
-            sent_at: None,
             last_answer: None,
             trouble: None,
             silent_since: None,
@@ -142,7 +153,7 @@ impl Line {
 
     pub(crate) fn next(&mut self, context: &Context<'_>) -> Option<Operation> {
         let operation = self.waitlist.step(context).next_operation()?;
-        self.sent_at = Some(context.now);
+        self.silent_since.get_or_insert(context.now);
         Some(operation)
     }
 
@@ -180,12 +191,12 @@ impl Line {
         });
         // An operation can hang for longer than a task wants to wait, so there may be no error yet.
         let unanswered = || {
-            let sent_at = self.sent_at.filter(|_| self.waitlist.is_under_way())?;
-            let for_long = since(self.silent_since.unwrap_or(sent_at));
+            let for_long = since(self.silent_since?);
             (self.last_answer.is_none() || for_long >= UNANSWERED).then(|| ServerError::unanswered(for_long))
         };
         let trouble = match &self.trouble {
-            Some(error) if error.is_unanswered() => unanswered().or_else(|| self.trouble.clone()),
+            // The silence lasts from its beginning, and not from the last operation.
+            Some(error) if error.is_unanswered() => self.silent_since.map(|at| ServerError::unanswered(since(at))),
             trouble => trouble.clone().or_else(unanswered),
         };
         Standing {
@@ -213,10 +224,7 @@ impl Line {
     /// Notes that the operation on its way has failed.
     pub(crate) fn failed(&mut self, operation: &Operation, error: &ServerError, context: &Context<'_>) {
         self.trouble = (error.kind == Failure::Unavailable).then(|| error.clone());
-        if error.is_unanswered() {
-            let since = *self.silent_since.get_or_insert(self.sent_at.unwrap_or(context.now));
-            self.trouble = Some(ServerError::unanswered(context.now.saturating_duration_since(since)));
-        } else {
+        if !error.is_unanswered() {
             self.silent_since = None;
         }
         self.waitlist.step(context).failed(operation, setback(error));

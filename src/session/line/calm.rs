@@ -21,7 +21,7 @@ impl Line {
             // A hold that is this short is followed by another request, whose answer says more.
             return hold.since.min(begun) + SHORT_HOLD;
         }
-        if let Some(sent_at) = self.sent_at.filter(|_| list.is_under_way()) {
+        if let Some(sent_at) = self.silent_since.filter(|_| list.is_under_way()) {
             return sent_at.min(begun) + PROMPT;
         }
         // Those ahead can all leave at once: then the waiter is served so much later, which is less than where it only

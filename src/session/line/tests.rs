@@ -151,7 +151,11 @@ impl Bench {
     /// Gives up, and returns how it stood.
     fn give_up(&mut self, key: u64) -> (Option<Contention>, Option<ServerError>) {
         let standing = self.act(None, |line, context| line.cancel(key, context));
-        standing.expect("it waits").report(&self.ids)
+        match standing.expect("it waits").overdue("x", Duration::ZERO, &self.ids) {
+            AcquireError::Timeout { contention, .. } => (contention.map(|it| *it), None),
+            AcquireError::Unanswered { contention, error, .. } => (contention.map(|it| *it), error),
+            other => panic!("{other}"),
+        }
     }
 
     fn next(&mut self) -> Option<Operation> {
