@@ -185,8 +185,8 @@ impl<W: World> LockClientBuilder<W> {
     ///
     /// Acquires and releases of different mutexes that wait for their turn share a command, up to 64 of them, so few
     /// commands do much. With a larger connection pool (`maxPoolSize`) a larger number can be worth it for locks that
-    /// share none: semaphores, readers-writer locks, documents. Commands that hang have six slots of their own beside
-    /// these, and releases have two.
+    /// share none: semaphores, readers-writer locks, documents. Commands that hang have eight slots of their own
+    /// beside these, of which two are kept for releases.
     /// [Operating](crate::guide::operating#connections) has a formula for the size of the pool.
     pub fn max_operations(mut self, operations: u32) -> Self {
         self.settings.max_operations = Some(operations);
@@ -473,12 +473,12 @@ impl<W: World> LockClientBuilder<W> {
             Home::Memory(memory) => return Ok(LockClient::over_memory(&memory, config).in_world()),
         };
         check_database(database.name())?;
-        let connecting = |_| {
+        let connecting = || {
             let (database, collection) = (database.clone(), collection.clone());
             let streams = config.stream_read_preference.clone();
             async move { MongoStore::connect(&database, &collection, streams).await }
         };
-        let connected = read_beside(&Handle::current(), Hedging::CONNECT, connecting).await;
+        let connected = read_beside(&Handle::current(), Hedging::connecting(), connecting).await;
         let connected = connected.inspect_err(|error| telemetry::operation_failed("connect", None, error))?;
         if let Some(problem) = connected.unsuitable {
             let namespace = format!("{}.{collection}", database.name());

@@ -1,20 +1,17 @@
 //! Operations that bypass the lines, as nobody gets in line or leaves it by them: a leader proclaims a value, a writer
 //! becomes a reader, and locks that are kept taken are cleared.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use tokio::time::{Instant, sleep};
 
-use super::{Session, asking::patience, hold::Hold};
+use super::{Session, asking::patience, hold::Hold, operating::BREAK};
 use crate::{
     backoff::Backoff,
     error::ServerError,
     protocol::{Downgrade, Evict, Expects, Operation, Proclaim, QUEUE_MOST, State},
+    waitlist::TimedOut,
 };
-
-/// Maximum time that the server may take for a proclamation, or another operation that bypasses the lines, before it is
-/// sent anew. Long enough that the next is sent when the last is over.
-pub(super) const PROCLAIM: Duration = Duration::from_secs(2);
 
 impl Session {
     /// Gives a holder another value; `false` when it no longer holds.
@@ -29,9 +26,7 @@ impl Session {
             proclaim,
             ..self.operation()
         };
-        let state = self
-            .operate(&hold.name, operation, PROCLAIM, Some(hold.deadline()))
-            .await?;
+        let state = self.operate(&hold.name, operation, Some(hold.deadline())).await?;
         let holder = state
             .iter()
             .flat_map(|state| &state.holders)
@@ -55,9 +50,7 @@ impl Session {
             keep: self.config.keep_millis_for(hold.lease.length),
             ..self.operation()
         };
-        let state = self
-            .operate(&hold.name, operation, PROCLAIM, Some(hold.deadline()))
-            .await?;
+        let state = self.operate(&hold.name, operation, Some(hold.deadline())).await?;
         let mut holders = state.iter().flat_map(|state| &state.holders);
         Ok(holders.any(|holder| hold.is(holder) && holder.permits <= permits))
     }
@@ -69,7 +62,7 @@ impl Session {
             evict: Evict::Kept(last),
             ..self.operation()
         };
-        self.operate(name, operation, PROCLAIM, None).await.map(drop)
+        self.operate(name, operation, None).await.map(drop)
     }
 
     /// Returns an operation that changes nothing, to be filled in.
@@ -90,17 +83,20 @@ impl Session {
         }
     }
 
-    /// Runs an operation, with the time `within` at the server for each try. With a deadline it is one that can be run
-    /// twice: it is repeated until it gets through or the deadline passes.
+    /// Runs an operation. With a deadline it is one that can be run twice: it is repeated until it gets through or the
+    /// deadline passes. Without, it is sent once, and gets more time.
     pub(super) async fn operate(
         self: &Arc<Self>,
         name: &str,
         operation: Operation,
-        within: Duration,
         deadline: Option<Instant>,
     ) -> Result<Option<State>, ServerError> {
-        let mut backoff = Backoff::default();
+        let (mut backoff, mut timed_out) = (Backoff::default(), TimedOut::default());
         loop {
+            let within = match deadline {
+                Some(_) => self.asking.limit(timed_out, &self.config).within,
+                None => BREAK,
+            };
             let (store, name, operation) = (self.store.clone(), name.to_owned(), operation.clone());
             let running = async move { store.run(&name, &operation, within).await };
             match self.in_time(patience(within), running).await {
@@ -108,7 +104,7 @@ impl Session {
                 Err(error) if error.is_final() || deadline.is_none_or(|deadline| Instant::now() > deadline) => {
                     return Err(error);
                 }
-                Err(_) => {}
+                Err(error) => timed_out.overdue += u32::from(error.ran_out_of_time()),
             }
             sleep(backoff.failed()).await;
         }

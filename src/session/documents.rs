@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use mongodb::{bson::Document, options::UpdateModifications};
 
-use super::{Session, asking::patience, hold::Hold, operating::BREAK};
+use super::{Session, asking::patience, hold::Hold, operating::BREAK, reading::Cost};
 use crate::{
     error::ServerError,
     status::{Lost, LostReason},
@@ -19,7 +19,7 @@ const CHANGED_WITHIN: Duration = Duration::from_secs(600);
 impl Session {
     /// Reads the user's part of a document.
     pub(crate) async fn fetch(self: &Arc<Self>, name: &str) -> Result<Option<Document>, ServerError> {
-        let fetching = self.read_document(|| {
+        let fetching = self.read(Cost::Large, || {
             let (store, name) = (self.store.clone(), name.to_owned());
             async move { store.fetch(&name).await }
         });
@@ -44,7 +44,7 @@ impl Session {
 
     /// Reads the elements that have the key in this name; `None` when there is no document.
     pub(crate) async fn elements(self: &Arc<Self>, name: &str) -> Result<Option<Vec<Document>>, ServerError> {
-        let fetching = self.read_document(|| {
+        let fetching = self.read(Cost::Large, || {
             let (store, name) = (self.store.clone(), name.to_owned());
             async move { store.elements(&name).await }
         });

@@ -12,7 +12,7 @@ use mongodb::{
 };
 use tokio::time::{Instant, sleep};
 
-use super::{Session, hold::Hold, line::UNANSWERED};
+use super::{Session, hold::Hold, line::UNANSWERED, reading::Cost};
 use crate::{
     error::{GuardError, ServerError},
     status::LostReason,
@@ -172,7 +172,7 @@ impl Session {
         let session = self.clone();
         self.spawn(async move {
             // Repeated beside itself, as a reading is: it changes nothing the second time.
-            let ended = session.read_some(1, |_, _| {
+            let ended = session.read(Cost::Small, || {
                 let (store, probe) = (store.clone(), probe.clone());
                 async move { store.end_session(&probe).await }
             });

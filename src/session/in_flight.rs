@@ -6,43 +6,29 @@
 //!
 //! A command without a prompt answer moves to a slow slot, so that it doesn't block the others, and its operation begins
 //! there the next time. An operation that was not done in time again and again is most likely held up by its own
-//! document, such as by a transaction that has written it. The server may try it for long, so it has slots of its own:
-//! an operation that was slow for a moment waits behind no such operation. Two more slots are for entries that leave
-//! while all slow ones are taken, so that a release gets through even when everything else hangs.
+//! document, such as by a transaction that has written it, and the server may try it for long. So it gets only half of
+//! the slow slots: an operation that was slow for a moment waits behind no such operation. The last quarter is for
+//! entries that leave, so that a release gets through even when everything else hangs.
 
 use std::{
     collections::VecDeque,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
 };
 
 use tokio::{sync::oneshot, time::Instant};
 
-use crate::{protocol::Expects, store::Asked, waitlist::TimedOut};
+use crate::{store::Asked, waitlist::TimedOut};
 
 /// Maximum number of slow commands beside the prompt ones: those without a prompt answer, or whose operation was not
 /// done in time when it was last sent. Each can occupy a connection of the pool for as long as the server may try.
-const SLOW_AT_ONCE: usize = 4;
-
-/// Maximum number of operations that were not done in time again and again, beside all of these. The server may try
-/// each for ten seconds.
-const STUCK_AT_ONCE: usize = 2;
+const SLOW_AT_ONCE: usize = 8;
 
 /// Number of tries in a row that were not done in time, after which an operation is stuck. A server that stood still
 /// for a second makes two of them.
 const STUCK_AFTER: u32 = 3;
 
-/// Maximum number of operations with leaving entries beside all of these, while all slow slots are taken.
-const LEAVES_AT_ONCE: usize = 2;
-
 /// Maximum number of operations in a command: more of them hardly cost the server less, and all wait for the last.
 const TOGETHER: usize = 64;
-
-/// The same where one of them may hand its lock over: the next holder waits for all of the command.
-const TOGETHER_HANDING_OVER: usize = 16;
-
-/// Age up to which a wait for a slot shows that the client is busy: several answer times.
-const BUSY: Duration = Duration::from_millis(50);
 
 /// The slots of a session's commands, and the queue for them.
 #[derive(Debug)]
@@ -54,47 +40,30 @@ pub(super) struct InFlight {
 #[derive(Debug)]
 struct Queue {
     shares: bool,
-    /// The number of free slots of each lane.
-    free: [usize; 4],
+    /// Number of prompt slots that are free.
+    free: usize,
+    /// Number of slow commands.
+    slow: usize,
     /// By the lane that they wait for.
     waiting: [VecDeque<Waiting>; 3],
-    /// When an operation last had to wait for a prompt slot.
+    /// When a command last had to wait for a prompt slot.
     waited: Option<Instant>,
 }
 
-/// The kind of a slot.
+/// The way of an operation, by its tries in vain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lane {
-    /// It must be left to others once the answer is not prompt.
+enum Lane {
     Prompt,
     Slow,
     Stuck,
-    Leaving,
 }
 
 impl Lane {
-    /// Returns the lane for an operation after these tries in vain.
     fn after(timed_out: TimedOut) -> Self {
         match timed_out.overdue {
             0 => Self::Prompt,
             1..STUCK_AFTER => Self::Slow,
             _ => Self::Stuck,
-        }
-    }
-}
-
-impl Asked {
-    /// Whether it has entries that leave: others may get the lock by it.
-    fn leaves(&self) -> bool {
-        !self.operation.leave.is_empty()
-    }
-
-    /// Returns the maximum number of operations in a command with this one.
-    fn together(&self) -> usize {
-        match self.operation.expects {
-            _ if !self.operation.is_shareable() => 1,
-            Expects::Holding => TOGETHER_HANDING_OVER,
-            _ => TOGETHER,
         }
     }
 }
@@ -110,32 +79,28 @@ struct Waiting {
     to: oneshot::Sender<Turn>,
 }
 
-impl Waiting {
-    fn leaves(&self) -> bool {
-        self.asked.as_ref().is_some_and(Asked::leaves)
-    }
-
-    fn together(&self) -> usize {
-        self.asked.as_ref().map_or(0, Asked::together)
-    }
+/// Whether an operation has entries that leave: others may get the lock by it.
+fn leaves(asked: &Asked) -> bool {
+    !asked.operation.leave.is_empty()
 }
 
 /// A slot for a command that is on its way. Dropping it gives it to the next.
 #[derive(Debug)]
 pub(super) struct Slot {
     in_flight: Arc<InFlight>,
-    lane: Lane,
-}
-
-impl Slot {
-    pub(super) fn is_prompt(&self) -> bool {
-        self.lane == Lane::Prompt
-    }
+    /// Whether it must be left to others once the answer is not prompt.
+    pub(super) is_prompt: bool,
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.in_flight.queue().free[self.lane as usize] += 1;
+        {
+            let mut queue = self.in_flight.queue();
+            match self.is_prompt {
+                true => queue.free += 1,
+                false => queue.slow -= 1,
+            }
+        }
         self.in_flight.give();
     }
 }
@@ -145,7 +110,8 @@ impl InFlight {
     pub(super) fn new(most: usize, shares: bool) -> Arc<Self> {
         let queue = Mutex::new(Queue {
             shares,
-            free: [most, SLOW_AT_ONCE, STUCK_AT_ONCE, LEAVES_AT_ONCE],
+            free: most,
+            slow: 0,
             waiting: Default::default(),
             waited: None,
         });
@@ -171,7 +137,7 @@ impl InFlight {
         let (to, turn) = oneshot::channel();
         {
             let mut queue = self.queue();
-            if lane == Lane::Prompt && queue.free[lane as usize] == 0 {
+            if lane == Lane::Prompt && queue.free == 0 {
                 queue.waited = Some(Instant::now());
             }
             queue.waiting[lane as usize].push_back(Waiting { asked, to });
@@ -183,24 +149,23 @@ impl InFlight {
     /// Gives the free slots to those that wait for them.
     fn give(self: &Arc<Self>) {
         loop {
-            let Some((lane, to, together)) = self.queue().next() else {
+            let Some((is_prompt, to, together)) = self.queue().next() else {
                 return;
             };
             let in_flight = self.clone();
             // If nothing waits there any more, the slot is dropped, and given to the next.
-            drop(to.send((Slot { in_flight, lane }, together)));
+            drop(to.send((Slot { in_flight, is_prompt }, together)));
         }
     }
 
-    /// Whether operations have had to wait for others just now.
-    pub(super) fn is_busy(&self, now: Instant) -> bool {
-        let waited = self.queue().waited;
-        waited.is_some_and(|waited| now.saturating_duration_since(waited) <= BUSY)
+    /// Returns when a command last had to wait for a prompt slot.
+    pub(super) fn last_waited(&self) -> Option<Instant> {
+        self.queue().waited
     }
 
     /// Whether no prompt command is on its way; slow ones don't count.
     pub(super) fn is_quiet(&self) -> bool {
-        self.queue().free[Lane::Prompt as usize] == self.most
+        self.queue().free == self.most
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
@@ -210,36 +175,8 @@ impl InFlight {
 }
 
 impl Queue {
-    /// Takes a free slot, and the first that waits for one of its lane, with those that go along.
-    fn next(&mut self) -> Option<(Lane, oneshot::Sender<Turn>, Vec<Asked>)> {
-        let lanes = [Lane::Prompt, Lane::Slow, Lane::Stuck, Lane::Leaving];
-        let (lane, first) = lanes.into_iter().find_map(|lane| Some((lane, self.first(lane)?)))?;
-        self.free[lane as usize] -= 1;
-        let mut most = if self.shares { first.together() } else { 0 };
-        let mut together: Vec<Asked> = first.asked.into_iter().collect();
-        let (mut stay, waiting) = (Vec::new(), &mut self.waiting[Lane::Prompt as usize]);
-        // Only those with not too many others before them.
-        while together.len() < most && stay.len() < TOGETHER {
-            let Some(next) = waiting.pop_front() else { break };
-            let is_served = lane == Lane::Prompt || (lane == Lane::Leaving && next.leaves());
-            let with_it = most.min(next.together());
-            match next.asked {
-                Some(mut asked) if is_served && together.len() < with_it => {
-                    most = with_it;
-                    // To its documents, a command is one operation.
-                    asked.operation.id.clone_from(&together[0].operation.id);
-                    together.push(asked);
-                }
-                asked => stay.push(Waiting { asked, to: next.to }),
-            }
-        }
-        stay.into_iter().rev().for_each(|next| waiting.push_front(next));
-        Some((lane, first.to, together))
-    }
-
-    /// Takes out the first that waits for a slot of this lane, if one is free.
-    fn first(&mut self, lane: Lane) -> Option<Waiting> {
-        let all_hang = self.free[Lane::Slow as usize] == 0;
+    /// Takes a free slot, and the first that waits for one, with those that go along; whether the slot is a prompt one.
+    fn next(&mut self) -> Option<(bool, oneshot::Sender<Turn>, Vec<Asked>)> {
         // Whoever was dropped meanwhile needs none. Thousands of them, one after the other, would be as many drops of a
         // slot within each other.
         for waiting in &mut self.waiting {
@@ -247,24 +184,61 @@ impl Queue {
                 waiting.pop_front();
             }
         }
-        match lane {
-            _ if self.free[lane as usize] == 0 => None,
-            Lane::Leaving if !all_hang => None,
-            Lane::Leaving => [Lane::Prompt, Lane::Slow].into_iter().find_map(|lane| {
-                let waiting = &mut self.waiting[lane as usize];
-                waiting.remove(waiting.iter().position(Waiting::leaves)?)
-            }),
-            _ => self.waiting[lane as usize].pop_front(),
+        let [prompt, slow, stuck] = &mut self.waiting;
+        let all_hang = self.slow >= SLOW_AT_ONCE / 4 * 3;
+        let is_prompt = self.free > 0 && !prompt.is_empty();
+        let first = if is_prompt {
+            prompt.pop_front()
+        } else if !(all_hang || slow.is_empty()) {
+            slow.pop_front()
+        } else if self.slow < SLOW_AT_ONCE / 2 {
+            stuck.pop_front()
+        } else if all_hang && self.slow < SLOW_AT_ONCE {
+            [&mut *prompt, slow].into_iter().find_map(|waiting| {
+                let position = waiting
+                    .iter()
+                    .position(|waiting| waiting.asked.as_ref().is_some_and(leaves));
+                waiting.remove(position?)
+            })
+        } else {
+            None
+        }?;
+        match is_prompt {
+            true => self.free -= 1,
+            false => self.slow += 1,
         }
+        let mut together: Vec<Asked> = first.asked.into_iter().collect();
+        let goes_along = |asked: &Asked| asked.operation.is_shareable() && (is_prompt || leaves(asked));
+        if self.shares && (is_prompt || all_hang) && together.first().is_some_and(goes_along) {
+            let mut stay = Vec::new();
+            // Only those with not too many others before them.
+            while together.len() < TOGETHER
+                && stay.len() < TOGETHER
+                && let Some(next) = prompt.pop_front()
+            {
+                match next.asked {
+                    Some(mut asked) if goes_along(&asked) => {
+                        // To its documents, a command is one operation.
+                        asked.operation.id.clone_from(&together[0].operation.id);
+                        together.push(asked);
+                    }
+                    asked => stay.push(Waiting { asked, to: next.to }),
+                }
+            }
+            stay.into_iter().rev().for_each(|next| prompt.push_front(next));
+        }
+        Some((is_prompt, first.to, together))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use tokio::time::{sleep, timeout};
 
     use super::*;
-    use crate::protocol::{Operation, made_up, made_up::leaving};
+    use crate::protocol::{Expects, Operation, made_up, made_up::leaving};
 
     const MOST: usize = 6;
 
@@ -353,18 +327,6 @@ mod tests {
         assert_eq!(commands, [&names[..TOGETHER], &names[TOGETHER..]]);
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn an_operation_that_others_may_wait_for_goes_with_few() {
-        let names: Vec<String> = (0..40).map(|number| number.to_string()).collect();
-        let all = names.iter().enumerate();
-        let queued = all.map(|(number, name)| if number == 10 { release(name) } else { request(name) });
-        let commands = commands(queued).await;
-        assert_eq!(
-            commands,
-            [&names[..TOGETHER_HANDING_OVER], &names[TOGETHER_HANDING_OVER..]]
-        );
-    }
-
     /// Those that go alone come in their order.
     #[tokio::test(start_paused = true)]
     async fn an_operation_that_cannot_share_a_command_goes_alone() {
@@ -409,7 +371,7 @@ mod tests {
         while let Some(slot) = soon(in_flight.slot(overdue(1))).await {
             hanging.push(slot);
         }
-        assert_eq!(hanging.len(), MOST + SLOW_AT_ONCE);
+        assert_eq!(hanging.len(), MOST + SLOW_AT_ONCE / 4 * 3);
         let mut turns = Vec::new();
         for tries in [0, 1] {
             turns.push(
@@ -431,7 +393,7 @@ mod tests {
         for _ in 0..3 {
             assert!(soon(in_flight.slot(overdue(0))).await.is_none());
         }
-        assert!(in_flight.is_busy(Instant::now()) && !in_flight.is_quiet());
+        assert!(in_flight.last_waited().is_some() && !in_flight.is_quiet());
         drop(taken);
         assert!(in_flight.is_quiet());
         assert!(soon(in_flight.slot(overdue(0))).await.is_some());

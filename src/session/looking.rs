@@ -20,22 +20,17 @@ impl Session {
             // It had to wait, and another operation's answer has come meanwhile, or is about to.
             return;
         }
-        let limit = self.asking.limit_of_look(&self.config);
+        let limit = self.asking.limit(TimedOut::default(), &self.config);
         let store = self.store.clone();
         let mut looking = pin!(store.ahead(&name, &look.entry, limit.within));
-        let mut is_overdue = false;
-        let overdue = || {
-            is_overdue = true;
-            self.looked(&name, &look, Err(ServerError::unanswered(limit.patience())));
-        };
         let asking = self.asking.clone();
-        match asking.answer_or(looking.as_mut(), slot, limit, overdue).await {
-            // By now the entry asks.
-            Ok(seen) if is_overdue => self.seen_late(&seen),
+        match asking.answer(looking.as_mut(), slot, limit).await {
             Ok(seen) => self.looked(&name, &look, seen),
             Err(adrift) => {
-                if let (Some(session), late) = adrift.outlast(self, looking).await {
-                    session.seen_late(&late);
+                // By its late answer the entry has asked.
+                self.looked(&name, &look, Err(ServerError::unanswered(limit.patience())));
+                if let (Some(session), Ok((_, exchange))) = adrift.outlast(self, looking).await {
+                    session.note(&exchange);
                 }
             }
         }
@@ -64,12 +59,6 @@ impl Session {
                 Err(_) => step.look_failed(look),
             }
         });
-    }
-
-    fn seen_late(self: &Arc<Self>, seen: &Result<(Option<Ahead>, Exchange), ServerError>) {
-        if let Ok((_, exchange)) = seen {
-            self.note(exchange);
-        }
     }
 }
 

@@ -225,27 +225,32 @@ impl Session {
     /// Feeds an input to the lines, carries out the effects, and runs what the line of `name` wants next. In a fork it
     /// feeds nothing, so a task that waits for an answer finds its sender dropped.
     fn feed(self: &Arc<Self>, name: &str, input: impl FnOnce(&mut Lines, &Context<'_>)) {
+        self.feed_end(name, None, input);
+    }
+
+    /// Feeds the end of an operation in the same way.
+    fn feed_end(self: &Arc<Self>, name: &str, ended: Option<&Ended>, input: impl FnOnce(&mut Lines, &Context<'_>)) {
         if !self.made_in.is_this() {
             return;
         }
-        let (operation, look, effects) = {
+        let (mut operation, mut look) = (None, None);
+        let (effects, is_stopped) = {
             let mut table = self.table();
             let table = &mut *table;
             let context = self.context(table.streaming, &table.clock);
             input(&mut table.lines, &context);
             if self.stopped.is_cancelled() {
                 let line = table.lines.by_name.remove(name);
-                (None, None, line.map_or_else(Vec::new, |line| table.lines.stop(line)))
+                (line.map_or_else(Vec::new, |line| table.lines.stop(line)), true)
             } else {
-                let line = table.lines.by_name.get_mut(name);
-                let (operation, look) = line.map_or((None, None), |line| {
+                if let Some(line) = table.lines.by_name.get_mut(name) {
                     line.waitlist.step(&context).attend_to_idle();
-                    match line.next(&context) {
-                        Some(operation) => (Some((operation, line.waitlist.timed_out())), None),
-                        None => (None, line.waitlist.step(&context).next_look()),
+                    operation = line.next(&context).map(|next| (next, line.waitlist.timed_out()));
+                    if operation.is_none() {
+                        look = line.waitlist.step(&context).next_look();
                     }
-                });
-                (operation, look, self.after(table, name))
+                }
+                (self.after(table, name), false)
             }
         };
         if let Some(operation) = operation {
@@ -254,8 +259,8 @@ impl Session {
         if let Some(look) = look {
             self.spawn(self.clone().look_at_position(name.to_owned(), look));
         }
-        let stopped = self.stopped.is_cancelled().then(|| Err(ServerError::runtime_ended()));
-        self.carry_out(name, effects, stopped.as_ref());
+        let stopped = is_stopped.then(|| Err(ServerError::runtime_ended()));
+        self.carry_out(name, effects, ended.or(stopped.as_ref()));
     }
 
     /// Updates the books after a line changed: removes a line that is not used any more, and gives the heartbeat its

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Session, asking::patience, bypassing::PROCLAIM};
+use super::{Session, asking::patience, reading::Cost};
 use crate::{
     error::ServerError,
     inspect::LockInfo,
@@ -30,11 +30,7 @@ impl Session {
 
     /// Does the same with the state that a majority has: no fail-over undoes it, and it can be a little older.
     pub(crate) async fn observe(self: &Arc<Self>, name: &str) -> Result<Option<(State, Exchange)>, ServerError> {
-        let reading = self.read_some(1, |store, arrival| {
-            let names = [name.to_owned()];
-            async move { store.observe(&names, &arrival).await }
-        });
-        let (mut documents, exchange) = reading.await?;
+        let (mut documents, exchange) = self.observe_names(&[name.to_owned()]).await?;
         let found = documents.remove(name).transpose().map_err(ServerError::from)?;
         Ok(found.map(|state| (state, exchange)))
     }
@@ -71,9 +67,8 @@ impl Session {
                 expects,
                 ..self.operation()
             };
-            let (id, sent) = (operation.id.clone(), Instant::now());
-            let state = self.operate(name, operation, BREAK, None).await?;
-            self.asking.note_heard(sent);
+            let id = operation.id.clone();
+            let state = self.operate(name, operation, None).await?;
             match state {
                 Some(state) if wake::left(&state.wake, &id).is_some() => {
                     telemetry::broke(name, self.config.metered.label(name).as_ref());
@@ -108,12 +103,12 @@ impl Session {
             keep: self
                 .config
                 .keep_millis_for(Duration::from_millis(holder.lease.unsigned_abs())),
-            within: PROCLAIM,
+            within: BREAK,
             statements: Statements::Shared,
         };
         let (store, sent) = (self.store.clone(), Instant::now());
         let renewing = async move { store.renew(&renewal).await };
-        let renewed = self.in_time(patience(PROCLAIM), renewing).await?;
+        let renewed = self.in_time(patience(BREAK), renewing).await?;
         if let Some(error) = renewed.refused.into_values().next() {
             return Err(error);
         }
@@ -126,9 +121,9 @@ impl Session {
 
     /// Lists what is selected.
     pub(crate) async fn list(self: &Arc<Self>, selection: &Selection, view: View) -> Result<Listed, ServerError> {
-        let listing = self.read_long(|arrival| {
+        let listing = self.read(Cost::Unknown, || {
             let (store, selection) = (self.store.clone(), selection.clone());
-            async move { store.list(&selection, view, &arrival).await }
+            async move { store.list(&selection, view).await }
         });
         listing.await
     }

@@ -1,12 +1,10 @@
 //! Hedged readings of a session: each is repeated beside its own unanswered attempts, and must be answered in time.
 //!
 //! A reading is repeated to get round dead connections. From here, a connection that is dead looks like a server that
-//! takes long, and a server that takes long must not get the same work several times. So a reading of a few documents
-//! is repeated soon, as its repetitions cost next to nothing, and one of a whole document of the user's own a little
-//! later. One of many documents, or of a whole collection, waits until a small reading has found a connection that
-//! works: the driver uses the last one first. Two of its attempts run at once at most, the second after a pause in which
-//! most answers begin to come, and none beside an answer of which parts are coming: that one has found a connection
-//! that works. A server that gives up for lack of time is not asked again, and has the time to say so.
+//! takes long, and a server that takes long must not get the same work several times. So a reading that costs next to
+//! nothing is repeated soon and often, and one that can be of any length only once, after a third of the time that the
+//! server may take. Before a reading that costs more, a small one finds a connection that works: the driver uses the
+//! last one first. A server that gives up for lack of time is not asked again, and has the time to say so.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,87 +14,73 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{Session, asking::patience};
+use super::{
+    Session,
+    asking::{SHORTEST, patience},
+};
 use crate::{
     error::ServerError,
     protocol::Exchange,
-    store::{Arrival, Documents, LONG_READ_WITHIN, Store, to_its_end},
+    store::{Documents, LONG_READ_WITHIN, READ_WITHIN, View, to_its_end},
 };
-
-/// The limits of a reading that is repeated beside its own unanswered attempts.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Hedging {
-    /// Time that each attempt has for itself; twice as long as the one before once as many are unanswered as there may
-    /// be at once.
-    beside: Duration,
-    /// Time within which there must be an answer.
-    in_all: Duration,
-    /// Maximum number of attempts at once.
-    at_once: usize,
-}
-
-impl Hedging {
-    /// For readings of any length.
-    const LONG: Self = Self {
-        beside: Duration::from_secs(10),
-        in_all: LONG_READ_WITHIN.saturating_add(SAYING_SO),
-        at_once: LARGE_READS_AT_ONCE,
-    };
-
-    /// For the first command of all. Longer than the driver looks for a server, as the driver's error says more.
-    pub(crate) const CONNECT: Self = Self {
-        beside: Duration::from_secs(2),
-        in_all: Duration::from_secs(120),
-        at_once: READS_AT_ONCE,
-    };
-
-    /// For a whole document of the user's own by its id, where a small reading is usually answered within `usual`. The
-    /// server finds it as soon as any, and may take longer to send it: it can have 16 MB.
-    fn document(usual: Duration) -> Self {
-        Self {
-            beside: usual * TIMES_OF_A_DOCUMENT,
-            in_all: Self::LONG.in_all,
-            at_once: DOCUMENT_READS_AT_ONCE,
-        }
-    }
-
-    /// For so many documents by their names, of which one is usually answered within `usual`.
-    fn of(documents: usize, usual: Duration) -> Self {
-        let (beside, at_once) = match documents {
-            0..=FEW => (usual, READS_AT_ONCE),
-            _ => (usual * TIMES_OF_MANY, LARGE_READS_AT_ONCE),
-        };
-        Self {
-            beside,
-            in_all: Duration::from_secs(10),
-            at_once,
-        }
-    }
-}
-
-/// Maximum number of attempts at once of a reading that costs next to nothing.
-pub(super) const READS_AT_ONCE: usize = 8;
-
-/// The same for one that may keep the server busy: the second is for a connection that died after another was found to
-/// work.
-const LARGE_READS_AT_ONCE: usize = 2;
-
-/// Maximum number of attempts at once to read a whole document: each may carry all of it.
-const DOCUMENT_READS_AT_ONCE: usize = 4;
-
-/// Time that an attempt to read a whole document has for itself, as a multiple of that for a small reading.
-const TIMES_OF_A_DOCUMENT: u32 = 4;
 
 /// Maximum number of documents that are read as fast as one, or nearly.
 const FEW: usize = 50;
 
-/// Time that the first attempt to read more has for itself, as a multiple of that for one: up to a thousand are read
-/// together.
-const TIMES_OF_MANY: u32 = 8;
+/// Maximum number of attempts at a reading that costs next to nothing: about as many connections carry commands at once
+/// by default, and all can be dead.
+const ATTEMPTS: u32 = 8;
 
-/// Time in which the news that a server gave up for lack of time still comes: it shows that the server is slow and not
-/// silent, and those who read again leave a slow one its rest.
-const SAYING_SO: Duration = Duration::from_secs(5);
+/// Time that the server may take to connect: longer than the driver looks for a server, as the driver's error says more.
+const CONNECT_WITHIN: Duration = Duration::from_secs(120);
+
+/// Time after an answer for which the connection is expected to answer again.
+const ANSWERS_STILL: Duration = Duration::from_secs(1);
+
+/// The cost of a reading for the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cost {
+    /// Of a few documents by their names, which are sent at once.
+    Small,
+    /// Of many documents, or of one of the user's own, which can have 16 MB.
+    Large,
+    /// Of any number of documents that the server searches for.
+    Unknown,
+}
+
+/// The limits of a reading that is repeated beside its own unanswered attempts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hedging {
+    /// Time that each attempt has for itself.
+    pause: Duration,
+    attempts: u32,
+    /// Time that the server may take for an attempt.
+    within: Duration,
+}
+
+impl Hedging {
+    /// Returns the limits of a reading where the server usually does an operation within this time.
+    fn of(cost: Cost, usual: Duration) -> Self {
+        let (pause, attempts, within) = match cost {
+            Cost::Small => (patience(usual), ATTEMPTS, READ_WITHIN),
+            Cost::Large => (patience(usual) * 4, ATTEMPTS / 2, LONG_READ_WITHIN),
+            Cost::Unknown => (LONG_READ_WITHIN / 3, ATTEMPTS / 4, LONG_READ_WITHIN),
+        };
+        Self {
+            pause,
+            attempts,
+            within,
+        }
+    }
+
+    /// Returns the limits of the first commands of all.
+    pub(crate) fn connecting() -> Self {
+        Self {
+            within: CONNECT_WITHIN,
+            ..Self::of(Cost::Large, SHORTEST)
+        }
+    }
+}
 
 /// Reads, and reads again beside attempts of which nothing comes: the first answer counts. The other attempts run on
 /// by themselves.
@@ -105,30 +89,25 @@ const SAYING_SO: Duration = Duration::from_secs(5);
 pub(crate) async fn read_beside<T, F>(
     runtime: &Handle,
     hedging: Hedging,
-    mut read: impl FnMut(Arrival) -> F,
+    mut read: impl FnMut() -> F,
 ) -> Result<T, ServerError>
 where
     T: Send + 'static,
     F: Future<Output = Result<T, ServerError>> + Send + 'static,
 {
     let begun = Instant::now();
-    let until = begun + hedging.in_all;
-    let mut pause = hedging.beside;
-    let arrival = Arrival::default();
     let mut attempts = FuturesUnordered::new();
-    loop {
-        if attempts.len() < hedging.at_once && !arrival.is_coming(hedging.beside) {
-            attempts.push(to_its_end(runtime, read(arrival.clone())));
-        }
-        if attempts.len() == hedging.at_once {
-            pause *= 2;
-        }
-        let again = (Instant::now() + pause).min(until);
+    for number in 1..=hedging.attempts {
+        attempts.push(to_its_end(runtime, read()));
+        let until = match number == hedging.attempts {
+            true => begun + patience(hedging.within),
+            false => begun + hedging.pause * number,
+        };
         loop {
             let ended = tokio::select! {
                 biased;
                 Some(ended) = attempts.next() => ended.and_then(|answer| answer),
-                () = sleep_until(again) => break,
+                () = sleep_until(until) => break,
             };
             match ended {
                 // Other attempts are still on their way.
@@ -136,10 +115,8 @@ where
                 ended => return ended,
             }
         }
-        if Instant::now() >= until {
-            return Err(ServerError::unanswered(begun.elapsed()));
-        }
     }
+    Err(ServerError::unanswered(begun.elapsed()))
 }
 
 /// Whether every other attempt would fail like this one: the server refuses, or takes longer than it may, or there is
@@ -148,35 +125,40 @@ fn is_for_all(error: &ServerError) -> bool {
     error.is_final() || error.found_no_server() || error.ran_out_of_time()
 }
 
-/// Time after an answer for which the connection is expected to answer again.
-pub(super) const ANSWERS_STILL: Duration = Duration::from_secs(1);
-
 impl Session {
-    /// Reads the documents of these names, in time.
+    /// Reads the documents of these names as they are now, in time.
     pub(crate) async fn read_names(self: &Arc<Self>, names: &[String]) -> Result<(Documents, Exchange), ServerError> {
-        let read = |store: Store, arrival: Arrival| {
-            let names = names.to_vec();
-            async move { store.read(&names, &arrival).await }
-        };
-        self.read_some(names.len(), read).await
+        self.read_as_of(View::Newest, names).await
     }
 
-    /// Reads so many documents by their names, in time.
-    pub(crate) async fn read_some<T, F>(
+    /// Reads the documents as a majority has them, for observers: what they saw once is not undone.
+    pub(crate) async fn observe_names(
         self: &Arc<Self>,
-        documents: usize,
-        read: impl Fn(Store, Arrival) -> F,
-    ) -> Result<T, ServerError>
+        names: &[String],
+    ) -> Result<(Documents, Exchange), ServerError> {
+        self.read_as_of(View::Committed, names).await
+    }
+
+    async fn read_as_of(self: &Arc<Self>, view: View, names: &[String]) -> Result<(Documents, Exchange), ServerError> {
+        let cost = if names.len() > FEW { Cost::Large } else { Cost::Small };
+        let read = || {
+            let (store, names) = (self.store.clone(), names.to_vec());
+            async move { store.read(&names, view).await }
+        };
+        self.read(cost, read).await
+    }
+
+    /// Reads in time. Before a reading of some cost, a small one finds a connection that works.
+    pub(crate) async fn read<T, F>(self: &Arc<Self>, cost: Cost, read: impl Fn() -> F) -> Result<T, ServerError>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, ServerError>> + Send + 'static,
     {
         self.ensure_alive()?;
-        if documents > FEW {
+        if cost != Cost::Small {
             self.find_connection().await?;
         }
-        let hedging = Hedging::of(documents, patience(self.asking.usual()));
-        read_beside(self.start(), hedging, |arrival| read(self.store.clone(), arrival)).await
+        read_beside(self.start(), Hedging::of(cost, self.asking.usual()), read).await
     }
 
     /// Has a small reading find a connection that works, for a command that is sent once: the driver reuses its last
@@ -184,35 +166,14 @@ impl Session {
     pub(super) async fn find_connection(self: &Arc<Self>) -> Result<(), ServerError> {
         self.ensure_alive()?;
         if !self.asking.is_quiet() || !self.asking.was_answered_within(ANSWERS_STILL, Instant::now()) {
-            let hedging = Hedging::of(0, patience(self.asking.usual()));
-            let read = |arrival: Arrival| {
+            let read = || {
                 let store = self.store.clone();
-                async move { store.read(&[], &arrival).await }
+                async move { store.read(&[], View::Newest).await }
             };
+            let hedging = Hedging::of(Cost::Small, self.asking.usual());
             read_beside(self.start(), hedging, read).await?;
         }
         Ok(())
-    }
-
-    /// Reads a whole document of the user's own, in time.
-    pub(super) async fn read_document<T, F>(self: &Arc<Self>, read: impl Fn() -> F) -> Result<T, ServerError>
-    where
-        T: Send + 'static,
-        F: Future<Output = Result<T, ServerError>> + Send + 'static,
-    {
-        self.find_connection().await?;
-        let hedging = Hedging::document(patience(self.asking.usual()));
-        read_beside(self.start(), hedging, |_| read()).await
-    }
-
-    /// Reads a result of any length, in time.
-    pub(crate) async fn read_long<T, F>(self: &Arc<Self>, read: impl Fn(Arrival) -> F) -> Result<T, ServerError>
-    where
-        T: Send + 'static,
-        F: Future<Output = Result<T, ServerError>> + Send + 'static,
-    {
-        self.find_connection().await?;
-        read_beside(self.start(), Hedging::LONG, read).await
     }
 }
 
@@ -234,7 +195,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_long_reading_makes_a_slow_server_no_slower() {
         let attempts = Arc::new(AtomicUsize::new(0));
-        let read = |_| {
+        let read = || {
             let attempts = attempts.clone();
             async move {
                 let before = attempts.fetch_add(1, Ordering::Relaxed);
@@ -243,23 +204,17 @@ mod tests {
             }
         };
         let begun = Instant::now();
-        read_beside(&Handle::current(), Hedging::LONG, read).await.unwrap();
+        read_beside(&Handle::current(), Hedging::of(Cost::Unknown, SHORTEST), read)
+            .await
+            .unwrap();
         assert_eq!((begun.elapsed(), attempts.load(Ordering::Relaxed)), (20 * SECOND, 2));
-        attempts.store(0, Ordering::Relaxed);
-        let many = Hedging::of(1_000, SECOND / 4);
-        let read = |_| {
-            attempts.fetch_add(1, Ordering::Relaxed);
-            pending::<Result<(), ServerError>>()
-        };
-        assert!(read_beside(&Handle::current(), many, read).await.is_err());
-        assert_eq!(attempts.load(Ordering::Relaxed), LARGE_READS_AT_ONCE);
     }
 
     /// One that holds up a holder: it is read by its id, and another attempt costs the server little.
     #[tokio::test(start_paused = true)]
     async fn a_document_is_read_soon_though_a_few_attempts_are_never_answered() {
         let attempts = AtomicUsize::new(0);
-        let read = |_| {
+        let read = || {
             let before = attempts.fetch_add(1, Ordering::Relaxed);
             async move {
                 match before {
@@ -269,55 +224,33 @@ mod tests {
             }
         };
         let begun = Instant::now();
-        let hedging = Hedging::document(SECOND / 4);
+        let hedging = Hedging::of(Cost::Large, SHORTEST);
         read_beside(&Handle::current(), hedging, read).await.unwrap();
         assert_eq!(begun.elapsed(), 3 * SECOND);
     }
 
-    /// A transfer that takes 25 seconds alone, and as much longer as there are others.
     #[tokio::test(start_paused = true)]
-    async fn an_answer_that_is_coming_is_awaited_alone() {
-        let attempts = Arc::new(AtomicUsize::new(0));
-        let read = |arrival: Arrival| {
-            let attempts = attempts.clone();
-            async move {
-                attempts.fetch_add(1, Ordering::Relaxed);
-                sleep(9 * SECOND).await;
-                for _ in 9..25 {
-                    arrival.note();
-                    sleep(SECOND * attempts.load(Ordering::Relaxed) as u32).await;
-                }
-                Ok(())
-            }
-        };
-        let begun = Instant::now();
-        read_beside(&Handle::current(), Hedging::LONG, read).await.unwrap();
-        assert_eq!((begun.elapsed(), attempts.load(Ordering::Relaxed)), (25 * SECOND, 1));
-    }
-
-    /// As where the driver asks for the next part on a connection that is dead.
-    #[tokio::test(start_paused = true)]
-    async fn an_answer_that_comes_no_further_is_not_waited_for_alone() {
-        let attempts = Arc::new(AtomicUsize::new(0));
-        let read = |arrival: Arrival| {
-            let attempts = attempts.clone();
-            async move {
-                arrival.note();
-                match attempts.fetch_add(1, Ordering::Relaxed) {
-                    0 => pending().await,
-                    _ => Ok(()),
-                }
-            }
-        };
-        let begun = Instant::now();
-        read_beside(&Handle::current(), Hedging::LONG, read).await.unwrap();
-        assert_eq!((begun.elapsed(), attempts.load(Ordering::Relaxed)), (10 * SECOND, 2));
+    async fn a_reading_of_which_nothing_comes_has_few_attempts_and_ends() {
+        for (cost, attempts) in [(Cost::Small, 8), (Cost::Large, 4), (Cost::Unknown, 2)] {
+            let (mut sent, begun) = (0, Instant::now());
+            let read = || {
+                sent += 1;
+                pending::<Result<(), ServerError>>()
+            };
+            let hedging = Hedging::of(cost, SHORTEST);
+            let failed = read_beside(&Handle::current(), hedging, read).await.unwrap_err();
+            assert!(
+                failed.is_unanswered() && begun.elapsed() == patience(hedging.within),
+                "{failed}"
+            );
+            assert_eq!(sent, attempts, "{cost:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_server_that_gives_up_a_long_reading_is_slow_and_not_silent() {
         let attempts = Arc::new(AtomicUsize::new(0));
-        let read = |_| {
+        let read = || {
             attempts.fetch_add(1, Ordering::Relaxed);
             async move {
                 sleep(LONG_READ_WITHIN + SECOND).await;
@@ -327,10 +260,12 @@ mod tests {
             }
         };
         let begun = Instant::now();
-        let failed = read_beside(&Handle::current(), Hedging::LONG, read).await.unwrap_err();
+        let failed = read_beside(&Handle::current(), Hedging::of(Cost::Unknown, SHORTEST), read)
+            .await
+            .unwrap_err();
         assert!(failed.ran_out_of_time(), "{failed}");
         assert_eq!(begun.elapsed(), LONG_READ_WITHIN + SECOND);
-        assert_eq!(attempts.load(Ordering::Relaxed), LARGE_READS_AT_ONCE);
+        assert_eq!(attempts.load(Ordering::Relaxed), 2);
     }
 
     /// Where connections break.
@@ -338,21 +273,25 @@ mod tests {
     async fn a_long_reading_whose_attempts_break_off_is_repeated_once() {
         let mut sent = Vec::new();
         let begun = Instant::now();
-        let read = |_| {
+        let read = || {
             sent.push(begun.elapsed().as_secs());
             async {
                 sleep(11 * SECOND).await;
                 Err::<(), _>(ServerError::unanswered(11 * SECOND))
             }
         };
-        assert!(read_beside(&Handle::current(), Hedging::LONG, read).await.is_err());
+        assert!(
+            read_beside(&Handle::current(), Hedging::of(Cost::Unknown, SHORTEST), read)
+                .await
+                .is_err()
+        );
         assert_eq!(sent, [0, 10]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_short_reading_gets_round_dead_connections() {
         let attempts = Arc::new(AtomicUsize::new(0));
-        let read = |_| {
+        let read = || {
             let attempts = attempts.clone();
             async move {
                 match attempts.fetch_add(1, Ordering::Relaxed) {
@@ -362,7 +301,7 @@ mod tests {
             }
         };
         let begun = Instant::now();
-        let few = Hedging::of(FEW, SECOND / 4);
+        let few = Hedging::of(Cost::Small, SHORTEST);
         read_beside(&Handle::current(), few, read).await.unwrap();
         assert!(begun.elapsed() < 2 * SECOND, "{:?}", begun.elapsed());
     }

@@ -4,7 +4,7 @@ use std::{pin::pin, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, timeout};
 
-use super::{Session, asking::Limit, in_flight::Slot};
+use super::{Session, Table, asking::Limit, in_flight::Slot};
 use crate::{
     error::ServerError,
     protocol::Operation,
@@ -14,7 +14,7 @@ use crate::{
 };
 
 impl Session {
-    /// Runs an operation on one name, and then those that its line wants next.
+    /// Runs an operation on one name. Its end runs the next one that the line wants.
     pub(super) async fn run(self: Arc<Self>, name: String, (operation, timed_out): (Operation, TimedOut)) {
         self.prepare().await;
         let turn = self.asking.in_flight.turn(Asked { name, operation }, timed_out).await;
@@ -31,86 +31,59 @@ impl Session {
         let (asking, store) = (self.asking.clone(), self.store.clone());
         let sent = Instant::now();
         let mut command = pin!(run(&store, &all, limit.within));
-        match asking.answer(command.as_mut(), Some(slot), limit).await {
+        let adrift = match asking.answer(command.as_mut(), Some(slot), limit).await {
             Ok(answers) => {
                 self.suspicion.note(sent, answers.as_ref());
-                for (asked, answer) in all.iter().zip(each(answers, all.len())) {
-                    self.ended(asked, answer, limit.within);
-                }
+                return self.ended(&all, answers, limit.within);
             }
-            Err(adrift) => {
-                for asked in &all {
-                    self.give_up_on(asked, limit);
-                }
-                if let (Some(session), late) = adrift.outlast(self, command).await {
-                    for (asked, answer) in all.iter().zip(each(late, all.len())) {
-                        session.came_late(&asked.name, &asked.operation, &answer);
-                    }
-                }
+            Err(adrift) => adrift,
+        };
+        let error = ServerError::unanswered(limit.patience());
+        for Asked { name, operation } in &all {
+            telemetry::operation_failed(telemetry::purpose(operation), Some(name), &error);
+        }
+        self.ended(&all, Err(error), limit.within);
+        if let (Some(session), late) = adrift.outlast(self, command).await {
+            for (asked, answer) in all.iter().zip(each(late, all.len())) {
+                session.came_late(&asked.name, &asked.operation, &answer);
             }
         }
     }
 
-    /// Counts an operation as failed, and lets the line go on beside it.
-    fn give_up_on(self: &Arc<Self>, asked: &Asked, limit: Limit) {
-        let error = ServerError::unanswered(limit.patience());
-        telemetry::operation_failed(telemetry::purpose(&asked.operation), Some(&asked.name), &error);
-        self.ended(asked, Err(error), limit.within);
-    }
-
-    /// Notes the end of an operation, and runs what its line wants next.
+    /// Feeds the answers to operations to their lines, or their failure; the server was to try them `within` that time.
     fn ended(
         self: &Arc<Self>,
-        Asked { name, operation }: &Asked,
-        answer: Result<Answer, ServerError>,
+        all: &[Asked],
+        answers: Result<Vec<Result<Answer, ServerError>>, ServerError>,
         within: Duration,
     ) {
-        if let Some(next) = self.settle(name, operation, answer, within) {
-            self.spawn(self.clone().run(name.clone(), next));
-        }
-    }
-
-    /// Feeds the answer to an operation to its line, or its failure; the server was to try it `within` that time.
-    /// Returns what the line wants next.
-    fn settle(
-        self: &Arc<Self>,
-        name: &str,
-        operation: &Operation,
-        answer: Result<Answer, ServerError>,
-        within: Duration,
-    ) -> Option<(Operation, TimedOut)> {
-        // Before the answer is acted on: its times are reckoned by this clock.
-        if let Ok(answer) = &answer {
-            self.note(&answer.exchange);
-            self.report_recovery();
-        }
-        let answer = answer.map(Arc::new);
-        let (next, effects) = {
-            let mut table = self.table();
-            let table = &mut *table;
-            let context = self.context(table.streaming, &table.clock);
-            let line = table.lines.by_name.get_mut(name)?;
-            match &answer {
-                Ok(answer) => {
-                    table
-                        .fleet
-                        .note_write(answer.logged_by, 1, answer.exchange.received, &table.clock);
-                    line.answered(operation, answer, &context);
-                    if let Some(free) = line.first_seen(operation) {
-                        table.lines.unknown.met(free);
+        for (Asked { name, operation }, answer) in all.iter().zip(each(answers, all.len())) {
+            // Before the answer is acted on: its times are reckoned by this clock.
+            if let Ok(answer) = &answer {
+                self.note(&answer.exchange);
+                self.report_recovery();
+                let Table { fleet, clock, .. } = &mut *self.table();
+                fleet.note_write(answer.logged_by, 1, answer.exchange.received, clock);
+            }
+            let answer = answer.map(Arc::new);
+            self.feed_end(name, Some(&answer), |lines, context| {
+                let Some(line) = lines.by_name.get_mut(name) else {
+                    return;
+                };
+                match &answer {
+                    Ok(answer) => {
+                        line.answered(operation, answer, context);
+                        if let Some(free) = line.first_seen(operation) {
+                            lines.unknown.met(free);
+                        }
+                    }
+                    Err(error) => {
+                        line.failed(operation, error, context);
+                        line.note_limit(operation, error, within);
                     }
                 }
-                Err(error) => {
-                    line.failed(operation, error, &context);
-                    line.note_limit(operation, error, within);
-                }
-            }
-            line.waitlist.step(&context).attend_to_idle();
-            let next = line.next(&context).map(|next| (next, line.waitlist.timed_out()));
-            (next, self.after(table, name))
-        };
-        self.carry_out(name, effects, Some(&answer));
-        next
+            });
+        }
     }
 
     /// Notes the end of an operation that was given up.

@@ -26,9 +26,6 @@ pub(super) const WORTH_WATCHING: Duration = Duration::from_millis(200);
 /// Pause between two readings of up to a thousand held locks while no stream reports losses.
 pub(super) const VERIFY_EVERY: Duration = Duration::from_millis(500);
 
-/// Maximum number of tries to read the documents of doubted holds. By the last, a renewal has shown more.
-pub(super) const READ_ATTEMPTS: u32 = 16;
-
 impl Table {
     /// Returns when a stream is demanded to report losses, or, where none can be, when the next holds are read.
     pub(super) fn watch_due_at(&self, wants_to_stream: bool, now: Instant) -> Option<Instant> {
@@ -142,10 +139,11 @@ impl Session {
         });
     }
 
+    /// Reads the documents of holds until the server answers. After the last of their deadlines that shows no more.
     pub(super) async fn verify_together(self: &Arc<Self>, holds: &[Arc<Hold>]) {
         let names = names_of(holds);
         let mut backoff = Backoff::default();
-        for _ in 0..READ_ATTEMPTS {
+        while holds.iter().any(|hold| hold.lost_reason().is_none()) {
             match self.read_names(&names).await {
                 Ok((documents, exchange)) => {
                     self.note(&exchange);
@@ -154,6 +152,8 @@ impl Session {
                     }
                     return;
                 }
+                // A renewal shows more.
+                Err(error) if error.is_final() => return,
                 Err(_) => sleep(backoff.failed()).await,
             }
         }

@@ -3,7 +3,6 @@
 //! A store runs one operation of the protocol at a time, renews many holders at once, reads, and watches. The session,
 //! not the store, decides about time-outs and retries.
 
-mod arrival;
 mod claims;
 pub(crate) mod collection;
 mod documents;
@@ -37,10 +36,9 @@ use futures::{FutureExt, TryFutureExt};
 use mongodb::bson::Timestamp;
 
 pub(crate) use crate::error::failure::Failure;
-pub(crate) use arrival::Arrival;
 pub(crate) use claims::{Among, Claimed, ElementUpdate, Outlook, Wanted};
 pub(crate) use memory::{Connection, MemoryDocuments, MemoryStore, MemoryStream, Refused};
-pub(crate) use mongo::{AWAIT_TIME, LONG_READ_WITHIN, MongoStore, abort, identity, is_in_transaction};
+pub(crate) use mongo::{AWAIT_TIME, LONG_READ_WITHIN, MongoStore, READ_WITHIN, abort, identity, is_in_transaction};
 pub(crate) use place::InPlace;
 pub use sightings::UnreadableInfo;
 pub(crate) use sightings::{Listed, NamedSighting, Selection, Sighting, UNREADABLE_MOST, UnreadableInfo as Unreadable};
@@ -241,33 +239,15 @@ impl Store {
             .await
     }
 
-    /// Reads the documents of these names as they are now; names without a document are left out.
-    pub(crate) async fn read(&self, names: &[String], arrival: &Arrival) -> Result<(Documents, Exchange), ServerError> {
-        self.read_as_of(View::Newest, names, arrival).await
-    }
-
-    /// Reads the documents as a majority has them, for observers: what they saw once is not undone.
-    pub(crate) async fn observe(
-        &self,
-        names: &[String],
-        arrival: &Arrival,
-    ) -> Result<(Documents, Exchange), ServerError> {
-        self.read_as_of(View::Committed, names, arrival).await
-    }
-
-    async fn read_as_of(
-        &self,
-        view: View,
-        names: &[String],
-        arrival: &Arrival,
-    ) -> Result<(Documents, Exchange), ServerError> {
+    /// Reads the documents of these names; names without a document are left out.
+    pub(crate) async fn read(&self, names: &[String], view: View) -> Result<(Documents, Exchange), ServerError> {
         #[cfg(test)]
         if let Self::Simulated(link) = self {
             return link.read(names).await;
         }
         self.ask(
             ("read", None),
-            |store| store.read(names, view, arrival),
+            |store| store.read(names, view),
             |store| Ok(store.read(names)),
         )
         .await
@@ -329,15 +309,10 @@ impl Store {
     }
 
     /// Reads all locks that can match.
-    pub(crate) async fn list(
-        &self,
-        selection: &Selection,
-        view: View,
-        arrival: &Arrival,
-    ) -> Result<Listed, ServerError> {
+    pub(crate) async fn list(&self, selection: &Selection, view: View) -> Result<Listed, ServerError> {
         self.ask(
             ("list", None),
-            |store| store.list(selection, view, arrival),
+            |store| store.list(selection, view),
             |store| Ok(store.list(selection)),
         )
         .await

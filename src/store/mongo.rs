@@ -52,7 +52,7 @@ pub(crate) const AWAIT_TIME: Duration = Duration::from_millis(4_750);
 
 /// Maximum time for which the server may look for documents by their names, so that it keeps no read running that
 /// nobody waits for any more.
-const READ_WITHIN: Duration = Duration::from_secs(10);
+pub(crate) const READ_WITHIN: Duration = Duration::from_secs(10);
 
 /// The same limit for reads that may go through many documents.
 pub(crate) const LONG_READ_WITHIN: Duration = Duration::from_secs(30);

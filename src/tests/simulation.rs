@@ -616,8 +616,8 @@ async fn a_server_that_says_nothing_is_not_asked_without_end() {
         .collect();
     sleep(Duration::from_secs(20)).await;
     let sent = u64::MAX - link.kill_idle(0);
-    // Sixteen at once, one a second, and those that have a place; the rest are attempts to open the stream, and
-    // renewals.
+    // Eight at full pace, others ever more seldom, and those that have a place; the rest are attempts to open the
+    // stream, and renewals.
     assert!((20..80).contains(&sent), "{sent}");
     for waiter in waiting {
         let handle = timeout(Duration::from_secs(5), waiter).await.unwrap().unwrap().unwrap();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::super::Session;
+use super::super::{Session, reading::Cost};
 use super::passed::{Selection, Why, shown};
 use crate::{
     error::AcquireError,
@@ -24,7 +24,7 @@ pub(super) enum Telling {
 impl Session {
     pub(super) async fn look(self: &Arc<Self>, wanted: &Arc<Wanted>, key: &[u8]) -> Result<Outlook, ServerError> {
         let passed = self.claims.passed().ids(Instant::now());
-        let reading = self.read_long(|_| {
+        let reading = self.read(Cost::Unknown, || {
             let (store, wanted, passed) = (self.store.clone(), wanted.clone(), passed.clone());
             async move { store.outlook(&wanted, &passed).await }
         });
@@ -57,7 +57,7 @@ impl Session {
         let why = match known {
             Some(why) => why,
             None => {
-                let reading = self.read_long(|_| {
+                let reading = self.read(Cost::Unknown, || {
                     let (store, unfit) = (self.store.clone(), id.clone());
                     async move { store.why_unfit(&unfit).await }
                 });

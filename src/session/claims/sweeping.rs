@@ -14,7 +14,7 @@ use std::{
 
 use tokio::time::{Instant, sleep_until};
 
-use super::super::Session;
+use super::super::{Session, reading::Cost};
 use super::trying::USED;
 use crate::{backoff::Backoff, store::Wanted, waitlist::SWEEPS};
 
@@ -202,7 +202,7 @@ impl Session {
                 continue;
             };
             let ids: Vec<String> = due.iter().map(|entry| entry.id.clone()).collect();
-            let reading = self.read_long(|_| {
+            let reading = self.read(Cost::Unknown, || {
                 let (store, wanted, ids) = (self.store.clone(), wanted.clone(), ids.clone());
                 async move { store.held_by(&wanted, &ids).await }
             });

@@ -345,11 +345,7 @@ impl Follower {
     }
 
     async fn read_names(&mut self, names: Vec<String>) -> Result<(), ServerError> {
-        let observing = self.session.read_some(names.len(), |store, arrival| {
-            let names = names.clone();
-            async move { store.observe(&names, &arrival).await }
-        });
-        let (mut documents, exchange) = observing.await?;
+        let (mut documents, exchange) = self.session.observe_names(&names).await?;
         self.session.note(&exchange);
         for name in names {
             let document = documents.remove(&name);

@@ -20,7 +20,7 @@ use crate::{
         document::{ID_MOST, size_of_id, whole},
         pipeline, wake,
     },
-    store::{Among, Arrival, Claimed, InPlace, Listed, Outlook, Selection, View, Wanted, name},
+    store::{Among, Claimed, InPlace, Listed, Outlook, Selection, View, Wanted, name},
 };
 
 impl MongoStore {
@@ -76,12 +76,7 @@ impl MongoStore {
     }
 
     /// Reads the locks in the documents that have something in the place of one.
-    pub(super) async fn list_in_place(
-        &self,
-        selection: &Selection,
-        view: View,
-        arrival: &Arrival,
-    ) -> Result<Listed, ServerError> {
+    pub(super) async fn list_in_place(&self, selection: &Selection, view: View) -> Result<Listed, ServerError> {
         let at = self.family.base();
         let mut query = doc! { at.path(): { "$exists": true } };
         if selection.held == Some(true) {
@@ -98,7 +93,6 @@ impl MongoStore {
         let mut listed = Listed::default();
         // Nothing is read in vain if there are more than may be listed.
         while !listed.more && cursor.advance().await? {
-            arrival.note();
             let raw = cursor.current();
             let document = lossy::read(raw).unwrap_or_default();
             listed.now = server_now(&document).or(listed.now);

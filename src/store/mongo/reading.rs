@@ -13,7 +13,7 @@ use crate::{
     error::ServerError,
     machine::exchanged,
     protocol::{Ahead, Exchange, State, ahead},
-    store::{Arrival, Documents, Listed, Selection, Unreadable, View},
+    store::{Documents, Listed, Selection, Unreadable, View},
 };
 
 /// Number of locks that a count of the clients goes through.
@@ -28,7 +28,6 @@ impl MongoStore {
         &self,
         names: &[String],
         view: View,
-        arrival: &Arrival,
     ) -> Result<(Documents, Exchange), ServerError> {
         let sent = Instant::now();
         let of_elements = self.family.is_of_elements();
@@ -54,7 +53,6 @@ impl MongoStore {
         let mut cursor = find.max_time(READ_WITHIN).await?;
         let (mut found, mut now) = (Documents::new(), None);
         while cursor.advance().await? {
-            arrival.note();
             let raw = cursor.current();
             let document = lossy::read(raw).unwrap_or_default();
             now = server_now(&document).or(now);
@@ -113,14 +111,9 @@ impl MongoStore {
         Ok(u64::try_from(clients).unwrap_or(0))
     }
 
-    pub(in crate::store) async fn list(
-        &self,
-        selection: &Selection,
-        view: View,
-        arrival: &Arrival,
-    ) -> Result<Listed, ServerError> {
+    pub(in crate::store) async fn list(&self, selection: &Selection, view: View) -> Result<Listed, ServerError> {
         if !self.family.is_root() {
-            return self.list_in_place(selection, view, arrival).await;
+            return self.list_in_place(selection, view).await;
         }
         let mut query = doc! { "_id": ids_with_prefix(&selection.prefix) };
         if let Some(kind) = selection.kind {
@@ -133,7 +126,6 @@ impl MongoStore {
         let mut cursor = find.read_concern(view.concern()).max_time(LONG_READ_WITHIN).await?;
         let mut listed = Listed::default();
         while cursor.advance().await? {
-            arrival.note();
             let raw = cursor.current();
             let document = lossy::read(raw).unwrap_or_default();
             listed.now = server_now(&document).or(listed.now);
@@ -152,43 +144,6 @@ impl View {
         match self {
             Self::Newest => ReadConcern::local(),
             Self::Committed => ReadConcern::majority(),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use mongodb::options::ReadPreference;
-    use watchlock_testkit::shared;
-
-    use super::*;
-    use crate::store::{Arrival, InPlace, place::Paths};
-
-    /// Those who repeat readings count on it.
-    #[tokio::test(flavor = "multi_thread")]
-    async fn a_document_of_a_reading_shows_that_its_answer_is_coming() {
-        let driver = shared::standalone().await.client().await.unwrap();
-        let database = driver.database(&shared::unique_name("arrival"));
-        let collection = database.collection::<Document>("locks");
-        let primary = || ReadPreference::Primary;
-        let locks = MongoStore::connect(&database, "locks", primary()).await.unwrap().store;
-        let place = InPlace::new(Some(collection.namespace()), "lock", &Paths::default()).unwrap();
-        let documents = MongoStore::in_place(&collection, place, primary());
-        let selection = Selection::default();
-        for is_coming in [false, true] {
-            let arrivals: [Arrival; 3] = Default::default();
-            let [by_name, listed, in_place] = &arrivals;
-            locks.read(&["x".to_owned()], View::Newest, by_name).await.unwrap();
-            locks.list(&selection, View::Newest, listed).await.unwrap();
-            let in_documents = documents.list(&selection, View::Newest, in_place);
-            in_documents.await.unwrap();
-            assert_eq!(arrivals.map(|arrival| arrival.is_coming(Duration::MAX)), [is_coming; 3]);
-            let document = doc! { "_id": "x", "lock": { "token": 1_i64 } };
-            collection
-                .replace_one(doc! { "_id": "x" }, document)
-                .upsert(true)
-                .await
-                .unwrap();
         }
     }
 }
