@@ -23,7 +23,7 @@ use super::{
     in_flight::{InFlight, Slot},
     line::UNANSWERED,
 };
-use crate::{config::Config, error::ServerError, waitlist::TimedOut};
+use crate::{config::Config, error::ServerError};
 
 /// Minimum time that the server may try an operation that it usually answers in milliseconds.
 pub(super) const SHORTEST: Duration = Duration::from_millis(200);
@@ -131,20 +131,20 @@ impl Asking {
         self.usual() / TIMES_THE_SLOWEST
     }
 
-    /// Returns the time that the server may try, after these tries in vain: twice as long for each that it reported as
-    /// overdue, so that a slow server gets it done in the end.
-    pub(super) fn limit(&self, timed_out: TimedOut, config: &Config) -> Limit {
+    /// Returns the time that the server may try: twice as long for each try in a row that it reported as overdue, so that
+    /// a slow server gets it done in the end.
+    pub(super) fn limit(&self, overdue: u32, config: &Config) -> Limit {
         Limit {
-            within: grown(self.usual(), timed_out, config.lease),
+            within: grown(self.usual(), overdue, config.lease),
             is_telling: true,
         }
     }
 
     /// Returns the same for a claim with this lease, of which the last ones took so long.
-    pub(super) fn limit_of_claim(&self, took: Duration, timed_out: TimedOut, lease: Duration) -> Limit {
+    pub(super) fn limit_of_claim(&self, took: Duration, overdue: u32, lease: Duration) -> Limit {
         let usual = self.usual().max(UNANSWERED).max(took.saturating_mul(TIMES_THE_SLOWEST));
         Limit {
-            within: grown(usual, timed_out, lease),
+            within: grown(usual, overdue, lease),
             is_telling: false,
         }
     }
@@ -245,11 +245,9 @@ impl Seen {
     }
 }
 
-fn grown(usual: Duration, timed_out: TimedOut, lease: Duration) -> Duration {
+fn grown(usual: Duration, overdue: u32, lease: Duration) -> Duration {
     let longest = (lease / 3).clamp(SHORTEST, LONGEST);
-    usual
-        .saturating_mul(2_u32.saturating_pow(timed_out.overdue))
-        .min(longest)
+    usual.saturating_mul(2_u32.saturating_pow(overdue)).min(longest)
 }
 
 #[cfg(test)]
@@ -265,7 +263,7 @@ mod tests {
     async fn limits_grow_with_the_time_that_answers_take_but_not_with_that_of_claims() {
         let (asking, config) = asking();
         let millis = Duration::from_millis;
-        let limit = |overdue| asking.limit(TimedOut { overdue, unanswered: 9 }, &config).within;
+        let limit = |overdue| asking.limit(overdue, &config).within;
         // Longer only where the server asks for it.
         assert_eq!([0, 3, 99].map(limit), [SHORTEST, 8 * SHORTEST, LONGEST]);
         let took = async |limit: Limit, took| {
@@ -273,7 +271,7 @@ mod tests {
             tokio::time::advance(millis(took)).await;
             asking.answered(sent, limit, &Ok(()));
         };
-        let of_claim = |took| asking.limit_of_claim(millis(took), TimedOut::default(), config.lease);
+        let of_claim = |took| asking.limit_of_claim(millis(took), 0, config.lease);
         took(of_claim(0), 900).await;
         assert_eq!(limit(0), SHORTEST);
         // Where such claims took long, the next one gets the time at once.
@@ -282,11 +280,11 @@ mod tests {
             (UNANSWERED, millis(8_000))
         );
         for (takes, then) in [(100, 400), (1, 400), (4_998, 1_600), (1, 1_600)] {
-            took(asking.limit(TimedOut::default(), &config), takes).await;
+            took(asking.limit(0, &config), takes).await;
             assert_eq!(limit(0), millis(then), "{takes}");
         }
         tokio::time::advance(RECENT).await;
-        took(asking.limit(TimedOut::default(), &config), 1).await;
+        took(asking.limit(0, &config), 1).await;
         assert_eq!(limit(0), SHORTEST);
     }
 
@@ -295,9 +293,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_more_commands_are_adrift_the_more_seldom_another_is_given_up_while_nothing_is_answered() {
         let (asking, config) = asking();
-        let limit = asking.limit(TimedOut::default(), &config);
+        let limit = asking.limit(0, &config);
         let hang = async || {
-            let (sent, slot) = (Instant::now(), asking.in_flight.slot(TimedOut::default()).await);
+            let (sent, slot) = (Instant::now(), asking.in_flight.slot(0).await);
             let mut hung = pin!(std::future::pending::<Result<(), ServerError>>());
             let adrift = asking.answer(hung.as_mut(), slot, limit).await.unwrap_err();
             (adrift, sent.elapsed())
@@ -309,7 +307,7 @@ mod tests {
             all.push(adrift);
         }
         let (heard, ()) = tokio::join!(hang(), async {
-            let (later, slot) = (Instant::now(), asking.in_flight.slot(TimedOut::default()).await);
+            let (later, slot) = (Instant::now(), asking.in_flight.slot(0).await);
             tokio::time::advance(Duration::from_millis(1)).await;
             drop(slot);
             asking.answered(later + Duration::from_millis(1), limit, &Ok(()));

@@ -10,7 +10,6 @@ use crate::{
     backoff::Backoff,
     error::ServerError,
     protocol::{Downgrade, Evict, Expects, Operation, Proclaim, QUEUE_MOST, State},
-    waitlist::TimedOut,
 };
 
 impl Session {
@@ -91,10 +90,10 @@ impl Session {
         operation: Operation,
         deadline: Option<Instant>,
     ) -> Result<Option<State>, ServerError> {
-        let (mut backoff, mut timed_out) = (Backoff::default(), TimedOut::default());
+        let (mut backoff, mut overdue) = (Backoff::default(), 0);
         loop {
             let within = match deadline {
-                Some(_) => self.asking.limit(timed_out, &self.config).within,
+                Some(_) => self.asking.limit(overdue, &self.config).within,
                 None => BREAK,
             };
             let (store, name, operation) = (self.store.clone(), name.to_owned(), operation.clone());
@@ -104,7 +103,7 @@ impl Session {
                 Err(error) if error.is_final() || deadline.is_none_or(|deadline| Instant::now() > deadline) => {
                     return Err(error);
                 }
-                Err(error) => timed_out.overdue += u32::from(error.ran_out_of_time()),
+                Err(error) => overdue += u32::from(error.ran_out_of_time()),
             }
             sleep(backoff.failed()).await;
         }

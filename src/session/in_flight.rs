@@ -17,7 +17,7 @@ use std::{
 
 use tokio::{sync::oneshot, time::Instant};
 
-use crate::{store::Asked, waitlist::TimedOut};
+use crate::store::Asked;
 
 /// Maximum number of slow commands beside the prompt ones: those without a prompt answer, or whose operation was not
 /// done in time when it was last sent. Each can occupy a connection of the pool for as long as the server may try.
@@ -50,7 +50,7 @@ struct Queue {
     waited: Option<Instant>,
 }
 
-/// The way of an operation, by its tries in vain.
+/// The way of an operation, by the number of its tries in a row that the server reported as overdue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lane {
     Prompt,
@@ -59,8 +59,8 @@ enum Lane {
 }
 
 impl Lane {
-    fn after(timed_out: TimedOut) -> Self {
-        match timed_out.overdue {
+    fn after(overdue: u32) -> Self {
+        match overdue {
             0 => Self::Prompt,
             1..STUCK_AFTER => Self::Slow,
             _ => Self::Stuck,
@@ -119,13 +119,13 @@ impl InFlight {
     }
 
     /// Waits for the turn of an operation, and of those that go along; `None` if it goes along itself.
-    pub(super) async fn turn(self: &Arc<Self>, asked: Asked, timed_out: TimedOut) -> Option<Turn> {
-        self.wait(Lane::after(timed_out), Some(asked)).await
+    pub(super) async fn turn(self: &Arc<Self>, asked: Asked, overdue: u32) -> Option<Turn> {
+        self.wait(Lane::after(overdue), Some(asked)).await
     }
 
-    /// Waits for a prompt slot, or a slow one after tries in vain, for another command. Cancel safe.
-    pub(super) async fn slot(self: &Arc<Self>, timed_out: TimedOut) -> Option<Slot> {
-        self.wait(Lane::after(timed_out), None).await.map(|(slot, _)| slot)
+    /// Waits for a slot for another command, after so many tries that were overdue. Cancel safe.
+    pub(super) async fn slot(self: &Arc<Self>, overdue: u32) -> Option<Slot> {
+        self.wait(Lane::after(overdue), None).await.map(|(slot, _)| slot)
     }
 
     /// Waits for a slow slot, for a command that is on its way. Cancel safe.
@@ -242,10 +242,6 @@ mod tests {
 
     const MOST: usize = 6;
 
-    fn overdue(overdue: u32) -> TimedOut {
-        TimedOut { overdue, unanswered: 0 }
-    }
-
     fn asked(name: &str, operation: Operation) -> Asked {
         let name = name.to_owned();
         Asked { name, operation }
@@ -280,7 +276,7 @@ mod tests {
     async fn full() -> (Arc<InFlight>, Vec<Option<Slot>>) {
         let in_flight = InFlight::new(MOST, true);
         let mut taken = Vec::new();
-        while let Some(slot) = soon(in_flight.slot(overdue(0))).await {
+        while let Some(slot) = soon(in_flight.slot(0)).await {
             taken.push(slot);
         }
         assert_eq!(taken.len(), MOST);
@@ -295,7 +291,7 @@ mod tests {
         for asked in queued {
             let (in_flight, commands) = (in_flight.clone(), commands.clone());
             tasks.push(tokio::spawn(async move {
-                let Some((_slot, together)) = in_flight.turn(asked, overdue(0)).await else {
+                let Some((_slot, together)) = in_flight.turn(asked, 0).await else {
                     return;
                 };
                 let id = &together[0].operation.id;
@@ -317,7 +313,7 @@ mod tests {
         let in_flight = InFlight::new(MOST, true);
         let mut turns = Vec::new();
         for number in 0..MOST {
-            let turn = soon(in_flight.turn(request(&number.to_string()), overdue(0)));
+            let turn = soon(in_flight.turn(request(&number.to_string()), 0));
             let (slot, alone) = turn.await.flatten().expect("a slot is free");
             assert_eq!(alone.len(), 1);
             turns.push(slot);
@@ -349,7 +345,7 @@ mod tests {
                 for tries in 0.. {
                     let mut asked = release(&number.to_string());
                     asked.operation.expects = Expects::Nothing;
-                    let turn = in_flight.turn(asked, overdue(tries)).await;
+                    let turn = in_flight.turn(asked, tries).await;
                     sleep(Duration::from_millis(200 << tries.min(5))).await;
                     drop(turn);
                 }
@@ -359,7 +355,7 @@ mod tests {
         sleep(Duration::from_secs(20)).await;
         for tries in 0..STUCK_AFTER {
             for asked in [request("x"), release("x")] {
-                let entered = soon(in_flight.turn(asked, overdue(tries))).await;
+                let entered = soon(in_flight.turn(asked, tries)).await;
                 assert!(matches!(entered, Some(Some(_))), "{tries}");
             }
         }
@@ -368,20 +364,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_leaving_entry_gets_through_when_all_others_hang() {
         let (in_flight, mut hanging) = full().await;
-        while let Some(slot) = soon(in_flight.slot(overdue(1))).await {
+        while let Some(slot) = soon(in_flight.slot(1)).await {
             hanging.push(slot);
         }
         assert_eq!(hanging.len(), MOST + SLOW_AT_ONCE / 4 * 3);
         let mut turns = Vec::new();
         for tries in [0, 1] {
-            turns.push(
-                soon(in_flight.turn(release("x"), overdue(tries)))
-                    .await
-                    .expect("it leaves"),
-            );
+            turns.push(soon(in_flight.turn(release("x"), tries)).await.expect("it leaves"));
         }
         // The next one is served as soon as one of them has left.
-        let mut waiting = std::pin::pin!(in_flight.turn(release("y"), overdue(0)));
+        let mut waiting = std::pin::pin!(in_flight.turn(release("y"), 0));
         assert!(soon(waiting.as_mut()).await.is_none());
         turns.pop();
         assert!(matches!(soon(waiting).await, Some(Some(_))));
@@ -391,11 +383,11 @@ mod tests {
     async fn a_command_that_gives_up_its_wait_takes_no_slot_along() {
         let (in_flight, taken) = full().await;
         for _ in 0..3 {
-            assert!(soon(in_flight.slot(overdue(0))).await.is_none());
+            assert!(soon(in_flight.slot(0)).await.is_none());
         }
         assert!(in_flight.last_waited().is_some() && !in_flight.is_quiet());
         drop(taken);
         assert!(in_flight.is_quiet());
-        assert!(soon(in_flight.slot(overdue(0))).await.is_some());
+        assert!(soon(in_flight.slot(0)).await.is_some());
     }
 }

@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::hold::{AcquireOutcome, Hold, Task};
-pub(crate) use crate::waitlist::{Context, Need, PositionLook, TimedOut};
+pub(crate) use crate::waitlist::{Context, Need, PositionLook};
 use crate::{
     contention::{Contention, LastReport},
     error::{AcquireError, KindMismatch, ServerError},

@@ -4,7 +4,7 @@ use std::{pin::pin, sync::Arc};
 
 use super::{
     Session,
-    line::{PositionLook, TimedOut},
+    line::{PositionLook, },
 };
 use crate::{
     error::ServerError,
@@ -15,12 +15,12 @@ impl Session {
     /// Looks at the queue position of an entry. If there is no answer in time, the entry asks, and the error of that
     /// shows why.
     pub(super) async fn look_at_position(self: Arc<Self>, name: String, look: PositionLook) {
-        let slot = self.asking.in_flight.slot(TimedOut::default()).await;
+        let slot = self.asking.in_flight.slot(0).await;
         if !self.admits(&name, &look) {
             // It had to wait, and another operation's answer has come meanwhile, or is about to.
             return;
         }
-        let limit = self.asking.limit(TimedOut::default(), &self.config);
+        let limit = self.asking.limit(0, &self.config);
         let store = self.store.clone();
         let mut looking = pin!(store.ahead(&name, &look.entry, limit.within));
         let asking = self.asking.clone();

@@ -245,7 +245,7 @@ impl Session {
             } else {
                 if let Some(line) = table.lines.by_name.get_mut(name) {
                     line.waitlist.step(&context).attend_to_idle();
-                    operation = line.next(&context).map(|next| (next, line.waitlist.timed_out()));
+                    operation = line.next(&context).map(|next| (next, line.waitlist.overdue()));
                     if operation.is_none() {
                         look = line.waitlist.step(&context).next_look();
                     }

@@ -10,17 +10,17 @@ use crate::{
     protocol::Operation,
     store::{Answer, Asked, Store},
     telemetry,
-    waitlist::{TimedOut, answers::asked_for},
+    waitlist::answers::asked_for,
 };
 
 impl Session {
     /// Runs an operation on one name. Its end runs the next one that the line wants.
-    pub(super) async fn run(self: Arc<Self>, name: String, (operation, timed_out): (Operation, TimedOut)) {
+    pub(super) async fn run(self: Arc<Self>, name: String, (operation, overdue): (Operation, u32)) {
         self.prepare().await;
-        let turn = self.asking.in_flight.turn(Asked { name, operation }, timed_out).await;
+        let turn = self.asking.in_flight.turn(Asked { name, operation }, overdue).await;
         // Without a turn of its own it has gone along in another's command.
         if let Some((slot, all)) = turn {
-            let limit = self.asking.limit(timed_out, &self.config);
+            let limit = self.asking.limit(overdue, &self.config);
             // Apart, as most tasks of a crowd only wait.
             Box::pin(self.send(slot, all, limit)).await;
         }

@@ -6,7 +6,7 @@ use futures::{StreamExt, stream};
 use tokio::{sync::oneshot, time::timeout};
 
 use super::Session;
-use crate::{status::LostReason, waitlist::TimedOut};
+use crate::status::LostReason;
 
 /// Maximum number of releases that wait or are on their way at once: enough to fill the commands that there may be.
 const RELEASES_AT_ONCE: usize = 500;
@@ -104,7 +104,7 @@ impl Session {
             tokio::task::yield_now().await;
         }
         // Beyond that time, a release is repeated while others go on.
-        let patience = self.asking.limit(TimedOut::default(), &self.config).patience();
+        let patience = self.asking.limit(0, &self.config).patience();
         stream::iter(ended)
             .for_each_concurrent(RELEASES_AT_ONCE, |hold| async move {
                 let (to, released) = oneshot::channel();
@@ -193,7 +193,7 @@ mod tests {
             let begun = Instant::now();
             locks.shutdown().await;
             assert!(session.is_unused() && held.iter().flatten().all(|handle| !handle.is_held()));
-            let most = session.asking.limit(TimedOut::default(), &session.config).patience();
+            let most = session.asking.limit(0, &session.config).patience();
             assert!(begun.elapsed() < most * 2, "{count}: {:?}", begun.elapsed());
             assert!(most < Duration::from_secs(1), "{most:?}");
         }

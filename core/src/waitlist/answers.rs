@@ -52,7 +52,7 @@ impl<H: Hold> Step<'_, H> {
         let context = self.context;
         self.races = 0;
         self.is_answering(context.now);
-        (self.backoff, self.timed_out) = Default::default();
+        (self.backoff, self.overdue) = Default::default();
         self.retry_at = None;
         self.alone_at = None;
         let left = state.and_then(|state| wake::left(&state.wake, &operation.id));
@@ -371,12 +371,11 @@ impl<H: Hold> Step<'_, H> {
         let context = self.context;
         if setback == Setback::Unanswered {
             // The wait for the answer was pause enough.
-            self.timed_out.unanswered = self.timed_out.unanswered.saturating_add(1);
             self.retry_at = None;
             return;
         }
-        self.timed_out.overdue = match setback {
-            Setback::Overdue => self.timed_out.overdue.saturating_add(1),
+        self.overdue = match setback {
+            Setback::Overdue => self.overdue.saturating_add(1),
             _ => 0,
         };
         self.retry_at = Some(context.now + self.backoff.failed());

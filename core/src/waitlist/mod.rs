@@ -124,7 +124,8 @@ pub struct Waitlist<H: Hold> {
     backoff: Backoff,
     /// Races for a new document lost in a row.
     races: u32,
-    timed_out: TimedOut,
+    /// Number of operations in a row that the server reported as not done in time.
+    overdue: u32,
     /// Whether a reader asked alone, so that others would share its hold, and none has since.
     asked_alone: bool,
     /// Whether there may be a hold that no task has.
@@ -443,15 +444,6 @@ impl Setback {
     }
 }
 
-/// The numbers of operations in a row that failed for want of time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct TimedOut {
-    /// Number without an answer in time.
-    pub unanswered: u32,
-    /// Number that the server reported as not done in time.
-    pub overdue: u32,
-}
-
 /// A look at the queue position of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PositionLook {
@@ -603,7 +595,7 @@ impl<H: Hold> Waitlist<H> {
             retry_at: None,
             backoff: Backoff::default(),
             races: 0,
-            timed_out: TimedOut::default(),
+            overdue: 0,
             asked_alone: false,
             may_have_idle: false,
             may_have_tries: false,
@@ -665,9 +657,9 @@ impl<H: Hold> Waitlist<H> {
         self.under_way.is_some()
     }
 
-    /// Returns the numbers of operations in a row that failed for want of time.
-    pub fn timed_out(&self) -> TimedOut {
-        self.timed_out
+    /// Returns the number of operations in a row that the server reported as not done in time.
+    pub fn overdue(&self) -> u32 {
+        self.overdue
     }
 
     pub fn head(&self) -> Option<&Waiting<H::Task>> {

@@ -82,7 +82,7 @@ impl<H: Hold> Waitlist<H> {
             self.alone_at = Some(old);
         }
         (self.plan, self.races) = (0, 0);
-        (self.backoff, self.timed_out) = Default::default();
+        (self.backoff, self.overdue) = Default::default();
         if let Some(Full { knock_at, knocks }) = &mut self.full {
             put_off(knock_at);
             match *knocks % timing::KNOCKS {

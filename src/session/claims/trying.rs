@@ -23,7 +23,7 @@ use crate::{
     protocol::{Exchange, Holder, Kind, Operation, Owner, Request, Requests},
     store::{Among, Claimed, Store, Wanted, name},
     telemetry,
-    waitlist::{Grant, How, TimedOut, deadline::Deadline, timing},
+    waitlist::{Grant, How, deadline::Deadline, timing},
 };
 
 /// The kind and capacity of a claimed document's lock.
@@ -111,7 +111,7 @@ struct Asked {
     lease: Lease,
     how: How,
     took: Duration,
-    timed_out: TimedOut,
+    overdue: u32,
 }
 
 /// A claim, and the outcome of its tries so far.
@@ -124,7 +124,7 @@ pub(super) struct Tries<'a> {
     lease: Lease,
     /// How long such claims took before the first of the tries that timed out: these make the limit grow by themselves.
     took: Duration,
-    timed_out: TimedOut,
+    overdue: u32,
     /// Whether a document was passed over.
     pub(super) have_passed: bool,
     /// The last error, unless the server has answered since. The caller begins with a silence.
@@ -145,7 +145,7 @@ impl<'a> Tries<'a> {
             owner: claiming.owner,
             lease: claiming.terms.lease(&session.config),
             took: Duration::ZERO,
-            timed_out: TimedOut::default(),
+            overdue: 0,
             have_passed: claiming.has_passed,
             failing,
         }
@@ -177,7 +177,7 @@ impl<'a> Tries<'a> {
 
     /// Claims by a task of its own, which gives back what nobody waits for any more.
     async fn round(&mut self, how: How) -> Result<Round, ServerError> {
-        if self.timed_out == TimedOut::default() {
+        if self.overdue == 0 {
             self.took = self.session.claims.duration(&self.key);
         }
         let (to, mut answer) = oneshot::channel();
@@ -188,7 +188,7 @@ impl<'a> Tries<'a> {
             lease: self.lease,
             how,
             took: self.took,
-            timed_out: self.timed_out,
+            overdue: self.overdue,
         };
         let claiming = self.session.clone().run_claim(asked, to);
         let task = self.session.spawn_for(claiming);
@@ -204,11 +204,9 @@ impl<'a> Tries<'a> {
             // The sender was dropped without an answer, as the runtime is shutting down.
             Err(_) => Err(task.await.map_or_else(|stopped| stopped, |()| ServerError::overdue())),
         };
-        let timed_out = &mut self.timed_out;
         match &claimed {
-            Ok(_) => *timed_out = TimedOut::default(),
-            Err(error) if error.is_unanswered() => timed_out.unanswered = timed_out.unanswered.saturating_add(1),
-            Err(error) if error.ran_out_of_time() => timed_out.overdue = timed_out.overdue.saturating_add(1),
+            Ok(_) => self.overdue = 0,
+            Err(error) if error.ran_out_of_time() => self.overdue = self.overdue.saturating_add(1),
             Err(_) => {}
         }
         claimed
@@ -244,12 +242,12 @@ impl Session {
             lease,
             how,
             took,
-            timed_out,
+            overdue,
         } = asked;
         let limit = self
             .asking
-            .limit_of_claim(took, timed_out, lease.length.min(self.config.lease));
-        let slot = self.asking.in_flight.slot(timed_out).await;
+            .limit_of_claim(took, overdue, lease.length.min(self.config.lease));
+        let slot = self.asking.in_flight.slot(overdue).await;
         let id = self.ids.claim();
         if self.takes_nothing_new() {
             self.ids.pending_claims.settled(&id);

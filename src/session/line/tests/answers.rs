@@ -337,13 +337,13 @@ async fn a_server_that_runs_out_of_time_is_asked_again_after_a_pause_and_counted
     for times in 1..=3 {
         let request = bench.next().unwrap();
         bench.fails(&request, &out_of_time);
-        assert_eq!(bench.line.waitlist.timed_out().overdue, times);
+        assert_eq!(bench.line.waitlist.overdue(), times);
         assert!(bench.next().is_none(), "not at once");
         bench.pass().await;
     }
     let request = bench.next().unwrap();
     bench.failed(&request, Failure::Unavailable);
-    assert_eq!(bench.line.waitlist.timed_out().overdue, 0, "a cut is none of them");
+    assert_eq!(bench.line.waitlist.overdue(), 0, "a cut is none of them");
 }
 
 #[tokio::test(start_paused = true)]

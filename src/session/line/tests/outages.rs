@@ -63,10 +63,9 @@ async fn a_refusal_and_an_endless_race_are_told() {
 async fn what_is_not_answered_is_asked_for_beside_at_once() {
     let mut bench = Bench::new();
     let (_, mut outcome) = bench.join(false);
-    for times in 1..=3 {
+    for _ in 1..=3 {
         let operation = bench.next().expect("it asks");
         bench.fails(&operation, &unanswered());
-        assert_eq!(bench.line.waitlist.timed_out().unanswered, times);
     }
     // A try as well; but not for ever.
     assert!(outcome.try_recv().is_err());
@@ -74,9 +73,6 @@ async fn what_is_not_answered_is_asked_for_beside_at_once() {
     let operation = bench.next().expect("it asks");
     bench.fails(&operation, &unanswered());
     assert!(matches!(outcome.try_recv(), Ok(Err(AcquireError::Server(_)))));
-    // An answer makes all good again.
-    bench.settle();
-    assert_eq!(bench.line.waitlist.timed_out().unanswered, 0);
 }
 
 /// The first request is still on its way when the second is answered.
