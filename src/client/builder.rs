@@ -15,7 +15,7 @@ use crate::{
     machine::{settings, wall_clock},
     session::{
         Session,
-        reading::{Hedging, read_beside},
+        hedged_read::{Hedging, read_beside},
     },
     store::{MemoryStore, MongoStore, Store},
     telemetry,

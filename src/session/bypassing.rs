@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::time::{Instant, sleep};
 
-use super::{Session, asking::patience, hold::Hold, operating::BREAK};
+use super::{Session, hold::Hold, in_flight::patience, operating::BREAK};
 use crate::{
     backoff::Backoff,
     error::ServerError,
@@ -93,7 +93,7 @@ impl Session {
         let (mut backoff, mut overdue) = (Backoff::default(), 0);
         loop {
             let within = match deadline {
-                Some(_) => self.asking.limit(overdue, &self.config).within,
+                Some(_) => self.in_flight.limit(overdue, &self.config).within,
                 None => BREAK,
             };
             let (store, name, operation) = (self.store.clone(), name.to_owned(), operation.clone());

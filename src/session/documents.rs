@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use mongodb::{bson::Document, options::UpdateModifications};
 
-use super::{Session, asking::patience, hold::Hold, operating::BREAK, reading::Cost};
+use super::{Session, hedged_read::Cost, hold::Hold, in_flight::patience, operating::BREAK};
 use crate::{
     error::ServerError,
     status::{Lost, LostReason},

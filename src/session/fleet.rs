@@ -10,7 +10,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Session, Table, renewals::RENEWED_TOGETHER, verifying::VERIFY_EVERY};
+use super::{Session, Table, hold_check::VERIFY_EVERY, renewals::RENEWED_TOGETHER};
 use crate::{
     config::Config, hold_watch::HoldWatch, protocol::ServerTime, store::LogTime, telemetry,
     waitlist::clock::ServerClock, wake_mode::WakeMode,

@@ -12,7 +12,7 @@ use mongodb::{
 };
 use tokio::time::{Instant, sleep};
 
-use super::{Session, hold::Hold, line::UNANSWERED, reading::Cost};
+use super::{Session, hedged_read::Cost, hold::Hold, line::UNANSWERED};
 use crate::{
     error::{GuardError, ServerError},
     status::LostReason,

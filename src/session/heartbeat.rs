@@ -106,7 +106,7 @@ impl Session {
 
         let mut table = self.table();
         let next = table
-            .next_beat(&self.config, self.asking.is_busy(now), self.wants_to_stream(), now)
+            .next_beat(&self.config, self.in_flight.is_busy(now), self.wants_to_stream(), now)
             .unwrap_or(now + NOTHING_DUE);
         // Work that is late in spite of all must not make the heart race.
         let next = next.max(now + Duration::from_millis(1));
@@ -133,7 +133,7 @@ impl Session {
     /// Wakes the heart if it would sleep for too long.
     pub(super) fn beat_in_time(&self, table: &mut Table) {
         let now = Instant::now();
-        let next = table.next_beat(&self.config, self.asking.is_busy(now), self.wants_to_stream(), now);
+        let next = table.next_beat(&self.config, self.in_flight.is_busy(now), self.wants_to_stream(), now);
         if let Some(next) = next
             && table.beat_at.is_none_or(|beat_at| next < beat_at)
         {

@@ -1,393 +1,321 @@
-//! The commands of a session that are on their way, and the operations that wait for one.
+//! The one way in which a session's commands are in flight: their limit, the wait for an answer, and late answers.
 //!
-//! Few commands are on their way at once, as the pool is the user's. While all their slots are taken, operations queue
-//! up. A slot that becomes free takes the first of them, and with it those that can share its command: the more there
-//! is to do, the more locks go into a command, and nothing ever waits for company.
+//! A command can stay without an answer for ever, on a connection that a firewall has forgotten, or at a primary that
+//! stands still. It can also stay so for long: the server says nothing of a document that a transaction has written
+//! until that transaction ends. So every command has a limit at the server, and here a little more patience than that.
+//! After that time the command counts as failed with an unknown outcome: its slot is free, and the line sends another
+//! beside it. The driver's future runs on by itself, as one that is dropped half-way stalls the connection pool; we
+//! call it adrift. Its late answer grants nothing. The answer shows the server's clock, and entries that have come
+//! late, which are then taken out.
 //!
-//! A command without a prompt answer moves to a slow slot, so that it doesn't block the others, and its operation begins
-//! there the next time. An operation that was not done in time again and again is most likely held up by its own
-//! document, such as by a transaction that has written it, and the server may try it for long. So it gets only half of
-//! the slow slots: an operation that was slow for a moment waits behind no such operation. The last quarter is for
-//! entries that leave, so that a release gets through even when everything else hangs.
+//! A command has one of the [slots](super::slots), and moves to a slow one if its answer is not prompt.
 
 use std::{
-    collections::VecDeque,
+    pin::{Pin, pin},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
-use tokio::{sync::oneshot, time::Instant};
+use tokio::time::{Instant, sleep};
 
-use crate::store::Asked;
+use super::{
+    Session,
+    line::UNANSWERED,
+    slots::{Slot, Slots},
+};
+use crate::{config::Config, error::ServerError};
 
-/// Maximum number of slow commands beside the prompt ones: those without a prompt answer, or whose operation was not
-/// done in time when it was last sent. Each can occupy a connection of the pool for as long as the server may try.
-const SLOW_AT_ONCE: usize = 8;
+/// Minimum time that the server may try an operation that it usually answers in milliseconds.
+pub(super) const SHORTEST: Duration = Duration::from_millis(200);
 
-/// Number of tries in a row that were not done in time, after which an operation is stuck. A server that stood still
-/// for a second makes two of them.
-const STUCK_AFTER: u32 = 3;
+/// That time as a multiple of the slowest recent answer, if this is more. An answer that takes longer than the slowest
+/// is not prompt.
+const TIMES_THE_SLOWEST: u32 = 4;
 
-/// Maximum number of operations in a command: more of them hardly cost the server less, and all wait for the last.
-const TOGETHER: usize = 64;
+/// Time for which the slowest answer counts as recent: one fast answer does not make a fast server.
+const RECENT: Duration = Duration::from_secs(5);
 
-/// The slots of a session's commands, and the queue for them.
+/// Maximum time that the server may try, where it reports each time that it needs longer: long enough for any server
+/// that can renew leases at all.
+const LONGEST: Duration = Duration::from_secs(10);
+
+/// Number of commands that are given up at full pace while nothing is answered at all: each can have taken a dead
+/// connection out of the pool. The pause before the next one grows by its time for each such number, as it occupies a
+/// connection too, or waits for one, and shows little more about the server.
+const ADRIFT_AT_EASE: u32 = 8;
+
+/// The commands of a session that are on their way, and the recent speed of the server.
 #[derive(Debug)]
 pub(super) struct InFlight {
-    most: usize,
-    queue: Mutex<Queue>,
+    pub(super) slots: Arc<Slots>,
+    seen: Mutex<Seen>,
 }
 
-#[derive(Debug)]
-struct Queue {
-    shares: bool,
-    /// Number of prompt slots that are free.
-    free: usize,
-    /// Number of slow commands.
-    slow: usize,
-    /// By the lane that they wait for.
-    waiting: [VecDeque<Waiting>; 3],
-    /// When a command last had to wait for a prompt slot.
-    waited: Option<Instant>,
+/// What the answers have shown of the server.
+#[derive(Debug, Default)]
+struct Seen {
+    /// The longest recent answer time, and when it was seen.
+    slowest: Option<(Duration, Instant)>,
+    /// When the youngest answered command was sent.
+    heard: Option<Instant>,
+    /// Number of commands that were given up and are not answered.
+    adrift: u32,
+    /// When one was given up last.
+    given_up: Option<Instant>,
 }
 
-/// The way of an operation, by the number of its tries in a row that the server reported as overdue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lane {
-    Prompt,
-    Slow,
-    Stuck,
+/// The time that the server may try.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limit {
+    pub(super) within: Duration,
+    /// Whether the answer time says something about that of other commands. A claim searches documents by a filter of
+    /// the user's, which says nothing.
+    is_telling: bool,
 }
 
-impl Lane {
-    fn after(overdue: u32) -> Self {
-        match overdue {
-            0 => Self::Prompt,
-            1..STUCK_AFTER => Self::Slow,
-            _ => Self::Stuck,
-        }
+impl Limit {
+    pub(super) fn patience(self) -> Duration {
+        patience(self.within)
     }
 }
 
-/// A slot, and the operations that have it together.
-type Turn = (Slot, Vec<Asked>);
-
-/// An operation that waits for its turn, or any other command, which waits for a slot.
-#[derive(Debug)]
-struct Waiting {
-    asked: Option<Asked>,
-    /// Dropped when the operation goes along in another's command.
-    to: oneshot::Sender<Turn>,
+/// Returns the time to wait for an answer: a little longer than the server may try, so that it can still say so.
+pub(super) fn patience(within: Duration) -> Duration {
+    within + within / 4
 }
 
-/// Whether an operation has entries that leave: others may get the lock by it.
-fn leaves(asked: &Asked) -> bool {
-    !asked.operation.leave.is_empty()
-}
-
-/// A slot for a command that is on its way. Dropping it gives it to the next.
+/// A command that was given up and runs on by itself.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(super) struct Adrift {
     in_flight: Arc<InFlight>,
-    /// Whether it must be left to others once the answer is not prompt.
-    pub(super) is_prompt: bool,
+    sent: Instant,
+    limit: Limit,
 }
 
-impl Drop for Slot {
+impl Adrift {
+    /// Waits for its late answer, and notes it. Returns the session too if that is still there: a command adrift keeps
+    /// no session alive.
+    pub(super) async fn outlast<T>(
+        self,
+        session: Arc<Session>,
+        command: Pin<&mut impl Future<Output = Result<T, ServerError>>>,
+    ) -> (Option<Arc<Session>>, Result<T, ServerError>) {
+        let waiting_for = Arc::downgrade(&session);
+        drop(session);
+        let late = command.await;
+        self.in_flight.answered(self.sent, self.limit, &late);
+        (waiting_for.upgrade(), late)
+    }
+}
+
+impl Drop for Adrift {
     fn drop(&mut self) {
-        {
-            let mut queue = self.in_flight.queue();
-            match self.is_prompt {
-                true => queue.free += 1,
-                false => queue.slow -= 1,
-            }
-        }
-        self.in_flight.give();
+        self.in_flight.seen().adrift -= 1;
     }
 }
 
 impl InFlight {
-    /// Creates the slots, of which so many are prompt; `shares`: whether the store runs several operations in a command.
+    /// Creates it with so many prompt slots; `shares`: whether the store runs several operations in a command.
     pub(super) fn new(most: usize, shares: bool) -> Arc<Self> {
-        let queue = Mutex::new(Queue {
-            shares,
-            free: most,
-            slow: 0,
-            waiting: Default::default(),
-            waited: None,
+        let (slots, seen) = (Slots::new(most, shares), Mutex::default());
+        Arc::new(Self { slots, seen })
+    }
+
+    /// Returns the time that the server may try what it usually answers at once.
+    pub(super) fn usual(&self) -> Duration {
+        self.seen().usual()
+    }
+
+    /// Returns the time within which an answer is prompt: a command that takes longer may hang.
+    fn prompt(&self) -> Duration {
+        self.usual() / TIMES_THE_SLOWEST
+    }
+
+    /// Returns the time that the server may try: twice as long for each try in a row that it reported as overdue, so that
+    /// a slow server gets it done in the end.
+    pub(super) fn limit(&self, overdue: u32, config: &Config) -> Limit {
+        Limit {
+            within: grown(self.usual(), overdue, config.lease),
+            is_telling: true,
+        }
+    }
+
+    /// Returns the same for a claim with this lease, of which the last ones took so long.
+    pub(super) fn limit_of_claim(&self, took: Duration, overdue: u32, lease: Duration) -> Limit {
+        let usual = self.usual().max(UNANSWERED).max(took.saturating_mul(TIMES_THE_SLOWEST));
+        Limit {
+            within: grown(usual, overdue, lease),
+            is_telling: false,
+        }
+    }
+
+    /// Waits for the answer to a command that is sent now. The caller runs the future on once it is given up.
+    pub(super) async fn answer<T>(
+        self: &Arc<Self>,
+        mut command: Pin<&mut impl Future<Output = Result<T, ServerError>>>,
+        mut slot: Option<Slot>,
+        limit: Limit,
+    ) -> Result<Result<T, ServerError>, Adrift> {
+        let sent = Instant::now();
+        let mut slow = pin!(async {
+            sleep(self.prompt()).await;
+            self.slots.slow().await
         });
-        Arc::new(Self { most, queue })
-    }
-
-    /// Waits for the turn of an operation, and of those that go along; `None` if it goes along itself.
-    pub(super) async fn turn(self: &Arc<Self>, asked: Asked, overdue: u32) -> Option<Turn> {
-        self.wait(Lane::after(overdue), Some(asked)).await
-    }
-
-    /// Waits for a slot for another command, after so many tries that were overdue. Cancel safe.
-    pub(super) async fn slot(self: &Arc<Self>, overdue: u32) -> Option<Slot> {
-        self.wait(Lane::after(overdue), None).await.map(|(slot, _)| slot)
-    }
-
-    /// Waits for a slow slot, for a command that is on its way. Cancel safe.
-    pub(super) async fn slow(self: &Arc<Self>) -> Option<Slot> {
-        self.wait(Lane::Slow, None).await.map(|(slot, _)| slot)
-    }
-
-    async fn wait(self: &Arc<Self>, lane: Lane, asked: Option<Asked>) -> Option<Turn> {
-        let (to, turn) = oneshot::channel();
-        {
-            let mut queue = self.queue();
-            if lane == Lane::Prompt && queue.free == 0 {
-                queue.waited = Some(Instant::now());
-            }
-            queue.waiting[lane as usize].push_back(Waiting { asked, to });
-        }
-        self.give();
-        turn.await.ok()
-    }
-
-    /// Gives the free slots to those that wait for them.
-    fn give(self: &Arc<Self>) {
+        let mut overdue = pin!(sleep(limit.patience()));
         loop {
-            let Some((is_prompt, to, together)) = self.queue().next() else {
-                return;
-            };
-            let in_flight = self.clone();
-            // If nothing waits there any more, the slot is dropped, and given to the next.
-            drop(to.send((Slot { in_flight, is_prompt }, together)));
+            let moves = slot.as_ref().is_some_and(|slot| slot.is_prompt);
+            tokio::select! {
+                biased;
+                answer = &mut command => {
+                    self.answered(sent, limit, &answer);
+                    return Ok(answer);
+                }
+                other = &mut slow, if moves => slot = other,
+                () = &mut overdue => match self.give_up(sent, limit) {
+                    Some(adrift) => return Err(adrift),
+                    None => overdue.as_mut().reset(Instant::now() + limit.patience()),
+                },
+            }
         }
     }
 
-    /// Returns when a command last had to wait for a prompt slot.
-    pub(super) fn last_waited(&self) -> Option<Instant> {
-        self.queue().waited
+    /// Whether a command that was sent at most `time` ago was answered.
+    pub(super) fn was_answered_within(&self, time: Duration, now: Instant) -> bool {
+        let heard = self.seen().heard;
+        heard.is_some_and(|heard| now.saturating_duration_since(heard) <= time)
     }
 
-    /// Whether no prompt command is on its way; slow ones don't count.
+    /// Whether commands have had to wait for others just now.
+    pub(super) fn is_busy(&self, now: Instant) -> bool {
+        let waited = self.slots.last_waited();
+        waited.is_some_and(|waited| now.saturating_duration_since(waited) <= self.prompt())
+    }
+
+    /// Whether no prompt command is on its way, and none is adrift; slow ones don't count.
     pub(super) fn is_quiet(&self) -> bool {
-        self.queue().free == self.most
+        self.slots.is_quiet() && self.seen().adrift == 0
     }
 
-    fn queue(&self) -> MutexGuard<'_, Queue> {
+    /// Notes the end of a command.
+    fn answered<T>(&self, sent: Instant, limit: Limit, answer: &Result<T, ServerError>) {
+        // Where the server did not get it done within its limit, it answers all the same. An error of the driver's own
+        // says nothing of the server.
+        if answer.as_ref().is_err_and(|error| !error.ran_out_of_time()) {
+            return;
+        }
+        let mut seen = self.seen();
+        seen.heard = seen.heard.max(Some(sent));
+        if answer.is_ok() && limit.is_telling {
+            // A single one that hung says little of the others.
+            let (took, now) = (sent.elapsed().min(seen.usual()), Instant::now());
+            let stays = seen
+                .slowest
+                .is_some_and(|(slowest, at)| slowest > took && now - at < RECENT);
+            if !stays {
+                seen.slowest = Some((took, now));
+            }
+        }
+    }
+
+    /// Gives up an overdue command. Where a later one has been answered, the silence is the connection's, or that of a
+    /// server that is no longer the primary. Otherwise the server may be silent, and the more commands are adrift, the
+    /// more seldom another is given up.
+    fn give_up(self: &Arc<Self>, sent: Instant, limit: Limit) -> Option<Adrift> {
+        let (mut seen, now) = (self.seen(), Instant::now());
+        let pause = limit.patience() * (seen.adrift / ADRIFT_AT_EASE);
+        if seen.heard <= Some(sent) && seen.given_up.is_some_and(|at| now - at < pause) {
+            return None;
+        }
+        seen.adrift += 1;
+        seen.given_up = Some(now);
+        let in_flight = self.clone();
+        Some(Adrift { in_flight, sent, limit })
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
         // Nothing under it panics.
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Queue {
-    /// Takes a free slot, and the first that waits for one, with those that go along; whether the slot is a prompt one.
-    fn next(&mut self) -> Option<(bool, oneshot::Sender<Turn>, Vec<Asked>)> {
-        // Whoever was dropped meanwhile needs none. Thousands of them, one after the other, would be as many drops of a
-        // slot within each other.
-        for waiting in &mut self.waiting {
-            while waiting.front().is_some_and(|waiting| waiting.to.is_closed()) {
-                waiting.pop_front();
-            }
-        }
-        let [prompt, slow, stuck] = &mut self.waiting;
-        let all_hang = self.slow >= SLOW_AT_ONCE / 4 * 3;
-        let is_prompt = self.free > 0 && !prompt.is_empty();
-        let first = if is_prompt {
-            prompt.pop_front()
-        } else if !(all_hang || slow.is_empty()) {
-            slow.pop_front()
-        } else if self.slow < SLOW_AT_ONCE / 2 {
-            stuck.pop_front()
-        } else if all_hang && self.slow < SLOW_AT_ONCE {
-            [&mut *prompt, slow].into_iter().find_map(|waiting| {
-                let position = waiting
-                    .iter()
-                    .position(|waiting| waiting.asked.as_ref().is_some_and(leaves));
-                waiting.remove(position?)
-            })
-        } else {
-            None
-        }?;
-        match is_prompt {
-            true => self.free -= 1,
-            false => self.slow += 1,
-        }
-        let mut together: Vec<Asked> = first.asked.into_iter().collect();
-        let goes_along = |asked: &Asked| asked.operation.is_shareable() && (is_prompt || leaves(asked));
-        if self.shares && (is_prompt || all_hang) && together.first().is_some_and(goes_along) {
-            let mut stay = Vec::new();
-            // Only those with not too many others before them.
-            while together.len() < TOGETHER
-                && stay.len() < TOGETHER
-                && let Some(next) = prompt.pop_front()
-            {
-                match next.asked {
-                    Some(mut asked) if goes_along(&asked) => {
-                        // To its documents, a command is one operation.
-                        asked.operation.id.clone_from(&together[0].operation.id);
-                        together.push(asked);
-                    }
-                    asked => stay.push(Waiting { asked, to: next.to }),
-                }
-            }
-            stay.into_iter().rev().for_each(|next| prompt.push_front(next));
-        }
-        Some((is_prompt, first.to, together))
+impl Seen {
+    fn usual(&self) -> Duration {
+        let slowest = self.slowest.map_or(Duration::ZERO, |(slowest, _)| slowest);
+        slowest.saturating_mul(TIMES_THE_SLOWEST).max(SHORTEST)
     }
+}
+
+fn grown(usual: Duration, overdue: u32, lease: Duration) -> Duration {
+    let longest = (lease / 3).clamp(SHORTEST, LONGEST);
+    usual.saturating_mul(2_u32.saturating_pow(overdue)).min(longest)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use tokio::time::{sleep, timeout};
-
     use super::*;
-    use crate::protocol::{Expects, Operation, made_up, made_up::leaving};
+    use crate::config::Settings;
 
-    const MOST: usize = 6;
-
-    fn asked(name: &str, operation: Operation) -> Asked {
-        let name = name.to_owned();
-        Asked { name, operation }
-    }
-
-    /// A request for a lock that is expected to be free.
-    fn request(name: &str) -> Asked {
-        let operation = made_up::asking(&format!("a.{name}"), made_up::request(&format!("a-{name}")));
-        let expects = Expects::Alone;
-        asked(name, Operation { expects, ..operation })
-    }
-
-    /// A release that may hand its lock over.
-    fn release(name: &str) -> Asked {
-        let operation = leaving(&format!("a.{name}"), &format!("a-{name}"));
-        let (expects, leave_capacity) = (Expects::Holding, Some(1));
-        asked(
-            name,
-            Operation {
-                expects,
-                leave_capacity,
-                ..operation
-            },
-        )
-    }
-
-    async fn soon<T>(turn: impl Future<Output = T>) -> Option<T> {
-        timeout(Duration::from_millis(1), turn).await.ok()
-    }
-
-    /// Takes all prompt slots.
-    async fn full() -> (Arc<InFlight>, Vec<Option<Slot>>) {
-        let in_flight = InFlight::new(MOST, true);
-        let mut taken = Vec::new();
-        while let Some(slot) = soon(in_flight.slot(0)).await {
-            taken.push(slot);
-        }
-        assert_eq!(taken.len(), MOST);
-        (in_flight, taken)
-    }
-
-    /// Queues these up, and frees a slot once all of them wait. Returns the names of each command, each of which ends
-    /// at once.
-    async fn commands(queued: impl IntoIterator<Item = Asked>) -> Vec<Vec<String>> {
-        let (in_flight, mut taken) = full().await;
-        let (commands, mut tasks) = (Arc::new(Mutex::new(Vec::new())), Vec::new());
-        for asked in queued {
-            let (in_flight, commands) = (in_flight.clone(), commands.clone());
-            tasks.push(tokio::spawn(async move {
-                let Some((_slot, together)) = in_flight.turn(asked, 0).await else {
-                    return;
-                };
-                let id = &together[0].operation.id;
-                assert!(together.iter().all(|asked| asked.operation.id == *id));
-                let names = together.iter().map(|asked| asked.name.clone());
-                commands.lock().unwrap().push(names.collect());
-            }));
-            tokio::task::yield_now().await;
-        }
-        taken.pop();
-        for task in tasks {
-            task.await.unwrap();
-        }
-        std::mem::take(&mut *commands.lock().unwrap())
+    fn in_flight() -> (Arc<InFlight>, Config) {
+        (InFlight::new(6, true), Settings::default().validate().unwrap())
     }
 
     #[tokio::test(start_paused = true)]
-    async fn operations_that_queue_up_share_the_next_command_and_nothing_waits_for_company() {
-        let in_flight = InFlight::new(MOST, true);
-        let mut turns = Vec::new();
-        for number in 0..MOST {
-            let turn = soon(in_flight.turn(request(&number.to_string()), 0));
-            let (slot, alone) = turn.await.flatten().expect("a slot is free");
-            assert_eq!(alone.len(), 1);
-            turns.push(slot);
-        }
-        let names: Vec<String> = (0..TOGETHER + 6).map(|number| number.to_string()).collect();
-        let commands = commands(names.iter().map(|name| request(name))).await;
-        assert_eq!(commands, [&names[..TOGETHER], &names[TOGETHER..]]);
-    }
-
-    /// Those that go alone come in their order.
-    #[tokio::test(start_paused = true)]
-    async fn an_operation_that_cannot_share_a_command_goes_alone() {
-        let in_full = |name: &str| {
-            let mut asked = request(name);
-            asked.operation.expects = Expects::Nothing;
-            asked
+    async fn limits_grow_with_the_time_that_answers_take_but_not_with_that_of_claims() {
+        let (in_flight, config) = in_flight();
+        let millis = Duration::from_millis;
+        let limit = |overdue| in_flight.limit(overdue, &config).within;
+        // Longer only where the server asks for it.
+        assert_eq!([0, 3, 99].map(limit), [SHORTEST, 8 * SHORTEST, LONGEST]);
+        let took = async |limit: Limit, took| {
+            let sent = Instant::now();
+            tokio::time::advance(millis(took)).await;
+            in_flight.answered(sent, limit, &Ok(()));
         };
-        let commands = commands([request("1"), in_full("2"), request("3"), in_full("4")]).await;
-        assert_eq!(commands, [vec!["1", "3"], vec!["2"], vec!["4"]]);
+        let of_claim = |took| in_flight.limit_of_claim(millis(took), 0, config.lease);
+        took(of_claim(0), 900).await;
+        assert_eq!(limit(0), SHORTEST);
+        // Where such claims took long, the next one gets the time at once.
+        assert_eq!(
+            (of_claim(0).within, of_claim(2_000).within),
+            (UNANSWERED, millis(8_000))
+        );
+        for (takes, then) in [(100, 400), (1, 400), (4_998, 1_600), (1, 1_600)] {
+            took(in_flight.limit(0, &config), takes).await;
+            assert_eq!(limit(0), millis(then), "{takes}");
+        }
+        tokio::time::advance(RECENT).await;
+        took(in_flight.limit(0, &config), 1).await;
+        assert_eq!(limit(0), SHORTEST);
     }
 
-    /// Forty documents that a transaction has written: the server tries each for longer every time.
+    /// A server that answers nothing at all gets ever fewer commands; a dead connection beside others that work costs no
+    /// more than one patience.
     #[tokio::test(start_paused = true)]
-    async fn an_operation_that_was_slow_once_waits_behind_none_that_is_stuck() {
-        let in_flight = InFlight::new(MOST, true);
-        for number in 0..40 {
-            let in_flight = in_flight.clone();
-            tokio::spawn(async move {
-                for tries in 0.. {
-                    let mut asked = release(&number.to_string());
-                    asked.operation.expects = Expects::Nothing;
-                    let turn = in_flight.turn(asked, tries).await;
-                    sleep(Duration::from_millis(200 << tries.min(5))).await;
-                    drop(turn);
-                }
-            });
+    async fn the_more_commands_are_adrift_the_more_seldom_another_is_given_up_while_nothing_is_answered() {
+        let (in_flight, config) = in_flight();
+        let limit = in_flight.limit(0, &config);
+        let hang = async || {
+            let (sent, slot) = (Instant::now(), in_flight.slots.slot(0).await);
+            let mut hung = pin!(std::future::pending::<Result<(), ServerError>>());
+            let adrift = in_flight.answer(hung.as_mut(), slot, limit).await.unwrap_err();
+            (adrift, sent.elapsed())
+        };
+        let mut all = Vec::new();
+        for number in 0..3 * ADRIFT_AT_EASE {
+            let (adrift, waited) = hang().await;
+            assert_eq!(waited, limit.patience() * (number / ADRIFT_AT_EASE).max(1), "{number}");
+            all.push(adrift);
         }
-        // Each of them has been tried three times by then.
-        sleep(Duration::from_secs(20)).await;
-        for tries in 0..STUCK_AFTER {
-            for asked in [request("x"), release("x")] {
-                let entered = soon(in_flight.turn(asked, tries)).await;
-                assert!(matches!(entered, Some(Some(_))), "{tries}");
-            }
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_leaving_entry_gets_through_when_all_others_hang() {
-        let (in_flight, mut hanging) = full().await;
-        while let Some(slot) = soon(in_flight.slot(1)).await {
-            hanging.push(slot);
-        }
-        assert_eq!(hanging.len(), MOST + SLOW_AT_ONCE / 4 * 3);
-        let mut turns = Vec::new();
-        for tries in [0, 1] {
-            turns.push(soon(in_flight.turn(release("x"), tries)).await.expect("it leaves"));
-        }
-        // The next one is served as soon as one of them has left.
-        let mut waiting = std::pin::pin!(in_flight.turn(release("y"), 0));
-        assert!(soon(waiting.as_mut()).await.is_none());
-        turns.pop();
-        assert!(matches!(soon(waiting).await, Some(Some(_))));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_command_that_gives_up_its_wait_takes_no_slot_along() {
-        let (in_flight, taken) = full().await;
-        for _ in 0..3 {
-            assert!(soon(in_flight.slot(0)).await.is_none());
-        }
-        assert!(in_flight.last_waited().is_some() && !in_flight.is_quiet());
-        drop(taken);
+        let (heard, ()) = tokio::join!(hang(), async {
+            let (later, slot) = (Instant::now(), in_flight.slots.slot(0).await);
+            tokio::time::advance(Duration::from_millis(1)).await;
+            drop(slot);
+            in_flight.answered(later + Duration::from_millis(1), limit, &Ok(()));
+        });
+        assert_eq!(heard.1, limit.patience());
+        // Its slot is another's meanwhile, as that of any command that hangs.
+        assert!(in_flight.slots.is_quiet() && !in_flight.is_quiet());
+        drop((all, heard));
         assert!(in_flight.is_quiet());
-        assert!(soon(in_flight.slot(0)).await.is_some());
     }
 }

@@ -14,7 +14,7 @@ use std::{
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::{Session, asking::patience};
+use super::{Session, in_flight::patience};
 use crate::{backoff::Backoff, telemetry};
 
 /// Pauses between tries while the server can't be reached. Nothing about it is urgent.

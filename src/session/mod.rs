@@ -2,39 +2,39 @@
 //!
 //! All state is behind one mutex that is never held across an await. Every input (a task joins, a future is dropped,
 //! an answer or an event arrives, a timer fires) is fed to the [`Line`] of its name under the mutex. The effects are
-//! carried out after the mutex is released. When the line wants an operation, a task runs it (see [`running`] and
-//! [`asking`]). The driver's futures are never dropped: each is part of a task that runs [`to_its_end`]. The exception
+//! carried out after the mutex is released. When the line wants an operation, a task runs it (see [`operation_loop`] and
+//! [`in_flight`]). The driver's futures are never dropped: each is part of a task that runs [`to_its_end`]. The exception
 //! is a command in a transaction of the user's ([`guard`]): it borrows the user's driver session, so no task can have
 //! it. Dropping it is like dropping any other command there: the user has to abort the transaction.
 
 mod acquiring;
 mod agenda;
-pub(crate) mod asking;
 mod bypassing;
 pub(crate) mod claims;
 mod documents;
 mod fleet;
 mod guard;
 mod heartbeat;
+pub(crate) mod hedged_read;
 pub(crate) mod hold;
+mod hold_check;
 mod in_flight;
 mod index;
 pub(crate) mod line;
-mod looking;
 mod needs;
 mod operating;
+mod operation_loop;
 mod process;
-pub(crate) mod reading;
+mod queue_position;
 mod renewals;
 mod renewing;
 mod routing;
-mod running;
 mod runtime;
 mod shut_down;
+mod slots;
 pub(crate) mod streams;
 mod unknown;
 mod user_handle;
-mod verifying;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -61,12 +61,12 @@ use crate::{
     wake_mode::WakeMode,
 };
 use agenda::Agenda;
-use asking::Asking;
 use claims::Claims;
 pub(crate) use claims::passed::PASSED_AT_ONCE;
 pub(crate) use claims::{ClaimedDocument, Claiming};
 use fleet::Fleet;
 use hold::Hold;
+use in_flight::InFlight;
 use line::{Context, Effect, Ended, Line, Need, error_of};
 use needs::{LOOKS_MOST, Needs};
 use process::Process;
@@ -89,7 +89,7 @@ pub(crate) struct Session {
     beat: Arc<Notify>,
     /// Wakes the watcher when an event is expected earlier than it knows.
     stirred: Arc<Notify>,
-    asking: Arc<Asking>,
+    in_flight: Arc<InFlight>,
     claims: Claims,
     mode: watch::Sender<WakeMode>,
     /// Shared by all sessions of the client.
@@ -190,7 +190,7 @@ impl Session {
             // The first exchange has nothing to contradict.
             let _ = clock.note(exchange, &config);
         }
-        let asking = Asking::new(config.max_operations, !store.is_in_place());
+        let in_flight = InFlight::new(config.max_operations, !store.is_in_place());
         Arc::new(Self {
             config,
             store,
@@ -201,7 +201,7 @@ impl Session {
             }),
             beat: Arc::default(),
             stirred: Arc::default(),
-            asking,
+            in_flight,
             claims: Claims::default(),
             mode: watch::Sender::new(mode),
             budget,

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Session, asking::patience, reading::Cost};
+use super::{Session, hedged_read::Cost, in_flight::patience};
 use crate::{
     error::ServerError,
     inspect::LockInfo,

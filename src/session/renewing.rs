@@ -198,7 +198,7 @@ impl Session {
         let mut sizes = BTreeMap::new();
         loop {
             // A binding of its own, so that the mutex is released after each.
-            let busy = self.asking.is_busy(now);
+            let busy = self.in_flight.is_busy(now);
             let batch = self.table().next_batch(&self.config, busy, &mut sizes, now);
             let Some(batch) = batch else { return };
             self.send_renewal(batch);

@@ -104,7 +104,7 @@ impl Session {
             tokio::task::yield_now().await;
         }
         // Beyond that time, a release is repeated while others go on.
-        let patience = self.asking.limit(0, &self.config).patience();
+        let patience = self.in_flight.limit(0, &self.config).patience();
         stream::iter(ended)
             .for_each_concurrent(RELEASES_AT_ONCE, |hold| async move {
                 let (to, released) = oneshot::channel();
@@ -193,7 +193,7 @@ mod tests {
             let begun = Instant::now();
             locks.shutdown().await;
             assert!(session.is_unused() && held.iter().flatten().all(|handle| !handle.is_held()));
-            let most = session.asking.limit(0, &session.config).patience();
+            let most = session.in_flight.limit(0, &session.config).patience();
             assert!(begun.elapsed() < most * 2, "{count}: {:?}", begun.elapsed());
             assert!(most < Duration::from_secs(1), "{most:?}");
         }

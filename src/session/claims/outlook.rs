@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::super::{Session, reading::Cost};
+use super::super::{Session, hedged_read::Cost};
 use super::passed::{Selection, Why, shown};
 use crate::{
     error::AcquireError,

@@ -14,7 +14,7 @@ use std::{
 
 use tokio::time::{Instant, sleep_until};
 
-use super::super::{Session, reading::Cost};
+use super::super::{Session, hedged_read::Cost};
 use super::trying::USED;
 use crate::{backoff::Backoff, store::Wanted, waitlist::SWEEPS};
 

@@ -245,9 +245,9 @@ impl Session {
             overdue,
         } = asked;
         let limit = self
-            .asking
+            .in_flight
             .limit_of_claim(took, overdue, lease.length.min(self.config.lease));
-        let slot = self.asking.in_flight.slot(overdue).await;
+        let slot = self.in_flight.slots.slot(overdue).await;
         let id = self.ids.claim();
         if self.takes_nothing_new() {
             self.ids.pending_claims.settled(&id);
@@ -261,7 +261,7 @@ impl Session {
         let (store, passed) = (self.store.clone(), self.claims.passed().ids(Instant::now()));
         let sent = Instant::now();
         let mut claiming = pin!(claim_next(&store, &wanted, &passed, &operation, limit.within));
-        let (answer, adrift) = match self.asking.answer(claiming.as_mut(), slot, limit).await {
+        let (answer, adrift) = match self.in_flight.answer(claiming.as_mut(), slot, limit).await {
             Ok(answer) => (answer, None),
             Err(adrift) => (Err(ServerError::unanswered(limit.patience())), Some(adrift)),
         };

@@ -4,7 +4,7 @@ use std::{pin::pin, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, timeout};
 
-use super::{Session, Table, asking::Limit, in_flight::Slot};
+use super::{Session, Table, in_flight::Limit, slots::Slot};
 use crate::{
     error::ServerError,
     protocol::Operation,
@@ -17,10 +17,10 @@ impl Session {
     /// Runs an operation on one name. Its end runs the next one that the line wants.
     pub(super) async fn run(self: Arc<Self>, name: String, (operation, overdue): (Operation, u32)) {
         self.prepare().await;
-        let turn = self.asking.in_flight.turn(Asked { name, operation }, overdue).await;
+        let turn = self.in_flight.slots.turn(Asked { name, operation }, overdue).await;
         // Without a turn of its own it has gone along in another's command.
         if let Some((slot, all)) = turn {
-            let limit = self.asking.limit(overdue, &self.config);
+            let limit = self.in_flight.limit(overdue, &self.config);
             // Apart, as most tasks of a crowd only wait.
             Box::pin(self.send(slot, all, limit)).await;
         }
@@ -28,10 +28,10 @@ impl Session {
 
     /// Runs operations in one command.
     async fn send(self: Arc<Self>, slot: Slot, all: Vec<Asked>, limit: Limit) {
-        let (asking, store) = (self.asking.clone(), self.store.clone());
+        let (in_flight, store) = (self.in_flight.clone(), self.store.clone());
         let sent = Instant::now();
         let mut command = pin!(run(&store, &all, limit.within));
-        let adrift = match asking.answer(command.as_mut(), Some(slot), limit).await {
+        let adrift = match in_flight.answer(command.as_mut(), Some(slot), limit).await {
             Ok(answers) => {
                 self.suspicion.note(sent, answers.as_ref());
                 return self.ended(&all, answers, limit.within);

@@ -1,4 +1,4 @@
-//! Looks at queue positions: small readings, sent as [operations](super::asking) are.
+//! Looks at queue positions: small readings, sent as [operations](super::in_flight) are.
 
 use std::{pin::pin, sync::Arc};
 
@@ -15,16 +15,16 @@ impl Session {
     /// Looks at the queue position of an entry. If there is no answer in time, the entry asks, and the error of that
     /// shows why.
     pub(super) async fn look_at_position(self: Arc<Self>, name: String, look: PositionLook) {
-        let slot = self.asking.in_flight.slot(0).await;
+        let slot = self.in_flight.slots.slot(0).await;
         if !self.admits(&name, &look) {
             // It had to wait, and another operation's answer has come meanwhile, or is about to.
             return;
         }
-        let limit = self.asking.limit(0, &self.config);
+        let limit = self.in_flight.limit(0, &self.config);
         let store = self.store.clone();
         let mut looking = pin!(store.ahead(&name, &look.entry, limit.within));
-        let asking = self.asking.clone();
-        match asking.answer(looking.as_mut(), slot, limit).await {
+        let in_flight = self.in_flight.clone();
+        match in_flight.answer(looking.as_mut(), slot, limit).await {
             Ok(seen) => self.looked(&name, &look, seen),
             Err(adrift) => {
                 // By its late answer the entry has asked.
@@ -147,7 +147,7 @@ mod tests {
         assert!(sent.elapsed() < Duration::from_millis(100), "{:?}", sent.elapsed());
         sleep(Duration::from_millis(260)).await;
         // It has a connection still.
-        assert!(!bench.session.asking.is_quiet());
+        assert!(!bench.session.in_flight.is_quiet());
         bench.held.release().await.unwrap();
         let released = Instant::now();
         bench.waiting.await.unwrap().unwrap().release().await.unwrap();
@@ -159,9 +159,9 @@ mod tests {
         while !bench.session.is_unused() {
             sleep(Duration::from_millis(10)).await;
         }
-        assert!(!bench.session.asking.is_quiet());
+        assert!(!bench.session.in_flight.is_quiet());
         sleep(Duration::from_secs(1_000)).await;
-        assert!(bench.session.asking.is_quiet());
+        assert!(bench.session.in_flight.is_quiet());
     }
 
     /// It has waited for a slot, and meanwhile the entry has cause to ask.

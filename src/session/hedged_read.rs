@@ -16,7 +16,7 @@ use tokio::{
 
 use super::{
     Session,
-    asking::{SHORTEST, patience},
+    in_flight::{SHORTEST, patience},
 };
 use crate::{
     error::ServerError,
@@ -158,19 +158,19 @@ impl Session {
         if cost != Cost::Small {
             self.find_connection().await?;
         }
-        read_beside(self.start(), Hedging::of(cost, self.asking.usual()), read).await
+        read_beside(self.start(), Hedging::of(cost, self.in_flight.usual()), read).await
     }
 
     /// Has a small reading find a connection that works, for a command that is sent once: the driver reuses its last
     /// connection first. No reading is needed where that one has answered just now.
     pub(super) async fn find_connection(self: &Arc<Self>) -> Result<(), ServerError> {
         self.ensure_alive()?;
-        if !self.asking.is_quiet() || !self.asking.was_answered_within(ANSWERS_STILL, Instant::now()) {
+        if !self.in_flight.is_quiet() || !self.in_flight.was_answered_within(ANSWERS_STILL, Instant::now()) {
             let read = || {
                 let store = self.store.clone();
                 async move { store.read(&[], View::Newest).await }
             };
-            let hedging = Hedging::of(Cost::Small, self.asking.usual());
+            let hedging = Hedging::of(Cost::Small, self.in_flight.usual());
             read_beside(self.start(), hedging, read).await?;
         }
         Ok(())

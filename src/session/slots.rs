@@ -1,0 +1,393 @@
+//! The commands of a session that are on their way, and the operations that wait for one.
+//!
+//! Few commands are on their way at once, as the pool is the user's. While all their slots are taken, operations queue
+//! up. A slot that becomes free takes the first of them, and with it those that can share its command: the more there
+//! is to do, the more locks go into a command, and nothing ever waits for company.
+//!
+//! A command without a prompt answer moves to a slow slot, so that it doesn't block the others, and its operation begins
+//! there the next time. An operation that was not done in time again and again is most likely held up by its own
+//! document, such as by a transaction that has written it, and the server may try it for long. So it gets only half of
+//! the slow slots: an operation that was slow for a moment waits behind no such operation. The last quarter is for
+//! entries that leave, so that a release gets through even when everything else hangs.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::{sync::oneshot, time::Instant};
+
+use crate::store::Asked;
+
+/// Maximum number of slow commands beside the prompt ones: those without a prompt answer, or whose operation was not
+/// done in time when it was last sent. Each can occupy a connection of the pool for as long as the server may try.
+const SLOW_AT_ONCE: usize = 8;
+
+/// Number of tries in a row that were not done in time, after which an operation is stuck. A server that stood still
+/// for a second makes two of them.
+const STUCK_AFTER: u32 = 3;
+
+/// Maximum number of operations in a command: more of them hardly cost the server less, and all wait for the last.
+const TOGETHER: usize = 64;
+
+/// The slots of a session's commands, and the queue for them.
+#[derive(Debug)]
+pub(super) struct Slots {
+    most: usize,
+    queue: Mutex<Queue>,
+}
+
+#[derive(Debug)]
+struct Queue {
+    shares: bool,
+    /// Number of prompt slots that are free.
+    free: usize,
+    /// Number of slow commands.
+    slow: usize,
+    /// By the lane that they wait for.
+    waiting: [VecDeque<Waiting>; 3],
+    /// When a command last had to wait for a prompt slot.
+    waited: Option<Instant>,
+}
+
+/// The way of an operation, by the number of its tries in a row that the server reported as overdue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lane {
+    Prompt,
+    Slow,
+    Stuck,
+}
+
+impl Lane {
+    fn after(overdue: u32) -> Self {
+        match overdue {
+            0 => Self::Prompt,
+            1..STUCK_AFTER => Self::Slow,
+            _ => Self::Stuck,
+        }
+    }
+}
+
+/// A slot, and the operations that have it together.
+type Turn = (Slot, Vec<Asked>);
+
+/// An operation that waits for its turn, or any other command, which waits for a slot.
+#[derive(Debug)]
+struct Waiting {
+    asked: Option<Asked>,
+    /// Dropped when the operation goes along in another's command.
+    to: oneshot::Sender<Turn>,
+}
+
+/// Whether an operation has entries that leave: others may get the lock by it.
+fn leaves(asked: &Asked) -> bool {
+    !asked.operation.leave.is_empty()
+}
+
+/// A slot for a command that is on its way. Dropping it gives it to the next.
+#[derive(Debug)]
+pub(super) struct Slot {
+    slots: Arc<Slots>,
+    /// Whether it must be left to others once the answer is not prompt.
+    pub(super) is_prompt: bool,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        {
+            let mut queue = self.slots.queue();
+            match self.is_prompt {
+                true => queue.free += 1,
+                false => queue.slow -= 1,
+            }
+        }
+        self.slots.give();
+    }
+}
+
+impl Slots {
+    /// Creates the slots, of which so many are prompt; `shares`: whether the store runs several operations in a command.
+    pub(super) fn new(most: usize, shares: bool) -> Arc<Self> {
+        let queue = Mutex::new(Queue {
+            shares,
+            free: most,
+            slow: 0,
+            waiting: Default::default(),
+            waited: None,
+        });
+        Arc::new(Self { most, queue })
+    }
+
+    /// Waits for the turn of an operation, and of those that go along; `None` if it goes along itself.
+    pub(super) async fn turn(self: &Arc<Self>, asked: Asked, overdue: u32) -> Option<Turn> {
+        self.wait(Lane::after(overdue), Some(asked)).await
+    }
+
+    /// Waits for a slot for another command, after so many tries that were overdue. Cancel safe.
+    pub(super) async fn slot(self: &Arc<Self>, overdue: u32) -> Option<Slot> {
+        self.wait(Lane::after(overdue), None).await.map(|(slot, _)| slot)
+    }
+
+    /// Waits for a slow slot, for a command that is on its way. Cancel safe.
+    pub(super) async fn slow(self: &Arc<Self>) -> Option<Slot> {
+        self.wait(Lane::Slow, None).await.map(|(slot, _)| slot)
+    }
+
+    async fn wait(self: &Arc<Self>, lane: Lane, asked: Option<Asked>) -> Option<Turn> {
+        let (to, turn) = oneshot::channel();
+        {
+            let mut queue = self.queue();
+            if lane == Lane::Prompt && queue.free == 0 {
+                queue.waited = Some(Instant::now());
+            }
+            queue.waiting[lane as usize].push_back(Waiting { asked, to });
+        }
+        self.give();
+        turn.await.ok()
+    }
+
+    /// Gives the free slots to those that wait for them.
+    fn give(self: &Arc<Self>) {
+        loop {
+            let Some((is_prompt, to, together)) = self.queue().next() else {
+                return;
+            };
+            let slots = self.clone();
+            // If nothing waits there any more, the slot is dropped, and given to the next.
+            drop(to.send((Slot { slots, is_prompt }, together)));
+        }
+    }
+
+    /// Returns when a command last had to wait for a prompt slot.
+    pub(super) fn last_waited(&self) -> Option<Instant> {
+        self.queue().waited
+    }
+
+    /// Whether no prompt command is on its way; slow ones don't count.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.queue().free == self.most
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        // Nothing under it panics.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Queue {
+    /// Takes a free slot, and the first that waits for one, with those that go along; whether the slot is a prompt one.
+    fn next(&mut self) -> Option<(bool, oneshot::Sender<Turn>, Vec<Asked>)> {
+        // Whoever was dropped meanwhile needs none. Thousands of them, one after the other, would be as many drops of a
+        // slot within each other.
+        for waiting in &mut self.waiting {
+            while waiting.front().is_some_and(|waiting| waiting.to.is_closed()) {
+                waiting.pop_front();
+            }
+        }
+        let [prompt, slow, stuck] = &mut self.waiting;
+        let all_hang = self.slow >= SLOW_AT_ONCE / 4 * 3;
+        let is_prompt = self.free > 0 && !prompt.is_empty();
+        let first = if is_prompt {
+            prompt.pop_front()
+        } else if !(all_hang || slow.is_empty()) {
+            slow.pop_front()
+        } else if self.slow < SLOW_AT_ONCE / 2 {
+            stuck.pop_front()
+        } else if all_hang && self.slow < SLOW_AT_ONCE {
+            [&mut *prompt, slow].into_iter().find_map(|waiting| {
+                let position = waiting
+                    .iter()
+                    .position(|waiting| waiting.asked.as_ref().is_some_and(leaves));
+                waiting.remove(position?)
+            })
+        } else {
+            None
+        }?;
+        match is_prompt {
+            true => self.free -= 1,
+            false => self.slow += 1,
+        }
+        let mut together: Vec<Asked> = first.asked.into_iter().collect();
+        let goes_along = |asked: &Asked| asked.operation.is_shareable() && (is_prompt || leaves(asked));
+        if self.shares && (is_prompt || all_hang) && together.first().is_some_and(goes_along) {
+            let mut stay = Vec::new();
+            // Only those with not too many others before them.
+            while together.len() < TOGETHER
+                && stay.len() < TOGETHER
+                && let Some(next) = prompt.pop_front()
+            {
+                match next.asked {
+                    Some(mut asked) if goes_along(&asked) => {
+                        // To its documents, a command is one operation.
+                        asked.operation.id.clone_from(&together[0].operation.id);
+                        together.push(asked);
+                    }
+                    asked => stay.push(Waiting { asked, to: next.to }),
+                }
+            }
+            stay.into_iter().rev().for_each(|next| prompt.push_front(next));
+        }
+        Some((is_prompt, first.to, together))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::{sleep, timeout};
+
+    use super::*;
+    use crate::protocol::{Expects, Operation, made_up, made_up::leaving};
+
+    const MOST: usize = 6;
+
+    fn asked(name: &str, operation: Operation) -> Asked {
+        let name = name.to_owned();
+        Asked { name, operation }
+    }
+
+    /// A request for a lock that is expected to be free.
+    fn request(name: &str) -> Asked {
+        let operation = made_up::asking(&format!("a.{name}"), made_up::request(&format!("a-{name}")));
+        let expects = Expects::Alone;
+        asked(name, Operation { expects, ..operation })
+    }
+
+    /// A release that may hand its lock over.
+    fn release(name: &str) -> Asked {
+        let operation = leaving(&format!("a.{name}"), &format!("a-{name}"));
+        let (expects, leave_capacity) = (Expects::Holding, Some(1));
+        asked(
+            name,
+            Operation {
+                expects,
+                leave_capacity,
+                ..operation
+            },
+        )
+    }
+
+    async fn soon<T>(turn: impl Future<Output = T>) -> Option<T> {
+        timeout(Duration::from_millis(1), turn).await.ok()
+    }
+
+    /// Takes all prompt slots.
+    async fn full() -> (Arc<Slots>, Vec<Option<Slot>>) {
+        let slots = Slots::new(MOST, true);
+        let mut taken = Vec::new();
+        while let Some(slot) = soon(slots.slot(0)).await {
+            taken.push(slot);
+        }
+        assert_eq!(taken.len(), MOST);
+        (slots, taken)
+    }
+
+    /// Queues these up, and frees a slot once all of them wait. Returns the names of each command, each of which ends
+    /// at once.
+    async fn commands(queued: impl IntoIterator<Item = Asked>) -> Vec<Vec<String>> {
+        let (slots, mut taken) = full().await;
+        let (commands, mut tasks) = (Arc::new(Mutex::new(Vec::new())), Vec::new());
+        for asked in queued {
+            let (slots, commands) = (slots.clone(), commands.clone());
+            tasks.push(tokio::spawn(async move {
+                let Some((_slot, together)) = slots.turn(asked, 0).await else {
+                    return;
+                };
+                let id = &together[0].operation.id;
+                assert!(together.iter().all(|asked| asked.operation.id == *id));
+                let names = together.iter().map(|asked| asked.name.clone());
+                commands.lock().unwrap().push(names.collect());
+            }));
+            tokio::task::yield_now().await;
+        }
+        taken.pop();
+        for task in tasks {
+            task.await.unwrap();
+        }
+        std::mem::take(&mut *commands.lock().unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn operations_that_queue_up_share_the_next_command_and_nothing_waits_for_company() {
+        let slots = Slots::new(MOST, true);
+        let mut turns = Vec::new();
+        for number in 0..MOST {
+            let turn = soon(slots.turn(request(&number.to_string()), 0));
+            let (slot, alone) = turn.await.flatten().expect("a slot is free");
+            assert_eq!(alone.len(), 1);
+            turns.push(slot);
+        }
+        let names: Vec<String> = (0..TOGETHER + 6).map(|number| number.to_string()).collect();
+        let commands = commands(names.iter().map(|name| request(name))).await;
+        assert_eq!(commands, [&names[..TOGETHER], &names[TOGETHER..]]);
+    }
+
+    /// Those that go alone come in their order.
+    #[tokio::test(start_paused = true)]
+    async fn an_operation_that_cannot_share_a_command_goes_alone() {
+        let in_full = |name: &str| {
+            let mut asked = request(name);
+            asked.operation.expects = Expects::Nothing;
+            asked
+        };
+        let commands = commands([request("1"), in_full("2"), request("3"), in_full("4")]).await;
+        assert_eq!(commands, [vec!["1", "3"], vec!["2"], vec!["4"]]);
+    }
+
+    /// Forty documents that a transaction has written: the server tries each for longer every time.
+    #[tokio::test(start_paused = true)]
+    async fn an_operation_that_was_slow_once_waits_behind_none_that_is_stuck() {
+        let slots = Slots::new(MOST, true);
+        for number in 0..40 {
+            let slots = slots.clone();
+            tokio::spawn(async move {
+                for tries in 0.. {
+                    let mut asked = release(&number.to_string());
+                    asked.operation.expects = Expects::Nothing;
+                    let turn = slots.turn(asked, tries).await;
+                    sleep(Duration::from_millis(200 << tries.min(5))).await;
+                    drop(turn);
+                }
+            });
+        }
+        // Each of them has been tried three times by then.
+        sleep(Duration::from_secs(20)).await;
+        for tries in 0..STUCK_AFTER {
+            for asked in [request("x"), release("x")] {
+                let entered = soon(slots.turn(asked, tries)).await;
+                assert!(matches!(entered, Some(Some(_))), "{tries}");
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_leaving_entry_gets_through_when_all_others_hang() {
+        let (slots, mut hanging) = full().await;
+        while let Some(slot) = soon(slots.slot(1)).await {
+            hanging.push(slot);
+        }
+        assert_eq!(hanging.len(), MOST + SLOW_AT_ONCE / 4 * 3);
+        let mut turns = Vec::new();
+        for tries in [0, 1] {
+            turns.push(soon(slots.turn(release("x"), tries)).await.expect("it leaves"));
+        }
+        // The next one is served as soon as one of them has left.
+        let mut waiting = std::pin::pin!(slots.turn(release("y"), 0));
+        assert!(soon(waiting.as_mut()).await.is_none());
+        turns.pop();
+        assert!(matches!(soon(waiting).await, Some(Some(_))));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_command_that_gives_up_its_wait_takes_no_slot_along() {
+        let (slots, taken) = full().await;
+        for _ in 0..3 {
+            assert!(soon(slots.slot(0)).await.is_none());
+        }
+        assert!(slots.last_waited().is_some() && !slots.is_quiet());
+        drop(taken);
+        assert!(slots.is_quiet());
+        assert!(soon(slots.slot(0)).await.is_some());
+    }
+}
