@@ -21,8 +21,7 @@ use mongodb::{
     options::ClientOptions,
 };
 use watchlock::{
-    Acquire, LockClientBuilder, LockStatus, Lost, LostReason, Released,
-    action::{AnyLock, CanAcquire, Try, Wait},
+    LockClientBuilder, LockStatus, Lost, LostReason, Released,
     errors::{AcquireError, BuildError, OperateError, RenewError, RunError},
     operate::LockEvent,
     sync::Blocking,
@@ -32,7 +31,6 @@ use watchlock::{
 use crate::setup::{COLLECTION, Ground, PATIENCE, SOON};
 
 type LockClient = watchlock::LockClient<Blocking>;
-type View<T = AnyLock> = watchlock::View<T, Blocking>;
 
 /// The test kit's servers are started by async code, which is over when this returns: the tests have no runtime.
 fn prepared<T>(future: impl Future<Output = T>) -> T {
@@ -268,47 +266,9 @@ fn run_does_the_work_under_the_lock() {
     }
 }
 
-fn reason(locks: &LockClient, name: &str) -> Option<String> {
-    locks.inspect(name).unwrap().unwrap().holders[0].reason.clone()
-}
-
-/// Works under a lock with options, beside an attempt of another client.
-fn works_and_releases<A: CanAcquire, B: CanAcquire>(
-    b: &LockClient,
-    name: &str,
-    acquire: Acquire<A, Wait, Blocking>,
-    attempt: Acquire<B, Try, Blocking>,
-) where
-    View<A::Held>: Into<View>,
-    View<B::Held>: Into<View>,
-{
-    let done = acquire.reason("why").timeout(PATIENCE).run_with(|held| {
-        assert_eq!(reason(b, name).as_deref(), Some("why"));
-        assert_eq!(
-            attempt.clone().run_with(|_| panic!("it runs beside")).unwrap(),
-            None::<()>
-        );
-        held.view().into().token()
-    });
-    let token = done.unwrap();
-    assert!(is_vacant(b, name), "{name}");
-    assert!(
-        attempt.run_with(|held| held.view().into().token()).unwrap() > Some(token),
-        "{name}"
-    );
-}
-
 #[test]
-fn work_under_every_kind_of_lock_takes_its_options() {
+fn work_takes_the_options_of_its_lock() {
     for (a, b) in places("sync_run") {
-        works_and_releases(&b, "m", a.mutex("m").acquire(), b.mutex("m").try_acquire());
-        works_and_releases(
-            &b,
-            "s",
-            a.semaphore("s", 2).acquire_many(2),
-            b.semaphore("s", 2).try_acquire(),
-        );
-        works_and_releases(&b, "r", a.rw_lock("r").read(), b.rw_lock("r").try_write());
         let tried = a.mutex("m").run(|_| b.mutex("m").try_run(|_| ()).unwrap()).unwrap();
         assert_eq!(tried, None);
         let inner = a

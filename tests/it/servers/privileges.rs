@@ -24,7 +24,9 @@ use crate::{
 
 #[test]
 fn the_minimum_role_is_the_one_of_the_guide() {
-    let (_, actions) = include_str!("../../../docs/privileges.md").split_once("actions: [").unwrap();
+    let (_, actions) = include_str!("../../../docs/privileges.md")
+        .split_once("actions: [")
+        .unwrap();
     let (actions, _) = actions.split_once(']').unwrap();
     let actions: Vec<_> = actions.split(", ").map(|action| action.trim_matches('"')).collect();
     assert_eq!(actions, [&LEAST[..], &["createIndex"]].concat());
