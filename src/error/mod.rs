@@ -383,8 +383,7 @@ pub enum DocumentError {
     },
 }
 
-/// The reason why [`run`](crate::locks::Mutex::run) did not run its future to the end; the same for
-/// [several locks](crate::locks::MultiLock::run).
+/// The reason why [`run`](crate::Acquire::run) did not run its future to the end.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {

@@ -24,12 +24,10 @@ use super::{
     patience::{Otherwise, Try, Wait},
     request::Share,
 };
-#[cfg(feature = "sync")]
-use crate::world::Blocking;
 use crate::{
-    error::{AcquireError, ReleaseError, RenewError, RunError},
+    error::{AcquireError, ReleaseError, RenewError},
     handle::{
-        Held, Released, View,
+        Released, View,
         own::{Own, Seen},
         owned::{OwnedHold, SeenHold},
         target::Target,
@@ -170,44 +168,6 @@ impl<W: World> MultiLock<W> {
     /// ```
     pub fn try_acquire(&self) -> Acquire<MultiLock, Try, W> {
         Acquire::new(self.parts.clone())
-    }
-}
-
-impl MultiLock {
-    /// Acquires all parts, runs the future that `work` makes, and releases them: short for `acquire().run(work)`, which
-    /// takes options. See [`Acquire::run`].
-    ///
-    /// # Errors
-    ///
-    /// [`RunError::Acquire`] if they were not acquired, [`RunError::Lost`] if one was lost on the way.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future drops the work's future and releases all parts in the background.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let moved = locks.multi(["a", "b"]).run(async |held| held.token_of("a")).await?;
-    /// assert!(moved.is_some());
-    /// # Ok(()) }
-    /// ```
-    pub async fn run<O>(&self, work: impl AsyncFnOnce(&Held<MultiLock>) -> O) -> Result<O, RunError> {
-        self.acquire().run(work).await
-    }
-}
-
-#[cfg(feature = "sync")]
-impl MultiLock<Blocking> {
-    /// Acquires all parts, does the work, and releases them: short for `acquire().run_with(work)`, which takes options.
-    ///
-    /// # Errors
-    ///
-    /// [`RunError::Acquire`] if they were not acquired, [`RunError::Lost`] if one was lost before the work finished.
-    pub fn run<O>(&self, work: impl FnOnce(&Held<MultiLock, Blocking>) -> O) -> Result<O, RunError> {
-        self.acquire().run_with(work)
     }
 }
 

@@ -7,11 +7,7 @@ use super::{
     patience::{Try, Wait},
     request::Share,
 };
-#[cfg(feature = "sync")]
-use crate::world::Blocking;
 use crate::{
-    error::RunError,
-    handle::Held,
     name::LockName,
     protocol::Kind,
     session::UserHandle,
@@ -128,79 +124,5 @@ impl<W: World> Mutex<W> {
 
     fn share(&self) -> Share {
         Share::whole(self.session.clone(), self.name.clone(), Kind::Mutex)
-    }
-}
-
-impl Mutex {
-    /// Acquires the lock, runs the future that `work` makes, and releases the lock: short for `acquire().run(work)`,
-    /// which takes options. See [`Acquire::run`].
-    ///
-    /// # Errors
-    ///
-    /// [`RunError::Acquire`] if the lock was not acquired, [`RunError::Lost`] if it was lost on the way.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future drops the work's future and releases the lock in the background.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let token = locks.mutex("nightly-job").run(async |held| held.token()).await?;
-    /// assert!(token < locks.mutex("nightly-job").run(async |held| held.token()).await?);
-    /// # Ok(()) }
-    /// ```
-    pub async fn run<O>(&self, work: impl AsyncFnOnce(&Held<Mutex>) -> O) -> Result<O, RunError> {
-        self.acquire().run(work).await
-    }
-
-    /// Runs the future that `work` makes under the lock, if the lock is free and nobody waits for it; `None` otherwise,
-    /// and then `work` is not called. Short for `try_acquire().run(work)`, which takes options.
-    ///
-    /// # Errors
-    ///
-    /// Same as for [`run`](Self::run).
-    ///
-    /// # Cancel safety
-    ///
-    /// Same as for [`run`](Self::run).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let job = locks.mutex("nightly-job");
-    /// let inner = job.run(async |_| job.try_run(async |_| "twice").await).await??;
-    /// assert_eq!(inner, None);
-    /// # Ok(()) }
-    /// ```
-    pub async fn try_run<O>(&self, work: impl AsyncFnOnce(&Held<Mutex>) -> O) -> Result<Option<O>, RunError> {
-        self.try_acquire().run(work).await
-    }
-}
-
-#[cfg(feature = "sync")]
-impl Mutex<Blocking> {
-    /// Acquires the lock, does the work, and releases the lock: short for `acquire().run_with(work)`, which takes
-    /// options. See [`Acquire::run_with`], which has the same errors.
-    ///
-    /// # Errors
-    ///
-    /// [`RunError::Acquire`] if the lock was not acquired, [`RunError::Lost`] if it was lost before the work finished.
-    pub fn run<O>(&self, work: impl FnOnce(&Held<Mutex, Blocking>) -> O) -> Result<O, RunError> {
-        self.acquire().run_with(work)
-    }
-
-    /// Does the work under the lock, if the lock is free and nobody waits for it; `None` otherwise. Short for
-    /// `try_acquire().run_with(work)`, which takes options.
-    ///
-    /// # Errors
-    ///
-    /// Same as for [`run`](Self::run).
-    pub fn try_run<O>(&self, work: impl FnOnce(&Held<Mutex, Blocking>) -> O) -> Result<Option<O>, RunError> {
-        self.try_acquire().run_with(work)
     }
 }

@@ -94,8 +94,8 @@
 //! use std::time::Duration;
 //! use watchlock::LostReason;
 //!
-//! let token = locks.mutex("nightly-job").run(|held| held.token())?;
-//! assert!(token < locks.mutex("nightly-job").run(|held| held.token())?);
+//! let token = locks.mutex("nightly-job").acquire().run_with(|held| held.token())?;
+//! assert!(token < locks.mutex("nightly-job").acquire().run_with(|held| held.token())?);
 //!
 //! let handle = locks.mutex("invoice-42").acquire().run()?;
 //! for step in 0..3 {

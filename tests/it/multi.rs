@@ -332,11 +332,15 @@ async fn held_parts_are_renewed_while_others_are_waited_for() {
 async fn run_releases_all_and_ends_what_runs_without_a_part() {
     for (a, b) in places("multi_run").await {
         let multi = a.multi(["y", "x"]);
-        assert_eq!(multi.run(async |held| held.tokens().count()).await.unwrap(), 2);
+        assert_eq!(
+            multi.acquire().run(async |held| held.tokens().count()).await.unwrap(),
+            2
+        );
         assert!(all_vacant(&a, &["x", "y"]).await);
         let (started, begun) = tokio::sync::oneshot::channel();
         let running = spawn(async move {
             multi
+                .acquire()
                 .run(async move |_| {
                     let _ = started.send(());
                     std::future::pending::<()>().await;
@@ -446,7 +450,7 @@ async fn bad_names_are_refused_before_anything_is_sent() {
     let checks = async {
         for (names, words) in cases {
             let multi = locks.multi(names);
-            let run = multi.run(async |_| ()).await.unwrap_err();
+            let run = multi.acquire().run(async |_| ()).await.unwrap_err();
             let RunError::Acquire(run) = run else { panic!("{run:?}") };
             for error in [
                 multi.acquire().await.unwrap_err(),

@@ -58,12 +58,20 @@ async fn a_timeout_leaves_no_place_in_the_queue() {
 #[tokio::test(flavor = "multi_thread")]
 async fn run_releases_and_ends_what_runs_without_the_lock() {
     for (a, b) in places("run").await {
-        assert_eq!(a.mutex("x").run(async |held| held.name().len()).await.unwrap(), 1);
+        assert_eq!(
+            a.mutex("x")
+                .acquire()
+                .run(async |held| held.name().len())
+                .await
+                .unwrap(),
+            1
+        );
         assert!(is_vacant(&a, "x").await);
         let (started, begun) = tokio::sync::oneshot::channel();
         let mutex = a.mutex("x");
         let running = spawn(async move {
             mutex
+                .acquire()
                 .run(async move |_| {
                     let _ = started.send(());
                     std::future::pending::<()>().await;

@@ -242,11 +242,11 @@ fn run_does_the_work_under_the_lock() {
             assert!(b.mutex("x").try_acquire().run().unwrap().is_none());
             held.token()
         };
-        let token = a.mutex("x").run(work).unwrap();
-        assert!(token < a.mutex("x").run(work).unwrap());
+        let token = a.mutex("x").acquire().run_with(work).unwrap();
+        assert!(token < a.mutex("x").acquire().run_with(work).unwrap());
         assert!(is_vacant(&b, "x"));
 
-        let lost = a.mutex("x").run(|held| {
+        let lost = a.mutex("x").acquire().run_with(|held| {
             b.break_lock("x").unwrap();
             held.lost()
         });
@@ -260,7 +260,9 @@ fn run_does_the_work_under_the_lock() {
             ),
             "{lost:?}"
         );
-        let unwound = std::panic::catch_unwind(AssertUnwindSafe(|| a.mutex("x").run(|_| panic!("on purpose"))));
+        let unwound = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            a.mutex("x").acquire().run_with(|_| panic!("on purpose"))
+        }));
         assert!(unwound.is_err());
         eventually(SOON, "released as it unwinds", || is_vacant(&b, "x"));
     }
@@ -269,7 +271,11 @@ fn run_does_the_work_under_the_lock() {
 #[test]
 fn work_takes_the_options_of_its_lock() {
     for (a, b) in places("sync_run") {
-        let tried = a.mutex("m").run(|_| b.mutex("m").try_run(|_| ()).unwrap()).unwrap();
+        let tried = a
+            .mutex("m")
+            .acquire()
+            .run_with(|_| b.mutex("m").try_acquire().run_with(|_| ()).unwrap())
+            .unwrap();
         assert_eq!(tried, None);
         let inner = a
             .mutex("m")
@@ -344,8 +350,8 @@ fn every_kind_of_lock_works_without_async() {
         let lost = held.lost_within(2 * SOON).unwrap();
         assert_eq!((lost.name.as_str(), lost.reason), ("y", LostReason::Broken));
         assert_eq!(held.release().unwrap(), Released::WasLost);
-        assert_eq!(multi.run(|held| held.parts().count()).unwrap(), 3);
-        let lost = multi.run(|held| {
+        assert_eq!(multi.acquire().run_with(|held| held.parts().count()).unwrap(), 3);
+        let lost = multi.acquire().run_with(|held| {
             b.break_lock("z").unwrap();
             held.lost()
         });

@@ -92,7 +92,7 @@ async fn work_under_locks_of_every_kind_takes_their_options_and_releases() {
 
         // The work may take the lock once more, by choice.
         let mutex = a.mutex("m");
-        let inner = mutex.run(async |held| {
+        let inner = mutex.acquire().run(async |held| {
             let again = mutex.acquire().reentrant().run(async |inner| inner.token());
             (held.token(), again.await.unwrap())
         });

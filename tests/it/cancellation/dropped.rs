@@ -266,7 +266,7 @@ cases! {
     }
     mutex_run(scene, cut, name) {
         let mutex = scene.victim.locks.mutex(name);
-        cut.strike(mutex.run(async |_| tokio::task::yield_now().await)).await.is_some()
+        cut.strike(mutex.acquire().run(async |_| tokio::task::yield_now().await)).await.is_some()
     }
     renew(scene, cut, name) {
         let held = scene.victim.locks.mutex(name).acquire().await.unwrap();
@@ -476,7 +476,7 @@ cases! {
     }
     multi_run(scene, cut, name) {
         let multi = scene.victim.locks.multi([name, "a"]);
-        cut.strike(multi.run(async |_| tokio::task::yield_now().await)).await.is_some()
+        cut.strike(multi.acquire().run(async |_| tokio::task::yield_now().await)).await.is_some()
     }
     multi_renew(scene, cut, name) {
         let held = scene.victim.locks.multi([name, "a"]).acquire().await.unwrap();
