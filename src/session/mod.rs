@@ -134,8 +134,6 @@ struct Table {
     verify_at: Option<Instant>,
     /// The number of the hold that was read last.
     last_verified: u64,
-    /// Set while every name is gone through because events may have been missed; `true`: once more after that.
-    gap: Option<bool>,
     renewals: Renewals,
 }
 

@@ -109,19 +109,12 @@ impl Session {
 
     /// Notes that events may have been missed: the same for every name.
     pub(super) fn on_gap(self: &Arc<Self>) {
-        let under_way = {
-            let mut table = self.table();
-            self.ids.pending_claims.doubt();
-            let gap = &mut table.gap;
-            gap.replace(gap.is_some()).is_some()
-        };
-        if !under_way {
-            self.spawn(self.clone().doubt_all());
-        }
+        self.ids.pending_claims.doubt();
+        self.spawn(self.clone().doubt_all());
     }
 
     /// Doubts every name, a bounded number at a time, so that nothing else has to wait for long.
-    pub(super) async fn doubt_all(self: Arc<Self>) {
+    async fn doubt_all(self: Arc<Self>) {
         let mut last: Option<String> = None;
         loop {
             let names = self.names_after(last.as_deref());
@@ -130,12 +123,7 @@ impl Session {
             }
             last = names.into_iter().next_back();
             if last.is_none() {
-                let gap = &mut self.table().gap;
-                // Another gap came meanwhile.
-                *gap = gap.filter(|again| *again).map(|_| false);
-                if gap.is_none() {
-                    return;
-                }
+                return;
             }
             tokio::task::yield_now().await;
         }
