@@ -105,7 +105,7 @@ mod of_tests {
     use crate::{
         config::Settings,
         hold_options::Terms,
-        protocol::{Ahead, Kind, Owner, ServerTime},
+        protocol::{Ahead, Holder, Kind, Owner, ServerTime, State, Waiter},
     };
 
     pub(in crate::waitlist) const MUTEX: (Use, i64) = ((Kind::Mutex, 1), 1);
@@ -197,6 +197,54 @@ mod of_tests {
             may_have_tries: waiting.iter().any(|task| !task.waits()),
             waiting,
             ..Waitlist::new(String::new(), None, Duration::ZERO)
+        }
+    }
+
+    /// A holder since now, until so many milliseconds later.
+    pub(in crate::waitlist) fn holder(lasts: i64) -> Holder {
+        Holder {
+            id: "other-0".to_owned(),
+            permits: 1,
+            lease: 30_000,
+            claim: 5_000,
+            since: NOW,
+            until: NOW.plus_millis(lasts),
+            owner: Owner::default(),
+            token: 1,
+            released: None,
+            shown: None,
+        }
+    }
+
+    /// A waiter since now, until so many milliseconds later.
+    pub(in crate::waitlist) fn waiter(id: &str, lasts: i64) -> Waiter {
+        Waiter {
+            id: id.to_owned(),
+            permits: 1,
+            lease: 30_000,
+            claim: 5_000,
+            since: NOW,
+            until: NOW.plus_millis(lasts),
+            owner: Owner::default(),
+        }
+    }
+
+    /// A mutex that another client holds for a minute.
+    pub(in crate::waitlist) fn state(queue: Vec<Waiter>) -> State {
+        State {
+            kind: Kind::Mutex,
+            capacity: 1,
+            token: 1,
+            holders: vec![holder(60_000)],
+            queue,
+            wake: String::new(),
+            version: 1,
+            at: NOW,
+            purge_at: NOW,
+            broken: None,
+            adopted: Vec::new(),
+            evicted: None,
+            ends: Vec::new(),
         }
     }
 }

@@ -31,6 +31,7 @@ mod hold;
 pub mod idling;
 pub mod ids;
 mod inheritance;
+mod leaving;
 mod letting_go;
 #[cfg(any(test, feature = "testing"))]
 pub mod made_up;
@@ -39,10 +40,12 @@ mod model_access;
 mod news;
 pub mod pending_claims;
 mod prospect;
+mod queue_position;
 mod reentering;
 mod sending;
 mod sweeping;
 pub mod timing;
+mod waiting;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -57,9 +60,8 @@ pub use crate::grant_path::How;
 use crate::{
     backoff::Backoff,
     config::Config,
-    hold_options::Terms,
     lost_reason::LostReason,
-    protocol::{Owner, Use, wake},
+    protocol::{Use, wake},
 };
 use clock::ServerClock;
 use expiring::Expired;
@@ -68,12 +70,16 @@ pub use hold::{Grant, Hold, LeftAs};
 use idling::Idle;
 use ids::Ids;
 pub use inheritance::Inheritance;
+use leaving::Leaving;
 #[cfg(any(test, feature = "testing"))]
 pub use model_access::Word;
 use prospect::Prospect;
+pub use queue_position::PositionLook;
 pub use sweeping::SWEEPS;
 use sweeping::Unsettled;
 use timing::Expiry;
+use waiting::Stage;
+pub use waiting::{AcquireOptions, Patience, Waiting};
 
 /// Names a task that waits.
 pub type Key = u64;
@@ -144,103 +150,6 @@ pub struct Waitlist<H: Hold> {
     hastens: bool,
 }
 
-/// The demand of a task.
-#[derive(Clone, Debug, PartialEq)]
-pub struct AcquireOptions {
-    pub used: Use,
-    pub permits: i64,
-    pub patience: Patience,
-    /// Whether a hold of this client with the same use will do.
-    pub reentrant: bool,
-    pub terms: Terms,
-    pub owner: Owner,
-}
-
-/// A task that wants the lock.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Waiting<T> {
-    pub key: Key,
-    /// The channel that answers it.
-    to: T,
-    /// Its entry in the document.
-    pub entry: String,
-    pub used: Use,
-    pub permits: i64,
-    pub patience: Patience,
-    pub terms: Terms,
-    pub owner: Owner,
-    /// Whether it may join a hold of this client.
-    reenters: bool,
-    pub since: Instant,
-    stage: Stage,
-    /// The last token that had been issued when the entry was seen in the queue: its own will be larger.
-    above: i64,
-    /// Whether a request for it may have been applied, or may still be.
-    uncertain: bool,
-    /// Whether the operation that is on its way was sent after the task came: to a try its answer is an answer.
-    covered: bool,
-    /// Whether such an operation has failed.
-    let_down: bool,
-    /// The way in which a grant would come that arrives now.
-    how: How,
-}
-
-/// The time that a task stays.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Patience {
-    /// Until its turn comes.
-    Wait,
-    /// Not at all: it takes the lock at once or not.
-    Try,
-}
-
-/// The progress of a task's request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Stage {
-    /// Nothing was sent.
-    New,
-    /// A request was sent.
-    Asked,
-    /// The server's queue has the entry, as far as we know.
-    Queued,
-}
-
-impl<T> Waiting<T> {
-    fn new(key: Key, to: T, entry: String, options: AcquireOptions, since: Instant) -> Self {
-        Self {
-            key,
-            to,
-            entry,
-            used: options.used,
-            permits: options.permits,
-            patience: options.patience,
-            terms: options.terms,
-            owner: options.owner,
-            reenters: options.reentrant,
-            since,
-            stage: Stage::New,
-            above: 0,
-            uncertain: false,
-            covered: false,
-            let_down: false,
-            how: How::AtOnce,
-        }
-    }
-
-    fn waits(&self) -> bool {
-        self.patience == Patience::Wait
-    }
-
-    fn is_queued(&self) -> bool {
-        self.stage == Stage::Queued
-    }
-
-    /// Whether it is a try that the answer on its way decides.
-    fn is_covered_try(&self) -> bool {
-        !self.waits() && self.covered
-    }
-}
-
 /// An entry that holds the lock, with the holds of its tasks.
 #[derive(Clone, Debug, PartialEq)]
 struct Held<H> {
@@ -258,73 +167,6 @@ struct Held<H> {
     lease: Duration,
     /// An early request for this entry may still reach the server and put it in once more.
     uncertain: bool,
-}
-
-/// An entry that is to leave the document.
-#[derive(Clone, Debug, PartialEq)]
-struct Leaving<R> {
-    entry: String,
-    /// The use of the lock by this entry, if that is known.
-    used: Option<Use>,
-    /// The state in which it leaves the lock.
-    left_as: LeftAs,
-    /// The channel of the release that awaits the answer.
-    release: Option<R>,
-    /// Whether it may be a holder, so that its going can let others in.
-    may_hold: bool,
-    /// Whether an earlier try may have been applied, so that not finding the entry is no surprise.
-    repeated: bool,
-    not_before: Instant,
-    /// When the entry is left to the server's expiry.
-    give_up: Instant,
-    /// The number of sweeps so far, if there are any to be.
-    sweep: Option<usize>,
-}
-
-impl<R> Leaving<R> {
-    /// Creates a leave of a waiting entry whose request came to its end.
-    fn new(entry: String, context: &Context<'_>) -> Self {
-        Self {
-            entry,
-            used: None,
-            left_as: LeftAs::Free,
-            release: None,
-            may_hold: false,
-            repeated: false,
-            not_before: context.now,
-            give_up: context.now + context.config.lease,
-            sweep: None,
-        }
-    }
-
-    fn used_as(self, used: Use) -> Self {
-        let used = Some(used);
-        Self { used, ..self }
-    }
-
-    fn holding(self) -> Self {
-        let may_hold = true;
-        Self { may_hold, ..self }
-    }
-
-    fn left_as(self, left_as: LeftAs) -> Self {
-        Self { left_as, ..self }
-    }
-
-    /// Goes on for as long as the entry can be live.
-    fn of_lease(self, lease: Duration, context: &Context<'_>) -> Self {
-        let give_up = self.give_up.max(context.now + lease);
-        Self { give_up, ..self }
-    }
-
-    fn answering(self, release: Option<R>) -> Self {
-        Self { release, ..self }
-    }
-
-    /// Whether it is a holder whose request came to its end, and which leaves for the first time and for good.
-    fn is_plain_release(&self) -> bool {
-        self.may_hold && !self.repeated && self.sweep.is_none() && self.left_as.kept().is_none()
-    }
 }
 
 /// An effect owed to the outside.
@@ -442,13 +284,6 @@ impl Setback {
     fn is_final(self) -> bool {
         matches!(self, Self::Raced | Self::Refused | Self::Unreadable)
     }
-}
-
-/// A look at the queue position of an entry.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PositionLook {
-    pub entry: String,
-    plan: u64,
 }
 
 /// The lock's need of the change stream.
@@ -806,18 +641,6 @@ mod tests {
     #[test]
     fn a_negative_number_of_a_document_counts_as_zero() {
         assert_eq!([-1, 0, 7].map(unsigned), [0, 0, 7]);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_entry_leaves_for_as_long_as_its_lease_or_the_clients_can_run() {
-        in_context(|context| {
-            let given_up_after = |seconds| {
-                let leaving =
-                    Leaving::<u64>::new("me-1".to_owned(), context).of_lease(Duration::from_secs(seconds), context);
-                (leaving.give_up - context.now).as_secs()
-            };
-            assert_eq!([1, 30, 90].map(given_up_after), [30, 30, 90]);
-        });
     }
 
     #[tokio::test(start_paused = true)]

@@ -4,14 +4,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{
-    Context, Full, Hold, PositionLook, Step, StreamState, Waiting, Waitlist,
-    deadline::Deadline,
-    prospect::{self, Prospect},
-    unsigned,
-};
+use super::{Context, Full, Hold, Step, Waiting, Waitlist, deadline::Deadline, unsigned};
 use crate::{
-    backoff::{Backoff, LONGEST_PAUSE},
+    backoff::LONGEST_PAUSE,
     config::Config,
     hold_options::Lease,
     protocol::{Ahead, Exchange, Holder, ServerTime, State},
@@ -78,46 +73,6 @@ impl<H: Hold> Waitlist<H> {
     pub(super) fn ask_after_grant(&mut self) {
         (self.ask_at, self.expiry, self.look_at, self.was_seen_gone) = (None, None, None, false);
     }
-
-    /// Notes the head's present sight of the queue.
-    fn see_ahead(&mut self, ahead: Ahead, context: &Context<'_>) {
-        let Some(head) = self.waiting.front() else { return };
-        let prospect = Prospect::new(head, ahead, self.prospect.as_ref(), context);
-        let took = self.prospect.as_ref().and_then(|before| prospect.pace_since(before));
-        took.into_iter().for_each(|took| self.note_pace(took, context));
-        self.prospect = Some(prospect);
-    }
-
-    /// Notes that hand-overs took this long each.
-    pub(super) fn note_pace(&mut self, took: Duration, context: &Context<'_>) {
-        self.pace = prospect::paced(self.pace, took, context.config);
-    }
-
-    /// Returns when the head looks at its queue position next, if at all.
-    fn next_look_at(&self, context: &Context<'_>) -> Option<Instant> {
-        let (head, prospect) = (self.waiting.front()?, self.prospect.as_ref()?);
-        let may_do_without = match context.stream {
-            StreamState::Open if prospect.ahead.turns < context.config.near => return None,
-            // It has the stream because of its queue position, and may find that it does not need it.
-            StreamState::Open => true,
-            StreamState::OnDemand => !prospect.is_near,
-            StreamState::Opening | StreamState::Unavailable => false,
-        };
-        let pause = if may_do_without {
-            prospect::look_every(head.terms.lease(context.config).claim)
-        } else if self.blind_until.is_some_and(|until| until > context.now) {
-            return None;
-        } else {
-            let pace = prospect.pause(self.pace, context.config);
-            poll_pause(head, prospect.ahead.position, pace, context)
-        };
-        Some(context.now + pause)
-    }
-
-    /// Has the head only ask for a while, as a look failed.
-    fn rest_from_looks(&mut self, now: Instant) {
-        self.blind_until = Some(now + self.looks_failed.failed());
-    }
 }
 
 impl<H: Hold> Step<'_, H> {
@@ -164,79 +119,6 @@ impl<H: Hold> Step<'_, H> {
         list.ask_at = Some(context.now + pause);
     }
 
-    /// Returns the due look at the head's queue position, once. It is sent if it is [admitted](Self::admit) then, and
-    /// [`looked`](Self::looked) or [`look_failed`](Self::look_failed) notes the result.
-    pub fn next_look(&mut self) -> Option<PositionLook> {
-        let context = self.context;
-        let entry = self.waiting.front().filter(|head| head.is_queued())?.entry.clone();
-        if self.under_way.is_some() || self.look_at.is_none_or(|at| at > context.now) {
-            return None;
-        }
-        self.look_at = None;
-        let plan = self.plan;
-        Some(PositionLook { entry, plan })
-    }
-
-    /// Notes the head's sight of its queue position. A head that is no longer in the queue asks, and so does one that
-    /// has come near the front and is about to have the stream.
-    ///
-    /// A look grants nothing, so each hand-over costs a request on top of it. A look is answered by one member alone,
-    /// which may be the primary no more, and what it shows can still be undone. The answer to a request, also to one
-    /// that writes nothing, is what a majority has; and it brings the token and the end of the lease, which a look does
-    /// not show.
-    pub fn looked(&mut self, look: &PositionLook, ahead: Option<Ahead>) {
-        if !self.admit(look) {
-            return;
-        }
-        let (list, context) = (&mut *self.list, self.context);
-        let head = &list.waiting[0];
-        // Every write of the protocol grants to all that fit. If the first in line fits now, another program's write
-        // has made room, and no client has written since.
-        let Some(ahead) = ahead.filter(|ahead| ahead.position > 0 || head.permits > ahead.free) else {
-            (list.ask_at, list.was_seen_gone) = (Some(context.now), true);
-            return;
-        };
-        (list.blind_until, list.looks_failed) = (None, Backoff::default());
-        let was_far = list.is_far();
-        list.see_ahead(ahead, context);
-        list.look_at = list.next_look_at(context);
-        if context.stream.opens_on_demand() && was_far && !list.is_far() {
-            list.ask_at = Some(context.now);
-            return;
-        }
-        let expiry = ahead
-            .first_end
-            .and_then(|end| Expiry::of(end, ahead.position, context))
-            .map(|expiry| expiry.after(list.expiry));
-        list.expiry = expiry.or(list.expiry.filter(|_| ahead.first_end.is_some()));
-    }
-
-    /// Notes that the head has not seen its queue position: it asks, and only asks for a while.
-    pub fn look_failed(&mut self, look: &PositionLook) {
-        let context = self.context;
-        self.rest_from_looks(context.now);
-        if self.admit(look) {
-            self.ask_at = Some(context.now);
-        }
-    }
-
-    /// Admits a look, before it is sent and with what it has shown, if it is of the present plan. It is not while an
-    /// operation is on its way, whose answer knows better. Another look is due then, in case there is no answer.
-    pub fn admit(&mut self, look: &PositionLook) -> bool {
-        let context = self.context;
-        let is_head = self
-            .head()
-            .is_some_and(|head| head.is_queued() && head.entry == look.entry);
-        if look.plan != self.plan || !is_head {
-            return false;
-        }
-        if self.under_way.is_some() {
-            self.look_at = Some(context.now);
-            return false;
-        }
-        true
-    }
-
     /// Plans the next knock, as there is no room in the queue.
     pub(super) fn knock_later(&mut self) {
         let knocks = self.full.map_or(0, |full| full.knocks);
@@ -249,7 +131,7 @@ impl<H: Hold> Step<'_, H> {
 
 impl Expiry {
     /// Plans the question of a waiter at this queue position; `None` while the server's clock is not known.
-    fn of(end: ServerTime, position: u64, context: &Context<'_>) -> Option<Self> {
+    pub(super) fn of(end: ServerTime, position: u64, context: &Context<'_>) -> Option<Self> {
         let (least, most) = context.config.poll_interval;
         // Those further back ask in case those before them are dead.
         let stagger = least.saturating_mul(u32::try_from(position).unwrap_or(u32::MAX));
@@ -261,7 +143,7 @@ impl Expiry {
 
     /// Follows an earlier plan. Only a write makes the first lease end later: a renewal, or a new holder. Without one a
     /// look must not put the question off, as there may be another look before that.
-    fn after(self, before: Option<Self>) -> Self {
+    pub(super) fn after(self, before: Option<Self>) -> Self {
         match before {
             Some(before) if self.end <= before.end => Self {
                 at: self.at.min(before.at),
@@ -332,7 +214,12 @@ pub fn in_time(renew_at: Instant, deadline: Deadline, now: Instant) -> Instant {
 
 /// Returns the pause of a waiter without a stream, by the pace of the lock where that is known. It is never longer than
 /// where it is not; and a grant must be noticed while its claim lease runs.
-fn poll_pause<T>(head: &Waiting<T>, position: u64, pace: Option<Duration>, context: &Context<'_>) -> Duration {
+pub(super) fn poll_pause<T>(
+    head: &Waiting<T>,
+    position: u64,
+    pace: Option<Duration>,
+    context: &Context<'_>,
+) -> Duration {
     let waited = context.now.saturating_duration_since(head.since);
     let usual = poll_interval(context.config, position, waited);
     let claim = head.terms.lease(context.config).claim;
@@ -353,11 +240,11 @@ mod tests {
     use crate::{
         config::Settings,
         hold_options::Terms,
-        protocol::{Kind, Owner, Waiter},
+        protocol::Waiter,
         waitlist::{
-            Leaving, Stage, StreamState,
             clock::ServerClock,
-            made_up::{MUTEX, NOW, PERMIT, PlainHold, ahead, in_context, queued, waitlist},
+            leaving::Leaving,
+            made_up::{MUTEX, NOW, holder, in_context, queued, state, waiter, waitlist},
         },
     };
 
@@ -384,62 +271,6 @@ mod tests {
                 ..*context
             })
         })
-    }
-
-    /// A holder since now, until so many milliseconds later.
-    fn holder(lasts: i64) -> Holder {
-        Holder {
-            id: "other-0".to_owned(),
-            permits: 1,
-            lease: 30_000,
-            claim: 5_000,
-            since: NOW,
-            until: NOW.plus_millis(lasts),
-            owner: Owner::default(),
-            token: 1,
-            released: None,
-            shown: None,
-        }
-    }
-
-    /// A waiter since now, until so many milliseconds later.
-    fn waiter(id: &str, lasts: i64) -> Waiter {
-        Waiter {
-            id: id.to_owned(),
-            permits: 1,
-            lease: 30_000,
-            claim: 5_000,
-            since: NOW,
-            until: NOW.plus_millis(lasts),
-            owner: Owner::default(),
-        }
-    }
-
-    /// A mutex that another client holds for a minute.
-    fn state(queue: Vec<Waiter>) -> State {
-        State {
-            kind: Kind::Mutex,
-            capacity: 1,
-            token: 1,
-            holders: vec![holder(60_000)],
-            queue,
-            wake: String::new(),
-            version: 1,
-            at: NOW,
-            purge_at: NOW,
-            broken: None,
-            adopted: Vec::new(),
-            evicted: None,
-            ends: Vec::new(),
-        }
-    }
-
-    /// A look of the head under the present plan.
-    fn look_of(waitlist: &Waitlist<PlainHold>) -> PositionLook {
-        PositionLook {
-            entry: waitlist.waiting[0].entry.clone(),
-            plan: waitlist.plan,
-        }
     }
 
     #[tokio::test(start_paused = true)]
@@ -484,102 +315,6 @@ mod tests {
             let second = [5_000, 501, 499].map(|claim| asks(1, claim, 30_000));
             assert_eq!(second, [5_000, 501, 500]);
             assert_eq!(asks(2, 5_000, 30_000), 15_000);
-        });
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_look_is_of_use_to_the_head_that_it_was_for_until_an_answer_comes() {
-        in_context(|context| {
-            let mut waitlist = waitlist([queued(1, MUTEX), queued(2, MUTEX)]);
-            waitlist.look_at = Some(context.now + millis(1));
-            assert_eq!(waitlist.step(context).next_look(), None);
-            waitlist.look_at = Some(context.now);
-            let look = waitlist.step(context).next_look().expect("it is due");
-            assert!(waitlist.step(context).admit(&look));
-            let mut answered = waitlist.clone();
-            answered
-                .step(context)
-                .plan_asking(&state(vec![waiter("me-1", 30_000)]), Some(NOW));
-            assert!(!answered.step(context).admit(&look));
-            let mut unqueued = waitlist.clone();
-            unqueued.waiting[0].stage = Stage::Asked;
-            assert!(!unqueued.step(context).admit(&look));
-            waitlist.waiting.pop_front();
-            assert!(!waitlist.step(context).admit(&look), "another is the head");
-        });
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_look_that_shows_the_head_as_the_first_in_line_and_as_fitting_has_it_ask() {
-        in_context(|context| {
-            let stream = StreamState::Unavailable;
-            let context = Context { stream, ..*context };
-            for (position, free, asks) in [(0, 1, true), (0, 0, false), (1, 3, false)] {
-                let mut waitlist = waitlist([queued(1, PERMIT)]);
-                waitlist.ask_at = Some(context.now + millis(9));
-                let seen = Ahead {
-                    position,
-                    free,
-                    ..ahead(0, 1_000)
-                };
-                let look = look_of(&waitlist);
-                waitlist.step(&context).looked(&look, Some(seen));
-                assert_eq!(waitlist.ask_at == Some(context.now), asks, "{seen:?}");
-                assert_eq!(waitlist.was_seen_gone, asks, "{seen:?}");
-            }
-        });
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_look_has_the_head_ask_if_it_comes_near_the_front_and_is_about_to_have_the_stream() {
-        in_context(|context| {
-            let (far, near) = (ahead(7, 1_000), ahead(3, 1_000));
-            for (stream, before, seen, asks) in [
-                (StreamState::OnDemand, far, near, true),
-                (StreamState::OnDemand, near, near, false),
-                (StreamState::OnDemand, far, far, false),
-                (StreamState::Open, far, near, false),
-                (StreamState::Unavailable, far, near, false),
-            ] {
-                let context = Context { stream, ..*context };
-                let mut waitlist = waitlist([queued(1, MUTEX)]);
-                let head = &waitlist.waiting[0];
-                waitlist.prospect = Some(Prospect::new(head, before, None, &context));
-                waitlist.ask_at = Some(context.now + millis(9));
-                let look = look_of(&waitlist);
-                waitlist.step(&context).looked(&look, Some(seen));
-                let has_asked = waitlist.ask_at == Some(context.now);
-                assert_eq!(has_asked, asks, "{stream:?}, {before:?}, {seen:?}");
-            }
-        });
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_head_looks_again_by_its_distance_from_the_front_and_by_the_stream_that_it_has() {
-        in_context(|context| {
-            let looks = |stream, seen: Ahead, is_blind: bool| {
-                let context = Context { stream, ..*context };
-                let mut waitlist = waitlist([queued(1, MUTEX)]);
-                if is_blind {
-                    waitlist.rest_from_looks(context.now);
-                }
-                waitlist.see_ahead(seen, &context);
-                let look_at = waitlist.next_look_at(&context);
-                look_at.map(|at| (at - context.now).as_millis())
-            };
-            // Its turn is four holds of a second away; whether it has the stream or not, it looks whether it needs it.
-            let far = ahead(7, 1_000);
-            assert_eq!(looks(StreamState::OnDemand, far, false), Some(1_666));
-            assert_eq!(looks(StreamState::OnDemand, far, true), Some(1_666));
-            assert_eq!(looks(StreamState::Open, far, false), Some(1_666));
-            // Who polls does so after 10 ms for itself and for each waiter ahead, unless it only asks for a while.
-            assert_eq!(looks(StreamState::Unavailable, far, false), Some(80));
-            assert_eq!(looks(StreamState::OnDemand, ahead(3, 1_000), false), Some(40));
-            assert_eq!(looks(StreamState::Unavailable, far, true), None);
-            assert_eq!(looks(StreamState::Unavailable, ahead(4, 10), true), None);
-            // Near the front only as the lock changes hands fast; and one of the next.
-            assert_eq!(looks(StreamState::Open, ahead(4, 10), false), Some(1_666));
-            assert_eq!(looks(StreamState::Open, ahead(3, 10), false), None);
         });
     }
 
