@@ -14,7 +14,7 @@ use crate::{
     protocol::{Exchange, Holder, Kept, KeptUntil, Kind, Operation, Owner, ServerTime, State, wake::Signal},
     waitlist::{
         AcquireOptions, Context, Effect, Key, LeftAs, Patience, Refusal, Setback, Step, StreamState, Waitlist,
-        clock::ServerClock, deadline::Deadline, ids::Ids, made_up::PlainHold,
+        clock::ServerClock, deadline::Deadline, fixtures::PlainHold, ids::Ids,
     },
 };
 

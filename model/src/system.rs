@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     protocol::{Kind, Operation, ServerTime, State, state, wake::Signal},
-    waitlist::made_up::PlainHold,
+    waitlist::fixtures::PlainHold,
 };
 
 /// The bounds of an exploration.

@@ -238,7 +238,7 @@ mod tests {
     use tokio::time::{sleep, timeout};
 
     use super::*;
-    use crate::protocol::{Expects, Operation, made_up, made_up::leaving};
+    use crate::protocol::{Expects, Operation, fixtures, fixtures::leaving};
 
     const MOST: usize = 6;
 
@@ -249,7 +249,7 @@ mod tests {
 
     /// A request for a lock that is expected to be free.
     fn request(name: &str) -> Asked {
-        let operation = made_up::asking(&format!("a.{name}"), made_up::request(&format!("a-{name}")));
+        let operation = fixtures::asking(&format!("a.{name}"), fixtures::request(&format!("a-{name}")));
         let expects = Expects::Alone;
         asked(name, Operation { expects, ..operation })
     }

@@ -105,7 +105,7 @@ pub(crate) enum Sighting {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::made_up::{MUTEX, lock};
+    use crate::protocol::fixtures::{MUTEX, lock};
 
     #[test]
     fn as_many_documents_as_a_list_may_have_are_not_too_many() {

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
     use crate::protocol::{
         Holder, Waiter,
-        made_up::{PERMITS, holder, lock, waiter},
+        fixtures::{PERMITS, holder, lock, waiter},
     };
 
     #[test]

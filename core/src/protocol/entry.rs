@@ -133,7 +133,7 @@ impl Identity {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::made_up::{holder, kept};
+    use crate::protocol::fixtures::{holder, kept};
 
     #[test]
     fn a_grant_is_an_entry_under_a_token_until_it_is_released() {

@@ -178,7 +178,7 @@ impl Location {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::made_up::{MUTEX, holder, lock};
+    use crate::protocol::fixtures::{MUTEX, holder, lock};
 
     #[test]
     fn the_root_is_the_document_itself() {

@@ -113,10 +113,10 @@ pub mod document;
 pub mod ended;
 mod entry;
 mod exchange;
+#[cfg(any(test, feature = "testing"))]
+pub mod fixtures;
 pub mod kind;
 pub mod location;
-#[cfg(any(test, feature = "testing"))]
-pub mod made_up;
 mod operation;
 pub mod pipeline;
 mod server_time;

@@ -314,10 +314,10 @@ impl<H: Hold> Waitlist<H> {
 mod tests {
     use super::*;
     use crate::{
-        protocol::{Holder, Owner, ServerTime, Use, Waiter, made_up::lock},
+        protocol::{Holder, Owner, ServerTime, Use, Waiter, fixtures::lock},
         waitlist::{
             Patience,
-            made_up::{MUTEX, PERMIT, PlainHold, READER, WRITER, held, in_context, queued, task, waitlist},
+            fixtures::{MUTEX, PERMIT, PlainHold, READER, WRITER, held, in_context, queued, task, waitlist},
         },
     };
 

@@ -185,8 +185,8 @@ mod tests {
     use super::*;
     use crate::waitlist::{
         StreamState,
+        fixtures::{MUTEX, PlainHold, held, in_context, waitlist},
         handing_on::{HandingOn, RANGE},
-        made_up::{MUTEX, PlainHold, held, in_context, waitlist},
     };
 
     /// One hold with this deadline, due to be renewed then, that may stay with the client for a minute.

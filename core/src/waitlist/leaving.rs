@@ -79,7 +79,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::waitlist::made_up::in_context;
+    use crate::waitlist::fixtures::in_context;
 
     #[tokio::test(start_paused = true)]
     async fn an_entry_leaves_for_as_long_as_its_lease_or_the_clients_can_run() {

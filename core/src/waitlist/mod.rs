@@ -26,6 +26,8 @@ pub mod answers;
 pub mod clock;
 pub mod deadline;
 mod expiring;
+#[cfg(any(test, feature = "testing"))]
+pub mod fixtures;
 pub mod handing_on;
 mod hold;
 pub mod idling;
@@ -33,8 +35,6 @@ pub mod ids;
 mod inheritance;
 mod leaving;
 mod letting_go;
-#[cfg(any(test, feature = "testing"))]
-pub mod made_up;
 #[cfg(any(test, feature = "testing"))]
 mod model_access;
 mod news;
@@ -620,7 +620,7 @@ fn unsigned(value: i64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::{
-        made_up::{self, MUTEX, PlainHold, ahead, in_context, queued, task, waitlist},
+        fixtures::{self, MUTEX, PlainHold, ahead, in_context, queued, task, waitlist},
         *,
     };
 
@@ -635,7 +635,7 @@ mod tests {
 
     fn held() -> Held<PlainHold> {
         let now = Instant::now();
-        made_up::held(MUTEX, (now, now))
+        fixtures::held(MUTEX, (now, now))
     }
 
     #[test]

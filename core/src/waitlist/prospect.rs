@@ -126,7 +126,7 @@ mod tests {
     use crate::{
         config::Settings,
         protocol::ServerTime,
-        waitlist::made_up::{MUTEX, ahead, in_context, task},
+        waitlist::fixtures::{MUTEX, ahead, in_context, task},
     };
 
     fn millis(millis: u64) -> Duration {

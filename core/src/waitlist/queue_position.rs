@@ -138,7 +138,7 @@ impl<H: Hold> Waitlist<H> {
 mod tests {
     use super::*;
     use crate::waitlist::{
-        made_up::{MUTEX, NOW, PERMIT, PlainHold, ahead, in_context, queued, state, waiter, waitlist},
+        fixtures::{MUTEX, NOW, PERMIT, PlainHold, ahead, in_context, queued, state, waiter, waitlist},
         waiting::Stage,
     };
 

@@ -201,7 +201,7 @@ mod tests {
     use super::*;
     use crate::waitlist::{
         Context,
-        made_up::{PERMIT, PlainHold, READER, in_context, task, waitlist},
+        fixtures::{PERMIT, PlainHold, READER, in_context, task, waitlist},
     };
 
     /// The entries that the next operation asks for.

@@ -96,7 +96,7 @@ mod tests {
     use super::*;
     use crate::waitlist::{
         Context, Waitlist,
-        made_up::{PlainHold, in_context, waitlist},
+        fixtures::{PlainHold, in_context, waitlist},
     };
 
     fn released(context: &Context<'_>) -> Leaving<u64> {

@@ -243,8 +243,8 @@ mod tests {
         protocol::Waiter,
         waitlist::{
             clock::ServerClock,
+            fixtures::{MUTEX, NOW, holder, in_context, queued, state, waiter, waitlist},
             leaving::Leaving,
-            made_up::{MUTEX, NOW, holder, in_context, queued, state, waiter, waitlist},
         },
     };
 

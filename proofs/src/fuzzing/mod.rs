@@ -13,7 +13,7 @@ mod waiting;
 use mongodb::bson::{Bson, Document};
 use watchlock_core::{
     protocol::{Location, State, wake},
-    waitlist::made_up::PlainHold,
+    waitlist::fixtures::PlainHold,
 };
 
 use choices::Choices;

@@ -8,7 +8,7 @@ use watchlock_core::{
     config::{Config, Settings, millis},
     hold_options::Terms,
     protocol::{
-        Ahead, Exchange, Kind, Operation, Owner, QUEUE_MOST, Request, ServerTime, State, document::Malformed, made_up,
+        Ahead, Exchange, Kind, Operation, Owner, QUEUE_MOST, Request, ServerTime, State, document::Malformed, fixtures,
         state, wake,
     },
     waitlist::{
@@ -16,8 +16,8 @@ use watchlock_core::{
         StreamState, Waitlist,
         clock::{ServerClock, offset},
         deadline::Deadline,
+        fixtures::PlainHold,
         ids::Ids,
-        made_up::PlainHold,
     },
 };
 
@@ -233,10 +233,10 @@ impl<H: Fuzzed> Bench<H> {
             lease: millis(self.config.lease),
             claim: millis(self.config.claim_lease),
             wait: false,
-            ..made_up::request(&entry)
+            ..fixtures::request(&entry)
         };
         let now = ServerTime(NOW + 1_000);
-        let claim = made_up::asking(&self.ids.operation(), request);
+        let claim = fixtures::asking(&self.ids.operation(), request);
         let claimed = state::apply(self.document.as_ref(), &claim, now);
         self.ids.pending_claims.settled(&entry);
         let mut holders = claimed.iter().flat_map(|state| &state.holders);
@@ -257,7 +257,7 @@ impl<H: Fuzzed> Bench<H> {
         let grant = Grant {
             token: holder.token,
             granted_as: holder.token,
-            used: made_up::MUTEX,
+            used: fixtures::MUTEX,
             permits: 1,
             lease: Terms::default().lease(&self.config),
             how: How::AtOnce,

@@ -6,7 +6,7 @@ use futures::TryStreamExt;
 use mongodb::bson::{Bson, Document, doc};
 use watchlock_core::protocol::{
     Expects, Kind, Operation, Owner, ServerTime, State,
-    made_up::{asking, leaving, request},
+    fixtures::{asking, leaving, request},
     pipeline, state,
 };
 use watchlock_proofs::Random;

@@ -71,7 +71,7 @@ mod tests {
         client::LockClient,
         config::Settings,
         operate::watch::LockEvent,
-        protocol::made_up,
+        protocol::fixtures,
         store::{InPlace, MemoryDocuments, MemoryStore, Watched, place::Paths},
     };
 
@@ -135,9 +135,9 @@ mod tests {
         for number in 0..BEHIND_MOST {
             let (entry, operation) = (format!("entry {number}"), format!("operation {number}"));
             store
-                .run("x", &made_up::asking(&operation, made_up::request(&entry)))
+                .run("x", &fixtures::asking(&operation, fixtures::request(&entry)))
                 .unwrap();
-            store.run("x", &made_up::leaving(&operation, &entry)).unwrap();
+            store.run("x", &fixtures::leaving(&operation, &entry)).unwrap();
         }
         let _held = locks.mutex("held after").acquire().await.unwrap();
         let (mut released, mut granted) = (false, false);

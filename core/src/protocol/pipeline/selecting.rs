@@ -73,7 +73,7 @@ pub fn is_known(at: &Location) -> Document {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::made_up::{asking, leaving, operation, request};
+    use crate::protocol::fixtures::{asking, leaving, operation, request};
 
     fn evicting(operation: Operation, evict: Evict) -> Operation {
         Operation { evict, ..operation }

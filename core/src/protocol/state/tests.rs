@@ -2,7 +2,7 @@ use super::{State, apply, renew, renew_and_show};
 use crate::protocol::{
     Downgrade, Evict, Expects, HoldEnd, Holder, Identity, Idle, Kept, KeptUntil, Kind, Operation, Owner, Proclaim,
     Record, Request, ServerTime, Use, Waiter,
-    made_up::{MUTEX, PERMITS, asking, asking_for, holder, kept, leaving, lock, operation, request, waiter},
+    fixtures::{MUTEX, PERMITS, asking, asking_for, holder, kept, leaving, lock, operation, request, waiter},
     wake::{self, Left},
 };
 
