@@ -329,13 +329,6 @@ impl Cluster {
         self.direct_uri(self.addr(i))
     }
 
-    /// Returns a connection string for the node behind a proxy, through the proxy. Unlike [`Proxy::uri`] it names the
-    /// user if [`auth`](ClusterBuilder::auth) is on.
-    #[must_use]
-    pub fn proxy_uri(&self, proxy: &Proxy) -> String {
-        self.direct_uri(proxy.addr())
-    }
-
     fn direct_uri(&self, addr: SocketAddr) -> String {
         self.uri_of(&addr.to_string(), "directConnection=true", self.auth)
     }

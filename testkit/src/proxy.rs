@@ -52,7 +52,7 @@ pub struct Proxy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Trouble {
-    /// As [`Proxy::set_delay`].
+    /// Every chunk of bytes is late by this much, in each direction. The order is kept.
     Delay(Duration),
     /// As [`Proxy::black_hole`].
     BlackHole,
@@ -204,11 +204,6 @@ impl Proxy {
     #[must_use]
     pub fn uri(&self) -> String {
         format!("mongodb://{}/?directConnection=true", self.addr)
-    }
-
-    /// Delays every chunk of bytes by this much, in each direction. The order is kept.
-    pub fn set_delay(&self, delay: Duration) {
-        self.network.send_modify(|network| network.all.delay = delay);
     }
 
     /// Lets nothing through in either direction, as if the cable had been pulled: open connections stay open and

@@ -74,8 +74,9 @@ pub async fn play(
         played = scenes(stage.clone()) => played,
         _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
     };
-    stage.connect().await?.drop().await?;
-    played
+    let cleared = async { Ok(stage.connect().await?.drop().await?) };
+    // Why the scenes failed says more.
+    played.and(cleared.await)
 }
 
 impl Stage {

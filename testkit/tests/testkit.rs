@@ -21,7 +21,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     time::{sleep, timeout},
 };
-use watchlock_testkit::{Cluster, FailPoint, Proxy, Trouble, clock, shared, shared::unique_name, signal};
+use watchlock_testkit::{Cluster, FailPoint, Proxy, Trouble, clock, shared, shared::unique_name};
 
 /// Far longer than anything here takes. Only a failing test waits that long.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -62,31 +62,11 @@ async fn hello(client: &mongodb::Client) -> Document {
 }
 
 #[tokio::test]
-async fn a_replica_set_of_one_takes_majority_writes() {
-    let cluster = shared::replica_set().await;
-    assert_eq!(cluster.len(), 1);
-    assert_eq!(cluster.primary().await.unwrap(), 0);
-    let client = cluster.client().await.unwrap();
-    write(&client).await.unwrap();
-    assert!(cluster.folder().is_dir());
-    assert!(cluster.log_tail(0, 5).lines().count() == 5);
-}
-
-#[tokio::test]
 async fn a_replica_set_of_one_steps_down_and_comes_back() {
     let cluster = Cluster::replica_set(1).await.unwrap();
     cluster.step_down(0, 1).await.unwrap();
     assert_eq!(cluster.primary().await.unwrap(), 0);
     write(&cluster.client().await.unwrap()).await.unwrap();
-}
-
-#[tokio::test]
-async fn a_standalone_server_is_no_replica_set() {
-    let cluster = shared::standalone().await;
-    let client = cluster.client().await.unwrap();
-    write(&client).await.unwrap();
-    assert!(!hello(&client).await.contains_key("setName"));
-    assert_eq!(cluster.primary().await.unwrap(), 0);
 }
 
 #[tokio::test]
@@ -115,70 +95,6 @@ async fn data_are_in_memory_only_where_that_is_asked_for() {
     }
 }
 
-/// Returns three nodes that elect another primary soon.
-async fn three_nodes() -> Cluster {
-    Cluster::builder()
-        .replica_set(3)
-        .election_timeout(Duration::from_secs(2))
-        .start()
-        .await
-        .unwrap()
-}
-
-#[tokio::test]
-async fn three_nodes_elect_another_and_a_killed_one_comes_back() {
-    let cluster = three_nodes().await;
-    let client = cluster.client().await.unwrap();
-    write(&client).await.unwrap();
-
-    // Another node takes over at once.
-    let first = cluster.primary().await.unwrap();
-    cluster.step_down(first, 60).await.unwrap();
-    let second = cluster.primary().await.unwrap();
-    assert_ne!(second, first);
-    cluster.wait_until_ready(PATIENCE).await.unwrap();
-    write(&client).await.unwrap();
-
-    // Killed: another one takes over, and the killed one comes back as a secondary.
-    let old_pid = cluster.pid(second);
-    cluster.kill(second);
-    assert_eq!(cluster.pid(second), None);
-    let third = cluster.primary().await.unwrap();
-    assert_ne!(third, second);
-    let address = cluster.addr(second);
-    cluster.restart(second).await.unwrap();
-    assert_eq!(cluster.addr(second), address);
-    assert_ne!(cluster.pid(second), old_pid);
-    cluster.wait_until_ready(PATIENCE).await.unwrap();
-    write(&client).await.unwrap();
-}
-
-#[tokio::test]
-async fn of_three_nodes_one_is_frozen_and_shut_down_and_comes_back() {
-    let cluster = three_nodes().await;
-
-    // Frozen: another one takes over; thawed, it finds that out.
-    let frozen = cluster.primary().await.unwrap();
-    cluster.freeze(frozen).unwrap();
-    assert_ne!(cluster.primary().await.unwrap(), frozen);
-    cluster.thaw(frozen).unwrap();
-    let thawed = cluster.node_client(frozen).await.unwrap();
-    eventually("the thawed node is a secondary", async || {
-        hello(&thawed).await.get_bool("secondary").unwrap()
-    })
-    .await;
-
-    // Shut down, a secondary this time.
-    cluster.shut_down(frozen).await.unwrap();
-    assert_eq!(cluster.pid(frozen), None);
-    assert!(cluster.shut_down(frozen).await.is_err());
-    assert!(cluster.freeze(frozen).is_err());
-    cluster.restart(frozen).await.unwrap();
-    assert!(cluster.restart(frozen).await.is_err());
-    cluster.wait_until_ready(PATIENCE).await.unwrap();
-    write(&cluster.client().await.unwrap()).await.unwrap();
-}
-
 #[tokio::test]
 async fn a_default_replica_set_keeps_the_default_settings() {
     let cluster = Cluster::replica_set(3).await.unwrap();
@@ -196,46 +112,6 @@ async fn a_default_replica_set_keeps_the_default_settings() {
         let priority = member.as_document().unwrap().get_f64("priority");
         assert_eq!(priority.unwrap(), 1.0);
     }
-}
-
-#[tokio::test]
-async fn clients_have_to_authenticate_where_told_to() {
-    for builder in [
-        Cluster::builder().standalone(),
-        Cluster::builder().replica_set(1),
-        Cluster::builder()
-            .replica_set(3)
-            .election_timeout(Duration::from_secs(1)),
-    ] {
-        let cluster = builder.auth(true).start().await.unwrap();
-        write(&cluster.client().await.unwrap()).await.unwrap();
-
-        // `Proxy::uri` does not name the user.
-        let proxy = cluster.proxy(cluster.primary().await.unwrap()).unwrap();
-        let stranger = mongodb::Client::with_uri_str(proxy.uri()).await.unwrap();
-        assert_eq!(code(&write(&stranger).await.unwrap_err()), Some(13));
-        let user = mongodb::Client::with_uri_str(cluster.proxy_uri(&proxy)).await.unwrap();
-        write(&user).await.unwrap();
-    }
-}
-
-#[tokio::test]
-async fn arguments_reach_the_server() {
-    let cluster = Cluster::builder()
-        .standalone()
-        .args(["--setParameter", "ttlMonitorSleepSecs=7"])
-        .start()
-        .await
-        .unwrap();
-    let reply = cluster
-        .client()
-        .await
-        .unwrap()
-        .database("admin")
-        .run_command(doc! { "getParameter": 1, "ttlMonitorSleepSecs": 1 })
-        .await
-        .unwrap();
-    assert_eq!(reply.get_i32("ttlMonitorSleepSecs").unwrap(), 7);
 }
 
 #[tokio::test]
@@ -327,33 +203,6 @@ async fn is_closed(stream: &mut TcpStream) -> bool {
 async fn assert_silent(stream: &mut TcpStream) {
     let read = timeout(MOMENT, stream.read(&mut [0])).await;
     assert!(read.is_err(), "not silent: {read:?}");
-}
-
-#[tokio::test]
-async fn a_proxy_passes_everything_on() {
-    let proxy = echo().await;
-    let mut stream = TcpStream::connect(proxy.addr()).await.unwrap();
-    let sent: Vec<u8> = (0..1_000_000_u32).map(|n| n.to_le_bytes()[0]).collect();
-    let (mut from, mut to) = stream.split();
-    let send = async {
-        to.write_all(&sent).await.unwrap();
-        to.shutdown().await.unwrap();
-    };
-    let mut received = Vec::new();
-    let (read, ()) = tokio::join!(timeout(PATIENCE, from.read_to_end(&mut received)), send);
-    read.unwrap().unwrap();
-    assert!(received == sent);
-}
-
-#[tokio::test]
-async fn a_proxy_delays_both_directions() {
-    let proxy = echo().await;
-    let mut stream = TcpStream::connect(proxy.addr()).await.unwrap();
-    proxy.set_delay(MOMENT);
-    let start = Instant::now();
-    stream.write_all(b"slow").await.unwrap();
-    assert_eq!(receive(&mut stream, 4).await, b"slow");
-    assert!(start.elapsed() >= 2 * MOMENT);
 }
 
 #[tokio::test]
@@ -524,6 +373,14 @@ async fn trouble_strikes_one_process_and_no_other() {
     proxy.heal_for(own);
     assert_eq!(receive(&mut stream, 3).await, b"two");
 
+    // In both directions.
+    let start = Instant::now();
+    proxy.trouble(own, Trouble::Delay(MOMENT));
+    stream.write_all(b"slow").await.unwrap();
+    assert_eq!(receive(&mut stream, 4).await, b"slow");
+    assert!(start.elapsed() >= 2 * MOMENT);
+    proxy.heal_for(own);
+
     proxy.trouble(other, Trouble::Cut);
     stream.write_all(b"three").await.unwrap();
     assert_eq!(receive(&mut stream, 5).await, b"three");
@@ -562,27 +419,6 @@ async fn an_isolated_primary_is_replaced_and_comes_back() {
     assert_ne!(new, old);
     (0..3).for_each(|node| cluster.network(node).unwrap().heal());
     cluster.wait_until_ready(Duration::from_secs(60)).await.unwrap();
-}
-
-#[test]
-fn a_frozen_process_does_nothing() {
-    let mut process = Command::new("sh")
-        .args(["-c", "read line; echo awake"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    signal::freeze(process.id()).unwrap();
-    // The shell would end at the end of its input.
-    drop(process.stdin.take());
-    std::thread::sleep(MOMENT);
-    assert!(process.try_wait().unwrap().is_none());
-    signal::thaw(process.id()).unwrap();
-    assert!(process.wait().unwrap().success());
-
-    let mut process = Command::new("sleep").arg("600").spawn().unwrap();
-    signal::kill(process.id()).unwrap();
-    assert!(!process.wait().unwrap().success());
 }
 
 /// Says to [`hold_a_cluster`] that it is meant, and what to do.
@@ -727,11 +563,6 @@ fn without_python_the_error_says_what_was_tried() {
     ] {
         assert!(error.contains(tried), "{tried} is missing: {error}");
     }
-}
-
-#[test]
-fn names_are_unique() {
-    assert_ne!(unique_name("x"), unique_name("x"));
 }
 
 #[tokio::test]
