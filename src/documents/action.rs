@@ -22,7 +22,7 @@ use crate::{
     },
     name::LockName,
     protocol::Kind,
-    session::{ClaimedDocument, Claiming, PASSED_AT_ONCE, UserHandle},
+    session::{ClaimedDocument, Claiming, SKIPPED_AT_ONCE, UserHandle},
     store::{Wanted, read_as},
     telemetry::Attempt,
     truncated_debug::Brief,
@@ -264,7 +264,7 @@ impl<T: DeserializeOwned> Claim<T> {
         let session = self.locks.session()?;
         let owner = session.config.owner(options.reason);
         let mut unreadable = None;
-        for _ in 0..PASSED_AT_ONCE {
+        for _ in 0..SKIPPED_AT_ONCE {
             let claiming = Claiming {
                 wanted: self.wanted.clone(),
                 owner: owner.clone(),

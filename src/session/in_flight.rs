@@ -141,10 +141,11 @@ impl InFlight {
     }
 
     /// Returns the same for a claim with this lease, of which the last ones took so long.
-    pub(super) fn limit_of_claim(&self, took: Duration, overdue: u32, lease: Duration) -> Limit {
+    pub(super) fn limit_of_claim(&self, took: Duration, lease: Duration) -> Limit {
         let usual = self.usual().max(UNANSWERED).max(took.saturating_mul(TIMES_THE_SLOWEST));
         Limit {
-            within: grown(usual, overdue, lease),
+            // A time that was too short is part of what such claims take.
+            within: grown(usual, 0, lease),
             is_telling: false,
         }
     }
@@ -271,7 +272,7 @@ mod tests {
             tokio::time::advance(millis(took)).await;
             in_flight.answered(sent, limit, &Ok(()));
         };
-        let of_claim = |took| in_flight.limit_of_claim(millis(took), 0, config.lease);
+        let of_claim = |took| in_flight.limit_of_claim(millis(took), config.lease);
         took(of_claim(0), 900).await;
         assert_eq!(limit(0), SHORTEST);
         // Where such claims took long, the next one gets the time at once.

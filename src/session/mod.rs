@@ -62,7 +62,7 @@ use crate::{
 };
 use agenda::Agenda;
 use claims::Claims;
-pub(crate) use claims::passed::PASSED_AT_ONCE;
+pub(crate) use claims::skip_list::SKIPPED_AT_ONCE;
 pub(crate) use claims::{ClaimedDocument, Claiming};
 use fleet::Fleet;
 use hold::Hold;

@@ -2,10 +2,7 @@
 
 use std::{pin::pin, sync::Arc};
 
-use super::{
-    Session,
-    line::{PositionLook, },
-};
+use super::{Session, line::PositionLook};
 use crate::{
     error::ServerError,
     protocol::{Ahead, Exchange},

@@ -44,7 +44,7 @@ impl Session {
             // Registered before the look, so that no change after the look is missed.
             drained.as_mut().enable();
             // In this order: the one comes of the other.
-            let claims_are_settled = self.ids.pending_claims.is_empty() && self.claims.are_swept();
+            let claims_are_settled = self.ids.pending_claims.is_empty() && self.claims.have_no_orphans();
             if claims_are_settled && self.table().lines.by_name.is_empty() {
                 break;
             }

@@ -6,14 +6,13 @@
 //! from the documents. Of the tasks of one client that claim the same, only one tries at a time once none is free: the
 //! others wait behind it, first come, first served.
 
-mod looks;
-mod outlook;
-mod pace;
-pub(crate) mod passed;
+mod attempt;
+mod claim_loop;
+mod filter;
+mod orphan_search;
+mod scan;
 mod shared;
-mod sweeping;
-mod trying;
-mod waiting;
+pub(crate) mod skip_list;
 
 use std::sync::Arc;
 

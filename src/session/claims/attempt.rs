@@ -1,4 +1,4 @@
-//! One try to claim a document, and the handling of its answer.
+//! One attempt to claim a document, and the handling of its answer.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -12,10 +12,7 @@ use super::super::{
     Session,
     line::{Context, UNANSWERED},
 };
-use super::{
-    ClaimedDocument, Claiming,
-    passed::{PASSED_AT_ONCE, Selection},
-};
+use super::{ClaimedDocument, Claiming, filter::Filter, scan::Telling, skip_list::SKIPPED_AT_ONCE};
 use crate::{
     config::millis,
     error::ServerError,
@@ -103,51 +100,57 @@ async fn claim_one_by_one(
     Err(ServerError::overdue())
 }
 
-/// One try of a claim.
+/// What is asked for by each attempt of a claim.
+#[derive(Debug)]
 struct Asked {
-    wanted: Arc<Wanted>,
-    key: Arc<[u8]>,
+    filter: Arc<Filter>,
     owner: Owner,
     lease: Lease,
-    how: How,
-    took: Duration,
-    overdue: u32,
 }
 
-/// A claim, and the outcome of its tries so far.
-pub(super) struct Tries<'a> {
+/// A claim, and the outcome of its attempts so far.
+pub(super) struct Attempts<'a> {
     session: &'a Arc<Session>,
-    pub(super) wanted: Arc<Wanted>,
-    /// What is wanted, as a key.
-    key: Arc<[u8]>,
-    owner: Owner,
-    lease: Lease,
-    /// How long such claims took before the first of the tries that timed out: these make the limit grow by themselves.
-    took: Duration,
+    asked: Arc<Asked>,
+    /// Attempts in a row that ran out of time.
     overdue: u32,
     /// Whether a document was passed over.
-    pub(super) have_passed: bool,
+    have_passed: bool,
     /// The last error, unless the server has answered since. The caller begins with a silence.
     pub(super) failing: &'a mut Option<ServerError>,
 }
 
-impl<'a> Tries<'a> {
-    pub(super) fn new(
-        session: &'a Arc<Session>,
-        claiming: Claiming,
-        key: &[u8],
-        failing: &'a mut Option<ServerError>,
-    ) -> Self {
-        Self {
-            session,
-            wanted: Arc::new(claiming.wanted),
-            key: key.into(),
+impl<'a> Attempts<'a> {
+    pub(super) fn new(session: &'a Arc<Session>, claiming: Claiming, failing: &'a mut Option<ServerError>) -> Self {
+        let filter = session.claims.filter(claiming.wanted);
+        if claiming.has_passed {
+            filter.ask_for_scan();
+        }
+        let asked = Asked {
+            filter,
             owner: claiming.owner,
             lease: claiming.terms.lease(&session.config),
-            took: Duration::ZERO,
+        };
+        Self {
+            session,
+            asked: Arc::new(asked),
             overdue: 0,
             have_passed: claiming.has_passed,
             failing,
+        }
+    }
+
+    pub(super) fn filter(&self) -> &Arc<Filter> {
+        &self.asked.filter
+    }
+
+    /// Returns whether the claim fails where it is known already that all matching documents are unclaimable: while it
+    /// waits, only if it has met one itself.
+    pub(super) fn telling(&self) -> Telling {
+        if self.have_passed {
+            Telling::Again
+        } else {
+            Telling::OnlyNews
         }
     }
 
@@ -161,11 +164,15 @@ impl<'a> Tries<'a> {
 
     /// Claims, and goes on with the next document if one can't be claimed.
     pub(super) async fn once(&mut self, how: How) -> Result<Option<ClaimedDocument>, ServerError> {
-        for _ in 1..PASSED_AT_ONCE {
+        for _ in 1..SKIPPED_AT_ONCE {
             match self.round(how).await? {
                 Round::Claimed(given) => return Ok(Some(given)),
                 Round::NothingFree => return Ok(None),
-                Round::PassedOver(_) => self.have_passed = true,
+                Round::PassedOver(_) => {
+                    self.have_passed = true;
+                    // The document may hold up all claims.
+                    self.filter().ask_for_scan();
+                }
             }
         }
         match self.round(how).await? {
@@ -177,20 +184,11 @@ impl<'a> Tries<'a> {
 
     /// Claims by a task of its own, which gives back what nobody waits for any more.
     async fn round(&mut self, how: How) -> Result<Round, ServerError> {
-        if self.overdue == 0 {
-            self.took = self.session.claims.duration(&self.key);
-        }
         let (to, mut answer) = oneshot::channel();
-        let asked = Asked {
-            wanted: self.wanted.clone(),
-            key: self.key.clone(),
-            owner: self.owner.clone(),
-            lease: self.lease,
-            how,
-            took: self.took,
-            overdue: self.overdue,
-        };
-        let claiming = self.session.clone().run_claim(asked, to);
+        let claiming = self
+            .session
+            .clone()
+            .run_claim(self.asked.clone(), (how, self.overdue), to);
         let task = self.session.spawn_for(claiming);
         let claimed = match timeout(UNANSWERED, &mut answer).await {
             Ok(claimed) => claimed,
@@ -234,19 +232,15 @@ fn grant_of(holder: &Holder, lease: Lease, exchange: &Exchange, how: How, contex
 
 impl Session {
     /// Claims once, and sends the result. Without an answer in time, the command runs on by itself.
-    async fn run_claim(self: Arc<Self>, asked: Asked, to: oneshot::Sender<Result<Round, ServerError>>) {
-        let Asked {
-            wanted,
-            key,
-            owner,
-            lease,
-            how,
-            took,
-            overdue,
-        } = asked;
-        let limit = self
-            .in_flight
-            .limit_of_claim(took, overdue, lease.length.min(self.config.lease));
+    async fn run_claim(
+        self: Arc<Self>,
+        asked: Arc<Asked>,
+        (how, overdue): (How, u32),
+        to: oneshot::Sender<Result<Round, ServerError>>,
+    ) {
+        let Asked { filter, owner, lease } = &*asked;
+        let length = lease.length.min(self.config.lease);
+        let limit = self.in_flight.limit_of_claim(filter.takes(), length);
         let slot = self.in_flight.slots.slot(overdue).await;
         let id = self.ids.claim();
         if self.takes_nothing_new() {
@@ -257,28 +251,28 @@ impl Session {
             self.drained.notify_waiters();
             return;
         }
-        let operation = self.operation_of_claim(id.clone(), owner, lease);
-        let (store, passed) = (self.store.clone(), self.claims.passed().ids(Instant::now()));
+        let operation = self.operation_of_claim(id.clone(), owner.clone(), *lease);
+        let (store, skipped) = (self.store.clone(), self.claims.skip_list().ids(Instant::now()));
         let sent = Instant::now();
-        let mut claiming = pin!(claim_next(&store, &wanted, &passed, &operation, limit.within));
+        let mut claiming = pin!(claim_next(&store, &filter.wanted, &skipped, &operation, limit.within));
         let (answer, adrift) = match self.in_flight.answer(claiming.as_mut(), slot, limit).await {
             Ok(answer) => (answer, None),
             Err(adrift) => (Err(ServerError::unanswered(limit.patience())), Some(adrift)),
         };
         let answer = match answer {
             Ok(next) => {
-                self.claims.note_duration(&key, sent.elapsed());
-                self.outcome(&id, next, &wanted, (lease, how))
+                filter.took(sent.elapsed());
+                self.outcome(&id, next, filter, (*lease, how))
             }
             Err(error) => {
                 if error.ran_out_of_time() {
                     // Such claims take longer than that. The next one begins with a limit that may be long enough.
-                    self.claims.note_duration(&key, sent.elapsed());
+                    filter.took(sent.elapsed());
                 }
                 // Where no server was found, nothing was sent.
                 if !(error.is_final() || error.found_no_server()) {
                     let given_up_at = sent + limit.within;
-                    self.sweep(wanted.clone(), key, id.clone(), lease.length, given_up_at);
+                    self.search_orphan(filter, id.clone(), lease.length, given_up_at);
                 }
                 Err(error)
             }
@@ -329,12 +323,12 @@ impl Session {
         self: &Arc<Self>,
         id: &str,
         next: Next,
-        wanted: &Wanted,
+        filter: &Filter,
         asked: (Lease, How),
     ) -> Result<Round, ServerError> {
         match next {
             Next::Claimed(claimed) => {
-                if let (Some(most), Some(attempt)) = (wanted.attempts_most, claimed.attempt)
+                if let (Some(most), Some(attempt)) = (filter.wanted.attempts_most, claimed.attempt)
                     && attempt >= most
                 {
                     telemetry::last_attempt(&claimed.name, attempt);
@@ -343,7 +337,7 @@ impl Session {
             }
             Next::NothingFree => Ok(Round::NothingFree),
             Next::Refused(document, error) => {
-                self.note_passed(document, Arc::new(error.clone()), Selection::Selected);
+                self.note_unclaimable(document, Arc::new(error.clone()), true);
                 Ok(Round::PassedOver(error))
             }
         }
@@ -396,7 +390,7 @@ impl Session {
             self.verify(vec![hold.clone()]);
         }
         self.claims
-            .passed()
+            .skip_list()
             .forget(&name::of_id(document.get("_id").unwrap_or(&Bson::Null)));
         Ok(Round::Claimed(ClaimedDocument {
             session: self.clone(),
@@ -421,7 +415,7 @@ impl Session {
             line.waitlist.step(context).take_out(id.to_owned(), USED, lease.length);
         });
         let document = document.get("_id").cloned().unwrap_or(Bson::Null);
-        self.note_passed(document, Arc::new(error.clone()), Selection::Selected);
+        self.note_unclaimable(document, Arc::new(error.clone()), true);
         Round::PassedOver(error)
     }
 }

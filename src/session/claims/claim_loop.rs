@@ -1,0 +1,143 @@
+//! The way of one claim: it takes what is free, or waits until a document becomes free.
+
+use std::sync::Arc;
+
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::{
+    super::{Session, streams::watcher::NextFreed},
+    ClaimedDocument, Claiming,
+    attempt::Attempts,
+    scan::Telling,
+};
+use crate::{
+    backoff::Backoff,
+    error::{AcquireError, ServerError},
+    waitlist::{How, Patience, answers::TRY_FOR, timing},
+};
+
+impl Session {
+    /// Claims what is free; otherwise waits, or returns `None` if the claim must not wait.
+    pub(super) async fn claim_or_wait(
+        self: &Arc<Self>,
+        claiming: Claiming,
+        failing: &mut Option<ServerError>,
+    ) -> Result<Option<ClaimedDocument>, AcquireError> {
+        let waits = claiming.patience == Patience::Wait;
+        let mut attempts = Attempts::new(self, claiming, failing);
+        if !waits {
+            return self.claim_at_once(&mut attempts).await;
+        }
+        let filter = attempts.filter().clone();
+        // As long as there is enough for all, no task waits for another.
+        let nobody_waits = filter.turn.try_lock().is_ok();
+        if nobody_waits {
+            match attempts.once(How::AtOnce).await {
+                Ok(Some(claimed)) => return Ok(Some(claimed)),
+                Ok(None) => *attempts.failing = None,
+                Err(error) if error.is_final() => return Err(error.into()),
+                Err(error) => attempts.note(error),
+            }
+        } else {
+            // The task that has the turn was answered.
+            *attempts.failing = None;
+        }
+        let _turn = filter.turn.lock().await;
+        self.claim_when_free(&mut attempts).await
+    }
+
+    /// Claims what is free now, and tries for some seconds if the server gives no answer.
+    async fn claim_at_once(
+        self: &Arc<Self>,
+        attempts: &mut Attempts<'_>,
+    ) -> Result<Option<ClaimedDocument>, AcquireError> {
+        let begun = Instant::now();
+        let mut backoff = Backoff::default();
+        loop {
+            match attempts.once(How::AtOnce).await {
+                Ok(None) => break,
+                // Another try may get a connection that works, or a limit that is long enough.
+                Err(error) if (error.is_unanswered() || error.ran_out_of_time()) && begun.elapsed() < TRY_FOR => {
+                    sleep(backoff.failed()).await;
+                }
+                claimed => return Ok(claimed?),
+            }
+        }
+        *attempts.failing = None;
+        // The claim was answered; the scan is only for documents that may hold up all claims.
+        let filter = attempts.filter();
+        if let Some(scanning) = filter.begin_scan()
+            && let Ok(outlook) = self.scan(filter, scanning).await
+        {
+            self.some_are_claimable(&outlook, Telling::Again).await?;
+        }
+        Ok(None)
+    }
+
+    /// Claims again whenever a document may have become free. The caller has the turn.
+    async fn claim_when_free(
+        self: &Arc<Self>,
+        attempts: &mut Attempts<'_>,
+    ) -> Result<Option<ClaimedDocument>, AcquireError> {
+        let filter = attempts.filter().clone();
+        let since = Instant::now();
+        let mut how = How::Asking;
+        let mut freed = self.claims.freed.subscribe();
+        self.watch_free();
+        let mut backoff = Backoff::default();
+        loop {
+            let is_reported = freed.borrow_and_update().next == NextFreed::Reported;
+            let began = Instant::now();
+            // When to try again after an event, and without one.
+            let (after_event, again) = match attempts.once(how).await {
+                Ok(Some(claimed)) => return Ok(Some(claimed)),
+                Ok(None) => {
+                    *attempts.failing = None;
+                    backoff = Backoff::default();
+                    let soonest = filter.tried_in_vain(began);
+                    let polled = Instant::now() + timing::poll_interval(&self.config, 0, since.elapsed());
+                    let scan = filter.begin_scan();
+                    let is_old = scan.is_none();
+                    if let Some(scanning) = scan {
+                        match self.scan(&filter, scanning).await {
+                            Ok(outlook) => self.some_are_claimable(&outlook, attempts.telling()).await?,
+                            Err(error) => attempts.note(error),
+                        }
+                    }
+                    let polled = polled.max(soonest);
+                    // A lease that ends is polled for where nothing reports what becomes free.
+                    let again = if is_reported {
+                        filter.again_at(is_old, polled)
+                    } else {
+                        polled
+                    };
+                    (soonest, again)
+                }
+                Err(error) if error.is_final() => return Err(error.into()),
+                Err(error) => {
+                    let now = Instant::now();
+                    let soonest = now + backoff.failed();
+                    let is_slow = error.ran_out_of_time();
+                    attempts.note(error);
+                    match is_slow {
+                        // It kept the server as busy as a try that is answered. It may have met a transaction that has
+                        // written the document, and that ends with an event.
+                        true => (
+                            soonest.max(now + (now - began)),
+                            soonest.max(filter.tried_in_vain(began)),
+                        ),
+                        false => (soonest, soonest),
+                    }
+                }
+            };
+            how = tokio::select! {
+                // The sender is the session's own.
+                _ = freed.changed() => {
+                    sleep_until(after_event).await;
+                    How::Event
+                }
+                () = sleep_until(again) => How::Asking,
+            };
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! The one state of the claims of a session that want the same: whose turn it is, and when to ask the server again.
+//!
+//! Every insertion and every change of a document may be the one that a claim waits for. In a busy collection most are
+//! not, and a try for each would cost the server more than the work itself. So the first event after a quiet time is
+//! answered at once, and the following ones together, after pauses that grow. A scan goes through everything that
+//! matches, and is made more seldom still. Whatever was in vain is followed by a rest of several times its duration.
+
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::{backoff::Backoff, store::Wanted};
+
+/// Rest after work in vain, as a multiple of its duration: claims keep the server busy for a fifth of the time at most.
+pub(super) const REST: u32 = 4;
+
+/// Pauses between tries in vain. The longest is the time for which a freed document may go unnoticed in a busy
+/// collection.
+const TRIED: Backoff = Backoff::between(Duration::from_millis(1), Duration::from_millis(100));
+
+/// Pause between scans: a lease that ends sooner than others may be noticed this much late.
+const SCANNED_EVERY: Duration = Duration::from_secs(1);
+
+/// Time for which a document that can't be claimed is passed over, and pause after a search that failed: nobody waits
+/// for either.
+pub(super) const SELDOM: Backoff = Backoff::between(Duration::from_secs(1), Duration::from_secs(300));
+
+/// Maximum number of filters, and of documents that can't be claimed, to remember. The `_id`s of these, of up to 8 KiB
+/// each, are sent with every claim.
+pub(super) const KNOWN_MOST: usize = 64;
+
+/// What is wanted, and the state that all claims of it share.
+#[derive(Debug)]
+pub(super) struct Filter {
+    pub(super) wanted: Wanted,
+    /// The turn of the claim that found nothing free: the others wait behind it, first come, first served.
+    pub(super) turn: tokio::sync::Mutex<()>,
+    pace: Mutex<Pace>,
+}
+
+#[derive(Debug)]
+struct Pace {
+    /// How long the server recently took for a claim.
+    takes: Duration,
+    tried: Backoff,
+    try_at: Instant,
+    scan_at: Instant,
+    is_being_scanned: bool,
+    /// The pauses after scans that failed one after the other.
+    failing: Backoff,
+    /// When the first lease ends, as the last scan saw it.
+    free_at: Option<Instant>,
+}
+
+impl Filter {
+    pub(super) fn new(wanted: Wanted) -> Self {
+        let now = Instant::now();
+        let pace = Pace {
+            takes: Duration::ZERO,
+            tried: TRIED,
+            try_at: now,
+            scan_at: now,
+            is_being_scanned: false,
+            failing: Backoff::default(),
+            free_at: None,
+        };
+        Self {
+            wanted,
+            turn: tokio::sync::Mutex::default(),
+            pace: Mutex::new(pace),
+        }
+    }
+
+    fn pace(&self) -> MutexGuard<'_, Pace> {
+        self.pace.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns how long the server recently took for a claim.
+    pub(super) fn takes(&self) -> Duration {
+        self.pace().takes
+    }
+
+    /// Notes how long the server took for a claim. A quick one after slow ones may have found what it wanted early, so
+    /// it halves the time only.
+    pub(super) fn took(&self, took: Duration) {
+        let mut pace = self.pace();
+        pace.takes = took.max(pace.takes / 2);
+    }
+
+    /// Notes that a try found nothing, or that the server gave it up for lack of time. Returns when the next may begin.
+    pub(super) fn tried_in_vain(&self, began: Instant) -> Instant {
+        let (now, mut pace) = (Instant::now(), self.pace());
+        if began >= pace.try_at + pace.tried.pause() {
+            pace.tried = TRIED;
+        }
+        pace.try_at = now + pace.tried.failed().max((now - began) * REST);
+        pace.try_at
+    }
+
+    /// Returns when to try again although no event came: when a lease ends, or at the next scan if the last one `is_old`
+    /// by now; not before `polled` where no end is known.
+    pub(super) fn again_at(&self, is_old: bool, polled: Instant) -> Instant {
+        let pace = self.pace();
+        let free_at = pace.free_at.filter(|free_at| *free_at > Instant::now());
+        match free_at {
+            Some(free_at) if !is_old => free_at,
+            _ => free_at.into_iter().fold(pace.scan_at.max(polled), Instant::min),
+        }
+    }
+
+    /// Begins a scan, if one is due and none is under way.
+    pub(super) fn begin_scan(&self) -> Option<Scanning<'_>> {
+        let (began, mut pace) = (Instant::now(), self.pace());
+        if pace.is_being_scanned || began < pace.scan_at {
+            return None;
+        }
+        pace.is_being_scanned = true;
+        drop(pace);
+        let (filter, ended) = (self, Scanned::GivenUp);
+        Some(Scanning { filter, began, ended })
+    }
+
+    /// Makes a scan due, as a document can't be claimed; unless the last one failed.
+    pub(super) fn ask_for_scan(&self) {
+        let mut pace = self.pace();
+        if pace.failing.failures() == 0 {
+            pace.scan_at = Instant::now();
+        }
+    }
+}
+
+/// The end of a scan.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Scanned {
+    /// With the instant at which to try again without an event.
+    Answered {
+        found_unfit: bool,
+        free_at: Instant,
+    },
+    GivenUp,
+    /// Nothing was sent.
+    FoundNoServer,
+}
+
+/// A scan that is under way. Dropping it ends it.
+#[derive(Debug)]
+pub(super) struct Scanning<'a> {
+    filter: &'a Filter,
+    began: Instant,
+    pub(super) ended: Scanned,
+}
+
+impl Drop for Scanning<'_> {
+    fn drop(&mut self) {
+        let (now, mut pace) = (Instant::now(), self.filter.pace());
+        let rest = (now - self.began) * REST;
+        (pace.is_being_scanned, pace.free_at) = (false, None);
+        if matches!(self.ended, Scanned::Answered { .. }) {
+            pace.failing = Backoff::default();
+        }
+        let pause = match self.ended {
+            // It is made again for each claim as long as it finds some.
+            Scanned::Answered { found_unfit: true, .. } => Duration::ZERO,
+            Scanned::Answered { .. } => rest.max(SCANNED_EVERY),
+            // One that failed, or that nobody waits for any more, may keep the server as busy.
+            Scanned::GivenUp => rest.max(pace.failing.failed()),
+            Scanned::FoundNoServer => pace.failing.failed(),
+        };
+        if let Scanned::Answered { free_at, .. } = self.ended {
+            pace.free_at = Some(free_at);
+        }
+        pace.scan_at = now + pause;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mongodb::bson::doc;
+    use tokio::time::advance;
+
+    use super::*;
+
+    const fn millis(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    fn wanting(n: i32) -> Wanted {
+        Wanted {
+            filter: doc! { "n": n },
+            sort: None,
+            attempts_most: None,
+        }
+    }
+
+    /// Tries in vain for so long, and returns the pause after it.
+    async fn tried(filter: &Filter, takes: Duration) -> Duration {
+        let began = Instant::now();
+        advance(takes).await;
+        filter.tried_in_vain(began) - Instant::now()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn events_in_quick_succession_are_answered_together() {
+        let filter = Filter::new(wanting(1));
+        let mut pauses = Vec::new();
+        for _ in 0..9 {
+            let pause = tried(&filter, millis(1)).await;
+            advance(pause).await;
+            pauses.push(pause.as_millis());
+        }
+        assert_eq!(pauses, [4, 4, 4, 8, 16, 32, 64, 100, 100]);
+        // The first after a quiet time is answered at once, and the next soon.
+        advance(millis(250)).await;
+        assert_eq!(tried(&filter, millis(1)).await, millis(4));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slow_tries_are_made_seldom() {
+        let filter = Filter::new(wanting(1));
+        for _ in 0..5 {
+            let pause = tried(&filter, millis(500)).await;
+            assert_eq!(pause, millis(2_000));
+            advance(pause).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_time_of_slow_claims_is_known_until_they_are_quick_again() {
+        let filter = Filter::new(wanting(1));
+        let known = [3_000, 10, 10, 1_000, 1].map(|took| {
+            filter.took(millis(took));
+            filter.takes().as_millis()
+        });
+        assert_eq!(known, [3_000, 1_500, 750, 1_000, 500]);
+    }
+
+    /// Ends a scan in this way, and returns how long the filter rests after it.
+    async fn rest(filter: &Filter, takes: Duration, ended: Scanned) -> Duration {
+        let mut scanning = filter.begin_scan().unwrap();
+        advance(takes).await;
+        scanning.ended = ended;
+        drop(scanning);
+        let rest = filter.pace().scan_at - Instant::now();
+        if rest > Duration::ZERO {
+            assert!(filter.begin_scan().is_none());
+        }
+        advance(rest).await;
+        rest
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn scans_that_fail_are_made_ever_more_seldom() {
+        let filter = Filter::new(wanting(1));
+        let free_at = Instant::now();
+        let answered = |found_unfit| Scanned::Answered { found_unfit, free_at };
+        let mut rests = Vec::new();
+        for _ in 0..6 {
+            rests.push(rest(&filter, Duration::ZERO, Scanned::GivenUp).await.as_millis());
+        }
+        assert_eq!(rests, [50, 100, 200, 400, 800, 1_000]);
+        // However often it failed before.
+        assert_eq!(rest(&filter, millis(30_000), Scanned::GivenUp).await, millis(120_000));
+        // As in a fail-over, in which finding a server takes long: it made no server busy.
+        assert_eq!(
+            rest(&filter, millis(30_000), Scanned::FoundNoServer).await,
+            millis(1_000)
+        );
+        filter.ask_for_scan();
+        assert_eq!(rest(&filter, millis(1), answered(false)).await, SCANNED_EVERY);
+        assert_eq!(rest(&filter, millis(500), answered(false)).await, millis(2_000));
+        assert_eq!(
+            rest(&filter, millis(500), answered(true)).await,
+            Duration::ZERO,
+            "it found some"
+        );
+        assert_eq!(
+            rest(&filter, millis(1), Scanned::GivenUp).await,
+            millis(50),
+            "after a success"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_document_that_can_t_be_claimed_makes_a_scan_due_unless_scans_fail() {
+        let filter = Filter::new(wanting(1));
+        for (ended, is_due) in [
+            (Scanned::GivenUp, false),
+            (
+                Scanned::Answered {
+                    found_unfit: false,
+                    free_at: Instant::now(),
+                },
+                true,
+            ),
+        ] {
+            filter.begin_scan().unwrap().ended = ended;
+            filter.ask_for_scan();
+            assert_eq!(filter.begin_scan().is_some(), is_due);
+            advance(millis(1_000)).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_scan_that_is_under_way_is_one_for_all_claims() {
+        let filter = Filter::new(wanting(1));
+        let scanning = filter.begin_scan().unwrap();
+        advance(millis(10_000)).await;
+        assert!(filter.begin_scan().is_none());
+        drop(scanning);
+        advance(millis(40_000)).await;
+        assert!(filter.begin_scan().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_waits_for_the_first_end_of_a_lease_and_an_old_scan_is_made_anew() {
+        let filter = Filter::new(wanting(1));
+        let (now, polled) = (Instant::now(), Instant::now() + millis(20));
+        assert_eq!(filter.again_at(true, polled), polled);
+        let free_at = now + millis(5_000);
+        filter.begin_scan().unwrap().ended = Scanned::Answered {
+            found_unfit: false,
+            free_at,
+        };
+        assert_eq!(filter.again_at(false, polled), free_at);
+        assert_eq!(filter.again_at(true, polled), now + SCANNED_EVERY);
+        advance(millis(6_000)).await;
+        let polled = Instant::now() + millis(20);
+        assert_eq!(filter.again_at(true, polled), polled, "that lease was renewed");
+    }
+}
