@@ -114,9 +114,12 @@ pub use token::FencingToken;
 /// ```
 pub mod action {
     pub use crate::{
-        handle::target::{AnyLock, IsOne, Target},
+        handle::{
+            count::{Count, One, Several},
+            target::{AnyLock, IsOne, Target},
+        },
         locks::{
-            acquire::CanAcquire,
+            acquire::{Ask, CanAcquire},
             options::CanKeep,
             patience::{OrHeld, Patience, Try, Wait},
         },

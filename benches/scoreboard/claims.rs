@@ -1,8 +1,12 @@
-//! The cost of claiming a document and giving it back.
+//! The cost of claiming a document and giving it back, and of claiming many.
 
-use mongodb::bson::doc;
+use futures::future::try_join_all;
+use mongodb::bson::{Document, doc};
 use tokio::time::Instant;
-use watchlock::Released;
+use watchlock::{
+    Held, Released,
+    documents::{self, DocumentLocks},
+};
 use watchlock_testkit::Cluster;
 
 use crate::{Result, peer::Peer, samples::Compared};
@@ -12,6 +16,13 @@ const WARM_UP: usize = 30;
 
 /// Number of documents to choose from.
 const DOCUMENTS: i32 = 100;
+
+/// Number of documents that a worker claims at a time.
+const AT_A_TIME: usize = 16;
+
+/// Number of documents that a worker does in a round, and the number of rounds, which alternate.
+const TO_DO: i32 = 480;
+const TURNS: u32 = 5;
 
 /// Measures a claim and its release, beside the least that marks a free document as taken and then as free again.
 pub(crate) async fn claim(cluster: &Cluster, rounds: usize) -> Result<Compared> {
@@ -46,4 +57,48 @@ pub(crate) async fn claim(cluster: &Cluster, rounds: usize) -> Result<Compared> 
     }
     peer.locks.shutdown().await;
     Ok(compared)
+}
+
+/// Measures how many documents a worker claims, marks as done and releases a second: many at a time, and one at a time.
+pub(crate) async fn claim_many(cluster: &Cluster) -> Result<(f64, f64)> {
+    let peer = Peer::new(cluster).await?;
+    let to_do = peer.collection("to_do");
+    let locks = peer.locks.documents(to_do.clone());
+    let mut rates = [0.0; 2];
+    for turn in 0..=TURNS {
+        for (rate, most) in rates.iter_mut().zip([AT_A_TIME, 1]) {
+            to_do.delete_many(doc! {}).await?;
+            let documents = (0..TO_DO).map(|id| doc! { "_id": id, "done": false, "payload": "x".repeat(100) });
+            to_do.insert_many(documents).await?;
+            let begun = Instant::now();
+            work(&locks, most).await?;
+            // The first makes the connections.
+            if turn > 0 {
+                *rate += f64::from(TO_DO) / begun.elapsed().as_secs_f64() / f64::from(TURNS);
+            }
+        }
+    }
+    peer.locks.shutdown().await;
+    Ok(rates.into())
+}
+
+/// Does all that is to be done, so many at a time.
+async fn work(locks: &DocumentLocks<Document>, most: usize) -> Result<()> {
+    let to_do = doc! { "done": false };
+    if most == 1 {
+        while let Some(claimed) = locks.try_claim(to_do.clone()).await? {
+            finish(claimed).await?;
+        }
+        return Ok(());
+    }
+    while let Some(claimed) = locks.try_claim_many(to_do.clone(), most).await? {
+        try_join_all(claimed.into_iter().map(finish)).await?;
+    }
+    Ok(())
+}
+
+async fn finish(claimed: Held<documents::Document<Document>>) -> Result<()> {
+    claimed.update(doc! { "$set": { "done": true } }).await?;
+    claimed.release().await?;
+    Ok(())
 }

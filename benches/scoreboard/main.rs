@@ -147,6 +147,9 @@ async fn one_node(board: &mut Board) -> Result<()> {
     board.compare(board::ELECTION_RS1, &election, "hop");
     let claim = claims::claim(&cluster, ROUNDS_RS1).await?;
     board.compare(board::CLAIM_RS1, &claim, "findOneAndUpdate + updateOne");
+    let (many, one) = claims::claim_many(&cluster).await?;
+    let from = format!("{many:.0} documents/s, 16 at a time / {one:.0}, one at a time");
+    board.enter(board::CLAIM_MANY, many / one, from);
     let expiry = latency::expiry(&cluster, ROUNDS_EXPIRY).await?;
     board.enter(board::EXPIRY, expiry.median(), expiry.to_string());
 

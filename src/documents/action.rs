@@ -1,6 +1,6 @@
 //! Acquires of documents, and claims.
 
-use std::{fmt, future::Future, time::Duration};
+use std::{fmt, future::Future, marker::PhantomData, time::Duration};
 
 use mongodb::bson::{Bson, Document};
 use serde::de::DeserializeOwned;
@@ -12,17 +12,21 @@ use super::{
 };
 use crate::{
     error::{AcquireError, ServerError},
-    handle::{owned::OwnedHold, target::Target},
-    input::{check_attempts, check_document},
+    handle::{
+        count::{Count, One},
+        owned::OwnedHold,
+        target::Target,
+    },
+    input::{check_attempts, check_claims, check_document},
     locks::{
-        acquire::{Acquire, CanAcquire, Got},
+        acquire::{Acquire, Ask, Got},
         options::{CanFix, CanLimit, Options},
         patience::{Otherwise, Patience},
         request::{Share, held_by_somebody},
     },
     name::LockName,
     protocol::Kind,
-    session::{ClaimedDocument, Claiming, SKIPPED_AT_ONCE, UserHandle},
+    session::{CLAIMED_MOST, SKIPPED_AT_ONCE, UserHandle},
     store::{Wanted, read_as},
     telemetry::Attempt,
     truncated_debug::Brief,
@@ -30,65 +34,42 @@ use crate::{
     world::{Sealed, World},
 };
 
-/// An acquire of a lock in a document, and the time that is left for reading what was locked.
-pub(super) struct DocumentAcquiring<'a> {
-    session: &'a UserHandle,
+/// Acquires a lock in a document, and reads what was locked in the rest of the timeout: on an error of the reading the
+/// lock is released again. A timeout of zero asks once, and takes as long as that takes.
+pub(super) async fn acquire_and_read<R>(
+    session: &UserHandle,
     name: String,
-    timeout: Option<Duration>,
-    until: Option<Instant>,
-}
-
-impl<'a> DocumentAcquiring<'a> {
-    /// The timeout begins now.
-    pub(super) fn new((session, name): (&'a UserHandle, String), timeout: Option<Duration>) -> Self {
-        Self {
-            session,
+    (options, otherwise): (Options, Otherwise),
+    read: impl Future<Output = Result<R, ServerError>> + Send,
+) -> Result<(OwnedHold, R), AcquireError> {
+    let timeout = options.timeout.filter(|timeout| !timeout.is_zero());
+    let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    let share = Share::whole(session.clone(), LockName::new(name.clone()), Kind::Document);
+    let own = share.acquire(options, otherwise).await?;
+    let begun = Instant::now();
+    let read = match until {
+        Some(until) => tokio::time::timeout_at(until, read).await.ok(),
+        None => Some(read.await),
+    };
+    match read {
+        Some(read) => Ok((own, read?)),
+        None => Err(AcquireError::Unanswered {
             name,
-            timeout,
-            until: deadline(timeout),
-        }
-    }
-
-    pub(super) async fn acquire(&self, options: Options, otherwise: Otherwise) -> Result<OwnedHold, AcquireError> {
-        let share = Share::whole(self.session.clone(), LockName::new(self.name.clone()), Kind::Document);
-        share.acquire(options, otherwise).await
-    }
-
-    /// Reads what was locked in the rest of the timeout.
-    pub(super) async fn in_time<R>(
-        &self,
-        reading: impl Future<Output = Result<R, ServerError>>,
-    ) -> Result<R, AcquireError> {
-        let begun = Instant::now();
-        let read = match self.until {
-            Some(until) => tokio::time::timeout_at(until, reading).await.ok(),
-            None => Some(reading.await),
-        };
-        match read {
-            Some(read) => Ok(read?),
-            None => Err(AcquireError::Unanswered {
-                name: self.name.clone(),
-                waited: self.timeout.unwrap_or_default(),
-                contention: None,
-                error: Some(ServerError::unanswered(begun.elapsed())),
-            }),
-        }
+            waited: timeout.unwrap_or_default(),
+            contention: None,
+            error: Some(ServerError::unanswered(begun.elapsed())),
+        }),
     }
 }
 
-/// Returns the end of a timeout that begins now. A timeout of zero asks once, and takes as long as that takes.
-fn deadline(timeout: Option<Duration>) -> Option<Instant> {
-    Instant::now().checked_add(timeout.filter(|timeout| !timeout.is_zero())?)
-}
-
-impl<T: DeserializeOwned + Send + Sync + 'static> CanAcquire for handle::Document<T> {
+impl<T: DeserializeOwned + Send + Sync + 'static> Ask for handle::Document<T> {
     async fn ask(request: Self, options: Options, otherwise: Otherwise) -> Result<Got<Self>, AcquireError> {
-        let acquiring = DocumentAcquiring::new(request.locks.place(&request.id)?, options.timeout);
-        let own = acquiring.acquire(options, otherwise).await?;
-        // On a timeout it is released again.
-        match acquiring.in_time(acquiring.session.fetch(own.name())).await? {
-            Some(document) => read(acquiring.session, own, request.id, &document, None),
-            None => Err(AcquireError::NoDocument { name: acquiring.name }),
+        let (session, name) = request.locks.place(&request.id)?;
+        let reading = session.fetch(&name);
+        let (own, found) = acquire_and_read(session, name.clone(), (options, otherwise), reading).await?;
+        match found {
+            Some(document) => read(session, own, request.id, &document, None),
+            None => Err(AcquireError::NoDocument { name }),
         }
     }
 }
@@ -110,16 +91,23 @@ fn read<T: DeserializeOwned>(
     }
 }
 
-/// Any free document that matches a filter: see [`DocumentLocks::claim`](crate::documents::DocumentLocks::claim).
-pub struct Claim<T> {
+/// Any free document that matches a filter: see [`DocumentLocks::claim`](crate::documents::DocumentLocks::claim). With
+/// [`Several`](crate::action::Several), as many as are free, up to a number:
+/// [`DocumentLocks::claim_many`](crate::documents::DocumentLocks::claim_many).
+pub struct Claim<T, C = One> {
     locks: DocumentLocks<T>,
     wanted: Wanted,
+    /// Maximum number of documents.
+    most: usize,
+    of: PhantomData<fn() -> C>,
 }
 
-impl<T> Claim<T> {
-    pub(super) fn new(locks: DocumentLocks<T>, filter: Document) -> Self {
+impl<T, C> Claim<T, C> {
+    pub(super) fn new(locks: DocumentLocks<T>, filter: Document, most: usize) -> Self {
         Self {
             locks,
+            most,
+            of: PhantomData,
             wanted: Wanted {
                 filter,
                 sort: None,
@@ -129,20 +117,21 @@ impl<T> Claim<T> {
     }
 }
 
-impl<T> Sealed for Claim<T> {}
+impl<T, C> Sealed for Claim<T, C> {}
 
-impl<T> Target for Claim<T> {
+impl<T, C: Count> Target for Claim<T, C> {
     type Held = handle::Document<T>;
+    type Count = C;
     type Request = Self;
     type Own = OwnedHold;
     type Data = HeldDocument<T>;
 }
 
-impl<T> CanLimit for Claim<T> {}
-impl<T> CanFix for Claim<T> {}
+impl<T, C: Count> CanLimit for Claim<T, C> {}
+impl<T, C: Count> CanFix for Claim<T, C> {}
 
 /// # Claims
-impl<T, P: Patience, W: World> Acquire<Claim<T>, P, W> {
+impl<T, C: Count, P: Patience, W: World> Acquire<Claim<T, C>, P, W> {
     /// Sets which of the documents comes first, as in the driver's `find_one_and_update`.
     pub fn sort(mut self, sort: Document) -> Self {
         self.request.wanted.sort = Some(sort);
@@ -187,8 +176,8 @@ impl<T, P: Patience, W: World> Acquire<Claim<T>, P, W> {
     }
 }
 
-impl<T: DeserializeOwned + Send + Sync + 'static> CanAcquire for Claim<T> {
-    async fn ask(request: Self, options: Options, otherwise: Otherwise) -> Result<Got<Self>, AcquireError> {
+impl<T: DeserializeOwned + Send + Sync + 'static, C: Count> Ask for Claim<T, C> {
+    async fn ask(request: Self, options: Options, otherwise: Otherwise) -> Result<C::Of<Got<Self>>, AcquireError> {
         let timeout = options.timeout;
         let (begins, tries) = (otherwise == Otherwise::Wait, otherwise != Otherwise::Wait);
         let waits = begins && timeout != Some(Duration::ZERO);
@@ -218,8 +207,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> CanAcquire for Claim<T> {
                 None => Some(claiming.await),
             };
             match (claimed.transpose()?, failing) {
-                (Some(Some(claimed)), _) => Ok(Some(claimed)),
-                (Some(None), _) if tries => Ok(None),
+                (Some(claimed), _) if tries || !claimed.is_empty() => Ok(claimed),
                 (None, _) if tries => Err(unanswered(timeout.map(ServerError::unanswered))),
                 (_, None) => Err(AcquireError::Timeout {
                     name: name.clone(),
@@ -230,15 +218,13 @@ impl<T: DeserializeOwned + Send + Sync + 'static> CanAcquire for Claim<T> {
             }
         };
         let claimed = attempt
-            .follow(claiming, |claimed| {
-                claimed.as_ref().map(|(own, _)| own.hold().granted())
-            })
+            .follow(claiming, |claimed| claimed.first().map(|(own, _)| own.hold().granted()))
             .await?;
-        claimed.ok_or_else(|| held_by_somebody(name.clone()))
+        C::of(claimed).ok_or_else(|| held_by_somebody(name.clone()))
     }
 }
 
-impl<T: DeserializeOwned> Claim<T> {
+impl<T: DeserializeOwned, C> Claim<T, C> {
     /// Checks a claim before anything is sent, and begins to observe it.
     fn attempt(&self, options: &Options, waits: bool) -> Result<Attempt, AcquireError> {
         let Wanted {
@@ -250,6 +236,7 @@ impl<T: DeserializeOwned> Claim<T> {
         let sort = sort.as_ref();
         sort.map_or(Ok(()), |sort| check_document("the sort of the claim", sort))?;
         attempts_most.map_or(Ok(()), check_attempts)?;
+        check_claims(self.most, CLAIMED_MOST)?;
         options.check(&self.locks.session()?.config)?;
         let reason = options.reason.as_deref();
         Ok(Attempt::begin(None, None, Kind::Document, 1, waits, reason))
@@ -260,54 +247,59 @@ impl<T: DeserializeOwned> Claim<T> {
         options: Options,
         patience: waitlist::Patience,
         failing: &mut Option<ServerError>,
-    ) -> Result<Option<(OwnedHold, HeldDocument<T>)>, AcquireError> {
+    ) -> Result<Vec<(OwnedHold, HeldDocument<T>)>, AcquireError> {
         let session = self.locks.session()?;
         let owner = session.config.owner(options.reason);
+        let claiming = session.claiming(self.wanted.clone(), owner, options.terms, self.most);
         let mut unreadable = None;
         for _ in 0..SKIPPED_AT_ONCE {
-            let claiming = Claiming {
-                wanted: self.wanted.clone(),
-                owner: owner.clone(),
-                terms: options.terms,
-                patience,
-                has_passed: unreadable.is_some(),
-            };
-            let given = match (session.claim(claiming, failing).await, unreadable.take()) {
+            let given = session.claim(&claiming, patience, unreadable.is_some(), failing).await;
+            let given = match (given, unreadable.take()) {
                 // No other document is left.
                 (Err(AcquireError::Unclaimable { .. }), Some(unreadable)) => return Err(unreadable),
                 (given, _) => given?,
             };
-            let attempt = given.as_ref().and_then(ClaimedDocument::attempt);
-            let Some((Some(hold), document)) = given.map(ClaimedDocument::take) else {
-                return Ok(None);
-            };
-            let own = OwnedHold::new(session.clone(), hold);
-            let id = document.get("_id").cloned().unwrap_or(Bson::Null);
-            match read(session, own, id.clone(), &document, attempt) {
-                Err(AcquireError::Unreadable { name, cause }) => {
-                    // It was released when it was dropped, and the next one is claimed.
-                    session.pass_over(id, cause.clone());
-                    unreadable = Some(AcquireError::Unreadable { name, cause });
+            let mut claimed = Vec::with_capacity(given.len());
+            for given in given {
+                let attempt = given.attempt();
+                let (Some(hold), document) = given.take() else { continue };
+                let own = OwnedHold::new(session.clone(), hold);
+                let id = document.get("_id").cloned().unwrap_or(Bson::Null);
+                match read(session, own, id.clone(), &document, attempt) {
+                    Ok(read) => claimed.push(read),
+                    Err(error) => {
+                        // It was released when it was dropped, and others are claimed.
+                        if let AcquireError::Unreadable { cause, .. } = &error {
+                            session.pass_over(id, cause.clone());
+                        }
+                        unreadable = Some(error);
+                    }
                 }
-                claimed => return claimed.map(Some),
+            }
+            if unreadable.is_none() || !claimed.is_empty() {
+                return Ok(claimed);
             }
         }
-        unreadable.map_or(Ok(None), Err)
+        unreadable.map_or(Ok(Vec::new()), Err)
     }
 }
 
-impl<T> Clone for Claim<T> {
+impl<T, C> Clone for Claim<T, C> {
     fn clone(&self) -> Self {
-        let (locks, wanted) = (self.locks.clone(), self.wanted.clone());
-        Self { locks, wanted }
+        Self {
+            locks: self.locks.clone(),
+            wanted: self.wanted.clone(),
+            ..*self
+        }
     }
 }
 
-impl<T> fmt::Debug for Claim<T> {
+impl<T, C> fmt::Debug for Claim<T, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Claim")
             .field("locks", &self.locks)
             .field("wanted", &Brief(&self.wanted))
+            .field("most", &self.most)
             .finish_non_exhaustive()
     }
 }

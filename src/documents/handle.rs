@@ -11,6 +11,7 @@ use crate::{
     error::DocumentError,
     handle::{
         Held,
+        count::One,
         owned::OwnedHold,
         target::{AnyLock, IsKnown, IsOne, Target},
     },
@@ -39,6 +40,7 @@ impl<T> Sealed for Document<T> {}
 
 impl<T> Target for Document<T> {
     type Held = Self;
+    type Count = One;
     type Request = Self;
     type Own = OwnedHold;
     type Data = HeldDocument<T>;

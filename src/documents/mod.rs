@@ -24,6 +24,7 @@ use mongodb::{
 use crate::{
     client::LockClient,
     error::{InvalidInput, OperateError},
+    handle::count::Several,
     input::{check_database, check_id, check_path, check_size},
     inspect::LockInfo,
     locks::{
@@ -249,7 +250,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     ///
     /// See [`DocumentLocks`].
     pub fn claim(&self, filter: bson::Document) -> Acquire<Claim<T>, Wait, W> {
-        Acquire::new(Claim::new(self.clone().read_as(), filter))
+        Acquire::new(Claim::new(self.clone().read_as(), filter, 1))
     }
 
     /// Locks any free document that matches the filter, and reads it, in one atomic step; `None` if there is none.
@@ -280,7 +281,76 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// # Ok(()) }
     /// ```
     pub fn try_claim(&self, filter: bson::Document) -> Acquire<Claim<T>, Try, W> {
-        Acquire::new(Claim::new(self.clone().read_as(), filter))
+        Acquire::new(Claim::new(self.clone().read_as(), filter, 1))
+    }
+
+    /// Locks up to `most` free documents that match the filter, and reads them, in a few commands; waits until there is
+    /// one. Await the returned action, which gives a list of handles, each as for [`claim`](Self::claim). At most 64.
+    ///
+    /// It takes what is free at the moment, and doesn't wait for the list to be full. A claim of many finds candidates,
+    /// locks those that are still free, and reads them, so a document may have been changed by another program between
+    /// its lock and its reading. Each is a document of its own from then on: renewed, lost and released by itself. All
+    /// of them are held until the last one is done, so claim no more than can be worked on within the patience of other
+    /// workers.
+    ///
+    /// # Errors
+    ///
+    /// Same as for [`claim`](Self::claim); they concern the whole list. A number beyond its bounds is an
+    /// [`AcquireError::Invalid`](crate::errors::AcquireError::Invalid).
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: documents that were claimed at that moment are released in the background.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use mongodb::bson::{Document, doc};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let memory = watchlock::testing::MemoryCollection::new();
+    /// # for n in 0..3 { memory.insert_one(doc! { "n": n, "done": false }).await?; }
+    /// # let events = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
+    /// for event in events.claim_many(doc! { "done": false }, 16).sort(doc! { "n": 1 }).await? {
+    ///     event.update(doc! { "$set": { "done": true } }).await?;
+    ///     event.release().await?;
+    /// }
+    /// # assert_eq!(memory.count_documents(doc! { "done": true }).await?, 3);
+    /// # Ok(()) }
+    /// ```
+    pub fn claim_many(&self, filter: bson::Document, most: usize) -> Acquire<Claim<T, Several>, Wait, W> {
+        Acquire::new(Claim::new(self.clone().read_as(), filter, most))
+    }
+
+    /// Locks up to `most` free documents that match the filter, as [`claim_many`](Self::claim_many) does; `None` if
+    /// there is none. Await the returned action.
+    ///
+    /// # Errors
+    ///
+    /// Same as for [`try_claim`](Self::try_claim), and for the bounds of the number as for
+    /// [`claim_many`](Self::claim_many).
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe, like [`claim_many`](Self::claim_many).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use mongodb::bson::{Document, doc};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let memory = watchlock::testing::MemoryCollection::new();
+    /// # for n in 0..40 { memory.insert_one(doc! { "n": n }).await?; }
+    /// # let events = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
+    /// while let Some(batch) = events.try_claim_many(doc! {}, 16).await? {
+    ///     for event in batch {
+    ///         event.delete().await?;
+    ///     }
+    /// }
+    /// # assert!(memory.find(doc! {}).await?.is_empty());
+    /// # Ok(()) }
+    /// ```
+    pub fn try_claim_many(&self, filter: bson::Document, most: usize) -> Acquire<Claim<T, Several>, Try, W> {
+        Acquire::new(Claim::new(self.clone().read_as(), filter, most))
     }
 
     /// Returns the holders and waiters of the lock of the document with this `_id`; `None` if it was never locked, or

@@ -1,5 +1,6 @@
 //! Handles and views of what is held.
 
+pub(crate) mod count;
 pub(crate) mod guard;
 pub(crate) mod own;
 pub(crate) mod owned;

@@ -4,7 +4,11 @@ use std::convert::Infallible;
 
 use tokio::sync::Mutex as AsyncMutex;
 
-use super::{own::Own, owned::OwnedHold};
+use super::{
+    count::{Count, One},
+    own::Own,
+    owned::OwnedHold,
+};
 use crate::world::Sealed;
 
 /// A kind of thing that is acquired and held: the first parameter of [`Acquire`](crate::Acquire),
@@ -17,6 +21,9 @@ pub trait Target: Sealed {
     /// The target that is held afterwards: the same, except that a [`Claim`](crate::documents::Claim) holds a
     /// [`Document`](crate::documents::Document).
     type Held: Target<Own = Self::Own, Data = Self::Data>;
+    /// How many handles an acquire gives: [`One`], except that
+    /// [`claim_many`](crate::documents::DocumentLocks::claim_many) gives several.
+    type Count: Count;
     /// The request by which it is acquired.
     #[doc(hidden)]
     type Request;
@@ -43,6 +50,7 @@ impl Sealed for AnyLock {}
 
 impl Target for AnyLock {
     type Held = Self;
+    type Count = One;
     type Request = Infallible;
     type Own = OwnedHold;
     type Data = ();

@@ -18,34 +18,49 @@ use super::{
 use crate::world::Blocking;
 use crate::{
     error::{AcquireError, RunError},
-    handle::{Held, target::Target},
+    handle::{
+        Held,
+        count::{Count, One},
+        target::Target,
+    },
     world::{Async, Awaits, World},
 };
 
-/// A target that can be acquired: all but [`AnyLock`](crate::action::AnyLock) and
-/// [`Once`](crate::locks::Once), which are held only.
+/// A target that can be acquired, and gives one handle: all but [`AnyLock`](crate::action::AnyLock) and
+/// [`Once`](crate::locks::Once), which are held only, and claims of many documents.
+pub trait CanAcquire: Ask<Count = One> {}
+
+impl<T: Ask<Count = One>> CanAcquire for T {}
+
+/// A target that can be acquired, and gives one handle or several.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` can't be acquired here",
     note = "documents must be `DeserializeOwned + Send + Sync`; `AnyLock` is held, and never acquired"
 )]
-pub trait CanAcquire: Target<Request: Clone + Send + Sync + Unpin, Data: Send + Sync> + 'static {
+pub trait Ask: Target<Request: Clone + Send + Sync + Unpin, Data: Send + Sync> + 'static {
     #[doc(hidden)]
     fn ask(
         request: Self::Request,
         options: Options,
         otherwise: Otherwise,
-    ) -> impl Future<Output = Result<Got<Self>, AcquireError>> + Send;
+    ) -> impl Future<Output = Result<Of<Self, Got<Self>>, AcquireError>> + Send;
 }
 
 /// A hold, and the data that come with it.
 pub(crate) type Got<T> = (<T as Target>::Own, <T as Target>::Data);
 
-type Running<T> = Pin<Box<dyn Future<Output = Result<Got<T>, AcquireError>> + Send>>;
+/// One `X`, or several: what an acquire of a `T` gives.
+type Of<T, X> = <<T as Target>::Count as Count>::Of<X>;
+
+/// The handles that an acquire of a `T` gives.
+type Handles<T, W> = Of<T, Held<<T as Target>::Held, W>>;
+
+type Running<T> = Pin<Box<dyn Future<Output = Result<Of<T, Got<T>>, AcquireError>> + Send>>;
 
 /// An acquire of a `T`: a mutex, a document, a leadership, and so on. Await it; in the blocking world, run it. Made by
 /// [`Mutex::acquire`](crate::locks::Mutex::acquire) and its like.
 ///
-/// It gives a [`Held<T>`](crate::Held); as a try, an `Option` of that.
+/// It gives a [`Held<T>`](crate::Held), or a list of them; as a try, an `Option` of that.
 ///
 /// An action has the options that its target can have: others don't compile. A table of them is in
 /// [Locks](crate::guide::locks#options-of-each-kind).
@@ -374,19 +389,24 @@ impl<T: Target, W: World> Acquire<T, Try, W> {
     }
 }
 
-impl<T: CanAcquire, P: Patience, W: World> Acquire<T, P, W> {
+impl<T: Ask, P: Patience, W: World> Acquire<T, P, W> {
     /// Acquires in any world, from code that has none. One that has begun goes on from its queue position.
-    pub(crate) async fn held(self) -> Result<Held<T::Held, W>, AcquireError> {
+    pub(crate) async fn held(self) -> Result<Handles<T, W>, AcquireError> {
         let acquired = match self.running.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some(running) => running.await,
             None => T::ask(self.request, self.options, P::OTHERWISE).await,
         };
-        acquired.map(Held::new)
+        acquired.map(given::<T, W>)
     }
 }
 
-impl<T: CanAcquire, P: Patience, W: Awaits> Future for Acquire<T, P, W> {
-    type Output = Result<P::Given<Held<T::Held, W>>, AcquireError>;
+/// Returns the handles of what was acquired.
+fn given<T: Ask, W: World>(acquired: Of<T, Got<T>>) -> Handles<T, W> {
+    T::Count::each(acquired, Held::new)
+}
+
+impl<T: Ask, P: Patience, W: Awaits> Future for Acquire<T, P, W> {
+    type Output = Result<P::Given<Handles<T, W>>, AcquireError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
@@ -394,7 +414,7 @@ impl<T: CanAcquire, P: Patience, W: Awaits> Future for Acquire<T, P, W> {
         let running =
             running.get_or_insert_with(|| Box::pin(T::ask(this.request.clone(), this.options.clone(), P::OTHERWISE)));
         let acquired = running.as_mut().poll(context);
-        acquired.map(|acquired| P::given(acquired.map(Held::new)))
+        acquired.map(|acquired| P::given(acquired.map(given::<T, W>)))
     }
 }
 
@@ -465,7 +485,7 @@ impl<T: CanAcquire, P: Patience> Acquire<T, P> {
 }
 
 #[cfg(feature = "sync")]
-impl<T: CanAcquire, P: Patience> Acquire<T, P, Blocking> {
+impl<T: Ask, P: Patience> Acquire<T, P, Blocking> {
     /// Acquires on this thread, and blocks it until then.
     ///
     /// # Errors
@@ -475,10 +495,13 @@ impl<T: CanAcquire, P: Patience> Acquire<T, P, Blocking> {
     /// # Panics
     ///
     /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
-    pub fn run(self) -> Result<P::Given<Held<T::Held, Blocking>>, AcquireError> {
+    pub fn run(self) -> Result<P::Given<Handles<T, Blocking>>, AcquireError> {
         P::given(Blocking::call(self.held()))
     }
+}
 
+#[cfg(feature = "sync")]
+impl<T: CanAcquire, P: Patience> Acquire<T, P, Blocking> {
     /// Acquires, does the work, and releases. A try that finds the lock taken gives `None` without doing the work.
     ///
     /// A thread can't be stopped from outside. If the lock is lost the work goes on, unless it checks the

@@ -18,7 +18,7 @@ use tokio::{runtime::Handle, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    acquire::{Acquire, CanAcquire, Got},
+    acquire::{Acquire, Ask, Got},
     mutex::Mutex,
     options::{CanLimit, HasHolder, Options},
     patience::{Otherwise, Try, Wait},
@@ -28,6 +28,7 @@ use crate::{
     error::{AcquireError, ReleaseError, RenewError},
     handle::{
         Released, View,
+        count::One,
         own::{Own, Seen},
         owned::{OwnedHold, SeenHold},
         target::Target,
@@ -100,6 +101,7 @@ impl Sealed for MultiLock {}
 
 impl Target for MultiLock {
     type Held = Self;
+    type Count = One;
     type Request = Parts;
     type Own = OwnedHolds;
     type Data = ();
@@ -171,7 +173,7 @@ impl<W: World> MultiLock<W> {
     }
 }
 
-impl CanAcquire for MultiLock {
+impl Ask for MultiLock {
     async fn ask(parts: Parts, options: Options, otherwise: Otherwise) -> Result<Got<Self>, AcquireError> {
         check_names(&parts.names)?;
         options.check(&parts.session.config)?;

@@ -20,6 +20,7 @@ use crate::{
     error::{AcquireError, InvalidInput, ReleaseError, RunError},
     handle::{
         Held, Released, View,
+        count::One,
         own::Own,
         owned::OwnedHold,
         target::{IsOne, Target},
@@ -395,6 +396,7 @@ impl Sealed for Once {}
 
 impl Target for Once {
     type Held = Self;
+    type Count = One;
     type Request = Infallible;
     type Own = OwnedHold;
     type Data = PeriodEnd;

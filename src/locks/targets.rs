@@ -1,7 +1,7 @@
 //! The locks as targets of an acquire, and what each can do.
 
 use super::{
-    acquire::{CanAcquire, Got},
+    acquire::{Ask, Got},
     election::Election,
     mutex::Mutex,
     options::{CanFix, CanIdle, CanKeep, CanLimit, CanReenter, HasHolder, Options},
@@ -12,6 +12,7 @@ use super::{
 use crate::{
     error::AcquireError,
     handle::{
+        count::One,
         owned::OwnedHold,
         target::{IsKnown, IsOne, Target},
     },
@@ -37,6 +38,7 @@ macro_rules! targets {
 
         impl Target for $name {
             type Held = Self;
+            type Count = One;
             type Request = Share;
             type Own = OwnedHold;
             type Data = ();
@@ -46,7 +48,7 @@ macro_rules! targets {
         impl IsKnown for $name {}
         impl HasHolder for $name {}
 
-        impl CanAcquire for $name {
+        impl Ask for $name {
             async fn ask(share: Share, options: Options, otherwise: Otherwise) -> Result<Got<Self>, AcquireError> {
                 Ok((share.acquire(options, otherwise).await?, ()))
             }

@@ -63,7 +63,6 @@ use crate::{
 use agenda::Agenda;
 use claims::Claims;
 pub(crate) use claims::skip_list::SKIPPED_AT_ONCE;
-pub(crate) use claims::{ClaimedDocument, Claiming};
 use fleet::Fleet;
 use hold::Hold;
 use in_flight::InFlight;
@@ -71,6 +70,7 @@ use line::{Context, Effect, Ended, Line, Need, error_of};
 use needs::{LOOKS_MOST, Needs};
 use process::Process;
 use renewals::Renewals;
+pub(crate) use slots::TOGETHER as CLAIMED_MOST;
 use streams::budget::StreamBudget;
 use streams::{suspicion::Suspicion, watcher::Demand};
 use unknown::UnknownNames;

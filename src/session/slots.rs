@@ -28,7 +28,7 @@ const SLOW_AT_ONCE: usize = 8;
 const STUCK_AFTER: u32 = 3;
 
 /// Maximum number of operations in a command: more of them hardly cost the server less, and all wait for the last.
-const TOGETHER: usize = 64;
+pub(crate) const TOGETHER: usize = 64;
 
 /// The slots of a session's commands, and the queue for them.
 #[derive(Debug)]

@@ -2,7 +2,10 @@
 
 use mongodb::bson::{Bson, Document};
 
-use crate::protocol::{Exchange, ServerTime, State, document::Malformed};
+use crate::{
+    error::ServerError,
+    protocol::{Exchange, ServerTime, State, document::Malformed},
+};
 
 /// An update of an element by operators.
 #[derive(Clone, Debug)]
@@ -32,9 +35,21 @@ pub(crate) enum Among<'a> {
     Only(&'a Bson),
 }
 
+/// The outcome of a claim that was answered.
+#[derive(Debug, Default)]
+pub(crate) struct Taken {
+    pub(crate) claimed: Vec<Claimed>,
+    /// Documents that the server refuses to write, by their `_id`s.
+    pub(crate) refused: Vec<(Bson, ServerError)>,
+    /// Why it is not known whether the other entries are in a document.
+    pub(crate) failed: Option<ServerError>,
+}
+
 /// A document of the user's own that was claimed.
 #[derive(Debug)]
 pub(crate) struct Claimed {
+    /// The entry that was to hold it.
+    pub(crate) entry: String,
     pub(crate) name: String,
     /// The user's part of the document.
     pub(crate) document: Document,
@@ -43,6 +58,14 @@ pub(crate) struct Claimed {
     /// How often the document was claimed, this time included, if its claims are counted.
     pub(crate) attempt: Option<i64>,
     pub(crate) exchange: Exchange,
+}
+
+impl Claimed {
+    /// Reports whether the lock shows the entry, or can't be read.
+    pub(crate) fn may_be_ours(&self) -> bool {
+        let state = self.state.as_ref();
+        state.map_or(true, |state| state.holders.iter().any(|holder| holder.id == self.entry))
+    }
 }
 
 /// The prospects of a claim while no wanted document is free.

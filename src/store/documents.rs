@@ -8,32 +8,36 @@ use mongodb::{
     options::UpdateModifications,
 };
 
-use super::{Among, Claimed, ElementUpdate, Outlook, Store, Wanted};
+use super::{Among, ElementUpdate, LONG_READ_WITHIN, Outlook, Store, Taken, Wanted};
 use crate::protocol::Operation;
 
 impl Store {
-    /// Locks any wanted document that is free, and returns it; `None` when there is none. The server gives up after
+    /// Locks wanted documents that are free, one by each of these operations at most. The server gives up after
     /// `within`.
     pub(crate) async fn claim(
         &self,
         wanted: &Wanted,
         among: Among<'_>,
-        operation: &Operation,
+        operations: &[Operation],
         within: Duration,
-    ) -> Result<Option<Claimed>, ServerError> {
+    ) -> Result<Taken, ServerError> {
         self.ask(
             ("claim", None),
-            |store| store.claim(wanted, among, operation, within),
-            |store| store.claim(wanted, among, operation),
+            |store| store.claim(wanted, among, operations, within),
+            |store| store.claim(wanted, among, operations),
         )
         .await
     }
 
     /// Returns the `_id` of a document that a claim would take next, which may be the one at which it failed.
     pub(crate) async fn candidate(&self, wanted: &Wanted, among: Among<'_>) -> Result<Option<Bson>, ServerError> {
-        // In memory nothing refuses to be claimed.
-        self.ask(("read", None), |store| store.candidate(wanted, among), |_| Ok(None))
-            .await
+        let found = self.ask(
+            ("read", None),
+            |store| store.candidates(wanted, among, 1, LONG_READ_WITHIN),
+            // In memory nothing refuses to be claimed.
+            |_| Ok(Vec::new()),
+        );
+        Ok(found.await?.pop())
     }
 
     /// Looks at the wanted documents, none of which is free; those in `passed` count as unfit.

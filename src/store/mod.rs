@@ -36,7 +36,7 @@ use futures::{FutureExt, TryFutureExt};
 use mongodb::bson::Timestamp;
 
 pub(crate) use crate::error::failure::Failure;
-pub(crate) use claims::{Among, Claimed, ElementUpdate, Outlook, Wanted};
+pub(crate) use claims::{Among, Claimed, ElementUpdate, Outlook, Taken, Wanted};
 pub(crate) use memory::{Connection, MemoryDocuments, MemoryStore, MemoryStream, Refused};
 pub(crate) use mongo::{AWAIT_TIME, LONG_READ_WITHIN, MongoStore, READ_WITHIN, abort, identity, is_in_transaction};
 pub(crate) use place::InPlace;

@@ -1,5 +1,6 @@
 //! Locks in a MongoDB collection. The only place that sends commands.
 
+mod claims;
 mod command;
 mod elements;
 mod guard;

@@ -2,6 +2,7 @@
 
 mod actions;
 mod cancellation;
+mod claim_many;
 mod claims;
 mod client;
 #[path = "../common/mod.rs"]

@@ -16,7 +16,7 @@ pub(crate) use duration::{at_most, check_hold_watch, check_keep_idle, not_below}
 pub use id::{check_id, check_size};
 pub use invalid::InvalidInput;
 pub use key::{check_code, check_key};
-pub use number::{check_attempts, check_permits, check_places};
+pub use number::{check_attempts, check_claims, check_permits, check_places};
 pub(crate) use number::{check_history, check_metered, check_operations, check_streams};
 pub use path::check_path;
 pub(crate) use text::check_owner_id;

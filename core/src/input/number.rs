@@ -74,6 +74,16 @@ pub fn check_places(kind: Kind, count: u32, of: &str, most: u32) -> Result<(), I
     Ok(())
 }
 
+/// Checks the maximum number of documents that one claim takes.
+pub fn check_claims(documents: usize, most: usize) -> Result<(), InvalidInput> {
+    if documents < 1 || documents > most {
+        return Err(InvalidInput::new(format!(
+            "a claim of {documents} documents is refused; the number must be from 1 to {most}"
+        )));
+    }
+    Ok(())
+}
+
 /// Checks the maximum number of attempts at a document.
 pub fn check_attempts(most: i64) -> Result<(), InvalidInput> {
     if most < 1 {

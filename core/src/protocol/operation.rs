@@ -186,6 +186,11 @@ impl Operation {
         self.entries().any(|entry| entry.id == id)
     }
 
+    /// Returns the first entry that the operation requests; empty if it requests none.
+    pub fn requested(&self) -> &str {
+        self.entries().next().map_or("", |entry| &entry.id)
+    }
+
     /// Returns whether the operation may create the document of a lock that has none.
     pub fn creates(&self) -> bool {
         self.requests.is_some() && matches!(self.expects, Expects::Nothing | Expects::Alone)

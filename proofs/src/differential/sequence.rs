@@ -116,7 +116,11 @@ impl Sequence {
             // As a claim, with its own filter and pipeline.
             Some(requests) if !setup.at.is_root() && free && is_claim(operation) => (
                 doc! { "$and": [{ "_id": &self.id }, pipeline::free(&setup.at, &date)] },
-                pipeline::claim(&setup.at, operation, false, &date),
+                // By itself, or by a statement for several documents.
+                match self.now.0 % 2 {
+                    0 => pipeline::claim(&setup.at, operation, false, &date),
+                    _ => pipeline::claim_together(&setup.at, &[(&self.id, operation)], false, &date),
+                },
                 false,
             ),
             _ => (

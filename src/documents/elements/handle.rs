@@ -7,15 +7,16 @@ use serde::de::DeserializeOwned;
 
 use super::{ElementLocks, update::rewritten};
 use crate::{
-    documents::{action::DocumentAcquiring, handle::before_write},
+    documents::{action::acquire_and_read, handle::before_write},
     error::{AcquireError, DocumentError},
     handle::{
         Held,
+        count::One,
         owned::OwnedHold,
         target::{AnyLock, IsKnown, IsOne, Target},
     },
     locks::{
-        acquire::{CanAcquire, Got},
+        acquire::{Ask, Got},
         options::{CanFix, CanLimit, HasHolder, Options},
         patience::Otherwise,
     },
@@ -48,6 +49,7 @@ impl<E> Sealed for Element<E> {}
 
 impl<E> Target for Element<E> {
     type Held = Self;
+    type Count = One;
     type Request = Self;
     type Own = OwnedHold;
     type Data = HeldElement<E>;
@@ -69,16 +71,14 @@ pub struct HeldElement<E> {
     element: E,
 }
 
-impl<E: DeserializeOwned + Send + Sync + 'static> CanAcquire for Element<E> {
+impl<E: DeserializeOwned + Send + Sync + 'static> Ask for Element<E> {
     async fn ask(request: Self, options: Options, otherwise: Otherwise) -> Result<Got<Self>, AcquireError> {
         let Self { locks, id } = request;
-        let acquiring = DocumentAcquiring::new(locks.place(&id)?, options.timeout);
-        let own = acquiring.acquire(options, otherwise).await;
-        let own = own.map_err(|error| locks.missing(error))?;
-        let (session, key) = locks.session()?;
-        let (name, array) = (own.name().to_owned(), locks.array.clone());
-        // On a timeout, and if there is not exactly one, the lock is released again.
-        let Some(found) = acquiring.in_time(session.elements(&name)).await? else {
+        let (session, name) = locks.place(&id)?;
+        let (array, reading) = (locks.array.clone(), session.elements(&name));
+        let acquired = acquire_and_read(session, name.clone(), (options, otherwise), reading).await;
+        let (own, found) = acquired.map_err(|error| locks.missing(error))?;
+        let Some(found) = found else {
             return Err(locks.missing(AcquireError::NoDocument { name }));
         };
         let element = match &found[..] {
@@ -92,7 +92,7 @@ impl<E: DeserializeOwned + Send + Sync + 'static> CanAcquire for Element<E> {
                 });
             }
         };
-        let (session, key) = (session.clone(), key.clone());
+        let (session, key) = locks.session()?.clone();
         let data = HeldElement {
             session,
             key,

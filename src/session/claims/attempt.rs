@@ -2,7 +2,7 @@
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
-use mongodb::bson::{Bson, Document};
+use mongodb::bson::Bson;
 use tokio::{
     sync::oneshot,
     time::{Instant, timeout},
@@ -12,13 +12,13 @@ use super::super::{
     Session,
     line::{Context, UNANSWERED},
 };
-use super::{ClaimedDocument, Claiming, filter::Filter, scan::Telling, skip_list::SKIPPED_AT_ONCE};
+use super::{ClaimedDocument, Claiming, filter::Filter, skip_list::SKIPPED_AT_ONCE};
 use crate::{
     config::millis,
     error::ServerError,
     hold_options::Lease,
     protocol::{Exchange, Holder, Kind, Operation, Owner, Request, Requests},
-    store::{Among, Claimed, Store, Wanted, name},
+    store::{Among, Claimed, Store, Taken, Wanted, name},
     telemetry,
     waitlist::{Grant, How, deadline::Deadline, timing},
 };
@@ -26,44 +26,29 @@ use crate::{
 /// The kind and capacity of a claimed document's lock.
 pub(super) const USED: (Kind, i64) = (Kind::Document, 1);
 
-/// The outcome of a claim that was answered.
-#[derive(Debug)]
-enum Round {
-    Claimed(ClaimedDocument),
-    NothingFree,
-    /// A document could not be claimed, for this reason; others may be.
-    PassedOver(ServerError),
-}
-
-/// The server's answer to a claim.
-#[derive(Debug)]
-enum Next {
-    Claimed(Box<Claimed>),
-    NothingFree,
-    /// The document with this `_id` can't be written.
-    Refused(Bson, ServerError),
-}
-
-impl Next {
-    fn of(claimed: Option<Claimed>) -> Self {
-        claimed.map_or(Self::NothingFree, |claimed| Self::Claimed(Box::new(claimed)))
-    }
+/// The outcome of an attempt that was answered. Where it has no document, none is free.
+#[derive(Debug, Default)]
+struct Round {
+    claimed: Vec<ClaimedDocument>,
+    /// Why a document could not be claimed; others may be.
+    passed_over: Option<ServerError>,
 }
 
 /// Claims; where the server refuses, finds out whether a single document is the cause.
 async fn claim_next(
     store: &Store,
     wanted: &Wanted,
-    passed: &[Bson],
-    operation: &Operation,
+    skipped: &[Bson],
+    operations: &[Operation],
     within: Duration,
-) -> Result<Next, ServerError> {
-    let among = Among::AllBut(passed);
-    let refused = match store.claim(wanted, among, operation, within).await {
-        Err(error) if error.may_concern_document() => error,
-        claimed => return Ok(Next::of(claimed?)),
-    };
-    claim_one_by_one(store, wanted, among, operation, within, refused).await
+) -> Result<Taken, ServerError> {
+    let among = Among::AllBut(skipped);
+    match store.claim(wanted, among, operations, within).await {
+        Err(error) if error.may_concern_document() => {
+            claim_one_by_one(store, wanted, among, &operations[..1], within, error).await
+        }
+        taken => taken,
+    }
 }
 
 /// Claims the document that would be next, by its `_id`: a refusal does not name the document. It may be another's by
@@ -74,10 +59,10 @@ async fn claim_one_by_one(
     store: &Store,
     wanted: &Wanted,
     among: Among<'_>,
-    operation: &Operation,
+    operation: &[Operation],
     within: Duration,
     refused: ServerError,
-) -> Result<Next, ServerError> {
+) -> Result<Taken, ServerError> {
     let begun = Instant::now();
     while begun.elapsed() < within {
         // A filter that is refused is refused here as well.
@@ -85,72 +70,52 @@ async fn claim_one_by_one(
             return Err(refused);
         };
         let Some(candidate) = candidate else {
-            return Ok(Next::NothingFree);
+            return Ok(Taken::default());
         };
-        let only = Among::Only(&candidate);
-        match store.claim(wanted, only, operation, within).await {
+        match store.claim(wanted, Among::Only(&candidate), operation, within).await {
             // Only one that is refused by itself is passed over.
-            Err(error) if error.may_concern_document() => return Ok(Next::Refused(candidate, error)),
-            Err(error) => return Err(error),
-            Ok(Some(claimed)) => return Ok(Next::of(Some(claimed))),
-            Ok(None) => {}
+            Err(error) if error.may_concern_document() => {
+                return Ok(Taken {
+                    refused: vec![(candidate, error)],
+                    ..Taken::default()
+                });
+            }
+            Ok(taken) if taken.claimed.is_empty() => {}
+            taken => return taken,
         }
     }
     // As if the server had taken too long: the claim is tried again.
     Err(ServerError::overdue())
 }
 
-/// What is asked for by each attempt of a claim.
-#[derive(Debug)]
-struct Asked {
-    filter: Arc<Filter>,
-    owner: Owner,
-    lease: Lease,
-}
-
 /// A claim, and the outcome of its attempts so far.
 pub(super) struct Attempts<'a> {
     session: &'a Arc<Session>,
-    asked: Arc<Asked>,
+    pub(super) claiming: Claiming,
     /// Attempts in a row that ran out of time.
     overdue: u32,
     /// Whether a document was passed over.
-    have_passed: bool,
+    pub(super) have_passed: bool,
     /// The last error, unless the server has answered since. The caller begins with a silence.
     pub(super) failing: &'a mut Option<ServerError>,
 }
 
 impl<'a> Attempts<'a> {
-    pub(super) fn new(session: &'a Arc<Session>, claiming: Claiming, failing: &'a mut Option<ServerError>) -> Self {
-        let filter = session.claims.filter(claiming.wanted);
-        if claiming.has_passed {
-            filter.ask_for_scan();
+    pub(super) fn new(
+        session: &'a Arc<Session>,
+        claiming: &Claiming,
+        has_passed: bool,
+        failing: &'a mut Option<ServerError>,
+    ) -> Self {
+        if has_passed {
+            claiming.filter.ask_for_scan();
         }
-        let asked = Asked {
-            filter,
-            owner: claiming.owner,
-            lease: claiming.terms.lease(&session.config),
-        };
         Self {
             session,
-            asked: Arc::new(asked),
+            claiming: claiming.clone(),
             overdue: 0,
-            have_passed: claiming.has_passed,
+            have_passed: has_passed,
             failing,
-        }
-    }
-
-    pub(super) fn filter(&self) -> &Arc<Filter> {
-        &self.asked.filter
-    }
-
-    /// Returns whether the claim fails where it is known already that all matching documents are unclaimable: while it
-    /// waits, only if it has met one itself.
-    pub(super) fn telling(&self) -> Telling {
-        if self.have_passed {
-            Telling::Again
-        } else {
-            Telling::OnlyNews
         }
     }
 
@@ -162,24 +127,21 @@ impl<'a> Attempts<'a> {
         }
     }
 
-    /// Claims, and goes on with the next document if one can't be claimed.
-    pub(super) async fn once(&mut self, how: How) -> Result<Option<ClaimedDocument>, ServerError> {
-        for _ in 1..SKIPPED_AT_ONCE {
-            match self.round(how).await? {
-                Round::Claimed(given) => return Ok(Some(given)),
-                Round::NothingFree => return Ok(None),
-                Round::PassedOver(_) => {
-                    self.have_passed = true;
-                    // The document may hold up all claims.
-                    self.filter().ask_for_scan();
-                }
+    /// Claims, and goes on with the next document if one can't be claimed. Returns no document if none is free.
+    pub(super) async fn once(&mut self, how: How) -> Result<Vec<ClaimedDocument>, ServerError> {
+        for passed in 1.. {
+            let Round { claimed, passed_over } = self.round(how).await?;
+            let Some(why) = passed_over.filter(|_| claimed.is_empty()) else {
+                return Ok(claimed);
+            };
+            if passed == SKIPPED_AT_ONCE {
+                return Err(why);
             }
+            self.have_passed = true;
+            // The document may hold up all claims.
+            self.claiming.filter.ask_for_scan();
         }
-        match self.round(how).await? {
-            Round::Claimed(given) => Ok(Some(given)),
-            Round::NothingFree => Ok(None),
-            Round::PassedOver(why) => Err(why),
-        }
+        Ok(Vec::new())
     }
 
     /// Claims by a task of its own, which gives back what nobody waits for any more.
@@ -188,7 +150,7 @@ impl<'a> Attempts<'a> {
         let claiming = self
             .session
             .clone()
-            .run_claim(self.asked.clone(), (how, self.overdue), to);
+            .run_claim(self.claiming.clone(), (how, self.overdue), to);
         let task = self.session.spawn_for(claiming);
         let claimed = match timeout(UNANSWERED, &mut answer).await {
             Ok(claimed) => claimed,
@@ -234,62 +196,92 @@ impl Session {
     /// Claims once, and sends the result. Without an answer in time, the command runs on by itself.
     async fn run_claim(
         self: Arc<Self>,
-        asked: Arc<Asked>,
+        claiming: Claiming,
         (how, overdue): (How, u32),
         to: oneshot::Sender<Result<Round, ServerError>>,
     ) {
-        let Asked { filter, owner, lease } = &*asked;
+        let Claiming {
+            filter,
+            owner,
+            lease,
+            most,
+        } = claiming;
         let length = lease.length.min(self.config.lease);
         let limit = self.in_flight.limit_of_claim(filter.takes(), length);
+        let _many = match most {
+            1 => None,
+            _ => Some(filter.many.lock().await),
+        };
         let slot = self.in_flight.slots.slot(overdue).await;
-        let id = self.ids.claim();
+        // One after the other, so that the end of the session sees the first before any is sent.
+        let entries: Vec<String> = (0..most).map(|_| self.ids.claim()).collect();
         if self.takes_nothing_new() {
-            self.ids.pending_claims.settled(&id);
-            // The receiver may be gone.
-            drop(to.send(Ok(Round::NothingFree)));
-            // The end may have seen it pending.
-            self.drained.notify_waiters();
-            return;
+            return self.settle_claims(&entries, to, Ok(Round::default()));
         }
-        let operation = self.operation_of_claim(id.clone(), owner.clone(), *lease);
+        let command = self.ids.operation();
+        let operations = entries.iter().map(|entry| Operation {
+            // To its documents, a command is one operation.
+            id: command.clone(),
+            ..self.operation_of_claim(entry.clone(), owner.clone(), lease)
+        });
+        let operations: Vec<Operation> = operations.collect();
         let (store, skipped) = (self.store.clone(), self.claims.skip_list().ids(Instant::now()));
         let sent = Instant::now();
-        let mut claiming = pin!(claim_next(&store, &filter.wanted, &skipped, &operation, limit.within));
-        let (answer, adrift) = match self.in_flight.answer(claiming.as_mut(), slot, limit).await {
+        let given_up_at = sent + limit.within;
+        let mut claim = pin!(claim_next(&store, &filter.wanted, &skipped, &operations, limit.within));
+        let (answer, adrift) = match self.in_flight.answer(claim.as_mut(), slot, limit).await {
             Ok(answer) => (answer, None),
             Err(adrift) => (Err(ServerError::unanswered(limit.patience())), Some(adrift)),
         };
-        let answer = match answer {
-            Ok(next) => {
-                filter.took(sent.elapsed());
-                self.outcome(&id, next, filter, (*lease, how))
+        if answer.as_ref().map_or_else(ServerError::ran_out_of_time, |_| true) {
+            // Where it ran out of time, such claims take longer than that.
+            filter.took(sent.elapsed());
+        }
+        let taken = answer.unwrap_or_else(|error| Taken {
+            failed: Some(error),
+            ..Taken::default()
+        });
+        // Where no server was found, nothing was sent.
+        let is_unknown = |error: &ServerError| !(error.is_final() || error.found_no_server());
+        if taken.failed.as_ref().is_some_and(is_unknown) {
+            let is_there = |entry: &String| taken.claimed.iter().any(|claimed| claimed.entry == *entry);
+            for entry in entries.iter().filter(|entry| !is_there(entry)) {
+                self.search_orphan(&filter, entry.clone(), lease.length, given_up_at);
             }
-            Err(error) => {
-                if error.ran_out_of_time() {
-                    // Such claims take longer than that. The next one begins with a limit that may be long enough.
-                    filter.took(sent.elapsed());
-                }
-                // Where no server was found, nothing was sent.
-                if !(error.is_final() || error.found_no_server()) {
-                    let given_up_at = sent + limit.within;
-                    self.search_orphan(filter, id.clone(), lease.length, given_up_at);
-                }
-                Err(error)
-            }
-        };
-        self.ids.pending_claims.settled(&id);
-        // The receiver may be gone; a claimed document is given back then.
-        drop(to.send(answer));
-        // A shutdown waits for claims too.
-        self.drained.notify_waiters();
+        }
+        let answer = self.outcome(taken, &filter, (lease, how));
+        self.clone().settle_claims(&entries, to, answer);
         let Some(adrift) = adrift else { return };
         // Nothing waits for it any more.
-        if let (Some(session), Ok(Next::Claimed(late))) = adrift.outlast(self, claiming).await {
-            session.feed(&late.name, |lines, context| {
-                let line = lines.line(&late.name);
-                line.waitlist.step(context).take_out(id, USED, lease.length);
-            });
+        if let (Some(session), Ok(late)) = adrift.outlast(self, claim).await {
+            for late in late.claimed {
+                session.take_out_claim(late.name, late.entry, lease.length);
+            }
         }
+    }
+
+    /// Sends the outcome of an attempt with these entries.
+    fn settle_claims(
+        self: Arc<Self>,
+        entries: &[String],
+        to: oneshot::Sender<Result<Round, ServerError>>,
+        answer: Result<Round, ServerError>,
+    ) {
+        for entry in entries {
+            self.ids.pending_claims.settled(entry);
+        }
+        // The receiver may be gone; claimed documents are given back then.
+        drop(to.send(answer));
+        // A shutdown waits for claims too, and may have seen them pending.
+        self.drained.notify_waiters();
+    }
+
+    /// Takes out an entry that no task here holds.
+    fn take_out_claim(self: &Arc<Self>, name: String, entry: String, lease: Duration) {
+        self.feed(&name, |lines, context| {
+            context.ids.pending_claims.settled(&entry);
+            lines.line(&name).waitlist.step(context).take_out(entry, USED, lease);
+        });
     }
 
     /// Returns the operation that takes a free document for this entry.
@@ -319,34 +311,37 @@ impl Session {
     }
 
     /// Carries out what an answer demands.
-    fn outcome(
-        self: &Arc<Self>,
-        id: &str,
-        next: Next,
-        filter: &Filter,
-        asked: (Lease, How),
-    ) -> Result<Round, ServerError> {
-        match next {
-            Next::Claimed(claimed) => {
-                if let (Some(most), Some(attempt)) = (filter.wanted.attempts_most, claimed.attempt)
-                    && attempt >= most
-                {
-                    telemetry::last_attempt(&claimed.name, attempt);
+    fn outcome(self: &Arc<Self>, taken: Taken, filter: &Filter, asked: (Lease, How)) -> Result<Round, ServerError> {
+        let (mut round, mut failed) = (Round::default(), taken.failed);
+        for (document, error) in taken.refused {
+            self.note_unclaimable(document, Arc::new(error.clone()), true);
+            round.passed_over = Some(error);
+        }
+        for claimed in taken.claimed {
+            if let (Some(most), Some(attempt)) = (filter.wanted.attempts_most, claimed.attempt)
+                && attempt >= most
+            {
+                telemetry::last_attempt(&claimed.name, attempt);
+            }
+            match self.claimed(claimed, asked) {
+                Ok(Round { claimed, passed_over }) => {
+                    round.claimed.extend(claimed);
+                    round.passed_over = round.passed_over.or(passed_over);
                 }
-                self.claimed(id, *claimed, asked)
+                Err(error) => failed = Some(error),
             }
-            Next::NothingFree => Ok(Round::NothingFree),
-            Next::Refused(document, error) => {
-                self.note_unclaimable(document, Arc::new(error.clone()), true);
-                Ok(Round::PassedOver(error))
-            }
+        }
+        match failed {
+            Some(error) if round.claimed.is_empty() => Err(error),
+            _ => Ok(round),
         }
     }
 
     /// Adds a claimed document to the holds, unless the news came too late to be believed: then the server took too
     /// long for this lease.
-    fn claimed(self: &Arc<Self>, id: &str, claimed: Claimed, (lease, how): (Lease, How)) -> Result<Round, ServerError> {
+    fn claimed(self: &Arc<Self>, claimed: Claimed, (lease, how): (Lease, How)) -> Result<Round, ServerError> {
         let Claimed {
+            entry,
             name,
             document,
             state,
@@ -354,69 +349,61 @@ impl Session {
             exchange,
         } = claimed;
         self.note(&exchange);
+        let id = document.get("_id").cloned().unwrap_or(Bson::Null);
         let state = match state {
             Ok(state) => state,
-            Err(malformed) => return Ok(self.claimed_unreadable(id, &name, &document, lease, malformed.into())),
+            Err(malformed) => {
+                // Nobody could ever release it.
+                self.take_out_claim(name, entry, lease.length);
+                let error = ServerError::from(malformed);
+                self.note_unclaimable(id, Arc::new(error.clone()), true);
+                return Ok(Round {
+                    passed_over: Some(error),
+                    ..Round::default()
+                });
+            }
         };
-        let holder = state.holders.iter().find(|holder| holder.id == id);
+        let holder = state.holders.iter().find(|holder| holder.id == entry);
         let mut hold = None;
         let (mut doubted, mut is_closed) = (false, false);
         self.feed(&name, |lines, context| {
             is_closed = lines.closed;
-            let overtaken = context.ids.pending_claims.settled(id);
+            let overtaken = context.ids.pending_claims.settled(&entry);
             let grant = holder.and_then(|holder| grant_of(holder, lease, &exchange, how, context));
-            if let Some(grant) = grant.filter(|_| !lines.closed) {
-                let line = lines.line(&name);
-                let granted = line.waitlist.step(context).claimed(id.to_owned(), &grant, &exchange);
-                // News of its end may have come first.
-                doubted = overtaken.doubted;
-                if let Some((signal, at)) = overtaken.put_out {
-                    line.signalled(id, signal, at, None, context);
-                }
-                hold = Some(granted);
-            } else {
-                let line = lines.line(&name);
-                line.waitlist.step(context).take_out(id.to_owned(), USED, lease.length);
+            let grant = grant.filter(|_| !is_closed);
+            let line = lines.line(&name);
+            let mut step = line.waitlist.step(context);
+            let Some(grant) = grant else {
+                return step.take_out(entry, USED, lease.length);
+            };
+            let granted = step.claimed(entry.clone(), &grant, &exchange);
+            // News of its end may have come first.
+            doubted = overtaken.doubted;
+            if let Some((signal, at)) = overtaken.put_out {
+                line.signalled(&entry, signal, at, None, context);
             }
+            hold = Some(granted);
         });
         let Some(hold) = hold else {
-            return if is_closed {
-                Ok(Round::NothingFree)
-            } else {
-                Err(ServerError::overdue())
+            return match is_closed {
+                true => Ok(Round::default()),
+                false => Err(ServerError::overdue()),
             };
         };
         if doubted {
             self.verify(vec![hold.clone()]);
         }
-        self.claims
-            .skip_list()
-            .forget(&name::of_id(document.get("_id").unwrap_or(&Bson::Null)));
-        Ok(Round::Claimed(ClaimedDocument {
+        self.claims.skip_list().forget(&name::of_id(&id));
+        let claimed = ClaimedDocument {
             session: self.clone(),
             hold: Some(hold),
             document,
             attempt,
-        }))
-    }
-
-    /// Takes out the entry of a document that was written and can't be read: nobody could ever release it.
-    fn claimed_unreadable(
-        self: &Arc<Self>,
-        id: &str,
-        name: &str,
-        document: &Document,
-        lease: Lease,
-        error: ServerError,
-    ) -> Round {
-        self.feed(name, |lines, context| {
-            context.ids.pending_claims.settled(id);
-            let line = lines.line(name);
-            line.waitlist.step(context).take_out(id.to_owned(), USED, lease.length);
-        });
-        let document = document.get("_id").cloned().unwrap_or(Bson::Null);
-        self.note_unclaimable(document, Arc::new(error.clone()), true);
-        Round::PassedOver(error)
+        };
+        Ok(Round {
+            claimed: vec![claimed],
+            passed_over: None,
+        })
     }
 }
 

@@ -8,7 +8,6 @@ use super::{
     super::{Session, streams::watcher::NextFreed},
     ClaimedDocument, Claiming,
     attempt::Attempts,
-    scan::Telling,
 };
 use crate::{
     backoff::Backoff,
@@ -17,24 +16,24 @@ use crate::{
 };
 
 impl Session {
-    /// Claims what is free; otherwise waits, or returns `None` if the claim must not wait.
+    /// Claims what is free; otherwise waits, or returns no document if the claim must not wait.
     pub(super) async fn claim_or_wait(
         self: &Arc<Self>,
-        claiming: Claiming,
+        claiming: &Claiming,
+        (patience, has_passed): (Patience, bool),
         failing: &mut Option<ServerError>,
-    ) -> Result<Option<ClaimedDocument>, AcquireError> {
-        let waits = claiming.patience == Patience::Wait;
-        let mut attempts = Attempts::new(self, claiming, failing);
-        if !waits {
+    ) -> Result<Vec<ClaimedDocument>, AcquireError> {
+        let mut attempts = Attempts::new(self, claiming, has_passed, failing);
+        if patience == Patience::Try {
             return self.claim_at_once(&mut attempts).await;
         }
-        let filter = attempts.filter().clone();
+        let filter = attempts.claiming.filter.clone();
         // As long as there is enough for all, no task waits for another.
         let nobody_waits = filter.turn.try_lock().is_ok();
         if nobody_waits {
             match attempts.once(How::AtOnce).await {
-                Ok(Some(claimed)) => return Ok(Some(claimed)),
-                Ok(None) => *attempts.failing = None,
+                Ok(claimed) if !claimed.is_empty() => return Ok(claimed),
+                Ok(_) => *attempts.failing = None,
                 Err(error) if error.is_final() => return Err(error.into()),
                 Err(error) => attempts.note(error),
             }
@@ -50,14 +49,17 @@ impl Session {
     async fn claim_at_once(
         self: &Arc<Self>,
         attempts: &mut Attempts<'_>,
-    ) -> Result<Option<ClaimedDocument>, AcquireError> {
+    ) -> Result<Vec<ClaimedDocument>, AcquireError> {
         let begun = Instant::now();
         let mut backoff = Backoff::default();
         loop {
             match attempts.once(How::AtOnce).await {
-                Ok(None) => break,
-                // Another try may get a connection that works, or a limit that is long enough.
-                Err(error) if (error.is_unanswered() || error.ran_out_of_time()) && begun.elapsed() < TRY_FOR => {
+                Ok(claimed) if claimed.is_empty() => break,
+                // Another try may get a connection that works, or a limit that is long enough, or be faster than others.
+                Err(error)
+                    if (error.is_unanswered() || error.ran_out_of_time() || error.is_overdue())
+                        && begun.elapsed() < TRY_FOR =>
+                {
                     sleep(backoff.failed()).await;
                 }
                 claimed => return Ok(claimed?),
@@ -65,21 +67,21 @@ impl Session {
         }
         *attempts.failing = None;
         // The claim was answered; the scan is only for documents that may hold up all claims.
-        let filter = attempts.filter();
+        let filter = &attempts.claiming.filter;
         if let Some(scanning) = filter.begin_scan()
             && let Ok(outlook) = self.scan(filter, scanning).await
         {
-            self.some_are_claimable(&outlook, Telling::Again).await?;
+            self.some_are_claimable(&outlook, true).await?;
         }
-        Ok(None)
+        Ok(Vec::new())
     }
 
     /// Claims again whenever a document may have become free. The caller has the turn.
     async fn claim_when_free(
         self: &Arc<Self>,
         attempts: &mut Attempts<'_>,
-    ) -> Result<Option<ClaimedDocument>, AcquireError> {
-        let filter = attempts.filter().clone();
+    ) -> Result<Vec<ClaimedDocument>, AcquireError> {
+        let filter = attempts.claiming.filter.clone();
         let since = Instant::now();
         let mut how = How::Asking;
         let mut freed = self.claims.freed.subscribe();
@@ -90,8 +92,8 @@ impl Session {
             let began = Instant::now();
             // When to try again after an event, and without one.
             let (after_event, again) = match attempts.once(how).await {
-                Ok(Some(claimed)) => return Ok(Some(claimed)),
-                Ok(None) => {
+                Ok(claimed) if !claimed.is_empty() => return Ok(claimed),
+                Ok(_) => {
                     *attempts.failing = None;
                     backoff = Backoff::default();
                     let soonest = filter.tried_in_vain(began);
@@ -100,7 +102,7 @@ impl Session {
                     let is_old = scan.is_none();
                     if let Some(scanning) = scan {
                         match self.scan(&filter, scanning).await {
-                            Ok(outlook) => self.some_are_claimable(&outlook, attempts.telling()).await?,
+                            Ok(outlook) => self.some_are_claimable(&outlook, attempts.have_passed).await?,
                             Err(error) => attempts.note(error),
                         }
                     }

@@ -38,6 +38,8 @@ pub(super) struct Filter {
     pub(super) wanted: Wanted,
     /// The turn of the claim that found nothing free: the others wait behind it, first come, first served.
     pub(super) turn: tokio::sync::Mutex<()>,
+    /// The turn of a claim of many: at once, they would find the same documents, and be in each other's way.
+    pub(super) many: tokio::sync::Mutex<()>,
     pace: Mutex<Pace>,
 }
 
@@ -70,6 +72,7 @@ impl Filter {
         Self {
             wanted,
             turn: tokio::sync::Mutex::default(),
+            many: tokio::sync::Mutex::default(),
             pace: Mutex::new(pace),
         }
     }

@@ -25,22 +25,22 @@ use super::{
 };
 use crate::{
     error::{AcquireError, ServerError},
-    hold_options::Terms,
+    hold_options::{Lease, Terms},
     protocol::Owner,
     store::Wanted,
     waitlist::Patience,
 };
+use filter::Filter;
 pub(in crate::session) use shared::Claims;
 
-/// A claim of any document that is free.
-#[derive(Debug)]
+/// A claim of any documents that are free.
+#[derive(Clone, Debug)]
 pub(crate) struct Claiming {
-    pub(crate) wanted: Wanted,
-    pub(crate) owner: Owner,
-    pub(crate) terms: Terms,
-    pub(crate) patience: Patience,
-    /// Whether it has passed over a document already.
-    pub(crate) has_passed: bool,
+    filter: Arc<Filter>,
+    owner: Owner,
+    lease: Lease,
+    /// Maximum number of documents.
+    most: usize,
 }
 
 /// A claimed document. Dropping it gives it back.
@@ -73,22 +73,34 @@ impl Drop for ClaimedDocument {
 }
 
 impl Session {
-    /// Claims a document; waits until one is free, or returns `None` when none is. While it waits, `failing` has the
-    /// last error, unless the server has answered since.
+    /// Returns a claim of so many documents at most.
+    pub(crate) fn claiming(&self, wanted: Wanted, owner: Owner, terms: Terms, most: usize) -> Claiming {
+        Claiming {
+            filter: self.claims.filter(wanted),
+            owner,
+            lease: terms.lease(&self.config),
+            most,
+        }
+    }
+
+    /// Claims documents; waits until one is free, or returns none when none is. `has_passed`: it has met a document that
+    /// can't be claimed. While it waits, `failing` has the last error, unless the server has answered since.
     ///
-    /// Cancel safe: a document claimed at the moment the future is dropped is given back.
+    /// Cancel safe: documents claimed at the moment the future is dropped are given back.
     pub(crate) async fn claim(
         self: &Arc<Self>,
-        claiming: Claiming,
+        claiming: &Claiming,
+        patience: Patience,
+        has_passed: bool,
         failing: &mut Option<ServerError>,
-    ) -> Result<Option<ClaimedDocument>, AcquireError> {
+    ) -> Result<Vec<ClaimedDocument>, AcquireError> {
         self.ensure_usable()?;
         tokio::select! {
             biased;
             () = self.closing.cancelled() => Err(self.why_closed()),
-            claimed = self.claim_or_wait(claiming, failing) => match claimed {
+            claimed = self.claim_or_wait(claiming, (patience, has_passed), failing) => match claimed {
                 // Of a client that takes nothing new, that says nothing of the documents.
-                Ok(None) if self.takes_nothing_new() => Err(self.why_closed()),
+                Ok(claimed) if claimed.is_empty() && self.takes_nothing_new() => Err(self.why_closed()),
                 claimed => claimed,
             },
         }

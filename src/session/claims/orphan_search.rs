@@ -333,9 +333,9 @@ mod tests {
                 let within = Duration::from_secs(1);
                 let claimed = claiming
                     .store
-                    .claim(&filter.wanted, Among::AllBut(&[]), &operation, within)
+                    .claim(&filter.wanted, Among::AllBut(&[]), &[operation], within)
                     .await;
-                claimed.unwrap().unwrap().name
+                claimed.unwrap().claimed.remove(0).name
             });
             if given_up_after.is_zero() {
                 tokio::task::yield_now().await;

@@ -16,15 +16,6 @@ use crate::{
     truncated_debug::shown,
 };
 
-/// Whether a claim fails where it is known already that all matching documents are unclaimable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Telling {
-    /// It does.
-    Again,
-    /// It does not: others were told.
-    OnlyNews,
-}
-
 impl Session {
     pub(super) async fn scan(
         self: &Arc<Self>,
@@ -62,11 +53,12 @@ impl Session {
         over.map_or(routine, |over| over.min(routine)).max(soonest)
     }
 
-    /// Fails if all matching documents are unclaimable.
+    /// Fails if all matching documents are unclaimable; where that is known already, and others were told, only if the
+    /// claim `fails_again`.
     pub(super) async fn some_are_claimable(
         self: &Arc<Self>,
         outlook: &Outlook,
-        telling: Telling,
+        fails_again: bool,
     ) -> Result<(), AcquireError> {
         let Some(id) = &outlook.unfit else {
             return Ok(());
@@ -92,7 +84,7 @@ impl Session {
                 why
             }
         };
-        if outlook.others || !(news || telling == Telling::Again) {
+        if outlook.others || !(news || fails_again) {
             return Ok(());
         }
         let name = shown(name::of_id(id)).to_string();

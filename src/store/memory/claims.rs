@@ -19,11 +19,27 @@ use crate::{
         document::{ID_MOST, size_of_id, whole},
         state, wake,
     },
-    store::{Among, Claimed, Outlook, Wanted, family::array_mut, name},
+    store::{Among, Claimed, Outlook, Taken, Wanted, family::array_mut, name},
 };
 
 impl MemoryStore {
     pub(in crate::store) fn claim(
+        &self,
+        wanted: &Wanted,
+        among: Among<'_>,
+        operations: &[Operation],
+    ) -> Result<Taken, ServerError> {
+        let mut taken = Taken::default();
+        for operation in operations {
+            let Some(claimed) = self.claim_one(wanted, among, operation)? else {
+                break;
+            };
+            taken.claimed.push(claimed);
+        }
+        Ok(taken)
+    }
+
+    fn claim_one(
         &self,
         wanted: &Wanted,
         among: Among<'_>,
@@ -70,6 +86,7 @@ impl MemoryStore {
         base.set_lock(&mut document, fields);
         contents.put(document.clone());
         Ok(Some(Claimed {
+            entry: operation.requested().to_owned(),
             name: name::of_id(&id_of(&document)),
             document: self.users(document),
             state: Ok(state),

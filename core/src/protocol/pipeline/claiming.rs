@@ -80,11 +80,16 @@ fn is_counter(value: &str) -> Bson {
 /// document that [`free`] selects. The table of [`super::short`] has it too. If the claim `counts`, the lock counts it
 /// as one more attempt: a field that all other operations leave alone.
 pub fn claim(at: &Location, operation: &Operation, counts: bool, now: &Bson) -> Vec<Document> {
+    vec![doc! { "$replaceWith": at.merged([fields(at, operation, counts, now).into()]) }]
+}
+
+/// Returns the fields of a lock after a claim.
+pub(super) fn fields(at: &Location, operation: &Operation, counts: bool, now: &Bson) -> Document {
     let mut fields = alone(at, operation, now);
     if counts {
         let attempts = doc! { "$ifNull": [at.value("attempts"), 0_i64] };
         fields.insert("attempts", doc! { "$add": [attempts, 1_i64] });
     }
     fields.extend(ending::record_of(at, existing(at, "holders"), operation, now));
-    vec![doc! { "$replaceWith": at.merged([fields.into()]) }]
+    fields
 }

@@ -4,7 +4,7 @@
 //! and in its order, each a function of its own. [`short`] has the short forms of the frequent operations, under a
 //! table of the phases that each leaves out and why it may.
 //!
-//! [`together()`] has two of the short forms for many documents at once.
+//! [`together()`] has two of the short forms for many documents at once, and [`claim_together`] the claim.
 //!
 //! The conditions between the phases, `is_used_as_requested` and `is_changed`, have the same names in both too, and so
 //! have the helpers of the phases: `mark_kept` of leave, `superseded` and `adopts_a_hold` of adopt, `append` of
@@ -45,7 +45,7 @@ pub use claiming::{claim, fit, free, is_attempted_below, last};
 pub use renewing::{guard, holding, renewal};
 pub use selecting::{is_by_id, is_known, selection};
 pub use sharing::{Together, all_held, renewal_of_all, sweep};
-pub use together::together;
+pub use together::{claim_together, together};
 
 /// Maximum length of a slice: longer than any queue. From a position on, `$slice` requires a length.
 const ALL: i64 = 1 << 30;

@@ -1,16 +1,17 @@
 //! Operations on several locks in one statement, which the server parses once.
 //!
-//! Each lock is a document, and the pipeline decides for each by itself, as it would alone. Only the ids and owners of
-//! the entries differ; the pipeline finds them by the document's `_id`.
+//! Each lock is a document, or in one of its own, and the pipeline decides for each by itself, as it would alone. Only
+//! the ids and owners of the entries differ; the pipeline finds them by the document's `_id`.
 
 use mongodb::bson::{Bson, Document, doc};
 
 use super::{
+    claiming,
     expression::{bind, cond, literal},
     selecting::in_order,
     short::{alone, hand_over, holder, is_alone, is_the_holder},
 };
-use crate::protocol::{Expects, Location, Operation};
+use crate::protocol::{Expects, Location, Operation, Request};
 
 /// The entry that comes to the document or leaves it.
 const OWN_ID: &str = "$$own.id";
@@ -28,19 +29,43 @@ pub fn together(asked: &[(&str, &Operation)], now: &Bson) -> Vec<Document> {
         Expects::Alone => {
             let mut fields = alone(at, first, now);
             if let Some(entry) = first.entries().next() {
-                let mut own = holder(at, entry, now);
-                own.extend(doc! { "id": OWN_ID, "owner": OWN_OWNER });
-                fields.insert("holders", vec![own]);
+                fields.insert("holders", vec![own_holder(at, entry, now)]);
             }
             (is_alone(at, first, leaving, now), at.merged([fields.into()]))
         }
         _ => (is_the_holder(at, leaving, now), hand_over(at, first, now)),
     };
-    let names: Vec<&str> = asked.iter().map(|(name, _)| *name).collect();
-    let own: Vec<Document> = asked.iter().map(|(_, operation)| own(operation)).collect();
-    let own = doc! { "$arrayElemAt": [literal(own), { "$indexOfArray": [literal(names), "$_id"] }] };
     let decided = cond(in_order(at, [expected]), written, "$$ROOT");
-    vec![doc! { "$replaceWith": bind(doc! { "own": own }, decided) }]
+    let asked = asked.iter().map(|(name, operation)| (Bson::from(*name), *operation));
+    vec![doc! { "$replaceWith": bind(doc! { "own": own_by_id(asked) }, decided) }]
+}
+
+/// Returns the pipeline of [`super::claim`] for the documents with these `_id`s: the first operation shows what all of
+/// them have in common.
+pub fn claim_together(at: &Location, asked: &[(&Bson, &Operation)], counts: bool, now: &Bson) -> Vec<Document> {
+    let Some((_, first)) = asked.first() else {
+        return Vec::new();
+    };
+    let mut fields = claiming::fields(at, first, counts, now);
+    if let Some(entry) = first.entries().next() {
+        fields.insert("holders", vec![own_holder(at, entry, now)]);
+    }
+    let asked = asked.iter().map(|(id, operation)| ((*id).clone(), *operation));
+    let claimed = bind(doc! { "own": own_by_id(asked) }, at.merged([fields.into()]));
+    vec![doc! { "$replaceWith": claimed }]
+}
+
+/// Returns a holder like that of this entry, with the document's own id and owner.
+fn own_holder(at: &Location, like: &Request, now: &Bson) -> Document {
+    let mut own = holder(at, like, now);
+    own.extend(doc! { "id": OWN_ID, "owner": OWN_OWNER });
+    own
+}
+
+/// Returns the expression for the entry of the document, by its `_id`.
+fn own_by_id<'a>(asked: impl Iterator<Item = (Bson, &'a Operation)>) -> Document {
+    let (ids, own): (Vec<Bson>, Vec<Document>) = asked.map(|(id, operation)| (id, own(operation))).unzip();
+    doc! { "$arrayElemAt": [literal(own), { "$indexOfArray": [literal(ids), "$_id"] }] }
 }
 
 fn own(operation: &Operation) -> Document {

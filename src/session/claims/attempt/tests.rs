@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 
 use mongodb::{
     Database,
-    bson::{RawDocumentBuf, doc},
+    bson::{Document, RawDocumentBuf, doc},
     options::ReadPreference,
 };
 use watchlock_testkit::shared;
@@ -25,7 +25,6 @@ use crate::{
 struct Scene {
     session: Arc<Session>,
     documents: Arc<MemoryDocuments>,
-    entry: String,
     claimed: Option<Claimed>,
 }
 
@@ -47,17 +46,18 @@ impl Scene {
         let session = Session::of("0123456789abcdef".into(), config, store, None, WakeMode::ChangeStream);
         let entry = session.ids.claim();
         let owner = session.config.owner(None);
-        let operation = session.operation_of_claim(entry.clone(), owner, lease(&session));
+        let operation = session.operation_of_claim(entry, owner, lease(&session));
         let wanted = everything();
         let claimed = session
             .store
-            .claim(&wanted, Among::AllBut(&[]), &operation, Duration::from_secs(1))
+            .claim(&wanted, Among::AllBut(&[]), &[operation], Duration::from_secs(1))
             .await
-            .unwrap();
+            .unwrap()
+            .claimed
+            .pop();
         Self {
             session,
             documents,
-            entry,
             claimed,
         }
     }
@@ -87,13 +87,12 @@ impl Scene {
 
     fn answered(&mut self) -> ClaimedDocument {
         let claimed = self.claimed.take().unwrap();
-        match self
+        let mut round = self
             .session
-            .claimed(&self.entry, claimed, (lease(&self.session), How::AtOnce))
-        {
-            Ok(Round::Claimed(given)) => given,
-            other => panic!("{other:?}"),
-        }
+            .claimed(claimed, (lease(&self.session), How::AtOnce))
+            .unwrap();
+        assert!(round.passed_over.is_none());
+        round.claimed.pop().unwrap()
     }
 }
 
@@ -142,7 +141,7 @@ async fn an_answer_that_comes_after_the_lease_is_one_that_took_too_long() {
     let claimed = scene.claimed.take().unwrap();
     let asked = (lease(&scene.session), How::AtOnce);
     tokio::time::advance(asked.0.length).await;
-    let answer = scene.session.claimed(&scene.entry, claimed, asked);
+    let answer = scene.session.claimed(claimed, asked);
     assert!(matches!(&answer, Err(error) if !error.is_final()), "{answer:?}");
 }
 
@@ -170,15 +169,10 @@ async fn a_client_that_takes_nothing_new_does_not_say_that_nothing_is_free() {
     scene.documents.insert(doc! { "_id": 2 }).unwrap();
     scene.session.table().lines.closed = true;
     for patience in [Patience::Try, Patience::Wait] {
-        let claiming = Claiming {
-            wanted: everything(),
-            owner: scene.session.config.owner(None),
-            terms: Terms::default(),
-            patience,
-            has_passed: false,
-        };
+        let owner = scene.session.config.owner(None);
+        let claiming = scene.session.claiming(everything(), owner, Terms::default(), 1);
         let mut failing = None;
-        let claimed = scene.session.claim(claiming, &mut failing);
+        let claimed = scene.session.claim(&claiming, patience, false, &mut failing);
         let claimed = timeout(Duration::from_millis(1), claimed).await;
         // A wait goes on until the next step of the end.
         let told = match claimed {
@@ -231,8 +225,9 @@ async fn one_search_finds_the_documents_of_several_entries() {
             let entry = session.ids.claim();
             let operation = session.operation_of_claim(entry.clone(), session.config.owner(None), lease(session));
             let (wanted, within) = (everything(), Duration::from_secs(60));
-            let claiming = documents.claim(&wanted, Among::AllBut(&[]), &operation, within);
-            let name = claiming.await.unwrap().unwrap().name;
+            let operations = [operation];
+            let claiming = documents.claim(&wanted, Among::AllBut(&[]), &operations, within);
+            let name = claiming.await.unwrap().claimed.remove(0).name;
             if is_searched {
                 searched.push(entry.clone());
                 held.insert((name, entry));
@@ -253,10 +248,10 @@ async fn a_document_that_another_claimed_first_is_not_the_last_one() {
         let wanted = everything();
         for claimed in 0.. {
             let operation =
-                session.operation_of_claim(session.ids.claim(), session.config.owner(None), lease(&session));
+                [session.operation_of_claim(session.ids.claim(), session.config.owner(None), lease(&session))];
             let (among, within) = (Among::AllBut(&[]), Duration::from_secs(60));
-            let next = claim_one_by_one(&documents, &wanted, among, &operation, within, ServerError::overdue()).await;
-            if matches!(next.unwrap(), Next::NothingFree) {
+            let taken = claim_one_by_one(&documents, &wanted, among, &operation, within, ServerError::overdue());
+            if taken.await.unwrap().claimed.is_empty() {
                 let left = documents.candidate(&wanted, among).await.unwrap();
                 assert_eq!(left, None, "although nothing was free");
                 return claimed;

@@ -1,0 +1,364 @@
+//! Claims of documents of the user's own: taking any free one, or several, and the look at those that are not free.
+
+use std::{collections::HashMap, time::Duration};
+
+use futures::TryStreamExt;
+use mongodb::{
+    bson::{Bson, Document, doc},
+    options::{ReadConcern, ReadPreference, ReturnDocument, SelectionCriteria},
+};
+use tokio::time::Instant;
+
+use super::{LONG_READ_WITHIN, MongoStore, NOW, READ_WITHIN, command::limit, lossy, now, server_now};
+use crate::{
+    error::ServerError,
+    machine::exchanged,
+    protocol::{
+        Location, Operation, ServerTime, State,
+        document::{ID_MOST, size_of_id, whole},
+        pipeline,
+    },
+    store::{Among, Claimed, Outlook, Taken, Wanted},
+};
+
+impl MongoStore {
+    /// Locks wanted documents that are free, one by each of these operations.
+    pub(in crate::store) async fn claim(
+        &self,
+        wanted: &Wanted,
+        among: Among<'_>,
+        operations: &[Operation],
+        within: Duration,
+    ) -> Result<Taken, ServerError> {
+        match operations {
+            [operation] => self.claim_one(wanted, among, operation, within).await,
+            _ => self.claim_several(wanted, among, operations, within).await,
+        }
+    }
+
+    async fn claim_one(
+        &self,
+        wanted: &Wanted,
+        among: Among<'_>,
+        operation: &Operation,
+        within: Duration,
+    ) -> Result<Taken, ServerError> {
+        let at = self.family.base();
+        let sent = Instant::now();
+        let claiming = self
+            .collection
+            .find_one_and_update(
+                wanted.free(at, among),
+                pipeline::claim(at, operation, wanted.attempts_most.is_some(), &now()),
+            )
+            .return_document(ReturnDocument::After)
+            .max_time(within);
+        let claiming = match &wanted.sort {
+            Some(sort) => claiming.sort(sort.clone()),
+            None => claiming,
+        };
+        let claimed = claiming.await?;
+        let claimed = claimed.map(|document| self.claimed(document, operation, wanted, sent));
+        Ok(Taken {
+            claimed: claimed.into_iter().collect(),
+            ..Taken::default()
+        })
+    }
+
+    /// Finds documents that are free, and locks them by one statement. One reading follows, and it alone decides: a
+    /// document is claimed if it shows our own entry, whatever the statement replied.
+    ///
+    /// A statement ends at the first document that the server refuses to write. Then one for each document follows,
+    /// which shows which of them are refused.
+    async fn claim_several(
+        &self,
+        wanted: &Wanted,
+        among: Among<'_>,
+        operations: &[Operation],
+        within: Duration,
+    ) -> Result<Taken, ServerError> {
+        let begun = Instant::now();
+        while begun.elapsed() < within {
+            let left = within.saturating_sub(begun.elapsed());
+            let candidates = self.candidates(wanted, among, operations.len(), left).await?;
+            if candidates.is_empty() {
+                return Ok(Taken::default());
+            }
+            let left = within.saturating_sub(begun.elapsed());
+            let taken = self.claim_these(wanted, &candidates, operations, left).await?;
+            // Otherwise others were faster, of those who want the same.
+            if !taken.claimed.is_empty() || !taken.refused.is_empty() || taken.failed.is_some() {
+                return Ok(taken);
+            }
+        }
+        // As if the server had taken too long: the claim is tried again.
+        Err(ServerError::overdue())
+    }
+
+    async fn claim_these(
+        &self,
+        wanted: &Wanted,
+        candidates: &[Bson],
+        operations: &[Operation],
+        within: Duration,
+    ) -> Result<Taken, ServerError> {
+        let begun = Instant::now();
+        let left = || within.saturating_sub(begun.elapsed());
+        let at = self.family.base();
+        let asked: Vec<(&Bson, &Operation)> = candidates.iter().zip(operations).collect();
+        let (sent, mut taken, mut logged_by) = (Instant::now(), Taken::default(), None);
+        let mut written = 0;
+        let together = vec![self.claiming(wanted, &asked)];
+        match self.update(together, left()).await.map_err(ServerError::from) {
+            Ok(mut updated) => {
+                (logged_by, written) = (updated.logged_by, updated.modified);
+                taken.failed = updated.refused.pop().map(|(_, error)| error.into());
+            }
+            // It did what it did until then, and nothing later.
+            Err(error) if error.ran_out_of_time() => taken.failed = Some(error),
+            Err(error) => return Err(error),
+        }
+        if taken.failed.take_if(|error| error.may_concern_document()).is_some() {
+            let each = asked.iter().map(|one| self.claiming(wanted, std::slice::from_ref(one)));
+            let updated = self.update(each.collect(), left()).await?;
+            logged_by = updated.logged_by;
+            written += updated.modified;
+            for (position, error) in updated.refused {
+                match (ServerError::from(error), candidates.get(position)) {
+                    (error, Some(id)) if error.may_concern_document() => taken.refused.push((id.clone(), error)),
+                    (error, _) => taken.failed = Some(error),
+                }
+            }
+        }
+        let mut concern = doc! { "level": "majority" };
+        concern.extend(logged_by.map(|written| ("afterClusterTime".to_owned(), Bson::from(written))));
+        let find = doc! {
+            "find": self.collection.name(),
+            "filter": { "_id": { "$in": candidates } },
+            "readConcern": concern,
+            "maxTimeMS": limit(left()),
+        };
+        let primary = SelectionCriteria::ReadPreference(ReadPreference::Primary);
+        let finding = self.database.run_cursor_command(find).selection_criteria(primary);
+        let mut cursor = finding.await?;
+        let mut found = HashMap::new();
+        while cursor.advance().await? {
+            match Document::try_from(cursor.current()) {
+                Ok(document) => drop(found.insert(self.name_in(&document), document)),
+                Err(error) => taken.failed = Some(ServerError::from(mongodb::error::Error::custom(error))),
+            }
+        }
+        for (id, operation) in asked {
+            let name = self.family.document(id).unwrap_or_default();
+            // One that has no lock was never claimed.
+            let locked = found.remove(&name).filter(|found| at.lock(found).is_some());
+            let claimed = locked.map(|document| self.claimed(document, operation, wanted, sent));
+            taken.claimed.extend(claimed.filter(Claimed::may_be_ours));
+        }
+        if written > 0 && taken.claimed.is_empty() {
+            // Somebody took them away again at once. These entries have been used.
+            taken.failed.get_or_insert_with(ServerError::overdue);
+        }
+        match taken.refused.pop() {
+            // It may be the statement that is refused, and no document.
+            Some((_, error)) if taken.refused.len() + 1 == candidates.len() => Err(error),
+            last => {
+                taken.refused.extend(last);
+                Ok(taken)
+            }
+        }
+    }
+
+    /// Returns the statement that claims these documents, as far as they are still free.
+    fn claiming(&self, wanted: &Wanted, asked: &[(&Bson, &Operation)]) -> Document {
+        let at = self.family.base();
+        let ids: Vec<&Bson> = asked.iter().map(|(id, _)| *id).collect();
+        let free = doc! { "$and": [{ "_id": { "$in": ids } }, pipeline::free(at, &now())] };
+        let update = pipeline::claim_together(at, asked, wanted.attempts_most.is_some(), &now());
+        doc! { "q": wanted.claimable_and(at, free), "u": update, "multi": true }
+    }
+
+    /// Reads a document after a claim that was sent then.
+    fn claimed(&self, mut document: Document, operation: &Operation, wanted: &Wanted, sent: Instant) -> Claimed {
+        let name = self.name_in(&document);
+        let lock = self.family.base().take_lock(&mut document).unwrap_or_default();
+        let state = State::from_document(&lock);
+        let counted = lock.get("attempts").filter(|_| wanted.attempts_most.is_some());
+        Claimed {
+            entry: operation.requested().to_owned(),
+            name,
+            document,
+            attempt: counted.and_then(whole),
+            // The time of the write itself.
+            exchange: exchanged(sent, state.as_ref().ok().map(|state| state.at)),
+            state,
+        }
+    }
+
+    fn name_in(&self, document: &Document) -> String {
+        let id = document.get("_id");
+        id.and_then(|id| self.family.document(id)).unwrap_or_default()
+    }
+
+    /// Returns the `_id`s of the first documents that a claim may take, so many at most.
+    pub(in crate::store) async fn candidates(
+        &self,
+        wanted: &Wanted,
+        among: Among<'_>,
+        most: usize,
+        within: Duration,
+    ) -> Result<Vec<Bson>, ServerError> {
+        let find = self.collection.find(wanted.free(self.family.base(), among));
+        let find = match &wanted.sort {
+            Some(sort) => find.sort(sort.clone()),
+            None => find,
+        };
+        let find = find
+            .projection(doc! { "_id": 1 })
+            .limit(i64::try_from(most).unwrap_or(i64::MAX));
+        let found = find.read_concern(ReadConcern::local()).max_time(within).await?;
+        let found: Vec<Document> = found.try_collect().await?;
+        Ok(found.into_iter().filter_map(|mut found| found.remove("_id")).collect())
+    }
+
+    pub(in crate::store) async fn outlook(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, ServerError> {
+        match self.outlook_together(wanted, passed).await {
+            // Some conditions (`$where`, `$near`) work only in finds. Any other refusal comes back from the find.
+            Err(error) if error.is_final() => self.outlook_by_find(wanted, passed).await,
+            outlook => outlook,
+        }
+    }
+
+    async fn outlook_together(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, ServerError> {
+        let at = self.family.base();
+        let sent = Instant::now();
+        let passed = doc! { "$in": ["$_id", { "$literal": passed }] };
+        let unfit = doc! { "$or": [{ "$not": [pipeline::fit(at)] }, passed] };
+        let stages = [
+            doc! { "$match": wanted.claimable(at) },
+            doc! { "$group": {
+                "_id": Bson::Null,
+                "free_at": { "$min": { "$cond": [&unfit, "$$REMOVE", pipeline::last(at)] } },
+                "others": { "$max": { "$cond": [&unfit, false, true] } },
+                "unfit": { "$min": { "$cond": [&unfit, { "id": "$_id" }, "$$REMOVE"] } },
+                NOW: { "$max": "$$NOW" },
+            } },
+        ];
+        let reading = self
+            .collection
+            .aggregate(stages)
+            .read_concern(ReadConcern::local())
+            .max_time(LONG_READ_WITHIN);
+        let found = reading.await?.try_next().await?;
+        let exchange = exchanged(sent, found.as_ref().and_then(server_now));
+        let found = found.unwrap_or_default();
+        Ok(Outlook {
+            free_at: ServerTime::in_field(&found, "free_at"),
+            others: found.get_bool("others").unwrap_or_default(),
+            unfit: found
+                .get_document("unfit")
+                .ok()
+                .and_then(|found| found.get("id").cloned()),
+            exchange,
+        })
+    }
+
+    /// Looks in the same way at each document by itself, for conditions that the server supports only in finds.
+    async fn outlook_by_find(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, ServerError> {
+        let at = self.family.base();
+        let sent = Instant::now();
+        let passed = doc! { "$in": ["$_id", { "$literal": passed }] };
+        let shown = doc! {
+            "free_at": pipeline::last(at), "fit": { "$and": [pipeline::fit(at), { "$not": [passed] }] }, NOW: "$$NOW",
+        };
+        let find = self.collection.find(wanted.claimable(at)).projection(shown);
+        let find = find.read_concern(ReadConcern::local()).max_time(LONG_READ_WITHIN);
+        let mut cursor = find.await?;
+        let mut outlook = Outlook {
+            free_at: None,
+            others: false,
+            unfit: None,
+            exchange: exchanged(sent, None),
+        };
+        while cursor.advance().await? {
+            let Some(mut found) = lossy::read(cursor.current()) else {
+                continue;
+            };
+            outlook.exchange = exchanged(sent, server_now(&found));
+            if found.get_bool("fit").unwrap_or_default() {
+                outlook.others = true;
+                let free_at = ServerTime::in_field(&found, "free_at");
+                outlook.free_at = outlook.free_at.into_iter().chain(free_at).min();
+            } else {
+                outlook.unfit = outlook.unfit.or_else(|| found.remove("_id"));
+            }
+        }
+        Ok(outlook)
+    }
+
+    pub(in crate::store) async fn why_unfit(&self, id: &Bson) -> Result<Option<ServerError>, ServerError> {
+        let size = size_of_id(id);
+        if size > ID_MOST {
+            return Ok(Some(ServerError::too_long(size)));
+        }
+        let find = self.collection.find_one(doc! { "_id": id });
+        let at = self.family.base();
+        let find = find.projection(doc! { at.path(): 1 });
+        let found = find.read_concern(ReadConcern::local()).max_time(READ_WITHIN).await?;
+        let found = found.unwrap_or_default();
+        Ok(at.flaw(&found).map(ServerError::from))
+    }
+
+    /// Returns the names of the wanted documents in which one of these entries is a holder, each with that entry.
+    pub(in crate::store) async fn held_by(
+        &self,
+        wanted: &Wanted,
+        entries: &[String],
+    ) -> Result<Vec<(String, String)>, ServerError> {
+        let at = self.family.base();
+        let ids = at.key("holders.id");
+        // A claim of theirs may have been the last.
+        let holds = doc! { "$and": [&wanted.filter, { &ids: { "$in": entries } }] };
+        let find = self.collection.find(holds).projection(doc! { "_id": 1, ids: 1 });
+        let find = find.read_concern(ReadConcern::local()).max_time(LONG_READ_WITHIN);
+        let (mut cursor, mut held) = (find.await?, Vec::new());
+        while cursor.advance().await? {
+            // One that can't be read keeps nobody from finding the others.
+            let raw = cursor.current();
+            let entry = lossy::read(raw).and_then(|mut document| {
+                let lock = at.take_lock(&mut document)?;
+                let holders = lock.get_array("holders").ok()?.iter().filter_map(Bson::as_document);
+                let mut ids = holders.filter_map(|holder| holder.get_str("id").ok());
+                ids.find(|id| entries.iter().any(|entry| entry == id))
+                    .map(str::to_owned)
+            });
+            let name = lossy::read_exactly(raw, "_id").and_then(|id| self.family.document(&id));
+            held.extend(name.zip(entry));
+        }
+        Ok(held)
+    }
+}
+
+impl Wanted {
+    /// Selects the wanted documents that are free.
+    fn free(&self, at: &Location, among: Among<'_>) -> Document {
+        let free = pipeline::free(at, &now());
+        match among {
+            Among::AllBut([]) => self.claimable_and(at, free),
+            Among::AllBut(passed) => self.claimable_and(at, doc! { "$and": [{ "_id": { "$nin": passed } }, free] }),
+            Among::Only(id) => self.claimable_and(at, doc! { "$and": [{ "_id": { "$eq": id } }, free] }),
+        }
+    }
+
+    /// Selects the wanted documents that were not claimed too often.
+    fn claimable(&self, at: &Location) -> Document {
+        match self.attempts_most {
+            None => self.filter.clone(),
+            Some(most) => doc! { "$and": [&self.filter, pipeline::is_attempted_below(at, most)] },
+        }
+    }
+
+    fn claimable_and(&self, at: &Location, condition: Document) -> Document {
+        doc! { "$and": [self.claimable(at), condition] }
+    }
+}

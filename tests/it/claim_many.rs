@@ -1,0 +1,300 @@
+//! Claims of many documents in few commands.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Mutex,
+};
+
+use futures::future::join_all;
+use mongodb::bson::{Bson, Document, doc};
+use serde::Deserialize;
+use watchlock::{
+    Held, Released,
+    documents::{self, DocumentLocks},
+    errors::AcquireError,
+};
+
+use crate::{
+    documents::Scene,
+    setup::{Ground, PATIENCE, SOON, eventually, faulty, spawn, within},
+};
+
+type Claimed = Vec<Held<documents::Document<Document>>>;
+
+fn ids(claimed: &Claimed) -> Vec<i32> {
+    claimed.iter().map(|held| held.id().as_i32().unwrap()).collect()
+}
+
+async fn insert(scene: &Scene, count: i32) {
+    for id in 0..count {
+        scene.events.insert(doc! { "_id": id, "n": 1 }).await;
+    }
+}
+
+/// In the order of their `_id`s.
+async fn claim(locks: &DocumentLocks<Document>, most: usize) -> Result<Option<Claimed>, AcquireError> {
+    locks
+        .try_claim_many(doc! { "n": 1 }, most)
+        .sort(doc! { "_id": 1 })
+        .await
+}
+
+async fn are_held(scene: &Scene) -> usize {
+    let held = doc! { "watchlock.holders.id": { "$exists": true } };
+    scene.events.find(held).await.len()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_of_many_takes_what_is_free_and_each_is_held_by_itself() {
+    for scene in Scene::everywhere("claim_many").await {
+        insert(&scene, 5).await;
+        let (a, b) = scene.locks();
+        let taken = b.acquire(1).await.unwrap();
+        let mut first = claim(&a, 3).await.unwrap().unwrap();
+        assert_eq!(ids(&first), [0, 2, 3]);
+        // Few that are free make a short list.
+        let rest = claim(&b, 3).await.unwrap().unwrap();
+        assert_eq!(ids(&rest), [4]);
+        assert!(claim(&a, 3).await.unwrap().is_none());
+        let tokens: BTreeSet<_> = first
+            .iter()
+            .map(|held| (held.name().to_owned(), held.token()))
+            .collect();
+        assert_eq!(tokens.len(), 3);
+        let last = first.pop().unwrap();
+        assert_eq!(last.document(), &doc! { "_id": 3, "n": 1 });
+        last.update(doc! { "$set": { "done": true } }).await.unwrap();
+        last.renew().await.unwrap();
+        assert_eq!(last.release().await.unwrap(), Released::Released);
+        assert!(first.iter().all(|held| held.is_held()));
+        assert_eq!(are_held(&scene).await, 4);
+        // Dropped handles release.
+        drop(first);
+        eventually(SOON * 5, "they are free", async || are_held(&scene).await == 2).await;
+        drop((taken, rest));
+        // Bounds are named, and nothing is sent.
+        for most in [0, 65, usize::MAX] {
+            for refused in [claim(&a, most).await, a.claim_many(doc! {}, most).await.map(Some)] {
+                let refused = refused.unwrap_err();
+                assert!(matches!(refused, AcquireError::Invalid(_)), "{refused:?}");
+                let text = refused.to_string();
+                assert!(text.contains(&most.to_string()) && text.contains("1 to 64"), "{text}");
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_of_many_waits_for_one_document_and_takes_all_that_are_free_then() {
+    for scene in Scene::everywhere("claim_many_waits").await {
+        let (a, b) = scene.locks();
+        insert(&scene, 4).await;
+        let held = claim(&a, 64).await.unwrap().unwrap();
+        assert_eq!(held.len(), 4);
+        let waiting = spawn(b.claim_many(doc! { "n": 1 }, 64));
+        let refused = b.claim_many(doc! { "n": 1 }, 64).timeout(SOON / 4).await.unwrap_err();
+        assert!(matches!(
+            refused,
+            AcquireError::Timeout { .. } | AcquireError::Unanswered { .. }
+        ));
+        for one in held {
+            one.release().await.unwrap();
+        }
+        let claimed = within(PATIENCE, "a document", waiting).await.unwrap().unwrap();
+        assert!(!claimed.is_empty());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fifty_workers_claim_each_document_once() {
+    const DOCUMENTS: i32 = 200;
+    for scene in Scene::everywhere("claim_many_workers").await {
+        insert(&scene, DOCUMENTS).await;
+        let (a, b) = scene.locks();
+        let tokens = Mutex::new(BTreeMap::new());
+        let worker = async |locks: &DocumentLocks<Document>| {
+            // With one attempt, none is free again.
+            while let Some(batch) = locks.try_claim_many(doc! { "n": 1 }, 7).max_attempts(1).await.unwrap() {
+                for held in &batch {
+                    let before = tokens.lock().unwrap().insert(held.name().to_owned(), held.token());
+                    assert_eq!((before, held.attempt()), (None, Some(1)));
+                }
+                for released in join_all(batch.into_iter().map(|held| held.release())).await {
+                    assert_eq!(released.unwrap(), Released::Released);
+                }
+            }
+            let never_claimed = doc! { "watchlock": { "$exists": false } };
+            assert_eq!(scene.events.find(never_claimed).await.len(), 0);
+        };
+        let workers = (0..50).map(|number| worker(if number % 2 == 0 { &a } else { &b }));
+        within(PATIENCE * 2, "the work", join_all(workers)).await;
+        assert_eq!(tokens.into_inner().unwrap().len(), DOCUMENTS as usize);
+        let counted = doc! { "watchlock.attempts": 1 };
+        assert_eq!(scene.events.find(counted).await.len(), DOCUMENTS as usize);
+    }
+}
+
+/// By a validator that came later. The others of its batch are claimed all the same, with one command more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_document_costs_its_batch_one_round() {
+    for ground in [
+        Ground::replica_set("claim_many_refused").await,
+        Ground::standalone("claim_many_refused").await,
+    ] {
+        let (driver, sent) = ground.noting_driver().await;
+        let scene = Scene::on(ground.clone()).await;
+        let locks = scene
+            .a
+            .documents(driver.database(&ground.database).collection("events"));
+        for id in 0..8 {
+            scene.events.insert(doc! { "_id": id, "n": 1, "ok": id != 3 }).await;
+        }
+        let validator = doc! { "collMod": "events", "validator": { "ok": true } };
+        driver.database(&ground.database).run_command(validator).await.unwrap();
+        let count = || (sent.count("update"), sent.count("find"), sent.count("findAndModify"));
+        let claimed = claim(&locks, 6).await.unwrap().unwrap();
+        assert_eq!(ids(&claimed), [0, 1, 2, 4, 5]);
+        let (updates, finds, single) = count();
+        assert_eq!((updates, single), (2, 0));
+        // It is left out from now on.
+        let rest = claim(&locks, 6).await.unwrap().unwrap();
+        assert_eq!(ids(&rest), [6, 7]);
+        assert_eq!(count(), (updates + 1, finds + 2, single), "{:?}", sent.names());
+        let error = claim(&locks, 6).await.map(|claimed| claimed.map(|it| ids(&it)));
+        assert!(matches!(error, Ok(None)), "{error:?}");
+        drop((claimed, rest));
+    }
+}
+
+#[derive(Debug, Deserialize)]
+struct Job {
+    size: i32,
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_of_many_passes_over_what_cannot_be_claimed() {
+    for scene in Scene::everywhere("claim_many_unfit").await {
+        let locks = scene.locks_of::<Job>(&scene.a);
+        for id in 0..6 {
+            let size = if id % 2 == 0 {
+                Bson::from("large")
+            } else {
+                Bson::from(id)
+            };
+            scene.events.insert(doc! { "_id": id, "size": size }).await;
+        }
+        scene
+            .events
+            .insert(doc! { "_id": 6, "size": 6, "watchlock": "mine" })
+            .await;
+        let claimed = locks.claim_many(doc! {}, 16).sort(doc! { "_id": 1 }).await.unwrap();
+        let sizes: Vec<i32> = claimed.iter().map(|held| held.document().size).collect();
+        assert_eq!(sizes, [1, 3, 5]);
+        // The unreadable ones were given back.
+        eventually(SOON * 5, "they are free", async || are_held(&scene).await == 3).await;
+        let refused = locks.try_claim_many(doc! { "$nonsense": 1 }, 16).await.unwrap_err();
+        assert!(matches!(refused, AcquireError::Server(_)), "{refused:?}");
+    }
+}
+
+/// Some conditions are for finds alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_are_claimed_by_conditions_that_only_finds_have() {
+    let ground = Ground::replica_set("claim_many_near").await;
+    let scene = Scene::on(ground.clone()).await;
+    let events = ground
+        .driver()
+        .await
+        .database(&ground.database)
+        .collection::<Document>("events");
+    let index = mongodb::IndexModel::builder().keys(doc! { "at": "2dsphere" }).build();
+    events.create_index(index).await.unwrap();
+    let point = doc! { "type": "Point", "coordinates": [1.0, 1.0] };
+    for id in 0..3 {
+        scene.events.insert(doc! { "_id": id, "n": 1, "at": &point }).await;
+    }
+    let near = doc! { "at": { "$near": { "$geometry": &point, "$maxDistance": 10 } } };
+    for condition in [doc! { "$where": "this.n == 1" }, near] {
+        let claimed = scene.locks().0.try_claim_many(condition, 16).await.unwrap().unwrap();
+        assert_eq!(claimed.len(), 3);
+        join_all(claimed.into_iter().map(|held| held.release())).await;
+    }
+}
+
+/// The write is done, and its answer does not say so: whatever was claimed is found and taken out.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_of_many_whose_answer_is_lost_is_taken_back() {
+    let (cluster, _turn) = faulty().await;
+    for command in ["update", "find"] {
+        let ground = Ground::on(cluster, "claim_many_lost").by_name();
+        let name = ground.database.clone();
+        let scene = Scene::on(ground).await;
+        insert(&scene, 4).await;
+        let (a, b) = scene.locks();
+        drop(claim(&a, 1).await.unwrap());
+        eventually(SOON * 5, "it is free", async || are_held(&scene).await == 0).await;
+        let fault = match command {
+            "update" => doc! { "writeConcernError": { "code": 64, "errmsg": "timed out" } },
+            _ => doc! { "errorCode": 202 },
+        };
+        let mut data = doc! { "failCommands": [command], "appName": &name };
+        data.extend(fault);
+        // The candidates are found first, and the documents are read last.
+        let mode = if command == "update" {
+            doc! { "times": 1 }
+        } else {
+            doc! { "skip": 1 }
+        };
+        let fault = cluster.fail_commands(0, mode, data).await.unwrap();
+        let claimed = claim(&a, 4).await;
+        assert!(matches!(claimed, Err(AcquireError::Server(_))), "{claimed:?}");
+        fault.off().await.unwrap();
+        eventually(SOON * 5, &format!("free again after a lost {command}"), async || {
+            are_held(&scene).await == 0
+        })
+        .await;
+        assert_eq!(claim(&b, 4).await.unwrap().unwrap().len(), 4);
+    }
+}
+
+/// A document that a transaction has written holds up its batch for as long as the server may take, and no more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_blocked_document_costs_its_batch_one_round() {
+    let ground = Ground::replica_set("claim_many_blocked").await;
+    let (scene, driver) = (Scene::on(ground.clone()).await, ground.driver().await);
+    insert(&scene, 6).await;
+    let (a, _) = scene.locks();
+    drop(claim(&a, 1).await.unwrap());
+    eventually(SOON * 5, "it is free", async || are_held(&scene).await == 0).await;
+    let events = driver.database(&ground.database).collection::<Document>("events");
+    let mut session = driver.start_session().await.unwrap();
+    session.start_transaction().await.unwrap();
+    let write = events.update_one(doc! { "_id": 3 }, doc! { "$set": { "x": 1 } });
+    write.session(&mut session).await.unwrap();
+    let claimed = within(
+        PATIENCE,
+        "a part of them",
+        a.claim_many(doc! { "n": 1 }, 6).sort(doc! { "_id": 1 }),
+    );
+    let claimed = claimed.await.unwrap();
+    assert!(!claimed.is_empty() && !ids(&claimed).contains(&3), "{claimed:?}");
+    session.abort_transaction().await.unwrap();
+    drop(claimed);
+    eventually(PATIENCE, "nothing stays behind", async || are_held(&scene).await == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn claims_of_many_that_are_dropped_leave_nothing_behind() {
+    for scene in Scene::everywhere("claim_many_drop").await {
+        insert(&scene, 9).await;
+        let (a, b) = scene.locks();
+        for micros in (0..60).map(|step| step * 150) {
+            let claiming = a.claim_many(doc! {}, 5);
+            let _ = tokio::time::timeout(std::time::Duration::from_micros(micros), claiming).await;
+        }
+        eventually(SOON * 3, "all are free", async || are_held(&scene).await == 0).await;
+        assert!(!b.claim_many(doc! {}, 9).await.unwrap().is_empty());
+        scene.a.shutdown().await;
+        assert!(matches!(claim(&a, 5).await, Err(AcquireError::Closed)));
+    }
+}
