@@ -76,6 +76,7 @@ impl Hedging {
     /// Returns the limits of the first commands of all.
     pub(crate) fn connecting() -> Self {
         Self {
+            attempts: ATTEMPTS,
             within: CONNECT_WITHIN,
             ..Self::of(Cost::Large, SHORTEST)
         }
