@@ -288,10 +288,9 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// one. Await the returned action, which gives a list of handles, each as for [`claim`](Self::claim). At most 64.
     ///
     /// It takes what is free at the moment, and doesn't wait for the list to be full. A claim of many finds candidates,
-    /// locks those that are still free, and reads them, so a document may have been changed by another program between
-    /// its lock and its reading. Each is a document of its own from then on: renewed, lost and released by itself. All
-    /// of them are held until the last one is done, so claim no more than can be worked on within the patience of other
-    /// workers.
+    /// locks those that are still free, and reads them, so another program may change a document between its lock and
+    /// its reading. From then on each is by itself: renewed, lost and released. Those that you have not begun to work on
+    /// are held too, so claim no more than you will soon be done with.
     ///
     /// # Errors
     ///

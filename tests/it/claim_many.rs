@@ -1,9 +1,6 @@
 //! Claims of many documents in few commands.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Mutex,
-};
+use std::{collections::BTreeSet, sync::Mutex};
 
 use futures::future::join_all;
 use mongodb::bson::{Bson, Document, doc};
@@ -13,6 +10,8 @@ use watchlock::{
     documents::{self, DocumentLocks},
     errors::AcquireError,
 };
+#[cfg(feature = "sync")]
+use watchlock::{LockClient, testing::MemoryCollection};
 
 use crate::{
     documents::Scene,
@@ -107,20 +106,24 @@ async fn a_claim_of_many_waits_for_one_document_and_takes_all_that_are_free_then
 
 #[tokio::test(flavor = "multi_thread")]
 async fn fifty_workers_claim_each_document_once() {
-    const DOCUMENTS: i32 = 200;
+    const DOCUMENTS: i32 = 120;
     for scene in Scene::everywhere("claim_many_workers").await {
         insert(&scene, DOCUMENTS).await;
         let (a, b) = scene.locks();
-        let tokens = Mutex::new(BTreeMap::new());
+        let (at_work, done) = (Mutex::new(BTreeSet::new()), Mutex::new(Vec::new()));
         let worker = async |locks: &DocumentLocks<Document>| {
-            // With one attempt, none is free again.
-            while let Some(batch) = locks.try_claim_many(doc! { "n": 1 }, 7).max_attempts(1).await.unwrap() {
-                for held in &batch {
-                    let before = tokens.lock().unwrap().insert(held.name().to_owned(), held.token());
-                    assert_eq!((before, held.attempt()), (None, Some(1)));
+            let to_do = doc! { "done": { "$exists": false } };
+            while let Some(batch) = locks.try_claim_many(to_do.clone(), 5).await.unwrap() {
+                let ids = ids(&batch);
+                for id in &ids {
+                    assert!(at_work.lock().unwrap().insert(*id), "{id} is at work twice");
                 }
-                for released in join_all(batch.into_iter().map(|held| held.release())).await {
-                    assert_eq!(released.unwrap(), Released::Released);
+                tokio::task::yield_now().await;
+                for (id, held) in ids.into_iter().zip(batch) {
+                    held.update(doc! { "$set": { "done": true } }).await.unwrap();
+                    assert!(at_work.lock().unwrap().remove(&id));
+                    done.lock().unwrap().push(id);
+                    held.release().await.unwrap();
                 }
             }
             let never_claimed = doc! { "watchlock": { "$exists": false } };
@@ -128,9 +131,41 @@ async fn fifty_workers_claim_each_document_once() {
         };
         let workers = (0..50).map(|number| worker(if number % 2 == 0 { &a } else { &b }));
         within(PATIENCE * 2, "the work", join_all(workers)).await;
-        assert_eq!(tokens.into_inner().unwrap().len(), DOCUMENTS as usize);
-        let counted = doc! { "watchlock.attempts": 1 };
-        assert_eq!(scene.events.find(counted).await.len(), DOCUMENTS as usize);
+        let mut done = done.into_inner().unwrap();
+        done.sort_unstable();
+        assert_eq!(done, (0..DOCUMENTS).collect::<Vec<_>>());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn attempts_of_claims_of_many_are_each_counted() {
+    for scene in Scene::everywhere("claim_many_attempts").await {
+        insert(&scene, 6).await;
+        let (a, b) = scene.locks();
+        for attempt in 1..=2 {
+            for locks in [&a, &b] {
+                let limited = locks
+                    .try_claim_many(doc! { "n": 1 }, 3)
+                    .max_attempts(2)
+                    .sort(doc! { "watchlock.attempts": 1 });
+                let batch = limited.await.unwrap().unwrap();
+                assert_eq!(
+                    batch.iter().map(|held| held.attempt()).collect::<Vec<_>>(),
+                    [Some(attempt); 3]
+                );
+                for held in batch {
+                    held.release().await.unwrap();
+                }
+            }
+        }
+        assert!(
+            a.try_claim_many(doc! { "n": 1 }, 3)
+                .max_attempts(2)
+                .await
+                .unwrap()
+                .is_none()
+        );
+        assert_eq!(scene.events.find(doc! { "watchlock.attempts": 2 }).await.len(), 6);
     }
 }
 
@@ -151,15 +186,14 @@ async fn a_refused_document_costs_its_batch_one_round() {
         }
         let validator = doc! { "collMod": "events", "validator": { "ok": true } };
         driver.database(&ground.database).run_command(validator).await.unwrap();
-        let count = || (sent.count("update"), sent.count("find"), sent.count("findAndModify"));
+        let count = || (sent.count("update"), sent.count("findAndModify"));
         let claimed = claim(&locks, 6).await.unwrap().unwrap();
         assert_eq!(ids(&claimed), [0, 1, 2, 4, 5]);
-        let (updates, finds, single) = count();
-        assert_eq!((updates, single), (2, 0));
+        assert_eq!(count(), (2, 0));
         // It is left out from now on.
         let rest = claim(&locks, 6).await.unwrap().unwrap();
         assert_eq!(ids(&rest), [6, 7]);
-        assert_eq!(count(), (updates + 1, finds + 2, single), "{:?}", sent.names());
+        assert_eq!(count(), (3, 0), "{:?}", sent.names());
         let error = claim(&locks, 6).await.map(|claimed| claimed.map(|it| ids(&it)));
         assert!(matches!(error, Ok(None)), "{error:?}");
         drop((claimed, rest));
@@ -297,4 +331,25 @@ async fn claims_of_many_that_are_dropped_leave_nothing_behind() {
         scene.a.shutdown().await;
         assert!(matches!(claim(&a, 5).await, Err(AcquireError::Closed)));
     }
+}
+
+#[cfg(feature = "sync")]
+#[test]
+fn threads_claim_many_as_well() {
+    let collection = MemoryCollection::new();
+    let inserting = async {
+        for id in 0..3 {
+            collection.insert_one(doc! { "_id": id }).await.unwrap();
+        }
+    };
+    tokio::runtime::Runtime::new().unwrap().block_on(inserting);
+    let events = LockClient::in_memory().blocking().documents_in_memory(&collection);
+    let claimed = events.claim_many(doc! {}, 2).run().unwrap();
+    assert_eq!(claimed.len(), 2);
+    assert_eq!(events.try_claim_many(doc! {}, 2).run().unwrap().unwrap().len(), 1);
+    for held in claimed {
+        assert_eq!(held.release().unwrap(), Released::Released);
+    }
+    // Dropped handles are released in the background.
+    assert!(!events.claim_many(doc! {}, 3).run().unwrap().is_empty());
 }

@@ -129,6 +129,12 @@ impl<'a> Attempts<'a> {
 
     /// Claims, and goes on with the next document if one can't be claimed. Returns no document if none is free.
     pub(super) async fn once(&mut self, how: How) -> Result<Vec<ClaimedDocument>, ServerError> {
+        let filter = self.claiming.filter.clone();
+        // That wait is none for the server.
+        let _many = match self.claiming.most {
+            1 => None,
+            _ => Some(filter.many.lock().await),
+        };
         for passed in 1.. {
             let Round { claimed, passed_over } = self.round(how).await?;
             let Some(why) = passed_over.filter(|_| claimed.is_empty()) else {
@@ -139,7 +145,7 @@ impl<'a> Attempts<'a> {
             }
             self.have_passed = true;
             // The document may hold up all claims.
-            self.claiming.filter.ask_for_scan();
+            filter.ask_for_scan();
         }
         Ok(Vec::new())
     }
@@ -208,10 +214,6 @@ impl Session {
         } = claiming;
         let length = lease.length.min(self.config.lease);
         let limit = self.in_flight.limit_of_claim(filter.takes(), length);
-        let _many = match most {
-            1 => None,
-            _ => Some(filter.many.lock().await),
-        };
         let slot = self.in_flight.slots.slot(overdue).await;
         // One after the other, so that the end of the session sees the first before any is sent.
         let entries: Vec<String> = (0..most).map(|_| self.ids.claim()).collect();
