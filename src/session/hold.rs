@@ -26,7 +26,7 @@ use crate::{
     store::LogTime,
     telemetry::{self, Granted},
     token::FencingToken,
-    waitlist::{self, Context, Grant, How, Inheritance, LeftAs, clock::ServerClock, deadline::Deadline, idling},
+    waitlist::{self, Context, Grant, How, LeftAs, RemainingLease, clock::ServerClock, deadline::Deadline, idling},
 };
 
 /// A grant, with the local deadline up to which it is surely ours.
@@ -718,8 +718,8 @@ impl waitlist::Hold for Hold {
     }
 
     /// The hold is renewed as often as its document is to be read, it has no limits, and observers never hear of it.
-    fn idle(&self, inherited: Inheritance) -> Self {
-        let Inheritance { deadline, renew_at } = inherited;
+    fn idle(&self, left: RemainingLease) -> Self {
+        let RemainingLease { deadline, renew_at } = left;
         let renew_at = renew_at.min(Instant::now() + idling::IDLE_LOOK_EVERY);
         let interval = self
             .lease
@@ -786,17 +786,17 @@ impl waitlist::Hold for Hold {
 
     /// Nothing about the lease has failed or is on its way, and no transaction hangs on it. Nor was the hold downgraded:
     /// others may hold the lock beside it.
-    fn inheritance(&self) -> Option<Inheritance> {
+    fn released_lease(&self) -> Option<RemainingLease> {
         let progress = self.progress();
         let whole = u64::try_from(self.used.1).is_ok_and(|capacity| capacity == progress.permits);
         let released = progress.lost == Some(LostReason::Released);
         let renew_at = progress.renew_at.filter(|_| whole && released && progress.is_plain())?;
         let deadline = progress.deadline;
-        Some(Inheritance { deadline, renew_at })
+        Some(RemainingLease { deadline, renew_at })
     }
 
     /// The hold is not held too long either.
-    fn shared_lease(&self) -> Option<Inheritance> {
+    fn shared_lease(&self) -> Option<RemainingLease> {
         self.look().ok()?;
         if self.reported_from().is_some_and(|from| from <= Instant::now()) {
             return None;
@@ -805,7 +805,7 @@ impl waitlist::Hold for Hold {
         let is_held = progress.lost.is_none();
         let renew_at = progress.renew_at.filter(|_| is_held && progress.is_plain())?;
         let deadline = progress.deadline;
-        Some(Inheritance { deadline, renew_at })
+        Some(RemainingLease { deadline, renew_at })
     }
 
     fn left_as(&self) -> LeftAs {

@@ -2,7 +2,7 @@
 
 use tokio::time::Instant;
 
-use super::{Context, Grant, Hold, Inheritance, LeftAs, deadline::Deadline};
+use super::{Context, Grant, Hold, LeftAs, RemainingLease, deadline::Deadline};
 use crate::protocol::Use;
 
 /// A hold of plain values; numbers stand for the tasks and releases that are answered.
@@ -42,7 +42,7 @@ impl Hold for PlainHold {
         }
     }
 
-    fn idle(&self, left: Inheritance) -> Self {
+    fn idle(&self, left: RemainingLease) -> Self {
         Self {
             deadline: left.deadline.instant(),
             is_idle: true,
@@ -72,15 +72,15 @@ impl Hold for PlainHold {
         self.released
     }
 
-    fn inheritance(&self) -> Option<Inheritance> {
-        (self.released && self.left_as == LeftAs::Free).then(|| Inheritance {
+    fn released_lease(&self) -> Option<RemainingLease> {
+        (self.released && self.left_as == LeftAs::Free).then(|| RemainingLease {
             deadline: Deadline::at(self.deadline),
             renew_at: self.renew_at,
         })
     }
 
-    fn shared_lease(&self) -> Option<Inheritance> {
-        Some(Inheritance {
+    fn shared_lease(&self) -> Option<RemainingLease> {
+        Some(RemainingLease {
             deadline: Deadline::at(self.deadline),
             renew_at: self.renew_at,
         })

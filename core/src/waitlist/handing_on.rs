@@ -25,8 +25,8 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    Context, Effect, Grant, Held, Hold, How, Inheritance, Stage, Step, Waiting, Waitlist, answers::others_wait, idling,
-    unsigned,
+    Context, Effect, Grant, Held, Hold, How, RemainingLease, Stage, Step, Waiting, Waitlist, answers::others_wait,
+    idling, unsigned,
 };
 use crate::{
     hold_options::Terms,
@@ -169,7 +169,7 @@ impl<H: Hold> Step<'_, H> {
     /// through the server.
     pub(super) fn hand_on(&mut self, hold: &H) -> bool {
         let (list, context) = (&mut *self.list, self.context);
-        let Some(inherited) = hold.inheritance().filter(|left| left.is_sound(context.now)) else {
+        let Some(left) = hold.released_lease().filter(|left| left.is_sound(context.now)) else {
             return false;
         };
         let held = list.holds.get(hold.entry()).filter(|held| !held.uncertain);
@@ -207,7 +207,7 @@ impl<H: Hold> Step<'_, H> {
         if leaves_queue {
             self.abandon(&next);
         }
-        self.go_on(next, hold.entry(), inherited, false);
+        self.go_on(next, hold.entry(), left, false);
         true
     }
 
@@ -223,7 +223,7 @@ impl<H: Hold> Step<'_, H> {
 
     /// Gives a task the next token of an entry, with what is left of its lease: in place of the hold that has it, or
     /// beside those that `share` it.
-    fn go_on(&mut self, next: Waiting<H::Task>, entry: &str, left: Inheritance, share: bool) {
+    fn go_on(&mut self, next: Waiting<H::Task>, entry: &str, left: RemainingLease, share: bool) {
         let (list, context) = (&mut *self.list, self.context);
         let Some(held) = list.holds.get_mut(entry) else { return };
         let Some(handing) = &mut held.handing_on else { return };
@@ -251,7 +251,7 @@ impl<H: Hold> Step<'_, H> {
     }
 
     /// Returns the entry that the head of the line may share, with what is left of its lease.
-    fn shared_with_head(&self) -> Option<(String, Inheritance)> {
+    fn shared_with_head(&self) -> Option<(String, RemainingLease)> {
         let context = self.context;
         let head = self.waiting.front().filter(|_| !self.guards)?;
         if !head.may_share() || !head.was_never_sent() {

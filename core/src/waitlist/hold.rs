@@ -4,7 +4,7 @@ use std::fmt;
 
 use tokio::time::Instant;
 
-use super::{Context, How, Inheritance, deadline::Deadline};
+use super::{Context, How, deadline::Deadline};
 use crate::{
     hold_options::Lease,
     protocol::{Kept, KeptUntil, Use},
@@ -23,7 +23,7 @@ pub trait Hold: Sized {
     fn of_grant(name: &str, entry: &str, grant: &Grant, before: Option<&Self>, context: &Context<'_>) -> Self;
 
     /// Creates the hold that stays with the client when this one was released, with what is left of its lease.
-    fn idle(&self, left: Inheritance) -> Self;
+    fn idle(&self, left: RemainingLease) -> Self;
 
     fn entry(&self) -> &str;
 
@@ -41,13 +41,28 @@ pub trait Hold: Sized {
     fn is_over(&self) -> bool;
 
     /// Returns the lease that the next task inherits, if the hold was released and its lease is in no doubt.
-    fn inheritance(&self) -> Option<Inheritance>;
+    fn released_lease(&self) -> Option<RemainingLease>;
 
     /// Returns the lease that another task shares, if the hold may be shared and its lease is in no doubt.
-    fn shared_lease(&self) -> Option<Inheritance>;
+    fn shared_lease(&self) -> Option<RemainingLease>;
 
     /// Returns the state in which it leaves the lock.
     fn left_as(&self) -> LeftAs;
+}
+
+/// The lease of a hold, as another task of the client has it: the next one, or one beside it.
+#[derive(Clone, Copy, Debug)]
+pub struct RemainingLease {
+    pub deadline: Deadline,
+    /// When the hold is due to be renewed.
+    pub renew_at: Instant,
+}
+
+impl RemainingLease {
+    /// Whether it lasts, and needs no renewal now.
+    pub(super) fn is_sound(self, now: Instant) -> bool {
+        self.deadline.instant() > now && self.renew_at > now
+    }
 }
 
 /// The initial values of a new hold.

@@ -65,10 +65,10 @@ impl<H: Hold> Step<'_, H> {
     pub(super) fn keep_idle(&mut self, hold: &H) -> bool {
         let (list, context) = (&mut *self.list, self.context);
         let goes = list.closed || list.guards || !list.waiting.is_empty();
-        let inherited = hold.inheritance().filter(|left| !goes && left.is_sound(context.now));
+        let left = hold.released_lease().filter(|left| !goes && left.is_sound(context.now));
         let held = list.holds.get_mut(hold.entry());
         let held = held.filter(|held| !held.uncertain && held.idle.is_none());
-        let (Some(left), Some(held)) = (inherited, held) else {
+        let (Some(left), Some(held)) = (left, held) else {
             return false;
         };
         let Some(handing) = held.handing_on.as_mut() else {

@@ -32,7 +32,6 @@ pub mod handing_on;
 mod hold;
 pub mod idling;
 pub mod ids;
-mod inheritance;
 mod leaving;
 mod letting_go;
 #[cfg(any(test, feature = "testing"))]
@@ -66,10 +65,9 @@ use crate::{
 use clock::ServerClock;
 use expiring::Expired;
 use handing_on::HandingOn;
-pub use hold::{Grant, Hold, LeftAs};
+pub use hold::{Grant, Hold, LeftAs, RemainingLease};
 use idling::Idle;
 use ids::Ids;
-pub use inheritance::Inheritance;
 use leaving::Leaving;
 #[cfg(any(test, feature = "testing"))]
 pub use model_access::Word;
