@@ -8,10 +8,6 @@ use crate::{
     input::{InvalidInput, above, at_least, below, check_duration, check_keep_idle, not_below},
 };
 
-/// Minimum pause between renewals of a hold with a short lease of its own, for a client that renews at a tiny part of
-/// its lease: more of them would only load the server.
-const INTERVAL_LEAST: Duration = Duration::from_millis(50);
-
 /// The terms of an acquire; unset ones are the client's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Terms {
@@ -165,7 +161,8 @@ impl Terms {
             return interval;
         }
         let part = interval.mul_f64(length.as_secs_f64() / config.lease.as_secs_f64());
-        part.max(INTERVAL_LEAST.min(length / 5))
+        // Where a client renews at a tiny part of its lease, more renewals of a short one would only load the server.
+        part.max(length / 50)
     }
 }
 

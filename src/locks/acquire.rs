@@ -165,8 +165,8 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// When its time ends, the hold is [lost] as [`Elapsed`](crate::LostReason::Elapsed): earlier than at the server by
     /// the client's skew margin and a thousandth of the length. The lock itself stays taken for the whole `length`, by
     /// the server's clock. Until then it behaves like a renewed lock, and an early release opens it. The length counts
-    /// from the grant; a waiter that was woken counts it from the moment at which it confirms its grant, at most 300 ms
-    /// later. [`Held::renew`] gives it a full length again, and so does
+    /// from the grant; a waiter that was woken counts it from the moment at which it confirms its grant, at most a
+    /// sixteenth of the claim lease later. [`Held::renew`] gives it a full length again, and so does
     /// [`LockClient::renew_holder`](crate::LockClient::renew_holder). It can't be shorter than
     /// [`at_least_for`](Self::at_least_for).
     ///

@@ -14,8 +14,8 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Context, Effect, Held, Hold, Step, Waitlist, handing_on::HANDED_ON_FOR};
-use crate::hold_options::Terms;
+use super::{Context, Effect, Held, Hold, Step, Waitlist};
+use crate::{backoff::LONGEST_PAUSE, hold_options::Terms};
 
 /// Pause between two readings of an idle hold's document: with so few, thousands of idle locks cost a few commands a
 /// second, as they are read together.
@@ -28,7 +28,7 @@ pub(super) fn unseen(terms: &Terms, context: &Context<'_>) -> Option<Duration> {
         // Two readings may fail.
         true if context.stream.is_open() => Some(IDLE_LOOK_EVERY * 3),
         // The document is read once the stream is open.
-        true if context.stream.is_expected() => Some(HANDED_ON_FOR * 2),
+        true if context.stream.is_expected() => Some(LONGEST_PAUSE),
         _ => None,
     }
 }
@@ -173,7 +173,7 @@ impl<H> Held<H> {
         let handing = self.handing_on.as_ref().filter(|handing| handing.has_tokens())?;
         let bound = match handing.doubt {
             // Its document is about to be read.
-            Some(doubt) => doubt.since + HANDED_ON_FOR * 2,
+            Some(doubt) => doubt.since + LONGEST_PAUSE,
             None => handing.seen_at + unseen(&handing.terms, context)?,
         };
         Some(until.min(bound)).filter(|at| *at > context.now)
