@@ -26,8 +26,8 @@ pub fn check_document(what: &str, document: &Document) -> Result<(), InvalidInpu
     })?;
     let size = encoded.as_bytes().len();
     if size > LARGEST {
-        return Err(refused(format!(
-            "has {size} bytes as BSON; it must have at most {LARGEST}"
+        return Err(InvalidInput::new(format!(
+            "{what} has {size} bytes as BSON; it must have at most {LARGEST}"
         )));
     }
     Ok(())
