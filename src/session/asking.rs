@@ -280,11 +280,6 @@ impl Asking {
         heard > 0 && Duration::from_micros(self.micros(now).saturating_sub(heard)) <= time
     }
 
-    /// Whether operations have had to wait for others just now.
-    pub(super) fn is_busy(&self, now: Instant) -> bool {
-        self.in_flight.is_busy(now)
-    }
-
     /// Whether no prompt operation is on its way, and none is adrift; slow ones don't count.
     pub(super) fn is_quiet(&self) -> bool {
         self.in_flight.is_quiet() && self.adrift.load(Ordering::Relaxed) == 0

@@ -10,7 +10,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Session, Table, renewals::RENEWED_TOGETHER, verifying::VERIFY_EVERY};
+use super::{Session, Table, timer_queue::AT_A_TIME, verifying::VERIFY_EVERY};
 use crate::{
     config::Config, hold_watch::HoldWatch, protocol::ServerTime, store::LogTime, telemetry,
     waitlist::clock::ServerClock, wake_mode::WakeMode,
@@ -167,7 +167,7 @@ impl Fleet {
 
 /// Returns the time of the server's processor, in seconds, for a reading of as many of the holds as go together.
 fn cost_of_reading(holds: usize) -> f64 {
-    READ + READ_OF_EACH * holds.min(RENEWED_TOGETHER) as f64
+    READ + READ_OF_EACH * holds.min(AT_A_TIME) as f64
 }
 
 fn cores(millicores: u32) -> f64 {
@@ -177,7 +177,7 @@ fn cores(millicores: u32) -> f64 {
 impl Table {
     /// Decides anew whether holders read their locks.
     pub(super) fn reads_losses(&mut self, config: &Config, now: Instant) -> bool {
-        if self.fleet.decide(config, self.agenda.len(), now) {
+        if self.fleet.decide(config, self.timers.len(), now) {
             self.lines.needs.read_losses(self.fleet.reads());
         }
         self.fleet.reads()

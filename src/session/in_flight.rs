@@ -13,10 +13,9 @@
 use std::{
     collections::VecDeque,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
 };
 
-use tokio::{sync::oneshot, time::Instant};
+use tokio::sync::oneshot;
 
 use crate::{protocol::Expects, store::Asked, waitlist::TimedOut};
 
@@ -41,9 +40,6 @@ const TOGETHER: usize = 64;
 /// The same where one of them may hand its lock over: the next holder waits for all of the command.
 const TOGETHER_HANDING_OVER: usize = 16;
 
-/// Age up to which a wait for a slot shows that the client is busy: several answer times.
-const BUSY: Duration = Duration::from_millis(50);
-
 /// The slots of a session's commands, and the queue for them.
 #[derive(Debug)]
 pub(super) struct InFlight {
@@ -58,8 +54,6 @@ struct Queue {
     free: [usize; 4],
     /// By the lane that they wait for.
     waiting: [VecDeque<Waiting>; 3],
-    /// When an operation last had to wait for a prompt slot.
-    waited: Option<Instant>,
 }
 
 /// The kind of a slot.
@@ -147,7 +141,6 @@ impl InFlight {
             shares,
             free: [most, SLOW_AT_ONCE, STUCK_AT_ONCE, LEAVES_AT_ONCE],
             waiting: Default::default(),
-            waited: None,
         });
         Arc::new(Self { most, queue })
     }
@@ -169,13 +162,7 @@ impl InFlight {
 
     async fn wait(self: &Arc<Self>, lane: Lane, asked: Option<Asked>) -> Option<Turn> {
         let (to, turn) = oneshot::channel();
-        {
-            let mut queue = self.queue();
-            if lane == Lane::Prompt && queue.free[lane as usize] == 0 {
-                queue.waited = Some(Instant::now());
-            }
-            queue.waiting[lane as usize].push_back(Waiting { asked, to });
-        }
+        self.queue().waiting[lane as usize].push_back(Waiting { asked, to });
         self.give();
         turn.await.ok()
     }
@@ -190,12 +177,6 @@ impl InFlight {
             // If nothing waits there any more, the slot is dropped, and given to the next.
             drop(to.send((Slot { in_flight, lane }, together)));
         }
-    }
-
-    /// Whether operations have had to wait for others just now.
-    pub(super) fn is_busy(&self, now: Instant) -> bool {
-        let waited = self.queue().waited;
-        waited.is_some_and(|waited| now.saturating_duration_since(waited) <= BUSY)
     }
 
     /// Whether no prompt command is on its way; slow ones don't count.
@@ -261,6 +242,8 @@ impl Queue {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use tokio::time::{sleep, timeout};
 
     use super::*;
@@ -431,7 +414,7 @@ mod tests {
         for _ in 0..3 {
             assert!(soon(in_flight.slot(overdue(0))).await.is_none());
         }
-        assert!(in_flight.is_busy(Instant::now()) && !in_flight.is_quiet());
+        assert!(!in_flight.is_quiet());
         drop(taken);
         assert!(in_flight.is_quiet());
         assert!(soon(in_flight.slot(overdue(0))).await.is_some());

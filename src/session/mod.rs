@@ -8,7 +8,6 @@
 //! it. Dropping it is like dropping any other command there: the user has to abort the transaction.
 
 mod acquiring;
-mod agenda;
 pub(crate) mod asking;
 mod bypassing;
 pub(crate) mod claims;
@@ -23,6 +22,7 @@ pub(crate) mod line;
 mod looking;
 mod needs;
 mod operating;
+mod overdue;
 mod process;
 pub(crate) mod reading;
 mod renewals;
@@ -32,6 +32,7 @@ mod running;
 mod runtime;
 mod shut_down;
 pub(crate) mod streams;
+mod timer_queue;
 mod unknown;
 mod user_handle;
 mod verifying;
@@ -59,7 +60,6 @@ use crate::{
     waitlist::{StreamState, clock::ServerClock, ids::Ids, prospect::Pace},
     wake_mode::WakeMode,
 };
-use agenda::Agenda;
 use asking::Asking;
 use claims::Claims;
 pub(crate) use claims::passed::PASSED_AT_ONCE;
@@ -68,10 +68,12 @@ use fleet::Fleet;
 use hold::Hold;
 use line::{Context, Effect, Ended, Line, Need, error_of};
 use needs::{LOOKS_MOST, Needs};
+use overdue::Overdue;
 use process::Process;
 use renewals::Renewals;
 use streams::budget::StreamBudget;
 use streams::{suspicion::Suspicion, watcher::Demand};
+use timer_queue::Timers;
 use unknown::UnknownNames;
 pub(crate) use user_handle::{ClientLife, UserHandle};
 
@@ -126,8 +128,7 @@ struct Table {
     calm: Option<(Instant, Instant)>,
     /// The instant up to which the heartbeat sleeps.
     beat_at: Option<Instant>,
-    /// The work of the heartbeat.
-    agenda: Agenda,
+    timers: Timers,
     /// Holds whose documents are to be read, by their numbers.
     doubted: BTreeMap<u64, Arc<Hold>>,
     verifying: bool,
@@ -139,6 +140,7 @@ struct Table {
     /// Set while every name is gone through because events may have been missed; `true`: once more after that.
     gap: Option<bool>,
     renewals: Renewals,
+    overdue: Overdue,
 }
 
 /// The lines of all names that this process holds, waits for or leaves.
@@ -274,12 +276,12 @@ impl Session {
         let effects = line.waitlist.take_effects();
         for effect in &effects {
             match effect {
-                Effect::Came(hold) => table.agenda.came(hold, now),
-                Effect::Gone(hold) | Effect::Lost { hold, .. } => table.agenda.gone(hold),
+                Effect::Came(hold) => table.timers.came(hold, now),
+                Effect::Gone(hold) | Effect::Lost { hold, .. } => table.timers.gone(hold),
                 _ => {}
             }
         }
-        table.agenda.plan_line(name, line.waitlist.due_at());
+        table.timers.plan_line(name, line.waitlist.due_at());
         if let Some((begun, until)) = table.calm {
             let context = self.context(table.streaming, &table.clock);
             if line.calm_until(begun, &context) < until {
@@ -377,7 +379,7 @@ impl Session {
     pub(crate) fn is_unused(&self) -> bool {
         let table = self.table();
         let unused = table.lines.by_name.is_empty();
-        assert!(!unused || table.agenda.is_empty(), "{:?}", table.agenda);
+        assert!(!unused || table.timers.is_empty(), "{:?}", table.timers);
         unused
     }
 

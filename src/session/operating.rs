@@ -9,12 +9,12 @@ use crate::{
     error::ServerError,
     inspect::LockInfo,
     protocol::{Evict, Exchange, Expects, Holder, Operation, State, wake},
-    store::{Listed, Renewal, Selection, Statements, View},
+    store::{Listed, Renewal, Selection, View},
     telemetry,
 };
 
-/// Maximum time that the server may take for a command of an operator. It is not repeated, so it gets time.
-pub(super) const BREAK: Duration = Duration::from_secs(5);
+/// Maximum time that the server may take for a command that is not repeated: it gets more than one that is.
+pub(super) const ONCE: Duration = Duration::from_secs(5);
 
 impl Session {
     /// Reads the document of `name`, and the server's clock at that moment.
@@ -72,7 +72,7 @@ impl Session {
                 ..self.operation()
             };
             let (id, sent) = (operation.id.clone(), Instant::now());
-            let state = self.operate(name, operation, BREAK, None).await?;
+            let state = self.operate(name, operation, ONCE, None).await?;
             self.asking.note_heard(sent);
             match state {
                 Some(state) if wake::left(&state.wake, &id).is_some() => {
@@ -109,7 +109,6 @@ impl Session {
                 .config
                 .keep_millis_for(Duration::from_millis(holder.lease.unsigned_abs())),
             within: PROCLAIM,
-            statements: Statements::Shared,
         };
         let (store, sent) = (self.store.clone(), Instant::now());
         let renewing = async move { store.renew(&renewal).await };

@@ -171,7 +171,7 @@ impl Session {
         T: Send + 'static,
         F: Future<Output = Result<T, ServerError>> + Send + 'static,
     {
-        self.ensure_alive()?;
+        self.ensure_usable()?;
         if documents > FEW {
             self.find_connection().await?;
         }
@@ -182,7 +182,7 @@ impl Session {
     /// Has a small reading find a connection that works, for a command that is sent once: the driver reuses its last
     /// connection first. No reading is needed where that one has answered just now.
     pub(super) async fn find_connection(self: &Arc<Self>) -> Result<(), ServerError> {
-        self.ensure_alive()?;
+        self.ensure_usable()?;
         if !self.asking.is_quiet() || !self.asking.was_answered_within(ANSWERS_STILL, Instant::now()) {
             let hedging = Hedging::of(0, patience(self.asking.usual()));
             let read = |arrival: Arrival| {

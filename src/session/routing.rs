@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, ops::Bound, sync::Arc};
 
-use super::{Session, agenda::AT_A_TIME};
+use super::{Session, timer_queue::AT_A_TIME};
 use crate::{
     protocol::{ServerTime, wake},
     store::{
