@@ -54,7 +54,7 @@ impl Session {
             if table.watch_due_at(wants_to_stream, now).is_none_or(|at| at > now) {
                 return;
             }
-            if wants_to_stream && !table.reads_losses(&self.config, now) {
+            if wants_to_stream && !table.reads_losses(&self.config) {
                 self.demand_stream();
                 Vec::new()
             } else {
