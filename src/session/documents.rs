@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use mongodb::{bson::Document, options::UpdateModifications};
 
-use super::{Session, asking::patience, hold::Hold, operating::ONCE};
+use super::{Session, admin::ONCE, asking::patience, hold::Hold};
 use crate::{
     error::ServerError,
     status::{Lost, LostReason},

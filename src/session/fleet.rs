@@ -10,7 +10,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Session, Table, operating::ONCE, timer_queue::AT_A_TIME, verifying::VERIFY_EVERY};
+use super::{Session, Table, admin::ONCE, timer_queue::AT_A_TIME, verifying::VERIFY_EVERY};
 use crate::{
     backoff::Backoff, config::Config, hold_watch::HoldWatch, protocol::ServerTime, store::LogTime, telemetry,
     waitlist::clock::ServerClock, wake_mode::WakeMode,

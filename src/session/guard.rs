@@ -12,7 +12,7 @@ use mongodb::{
 };
 use tokio::time::{Instant, sleep};
 
-use super::{Session, hold::Hold, operating::ONCE};
+use super::{Session, admin::ONCE, hold::Hold};
 use crate::{
     error::{GuardError, ServerError},
     status::LostReason,

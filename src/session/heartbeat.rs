@@ -19,7 +19,7 @@ use super::{Session, Table, hold::Hold, timer_queue::AT_A_TIME};
 use crate::status::LostReason;
 
 /// Runs until the session ends.
-pub(super) async fn run(session: Weak<Session>, beat: Arc<Notify>, ended: CancellationToken) {
+pub(super) async fn run(session: Weak<Session>, wake: Arc<Notify>, ended: CancellationToken) {
     loop {
         let Some(present) = session.upgrade() else { return };
         let next = present.beat();
@@ -33,7 +33,7 @@ pub(super) async fn run(session: Weak<Session>, beat: Arc<Notify>, ended: Cancel
         tokio::select! {
             biased;
             () = ended.cancelled() => return,
-            () = beat.notified() => {}
+            () = wake.notified() => {}
             () = due => {}
         }
     }
@@ -105,7 +105,7 @@ impl Session {
             && table.beat_at.is_none_or(|beat_at| next < beat_at)
         {
             table.beat_at = Some(next);
-            self.beat.notify_one();
+            self.wake_heartbeat.notify_one();
         }
     }
 }

@@ -19,7 +19,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::process::Process;
+use super::fork_guard::Process;
 use crate::{
     config::millis,
     error::{AcquireError, ServerError},

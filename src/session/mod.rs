@@ -8,11 +8,14 @@
 //! it. Dropping it is like dropping any other command there: the user has to abort the transaction.
 
 mod acquiring;
+mod admin;
 pub(crate) mod asking;
 mod bypassing;
 pub(crate) mod claims;
 mod documents;
+mod first_seen;
 mod fleet;
+mod fork_guard;
 mod guard;
 mod heartbeat;
 pub(crate) mod hold;
@@ -21,9 +24,7 @@ mod index;
 pub(crate) mod line;
 mod looking;
 mod needs;
-mod operating;
 mod overdue;
-mod process;
 pub(crate) mod reading;
 mod renewals;
 mod renewing;
@@ -33,7 +34,6 @@ mod runtime;
 mod shut_down;
 pub(crate) mod streams;
 mod timer_queue;
-mod unknown;
 mod user_handle;
 mod verifying;
 
@@ -64,17 +64,17 @@ use asking::Asking;
 use claims::Claims;
 pub(crate) use claims::passed::PASSED_AT_ONCE;
 pub(crate) use claims::{ClaimedDocument, Claiming};
+use first_seen::UnknownNames;
 use fleet::Fleet;
+use fork_guard::Process;
 use hold::Hold;
 use line::{Context, Effect, Ended, Line, Need, error_of};
 use needs::{LOOKS_MOST, Needs};
 use overdue::Overdue;
-use process::Process;
 use renewals::Renewals;
 use streams::budget::StreamBudget;
 use streams::{suspicion::Suspicion, watcher::Demand};
 use timer_queue::Timers;
-use unknown::UnknownNames;
 pub(crate) use user_handle::{ClientLife, UserHandle};
 
 /// Maximum number of free names to remember: as many as a service is likely to use again and again.
@@ -90,7 +90,7 @@ pub(crate) struct Session {
     ids: Ids,
     table: Mutex<Table>,
     /// Wakes the heartbeat when something is due earlier than it knows.
-    beat: Arc<Notify>,
+    wake_heartbeat: Arc<Notify>,
     /// Wakes the watcher when an event is expected earlier than it knows.
     stirred: Arc<Notify>,
     asking: Arc<Asking>,
@@ -204,7 +204,7 @@ impl Session {
                 clock,
                 ..Table::default()
             }),
-            beat: Arc::default(),
+            wake_heartbeat: Arc::default(),
             stirred: Arc::default(),
             asking,
             claims: Claims::default(),

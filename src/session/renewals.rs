@@ -47,7 +47,7 @@ impl Drop for Awaited {
             renewals.usual &= !self.usual;
         }
         // Others may have waited for the slot.
-        self.session.beat.notify_one();
+        self.session.wake_heartbeat.notify_one();
     }
 }
 

@@ -44,7 +44,7 @@ impl Session {
             let runtime = Handle::current();
             runtime.spawn(heartbeat::run(
                 Arc::downgrade(self),
-                self.beat.clone(),
+                self.wake_heartbeat.clone(),
                 self.ended.clone(),
             ));
             if self.config.may_stream() {

@@ -108,7 +108,7 @@ impl Session {
                     None => break,
                 }
             }
-            self.beat.notify_one();
+            self.wake_heartbeat.notify_one();
         }
         telemetry::clock_jumped(jump.by, jump.ahead);
     }

@@ -16,7 +16,7 @@ use tokio::{
 };
 
 use super::{
-    super::{Session, UserHandle, process::Process},
+    super::{Session, UserHandle, fork_guard::Process},
     ends::LeaseEnds,
     subscription::{News, Subscription},
 };
