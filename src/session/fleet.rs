@@ -40,28 +40,17 @@ const COUNTS: Backoff = Backoff::between(Duration::from_secs(10), Duration::from
 const CLIENTS_MOST: f64 = 1_000.0;
 
 /// What a session knows of its fleet.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Fleet {
     /// The recent number of writes of the set in a second, and as of when.
     writes: Option<(f64, Instant)>,
     /// The clients that hold, as they were counted last; at least this one.
     clients: Option<u64>,
+    /// When they are counted again, and the number of counts so far.
     count_at: Option<Instant>,
-    counts: Backoff,
+    counts: u32,
     /// Whether holders read.
     reads: bool,
-}
-
-impl Default for Fleet {
-    fn default() -> Self {
-        Self {
-            writes: None,
-            clients: None,
-            count_at: None,
-            counts: COUNTS,
-            reads: false,
-        }
-    }
 }
 
 impl Fleet {
@@ -117,7 +106,8 @@ impl Fleet {
         let matters = CLIENTS_MOST * self.stream() > cores(millicores);
         let must_count = matters && self.count_at.is_none_or(|at| now >= at);
         if must_count {
-            self.count_at = Some(now + self.counts.failed());
+            self.counts = self.counts.saturating_add(1);
+            self.count_at = Some(now + COUNTS.after(self.counts).pause());
         }
         must_count
     }

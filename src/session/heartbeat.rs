@@ -89,13 +89,7 @@ impl Session {
             return;
         }
         hold.report_end();
-        self.feed(&hold.name, |lines, context| {
-            if let Some(line) = lines.by_name.get_mut(&hold.name)
-                && line.waitlist.has(hold)
-            {
-                line.waitlist.step(context).let_go(hold, None);
-            }
-        });
+        self.feed(&hold.name, |lines, context| lines.let_go(hold, None, context));
     }
 
     /// Wakes the heart if it would sleep for too long.

@@ -45,7 +45,7 @@ use std::{
 
 use tokio::{
     runtime::Handle,
-    sync::{Notify, watch},
+    sync::{Notify, oneshot, watch},
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
@@ -67,7 +67,7 @@ pub(crate) use claims::{ClaimedDocument, Claiming};
 use first_seen::UnknownNames;
 use fleet::Fleet;
 use fork_guard::Process;
-use hold::Hold;
+use hold::{Hold, ReleaseOutcome};
 use line::{Context, Effect, Ended, Line, Need, error_of};
 use needs::{LOOKS_MOST, Needs};
 use overdue::Overdue;
@@ -445,6 +445,24 @@ impl Lines {
             line.is_unknown = free_at.is_none();
             line
         })
+    }
+
+    /// Returns the holds of the lock `name`.
+    fn holds_of(&self, name: &str) -> Vec<Arc<Hold>> {
+        let line = self.by_name.get(name);
+        line.into_iter()
+            .flat_map(|line| line.waitlist.holds())
+            .cloned()
+            .collect()
+    }
+
+    /// Lets go of a hold, unless its line has let go of it already; `to` gets the outcome of the release.
+    fn let_go(&mut self, hold: &Hold, to: Option<oneshot::Sender<ReleaseOutcome>>, context: &Context<'_>) {
+        if let Some(line) = self.by_name.get_mut(&hold.name)
+            && line.waitlist.has(hold)
+        {
+            line.waitlist.step(context).let_go(hold, to);
+        }
     }
 
     /// Ends a line that was taken out, as nothing more is sent.

@@ -23,7 +23,7 @@ use super::{
 
 /// Maximum number of renewals that are awaited at once, and number of commands for the holds of one that was not
 /// answered.
-pub(super) const AT_ONCE: usize = 32;
+const AT_ONCE: usize = 32;
 
 /// The renewals of a session that are on their way, without those that had another sent beside them.
 #[derive(Debug, Default)]

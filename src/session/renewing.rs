@@ -207,16 +207,8 @@ impl Session {
 
     /// Notes the same of a renewal that no holder sent: the handles here to that hold have its new end.
     pub(super) fn renewed_by_another(&self, name: &str, holder: &Holder, exchange: &Exchange, sent: Instant) {
-        let holds: Vec<Arc<Hold>> = {
-            let table = self.table();
-            let holds = table
-                .lines
-                .by_name
-                .get(name)
-                .into_iter()
-                .flat_map(|line| line.waitlist.holds());
-            holds.filter(|hold| hold.is(holder)).cloned().collect()
-        };
+        let mut holds = self.table().lines.holds_of(name);
+        holds.retain(|hold| hold.is(holder));
         for hold in &holds {
             let is_shown_idle = hold.upkeep().is_shown_idle();
             self.seen_renewed(hold, holder, exchange, sent);

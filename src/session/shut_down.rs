@@ -109,14 +109,8 @@ impl Session {
         stream::iter(ended)
             .for_each_concurrent(AT_A_TIME, |hold| async move {
                 let (to, released) = oneshot::channel();
-                self.feed(&hold.name, |lines, context| {
-                    // Unless it was lost meanwhile, and its entry is gone.
-                    if let Some(line) = lines.by_name.get_mut(&hold.name)
-                        && line.waitlist.has(&hold)
-                    {
-                        line.waitlist.step(context).let_go(&hold, Some(to));
-                    }
-                });
+                // Unless it was lost meanwhile, and its entry is gone.
+                self.feed(&hold.name, |lines, context| lines.let_go(&hold, Some(to), context));
                 let _ = timeout(patience, released).await;
             })
             .await;
