@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// Pause after the first failure: a primary that steps down or a connection that broke costs no wait that anybody
 /// notices.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
+pub const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
 /// Upper limit of a pause, so that a waiting caller goes on within a second of the server's return.
 pub const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -12,9 +12,8 @@ pub const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// The pauses between tries of one thing: each is twice the one before, up to the longest.
 ///
 /// Every loop of the library that repeats a failed step takes its pauses from here, and starts anew only when a success
-/// has earned it. Two repetitions have a constant pause, as they are bound by other times: a failed renewal is sent
-/// again at a tenth of the interval, since its leases run, and an observer reads again when its next reading is due
-/// anyway. Questions that were answered (polling, claims, conflicts with a guard) and readings beside unanswered ones
+/// has earned it. Two repetitions have other pauses, as they are bound by other times: a failed renewal is sent again by
+/// the time that its leases have left, and an observer reads again when its next reading is due anyway. Questions that were answered (polling, claims, conflicts with a guard) and readings beside unanswered ones
 /// have not failed: their paces are with them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Backoff {

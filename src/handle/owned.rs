@@ -21,7 +21,7 @@ use crate::{
         hold::{Hold, Remains},
     },
     status::{LockStatus, Lost, LostReason},
-    store::{InPlace, Statements},
+    store::InPlace,
     telemetry,
     token::FencingToken,
 };
@@ -88,7 +88,7 @@ impl Own for OwnedHold {
         // Not as its user: the answer can take longer than the user keeps the handle.
         let (session, hold) = ((*self.session).clone(), self.seen.hold.clone());
         let within = hold.safe_for();
-        let renewal = async move { session.renew_together(&[hold], Statements::Shared, within).await };
+        let renewal = async move { session.renew_together(&[hold], within).await };
         // It can hang in the driver for longer than the lease, which other renewals extend in the meantime.
         let renewed = tokio::select! {
             biased;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::time::{Instant, sleep};
 
-use super::{Session, hold::Hold, in_flight::patience, operating::BREAK};
+use super::{Session, admin::ONCE, hold::Hold, in_flight::patience};
 use crate::{
     backoff::Backoff,
     error::ServerError,
@@ -94,7 +94,7 @@ impl Session {
         loop {
             let within = match deadline {
                 Some(_) => self.in_flight.limit(overdue, &self.config).within,
-                None => BREAK,
+                None => ONCE,
             };
             let (store, name, operation) = (self.store.clone(), name.to_owned(), operation.clone());
             let running = async move { store.run(&name, &operation, within).await };

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use mongodb::{bson::Document, options::UpdateModifications};
 
-use super::{Session, hedged_read::Cost, hold::Hold, in_flight::patience, operating::BREAK};
+use super::{Session, admin::ONCE, hedged_read::Cost, hold::Hold, in_flight::patience};
 use crate::{
     error::ServerError,
     status::{Lost, LostReason},
@@ -83,8 +83,8 @@ impl Session {
     /// Forgets how often a document was claimed; `false` if that is not counted.
     pub(crate) async fn clear_attempts(self: &Arc<Self>, name: &str) -> Result<bool, ServerError> {
         let (store, name) = (self.store.clone(), name.to_owned());
-        let clearing = async move { store.clear_attempts(&name, BREAK).await };
-        self.in_time(patience(BREAK), clearing).await
+        let clearing = async move { store.clear_attempts(&name, ONCE).await };
+        self.in_time(patience(ONCE), clearing).await
     }
 
     /// Deletes a held document; `false` when it is no longer held.

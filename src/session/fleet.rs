@@ -10,9 +10,9 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Session, Table, hold_check::VERIFY_EVERY, renewals::RENEWED_TOGETHER};
+use super::{Session, Table, admin::ONCE, hold_check::VERIFY_EVERY, timer_queue::AT_A_TIME};
 use crate::{
-    config::Config, hold_watch::HoldWatch, protocol::ServerTime, store::LogTime, telemetry,
+    backoff::Backoff, config::Config, hold_watch::HoldWatch, protocol::ServerTime, store::LogTime, telemetry,
     waitlist::clock::ServerClock, wake_mode::WakeMode,
 };
 
@@ -33,58 +33,24 @@ const READ_EVERY: Duration = Duration::from_millis(250);
 /// minute.
 const SMOOTHED_OVER: f64 = 5.0;
 
-/// Part of the budget under which the streams must fall before they come back, so that holders don't go to and fro.
-const BACK_BELOW: f64 = 0.5;
-
-/// Shortest time between two changes, for the same reason.
-const DECIDED_FOR: Duration = Duration::from_secs(10);
-
-/// Time after which the clients that hold are counted again for the first time, as a fleet that was rolled out grows; it
-/// doubles each time, up to the longest.
-const COUNT_AGAIN: Duration = Duration::from_secs(10);
-const COUNT_EVERY: Duration = Duration::from_secs(5 * 60);
+/// Pauses between two counts of the clients that hold: short at first, as a fleet that was rolled out grows.
+const COUNTS: Backoff = Backoff::between(Duration::from_secs(10), Duration::from_secs(5 * 60));
 
 /// Number of clients that no count exceeds by much: where not even so many would exceed the budget, none are counted.
 const CLIENTS_MOST: f64 = 1_000.0;
 
-/// Maximum time that the server may count.
-const COUNT_WITHIN: Duration = Duration::from_millis(500);
-
 /// What a session knows of its fleet.
 #[derive(Debug, Default)]
 pub(super) struct Fleet {
-    writes: Writes,
+    /// The recent number of writes of the set in a second, and as of when.
+    writes: Option<(f64, Instant)>,
     /// The clients that hold, as they were counted last; at least this one.
     clients: Option<u64>,
-    /// When they were counted last, or it was tried, and the pause after that.
-    counted: Option<(Instant, Duration)>,
-    /// Whether holders read, and since when that has been decided.
+    /// When they are counted again, and the number of counts so far.
+    count_at: Option<Instant>,
+    counts: u32,
+    /// Whether holders read.
     reads: bool,
-    decided_at: Option<Instant>,
-}
-
-/// The recent number of writes of the set, in a second.
-#[derive(Debug, Default)]
-struct Writes {
-    rate: Option<f64>,
-    at: Option<Instant>,
-}
-
-impl Writes {
-    /// Notes that the log of the server was at `logged` when its clock showed `now`.
-    fn note(&mut self, logged: LogTime, server: ServerTime, now: Instant) {
-        let into = server.0 - i64::from(logged.time) * 1_000;
-        // Too soon after the beginning of a second a few writes look like many; and a log that is not of this second
-        // nor of the one before was written by another clock.
-        if !(100..2_000).contains(&into) {
-            return;
-        }
-        let rate = f64::from(logged.increment) * 1_000.0 / into as f64;
-        let since = self.at.map(|at| now.saturating_duration_since(at).as_secs_f64());
-        let weight = since.map_or(1.0, |since| since / (since + SMOOTHED_OVER));
-        let before = self.rate.unwrap_or(rate);
-        (self.rate, self.at) = (Some(before + (rate - before) * weight), Some(now));
-    }
 }
 
 impl Fleet {
@@ -94,8 +60,24 @@ impl Fleet {
         if let Some((mut logged, server)) = logged.zip(clock.at_least(received)) {
             let written = u32::try_from(written).unwrap_or(u32::MAX);
             logged.increment = logged.increment.saturating_sub(written);
-            self.writes.note(logged, server, received);
+            self.note_rate(logged, server, received);
         }
+    }
+
+    /// Notes that the log of the server was at `logged` when its clock showed `server`.
+    fn note_rate(&mut self, logged: LogTime, server: ServerTime, now: Instant) {
+        let into = server.0 - i64::from(logged.time) * 1_000;
+        // Too soon after the beginning of a second a few writes look like many; and a log that is not of this second
+        // nor of the one before was written by another clock.
+        if !(100..2_000).contains(&into) {
+            return;
+        }
+        let rate = f64::from(logged.increment) * 1_000.0 / into as f64;
+        let (before, weight) = self.writes.map_or((rate, 1.0), |(before, at)| {
+            let since = now.saturating_duration_since(at).as_secs_f64();
+            (before, since / (since + SMOOTHED_OVER))
+        });
+        self.writes = Some((before + (rate - before) * weight, now));
     }
 
     /// Whether holders read their locks rather than follow a stream.
@@ -121,43 +103,33 @@ impl Fleet {
         let HoldWatch::Budget { millicores } = config.hold_watch else {
             return false;
         };
-        let matters = CLIENTS_MOST * self.writes.rate.unwrap_or(0.0) * STREAM_AND_WRITE > cores(millicores);
-        let is_due = self.counted.is_none_or(|(at, pause)| now >= at + pause);
-        if matters && is_due {
-            let pause = self
-                .counted
-                .map_or(COUNT_AGAIN, |(_, pause)| (pause * 2).min(COUNT_EVERY));
-            self.counted = Some((now, pause));
+        let matters = CLIENTS_MOST * self.stream() > cores(millicores);
+        let must_count = matters && self.count_at.is_none_or(|at| now >= at);
+        if must_count {
+            self.counts = self.counts.saturating_add(1);
+            self.count_at = Some(now + COUNTS.after(self.counts).pause());
         }
-        matters && is_due
+        must_count
     }
 
-    pub(super) fn counted(&mut self, clients: u64) {
-        self.clients = Some(clients);
-    }
-
-    /// Decides between streams and reads for a client with so many holds. Returns whether that has changed.
-    pub(super) fn decide(&mut self, config: &Config, holds: usize, now: Instant) -> bool {
-        let reads = match config.hold_watch {
+    /// Decides between streams and reads. The streams come back once they would cost half of the budget, so that holders
+    /// don't go to and fro.
+    fn decide(&mut self, config: &Config) {
+        self.reads = match config.hold_watch {
             HoldWatch::Stream => false,
             HoldWatch::Reads(_) => true,
             HoldWatch::Budget { millicores } => {
-                if self.decided_at.is_some_and(|at| now < at + DECIDED_FOR) {
-                    return false;
-                }
-                let stream = self.writes.rate.unwrap_or(0.0) * STREAM_AND_WRITE;
-                // Whoever holds hundreds of locks may read for more than a stream costs.
-                let reads = cost_of_reading(holds) / READ_EVERY.as_secs_f64();
-                let bound = if self.reads { BACK_BELOW } else { 1.0 };
-                self.clients() * stream > cores(millicores) * bound && stream > reads * bound
+                let cost = self.clients() * self.stream();
+                let bound = cores(millicores);
+                cost > if self.reads { bound / 2.0 } else { bound }
             }
             _ => self.reads,
         };
-        let changed = std::mem::replace(&mut self.reads, reads) != reads;
-        if changed {
-            self.decided_at = Some(now);
-        }
-        changed
+    }
+
+    /// Returns the time of the server's processor, in seconds, that one stream costs in a second.
+    fn stream(&self) -> f64 {
+        self.writes.map_or(0.0, |(rate, _)| rate) * STREAM_AND_WRITE
     }
 
     fn clients(&self) -> f64 {
@@ -167,7 +139,7 @@ impl Fleet {
 
 /// Returns the time of the server's processor, in seconds, for a reading of as many of the holds as go together.
 fn cost_of_reading(holds: usize) -> f64 {
-    READ + READ_OF_EACH * holds.min(RENEWED_TOGETHER) as f64
+    READ + READ_OF_EACH * holds.min(AT_A_TIME) as f64
 }
 
 fn cores(millicores: u32) -> f64 {
@@ -176,29 +148,30 @@ fn cores(millicores: u32) -> f64 {
 
 impl Table {
     /// Decides anew whether holders read their locks.
-    pub(super) fn reads_losses(&mut self, config: &Config, now: Instant) -> bool {
-        if self.fleet.decide(config, self.agenda.len(), now) {
-            self.lines.needs.read_losses(self.fleet.reads());
+    pub(super) fn reads_losses(&mut self, config: &Config) -> bool {
+        let before = self.fleet.reads;
+        self.fleet.decide(config);
+        if self.fleet.reads != before {
+            self.lines.needs.read_losses(self.fleet.reads);
         }
-        self.fleet.reads()
+        self.fleet.reads
     }
 }
 
 impl Session {
     /// Decides anew whether this client's holders need a stream; counts the fleet before, if that is due.
     pub(super) fn consider_fleet(self: &Arc<Self>) {
-        let now = Instant::now();
         let must_count = {
             let mut table = self.table();
-            table.reads_losses(&self.config, now);
-            self.config.may_stream() && table.fleet.must_count(&self.config, now)
+            table.reads_losses(&self.config);
+            self.config.may_stream() && table.fleet.must_count(&self.config, Instant::now())
         };
         self.show_hold_watch();
         if must_count {
             let session = self.clone();
             self.spawn(async move {
-                if let Ok(clients) = session.store.clients_that_hold(COUNT_WITHIN).await {
-                    session.table().fleet.counted(clients);
+                if let Ok(clients) = session.store.clients_that_hold(ONCE).await {
+                    session.table().fleet.clients = Some(clients);
                     session.consider_fleet();
                 }
             });
@@ -250,10 +223,7 @@ mod tests {
     fn fleet(clients: u64, rate: f64, now: Instant) -> Fleet {
         Fleet {
             clients: Some(clients),
-            writes: Writes {
-                rate: Some(rate),
-                at: Some(now),
-            },
+            writes: Some((rate, now)),
             ..Fleet::default()
         }
     }
@@ -262,9 +232,9 @@ mod tests {
     async fn the_rate_of_writes_is_read_off_the_log() {
         let now = Instant::now();
         let rate = |(time, increment), server| {
-            let mut writes = Writes::default();
-            writes.note(logged(time, increment), ServerTime(server), now);
-            writes.rate.map(f64::round)
+            let mut fleet = Fleet::default();
+            fleet.note_rate(logged(time, increment), ServerTime(server), now);
+            fleet.writes.map(|(rate, _)| rate.round())
         };
         assert_eq!(rate((100, 250), 100_500), Some(500.0));
         assert_eq!(rate((100, 5), 100_100), Some(50.0));
@@ -279,18 +249,15 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_burst_does_not_decide_for_a_quiet_set() {
-        let mut writes = Writes::default();
+        let mut fleet = Fleet::default();
         let begun = Instant::now();
         for second in 0..30_u32 {
             let (time, increment) = (100 + second, if second == 20 { 5_000 } else { 10 });
+            let at = begun + Duration::from_secs(second.into());
             let server = ServerTime(i64::from(time) * 1_000 + 500);
-            writes.note(
-                logged(time, increment),
-                server,
-                begun + Duration::from_secs(second.into()),
-            );
+            fleet.note_rate(logged(time, increment), server, at);
         }
-        let rate = writes.rate.unwrap();
+        let (rate, _) = fleet.writes.unwrap();
         assert!(rate < 500.0, "{rate}");
     }
 
@@ -307,35 +274,15 @@ mod tests {
         ];
         for (clients, rate, reads) in cases {
             let mut fleet = fleet(clients, rate, now);
-            assert_eq!(
-                (fleet.decide(&budget, 1, now), fleet.reads()),
-                (reads, reads),
-                "{clients}, {rate}"
-            );
+            fleet.decide(&budget);
+            assert_eq!(fleet.reads, reads, "{clients}, {rate}");
         }
         for (watch, reads) in [(HoldWatch::Stream, false), (HoldWatch::Reads(READ_EVERY), true)] {
             for rate in [0.0, 100_000.0] {
                 let mut fleet = fleet(100, rate, now);
-                fleet.decide(&config(watch), 1, now);
-                assert_eq!(fleet.reads(), reads, "{watch:?}, {rate}");
+                fleet.decide(&config(watch));
+                assert_eq!(fleet.reads, reads, "{watch:?}, {rate}");
             }
-        }
-    }
-
-    /// Four reads a second of a thousand locks cost as much as a stream beside 832 writes a second.
-    #[tokio::test(start_paused = true)]
-    async fn a_client_with_very_many_holds_has_a_stream_where_that_costs_less() {
-        let budget = config(HoldWatch::default());
-        let now = Instant::now();
-        for (holds, rate, reads) in [
-            (1, 500.0, true),
-            (1_000, 820.0, false),
-            (100_000, 820.0, false),
-            (1_000, 850.0, true),
-        ] {
-            let mut fleet = fleet(100, rate, now);
-            fleet.decide(&budget, holds, now);
-            assert_eq!(fleet.reads(), reads, "{holds}, {rate}");
         }
     }
 
@@ -344,14 +291,17 @@ mod tests {
         let budget = config(HoldWatch::default());
         let now = Instant::now();
         let mut fleet = fleet(10, 500.0, now);
-        assert!(fleet.decide(&budget, 1, now) && fleet.reads());
-        let later = now + DECIDED_FOR;
-        fleet.writes.rate = Some(100.0);
-        assert!(!fleet.decide(&budget, 1, later - Duration::from_millis(1)), "so soon");
-        fleet.writes.rate = Some(210.0);
-        assert!(!fleet.decide(&budget, 1, later), "hardly less");
-        fleet.writes.rate = Some(190.0);
-        assert!(fleet.decide(&budget, 1, later) && !fleet.reads());
+        for (rate, reads) in [
+            (500.0, true),
+            (210.0, true),
+            (190.0, false),
+            (390.0, false),
+            (410.0, true),
+        ] {
+            fleet.writes = Some((rate, now));
+            fleet.decide(&budget);
+            assert_eq!(fleet.reads, reads, "{rate}");
+        }
     }
 
     #[tokio::test(start_paused = true)]
@@ -360,9 +310,13 @@ mod tests {
         let now = Instant::now();
         for (clients, pause) in [(64, 250), (121, 250), (1_000, 2_050)] {
             let mut fleet = fleet(clients, 1_000.0, now);
-            assert!(fleet.decide(&budget, 1, now));
+            fleet.decide(&budget);
             assert_eq!(fleet.read_every(&budget, 1).as_millis(), pause, "{clients}");
         }
+        // A thousand locks cost 26 times as much as one.
+        let mut fleet = fleet(10, 1_000.0, now);
+        fleet.decide(&budget);
+        assert_eq!(fleet.read_every(&budget, 1_000).as_millis(), 520);
         let every = Duration::from_secs(3);
         assert_eq!(Fleet::default().read_every(&config(HoldWatch::Reads(every)), 1), every);
     }

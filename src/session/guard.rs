@@ -12,19 +12,13 @@ use mongodb::{
 };
 use tokio::time::{Instant, sleep};
 
-use super::{Session, hedged_read::Cost, hold::Hold, line::UNANSWERED};
+use super::{Session, admin::ONCE, hedged_read::Cost, hold::Hold};
 use crate::{
     error::{GuardError, ServerError},
     status::LostReason,
     store::{Guarding, MongoStore, Store, abort, is_in_transaction},
     telemetry,
 };
-
-/// Maximum wait for the answer to the question whether a transaction is open. The server never makes it wait.
-const PROBED_WITHIN: Duration = UNANSWERED.saturating_mul(2);
-
-/// Maximum wait for a document that is read once.
-const READ_WITHIN: Duration = Duration::from_secs(10);
 
 /// Pauses before the next question whether a transaction is open, as other writes conflict for a moment too.
 const CONFLICTS: [Duration; 3] = [
@@ -67,7 +61,8 @@ impl Session {
             }
         });
         // From here until the transaction ends, the server makes every renewal of this document wait.
-        hold.note_guarded(Instant::now());
+        hold.upkeep().guarded(Instant::now());
+        self.reschedule(std::slice::from_ref(hold));
         let guarding = self.guarding(hold);
         // Here and not in a task of its own: the driver's session is the caller's, and a command in it can't outlive
         // the call.
@@ -85,7 +80,7 @@ impl Session {
             }
         };
         // A renewal that was answered meanwhile was done before the guard.
-        hold.note_guarded(Instant::now());
+        hold.upkeep().guarded(Instant::now());
         match (held, hold.lost_reason()) {
             (true, None) => Ok(()),
             (_, Some(reason)) => {
@@ -134,7 +129,7 @@ impl Session {
             return Ok(false);
         };
         let mut pauses = CONFLICTS.into_iter();
-        while hold.is_guarded() {
+        while hold.upkeep().is_guarded() {
             let sent = Instant::now();
             let begun = Arc::new(OnceLock::new());
             let (session, held, asked, probe) = (self.clone(), hold.clone(), store.clone(), begun.clone());
@@ -147,14 +142,14 @@ impl Session {
                     false => Err(ServerError::from(error)),
                 })
             };
-            let asked = self.in_time(PROBED_WITHIN, asking).await;
+            let asked = self.in_time(ONCE, asking).await;
             if let (Err(error), Some(probe)) = (&asked, begun.get())
                 && !error.is_final()
             {
                 self.end_probe(store.clone(), probe.clone());
             }
             if !asked? {
-                hold.note_no_transaction_before(sent);
+                hold.upkeep().no_transaction_before(sent);
                 return Ok(false);
             }
             // A renewal that was on its way is over in a moment.
@@ -213,9 +208,10 @@ impl Session {
         }
         // It is held, and the transaction does not see it: not yet, or no longer.
         let (reader, name) = (store.clone(), hold.name.clone());
-        let reading = self.in_time(READ_WITHIN, async move {
-            reader.whole(&name).await.map_err(ServerError::from)
-        });
+        let reading = self.in_time(
+            ONCE,
+            async move { reader.whole(&name).await.map_err(ServerError::from) },
+        );
         let whole = match reading.await {
             Ok(whole) => whole?,
             Err(error) => return Some(GuardError::Server(error)),

@@ -1,23 +1,10 @@
 //! The one timer of a session: renews what is held, asks again for what is waited for, and notices deadlines.
 //!
-//! All holds that are due at about the same time are renewed together, in commands of up to a thousand documents. A
-//! renewal without an answer does not hold up the next: another goes out beside it, as a connection to a frozen or
-//! vanished server can hang for longer than the lease. It goes out in parts, as a single document can be the one that
-//! hangs: one that a transaction has written, about which the server says nothing until the transaction ends. A failed
-//! renewal is not a loss; the deadline is.
-//!
-//! If the server refuses to renew one of the documents (a validator was added, the document is full, another program
-//! has spoiled it), all of them are renewed one by one in one command. The holds of the refused documents take in the
-//! refusal, and are renewed by themselves from then on.
-//!
-//! A beat looks only at due work, which the [`agenda`](super::agenda) has in order, even if very many locks are held.
-//! It releases the session's mutex after each thousand of them at the latest.
-//!
-//! A slow server looks the same at first, and each renewal beside another makes it slower, until it does nothing else.
-//! So few renewals are on their way at once, the most urgent first, and another goes out beside one no sooner than
-//! after twice the recent answer time.
+//! A beat looks only at work that is due, which [`Timers`](super::timer_queue::Timers) have in order, even if very many
+//! locks are held, and releases the session's mutex after each thousand of them.
 
 use std::{
+    future::pending,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -28,89 +15,70 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Session, Table, agenda::AT_A_TIME, hold::Hold};
-use crate::{config::Config, status::LostReason};
-
-/// Sleep when nothing is due.
-const NOTHING_DUE: Duration = Duration::from_secs(3600);
+use super::{Session, Table, hold::Hold, timer_queue::AT_A_TIME};
+use crate::status::LostReason;
 
 /// Runs until the session ends.
-pub(super) async fn run(session: Weak<Session>, beat: Arc<Notify>, ended: CancellationToken) {
+pub(super) async fn run(session: Weak<Session>, wake: Arc<Notify>, ended: CancellationToken) {
     loop {
         let Some(present) = session.upgrade() else { return };
         let next = present.beat();
         drop(present);
+        let due = async {
+            match next {
+                Some(next) => sleep_until(next).await,
+                None => pending().await,
+            }
+        };
         tokio::select! {
             biased;
             () = ended.cancelled() => return,
-            () = beat.notified() => {}
-            () = sleep_until(next) => {}
+            () = wake.notified() => {}
+            () = due => {}
         }
     }
 }
 
 impl Table {
     /// Returns when the heart has to beat again.
-    pub(super) fn next_beat(
-        &self,
-        config: &Config,
-        busy: bool,
-        wants_to_stream: bool,
-        now: Instant,
-    ) -> Option<Instant> {
-        let haste = self.haste(config, busy, now);
-        let next = self.agenda.next(|queue| self.renewals.room_for(queue, haste, now));
-        next.into_iter().chain(self.watch_due_at(wants_to_stream, now)).min()
+    fn next_beat(&self, wants_to_stream: bool, now: Instant) -> Option<Instant> {
+        let watch = self.watch_due_at(wants_to_stream, now);
+        let times = self.timers.next().into_iter().chain(self.next_renewal()).chain(watch);
+        times.min()
     }
 }
 
 impl Session {
     /// Does the work that is due, and returns when more will be due.
-    fn beat(self: &Arc<Self>) -> Instant {
+    fn beat(self: &Arc<Self>) -> Option<Instant> {
         let now = Instant::now();
-        let wants_to_stream = self.wants_to_stream();
-        let (over, due_lines, watches, to_verify) = {
-            let mut table = self.table();
-            let over = table.agenda.take_over(now, AT_A_TIME);
-            let due_lines = table.agenda.take_due_lines(now, AT_A_TIME);
-            let mut to_verify = Vec::new();
-            let watches = table.watch_due_at(wants_to_stream, now).is_some_and(|at| at <= now);
-            if watches && wants_to_stream && !table.reads_losses(&self.config, now) {
-                self.demand_stream();
-            } else if watches {
-                to_verify = table.next_to_verify(&self.config, now);
-            }
-            (over, due_lines, watches, to_verify)
+        let (holds, lines) = {
+            let timers = &mut self.table().timers;
+            (timers.take_attention(now), timers.take_lines(now))
         };
-        let is_all = over.len() < AT_A_TIME;
-        for hold in over {
+        for hold in &holds {
             hold.report_too_long();
-            hold.note_if_overdue(now);
             if hold.lost_reason().is_none() {
-                self.table().agenda.update(&hold, now);
+                self.table().timers.update(hold, now);
             }
-            self.let_go_if_over(&hold);
+            self.let_go_if_over(hold);
         }
-        if is_all {
+        // One report is for all of them.
+        if holds.len() < AT_A_TIME {
             self.report_overdue(now);
         }
-        for name in due_lines {
+        for name in lines {
             // Feeding nothing is enough: the line is asked for its next operation.
             self.feed(&name, |_, _| {});
         }
         self.renew_due(now);
-        self.verify(to_verify);
-        if watches {
-            self.consider_fleet();
-        }
+        self.watch_holds(now);
 
         let mut table = self.table();
-        let next = table
-            .next_beat(&self.config, self.in_flight.is_busy(now), self.wants_to_stream(), now)
-            .unwrap_or(now + NOTHING_DUE);
+        let next = table.next_beat(self.wants_to_stream(), now);
         // Work that is late in spite of all must not make the heart race.
-        let next = next.max(now + Duration::from_millis(1));
-        table.beat_at = Some(next);
+        let next = next.map(|next| next.max(now + Duration::from_millis(1)));
+        table.beat_at = next;
         next
     }
 
@@ -121,24 +89,17 @@ impl Session {
             return;
         }
         hold.report_end();
-        self.feed(&hold.name, |lines, context| {
-            if let Some(line) = lines.by_name.get_mut(&hold.name)
-                && line.waitlist.has(hold)
-            {
-                line.waitlist.step(context).let_go(hold, None);
-            }
-        });
+        self.feed(&hold.name, |lines, context| lines.let_go(hold, None, context));
     }
 
     /// Wakes the heart if it would sleep for too long.
     pub(super) fn beat_in_time(&self, table: &mut Table) {
-        let now = Instant::now();
-        let next = table.next_beat(&self.config, self.in_flight.is_busy(now), self.wants_to_stream(), now);
+        let next = table.next_beat(self.wants_to_stream(), Instant::now());
         if let Some(next) = next
             && table.beat_at.is_none_or(|beat_at| next < beat_at)
         {
             table.beat_at = Some(next);
-            self.beat.notify_one();
+            self.wake_heartbeat.notify_one();
         }
     }
 }
@@ -234,27 +195,6 @@ mod tests {
         }
     }
 
-    /// As long as a client acquires at full pace, its renewals wait until the first of them is late; and none is lost.
-    #[tokio::test(start_paused = true)]
-    async fn renewals_of_very_many_locks_yield_to_acquires() {
-        const COUNT: usize = 5_200;
-        let (link, locks) = client(&memory(), "0123456789abcdef", LEASE);
-        let mutexes = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")));
-        let acquired = join_all(mutexes.map(|mutex| async move { mutex.acquire().await.unwrap() })).await;
-        sleep(LEASE).await;
-        let burden = link.burden(Duration::from_millis(5), Duration::from_micros(10));
-        // Two or three renewals of each.
-        sleep(LEASE / 2).await;
-        let idle = burden.renewals();
-        let acquiring: Vec<_> = (0..12).map(|task| acquire_on_and_on(&locks, task)).collect();
-        sleep(LEASE / 2).await;
-        let busy = burden.renewals() - idle;
-        acquiring.iter().for_each(|task| task.abort());
-        let least = acquired.iter().map(|handle| handle.safe_for()).min();
-        assert!(least.is_some_and(|least| least > LEASE / 3), "{least:?}");
-        assert!(busy < idle * 3 / 4, "{busy} renewals beside acquires, {idle} without");
-    }
-
     /// Where little of the lease is left when a renewal is due, it yields to nobody.
     #[tokio::test(start_paused = true)]
     async fn renewals_that_are_due_late_in_the_lease_do_not_yield() {
@@ -306,6 +246,34 @@ mod tests {
         assert!(looks < 20 * COUNT as u64, "{looks}");
         assert!(acquired.iter().all(|handle| handle.lost_reason().is_none()));
         locks.shutdown().await;
+    }
+
+    /// A document that hangs holds up the command that it is in, until it is alone.
+    #[tokio::test(start_paused = true)]
+    async fn a_document_that_hangs_costs_the_others_no_more_than_a_round() {
+        const COUNT: usize = 2_500;
+        let (link, locks) = client(&memory(), "0123456789abcdef", 3 * LEASE);
+        let mutexes = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")));
+        let acquired = join_all(mutexes.map(|mutex| async move { mutex.acquire().await.unwrap() })).await;
+        sleep(LEASE).await;
+        let hanging = [500, 1_500, 1_501];
+        hanging
+            .iter()
+            .for_each(|number| link.block(&format!("lock {number}"), true));
+        let burden = link.burden(Duration::ZERO, Duration::ZERO);
+        for _ in 0..60 {
+            sleep(LEASE / 10).await;
+            for (number, handle) in acquired.iter().enumerate() {
+                assert!(
+                    hanging.contains(&number) || handle.safe_for() > LEASE,
+                    "{number}: {handle:?}"
+                );
+            }
+        }
+        let lost = acquired.iter().filter(|handle| handle.lost_reason().is_some()).count();
+        assert_eq!(lost, hanging.len());
+        // Three commands an interval, and what it takes to find out which documents hang, and that they still do.
+        assert!(burden.renewals() < 300, "{}", burden.renewals());
     }
 
     /// A thousand locks that are renewed together, of whose documents the server refuses one.
@@ -361,7 +329,7 @@ mod tests {
         let locks = LockClient::new(session.clone());
         let overdue = || {
             let table = session.table();
-            (table.renewals.overdue_since, table.agenda.overdue().count)
+            (table.overdue.reported_at, table.timers.overdue())
         };
         let mutexes = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")));
         let acquired = join_all(mutexes.map(|mutex| async move { mutex.acquire().await.unwrap() })).await;

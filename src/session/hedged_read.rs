@@ -155,7 +155,7 @@ impl Session {
         T: Send + 'static,
         F: Future<Output = Result<T, ServerError>> + Send + 'static,
     {
-        self.ensure_alive()?;
+        self.ensure_usable()?;
         if cost != Cost::Small {
             self.find_connection().await?;
         }
@@ -165,7 +165,7 @@ impl Session {
     /// Has a small reading find a connection that works, for a command that is sent once: the driver reuses its last
     /// connection first. No reading is needed where that one has answered just now.
     pub(super) async fn find_connection(self: &Arc<Self>) -> Result<(), ServerError> {
-        self.ensure_alive()?;
+        self.ensure_usable()?;
         if !self.in_flight.is_quiet() || !self.in_flight.was_answered_within(ANSWERS_STILL, Instant::now()) {
             let read = || {
                 let store = self.store.clone();

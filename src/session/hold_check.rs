@@ -7,9 +7,8 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     Session, Table,
-    agenda::AT_A_TIME,
-    hold::{Hold, names_of},
-    renewals::RENEWED_TOGETHER,
+    hold::{Hold, WORTH_A_COMMAND, names_of},
+    timer_queue::AT_A_TIME,
 };
 use crate::{
     backoff::Backoff,
@@ -19,17 +18,13 @@ use crate::{
     waitlist::clock::Jump,
 };
 
-/// Age from which a held lock is worth a change stream that reports its loss. Most critical sections are shorter, and
-/// each open stream costs the server some work for every write.
-pub(super) const WORTH_WATCHING: Duration = Duration::from_millis(200);
-
 /// Pause between two readings of up to a thousand held locks while no stream reports losses.
 pub(super) const VERIFY_EVERY: Duration = Duration::from_millis(500);
 
 impl Table {
     /// Returns when a stream is demanded to report losses, or, where none can be, when the next holds are read.
     pub(super) fn watch_due_at(&self, wants_to_stream: bool, now: Instant) -> Option<Instant> {
-        let worth_it = self.agenda.oldest()?.since + WORTH_WATCHING;
+        let worth_it = self.timers.oldest()?.since + WORTH_A_COMMAND;
         if wants_to_stream && !self.fleet.reads() {
             return Some(worth_it);
         }
@@ -38,16 +33,35 @@ impl Table {
 
     /// Returns the next thousand holds to read while no stream reports losses, in turn.
     pub(super) fn next_to_verify(&mut self, config: &Config, now: Instant) -> Vec<Arc<Hold>> {
-        let holds = self.agenda.after(self.last_verified, RENEWED_TOGETHER);
+        let holds = self.timers.after(self.last_verified);
         // Start over after the last hold.
-        let all = holds.len() < RENEWED_TOGETHER;
+        let all = holds.len() < AT_A_TIME;
         self.last_verified = holds.last().filter(|_| !all).map_or(0, |hold| hold.number);
-        self.verify_at = Some(now + self.fleet.read_every(config, self.agenda.len()));
+        self.verify_at = Some(now + self.fleet.read_every(config, self.timers.len()));
         holds
     }
 }
 
 impl Session {
+    /// Has a stream report losses, or reads the next holds, if that is due.
+    pub(super) fn watch_holds(self: &Arc<Self>, now: Instant) {
+        let wants_to_stream = self.wants_to_stream();
+        let to_read = {
+            let mut table = self.table();
+            if table.watch_due_at(wants_to_stream, now).is_none_or(|at| at > now) {
+                return;
+            }
+            if wants_to_stream && !table.reads_losses(&self.config) {
+                self.demand_stream();
+                Vec::new()
+            } else {
+                table.next_to_verify(&self.config, now)
+            }
+        };
+        self.verify(to_read);
+        self.consider_fleet();
+    }
+
     /// Reads a document if nothing else has shown the server's clock since the renewal before: renewals don't show it.
     pub(super) fn hear_the_clock(self: &Arc<Self>, name: &str, interval: Duration, now: Instant) {
         let Some(since) = now.checked_sub(interval) else {
@@ -79,20 +93,19 @@ impl Session {
             loop {
                 let holds = {
                     let mut table = self.table();
-                    let holds = table.agenda.after(last, AT_A_TIME);
+                    let holds = table.timers.after(last);
                     for hold in &holds {
-                        hold.shorten(&table.clock, &self.config);
-                        table.agenda.update(hold, Instant::now());
+                        hold.upkeep().shorten(&table.clock, &self.config, Instant::now());
+                        table.timers.update(hold, Instant::now());
                     }
                     holds
                 };
-                holds.iter().for_each(|hold| hold.look_again());
                 match holds.last() {
                     Some(hold) => last = hold.number,
                     None => break,
                 }
             }
-            self.beat.notify_one();
+            self.wake_heartbeat.notify_one();
         }
         telemetry::clock_jumped(jump.by, jump.ahead);
     }
@@ -132,7 +145,7 @@ impl Session {
                     return;
                 }
                 let doubted: Vec<Arc<Hold>> = doubted.into_values().collect();
-                for together in doubted.chunks(RENEWED_TOGETHER) {
+                for together in doubted.chunks(AT_A_TIME) {
                     session.verify_together(together).await;
                 }
             }

@@ -186,12 +186,6 @@ impl InFlight {
         heard.is_some_and(|heard| now.saturating_duration_since(heard) <= time)
     }
 
-    /// Whether commands have had to wait for others just now.
-    pub(super) fn is_busy(&self, now: Instant) -> bool {
-        let waited = self.slots.last_waited();
-        waited.is_some_and(|waited| now.saturating_duration_since(waited) <= self.prompt())
-    }
-
     /// Whether no prompt command is on its way, and none is adrift; slow ones don't count.
     pub(super) fn is_quiet(&self) -> bool {
         self.slots.is_quiet() && self.seen().adrift == 0

@@ -15,21 +15,14 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{Session, in_flight::patience};
-use crate::{backoff::Backoff, telemetry};
+use crate::telemetry;
 
-/// Pauses between tries while the server can't be reached. Nothing about it is urgent.
-const INDEX_PAUSES: Backoff = Backoff::between(Duration::from_secs(1), Duration::from_secs(60));
-
-/// Time that the server may try: at first, as all others may wait meanwhile, and at most, as it takes a while where
+/// Time that the server may try at first, as all others may wait meanwhile. It doubles when that was not enough, as where
 /// there are many locks.
-const LIMITS: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(240));
+const FIRST_LIMIT: Duration = Duration::from_millis(250);
 
-/// Pause after a try that the server gave up, as a multiple of the time for that try: others have at least that part
-/// of the time.
+/// Pause after a try, as a multiple of the time for that try: others have at least that part of the time.
 const TRY_REST: u32 = 9;
-
-/// Maximum wait of a session's first operation for the index.
-const PATIENCE: Duration = Duration::from_millis(500);
 
 impl Session {
     /// Asks for the index on the first call, and waits a moment for the answer.
@@ -45,7 +38,7 @@ impl Session {
         });
         if !asked.is_cancelled() {
             // A later caller waits no longer than the first, or a little longer.
-            let _ = timeout(PATIENCE, asked.cancelled()).await;
+            let _ = timeout(FIRST_LIMIT * 2, asked.cancelled()).await;
             asked.cancel();
         }
     }
@@ -54,15 +47,14 @@ impl Session {
 /// Asks until the server has answered. `asked` is dropped after the first answer of any kind.
 async fn ask(session: Weak<Session>, asked: DropGuard, ended: CancellationToken) {
     let mut asked = Some(asked);
-    let (mut backoff, mut limit) = (INDEX_PAUSES, LIMITS.0);
-    let mut told = false;
+    let (mut limit, mut told) = (FIRST_LIMIT, false);
     loop {
         let asking = {
             let Some(session) = session.upgrade() else { return };
             let present = session.clone();
             session.spawn_for(async move { present.store.prepare(limit).await })
         };
-        let mut rest = Duration::ZERO;
+        let rest = limit * TRY_REST;
         // After that time it runs on by itself.
         match timeout(patience(limit), asking).await {
             Ok(Ok(Ok(()))) | Ok(Err(_)) => return,
@@ -75,15 +67,14 @@ async fn ask(session: Weak<Session>, asked: DropGuard, ended: CancellationToken)
                     return;
                 }
                 if error.ran_out_of_time() {
-                    rest = limit * TRY_REST;
-                    limit = (limit * 2).min(LIMITS.1);
+                    limit *= 2;
                 }
             }
             Err(_) => {}
         }
         asked.take();
         tokio::select! {
-            () = sleep(backoff.failed().max(rest)) => {}
+            () = sleep(rest) => {}
             () = ended.cancelled() => return,
         }
     }

@@ -8,11 +8,13 @@
 //! it. Dropping it is like dropping any other command there: the user has to abort the transaction.
 
 mod acquiring;
-mod agenda;
+mod admin;
 mod bypassing;
 pub(crate) mod claims;
 mod documents;
+mod first_seen;
 mod fleet;
+mod fork_guard;
 mod guard;
 mod heartbeat;
 pub(crate) mod hedged_read;
@@ -22,9 +24,8 @@ mod in_flight;
 mod index;
 pub(crate) mod line;
 mod needs;
-mod operating;
 mod operation_loop;
-mod process;
+mod overdue;
 mod queue_position;
 mod renewals;
 mod renewing;
@@ -33,7 +34,7 @@ mod runtime;
 mod shut_down;
 mod slots;
 pub(crate) mod streams;
-mod unknown;
+mod timer_queue;
 mod user_handle;
 
 use std::{
@@ -45,7 +46,7 @@ use std::{
 
 use tokio::{
     runtime::Handle,
-    sync::{Notify, watch},
+    sync::{Notify, oneshot, watch},
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
@@ -60,20 +61,21 @@ use crate::{
     waitlist::{StreamState, clock::ServerClock, ids::Ids},
     wake_mode::WakeMode,
 };
-use agenda::Agenda;
 use claims::Claims;
 pub(crate) use claims::skip_list::SKIPPED_AT_ONCE;
+use first_seen::UnknownNames;
 use fleet::Fleet;
-use hold::Hold;
+use fork_guard::Process;
+use hold::{Hold, ReleaseOutcome};
 use in_flight::InFlight;
 use line::{Context, Effect, Ended, Line, Need, error_of};
 use needs::{LOOKS_MOST, Needs};
-use process::Process;
+use overdue::Overdue;
 use renewals::Renewals;
 pub(crate) use slots::TOGETHER as CLAIMED_MOST;
 use streams::budget::StreamBudget;
 use streams::{suspicion::Suspicion, watcher::Demand};
-use unknown::UnknownNames;
+use timer_queue::Timers;
 pub(crate) use user_handle::{ClientLife, UserHandle};
 
 /// Maximum number of names without a line to remember: as many as a service is likely to use again and again.
@@ -86,7 +88,7 @@ pub(crate) struct Session {
     ids: Ids,
     table: Mutex<Table>,
     /// Wakes the heartbeat when something is due earlier than it knows.
-    beat: Arc<Notify>,
+    wake_heartbeat: Arc<Notify>,
     /// Wakes the watcher when an event is expected earlier than it knows.
     stirred: Arc<Notify>,
     in_flight: Arc<InFlight>,
@@ -124,8 +126,7 @@ struct Table {
     calm: Option<(Instant, Instant)>,
     /// The instant up to which the heartbeat sleeps.
     beat_at: Option<Instant>,
-    /// The work of the heartbeat.
-    agenda: Agenda,
+    timers: Timers,
     /// Holds whose documents are to be read, by their numbers.
     doubted: BTreeMap<u64, Arc<Hold>>,
     verifying: bool,
@@ -135,6 +136,7 @@ struct Table {
     /// The number of the hold that was read last.
     last_verified: u64,
     renewals: Renewals,
+    overdue: Overdue,
 }
 
 /// The lines of all names that this process holds, waits for or leaves.
@@ -197,7 +199,7 @@ impl Session {
                 clock,
                 ..Table::default()
             }),
-            beat: Arc::default(),
+            wake_heartbeat: Arc::default(),
             stirred: Arc::default(),
             in_flight,
             claims: Claims::default(),
@@ -274,12 +276,12 @@ impl Session {
         let effects = line.waitlist.take_effects();
         for effect in &effects {
             match effect {
-                Effect::Came(hold) => table.agenda.came(hold, now),
-                Effect::Gone(hold) | Effect::Lost { hold, .. } => table.agenda.gone(hold),
+                Effect::Came(hold) => table.timers.came(hold, now),
+                Effect::Gone(hold) | Effect::Lost { hold, .. } => table.timers.gone(hold),
                 _ => {}
             }
         }
-        table.agenda.plan_line(name, line.waitlist.due_at());
+        table.timers.plan_line(name, line.waitlist.due_at());
         if let Some((begun, until)) = table.calm {
             let context = self.context(table.streaming, &table.clock);
             if line.calm_until(begun, &context) < until {
@@ -375,7 +377,7 @@ impl Session {
     pub(crate) fn is_unused(&self) -> bool {
         let table = self.table();
         let unused = table.lines.by_name.is_empty();
-        assert!(!unused || table.agenda.is_empty(), "{:?}", table.agenda);
+        assert!(!unused || table.timers.is_empty(), "{:?}", table.timers);
         unused
     }
 
@@ -437,6 +439,24 @@ impl Lines {
             line.is_unknown = free_at.is_none();
             line
         })
+    }
+
+    /// Returns the holds of the lock `name`.
+    fn holds_of(&self, name: &str) -> Vec<Arc<Hold>> {
+        let line = self.by_name.get(name);
+        line.into_iter()
+            .flat_map(|line| line.waitlist.holds())
+            .cloned()
+            .collect()
+    }
+
+    /// Lets go of a hold, unless its line has let go of it already; `to` gets the outcome of the release.
+    fn let_go(&mut self, hold: &Hold, to: Option<oneshot::Sender<ReleaseOutcome>>, context: &Context<'_>) {
+        if let Some(line) = self.by_name.get_mut(&hold.name)
+            && line.waitlist.has(hold)
+        {
+            line.waitlist.step(context).let_go(hold, to);
+        }
     }
 
     /// Ends a line that was taken out, as nothing more is sent.

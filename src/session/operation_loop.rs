@@ -113,7 +113,7 @@ impl Session {
         patience: Duration,
         command: impl Future<Output = Result<T, ServerError>> + Send + 'static,
     ) -> Result<T, ServerError> {
-        self.ensure_alive()?;
+        self.ensure_usable()?;
         match timeout(patience, self.spawn_for(command)).await {
             Ok(answer) => answer.and_then(|answer| answer),
             Err(_) => Err(ServerError::unanswered(patience)),

@@ -1,209 +1,156 @@
-//! The number of renewals that are on their way at once, and the wait for one before another goes out beside it.
+//! Which holds are renewed together, and when.
+//!
+//! Holds that are due at about the same time go together, in commands of up to a thousand, one command after the other:
+//! a client with very many locks keeps one connection busy, and leaves the server to others. A hold with less than half
+//! of its lease left does not wait for its turn.
+//!
+//! A renewal without an answer does not hold up the next, as a connection to a frozen or vanished server can hang for
+//! longer than the lease. It is repeated beside itself when a sixth of the time is over that its holds have left. Then
+//! its holds go out in as many commands as there may be at once, as a single document can be the one that hangs: one
+//! that a transaction has written, about which the server says nothing until the transaction ends. So it costs the
+//! others one round, and after two or three it is alone. The same is done with holds whose documents the server refuses
+//! to write. A failed renewal is not a loss; the deadline is.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::agenda::Queue;
-use crate::error::ServerError;
+use super::{
+    Session, Table,
+    hold::{Hold, Turn},
+    timer_queue::AT_A_TIME,
+};
 
-/// Maximum number of documents in one command: a few hundred kilobytes, and some milliseconds of the server's time.
-pub(super) const RENEWED_TOGETHER: usize = 1_000;
+/// Maximum number of renewals that are awaited at once, and number of commands for the holds of one that was not
+/// answered.
+const AT_ONCE: usize = 32;
 
-/// Part of the renewal interval after which another renewal goes out beside an unanswered one; after twice as long,
-/// one more goes out beside both.
-const RENEWED_BESIDE: u32 = 5;
-
-/// Minimum pause between two renewals, even if little time is left: more of them would only load the server.
-pub(super) const SOONEST: Duration = Duration::from_millis(50);
-
-/// Maximum number of renewals on their way at once, except those that had another sent beside them.
-const RENEWALS_AT_ONCE: usize = 64;
-
-/// Maximum number of them that are no repetitions. The server runs them side by side, so each takes longer with more
-/// of them; and they leave room in the connection pool, which is the user's.
-const FIRST_AT_ONCE: usize = 4;
-
-/// The same while the first of them is no later than the renewal interval, when nothing is at stake yet. After each of
-/// these comes a pause as long as its answer took, so that a client with very many locks leaves the server to other
-/// clients' acquires; a shorter one where they don't come round in time.
-const FIRST_IN_TIME: usize = 1;
-
-/// Divisor of that pause while renewals fall behind.
-const PAUSE_BEHIND: u32 = 4;
-
-/// The renewals of a session that are on their way, and their recent answer times.
+/// The renewals of a session that are on their way, without those that had another sent beside them.
 #[derive(Debug, Default)]
 pub(super) struct Renewals {
-    /// Number of those without another sent beside them so far.
     awaited: usize,
-    /// Number of these that are no repetitions, and not urgent.
-    first: usize,
-    /// Number of these that are urgent.
-    urgent: usize,
-    /// The longest recent answer time.
-    slowest: Duration,
-    /// When the last of the first renewals was answered, and the time that its answer took.
-    answered: Option<(Instant, Duration)>,
-    /// When it was reported that renewals are overdue, until they are not any more.
-    pub(super) overdue_since: Option<Instant>,
-    /// Since when none has been, as far as the server has acknowledged a write since.
-    pub(super) in_time_since: Option<Instant>,
-    /// The reason for which the last renewal failed.
-    pub(super) failure: Option<ServerError>,
+    /// Whether a [usual](Turn::Usual) one is among them.
+    usual: bool,
 }
 
-/// Pause before another look where renewals yield to acquires.
-const YIELD: Duration = Duration::from_millis(20);
-
-/// The time that renewals have, as a whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Haste {
-    /// Very many locks are held, and acquires wait for a slot: these go first, until a renewal would soon be urgent.
-    Yielding,
-    InTime,
-    /// Very many locks are held, whose renewals don't come round in time, and no acquire waits: they rest less, so that
-    /// there is time to yield again.
-    Behind,
-    /// The first due one is late by more than an interval; with very many locks, it would be urgent at once.
-    Late,
+/// The slot of a renewal that is on its way, for as long as its answer is awaited.
+pub(super) struct Awaited {
+    session: Arc<Session>,
+    usual: bool,
 }
 
-/// The reason for a renewal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lane {
-    /// It is due.
-    First,
-    /// It is due, and there is little time left.
-    Urgent,
-    /// Earlier ones were sent in vain.
-    Again,
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        {
+            let renewals = &mut self.session.table().renewals;
+            renewals.awaited -= 1;
+            renewals.usual &= !self.usual;
+        }
+        // Others may have waited for the slot.
+        self.session.wake_heartbeat.notify_one();
+    }
 }
 
-impl Renewals {
-    /// Whether there is room for another.
-    pub(super) fn has_room(&self, lane: Lane, haste: Haste, now: Instant) -> bool {
-        self.room_from(lane, haste, now).is_some_and(|from| from <= now)
+/// The holds that one command renews.
+pub(super) struct Batch {
+    pub(super) holds: Vec<Arc<Hold>>,
+    usual: bool,
+    pub(super) sent: Instant,
+    /// Wait for an answer before another renewal goes out beside it.
+    pub(super) pause: Duration,
+    /// Time that the server may take.
+    pub(super) within: Duration,
+}
+
+impl Batch {
+    /// Returns its slot, which [`Table::next_batch`] has taken.
+    pub(super) fn awaited(&self, session: &Arc<Session>) -> Awaited {
+        Awaited {
+            session: session.clone(),
+            usual: self.usual,
+        }
+    }
+}
+
+impl Table {
+    /// Returns when the next renewal is due for which there is room.
+    pub(super) fn next_renewal(&self) -> Option<Instant> {
+        let turns = [Turn::Usual, Turn::Urgent, Turn::Apart];
+        let turns = turns.into_iter().filter(|_| self.renewals.awaited < AT_ONCE);
+        let times = turns.filter_map(|turn| {
+            let (at, hold) = self.timers.first_renewal(turn)?;
+            let waits = turn == Turn::Usual && self.renewals.usual;
+            Some(if waits { at.max(hold.upkeep().urgent_at()) } else { at })
+        });
+        times.min()
     }
 
-    /// Returns from when there is room for another, unless one must end before.
-    fn room_from(&self, lane: Lane, haste: Haste, now: Instant) -> Option<Instant> {
-        let (has_room, from) = match lane {
-            Lane::First => match haste {
-                Haste::Late => (self.first < FIRST_AT_ONCE, None),
-                Haste::InTime => (self.first < FIRST_IN_TIME, self.paused_until(1)),
-                Haste::Behind => (self.first < FIRST_IN_TIME, self.paused_until(PAUSE_BEHIND)),
-                Haste::Yielding => (self.first < FIRST_IN_TIME, Some(now + YIELD)),
-            },
-            Lane::Urgent => (self.urgent < FIRST_AT_ONCE, None),
-            Lane::Again => (true, None),
+    /// Returns how many holds go together of those that are renewed apart.
+    pub(super) fn apart_together(&self, now: Instant) -> usize {
+        let due = self.timers.count_renewals(Turn::Apart, now, AT_ONCE * AT_A_TIME);
+        due.div_ceil(AT_ONCE)
+    }
+
+    /// Returns the next renewal for which there is room, and marks its holds as being renewed.
+    pub(super) fn next_batch(&mut self, apart_together: usize, now: Instant) -> Option<Batch> {
+        if self.renewals.awaited >= AT_ONCE {
+            return None;
+        }
+        let mut holds = self.timers.take_renewals(Turn::Urgent, now, AT_A_TIME);
+        if !holds.is_empty() {
+            return Some(self.batch(holds, Turn::Urgent, now));
+        }
+        if let Some((_, hold)) = self.timers.first_renewal(Turn::Usual).filter(|(at, _)| *at <= now) {
+            let is_late = hold.upkeep().urgent_at() <= now;
+            // Those that are due soon go along, so that holds acquired at different times come to be renewed together.
+            let soon = now + hold.lease.interval.unwrap_or_default() / 2;
+            if is_late || !self.renewals.usual {
+                let turn = if is_late { Turn::Urgent } else { Turn::Usual };
+                holds = self.timers.take_renewals(Turn::Usual, soon, AT_A_TIME);
+                return Some(self.batch(holds, turn, now));
+            }
+        }
+        while holds.len() < apart_together
+            && let Some((_, hold)) = self.timers.first_renewal(Turn::Apart).filter(|(at, _)| *at <= now)
+        {
+            // A transaction that is known of would hold up the others.
+            let goes_alone = hold.upkeep().is_guarded();
+            if goes_alone && !holds.is_empty() {
+                break;
+            }
+            holds.extend(self.timers.take_renewals(Turn::Apart, now, 1));
+            if goes_alone {
+                break;
+            }
+        }
+        (!holds.is_empty()).then(|| self.batch(holds, Turn::Apart, now))
+    }
+
+    fn batch(&mut self, holds: Vec<Arc<Hold>>, turn: Turn, now: Instant) -> Batch {
+        // One time for all of them keeps them together.
+        let pauses = holds.iter().map(|hold| hold.upkeep().pause(now));
+        let pause = pauses.min().unwrap_or_default();
+        // A command that hangs occupies a connection of the pool. So the first may hang for as long as it is of use,
+        // and each repetition until the next but one is sent, which keeps few beside it.
+        let within = if turn == Turn::Apart {
+            pause * 2
+        } else {
+            let last = holds.iter().map(|hold| hold.deadline()).max().unwrap_or(now);
+            last.saturating_duration_since(now)
         };
-        (has_room && self.awaited < RENEWALS_AT_ONCE).then(|| from.map_or(now, |from| from.max(now)))
-    }
-
-    /// Returns when the first renewals have paused for such a part of the time that the last answer took.
-    fn paused_until(&self, part: u32) -> Option<Instant> {
-        self.answered.map(|(at, took)| at + took / part)
-    }
-
-    /// Returns the same for a hold of this queue.
-    pub(super) fn room_for(&self, queue: Queue, haste: Haste, now: Instant) -> Option<Instant> {
-        let room = |lane| self.room_from(lane, haste, now);
-        match queue {
-            Queue::First => room(Lane::First),
-            // An urgent renewal without room in its own lane goes with the others.
-            Queue::Urgent => room(Lane::Urgent).or_else(|| room(Lane::First)),
-            Queue::InVain(_) | Queue::Guarded | Queue::Refused => room(Lane::Again),
+        for hold in &holds {
+            hold.upkeep().sent(now, now + pause);
+            self.timers.update(hold, now);
         }
-    }
-
-    pub(super) fn begin(&mut self, lane: Lane) {
-        self.awaited += 1;
-        self.first += usize::from(lane == Lane::First);
-        self.urgent += usize::from(lane == Lane::Urgent);
-    }
-
-    /// Frees the slot of a renewal that has ended, or had another sent beside it.
-    pub(super) fn end(&mut self, lane: Lane) {
-        self.awaited -= 1;
-        self.first -= usize::from(lane == Lane::First);
-        self.urgent -= usize::from(lane == Lane::Urgent);
-    }
-
-    /// Notes the answer time of one that was awaited for `pause`. A single one that hung says nothing of the
-    /// others.
-    pub(super) fn answered(&mut self, took: Duration, pause: Duration, lane: Lane) {
-        if lane == Lane::First {
-            self.answered = Some((Instant::now(), took.min(pause * 2)));
+        let usual = turn == Turn::Usual;
+        self.renewals.awaited += 1;
+        self.renewals.usual |= usual;
+        Batch {
+            holds,
+            usual,
+            sent: now,
+            pause,
+            within,
         }
-        self.slowest = took.min(pause * 2).max(self.slowest * 3 / 4);
-    }
-
-    /// Returns how long to wait for a renewal until another goes out beside it, after so many in vain.
-    pub(super) fn pause(&self, interval: Duration, in_vain: u32, left: Duration) -> Duration {
-        let least = self.slowest.min(interval / 2) * 2;
-        let pause = (interval / RENEWED_BESIDE).max(least);
-        let pause = pause.saturating_mul(2_u32.saturating_pow(in_vain));
-        // In time for the deadline, even that of a claim, and at least once more before it, even on a slow server.
-        pause.min(left / 3).max(least.min(left / 2)).max(SOONEST)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn another_renewal_comes_the_later_the_slower_answers_are() {
-        let millis = Duration::from_millis;
-        let mut renewals = Renewals::default();
-        let pause = |renewals: &Renewals, in_vain, left| renewals.pause(millis(2_000), in_vain, millis(left));
-        assert_eq!(pause(&renewals, 0, 7_000), millis(400));
-        assert_eq!(pause(&renewals, 2, 7_000), millis(1_600));
-        assert_eq!(pause(&renewals, 9, 6_000), millis(2_000));
-        assert_eq!(pause(&renewals, 9, 60), SOONEST);
-        renewals.answered(millis(600), millis(400), Lane::Again);
-        assert_eq!(pause(&renewals, 0, 7_000), millis(1_200));
-        // One fast answer does not make a fast server.
-        renewals.answered(millis(1), millis(1_200), Lane::Again);
-        assert_eq!(pause(&renewals, 0, 7_000), millis(900));
-        // Even on a slow server there is another before the deadline.
-        assert_eq!(pause(&renewals, 9, 1_000), millis(500));
-        assert_eq!(pause(&renewals, 9, 60), SOONEST);
-        // A connection that hangs is noticed, even after one that hung for long.
-        renewals.answered(millis(20_000), millis(900), Lane::Again);
-        assert_eq!(pause(&renewals, 0, 7_000), millis(2_000));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn renewals_that_are_not_late_leave_the_server_to_others() {
-        let mut renewals = Renewals::default();
-        let room = |renewals: &Renewals, haste| renewals.room_for(Queue::First, haste, Instant::now());
-        let begun = Instant::now();
-        assert_eq!(room(&renewals, Haste::InTime), Some(begun));
-        assert_eq!(room(&renewals, Haste::Yielding), Some(begun + YIELD));
-        renewals.begin(Lane::First);
-        assert_eq!(
-            (room(&renewals, Haste::InTime), room(&renewals, Haste::Late)),
-            (None, Some(begun))
-        );
-        // Urgent renewals have their own room.
-        assert_eq!(renewals.room_for(Queue::Urgent, Haste::Yielding, begun), Some(begun));
-        let took = Duration::from_millis(80);
-        tokio::time::advance(took).await;
-        renewals.end(Lane::First);
-        renewals.answered(took, Duration::from_secs(1), Lane::First);
-        assert_eq!(
-            (room(&renewals, Haste::InTime), room(&renewals, Haste::Late)),
-            (Some(begun + 2 * took), Some(begun + took))
-        );
-        assert_eq!(room(&renewals, Haste::Behind), Some(begun + took + took / 4));
-        assert!(!renewals.has_room(Lane::First, Haste::InTime, begun + took));
-        assert!(renewals.has_room(Lane::First, Haste::InTime, begun + 2 * took));
-        for _ in 0..FIRST_AT_ONCE {
-            assert!(renewals.has_room(Lane::First, Haste::Late, begun + took));
-            renewals.begin(Lane::First);
-        }
-        assert!(!renewals.has_room(Lane::First, Haste::Late, begun + took));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, ops::Bound, sync::Arc};
 
-use super::{Session, agenda::AT_A_TIME};
+use super::{Session, timer_queue::AT_A_TIME};
 use crate::{
     protocol::{ServerTime, wake},
     store::{
@@ -65,16 +65,8 @@ impl Session {
     /// Verifies holds that were granted after the time that a write bears. Such a write restored an earlier copy of
     /// the lock, or its event is late.
     pub(super) fn on_time(self: &Arc<Self>, name: &str, at: ServerTime) {
-        let held: Vec<_> = {
-            let table = self.table();
-            let holds = table
-                .lines
-                .by_name
-                .get(name)
-                .into_iter()
-                .flat_map(|line| line.waitlist.holds());
-            holds.filter(|hold| hold.is_granted_after(at)).cloned().collect()
-        };
+        let mut held = self.table().lines.holds_of(name);
+        held.retain(|hold| hold.is_granted_after(at));
         self.verify(held);
     }
 

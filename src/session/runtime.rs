@@ -44,7 +44,7 @@ impl Session {
             let runtime = Handle::current();
             runtime.spawn(heartbeat::run(
                 Arc::downgrade(self),
-                self.beat.clone(),
+                self.wake_heartbeat.clone(),
                 self.ended.clone(),
             ));
             if self.config.may_stream() {
@@ -119,23 +119,18 @@ impl Session {
 
     /// Fails if the session is of no use, as its runtime has ended or this is a fork.
     pub(crate) fn ensure_usable(&self) -> Result<(), ServerError> {
-        self.ensure_alive()
-    }
-
-    /// Whether this process was forked from that of the session.
-    pub(crate) fn is_forked(&self) -> bool {
-        !self.made_in.is_this()
-    }
-
-    /// Does the same as [`ensure_usable`](Self::ensure_usable), with the store's error.
-    pub(super) fn ensure_alive(&self) -> Result<(), ServerError> {
-        if !self.made_in.is_this() {
+        if self.is_forked() {
             return Err(ServerError::forked());
         }
         match self.stopped.is_cancelled() {
             true => Err(ServerError::runtime_ended()),
             false => Ok(()),
         }
+    }
+
+    /// Whether this process was forked from that of the session.
+    pub(crate) fn is_forked(&self) -> bool {
+        !self.made_in.is_this()
     }
 
     /// Returns why nothing new is acquired.

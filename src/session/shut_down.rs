@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use futures::{StreamExt, stream};
-use tokio::{sync::oneshot, time::timeout};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, timeout},
+};
 
-use super::Session;
+use super::{Session, timer_queue::AT_A_TIME};
 use crate::status::LostReason;
-
-/// Maximum number of releases that wait or are on their way at once: enough to fill the commands that there may be.
-const RELEASES_AT_ONCE: usize = 500;
 
 impl Session {
     /// Refuses new acquires, lets go of everything, and waits up to a lease until the server knows.
@@ -93,6 +93,7 @@ impl Session {
                     // This ends all handles of the hold; one that is over without anybody having looked has expired.
                     if hold.lost_reason().is_none() && hold.lose(LostReason::Released) {
                         hold.report_end();
+                        self.table().timers.update(&hold, Instant::now());
                         ended.push(hold);
                     }
                 }
@@ -106,16 +107,10 @@ impl Session {
         // Beyond that time, a release is repeated while others go on.
         let patience = self.in_flight.limit(0, &self.config).patience();
         stream::iter(ended)
-            .for_each_concurrent(RELEASES_AT_ONCE, |hold| async move {
+            .for_each_concurrent(AT_A_TIME, |hold| async move {
                 let (to, released) = oneshot::channel();
-                self.feed(&hold.name, |lines, context| {
-                    // Unless it was lost meanwhile, and its entry is gone.
-                    if let Some(line) = lines.by_name.get_mut(&hold.name)
-                        && line.waitlist.has(&hold)
-                    {
-                        line.waitlist.step(context).let_go(&hold, Some(to));
-                    }
-                });
+                // Unless it was lost meanwhile, and its entry is gone.
+                self.feed(&hold.name, |lines, context| lines.let_go(&hold, Some(to), context));
                 let _ = timeout(patience, released).await;
             })
             .await;
@@ -126,7 +121,7 @@ impl Session {
 mod tests {
     use std::time::Duration;
 
-    use tokio::time::{Instant, sleep};
+    use tokio::time::sleep;
 
     use super::*;
     use crate::{

@@ -46,8 +46,6 @@ struct Queue {
     slow: usize,
     /// By the lane that they wait for.
     waiting: [VecDeque<Waiting>; 3],
-    /// When a command last had to wait for a prompt slot.
-    waited: Option<Instant>,
 }
 
 /// The way of an operation, by the number of its tries in a row that the server reported as overdue.
@@ -113,7 +111,6 @@ impl Slots {
             free: most,
             slow: 0,
             waiting: Default::default(),
-            waited: None,
         });
         Arc::new(Self { most, queue })
     }
@@ -135,13 +132,7 @@ impl Slots {
 
     async fn wait(self: &Arc<Self>, lane: Lane, asked: Option<Asked>) -> Option<Turn> {
         let (to, turn) = oneshot::channel();
-        {
-            let mut queue = self.queue();
-            if lane == Lane::Prompt && queue.free == 0 {
-                queue.waited = Some(Instant::now());
-            }
-            queue.waiting[lane as usize].push_back(Waiting { asked, to });
-        }
+        self.queue().waiting[lane as usize].push_back(Waiting { asked, to });
         self.give();
         turn.await.ok()
     }
@@ -156,11 +147,6 @@ impl Slots {
             // If nothing waits there any more, the slot is dropped, and given to the next.
             drop(to.send((Slot { slots, is_prompt }, together)));
         }
-    }
-
-    /// Returns when a command last had to wait for a prompt slot.
-    pub(super) fn last_waited(&self) -> Option<Instant> {
-        self.queue().waited
     }
 
     /// Whether no prompt command is on its way; slow ones don't count.
@@ -385,7 +371,7 @@ mod tests {
         for _ in 0..3 {
             assert!(soon(slots.slot(0)).await.is_none());
         }
-        assert!(slots.last_waited().is_some() && !slots.is_quiet());
+        assert!(!slots.is_quiet());
         drop(taken);
         assert!(slots.is_quiet());
         assert!(soon(slots.slot(0)).await.is_some());

@@ -375,16 +375,6 @@ pub(crate) struct Renewal {
     pub(crate) keep: i64,
     /// Maximum time that the server may take.
     pub(crate) within: Duration,
-    pub(crate) statements: Statements,
-}
-
-/// The division of a renewal's command into statements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Statements {
-    /// Documents share statements.
-    Shared,
-    /// Each document gets its own, so that a refused document costs the others no second command.
-    OnePerDocument,
 }
 
 impl Renewal {

@@ -392,6 +392,10 @@ impl Link {
             )
             .await;
         }
+        let blocked = self.blocked.borrow().clone();
+        if let Some(name) = renewal.entries.keys().find(|name| blocked.contains(*name)) {
+            self.unblocked(name, renewal.within).await?;
+        }
         self.served(WRITE, renewal.within).await?;
         let mut renewal = renewal.clone();
         let refusing = self.refusing().clone();

@@ -51,8 +51,8 @@ const RENEWAL_INTERVAL: Duration = Duration::from_secs(6);
 /// it before may be applied.
 const FREEZE: Duration = Duration::from_secs(31);
 
-/// How soon after a fault before an imminent renewal a holder knows that its lock is at risk: the renewal and a fifth
-/// of the renewal interval later, when another goes out beside it.
+/// How soon after a fault before an imminent renewal a holder knows that its lock is at risk: the renewal and a sixth of
+/// the time left later, when another goes out beside it.
 const TOLD_OF_RISK: Duration = Duration::from_secs(5);
 
 /// Anything that must come to pass some time, and is no promise by itself.

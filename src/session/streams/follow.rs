@@ -16,7 +16,7 @@ use tokio::{
 };
 
 use super::{
-    super::{Session, UserHandle, process::Process},
+    super::{Session, UserHandle, fork_guard::Process},
     ends::LeaseEnds,
     subscription::{News, Subscription},
 };
@@ -89,7 +89,7 @@ pub(crate) fn follow(session: UserHandle, scope: Scope) -> Observations {
         session,
     };
     let session = &*observations.session;
-    if session.ensure_alive().is_err() {
+    if session.ensure_usable().is_err() {
         return observations;
     }
     let follower = Follower::new(session.clone(), scope, to);

@@ -8,7 +8,7 @@ use super::{MongoStore, now};
 use crate::{
     error::ServerError,
     protocol::{Location, pipeline},
-    store::{Failure, Renewal, Renewed, Statements},
+    store::{Failure, Renewal, Renewed},
 };
 
 /// Number of documents that one statement of a renewal selects. The server compares each holder with the ids of the
@@ -20,9 +20,6 @@ impl MongoStore {
     /// Renews by one statement for each hundred documents; if a document is refused, by one statement for each. A
     /// refusal ends the shared statement after some documents were written and before others, so its count is useless.
     pub(in crate::store) async fn renew(&self, renewal: &Renewal) -> Result<Renewed, ServerError> {
-        if renewal.statements == Statements::OnePerDocument {
-            return self.renew_each(renewal).await;
-        }
         if self.family.is_of_elements() {
             return self.renew_elements(renewal).await;
         }
@@ -117,7 +114,6 @@ mod tests {
             }),
             keep: 1,
             within: Duration::from_secs(1),
-            statements: Statements::OnePerDocument,
         };
         let size = |idle: Option<&str>| {
             let renewal = Renewal {
@@ -143,16 +139,14 @@ mod tests {
         let store = MongoStore::connect(&database, "locks", streams).await.unwrap().store;
         let elected = store.elected().await.unwrap();
         assert!(elected.is_some());
-        for statements in [Statements::Shared, Statements::OnePerDocument] {
-            let renewal = Renewal {
-                operation: "a.1".to_owned(),
-                entries: [("lock".to_owned(), vec!["a-1".to_owned()])].into(),
-                idle: None,
-                keep: 1,
-                within: Duration::from_secs(10),
-                statements,
-            };
-            assert_eq!(store.renew(&renewal).await.unwrap().elected, elected, "{statements:?}");
-        }
+        let renewal = Renewal {
+            operation: "a.1".to_owned(),
+            entries: [("lock".to_owned(), vec!["a-1".to_owned()])].into(),
+            idle: None,
+            keep: 1,
+            within: Duration::from_secs(10),
+        };
+        assert_eq!(store.renew(&renewal).await.unwrap().elected, elected);
+        assert_eq!(store.renew_each(&renewal).await.unwrap().elected, elected);
     }
 }

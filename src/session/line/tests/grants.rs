@@ -165,18 +165,18 @@ async fn a_fixed_hold_is_renewed_until_its_grant_is_confirmed_and_no_longer() {
     bench.foreign(&foreign("b.2", &["b-1"], None), true);
     let woken = held(&mut outcome);
     assert_eq!(woken.renew_at(), Some(Instant::now() + woken.safe_for() / 16));
-    let number = woken.renewing(Instant::now());
-    woken.failed(number, Instant::now() + Duration::from_millis(7), true);
-    assert_eq!(woken.renew_at(), Some(Instant::now()));
     let sent = Instant::now();
+    woken.upkeep().sent(sent, sent);
+    woken.upkeep().failed(sent, true, Instant::now());
+    assert_eq!(woken.renew_at(), Some(sent));
     let renewed = Deadline::of_renewal(sent, woken.lease.length, &bench.clock, &bench.config);
-    woken.renewed(renewed, sent);
+    woken.upkeep().acknowledged(renewed, sent);
     assert_eq!((woken.renew_at(), woken.safe_for()), (None, least));
     // One that was sent beside it fails, or is refused, and is not missed.
-    woken.failed(number, Instant::now(), true);
-    woken.refused(|_, _| Duration::ZERO);
+    woken.upkeep().failed(sent, true, Instant::now());
+    assert!(!woken.upkeep().refused(Instant::now()));
     assert_eq!((woken.renew_at(), woken.status()), (None, LockStatus::Held));
     // The clock was set ahead: there is less time, and it is no less sure.
-    woken.shorten(&bench.clock, &bench.config);
+    woken.upkeep().shorten(&bench.clock, &bench.config, Instant::now());
     assert_eq!((woken.renew_at(), woken.status()), (None, LockStatus::Held));
 }

@@ -207,9 +207,9 @@ async fn a_hold_that_was_handed_on_is_let_go_of_by_nobody_but_its_present_task()
 async fn a_lease_in_doubt_and_a_lock_that_is_kept_go_through_the_server() {
     type Change = fn(&Hold);
     let changes: [Change; 5] = [
-        |hold| assert_eq!(hold.renewing(Instant::now()), 1),
-        |hold| hold.note_guarded(Instant::now()),
-        |hold| assert_eq!(hold.refused(|_, _| Duration::from_secs(1)), 1),
+        |hold| hold.upkeep().sent(Instant::now(), Instant::now()),
+        |hold| hold.upkeep().guarded(Instant::now()),
+        |hold| assert!(hold.upkeep().refused(Instant::now())),
         |hold| assert!(hold.keep(KeptUntil::AfterRelease(9))),
         |hold| hold.begin_deleting(),
     ];

@@ -1,6 +1,6 @@
 //! Locks that stay with the client after their last release.
 
-use super::{handing_on::release, *};
+use super::{super::super::hold::WORTH_A_COMMAND, handing_on::release, *};
 use crate::{
     hold_options::Terms,
     waitlist::handing_on::{HANDED_ON_FOR, RANGE},
@@ -276,7 +276,7 @@ async fn its_lease_goes_on() {
     assert!(release(&mut bench, &again));
     // While a renewal is on its way it might still show the lock as idle.
     let stays = bench.line.waitlist.holds().next().cloned().unwrap();
-    stays.renewing(Instant::now() + SECOND);
+    stays.upkeep().sent(Instant::now(), Instant::now() + SECOND);
     assert_eq!(acquire(&mut bench, options()).1, 1);
 
     let mut bench = keeping();
@@ -298,29 +298,30 @@ async fn what_is_shown_as_idle_is_soon_shown_as_held() {
     idle(&mut bench);
     let planned = {
         let stays = bench.line.waitlist.holds().next().unwrap();
-        stays.note_shown_idle();
+        stays.upkeep().note_shown_idle();
         stays.renew_at()
     };
     let (hold, operations) = acquire(&mut bench, options());
-    let soon = Instant::now() + Duration::from_millis(300);
-    assert_eq!((operations, hold.schedule().renew_at), (0, Some(soon)));
+    let soon = Instant::now() + WORTH_A_COMMAND;
+    assert_eq!((operations, hold.renew_at()), (0, Some(soon)));
     // A task that is done before that need not show it, and hands the hold on as it is.
     assert!(release(&mut bench, &hold));
     let stays = bench.line.waitlist.holds().next().cloned().unwrap();
-    assert!(stays.is_shown_idle());
+    assert!(stays.upkeep().is_shown_idle());
     assert_eq!(stays.renew_at(), planned);
     // While that is being written, it does not stay.
     let (hold, _) = acquire(&mut bench, options());
     tokio::time::advance(SECOND).await;
-    hold.renewing(Instant::now() + SECOND);
-    assert_eq!(hold.schedule().renew_at, Some(Instant::now() + SECOND));
+    hold.upkeep().sent(Instant::now(), Instant::now() + SECOND);
+    assert_eq!(hold.renew_at(), Some(Instant::now() + SECOND));
     let sent = Instant::now();
-    hold.renewed(Deadline::at(sent + Duration::from_secs(60)), sent);
-    assert!(!hold.is_shown_idle());
+    hold.upkeep()
+        .acknowledged(Deadline::at(sent + Duration::from_secs(60)), sent);
+    assert!(!hold.upkeep().is_shown_idle());
     assert!(release(&mut bench, &hold));
-    assert!(!bench.line.waitlist.holds().next().unwrap().is_shown_idle());
+    assert!(!bench.line.waitlist.holds().next().unwrap().upkeep().is_shown_idle());
     let (hold, _) = acquire(&mut bench, options());
-    hold.renewing(Instant::now() + SECOND);
+    hold.upkeep().sent(Instant::now(), Instant::now() + SECOND);
     assert!(!release(&mut bench, &hold));
 }
 
@@ -332,8 +333,9 @@ async fn what_was_held_for_long_stays_once_its_document_is_read() {
         let (hold, _) = acquire(&mut bench, options());
         for _ in 0..20 {
             tokio::time::advance(SECOND).await;
-            hold.renewing(Instant::now() + SECOND);
-            hold.renewed(Deadline::at(Instant::now() + Duration::from_secs(29)), Instant::now());
+            hold.upkeep().sent(Instant::now(), Instant::now() + SECOND);
+            hold.upkeep()
+                .acknowledged(Deadline::at(Instant::now() + Duration::from_secs(29)), Instant::now());
         }
         if others {
             bench.foreign(&foreign("b.1", &[], Some("b-1")), false);

@@ -294,9 +294,9 @@ async fn who_comes_between_a_release_and_its_news_gets_what_others_still_hold_or
 async fn a_lease_in_doubt_is_not_shared() {
     type Change = fn(&Hold);
     let changes: [Change; 5] = [
-        |hold| assert_eq!(hold.renewing(Instant::now()), 1),
-        |hold| hold.note_guarded(Instant::now()),
-        |hold| assert_eq!(hold.refused(|_, _| Duration::from_secs(1)), 1),
+        |hold| hold.upkeep().sent(Instant::now(), Instant::now()),
+        |hold| hold.upkeep().guarded(Instant::now()),
+        |hold| assert!(hold.upkeep().refused(Instant::now())),
         |hold| assert!(hold.keep(KeptUntil::AfterRelease(9))),
         |hold| assert!(hold.lose(LostReason::Released)),
     ];
@@ -422,10 +422,13 @@ async fn readers_that_give_up_leave_nothing() {
 async fn of_two_holds_the_younger_is_shared_so_that_tokens_rise() {
     let mut bench = Bench::new();
     let (_, second) = bench.readers();
-    second.renewing(Instant::now() + Duration::from_secs(1));
+    second
+        .upkeep()
+        .sent(Instant::now(), Instant::now() + Duration::from_secs(1));
     let third = bench.read();
     assert_ne!(third.id, second.id);
-    second.renewed(Deadline::at(second.deadline() + Duration::from_secs(1)), Instant::now());
+    let later = Deadline::at(second.deadline() + Duration::from_secs(1));
+    second.upkeep().acknowledged(later, Instant::now());
     let fourth = bench.read();
     assert_eq!(fourth.id, third.id);
     assert!(fourth.token > third.token);

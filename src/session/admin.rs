@@ -9,12 +9,12 @@ use crate::{
     error::ServerError,
     inspect::LockInfo,
     protocol::{Evict, Exchange, Expects, Holder, Operation, State, wake},
-    store::{Listed, Renewal, Selection, Statements, View},
+    store::{Listed, Renewal, Selection, View},
     telemetry,
 };
 
-/// Maximum time that the server may take for a command of an operator. It is not repeated, so it gets time.
-pub(super) const BREAK: Duration = Duration::from_secs(5);
+/// Maximum time that the server may take for a command that is not repeated: it gets more than one that is.
+pub(super) const ONCE: Duration = Duration::from_secs(5);
 
 impl Session {
     /// Reads the document of `name`, and the server's clock at that moment.
@@ -103,12 +103,11 @@ impl Session {
             keep: self
                 .config
                 .keep_millis_for(Duration::from_millis(holder.lease.unsigned_abs())),
-            within: BREAK,
-            statements: Statements::Shared,
+            within: ONCE,
         };
         let (store, sent) = (self.store.clone(), Instant::now());
         let renewing = async move { store.renew(&renewal).await };
-        let renewed = self.in_time(patience(BREAK), renewing).await?;
+        let renewed = self.in_time(patience(ONCE), renewing).await?;
         if let Some(error) = renewed.refused.into_values().next() {
             return Err(error);
         }

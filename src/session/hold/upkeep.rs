@@ -1,0 +1,237 @@
+//! The lease of one hold, from its holder's side: up to when it surely lasts, and when it is renewed next.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::{
+    backoff::{FIRST_PAUSE, LONGEST_PAUSE},
+    config::Config,
+    hold_options::Lease,
+    waitlist::{Grant, RemainingLease, clock::ServerClock, deadline::Deadline},
+};
+
+/// Part of the time left after which a renewal is repeated that was not answered. So there are many more before the
+/// deadline, whatever the lease, and a slow server is not made slower by them.
+const REPEATED_AFTER: u32 = 6;
+
+/// The deadline of a hold, with what became of its renewals so far.
+#[derive(Debug)]
+pub(crate) struct Upkeep {
+    lease: Lease,
+    deadline: Deadline,
+    /// `None`: nobody renews it.
+    renew_at: Option<Instant>,
+    /// Whether no task has the hold. Renewals show it as idle.
+    is_idle: bool,
+    /// Whether the document may show it as idle.
+    shown_idle: bool,
+    /// When it is renewed at the latest to show it as held.
+    show_at: Option<Instant>,
+    /// When its renewal is overdue, unless one is acknowledged before.
+    overdue_at: Option<Instant>,
+    /// When the last renewal was sent, while it is not answered.
+    under_way: Option<Instant>,
+    /// Whether the server refused the last renewal.
+    refused: bool,
+    /// Whether the last renewal failed or has not been answered in time.
+    failing: bool,
+    /// When the deadline was last brought forward, as the server's clock was set ahead: a renewal that was sent before
+    /// that leaves the next one due.
+    shortened_at: Option<Instant>,
+    /// When the hold was made part of a transaction that may not have ended yet.
+    guarded_at: Option<Instant>,
+}
+
+/// The way in which a renewal that is due goes out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::session) enum Turn {
+    /// After the usual one that is on its way.
+    Usual,
+    /// At once, beside others: there is too little time left to wait.
+    Urgent,
+    /// At once, and apart from those that are well: the last one was not answered or was refused, or a transaction of
+    /// the user's holds it up.
+    Apart,
+}
+
+impl Upkeep {
+    pub(super) fn new(grant: &Grant) -> Self {
+        let mut upkeep = Self {
+            lease: grant.lease,
+            deadline: grant.deadline,
+            renew_at: None,
+            is_idle: false,
+            shown_idle: false,
+            show_at: None,
+            overdue_at: None,
+            under_way: None,
+            refused: false,
+            failing: false,
+            shortened_at: None,
+            guarded_at: None,
+        };
+        upkeep.plan(grant.renew_at);
+        upkeep
+    }
+
+    /// Plans the next renewal. It is overdue when the one after it would be due, and while half of the time is left
+    /// that it had.
+    fn plan(&mut self, renew_at: Option<Instant>) {
+        self.renew_at = renew_at;
+        self.overdue_at = renew_at.map(|due_at| {
+            let half = self.left(due_at) / 2;
+            due_at + self.lease.interval.map_or(half, |interval| interval.min(half))
+        });
+    }
+
+    pub(in crate::session) fn deadline(&self) -> Instant {
+        self.deadline.instant()
+    }
+
+    pub(super) fn renew_at(&self) -> Option<Instant> {
+        let show_at = self.show_at.filter(|_| self.renew_at.is_some());
+        self.renew_at.into_iter().chain(show_at).min()
+    }
+
+    /// Returns when its renewal is overdue. A task loses nothing with an idle hold.
+    pub(super) fn overdue_at(&self) -> Option<Instant> {
+        self.overdue_at.filter(|_| !self.is_idle)
+    }
+
+    pub(super) fn turn(&self, now: Instant) -> Turn {
+        if self.under_way.is_some() || self.refused || self.guarded_at.is_some() {
+            Turn::Apart
+        } else if self.urgent_at() <= now {
+            Turn::Urgent
+        } else {
+            Turn::Usual
+        }
+    }
+
+    /// Returns from when on a renewal does not wait for its turn.
+    pub(in crate::session) fn urgent_at(&self) -> Instant {
+        let deadline = self.deadline();
+        deadline.checked_sub(self.lease.urgent_below).unwrap_or(deadline)
+    }
+
+    pub(super) fn is_failing(&self) -> bool {
+        self.failing
+    }
+
+    /// Returns the lease that another task takes over, unless it is in doubt: something about it has failed or is on
+    /// its way, or a transaction hangs on it.
+    pub(super) fn released_lease(&self) -> Option<RemainingLease> {
+        let is_certain = !self.failing && !self.refused && self.under_way.is_none() && self.guarded_at.is_none();
+        let renew_at = self.renew_at.filter(|_| is_certain)?;
+        let deadline = self.deadline;
+        Some(RemainingLease { deadline, renew_at })
+    }
+
+    fn left(&self, now: Instant) -> Duration {
+        self.deadline().saturating_duration_since(now)
+    }
+
+    /// Returns the pause before a renewal that is sent now is repeated.
+    pub(in crate::session) fn pause(&self, now: Instant) -> Duration {
+        (self.left(now) / REPEATED_AFTER).max(FIRST_PAUSE)
+    }
+
+    /// Notes that a renewal is sent; without an answer another goes out beside it at `again`.
+    pub(in crate::session) fn sent(&mut self, sent: Instant, again: Instant) {
+        // This one goes out beside another.
+        self.failing |= self.under_way.is_some();
+        self.under_way = Some(sent);
+        (self.renew_at, self.show_at) = (Some(again), None);
+    }
+
+    /// Notes that a renewal that was sent at `sent` was acknowledged. A lost hold stays lost.
+    ///
+    /// It wakes no task: one that waits for the loss looks again at the deadline that it knows of.
+    pub(in crate::session) fn acknowledged(&mut self, deadline: Deadline, sent: Instant) {
+        // Renewals overtake each other.
+        if deadline.instant() <= self.deadline() {
+            return;
+        }
+        self.deadline = deadline;
+        (self.under_way, self.refused) = (None, false);
+        if self.shortened_at.is_none_or(|at| at <= sent) {
+            self.plan(self.lease.next_renewal(sent));
+            self.failing = false;
+        }
+        self.shown_idle &= self.is_idle || self.show_at.is_some();
+    }
+
+    /// Notes that the renewal that was sent at `sent` failed, unless another has gone out since: not a loss, as long as
+    /// the deadline is ahead. It is repeated a second later at the latest.
+    pub(in crate::session) fn failed(&mut self, sent: Instant, answered: bool, now: Instant) {
+        // A fixed hold whose grant is confirmed needs no more of them.
+        let Some(renew_at) = self.renew_at.filter(|_| self.under_way == Some(sent)) else {
+            return;
+        };
+        self.failing = true;
+        self.under_way = self.under_way.filter(|_| !answered);
+        self.renew_at = Some(renew_at.min(now + self.pause(now).min(LONGEST_PAUSE)));
+    }
+
+    /// Notes that the server refused to renew the hold, which is tried again halfway to the deadline. Returns whether that
+    /// is new.
+    pub(in crate::session) fn refused(&mut self, now: Instant) -> bool {
+        // As above.
+        if self.renew_at.is_none() {
+            return false;
+        }
+        self.failing = true;
+        // A refusal is reported by itself.
+        (self.under_way, self.overdue_at) = (None, None);
+        self.renew_at = Some(now + (self.left(now) / 2).max(FIRST_PAUSE));
+        !std::mem::replace(&mut self.refused, true)
+    }
+
+    /// Brings the deadline forward because the server's clock was set ahead, and has the hold renewed at once by that
+    /// clock.
+    pub(in crate::session) fn shorten(&mut self, clock: &ServerClock, config: &Config, now: Instant) {
+        let before = self.deadline();
+        self.deadline = self.deadline.corrected(clock, config);
+        if self.lease.interval.is_some() {
+            self.failing = true;
+            self.plan(Some(now));
+            if self.deadline() < before {
+                self.shortened_at = Some(now);
+            }
+        }
+    }
+
+    /// Notes that no task has the hold, whose document may show that already.
+    pub(super) fn idle(&mut self, shown_idle: bool) {
+        (self.is_idle, self.shown_idle) = (true, shown_idle);
+    }
+
+    /// Notes that a task has the hold, which its document shows as idle: it is renewed at that time at the latest.
+    pub(super) fn show_held(&mut self, at: Instant) {
+        (self.shown_idle, self.show_at) = (true, Some(at));
+    }
+
+    /// Notes that a renewal may have written it as idle.
+    pub(in crate::session) fn note_shown_idle(&mut self) {
+        self.shown_idle = true;
+    }
+
+    pub(in crate::session) fn is_shown_idle(&self) -> bool {
+        self.shown_idle
+    }
+
+    /// Notes that it becomes part of a transaction: as long as that is open, renewals are not answered.
+    pub(in crate::session) fn guarded(&mut self, at: Instant) {
+        self.guarded_at = Some(at);
+    }
+
+    pub(in crate::session) fn is_guarded(&self) -> bool {
+        self.guarded_at.is_some()
+    }
+
+    /// Notes that a renewal sent at that time was answered, so no transaction from before it is open any more.
+    pub(in crate::session) fn no_transaction_before(&mut self, sent: Instant) {
+        self.guarded_at = self.guarded_at.filter(|guarded_at| *guarded_at >= sent);
+    }
+}

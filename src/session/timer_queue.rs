@@ -1,0 +1,332 @@
+//! The one table of a session's timers: the lines and holds for which something is due, in the order of time.
+//!
+//! A client can hold a hundred thousand locks. So nothing here walks through them all: due work is found at the front
+//! of an ordered set, in steps of a bounded size, and the session's mutex is released between them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    hash::Hash,
+    ops::Bound,
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::hold::{Hold, Turn};
+
+/// Maximum number of locks in one command, and of those dealt with while the session's mutex is held: a few hundred
+/// kilobytes, some milliseconds of the server's time, and half a millisecond of the client's.
+pub(super) const AT_A_TIME: usize = 1_000;
+
+/// Things that are due, each at one time.
+#[derive(Debug)]
+struct TimerQueue<T> {
+    queue: BTreeSet<(Instant, T)>,
+    times: HashMap<T, Instant>,
+}
+
+impl<T> Default for TimerQueue<T> {
+    fn default() -> Self {
+        let (queue, times) = (BTreeSet::new(), HashMap::new());
+        Self { queue, times }
+    }
+}
+
+impl<T: Clone + Hash + Ord> TimerQueue<T> {
+    /// Sets when a thing is due; `None`: not at all.
+    fn set(&mut self, thing: T, at: Option<Instant>) {
+        if let Some(before) = self.times.remove(&thing) {
+            self.queue.remove(&(before, thing.clone()));
+        }
+        if let Some(at) = at {
+            self.times.insert(thing.clone(), at);
+            self.queue.insert((at, thing));
+        }
+    }
+
+    /// Returns the first thing, and when it is due.
+    fn first(&self) -> Option<&(Instant, T)> {
+        self.queue.first()
+    }
+
+    /// Takes the things that are due by then, up to `most`.
+    fn take(&mut self, by: Instant, most: usize) -> Vec<T> {
+        let mut taken = Vec::new();
+        while taken.len() < most
+            && self.first().is_some_and(|(at, _)| *at <= by)
+            && let Some((_, thing)) = self.queue.pop_first()
+        {
+            self.times.remove(&thing);
+            taken.push(thing);
+        }
+        taken
+    }
+
+    /// Counts the things that are due by then, no further than `most`.
+    fn count(&self, by: Instant, most: usize) -> usize {
+        self.queue.iter().take_while(|(at, _)| *at <= by).take(most).count()
+    }
+}
+
+/// All timers of a session, with the holds that they are for.
+#[derive(Debug, Default)]
+pub(super) struct Timers {
+    /// Names whose lines want to be asked for an operation.
+    lines: TimerQueue<Arc<str>>,
+    /// Holds that want attention: they are over unless they are renewed, their renewals are overdue, or they are held
+    /// too long. By their numbers.
+    attention: TimerQueue<u64>,
+    /// Holds that want to be renewed.
+    renewals: BTreeMap<Turn, TimerQueue<u64>>,
+    /// By their numbers, which rise: the oldest first.
+    holds: BTreeMap<u64, Arc<Hold>>,
+    /// The numbers of the holds whose renewals are overdue.
+    overdue: BTreeSet<u64>,
+}
+
+impl Timers {
+    /// Sets when the line of `name` wants to be asked for an operation; `None`: not at all.
+    pub(super) fn plan_line(&mut self, name: &str, at: Option<Instant>) {
+        if self.lines.times.get(name).copied() != at {
+            self.lines.set(name.into(), at);
+        }
+    }
+
+    pub(super) fn came(&mut self, hold: &Arc<Hold>, now: Instant) {
+        self.holds.insert(hold.number, hold.clone());
+        self.update(hold, now);
+    }
+
+    pub(super) fn gone(&mut self, hold: &Hold) {
+        let number = hold.number;
+        self.holds.remove(&number);
+        self.overdue.remove(&number);
+        self.attention.set(number, None);
+        self.renewals.values_mut().for_each(|queue| queue.set(number, None));
+    }
+
+    /// Sets the timers of a hold after its times changed.
+    pub(super) fn update(&mut self, hold: &Hold, now: Instant) {
+        let number = hold.number;
+        if !self.holds.contains_key(&number) {
+            return;
+        }
+        let schedule = hold.schedule(now);
+        self.attention.set(number, schedule.attend_at);
+        if schedule.is_overdue {
+            self.overdue.insert(number);
+        } else {
+            self.overdue.remove(&number);
+        }
+        self.renewals.values_mut().for_each(|queue| queue.set(number, None));
+        if schedule.renew_at.is_some() {
+            let queue = self.renewals.entry(schedule.turn).or_default();
+            queue.set(number, schedule.renew_at);
+        }
+    }
+
+    /// Takes the names whose lines are due now.
+    pub(super) fn take_lines(&mut self, now: Instant) -> Vec<Arc<str>> {
+        self.lines.take(now, AT_A_TIME)
+    }
+
+    /// Takes the holds that want attention now. The caller puts those that go on back by [`Timers::update`].
+    pub(super) fn take_attention(&mut self, now: Instant) -> Vec<Arc<Hold>> {
+        let taken = self.attention.take(now, AT_A_TIME);
+        taken
+            .iter()
+            .filter_map(|number| self.holds.get(number).cloned())
+            .collect()
+    }
+
+    /// Takes the holds that are to be renewed by then in this turn. The caller puts them back by [`Timers::update`].
+    pub(super) fn take_renewals(&mut self, turn: Turn, by: Instant, most: usize) -> Vec<Arc<Hold>> {
+        let taken = self.renewals.get_mut(&turn).map(|queue| queue.take(by, most));
+        let taken = taken.iter().flatten();
+        taken.filter_map(|number| self.holds.get(number).cloned()).collect()
+    }
+
+    /// Returns the hold that is to be renewed first in this turn, and when.
+    pub(super) fn first_renewal(&self, turn: Turn) -> Option<(Instant, &Arc<Hold>)> {
+        let (at, number) = self.renewals.get(&turn)?.first()?;
+        Some((*at, self.holds.get(number)?))
+    }
+
+    /// Counts the holds that are to be renewed by then in this turn, no further than `most`.
+    pub(super) fn count_renewals(&self, turn: Turn, by: Instant, most: usize) -> usize {
+        self.renewals.get(&turn).map_or(0, |queue| queue.count(by, most))
+    }
+
+    /// Returns when a line or the attention to a hold is due next.
+    pub(super) fn next(&self) -> Option<Instant> {
+        let line = self.lines.first().map(|(at, _)| *at);
+        let attention = self.attention.first().map(|(at, _)| *at);
+        line.into_iter().chain(attention).min()
+    }
+
+    /// Returns the number of holds whose renewals are overdue.
+    pub(super) fn overdue(&self) -> usize {
+        self.overdue.len()
+    }
+
+    /// Returns the time that is left to the overdue holds that were granted first.
+    pub(super) fn left_to_overdue(&self, now: Instant) -> Duration {
+        let holds = self.overdue.iter().take(AT_A_TIME);
+        let ends = holds
+            .filter_map(|number| self.holds.get(number))
+            .map(|hold| hold.deadline());
+        ends.min().unwrap_or(now).saturating_duration_since(now)
+    }
+
+    /// Returns the number of holds.
+    pub(super) fn len(&self) -> usize {
+        self.holds.len()
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        let queues = self.renewals.values().chain([&self.attention]);
+        let is_empty = self.lines.queue.is_empty() && self.overdue.is_empty() && self.holds.is_empty();
+        is_empty && queues.into_iter().all(|queue| queue.queue.is_empty())
+    }
+
+    /// Returns the hold that was granted first.
+    pub(super) fn oldest(&self) -> Option<&Arc<Hold>> {
+        self.holds.first_key_value().map(|(_, hold)| hold)
+    }
+
+    /// Returns the next holds after the one of that number, in the order of their grants.
+    pub(super) fn after(&self, number: u64) -> Vec<Arc<Hold>> {
+        let range = (Bound::Excluded(number), Bound::Unbounded);
+        let holds = self.holds.range(range).take(AT_A_TIME);
+        holds.map(|(_, hold)| hold.clone()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        config::Settings,
+        hold_options::Terms,
+        protocol::Kind,
+        waitlist::{Grant, How, deadline::Deadline},
+    };
+
+    const LEASE: Duration = Duration::from_secs(30);
+
+    fn hold(number: u32, renew_at: Instant, end: Instant) -> Arc<Hold> {
+        let grant = Grant {
+            token: 1,
+            granted_as: 1,
+            used: (Kind::Mutex, 1),
+            permits: 1,
+            lease: Terms::default().lease(&Settings::default().unchecked()),
+            deadline: Deadline::at(end),
+            renew_at: Some(renew_at),
+            how: How::AtOnce,
+        };
+        Arc::new(Hold::new(format!("a-{number}"), format!("lock {number}"), &grant))
+    }
+
+    fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_due_comes_in_order_and_no_more_of_it_than_is_asked_for() {
+        let now = Instant::now();
+        let mut timers = Timers::default();
+        let holds: Vec<_> = (0..100_u32)
+            .map(|number| hold(number, now + seconds(100 - u64::from(number)), now + 4 * LEASE))
+            .collect();
+        for hold in &holds {
+            timers.came(hold, now);
+        }
+        let first = timers.first_renewal(Turn::Usual).unwrap();
+        assert_eq!((first.0, first.1.number), (now + seconds(1), holds[99].number));
+        assert!(timers.take_renewals(Turn::Usual, now, 10).is_empty());
+        let numbers = |taken: Vec<Arc<Hold>>| -> Vec<u64> { taken.iter().map(|hold| hold.number).collect() };
+        let last: Vec<u64> = holds.iter().rev().map(|hold| hold.number).collect();
+        let mut take = |by, most| numbers(timers.take_renewals(Turn::Usual, now + seconds(by), most));
+        assert_eq!(take(50, 10), last[..10]);
+        assert_eq!(take(50, 100), last[10..50]);
+        // A hold that was renewed meanwhile has another place, and so has one that was taken and is put back.
+        holds[49]
+            .upkeep()
+            .acknowledged(Deadline::at(now + 5 * LEASE), now + seconds(194));
+        timers.update(&holds[49], now);
+        timers.update(&holds[99], now);
+        let due = timers.take_renewals(Turn::Usual, now + seconds(51), 100);
+        assert_eq!(numbers(due), [holds[99].number]);
+        // By age, whatever is due.
+        assert_eq!(
+            numbers(timers.after(holds[96].number)),
+            last[..3].iter().rev().copied().collect::<Vec<_>>()
+        );
+        for hold in &holds {
+            timers.gone(hold);
+        }
+        assert!(timers.is_empty(), "{timers:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_moves_with_what_becomes_of_its_renewals() {
+        let now = Instant::now();
+        let mut timers = Timers::default();
+        let hold = hold(1, now, now + LEASE);
+        timers.came(&hold, now);
+        let turns = |timers: &Timers| {
+            let turns = [Turn::Usual, Turn::Urgent, Turn::Apart].into_iter();
+            turns
+                .filter(|turn| timers.first_renewal(*turn).is_some())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(turns(&timers), [Turn::Usual]);
+        hold.upkeep().sent(now, now);
+        timers.update(&hold, now);
+        assert_eq!(turns(&timers), [Turn::Apart]);
+        hold.upkeep().failed(now, true, now);
+        timers.update(&hold, now);
+        assert_eq!(turns(&timers), [Turn::Usual]);
+        assert!(hold.upkeep().refused(Instant::now()));
+        assert!(!hold.upkeep().refused(Instant::now()));
+        timers.update(&hold, now);
+        assert_eq!(turns(&timers), [Turn::Apart]);
+        hold.upkeep()
+            .acknowledged(Deadline::at(now + LEASE + seconds(1)), now - seconds(6));
+        timers.update(&hold, now);
+        assert_eq!(turns(&timers), [Turn::Usual]);
+        hold.upkeep().guarded(now);
+        timers.update(&hold, now);
+        assert_eq!(turns(&timers), [Turn::Apart]);
+        hold.upkeep().no_transaction_before(now + seconds(1));
+        // Most of its lease is over.
+        let late = now + seconds(20);
+        assert_eq!((timers.overdue(), timers.take_attention(late).len()), (0, 1));
+        timers.update(&hold, late);
+        assert_eq!(turns(&timers), [Turn::Urgent]);
+        assert_eq!((timers.overdue(), timers.left_to_overdue(late)), (1, seconds(11)));
+        assert!(timers.take_attention(late).is_empty());
+        let over = now + LEASE + seconds(1);
+        assert_eq!(timers.take_attention(over).len(), 1);
+        assert!(timers.take_attention(over).is_empty());
+        timers.gone(&hold);
+        assert!(timers.is_empty(), "{timers:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_line_is_due_once_at_the_last_time_that_was_said() {
+        let now = Instant::now();
+        let mut timers = Timers::default();
+        timers.plan_line("x", Some(now + seconds(5)));
+        timers.plan_line("x", Some(now + seconds(2)));
+        timers.plan_line("y", Some(now + seconds(1)));
+        timers.plan_line("y", None);
+        assert_eq!(timers.next(), Some(now + seconds(2)));
+        assert!(timers.take_lines(now).is_empty());
+        assert_eq!(timers.take_lines(now + seconds(9)), ["x".into()]);
+        assert!(timers.is_empty(), "{timers:?}");
+    }
+}
