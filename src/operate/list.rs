@@ -15,14 +15,10 @@ use crate::{
     inspect::LockInfo,
     protocol::{Kind, State},
     session::UserHandle,
-    store::{Listed, Selection, Unreadable, View},
+    store::{Listed, Selection, UNREADABLE_LISTED_MOST, Unreadable, View},
     telemetry,
     world::{Async, World},
 };
-
-/// Limits the unreadable documents that one list reports to operators: if there are more, these are enough to look for
-/// the others.
-const UNREADABLE_REPORTED: usize = 256;
 
 /// Maximum number of documents of the user's own in a list. A free lock stays in its document, so there can be as many
 /// as the user has documents, and they are all kept in memory.
@@ -184,11 +180,12 @@ impl<W: World> List<W> {
             unreadable,
             now,
             more,
+            ..
         } = listing.await?;
         if more {
             return Err(OperateError::TooMany { most: LISTED_MOST });
         }
-        for document in unreadable.iter().take(UNREADABLE_REPORTED) {
+        for document in unreadable.iter().take(UNREADABLE_LISTED_MOST) {
             telemetry::unreadable(&document.name, &document.problem);
         }
         let mut locks: Vec<_> = found

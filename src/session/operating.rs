@@ -32,9 +32,9 @@ impl Session {
     pub(crate) async fn observe(self: &Arc<Self>, name: &str) -> Result<Option<(State, Exchange)>, ServerError> {
         let reading = self.read_some(1, |store, arrival| {
             let names = [name.to_owned()];
-            async move { store.observe(&names, &arrival).await }
+            async move { store.read_as_of(View::Committed(None), &names, &arrival).await }
         });
-        let (mut documents, exchange) = reading.await?;
+        let (mut documents, exchange, _) = reading.await?;
         let found = documents.remove(name).transpose().map_err(ServerError::from)?;
         Ok(found.map(|state| (state, exchange)))
     }

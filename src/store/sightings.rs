@@ -1,8 +1,8 @@
-//! Documents as they are listed and followed, for operators and observers.
+//! Documents as they are listed, for operators and observers.
 
 use std::fmt;
 
-use super::name;
+use super::{LogTime, name};
 use crate::protocol::{Kind, ServerTime, State, document::Malformed};
 
 /// Conditions on the documents of a list: each one that is set must be met.
@@ -32,6 +32,8 @@ pub(crate) struct Listed {
     pub(crate) unreadable: Vec<Unreadable>,
     /// The server's clock.
     pub(crate) now: Option<ServerTime>,
+    /// A time in the server's log, no later than which the documents were so; `None` where it tells none.
+    pub(crate) as_of: Option<LogTime>,
     /// Whether more documents match than may be listed; those beyond are left out.
     pub(crate) more: bool,
 }
@@ -54,9 +56,9 @@ impl Listed {
     }
 }
 
-/// Maximum number of the user's own documents that a list reports as not being locks: if the wrong field is named,
-/// every document is reported.
-const UNREADABLE_LISTED_MOST: usize = 1_000;
+/// Maximum number of documents that are reported as not being locks: if the wrong field is named, every document of the
+/// user's own is.
+pub(crate) const UNREADABLE_LISTED_MOST: usize = 1_000;
 
 /// A document in a collection of locks that is not the document of a lock.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -76,26 +78,6 @@ impl Unreadable {
             problem: problem.to_string(),
         }
     }
-}
-
-/// A sighting of an observer's stream.
-#[derive(Clone, Debug)]
-pub(crate) enum NamedSighting {
-    Of(String, Sighting),
-    /// A document was written that is not the document of a lock.
-    Unreadable(Unreadable),
-    /// Anything can have happened to any document.
-    Everything,
-}
-
-/// A sighting of one document.
-#[derive(Clone, Debug)]
-pub(crate) enum Sighting {
-    State(Box<State>),
-    /// The document was deleted.
-    Gone,
-    /// The document must be read to know.
-    Unclear,
 }
 
 #[cfg(test)]

@@ -132,7 +132,7 @@ pub(super) const SESSIONS: Meter = Meter {
 pub(super) const INTERRUPTIONS: Meter = Meter {
     name: "watchlock_stream_interruptions_total",
     kind: MeterKind::Counter,
-    labels: &["stream", "error"],
+    labels: &["error"],
     per_lock: false,
     help: "Change streams that broke or fell silent",
 };

@@ -100,7 +100,8 @@ impl Session {
             is_reported: false,
         };
         let mut freed = self.claims.freed.subscribe();
-        self.watch_free();
+        // The stream reports what becomes free, as long as a task has subscribed to it.
+        self.need_stream();
         let mut backoff = Backoff::default();
         loop {
             wait.is_reported = freed.borrow_and_update().next == NextFreed::Reported;
