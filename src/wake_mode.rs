@@ -31,12 +31,8 @@ pub enum PollingReason {
     Standalone,
     /// The user of the connection lacks the privilege `changeStream` (or `find`) on the collection.
     NotPermitted,
-    /// The stream broke or could not be opened, and a waiter or holder needs it; it is being re-opened.
+    /// The stream broke or could not be opened, and a waiter, holder or observer needs it; it is being re-opened.
     Interrupted,
-    /// The client has as many change streams open as it may have; see
-    /// [`max_streams`](crate::LockClientBuilder::max_streams). The stream of the locks always has room, so this reason
-    /// only occurs for [locks in documents](crate::documents::DocumentLocks::wake_mode).
-    StreamLimit,
 }
 
 impl WakeMode {
@@ -49,7 +45,7 @@ impl WakeMode {
     /// next time.
     pub(crate) fn at_rest(self) -> Self {
         match self {
-            Self::Polling(PollingReason::Interrupted | PollingReason::StreamLimit) => Self::ChangeStream,
+            Self::Polling(PollingReason::Interrupted) => Self::ChangeStream,
             other => other,
         }
     }
@@ -72,7 +68,6 @@ impl fmt::Display for PollingReason {
             Self::Standalone => "as the server is a standalone",
             Self::NotPermitted => "as the privilege changeStream is missing",
             Self::Interrupted => "as the change stream is interrupted",
-            Self::StreamLimit => "as the client has reached its limit of change streams",
         })
     }
 }

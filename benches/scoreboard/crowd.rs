@@ -45,6 +45,9 @@ const WRITES: i32 = 3_000;
 /// Pause between two of these writes, as one writer after the other would wake waiting cursors together.
 const PAUSE: Duration = Duration::from_millis(2);
 
+/// Number of observers, of latches, of barriers and of holds of one client.
+const OBSERVERS: usize = 16;
+
 /// Maximum time for streams to end: twice that for which the server keeps an unanswered `getMore`.
 const STREAMS_END: Duration = Duration::from_secs(10);
 
@@ -105,6 +108,31 @@ pub(crate) async fn crowd(cluster: &Cluster) -> Result<Crowd> {
         elapsed,
         commands,
     })
+}
+
+/// Returns the number of open change streams of one client that observes, waits at latches and barriers, and holds.
+pub(crate) async fn streams_of_observers(cluster: &Cluster) -> Result<usize> {
+    let peer = Peer::new(cluster).await?;
+    let (mut holds, mut leaders, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
+    for number in 0..OBSERVERS {
+        holds.push(peer.locks.mutex(format!("held {number}")).acquire().await?);
+        leaders.push(peer.locks.election(format!("led {number}")).observe());
+        let (latch, barrier) = (
+            peer.locks.latch(format!("latch {number}"), 1),
+            peer.locks.barrier(format!("barrier {number}"), 2),
+        );
+        waiting.push(tokio::spawn(async move {
+            // They end with the client.
+            drop(tokio::join!(latch.wait(), barrier.wait()));
+        }));
+    }
+    for observed in &mut leaders {
+        observed.next().await.transpose()?;
+    }
+    sleep(SETTLING).await;
+    let open = streams(&peer.driver).await?;
+    peer.locks.shutdown().await;
+    Ok(open)
 }
 
 /// Returns the number of open change streams.

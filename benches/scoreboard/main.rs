@@ -273,6 +273,11 @@ async fn crowd(board: &mut Board) -> Result<()> {
     let cluster = start(Cluster::replica_set(1), "what 64 clients that wait cost everybody else").await?;
     let tax = crowd::tax(&cluster).await?;
     board.enter(board::TAX_64, tax.ratio(), tax.to_string());
+    drop(cluster);
+    let cluster = start(Cluster::replica_set(1), "the streams of one client with 64 observers").await?;
+    let streams = crowd::streams_of_observers(&cluster).await?;
+    let of = "of one client with 64 observers, latches, barriers and holds".to_owned();
+    board.enter(board::STREAMS_64, streams as f64, of);
     Ok(())
 }
 

@@ -46,9 +46,9 @@ const SKEW: Duration = Duration::from_secs(1);
 /// Maximum time for a member to say its time.
 const MEMBER_ANSWERED: Duration = Duration::from_secs(5);
 
-/// Connections of one client: its change streams, and those for the operations with which it begins. See
+/// Connections of one client: that of its change stream, and those for the operations with which it begins. See
 /// `docs/operating.md`, Connections.
-const STREAMS: u32 = 4;
+const STREAMS: u32 = 1;
 const COMMANDS: u32 = 6;
 
 /// The driver's default pool size.
@@ -272,8 +272,8 @@ fn pool(place: &Place) -> Check {
         return Check::ok(
             "pool",
             format!(
-                "{found}; a client takes up to {STREAMS} for change streams, and begins with {COMMANDS} for commands; under \
-                 load it uses more, and the guide's page Operating says how many"
+                "{found}; a client takes {STREAMS} for its change stream, and begins with {COMMANDS} for commands; under load, and \
+                 for documents, it uses more, and the guide's page Operating says how many"
             ),
         );
     }
@@ -283,9 +283,8 @@ fn pool(place: &Place) -> Check {
             .to_owned()
     } else {
         format!(
-            "set maxPoolSize to {} or more for each client on the pool: {STREAMS} for change streams \
-             (LockClientBuilder::max_streams can lower that) and {COMMANDS} for the first commands; your own operations come \
-             on top",
+            "set maxPoolSize to {} or more for each client on the pool: {STREAMS} for its change stream and {COMMANDS} for the \
+             first commands; your own operations come on top",
             STREAMS + COMMANDS
         )
     };

@@ -11,7 +11,7 @@ use crate::{
     hold_watch::HoldWatch,
     input::{
         InvalidInput, at_least, at_most, below, check_duration, check_history, check_hold_watch, check_keep_idle,
-        check_metered, check_name, check_operations, check_owner_id, check_streams, check_text,
+        check_metered, check_name, check_operations, check_owner_id, check_text,
     },
     metric_names::Metered,
     protocol::{Identity, Owner, Record, ServerTime},
@@ -31,10 +31,6 @@ const SKEW_LEAST: Duration = Duration::from_millis(5);
 /// The fraction of a time by which two clocks may have drifted apart at its end: 0.1 %. NTP slews a disciplined clock
 /// by at most half of that, and an undisciplined quartz is off by a tenth of it.
 const DRIFT: u32 = 1_000;
-
-/// Default number of change streams that a client may have open: less than half of the ten connections that the
-/// driver's pool has by default.
-const STREAMS: u32 = 4;
 
 /// Minimum limit of a hold: with less, its time could be over before its owner learns of the grant.
 const LIMIT_LEAST: Duration = Duration::from_millis(10);
@@ -62,13 +58,11 @@ pub struct Config {
     pub poll_quickest: Duration,
     pub wake_source: WakeSource,
     pub hold_watch: HoldWatch,
-    /// Number of change streams that may be open at a time.
-    pub max_streams: u32,
     /// Number of operations of each session that may be on their way at once.
     pub max_operations: usize,
     /// Number of hand-overs before the turn of the first waiter without a stream.
     pub near: u64,
-    /// The members of the replica set that serve the streams of holders, waiters and claims.
+    /// The members of the replica set that serve the change streams.
     pub stream_read_preference: ReadPreference,
     /// Whether holds are handed from task to task without the server.
     pub hands_on: bool,
@@ -149,7 +143,6 @@ impl Config {
         at_most("claim lease", claim_lease, "lease", lease)?;
         at_most("claim lease", claim_lease, "longest accepted value", RETENTION_LEAST)?;
         at_most("shortest poll interval", poll_least, "longest", poll_most)?;
-        check_streams(self.max_streams)?;
         check_operations(self.max_operations)?;
         check_hold_watch(self.hold_watch)?;
         self.limits.check()?;
@@ -265,7 +258,6 @@ pub struct Settings {
     pub poll_interval: Option<(Duration, Duration)>,
     pub wake_source: WakeSource,
     pub hold_watch: HoldWatch,
-    pub max_streams: Option<u32>,
     pub max_operations: Option<u32>,
     pub near: Option<u64>,
     pub stream_read_preference: Option<ReadPreference>,
@@ -301,7 +293,6 @@ impl Settings {
             poll_interval: None,
             wake_source: WakeSource::default(),
             hold_watch: HoldWatch::default(),
-            max_streams: None,
             max_operations: None,
             near: None,
             stream_read_preference: None,
@@ -340,7 +331,6 @@ impl Settings {
                 .unwrap_or((Duration::from_millis(10), Duration::from_millis(500))),
             wake_source: self.wake_source,
             hold_watch: self.hold_watch,
-            max_streams: self.max_streams.unwrap_or(STREAMS),
             // They leave room in the driver's pool, which has ten connections by default. More get hardly more done, as
             // locks share commands.
             max_operations: usize::try_from(self.max_operations.unwrap_or(6)).unwrap_or(0),
@@ -476,8 +466,6 @@ mod tests {
             |given| given.poll_interval = Some((Duration::ZERO, SECOND)),
             ["0ns", "1ms"],
         );
-        refused(|given| given.max_streams = Some(0), ["streams is 0", "1 to 100"]);
-        refused(|given| given.max_streams = Some(101), ["streams is 101", "1 to 100"]);
         for (watch, words) in [
             (HoldWatch::Budget { millicores: 0 }, ["0 thousandths", "1 to 64000"]),
             (

@@ -165,20 +165,6 @@ impl<W: World> LockClientBuilder<W> {
         self
     }
 
-    /// Sets how many change streams the client may have open at a time, so that they leave room in the driver's
-    /// connection pool; 4 by default, 1 to 100.
-    ///
-    /// Each open stream occupies one of the pool's connections (`maxPoolSize`, 10 by default). There is one for the
-    /// locks while one is held for long or a waiter is about to be served, which always has room; one for each
-    /// collection (and [field](crate::documents::DocumentLocks::field)) of documents with a waiter, a claim or a long
-    /// hold; and one for each [`watch`](LockClient::watch), [`watch_all`](LockClient::watch_all) and
-    /// [`observe`](crate::election::Election::observe). Beyond the limit, the first that need a stream get one, and
-    /// the others poll until there is room.
-    pub fn max_streams(mut self, streams: u32) -> Self {
-        self.settings.max_streams = Some(streams);
-        self
-    }
-
     /// Sets how many commands for operations (acquires, releases and their like) the client may have on their way at a
     /// time; 6 by default, 1 to 1,000. The locks of each collection, [field](crate::documents::DocumentLocks::field) or
     /// [array](crate::documents::DocumentLocks::element) of documents have the same number for themselves.
@@ -193,14 +179,13 @@ impl<W: World> LockClientBuilder<W> {
         self
     }
 
-    /// Sets which members of the replica set serve the change streams of the client's holders, waiters and claims; the
-    /// primary by default.
+    /// Sets which members of the replica set serve the client's change streams; the primary by default.
     ///
     /// An open stream costs its server some time for every write of the whole set, to any collection. With
     /// [`SecondaryPreferred`](ReadPreference::SecondaryPreferred) the primary is spared that time, and waiters are
     /// woken later by the secondary's lag. With [`Secondary`](ReadPreference::Secondary) waiters poll if the set has no
     /// secondary. Correctness never depends on it: a grant is checked against the clock of the server that made it, and
-    /// all writes and reads stay with the primary, as do the streams of observers, latches and barriers.
+    /// all writes and reads stay with the primary.
     pub fn stream_read_preference(mut self, preference: ReadPreference) -> Self {
         self.settings.stream_read_preference = Some(preference);
         self

@@ -29,7 +29,7 @@ use crate::{
     },
     name::LockName,
     operate::{events::Events, list::List, watch::LockEvent},
-    session::{ClientLife, Session, UserHandle, streams::follow::Scope},
+    session::{ClientLife, Session, UserHandle, streams::observers::Scope},
     store::{Connection, MemoryStore, Store, collection::PlaceId, place::Paths},
     token::FencingToken,
     wake_mode::{PollingReason, WakeMode, WakeSource},
@@ -179,7 +179,7 @@ impl LockClient {
             _ => WakeMode::ChangeStream,
         };
         // Operators are notified while none of our internal locks is held.
-        let session = self.session.beside(store, mode);
+        let session = Session::new(self.session.config.clone(), store, None, mode);
         if by_driver {
             session.live_with(&self.session);
         }
@@ -423,8 +423,8 @@ impl<W: World> LockClient<W> {
     /// begins with a grant for each present holder.
     ///
     /// The final state always arrives, even if the stream breaks: it is resumed where it broke. A state that lasted for
-    /// less than a hop (about a millisecond; while polling, the longest poll interval) may be skipped: the server looks
-    /// the document up when it reports a change of some of its fields.
+    /// less than a hop (a millisecond or two; while polling, the longest poll interval) may be skipped: the document is
+    /// read when the server reports a change. So may those that a caller leaves waiting, beyond 64.
     ///
     /// # Panics
     ///
@@ -455,11 +455,10 @@ impl<W: World> LockClient<W> {
     }
 
     /// Returns the events of every lock in the collection, as they happen: the events of [`watch`](Self::watch), each
-    /// with the name of its lock, through one change stream. It begins with a grant for each present holder of each
-    /// lock.
+    /// with the name of its lock. It begins with a grant for each present holder of each lock.
     ///
-    /// The guarantees are those of [`watch`](Self::watch). The stream also receives, and skips, each renewal of each
-    /// lock, so it is for operators and not for every process of an application.
+    /// The guarantees are those of [`watch`](Self::watch). As long as it lives, the client's change stream also receives
+    /// each renewal of each lock, so it is for operators and not for every process of an application.
     ///
     /// # Panics
     ///

@@ -32,7 +32,7 @@ use crate::{
         patience::{Try, Wait},
     },
     operate::{events::Events, list::List, watch::LockEvent},
-    session::{UserHandle, streams::follow::Scope},
+    session::{UserHandle, streams::observers::Scope},
     store::{
         InPlace, MemoryStore, MongoStore, Store,
         collection::{PlaceId, UserCollection},
@@ -62,8 +62,7 @@ const DEFAULT_FIELD: &str = "watchlock";
 /// All `DocumentLocks` that a client makes for the same collection and field of one driver client share one session.
 /// The session has one change stream on the collection, opened while somebody waits, claims or holds for long, and one
 /// heartbeat for all its holds, with the settings of the client. It lasts as long as one of the `DocumentLocks` or a
-/// handle does, so keep one and clone it. A [setting of the client](crate::LockClientBuilder::max_streams) limits the
-/// number of collections that have a stream at a time; the others poll.
+/// handle does, so keep one and clone it. Each stream occupies a connection of the driver's pool.
 ///
 /// # Guarantees
 ///

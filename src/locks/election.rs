@@ -2,7 +2,7 @@
 
 mod candidacy;
 
-use std::{future::Future, marker::PhantomData, ops::ControlFlow, time::SystemTime};
+use std::{future::Future, marker::PhantomData, ops::ControlFlow, sync::Arc, time::SystemTime};
 
 use super::{acquire::Acquire, options::Options, patience::Wait, request::Share};
 #[cfg(feature = "sync")]
@@ -16,7 +16,7 @@ use crate::{
     name::LockName,
     operate::events::{Events, Followed},
     protocol::{Kind, State},
-    session::{UserHandle, streams::follow::Scope},
+    session::{UserHandle, streams::observers::Scope},
     token::FencingToken,
     world::{Async, World},
 };
@@ -100,10 +100,9 @@ impl Leader {
 impl Followed for Option<Leader> {
     type Past = Option<Self>;
 
-    fn next(past: &mut Option<Self>, _: String, state: Result<Option<State>, String>) -> Vec<Self> {
-        // A document that is no lock has no leader, which is reported separately.
-        let Ok(state) = state else { return Vec::new() };
-        let leader = state.as_ref().and_then(Leader::of);
+    fn next(past: &mut Option<Self>, _: String, seen: Result<Option<Arc<State>>, String>) -> Vec<Self> {
+        // A document that is no lock has no leader.
+        let leader = seen.ok().flatten().and_then(|state| Leader::of(&state));
         // Renewals and queued candidates change nothing for an observer.
         if past.replace(leader.clone()).as_ref() == Some(&leader) {
             return Vec::new();

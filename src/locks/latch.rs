@@ -8,6 +8,7 @@ use std::{fmt, future::Future, marker::PhantomData, time::Duration};
 use tokio::time::sleep;
 
 use crate::{
+    backoff::{Backoff, LONGEST_PAUSE},
     config::millis,
     error::{AcquireError, InvalidInput, ReleaseError},
     handle::{Held, Released},
@@ -26,13 +27,6 @@ const COUNTS_FOR: Duration = Duration::from_secs(24 * 3600);
 
 /// Shortest time for which an arrival can count: the clocks of two primaries may differ by a second.
 const COUNTS_LEAST: Duration = Duration::from_secs(1);
-
-/// Time after which an arrival that found all places taken looks again whether they are arrivals.
-const LOOKS_AGAIN: Duration = Duration::from_secs(1);
-
-/// First pause of an arrival while another one of the same party is under way. It doubles up to [`LOOKS_AGAIN`], as the
-/// other process may have died, which leaves its place taken for the rest of its lease.
-const TWIN: Duration = Duration::from_millis(50);
 
 /// Maximum number of arrivals. Each is an entry of about 300 bytes in one document, which every write rewrites: the
 /// bound of a [queue](crate::protocol::QUEUE_MOST), for the same reason.
@@ -254,7 +248,7 @@ impl<W: World> Latch<W> {
     /// Takes a place, and leaves it taken.
     async fn arrive(&self, party: Option<String>) -> Result<(), AcquireError> {
         self.check()?;
-        let mut pause = TWIN;
+        let mut twin = Backoff::default();
         loop {
             if self.is_done(party.as_deref()).await? {
                 return Ok(());
@@ -265,10 +259,10 @@ impl<W: World> Latch<W> {
             };
             match &party {
                 Some(party) if self.has_twin(&place, party).await? => {
-                    // The other one arrives or dies; either way this one looks again.
+                    // The other one arrives or dies, which leaves its place taken for the rest of its lease; either way
+                    // this one looks again.
                     let _ = place.release().await;
-                    sleep(pause).await;
-                    pause = (2 * pause).min(LOOKS_AGAIN);
+                    sleep(twin.failed()).await;
                 }
                 _ if self.leave_taken(place).await? => return Ok(()),
                 // It was lost before it was counted.
@@ -293,7 +287,8 @@ impl<W: World> Latch<W> {
             tokio::select! {
                 biased;
                 place = &mut acquire => return place.map(Some),
-                () = sleep(LOOKS_AGAIN) => {}
+                // Those who have the places may arrive meanwhile.
+                () = sleep(LONGEST_PAUSE) => {}
             }
             if self.is_done(party).await? {
                 return Ok(None);

@@ -1,5 +1,7 @@
 //! A lock whose document is watched, and not only asked for: the common part of the latch and the barrier.
 
+use std::sync::Arc;
+
 use crate::{
     error::{AcquireError, InvalidInput, KindMismatch},
     hold_options::Terms,
@@ -9,7 +11,7 @@ use crate::{
     protocol::{Exchange, Kind, State},
     session::{
         UserHandle,
-        streams::follow::{Observation, Observations, Scope, follow},
+        streams::{Observations, observers::Scope},
     },
 };
 
@@ -57,12 +59,13 @@ impl Places {
         if let Some(now) = exchange.now {
             state.holders.retain(|holder| holder.until > now);
         }
-        Ok(Some(self.fits(state)?))
+        self.check_fit(&state)?;
+        Ok(Some(state))
     }
 
     /// Begins to watch the document.
     pub(super) fn watch(&self) -> Watch<'_> {
-        let observations = follow(self.session.clone(), Scope::One(self.name.to_string()));
+        let observations = Observations::begin(self.session.clone(), Scope::One(self.name.to_string()));
         Watch {
             places: self,
             observations,
@@ -71,14 +74,14 @@ impl Places {
         }
     }
 
-    /// Returns the state, if it is one of this kind and number of places.
-    fn fits(&self, state: State) -> Result<State, KindMismatch> {
+    /// Refuses a state that is of another kind or number of places.
+    fn check_fit(&self, state: &State) -> Result<(), KindMismatch> {
         let (kind, count) = (self.kind, i64::from(self.count));
         let is_idle = state.holders.is_empty();
         if !is_idle && (state.kind, state.capacity) != (kind, count) {
-            return Err(KindMismatch::new(&self.name, &state, kind, count));
+            return Err(KindMismatch::new(&self.name, state, kind, count));
         }
-        Ok(state)
+        Ok(())
     }
 }
 
@@ -88,14 +91,14 @@ impl Places {
 pub(super) struct Watch<'a> {
     places: &'a Places,
     observations: Observations,
-    last: Option<State>,
+    last: Option<Arc<State>>,
     mismatch: Option<KindMismatch>,
 }
 
 impl Watch<'_> {
     /// Returns the last state that was seen.
     pub(super) fn last(&self) -> Option<&State> {
-        self.last.as_ref()
+        self.last.as_deref()
     }
 
     /// Returns the error if the last state was of another use of the name, and still is. A majority can have that state
@@ -111,16 +114,14 @@ impl Watch<'_> {
     pub(super) async fn changed(&mut self) -> Result<(), AcquireError> {
         loop {
             match self.observations.next().await {
-                Some(Ok(Observation::State(_, state))) => {
-                    let state = state.map(|state| self.places.fits(state)).transpose();
-                    (self.last, self.mismatch) = match state {
-                        Ok(state) => (state, None),
-                        Err(mismatch) => (None, Some(mismatch)),
-                    };
+                Some(Ok((_, Ok(state)))) => {
+                    let fit = state.as_ref().map_or(Ok(()), |state| self.places.check_fit(state));
+                    self.mismatch = fit.err();
+                    self.last = state.filter(|_| self.mismatch.is_none());
                     return Ok(());
                 }
                 // Not a lock's document. Nobody else may read it, and it is told once.
-                Some(Ok(Observation::Unreadable(_))) => drop(self.places.newest().await?),
+                Some(Ok((_, Err(_)))) => drop(self.places.newest().await?),
                 Some(Err(error)) => return Err(error.into()),
                 None => return Err(AcquireError::Closed),
             }

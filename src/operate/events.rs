@@ -5,6 +5,7 @@ use std::{
     fmt,
     marker::PhantomData,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
@@ -17,9 +18,8 @@ use crate::{
     protocol::State,
     session::{
         UserHandle,
-        streams::follow::{Observation, Observations, Scope, follow},
+        streams::{Observations, observers::Scope},
     },
-    store::Unreadable,
     world::{Async, World},
 };
 
@@ -29,7 +29,7 @@ pub trait Followed: Sized + Unpin {
     type Past: Default + fmt::Debug + Unpin;
 
     /// Returns the values that follow from the next state of a lock; from a document that is not one, and why.
-    fn next(past: &mut Self::Past, name: String, state: Result<Option<State>, String>) -> Vec<Self>;
+    fn next(past: &mut Self::Past, name: String, seen: Result<Option<Arc<State>>, String>) -> Vec<Self>;
 }
 
 /// Events, as they happen: a stream; in the blocking world an iterator.
@@ -52,7 +52,7 @@ impl<T: Followed, W: World> Events<T, W> {
     pub(crate) fn new(of: Result<(UserHandle, Scope), InvalidInput>) -> Self {
         Self {
             observations: of
-                .map(|(session, scope)| W::within(|| follow(session, scope)))
+                .map(|(session, scope)| W::within(|| Observations::begin(session, scope)))
                 .map_err(|error| Some(error.into())),
             past: T::Past::default(),
             next: VecDeque::new(),
@@ -69,13 +69,14 @@ impl<T: Followed, W: World> Events<T, W> {
                 Ok(observations) => observations,
                 Err(error) => return Poll::Ready(error.take().map(Err)),
             };
-            let (name, state) = match ready!(observations.poll_recv(context)) {
-                Some(Ok(Observation::State(name, state))) => (name, Ok(state)),
-                Some(Ok(Observation::Unreadable(Unreadable { name, problem }))) => (name, Err(problem)),
+            match ready!(observations.poll_next(context)) {
+                Some(Ok((name, seen))) => {
+                    let seen = seen.map_err(|unreadable| unreadable.problem);
+                    self.next.extend(T::next(&mut self.past, name, seen));
+                }
                 Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
                 None => return Poll::Ready(None),
-            };
-            self.next.extend(T::next(&mut self.past, name, state));
+            }
         }
     }
 }

@@ -169,6 +169,7 @@ impl<W: World> List<W> {
             unreadable,
             now,
             more,
+            ..
         } = listing.await?;
         if more {
             return Err(OperateError::TooMany { most: LISTED_MOST });

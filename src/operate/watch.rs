@@ -1,6 +1,6 @@
 //! The events of a lock.
 
-use std::{collections::HashMap, fmt, time::SystemTime};
+use std::{collections::HashMap, fmt, sync::Arc, time::SystemTime};
 
 use super::events::Followed;
 use crate::{
@@ -149,28 +149,29 @@ fn between(last: Option<&State>, state: Option<&State>) -> Vec<LockEvent> {
 }
 
 impl Followed for LockEvent {
-    type Past = Option<State>;
+    type Past = Option<Arc<State>>;
 
-    fn next(past: &mut Option<State>, _: String, state: Result<Option<State>, String>) -> Vec<Self> {
-        match state {
-            Ok(state) => {
-                let events = between(past.as_ref(), state.as_ref());
-                *past = state;
-                events
-            }
-            Err(problem) => vec![Self::Unreadable { problem }],
-        }
+    fn next(past: &mut Self::Past, _: String, seen: Result<Option<Arc<State>>, String>) -> Vec<Self> {
+        // A document that is no lock holds nothing.
+        let (state, problem) = match seen {
+            Ok(state) => (state, None),
+            Err(problem) => (None, Some(problem)),
+        };
+        let mut events = between(past.as_deref(), state.as_deref());
+        events.extend(problem.map(|problem| Self::Unreadable { problem }));
+        *past = state;
+        events
     }
 }
 
 /// An event of any lock, with its name.
 impl Followed for (String, LockEvent) {
     /// The locks that are held.
-    type Past = HashMap<String, State>;
+    type Past = HashMap<String, Arc<State>>;
 
-    fn next(past: &mut Self::Past, name: String, state: Result<Option<State>, String>) -> Vec<Self> {
+    fn next(past: &mut Self::Past, name: String, seen: Result<Option<Arc<State>>, String>) -> Vec<Self> {
         let mut last = past.remove(&name);
-        let events = LockEvent::next(&mut last, name.clone(), state);
+        let events = LockEvent::next(&mut last, name.clone(), seen);
         if let Some(last) = last.filter(|last| !last.holders.is_empty()) {
             past.insert(name.clone(), last);
         }

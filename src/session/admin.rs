@@ -30,7 +30,8 @@ impl Session {
 
     /// Does the same with the state that a majority has: no fail-over undoes it, and it can be a little older.
     pub(crate) async fn observe(self: &Arc<Self>, name: &str) -> Result<Option<(State, Exchange)>, ServerError> {
-        let (mut documents, exchange) = self.observe_names(&[name.to_owned()]).await?;
+        let names = [name.to_owned()];
+        let (mut documents, exchange, _) = self.read_as_of(View::Committed(None), &names).await?;
         let found = documents.remove(name).transpose().map_err(ServerError::from)?;
         Ok(found.map(|state| (state, exchange)))
     }

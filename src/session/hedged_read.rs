@@ -21,7 +21,7 @@ use super::{
 use crate::{
     error::ServerError,
     protocol::Exchange,
-    store::{Documents, LONG_READ_WITHIN, READ_WITHIN, View, to_its_end},
+    store::{Documents, LONG_READ_WITHIN, LogTime, READ_WITHIN, View, to_its_end},
 };
 
 /// Maximum number of documents that are read as fast as one, or nearly.
@@ -129,22 +129,20 @@ fn is_for_all(error: &ServerError) -> bool {
 impl Session {
     /// Reads the documents of these names as they are now, in time.
     pub(crate) async fn read_names(self: &Arc<Self>, names: &[String]) -> Result<(Documents, Exchange), ServerError> {
-        self.read_as_of(View::Newest, names).await
+        let (documents, exchange, _) = self.read_as_of(View::Newest, names).await?;
+        Ok((documents, exchange))
     }
 
-    /// Reads the documents as a majority has them, for observers: what they saw once is not undone.
-    pub(crate) async fn observe_names(
+    /// Reads the documents in this view, in time. Returns also a time in the log, no later than which they were so.
+    pub(crate) async fn read_as_of(
         self: &Arc<Self>,
+        view: View,
         names: &[String],
-    ) -> Result<(Documents, Exchange), ServerError> {
-        self.read_as_of(View::Committed, names).await
-    }
-
-    async fn read_as_of(self: &Arc<Self>, view: View, names: &[String]) -> Result<(Documents, Exchange), ServerError> {
+    ) -> Result<(Documents, Exchange, Option<LogTime>), ServerError> {
         let cost = if names.len() > FEW { Cost::Large } else { Cost::Small };
         let read = || {
             let (store, names) = (self.store.clone(), names.to_vec());
-            async move { store.read(&names, view).await }
+            async move { store.read_as_of(view, &names).await }
         };
         self.read(cost, read).await
     }
@@ -169,7 +167,7 @@ impl Session {
         if !self.in_flight.is_quiet() || !self.in_flight.was_answered_within(ANSWERS_STILL, Instant::now()) {
             let read = || {
                 let store = self.store.clone();
-                async move { store.read(&[], View::Newest).await }
+                async move { store.read(&[]).await }
             };
             let hedging = Hedging::of(Cost::Small, self.in_flight.usual());
             read_beside(self.start(), hedging, read).await?;

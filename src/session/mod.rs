@@ -73,8 +73,7 @@ use needs::{LOOKS_MOST, Needs};
 use overdue::Overdue;
 use renewals::Renewals;
 pub(crate) use slots::TOGETHER as CLAIMED_MOST;
-use streams::budget::StreamBudget;
-use streams::{suspicion::Suspicion, watcher::Demand};
+use streams::{observers::Observers, suspicion::Suspicion};
 use timer_queue::Timers;
 pub(crate) use user_handle::{ClientLife, UserHandle};
 
@@ -94,10 +93,9 @@ pub(crate) struct Session {
     in_flight: Arc<InFlight>,
     claims: Claims,
     mode: watch::Sender<WakeMode>,
-    /// Shared by all sessions of the client.
-    budget: Arc<StreamBudget>,
-    /// The uses that the change stream has now.
-    demand: watch::Sender<Demand>,
+    /// Whether something needs the change stream.
+    demand: watch::Sender<bool>,
+    observers: Observers,
     /// Notified when the last line goes, a claim settles, or nothing of claims is searched for; only the end of the
     /// session waits for it.
     drained: Notify,
@@ -158,20 +156,7 @@ impl Session {
         Self::of(id[..16].to_owned(), config, store, first, mode)
     }
 
-    pub(crate) fn of(id: String, config: Config, store: Store, first: Option<&Exchange>, mode: WakeMode) -> Arc<Self> {
-        let budget = StreamBudget::new(config.max_streams);
-        Self::within(budget, id, config, store, first, mode)
-    }
-
-    /// Creates another session of the same client: it shares the budget of change streams.
-    pub(crate) fn beside(&self, store: Store, mode: WakeMode) -> Arc<Self> {
-        let id = uuid::Uuid::new_v4().simple().to_string();
-        let (budget, config) = (self.budget.clone(), self.config.clone());
-        Self::within(budget, id[..16].to_owned(), config, store, None, mode)
-    }
-
-    fn within(
-        budget: Arc<StreamBudget>,
+    pub(crate) fn of(
         id: String,
         mut config: Config,
         store: Store,
@@ -190,6 +175,7 @@ impl Session {
             // The first exchange has nothing to contradict.
             let _ = clock.note(exchange, &config);
         }
+        let may_stream = config.may_stream();
         let in_flight = InFlight::new(config.max_operations, !store.is_in_place());
         Arc::new(Self {
             config,
@@ -204,8 +190,8 @@ impl Session {
             in_flight,
             claims: Claims::default(),
             mode: watch::Sender::new(mode),
-            budget,
             demand: watch::Sender::default(),
+            observers: Observers::new(may_stream),
             drained: Notify::new(),
             closing: CancellationToken::new(),
             ended: CancellationToken::new(),
@@ -344,12 +330,11 @@ impl Session {
 
     /// Whether the change stream would report losses, if it were open.
     fn wants_to_stream(&self) -> bool {
-        self.config.may_stream() && !self.demand.borrow().stream
+        self.config.may_stream() && !*self.demand.borrow()
     }
 
     fn demand_stream(&self) {
-        self.demand
-            .send_if_modified(|demand| !std::mem::replace(&mut demand.stream, true));
+        self.demand.send_if_modified(|demand| !std::mem::replace(demand, true));
     }
 
     fn set_mode(&self, mode: WakeMode) {

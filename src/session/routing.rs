@@ -58,7 +58,12 @@ impl Session {
             }
             // The watcher notifies the claims once for each batch.
             Event::Freed => {}
-            Event::Everything => self.on_gap(),
+            Event::Written(name) => self.observers.written(name),
+            Event::Unreadable(unreadable) => self.observers.unreadable(unreadable),
+            Event::Everything => {
+                self.on_gap();
+                self.observers.everything();
+            }
         }
     }
 

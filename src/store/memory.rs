@@ -22,13 +22,12 @@ use std::{collections::BTreeMap, sync::Arc};
 use mongodb::bson::{Bson, Document, doc};
 
 use super::{
-    AWAIT_TIME, Answer, Documents, Event, Failure, InPlace, Listed, NamedSighting, Renewal, Selection, Watched,
-    family::Family, name,
+    AWAIT_TIME, Answer, Documents, Event, Failure, InPlace, Listed, Renewal, Selection, Watched, family::Family, name,
 };
 use crate::protocol::{Ahead, Exchange, Location, Operation, ServerTime, State, document::Malformed, state};
 use documents::Contents;
 use stream::stream;
-use watching::{Follower, Watcher};
+use watching::Watcher;
 
 pub(crate) use connection::Connection;
 pub(crate) use documents::MemoryDocuments;
@@ -218,17 +217,10 @@ impl MemoryStore {
         listed
     }
 
-    pub(crate) fn watch(&self, session: &str, watched: Watched) -> MemoryStream<Event> {
+    pub(crate) fn watch(&self, session: &str, watched: Watched) -> MemoryStream {
         let (events, opened) = stream(self.connection.clone());
         let watcher = Watcher::new(self.family.clone(), session, watched, events);
         self.documents.contents().watchers.push(watcher);
-        opened
-    }
-
-    pub(super) fn follow(&self, name: Option<&str>) -> MemoryStream<NamedSighting> {
-        let (sightings, opened) = stream(self.connection.clone());
-        let follower = Follower::new(self.family.clone(), name, sightings);
-        self.documents.contents().followers.push(follower);
         opened
     }
 
@@ -268,11 +260,6 @@ impl MemoryStore {
     /// Sets the server's clock ahead of the elapsed time.
     pub(crate) fn run_ahead(&self, millis: i64) {
         self.documents.clock.run_ahead(millis);
-    }
-
-    /// Opens a stream of all changes.
-    pub(crate) fn open(&self) -> super::Stream<NamedSighting> {
-        super::Stream::Memory(self.follow(None))
     }
 
     /// Returns a lock and the clock.

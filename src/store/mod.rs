@@ -18,7 +18,7 @@ mod to_its_end;
 pub(crate) mod typed;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     io,
     panic::AssertUnwindSafe,
     sync::Arc,
@@ -41,7 +41,7 @@ pub(crate) use memory::{Connection, MemoryDocuments, MemoryStore, MemoryStream, 
 pub(crate) use mongo::{AWAIT_TIME, LONG_READ_WITHIN, MongoStore, READ_WITHIN, abort, identity, is_in_transaction};
 pub(crate) use place::InPlace;
 pub use sightings::UnreadableInfo;
-pub(crate) use sightings::{Listed, NamedSighting, Selection, Sighting, UNREADABLE_MOST, UnreadableInfo as Unreadable};
+pub(crate) use sightings::{Listed, Selection, UNREADABLE_MOST, UnreadableInfo as Unreadable};
 pub(crate) use to_its_end::{ToItsEnd, to_its_end};
 pub(crate) use typed::{Mismatch, read_as, write_as};
 
@@ -128,6 +128,10 @@ pub(crate) enum Event {
     },
     /// A document may have become free to be claimed.
     Freed,
+    /// An observed lock was written, or its document deleted.
+    Written(String),
+    /// A document was written that is not the document of a lock, as its `_id` can't be read.
+    Unreadable(Unreadable),
     /// The collection was dropped or renamed, or the stream ended: anything can have happened to any document.
     Everything,
 }
@@ -140,13 +144,47 @@ pub(crate) struct ForeignWrite {
     pub(crate) logged_at: LogTime,
 }
 
-/// The events that a session's stream reports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Watched {
-    /// Events that concern the session's own entries.
-    Locks,
-    /// The same, and every event that may make a document free to be claimed.
-    LocksAndFree,
+/// The events that a session's stream reports, beside those that concern the session's own entries.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Watched {
+    /// Whether it reports every event that may make a document free to be claimed.
+    pub(crate) free: bool,
+    /// The locks of which it reports every write.
+    pub(crate) observed: Observed,
+}
+
+impl Watched {
+    /// Whether a stream of this reports everything that a stream of `other` would.
+    pub(crate) fn covers(&self, other: &Self) -> bool {
+        let observed = match (&self.observed, &other.observed) {
+            (Observed::All, _) => true,
+            (Observed::These(names), Observed::These(others)) => names.is_superset(others),
+            (Observed::These(_), Observed::All) => false,
+        };
+        observed && (self.free || !other.free)
+    }
+}
+
+/// The locks that a client observes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Observed {
+    These(BTreeSet<String>),
+    All,
+}
+
+impl Default for Observed {
+    fn default() -> Self {
+        Self::These(BTreeSet::new())
+    }
+}
+
+impl Observed {
+    pub(crate) fn has(&self, name: &str) -> bool {
+        match self {
+            Self::These(names) => names.contains(name),
+            Self::All => true,
+        }
+    }
 }
 
 /// How recent a read's documents are.
@@ -154,8 +192,8 @@ pub(crate) enum Watched {
 pub(crate) enum View {
     /// As the primary has them now: a fail-over can undo it.
     Newest,
-    /// As a majority has them.
-    Committed,
+    /// As a majority has them, at this time in the log or later.
+    Committed(Option<LogTime>),
 }
 
 /// Runs a future that calls into the driver. The driver calls the user's handlers of its events, which may panic: a
@@ -239,18 +277,31 @@ impl Store {
             .await
     }
 
-    /// Reads the documents of these names; names without a document are left out.
-    pub(crate) async fn read(&self, names: &[String], view: View) -> Result<(Documents, Exchange), ServerError> {
+    /// Reads the documents of these names as they are now; names without a document are left out.
+    pub(crate) async fn read(&self, names: &[String]) -> Result<(Documents, Exchange), ServerError> {
+        let (documents, exchange, _) = self.read_as_of(View::Newest, names).await?;
+        Ok((documents, exchange))
+    }
+
+    /// Does the same in this view. Returns also a time in the log, no later than which the documents were so.
+    pub(crate) async fn read_as_of(
+        &self,
+        view: View,
+        names: &[String],
+    ) -> Result<(Documents, Exchange, Option<LogTime>), ServerError> {
         #[cfg(test)]
         if let Self::Simulated(link) = self {
-            return link.read(names).await;
+            return link
+                .read(names)
+                .await
+                .map(|(documents, exchange)| (documents, exchange, None));
         }
-        self.ask(
-            ("read", None),
-            |store| store.read(names, view),
-            |store| Ok(store.read(names)),
-        )
-        .await
+        let of_memory = |store: &MemoryStore| {
+            let (documents, exchange) = store.read(names);
+            Ok((documents, exchange, None))
+        };
+        self.ask(("read", None), |store| store.read(names, view), of_memory)
+            .await
     }
 
     /// Returns the entries ahead of a queue entry as they are now; `None` when it is not in the queue. The server gives
@@ -273,37 +324,22 @@ impl Store {
         .await
     }
 
-    /// Opens a stream of the events that concern `session`, from now on or from after the last event of `resume`. Only
-    /// a collection of the user's own documents reports documents that become free.
+    /// Opens a stream of the events that concern `session`, and of those that are `watched`, from now on or from after
+    /// the last event of `resume`. Only a collection of the user's own documents reports documents that become free.
     pub(crate) async fn watch(
         &self,
         session: &str,
-        watched: Watched,
+        watched: &Watched,
         resume: Option<&ResumeAt>,
-    ) -> Result<Stream<Event>, ServerError> {
+    ) -> Result<Stream, ServerError> {
         #[cfg(test)]
         if let Self::Simulated(link) = self {
-            return link.watch(session).await.map(Stream::Simulated);
+            return link.watch(session, watched).await.map(Stream::Simulated);
         }
         self.ask(
             ("watch", None),
             |store| store.watch(session, watched, resume).map_ok(Stream::from),
-            |store| Ok(Stream::Memory(store.watch(session, watched))),
-        )
-        .await
-    }
-
-    /// Opens a stream of the changes to the lock with this name, or to all locks, from now on or from after the last
-    /// event of `resume`.
-    pub(crate) async fn follow(
-        &self,
-        name: Option<&str>,
-        resume: Option<&ResumeAt>,
-    ) -> Result<Stream<NamedSighting>, ServerError> {
-        self.ask(
-            ("follow", name),
-            |store| store.follow(name, resume).map_ok(Stream::from),
-            |store| Ok(Stream::Memory(store.follow(name))),
+            |store| Ok(Stream::Memory(store.watch(session, watched.clone()))),
         )
         .await
     }
@@ -430,29 +466,37 @@ pub(crate) struct Elected(pub(crate) mongodb::bson::oid::ObjectId);
 pub(crate) struct ResumeAt(mongodb::bson::Document);
 
 /// An open change stream.
-pub(crate) enum Stream<T> {
-    Mongo(Box<mongo::MongoStream<T>>),
-    Memory(MemoryStream<T>),
+pub(crate) enum Stream {
+    Mongo(Box<mongo::MongoStream>),
+    Memory(MemoryStream),
     #[cfg(test)]
-    Simulated(simulated::SimulatedStream<T>),
+    Simulated(simulated::SimulatedStream),
 }
 
-impl<T> From<mongo::MongoStream<T>> for Stream<T> {
-    fn from(stream: mongo::MongoStream<T>) -> Self {
+impl From<mongo::MongoStream> for Stream {
+    fn from(stream: mongo::MongoStream) -> Self {
         Self::Mongo(Box::new(stream))
     }
 }
 
-impl<T> Stream<T> {
+impl Stream {
     /// Returns the next events; an empty batch is a sign of life. An error ends the stream.
     ///
     /// Cancel safe: no event is lost when the future is dropped.
-    pub(crate) async fn next(&mut self) -> Result<Vec<T>, ServerError> {
+    pub(crate) async fn next(&mut self) -> Result<Vec<Event>, ServerError> {
         match self {
             Self::Mongo(stream) => contained(stream.next()).await,
             Self::Memory(stream) => stream.next().await,
             #[cfg(test)]
             Self::Simulated(stream) => stream.next().await,
+        }
+    }
+
+    /// Returns the time in the log of the last batch: whoever reads as of then sees all writes that were reported.
+    pub(crate) fn as_of(&self) -> Option<LogTime> {
+        match self {
+            Self::Mongo(stream) => stream.as_of(),
+            _ => None,
         }
     }
 

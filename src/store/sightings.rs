@@ -1,8 +1,8 @@
-//! Documents as they are listed and followed, for operators and observers.
+//! Documents as they are listed, for operators and observers.
 
 use std::fmt;
 
-use super::name;
+use super::{LogTime, name};
 use crate::{
     input::TEXT_MOST,
     protocol::{Kind, ServerTime, State, document::Malformed},
@@ -36,6 +36,8 @@ pub(crate) struct Listed {
     pub(crate) unreadable: Vec<UnreadableInfo>,
     /// The server's clock.
     pub(crate) now: Option<ServerTime>,
+    /// A time in the server's log, no later than which the documents were so; `None` where it tells none.
+    pub(crate) as_of: Option<LogTime>,
     /// Whether more documents match than may be listed; those beyond are left out.
     pub(crate) more: bool,
 }
@@ -80,26 +82,6 @@ impl UnreadableInfo {
             problem: problem.to_string(),
         }
     }
-}
-
-/// A sighting of an observer's stream.
-#[derive(Clone, Debug)]
-pub(crate) enum NamedSighting {
-    Of(String, Sighting),
-    /// A document was written that is not the document of a lock.
-    Unreadable(UnreadableInfo),
-    /// Anything can have happened to any document.
-    Everything,
-}
-
-/// A sighting of one document.
-#[derive(Clone, Debug)]
-pub(crate) enum Sighting {
-    State(Box<State>),
-    /// The document was deleted.
-    Gone,
-    /// The document must be read to know.
-    Unclear,
 }
 
 #[cfg(test)]

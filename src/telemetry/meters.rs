@@ -75,7 +75,7 @@ meters! {
         "Documents that could not be claimed";
     SESSIONS: Gauge "watchlock_sessions", ["mode", "reason"], per_lock: false,
         "Sessions, by how their waiters are woken";
-    INTERRUPTIONS: Counter "watchlock_stream_interruptions_total", ["stream", "error"], per_lock: false,
+    INTERRUPTIONS: Counter "watchlock_stream_interruptions_total", ["error"], per_lock: false,
         "Change streams that broke or fell silent";
     JUMPS: Counter "watchlock_clock_jumps_total", ["direction"], per_lock: false,
         "Jumps of servers' clocks by more than the margin of the deadlines";

@@ -352,48 +352,22 @@ fn mode_labels(mode: WakeMode) -> [&'static str; 2] {
         WakeMode::Polling(PollingReason::Standalone) => ["polling", "standalone"],
         WakeMode::Polling(PollingReason::NotPermitted) => ["polling", "not_permitted"],
         WakeMode::Polling(PollingReason::Interrupted) => ["polling", "interrupted"],
-        WakeMode::Polling(PollingReason::StreamLimit) => ["polling", "stream_limit"],
     }
 }
 
 /// Reports that a change stream was opened; `resumed`: where an earlier one broke, so that nothing was missed.
-pub(crate) fn stream_opened(stream: StreamOf, resumed: bool) {
-    let stream = stream.as_str();
-    shielded(|| debug!(name: "watchlock.stream_opened", target: TARGET, stream, resumed, "change stream opened"));
+pub(crate) fn stream_opened(resumed: bool) {
+    shielded(|| debug!(name: "watchlock.stream_opened", target: TARGET, resumed, "change stream opened"));
 }
 
 /// Reports that a change stream broke, or fell silent; it is re-opened.
-pub(crate) fn stream_interrupted(stream: StreamOf, error: Option<&ServerError>) {
-    let (stream, source) = (
-        stream.as_str(),
-        error.map(|error| tracing::field::display(error.cause())),
-    );
+pub(crate) fn stream_interrupted(error: Option<&ServerError>) {
+    let source = error.map(|error| tracing::field::display(error.cause()));
     let error = error.map_or("silent", failure);
     shielded(
-        || info!(name: "watchlock.stream_interrupted", target: TARGET, stream, error, source, "change stream interrupted"),
+        || info!(name: "watchlock.stream_interrupted", target: TARGET, error, source, "change stream interrupted"),
     );
-    meters::count(&meters::INTERRUPTIONS, 1, &[stream, error], None);
-}
-
-/// The purpose of a change stream.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum StreamOf {
-    /// Grants and losses.
-    Locks,
-    /// The same, and documents that become free to be claimed.
-    Claims,
-    /// The events for observers.
-    Observers,
-}
-
-impl StreamOf {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Locks => "locks",
-            Self::Claims => "claims",
-            Self::Observers => "observers",
-        }
-    }
+    meters::count(&meters::INTERRUPTIONS, 1, &[error], None);
 }
 
 /// Reports a document in the collection of the locks that is not a lock; it is skipped.

@@ -15,30 +15,17 @@ use crate::{
     input::check_id,
     inspect::LockInfo,
     protocol::{Location, ServerTime, State, wake},
-    store::{
-        Event, Failure, InPlace, NamedSighting, Sighting, element::ElementKey, family::Family, mongo, name,
-        place::Paths,
-    },
+    store::{Event, Failure, InPlace, element::ElementKey, family::Family, mongo, name, place::Paths},
 };
 
 /// Reads an event as one of a collection of locks, and as one of documents with locks in them.
 pub fn read_event(event: &Document) {
     read_event_of_elements(event);
-    let of = |location: &Location| {
-        let document = event.get_document("fullDocument").ok()?;
-        Some(State::from_document(location.lock(document)?))
-    };
     for location in [Location::default(), Location::under("a.b")] {
-        if let Some(NamedSighting::Of(_, Sighting::State(state))) = mongo::read_sighting(&location, event) {
-            assert_eq!(of(&location), Some(Ok(*state)));
-        }
-        match mongo::read_event(&location, event) {
-            Event::Addressed { name, wake, .. } => {
-                assert_eq!(event.get_str("wake").ok(), Some(&wake[..]));
-                wake::signals(&wake, "me").for_each(drop);
-                name::id_of(&location, &name);
-            }
-            Event::Foreign { .. } | Event::Document { .. } | Event::Freed | Event::Everything => {}
+        if let Event::Addressed { name, wake, .. } = mongo::read_event(&location, event) {
+            assert_eq!(event.get_str("wake").ok(), Some(&wake[..]));
+            wake::signals(&wake, "me").for_each(drop);
+            name::id_of(&location, &name);
         }
     }
 }
@@ -62,7 +49,7 @@ fn read_event_of_elements(event: &Document) {
                 drop(family.member(&name).id);
             }
             Event::Document { document, .. } => assert_eq!(Some(document), whole),
-            Event::Freed | Event::Everything => {}
+            _ => {}
         }
     }
 }

@@ -441,10 +441,14 @@ impl Link {
         Ok((ahead, since(sent, &exchange)))
     }
 
-    pub(crate) async fn watch(self: &Arc<Self>, session: &str) -> Result<SimulatedStream<Event>, ServerError> {
-        let session = session.to_owned();
+    pub(crate) async fn watch(
+        self: &Arc<Self>,
+        session: &str,
+        watched: &Watched,
+    ) -> Result<SimulatedStream, ServerError> {
+        let (session, watched) = (session.to_owned(), watched.clone());
         self.served(OPENING, HANGS).await?;
-        let inner = self.send(move |memory| memory.watch(&session, Watched::Locks)).await?;
+        let inner = self.send(move |memory| memory.watch(&session, watched.clone())).await?;
         Ok(SimulatedStream {
             inner,
             link: self.clone(),
@@ -480,15 +484,15 @@ fn lost() -> ServerError {
 
 /// A change stream whose events come late, that breaks and loses events, or goes silent for ever.
 #[derive(Debug)]
-pub(crate) struct SimulatedStream<T> {
-    inner: MemoryStream<T>,
+pub(crate) struct SimulatedStream {
+    inner: MemoryStream,
     link: Arc<Link>,
-    on_the_way: VecDeque<(Instant, T)>,
+    on_the_way: VecDeque<(Instant, Event)>,
     breaks_at: Option<Instant>,
 }
 
-impl<T> SimulatedStream<T> {
-    pub(crate) async fn next(&mut self) -> Result<Vec<T>, ServerError> {
+impl SimulatedStream {
+    pub(crate) async fn next(&mut self) -> Result<Vec<Event>, ServerError> {
         let empty_at = Instant::now() + AWAIT_TIME;
         loop {
             if self.breaks_at.is_none() && !self.link.calm.load(Ordering::Relaxed) {

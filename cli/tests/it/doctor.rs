@@ -101,8 +101,8 @@ async fn a_pool_that_is_too_small_is_a_warning() {
     let ground = Ground::replica_set("cli_pool").await;
     for (size, expected, words) in [
         ("1", "warning", "no command gets a turn"),
-        ("9", "warning", "set maxPoolSize to 10"),
-        ("10", "ok", "maxPoolSize=10"),
+        ("6", "warning", "set maxPoolSize to 7"),
+        ("7", "ok", "maxPoolSize=7"),
     ] {
         let ground = ground.with(&format!("maxPoolSize={size}"));
         let report = watchlock(&ground, ["doctor", "--json"]).await.expect(0).json();

@@ -17,7 +17,7 @@ pub use id::{check_id, check_size};
 pub use invalid::InvalidInput;
 pub use key::{check_code, check_key};
 pub use number::{check_attempts, check_claims, check_permits, check_places};
-pub(crate) use number::{check_history, check_metered, check_operations, check_streams};
+pub(crate) use number::{check_history, check_metered, check_operations};
 pub use path::check_path;
 pub(crate) use text::check_owner_id;
 pub use text::{TEXT_MOST, check_collection, check_database, check_name, check_names, check_prefix, check_text};

@@ -3,24 +3,12 @@
 use super::InvalidInput;
 use crate::protocol::{HISTORY_MOST, Kind};
 
-/// Maximum number of change streams of a client: far more connections than the driver's pool has by default.
-const STREAMS_MOST: u32 = 100;
-
 /// Maximum number of a client's operations at once: no driver's pool that was seen is larger.
 const OPERATIONS_MOST: usize = 1_000;
 
 /// Maximum number of locks of a client with metrics of their own: each is some hundred time series, most of them
 /// buckets, and so many locks are what a Prometheus server takes from one process without notice.
 const METERED_MOST: usize = 100;
-
-pub(crate) fn check_streams(streams: u32) -> Result<(), InvalidInput> {
-    if !(1..=STREAMS_MOST).contains(&streams) {
-        return Err(InvalidInput::new(format!(
-            "the maximum number of change streams is {streams}; it must be 1 to {STREAMS_MOST}"
-        )));
-    }
-    Ok(())
-}
 
 pub(crate) fn check_operations(operations: usize) -> Result<(), InvalidInput> {
     if !(1..=OPERATIONS_MOST).contains(&operations) {

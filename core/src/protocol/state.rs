@@ -64,12 +64,6 @@ impl State {
         }
     }
 
-    /// Returns whether this is an earlier state of the document than `other`. A document created anew counts from one
-    /// again.
-    pub fn is_before(&self, other: &Self) -> bool {
-        self.version < other.version && self.at <= other.at
-    }
-
     /// Returns whether an operator has evicted the holder that had this token and no longer has it.
     pub fn was_broken(&self, token: i64) -> bool {
         self.evicted == Some(token) || self.broken.is_some_and(|broken| token <= broken)

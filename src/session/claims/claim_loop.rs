@@ -85,7 +85,8 @@ impl Session {
         let since = Instant::now();
         let mut how = How::Asking;
         let mut freed = self.claims.freed.subscribe();
-        self.watch_free();
+        // The stream reports what becomes free, as long as a task has subscribed to it.
+        self.need_stream();
         let mut backoff = Backoff::default();
         loop {
             let is_reported = freed.borrow_and_update().next == NextFreed::Reported;

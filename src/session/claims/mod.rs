@@ -18,11 +18,7 @@ use std::sync::Arc;
 
 use mongodb::bson::Document;
 
-use super::{
-    Session,
-    hold::Hold,
-    streams::watcher::{Demand, NextFreed},
-};
+use super::{Session, hold::Hold, streams::watcher::NextFreed};
 use crate::{
     error::{AcquireError, ServerError},
     hold_options::{Lease, Terms},
@@ -103,21 +99,6 @@ impl Session {
                 Ok(claimed) if claimed.is_empty() && self.takes_nothing_new() => Err(self.why_closed()),
                 claimed => claimed,
             },
-        }
-    }
-
-    /// Makes the session's stream report what becomes free, as long as a task claims. The caller must have subscribed
-    /// before.
-    fn watch_free(&self) {
-        if self.config.may_stream() {
-            let wanted = Demand {
-                stream: true,
-                claims: true,
-            };
-            self.demand
-                .send_if_modified(|demand| std::mem::replace(demand, wanted) != wanted);
-            // The watcher may wait as long as no line expects an event.
-            self.stirred.notify_one();
         }
     }
 

@@ -1,10 +1,11 @@
-//! The change streams of a session: opened when something needs them, resumed when they break, and followed for
-//! observers.
+//! The change stream of a session: opened when something needs it, resumed when it breaks, and shared by holders,
+//! waiters, claims and observers.
 
-pub(crate) mod budget;
-mod ends;
-pub(crate) mod follow;
-mod opening;
+mod inbox;
+pub(crate) mod observers;
+mod observing;
 mod subscription;
 pub(in crate::session) mod suspicion;
 pub(in crate::session) mod watcher;
+
+pub(crate) use observing::Observations;

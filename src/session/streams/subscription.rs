@@ -1,24 +1,22 @@
 //! A subscription: a change stream that is opened, resumed where it broke, and given up when it goes silent.
 //!
-//! Grants, claims and observers read their events through it, so that all of them keep the same rules: which errors
-//! are final, how long to pause, and how many streams the client may have open at once. The consumer only decides what
-//! to do when a stream is open, when it is not, and with each batch.
+//! It knows which errors are final and how long to pause. Its consumer only decides what to do when a stream is open, when
+//! it is not, and with each batch.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use futures::future::BoxFuture;
-use tokio::time::{Instant, sleep_until, timeout_at};
-
-use super::{
-    budget::{Permit, StreamBudget},
-    opening::Opening,
-    suspicion::Sign,
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep_until, timeout_at},
 };
+
+use super::suspicion::Sign;
 use crate::{
     backoff::Backoff,
     error::ServerError,
-    store::{AWAIT_TIME, Elected, Failure, ResumeAt, Stream},
-    telemetry::{self, StreamOf},
+    store::{AWAIT_TIME, Elected, Event, Failure, LogTime, ResumeAt, Stream, ToItsEnd, Watched, to_its_end},
+    telemetry,
     wake_mode::PollingReason,
 };
 
@@ -34,20 +32,26 @@ const QUIET: Duration = Duration::from_secs(1);
 /// that breaks sooner, again and again, is opened at the pace of the longest pause.
 const EARNED: Duration = Duration::from_secs(10);
 
+/// Time after which an opening counts as none so far. It goes on: at a slow server, a new one would take longer still.
+const OPENED_WITHIN: Duration = Duration::from_secs(2);
+
 /// Pause before the next try where the server has no change streams or does not permit them: both can change.
 const UNAVAILABLE: Duration = Duration::from_secs(30);
 
+/// A stream, and the events that it reports.
+pub(in crate::session) type Opened = Result<(Stream, Watched), ServerError>;
+
 /// Opens a stream from now on, or after the last event of another one.
-pub(in crate::session) type Opener<T> =
-    Box<dyn Fn(Option<ResumeAt>) -> BoxFuture<'static, Result<Stream<T>, ServerError>> + Send + Sync>;
+pub(in crate::session) type Opener = Box<dyn Fn(Option<ResumeAt>) -> BoxFuture<'static, Opened> + Send + Sync>;
 
 /// A report of a subscription.
 #[derive(Debug)]
-pub(in crate::session) enum News<T> {
-    /// A stream is open. Events of the time before may have been missed.
-    Opened,
+pub(in crate::session) enum News {
+    /// A stream of this is open. Events of the time before may have been missed, unless it goes on where another one was
+    /// turned.
+    Opened { watched: Watched, is_gap: bool },
     /// Events; none of them is a sign of life.
-    Events(Vec<T>),
+    Events(Vec<Event>),
     /// Nothing has followed the opening or the last events for a second. Told once.
     Quiet,
     /// No stream is open, for this reason; the subscription goes on trying.
@@ -55,30 +59,31 @@ pub(in crate::session) enum News<T> {
 }
 
 /// A change stream that comes back.
-pub(in crate::session) struct Subscription<T> {
-    of: StreamOf,
-    open: Opener<T>,
-    /// The client's budget, if the stream counts against it.
-    budget: Option<Arc<StreamBudget>>,
-    permit: Option<Permit>,
-    opening: Opening<Stream<T>>,
+pub(in crate::session) struct Subscription {
+    open: Opener,
     resume: Option<ResumeAt>,
+    /// Whether a stream was closed for another selection of events, and no event has been missed since.
+    is_turned: bool,
     /// The pauses between openings. The first opening, and the first after a stream that has earned it, come without
     /// one.
     backoff: Backoff,
-    phase: Phase<T>,
+    phase: Phase,
 }
 
-enum Phase<T> {
-    /// Waits until there is room among the client's streams.
-    Crowded,
+enum Phase {
     /// The next attempt to open the stream begins then.
     Paused(Instant),
     /// An attempt is on its way.
-    Opening,
+    Opening {
+        attempt: ToItsEnd<Opened>,
+        /// When it is late, unless that has been told.
+        late_at: Option<Instant>,
+        /// When it is given up: it closes the stream that it opens.
+        until: Instant,
+    },
     /// Events arrive.
     Open {
-        stream: Stream<T>,
+        stream: Stream,
         since: Instant,
         /// When it said something last.
         heard_at: Instant,
@@ -91,43 +96,37 @@ enum Phase<T> {
     },
 }
 
-impl<T: Send + 'static> Subscription<T> {
+impl Subscription {
     /// Creates a subscription. It opens nothing before the first [`next`](Self::next).
-    pub(in crate::session) fn new(of: StreamOf, budget: Option<Arc<StreamBudget>>, open: Opener<T>) -> Self {
+    pub(in crate::session) fn new(open: Opener) -> Self {
         Self {
-            of,
             open,
-            budget,
-            permit: None,
-            opening: Opening::new(),
             resume: None,
+            is_turned: false,
             backoff: Backoff::default(),
             phase: Phase::Paused(Instant::now()),
         }
     }
 
-    /// Goes on with another selection of events, after the last event of the stream so far.
-    pub(in crate::session) fn turn(&mut self, of: StreamOf, open: Opener<T>) {
+    /// Goes on with what is to be watched by now, after the last event of the stream so far.
+    pub(in crate::session) fn turn(&mut self) {
         if let Phase::Open { stream, .. } = &self.phase {
             self.resume = stream.resume_at();
+            self.is_turned = self.resume.is_some();
+            self.close();
         }
-        self.close();
-        self.of = of;
-        self.open = open;
     }
 
-    /// Closes the stream, and makes room for others. The next call to [`next`](Self::next) opens it anew from its time
-    /// on, no sooner than it would have been opened otherwise.
+    /// Closes the stream. The next call to [`next`](Self::next) opens it anew from its time on, no sooner than it would
+    /// have been opened otherwise.
     pub(in crate::session) fn suspend(&mut self) {
         self.close();
         self.resume = None;
-        self.permit = None;
+        self.is_turned = false;
     }
 
     fn close(&mut self) {
         self.earn();
-        // Attempts that are on their way close the streams that they open.
-        self.opening = Opening::new();
         if !matches!(self.phase, Phase::Paused(_)) {
             self.phase = Phase::Paused(Instant::now() + self.backoff.pause());
         }
@@ -142,40 +141,46 @@ impl<T: Send + 'static> Subscription<T> {
         }
     }
 
-    /// Whether other streams of the client wait for the room that this one takes.
-    pub(in crate::session) fn is_in_the_way(&self) -> bool {
-        self.permit.is_some() && self.budget.as_ref().is_some_and(|budget| budget.is_wanted())
+    /// Returns the time in the log up to which the stream has reported all events.
+    pub(in crate::session) fn as_of(&self) -> Option<LogTime> {
+        match &self.phase {
+            Phase::Open { stream, .. } => stream.as_of(),
+            _ => None,
+        }
     }
 
     /// Waits for the next report. Cancel safe: no event is lost when the future is dropped, and no attempt is made
     /// twice.
-    pub(in crate::session) async fn next(&mut self) -> News<T> {
+    pub(in crate::session) async fn next(&mut self) -> News {
         loop {
             match &mut self.phase {
-                Phase::Crowded => {
-                    if let Some(budget) = &self.budget {
-                        self.permit = Some(budget.acquire().await);
-                    }
-                    self.phase = Phase::Paused(Instant::now());
-                }
                 Phase::Paused(until) => {
                     sleep_until(*until).await;
-                    if let (None, Some(budget)) = (&self.permit, &self.budget) {
-                        self.permit = budget.try_acquire();
-                        if self.permit.is_none() {
-                            self.phase = Phase::Crowded;
-                            return News::Closed(PollingReason::StreamLimit);
-                        }
-                    }
-                    self.phase = Phase::Opening;
+                    let attempt = to_its_end(&Handle::current(), (self.open)(self.resume.clone()));
+                    // An attempt can hang on a server that is gone, although another stands already; but while the
+                    // members of a replica set look for each other, every attempt can take long.
+                    let patience = SILENT * 2_u32.pow(self.backoff.failures().saturating_sub(2).min(3));
+                    let now = Instant::now();
+                    self.phase = Phase::Opening {
+                        attempt,
+                        late_at: Some(now + OPENED_WITHIN),
+                        until: now + patience,
+                    };
                 }
-                Phase::Opening => {
-                    let (open, resume) = (&self.open, &self.resume);
-                    let opened = self.opening.attempt(|| open(resume.clone())).await;
+                Phase::Opening {
+                    attempt,
+                    late_at,
+                    until,
+                } => {
+                    let opened = timeout_at(late_at.unwrap_or(*until), attempt).await;
+                    if opened.is_err() && late_at.take().is_some() {
+                        self.is_turned = false;
+                        return News::Closed(PollingReason::Interrupted);
+                    }
                     return match opened {
-                        Some(Ok(stream)) => self.opened(stream),
-                        Some(Err(error)) => self.failed(&error),
-                        None => self.pause(PollingReason::Interrupted),
+                        Ok(Ok(Ok((stream, watched)))) => self.opened(stream, watched),
+                        Ok(Ok(Err(error))) => self.failed(&error),
+                        Ok(Err(_)) | Err(_) => self.pause(PollingReason::Interrupted),
                     };
                 }
                 Phase::Open {
@@ -217,7 +222,7 @@ impl<T: Send + 'static> Subscription<T> {
 
     /// Gives the stream up if it has said nothing since a fail-over; takes it up at another primary if it has said
     /// nothing since that one was found.
-    pub(in crate::session) fn heed(&mut self, sign: &Sign) -> Option<News<T>> {
+    pub(in crate::session) fn heed(&mut self, sign: &Sign) -> Option<News> {
         let Phase::Open {
             stream,
             since,
@@ -241,10 +246,8 @@ impl<T: Send + 'static> Subscription<T> {
         }
     }
 
-    fn opened(&mut self, stream: Stream<T>) -> News<T> {
-        telemetry::stream_opened(self.of, self.resume.is_some());
-        // Leftover attempts close themselves.
-        self.opening = Opening::new();
+    fn opened(&mut self, stream: Stream, watched: Watched) -> News {
+        telemetry::stream_opened(self.resume.is_some());
         let now = Instant::now();
         self.phase = Phase::Open {
             stream,
@@ -254,10 +257,11 @@ impl<T: Send + 'static> Subscription<T> {
             busy: true,
             elected: None,
         };
-        News::Opened
+        let is_gap = !std::mem::take(&mut self.is_turned);
+        News::Opened { watched, is_gap }
     }
 
-    fn failed(&mut self, error: &ServerError) -> News<T> {
+    fn failed(&mut self, error: &ServerError) -> News {
         if error.is_final() {
             // Its history is lost, or the server refuses to resume from there for another reason: the next one starts
             // afresh.
@@ -267,14 +271,13 @@ impl<T: Send + 'static> Subscription<T> {
         if reason == PollingReason::Interrupted {
             return self.pause(reason);
         }
-        // Other streams may be permitted while this one is not.
-        self.permit = None;
+        self.is_turned = false;
         self.phase = Phase::Paused(Instant::now() + UNAVAILABLE);
         News::Closed(reason)
     }
 
-    fn broke(&mut self, error: Option<&ServerError>) -> News<T> {
-        telemetry::stream_interrupted(self.of, error);
+    fn broke(&mut self, error: Option<&ServerError>) -> News {
+        telemetry::stream_interrupted(error);
         self.earn();
         if let Phase::Open { stream, .. } = &self.phase {
             self.resume = stream
@@ -284,7 +287,8 @@ impl<T: Send + 'static> Subscription<T> {
         self.pause(PollingReason::Interrupted)
     }
 
-    fn pause(&mut self, reason: PollingReason) -> News<T> {
+    fn pause(&mut self, reason: PollingReason) -> News {
+        self.is_turned = false;
         self.phase = Phase::Paused(Instant::now() + self.backoff.pause());
         self.backoff.failed();
         News::Closed(reason)
@@ -303,19 +307,24 @@ fn why_polling(error: &ServerError) -> PollingReason {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{
-        Mutex,
-        atomic::{AtomicUsize, Ordering},
+    use std::{
+        future::pending,
+        sync::{
+            Arc, Mutex,
+            atomic::{AtomicUsize, Ordering},
+        },
     };
 
     use super::*;
-    use crate::store::{MemoryStore, NamedSighting};
-    use crate::tests::decoding::error;
+    use crate::{store::MemoryStore, tests::decoding::error};
 
     const STANDALONE: i32 = 40_573;
     const NOT_PERMITTED: i32 = 13;
     const HISTORY_LOST: i32 = 286;
     const UNREACHABLE: i32 = 6;
+
+    /// No answer at all.
+    const SILENCE: i32 = -1;
 
     /// A server that answers each opening with the next of these codes, or opens the stream.
     struct Server {
@@ -334,42 +343,47 @@ mod tests {
             })
         }
 
-        fn subscribe(self: &Arc<Self>, budget: Option<&Arc<StreamBudget>>) -> Subscription<NamedSighting> {
+        fn subscribe(self: &Arc<Self>) -> Subscription {
             let server = self.clone();
             let open = move |_| {
                 let server = server.clone();
                 Box::pin(async move {
                     server.openings.fetch_add(1, Ordering::Relaxed);
-                    match server.answers.lock().unwrap().pop() {
+                    let answer = server.answers.lock().unwrap().pop();
+                    match answer {
+                        Some(SILENCE) => pending().await,
                         Some(code) => Err(error(code)),
-                        None => Ok(server.memory.open()),
+                        None => {
+                            let stream = server.memory.watch("0123456789abcdef", Watched::default());
+                            Ok((Stream::Memory(stream), Watched::default()))
+                        }
                     }
                 }) as _
             };
-            Subscription::new(StreamOf::Observers, budget.cloned(), Box::new(open))
+            Subscription::new(Box::new(open))
         }
     }
 
-    async fn closed(subscription: &mut Subscription<NamedSighting>) -> PollingReason {
+    async fn closed(subscription: &mut Subscription) -> PollingReason {
         match subscription.next().await {
             News::Closed(reason) => reason,
             other => panic!("{other:?}"),
         }
     }
 
-    async fn opened(subscription: &mut Subscription<NamedSighting>) {
+    async fn opened(subscription: &mut Subscription) {
         let mut news = subscription.next().await;
         while matches!(news, News::Quiet) {
             news = subscription.next().await;
         }
-        assert!(matches!(news, News::Opened), "{news:?}");
+        assert!(matches!(news, News::Opened { .. }), "{news:?}");
     }
 
     #[tokio::test(start_paused = true)]
     async fn openings_become_rare_whatever_the_error_is() {
         for code in [HISTORY_LOST, UNREACHABLE, 2] {
             let server = Server::new(vec![code; 10]);
-            let mut subscription = server.subscribe(None);
+            let mut subscription = server.subscribe();
             let begin = Instant::now();
             for _ in 0..10 {
                 assert_eq!(closed(&mut subscription).await, PollingReason::Interrupted, "{code}");
@@ -383,7 +397,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_suspect_stream_is_given_up_unless_it_has_said_something() {
         let server = Server::new(Vec::new());
-        let mut subscription = server.subscribe(None);
+        let mut subscription = server.subscribe();
         assert!(
             subscription.heed(&Sign::FailedOver(Instant::now())).is_none(),
             "there is none"
@@ -407,7 +421,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn quiet_after_news_is_told_once() {
         let server = Server::new(Vec::new());
-        let mut subscription = server.subscribe(None);
+        let mut subscription = server.subscribe();
         let began = Instant::now();
         opened(&mut subscription).await;
         let news = subscription.next().await;
@@ -423,8 +437,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_quiet_stream_is_taken_up_at_another_primary() {
         let server = Server::new(Vec::new());
-        let mut subscription = server.subscribe(None);
-        let found = |subscription: &mut Subscription<NamedSighting>, asked, term: u8| {
+        let mut subscription = server.subscribe();
+        let found = |subscription: &mut Subscription, asked, term: u8| {
             let news = subscription.heed(&Sign::Primary(asked, Elected([term; 12].into())));
             assert!(news.is_none(), "nobody polls for it: {news:?}");
         };
@@ -454,7 +468,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_stream_that_breaks_young_has_not_earned_a_fresh_back_off() {
         let server = Server::new(Vec::new());
-        let mut subscription = server.subscribe(None);
+        let mut subscription = server.subscribe();
         let mut pauses = Vec::new();
         for lived in [0, 0, 9, 0, 10, 0] {
             let begin = Instant::now();
@@ -472,12 +486,10 @@ mod tests {
             (STANDALONE, PollingReason::Standalone),
             (NOT_PERMITTED, PollingReason::NotPermitted),
         ] {
-            let (server, budget) = (Server::new(vec![code]), StreamBudget::new(2));
-            let mut subscription = server.subscribe(Some(&budget));
+            let mut subscription = Server::new(vec![code]).subscribe();
             let begin = Instant::now();
             assert_eq!(closed(&mut subscription).await, reason);
-            // Meanwhile others may have the room, and nobody who comes to need the stream hurries it.
-            drop(budget.try_acquire().unwrap());
+            // Nobody who comes to need the stream hurries it.
             subscription.suspend();
             opened(&mut subscription).await;
             assert_eq!(begin.elapsed(), UNAVAILABLE);
@@ -485,37 +497,39 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn no_more_streams_are_open_than_the_client_may_have() {
-        let (server, budget) = (Server::new(Vec::new()), StreamBudget::new(3));
-        let mut first = server.subscribe(Some(&budget));
-        let mut second = server.subscribe(Some(&budget));
-        opened(&mut first).await;
-        opened(&mut second).await;
-        assert!(!first.is_in_the_way());
-        let mut third = server.subscribe(Some(&budget));
-        assert_eq!(closed(&mut third).await, PollingReason::StreamLimit);
-        let waiting = tokio::spawn(async move {
-            opened(&mut third).await;
-            third
-        });
-        tokio::task::yield_now().await;
-        assert!(first.is_in_the_way() && second.is_in_the_way());
-        assert_eq!(server.openings.load(Ordering::Relaxed), 2);
-        first.suspend();
-        let _third = waiting.await.unwrap();
-        assert!(!second.is_in_the_way());
+    async fn an_attempt_without_an_answer_is_given_up_for_another() {
+        let server = Server::new(vec![SILENCE; 5]);
+        let mut subscription = server.subscribe();
+        let begin = Instant::now();
+        let mut given_up = Vec::new();
+        for _ in 0..5 {
+            assert_eq!(closed(&mut subscription).await, PollingReason::Interrupted);
+            let late = begin.elapsed().as_millis();
+            assert_eq!(closed(&mut subscription).await, PollingReason::Interrupted);
+            given_up.push((late, begin.elapsed().as_millis()));
+        }
+        // After 5.25 s, and then after more, with pauses of 0, 50, 100 and 200 ms.
+        let expected = [
+            (2_000, 5_250),
+            (7_250, 10_500),
+            (12_550, 15_800),
+            (17_900, 26_400),
+            (28_600, 47_600),
+        ];
+        assert_eq!(given_up, expected);
+        opened(&mut subscription).await;
     }
 
     #[tokio::test(start_paused = true)]
     async fn whoever_stops_waiting_for_news_misses_none() {
         let server = Server::new(vec![UNREACHABLE; 3]);
-        let mut subscription = server.subscribe(None);
+        let mut subscription = server.subscribe();
         let mut news = 0;
         let begin = Instant::now();
         while begin.elapsed() < Duration::from_secs(1) {
             if let Ok(next) = tokio::time::timeout(Duration::from_millis(7), subscription.next()).await {
                 news += 1;
-                if matches!(next, News::Opened) {
+                if matches!(next, News::Opened { .. }) {
                     break;
                 }
             }

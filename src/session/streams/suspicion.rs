@@ -25,10 +25,6 @@ use tokio::{
 use super::super::Session;
 use crate::store::{AWAIT_TIME, Elected};
 
-/// Maximum wait for the primary's answer. After it, a stream that has lost its server is overdue and given up anyway;
-/// and a command that is never answered must not keep the next stream from asking.
-const OF_USE: std::time::Duration = AWAIT_TIME;
-
 /// Fail-overs as the commands of a session notice them.
 #[derive(Debug, Default)]
 pub(in crate::session) struct Suspicion {
@@ -155,7 +151,9 @@ impl Session {
         // In a task of its own: if it is not answered, it runs on by itself.
         let asking = self.spawn_for(async move { store.elected().await });
         self.spawn(async move {
-            let elected = timeout(OF_USE, asking).await;
+            // After that, a stream that has lost its server is overdue and given up anyway; and a command that is never
+            // answered must not keep the next stream from asking.
+            let elected = timeout(AWAIT_TIME, asking).await;
             let Some(session) = session.upgrade() else { return };
             if let Ok(Ok(elected)) = elected {
                 session.suspicion.note(asked, elected.as_ref());

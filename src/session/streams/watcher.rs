@@ -1,5 +1,5 @@
-//! The one change stream of a session, for grants and losses, and for freed documents while a task claims. It is
-//! opened when something needs it, and closed when nothing has needed it for a while.
+//! The one change stream of a session, for grants and losses, for freed documents while a task claims, and for
+//! observers. It is opened when something needs it, and closed when nothing has needed it for a while.
 
 use std::{
     sync::{Arc, Weak},
@@ -17,52 +17,18 @@ use super::{
     subscription::{News, Opener, Subscription},
 };
 use crate::{
+    backoff::LONGEST_PAUSE,
     error::ServerError,
     store::{Event, Watched},
-    telemetry::StreamOf,
     wake_mode::{PollingReason, WakeMode},
 };
 
-/// Time without need after which the stream is closed, so that short pauses don't cost opening it again.
-const LINGER: Duration = Duration::from_secs(30);
-
-/// The same while waiters will need it later, or the fleet's streams cost too much: it is opened again in time, and costs
-/// the server for every write.
-const LINGER_FOR_LATER: Duration = Duration::from_secs(5);
+/// Time without need after which the stream is closed, or reports less, so that short pauses don't cost opening it again.
+/// Meanwhile it costs the server for every write.
+const LINGER: Duration = Duration::from_secs(5);
 
 /// Maximum number of names for a pause before events are asked for: the pauses of more would seldom coincide.
 const LINES_MOST: usize = 4;
-
-/// Pause between two checks whether anything still needs a stream that could not be opened so far.
-const CHECK_EVERY: Duration = Duration::from_secs(1);
-
-/// The uses of the stream.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::session) struct Demand {
-    /// Whether a task waits, or holds for long, or claims.
-    pub(in crate::session) stream: bool,
-    /// Whether a task claims.
-    pub(in crate::session) claims: bool,
-}
-
-impl Demand {
-    /// Returns the events that the stream reports, and the name under which operators know it.
-    fn watched(self) -> (Watched, StreamOf) {
-        if self.claims {
-            (Watched::LocksAndFree, StreamOf::Claims)
-        } else {
-            (Watched::Locks, StreamOf::Locks)
-        }
-    }
-
-    fn next_freed(self) -> NextFreed {
-        if self.claims {
-            NextFreed::Reported
-        } else {
-            NextFreed::Unreported
-        }
-    }
-}
 
 /// The way in which the next document that becomes free is noticed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,9 +44,10 @@ pub(in crate::session) enum NextFreed {
 ///
 /// # Recovery
 ///
-/// After every opening all waiters ask again and all holds are verified, in case events were missed meanwhile. While
-/// no stream is open, the lines and the claims poll. The back-off of the subscription paces the openings, and so this.
-pub(in crate::session) async fn run(session: Weak<Session>, demand: watch::Receiver<Demand>, ended: CancellationToken) {
+/// After every opening all waiters ask again, all holds are verified, and everything that is observed is read, in case
+/// events were missed meanwhile. While no stream is open, the lines, the claims and the observers poll. The back-off of
+/// the subscription paces the openings, and so this.
+pub(in crate::session) async fn run(session: Weak<Session>, demand: watch::Receiver<bool>, ended: CancellationToken) {
     tokio::select! {
         biased;
         () = ended.cancelled() => {}
@@ -89,83 +56,82 @@ pub(in crate::session) async fn run(session: Weak<Session>, demand: watch::Recei
 }
 
 /// Routes events whenever something needs them; ends with `None` when the session is gone.
-async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<Demand>) -> Option<()> {
-    let present = *demand.wait_for(|demand| demand.stream).await.ok()?;
-    let mut watching = Watching::new(&weak.upgrade()?, present);
+async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<bool>) -> Option<()> {
+    demand.wait_for(|needed| *needed).await.ok()?;
+    let mut watching = Watching::new(&weak.upgrade()?);
     let mut signs = weak.upgrade()?.suspicion.signs();
+    let stirred = weak.upgrade()?.stirred.clone();
     loop {
         if std::mem::take(&mut watching.had_events) {
             calm(weak).await?;
         }
         let news = tokio::select! {
             news = watching.subscription.next() => Some(news),
-            changed = demand.changed() => changed.map(|()| None).ok()?,
+            () = stirred.notified() => None,
             sign = signs.next() => watching.subscription.heed(&sign?),
-            () = sleep(CHECK_EVERY), if !watching.is_open => None,
+            () = sleep(LONGEST_PAUSE), if watching.open.is_none() => None,
         };
-        let mut session = weak.upgrade()?;
+        let session = weak.upgrade()?;
         if let Some(news) = news {
             watching.note(news, &session);
         }
         let now = Instant::now();
         watching.note_need(&session, now);
-        if watching.is_unneeded(&session, now) && session.close_stream() {
+        if watching.is_unneeded(now) && session.close_stream() {
             drop(session);
             watching.suspend();
-            demand.wait_for(|demand| demand.stream).await.ok()?;
-            watching.needed_from(Instant::now());
-            session = weak.upgrade()?;
+            demand.wait_for(|needed| *needed).await.ok()?;
+            watching.needed_at = Instant::now();
+            continue;
         }
-        if watching.claimed_at + LINGER <= now {
-            session.end_claiming();
-        }
-        let wanted = *demand.borrow_and_update();
-        watching.turn(wanted, &session);
+        watching.turn(&session, now);
     }
 }
 
 /// The stream and the need for it, as the task that watches knows them.
 struct Watching {
     /// One for the life of the session: its back-off outlives short pauses without need for it.
-    subscription: Subscription<Event>,
-    /// What the stream reports.
-    present: Demand,
-    is_open: bool,
+    subscription: Subscription,
+    /// What the open stream reports.
+    open: Option<Watched>,
     /// Whether the last report had events: after some, the task pauses while none is expected.
     had_events: bool,
-    /// The last time that something needed the stream, and that a task claimed.
+    /// The last time that something needed the stream, and that something needed all that it reports.
     needed_at: Instant,
-    claimed_at: Instant,
+    all_needed_at: Instant,
 }
 
 impl Watching {
-    fn new(session: &Arc<Session>, present: Demand) -> Self {
+    fn new(session: &Arc<Session>) -> Self {
         let now = Instant::now();
         Self {
-            subscription: session.subscribe(present),
-            present,
-            is_open: false,
+            subscription: Subscription::new(session.opener()),
+            open: None,
             had_events: false,
             needed_at: now,
-            claimed_at: now,
+            all_needed_at: now,
         }
     }
 
-    fn note(&mut self, news: News<Event>, session: &Arc<Session>) {
+    fn note(&mut self, news: News, session: &Arc<Session>) {
         match news {
-            News::Opened => {
-                self.is_open = true;
-                session.stream_opened(self.present);
+            News::Opened { watched, is_gap } => {
+                session.observers.stream_read(self.subscription.as_of());
+                session.stream_opened(&watched, is_gap);
+                if is_gap || self.open.as_ref().is_none_or(|open| open.free != watched.free) {
+                    session.note_freed(reports_free(Some(&watched)));
+                }
                 session.ask_for_primary();
+                self.open = Some(watched);
             }
             News::Quiet => session.ask_for_primary(),
             News::Events(events) => {
-                session.on_events(&events, self.present);
+                session.observers.stream_read(self.subscription.as_of());
+                session.on_events(&events, reports_free(self.open.as_ref()));
                 self.had_events = !events.is_empty();
             }
             News::Closed(reason) => {
-                session.stream_closed(reason, self.is_open);
-                self.is_open = false;
+                session.stream_closed(reason, self.open.take().is_some());
             }
         }
     }
@@ -176,40 +142,35 @@ impl Watching {
         } else if let Some(at) = session.unneeded_since() {
             self.needed_at = self.needed_at.max(at);
         }
-        if session.is_claiming() {
-            self.claimed_at = now;
-        }
     }
 
-    /// Whether nothing has needed the stream for its time to linger. A stream that is not open does not linger, nor one
-    /// whose room others wait for.
-    fn is_unneeded(&self, session: &Session, now: Instant) -> bool {
-        let linger = if session.must_save_streams() {
-            LINGER_FOR_LATER
-        } else {
-            LINGER
-        };
-        let lingers = self.is_open && !self.subscription.is_in_the_way() && now < self.needed_at + linger;
-        self.needed_at < now && !lingers
+    /// Whether nothing has needed the stream for its time to linger. A stream that is not open does not linger.
+    fn is_unneeded(&self, now: Instant) -> bool {
+        self.needed_at < now && (self.open.is_none() || now >= self.needed_at + LINGER)
     }
 
     fn suspend(&mut self) {
         self.subscription.suspend();
-        (self.is_open, self.had_events) = (false, false);
+        (self.open, self.had_events) = (None, false);
     }
 
-    fn needed_from(&mut self, now: Instant) {
-        (self.needed_at, self.claimed_at) = (now, now);
-    }
-
-    /// Has the stream report more or less, from its last event on, if tasks have begun or ended to claim.
-    fn turn(&mut self, wanted: Demand, session: &Arc<Session>) {
-        if wanted.claims != self.present.claims {
-            self.present = wanted;
-            let (_, of) = wanted.watched();
-            self.subscription.turn(of, session.opener(wanted));
-            session.note_freed(NextFreed::Unreported);
+    /// Has the stream report more or less, from its last event on: more at once, and less after a while.
+    fn turn(&mut self, session: &Arc<Session>, now: Instant) {
+        let Some(open) = &self.open else { return };
+        let wanted = session.watched();
+        if *open == wanted {
+            self.all_needed_at = now;
+        } else if !open.covers(&wanted) || now >= self.all_needed_at + LINGER {
+            self.subscription.turn();
         }
+    }
+}
+
+/// Returns how documents that become free are noticed while such a stream is open.
+fn reports_free(open: Option<&Watched>) -> NextFreed {
+    match open {
+        Some(open) if open.free => NextFreed::Reported,
+        _ => NextFreed::Unreported,
     }
 }
 
@@ -235,7 +196,8 @@ impl Session {
     fn calm_until(&self, begun: Instant) -> Option<Instant> {
         let mut table = self.table();
         table.calm = None;
-        if table.lines.by_name.len() > LINES_MOST || self.is_claiming() || self.store.is_in_memory() {
+        let is_reported_to_others = self.is_claiming() || !self.observers.are_none();
+        if table.lines.by_name.len() > LINES_MOST || is_reported_to_others || self.store.is_in_memory() {
             return None;
         }
         let context = self.context(table.streaming, &table.clock);
@@ -247,42 +209,43 @@ impl Session {
         until
     }
 
-    fn subscribe(self: &Arc<Self>, demand: Demand) -> Subscription<Event> {
-        let (_, of) = demand.watched();
-        let budget = self.counts_stream().then(|| self.budget.clone());
-        Subscription::new(of, budget, self.opener(demand))
+    /// Returns what the stream is to report now.
+    fn watched(&self) -> Watched {
+        Watched {
+            free: self.is_claiming(),
+            observed: self.observers.observed(),
+        }
     }
 
-    fn opener(self: &Arc<Self>, demand: Demand) -> Opener<Event> {
+    fn opener(self: &Arc<Self>) -> Opener {
         let session = Arc::downgrade(self);
-        let (watched, _) = demand.watched();
         Box::new(move |resume| {
             let session = session.clone();
             Box::pin(async move {
-                match session.upgrade() {
-                    Some(session) => {
-                        session
-                            .store
-                            .watch(session.ids.session(), watched, resume.as_ref())
-                            .await
-                    }
-                    // Nothing is left to receive the events. It ends all the same: it has a task of its own.
-                    None => Err(ServerError::runtime_ended()),
-                }
+                // Otherwise nothing is left to receive the events. It ends all the same: it has a task of its own.
+                let session = session.upgrade().ok_or_else(ServerError::runtime_ended)?;
+                let watched = session.watched();
+                let opening = session.store.watch(session.ids.session(), &watched, resume.as_ref());
+                Ok((opening.await?, watched))
             })
         })
     }
 
-    /// Whether the stream counts against the budget: that of the locks always has room, and those in memory take none.
-    fn counts_stream(&self) -> bool {
-        self.store.is_remote() && self.store.is_in_place()
+    /// Has the stream opened, or turned to what is to be watched by now.
+    pub(in crate::session) fn need_stream(&self) {
+        if self.config.may_stream() {
+            self.demand_stream();
+            self.stirred.notify_one();
+        }
     }
 
-    fn stream_opened(self: &Arc<Self>, demand: Demand) {
+    fn stream_opened(self: &Arc<Self>, watched: &Watched, is_gap: bool) {
         self.set_streaming(true);
         self.set_mode(WakeMode::ChangeStream);
-        self.on_gap();
-        self.note_freed(demand.next_freed());
+        if is_gap {
+            self.on_gap();
+        }
+        self.observers.stream_opened(watched, is_gap);
     }
 
     /// Notes that the stream is closed. Events may be missed from now on, so nothing known of a document is trusted:
@@ -292,49 +255,42 @@ impl Session {
     fn stream_closed(self: &Arc<Self>, reason: PollingReason, was_open: bool) {
         self.set_streaming(false);
         self.set_mode(WakeMode::Polling(reason));
+        self.observers.stream_closed(true);
         if was_open {
             self.on_gap();
             self.note_freed(NextFreed::Unreported);
         }
     }
 
-    fn on_events(self: &Arc<Self>, events: &[Event], demand: Demand) {
+    fn on_events(self: &Arc<Self>, events: &[Event], next_freed: NextFreed) {
         for event in events {
             self.on_event(event);
         }
         // Once, however many of them there are.
         let frees = |event: &Event| matches!(event, Event::Freed | Event::Everything);
         if events.iter().any(frees) {
-            self.note_freed(demand.next_freed());
+            self.note_freed(next_freed);
         }
     }
 
     fn needs_stream(&self) -> bool {
-        self.table().lines.needs.need_stream() || self.is_claiming()
+        self.table().lines.needs.need_stream() || self.is_claiming() || !self.observers.are_none()
     }
 
     fn unneeded_since(&self) -> Option<Instant> {
         self.table().lines.needs.unneeded_since
     }
 
-    /// Whether a waiter is far from its turn, and will need the stream later, or holders read their locks as streams cost
-    /// too much.
-    fn must_save_streams(&self) -> bool {
-        let table = self.table();
-        table.lines.needs.looks > 0 || table.fleet.reads()
-    }
-
     /// Lets the stream go, unless something has come to need it.
     fn close_stream(self: &Arc<Self>) -> bool {
         let waits = {
-            // A task that comes to need it says so under the same lock, or after it has subscribed to freed documents.
+            // A task that comes to need it says so under the same lock, or after it has subscribed to freed documents
+            // or has begun to observe.
             let mut table = self.table();
             let idle = !table.lines.needs.need_stream()
                 && self.demand.send_if_modified(|demand| {
-                    let idle = !self.is_claiming();
-                    if idle {
-                        *demand = Demand::default();
-                    }
+                    let idle = !self.is_claiming() && self.observers.are_none();
+                    *demand &= !idle;
                     idle
                 });
             if !idle {
@@ -349,18 +305,13 @@ impl Session {
         // No waiter is woken late any more, so there is no cause for alarm.
         let mode = self.mode.borrow().at_rest();
         self.set_mode(mode);
+        self.observers.stream_closed(!mode.is_streaming());
         self.show_hold_watch();
         if waits {
             // No event reported what happened since the last one.
             self.on_gap();
         }
         true
-    }
-
-    /// Makes the stream stop reporting freed documents, unless a task has begun to claim.
-    fn end_claiming(&self) {
-        self.demand
-            .send_if_modified(|demand| !self.is_claiming() && std::mem::take(&mut demand.claims));
     }
 
     fn set_streaming(&self, streaming: bool) {
@@ -378,7 +329,7 @@ mod tests {
         let (config, store) = (Settings::default().unchecked(), Arc::default());
         let mode = WakeMode::ChangeStream;
         let session = Session::of("0123456789abcdef".to_owned(), config, Store::Memory(store), None, mode);
-        let opener = session.opener(Demand::default());
+        let opener = session.opener();
         let (before, after) = (opener(None), opener(None));
         assert!(before.await.is_ok());
         drop(session);

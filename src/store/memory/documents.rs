@@ -16,7 +16,7 @@ use super::{
     matching::Filter,
     order::is_same,
     updating::Update,
-    watching::{Follower, Watcher, Written},
+    watching::{Watcher, Written},
 };
 use crate::{protocol::State, store::name};
 
@@ -37,7 +37,6 @@ pub(super) struct Contents {
     locks: HashMap<u64, Arc<State>>,
     inserted: u64,
     pub(super) watchers: Vec<Watcher>,
-    pub(super) followers: Vec<Follower>,
 }
 
 impl MemoryDocuments {
@@ -178,7 +177,6 @@ impl Contents {
     fn announce(&mut self, id: &Bson, number: u64, before: Option<&Document>) {
         let after = self.documents.get(&number);
         let written = Written { id, before, after };
-        self.followers.retain(|follower| follower.tell(written));
         self.watchers.retain(|watcher| watcher.tell(written));
     }
 }

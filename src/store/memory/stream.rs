@@ -2,7 +2,7 @@
 
 use tokio::{sync::mpsc, time::timeout};
 
-use super::{AWAIT_TIME, ServerError, connection::Connection};
+use super::{AWAIT_TIME, Event, ServerError, connection::Connection};
 
 /// Maximum number of events that wait for the reader of a stream: a few times the writes of a renewal, which changes up
 /// to a thousand documents at once. A reader that is further behind is not reading; each of its events can hold the
@@ -11,23 +11,23 @@ const BEHIND_MOST: usize = 4_096;
 
 /// The store's end of a stream.
 #[derive(Debug)]
-pub(super) struct StreamSender<T>(mpsc::Sender<T>);
+pub(super) struct StreamSender(mpsc::Sender<Event>);
 
 /// An open stream.
 #[derive(Debug)]
-pub(crate) struct MemoryStream<T> {
-    events: mpsc::Receiver<T>,
+pub(crate) struct MemoryStream {
+    events: mpsc::Receiver<Event>,
     connection: Connection,
 }
 
-pub(super) fn stream<T>(connection: Connection) -> (StreamSender<T>, MemoryStream<T>) {
+pub(super) fn stream(connection: Connection) -> (StreamSender, MemoryStream) {
     let (sender, events) = mpsc::channel(BEHIND_MOST);
     (StreamSender(sender), MemoryStream { events, connection })
 }
 
-impl<T> StreamSender<T> {
+impl StreamSender {
     /// Sends an event. `false`: the stream is over, as its reader is gone or fell behind, and the store drops this end.
-    pub(super) fn send(&self, event: T) -> bool {
+    pub(super) fn send(&self, event: Event) -> bool {
         self.0.try_send(event).is_ok()
     }
 
@@ -37,12 +37,12 @@ impl<T> StreamSender<T> {
     }
 }
 
-impl<T> MemoryStream<T> {
+impl MemoryStream {
     /// Returns the next events. An error ends the stream: its reader fell behind, and has read what came before, or
     /// there is an outage.
     ///
     /// Cancel safe: no event is lost when the future is dropped.
-    pub(crate) async fn next(&mut self) -> Result<Vec<T>, ServerError> {
+    pub(crate) async fn next(&mut self) -> Result<Vec<Event>, ServerError> {
         let mut events = Vec::new();
         loop {
             self.connection.reach().await?;
@@ -76,7 +76,7 @@ mod tests {
     };
 
     /// Reads a stream to its end, and returns the number of its events.
-    async fn events_of<T>(mut stream: MemoryStream<T>) -> usize {
+    async fn events_of(mut stream: MemoryStream) -> usize {
         let mut count = 0;
         loop {
             match stream.next().await {
@@ -100,7 +100,8 @@ mod tests {
             "at": DateTime::MIN, "purge_at": DateTime::MAX,
         };
         collection.insert(doc! { "_id": 1, "lock": lock }).unwrap();
-        let (sightings, events) = (locks.follow(None), locks.watch("0123456789abcdef", Watched::Locks));
+        let watch = || locks.watch("0123456789abcdef", Watched::default());
+        let unread = watch();
         let write = |count: usize| {
             for _ in 0..count {
                 collection
@@ -109,10 +110,9 @@ mod tests {
             }
         };
         write(BEHIND_MOST + 100);
-        assert_eq!(events_of(sightings).await, BEHIND_MOST);
-        assert_eq!(events_of(events).await, BEHIND_MOST);
+        assert_eq!(events_of(unread).await, BEHIND_MOST);
         // One that is read goes on.
-        let mut read = locks.follow(None);
+        let mut read = watch();
         for _ in 0..2 {
             write(BEHIND_MOST);
             let mut count = 0;

@@ -6,7 +6,7 @@ use super::stream::StreamSender;
 use crate::{
     protocol::{ServerTime, wake},
     store::{
-        Event, NamedSighting, Sighting, Watched,
+        Event, Watched,
         family::{Family, element_name},
     },
 };
@@ -21,53 +21,18 @@ pub(super) struct Written<'a> {
     pub(super) after: Option<&'a Document>,
 }
 
-/// The open stream of an observer, of what happens to one lock or to all.
-#[derive(Debug)]
-pub(super) struct Follower {
-    family: Family,
-    /// `None` follows all.
-    name: Option<String>,
-    sightings: StreamSender<NamedSighting>,
-}
-
-impl Follower {
-    pub(super) fn new(family: Family, name: Option<&str>, sightings: StreamSender<NamedSighting>) -> Self {
-        Self {
-            family,
-            name: name.map(str::to_owned),
-            sightings,
-        }
-    }
-
-    /// Reports a write. `false`: the stream is over.
-    pub(super) fn tell(&self, written: Written<'_>) -> bool {
-        let name = self.family.document(written.id).unwrap_or_default();
-        let found = |document: Option<&Document>| document.and_then(|document| self.family.base().found(document));
-        let (before, after) = (found(written.before), found(written.after));
-        if self.name.as_ref().is_some_and(|followed| *followed != name) || before == after {
-            return !self.sightings.is_closed();
-        }
-        let sighting = match after {
-            Some(Ok(state)) => Sighting::State(Box::new(state)),
-            Some(Err(_)) => Sighting::Unclear,
-            None => Sighting::Gone,
-        };
-        self.sightings.send(NamedSighting::Of(name, sighting))
-    }
-}
-
-/// The open stream of a session: the events of its locks.
+/// The open stream of a session: the events of its locks, and of those that are watched.
 #[derive(Debug)]
 pub(super) struct Watcher {
     family: Family,
     /// The pattern of the events addressed to the session.
     pattern: String,
     watched: Watched,
-    events: StreamSender<Event>,
+    events: StreamSender,
 }
 
 impl Watcher {
-    pub(super) fn new(family: Family, session: &str, watched: Watched, events: StreamSender<Event>) -> Self {
+    pub(super) fn new(family: Family, session: &str, watched: Watched, events: StreamSender) -> Self {
         Self {
             family,
             pattern: wake::pattern(session),
@@ -98,8 +63,13 @@ impl Watcher {
             events.extend(self.event_of(name, lock_before, lock_after, after.is_none()));
         }
         let frees = || after.is_some() && new_wake(lock_before, lock_after).is_none_or(wake::is_freeing);
-        if self.watched == Watched::LocksAndFree && frees() {
+        if self.watched.free && frees() {
             events.push(Event::Freed);
+        }
+        let observed = self.family.document(id).filter(|name| self.watched.observed.has(name));
+        let found = |document: Option<&Document>| document.and_then(|document| base.found(document));
+        if let Some(name) = observed.filter(|_| found(before) != found(after)) {
+            events.push(Event::Written(name));
         }
         events
     }

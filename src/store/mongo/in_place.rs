@@ -29,10 +29,12 @@ impl MongoStore {
             query.insert("_id", ids_with_prefix(&selection.prefix));
         }
         let find = self.collection.find(query).projection(fields(at));
-        let mut cursor = find.read_concern(view.concern()).max_time(LONG_READ_WITHIN).await?;
+        let mut session = self.session_of(view).await?;
+        let find = find.read_concern(view.concern()).max_time(LONG_READ_WITHIN);
+        let mut cursor = find.session(&mut session).await?;
         let mut listed = Listed::default();
         // Nothing is read in vain if there are more than may be listed.
-        while !listed.more && cursor.advance().await? {
+        while !listed.more && cursor.advance(&mut session).await? {
             let raw = cursor.current();
             let document = lossy::read(raw).unwrap_or_default();
             listed.now = server_now(&document).or(listed.now);
@@ -42,6 +44,7 @@ impl MongoStore {
                 None => listed.add_unreadable(not_utf8(&document)),
             }
         }
+        listed.as_of = session.operation_time();
         Ok(listed)
     }
 

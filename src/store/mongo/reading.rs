@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use mongodb::{
+    ClientSession,
     bson::{Document, doc},
     options::ReadConcern,
 };
@@ -13,7 +14,7 @@ use crate::{
     error::ServerError,
     machine::exchanged,
     protocol::{Ahead, Exchange, State, ahead},
-    store::{Documents, Listed, Selection, Unreadable, View},
+    store::{Documents, Listed, LogTime, Selection, Unreadable, View},
 };
 
 /// Number of locks that a count of the clients goes through.
@@ -28,7 +29,7 @@ impl MongoStore {
         &self,
         names: &[String],
         view: View,
-    ) -> Result<(Documents, Exchange), ServerError> {
+    ) -> Result<(Documents, Exchange, Option<LogTime>), ServerError> {
         let sent = Instant::now();
         let of_elements = self.family.is_of_elements();
         let mut shown = match of_elements {
@@ -50,9 +51,10 @@ impl MongoStore {
         }
         let find = self.collection.find(doc! { "_id": { "$in": ids } });
         let find = find.projection(shown).read_concern(view.concern());
-        let mut cursor = find.max_time(READ_WITHIN).await?;
+        let mut session = self.session_of(view).await?;
+        let mut cursor = find.max_time(READ_WITHIN).session(&mut session).await?;
         let (mut found, mut now) = (Documents::new(), None);
-        while cursor.advance().await? {
+        while cursor.advance(&mut session).await? {
             let raw = cursor.current();
             let document = lossy::read(raw).unwrap_or_default();
             now = server_now(&document).or(now);
@@ -65,7 +67,18 @@ impl MongoStore {
             }
         }
         let exchange = exchanged(sent, now);
-        Ok((found, exchange))
+        Ok((found, exchange, session.operation_time()))
+    }
+
+    /// Returns a session of the driver for a read in this view: the server waits until it has what the view demands, also
+    /// where another member has become the primary.
+    pub(super) async fn session_of(&self, view: View) -> Result<ClientSession, ServerError> {
+        let starting = self.database.client().start_session().causal_consistency(true);
+        let mut session = starting.await?;
+        if let View::Committed(Some(time)) = view {
+            session.advance_operation_time(time);
+        }
+        Ok(session)
     }
 
     pub(in crate::store) async fn ahead(
@@ -123,9 +136,11 @@ impl MongoStore {
             query.insert("holders.0", doc! { "$exists": true });
         }
         let find = self.collection.find(query).projection(all_fields(self.family.base()));
-        let mut cursor = find.read_concern(view.concern()).max_time(LONG_READ_WITHIN).await?;
+        let mut session = self.session_of(view).await?;
+        let find = find.read_concern(view.concern()).max_time(LONG_READ_WITHIN);
+        let mut cursor = find.session(&mut session).await?;
         let mut listed = Listed::default();
-        while cursor.advance().await? {
+        while cursor.advance(&mut session).await? {
             let raw = cursor.current();
             let document = lossy::read(raw).unwrap_or_default();
             listed.now = server_now(&document).or(listed.now);
@@ -135,6 +150,7 @@ impl MongoStore {
                 (Err(_), _) => listed.unreadable.push(not_utf8(&document)),
             }
         }
+        listed.as_of = session.operation_time();
         Ok(listed)
     }
 }
@@ -143,7 +159,7 @@ impl View {
     pub(super) fn concern(self) -> ReadConcern {
         match self {
             Self::Newest => ReadConcern::local(),
-            Self::Committed => ReadConcern::majority(),
+            Self::Committed(_) => ReadConcern::majority(),
         }
     }
 }

@@ -6,7 +6,7 @@ use futures::StreamExt;
 use mongodb::{
     bson::{Bson, Document, RawDocument, doc},
     error::Error,
-    options::{ReadPreference, SelectionCriteria},
+    options::SelectionCriteria,
     raw_batch_cursor::RawBatchCursor,
 };
 
@@ -14,85 +14,53 @@ use super::{AWAIT_TIME, MongoStore, lossy, not_utf8};
 use crate::{
     error::ServerError,
     protocol::{Location, ServerTime, State, wake},
-    store::{Event, ForeignWrite, NamedSighting, ResumeAt, Sighting, Watched, name},
+    store::{Event, ForeignWrite, LogTime, Observed, ResumeAt, Watched, name},
 };
 
 impl MongoStore {
-    /// Opens a stream of the events that concern `session`.
+    /// Opens a stream of the events that concern `session`, and of those that are watched.
     pub(in crate::store) async fn watch(
         &self,
         session: &str,
-        watched: Watched,
+        watched: &Watched,
         resume: Option<&ResumeAt>,
-    ) -> Result<MongoStream<Event>, ServerError> {
+    ) -> Result<MongoStream, ServerError> {
+        let (ours, watched) = (wake::pattern(session), watched.clone());
         let location = self.family.base().clone();
         if self.family.is_of_elements() {
-            let (family, ours) = (self.family.clone(), wake::pattern(session));
+            let family = self.family.clone();
             let read = move |event: &Received, to: &mut Vec<Event>| match event {
                 Received::Nothing => to.push(Event::Everything),
                 Received::Event { fields, has_name: true } => to.extend(read_elements(&family, &ours, fields)),
                 // No lock is in it.
                 Received::Event { .. } => {}
             };
-            let selection = elements::concerning(session, &location);
             return self
-                .stream((Document::new(), &self.streams), selection, read, resume)
+                .stream(elements::concerning(session, &location), read, resume)
                 .await;
         }
-        if location.is_root() {
-            let read = move |event: &Received, to: &mut Vec<Event>| to.push(read_any(&location, event));
-            return self
-                .stream((Document::new(), &self.streams), concerning(session), read, resume)
-                .await;
-        }
-        let selection = concerning_in_place(session, &location, watched);
-        let ours = wake::pattern(session);
-        let read = move |event: &Received, to: &mut Vec<Event>| {
-            let Received::Event { fields, .. } = event else {
-                to.push(Event::Everything);
-                return;
-            };
-            let concern = concern(fields, &ours);
-            if concern.session {
-                to.push(read_any(&location, event));
-            }
-            if watched == Watched::LocksAndFree && concern.frees {
-                to.push(Event::Freed);
-            }
+        let ids = match &watched.observed {
+            Observed::All => None,
+            Observed::These(names) => Some(names.iter().map(|name| self.family.id_of(name)).collect()),
         };
-        self.stream((Document::new(), &self.streams), selection, read, resume)
-            .await
-    }
-
-    /// Opens a stream of all changes to the document `name`, or to any document.
-    pub(in crate::store) async fn follow(
-        &self,
-        name: Option<&str>,
-        resume: Option<&ResumeAt>,
-    ) -> Result<MongoStream<NamedSighting>, ServerError> {
-        let read = {
-            let location = self.family.base().clone();
-            move |event: &Received, to: &mut Vec<NamedSighting>| to.extend(sight_any(&location, event))
+        let selection = match location.is_root() {
+            true => concerning(session, ids),
+            false => concerning_in_place(session, &location, watched.free, ids),
         };
-        let options = doc! { "fullDocument": "updateLookup" };
-        let id = name.map(|name| self.family.id_of(name));
-        let selection = about(id.as_ref(), self.family.base());
-        // An observer has read the document from the primary: a member that lags would show it earlier ones. States have
-        // an order by which those are told, and deletions have none.
-        self.stream((options, &ReadPreference::Primary), selection, read, resume)
-            .await
+        let read = move |event: &Received, to: &mut Vec<Event>| read_any(&location, &ours, &watched, event, to);
+        self.stream(selection, read, resume).await
     }
 
     /// Opens the stream as a plain aggregation and not through the driver's `watch`, whose own resuming can lose events
     /// unnoticed (a retried resume starts from now) and whose errors come late: here every gap is known, and every
     /// batch, empty ones too, is a sign of life.
-    async fn stream<T>(
+    async fn stream(
         &self,
-        (mut options, from): (Document, &ReadPreference),
         selection: Vec<Document>,
-        read: impl Fn(&Received, &mut Vec<T>) + Send + Sync + 'static,
+        read: impl Fn(&Received, &mut Vec<Event>) + Send + Sync + 'static,
         resume: Option<&ResumeAt>,
-    ) -> Result<MongoStream<T>, ServerError> {
+    ) -> Result<MongoStream, ServerError> {
+        let mut options = Document::new();
         if let Some(ResumeAt(token)) = resume {
             options.insert("resumeAfter", token);
         }
@@ -101,7 +69,7 @@ impl MongoStore {
         let cursor = self
             .collection
             .aggregate(stages)
-            .selection_criteria(SelectionCriteria::ReadPreference(from.clone()))
+            .selection_criteria(SelectionCriteria::ReadPreference(self.streams.clone()))
             .max_await_time(AWAIT_TIME)
             .batch()
             .await?;
@@ -111,8 +79,14 @@ impl MongoStore {
             read: Box::new(read),
             first: None,
             resume_at: resume.cloned(),
+            as_of: None,
         };
-        stream.first = Some(stream.read_batch().await?);
+        let first = stream.read_batch().await?;
+        if !first.is_empty() {
+            // Whoever takes up the stream before these are told gets them again.
+            let after = std::mem::replace(&mut stream.resume_at, resume.cloned());
+            stream.first = Some((first, after));
+        }
         Ok(stream)
     }
 }
@@ -124,32 +98,38 @@ pub(crate) use elements::read_elements;
 /// read.
 const OLD: i64 = 100;
 
-/// Selects, on the server, the events that concern a session: writes that name one of its entries, and everything that
-/// is not a write of the protocol. The server reports a pipeline update as an `update` with a delta or as a whole
-/// `replace`, so `wake` is looked for in both.
+/// The `_id`s of the documents whose locks are observed; `None`: those of all.
+type ObservedIds = Option<Vec<Bson>>;
+
+/// Selects, on the server, the events that concern a session: writes that name one of its entries, everything that is
+/// not a write of the protocol, and writes of observed locks. The server reports a pipeline update as an `update` with
+/// a delta or as a whole `replace`, so `wake` is looked for in both.
 ///
 /// Each condition begins with the kind of write it is for. The server applies as much of it as it can to its log: a
 /// condition on `fullDocument` alone lets every update pass there, and the server builds an event of each before it
 /// drops it.
-fn concerning(session: &str) -> Vec<Document> {
+fn concerning(session: &str, observed: ObservedIds) -> Vec<Document> {
     let pattern = doc! { "$regex": wake::pattern(session) };
     const DELTA: &str = "updateDescription.updatedFields.wake";
     const WHOLE: &str = "fullDocument.wake";
-    vec![
-        doc! { "$match": { "$or": [
-            { "operationType": "update", DELTA: &pattern },
-            { "operationType": "update", DELTA: { "$not": { "$type": "string" } } },
-            { "operationType": { "$in": ["insert", "replace"] }, WHOLE: &pattern },
-            { "operationType": "replace", WHOLE: { "$not": { "$type": "string" } } },
-            { "operationType": { "$nin": ["insert", "update", "replace"] } },
-        ] } },
-        doc! { "$project": {
-            "operationType": 1, "documentKey": 1,
-            "wake": { "$ifNull": ["$fullDocument.wake", "$updateDescription.updatedFields.wake"] },
-            "at": { "$ifNull": ["$fullDocument.at", "$updateDescription.updatedFields.at"] },
-            "clusterTime": 1, "after": after("$fullDocument", WHOLE),
-        } },
-    ]
+    let shown = doc! { "$project": {
+        "operationType": 1, "documentKey": 1,
+        "wake": { "$ifNull": ["$fullDocument.wake", "$updateDescription.updatedFields.wake"] },
+        "at": { "$ifNull": ["$fullDocument.at", "$updateDescription.updatedFields.at"] },
+        "clusterTime": 1, "after": after("$fullDocument", WHOLE),
+    } };
+    let Some(ids) = observed else { return vec![shown] };
+    let mut told = vec![
+        doc! { "operationType": "update", DELTA: &pattern },
+        doc! { "operationType": "update", DELTA: { "$not": { "$type": "string" } } },
+        doc! { "operationType": { "$in": ["insert", "replace"] }, WHOLE: &pattern },
+        doc! { "operationType": "replace", WHOLE: { "$not": { "$type": "string" } } },
+        doc! { "operationType": { "$nin": ["insert", "update", "replace"] } },
+    ];
+    if !ids.is_empty() {
+        told.push(doc! { "documentKey._id": { "$in": ids } });
+    }
+    vec![doc! { "$match": { "$or": told } }, shown]
 }
 
 /// Maximum size in bytes of a document that another program's event shows: a lock's is rarely larger, and every client
@@ -175,7 +155,7 @@ fn after(lock: impl Into<String>, wake: impl Into<String>) -> Document {
 /// While somebody claims, the stream also reports everything that can free a document, or make it match: every
 /// insertion, every change by the user, and those of our own writes that remove an entry and add none. Expiry raises no
 /// event.
-fn concerning_in_place(session: &str, location: &Location, watched: Watched) -> Vec<Document> {
+fn concerning_in_place(session: &str, location: &Location, free: bool, observed: ObservedIds) -> Vec<Document> {
     let mut stages = Vec::new();
     let mut told = vec![
         doc! { "wake": { "$regex": wake::pattern(session) } },
@@ -183,12 +163,24 @@ fn concerning_in_place(session: &str, location: &Location, watched: Watched) -> 
         doc! { "old": true, "wake": { "$type": "string" } },
         doc! { "operationType": { "$nin": ["insert", "update", "replace"] } },
     ];
-    match watched {
-        Watched::Locks => stages.push(doc! { "$match": { "operationType": { "$ne": "insert" } } }),
-        Watched::LocksAndFree => told.extend([
+    if free {
+        told.extend([
             doc! { "wake": { "$not": { "$type": "string" } } },
             doc! { "wake": { "$regex": wake::FREEING } },
-        ]),
+        ]);
+    }
+    let mut comes = vec![doc! { "operationType": { "$ne": "insert" } }];
+    let observed = match observed {
+        None => Some(doc! { "touched": true }),
+        Some(ids) if ids.is_empty() => None,
+        Some(ids) => Some(doc! { "touched": true, "documentKey._id": { "$in": ids } }),
+    };
+    if let Some(observed) = observed {
+        comes.push(doc! { format!("fullDocument.{}", location.path()): { "$exists": true } });
+        told.push(observed);
+    }
+    if !free {
+        stages.push(doc! { "$match": { "$or": comes } });
     }
     stages.extend([
         doc! { "$project": {
@@ -202,27 +194,33 @@ fn concerning_in_place(session: &str, location: &Location, watched: Watched) -> 
     stages
 }
 
-/// The parties that an event on documents of the user's own concerns.
+/// The parties that an event concerns.
 struct Concern {
     /// Whether it concerns the session's entries.
     session: bool,
     /// Whether it concerns claims.
     frees: bool,
+    /// Whether it concerns those who observe the lock.
+    observers: bool,
 }
 
 /// Evaluates the conditions of the server's selection again: the event does not include which of them it met.
-fn concern(event: &Document, ours: &str) -> Concern {
+fn concern(location: &Location, event: &Document, ours: &str) -> Concern {
     let wake = event.get_str("wake").ok();
     let kind = event.get_str("operationType").unwrap_or_default();
     let touched = event.get_bool("touched").unwrap_or(true);
     let old = event.get_bool("old").unwrap_or(false);
     let session = match kind {
-        "insert" => false,
+        "insert" => location.is_root() && wake.is_some_and(|wake| wake.contains(ours)),
         "update" | "replace" => wake.map_or(touched, |wake| old || wake.contains(ours)),
         _ => true,
     };
     let frees = kind != "delete" && wake.is_none_or(wake::is_freeing);
-    Concern { session, frees }
+    Concern {
+        session,
+        frees,
+        observers: touched,
+    }
 }
 
 /// Returns the value that an event's write gave to a field of the lock; missing if it gave none.
@@ -245,7 +243,7 @@ fn written(location: &Location, field: &str) -> Document {
     doc! { "$ifNull": [whole, delta] }
 }
 
-/// Returns the expression for whether an event's write may have changed anything in the lock.
+/// Returns the expression for whether an event's write may have changed anything in the lock, or has put it there.
 fn touched(location: &Location) -> Document {
     let path: Vec<&str> = location.segments().collect();
     let above: Vec<String> = (1..=path.len()).map(|depth| path[..depth].join(".")).collect();
@@ -253,10 +251,16 @@ fn touched(location: &Location) -> Document {
         { "$in": ["$$this", above] },
         starts_with("$$this", &location.key("")),
     ] };
-    doc! { "$or": [
-        { "$ne": ["$operationType", "update"] },
-        { "$anyElementTrue": { "$map": { "input": keys(), "in": concerned } } },
-    ] }
+    let shown = format!("$fullDocument.{}", location.path());
+    doc! { "$switch": {
+        "branches": [
+            { "case": { "$eq": ["$operationType", "update"] }, "then": {
+                "$anyElementTrue": { "$map": { "input": keys(), "in": concerned } },
+            } },
+            { "case": { "$eq": ["$operationType", "insert"] }, "then": { "$ne": [{ "$type": shown }, "missing"] } },
+        ],
+        "default": true,
+    } }
 }
 
 /// Returns the expression for the keys of all changes that an event reports of an update.
@@ -300,32 +304,6 @@ fn when() -> Document {
     doc! { "$ifNull": ["$wallTime", second] }
 }
 
-/// Selects all changes to one document, or to any, and to the collection.
-fn about(id: Option<&Bson>, location: &Location) -> Vec<Document> {
-    let mut stages = Vec::new();
-    stages.extend(id.map(|id| {
-        doc! { "$match": { "$or": [
-            { "documentKey._id": { "$eq": id } },
-            { "operationType": { "$nin": ["insert", "update", "replace", "delete"] } },
-        ] } }
-    }));
-    if location.is_root() {
-        stages.push(doc! { "$project": { "operationType": 1, "documentKey": 1, "fullDocument": 1 } });
-        return stages;
-    }
-    // Of a document of the user's own only the lock is sent, and only where it was written.
-    let shown = format!("fullDocument.{}", location.path());
-    stages.push(doc! { "$project": {
-        "operationType": 1, "documentKey": 1, &shown: 1, "touched": touched(location),
-    } });
-    stages.push(doc! { "$match": { "$or": [
-        { "operationType": { "$nin": ["insert", "update"] } },
-        { "operationType": "insert", shown: { "$exists": true } },
-        { "operationType": "update", "touched": true },
-    ] } });
-    stages
-}
-
 /// An event, as far as it is readable.
 enum Received {
     Event {
@@ -350,36 +328,44 @@ impl Received {
 }
 
 /// A function that adds the content of an event.
-type Reader<T> = dyn Fn(&Received, &mut Vec<T>) + Send + Sync;
+type Reader = dyn Fn(&Received, &mut Vec<Event>) + Send + Sync;
 
 /// An open stream; dropping it closes the server's cursor in the background.
-pub(crate) struct MongoStream<T> {
+pub(crate) struct MongoStream {
     cursor: RawBatchCursor,
-    read: Box<Reader<T>>,
-    first: Option<Vec<T>>,
+    read: Box<Reader>,
+    /// Events that came with the answer to the opening, and the position after them.
+    first: Option<(Vec<Event>, Option<ResumeAt>)>,
     resume_at: Option<ResumeAt>,
+    as_of: Option<LogTime>,
 }
 
-impl<T> MongoStream<T> {
-    pub(in crate::store) async fn next(&mut self) -> Result<Vec<T>, ServerError> {
-        match self.first.take().filter(|events| !events.is_empty()) {
-            Some(events) => Ok(events),
-            None => self.read_batch().await,
+impl MongoStream {
+    pub(in crate::store) async fn next(&mut self) -> Result<Vec<Event>, ServerError> {
+        if let Some((events, after)) = self.first.take() {
+            self.resume_at = after;
+            return Ok(events);
         }
+        self.read_batch().await
     }
 
     pub(in crate::store) fn resume_at(&self) -> Option<ResumeAt> {
         self.resume_at.clone()
     }
 
+    pub(in crate::store) fn as_of(&self) -> Option<LogTime> {
+        self.as_of
+    }
+
     /// Reads everything that the server has sent: unreadable parts are skipped, as the server would send them again and
     /// again to every client that resumes the stream before them.
-    async fn read_batch(&mut self) -> Result<Vec<T>, ServerError> {
+    async fn read_batch(&mut self) -> Result<Vec<Event>, ServerError> {
         let Some(batch) = self.cursor.next().await.transpose()? else {
             // The server closes the cursor after an invalidating event.
             self.resume_at = None;
             return Err(Error::custom("the change stream was closed by the server").into());
         };
+        self.as_of = batch.as_raw_document().get_timestamp("operationTime").ok();
         let cursor = batch.as_raw_document().get_document("cursor").ok();
         let token = cursor.and_then(|cursor| cursor.get_document("postBatchResumeToken").ok());
         self.resume_at = token.and_then(lossy::read).map(ResumeAt);
@@ -397,52 +383,29 @@ impl<T> MongoStream<T> {
     }
 }
 
-fn sight_any(location: &Location, event: &Received) -> Option<NamedSighting> {
-    match event {
-        Received::Nothing => Some(NamedSighting::Everything),
-        Received::Event { fields, has_name: true } => read_sighting(location, fields),
-        Received::Event { fields, .. } => {
-            let deleted = fields
-                .get_str("operationType")
-                .is_ok_and(|operation| operation == "delete");
-            let key = fields.get_document("documentKey").ok();
-            key.filter(|_| !deleted)
-                .map(|key| NamedSighting::Unreadable(not_utf8(key)))
-        }
+fn read_any(location: &Location, ours: &str, watched: &Watched, event: &Received, to: &mut Vec<Event>) {
+    let Received::Event { fields, has_name } = event else {
+        to.push(Event::Everything);
+        return;
+    };
+    let concern = concern(location, fields, ours);
+    if watched.free && concern.frees {
+        to.push(Event::Freed);
     }
-}
-
-fn read_any(location: &Location, event: &Received) -> Event {
-    match event {
-        Received::Nothing => Event::Everything,
-        Received::Event { fields, has_name: true } => read_event(location, fields),
+    let key = fields.get_document("documentKey").ok();
+    if !has_name {
         // Nobody holds it or waits for it.
-        Received::Event { .. } => Event::Foreign {
-            name: String::new(),
-            after: None,
-        },
+        let is_deleted = fields.get_str("operationType").is_ok_and(|kind| kind == "delete");
+        let shown = key.filter(|_| watched.observed == Observed::All && concern.observers && !is_deleted);
+        to.extend(shown.map(|key| Event::Unreadable(not_utf8(key))));
+        return;
     }
-}
-
-/// Returns the sighting in an event; `None` when its document can't be a lock's.
-pub(crate) fn read_sighting(location: &Location, event: &Document) -> Option<NamedSighting> {
-    let Some(id) = event.get_document("documentKey").ok().and_then(|key| key.get("_id")) else {
-        return Some(NamedSighting::Everything);
-    };
-    let name = name::of_document(location, id)?;
-    let document = event.get_document("fullDocument").ok();
-    let sighting = match (
-        event.get_str("operationType"),
-        document.map(|document| location.found(document)),
-    ) {
-        (Ok("delete"), _) => Sighting::Gone,
-        (Ok("insert" | "update" | "replace"), Some(Some(Ok(state)))) => Sighting::State(Box::new(state)),
-        // The document is there, and no lock in it.
-        (Ok("insert" | "update" | "replace"), Some(None)) => Sighting::Gone,
-        // Deleted or overwritten since, or the collection is: the document must be read.
-        _ => Sighting::Unclear,
-    };
-    Some(NamedSighting::Of(name, sighting))
+    if concern.session {
+        to.push(read_event(location, fields));
+    }
+    let name = key.and_then(|key| name::of_document(location, key.get("_id")?));
+    let observed = name.filter(|name| concern.observers && watched.observed.has(name));
+    to.extend(observed.map(Event::Written));
 }
 
 pub(crate) fn read_event(location: &Location, event: &Document) -> Event {

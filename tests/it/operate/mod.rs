@@ -202,6 +202,20 @@ async fn one_watcher_sees_leases_run_out_and_documents_go() {
     }
 }
 
+/// The server was found to have no change streams, and nobody has needed one since.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_watches_again_without_a_stream_is_told_at_once() {
+    let locks = Ground::standalone("watch_again").await.locks().await;
+    let held = locks.mutex("x").acquire().await.unwrap();
+    for _ in 0..2 {
+        let event = within(2 * SOON, "the holder", locks.watch("x").next()).await;
+        assert!(matches!(event, Some(Ok(LockEvent::Granted { .. }))), "{event:?}");
+        // Longer than the client takes to see that nobody needs a stream.
+        tokio::time::sleep(2 * SOON).await;
+    }
+    held.release().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broken_lock_is_lost_and_goes_to_the_next() {
     for (a, b) in places("break").await {

@@ -15,7 +15,6 @@ use mongodb::{
 };
 use watchlock::{
     LockClient, LockStatus, LostReason,
-    documents::DocumentLocks,
     operate::{LockEvent, PollingReason, WakeMode},
 };
 use watchlock_testkit::Cluster;
@@ -387,14 +386,15 @@ async fn a_client_that_needs_no_stream_is_not_interrupted() {
     fault.off().await.unwrap();
 }
 
-/// Claims from eight collections, a pool of ten connections, and ordinary traffic.
+/// Claims from eight collections, a pool with room for their streams, and ordinary traffic.
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_leave_room_in_the_connection_pool() {
     const COLLECTIONS: usize = 8;
     const ROUNDS: usize = 3;
     let ground = Ground::replica_set("pool").await;
     let admin = ground.driver().await;
-    let (_, driver) = Sent::counting(&ground, |options| options.max_pool_size = Some(10)).await;
+    // One for each collection and one for the locks, and as many as the default pool has.
+    let (_, driver) = Sent::counting(&ground, |options| options.max_pool_size = Some(19)).await;
     let database = driver.database(&ground.database);
     let locks = LockClient::builder(database.clone()).build().await.unwrap();
     let own = admin.database(&ground.database);
@@ -430,16 +430,10 @@ async fn streams_leave_room_in_the_connection_pool() {
         let claims = events.iter().map(|events| spawn(events.claim(doc! { "done": false })));
         let claims: Vec<_> = claims.collect();
         // All have tried, and found nothing.
-        eventually(PATIENCE, "as many streams as there may be", async || {
-            streams(&ground, &admin).await >= 4
+        eventually(PATIENCE, "a stream for each collection", async || {
+            streams(&ground, &admin).await == COLLECTIONS + 1
         })
         .await;
-        tokio::time::sleep(SOON).await;
-        let open = streams(&ground, &admin).await;
-        assert_eq!(open, 4, "streams, in round {round}");
-        let limited =
-            |events: &&DocumentLocks<Document>| events.wake_mode() == WakeMode::Polling(PollingReason::StreamLimit);
-        assert_eq!(events.iter().filter(limited).count(), COLLECTIONS - 3);
         let start = Instant::now();
         let id = i32::try_from(round).unwrap();
         let inserts = (0..COLLECTIONS).map(|number| {
@@ -455,7 +449,6 @@ async fn streams_leave_room_in_the_connection_pool() {
     }
     println!("slowest round of claims: {slowest_claim:?}");
     assert!(slowest_claim < 5 * SOON, "{slowest_claim:?}");
-    // The locks' stream comes before all others.
     assert_eq!(locks.wake_mode(), WakeMode::ChangeStream);
     let start = Instant::now();
     held.release().await.unwrap();
@@ -467,6 +460,139 @@ async fn streams_leave_room_in_the_connection_pool() {
         println!("{count} inserts, the slowest {slowest:?}");
         assert!(slowest < 3 * SOON, "an insert of the user's took {slowest:?}");
     }
+}
+
+/// Holders, waiters, observers, latches, barriers and elections of one client, and one stream for all of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn everything_of_a_client_shares_one_stream() {
+    const EACH: usize = 16;
+    let ground = Ground::replica_set("onestream").await;
+    let admin = ground.driver().await;
+    let (other, locks) = (ground.polling().await, ground.locks().await);
+    let name = |what: &str, number: usize| format!("{what} {number}");
+
+    let (mut holds, mut before, mut waits) = (Vec::new(), Vec::new(), Vec::new());
+    for number in 0..EACH {
+        holds.push(locks.mutex(name("held", number)).acquire().await.unwrap());
+        before.push(other.mutex(name("awaited", number)).acquire().await.unwrap());
+        waits.push(spawn(locks.mutex(name("awaited", number)).acquire()));
+    }
+    let events: Vec<_> = (0..EACH).map(|number| locks.watch(&name("watched", number))).collect();
+    let mut leaders: Vec<_> = (0..EACH)
+        .map(|number| locks.election(name("led", number)).observe())
+        .collect();
+    let latches: Vec<_> = (0..EACH)
+        .map(|number| {
+            let latch = locks.latch(name("latch", number), 1);
+            spawn(async move { latch.wait().await })
+        })
+        .collect();
+    let barriers: Vec<_> = (0..EACH)
+        .map(|number| {
+            let barrier = locks.barrier(name("barrier", number), 2);
+            spawn(async move { barrier.wait().await })
+        })
+        .collect();
+    for observed in &mut leaders {
+        let first = within(PATIENCE, "that nobody leads", observed.next()).await;
+        assert_eq!(first.unwrap().unwrap(), None);
+    }
+    eventually(PATIENCE, "all parties are at their barriers", async || {
+        let present = locks.list().prefix("barrier ").held(true).await.unwrap();
+        present.len() == EACH
+    })
+    .await;
+    assert_eq!(streams(&ground, &admin).await, 1);
+    let mut all = locks.watch_all();
+    within(PATIENCE, "what there is", all.next()).await.unwrap().unwrap();
+    eventually(PATIENCE, "the stream is that of all", async || {
+        streams(&ground, &admin).await == 1
+    })
+    .await;
+
+    // Each is told what concerns it.
+    for (held, waiting) in before.into_iter().zip(waits) {
+        held.release().await.unwrap();
+        let next = within(SOON, "the hand-over", waiting).await.unwrap().unwrap();
+        next.release().await.unwrap();
+    }
+    for (number, mut watching) in events.into_iter().enumerate() {
+        let held = other.mutex(name("watched", number)).acquire().await.unwrap();
+        let event = within(SOON, "a grant", watching.next()).await.unwrap().unwrap();
+        assert!(matches!(event, LockEvent::Granted { .. }), "{event}");
+        held.release().await.unwrap();
+    }
+    for (number, mut observed) in leaders.into_iter().enumerate() {
+        let leading = other.election(name("led", number)).campaign("node 7").await.unwrap();
+        let leader = within(SOON, "a leader", observed.next()).await.unwrap().unwrap();
+        assert_eq!(leader.map(|leader| leader.value).as_deref(), Some("node 7"));
+        leading.resign().await.unwrap();
+    }
+    for (number, waiting) in latches.into_iter().enumerate() {
+        other.latch(name("latch", number), 1).count_down().await.unwrap();
+        within(SOON, "an open latch", waiting).await.unwrap().unwrap();
+    }
+    for (number, waiting) in barriers.into_iter().enumerate() {
+        let barrier = other.barrier(name("barrier", number), 2);
+        let passed = within(PATIENCE, "the other party", barrier.wait()).await.unwrap();
+        let first = within(SOON, "the first party", waiting).await.unwrap().unwrap();
+        assert_eq!(first.generation(), passed.generation());
+    }
+    for (number, held) in holds.iter().enumerate() {
+        other.break_lock(&name("held", number)).await.unwrap();
+        assert_eq!(within(SOON, "the loss", held.lost()).await, LostReason::Broken);
+    }
+    assert_eq!(streams(&ground, &admin).await, 1);
+}
+
+/// Each new name has the stream opened anew, from its last event on.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_event_is_missed_or_told_twice_while_names_come_and_go() {
+    const ROUNDS: usize = 40;
+    let ground = Ground::replica_set("turned").await;
+    let (other, locks) = (ground.polling().await, ground.locks().await);
+    let mut watching = locks.watch("x");
+    let (told, seen) = tokio::sync::watch::channel(Vec::new());
+    let observing = spawn(async move {
+        while let Some(event) = watching.next().await.transpose().unwrap() {
+            if let LockEvent::Granted { holder, .. } = event {
+                told.send_modify(|tokens| tokens.push(holder.token));
+            }
+        }
+    });
+    let comes_and_goes = {
+        let locks = locks.clone();
+        spawn(async move {
+            for number in 0_u64.. {
+                let mut other = locks.election(format!("other {number}")).observe();
+                let first = within(PATIENCE, "that nobody leads", other.next()).await;
+                assert_eq!(first.unwrap().unwrap(), None);
+            }
+        })
+    };
+    let mut slowest = Duration::ZERO;
+    for round in 0..ROUNDS {
+        let held = other.mutex("x").acquire().await.unwrap();
+        let waiting = spawn(locks.mutex("x").acquire());
+        until_waiting(&other, "x", 1).await;
+        let begun = Instant::now();
+        held.release().await.unwrap();
+        let next = within(PATIENCE, "the hand-over", waiting).await.unwrap().unwrap();
+        slowest = slowest.max(begun.elapsed());
+        // Without the event, it would ask again after seconds.
+        assert!(begun.elapsed() < SOON, "{round}: {:?}", begun.elapsed());
+        next.release().await.unwrap();
+    }
+    println!("slowest hand-over: {slowest:?}");
+    let last = other.mutex("x").acquire().await.unwrap();
+    eventually(SOON, "the last state is told", async || {
+        seen.borrow().last() == Some(&last.token())
+    })
+    .await;
+    let tokens = seen.borrow().clone();
+    assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
+    comes_and_goes.abort();
+    observing.abort();
 }
 
 /// How many change streams are open in the database, whatever the collection.

@@ -1,0 +1,230 @@
+//! The readings for the observers of a session, one after the other.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Weak},
+    task::{self, Poll},
+    time::Duration,
+};
+
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    super::{Session, UserHandle, fork_guard::Process},
+    inbox::{Inbox, Seen},
+    observers::{NAMES_TOGETHER, Scope, Work},
+};
+use crate::{
+    backoff::{Backoff, LONGEST_PAUSE},
+    error::ServerError,
+    protocol::Exchange,
+    store::{Listed, Selection, Unreadable, View},
+};
+
+/// Multiple of the time for which a collection of the user's own was read to wait before the next time, where no stream
+/// reports changes, or for which the server read any in vain: a large one is not read without end.
+const READING_REST: u32 = 10;
+
+/// The observations of some locks, in order.
+#[derive(Debug)]
+pub(crate) struct Observations {
+    inbox: Arc<Inbox>,
+    scope: Scope,
+    observed_in: Process,
+    session: UserHandle,
+}
+
+impl Observations {
+    /// Observes until this is dropped or the client shuts down. The present states come first.
+    ///
+    /// The latest state always comes; states that last for less than a hop may be skipped. An error that the server
+    /// would repeat ends the sequence.
+    pub(crate) fn begin(session: UserHandle, scope: Scope) -> Self {
+        let inbox = Arc::<Inbox>::default();
+        if session.ensure_usable().is_ok() {
+            session.begin_observing();
+            session.observers.join(&scope, &inbox);
+            session.need_stream();
+        } else {
+            inbox.end(None);
+        }
+        Self {
+            inbox,
+            scope,
+            observed_in: session.made_in,
+            session,
+        }
+    }
+
+    /// Ends at once in a process that was forked, as nothing is observed there.
+    pub(crate) fn poll_next(
+        &self,
+        context: &mut task::Context<'_>,
+    ) -> Poll<Option<Result<(String, Seen), ServerError>>> {
+        if !self.observed_in.is_this() {
+            return Poll::Ready(None);
+        }
+        self.inbox.poll(context)
+    }
+
+    /// Returns the next state; `None`: the client was shut down.
+    pub(crate) async fn next(&mut self) -> Option<Result<(String, Seen), ServerError>> {
+        std::future::poll_fn(|context| self.poll_next(context)).await
+    }
+}
+
+impl Drop for Observations {
+    fn drop(&mut self) {
+        // In a fork, another thread of the parent's may have had the mutex.
+        if self.observed_in.is_this() {
+            self.session.observers.leave(&self.scope, &self.inbox);
+        }
+    }
+}
+
+/// Ends the observers when the task is dropped that reads for them, also by the end of its runtime.
+struct Ending(Weak<Session>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        if let Some(session) = self.0.upgrade() {
+            session.observers.end();
+        }
+    }
+}
+
+/// Runs until the session ends.
+async fn run(session: Weak<Session>, ended: CancellationToken) {
+    let ending = Ending(session);
+    tokio::select! {
+        biased;
+        () = ended.cancelled() => {}
+        _ = observe(&ending.0) => {}
+    }
+}
+
+/// Reads what is to be read; ends with `None` when the session is gone.
+async fn observe(weak: &Weak<Session>) -> Option<()> {
+    let pause = weak.upgrade()?.config.poll_interval.1;
+    let backoff = Backoff::between(pause, LONGEST_PAUSE.max(pause));
+    let mut failing = backoff;
+    // After a failure nothing is read for a while, whatever the stream reports.
+    let mut rests_until = Instant::now();
+    loop {
+        let session = weak.upgrade()?;
+        let now = Instant::now();
+        let due_at = session.observers.register().due_at(now).map(|at| at.max(rests_until));
+        if due_at.is_none_or(|at| at > now) {
+            wait(session, due_at).await;
+            continue;
+        }
+        let work = session.observers.register().take(NAMES_TOGETHER, now);
+        let read = session.read_observed(&work).await;
+        let took = now.elapsed();
+        match read {
+            Ok(()) => {
+                failing = backoff;
+                let is_large = work == Work::List && session.store.is_in_place();
+                let pause = if is_large {
+                    pause.max(took * READING_REST)
+                } else {
+                    pause
+                };
+                session.observers.register().read_again(Instant::now() + pause);
+            }
+            Err(error) if error.is_final() => session.observers.register().end_all(Some(&error)),
+            Err(error) => {
+                rests_until = Instant::now() + failing.failed();
+                // One that has said nothing may be there again soon.
+                let rest = if error.ran_out_of_time() {
+                    took * READING_REST
+                } else {
+                    Duration::ZERO
+                };
+                session.observers.register().put_back(work, rest);
+            }
+        }
+    }
+}
+
+/// Waits until something is due, or has changed.
+async fn wait(session: Arc<Session>, due_at: Option<Instant>) {
+    let changed = session.observers.changed.clone();
+    drop(session);
+    match due_at {
+        Some(at) => tokio::select! {
+            () = changed.notified() => {}
+            () = sleep_until(at) => {}
+        },
+        None => changed.notified().await,
+    }
+}
+
+impl Session {
+    /// Starts the task that reads for the observers, on the first call.
+    fn begin_observing(self: &Arc<Self>) {
+        let runtime = self.start();
+        self.observers.begun.get_or_init(|| {
+            runtime.spawn(run(Arc::downgrade(self), self.ended.clone()));
+        });
+    }
+
+    async fn read_observed(self: &Arc<Self>, work: &Work) -> Result<(), ServerError> {
+        let as_of = self.observers.register().as_of;
+        let view = View::Committed(as_of);
+        match work {
+            Work::List => self.list_observed(view).await,
+            Work::Names(names) if names.is_empty() => Ok(()),
+            Work::Names(names) => self.read_observed_names(names, view).await,
+        }
+    }
+
+    async fn list_observed(self: &Arc<Self>, view: View) -> Result<(), ServerError> {
+        let selection = Selection {
+            // A free lock stays in a document of the user's own as long as the document does.
+            held: self.store.is_in_place().then_some(true),
+            ..Selection::default()
+        };
+        let sent = Instant::now();
+        let Listed {
+            found,
+            unreadable,
+            now,
+            as_of,
+            ..
+        } = self.list(&selection, view).await?;
+        let received = Instant::now();
+        self.note(&Exchange { sent, received, now });
+        let found = found.into_iter().map(|(name, state)| (name, Ok(Some(Arc::new(state)))));
+        let unreadable = unreadable
+            .into_iter()
+            .map(|document| (document.name.clone(), Err(document)));
+        let listed: BTreeMap<String, Seen> = found.chain(unreadable).collect();
+        let clock = self.table().clock;
+        let mut register = self.observers.register();
+        register.as_of = register.as_of.max(as_of);
+        register.listed(listed, &clock, received, self.config.poll_interval.1);
+        Ok(())
+    }
+
+    async fn read_observed_names(self: &Arc<Self>, names: &[String], view: View) -> Result<(), ServerError> {
+        let (mut documents, exchange, as_of) = self.read_as_of(view, names).await?;
+        self.note(&exchange);
+        let clock = self.table().clock;
+        let mut register = self.observers.register();
+        register.as_of = register.as_of.max(as_of);
+        for name in names {
+            let seen = match documents.remove(name) {
+                Some(Ok(state)) => Ok(Some(Arc::new(state))),
+                Some(Err(malformed)) => Err(Unreadable::new(name.clone(), &malformed)),
+                None => Ok(None),
+            };
+            register.report(name, seen, &clock, exchange.received);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,81 @@
+use std::collections::HashSet;
+
+use super::*;
+use crate::{
+    client::LockClient,
+    config::Settings,
+    operate::watch::LockEvent,
+    protocol::{Operation, Request, made_up},
+    store::MemoryStore,
+};
+
+/// More names than are read together twice.
+const NAMES: usize = 2 * NAMES_TOGETHER + 500;
+
+#[tokio::test(start_paused = true)]
+async fn leases_that_end_together_are_all_reported_without_a_rest() {
+    let store = MemoryStore::default();
+    let request = Request {
+        lease: 10_000,
+        ..made_up::request("of a client that is gone")
+    };
+    let acquiring = Operation {
+        keep: 100_000,
+        ..made_up::asking("1", request)
+    };
+    for number in 0..NAMES {
+        store.run(&format!("lock {number}"), &acquiring).unwrap();
+    }
+    let config = Settings::default().unchecked();
+    let rest = config.poll_interval.1;
+    let locks = LockClient::over_memory(&store, config);
+    let mut events = locks.watch_all();
+    for _ in 0..NAMES {
+        let (_, event) = events.next().await.unwrap().unwrap();
+        assert!(matches!(event, LockEvent::Granted { .. }), "{event}");
+    }
+    let (mut first, mut names) = (None, HashSet::new());
+    while names.len() < NAMES {
+        let (name, event) = events.next().await.unwrap().unwrap();
+        assert!(matches!(event, LockEvent::Expired { .. }), "{event}");
+        first.get_or_insert_with(Instant::now);
+        names.insert(name);
+    }
+    let took = first.unwrap().elapsed();
+    assert!(took < rest, "{took:?}");
+}
+
+/// One that takes no event holds up neither the others nor the tasks of the client.
+#[tokio::test(start_paused = true)]
+async fn observers_of_one_lock_see_it_each_for_itself() {
+    let locks = LockClient::in_memory();
+    let (mut idle, mut all) = (locks.watch("x"), locks.watch_all());
+    for round in 0..200 {
+        let held = locks.mutex("x").acquire().await.unwrap();
+        // One that comes later is told what the others were.
+        let mut late = locks.watch("x");
+        for event in [
+            late.next().await,
+            all.next().await.map(|event| event.map(|(_, event)| event)),
+        ] {
+            let event = event.unwrap().unwrap();
+            let LockEvent::Granted { holder, .. } = &event else {
+                panic!("{round}: {event}");
+            };
+            assert_eq!(holder.token, held.token(), "{round}");
+        }
+        held.release().await.unwrap();
+        let (_, event) = all.next().await.unwrap().unwrap();
+        assert!(matches!(event, LockEvent::Released { .. }), "{round}: {event}");
+    }
+    let held = locks.mutex("x").acquire().await.unwrap();
+    // It has the first ones, and the last.
+    let is_last =
+        |event: &LockEvent| matches!(event, LockEvent::Granted { holder, .. } if holder.token == held.token());
+    let mut events = Vec::new();
+    while !events.last().is_some_and(is_last) {
+        events.push(idle.next().await.unwrap().unwrap());
+    }
+    assert!((60..100).contains(&events.len()), "{}", events.len());
+    assert!(matches!(events[0], LockEvent::Granted { .. }));
+}
