@@ -34,10 +34,10 @@ use crate::{
     operate::{events::Events, list::List, watch::LockEvent},
     session::{UserHandle, streams::observers::Scope},
     store::{
-        InPlace, MemoryStore, MongoStore, Store,
+        DocumentLayout, MemoryStore, MongoStore, Store,
         collection::{PlaceId, UserCollection},
+        document_layout::Paths,
         name,
-        place::Paths,
     },
     token::FencingToken,
     wake_mode::WakeMode,
@@ -647,7 +647,7 @@ impl<T, W: World> DocumentLocks<T, W> {
         }
         self.check_database()?;
         check_path(&self.path, "for the locks")?;
-        let place = InPlace::new(self.namespace(), &self.path, &self.paths());
+        let place = DocumentLayout::new(self.namespace(), &self.path, &self.paths());
         let place = place.map_err(|other| {
             InvalidInput::new(format!(
                 "the field `{}` for the locks of {} overlaps with `{other}`, where this client already has locks",
@@ -658,7 +658,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     }
 
     /// Returns the session over the locks in this place of the documents.
-    fn session_in(&self, place: &Arc<InPlace>) -> UserHandle {
+    fn session_in(&self, place: &Arc<DocumentLayout>) -> UserHandle {
         let id = PlaceId::of(&self.collection, place.path());
         self.locks.session_over(id, || match &self.collection {
             UserCollection::Mongo(collection) => {

@@ -26,7 +26,7 @@ use crate::{
         duplicate::{self, Duplicate},
     },
     input::check_document,
-    store::to_its_end,
+    store::detached,
     truncated_debug::Brief,
 };
 
@@ -171,7 +171,7 @@ impl Write {
             let mut session = collection.client().start_session().await?;
             command(collection, &mut session).await
         };
-        let answered = to_its_end(&Handle::current(), sent).await;
+        let answered = detached(&Handle::current(), sent).await;
         answered.unwrap_or_else(|stopped| Err(Error::custom(stopped)))
     }
 }

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     error::ServerError,
     protocol::Exchange,
-    store::{Documents, LONG_READ_WITHIN, LogTime, READ_WITHIN, View, to_its_end},
+    store::{Documents, LONG_READ_WITHIN, LogTime, READ_WITHIN, View, detached},
 };
 
 /// Maximum number of documents that are read as fast as one, or nearly.
@@ -99,7 +99,7 @@ where
     let begun = Instant::now();
     let mut attempts = FuturesUnordered::new();
     for number in 1..=hedging.attempts {
-        attempts.push(to_its_end(runtime, read()));
+        attempts.push(detached(runtime, read()));
         let until = match number == hedging.attempts {
             true => begun + patience(hedging.within),
             false => begun + hedging.pause * number,

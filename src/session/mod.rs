@@ -3,7 +3,7 @@
 //! All state is behind one mutex that is never held across an await. Every input (a task joins, a future is dropped,
 //! an answer or an event arrives, a timer fires) is fed to the [`Line`] of its name under the mutex. The effects are
 //! carried out after the mutex is released. When the line wants an operation, a task runs it (see [`operation_loop`] and
-//! [`in_flight`]). The driver's futures are never dropped: each is part of a task that runs [`to_its_end`]. The exception
+//! [`in_flight`]). The driver's futures are never dropped: each is part of a task that runs [`detached`]. The exception
 //! is a command in a transaction of the user's ([`guard`]): it borrows the user's driver session, so no task can have
 //! it. Dropping it is like dropping any other command there: the user has to abort the transaction.
 
@@ -56,7 +56,7 @@ use crate::{
     error::ServerError,
     machine::wall_clock,
     protocol::{Exchange, QUEUE_MOST},
-    store::{Store, ToItsEnd, to_its_end},
+    store::{Detached, Store, detached},
     telemetry,
     waitlist::{StreamState, clock::ServerClock, ids::Ids},
     wake_mode::WakeMode,
@@ -348,8 +348,8 @@ impl Session {
     pub(crate) fn spawn_for<T: Send + 'static>(
         self: &Arc<Self>,
         task: impl Future<Output = T> + Send + 'static,
-    ) -> ToItsEnd<T> {
-        to_its_end(self.start(), task)
+    ) -> Detached<T> {
+        detached(self.start(), task)
     }
 
     fn spawn(self: &Arc<Self>, task: impl Future<Output = ()> + Send + 'static) {

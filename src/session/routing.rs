@@ -7,7 +7,7 @@ use crate::{
     protocol::{ServerTime, wake},
     store::{
         Event, ForeignWrite,
-        family::{element_name, names_in},
+        lock_layout::{element_name, names_in},
     },
 };
 

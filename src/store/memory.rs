@@ -22,7 +22,8 @@ use std::{collections::BTreeMap, sync::Arc};
 use mongodb::bson::{Bson, Document, doc};
 
 use super::{
-    AWAIT_TIME, Answer, Documents, Event, Failure, InPlace, Listed, Renewal, Selection, Watched, family::Family, name,
+    AWAIT_TIME, Answer, DocumentLayout, Documents, Event, Failure, Listed, Renewal, Selection, Watched,
+    lock_layout::LockLayout, name,
 };
 use crate::protocol::{Ahead, Exchange, Location, Operation, ServerTime, State, document::Malformed, state};
 use documents::Contents;
@@ -57,17 +58,23 @@ impl From<Refused> for ServerError {
 #[derive(Debug, Default)]
 pub(crate) struct MemoryStore {
     documents: Arc<MemoryDocuments>,
-    family: Family,
+    layout: LockLayout,
     /// Set when the locks are in documents of the user's own.
-    place: Option<Arc<InPlace>>,
+    place: Option<Arc<DocumentLayout>>,
     connection: Connection,
 }
 
 impl MemoryStore {
-    pub(crate) fn new(documents: Arc<MemoryDocuments>, place: Option<Arc<InPlace>>, connection: Connection) -> Self {
+    pub(crate) fn new(
+        documents: Arc<MemoryDocuments>,
+        place: Option<Arc<DocumentLayout>>,
+        connection: Connection,
+    ) -> Self {
         Self {
             documents,
-            family: place.as_ref().map_or_else(Family::default, |place| Family::of(place)),
+            layout: place
+                .as_ref()
+                .map_or_else(LockLayout::default, |place| LockLayout::of(place)),
             place,
             connection,
         }
@@ -83,14 +90,14 @@ impl MemoryStore {
         &self.connection
     }
 
-    pub(super) fn place(&self) -> Option<&Arc<InPlace>> {
+    pub(super) fn place(&self) -> Option<&Arc<DocumentLayout>> {
         self.place.as_ref()
     }
 
     pub(crate) fn run(&self, name: &str, operation: &Operation) -> Result<Answer, ServerError> {
         let mut contents = self.documents.contents();
         let (exchange, now) = self.documents.clock.exchange();
-        let member = self.family.member(name);
+        let member = self.layout.member(name);
         let unknown = Answer {
             state: None,
             exchange,
@@ -99,7 +106,7 @@ impl MemoryStore {
         let document = self.live(&contents, &member.id, now);
         // Hundreds of clients may ask for one lock each second, whose queue is long: it is not decoded anew for each.
         let known = document
-            .filter(|_| self.family.is_root())
+            .filter(|_| self.layout.is_root())
             .and_then(|_| contents.lock(&member.id));
         let read = || {
             document
@@ -121,7 +128,7 @@ impl MemoryStore {
                 !element.found_in(document).is_empty()
                     || before.as_ref().is_some_and(|before| before.has_any(&operation.leave))
             }
-            (_, document) => document.is_some() || self.family.is_root(),
+            (_, document) => document.is_some() || self.layout.is_root(),
         };
         if !is_there {
             return Ok(unknown);
@@ -134,11 +141,11 @@ impl MemoryStore {
         {
             let mut document = document.cloned().unwrap_or_else(|| doc! { "_id": &member.id });
             member.location.set_lock(&mut document, after.fields());
-            if self.family.is_of_elements() && operation.requests.is_some() {
+            if self.layout.is_of_elements() && operation.requests.is_some() {
                 self.sweep(&mut document, now);
             }
             contents.put(document);
-        } else if let Some(before) = before.filter(|_| self.family.is_root()) {
+        } else if let Some(before) = before.filter(|_| self.layout.is_root()) {
             contents.note_lock(&member.id, before);
         }
         Ok(Answer {
@@ -149,7 +156,7 @@ impl MemoryStore {
 
     /// Removes the free locks of elements that a server would sweep now.
     fn sweep(&self, document: &mut Document, now: ServerTime) {
-        if let Some(locks) = self.family.base().lock_mut(document) {
+        if let Some(locks) = self.layout.base().lock_mut(document) {
             let kept = std::mem::take(locks)
                 .into_iter()
                 .filter(|(_, lock)| !is_purged(lock, now));
@@ -164,7 +171,7 @@ impl MemoryStore {
         let mut written = BTreeMap::<String, Document>::new();
         let mut renewed = 0;
         for (name, ids) in &renewal.entries {
-            let (id, location) = (self.family.id_of(name), self.family.at(name));
+            let (id, location) = (self.layout.id_of(name), self.layout.at(name));
             let Some(found) = contents.get(&id) else { continue };
             let document = written.entry(name::of_id(&id)).or_insert_with(|| found.clone());
             let idle = renewal.idle_among(ids);
@@ -185,8 +192,8 @@ impl MemoryStore {
         let contents = self.documents.contents();
         let (exchange, now) = self.documents.clock.exchange();
         let found = names.iter().filter_map(|name| {
-            let document = self.live(&contents, &self.family.id_of(name), now)?;
-            Some((name.clone(), self.family.at(name).found(document)?))
+            let document = self.live(&contents, &self.layout.id_of(name), now)?;
+            Some((name.clone(), self.layout.at(name).found(document)?))
         });
         (found.collect(), exchange)
     }
@@ -194,8 +201,8 @@ impl MemoryStore {
     pub(crate) fn ahead(&self, name: &str, entry: &str) -> Result<(Option<Ahead>, Exchange), ServerError> {
         let contents = self.documents.contents();
         let (exchange, now) = self.documents.clock.exchange();
-        let document = self.live(&contents, &self.family.id_of(name), now);
-        let state = document.and_then(|document| self.family.at(name).found(document));
+        let document = self.live(&contents, &self.layout.id_of(name), now);
+        let state = document.and_then(|document| self.layout.at(name).found(document));
         let ahead = state.transpose()?.and_then(|state| Ahead::of(&state, entry, now));
         Ok((ahead, exchange))
     }
@@ -207,9 +214,9 @@ impl MemoryStore {
             now: Some(now),
             ..Listed::default()
         };
-        let base = self.family.base();
+        let base = self.layout.base();
         for document in contents.all().filter(|document| self.is_live(document, now)) {
-            let name = document.get("_id").and_then(|id| self.family.document(id));
+            let name = document.get("_id").and_then(|id| self.layout.document(id));
             if let Some(name) = name.filter(|name| base.is_root() || selection.selects(name)) {
                 listed.add(name, base.found(document), selection);
             }
@@ -219,7 +226,7 @@ impl MemoryStore {
 
     pub(crate) fn watch(&self, session: &str, watched: Watched) -> MemoryStream {
         let (events, opened) = stream(self.connection.clone());
-        let watcher = Watcher::new(self.family.clone(), session, watched, events);
+        let watcher = Watcher::new(self.layout.clone(), session, watched, events);
         self.documents.contents().watchers.push(watcher);
         opened
     }
@@ -230,7 +237,7 @@ impl MemoryStore {
     }
 
     fn is_live(&self, document: &Document, now: ServerTime) -> bool {
-        !self.family.is_root() || ServerTime::in_field(document, "purge_at").is_none_or(|at| at > now)
+        !self.layout.is_root() || ServerTime::in_field(document, "purge_at").is_none_or(|at| at > now)
     }
 }
 

@@ -5,16 +5,16 @@
 
 mod claims;
 pub(crate) mod collection;
+mod detached;
+pub(crate) mod document_layout;
 mod documents;
 pub(crate) mod element;
-pub(crate) mod family;
+pub(crate) mod lock_layout;
 mod memory;
 pub(crate) mod mongo;
 pub(crate) mod name;
 mod number;
-pub(crate) mod place;
-mod sightings;
-mod to_its_end;
+mod observed;
 pub(crate) mod typed;
 
 use std::{
@@ -37,12 +37,12 @@ use mongodb::bson::Timestamp;
 
 pub(crate) use crate::error::failure::Failure;
 pub(crate) use claims::{Among, Claimed, ElementUpdate, Outlook, Taken, Wanted};
+pub(crate) use detached::{Detached, detached};
+pub(crate) use document_layout::DocumentLayout;
 pub(crate) use memory::{Connection, MemoryDocuments, MemoryStore, MemoryStream, Refused};
 pub(crate) use mongo::{AWAIT_TIME, LONG_READ_WITHIN, MongoStore, READ_WITHIN, abort, identity, is_in_transaction};
-pub(crate) use place::InPlace;
-pub use sightings::UnreadableInfo;
-pub(crate) use sightings::{Listed, Selection, UNREADABLE_MOST, UnreadableInfo as Unreadable};
-pub(crate) use to_its_end::{ToItsEnd, to_its_end};
+pub use observed::UnreadableInfo;
+pub(crate) use observed::{Listed, Selection, UNREADABLE_MOST, UnreadableInfo as Unreadable};
 pub(crate) use typed::{Mismatch, read_as, write_as};
 
 /// The place where a session's locks live: in documents of their own or in the user's, in MongoDB or in memory. Both
@@ -388,7 +388,7 @@ impl Store {
     }
 
     /// Returns the place of the locks in the user's own documents; `None` when the documents are the locks.
-    pub(crate) fn in_place(&self) -> Option<&Arc<InPlace>> {
+    pub(crate) fn in_place(&self) -> Option<&Arc<DocumentLayout>> {
         match self {
             Self::Mongo(store) => store.place(),
             Self::Memory(store) => store.place(),

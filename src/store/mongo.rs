@@ -27,8 +27,8 @@ use mongodb::{
 use tokio::time::Instant;
 
 use super::{
-    Answer, Elected, Failure, InPlace, LogTime, Unreadable,
-    family::{Family, Member},
+    Answer, DocumentLayout, Elected, Failure, LogTime, Unreadable,
+    lock_layout::{LockLayout, LockRef},
 };
 
 use crate::{
@@ -69,9 +69,9 @@ pub(crate) struct MongoStore {
     /// The database of the collection.
     database: Database,
     collection: Collection<Document>,
-    family: Family,
+    layout: LockLayout,
     /// Set when the locks are in documents of the user's own.
-    place: Option<Arc<InPlace>>,
+    place: Option<Arc<DocumentLayout>>,
     /// The members of the replica set that serve the streams of a session.
     streams: ReadPreference,
 }
@@ -127,13 +127,13 @@ impl MongoStore {
     /// Returns the store of the locks in the documents of a user's collection.
     pub(crate) fn in_place<T: Send + Sync>(
         collection: &Collection<T>,
-        place: Arc<InPlace>,
+        place: Arc<DocumentLayout>,
         streams: ReadPreference,
     ) -> Self {
         Self::new(collection.clone_with_type(), Some(place), streams)
     }
 
-    fn new(collection: Collection<Document>, place: Option<Arc<InPlace>>, streams: ReadPreference) -> Self {
+    fn new(collection: Collection<Document>, place: Option<Arc<DocumentLayout>>, streams: ReadPreference) -> Self {
         // Set here and never inherited: the user's settings for the database are meant for the user's own data. A grant
         // that is not majority-committed can be rolled back, and then be granted again to another.
         let options = CollectionOptions::builder()
@@ -145,7 +145,9 @@ impl MongoStore {
         let database = collection.client().database(&namespace.db);
         Self {
             collection: database.collection_with_options(&namespace.coll, options),
-            family: place.as_ref().map_or_else(Family::default, |place| Family::of(place)),
+            layout: place
+                .as_ref()
+                .map_or_else(LockLayout::default, |place| LockLayout::of(place)),
             place,
             streams,
             database,
@@ -154,7 +156,7 @@ impl MongoStore {
 
     pub(super) async fn run(&self, name: &str, operation: &Operation, within: Duration) -> Result<Answer, ServerError> {
         let sent = Instant::now();
-        let member = self.family.member(name);
+        let member = self.layout.member(name);
         let (document, logged_by) = match self.write(&member, operation, within).await {
             Ok(answer) => answer,
             Err(error) => return Err(self.explain(name, error).await),
@@ -173,7 +175,7 @@ impl MongoStore {
     /// by which it was done, where the command tells.
     async fn write(
         &self,
-        member: &Member<'_>,
+        member: &LockRef<'_>,
         operation: &Operation,
         within: Duration,
     ) -> Result<(Option<Document>, Option<LogTime>), Error> {
@@ -216,8 +218,8 @@ impl MongoStore {
     /// free locks of other elements, so that they don't pile up in the document.
     fn pipeline(&self, at: &Location, operation: &Operation) -> Vec<Document> {
         let mut stages = pipeline::operation(at, operation, &now());
-        if self.family.is_of_elements() && operation.requests.is_some() {
-            stages.push(pipeline::sweep(self.family.base(), at, &operation.id, &now()));
+        if self.layout.is_of_elements() && operation.requests.is_some() {
+            stages.push(pipeline::sweep(self.layout.base(), at, &operation.id, &now()));
         }
         stages
     }
@@ -231,7 +233,7 @@ impl MongoStore {
     }
 
     pub(super) async fn prepare(&self, within: Duration) -> Result<(), ServerError> {
-        if !self.family.is_root() {
+        if !self.layout.is_root() {
             // Only the user deletes the user's documents.
             return Ok(());
         }
@@ -271,11 +273,11 @@ impl MongoStore {
         if error.kind == Failure::Refused
             && let Ok(Some(document)) = self
                 .collection
-                .find_one(doc! { "_id": self.family.id_of(name) })
+                .find_one(doc! { "_id": self.layout.id_of(name) })
                 .max_time(READ_WITHIN)
                 .await
         {
-            let at = self.family.at(name);
+            let at = self.layout.at(name);
             if let Some(path) = at.obstacle(&document) {
                 return Malformed::occupied(path).into();
             }
@@ -290,7 +292,7 @@ impl MongoStore {
 /// Returns the filter for the document of an operation. A requested element must be there, so that nothing is written
 /// for a missing one. The exception is an operation with an entry that leaves, as the entry may have outlived its
 /// element.
-fn selection(member: &Member<'_>, operation: &Operation) -> Document {
+fn selection(member: &LockRef<'_>, operation: &Operation) -> Document {
     let at = &*member.location;
     let mut selection = pipeline::selection(at, &member.id, operation);
     if let (Some(element), Some(_)) = (&member.element, &operation.requests) {

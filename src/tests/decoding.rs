@@ -15,7 +15,10 @@ use crate::{
     input::check_id,
     inspect::LockInfo,
     protocol::{Location, ServerTime, State, wake},
-    store::{Event, Failure, InPlace, element::ElementKey, family::Family, mongo, name, place::Paths},
+    store::{
+        DocumentLayout, Event, Failure, document_layout::Paths, element::ElementKey, lock_layout::LockLayout, mongo,
+        name,
+    },
 };
 
 /// Reads an event as one of a collection of locks, and as one of documents with locks in them.
@@ -32,10 +35,10 @@ pub fn read_event(event: &Document) {
 
 /// Checks that an event, read as one of the locks of elements, concerns only locks in its own document.
 fn read_event_of_elements(event: &Document) {
-    let Ok(place) = InPlace::of_elements(None, "locks.lines", ("lines", "lock"), &Paths::default()) else {
+    let Ok(place) = DocumentLayout::of_elements(None, "locks.lines", ("lines", "lock"), &Paths::default()) else {
         return;
     };
-    let family = Family::of(&place);
+    let family = LockLayout::of(&place);
     let id = event.get_document("documentKey").ok().and_then(|key| key.get("_id"));
     let whole = id.and_then(|id| family.document(id));
     for event in mongo::read_elements(&family, &wake::pattern("me"), event) {

@@ -24,11 +24,11 @@ use crate::{
     },
     session::UserHandle,
     store::{
-        InPlace,
+        DocumentLayout,
+        document_layout::{elements_beside, overlap},
         element::{ElementKey, escaped},
-        family::element_name,
+        lock_layout::element_name,
         name,
-        place::{elements_beside, overlap},
     },
     token::FencingToken,
     truncated_debug::Brief,
@@ -345,7 +345,7 @@ impl<E, W: World> ElementLocks<E, W> {
                 return Err(overlaps(own));
             }
         }
-        let place = InPlace::of_elements(
+        let place = DocumentLayout::of_elements(
             self.locks.namespace(),
             &path,
             (&self.array, &self.locks.path),

@@ -210,7 +210,9 @@ mod tests {
         config::Settings,
         hold_options::{Lease, Terms},
         session::Session,
-        store::{Among, Connection, InPlace, MemoryDocuments, MemoryStore, Store, Wanted, place::Paths},
+        store::{
+            Among, Connection, DocumentLayout, MemoryDocuments, MemoryStore, Store, Wanted, document_layout::Paths,
+        },
         wake_mode::WakeMode,
     };
 
@@ -229,7 +231,7 @@ mod tests {
     }
 
     fn session(documents: &Arc<MemoryDocuments>) -> Arc<Session> {
-        let place = InPlace::new(None, "lock", &Paths::default()).unwrap();
+        let place = DocumentLayout::new(None, "lock", &Paths::default()).unwrap();
         let store = Store::Memory(Arc::new(MemoryStore::new(
             documents.clone(),
             Some(place),

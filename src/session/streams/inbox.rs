@@ -81,7 +81,7 @@ mod tests {
     use futures::FutureExt;
 
     use super::*;
-    use crate::protocol::made_up::{MUTEX, lock};
+    use crate::protocol::fixtures::{MUTEX, lock};
 
     fn state(token: i64) -> Seen {
         let mut state = lock(MUTEX, [], []);

@@ -15,7 +15,7 @@ use super::suspicion::Sign;
 use crate::{
     backoff::Backoff,
     error::ServerError,
-    store::{AWAIT_TIME, Elected, Event, Failure, LogTime, ResumeAt, Stream, ToItsEnd, Watched, to_its_end},
+    store::{AWAIT_TIME, Detached, Elected, Event, Failure, LogTime, ResumeAt, Stream, Watched, detached},
     telemetry,
     wake_mode::PollingReason,
 };
@@ -75,7 +75,7 @@ enum Phase {
     Paused(Instant),
     /// An attempt is on its way.
     Opening {
-        attempt: ToItsEnd<Opened>,
+        attempt: Detached<Opened>,
         /// When it is late, unless that has been told.
         late_at: Option<Instant>,
         /// When it is given up: it closes the stream that it opens.
@@ -156,7 +156,7 @@ impl Subscription {
             match &mut self.phase {
                 Phase::Paused(until) => {
                     sleep_until(*until).await;
-                    let attempt = to_its_end(&Handle::current(), (self.open)(self.resume.clone()));
+                    let attempt = detached(&Handle::current(), (self.open)(self.resume.clone()));
                     // An attempt can hang on a server that is gone, although another stands already; but while the
                     // members of a replica set look for each other, every attempt can take long.
                     let patience = SILENT * 2_u32.pow(self.backoff.failures().saturating_sub(2).min(3));

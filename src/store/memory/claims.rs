@@ -19,7 +19,7 @@ use crate::{
         document::{ID_MOST, size_of_id, whole},
         state, wake,
     },
-    store::{Among, Claimed, Outlook, Taken, Wanted, family::array_mut, name},
+    store::{Among, Claimed, Outlook, Taken, Wanted, lock_layout::array_mut, name},
 };
 
 impl MemoryStore {
@@ -49,7 +49,7 @@ impl MemoryStore {
         let sort = wanted.sort.as_ref().map_or(Ok(Sort::default()), Sort::read)?;
         let mut contents = self.documents.contents();
         let (exchange, now) = self.documents.clock.exchange();
-        let base = self.family.base();
+        let base = self.layout.base();
         let mut first: Option<(Vec<&Bson>, &Document)> = None;
         for document in contents.matching(&filter) {
             let lock = base.lock(document).map(State::from_document);
@@ -115,7 +115,7 @@ impl MemoryStore {
                 continue;
             }
             outlook.others = true;
-            if let Some(state) = self.family.base().state(document)? {
+            if let Some(state) = self.layout.base().state(document)? {
                 let holders = state.holders.iter().map(|holder| holder.until);
                 let last = holders.chain(state.queue.iter().map(|waiter| waiter.until)).max();
                 outlook.free_at = outlook.free_at.into_iter().chain(last).min();
@@ -130,7 +130,7 @@ impl MemoryStore {
             return Some(ServerError::too_long(size));
         }
         let contents = self.documents.contents();
-        let flaw = self.family.base().flaw(contents.get(id)?);
+        let flaw = self.layout.base().flaw(contents.get(id)?);
         flaw.map(ServerError::from)
     }
 
@@ -142,7 +142,7 @@ impl MemoryStore {
         let filter = Filter::read(&wanted.filter)?;
         let contents = self.documents.contents();
         let held = contents.matching(&filter).filter_map(|document| {
-            let state = self.family.base().state(document).ok()??;
+            let state = self.layout.base().state(document).ok()??;
             let holder = state.holders.into_iter().find(|holder| entries.contains(&holder.id))?;
             Some((name::of_id(&id_of(document)), holder.id))
         });
@@ -151,14 +151,14 @@ impl MemoryStore {
 
     pub(in crate::store) fn fetch(&self, name: &str) -> Option<Document> {
         let contents = self.documents.contents();
-        let document = contents.get(&self.family.id_of(name))?;
+        let document = contents.get(&self.layout.id_of(name))?;
         Some(self.users(document.clone()))
     }
 
     /// Returns the elements that have the key in this name; `None` when there is no document.
     pub(in crate::store) fn elements(&self, name: &str) -> Option<Vec<Document>> {
         let contents = self.documents.contents();
-        let member = self.family.member(name);
+        let member = self.layout.member(name);
         Some(member.element?.found_in(contents.get(&member.id)?))
     }
 
@@ -194,7 +194,7 @@ impl MemoryStore {
         let now = self.documents.clock.now();
         let (Some(document), Some(element)) = (
             self.held(&contents, name, holder, now),
-            self.family.member(name).element,
+            self.layout.member(name).element,
         ) else {
             return Ok(None);
         };
@@ -212,10 +212,10 @@ impl MemoryStore {
 
     pub(in crate::store) fn clear_attempts(&self, name: &str) -> bool {
         let mut contents = self.documents.contents();
-        let Some(mut cleared) = contents.get(&self.family.id_of(name)).cloned() else {
+        let Some(mut cleared) = contents.get(&self.layout.id_of(name)).cloned() else {
             return false;
         };
-        let lock = self.family.base().lock_mut(&mut cleared);
+        let lock = self.layout.base().lock_mut(&mut cleared);
         let counted = lock.is_some_and(|lock| lock.remove("attempts").is_some());
         contents.put(cleared);
         counted
@@ -239,7 +239,7 @@ impl MemoryStore {
         (id, token): (&str, i64),
         now: ServerTime,
     ) -> Option<&'a Document> {
-        let member = self.family.member(name);
+        let member = self.layout.member(name);
         let document = contents.get(&member.id)?;
         let state = member.location.state(document).ok()??;
         let is_it = |holder: &Holder| holder.id == id && holder.token == token && holder.until > now;
@@ -249,7 +249,7 @@ impl MemoryStore {
     /// Returns a document that its holder has changed with a new `wake` in the lock, by which a stream shows that.
     fn signed(&self, mut changed: Document, name: &str, operation: &str) -> Result<Document, ServerError> {
         let wake = doc! { "wake": wake::of_change(operation) };
-        self.family.at(name).set_lock(&mut changed, wake);
+        self.layout.at(name).set_lock(&mut changed, wake);
         bounds::check(&changed)?;
         Ok(changed)
     }
@@ -262,7 +262,7 @@ impl MemoryStore {
 
     /// Returns how often the document was claimed, as far as that is counted; `None` if the count can't be counted up.
     fn attempts(&self, document: &Document) -> Option<i64> {
-        match self.family.base().lock(document).and_then(|lock| lock.get("attempts")) {
+        match self.layout.base().lock(document).and_then(|lock| lock.get("attempts")) {
             None | Some(Bson::Null | Bson::Undefined) => Some(0),
             Some(attempts) => whole(attempts).filter(|attempts| *attempts >= 0),
         }
@@ -270,11 +270,11 @@ impl MemoryStore {
 
     /// Reports whether the document can be claimed once it is free.
     fn is_fit(&self, document: &Document) -> bool {
-        size_of_id(&id_of(document)) <= ID_MOST && self.family.base().flaw(document).is_none()
+        size_of_id(&id_of(document)) <= ID_MOST && self.layout.base().flaw(document).is_none()
     }
 
     fn users(&self, mut document: Document) -> Document {
-        self.family.take_locks(&mut document);
+        self.layout.take_locks(&mut document);
         document
     }
 }
@@ -284,7 +284,7 @@ mod tests {
     use std::{sync::Arc, time::Duration};
 
     use super::*;
-    use crate::store::{Connection, InPlace, MemoryDocuments, place::Paths};
+    use crate::store::{Connection, DocumentLayout, MemoryDocuments, document_layout::Paths};
 
     /// The lease ends by the store's own clock, whatever the holder's says, even if there is no other holder.
     #[tokio::test(start_paused = true)]
@@ -300,7 +300,7 @@ mod tests {
             "at": until, "purge_at": until,
         };
         collection.insert(doc! { "_id": 1, "lock": lock }).unwrap();
-        let place = InPlace::new(None, "lock", &Paths::default()).unwrap();
+        let place = DocumentLayout::new(None, "lock", &Paths::default()).unwrap();
         let store = MemoryStore::new(collection, Some(place), Connection::default());
         let change = |holder| {
             let update = UpdateModifications::Document(doc! { "$inc": { "n": 1 } });

@@ -7,7 +7,7 @@ use crate::{
     protocol::{ServerTime, wake},
     store::{
         Event, Watched,
-        family::{Family, element_name},
+        lock_layout::{LockLayout, element_name},
     },
 };
 
@@ -24,7 +24,7 @@ pub(super) struct Written<'a> {
 /// The open stream of a session: the events of its locks, and of those that are watched.
 #[derive(Debug)]
 pub(super) struct Watcher {
-    family: Family,
+    layout: LockLayout,
     /// The pattern of the events addressed to the session.
     pattern: String,
     watched: Watched,
@@ -32,9 +32,9 @@ pub(super) struct Watcher {
 }
 
 impl Watcher {
-    pub(super) fn new(family: Family, session: &str, watched: Watched, events: StreamSender) -> Self {
+    pub(super) fn new(layout: LockLayout, session: &str, watched: Watched, events: StreamSender) -> Self {
         Self {
-            family,
+            layout,
             pattern: wake::pattern(session),
             watched,
             events,
@@ -50,11 +50,11 @@ impl Watcher {
     /// Returns the events of a write.
     fn events_of<'a>(&self, written: Written<'a>) -> Vec<Event> {
         let Written { id, before, after } = written;
-        let name = || self.family.document(id).unwrap_or_default();
-        if self.family.is_of_elements() {
+        let name = || self.layout.document(id).unwrap_or_default();
+        if self.layout.is_of_elements() {
             return before.map_or_else(Vec::new, |before| self.events_of_elements(&name(), before, after));
         }
-        let base = self.family.base();
+        let base = self.layout.base();
         let lock = |document: Option<&'a Document>| document.and_then(|document| base.lock(document));
         let (lock_before, lock_after) = (lock(before), lock(after));
         let mut events = Vec::new();
@@ -66,7 +66,7 @@ impl Watcher {
         if self.watched.free && frees() {
             events.push(Event::Freed);
         }
-        let observed = self.family.document(id).filter(|name| self.watched.observed.has(name));
+        let observed = self.layout.document(id).filter(|name| self.watched.observed.has(name));
         let found = |document: Option<&Document>| document.and_then(|document| base.found(document));
         if let Some(name) = observed.filter(|_| found(before) != found(after)) {
             events.push(Event::Written(name));
@@ -82,7 +82,7 @@ impl Watcher {
                 but: Vec::new(),
             }];
         };
-        let base = self.family.base();
+        let base = self.layout.base();
         let (map_before, map_after) = (base.lock(before), base.lock(after));
         let codes = |map: Option<&'a Document>| map.into_iter().flat_map(Document::keys);
         let gone = codes(map_before).filter(|code| map_after.is_none_or(|map| !map.contains_key(*code)));

@@ -43,7 +43,7 @@ impl MongoStore {
         operation: &Operation,
         within: Duration,
     ) -> Result<Taken, ServerError> {
-        let at = self.family.base();
+        let at = self.layout.base();
         let sent = Instant::now();
         let claiming = self
             .collection
@@ -104,7 +104,7 @@ impl MongoStore {
     ) -> Result<Taken, ServerError> {
         let begun = Instant::now();
         let left = || within.saturating_sub(begun.elapsed());
-        let at = self.family.base();
+        let at = self.layout.base();
         let asked: Vec<(&Bson, &Operation)> = candidates.iter().zip(operations).collect();
         let (sent, mut taken, mut logged_by) = (Instant::now(), Taken::default(), None);
         let mut written = 0;
@@ -149,7 +149,7 @@ impl MongoStore {
             }
         }
         for (id, operation) in asked {
-            let name = self.family.document(id).unwrap_or_default();
+            let name = self.layout.document(id).unwrap_or_default();
             // One that has no lock was never claimed.
             let locked = found.remove(&name).filter(|found| at.lock(found).is_some());
             let claimed = locked.map(|document| self.claimed(document, operation, wanted, sent));
@@ -171,7 +171,7 @@ impl MongoStore {
 
     /// Returns the statement that claims these documents, as far as they are still free.
     fn claiming(&self, wanted: &Wanted, asked: &[(&Bson, &Operation)]) -> Document {
-        let at = self.family.base();
+        let at = self.layout.base();
         let ids: Vec<&Bson> = asked.iter().map(|(id, _)| *id).collect();
         let free = doc! { "$and": [{ "_id": { "$in": ids } }, pipeline::free(at, &now())] };
         let update = pipeline::claim_together(at, asked, wanted.attempts_most.is_some(), &now());
@@ -181,7 +181,7 @@ impl MongoStore {
     /// Reads a document after a claim that was sent then.
     fn claimed(&self, mut document: Document, operation: &Operation, wanted: &Wanted, sent: Instant) -> Claimed {
         let name = self.name_in(&document);
-        let lock = self.family.base().take_lock(&mut document).unwrap_or_default();
+        let lock = self.layout.base().take_lock(&mut document).unwrap_or_default();
         let state = State::from_document(&lock);
         let counted = lock.get("attempts").filter(|_| wanted.attempts_most.is_some());
         Claimed {
@@ -197,7 +197,7 @@ impl MongoStore {
 
     fn name_in(&self, document: &Document) -> String {
         let id = document.get("_id");
-        id.and_then(|id| self.family.document(id)).unwrap_or_default()
+        id.and_then(|id| self.layout.document(id)).unwrap_or_default()
     }
 
     /// Returns the `_id`s of the first documents that a claim may take, so many at most.
@@ -208,7 +208,7 @@ impl MongoStore {
         most: usize,
         within: Duration,
     ) -> Result<Vec<Bson>, ServerError> {
-        let find = self.collection.find(wanted.free(self.family.base(), among));
+        let find = self.collection.find(wanted.free(self.layout.base(), among));
         let find = match &wanted.sort {
             Some(sort) => find.sort(sort.clone()),
             None => find,
@@ -230,7 +230,7 @@ impl MongoStore {
     }
 
     async fn outlook_together(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, ServerError> {
-        let at = self.family.base();
+        let at = self.layout.base();
         let sent = Instant::now();
         let passed = doc! { "$in": ["$_id", { "$literal": passed }] };
         let unfit = doc! { "$or": [{ "$not": [pipeline::fit(at)] }, passed] };
@@ -265,7 +265,7 @@ impl MongoStore {
 
     /// Looks in the same way at each document by itself, for conditions that the server supports only in finds.
     async fn outlook_by_find(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, ServerError> {
-        let at = self.family.base();
+        let at = self.layout.base();
         let sent = Instant::now();
         let passed = doc! { "$in": ["$_id", { "$literal": passed }] };
         let shown = doc! {
@@ -302,7 +302,7 @@ impl MongoStore {
             return Ok(Some(ServerError::too_long(size)));
         }
         let find = self.collection.find_one(doc! { "_id": id });
-        let at = self.family.base();
+        let at = self.layout.base();
         let find = find.projection(doc! { at.path(): 1 });
         let found = find.read_concern(ReadConcern::local()).max_time(READ_WITHIN).await?;
         let found = found.unwrap_or_default();
@@ -315,7 +315,7 @@ impl MongoStore {
         wanted: &Wanted,
         entries: &[String],
     ) -> Result<Vec<(String, String)>, ServerError> {
-        let at = self.family.base();
+        let at = self.layout.base();
         let ids = at.key("holders.id");
         // A claim of theirs may have been the last.
         let holds = doc! { "$and": [&wanted.filter, { &ids: { "$in": entries } }] };
@@ -332,7 +332,7 @@ impl MongoStore {
                 ids.find(|id| entries.iter().any(|entry| entry == id))
                     .map(str::to_owned)
             });
-            let name = lossy::read_exactly(raw, "_id").and_then(|id| self.family.document(&id));
+            let name = lossy::read_exactly(raw, "_id").and_then(|id| self.layout.document(&id));
             held.extend(name.zip(entry));
         }
         Ok(held)

@@ -11,7 +11,7 @@ use super::{MongoStore, READ_WITHIN, command::Updated, in_place::signed, now};
 use crate::{
     error::ServerError,
     protocol::pipeline,
-    store::{Failure, Renewal, Renewed, family::Element},
+    store::{Failure, Renewal, Renewed, lock_layout::Element},
 };
 
 /// Field of an answer that carries the elements.
@@ -24,7 +24,7 @@ impl MongoStore {
     /// Returns the elements that have the key in this name, as the primary has them now; `None` when there is no
     /// document.
     pub(in crate::store) async fn elements(&self, name: &str) -> Result<Option<Vec<Document>>, ServerError> {
-        let member = self.family.member(name);
+        let member = self.layout.member(name);
         let Some(element) = member.element else {
             return Ok(None);
         };
@@ -33,7 +33,7 @@ impl MongoStore {
             .find_one(doc! { "_id": member.id })
             .projection(shown(&element));
         let found = find.read_concern(ReadConcern::local()).max_time(READ_WITHIN).await?;
-        let found = found.filter(|found| self.family.is_in(name, found));
+        let found = found.filter(|found| self.layout.is_in(name, found));
         Ok(found.map(|found| read(&found, &element)))
     }
 
@@ -47,7 +47,7 @@ impl MongoStore {
         operation: &str,
         within: Duration,
     ) -> Result<Option<Document>, ServerError> {
-        let member = self.family.member(name);
+        let member = self.layout.member(name);
         let Some(element) = member.element else {
             return Ok(None);
         };
@@ -70,8 +70,8 @@ impl MongoStore {
     pub(super) async fn renew_elements(&self, renewal: &Renewal) -> Result<Renewed, ServerError> {
         let mut documents = BTreeMap::<String, Shared<'_>>::new();
         for (name, ids) in &renewal.entries {
-            let member = self.family.member(name);
-            let document = self.family.document(&member.id).unwrap_or_default();
+            let member = self.layout.member(name);
+            let document = self.layout.document(&member.id).unwrap_or_default();
             let document = documents.entry(document).or_insert_with(|| Shared {
                 id: member.id,
                 names: Vec::new(),
@@ -86,7 +86,7 @@ impl MongoStore {
             return self.renew_each(renewal).await;
         }
         let documents: Vec<Shared<'_>> = documents.into_values().collect();
-        let base = self.family.base();
+        let base = self.layout.base();
         let all_held = |document: &Shared<'_>| pipeline::all_held(base, &document.together, &now());
         let all = |document: &Shared<'_>| doc! { "_id": &document.id, "$expr": all_held(document) };
         let renewed = self.renew_documents(renewal, &documents, all).await?;
@@ -130,7 +130,7 @@ impl MongoStore {
         documents: &[Shared<'_>],
         query: impl Fn(&Shared<'_>) -> Document,
     ) -> Result<Updated, ServerError> {
-        let base = self.family.base();
+        let base = self.layout.base();
         let statements = documents.iter().map(|document| {
             let (together, operation) = (&document.together, &renewal.operation);
             let update = pipeline::renewal_of_all(base, together, operation, renewal.keep, &now());

@@ -24,7 +24,7 @@ impl MongoStore {
     /// Work that is due is left to the next operation from outside: a transaction that is never committed must not have
     /// notified anybody.
     pub(crate) async fn guard(&self, guarding: &Guarding<'_>, transaction: &mut ClientSession) -> Result<bool, Error> {
-        let member = self.family.member(guarding.name);
+        let member = self.layout.member(guarding.name);
         let (at, document) = (&*member.location, member.id);
         let selection = pipeline::holding(at, &document, guarding.holder, &now());
         let (id, _) = guarding.holder;
@@ -40,7 +40,7 @@ impl MongoStore {
     /// Writes the lock's document as [`Self::guard`] does, outside of any transaction. Returns whether the lock is
     /// held.
     pub(crate) async fn write_under(&self, guarding: &Guarding<'_>, within: Duration) -> Result<bool, ServerError> {
-        let member = self.family.member(guarding.name);
+        let member = self.layout.member(guarding.name);
         let (at, document) = (&*member.location, member.id);
         let (id, _) = guarding.holder;
         let statement = doc! {
@@ -56,7 +56,7 @@ impl MongoStore {
 
     /// Returns the whole document, as others see it.
     pub(crate) async fn whole(&self, name: &str) -> Result<Option<Document>, Error> {
-        let find = self.collection.find_one(doc! { "_id": self.family.id_of(name) });
+        let find = self.collection.find_one(doc! { "_id": self.layout.id_of(name) });
         find.read_concern(ReadConcern::local()).await
     }
 
@@ -76,7 +76,7 @@ impl MongoStore {
         mut whole: Document,
         transaction: &mut ClientSession,
     ) -> Result<bool, Error> {
-        let member = self.family.member(guarding.name);
+        let member = self.layout.member(guarding.name);
         let (at, one) = (&*member.location, doc! { "_id": member.id });
         let inside = self.collection.find_one(one.clone()).session(&mut *transaction).await?;
         let (id, token) = guarding.holder;

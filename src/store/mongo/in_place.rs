@@ -11,13 +11,13 @@ use super::{LONG_READ_WITHIN, MongoStore, READ_WITHIN, fields, ids_with_prefix, 
 use crate::{
     error::ServerError,
     protocol::{Location, pipeline, wake},
-    store::{InPlace, Listed, Selection, View, name},
+    store::{DocumentLayout, Listed, Selection, View, name},
 };
 
 impl MongoStore {
     /// Reads the locks in the documents that have something in the place of one.
     pub(super) async fn list_in_place(&self, selection: &Selection, view: View) -> Result<Listed, ServerError> {
-        let at = self.family.base();
+        let at = self.layout.base();
         let mut query = doc! { at.path(): { "$exists": true } };
         if selection.held == Some(true) {
             // A value that is not a lock is reported under any condition.
@@ -48,18 +48,18 @@ impl MongoStore {
         Ok(listed)
     }
 
-    pub(in crate::store) fn place(&self) -> Option<&Arc<InPlace>> {
+    pub(in crate::store) fn place(&self) -> Option<&Arc<DocumentLayout>> {
         self.place.as_ref()
     }
 
     /// Returns the user's part of a document, as the primary has it now.
     pub(in crate::store) async fn fetch(&self, name: &str) -> Result<Option<Document>, ServerError> {
-        let find = self.collection.find_one(doc! { "_id": self.family.id_of(name) });
+        let find = self.collection.find_one(doc! { "_id": self.layout.id_of(name) });
         Ok(find
             .read_concern(ReadConcern::local())
             .max_time(READ_WITHIN)
             .await?
-            .filter(|document| self.family.is_in(name, document))
+            .filter(|document| self.layout.is_in(name, document))
             .map(|document| self.users(document)))
     }
 
@@ -73,7 +73,7 @@ impl MongoStore {
         operation: &str,
         within: Duration,
     ) -> Result<Option<Document>, ServerError> {
-        let update = signed(update, self.family.base(), operation);
+        let update = signed(update, self.layout.base(), operation);
         let changing = self.collection.find_one_and_update(self.held(name, holder), update);
         let changed = changing.return_document(ReturnDocument::After).max_time(within).await?;
         Ok(changed.map(|document| self.users(document)))
@@ -94,12 +94,12 @@ impl MongoStore {
     /// Forgets how often a document was claimed. A write without a new `wake`, as other programs make them: a claim
     /// that waits looks at the document again.
     pub(in crate::store) async fn clear_attempts(&self, name: &str, within: Duration) -> Result<bool, ServerError> {
-        let at = self.family.base();
+        let at = self.layout.base();
         let attempts = at.key("attempts");
         // The driver has no time limit of the server's for an update.
         let clearing = self.collection.find_one_and_update(
             doc! {
-                "_id": self.family.id_of(name),
+                "_id": self.layout.id_of(name),
                 &attempts: { "$exists": true },
                 // A later protocol may have another use for the field.
                 "$expr": pipeline::is_known(at),
@@ -111,7 +111,7 @@ impl MongoStore {
 
     /// Selects the document while this holder's lease runs.
     pub(super) fn held(&self, name: &str, (id, token): (&str, i64)) -> Document {
-        let member = self.family.member(name);
+        let member = self.layout.member(name);
         let at = &*member.location;
         doc! {
             "_id": member.id,
@@ -124,7 +124,7 @@ impl MongoStore {
     }
 
     fn users(&self, mut document: Document) -> Document {
-        self.family.take_locks(&mut document);
+        self.layout.take_locks(&mut document);
         document
     }
 }

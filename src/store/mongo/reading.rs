@@ -31,19 +31,19 @@ impl MongoStore {
         view: View,
     ) -> Result<(Documents, Exchange, Option<LogTime>), ServerError> {
         let sent = Instant::now();
-        let of_elements = self.family.is_of_elements();
+        let of_elements = self.layout.is_of_elements();
         let mut shown = match of_elements {
             true => Document::new(),
-            false => all_fields(self.family.base()),
+            false => all_fields(self.layout.base()),
         };
         let (mut ids, mut wanted) = (Vec::new(), BTreeMap::<String, Vec<&String>>::new());
         for name in names {
             if of_elements {
                 // Not the whole map: others may have hundreds of locks in the document.
-                shown.extend(all_fields(&self.family.at(name)));
+                shown.extend(all_fields(&self.layout.at(name)));
             }
-            let id = self.family.id_of(name);
-            let in_it = wanted.entry(self.family.document(&id).unwrap_or_default()).or_default();
+            let id = self.layout.id_of(name);
+            let in_it = wanted.entry(self.layout.document(&id).unwrap_or_default()).or_default();
             if in_it.is_empty() {
                 ids.push(id);
             }
@@ -59,9 +59,9 @@ impl MongoStore {
             let document = lossy::read(raw).unwrap_or_default();
             now = server_now(&document).or(now);
             let id = lossy::read_exactly(raw, "_id");
-            let named = id.and_then(|id| self.family.document(&id));
+            let named = id.and_then(|id| self.layout.document(&id));
             for name in named.and_then(|named| wanted.get(&named)).into_iter().flatten() {
-                if let Some(state) = self.family.at(name).found(&document) {
+                if let Some(state) = self.layout.at(name).found(&document) {
                     found.insert((*name).clone(), state);
                 }
             }
@@ -88,7 +88,7 @@ impl MongoStore {
         within: Duration,
     ) -> Result<(Option<Ahead>, Exchange), ServerError> {
         let sent = Instant::now();
-        let member = self.family.member(name);
+        let member = self.layout.member(name);
         let mut projection = ahead::projection(&member.location, entry);
         projection.insert(NOW, "$$NOW");
         let id = member.id;
@@ -103,7 +103,7 @@ impl MongoStore {
     /// Goes through the newest locks by the index that purges them: what is held was written or renewed lately. So the
     /// count costs no more where a million free locks lie in the collection.
     pub(in crate::store) async fn clients_that_hold(&self, within: Duration) -> Result<u64, ServerError> {
-        if !self.family.is_root() {
+        if !self.layout.is_root() {
             // Documents of the user's own have no such index.
             return Ok(1);
         }
@@ -125,7 +125,7 @@ impl MongoStore {
     }
 
     pub(in crate::store) async fn list(&self, selection: &Selection, view: View) -> Result<Listed, ServerError> {
-        if !self.family.is_root() {
+        if !self.layout.is_root() {
             return self.list_in_place(selection, view).await;
         }
         let mut query = doc! { "_id": ids_with_prefix(&selection.prefix) };
@@ -135,7 +135,7 @@ impl MongoStore {
         if selection.held == Some(true) {
             query.insert("holders.0", doc! { "$exists": true });
         }
-        let find = self.collection.find(query).projection(all_fields(self.family.base()));
+        let find = self.collection.find(query).projection(all_fields(self.layout.base()));
         let mut session = self.session_of(view).await?;
         let find = find.read_concern(view.concern()).max_time(LONG_READ_WITHIN);
         let mut cursor = find.session(&mut session).await?;

@@ -20,14 +20,14 @@ impl MongoStore {
     /// Renews by one statement for each hundred documents; if a document is refused, by one statement for each. A
     /// refusal ends the shared statement after some documents were written and before others, so its count is useless.
     pub(in crate::store) async fn renew(&self, renewal: &Renewal) -> Result<Renewed, ServerError> {
-        if self.family.is_of_elements() {
+        if self.layout.is_of_elements() {
             return self.renew_elements(renewal).await;
         }
         let entries: Vec<(&String, &Vec<String>)> = renewal.entries.iter().collect();
-        let at = self.family.base();
+        let at = self.layout.base();
         let statements = entries.chunks(RENEWED_BY_ONE_STATEMENT).map(|some| {
             let ids: Vec<String> = some.iter().flat_map(|(_, ids)| *ids).cloned().collect();
-            let documents = some.iter().map(|(name, _)| self.family.id_of(name));
+            let documents = some.iter().map(|(name, _)| self.layout.id_of(name));
             let documents = doc! { "$in": documents.collect::<Vec<Bson>>() };
             statement(renewal, at, documents.into(), &ids)
         });
@@ -55,7 +55,7 @@ impl MongoStore {
     pub(super) async fn renew_each(&self, renewal: &Renewal) -> Result<Renewed, ServerError> {
         let entries = renewal.entries.iter();
         let statements = entries.map(|(name, ids)| {
-            let member = self.family.member(name);
+            let member = self.layout.member(name);
             statement(renewal, &member.location, member.id, ids)
         });
         let updated = self.update(statements.collect(), renewal.within).await?;

@@ -26,9 +26,9 @@ impl MongoStore {
         resume: Option<&ResumeAt>,
     ) -> Result<MongoStream, ServerError> {
         let (ours, watched) = (wake::pattern(session), watched.clone());
-        let location = self.family.base().clone();
-        if self.family.is_of_elements() {
-            let family = self.family.clone();
+        let location = self.layout.base().clone();
+        if self.layout.is_of_elements() {
+            let family = self.layout.clone();
             let read = move |event: &Received, to: &mut Vec<Event>| match event {
                 Received::Nothing => to.push(Event::Everything),
                 Received::Event { fields, has_name: true } => to.extend(read_elements(&family, &ours, fields)),
@@ -41,7 +41,7 @@ impl MongoStore {
         }
         let ids = match &watched.observed {
             Observed::All => None,
-            Observed::These(names) => Some(names.iter().map(|name| self.family.id_of(name)).collect()),
+            Observed::These(names) => Some(names.iter().map(|name| self.layout.id_of(name)).collect()),
         };
         let selection = match location.is_root() {
             true => concerning(session, ids),

@@ -50,7 +50,7 @@ impl MongoStore {
         let left = within.saturating_sub(sent.elapsed());
         if !absent.is_empty() && left >= sent.elapsed() {
             let created = absent.iter().map(|Asked { name, operation }| {
-                let update = pipeline::operation(self.family.base(), operation, &now());
+                let update = pipeline::operation(self.layout.base(), operation, &now());
                 doc! { "q": { "_id": name }, "u": update, "upsert": true }
             });
             let created = created.collect();

@@ -16,7 +16,9 @@ use crate::{
     protocol::{Evict, Expects, wake},
     session::Session,
     status::LostReason,
-    store::{Connection, Event, InPlace, MemoryDocuments, MemoryStore, MongoStore, Store, place::Paths},
+    store::{
+        Connection, DocumentLayout, Event, MemoryDocuments, MemoryStore, MongoStore, Store, document_layout::Paths,
+    },
     waitlist::Patience,
     wake_mode::WakeMode,
 };
@@ -36,7 +38,7 @@ impl Scene {
     async fn new() -> Self {
         let documents = Arc::new(MemoryDocuments::default());
         documents.insert(doc! { "_id": 1 }).unwrap();
-        let place = InPlace::new(None, "lock", &Paths::default()).unwrap();
+        let place = DocumentLayout::new(None, "lock", &Paths::default()).unwrap();
         let store = Store::Memory(Arc::new(MemoryStore::new(
             documents.clone(),
             Some(place),
@@ -198,7 +200,7 @@ async fn on_a_server(name: &str, count: usize) -> (Store, Database) {
     let collection = database.collection::<Document>("events");
     let documents = (0..count as i32).map(|id| doc! { "_id": id });
     collection.insert_many(documents).await.unwrap();
-    let place = InPlace::new(Some(collection.namespace()), "lock", &Paths::default()).unwrap();
+    let place = DocumentLayout::new(Some(collection.namespace()), "lock", &Paths::default()).unwrap();
     let store = MongoStore::in_place(&collection, place, ReadPreference::Primary);
     (Store::Mongo(Arc::new(store)), database)
 }

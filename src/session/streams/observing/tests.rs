@@ -5,7 +5,7 @@ use crate::{
     client::LockClient,
     config::Settings,
     operate::watch::LockEvent,
-    protocol::{Operation, Request, made_up},
+    protocol::{Operation, Request, fixtures},
     store::MemoryStore,
 };
 
@@ -17,11 +17,11 @@ async fn leases_that_end_together_are_all_reported_without_a_rest() {
     let store = MemoryStore::default();
     let request = Request {
         lease: 10_000,
-        ..made_up::request("of a client that is gone")
+        ..fixtures::request("of a client that is gone")
     };
     let acquiring = Operation {
         keep: 100_000,
-        ..made_up::asking("1", request)
+        ..fixtures::asking("1", request)
     };
     for number in 0..NAMES {
         store.run(&format!("lock {number}"), &acquiring).unwrap();

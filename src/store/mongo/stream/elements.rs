@@ -13,7 +13,7 @@ use crate::{
     protocol::{Location, ServerTime, wake},
     store::{
         Event,
-        family::{Family, element_name},
+        lock_layout::{LockLayout, element_name},
     },
 };
 
@@ -162,7 +162,7 @@ fn having_entries_of(session: &str) -> Document {
 
 /// Returns the events of the locks that one event of the stream concerns, in their order. `ours` is the pattern of the
 /// session's entries.
-pub(crate) fn read_elements(family: &Family, ours: &str, event: &Document) -> Vec<Event> {
+pub(crate) fn read_elements(family: &LockLayout, ours: &str, event: &Document) -> Vec<Event> {
     let id = event.get_document("documentKey").ok().and_then(|key| key.get("_id"));
     let document = id.and_then(|id| family.document(id));
     let (kind, document) = match (event.get_str("operationType"), document) {
@@ -235,7 +235,7 @@ mod tests {
     use watchlock_testkit::shared;
 
     use super::*;
-    use crate::store::place::{InPlace, Paths};
+    use crate::store::document_layout::{DocumentLayout, Paths};
 
     const OURS: &str = "cc.1:;me-1+7;";
     const THEIRS: &str = "cc.1:h;dd-1+7;";
@@ -429,8 +429,8 @@ mod tests {
         let client = shared::replica_set().await.client().await.unwrap();
         let database = client.database(&shared::unique_name("events"));
         let collection = database.collection::<Document>("events");
-        let place = InPlace::of_elements(None, "w.lines", ("lines", "lock"), &Paths::default()).unwrap();
-        let family = Family::of(&place);
+        let place = DocumentLayout::of_elements(None, "w.lines", ("lines", "lock"), &Paths::default()).unwrap();
+        let family = LockLayout::of(&place);
         let cases = [
             whole_documents(),
             changes_by_the_protocol(),

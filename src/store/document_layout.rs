@@ -21,7 +21,7 @@ impl Paths {
 }
 
 /// The locks under one path.
-pub(crate) struct InPlace {
+pub(crate) struct DocumentLayout {
     /// `None` in memory.
     namespace: Option<Namespace>,
     path: String,
@@ -33,7 +33,7 @@ pub(crate) struct InPlace {
     all: Paths,
 }
 
-impl InPlace {
+impl DocumentLayout {
     /// Registers the path with the client. If a lock there would lie within another lock, or contain it, returns the
     /// path of that other lock as the error.
     pub(crate) fn new(namespace: Option<Namespace>, path: &str, all: &Paths) -> Result<Arc<Self>, String> {
@@ -111,17 +111,17 @@ impl InPlace {
     }
 }
 
-impl PartialEq for InPlace {
+impl PartialEq for DocumentLayout {
     fn eq(&self, other: &Self) -> bool {
         self.namespace == other.namespace && self.path == other.path
     }
 }
 
-impl Eq for InPlace {}
+impl Eq for DocumentLayout {}
 
-impl fmt::Debug for InPlace {
+impl fmt::Debug for DocumentLayout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InPlace")
+        f.debug_struct("DocumentLayout")
             .field("namespace", &self.namespace.as_ref().map(ToString::to_string))
             .field("path", &self.path)
             .finish_non_exhaustive()
@@ -145,28 +145,29 @@ mod tests {
     #[test]
     fn a_lock_has_no_place_within_another() {
         let all = Paths::default();
-        let one = InPlace::new(None, "p.x", &all).unwrap();
-        InPlace::new(None, "p.x", &all).unwrap();
-        InPlace::new(None, "p.xy", &all).unwrap();
+        let one = DocumentLayout::new(None, "p.x", &all).unwrap();
+        DocumentLayout::new(None, "p.x", &all).unwrap();
+        DocumentLayout::new(None, "p.xy", &all).unwrap();
         for within in ["p", "p.x.y"] {
-            assert_eq!(InPlace::new(None, within, &all).unwrap_err(), "p.x");
+            assert_eq!(DocumentLayout::new(None, within, &all).unwrap_err(), "p.x");
         }
         assert_eq!(one.paths(), ["p.x", "p.x_elements", "p.xy"]);
-        let elements = InPlace::of_elements(None, "p.x_elements.lines", ("lines", "p.x"), &all).unwrap();
+        let elements = DocumentLayout::of_elements(None, "p.x_elements.lines", ("lines", "p.x"), &all).unwrap();
         assert_eq!(one.paths(), ["p.x", "p.x_elements", "p.xy"]);
         assert_eq!(elements.paths(), ["p.x", "p.x_elements", "p.xy"]);
         // The lock of a document is none of an element, nor of another array.
-        InPlace::new(None, "p.x_elements.lines", &all).unwrap_err();
-        InPlace::of_elements(None, "p.x_elements.lines", ("others", "p.x"), &all).unwrap_err();
+        DocumentLayout::new(None, "p.x_elements.lines", &all).unwrap_err();
+        DocumentLayout::of_elements(None, "p.x_elements.lines", ("others", "p.x"), &all).unwrap_err();
     }
 
     #[test]
     fn the_locks_of_elements_and_that_of_the_whole_document_know_of_each_other() {
-        let elements = InPlace::of_elements(None, "w_elements.lines", ("lines", "w"), &Paths::default()).unwrap();
+        let elements =
+            DocumentLayout::of_elements(None, "w_elements.lines", ("lines", "w"), &Paths::default()).unwrap();
         assert_eq!(elements.paths(), ["w", "w_elements"]);
         let all = Paths::default();
-        let whole = InPlace::new(None, "w", &all).unwrap();
-        InPlace::new(None, "other", &all).unwrap();
+        let whole = DocumentLayout::new(None, "w", &all).unwrap();
+        DocumentLayout::new(None, "other", &all).unwrap();
         assert_eq!(whole.paths(), ["w", "w_elements", "other"]);
     }
 }

@@ -5,12 +5,12 @@ use std::borrow::Cow;
 
 use mongodb::bson::{Bson, Document};
 
-use super::{element::ElementKey, name, place::InPlace};
+use super::{document_layout::DocumentLayout, element::ElementKey, name};
 use crate::protocol::Location;
 
 /// The places of a session's locks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Family {
+pub(crate) struct LockLayout {
     /// The place of the one lock; for elements, of the map from their codes to their locks.
     base: Location,
     /// The path of the array, if the locks are those of its elements.
@@ -19,8 +19,8 @@ pub(crate) struct Family {
     elements: Option<Location>,
 }
 
-/// One lock of a family.
-pub(crate) struct Member<'a> {
+/// One lock of a layout.
+pub(crate) struct LockRef<'a> {
     /// The `_id` of its document.
     pub(crate) id: Bson,
     pub(crate) location: Cow<'a, Location>,
@@ -35,9 +35,9 @@ pub(crate) struct Element<'a> {
     pub(crate) key: ElementKey,
 }
 
-impl Family {
+impl LockLayout {
     /// Returns the places of the locks in documents.
-    pub(crate) fn of(place: &InPlace) -> Self {
+    pub(crate) fn of(place: &DocumentLayout) -> Self {
         Self {
             base: Location::under(place.path()),
             array: place.array().map(str::to_owned),
@@ -68,10 +68,10 @@ impl Family {
     }
 
     /// Returns the lock with this name.
-    pub(crate) fn member(&self, name: &str) -> Member<'_> {
+    pub(crate) fn member(&self, name: &str) -> LockRef<'_> {
         let location = self.at(name);
         let Some(array) = &self.array else {
-            return Member {
+            return LockRef {
                 id: name::id_of(&self.base, name),
                 location,
                 element: None,
@@ -79,7 +79,7 @@ impl Family {
         };
         let (document, code) = split(name);
         let key = ElementKey::from_code(code);
-        Member {
+        LockRef {
             id: name::id_of(&self.base, document),
             location,
             element: key.map(|key| Element { array, key }),
