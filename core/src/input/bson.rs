@@ -15,36 +15,51 @@ pub const LARGEST: usize = 16 * 1024 * 1024;
 /// or refuse a whole command without saying which of the values in it is the cause. `what` is the beginning of the
 /// message.
 pub fn check_document(what: &str, document: &Document) -> Result<(), InvalidInput> {
-    if is_deeper(document, DEEPEST) {
-        return Err(InvalidInput::new(format!(
-            "{what} is nested too deep; the maximum is {DEEPEST} levels"
-        )));
-    }
-    let encoded = RawDocumentBuf::try_from(document).map_err(|problem| {
-        let problem = problem.to_string();
-        InvalidInput::new(format!("{what} can't be written as BSON: {}", shown(problem)))
-    })?;
+    let refused = |problem: String| InvalidInput::new(format!("{what} {problem}"));
+    check_fields(document, 1).map_err(refused)?;
+    let encoded = RawDocumentBuf::try_from(document);
+    let encoded = encoded.map_err(|problem| refused(format!("can't be written as BSON: {}", shown(problem))))?;
     let size = encoded.as_bytes().len();
     if size > LARGEST {
-        return Err(InvalidInput::new(format!(
-            "{what} has {size} bytes as BSON; it must have at most {LARGEST}"
+        return Err(refused(format!(
+            "has {size} bytes as BSON; it must have at most {LARGEST}"
         )));
     }
     Ok(())
 }
 
-/// Reports whether a document has more levels than these.
-fn is_deeper(document: &Document, levels: usize) -> bool {
-    levels == 0 || document.values().any(|value| is_value_deeper(value, levels - 1))
+/// Checks the names and the depth of fields.
+fn check_fields(document: &Document, depth: usize) -> Result<(), String> {
+    check_depth(depth)?;
+    document.iter().try_for_each(|(field, value)| {
+        // A NUL ends the name.
+        if field.contains('\0') {
+            return Err(format!(
+                "has the field `{}` with a NUL, which can't be written as BSON",
+                shown(field.escape_debug())
+            ));
+        }
+        check_value(value, depth)
+    })
 }
 
-fn is_value_deeper(value: &Bson, levels: usize) -> bool {
+fn check_value(value: &Bson, depth: usize) -> Result<(), String> {
     match value {
-        Bson::Document(inner) => is_deeper(inner, levels),
-        Bson::Array(elements) => levels == 0 || elements.iter().any(|element| is_value_deeper(element, levels - 1)),
-        Bson::JavaScriptCodeWithScope(script) => is_deeper(&script.scope, levels),
-        _ => false,
+        Bson::Document(inner) => check_fields(inner, depth + 1),
+        Bson::JavaScriptCodeWithScope(script) => check_fields(&script.scope, depth + 1),
+        Bson::Array(elements) => {
+            check_depth(depth + 1)?;
+            elements.iter().try_for_each(|element| check_value(element, depth + 1))
+        }
+        _ => Ok(()),
     }
+}
+
+fn check_depth(depth: usize) -> Result<(), String> {
+    if depth > DEEPEST {
+        return Err(format!("is nested too deep; the maximum is {DEEPEST} levels"));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -79,18 +94,15 @@ mod tests {
     #[test]
     fn what_is_no_bson_is_refused_by_name() {
         for (document, problem) in [
-            (doc! { "a\0b": 1 }, r"a\0b"),
-            (doc! { "a": [{ "b": [[{ "c\0": 1 }]] }] }, r"c\0"),
-            (doc! { "$or": [{ "a": { "c\0": { "$gt": 1 } } }] }, r"c\0"),
-            (doc! { "a": script(doc! { "d\0": 1 }) }, r"d\0"),
-            (doc! { "a": regex("x\0", "") }, r"x\0"),
-            (doc! { "a": [regex("x", "i\0")] }, r"i\0"),
+            (doc! { "a\0b": 1 }, r"the field `a\0b` with a NUL"),
+            (doc! { "a": [{ "b": [[{ "\0": 1 }]] }] }, r"the field `\0` with a NUL"),
+            (doc! { "$or": [{ "a": { "c\0": { "$gt": 1 } } }] }, r"`c\0`"),
+            (doc! { "a": script(doc! { "d\0": 1 }) }, r"`d\0`"),
+            (doc! { "a": regex("x\0", "") }, "can't be written as BSON"),
+            (doc! { "a": [regex("x", "i\0")] }, "can't be written as BSON"),
         ] {
             let error = check_document("the filter", &document).unwrap_err().to_string();
-            assert!(
-                error.starts_with("the filter can't be written as BSON") && error.contains(problem),
-                "{error}"
-            );
+            assert!(error.starts_with("the filter ") && error.contains(problem), "{error}");
         }
         let long = "é\0".repeat(1 << 20);
         let error = check_document("it", &doc! { long: 1 }).unwrap_err().to_string();
