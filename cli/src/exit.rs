@@ -163,6 +163,8 @@ pub(crate) type Outcome = Result<ExitCode, Failure>;
 #[derive(Debug)]
 pub(crate) struct Failure {
     code: u8,
+    /// Whether the server answered, and would refuse again.
+    refused: bool,
     /// `None`: nobody is there to read it.
     message: Option<String>,
 }
@@ -171,6 +173,7 @@ impl Failure {
     pub(crate) fn new(code: u8, message: impl Display) -> Self {
         Self {
             code,
+            refused: false,
             message: Some(message.to_string()),
         }
     }
@@ -210,6 +213,11 @@ impl Failure {
         if messages::is_quiet() { self.silenced() } else { self }
     }
 
+    /// Reports whether the server answered, and would refuse again.
+    pub(crate) fn is_refusal(&self) -> bool {
+        self.refused
+    }
+
     pub(crate) fn is_unavailable(&self) -> bool {
         self.code == UNAVAILABLE
     }
@@ -240,7 +248,10 @@ impl From<ServerError> for Failure {
             ServerErrorKind::Unauthenticated | ServerErrorKind::Unauthorized(_) => NOT_PERMITTED,
             _ => UNAVAILABLE,
         };
-        Self::new(code, message(&error))
+        Self {
+            refused: matches!(error.kind(), ServerErrorKind::Refused | ServerErrorKind::NotALock),
+            ..Self::new(code, message(&error))
+        }
     }
 }
 
@@ -257,7 +268,10 @@ impl From<BuildError> for Failure {
         match error {
             BuildError::Server(error) => error.into(),
             BuildError::Invalid(error) => Self::usage(error),
-            error => Self::new(UNAVAILABLE, error),
+            error => Self {
+                refused: true,
+                ..Self::new(UNAVAILABLE, error)
+            },
         }
     }
 }
@@ -304,7 +318,11 @@ impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         if error.kind() == ErrorKind::BrokenPipe {
             // The reader has read enough.
-            return Self { code: 0, message: None };
+            return Self {
+                code: 0,
+                refused: false,
+                message: None,
+            };
         }
         Self::internal(format!("the output can't be written: {error}"))
     }

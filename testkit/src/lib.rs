@@ -2,8 +2,8 @@
 //!
 //! A [`Cluster`] is a standalone server or a replica set on free loopback ports, with its data in a throw-away folder.
 //! It can be killed, frozen, restarted and stepped down node by node, made to fail commands through a [`FailPoint`],
-//! have its [`clock`]s set, and be reached through a [`Proxy`] that delays, swallows or cuts the traffic. Nothing of
-//! it outlives the process that started it, however that process ends.
+//! have its [`clock`]s set, and be reached through a [`Proxy`] that delays, swallows or cuts the traffic, or through a
+//! [`Liar`] that changes it. Nothing of it outlives the process that started it, however that process ends.
 //!
 //! [`binary::mongod`] finds the server itself, and installs one where there is none.
 //!
@@ -22,6 +22,7 @@
 
 pub mod binary;
 pub mod clock;
+pub mod liar;
 pub mod shared;
 pub mod signal;
 pub mod stage;
@@ -40,4 +41,5 @@ pub use cluster::{Cluster, ClusterBuilder, uri_or_replica_set};
 pub use error::Error;
 pub use failpoint::FailPoint;
 pub use flow::Flow;
+pub use liar::Liar;
 pub use proxy::{Proxy, Trouble};

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{connection::to_its_end, exit::Failure, text::span_of};
 
-const SECTION: &str = "fences and transactions";
+pub(super) const SECTION: &str = "fences and transactions";
 
 /// A document that the server has to remove in time.
 pub(super) struct Purged {
@@ -52,12 +52,11 @@ impl Purged {
     }
 }
 
-pub(super) async fn checks(ground: &Ground<'_>) -> Result<Vec<Check>, Failure> {
+pub(super) async fn run(ground: &Ground<'_>, checks: &mut Vec<Check>) -> Result<(), Failure> {
     let (first, second) = (ground.client().await?, ground.client().await?);
-    Ok(vec![
-        fence(ground, &first, &second).await?,
-        transaction(ground, &second).await?,
-    ])
+    checks.push(fence(ground, &first, &second).await?);
+    checks.push(transaction(ground, &second).await?);
+    Ok(())
 }
 
 /// Checks that a write of an earlier holder is refused.

@@ -17,7 +17,7 @@ use mongodb::{
     error::Error,
 };
 use tokio::time::timeout;
-use watchlock::{Held, LockClient, locks};
+use watchlock::{Held, LockClient, errors::AcquireError, locks};
 
 use crate::{
     connection::{Connection, Place, to_its_end},
@@ -32,6 +32,9 @@ const ALIVE: &str = "this run";
 /// Collections of a run that holds no lock are left alone for this long: it may be about to take it.
 const BEGINNING: Duration = Duration::from_secs(30);
 
+/// Maximum time for a lock that nobody else wants.
+const GRANTED: Duration = Duration::from_secs(10);
+
 /// Maximum time for a client of a run to give its locks back before the collections are dropped.
 const LEAVING: Duration = Duration::from_secs(5);
 
@@ -41,7 +44,8 @@ pub(super) struct Ground<'a> {
     pub(super) place: Place,
     prefix: String,
     clients: Mutex<Vec<LockClient>>,
-    _alive: Held<locks::Mutex>,
+    /// The reason why there is none, if the server grants none.
+    pub(super) alive: Result<Held<locks::Mutex>, Failure>,
 }
 
 impl<'a> Ground<'a> {
@@ -50,15 +54,28 @@ impl<'a> Ground<'a> {
         let place = connection.prompt().await?;
         clear_leftovers(&place).await?;
         let prefix = format!("{PREFIX}{}", ObjectId::new().to_hex());
-        let locks = client(&place, &prefix).await?;
-        // Held until the clients shut down.
-        let alive = locks.mutex(ALIVE).acquire().reason("watchlock verify").await?;
-        Ok(Self {
+        let mut ground = Self {
             connection,
             place,
             prefix,
-            clients: Mutex::new(vec![locks]),
-            _alive: alive,
+            clients: Mutex::default(),
+            alive: Err(Failure::internal("nobody has asked for it yet")),
+        };
+        // Held until the clients shut down.
+        ground.alive = match ground.begin().await {
+            Err(failure) if failure.is_unavailable() && !failure.is_refusal() => return Err(failure),
+            begun => begun,
+        };
+        Ok(ground)
+    }
+
+    async fn begin(&self) -> Result<Held<locks::Mutex>, Failure> {
+        let locks = self.client().await?;
+        let acquiring = locks.mutex(ALIVE).acquire().reason("watchlock verify");
+        acquiring.timeout(GRANTED).await.map_err(|error| match error {
+            // Nobody else has it: that is no outage.
+            AcquireError::Timeout { .. } | AcquireError::Unanswered { .. } => Failure::internal(error),
+            error => error.into(),
         })
     }
 

@@ -1,8 +1,8 @@
 //! `watchlock verify`: the proofs, on the user's own server.
 //!
 //! - [`ground`]: the collections of a run, and their end.
-//! - [`server`], [`protocol`], [`exclusion`], [`wakeups`], [`fences`], [`cost`]: the sections, each a function to
-//!   checks.
+//! - [`server`], [`protocol`], [`exclusion`], [`wakeups`], [`fences`], [`cost`]: the sections, each of
+//!   which adds its checks.
 //! - [`report`]: what was found, for people and programs.
 
 mod cost;
@@ -35,7 +35,7 @@ use ground::Ground;
 use report::{Check, Report};
 
 /// Maximum time for a run beyond the one that it is given: then something is never answered.
-const BEYOND: Duration = Duration::from_secs(180);
+const BEYOND: Duration = Duration::from_secs(300);
 
 pub(crate) async fn verify(connection: &Connection, arguments: Verify) -> Outcome {
     let mut signals =
@@ -83,24 +83,67 @@ pub(crate) async fn verify(connection: &Connection, arguments: Verify) -> Outcom
 async fn look(ground: &Ground<'_>, seed: u64, end: Instant) -> Result<Vec<Check>, Failure> {
     let left = || end.saturating_duration_since(Instant::now());
     let purged = fences::purge(ground).await?;
-    messages::say("verifying the server ...");
-    let mut checks = server::checks(ground).await?;
-    messages::say("verifying the protocol ...");
-    checks.extend(protocol::checks(ground, seed, left() / 4).await?);
-    messages::say("verifying exclusion ...");
-    checks.extend(exclusion::checks(ground, seed, left() / 2).await?);
-    messages::say("verifying wake-ups and losses ...");
-    checks.extend(wakeups::checks(ground).await?);
-    messages::say("verifying fences and transactions ...");
-    checks.extend(fences::checks(ground).await?);
-    checks.extend(cost::checks(ground).await?);
+    let mut checks = Vec::new();
+    let all = &mut checks;
+    section(server::SECTION, left(), all, async |all| server::run(ground, all).await).await?;
+    all.push(match &ground.alive {
+        Ok(held) => Check::kept(
+            server::SECTION,
+            "a lock",
+            format!("granted under the token {}", held.token()),
+        ),
+        Err(failure) => Check::broken(server::SECTION, "a lock", failure.message()),
+    });
+    let drawn = (seed, left() / 4);
+    section(protocol::SECTION, left(), all, async |all| {
+        protocol::run(ground, drawn, all).await
+    })
+    .await?;
+    if ground.alive.is_ok() {
+        let drawn = (seed, left() / 2);
+        section(exclusion::SECTION, left(), all, async |all| {
+            exclusion::run(ground, drawn, all).await
+        })
+        .await?;
+        section(wakeups::SECTION, left(), all, async |all| {
+            wakeups::run(ground, all).await
+        })
+        .await?;
+        section(fences::SECTION, left(), all, async |all| fences::run(ground, all).await).await?;
+    } else {
+        for name in [exclusion::SECTION, wakeups::SECTION, fences::SECTION] {
+            all.push(Check::skipped(name, WHOLE, "no lock is granted"));
+        }
+    }
     // As long as there is time.
-    let at = checks
-        .iter()
-        .position(|check| check.section == "cost")
-        .unwrap_or(checks.len());
-    checks.insert(at, purged.check(ground, end).await?);
+    all.push(purged.check(ground, end).await?);
+    section(cost::SECTION, left(), all, async |all| cost::run(ground, all).await).await?;
     Ok(checks)
+}
+
+/// The name of a section's check that it comes to its end.
+const WHOLE: &str = "to its end";
+
+/// Maximum time for a section beyond that of the run: then something that locks need does not end.
+const SECTION: Duration = Duration::from_secs(120);
+
+/// Runs a section. One that the server refuses, or that does not end, breaks a promise: this client can do what locks
+/// do. Fails only if the server can't be reached.
+async fn section(
+    name: &'static str,
+    time: Duration,
+    checks: &mut Vec<Check>,
+    run: impl AsyncFnOnce(&mut Vec<Check>) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    messages::say(&format!("verifying: {name} ..."));
+    let why = match timeout(time + SECTION, run(checks)).await {
+        Ok(Err(failure)) if failure.is_unavailable() && !failure.is_refusal() => return Err(failure),
+        Ok(Err(failure)) => failure.message().to_owned(),
+        Ok(Ok(())) => return Ok(()),
+        Err(_) => "it does not end".to_owned(),
+    };
+    checks.push(Check::broken(name, WHOLE, why));
+    Ok(())
 }
 
 /// Draws a seed.

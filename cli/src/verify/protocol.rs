@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{connection::to_its_end, exit::Failure};
 
-const SECTION: &str = "protocol";
+pub(super) const SECTION: &str = "protocol";
 
 /// Sequences whose steps go in one command, and the steps of each.
 const TOGETHER: u64 = 100;
@@ -35,9 +35,12 @@ const SUBJECTS: [(&str, &str, &[Use]); 8] = [
 ];
 
 /// Compares for about this long.
-pub(super) async fn checks(ground: &Ground<'_>, seed: u64, time: Duration) -> Result<Vec<Check>, Failure> {
+pub(super) async fn run(
+    ground: &Ground<'_>,
+    (seed, time): (u64, Duration),
+    checks: &mut Vec<Check>,
+) -> Result<(), Failure> {
     let share = time / u32::try_from(SUBJECTS.len()).unwrap_or(1);
-    let mut checks = Vec::new();
     for (name, path, uses) in SUBJECTS {
         let setup = Setup::at_path(path, uses);
         let begun = Instant::now();
@@ -67,5 +70,5 @@ pub(super) async fn checks(ground: &Ground<'_>, seed: u64, time: Duration) -> Re
             }
         });
     }
-    Ok(checks)
+    Ok(())
 }

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{connection::to_its_end, exit::Failure};
 
-const SECTION: &str = "server";
+pub(super) const SECTION: &str = "server";
 
 /// The servers on which the tests of this version ran.
 const TESTED: &str = "4.4.2, 5.0.32, 6.0.5 and 6.0.27";
@@ -25,9 +25,8 @@ const READINGS: usize = 21;
 /// Maximum distance between the two clocks in one answer.
 const APART: i64 = 1_000;
 
-pub(super) async fn checks(ground: &Ground<'_>) -> Result<Vec<Check>, Failure> {
+pub(super) async fn run(ground: &Ground<'_>, checks: &mut Vec<Check>) -> Result<(), Failure> {
     let database = ground.database();
-    let mut checks = Vec::new();
     let build = ask(database, doc! { "buildInfo": 1 }).await?;
     checks.push(fact("version", build, |build| {
         let version = build.get_str("version").ok()?;
@@ -81,7 +80,7 @@ pub(super) async fn checks(ground: &Ground<'_>) -> Result<Vec<Check>, Failure> {
     }));
     checks.push(latency(ground).await?);
     checks.push(clock(ground).await?);
-    Ok(checks)
+    Ok(())
 }
 
 /// Asks the server. An answer that is a refusal is one too: many of these commands need rights that locks do not.

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{connection::to_its_end, exit::Failure, text::span_of};
 
-const SECTION: &str = "wake-ups and losses";
+pub(super) const SECTION: &str = "wake-ups and losses";
 
 /// Samples of each latency.
 const SAMPLES: usize = 5;
@@ -32,32 +32,45 @@ const QUEUED: Duration = Duration::from_millis(100);
 /// Maximum time for an event of a raw change stream.
 const RAW: Duration = Duration::from_secs(10);
 
-pub(super) async fn checks(ground: &Ground<'_>) -> Result<Vec<Check>, Failure> {
+pub(super) async fn run(ground: &Ground<'_>, checks: &mut Vec<Check>) -> Result<(), Failure> {
     let (holder, waiter) = (ground.client().await?, ground.client().await?);
-    let mut checks = vec![raw_hop(ground).await?];
+    let database = ground.database().clone();
+    let hello = told(to_its_end(async move { database.run_command(doc! { "hello": 1 }).await }).await?)?;
+    // Any other server has change streams.
+    let is_standalone = !hello.contains_key("setName") && !hello.contains_key("msg");
+    let missing = |name, why: String| match is_standalone {
+        true => Check::skipped(
+            SECTION,
+            name,
+            format!("a standalone server has no change streams: {why}"),
+        ),
+        false => Check::broken(SECTION, name, why),
+    };
+    checks.push(raw_hop(ground).await?.unwrap_or_else(|why| missing("raw hop", why)));
+    // Its stream is opened for the first waiter.
+    checks.push(hand_over(&holder, &waiter).await?);
     let mode = waiter.wake_mode();
     checks.push(match mode {
-        WakeMode::Polling { .. } => Check::skipped(SECTION, "streams", format!("this server has none: {mode:?}")),
+        WakeMode::Polling { .. } => missing("streams", format!("waiters poll: {mode:?}")),
         _ => Check::kept(SECTION, "streams", format!("{mode:?}")),
     });
-    checks.push(hand_over(&holder, &waiter).await?);
     for loss in [Loss::Broken, Loss::Deleted, Loss::Overwritten] {
         checks.push(lost(ground, &holder, &waiter, loss).await?);
     }
     checks.push(expiry(ground, &waiter).await?);
     checks.push(killed_cursor(ground, &holder, &waiter).await?);
-    Ok(checks)
+    Ok(())
 }
 
-async fn raw_hop(ground: &Ground<'_>) -> Result<Check, Failure> {
+/// Measures the raw hop, or returns why it can't be.
+async fn raw_hop(ground: &Ground<'_>) -> Result<Result<Check, String>, Failure> {
     let name = "raw hop";
     let collection = ground.collection("written");
     let watched = collection.clone();
     let mut stream = match to_its_end(async move { watched.watch().await }).await? {
         Ok(stream) => stream,
         Err(error) => {
-            let why = format!("no change stream: {}", Failure::driver(&error).message());
-            return Ok(Check::skipped(SECTION, name, why));
+            return Ok(Err(format!("no change stream: {}", Failure::driver(&error).message())));
         }
     };
     let mut samples = Vec::new();
@@ -67,17 +80,11 @@ async fn raw_hop(ground: &Ground<'_>) -> Result<Check, Failure> {
         use futures::StreamExt as _;
         match timeout(RAW, stream.next()).await {
             Ok(Some(event)) => drop(told(event)?),
-            _ => {
-                return Ok(Check::skipped(
-                    SECTION,
-                    name,
-                    format!("no event within {}", span_of(RAW)),
-                ));
-            }
+            _ => return Ok(Err(format!("no event within {}", span_of(RAW)))),
         }
         samples.push(begun.elapsed());
     }
-    Ok(Check::noted(SECTION, name, latency(&mut samples)))
+    Ok(Ok(Check::noted(SECTION, name, latency(&mut samples))))
 }
 
 fn latency(samples: &mut [Duration]) -> String {
