@@ -195,6 +195,26 @@ mod tests {
         }
     }
 
+    /// The renewal of an hour's lease may be unanswered for many of the client's own leases.
+    #[tokio::test(start_paused = true)]
+    async fn a_long_lease_that_hangs_costs_no_shorter_ones_their_renewals() {
+        let hour = Duration::from_secs(3_600);
+        let (link, locks) = client(&memory(), "0123456789abcdef", 3 * LEASE);
+        let acquire = async |name: &str| locks.mutex(name).acquire().lease(hour).await.unwrap();
+        let _first = acquire("first").await;
+        // So late that it is renewed in a command of its own, while the first one hangs.
+        sleep(hour / 9).await;
+        let _second = acquire("second").await;
+        link.block("first", true);
+        // It is due just after the second one.
+        sleep(hour / 5 - Duration::from_secs(4)).await;
+        let short = locks.mutex("short").acquire().await.unwrap();
+        for _ in 0..120 {
+            sleep(Duration::from_secs(1)).await;
+            assert!(short.safe_for() > LEASE, "{short:?}");
+        }
+    }
+
     /// Where little of the lease is left when a renewal is due, it yields to nobody.
     #[tokio::test(start_paused = true)]
     async fn renewals_that_are_due_late_in_the_lease_do_not_yield() {

@@ -2,7 +2,8 @@
 //!
 //! Holds that are due at about the same time go together, in commands of up to a thousand, one command after the other:
 //! a client with very many locks keeps one connection busy, and leaves the server to others. A hold with less than half
-//! of its lease left does not wait for its turn.
+//! of its lease left does not wait for its turn, but goes beside, in one of a few commands: all of them at once would make
+//! an overloaded server slower still.
 //!
 //! A renewal without an answer does not hold up the next, as a connection to a frozen or vanished server can hang for
 //! longer than the lease. It is repeated beside itself when a sixth of the time is over that its holds have left. Then
@@ -25,27 +26,38 @@ use super::{
 /// answered.
 const AT_ONCE: usize = 32;
 
+/// Maximum number of [urgent](Turn::Urgent) renewals among those: one alone could hang, and those of more than four
+/// thousand holds are sooner done one after the other.
+const URGENT_AT_ONCE: usize = 4;
+
 /// The renewals of a session that are on their way, without those that had another sent beside them.
 #[derive(Debug, Default)]
 pub(super) struct Renewals {
-    awaited: usize,
-    /// Whether a [usual](Turn::Usual) one is among them.
-    usual: bool,
+    /// By their turns.
+    awaited: [usize; 3],
+}
+
+impl Renewals {
+    /// Whether another may go out in this turn.
+    fn has_room(&self, turn: Turn) -> bool {
+        let most = match turn {
+            Turn::Usual => 1,
+            Turn::Urgent => URGENT_AT_ONCE,
+            Turn::Apart => AT_ONCE,
+        };
+        self.awaited[turn as usize] < most && self.awaited.iter().sum::<usize>() < AT_ONCE
+    }
 }
 
 /// The slot of a renewal that is on its way, for as long as its answer is awaited.
 pub(super) struct Awaited {
     session: Arc<Session>,
-    usual: bool,
+    turn: Turn,
 }
 
 impl Drop for Awaited {
     fn drop(&mut self) {
-        {
-            let renewals = &mut self.session.table().renewals;
-            renewals.awaited -= 1;
-            renewals.usual &= !self.usual;
-        }
+        self.session.table().renewals.awaited[self.turn as usize] -= 1;
         // Others may have waited for the slot.
         self.session.wake_heartbeat.notify_one();
     }
@@ -54,7 +66,7 @@ impl Drop for Awaited {
 /// The holds that one command renews.
 pub(super) struct Batch {
     pub(super) holds: Vec<Arc<Hold>>,
-    usual: bool,
+    turn: Turn,
     pub(super) sent: Instant,
     /// Wait for an answer before another renewal goes out beside it.
     pub(super) pause: Duration,
@@ -67,7 +79,7 @@ impl Batch {
     pub(super) fn awaited(&self, session: &Arc<Session>) -> Awaited {
         Awaited {
             session: session.clone(),
-            usual: self.usual,
+            turn: self.turn,
         }
     }
 }
@@ -76,11 +88,13 @@ impl Table {
     /// Returns when the next renewal is due for which there is room.
     pub(super) fn next_renewal(&self) -> Option<Instant> {
         let turns = [Turn::Usual, Turn::Urgent, Turn::Apart];
-        let turns = turns.into_iter().filter(|_| self.renewals.awaited < AT_ONCE);
-        let times = turns.filter_map(|turn| {
+        let times = turns.into_iter().filter_map(|turn| {
             let (at, hold) = self.timers.first_renewal(turn)?;
-            let waits = turn == Turn::Usual && self.renewals.usual;
-            Some(if waits { at.max(hold.upkeep().urgent_at()) } else { at })
+            if self.renewals.has_room(turn) {
+                return Some(at);
+            }
+            let goes_beside = turn == Turn::Usual && self.renewals.has_room(Turn::Urgent);
+            goes_beside.then(|| at.max(hold.upkeep().urgent_at()))
         });
         times.min()
     }
@@ -93,24 +107,27 @@ impl Table {
 
     /// Returns the next renewal for which there is room, and marks its holds as being renewed.
     pub(super) fn next_batch(&mut self, apart_together: usize, now: Instant) -> Option<Batch> {
-        if self.renewals.awaited >= AT_ONCE {
-            return None;
-        }
-        let mut holds = self.timers.take_renewals(Turn::Urgent, now, AT_A_TIME);
-        if !holds.is_empty() {
-            return Some(self.batch(holds, Turn::Urgent, now));
+        let [usual, urgent, apart] = [Turn::Usual, Turn::Urgent, Turn::Apart].map(|turn| self.renewals.has_room(turn));
+        let mut holds = Vec::new();
+        if urgent {
+            holds = self.timers.take_renewals(Turn::Urgent, now, AT_A_TIME);
+            if !holds.is_empty() {
+                return Some(self.batch(holds, Turn::Urgent, now));
+            }
         }
         if let Some((_, hold)) = self.timers.first_renewal(Turn::Usual).filter(|(at, _)| *at <= now) {
             let is_late = hold.upkeep().urgent_at() <= now;
             // Those that are due soon go along, so that holds acquired at different times come to be renewed together.
             let soon = now + hold.lease.interval.unwrap_or_default() / 2;
-            if is_late || !self.renewals.usual {
-                let turn = if is_late { Turn::Urgent } else { Turn::Usual };
+            let goes_beside = is_late && urgent;
+            if goes_beside || usual {
+                let turn = if goes_beside { Turn::Urgent } else { Turn::Usual };
                 holds = self.timers.take_renewals(Turn::Usual, soon, AT_A_TIME);
                 return Some(self.batch(holds, turn, now));
             }
         }
-        while holds.len() < apart_together
+        while apart
+            && holds.len() < apart_together
             && let Some((_, hold)) = self.timers.first_renewal(Turn::Apart).filter(|(at, _)| *at <= now)
         {
             // A transaction that is known of would hold up the others.
@@ -142,15 +159,71 @@ impl Table {
             hold.upkeep().sent(now, now + pause);
             self.timers.update(hold, now);
         }
-        let usual = turn == Turn::Usual;
-        self.renewals.awaited += 1;
-        self.renewals.usual |= usual;
+        self.renewals.awaited[turn as usize] += 1;
         Batch {
             holds,
-            usual,
+            turn,
             sent: now,
             pause,
             within,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        config::Settings,
+        hold_options::Terms,
+        protocol::{Kind, ServerTime},
+        store::{MemoryStore, Store},
+        tests::simulated::Link,
+        waitlist::{Grant, How, deadline::Deadline},
+        wake_mode::WakeMode,
+    };
+
+    /// Whether they came to be late while they waited, or have been so before.
+    #[tokio::test(start_paused = true)]
+    async fn renewals_that_are_late_do_not_go_out_all_at_once() {
+        let second = Duration::from_secs(1);
+        let link = Link::new(Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000))), 1);
+        let config = Settings::default().validate().unwrap();
+        let session = Session::of(
+            "a".to_owned(),
+            config,
+            Store::Simulated(link),
+            None,
+            WakeMode::ChangeStream,
+        );
+        let begun = Instant::now();
+        for (left, count) in [(10, 5 * AT_A_TIME), (20, 3 * AT_A_TIME)] {
+            for number in 0..count {
+                let grant = Grant {
+                    token: 1,
+                    granted_as: 1,
+                    used: (Kind::Mutex, 1),
+                    permits: 1,
+                    lease: Terms::default().lease(&Settings::default().unchecked()),
+                    deadline: Deadline::at(begun + left * second),
+                    renew_at: Some(begun),
+                    how: How::AtOnce,
+                };
+                let hold = Arc::new(Hold::new(format!("a-{number}"), format!("lock {number}"), &grant));
+                session.table().timers.came(&hold, begun);
+            }
+        }
+        // Nothing else runs meanwhile.
+        tokio::time::advance(6 * second).await;
+        let next = || session.table().next_batch(0, Instant::now());
+        let mut batches: Vec<Batch> = std::iter::from_fn(next).collect();
+        assert_eq!(batches.len(), URGENT_AT_ONCE + 1);
+        for _ in 0..3 {
+            drop(batches.remove(0).awaited(&session));
+            batches.extend(next());
+        }
+        assert_eq!(batches.len(), URGENT_AT_ONCE + 1);
+        drop(batches.pop().unwrap().awaited(&session));
+        assert!(next().is_none(), "all have gone out");
     }
 }

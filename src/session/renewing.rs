@@ -6,7 +6,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     Session,
-    hold::{Hold, names_of},
+    hold::{Hold, REPEATED_AFTER, names_of},
     renewals::Batch,
     timer_queue::AT_A_TIME,
 };
@@ -36,7 +36,9 @@ impl Session {
         self.spawn(async move {
             let sent = Instant::now();
             let mut renewing = pin!(session.renew_together(&batch.holds, batch.within));
-            let answered = timeout(batch.pause, renewing.as_mut()).await;
+            // One of a longer lease has a longer pause, for which holds of the client's own lease can't wait.
+            let pause = batch.pause.min(session.config.lease / REPEATED_AFTER);
+            let answered = timeout(pause, renewing.as_mut()).await;
             // A late answer does not keep the next renewal from being sent: there may be another primary by now.
             drop(awaited);
             let answered = match answered {

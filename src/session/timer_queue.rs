@@ -74,8 +74,8 @@ impl<T: Clone + Hash + Ord> TimerQueue<T> {
 pub(super) struct Timers {
     /// Names whose lines want to be asked for an operation.
     lines: TimerQueue<Arc<str>>,
-    /// Holds that want attention: they are over unless they are renewed, their renewals are overdue, or they are held
-    /// too long. By their numbers.
+    /// Holds that want attention: they are over unless they are renewed, their renewals are overdue or come to be urgent,
+    /// or they are held too long. By their numbers.
     attention: TimerQueue<u64>,
     /// Holds that want to be renewed.
     renewals: BTreeMap<Turn, TimerQueue<u64>>,

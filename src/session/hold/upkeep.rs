@@ -13,7 +13,7 @@ use crate::{
 
 /// Part of the time left after which a renewal is repeated that was not answered. So there are many more before the
 /// deadline, whatever the lease, and a slow server is not made slower by them.
-const REPEATED_AFTER: u32 = 6;
+pub(in crate::session) const REPEATED_AFTER: u32 = 6;
 
 /// The deadline of a hold, with what became of its renewals so far.
 #[derive(Debug)]
