@@ -164,7 +164,7 @@ impl InFlight {
         });
         let mut overdue = pin!(sleep(limit.patience()));
         loop {
-            let moves = slot.as_ref().is_some_and(|slot| slot.is_prompt);
+            let moves = slot.as_ref().is_some_and(Slot::is_prompt);
             tokio::select! {
                 biased;
                 answer = &mut command => {

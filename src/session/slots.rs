@@ -7,8 +7,9 @@
 //! A command without a prompt answer moves to a slow slot, so that it doesn't block the others, and its operation begins
 //! there the next time. An operation that was not done in time again and again is most likely held up by its own
 //! document, such as by a transaction that has written it, and the server may try it for long. So it gets only half of
-//! the slow slots: an operation that was slow for a moment waits behind no such operation. The last quarter is for
-//! entries that leave, so that a release gets through even when everything else hangs.
+//! the slow slots: an operation that was slow for a moment waits behind no such operation. One slow slot that comes free
+//! is theirs, so that each is tried in the end. The last quarter is for entries that leave, so that a release gets
+//! through even when everything else hangs.
 
 use std::{
     collections::VecDeque,
@@ -44,6 +45,8 @@ struct Queue {
     free: usize,
     /// Number of slow commands.
     slow: usize,
+    /// Number of those among them whose operation is stuck.
+    stuck: usize,
     /// By the lane that they wait for.
     waiting: [VecDeque<Waiting>; 3],
 }
@@ -86,17 +89,24 @@ fn leaves(asked: &Asked) -> bool {
 #[derive(Debug)]
 pub(super) struct Slot {
     slots: Arc<Slots>,
+    lane: Lane,
+}
+
+impl Slot {
     /// Whether it must be left to others once the answer is not prompt.
-    pub(super) is_prompt: bool,
+    pub(super) fn is_prompt(&self) -> bool {
+        self.lane == Lane::Prompt
+    }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
         {
             let mut queue = self.slots.queue();
-            match self.is_prompt {
-                true => queue.free += 1,
-                false => queue.slow -= 1,
+            match self.lane {
+                Lane::Prompt => queue.free += 1,
+                Lane::Slow => queue.slow -= 1,
+                Lane::Stuck => (queue.slow, queue.stuck) = (queue.slow - 1, queue.stuck - 1),
             }
         }
         self.slots.give();
@@ -110,6 +120,7 @@ impl Slots {
             shares,
             free: most,
             slow: 0,
+            stuck: 0,
             waiting: Default::default(),
         });
         Arc::new(Self { most, queue })
@@ -140,12 +151,12 @@ impl Slots {
     /// Gives the free slots to those that wait for them.
     fn give(self: &Arc<Self>) {
         loop {
-            let Some((is_prompt, to, together)) = self.queue().next() else {
+            let Some((lane, to, together)) = self.queue().next() else {
                 return;
             };
             let slots = self.clone();
             // If nothing waits there any more, the slot is dropped, and given to the next.
-            drop(to.send((Slot { slots, is_prompt }, together)));
+            drop(to.send((Slot { slots, lane }, together)));
         }
     }
 
@@ -161,8 +172,8 @@ impl Slots {
 }
 
 impl Queue {
-    /// Takes a free slot, and the first that waits for one, with those that go along; whether the slot is a prompt one.
-    fn next(&mut self) -> Option<(bool, oneshot::Sender<Turn>, Vec<Asked>)> {
+    /// Takes a free slot, and the first that waits for one, with those that go along; with the lane of the slot.
+    fn next(&mut self) -> Option<(Lane, oneshot::Sender<Turn>, Vec<Asked>)> {
         // Whoever was dropped meanwhile needs none. Thousands of them, one after the other, would be as many drops of a
         // slot within each other.
         for waiting in &mut self.waiting {
@@ -173,25 +184,33 @@ impl Queue {
         let [prompt, slow, stuck] = &mut self.waiting;
         let all_hang = self.slow >= SLOW_AT_ONCE / 4 * 3;
         let is_prompt = self.free > 0 && !prompt.is_empty();
-        let first = if is_prompt {
-            prompt.pop_front()
-        } else if !(all_hang || slow.is_empty()) {
-            slow.pop_front()
-        } else if self.slow < SLOW_AT_ONCE / 2 {
-            stuck.pop_front()
+        // There can always be some that were slow for a moment.
+        let is_theirs = self.stuck == 0 && !stuck.is_empty();
+        let (lane, first) = if is_prompt {
+            (Lane::Prompt, prompt.pop_front())
+        } else if !(all_hang || is_theirs || slow.is_empty()) {
+            (Lane::Slow, slow.pop_front())
+        } else if self.slow < SLOW_AT_ONCE / 2 || is_theirs && !all_hang {
+            (Lane::Stuck, stuck.pop_front())
         } else if all_hang && self.slow < SLOW_AT_ONCE {
-            [&mut *prompt, slow].into_iter().find_map(|waiting| {
-                let position = waiting
-                    .iter()
-                    .position(|waiting| waiting.asked.as_ref().is_some_and(leaves));
-                waiting.remove(position?)
-            })
+            let lanes = [(Lane::Slow, &mut *prompt), (Lane::Slow, slow), (Lane::Stuck, stuck)];
+            // One of those that are stuck: the other slot is for those that need it for a moment.
+            let lanes = lanes.into_iter().filter(|(lane, _)| *lane == Lane::Slow || is_theirs);
+            lanes
+                .filter_map(|(lane, waiting)| {
+                    let mut entries = waiting.iter();
+                    let position = entries.position(|waiting| waiting.asked.as_ref().is_some_and(leaves))?;
+                    Some((lane, waiting.remove(position)))
+                })
+                .next()?
         } else {
-            None
-        }?;
-        match is_prompt {
-            true => self.free -= 1,
-            false => self.slow += 1,
+            return None;
+        };
+        let first = first?;
+        match lane {
+            Lane::Prompt => self.free -= 1,
+            Lane::Slow => self.slow += 1,
+            Lane::Stuck => (self.slow, self.stuck) = (self.slow + 1, self.stuck + 1),
         }
         let mut together: Vec<Asked> = first.asked.into_iter().collect();
         let goes_along = |asked: &Asked| asked.operation.is_shareable() && (is_prompt || leaves(asked));
@@ -213,7 +232,7 @@ impl Queue {
             }
             stay.into_iter().rev().for_each(|next| prompt.push_front(next));
         }
-        Some((is_prompt, first.to, together))
+        Some((lane, first.to, together))
     }
 }
 
@@ -345,6 +364,32 @@ mod tests {
                 assert!(matches!(entered, Some(Some(_))), "{tries}");
             }
         }
+    }
+
+    /// There is always another that was slow for a moment.
+    #[tokio::test(start_paused = true)]
+    async fn an_operation_that_is_stuck_gets_its_turn_beside_any_number_that_are_slow() {
+        let second = Duration::from_secs(1);
+        let (slots, _taken) = full().await;
+        for _ in 0..4 * SLOW_AT_ONCE {
+            let slots = slots.clone();
+            tokio::spawn(async move {
+                loop {
+                    let slot = slots.slot(1).await;
+                    sleep(second).await;
+                    drop(slot);
+                }
+            });
+        }
+        sleep(second / 2).await;
+        let left = soon(slots.turn(release("x"), STUCK_AFTER)).await.flatten();
+        assert!(left.is_some(), "it leaves");
+        // The last slot is for others that leave.
+        assert!(soon(slots.turn(release("y"), STUCK_AFTER)).await.is_none());
+        assert!(matches!(soon(slots.turn(release("z"), 0)).await, Some(Some(_))));
+        drop(left);
+        let served = timeout(2 * second, slots.turn(request("y"), STUCK_AFTER)).await;
+        assert!(matches!(served, Ok(Some(_))));
     }
 
     #[tokio::test(start_paused = true)]
