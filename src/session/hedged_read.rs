@@ -97,12 +97,14 @@ where
     F: Future<Output = Result<T, ServerError>> + Send + 'static,
 {
     let begun = Instant::now();
+    let last = begun + patience(hedging.within);
     let mut attempts = FuturesUnordered::new();
     for number in 1..=hedging.attempts {
         attempts.push(detached(runtime, read()));
         let until = match number == hedging.attempts {
-            true => begun + patience(hedging.within),
-            false => begun + hedging.pause * number,
+            true => last,
+            // Where answers take long, there is time for fewer.
+            false => last.min(begun + hedging.pause * number),
         };
         loop {
             let ended = tokio::select! {
@@ -115,6 +117,9 @@ where
                 Err(error) if !(attempts.is_empty() || is_for_all(&error)) => {}
                 ended => return ended,
             }
+        }
+        if until == last {
+            break;
         }
     }
     Err(ServerError::unanswered(begun.elapsed()))
@@ -230,13 +235,22 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_reading_of_which_nothing_comes_has_few_attempts_and_ends() {
-        for (cost, attempts) in [(Cost::Small, 8), (Cost::Large, 4), (Cost::Unknown, 2)] {
+        let longest = 10 * SECOND;
+        for (cost, usual, attempts) in [
+            (Cost::Small, SHORTEST, 8),
+            (Cost::Large, SHORTEST, 4),
+            (Cost::Unknown, SHORTEST, 2),
+            (Cost::Small, 2 * SECOND, 5),
+            (Cost::Small, longest, 1),
+            (Cost::Large, longest, 1),
+            (Cost::Unknown, longest, 2),
+        ] {
             let (mut sent, begun) = (0, Instant::now());
             let read = || {
                 sent += 1;
                 pending::<Result<(), ServerError>>()
             };
-            let hedging = Hedging::of(cost, SHORTEST);
+            let hedging = Hedging::of(cost, usual);
             let failed = read_beside(&Handle::current(), hedging, read).await.unwrap_err();
             assert!(
                 failed.is_unanswered() && begun.elapsed() == patience(hedging.within),

@@ -201,8 +201,10 @@ impl InFlight {
         let mut seen = self.seen();
         seen.heard = seen.heard.max(Some(sent));
         if answer.is_ok() && limit.is_telling {
-            // A single one that hung says little of the others.
-            let (took, now) = (sent.elapsed().min(seen.usual()), Instant::now());
+            // A single one that hung says little of the others; nor do several that hung at the same time, each of which
+            // counts as if it had come within its own limit.
+            let took = sent.elapsed().min(seen.usual()).min(limit.within);
+            let now = Instant::now();
             let stays = seen
                 .slowest
                 .is_some_and(|(slowest, at)| slowest > took && now - at < RECENT);
@@ -236,7 +238,7 @@ impl InFlight {
 impl Seen {
     fn usual(&self) -> Duration {
         let slowest = self.slowest.map_or(Duration::ZERO, |(slowest, _)| slowest);
-        slowest.saturating_mul(TIMES_THE_SLOWEST).max(SHORTEST)
+        slowest.saturating_mul(TIMES_THE_SLOWEST).clamp(SHORTEST, LONGEST)
     }
 }
 
@@ -281,6 +283,25 @@ mod tests {
         tokio::time::advance(RECENT).await;
         took(in_flight.limit(0, &config), 1).await;
         assert_eq!(limit(0), SHORTEST);
+    }
+
+    /// A server that stood still for a moment answers all at once.
+    #[tokio::test(start_paused = true)]
+    async fn many_late_answers_make_the_server_no_slower_than_one() {
+        let (in_flight, config) = in_flight();
+        let (sent, limit) = (Instant::now(), in_flight.limit(0, &config));
+        tokio::time::advance(Duration::from_secs(4)).await;
+        for _ in 0..6 {
+            in_flight.answered(sent, limit, &Ok(()));
+            assert_eq!(in_flight.usual(), SHORTEST * TIMES_THE_SLOWEST);
+        }
+        // One that is slow again and again is given no more than any server that can renew leases needs.
+        for _ in 0..6 {
+            let (sent, limit) = (Instant::now(), in_flight.limit(0, &config));
+            tokio::time::advance(LONGEST * 2).await;
+            in_flight.answered(sent, limit, &Ok(()));
+        }
+        assert_eq!(in_flight.usual(), LONGEST);
     }
 
     /// A server that answers nothing at all gets ever fewer commands; a dead connection beside others that work costs no
