@@ -103,7 +103,8 @@ impl Session {
                 Err(error) if error.is_final() || deadline.is_none_or(|deadline| Instant::now() > deadline) => {
                     return Err(error);
                 }
-                Err(error) => overdue += u32::from(error.ran_out_of_time()),
+                // A server that takes longer to answer than it may try says nothing within our patience.
+                Err(error) => overdue += u32::from(error.ran_out_of_time() || error.is_unanswered()),
             }
             sleep(backoff.failed()).await;
         }
