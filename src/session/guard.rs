@@ -81,6 +81,7 @@ impl Session {
         };
         // A renewal that was answered meanwhile was done before the guard.
         hold.upkeep().guarded(Instant::now());
+        self.reschedule(std::slice::from_ref(hold));
         match (held, hold.lost_reason()) {
             (true, None) => Ok(()),
             (_, Some(reason)) => {
