@@ -8,6 +8,7 @@ use std::{
 use mongodb::{bson::Timestamp, options::ReadPreference};
 
 use crate::{
+    backoff::LONGEST_PAUSE,
     hold_watch::HoldWatch,
     input::{
         InvalidInput, at_least, at_most, below, check_duration, check_history, check_hold_watch, check_keep_idle,
@@ -194,6 +195,11 @@ impl Config {
     /// deadline ([`waitlist::deadline`](crate::waitlist::deadline)) of a lease of this length.
     pub fn usable(&self, lease: Duration) -> Duration {
         lease.saturating_sub(self.margin(lease))
+    }
+
+    /// Returns the age up to which what was seen of the server is taken for the present.
+    pub(crate) fn recent(&self) -> Duration {
+        (self.lease / 3).min(10 * LONGEST_PAUSE)
     }
 
     /// Returns how long a document is kept after a write: while an entry can be live in it, and then for the retention

@@ -68,9 +68,16 @@ struct Seen {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limit {
     pub(super) within: Duration,
-    /// Whether the answer time says something about that of other commands. A claim searches documents by a filter of
-    /// the user's, which says nothing.
-    is_telling: bool,
+    tells: Tells,
+}
+
+/// What an answer time says about that of other commands. A claim searches documents by a filter of the user's, which
+/// says nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tells {
+    Speed,
+    Slowness,
+    Nothing,
 }
 
 impl Limit {
@@ -136,7 +143,16 @@ impl InFlight {
     pub(super) fn limit(&self, overdue: u32, config: &Config) -> Limit {
         Limit {
             within: grown(self.usual(), overdue, config.lease),
-            is_telling: true,
+            tells: Tells::Speed,
+        }
+    }
+
+    /// Returns the same for a look at a queue position. A slow one shows that the server is slow, but a fast one says
+    /// nothing of a write, which a majority confirms.
+    pub(super) fn limit_of_look(&self, config: &Config) -> Limit {
+        Limit {
+            tells: Tells::Slowness,
+            ..self.limit(0, config)
         }
     }
 
@@ -146,7 +162,7 @@ impl InFlight {
         Limit {
             // A time that was too short is part of what such claims take.
             within: grown(usual, 0, lease),
-            is_telling: false,
+            tells: Tells::Nothing,
         }
     }
 
@@ -200,14 +216,14 @@ impl InFlight {
         }
         let mut seen = self.seen();
         seen.heard = seen.heard.max(Some(sent));
-        if answer.is_ok() && limit.is_telling {
+        if answer.is_ok() && limit.tells != Tells::Nothing {
             // A single one that hung says little of the others; nor do several that hung at the same time, each of which
             // counts as if it had come within its own limit.
             let took = sent.elapsed().min(seen.usual()).min(limit.within);
             let now = Instant::now();
             let stays = seen
                 .slowest
-                .is_some_and(|(slowest, at)| slowest > took && now - at < RECENT);
+                .is_some_and(|(slowest, at)| slowest > took && (now - at < RECENT || limit.tells == Tells::Slowness));
             if !stays {
                 seen.slowest = Some((took, now));
             }
@@ -281,6 +297,11 @@ mod tests {
             assert_eq!(limit(0), millis(then), "{takes}");
         }
         tokio::time::advance(RECENT).await;
+        // A small read is fast where writes are slow.
+        let look = in_flight.limit_of_look(&config);
+        assert_eq!(look.within, millis(1_600));
+        took(look, 1).await;
+        assert_eq!(limit(0), millis(1_600));
         took(in_flight.limit(0, &config), 1).await;
         assert_eq!(limit(0), SHORTEST);
     }

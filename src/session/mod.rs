@@ -220,14 +220,18 @@ impl Session {
             return;
         }
         let (mut operation, mut look) = (None, None);
-        let (effects, is_stopped) = {
+        let mut stopped = None;
+        let effects = {
             let mut table = self.table();
             let table = &mut *table;
             let context = self.context(table.streaming, &table.clock);
             input(&mut table.lines, &context);
             if self.stopped.is_cancelled() {
                 let line = table.lines.by_name.remove(name);
-                (line.map_or_else(Vec::new, |line| table.lines.stop(line)), true)
+                let ended = line.map(|mut line| (line.waitlist.take_effects(), table.lines.stop(line)));
+                let (effects, stops) = ended.unwrap_or_default();
+                stopped = Some(stops);
+                effects
             } else {
                 if let Some(line) = table.lines.by_name.get_mut(name) {
                     line.waitlist.step(&context).attend_to_idle();
@@ -236,7 +240,7 @@ impl Session {
                         look = line.waitlist.step(&context).next_look();
                     }
                 }
-                (self.after(table, name), false)
+                self.after(table, name)
             }
         };
         if let Some(operation) = operation {
@@ -245,8 +249,10 @@ impl Session {
         if let Some(look) = look {
             self.spawn(self.clone().look_at_position(name.to_owned(), look));
         }
-        let stopped = is_stopped.then(|| Err(ServerError::runtime_ended()));
-        self.carry_out(name, effects, ended.or(stopped.as_ref()));
+        self.carry_out(name, effects, ended);
+        if let Some(effects) = stopped {
+            self.carry_out(name, effects, Some(&Err(ServerError::runtime_ended())));
+        }
     }
 
     /// Updates the books after a line changed: removes a line that is not used any more, and gives the heartbeat its

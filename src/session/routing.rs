@@ -95,7 +95,7 @@ impl Session {
     pub(super) fn on_doubt(self: &Arc<Self>, name: &str) {
         let mut held = Vec::new();
         self.feed(name, |lines, context| {
-            context.ids.pending_claims.doubt();
+            context.ids.pending_claims.doubt(Some(name));
             if let Some(line) = lines.by_name.get_mut(name) {
                 line.waitlist.step(context).doubt();
                 held.extend(line.waitlist.holds().cloned());
@@ -106,7 +106,7 @@ impl Session {
 
     /// Notes that events may have been missed: the same for every name.
     pub(super) fn on_gap(self: &Arc<Self>) {
-        self.ids.pending_claims.doubt();
+        self.ids.pending_claims.doubt(None);
         self.spawn(self.clone().doubt_all());
     }
 

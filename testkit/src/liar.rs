@@ -38,10 +38,13 @@ pub struct Liar {
     accepting: JoinHandle<()>,
 }
 
+/// A change of an answer, by the command as it was sent.
+type OfAnswer = dyn Fn(&Document, &mut Document) + Send + Sync;
+
 /// What is changed.
 struct Lie {
     command: Box<dyn Fn(&mut Document) -> Told + Send + Sync>,
-    answer: Box<dyn Fn(&Document, &mut Document) + Send + Sync>,
+    answer: Box<OfAnswer>,
 }
 
 impl Liar {

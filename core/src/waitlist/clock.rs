@@ -63,11 +63,10 @@ impl ServerClock {
             }
             return Some(jump);
         }
-        // Clocks drift by next to nothing in a third of a lease; a new primary with another clock is the business of the
-        // skew margin.
-        let reference_age = config.lease / 3;
+        // Clocks drift by next to nothing in that time; a new primary with another clock is the business of the skew
+        // margin.
         let tighter = self.reference.is_none_or(|known| {
-            seen.received - seen.sent <= known.received - known.sent || seen.sent > known.sent + reference_age
+            seen.received - seen.sent <= known.received - known.sent || seen.sent > known.sent + config.recent()
         });
         if tighter {
             self.reference = Some(seen);
@@ -182,6 +181,17 @@ mod tests {
         clock.note(&exchange(start + config.lease / 3, 500, 11_000), &config);
         assert_eq!(clock.after(ServerTime(1_100)), Some(start + Duration::from_millis(103)));
         let later = start + config.lease / 3 + Duration::from_millis(1);
+        clock.note(&exchange(later, 500, 11_100), &config);
+        assert_eq!(clock.until(ServerTime(11_100)), Some((later, later)));
+
+        // However long a lease is.
+        let settings = Settings {
+            lease: Some(Duration::from_secs(86_400)),
+            ..Settings::default()
+        };
+        let (config, mut clock) = (settings.validate().unwrap(), ServerClock::default());
+        let later = start + Duration::from_millis(10_001);
+        clock.note(&exchange(start, 2, 1_000), &config);
         clock.note(&exchange(later, 500, 11_100), &config);
         assert_eq!(clock.until(ServerTime(11_100)), Some((later, later)));
     }

@@ -549,10 +549,10 @@ impl<H: Hold> Waitlist<H> {
     }
 
     /// Returns when the queue was seen last, and most of the time that the hand-overs before the head's turn took from
-    /// then on, at the pace of the queue.
+    /// then on, at the pace of the queue; but for the last two, as those ahead may leave together.
     pub fn hand_overs(&self, config: &Config) -> Option<(Instant, Duration)> {
         let prospect = self.prospect_of_head().filter(|_| self.is_queued())?;
-        Some((prospect.seen_at, prospect.hand_overs(self.pace, config)))
+        Some((prospect.seen_at, prospect.hand_overs(2, self.pace, config)))
     }
 
     /// Returns the time of a hand-over in the queue, as it was seen so far.
@@ -695,7 +695,7 @@ mod tests {
                 let waitlist = seen(head, turns, context);
                 assert_eq!(waitlist.waits_for_event(), waits, "{waitlist:?}");
                 // At a pace of a millisecond, as none is known.
-                let most = Duration::from_micros(750) * u32::try_from(turns).unwrap();
+                let most = Duration::from_micros(750) * u32::try_from(turns - 2).unwrap();
                 assert_eq!(
                     waitlist.hand_overs(context.config),
                     is_queued.then_some((context.now, most))

@@ -2,19 +2,30 @@
 //! until they are settled.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use crate::protocol::{ServerTime, wake::Signal};
+
+/// Maximum number of names to remember for a claim on its way; beyond it, every document may have been written.
+const DOUBTED_MOST: usize = 1_000;
 
 /// The news of a claim that came before its own answer.
 #[derive(Debug, Default)]
 pub struct Overtaken {
     /// The write that put its entry out.
     pub put_out: Option<(Signal, ServerTime)>,
-    /// Whether another program may have written a document meanwhile.
-    pub doubted: bool,
+    /// The documents that another program wrote meanwhile.
+    doubted: HashSet<String>,
+    doubts_all: bool,
+}
+
+impl Overtaken {
+    /// Whether another program may have written the document of this name meanwhile.
+    pub fn doubts(&self, name: &str) -> bool {
+        self.doubts_all || self.doubted.contains(name)
+    }
 }
 
 /// The claims on their way, by their entries.
@@ -43,10 +54,15 @@ impl PendingClaims {
         true
     }
 
-    /// Notes that another program may have changed a document.
-    pub fn doubt(&self) {
+    /// Notes that another program may have changed the document of this name; `None`: any document.
+    pub fn doubt(&self, name: Option<&str>) {
         for overtaken in self.by_entry().values_mut() {
-            overtaken.doubted = true;
+            match name {
+                Some(name) if overtaken.doubted.len() < DOUBTED_MOST => {
+                    overtaken.doubted.insert(name.to_owned());
+                }
+                _ => overtaken.doubts_all = true,
+            }
         }
     }
 
@@ -95,12 +111,22 @@ mod tests {
     #[test]
     fn a_doubt_concerns_the_claims_that_are_on_their_way() {
         let claims = PendingClaims::default();
-        claims.doubt();
+        let doubts = |entry: &str| ["x", "y"].map(|name| claims.by_entry()[entry].doubts(name));
+        claims.doubt(None);
         claims.begin("me-1".to_owned());
-        assert!(!claims.settled("me-1").doubted);
+        assert_eq!(doubts("me-1"), [false, false]);
+        // The document alone that was written: a claim of another has nothing to read.
+        claims.doubt(Some("x"));
         claims.begin("me-2".to_owned());
-        claims.doubt();
+        assert_eq!((doubts("me-1"), doubts("me-2")), ([true, false], [false, false]));
+        claims.doubt(None);
+        assert_eq!(doubts("me-2"), [true, true]);
         claims.begin("me-3".to_owned());
-        assert!(claims.settled("me-2").doubted && !claims.settled("me-3").doubted);
+        for number in 0..DOUBTED_MOST {
+            claims.doubt(Some(&number.to_string()));
+        }
+        assert_eq!(doubts("me-3"), [false, false]);
+        claims.doubt(Some("z"));
+        assert_eq!(doubts("me-3"), [true, true], "too many to remember");
     }
 }

@@ -66,15 +66,16 @@ impl Prospect {
         now.saturating_duration_since(self.seen_at) / self.steps.saturating_add(1)
     }
 
-    /// Returns most of the time that the hand-overs before its turn take at this pace, after the present hold.
-    pub(super) fn hand_overs(&self, pace: Duration, config: &Config) -> Duration {
-        (pace.max(config.poll_quickest) / 4 * 3).saturating_mul(self.steps)
+    /// Returns most of the time that the hand-overs before its turn take at this pace, after the present hold, but for
+    /// the last ones.
+    pub(super) fn hand_overs(&self, but: u32, pace: Duration, config: &Config) -> Duration {
+        (pace.max(config.poll_quickest) / 4 * 3).saturating_mul(self.steps.saturating_sub(but))
     }
 
     /// Returns the pause before the next look without a stream, where the lock is held and so has a pace. The present
     /// hold is expected to last for as long again as it has lasted, and half of that may pass.
     pub(super) fn pause(&self, pace: Duration, config: &Config) -> Option<Duration> {
-        let pause = (age(&self.ahead)? / 2).saturating_add(self.hand_overs(pace, config));
+        let pause = (age(&self.ahead)? / 2).saturating_add(self.hand_overs(0, pace, config));
         Some(pause.max(config.poll_quickest))
     }
 }
@@ -199,7 +200,7 @@ mod tests {
                     ..ahead(turns, 6)
                 };
                 let prospect = Prospect::new(&waiting(kind, 1_000), ahead, None, context);
-                prospect.hand_overs(millis(4), context.config)
+                prospect.hand_overs(0, millis(4), context.config)
             };
             // Forty readers ahead, all of whom get in after the present writer; and with two more writers among them.
             assert_eq!(hand_overs(Kind::RwLock, 0, 40), millis(0));

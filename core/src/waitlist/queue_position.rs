@@ -111,7 +111,8 @@ impl<H: Hold> Waitlist<H> {
     pub(super) fn next_look_at(&self, context: &Context<'_>) -> Option<Instant> {
         let (head, prospect) = (self.waiting.front()?, self.prospect.as_ref()?);
         let may_do_without = match context.stream {
-            StreamState::Open if prospect.ahead.turns < context.config.near => return None,
+            // Its events come by the stream. One that closes has every head ask, and look from then on.
+            StreamState::Open if !prospect.is_near || prospect.ahead.turns < context.config.near => return None,
             // It has the stream because of its queue position, and may find that it does not need it.
             StreamState::Open => true,
             StreamState::OnDemand => !prospect.is_near,
@@ -234,11 +235,12 @@ mod tests {
                 let look_at = waitlist.next_look_at(&context);
                 look_at.map(|at| (at - context.now).as_millis())
             };
-            // Its turn is four holds of a second away; whether it has the stream or not, it looks whether it needs it.
+            // Its turn is four holds of a second away.
             let far = ahead(7, 1_000);
             assert_eq!(looks(StreamState::OnDemand, far, false), Some(1_666));
             assert_eq!(looks(StreamState::OnDemand, far, true), Some(1_666));
-            assert_eq!(looks(StreamState::Open, far, false), Some(1_666));
+            // The stream is open for others: beyond a number of heads that look, one stream costs less.
+            assert_eq!(looks(StreamState::Open, far, false), None);
             // Who polls does so after 10 ms for itself and for each waiter ahead, unless it only asks for a while.
             assert_eq!(looks(StreamState::Unavailable, far, false), Some(80));
             assert_eq!(looks(StreamState::OnDemand, ahead(3, 1_000), false), Some(40));

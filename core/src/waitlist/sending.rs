@@ -159,7 +159,7 @@ impl<H: Hold> Waitlist<H> {
             }
             ([], 1) => {
                 let head = &self.waiting[0];
-                let alone = head.used.1 == 1 && head.stage == Stage::New && alone_for(config.lease / 3);
+                let alone = head.used.1 == 1 && head.stage == Stage::New && alone_for(config.recent());
                 if alone { Expects::Alone } else { Expects::Nothing }
             }
             // One that was not done with others goes by itself, so that its answer says why.

@@ -122,8 +122,10 @@ impl<H: Hold> Step<'_, H> {
     /// Plans the next knock, as there is no room in the queue.
     pub(super) fn knock_later(&mut self) {
         let knocks = self.full.map_or(0, |full| full.knocks);
+        // Clients that came together should not knock together: their sessions are random numbers.
+        let digits = self.head().map_or(0, |head| head.entry.bytes().map(u32::from).sum());
         self.full = Some(Full {
-            knock_at: self.context.now + LONGEST_PAUSE,
+            knock_at: self.context.now + LONGEST_PAUSE - LONGEST_PAUSE / 4 * (digits % 256) / 256,
             knocks: knocks + 1,
         });
     }
@@ -132,12 +134,11 @@ impl<H: Hold> Step<'_, H> {
 impl Expiry {
     /// Plans the question of a waiter at this queue position; `None` while the server's clock is not known.
     pub(super) fn of(end: ServerTime, position: u64, context: &Context<'_>) -> Option<Self> {
-        let (least, most) = context.config.poll_interval;
         // Those further back ask in case those before them are dead.
-        let stagger = least.saturating_mul(u32::try_from(position).unwrap_or(u32::MAX));
-        let at = context.clock.after(end)? + stagger.min(most);
+        let stagger = PROMPT.saturating_mul(u32::try_from(position).unwrap_or(u32::MAX));
+        let at = context.clock.after(end)? + stagger.min(LONGEST_PAUSE);
         // Never at once: a new primary's clock can be behind the one by which the expiry was reckoned.
-        let at = at.max(context.now + least);
+        let at = at.max(context.now + PROMPT);
         Some(Self { end, at })
     }
 
@@ -236,6 +237,8 @@ pub fn poll_interval(config: &Config, position: u64, waited: Duration) -> Durati
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::{
         config::Settings,
@@ -243,7 +246,7 @@ mod tests {
         protocol::Waiter,
         waitlist::{
             clock::ServerClock,
-            fixtures::{MUTEX, NOW, holder, in_context, queued, state, waiter, waitlist},
+            fixtures::{MUTEX, NOW, holder, in_context, queued, state, task, waiter, waitlist},
             leaving::Leaving,
         },
     };
@@ -325,12 +328,12 @@ mod tests {
                 let expiry = Expiry::of(NOW.plus_millis(lasts), position, context).expect("the clock is known");
                 (expiry.at - context.now).as_millis()
             };
-            assert_eq!([0, 1, 3].map(|position| asks(1_000, position)), [1_001, 1_011, 1_031]);
+            assert_eq!([0, 1, 3].map(|position| asks(1_000, position)), [1_001, 1_021, 1_061]);
             assert_eq!(
                 [49, 50, u64::MAX].map(|position| asks(1_000, position)),
-                [1_491, 1_501, 1_501]
+                [1_981, 2_001, 2_001]
             );
-            assert_eq!([-1_000, 0, 9, 10].map(|lasts| asks(lasts, 0)), [10, 10, 10, 11]);
+            assert_eq!([-1_000, 0, 19, 20].map(|lasts| asks(lasts, 0)), [20, 20, 20, 21]);
             // A look puts the question off only if that lease ends later by now.
             let expiry = |end, at| Expiry {
                 end: NOW.plus_millis(end),
@@ -341,6 +344,40 @@ mod tests {
                 assert_eq!(seen.after(Some(before)), expiry(end, follows));
                 assert_eq!(seen.after(None), seen);
             }
+        });
+    }
+
+    /// However seldom it polls: a crash is noticed by the clock.
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_ends_is_asked_about_whatever_the_pause_of_who_polls() {
+        by_the_clock(|context| {
+            let mut config = context.config.clone();
+            config.poll_interval = (millis(10_000), millis(60_000));
+            let config = &config;
+            let expiry = Expiry::of(NOW.plus_millis(1_000), 3, &Context { config, ..*context });
+            assert_eq!(expiry.map(|expiry| expiry.at - context.now), Some(millis(1_061)));
+        });
+    }
+
+    /// Their first entries differ by their sessions alone.
+    #[tokio::test(start_paused = true)]
+    async fn clients_that_come_together_do_not_knock_together() {
+        in_context(|context| {
+            let pause = |session: u128| {
+                let mut waitlist = waitlist([task(1, MUTEX)]);
+                waitlist.waiting[0].entry = format!("{session:032x}-1");
+                waitlist.step(context).knock_later();
+                waitlist.full.unwrap().knock_at - context.now
+            };
+            // As random as sessions are.
+            let sessions = (1..=500).map(|number: u128| number.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835));
+            let pauses: BTreeSet<_> = sessions.map(pause).collect();
+            assert!(
+                pauses
+                    .iter()
+                    .all(|pause| *pause > millis(750) && *pause <= LONGEST_PAUSE)
+            );
+            assert!(pauses.len() > 150, "{}", pauses.len());
         });
     }
 

@@ -380,7 +380,7 @@ impl Session {
             };
             let granted = step.claimed(entry.clone(), &grant, &exchange);
             // News of its end may have come first.
-            doubted = overtaken.doubted;
+            doubted = overtaken.doubts(&name);
             if let Some((signal, at)) = overtaken.put_out {
                 line.signalled(&entry, signal, at, None, context);
             }

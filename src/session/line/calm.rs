@@ -9,7 +9,10 @@
 use tokio::time::Instant;
 
 use super::{Context, Line};
-use crate::waitlist::timing::{PROMPT, SHORT_HOLD};
+use crate::{
+    backoff::LONGEST_PAUSE,
+    waitlist::timing::{PROMPT, SHORT_HOLD},
+};
 
 impl Line {
     /// Returns until when the line expects no event, if its client has requested none since `begun`. The events are
@@ -26,7 +29,7 @@ impl Line {
         }
         // Those ahead can all leave at once: then the waiter is served so much later, which is less than where it only
         // looks at its queue position.
-        let most = context.config.claim_lease / 20;
+        let most = (context.config.claim_lease / 20).min(LONGEST_PAUSE / 4);
         match list.hand_overs(context.config) {
             Some((seen_at, hand_overs)) => seen_at + hand_overs.min(most),
             // The line is about to go.

@@ -58,10 +58,9 @@ pub(super) fn grant_as_fits(
         None => Bson::from("$$line"),
     };
     let unchanged = doc! { "holders": "$$holders", "token": at.value("token"), "queue": line, words: first };
-    let after = bind(
-        doc! { "first": next_token(at.value("token"), now) },
-        cond(doc! { "$eq": ["$$count", 0] }, unchanged, granted),
-    );
+    // Only for a grant: a counter to which nothing can be added must keep nobody from leaving.
+    let granted = bind(doc! { "first": next_token(at.value("token"), now) }, granted);
+    let after = cond(doc! { "$eq": ["$$count", 0] }, unchanged, granted);
     let counted = bind(doc! { "counted": counted }, "$$counted.count");
     bind(doc! { "line": queue }, bind(doc! { "count": counted }, after))
 }

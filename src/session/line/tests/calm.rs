@@ -31,11 +31,15 @@ fn millis(millis: u64) -> Duration {
 async fn a_waiter_asks_for_no_events_until_shortly_before_its_turn() {
     let now = Duration::ZERO;
     let for_others = |others, pace| calm(&mut behind(others, millis(pace)), now);
-    assert_eq!(for_others(30, 2), millis(45));
-    // The next one asks for every event.
-    assert_eq!((for_others(4, 2), for_others(0, 2)), (millis(6), now));
+    assert_eq!((for_others(30, 2), for_others(4, 2)), (millis(42), millis(3)));
+    // The next ones ask for every event.
+    assert_eq!([0, 1, 2].map(|others| for_others(others, 2)), [now; 3]);
     // For any length of the queue.
     assert_eq!((for_others(30, 40), for_others(30, 9_000)), (millis(250), millis(250)));
+    // With whatever claim lease.
+    let mut bench = behind(30, millis(40));
+    bench.config.claim_lease = MINUTE;
+    assert_eq!(calm(&mut bench, now), millis(250));
     // It counts from when the queue was seen, and no longer than from the last events.
     let mut bench = behind(30, millis(40));
     assert_eq!(calm(&mut bench, millis(100)), millis(150));
