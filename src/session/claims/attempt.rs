@@ -125,6 +125,7 @@ impl<'a> Attempts<'a> {
         if !(is_silent && error.is_unanswered()) {
             *self.failing = Some(error);
         }
+        self.claiming.filter.note_answer(false);
     }
 
     /// Claims, and goes on with the next document if one can't be claimed. Returns no document if none is free.
@@ -137,6 +138,7 @@ impl<'a> Attempts<'a> {
         };
         for passed in 1.. {
             let Round { claimed, passed_over } = self.round(how).await?;
+            filter.note_answer(true);
             let Some(why) = passed_over.filter(|_| claimed.is_empty()) else {
                 return Ok(claimed);
             };
