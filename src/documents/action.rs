@@ -218,7 +218,9 @@ impl<T: DeserializeOwned + Send + Sync + 'static, C: Count> Ask for Claim<T, C> 
             }
         };
         let claimed = attempt
-            .follow(claiming, |claimed| claimed.first().map(|(own, _)| own.hold().granted()))
+            .follow(claiming, |claimed| {
+                claimed.iter().map(|(own, _)| own.hold().granted()).collect()
+            })
             .await?;
         C::of(claimed).ok_or_else(|| held_by_somebody(name.clone()))
     }

@@ -55,7 +55,8 @@ use crate::{
 ///   one order: sorted by their bytes. Nor do they deadlock with mutexes that are acquired one at a time, or in the
 ///   same order. Not re-entrant: a task that already holds one of the names waits for itself.
 /// - A part that is lost while others are still awaited does not count as held: the parts after it in the order are
-///   released, and it is acquired again, within the same timeout.
+///   released, and it is acquired again, within the same timeout. A try does not begin anew: it fails as
+///   [`Unanswered`](AcquireError::Unanswered), as the part may be free.
 /// - Parts that are held already are renewed while the others are awaited.
 ///
 /// # Under contention
@@ -200,6 +201,10 @@ impl Parts {
         loop {
             // A part lost in the meantime must be acquired again, and no later part may be held then.
             if let Some(lost) = held.iter().position(|part| part.lost_reason().is_some()) {
+                if otherwise != Otherwise::Wait {
+                    // It may be free again. A try that began anew might never end.
+                    return Err(AcquireError::unanswered(&self.names[lost], timeout.unwrap_or_default()));
+                }
                 held.truncate(lost);
             }
             let Some(name) = self.names.get(held.len()) else {

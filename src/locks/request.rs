@@ -57,7 +57,7 @@ impl Share {
         let name = self.name.clone();
         let acquired = attempt
             .follow(self.send(options, otherwise), |held| {
-                held.as_ref().map(|held| held.hold().granted())
+                held.iter().map(|held| held.hold().granted()).collect()
             })
             .await?;
         acquired.ok_or_else(|| held_by_somebody(name.to_string()))

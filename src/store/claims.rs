@@ -43,6 +43,18 @@ pub(crate) struct Taken {
     pub(crate) refused: Vec<(Bson, ServerError)>,
     /// Why it is not known whether the other entries are in a document.
     pub(crate) failed: Option<ServerError>,
+    /// Why nothing was written: the other entries are in no document.
+    pub(crate) unsent: Option<ServerError>,
+}
+
+impl Taken {
+    /// Returns the outcome of a claim that failed before it wrote anything.
+    pub(crate) fn unsent(error: ServerError) -> Self {
+        Self {
+            unsent: Some(error),
+            ..Self::default()
+        }
+    }
 }
 
 /// A document of the user's own that was claimed.

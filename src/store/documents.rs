@@ -9,7 +9,7 @@ use mongodb::{
 };
 
 use super::{Among, ElementUpdate, LONG_READ_WITHIN, Outlook, Store, Taken, Wanted};
-use crate::protocol::Operation;
+use crate::{protocol::Operation, telemetry};
 
 impl Store {
     /// Locks wanted documents that are free, one by each of these operations at most. The server gives up after
@@ -27,6 +27,11 @@ impl Store {
             |store| store.claim(wanted, among, operations),
         )
         .await
+        .inspect(|taken| {
+            for error in [&taken.failed, &taken.unsent].into_iter().flatten() {
+                telemetry::operation_failed("claim", None, error);
+            }
+        })
     }
 
     /// Returns the `_id` of a document that a claim would take next, which may be the one at which it failed.
@@ -37,7 +42,11 @@ impl Store {
             // In memory nothing refuses to be claimed.
             |_| Ok(Vec::new()),
         );
-        Ok(found.await?.pop())
+        match found.await?.pop() {
+            // One without an `_id` that can be read can't be named.
+            Some(None) => Err(ServerError::overdue()),
+            found => Ok(found.flatten()),
+        }
     }
 
     /// Looks at the wanted documents, none of which is free; those in `passed` count as unfit.

@@ -96,16 +96,16 @@ impl Attempt {
         }
     }
 
-    /// Runs the acquire in its span, and reports how it ended; `granted` finds the lock in its result.
+    /// Runs the acquire in its span, and reports how it ended; `granted` finds the locks in its result.
     pub(crate) async fn follow<T>(
         mut self,
         acquiring: impl Future<Output = Result<T, AcquireError>>,
-        granted: impl FnOnce(&T) -> Option<Granted<'_>>,
+        granted: impl FnOnce(&T) -> Vec<Granted<'_>>,
     ) -> Result<T, AcquireError> {
         let acquired = in_span(&self.span, acquiring).await;
         match acquired.as_ref().map(granted) {
-            Ok(Some(granted)) => self.granted(granted),
-            Ok(None) => self.came_to_nothing("busy"),
+            Ok(granted) if granted.is_empty() => self.came_to_nothing("busy"),
+            Ok(granted) => self.granted(&granted),
             Err(error @ (AcquireError::Timeout { .. } | AcquireError::Unanswered { .. })) => {
                 self.timed_out(outcome(error))
             }
@@ -114,31 +114,29 @@ impl Attempt {
         acquired
     }
 
-    fn granted(&mut self, granted: Granted<'_>) {
-        let Granted {
-            lock,
-            kind,
-            token,
-            how,
-            label,
-        } = granted;
-        let (kind, token, how) = (kind.as_str(), token.as_i64(), how.as_str());
-        // A claim knows it only now.
-        let waited = self.end("granted", label);
+    /// The span of a claim of many has the first of its documents; each of them is told and counted.
+    fn granted(&mut self, granted: &[Granted<'_>]) {
+        let Some(first) = granted.first() else { return };
+        let waited_ms = millis(self.end("granted", first.label));
         let names_itself = self.lock.is_none();
         self.tell(|span| {
+            // A claim knows it only now.
             if names_itself {
-                span.record("lock", lock);
+                span.record("lock", first.lock);
             }
-            span.record("how", how).record("token", token);
+            span.record("how", first.how.as_str())
+                .record("token", first.token.as_i64());
         });
-        self.tell_in_span(|| {
-            let waited_ms = millis(waited);
-            debug!(name: "watchlock.granted", target: TARGET, lock, kind, token, how, waited_ms, "lock granted");
-        });
-        meters::count(&meters::GRANTS, 1, &[kind, how], label);
-        if how != How::Reentered.as_str() {
-            meters::change(&meters::HELD, 1.0, &[kind], label);
+        for granted in granted {
+            let Granted { lock, label, .. } = *granted;
+            let (kind, token, how) = (granted.kind.as_str(), granted.token.as_i64(), granted.how.as_str());
+            self.tell_in_span(|| {
+                debug!(name: "watchlock.granted", target: TARGET, lock, kind, token, how, waited_ms, "lock granted");
+            });
+            meters::count(&meters::GRANTS, 1, &[kind, how], label);
+            if how != How::Reentered.as_str() {
+                meters::change(&meters::HELD, 1.0, &[kind], label);
+            }
         }
     }
 

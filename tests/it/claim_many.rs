@@ -3,7 +3,10 @@
 use std::{collections::BTreeSet, sync::Mutex};
 
 use futures::future::join_all;
-use mongodb::bson::{Bson, Document, doc};
+use mongodb::{
+    Database,
+    bson::{Bson, Document, RawDocumentBuf, doc},
+};
 use serde::Deserialize;
 use watchlock::{
     Held, Released,
@@ -200,6 +203,32 @@ async fn a_refused_document_costs_its_batch_one_round() {
     }
 }
 
+/// The `?` of the document stands for a byte that no text has.
+async fn insert_bad(database: &Database, document: Document) {
+    let mut bytes = Vec::new();
+    let insert = doc! { "insert": "events", "documents": [document] };
+    insert.to_writer(&mut bytes).unwrap();
+    let at = bytes.iter().position(|byte| *byte == b'?').unwrap();
+    bytes[at] = 0xff;
+    let inserted = database.run_raw_command(RawDocumentBuf::from_bytes(bytes).unwrap());
+    assert_eq!(inserted.await.unwrap().get_i32("n"), Ok(1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_that_cannot_be_read_holds_up_no_others() {
+    for bad in [doc! { "_id": "?", "n": 1 }, doc! { "_id": -1, "n": 1, "text": "?" }] {
+        let ground = Ground::replica_set("claim_many_unreadable").await;
+        let scene = Scene::on(ground.clone()).await;
+        insert_bad(&ground.driver().await.database(&ground.database), bad).await;
+        insert(&scene, 4).await;
+        // It is not told by an error while others can be claimed.
+        let claimed = within(PATIENCE, "the others", scene.locks().0.claim_many(doc! { "n": 1 }, 8));
+        let mut ids = ids(&claimed.await.unwrap());
+        ids.sort_unstable();
+        assert_eq!(ids, [0, 1, 2, 3]);
+    }
+}
+
 #[derive(Debug, Deserialize)]
 struct Job {
     size: i32,
@@ -259,7 +288,8 @@ async fn many_are_claimed_by_conditions_that_only_finds_have() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_of_many_whose_answer_is_lost_is_taken_back() {
     let (cluster, _turn) = faulty().await;
-    for command in ["update", "find"] {
+    // A refusal says nothing of the statement before it.
+    for (command, code) in [("update", 64), ("find", 202), ("find", 1)] {
         let ground = Ground::on(cluster, "claim_many_lost").by_name();
         let name = ground.database.clone();
         let scene = Scene::on(ground).await;
@@ -268,8 +298,8 @@ async fn a_claim_of_many_whose_answer_is_lost_is_taken_back() {
         drop(claim(&a, 1).await.unwrap());
         eventually(SOON * 5, "it is free", async || are_held(&scene).await == 0).await;
         let fault = match command {
-            "update" => doc! { "writeConcernError": { "code": 64, "errmsg": "timed out" } },
-            _ => doc! { "errorCode": 202 },
+            "update" => doc! { "writeConcernError": { "code": code, "errmsg": "timed out" } },
+            _ => doc! { "errorCode": code },
         };
         let mut data = doc! { "failCommands": [command], "appName": &name };
         data.extend(fault);
@@ -283,9 +313,11 @@ async fn a_claim_of_many_whose_answer_is_lost_is_taken_back() {
         let claimed = claim(&a, 4).await;
         assert!(matches!(claimed, Err(AcquireError::Server(_))), "{claimed:?}");
         fault.off().await.unwrap();
-        eventually(SOON * 5, &format!("free again after a lost {command}"), async || {
-            are_held(&scene).await == 0
-        })
+        eventually(
+            SOON * 5,
+            &format!("free again after a lost {command} ({code})"),
+            async || are_held(&scene).await == 0,
+        )
         .await;
         assert_eq!(claim(&b, 4).await.unwrap().unwrap().len(), 4);
     }

@@ -15,7 +15,12 @@ use mongodb::{
     options::ClientOptions,
 };
 use serde::Deserialize;
-use watchlock::{LockClient, LostReason, documents::DocumentLocks, errors::AcquireError};
+use watchlock::{
+    LockClient, LostReason,
+    documents::DocumentLocks,
+    errors::AcquireError,
+    testing::{InMemory, MemoryCollection},
+};
 
 use crate::{
     documents::Scene,
@@ -889,4 +894,19 @@ async fn the_entry_of_a_last_attempt_whose_answer_was_lost_is_taken_out() {
     })
     .await;
     assert_eq!(dead(&scene, 1).await, [1]);
+}
+
+/// A task that waits behind another has no answer of its own.
+#[tokio::test(start_paused = true)]
+async fn a_claim_behind_one_without_an_answer_says_that_nobody_answered() {
+    for outage in [true, false] {
+        let (memory, collection) = (InMemory::new(), MemoryCollection::new());
+        let events = memory.client().documents_in_memory::<Document>(&collection);
+        memory.set_outage(outage);
+        let first = spawn(events.claim(doc! {}));
+        tokio::time::sleep(SOON).await;
+        let behind = events.claim(doc! {}).timeout(SOON).await.unwrap_err();
+        assert_eq!(matches!(behind, AcquireError::Unanswered { .. }), outage, "{behind:?}");
+        first.abort();
+    }
 }

@@ -279,6 +279,24 @@ async fn a_handle_with_a_lost_part_is_never_returned() {
     assert!(handle.token_of("x").unwrap() > before);
 }
 
+/// One that asked for it anew might never end.
+#[tokio::test(start_paused = true)]
+async fn a_try_that_loses_a_part_on_the_way_ends() {
+    let memory = InMemory::new();
+    let (a, b) = (memory.client(), memory.client());
+    let mut trying = std::pin::pin!(a.multi(["x", "y"]).try_acquire());
+    assert!(futures::poll!(&mut trying).is_pending());
+    eventually(SOON, "the first part", async || !is_vacant(&b, "x").await).await;
+    assert!(futures::poll!(&mut trying).is_pending());
+    b.break_lock("x").await.unwrap();
+    tokio::time::sleep(SOON).await;
+    let tried = trying.await;
+    assert!(
+        matches!(&tried, Err(AcquireError::Unanswered { name, .. }) if name == "x"),
+        "{tried:?}"
+    );
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn who_gives_up_at_any_stage_leaves_nothing_behind() {
     const NAMES: [&str; 3] = ["x", "y", "z"];

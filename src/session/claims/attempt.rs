@@ -72,7 +72,12 @@ async fn claim_one_by_one(
         let Some(candidate) = candidate else {
             return Ok(Taken::default());
         };
-        match store.claim(wanted, Among::Only(&candidate), operation, within).await {
+        // Nobody waits for a write that begins later.
+        let left = within.saturating_sub(begun.elapsed());
+        if left.is_zero() {
+            break;
+        }
+        match store.claim(wanted, Among::Only(&candidate), operation, left).await {
             // Only one that is refused by itself is passed over.
             Err(error) if error.may_concern_document() => {
                 return Ok(Taken {
@@ -85,7 +90,7 @@ async fn claim_one_by_one(
         }
     }
     // As if the server had taken too long: the claim is tried again.
-    Err(ServerError::overdue())
+    Ok(Taken::unsent(ServerError::overdue()))
 }
 
 /// A claim, and the outcome of its attempts so far.
@@ -125,6 +130,7 @@ impl<'a> Attempts<'a> {
         if !(is_silent && error.is_unanswered()) {
             *self.failing = Some(error);
         }
+        self.claiming.filter.note_answer(false);
     }
 
     /// Claims, and goes on with the next document if one can't be claimed. Returns no document if none is free.
@@ -137,6 +143,7 @@ impl<'a> Attempts<'a> {
         };
         for passed in 1.. {
             let Round { claimed, passed_over } = self.round(how).await?;
+            filter.note_answer(true);
             let Some(why) = passed_over.filter(|_| claimed.is_empty()) else {
                 return Ok(claimed);
             };
@@ -235,7 +242,8 @@ impl Session {
             Ok(answer) => (answer, None),
             Err(adrift) => (Err(ServerError::unanswered(limit.patience())), Some(adrift)),
         };
-        if answer.as_ref().map_or_else(ServerError::ran_out_of_time, |_| true) {
+        let error = answer.as_ref().map_or_else(Some, |taken| taken.unsent.as_ref());
+        if error.is_none_or(ServerError::ran_out_of_time) {
             // Where it ran out of time, such claims take longer than that.
             filter.took(sent.elapsed());
         }
@@ -314,7 +322,7 @@ impl Session {
 
     /// Carries out what an answer demands.
     fn outcome(self: &Arc<Self>, taken: Taken, filter: &Filter, asked: (Lease, How)) -> Result<Round, ServerError> {
-        let (mut round, mut failed) = (Round::default(), taken.failed);
+        let (mut round, mut failed) = (Round::default(), taken.failed.or(taken.unsent));
         for (document, error) in taken.refused {
             self.note_unclaimable(document, Arc::new(error.clone()), true);
             round.passed_over = Some(error);

@@ -37,8 +37,8 @@ impl Session {
                 Err(error) if error.is_final() => return Err(error.into()),
                 Err(error) => attempts.note(error),
             }
-        } else {
-            // The task that has the turn was answered.
+        } else if filter.is_answered() {
+            // That of the task that has the turn.
             *attempts.failing = None;
         }
         let _turn = filter.turn.lock().await;
@@ -68,7 +68,7 @@ impl Session {
         *attempts.failing = None;
         // The claim was answered; the scan is only for documents that may hold up all claims.
         let filter = &attempts.claiming.filter;
-        if let Some(scanning) = filter.begin_scan()
+        if let Some(scanning) = filter.begin_scan(false)
             && let Ok(outlook) = self.scan(filter, scanning).await
         {
             self.some_are_claimable(&outlook, true).await?;
@@ -99,7 +99,7 @@ impl Session {
                     backoff = Backoff::default();
                     let soonest = filter.tried_in_vain(began);
                     let polled = Instant::now() + timing::poll_interval(&self.config, 0, since.elapsed());
-                    let scan = filter.begin_scan();
+                    let scan = filter.begin_scan(true);
                     let is_old = scan.is_none();
                     if let Some(scanning) = scan {
                         match self.scan(&filter, scanning).await {

@@ -50,11 +50,15 @@ struct Pace {
     tried: Backoff,
     try_at: Instant,
     scan_at: Instant,
+    /// When the rest after the last scan ends.
+    rested_at: Instant,
     is_being_scanned: bool,
     /// The pauses after scans that failed one after the other.
     failing: Backoff,
     /// When the first lease ends, as the last scan saw it.
     free_at: Option<Instant>,
+    /// Whether the last claim was answered.
+    is_answered: bool,
 }
 
 impl Filter {
@@ -65,9 +69,11 @@ impl Filter {
             tried: TRIED,
             try_at: now,
             scan_at: now,
+            rested_at: now,
             is_being_scanned: false,
             failing: Backoff::default(),
             free_at: None,
+            is_answered: false,
         };
         Self {
             wanted,
@@ -79,6 +85,15 @@ impl Filter {
 
     fn pace(&self) -> MutexGuard<'_, Pace> {
         self.pace.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes whether the server answered a claim.
+    pub(super) fn note_answer(&self, is_answered: bool) {
+        self.pace().is_answered = is_answered;
+    }
+
+    pub(super) fn is_answered(&self) -> bool {
+        self.pace().is_answered
     }
 
     /// Returns how long the server recently took for a claim.
@@ -110,14 +125,17 @@ impl Filter {
         let free_at = pace.free_at.filter(|free_at| *free_at > Instant::now());
         match free_at {
             Some(free_at) if !is_old => free_at,
-            _ => free_at.into_iter().fold(pace.scan_at.max(polled), Instant::min),
+            _ => free_at
+                .into_iter()
+                .fold(pace.scan_at.max(pace.rested_at).max(polled), Instant::min),
         }
     }
 
-    /// Begins a scan, if one is due and none is under way.
-    pub(super) fn begin_scan(&self) -> Option<Scanning<'_>> {
+    /// Begins a scan, if one is due and none is under way. A claim that waits `rests` between its scans, as it would
+    /// make one after every event where some document can't be claimed.
+    pub(super) fn begin_scan(&self, rests: bool) -> Option<Scanning<'_>> {
         let (began, mut pace) = (Instant::now(), self.pace());
-        if pace.is_being_scanned || began < pace.scan_at {
+        if pace.is_being_scanned || began < pace.scan_at || (rests && began < pace.rested_at) {
             return None;
         }
         pace.is_being_scanned = true;
@@ -165,7 +183,7 @@ impl Drop for Scanning<'_> {
             pace.failing = Backoff::default();
         }
         let pause = match self.ended {
-            // It is made again for each claim as long as it finds some.
+            // It is made again for each try as long as it finds some.
             Scanned::Answered { found_unfit: true, .. } => Duration::ZERO,
             Scanned::Answered { .. } => rest.max(SCANNED_EVERY),
             // One that failed, or that nobody waits for any more, may keep the server as busy.
@@ -176,6 +194,10 @@ impl Drop for Scanning<'_> {
             pace.free_at = Some(free_at);
         }
         pace.scan_at = now + pause;
+        pace.rested_at = match self.ended {
+            Scanned::FoundNoServer => now,
+            _ => now + rest,
+        };
     }
 }
 
@@ -242,13 +264,13 @@ mod tests {
 
     /// Ends a scan in this way, and returns how long the filter rests after it.
     async fn rest(filter: &Filter, takes: Duration, ended: Scanned) -> Duration {
-        let mut scanning = filter.begin_scan().unwrap();
+        let mut scanning = filter.begin_scan(false).unwrap();
         advance(takes).await;
         scanning.ended = ended;
         drop(scanning);
         let rest = filter.pace().scan_at - Instant::now();
         if rest > Duration::ZERO {
-            assert!(filter.begin_scan().is_none());
+            assert!(filter.begin_scan(false).is_none());
         }
         advance(rest).await;
         rest
@@ -279,6 +301,12 @@ mod tests {
             Duration::ZERO,
             "it found some"
         );
+        assert!(
+            filter.begin_scan(true).is_none(),
+            "a claim that waits rests all the same"
+        );
+        advance(millis(2_000)).await;
+        filter.begin_scan(true).unwrap().ended = answered(true);
         assert_eq!(
             rest(&filter, millis(1), Scanned::GivenUp).await,
             millis(50),
@@ -299,9 +327,9 @@ mod tests {
                 true,
             ),
         ] {
-            filter.begin_scan().unwrap().ended = ended;
+            filter.begin_scan(false).unwrap().ended = ended;
             filter.ask_for_scan();
-            assert_eq!(filter.begin_scan().is_some(), is_due);
+            assert_eq!(filter.begin_scan(false).is_some(), is_due);
             advance(millis(1_000)).await;
         }
     }
@@ -309,12 +337,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_scan_that_is_under_way_is_one_for_all_claims() {
         let filter = Filter::new(wanting(1));
-        let scanning = filter.begin_scan().unwrap();
+        let scanning = filter.begin_scan(false).unwrap();
         advance(millis(10_000)).await;
-        assert!(filter.begin_scan().is_none());
+        assert!(filter.begin_scan(false).is_none());
         drop(scanning);
         advance(millis(40_000)).await;
-        assert!(filter.begin_scan().is_some());
+        assert!(filter.begin_scan(false).is_some());
     }
 
     #[tokio::test(start_paused = true)]
@@ -323,7 +351,7 @@ mod tests {
         let (now, polled) = (Instant::now(), Instant::now() + millis(20));
         assert_eq!(filter.again_at(true, polled), polled);
         let free_at = now + millis(5_000);
-        filter.begin_scan().unwrap().ended = Scanned::Answered {
+        filter.begin_scan(false).unwrap().ended = Scanned::Answered {
             found_unfit: false,
             free_at,
         };

@@ -31,10 +31,12 @@ impl MemoryStore {
     ) -> Result<Taken, ServerError> {
         let mut taken = Taken::default();
         for operation in operations {
-            let Some(claimed) = self.claim_one(wanted, among, operation)? else {
-                break;
-            };
-            taken.claimed.push(claimed);
+            match self.claim_one(wanted, among, operation) {
+                Ok(Some(claimed)) => taken.claimed.push(claimed),
+                // What was claimed before is told; the next claim meets the error first.
+                Err(error) if taken.claimed.is_empty() => return Err(error),
+                Ok(None) | Err(_) => break,
+            }
         }
         Ok(taken)
     }

@@ -5,6 +5,7 @@ use std::{collections::HashMap, time::Duration};
 use futures::TryStreamExt;
 use mongodb::{
     bson::{Bson, Document, doc},
+    error::Error,
     options::{ReadConcern, ReadPreference, ReturnDocument, SelectionCriteria},
 };
 use tokio::time::Instant;
@@ -18,8 +19,17 @@ use crate::{
         document::{ID_MOST, size_of_id, whole},
         pipeline,
     },
-    store::{Among, Claimed, Outlook, Taken, Wanted},
+    store::{Among, Claimed, LogTime, Outlook, Taken, Wanted},
 };
+
+/// Shortest limit of time: the server takes one of no whole millisecond for none.
+const SHORTEST: Duration = Duration::from_millis(1);
+
+/// Returns the error of a command that follows a write of the same claim: whatever it is, the write may have been done.
+fn after_write(error: Error) -> ServerError {
+    let error = ServerError::from(error);
+    if error.is_final() { ServerError::unsaid() } else { error }
+}
 
 impl MongoStore {
     /// Locks wanted documents that are free, one by each of these operations.
@@ -52,7 +62,7 @@ impl MongoStore {
                 pipeline::claim(at, operation, wanted.attempts_most.is_some(), &now()),
             )
             .return_document(ReturnDocument::After)
-            .max_time(within);
+            .max_time(within.max(SHORTEST));
         let claiming = match &wanted.sort {
             Some(sort) => claiming.sort(sort.clone()),
             None => claiming,
@@ -80,11 +90,24 @@ impl MongoStore {
         let begun = Instant::now();
         while begun.elapsed() < within {
             let left = within.saturating_sub(begun.elapsed());
-            let candidates = self.candidates(wanted, among, operations.len(), left).await?;
-            if candidates.is_empty() {
+            let found = match self.candidates(wanted, among, operations.len(), left).await {
+                Ok(found) => found,
+                Err(error) => return Ok(Taken::unsent(error)),
+            };
+            // Nobody waits for a write that begins later.
+            if begun.elapsed() >= within {
+                break;
+            }
+            let are_none = found.is_empty();
+            let candidates: Vec<Bson> = found.into_iter().flatten().collect();
+            if are_none {
                 return Ok(Taken::default());
             }
             let left = within.saturating_sub(begun.elapsed());
+            if candidates.is_empty() {
+                // It needs no `_id`, and its error is that of a claim of one.
+                return self.claim_one(wanted, among, &operations[0], left).await;
+            }
             let taken = self.claim_these(wanted, &candidates, operations, left).await?;
             // Otherwise others were faster, of those who want the same.
             if !taken.claimed.is_empty() || !taken.refused.is_empty() || taken.failed.is_some() {
@@ -92,7 +115,7 @@ impl MongoStore {
             }
         }
         // As if the server had taken too long: the claim is tried again.
-        Err(ServerError::overdue())
+        Ok(Taken::unsent(ServerError::overdue()))
     }
 
     async fn claim_these(
@@ -120,7 +143,13 @@ impl MongoStore {
         }
         if taken.failed.take_if(|error| error.may_concern_document()).is_some() {
             let each = asked.iter().map(|one| self.claiming(wanted, std::slice::from_ref(one)));
-            let updated = self.update(each.collect(), left()).await?;
+            let updated = match self.update(each.collect(), left()).await {
+                Ok(updated) => updated,
+                Err(error) => {
+                    taken.failed = Some(after_write(error));
+                    return Ok(taken);
+                }
+            };
             logged_by = updated.logged_by;
             written += updated.modified;
             for (position, error) in updated.refused {
@@ -130,24 +159,11 @@ impl MongoStore {
                 }
             }
         }
-        let mut concern = doc! { "level": "majority" };
-        concern.extend(logged_by.map(|written| ("afterClusterTime".to_owned(), Bson::from(written))));
-        let find = doc! {
-            "find": self.collection.name(),
-            "filter": { "_id": { "$in": candidates } },
-            "readConcern": concern,
-            "maxTimeMS": limit(left()),
-        };
-        let primary = SelectionCriteria::ReadPreference(ReadPreference::Primary);
-        let finding = self.database.run_cursor_command(find).selection_criteria(primary);
-        let mut cursor = finding.await?;
-        let mut found = HashMap::new();
-        while cursor.advance().await? {
-            match Document::try_from(cursor.current()) {
-                Ok(document) => drop(found.insert(self.name_in(&document), document)),
-                Err(error) => taken.failed = Some(ServerError::from(mongodb::error::Error::custom(error))),
-            }
-        }
+        let reading = self.read_claimed(candidates, logged_by, left(), &mut taken).await;
+        let mut found = reading.unwrap_or_else(|error| {
+            taken.failed = Some(after_write(error));
+            HashMap::new()
+        });
         for (id, operation) in asked {
             let name = self.layout.document(id).unwrap_or_default();
             // One that has no lock was never claimed.
@@ -167,6 +183,42 @@ impl MongoStore {
                 Ok(taken)
             }
         }
+    }
+
+    /// Reads these documents by their names, after a write that was in the server's log by then. One that can't be read
+    /// may have been claimed, and would be in the way of the next claim: it is noted as failed, and as refused.
+    async fn read_claimed(
+        &self,
+        candidates: &[Bson],
+        logged_by: Option<LogTime>,
+        within: Duration,
+        taken: &mut Taken,
+    ) -> Result<HashMap<String, Document>, Error> {
+        let mut concern = doc! { "level": "majority" };
+        concern.extend(logged_by.map(|written| ("afterClusterTime".to_owned(), Bson::from(written))));
+        let find = doc! {
+            "find": self.collection.name(),
+            "filter": { "_id": { "$in": candidates } },
+            "readConcern": concern,
+            "maxTimeMS": limit(within),
+        };
+        let primary = SelectionCriteria::ReadPreference(ReadPreference::Primary);
+        let finding = self.database.run_cursor_command(find).selection_criteria(primary);
+        let mut cursor = finding.await?;
+        let mut found = HashMap::new();
+        while cursor.advance().await? {
+            let raw = cursor.current();
+            match Document::try_from(raw) {
+                Ok(document) => drop(found.insert(self.name_in(&document), document)),
+                Err(error) => {
+                    let error = ServerError::from(Error::custom(error));
+                    let id = lossy::read_exactly(raw, "_id");
+                    taken.refused.extend(id.map(|id| (id, error.clone())));
+                    taken.failed = Some(error);
+                }
+            }
+        }
+        Ok(found)
     }
 
     /// Returns the statement that claims these documents, as far as they are still free.
@@ -200,14 +252,15 @@ impl MongoStore {
         id.and_then(|id| self.layout.document(id)).unwrap_or_default()
     }
 
-    /// Returns the `_id`s of the first documents that a claim may take, so many at most.
+    /// Returns the `_id`s of the first documents that a claim may take, so many at most; `None` for one that can't be
+    /// read.
     pub(in crate::store) async fn candidates(
         &self,
         wanted: &Wanted,
         among: Among<'_>,
         most: usize,
         within: Duration,
-    ) -> Result<Vec<Bson>, ServerError> {
+    ) -> Result<Vec<Option<Bson>>, ServerError> {
         let find = self.collection.find(wanted.free(self.layout.base(), among));
         let find = match &wanted.sort {
             Some(sort) => find.sort(sort.clone()),
@@ -216,9 +269,12 @@ impl MongoStore {
         let find = find
             .projection(doc! { "_id": 1 })
             .limit(i64::try_from(most).unwrap_or(i64::MAX));
-        let found = find.read_concern(ReadConcern::local()).max_time(within).await?;
-        let found: Vec<Document> = found.try_collect().await?;
-        Ok(found.into_iter().filter_map(|mut found| found.remove("_id")).collect())
+        let find = find.read_concern(ReadConcern::local()).max_time(within.max(SHORTEST));
+        let (mut cursor, mut found) = (find.await?, Vec::new());
+        while cursor.advance().await? {
+            found.push(lossy::read_exactly(cursor.current(), "_id"));
+        }
+        Ok(found)
     }
 
     pub(in crate::store) async fn outlook(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, ServerError> {

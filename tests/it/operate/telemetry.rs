@@ -261,6 +261,28 @@ async fn a_hand_over_tells_how_it_came() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn each_document_of_a_claim_of_many_is_told() {
+    let (ear, _listening) = Ear::listen();
+    let collection = MemoryCollection::new();
+    for id in 0..3 {
+        collection.insert_one(doc! { "_id": id }).await.unwrap();
+    }
+    let events = LockClient::in_memory().documents_in_memory::<Document>(&collection);
+    for held in events.claim_many(doc! {}, 3).await.unwrap() {
+        held.release().await.unwrap();
+    }
+    let locks = |name| {
+        let mut locks: Vec<_> = ear.all(name).iter().map(|told| told.field("lock").to_owned()).collect();
+        locks.sort_unstable();
+        locks
+    };
+    assert_eq!(locks("watchlock.granted"), ["0", "1", "2"]);
+    assert_eq!(locks("watchlock.released"), ["0", "1", "2"]);
+    ear.only("watchlock.acquire");
+    ear.assert_documented();
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_hold_that_is_entered_again_is_granted_to_each_and_released_once() {
     let (ear, _listening) = Ear::listen();
     let locks = LockClient::in_memory();

@@ -264,6 +264,24 @@ async fn a_document_that_another_claimed_first_is_not_the_last_one() {
     assert_eq!(claimed.await.iter().sum::<usize>(), COUNT);
 }
 
+/// Only what may have been written is searched for: there is no room for more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_of_many_that_wrote_nothing_leaves_no_orphans() {
+    let (store, _) = on_a_server("unsent", 2).await;
+    let config = Settings::default().validate().unwrap();
+    let session = Session::of("0123456789abcdef".into(), config, store, None, WakeMode::ChangeStream);
+    // The time is over while it looks for documents.
+    let wanted = Wanted {
+        filter: doc! { "$where": "sleep(200) || true" },
+        ..everything()
+    };
+    let operations =
+        [(); 2].map(|()| session.operation_of_claim(session.ids.claim(), session.config.owner(None), lease(&session)));
+    let claiming = claim_next(&session.store, &wanted, &[], &operations, Duration::from_millis(20));
+    let taken = claiming.await.unwrap();
+    assert!(taken.unsent.is_some_and(|error| error.ran_out_of_time()) && taken.failed.is_none());
+}
+
 #[tokio::test]
 async fn documents_whose_long_ids_begin_alike_are_passed_over_each_by_itself() {
     let scene = Scene::new().await;
