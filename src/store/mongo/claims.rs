@@ -94,15 +94,14 @@ impl MongoStore {
                 Ok(found) => found,
                 Err(error) => return Ok(Taken::unsent(error)),
             };
+            if found.is_empty() {
+                return Ok(Taken::default());
+            }
             // Nobody waits for a write that begins later.
             if begun.elapsed() >= within {
                 break;
             }
-            let are_none = found.is_empty();
             let candidates: Vec<Bson> = found.into_iter().flatten().collect();
-            if are_none {
-                return Ok(Taken::default());
-            }
             let left = within.saturating_sub(begun.elapsed());
             if candidates.is_empty() {
                 // It needs no `_id`, and its error is that of a claim of one.
