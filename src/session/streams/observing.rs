@@ -94,9 +94,8 @@ impl Drop for Ending {
     }
 }
 
-/// Runs until the session ends.
-async fn run(session: Weak<Session>, ended: CancellationToken) {
-    let ending = Ending(session);
+/// Runs until the session ends. A task that was never run drops its arguments, and so ends the observers too.
+async fn run(ending: Ending, ended: CancellationToken) {
     tokio::select! {
         biased;
         () = ended.cancelled() => {}

@@ -108,9 +108,12 @@ impl Subscription {
         }
     }
 
-    /// Goes on with what is to be watched by now, after the last event of the stream so far.
+    /// Goes on with what is to be watched by now, after the last event of the stream so far. What came with the opening
+    /// is told first: otherwise needs that change with each opening would keep all events back.
     pub(in crate::session) fn turn(&mut self) {
-        if let Phase::Open { stream, .. } = &self.phase {
+        if let Phase::Open { stream, .. } = &self.phase
+            && !stream.has_untold()
+        {
             self.resume = stream.resume_at();
             self.is_turned = self.resume.is_some();
             self.close();
