@@ -500,6 +500,11 @@ impl Stream {
         }
     }
 
+    /// Whether events came with the opening, and have not been told yet.
+    pub(crate) fn has_untold(&self) -> bool {
+        matches!(self, Self::Mongo(stream) if stream.has_untold())
+    }
+
     /// Returns the position after the last batch, from which the stream can be resumed.
     pub(crate) fn resume_at(&self) -> Option<ResumeAt> {
         match self {

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    ops::Bound,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll},
 };
@@ -29,12 +30,25 @@ struct Content {
     queue: VecDeque<(String, Seen)>,
     /// The last state of each lock, of those that came while the queue was full.
     later: BTreeMap<String, Seen>,
+    /// The name that was taken last of these. They are taken in turn, so that none that is written often keeps back
+    /// others.
+    last: String,
     end: Option<End>,
 }
 
 /// The end of all states: without a reason, or with one that has not been taken yet.
 #[derive(Debug)]
 struct End(Option<ServerError>);
+
+impl Content {
+    fn take_later(&mut self) -> Option<(String, Seen)> {
+        let after = (Bound::Excluded(self.last.as_str()), Bound::Unbounded);
+        let next = self.later.range::<str, _>(after).next();
+        let name = next.or_else(|| self.later.first_key_value())?.0.clone();
+        self.last.clone_from(&name);
+        self.later.remove_entry(&name)
+    }
+}
 
 impl Inbox {
     pub(super) fn put(&self, name: &str, seen: &Seen) {
@@ -59,8 +73,7 @@ impl Inbox {
     pub(super) fn poll(&self, context: &mut Context<'_>) -> Poll<Option<Result<(String, Seen), ServerError>>> {
         self.taker.register(context.waker());
         let mut content = self.content();
-        let next = content.queue.pop_front();
-        if let Some(next) = next.or_else(|| content.later.pop_first()) {
+        if let Some(next) = content.queue.pop_front().or_else(|| content.take_later()) {
             return Poll::Ready(Some(Ok(next)));
         }
         match &mut content.end {
@@ -111,5 +124,20 @@ mod tests {
         assert_eq!(taken, expected);
         // The reason was taken.
         assert!(matches!(take(), Some(None)));
+    }
+
+    #[test]
+    fn a_lock_that_is_written_without_end_keeps_back_no_other() {
+        let inbox = Inbox::default();
+        let take = || poll_fn(|context| inbox.poll(context)).now_or_never();
+        for token in 0..100 {
+            inbox.put("a", &state(token));
+        }
+        inbox.put("z", &state(1));
+        let taken = (100..200).find_map(|token| {
+            inbox.put("a", &state(token));
+            take().flatten()?.ok().filter(|(name, _)| name == "z")
+        });
+        assert!(taken.is_some());
     }
 }

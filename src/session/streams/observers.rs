@@ -200,7 +200,7 @@ impl Observers {
 }
 
 impl Register {
-    fn has_all(&self) -> bool {
+    pub(super) fn has_all(&self) -> bool {
         !(self.of_all.is_empty() && self.joining.is_empty())
     }
 

@@ -105,7 +105,7 @@ async fn run(ending: Ending, ended: CancellationToken) {
 
 /// Reads what is to be read; ends with `None` when the session is gone.
 async fn observe(weak: &Weak<Session>) -> Option<()> {
-    let pause = weak.upgrade()?.config.poll_interval.1;
+    let (least, pause) = weak.upgrade()?.config.poll_interval;
     let backoff = Backoff::between(pause, LONGEST_PAUSE.max(pause));
     let mut failing = backoff;
     // After a failure nothing is read for a while, whatever the stream reports.
@@ -130,7 +130,12 @@ async fn observe(weak: &Weak<Session>) -> Option<()> {
                 } else {
                     pause
                 };
-                session.observers.register().read_again(Instant::now() + pause);
+                let (now, mut register) = (Instant::now(), session.observers.register());
+                register.read_again(now + pause);
+                if register.has_all() {
+                    // What is written meanwhile is read together.
+                    rests_until = now + least;
+                }
             }
             Err(error) if error.is_final() => session.observers.register().end_all(Some(&error)),
             Err(error) => {
@@ -165,7 +170,7 @@ impl Session {
     fn begin_observing(self: &Arc<Self>) {
         let runtime = self.start();
         self.observers.begun.get_or_init(|| {
-            runtime.spawn(run(Arc::downgrade(self), self.ended.clone()));
+            runtime.spawn(run(Ending(Arc::downgrade(self)), self.ended.clone()));
         });
     }
 

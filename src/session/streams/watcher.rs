@@ -64,6 +64,9 @@ async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<bool>) -> Optio
     loop {
         if std::mem::take(&mut watching.had_events) {
             calm(weak).await?;
+            // It may have taken the notice of somebody who came meanwhile.
+            let session = weak.upgrade()?;
+            watching.turn(&session, Instant::now());
         }
         let news = tokio::select! {
             news = watching.subscription.next() => Some(news),

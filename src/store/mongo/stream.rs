@@ -357,6 +357,10 @@ impl MongoStream {
         self.as_of
     }
 
+    pub(in crate::store) fn has_untold(&self) -> bool {
+        self.first.is_some()
+    }
+
     /// Reads everything that the server has sent: unreadable parts are skipped, as the server would send them again and
     /// again to every client that resumes the stream before them.
     async fn read_batch(&mut self) -> Result<Vec<Event>, ServerError> {
