@@ -66,7 +66,7 @@ struct Given {
     /// The same in seconds
     #[arg(long)]
     seconds: Option<u64>,
-    /// Where the histories go; target/chaos/<seed> if not given
+    /// Where the histories go; target/chaos/SEED if not given
     #[arg(long)]
     folder: Option<PathBuf>,
     /// What the judge has to find

@@ -1,6 +1,6 @@
 //! Proofs of the core: checks of everything that it does with what others send.
 //!
-//! - [`fuzzing`]: documents of locks, words of events, and a waiting client whose document another program changes. The
+//! - `fuzzing`: documents of locks, words of events, and a waiting client whose document another program changes. The
 //!   fuzz targets in `fuzz/` and the tests run the same checks, and those of the library's decoders take their input
 //!   from here.
 //! - [`differential`]: random sequences of operations, applied to the pure transitions and to a server's collection;
