@@ -98,8 +98,12 @@ impl Session {
             };
             let (store, name, operation) = (self.store.clone(), name.to_owned(), operation.clone());
             let running = async move { store.run(&name, &operation, within).await };
+            let sent = Instant::now();
             match self.in_time(patience(within), running).await {
-                Ok(answer) => return Ok(answer.state),
+                Ok(answer) => {
+                    self.in_flight.heard(sent);
+                    return Ok(answer.state);
+                }
                 Err(error) if error.is_final() || deadline.is_none_or(|deadline| Instant::now() > deadline) => {
                     return Err(error);
                 }

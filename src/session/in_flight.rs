@@ -196,6 +196,12 @@ impl InFlight {
         }
     }
 
+    /// Notes that a command that was sent then was answered.
+    pub(super) fn heard(&self, sent: Instant) {
+        let mut seen = self.seen();
+        seen.heard = seen.heard.max(Some(sent));
+    }
+
     /// Whether a command that was sent at most `time` ago was answered.
     pub(super) fn was_answered_within(&self, time: Duration, now: Instant) -> bool {
         let heard = self.seen().heard;
