@@ -9,7 +9,7 @@ use super::{Session, admin::ONCE, hold::Hold, in_flight::patience};
 use crate::{
     backoff::Backoff,
     error::ServerError,
-    protocol::{Downgrade, Evict, Expects, Operation, Proclaim, QUEUE_MOST, State},
+    protocol::{Downgrade, Evict, Operation, Proclaim, State},
 };
 
 impl Session {
@@ -67,18 +67,8 @@ impl Session {
     /// Returns an operation that changes nothing, to be filled in.
     pub(super) fn operation(&self) -> Operation {
         Operation {
-            id: self.ids.operation(),
-            leave: Vec::new(),
-            kept: Vec::new(),
-            leave_capacity: None,
-            evict: Evict::Nobody,
-            proclaim: None,
-            downgrade: None,
-            requests: None,
-            expects: Expects::Nothing,
-            room: QUEUE_MOST,
-            keep: self.config.keep_millis(),
             record: self.config.record(),
+            ..Operation::blank(self.ids.operation(), self.config.keep_millis())
         }
     }
 

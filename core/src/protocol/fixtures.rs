@@ -1,9 +1,6 @@
 //! Entries, documents and operations for tests.
 
-use super::{
-    Evict, Expects, Holder, Kind, Operation, Owner, QUEUE_MOST, Record, Request, Requests, ServerTime, State, Use,
-    Waiter,
-};
+use super::{Holder, Kind, Operation, Owner, Request, Requests, ServerTime, State, Use, Waiter};
 
 pub const MUTEX: Use = (Kind::Mutex, 1);
 pub const PERMITS: Use = (Kind::Semaphore, 10);
@@ -85,20 +82,7 @@ pub fn request(id: &str) -> Request {
 
 /// An operation that asks for nothing yet.
 pub fn operation(id: &str) -> Operation {
-    Operation {
-        id: id.to_owned(),
-        leave: Vec::new(),
-        kept: Vec::new(),
-        leave_capacity: None,
-        evict: Evict::Nobody,
-        proclaim: None,
-        downgrade: None,
-        requests: None,
-        expects: Expects::Nothing,
-        room: QUEUE_MOST,
-        keep: 1_000,
-        record: Record::default(),
-    }
+    Operation::blank(id.to_owned(), 1_000)
 }
 
 pub fn leaving(id: &str, entry: &str) -> Operation {

@@ -172,6 +172,24 @@ pub struct Request {
 }
 
 impl Operation {
+    /// Returns an operation that changes nothing, to be filled in.
+    pub fn blank(id: String, keep: i64) -> Self {
+        Self {
+            id,
+            leave: Vec::new(),
+            kept: Vec::new(),
+            leave_capacity: None,
+            evict: Evict::Nobody,
+            proclaim: None,
+            downgrade: None,
+            requests: None,
+            expects: Expects::Nothing,
+            room: QUEUE_MOST,
+            keep,
+            record: Record::default(),
+        }
+    }
+
     pub(super) fn entries(&self) -> impl Iterator<Item = &Request> {
         self.requests.iter().flat_map(|requests| &requests.entries)
     }

@@ -402,18 +402,8 @@ impl<'a> Draw<'a> {
 /// An operation that does nothing yet, on a lock whose queue is soon full.
 fn blank(id: &str) -> Operation {
     Operation {
-        id: id.to_owned(),
-        leave: Vec::new(),
-        kept: Vec::new(),
-        leave_capacity: None,
-        evict: Evict::Nobody,
-        proclaim: None,
-        downgrade: None,
-        requests: None,
-        expects: Expects::Nothing,
         room: 4,
-        keep: 500,
-        record: Record::default(),
+        ..Operation::blank(id.to_owned(), 500)
     }
 }
 
