@@ -1,7 +1,7 @@
 //! The states that an observer has not taken yet.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, HashSet, VecDeque},
     ops::Bound,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll},
@@ -19,7 +19,7 @@ pub(crate) type Seen = Result<Option<Arc<State>>, Unreadable>;
 const BEHIND: usize = 64;
 
 /// The states for one observer, in order. Nobody waits for an observer that takes none.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Inbox {
     content: Mutex<Content>,
     taker: AtomicWaker,
@@ -33,6 +33,9 @@ struct Content {
     /// The name that was taken last of these. They are taken in turn, so that none that is written often keeps back
     /// others.
     last: String,
+    /// For an observer of all locks: those that are present by what it has taken or has in the queue. Of the others it
+    /// is told nothing but that they are present, so what it lags behind by is bounded by the locks that are held.
+    known: Option<HashSet<String>>,
     end: Option<End>,
 }
 
@@ -46,18 +49,52 @@ impl Content {
         let next = self.later.range::<str, _>(after).next();
         let name = next.or_else(|| self.later.first_key_value())?.0.clone();
         self.last.clone_from(&name);
-        self.later.remove_entry(&name)
+        let next = self.later.remove_entry(&name)?;
+        self.note(&next.0, &next.1);
+        Some(next)
+    }
+
+    /// Notes what the observer knows of a lock.
+    fn note(&mut self, name: &str, seen: &Seen) {
+        match &mut self.known {
+            Some(known) if is_present(seen) => drop(known.insert(name.to_owned())),
+            Some(known) => drop(known.remove(name)),
+            None => {}
+        }
+    }
+}
+
+/// Whether those who observe all locks are told that there is this one.
+pub(super) fn is_present(seen: &Seen) -> bool {
+    match seen {
+        Ok(state) => state.as_ref().is_some_and(|state| !state.holders.is_empty()),
+        Err(_) => true,
     }
 }
 
 impl Inbox {
+    /// Creates one for an observer of one lock, or of all.
+    pub(super) fn new(of_all: bool) -> Self {
+        let content = Content {
+            known: of_all.then(HashSet::new),
+            ..Content::default()
+        };
+        Self {
+            content: Mutex::new(content),
+            taker: AtomicWaker::new(),
+        }
+    }
+
     pub(super) fn put(&self, name: &str, seen: &Seen) {
         {
             let mut content = self.content();
             if content.queue.len() < BEHIND && content.later.is_empty() {
+                content.note(name, seen);
                 content.queue.push_back((name.to_owned(), seen.clone()));
-            } else {
+            } else if is_present(seen) || content.known.as_ref().is_none_or(|known| known.contains(name)) {
                 content.later.insert(name.to_owned(), seen.clone());
+            } else {
+                content.later.remove(name);
             }
         }
         self.taker.wake();
@@ -94,7 +131,7 @@ mod tests {
     use futures::FutureExt;
 
     use super::*;
-    use crate::protocol::fixtures::{MUTEX, lock};
+    use crate::protocol::fixtures::{MUTEX, holder, lock};
 
     fn state(token: i64) -> Seen {
         let mut state = lock(MUTEX, [], []);
@@ -104,7 +141,7 @@ mod tests {
 
     #[test]
     fn who_lags_behind_skips_what_was_replaced_and_misses_no_last_state() {
-        let inbox = Inbox::default();
+        let inbox = Inbox::new(false);
         let take = || poll_fn(|context| inbox.poll(context)).now_or_never();
         assert!(take().is_none(), "there is none yet");
         for token in 0..1_000 {
@@ -128,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_lock_that_is_written_without_end_keeps_back_no_other() {
-        let inbox = Inbox::default();
+        let inbox = Inbox::new(false);
         let take = || poll_fn(|context| inbox.poll(context)).now_or_never();
         for token in 0..100 {
             inbox.put("a", &state(token));
@@ -139,5 +176,37 @@ mod tests {
             take().flatten()?.ok().filter(|(name, _)| name == "z")
         });
         assert!(taken.is_some());
+    }
+
+    #[test]
+    fn an_observer_that_takes_nothing_lags_by_the_locks_that_are_held() {
+        let inbox = Inbox::new(true);
+        let held = || Ok(Some(Arc::new(lock(MUTEX, [holder("a-1", 1)], []))));
+        for number in 0..1_000 {
+            let name = number.to_string();
+            inbox.put(&name, &held());
+            inbox.put(&name, &state(2));
+        }
+        inbox.put("z", &held());
+        let lag = |inbox: &Inbox| {
+            let content = inbox.content();
+            (content.queue.len(), content.later.len())
+        };
+        assert_eq!(lag(&inbox), (BEHIND, 1));
+        // The release of a lock that it knows as held is told.
+        let take = || poll_fn(|context| inbox.poll(context)).now_or_never();
+        for _ in 0..=BEHIND {
+            assert!(take().is_some());
+        }
+        assert_eq!(lag(&inbox), (0, 0));
+        for number in 0..100 {
+            inbox.put(&number.to_string(), &held());
+        }
+        inbox.put("z", &Ok(None));
+        let mut last = None;
+        while let Some(Some(Ok(next))) = take() {
+            last = Some(next.0);
+        }
+        assert_eq!(last.as_deref(), Some("z"));
     }
 }

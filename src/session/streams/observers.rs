@@ -14,7 +14,7 @@ use std::{
 
 use tokio::{sync::Notify, time::Instant};
 
-use super::inbox::{Inbox, Seen};
+use super::inbox::{Inbox, Seen, is_present};
 use crate::{
     error::ServerError,
     protocol::State,
@@ -413,14 +413,6 @@ impl Register {
     }
 }
 
-/// Whether those who observe all locks are told that there is this one.
-fn is_present(seen: &Seen) -> bool {
-    match seen {
-        Ok(state) => state.as_ref().is_some_and(|state| !state.holders.is_empty()),
-        Err(_) => true,
-    }
-}
-
 fn without_expired(mut state: Arc<State>, clock: &ServerClock, now: Instant) -> Arc<State> {
     let is_over = |until| clock.after(until).is_some_and(|over| over <= now);
     if state.holders.iter().any(|holder| is_over(holder.until)) {
@@ -467,7 +459,7 @@ mod tests {
     }
 
     fn join(observers: &Observers, name: &str) -> (Scope, Arc<Inbox>) {
-        let (scope, inbox) = (Scope::One(name.to_owned()), Arc::default());
+        let (scope, inbox) = (Scope::One(name.to_owned()), Arc::new(Inbox::new(false)));
         observers.join(&scope, &inbox);
         (scope, inbox)
     }
@@ -523,7 +515,7 @@ mod tests {
     #[test]
     fn a_stream_that_opens_again_and_again_has_no_slow_collection_read_without_a_rest() {
         let observers = Observers::new(true);
-        observers.join(&Scope::All, &Arc::default());
+        observers.join(&Scope::All, &Arc::new(Inbox::new(true)));
         let one = join(&observers, "x");
         let rest = Duration::from_secs(300);
         observers.stream_opened(&all(), true);

@@ -41,7 +41,7 @@ impl Observations {
     /// The latest state always comes; states that last for less than a hop may be skipped. An error that the server
     /// would repeat ends the sequence.
     pub(crate) fn begin(session: UserHandle, scope: Scope) -> Self {
-        let inbox = Arc::<Inbox>::default();
+        let inbox = Arc::new(Inbox::new(matches!(scope, Scope::All)));
         if session.ensure_usable().is_ok() {
             session.begin_observing();
             session.observers.join(&scope, &inbox);
