@@ -21,8 +21,8 @@ use crate::{
     locks::{
         acquire::{Acquire, Ask, Got},
         options::{CanFix, CanLimit, Options},
-        patience::{Otherwise, Patience},
-        request::{Share, held_by_somebody},
+        patience::Patience,
+        request::Share,
     },
     name::LockName,
     protocol::Kind,
@@ -39,13 +39,13 @@ use crate::{
 pub(super) async fn acquire_and_read<R>(
     session: &UserHandle,
     name: String,
-    (options, otherwise): (Options, Otherwise),
+    (options, patience): (Options, waitlist::Patience),
     read: impl Future<Output = Result<R, ServerError>> + Send,
 ) -> Result<(OwnedHold, R), AcquireError> {
     let timeout = options.timeout.filter(|timeout| !timeout.is_zero());
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let share = Share::whole(session.clone(), LockName::new(name.clone()), Kind::Document);
-    let own = share.acquire(options, otherwise).await?;
+    let own = share.acquire(options, patience).await?;
     let begun = Instant::now();
     let read = match until {
         Some(until) => tokio::time::timeout_at(until, read).await.ok(),
@@ -63,10 +63,10 @@ pub(super) async fn acquire_and_read<R>(
 }
 
 impl<T: DeserializeOwned + Send + Sync + 'static> Ask for handle::Document<T> {
-    async fn ask(request: Self, options: Options, otherwise: Otherwise) -> Result<Got<Self>, AcquireError> {
+    async fn ask(request: Self, options: Options, patience: waitlist::Patience) -> Result<Got<Self>, AcquireError> {
         let (session, name) = request.locks.place(&request.id)?;
         let reading = session.fetch(&name);
-        let (own, found) = acquire_and_read(session, name.clone(), (options, otherwise), reading).await?;
+        let (own, found) = acquire_and_read(session, name.clone(), (options, patience), reading).await?;
         match found {
             Some(document) => read(session, own, request.id, &document, None),
             None => Err(AcquireError::NoDocument { name }),
@@ -177,15 +177,14 @@ impl<T, C: Count, P: Patience, W: World> Acquire<Claim<T, C>, P, W> {
 }
 
 impl<T: DeserializeOwned + Send + Sync + 'static, C: Count> Ask for Claim<T, C> {
-    async fn ask(request: Self, options: Options, otherwise: Otherwise) -> Result<C::Of<Got<Self>>, AcquireError> {
+    async fn ask(
+        request: Self,
+        options: Options,
+        patience: waitlist::Patience,
+    ) -> Result<C::Of<Got<Self>>, AcquireError> {
         let timeout = options.timeout;
-        let (begins, tries) = (otherwise == Otherwise::Wait, otherwise != Otherwise::Wait);
-        let waits = begins && timeout != Some(Duration::ZERO);
-        let patience = if waits {
-            waitlist::Patience::Wait
-        } else {
-            waitlist::Patience::Try
-        };
+        let tries = patience != waitlist::Patience::Wait;
+        let waits = !tries && timeout != Some(Duration::ZERO);
         let attempt = request.attempt(&options, waits)?;
         let name = format!("a document of {}", request.locks.collection);
         let unanswered = |error| AcquireError::Unanswered {
@@ -200,7 +199,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static, C: Count> Ask for Claim<T, C> 
             }
             // Until the first answer comes.
             let mut failing = timeout.map(ServerError::unanswered);
-            let claiming = request.claim(options, patience, &mut failing);
+            let claiming = request.claim(options, waits, &mut failing);
             let claimed = match timeout.filter(|timeout| !timeout.is_zero()) {
                 // Dropping a claim releases a document that it got at that moment.
                 Some(timeout) => tokio::time::timeout(timeout, claiming).await.ok(),
@@ -222,7 +221,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static, C: Count> Ask for Claim<T, C> 
                 claimed.iter().map(|(own, _)| own.hold().granted()).collect()
             })
             .await?;
-        C::of(claimed).ok_or_else(|| held_by_somebody(name.clone()))
+        C::of(claimed).ok_or_else(|| AcquireError::held_by_somebody(&name))
     }
 }
 
@@ -247,7 +246,7 @@ impl<T: DeserializeOwned, C> Claim<T, C> {
     async fn claim(
         &self,
         options: Options,
-        patience: waitlist::Patience,
+        waits: bool,
         failing: &mut Option<ServerError>,
     ) -> Result<Vec<(OwnedHold, HeldDocument<T>)>, AcquireError> {
         let session = self.locks.session()?;
@@ -255,7 +254,7 @@ impl<T: DeserializeOwned, C> Claim<T, C> {
         let claiming = session.claiming(self.wanted.clone(), owner, options.terms, self.most);
         let mut unreadable = None;
         for _ in 0..SKIPPED_AT_ONCE {
-            let given = session.claim(&claiming, patience, unreadable.is_some(), failing).await;
+            let given = session.claim(&claiming, waits, unreadable.is_some(), failing).await;
             let given = match (given, unreadable.take()) {
                 // No other document is left.
                 (Err(AcquireError::Unclaimable { .. }), Some(unreadable)) => return Err(unreadable),

@@ -12,7 +12,7 @@ use std::{
 
 use super::{
     options::{CanFix, CanIdle, CanKeep, CanLimit, CanReenter, HasHolder, Options},
-    patience::{OrHeld, Otherwise, Patience, Try, Wait},
+    patience::{OrHeld, Patience, Try, Wait},
 };
 #[cfg(feature = "sync")]
 use crate::world::Blocking;
@@ -23,6 +23,7 @@ use crate::{
         count::{Count, One},
         target::Target,
     },
+    waitlist,
     world::{Async, Awaits, World},
 };
 
@@ -42,7 +43,7 @@ pub trait Ask: Target<Request: Clone + Send + Sync + Unpin, Data: Send + Sync> +
     fn ask(
         request: Self::Request,
         options: Options,
-        otherwise: Otherwise,
+        patience: waitlist::Patience,
     ) -> impl Future<Output = Result<Of<Self, Got<Self>>, AcquireError>> + Send;
 }
 
@@ -394,7 +395,7 @@ impl<T: Ask, P: Patience, W: World> Acquire<T, P, W> {
     pub(crate) async fn held(self) -> Result<Handles<T, W>, AcquireError> {
         let acquired = match self.running.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some(running) => running.await,
-            None => T::ask(self.request, self.options, P::OTHERWISE).await,
+            None => T::ask(self.request, self.options, P::PATIENCE).await,
         };
         acquired.map(given::<T, W>)
     }
@@ -412,7 +413,7 @@ impl<T: Ask, P: Patience, W: Awaits> Future for Acquire<T, P, W> {
         let this = self.get_mut();
         let running = this.running.get_mut().unwrap_or_else(PoisonError::into_inner);
         let running =
-            running.get_or_insert_with(|| Box::pin(T::ask(this.request.clone(), this.options.clone(), P::OTHERWISE)));
+            running.get_or_insert_with(|| Box::pin(T::ask(this.request.clone(), this.options.clone(), P::PATIENCE)));
         let acquired = running.as_mut().poll(context);
         acquired.map(|acquired| P::given(acquired.map(given::<T, W>)))
     }

@@ -21,7 +21,7 @@ use super::{
     acquire::{Acquire, Ask, Got},
     mutex::Mutex,
     options::{CanLimit, HasHolder, Options},
-    patience::{Otherwise, Try, Wait},
+    patience::{Try, Wait},
     request::Share,
 };
 use crate::{
@@ -40,6 +40,7 @@ use crate::{
     status::{LockStatus, Lost, LostReason},
     token::FencingToken,
     truncated_debug::Brief,
+    waitlist::Patience,
     world::{Async, Sealed, World},
 };
 
@@ -175,23 +176,22 @@ impl<W: World> MultiLock<W> {
 }
 
 impl Ask for MultiLock {
-    async fn ask(parts: Parts, options: Options, otherwise: Otherwise) -> Result<Got<Self>, AcquireError> {
+    async fn ask(parts: Parts, options: Options, patience: Patience) -> Result<Got<Self>, AcquireError> {
         check_names(&parts.names)?;
         options.check(&parts.session.config)?;
         // The error of a try names the part that is not free.
-        let otherwise = if otherwise == Otherwise::Wait {
-            otherwise
-        } else {
-            Otherwise::Report
+        let patience = match patience {
+            Patience::Wait => patience,
+            Patience::Try | Patience::OrHeld => Patience::OrHeld,
         };
-        let parts = parts.all(options, otherwise).await?;
+        let parts = parts.all(options, patience).await?;
         Ok((OwnedHolds::new(parts), ()))
     }
 }
 
 impl Parts {
     /// Acquires one name after the other, up to the timeout in all.
-    async fn all(self, options: Options, otherwise: Otherwise) -> Result<Vec<OwnedHold>, AcquireError> {
+    async fn all(self, options: Options, patience: Patience) -> Result<Vec<OwnedHold>, AcquireError> {
         let timeout = options.timeout;
         // Zero means the same for each part as for a mutex.
         let deadline = timeout
@@ -201,7 +201,7 @@ impl Parts {
         loop {
             // A part lost in the meantime must be acquired again, and no later part may be held then.
             if let Some(lost) = held.iter().position(|part| part.lost_reason().is_some()) {
-                if otherwise != Otherwise::Wait {
+                if patience != Patience::Wait {
                     // It may be free again. A try that began anew might never end.
                     return Err(AcquireError::unanswered(&self.names[lost], timeout.unwrap_or_default()));
                 }
@@ -219,7 +219,7 @@ impl Parts {
                 timeout: left.or(timeout),
                 ..options.clone()
             };
-            let acquiring = self.part(name).acquire(options, otherwise);
+            let acquiring = self.part(name).acquire(options, patience);
             tokio::select! {
                 biased;
                 () = any_lost(held.iter().map(Deref::deref)) => {}

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use super::{acquire::unless_lost, options::Options, patience::Otherwise, request::Share};
+use super::{acquire::unless_lost, options::Options, request::Share};
 #[cfg(feature = "sync")]
 use crate::world::Blocking;
 use crate::{
@@ -31,6 +31,7 @@ use crate::{
     name::LockName,
     protocol::{KeptUntil, Kind},
     session::UserHandle,
+    waitlist::Patience,
     world::{Async, Sealed, World},
 };
 
@@ -255,7 +256,7 @@ impl<W: World> Once<W> {
         self.check()?;
         // The name is that of a mutex.
         let share = Share::whole(self.session.clone(), self.name.clone(), Kind::Mutex);
-        let contention = match share.acquire(self.options.clone(), Otherwise::Report).await {
+        let contention = match share.acquire(self.options.clone(), Patience::OrHeld).await {
             Ok(own) => return Ok(Turn::Ours(Held::new((own, PeriodEnd(self.kept()))))),
             Err(AcquireError::Held { contention, .. }) => contention,
             Err(error) => return Err(error),

@@ -1,28 +1,18 @@
 //! The patience of an acquire: how it goes on where the lock is not free, and its result.
 
-use crate::{error::AcquireError, world::Sealed};
+use crate::{error::AcquireError, waitlist, world::Sealed};
 
 /// [`Wait`], [`Try`] or [`OrHeld`]: how an acquire goes on where the lock is not free. The second parameter of
 /// [`Acquire`](crate::Acquire).
 pub trait Patience: Sealed + Unpin + 'static {
     /// The result of an acquire, whose handle is an `X`: that, or for a [`Try`] an `Option<X>`.
     type Given<X>;
-    /// The handling of a request that is not granted at once.
+    /// The same for the core.
     #[doc(hidden)]
-    const OTHERWISE: Otherwise;
+    const PATIENCE: waitlist::Patience;
 
     #[doc(hidden)]
     fn given<X>(acquired: Result<X, AcquireError>) -> Result<Self::Given<X>, AcquireError>;
-}
-
-/// The handling of a request that is not granted at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Otherwise {
-    Wait,
-    /// [`AcquireError::Held`], which need not name a holder.
-    Nothing,
-    /// [`AcquireError::Held`], which names the holder.
-    Report,
 }
 
 /// Waits for its turn.
@@ -43,7 +33,7 @@ impl Sealed for OrHeld {}
 
 impl Patience for Wait {
     type Given<X> = X;
-    const OTHERWISE: Otherwise = Otherwise::Wait;
+    const PATIENCE: waitlist::Patience = waitlist::Patience::Wait;
 
     fn given<X>(acquired: Result<X, AcquireError>) -> Result<X, AcquireError> {
         acquired
@@ -52,7 +42,7 @@ impl Patience for Wait {
 
 impl Patience for Try {
     type Given<X> = Option<X>;
-    const OTHERWISE: Otherwise = Otherwise::Nothing;
+    const PATIENCE: waitlist::Patience = waitlist::Patience::Try;
 
     fn given<X>(acquired: Result<X, AcquireError>) -> Result<Option<X>, AcquireError> {
         match acquired {
@@ -64,7 +54,7 @@ impl Patience for Try {
 
 impl Patience for OrHeld {
     type Given<X> = X;
-    const OTHERWISE: Otherwise = Otherwise::Report;
+    const PATIENCE: waitlist::Patience = waitlist::Patience::OrHeld;
 
     fn given<X>(acquired: Result<X, AcquireError>) -> Result<X, AcquireError> {
         acquired

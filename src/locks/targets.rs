@@ -5,7 +5,6 @@ use super::{
     election::Election,
     mutex::Mutex,
     options::{CanFix, CanIdle, CanKeep, CanLimit, CanReenter, HasHolder, Options},
-    patience::Otherwise,
     request::Share,
     semaphore::Semaphore,
 };
@@ -16,6 +15,7 @@ use crate::{
         owned::OwnedHold,
         target::{IsKnown, IsOne, Target},
     },
+    waitlist::Patience,
     world::Sealed,
 };
 
@@ -49,8 +49,8 @@ macro_rules! targets {
         impl HasHolder for $name {}
 
         impl Ask for $name {
-            async fn ask(share: Share, options: Options, otherwise: Otherwise) -> Result<Got<Self>, AcquireError> {
-                Ok((share.acquire(options, otherwise).await?, ()))
+            async fn ask(share: Share, options: Options, patience: Patience) -> Result<Got<Self>, AcquireError> {
+                Ok((share.acquire(options, patience).await?, ()))
             }
         }
     )*};

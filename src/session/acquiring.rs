@@ -10,30 +10,27 @@ use tokio::{
 
 use super::{
     Session,
-    hold::{AcquireOutcome, Hold, ReleaseOutcome, Remains, Task},
+    hold::{AcquireOutcome, Hold, ReleaseOutcome, Remains},
     line::Standing,
 };
 use crate::waitlist::{AcquireOptions, Hold as _, LeftAs};
 
 impl Session {
     /// Acquires the lock `name` as a task in its line, for `timeout` at most. Dropping the future gives up.
-    /// `reports_contention`: a try that fails names the holder.
     pub(crate) async fn acquire(
         self: &Arc<Self>,
         name: &str,
         options: AcquireOptions,
-        reports_contention: bool,
         timeout: Option<Duration>,
     ) -> AcquireOutcome {
         let (to, outcome) = oneshot::channel();
         let key = self.ids.number();
-        let task = Task { to, reports_contention };
         self.feed(name, |lines, context| {
             if lines.closed {
                 // Nothing waits for it yet.
-                drop(task.to.send(Err(self.why_closed())));
+                drop(to.send(Err(self.why_closed())));
             } else {
-                lines.line(name).waitlist.step(context).join(key, task, options);
+                lines.line(name).waitlist.step(context).join(key, to, options);
             }
         });
         let mut waiting = InLine {
@@ -119,7 +116,7 @@ impl Drop for InLine<'_> {
         self.give_up();
         // From here on the sender gets back what it sends, and releases it.
         self.outcome.close();
-        if let Ok(Ok(Some(hold))) = self.outcome.try_recv() {
+        if let Ok(Ok(hold)) = self.outcome.try_recv() {
             self.session.discard(&hold);
         }
     }

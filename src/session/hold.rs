@@ -13,10 +13,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    sync::oneshot,
-    time::{Instant, sleep_until},
-};
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::fork_guard::Process;
@@ -135,18 +132,10 @@ pub(crate) enum Remains {
 }
 
 /// The outcome of an acquire.
-pub(crate) type AcquireOutcome = Result<Option<Arc<Hold>>, AcquireError>;
+pub(crate) type AcquireOutcome = Result<Arc<Hold>, AcquireError>;
 
 /// The outcome of a release.
 pub(crate) type ReleaseOutcome = Result<wake::Left, ServerError>;
-
-/// A waiting task: its channel, and the kind of answer it wants.
-#[derive(Debug)]
-pub(crate) struct Task {
-    pub(crate) to: oneshot::Sender<AcquireOutcome>,
-    /// Whether a failed try returns [`AcquireError::Held`] rather than `None`.
-    pub(crate) reports_contention: bool,
-}
 
 impl Hold {
     pub(crate) fn new(id: String, name: String, grant: &Grant) -> Self {

@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::hold::{AcquireOutcome, Hold, Task};
+use super::hold::Hold;
 pub(crate) use crate::waitlist::{Context, Need, PositionLook};
 use crate::{
     contention::{Contention, LastReport},
@@ -26,35 +26,29 @@ pub(crate) type Effect = crate::waitlist::Effect<Hold>;
 /// The end of an operation, which is the reason for what tasks are told.
 pub(crate) type Ended = Result<Arc<Answer>, ServerError>;
 
-impl Task {
-    /// Returns the outcome for a task that does not get the lock. `ended`: the operation behind it.
-    pub(crate) fn refused(&self, why: Refusal, name: &str, ended: Option<&Ended>, ids: &Ids) -> AcquireOutcome {
-        let answer = ended.and_then(|ended| ended.as_ref().ok());
-        let state = answer.and_then(|answer| Some((answer, answer.state.as_ref()?)));
-        let name = || name.to_owned();
-        Err(match (why, state) {
-            (Refusal::Denied { before }, Some((answer, state))) if self.reports_contention => {
-                let report = LastReport {
-                    state,
-                    as_of: answer.as_of(state),
-                    age: Duration::ZERO,
-                };
-                AcquireError::Held {
-                    name: name(),
-                    contention: Box::new(Contention::new(&report, before, |id| ids.made(id))),
-                }
-            }
-            (Refusal::Denied { .. }, _) => return Ok(None),
-            (
-                Refusal::Mismatched {
-                    wanted: (kind, capacity),
-                },
-                Some((_, state)),
-            ) => KindMismatch::new(&name(), state, kind, capacity).into(),
-            (Refusal::Mismatched { .. } | Refusal::Missing, _) => AcquireError::NoDocument { name: name() },
-            (Refusal::Failed, _) => error_of(ended).into(),
-            (Refusal::Closed, _) => AcquireError::Closed,
-        })
+/// Returns the error of a task that does not get the lock; `ended`: the operation behind it.
+pub(crate) fn refused(why: Refusal, name: &str, ended: Option<&Ended>, ids: &Ids) -> AcquireError {
+    let answer = ended.and_then(|ended| ended.as_ref().ok());
+    let state = answer.and_then(|answer| Some((answer, answer.state.as_ref()?)));
+    match (why, state) {
+        (Refusal::Denied { before, names_holder }, Some((answer, state))) if names_holder => {
+            let report = LastReport {
+                state,
+                as_of: answer.as_of(state),
+                age: Duration::ZERO,
+            };
+            let contention = Box::new(Contention::new(&report, before, |id| ids.made(id)));
+            let name = name.to_owned();
+            AcquireError::Held { name, contention }
+        }
+        (Refusal::Denied { .. }, _) => AcquireError::held_by_somebody(name),
+        (Refusal::Mismatched { wanted }, Some((_, state))) => {
+            let (kind, capacity) = wanted;
+            KindMismatch::new(name, state, kind, capacity).into()
+        }
+        (Refusal::Mismatched { .. } | Refusal::Missing, _) => AcquireError::NoDocument { name: name.to_owned() },
+        (Refusal::Failed, _) => error_of(ended).into(),
+        (Refusal::Closed, _) => AcquireError::Closed,
     }
 }
 

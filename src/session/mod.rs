@@ -68,7 +68,7 @@ use fleet::Fleet;
 use fork_guard::Process;
 use hold::{Hold, ReleaseOutcome};
 use in_flight::InFlight;
-use line::{Context, Effect, Ended, Line, Need, error_of};
+use line::{Context, Effect, Ended, Line, Need, error_of, refused};
 use needs::{LOOKS_MOST, Needs};
 use overdue::Overdue;
 use renewals::Renewals;
@@ -308,15 +308,12 @@ impl Session {
             match effect {
                 Effect::Granted { to, hold } => {
                     // The task is gone: give the hold back.
-                    if let Err(Ok(Some(hold))) = to.to.send(Ok(Some(hold))) {
+                    if let Err(Ok(hold)) = to.send(Ok(hold)) {
                         self.discard(&hold);
                     }
                 }
-                Effect::Refused { to, why } => {
-                    let outcome = to.refused(why, name, ended, &self.ids);
-                    // The task may be gone.
-                    drop(to.to.send(outcome));
-                }
+                // The task may be gone.
+                Effect::Refused { to, why } => drop(to.send(Err(refused(why, name, ended, &self.ids)))),
                 // A release need not wait for its answer.
                 Effect::Released { to, found } => drop(to.send(Ok(found))),
                 Effect::NotReleased { to } => {

@@ -11,15 +11,14 @@ use watchlock_proofs::fuzzing::{
 };
 
 use crate::{
-    session::hold::{Hold, ReleaseOutcome, Task},
+    session::hold::{AcquireOutcome, Hold, ReleaseOutcome},
     status::LostReason,
 };
 
 impl Fuzzed for Hold {
     // Nobody listens.
-    fn task(reports_contention: bool) -> Task {
-        let (to, _) = oneshot::channel();
-        Task { to, reports_contention }
+    fn task() -> oneshot::Sender<AcquireOutcome> {
+        oneshot::channel().0
     }
 
     fn release() -> oneshot::Sender<ReleaseOutcome> {

@@ -9,8 +9,8 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    Context, Effect, Grant, Hold, Key, Leaving, Refusal, Setback, Stage, Step, Waiting, Waitlist, deadline::Deadline,
-    timing, unsigned,
+    Context, Effect, Grant, Hold, Key, Leaving, Patience, Refusal, Setback, Stage, Step, Waiting, Waitlist,
+    deadline::Deadline, timing, unsigned,
 };
 use crate::{
     protocol::{Exchange, Expects, Kept, Operation, Request, Requests, ServerTime, State, Waiter, wake},
@@ -172,7 +172,7 @@ impl<H: Hold> Step<'_, H> {
                 // Nothing here released it, so another program wrote that.
                 return self.ask_anew(position, OldEntry::MayReturn);
             }
-            let lease = self.waiting[position].terms.lease(context.config);
+            let lease = self.waiting[position].wants.terms.lease(context.config);
             let deadline = Deadline::of_answer(
                 exchange,
                 holder.until,
@@ -198,7 +198,7 @@ impl<H: Hold> Step<'_, H> {
             (waiting.stage, waiting.above) = (Stage::Queued, state.token);
             self.full = None;
         } else if (state.kind, state.capacity) != (requests.kind, requests.capacity) {
-            let wanted = waiting.used;
+            let wanted = waiting.wants.used;
             // An earlier request may still find the lock in another use again.
             let to = self.cancel(key);
             let why = Refusal::Mismatched { wanted };
@@ -241,8 +241,8 @@ impl<H: Hold> Step<'_, H> {
         let first = asked.find(|entry| !is_granted(entry)).map(|entry| &entry.id);
         let mut before = others;
         for waiting in tries {
-            let wanted = waiting.used;
-            let fits = is_free || (!is_queue && waiting.permits <= free);
+            let wanted = waiting.wants.used;
+            let fits = is_free || (!is_queue && waiting.wants.permits <= free);
             if !waiting.is_covered_try() {
                 before += usize::from(waiting.waits());
                 self.waiting.push_back(waiting);
@@ -255,7 +255,10 @@ impl<H: Hold> Step<'_, H> {
                 // The same answer may have granted a hold that it may join.
                 match self.reenter(&waiting) {
                     Some(hold) => self.effects.push(Effect::Granted { to: waiting.to, hold }),
-                    None => self.refuse(waiting, Refusal::Denied { before }),
+                    None => {
+                        let names_holder = waiting.wants.patience == Patience::OrHeld;
+                        self.refuse(waiting, Refusal::Denied { before, names_holder });
+                    }
                 }
             } else {
                 self.waiting.push_back(waiting);
@@ -285,9 +288,9 @@ impl<H: Hold> Step<'_, H> {
         let grant = Grant {
             token,
             granted_as: token,
-            used: waiting.used,
-            permits: unsigned(waiting.permits),
-            lease: waiting.terms.lease(context.config),
+            used: waiting.wants.used,
+            permits: unsigned(waiting.wants.permits),
+            lease: waiting.wants.terms.lease(context.config),
             how: waiting.how,
             deadline,
             renew_at,
@@ -306,9 +309,9 @@ impl<H: Hold> Step<'_, H> {
         // one.
         (waiting.stage, waiting.above) = (Stage::Asked, 0);
         (waiting.how, waiting.covered) = (How::Asking, false);
-        let lease = waiting.terms.lease(context.config).length;
+        let lease = waiting.wants.terms.lease(context.config).length;
         let leaving = Leaving::new(stale, context)
-            .used_as(waiting.used)
+            .used_as(waiting.wants.used)
             .of_lease(lease, context);
         self.leaving.push(leaving.swept_if(uncertain));
     }
@@ -361,7 +364,7 @@ impl<H: Hold> Step<'_, H> {
             _ => waiting.let_down,
         };
         let told = self.waiting.iter().filter(|it| match setback.is_final() {
-            true => operation.asks_for(&it.entry) || (it.is_covered_try() && used == Some(it.used)),
+            true => operation.asks_for(&it.entry) || (it.is_covered_try() && used == Some(it.wants.used)),
             false => it.is_covered_try() && in_vain(it),
         });
         told.map(|waiting| waiting.key).collect()

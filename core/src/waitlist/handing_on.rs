@@ -82,25 +82,25 @@ impl<T> Waiting<T> {
     /// Whether its hold may be handed on, or be one that was: it needs all permits of a lock whose holders are all
     /// alike, on terms under which the lease is renewed and a release opens the lock.
     pub(super) fn may_be_handed_on(&self) -> bool {
-        let (kind, capacity) = self.used;
-        let alike = is_handed_on(kind) && !self.reenters;
-        alike && self.permits == capacity && self.terms.is_plain()
+        let (kind, capacity) = self.wants.used;
+        let alike = is_handed_on(kind) && !self.wants.reentrant;
+        alike && self.wants.permits == capacity && self.wants.terms.is_plain()
     }
 
     /// Whether it may have this hold next. A try may while it has not asked the server itself.
     fn may_take_over<H>(&self, held: &Held<H>, handing: &HandingOn) -> bool {
         let may = self.may_be_handed_on() && (self.waits() || self.was_never_sent());
-        may && self.is_like(held) && self.terms.are_like(&handing.terms)
+        may && self.is_like(held) && self.wants.terms.are_like(&handing.terms)
     }
 
     /// Whether it is a reader that may share a hold, on terms as above.
     fn may_share(&self) -> bool {
-        let (kind, capacity) = self.used;
-        kind == Kind::RwLock && self.permits < capacity && !self.reenters && self.terms.is_plain()
+        let (kind, capacity) = self.wants.used;
+        kind == Kind::RwLock && self.wants.permits < capacity && !self.wants.reentrant && self.wants.terms.is_plain()
     }
 
     fn is_like<H>(&self, held: &Held<H>) -> bool {
-        (self.used, self.permits) == (held.used, held.permits)
+        (self.wants.used, self.wants.permits) == (held.used, held.permits)
     }
 
     /// Whether the server can't have its entry.
@@ -118,7 +118,7 @@ impl<H: Hold> Step<'_, H> {
         let wants = |waiting: Option<&Waiting<H::Task>>| waiting.is_some_and(|it| it.waits() && it.may_be_handed_on());
         let several = wants(self.waiting.front()) && (from_here || wants(self.waiting.get(1)));
         let stays =
-            |head: &Waiting<H::Task>| head.may_be_handed_on() && !head.terms.keep_idle(context.config).is_zero();
+            |head: &Waiting<H::Task>| head.may_be_handed_on() && !head.wants.terms.keep_idle(context.config).is_zero();
         if context.config.hands_on && (several || self.shares() || self.waiting.front().is_some_and(stays)) {
             RANGE - 1
         } else {
@@ -161,7 +161,7 @@ impl<H: Hold> Step<'_, H> {
             // The document is no older than the request.
             seen_at: sent,
             doubt: None,
-            terms: waiting.terms,
+            terms: waiting.wants.terms,
         })
     }
 
@@ -231,9 +231,9 @@ impl<H: Hold> Step<'_, H> {
         let grant = Grant {
             token: handing.token,
             granted_as: held.token,
-            used: next.used,
-            permits: unsigned(next.permits),
-            lease: next.terms.lease(context.config),
+            used: next.wants.used,
+            permits: unsigned(next.wants.permits),
+            lease: next.wants.terms.lease(context.config),
             how: How::Local,
             deadline: left.deadline,
             renew_at: Some(left.renew_at),
@@ -241,7 +241,7 @@ impl<H: Hold> Step<'_, H> {
         let before = held.tasks.first().map(Arc::as_ref);
         let hold = Arc::new(H::of_grant(&list.name, entry, &grant, before, context));
         if !share {
-            (held.idle, handing.terms) = (None, next.terms);
+            (held.idle, handing.terms) = (None, next.wants.terms);
             list.effects.extend(held.tasks.drain(..).map(Effect::Gone));
         }
         held.tasks.push(hold.clone());
@@ -259,7 +259,7 @@ impl<H: Hold> Step<'_, H> {
         }
         self.holds.iter().find_map(|(entry, held)| {
             let handing = held.handing_on.as_ref()?;
-            let alike = head.is_like(held) && head.terms.are_like(&handing.terms);
+            let alike = head.is_like(held) && head.wants.terms.are_like(&handing.terms);
             if !alike || held.uncertain || !handing.may_go_on(false, context) {
                 return None;
             }
@@ -279,7 +279,8 @@ impl<H: Hold> Waitlist<H> {
             return false;
         };
         let another = self.waiting.get(1);
-        let another = another.is_some_and(|another| another.may_share() && another.terms.are_like(&head.terms));
+        let another =
+            another.is_some_and(|another| another.may_share() && another.wants.terms.are_like(&head.wants.terms));
         head.was_never_sent() && (another || self.holds.values().any(|held| head.is_like(held)))
     }
 
@@ -355,7 +356,7 @@ mod tests {
             let handing = held.handing_on.as_ref().unwrap();
             assert!(task(1, MUTEX).may_take_over(&held, handing));
             let mut tries = task(1, MUTEX);
-            tries.patience = Patience::Try;
+            tries.wants.patience = Patience::Try;
             assert!(tries.may_take_over(&held, handing), "its holder has just let go of it");
             tries.stage = Stage::Asked;
             assert!(!tries.may_take_over(&held, handing), "the server answers it");
@@ -422,10 +423,8 @@ mod tests {
                 right.map(|right| (right.token, right.last))
             };
             let task = || task(1, MUTEX);
-            let reenters = Waiting {
-                reenters: true,
-                ..task()
-            };
+            let mut reenters = task();
+            reenters.wants.reentrant = true;
             assert_eq!(range(task(), "me-1", 140, false, true), Some((100, 140)));
             // Another program has set the counter ahead.
             assert_eq!(range(task(), "me-1", 9_999, false, true), Some((100, 99 + RANGE)));
@@ -447,7 +446,7 @@ mod tests {
         in_context(|context| {
             for (patience, goes_on) in [(Patience::Wait, true), (Patience::Try, false)] {
                 let mut second = task(2, MUTEX);
-                second.patience = patience;
+                second.wants.patience = patience;
                 let mut line = waitlist([queued(1, MUTEX), second, task(3, MUTEX)]);
                 line.holds.insert("me-0".to_owned(), hold(MUTEX, context));
                 let released = released(&line);

@@ -204,8 +204,8 @@ pub enum Effect<H: Hold> {
 /// The reason why a task does not get the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// A try found the lock taken, with so many waiters ahead of it.
-    Denied { before: usize },
+    /// A try found the lock taken, with so many waiters ahead of it; it may want to know the holder.
+    Denied { before: usize, names_holder: bool },
     /// The lock is used as another kind, or with another capacity, than the task wants.
     Mismatched { wanted: Use },
     /// There is no document to lock, and none may be made.
@@ -336,7 +336,7 @@ impl<H: Hold> Step<'_, H> {
             return self.effects.push(Effect::Granted { to: waiting.to, hold });
         }
         self.may_have_tries |= !waiting.waits();
-        self.may_have_reentering |= waiting.reenters;
+        self.may_have_reentering |= waiting.wants.reentrant;
         self.waiting.push_back(waiting);
         self.share();
     }
@@ -366,8 +366,8 @@ impl<H: Hold> Step<'_, H> {
         // While an operation is on its way, its requests can be anywhere.
         let on_its_way = waiting.stage != Stage::New && self.under_way.is_some();
         if waiting.is_queued() || waiting.uncertain || on_its_way {
-            let lease = waiting.terms.lease(self.context.config).length;
-            let leaving = Leaving::new(waiting.entry.clone(), self.context).used_as(waiting.used);
+            let lease = waiting.wants.terms.lease(self.context.config).length;
+            let leaving = Leaving::new(waiting.entry.clone(), self.context).used_as(waiting.wants.used);
             let leaving = leaving.of_lease(lease, self.context);
             self.leaving.push(leaving.swept_if(waiting.uncertain));
         }

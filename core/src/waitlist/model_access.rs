@@ -147,7 +147,7 @@ impl<H: Hold> Waitlist<H> {
         let mut flags = Vec::with_capacity(32);
         for waiting in &self.waiting {
             write(Word::Entry(&waiting.entry));
-            write(Word::Number(waiting.permits));
+            write(Word::Number(waiting.wants.permits));
             write(Word::Token(waiting.above));
             let stage = match waiting.stage {
                 Stage::New => 0,
@@ -155,7 +155,7 @@ impl<H: Hold> Waitlist<H> {
                 Stage::Queued => 2,
             };
             write(Word::Number(stage));
-            flags.extend([waiting.patience == Patience::Wait, waiting.uncertain]);
+            flags.extend([waiting.wants.patience == Patience::Wait, waiting.uncertain]);
             if !waiting.waits() {
                 flags.extend([waiting.covered && self.under_way.is_some(), waiting.let_down]);
             }

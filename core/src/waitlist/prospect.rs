@@ -44,7 +44,7 @@ impl Prospect {
             ahead,
             seen_at: context.now,
             is_near: is_near(&ahead, before.map(|before| &before.ahead), context.config.near),
-            steps: saturated(match head.used.0 {
+            steps: saturated(match head.wants.used.0 {
                 // Readers go in together, and out before a writer.
                 Kind::RwLock => ahead.turns,
                 // The permits of a semaphore come back one after the other.

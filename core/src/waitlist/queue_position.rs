@@ -46,7 +46,7 @@ impl<H: Hold> Step<'_, H> {
         let head = &list.waiting[0];
         // Every write of the protocol grants to all that fit. If the first in line fits now, another program's write
         // has made room, and no client has written since.
-        let Some(ahead) = ahead.filter(|ahead| ahead.position > 0 || head.permits > ahead.free) else {
+        let Some(ahead) = ahead.filter(|ahead| ahead.position > 0 || head.wants.permits > ahead.free) else {
             (list.ask_at, list.was_seen_gone) = (Some(context.now), true);
             return;
         };
@@ -119,7 +119,7 @@ impl<H: Hold> Waitlist<H> {
             StreamState::Opening | StreamState::Unavailable => false,
         };
         let pause = if may_do_without {
-            prospect::look_every(head.terms.lease(context.config).claim)
+            prospect::look_every(head.wants.terms.lease(context.config).claim)
         } else if self.blind_until.is_some_and(|until| until > context.now) {
             return None;
         } else {

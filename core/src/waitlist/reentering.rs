@@ -14,7 +14,7 @@ impl<H: Hold> Step<'_, H> {
             // Of thousands that wait, hardly ever one may: this is part of each hand-over.
             return;
         }
-        let reentering = self.waiting.iter().filter(|waiting| waiting.reenters);
+        let reentering = self.waiting.iter().filter(|waiting| waiting.wants.reentrant);
         let keys: Vec<Key> = reentering.map(|waiting| waiting.key).collect();
         self.may_have_reentering = !keys.is_empty();
         for key in keys {
@@ -31,13 +31,13 @@ impl<H: Hold> Step<'_, H> {
 impl<H: Hold> Waitlist<H> {
     /// Returns a hold of this client that the task may join, with one more handle: the oldest that is not over.
     pub(super) fn reenter(&self, waiting: &Waiting<H::Task>) -> Option<Arc<H>> {
-        if !waiting.reenters {
+        if !waiting.wants.reentrant {
             return None;
         }
-        let same = |held: &&super::Held<H>| held.used == waiting.used && held.idle.is_none();
+        let same = |held: &&super::Held<H>| held.used == waiting.wants.used && held.idle.is_none();
         let mut holds: Vec<_> = self.holds.values().filter(same).collect();
         holds.sort_unstable_by_key(|held| held.token);
         let mut tasks = holds.into_iter().flat_map(|held| &held.tasks);
-        tasks.find(|hold| hold.enter(waiting.permits)).cloned()
+        tasks.find(|hold| hold.enter(waiting.wants.permits)).cloned()
     }
 }

@@ -30,7 +30,7 @@ impl<H: Hold> Step<'_, H> {
         }
         let used = leaves.first().and_then(|leaving| leaving.used);
         let used = used.filter(|used| leaves.iter().all(|leaving| leaving.used == Some(*used)));
-        let together = leaves.is_empty() || self.waiting.front().map(|head| head.used) == used;
+        let together = leaves.is_empty() || self.waiting.front().map(|head| head.wants.used) == used;
         let expects = self.expects(&leaves, context.now, context.config);
         // The next task in line joins the queue together with the release of a hold, so that handing the lock from task
         // to task costs one command. While the head is queued already, the client has two queue positions. That harms
@@ -88,9 +88,9 @@ impl<H: Hold> Step<'_, H> {
     fn requests(&mut self, may_follow: bool, adopting: bool, reserve: i64) -> Option<Requests> {
         let context = self.context;
         let head = self.waiting.front()?;
-        let (used, head_queued) = (head.used, head.is_queued());
+        let (used, head_queued) = (head.wants.used, head.is_queued());
         // Each acquire is checked before it joins: a head that wants more than there is would never be asked for.
-        debug_assert!(head.permits <= used.1, "{}", head.entry);
+        debug_assert!(head.wants.permits <= used.1, "{}", head.entry);
         // Where that was in vain (a slow answer, a waiter of another client), they don't ask one by one.
         let alone = reserve > 0 && self.shares() && !self.asked_alone;
         self.asked_alone = alone;
@@ -104,10 +104,10 @@ impl<H: Hold> Step<'_, H> {
         let mut adopts = None;
         let mut permits = 0;
         for (position, waiting) in self.waiting.iter_mut().enumerate() {
-            if waiting.used != used || position >= together(waiting) {
+            if waiting.wants.used != used || position >= together(waiting) {
                 break;
             }
-            permits += waiting.permits;
+            permits += waiting.wants.permits;
             if position > 0 && waiting.is_queued() {
                 continue;
             }
@@ -121,7 +121,7 @@ impl<H: Hold> Step<'_, H> {
                 ..request(waiting, stays, context.config)
             });
             if adopting && !waiting.is_queued() {
-                adopts = waiting.owner.identity.clone();
+                adopts = waiting.wants.owner.identity.clone();
             }
             if waiting.stage == Stage::New {
                 waiting.stage = Stage::Asked;
@@ -159,7 +159,7 @@ impl<H: Hold> Waitlist<H> {
             }
             ([], 1) => {
                 let head = &self.waiting[0];
-                let alone = head.used.1 == 1 && head.stage == Stage::New && alone_for(config.recent());
+                let alone = head.wants.used.1 == 1 && head.stage == Stage::New && alone_for(config.recent());
                 if alone { Expects::Alone } else { Expects::Nothing }
             }
             // One that was not done with others goes by itself, so that its answer says why.
@@ -183,16 +183,16 @@ impl Full {
 }
 
 fn request<T>(waiting: &Waiting<T>, wait: bool, config: &Config) -> Request {
-    let lease = waiting.terms.lease(config);
+    let lease = waiting.wants.terms.lease(config);
     Request {
         id: waiting.entry.clone(),
-        permits: waiting.permits,
+        permits: waiting.wants.permits,
         lease: millis(lease.length),
         claim: millis(lease.claim),
         wait,
         fresh: waiting.stage == Stage::New,
         reserve: 0,
-        owner: waiting.owner.clone(),
+        owner: waiting.wants.owner.clone(),
     }
 }
 

@@ -88,7 +88,7 @@ impl<H: Hold> Step<'_, H> {
         let Some(position) = state.queue.iter().position(|waiter| waiter.id == head.entry) else {
             return;
         };
-        let (entry, lease) = (head.entry.clone(), head.terms.lease(context.config));
+        let (entry, lease) = (head.entry.clone(), head.wants.terms.lease(context.config));
         if was_seen_gone {
             // A look has shown the opposite, and the next one may too: an old primary answers looks for a while.
             list.rest_from_looks(context.now);
@@ -223,7 +223,7 @@ pub(super) fn poll_pause<T>(
 ) -> Duration {
     let waited = context.now.saturating_duration_since(head.since);
     let usual = poll_interval(context.config, position, waited);
-    let claim = head.terms.lease(context.config).claim;
+    let claim = head.wants.terms.lease(context.config).claim;
     pace.unwrap_or(usual).min(usual).min(claim / 4)
 }
 

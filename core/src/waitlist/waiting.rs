@@ -28,13 +28,7 @@ pub struct Waiting<T> {
     pub(super) to: T,
     /// Its entry in the document.
     pub entry: String,
-    pub used: Use,
-    pub permits: i64,
-    pub patience: Patience,
-    pub terms: Terms,
-    pub owner: Owner,
-    /// Whether it may join a hold of this client.
-    pub(super) reenters: bool,
+    pub wants: AcquireOptions,
     pub since: Instant,
     pub(super) stage: Stage,
     /// The last token that had been issued when the entry was seen in the queue: its own will be larger.
@@ -56,6 +50,8 @@ pub enum Patience {
     Wait,
     /// Not at all: it takes the lock at once or not.
     Try,
+    /// Not at all, and it wants to know who has the lock.
+    OrHeld,
 }
 
 /// The progress of a task's request.
@@ -70,17 +66,12 @@ pub(super) enum Stage {
 }
 
 impl<T> Waiting<T> {
-    pub(super) fn new(key: Key, to: T, entry: String, options: AcquireOptions, since: Instant) -> Self {
+    pub(super) fn new(key: Key, to: T, entry: String, wants: AcquireOptions, since: Instant) -> Self {
         Self {
             key,
             to,
             entry,
-            used: options.used,
-            permits: options.permits,
-            patience: options.patience,
-            terms: options.terms,
-            owner: options.owner,
-            reenters: options.reentrant,
+            wants,
             since,
             stage: Stage::New,
             above: 0,
@@ -92,7 +83,7 @@ impl<T> Waiting<T> {
     }
 
     pub(super) fn waits(&self) -> bool {
-        self.patience == Patience::Wait
+        self.wants.patience == Patience::Wait
     }
 
     pub(super) fn is_queued(&self) -> bool {

@@ -47,8 +47,8 @@ pub struct Course {
 
 /// A hold, and the channels of tasks, as the fuzzing has them.
 pub trait Fuzzed: Hold {
-    /// Returns the channel of a task; with `reports`, it wants to know who has the lock.
-    fn task(reports: bool) -> Self::Task;
+    /// Returns the channel of a task.
+    fn task() -> Self::Task;
 
     /// Returns the channel of a release.
     fn release() -> Self::Release;
@@ -64,7 +64,7 @@ pub trait Fuzzed: Hold {
 }
 
 impl Fuzzed for PlainHold {
-    fn task(_: bool) -> u64 {
+    fn task() -> u64 {
         0
     }
 
@@ -298,17 +298,12 @@ impl<H: Fuzzed> Bench<H> {
         let options = AcquireOptions {
             used: (kind, capacity),
             permits: choices.pick(&[1, capacity]),
-            patience: if choices.one_in(3) {
-                Patience::Try
-            } else {
-                Patience::Wait
-            },
+            patience: choices.pick(&[Patience::Wait, Patience::Wait, Patience::Try, Patience::OrHeld]),
             reentrant: choices.one_in(4),
             terms: Terms::default(),
             owner: Owner::default(),
         };
-        let to = H::task(choices.one_in(2));
-        self.feed(&Permitted::new(), |client| client.join(key, to, options));
+        self.feed(&Permitted::new(), |client| client.join(key, H::task(), options));
     }
 
     /// Sends the next operation, and answers it in one of several ways.

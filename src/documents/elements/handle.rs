@@ -18,11 +18,11 @@ use crate::{
     locks::{
         acquire::{Ask, Got},
         options::{CanFix, CanLimit, HasHolder, Options},
-        patience::Otherwise,
     },
     session::UserHandle,
     store::{element::ElementKey, read_as},
     truncated_debug::Brief,
+    waitlist::Patience,
     world::{Sealed, World},
 };
 
@@ -72,11 +72,11 @@ pub struct HeldElement<E> {
 }
 
 impl<E: DeserializeOwned + Send + Sync + 'static> Ask for Element<E> {
-    async fn ask(request: Self, options: Options, otherwise: Otherwise) -> Result<Got<Self>, AcquireError> {
+    async fn ask(request: Self, options: Options, patience: Patience) -> Result<Got<Self>, AcquireError> {
         let Self { locks, id } = request;
         let (session, name) = locks.place(&id)?;
         let (array, reading) = (locks.array.clone(), session.elements(&name));
-        let acquired = acquire_and_read(session, name.clone(), (options, otherwise), reading).await;
+        let acquired = acquire_and_read(session, name.clone(), (options, patience), reading).await;
         let (own, found) = acquired.map_err(|error| locks.missing(error))?;
         let Some(found) = found else {
             return Err(locks.missing(AcquireError::NoDocument { name }));

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     backoff::Backoff,
     error::{AcquireError, ServerError},
-    waitlist::{How, Patience, answers::TRY_FOR, timing},
+    waitlist::{How, answers::TRY_FOR, timing},
 };
 
 impl Session {
@@ -20,11 +20,11 @@ impl Session {
     pub(super) async fn claim_or_wait(
         self: &Arc<Self>,
         claiming: &Claiming,
-        (patience, has_passed): (Patience, bool),
+        (waits, has_passed): (bool, bool),
         failing: &mut Option<ServerError>,
     ) -> Result<Vec<ClaimedDocument>, AcquireError> {
         let mut attempts = Attempts::new(self, claiming, has_passed, failing);
-        if patience == Patience::Try {
+        if !waits {
             return self.claim_at_once(&mut attempts).await;
         }
         let filter = attempts.claiming.filter.clone();

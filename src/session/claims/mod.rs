@@ -24,7 +24,6 @@ use crate::{
     hold_options::{Lease, Terms},
     protocol::Owner,
     store::Wanted,
-    waitlist::Patience,
 };
 use filter::Filter;
 pub(in crate::session) use shared::Claims;
@@ -79,14 +78,14 @@ impl Session {
         }
     }
 
-    /// Claims documents; waits until one is free, or returns none when none is. `has_passed`: it has met a document that
+    /// Claims documents; where none is free, waits or returns none. `has_passed`: it has met a document that
     /// can't be claimed. While it waits, `failing` has the last error, unless the server has answered since.
     ///
     /// Cancel safe: documents claimed at the moment the future is dropped are given back.
     pub(crate) async fn claim(
         self: &Arc<Self>,
         claiming: &Claiming,
-        patience: Patience,
+        waits: bool,
         has_passed: bool,
         failing: &mut Option<ServerError>,
     ) -> Result<Vec<ClaimedDocument>, AcquireError> {
@@ -94,7 +93,7 @@ impl Session {
         tokio::select! {
             biased;
             () = self.closing.cancelled() => Err(self.why_closed()),
-            claimed = self.claim_or_wait(claiming, (patience, has_passed), failing) => match claimed {
+            claimed = self.claim_or_wait(claiming, (waits, has_passed), failing) => match claimed {
                 // Of a client that takes nothing new, that says nothing of the documents.
                 Ok(claimed) if claimed.is_empty() && self.takes_nothing_new() => Err(self.why_closed()),
                 claimed => claimed,

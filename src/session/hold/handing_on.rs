@@ -2,7 +2,7 @@
 
 use tokio::{sync::oneshot, time::Instant};
 
-use super::{Hold, HoldState, ReleaseOutcome, Reported, Task, WORTH_A_COMMAND};
+use super::{AcquireOutcome, Hold, HoldState, ReleaseOutcome, Reported, WORTH_A_COMMAND};
 use crate::{
     config::Limits,
     hold_options::Lease,
@@ -12,7 +12,7 @@ use crate::{
 };
 
 impl waitlist::Hold for Hold {
-    type Task = Task;
+    type Task = oneshot::Sender<AcquireOutcome>;
     type Release = oneshot::Sender<ReleaseOutcome>;
 
     /// A hold whose document shows it as idle is shown as held again, unless it is over before that.

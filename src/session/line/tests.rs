@@ -28,7 +28,7 @@ use std::io;
 use tokio::sync::oneshot;
 
 use super::{
-    super::hold::{ReleaseOutcome, Remains},
+    super::hold::{AcquireOutcome, ReleaseOutcome, Remains},
     *,
 };
 use crate::{
@@ -108,11 +108,8 @@ impl Bench {
     fn carry_out(&self, effects: Vec<Effect>, ended: Option<&Ended>) {
         for effect in effects {
             match effect {
-                Effect::Granted { to, hold } => drop(to.to.send(Ok(Some(hold)))),
-                Effect::Refused { to, why } => {
-                    let outcome = to.refused(why, "x", ended, &self.ids);
-                    drop(to.to.send(outcome));
-                }
+                Effect::Granted { to, hold } => drop(to.send(Ok(hold))),
+                Effect::Refused { to, why } => drop(to.send(Err(refused(why, "x", ended, &self.ids)))),
                 Effect::Released { to, found } => drop(to.send(Ok(found))),
                 Effect::NotReleased { to } => drop(to.send(Err(error_of(ended)))),
                 Effect::Lost { hold, reason } => drop(hold.lose(reason)),
@@ -132,19 +129,14 @@ impl Bench {
             patience,
             ..tries()
         };
-        self.join_told(options, false)
+        self.join_for(options)
     }
 
-    /// A try of its wants to know who has the lock.
     fn join_for(&mut self, options: AcquireOptions) -> (u64, Receiver) {
-        self.join_told(options, true)
-    }
-
-    fn join_told(&mut self, options: AcquireOptions, reports_contention: bool) -> (u64, Receiver) {
         self.keys += 1;
         let key = self.keys;
         let (to, outcome) = oneshot::channel();
-        self.step(|step| step.join(key, Task { to, reports_contention }, options));
+        self.step(|step| step.join(key, to, options));
         (key, outcome)
     }
 
@@ -308,11 +300,7 @@ fn error(kind: Failure) -> ServerError {
 }
 
 fn held(outcome: &mut Receiver) -> Arc<Hold> {
-    outcome
-        .try_recv()
-        .expect("it was answered")
-        .expect("without an error")
-        .expect("with a grant")
+    outcome.try_recv().expect("it was answered").expect("with a grant")
 }
 
 fn foreign(id: &str, leave: &[&str], request: Option<&str>) -> Operation {
@@ -351,7 +339,7 @@ fn tries() -> AcquireOptions {
     AcquireOptions {
         used: (Kind::Mutex, 1),
         permits: 1,
-        patience: Patience::Try,
+        patience: Patience::OrHeld,
         reentrant: false,
         terms: Terms::default(),
         owner: Owner::default(),

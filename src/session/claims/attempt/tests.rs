@@ -19,7 +19,6 @@ use crate::{
     store::{
         Connection, DocumentLayout, Event, MemoryDocuments, MemoryStore, MongoStore, Store, document_layout::Paths,
     },
-    waitlist::Patience,
     wake_mode::WakeMode,
 };
 
@@ -170,16 +169,16 @@ async fn a_client_that_takes_nothing_new_does_not_say_that_nothing_is_free() {
     let scene = Scene::new().await;
     scene.documents.insert(doc! { "_id": 2 }).unwrap();
     scene.session.table().lines.closed = true;
-    for patience in [Patience::Try, Patience::Wait] {
+    for waits in [false, true] {
         let owner = scene.session.config.owner(None);
         let claiming = scene.session.claiming(everything(), owner, Terms::default(), 1);
         let mut failing = None;
-        let claimed = scene.session.claim(&claiming, patience, false, &mut failing);
+        let claimed = scene.session.claim(&claiming, waits, false, &mut failing);
         let claimed = timeout(Duration::from_millis(1), claimed).await;
         // A wait goes on until the next step of the end.
         let told = match claimed {
             Ok(claimed) => matches!(claimed, Err(AcquireError::Closed)),
-            Err(_) => patience == Patience::Wait,
+            Err(_) => waits,
         };
         assert!(told);
     }

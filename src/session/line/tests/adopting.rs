@@ -124,15 +124,12 @@ async fn tasks_of_one_client_never_take_from_each_other() {
     bench.settle();
     let first = held(&mut first);
     let (_, mut second) = bench.join_for(wanted_as(1));
-    let (_, mut tried) = bench.join_told(
-        AcquireOptions {
-            patience: Patience::Try,
-            ..wanted_as(1)
-        },
-        false,
-    );
+    let (_, mut tried) = bench.join_for(AcquireOptions {
+        patience: Patience::Try,
+        ..wanted_as(1)
+    });
     bench.settle();
-    assert!(tried.try_recv().unwrap().unwrap().is_none());
+    assert!(matches!(tried.try_recv(), Ok(Err(AcquireError::Held { .. }))));
     second.try_recv().unwrap_err();
     assert_eq!(first.lost_reason(), None);
 }

@@ -42,13 +42,16 @@ fn renew(bench: &mut Bench) {
 fn is_held(bench: &mut Bench) -> bool {
     let (_, mut tried) = bench.join(false);
     bench.settle();
-    let tried = tried.try_recv().unwrap().unwrap();
-    if let Some(hold) = &tried {
-        hold.exit();
-        drop(bench.let_go(hold));
-        bench.settle();
+    match tried.try_recv().unwrap() {
+        Ok(hold) => {
+            hold.exit();
+            drop(bench.let_go(&hold));
+            bench.settle();
+            false
+        }
+        Err(AcquireError::Held { .. }) => true,
+        Err(error) => panic!("{error}"),
     }
-    tried.is_none()
 }
 
 #[tokio::test(start_paused = true)]

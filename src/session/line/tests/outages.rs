@@ -84,7 +84,7 @@ async fn a_try_that_is_denied_takes_out_what_an_unanswered_one_may_put_in() {
     let late = bench.next().expect("it asks");
     bench.fails(&late, &unanswered());
     bench.settle();
-    assert!(matches!(outcome.try_recv(), Ok(Ok(None))));
+    assert!(matches!(outcome.try_recv(), Ok(Err(AcquireError::Held { .. }))));
     // The holder goes, and the first request comes.
     bench.foreign(&foreign("a-2", &["a-1"], None), false);
     bench.apply(&late);
