@@ -30,7 +30,7 @@ use crate::{
     name::LockName,
     operate::{events::Events, list::List, watch::LockEvent},
     session::{ClientLife, Session, UserHandle, streams::observers::Scope},
-    store::{Connection, MemoryStore, Store, collection::PlaceId, document_layout::Paths},
+    store::{Connection, MemoryStore, Store, collection::PlaceId, lock_layout::Paths},
     token::FencingToken,
     wake_mode::{PollingReason, WakeMode, WakeSource},
     world::{Async, World},

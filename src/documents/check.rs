@@ -5,7 +5,7 @@ use mongodb::{bson::Bson, options::UpdateModifications};
 use crate::{
     error::InvalidInput,
     input::check_document,
-    store::document_layout::{DocumentLayout, overlap},
+    store::lock_layout::{LockLayout, overlap},
     truncated_debug::shown,
 };
 
@@ -23,11 +23,11 @@ pub(crate) fn check_encodable(update: &UpdateModifications) -> Result<(), Invali
 
 /// Checks that an update of the user's own document can be written, and leaves its lock alone, and the locks of other
 /// parts of the document.
-pub(crate) fn check_update(update: &UpdateModifications, place: &DocumentLayout) -> Result<(), InvalidInput> {
+pub(crate) fn check_update(update: &UpdateModifications, place: &LockLayout) -> Result<(), InvalidInput> {
     check_encodable(update)?;
     let paths = place.paths();
     let touches = |field: &str| paths.iter().any(|path| overlap(field, path));
-    let path = place.path();
+    let path = place.base().path();
     let mut problem = None;
     match update {
         UpdateModifications::Document(operators) => {

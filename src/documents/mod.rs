@@ -34,9 +34,9 @@ use crate::{
     operate::{events::Events, list::List, watch::LockEvent},
     session::{UserHandle, streams::observers::Scope},
     store::{
-        DocumentLayout, MemoryStore, MongoStore, Store,
+        LockLayout, MemoryStore, MongoStore, Store,
         collection::{PlaceId, UserCollection},
-        document_layout::Paths,
+        lock_layout::Paths,
         name,
     },
     token::FencingToken,
@@ -647,7 +647,7 @@ impl<T, W: World> DocumentLocks<T, W> {
         }
         self.check_database()?;
         check_path(&self.path, "for the locks")?;
-        let place = DocumentLayout::new(self.namespace(), &self.path, &self.paths());
+        let place = LockLayout::in_documents(self.namespace(), &self.path, &self.paths());
         let place = place.map_err(|other| {
             InvalidInput::new(format!(
                 "the field `{}` for the locks of {} overlaps with `{other}`, where this client already has locks",
@@ -658,8 +658,8 @@ impl<T, W: World> DocumentLocks<T, W> {
     }
 
     /// Returns the session over the locks in this place of the documents.
-    fn session_in(&self, place: &Arc<DocumentLayout>) -> UserHandle {
-        let id = PlaceId::of(&self.collection, place.path());
+    fn session_in(&self, place: &Arc<LockLayout>) -> UserHandle {
+        let id = PlaceId::of(&self.collection, place.base().path());
         self.locks.session_over(id, || match &self.collection {
             UserCollection::Mongo(collection) => {
                 let streams = self.locks.stream_read_preference().clone();
@@ -668,7 +668,7 @@ impl<T, W: World> DocumentLocks<T, W> {
             }
             UserCollection::Memory(documents) => {
                 let (documents, connection) = (documents.clone(), self.locks.connection());
-                Store::Memory(Arc::new(MemoryStore::new(documents, Some(place.clone()), connection)))
+                Store::Memory(Arc::new(MemoryStore::new(documents, place.clone(), connection)))
             }
         })
     }

@@ -12,12 +12,12 @@ use crate::{
     documents,
     error::InvalidInput,
     protocol::Location,
-    store::{DocumentLayout, document_layout::overlap},
+    store::{LockLayout, lock_layout::overlap},
     truncated_debug::shown,
 };
 
 /// Checks that the token and the locks have separate fields.
-pub(super) fn check_field_apart(field: &str, place: &DocumentLayout) -> Result<(), InvalidInput> {
+pub(super) fn check_field_apart(field: &str, place: &LockLayout) -> Result<(), InvalidInput> {
     match place.paths().into_iter().find(|path| overlap(field, path)) {
         None => Ok(()),
         Some(path) => Err(InvalidInput::new(format!(
@@ -28,7 +28,7 @@ pub(super) fn check_field_apart(field: &str, place: &DocumentLayout) -> Result<(
 }
 
 /// Checks that an update leaves the locks alone. An update without operators only records the token.
-pub(super) fn check_update_of_locked(update: &UpdateModifications, place: &DocumentLayout) -> Result<(), InvalidInput> {
+pub(super) fn check_update_of_locked(update: &UpdateModifications, place: &LockLayout) -> Result<(), InvalidInput> {
     match update {
         UpdateModifications::Document(none) if none.is_empty() => Ok(()),
         update => documents::check_update(update, place),
@@ -37,7 +37,7 @@ pub(super) fn check_update_of_locked(update: &UpdateModifications, place: &Docum
 
 /// Returns a pipeline that replaces a document by this one and keeps the stored locks. A lock in `replacement` is
 /// ignored, as it may have been read in an earlier state.
-pub(super) fn replace(mut replacement: Document, place: &DocumentLayout) -> Result<Vec<Document>, InvalidInput> {
+pub(super) fn replace(mut replacement: Document, place: &LockLayout) -> Result<Vec<Document>, InvalidInput> {
     let locks: Vec<Location> = place.paths().iter().map(|path| Location::under(path)).collect();
     for lock in &locks {
         let whole = lock.path();
@@ -77,11 +77,11 @@ pub(super) fn replace(mut replacement: Document, place: &DocumentLayout) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::document_layout::Paths;
+    use crate::store::lock_layout::Paths;
 
     #[test]
     fn a_replacement_has_room_for_the_lock() {
-        let place = DocumentLayout::new(None, "a.b", &Paths::default()).unwrap();
+        let place = LockLayout::in_documents(None, "a.b", &Paths::default()).unwrap();
         for replacement in [doc! { "a": 7 }, doc! { "a": [1] }] {
             let refused = replace(replacement, &place).unwrap_err().to_string();
             assert!(refused.contains("`a`") && refused.contains("`a.b`"), "{refused}");
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn an_update_may_be_empty_and_leaves_the_lock_alone() {
-        let place = DocumentLayout::new(None, "a.b", &Paths::default()).unwrap();
+        let place = LockLayout::in_documents(None, "a.b", &Paths::default()).unwrap();
         let check = |update: Document| check_update_of_locked(&update.into(), &place);
         for update in [doc! {}, doc! { "$set": { "c": 1 } }] {
             check(update).unwrap();
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn the_token_is_not_kept_in_the_lock() {
-        let place = DocumentLayout::new(None, "a.b", &Paths::default()).unwrap();
+        let place = LockLayout::in_documents(None, "a.b", &Paths::default()).unwrap();
         for field in ["a", "a.b", "a.b.fence"] {
             check_field_apart(field, &place).unwrap_err();
         }

@@ -29,7 +29,7 @@ use crate::{
     handle::{View, target::IsOne},
     input::{check_document, check_path},
     protocol::document::whole,
-    store::DocumentLayout,
+    store::LockLayout,
     token::FencingToken,
     truncated_debug::shown,
     world::World,
@@ -121,7 +121,7 @@ pub struct Fence {
     token: FencingToken,
     field: String,
     /// For the handle of a document: the place of such locks.
-    locked: Option<Arc<DocumentLayout>>,
+    locked: Option<Arc<LockLayout>>,
 }
 
 impl Fence {
@@ -327,10 +327,10 @@ impl Fence {
     }
 
     /// Returns the locks in the documents of the collection, if the fence comes from one of them.
-    fn locked_in<T: Send + Sync>(&self, collection: &Collection<T>) -> Option<&DocumentLayout> {
+    fn locked_in<T: Send + Sync>(&self, collection: &Collection<T>) -> Option<&LockLayout> {
         self.locked
             .as_deref()
-            .filter(|place| place.is_in(&collection.namespace()))
+            .filter(|place| place.is_for(&collection.namespace()))
     }
 
     /// Returns the sub-documents that contain the field, outermost first.

@@ -2,7 +2,7 @@
 
 use mongodb::bson::{Bson, Document, doc};
 
-use crate::{error::InvalidInput, store::document_layout::overlap, truncated_debug::shown};
+use crate::{error::InvalidInput, store::lock_layout::overlap, truncated_debug::shown};
 
 /// Returns the document that an upsert's filter names by its `_id`.
 ///

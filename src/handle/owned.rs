@@ -21,7 +21,7 @@ use crate::{
         hold::{Hold, Remains},
     },
     status::{LockStatus, Lost, LostReason},
-    store::DocumentLayout,
+    store::LockLayout,
     telemetry,
     token::FencingToken,
 };
@@ -161,7 +161,7 @@ pub struct SeenHold {
     /// A view that outlives handles and clients keeps nothing alive.
     session: Weak<Session>,
     /// For a document: the place of such locks.
-    locked: Option<Arc<DocumentLayout>>,
+    locked: Option<Arc<LockLayout>>,
 }
 
 impl SeenHold {
@@ -185,7 +185,7 @@ impl SeenHold {
         self.hold.lost_as(reason)
     }
 
-    pub(crate) fn locked(&self) -> Option<&Arc<DocumentLayout>> {
+    pub(crate) fn locked(&self) -> Option<&Arc<LockLayout>> {
         self.locked.as_ref()
     }
 

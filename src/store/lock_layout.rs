@@ -1,22 +1,44 @@
-//! The places of the locks that one session keeps in documents: one lock in each document, or one for each element of
-//! an array.
+//! The places of the locks that one session keeps in documents: the documents are the locks; or each document of the
+//! user's own has one lock, or one for each element of an array.
 
-use std::borrow::Cow;
+use std::{
+    borrow::Cow,
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
-use mongodb::bson::{Bson, Document};
+use mongodb::{
+    Namespace,
+    bson::{Bson, Document},
+};
 
-use super::{document_layout::DocumentLayout, element::ElementKey, name};
+use super::{element::ElementKey, name};
 use crate::protocol::Location;
 
-/// The places of a session's locks.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The paths of the locks in the documents of one collection, as far as a client knows: programs may lock parts of one
+/// document independently, each under its own path.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Paths(Arc<Mutex<BTreeMap<String, Option<String>>>>);
+
+impl Paths {
+    /// The paths; with the array, where the locks of its elements are.
+    fn paths(&self) -> MutexGuard<'_, BTreeMap<String, Option<String>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The places of a session's locks. By default, the documents are the locks.
+#[derive(Debug, Default)]
 pub(crate) struct LockLayout {
+    /// The collection of the user's own documents; `None` in memory.
+    namespace: Option<Namespace>,
     /// The place of the one lock; for elements, of the map from their codes to their locks.
     base: Location,
     /// The path of the array, if the locks are those of its elements.
     array: Option<String>,
-    /// The place of the locks of elements, beside the one lock of a document.
-    elements: Option<Location>,
+    /// The path of the lock of the whole document, beside which the locks of elements are.
+    whole: Option<String>,
+    all: Paths,
 }
 
 /// One lock of a layout.
@@ -36,13 +58,50 @@ pub(crate) struct Element<'a> {
 }
 
 impl LockLayout {
-    /// Returns the places of the locks in documents.
-    pub(crate) fn of(place: &DocumentLayout) -> Self {
-        Self {
-            base: Location::under(place.path()),
-            array: place.array().map(str::to_owned),
-            elements: place.elements().map(|path| Location::under(&path)),
+    /// Registers the path of the lock of a user's document with the client. If a lock there would lie within another
+    /// lock, or contain it, returns the path of that other lock as the error.
+    pub(crate) fn in_documents(namespace: Option<Namespace>, path: &str, all: &Paths) -> Result<Arc<Self>, String> {
+        Self::register(namespace, path, None, None, all)
+    }
+
+    /// Does the same for the locks of an array's elements, beside the lock of the whole document under its path.
+    pub(crate) fn of_elements(
+        namespace: Option<Namespace>,
+        path: &str,
+        (array, whole): (&str, &str),
+        all: &Paths,
+    ) -> Result<Arc<Self>, String> {
+        if let Some(other) = all.paths().keys().find(|other| overlap(other, array)) {
+            return Err(other.clone());
         }
+        Self::register(namespace, path, Some(array), Some(whole), all)
+    }
+
+    fn register(
+        namespace: Option<Namespace>,
+        path: &str,
+        array: Option<&str>,
+        whole: Option<&str>,
+        all: &Paths,
+    ) -> Result<Arc<Self>, String> {
+        let mut paths = all.paths();
+        let array = array.map(str::to_owned);
+        let same = |other: &str, of: &Option<String>| other == path && *of == array;
+        if let Some((other, _)) = paths
+            .iter()
+            .find(|(other, of)| overlap(other, path) && !same(other, of))
+        {
+            return Err(other.clone());
+        }
+        paths.insert(path.to_owned(), array.clone());
+        drop(paths);
+        Ok(Arc::new(Self {
+            namespace,
+            base: Location::under(path),
+            array,
+            whole: whole.map(str::to_owned),
+            all: all.clone(),
+        }))
     }
 
     /// Returns the place of the one lock; for elements, of the map from their codes to their locks.
@@ -50,16 +109,9 @@ impl LockLayout {
         &self.base
     }
 
+    /// Reports whether the documents are the locks.
     pub(crate) fn is_root(&self) -> bool {
         self.base.is_root()
-    }
-
-    /// Removes all locks from a document, so that the rest is the user's.
-    pub(crate) fn take_locks(&self, document: &mut Document) {
-        self.base.take_lock(document);
-        if let Some(elements) = &self.elements {
-            elements.take_lock(document);
-        }
     }
 
     /// Reports whether the locks are those of an array's elements.
@@ -67,22 +119,41 @@ impl LockLayout {
         self.array.is_some()
     }
 
+    /// Reports whether the documents of this collection are the locked ones.
+    pub(crate) fn is_for(&self, namespace: &Namespace) -> bool {
+        self.namespace.as_ref() == Some(namespace)
+    }
+
+    /// Returns the paths of all locks in the same documents of the user's: those that this client has, and those of the
+    /// whole document and of all its elements, as other clients may lock these.
+    pub(crate) fn paths(&self) -> Vec<String> {
+        let whole = self.whole.as_deref().unwrap_or(self.base.path());
+        let elements = elements_beside(whole);
+        let others = self.all.paths();
+        let is_other = |path: &String| path != whole && !overlap(path, &elements);
+        let others: Vec<String> = others.keys().filter(|path| is_other(path)).cloned().collect();
+        [whole.to_owned(), elements].into_iter().chain(others).collect()
+    }
+
+    /// Removes all locks from a document, so that the rest is the user's.
+    pub(crate) fn take_locks(&self, document: &mut Document) {
+        self.base.take_lock(document);
+        if !self.is_root() && self.array.is_none() {
+            Location::under(&elements_beside(self.base.path())).take_lock(document);
+        }
+    }
+
     /// Returns the lock with this name.
     pub(crate) fn member(&self, name: &str) -> LockRef<'_> {
-        let location = self.at(name);
-        let Some(array) = &self.array else {
-            return LockRef {
-                id: name::id_of(&self.base, name),
-                location,
-                element: None,
-            };
-        };
-        let (document, code) = split(name);
-        let key = ElementKey::from_code(code);
+        let key = || ElementKey::from_code(split(name).1);
+        let element = self
+            .array
+            .as_deref()
+            .and_then(|array| Some(Element { array, key: key()? }));
         LockRef {
-            id: name::id_of(&self.base, document),
-            location,
-            element: key.map(|key| Element { array, key }),
+            id: self.id_of(name),
+            location: self.at(name),
+            element,
         }
     }
 
@@ -96,9 +167,14 @@ impl LockLayout {
 
     /// Returns the `_id` of the document that contains the lock with this name.
     pub(crate) fn id_of(&self, name: &str) -> Bson {
+        name::id_of(&self.base, self.document_of(name))
+    }
+
+    /// Returns the name of the document that contains the lock with this name.
+    fn document_of<'a>(&self, name: &'a str) -> &'a str {
         match self.array {
-            None => name::id_of(&self.base, name),
-            Some(_) => name::id_of(&self.base, split(name).0),
+            None => name,
+            Some(_) => split(name).0,
         }
     }
 
@@ -106,11 +182,7 @@ impl LockLayout {
     /// collection, other texts can be the same.
     pub(crate) fn is_in(&self, name: &str, document: &Document) -> bool {
         let id = document.get("_id").and_then(|id| self.document(id));
-        let of = match self.array {
-            None => name,
-            Some(_) => split(name).0,
-        };
-        id.as_deref() == Some(of)
+        id.as_deref() == Some(self.document_of(name))
     }
 
     /// Returns the name of the document with this `_id`, as the names of its locks begin; `None` when no lock can have
@@ -119,6 +191,14 @@ impl LockLayout {
         name::of_document(&self.base, id)
     }
 }
+
+impl PartialEq for LockLayout {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.namespace, &self.base) == (&other.namespace, &other.base)
+    }
+}
+
+impl Eq for LockLayout {}
 
 impl Element<'_> {
     /// Returns the elements of a document that have the key.
@@ -145,20 +225,63 @@ fn split(name: &str) -> (&str, &str) {
 
 /// Returns the array at a path that leads through documents.
 fn array<'a>(document: &'a Document, path: &str) -> Option<&'a Vec<Bson>> {
-    let (above, last) = path
-        .rsplit_once('.')
-        .map_or((None, path), |(above, last)| (Some(above), last));
-    let mut above = above.into_iter().flat_map(|above| above.split('.'));
-    let parent = above.try_fold(document, |document, segment| document.get_document(segment).ok());
-    parent?.get_array(last).ok()
+    let (above, last) = above(path);
+    above.lock(document)?.get_array(last).ok()
 }
 
 /// Returns the array at a path that leads through documents, to be changed.
 pub(crate) fn array_mut<'a>(document: &'a mut Document, path: &str) -> Option<&'a mut Vec<Bson>> {
-    let (above, last) = path
-        .rsplit_once('.')
-        .map_or((None, path), |(above, last)| (Some(above), last));
-    let mut above = above.into_iter().flat_map(|above| above.split('.'));
-    let parent = above.try_fold(document, |document, segment| document.get_document_mut(segment).ok());
-    parent?.get_array_mut(last).ok()
+    let (above, last) = above(path);
+    above.lock_mut(document)?.get_array_mut(last).ok()
+}
+
+/// Returns the place of the document that has the last field of a path, and that field.
+fn above(path: &str) -> (Location, &str) {
+    let parts = path.rsplit_once('.');
+    parts.map_or((Location::default(), path), |(above, last)| {
+        (Location::under(above), last)
+    })
+}
+
+/// Returns the path under which the locks of arrays' elements are, beside the lock of the whole document at `path`.
+pub(crate) fn elements_beside(path: &str) -> String {
+    format!("{path}_elements")
+}
+
+/// Reports whether two paths are equal, or one leads to the other.
+pub(crate) fn overlap(one: &str, other: &str) -> bool {
+    one.split('.').zip(other.split('.')).all(|(one, other)| one == other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_has_no_place_within_another() {
+        let all = Paths::default();
+        let one = LockLayout::in_documents(None, "p.x", &all).unwrap();
+        LockLayout::in_documents(None, "p.x", &all).unwrap();
+        LockLayout::in_documents(None, "p.xy", &all).unwrap();
+        for within in ["p", "p.x.y"] {
+            assert_eq!(LockLayout::in_documents(None, within, &all).unwrap_err(), "p.x");
+        }
+        assert_eq!(one.paths(), ["p.x", "p.x_elements", "p.xy"]);
+        let elements = LockLayout::of_elements(None, "p.x_elements.lines", ("lines", "p.x"), &all).unwrap();
+        assert_eq!(one.paths(), ["p.x", "p.x_elements", "p.xy"]);
+        assert_eq!(elements.paths(), ["p.x", "p.x_elements", "p.xy"]);
+        // The lock of a document is none of an element, nor of another array.
+        LockLayout::in_documents(None, "p.x_elements.lines", &all).unwrap_err();
+        LockLayout::of_elements(None, "p.x_elements.lines", ("others", "p.x"), &all).unwrap_err();
+    }
+
+    #[test]
+    fn the_locks_of_elements_and_that_of_the_whole_document_know_of_each_other() {
+        let elements = LockLayout::of_elements(None, "w_elements.lines", ("lines", "w"), &Paths::default()).unwrap();
+        assert_eq!(elements.paths(), ["w", "w_elements"]);
+        let all = Paths::default();
+        let whole = LockLayout::in_documents(None, "w", &all).unwrap();
+        LockLayout::in_documents(None, "other", &all).unwrap();
+        assert_eq!(whole.paths(), ["w", "w_elements", "other"]);
+    }
 }

@@ -21,10 +21,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use mongodb::bson::{Bson, Document, doc};
 
-use super::{
-    AWAIT_TIME, Answer, DocumentLayout, Documents, Event, Failure, Listed, Renewal, Selection, Watched,
-    lock_layout::LockLayout, name,
-};
+use super::{AWAIT_TIME, Answer, Documents, Event, Failure, Listed, LockLayout, Renewal, Selection, Watched, name};
 use crate::protocol::{Ahead, Exchange, Location, Operation, ServerTime, State, document::Malformed, state};
 use documents::Contents;
 use stream::stream;
@@ -58,24 +55,15 @@ impl From<Refused> for ServerError {
 #[derive(Debug, Default)]
 pub(crate) struct MemoryStore {
     documents: Arc<MemoryDocuments>,
-    layout: LockLayout,
-    /// Set when the locks are in documents of the user's own.
-    place: Option<Arc<DocumentLayout>>,
+    pub(super) layout: Arc<LockLayout>,
     connection: Connection,
 }
 
 impl MemoryStore {
-    pub(crate) fn new(
-        documents: Arc<MemoryDocuments>,
-        place: Option<Arc<DocumentLayout>>,
-        connection: Connection,
-    ) -> Self {
+    pub(crate) fn new(documents: Arc<MemoryDocuments>, layout: Arc<LockLayout>, connection: Connection) -> Self {
         Self {
             documents,
-            layout: place
-                .as_ref()
-                .map_or_else(LockLayout::default, |place| LockLayout::of(place)),
-            place,
+            layout,
             connection,
         }
     }
@@ -83,15 +71,11 @@ impl MemoryStore {
     /// Returns the same locks for another client.
     pub(crate) fn of_another_client(&self) -> Self {
         let connection = self.connection.of_another_client();
-        Self::new(self.documents.clone(), self.place.clone(), connection)
+        Self::new(self.documents.clone(), self.layout.clone(), connection)
     }
 
     pub(crate) fn connection(&self) -> &Connection {
         &self.connection
-    }
-
-    pub(super) fn place(&self) -> Option<&Arc<DocumentLayout>> {
-        self.place.as_ref()
     }
 
     pub(crate) fn run(&self, name: &str, operation: &Operation) -> Result<Answer, ServerError> {
@@ -261,7 +245,11 @@ fn is_purged(lock: &Bson, now: ServerTime) -> bool {
 impl MemoryStore {
     /// Creates a store whose server clock reads `epoch` now.
     pub(crate) fn begun(epoch: ServerTime) -> Self {
-        Self::new(Arc::new(MemoryDocuments::begun(epoch)), None, Connection::default())
+        Self::new(
+            Arc::new(MemoryDocuments::begun(epoch)),
+            Arc::default(),
+            Connection::default(),
+        )
     }
 
     /// Sets the server's clock ahead of the elapsed time.

@@ -6,7 +6,6 @@
 mod claims;
 pub(crate) mod collection;
 mod detached;
-pub(crate) mod document_layout;
 mod documents;
 pub(crate) mod element;
 pub(crate) mod lock_layout;
@@ -38,7 +37,7 @@ use mongodb::bson::Timestamp;
 pub(crate) use crate::error::failure::Failure;
 pub(crate) use claims::{Among, Claimed, ElementUpdate, Outlook, Taken, Wanted};
 pub(crate) use detached::{Detached, detached};
-pub(crate) use document_layout::DocumentLayout;
+pub(crate) use lock_layout::LockLayout;
 pub(crate) use memory::{Connection, MemoryDocuments, MemoryStore, MemoryStream, Refused};
 pub(crate) use mongo::{AWAIT_TIME, LONG_READ_WITHIN, MongoStore, READ_WITHIN, abort, identity, is_in_transaction};
 pub use observed::UnreadableInfo;
@@ -388,13 +387,14 @@ impl Store {
     }
 
     /// Returns the place of the locks in the user's own documents; `None` when the documents are the locks.
-    pub(crate) fn in_place(&self) -> Option<&Arc<DocumentLayout>> {
-        match self {
-            Self::Mongo(store) => store.place(),
-            Self::Memory(store) => store.place(),
+    pub(crate) fn in_place(&self) -> Option<&Arc<LockLayout>> {
+        let layout = match self {
+            Self::Mongo(store) => &store.layout,
+            Self::Memory(store) => &store.layout,
             #[cfg(test)]
-            Self::Simulated(_) => None,
-        }
+            Self::Simulated(_) => return None,
+        };
+        Some(layout).filter(|layout| !layout.is_root())
     }
 }
 

@@ -26,10 +26,7 @@ use mongodb::{
 };
 use tokio::time::Instant;
 
-use super::{
-    Answer, DocumentLayout, Elected, Failure, LogTime, Unreadable,
-    lock_layout::{LockLayout, LockRef},
-};
+use super::{Answer, Elected, Failure, LockLayout, LogTime, Unreadable, lock_layout::LockRef};
 
 use crate::{
     error::ServerError,
@@ -69,9 +66,7 @@ pub(crate) struct MongoStore {
     /// The database of the collection.
     database: Database,
     collection: Collection<Document>,
-    layout: LockLayout,
-    /// Set when the locks are in documents of the user's own.
-    place: Option<Arc<DocumentLayout>>,
+    pub(super) layout: Arc<LockLayout>,
     /// The members of the replica set that serve the streams of a session.
     streams: ReadPreference,
 }
@@ -96,7 +91,7 @@ impl MongoStore {
         collection: &str,
         streams: ReadPreference,
     ) -> Result<Connected, ServerError> {
-        let store = Self::new(database.collection(collection), None, streams);
+        let store = Self::new(database.collection(collection), Arc::default(), streams);
         let sent = Instant::now();
         // Asked of the primary, which also answers for the collection's writes, so that an unreachable primary is
         // noticed here.
@@ -127,13 +122,13 @@ impl MongoStore {
     /// Returns the store of the locks in the documents of a user's collection.
     pub(crate) fn in_place<T: Send + Sync>(
         collection: &Collection<T>,
-        place: Arc<DocumentLayout>,
+        layout: Arc<LockLayout>,
         streams: ReadPreference,
     ) -> Self {
-        Self::new(collection.clone_with_type(), Some(place), streams)
+        Self::new(collection.clone_with_type(), layout, streams)
     }
 
-    fn new(collection: Collection<Document>, place: Option<Arc<DocumentLayout>>, streams: ReadPreference) -> Self {
+    fn new(collection: Collection<Document>, layout: Arc<LockLayout>, streams: ReadPreference) -> Self {
         // Set here and never inherited: the user's settings for the database are meant for the user's own data. A grant
         // that is not majority-committed can be rolled back, and then be granted again to another.
         let options = CollectionOptions::builder()
@@ -145,10 +140,7 @@ impl MongoStore {
         let database = collection.client().database(&namespace.db);
         Self {
             collection: database.collection_with_options(&namespace.coll, options),
-            layout: place
-                .as_ref()
-                .map_or_else(LockLayout::default, |place| LockLayout::of(place)),
-            place,
+            layout,
             streams,
             database,
         }

@@ -15,10 +15,7 @@ use crate::{
     input::check_id,
     inspect::LockInfo,
     protocol::{Location, ServerTime, State, wake},
-    store::{
-        DocumentLayout, Event, Failure, document_layout::Paths, element::ElementKey, lock_layout::LockLayout, mongo,
-        name,
-    },
+    store::{Event, Failure, LockLayout, element::ElementKey, lock_layout::Paths, mongo, name},
 };
 
 /// Reads an event as one of a collection of locks, and as one of documents with locks in them.
@@ -35,21 +32,20 @@ pub fn read_event(event: &Document) {
 
 /// Checks that an event, read as one of the locks of elements, concerns only locks in its own document.
 fn read_event_of_elements(event: &Document) {
-    let Ok(place) = DocumentLayout::of_elements(None, "locks.lines", ("lines", "lock"), &Paths::default()) else {
+    let Ok(layout) = LockLayout::of_elements(None, "locks.lines", ("lines", "lock"), &Paths::default()) else {
         return;
     };
-    let family = LockLayout::of(&place);
     let id = event.get_document("documentKey").ok().and_then(|key| key.get("_id"));
-    let whole = id.and_then(|id| family.document(id));
-    for event in mongo::read_elements(&family, &wake::pattern("me"), event) {
+    let whole = id.and_then(|id| layout.document(id));
+    for event in mongo::read_elements(&layout, &wake::pattern("me"), event) {
         match event {
             Event::Addressed { name, wake, .. } => {
                 assert!(wake.contains(";me-") && whole.as_deref().is_some_and(|whole| name.starts_with(whole)));
-                drop(family.member(&name).id);
+                drop(layout.member(&name).id);
             }
             Event::Foreign { name, .. } => {
                 assert!(whole.as_deref().is_some_and(|whole| name.starts_with(whole)));
-                drop(family.member(&name).id);
+                drop(layout.member(&name).id);
             }
             Event::Document { document, .. } => assert_eq!(Some(document), whole),
             _ => {}

@@ -24,10 +24,9 @@ use crate::{
     },
     session::UserHandle,
     store::{
-        DocumentLayout,
-        document_layout::{elements_beside, overlap},
+        LockLayout,
         element::{ElementKey, escaped},
-        lock_layout::element_name,
+        lock_layout::{element_name, elements_beside, overlap},
         name,
     },
     token::FencingToken,
@@ -345,7 +344,7 @@ impl<E, W: World> ElementLocks<E, W> {
                 return Err(overlaps(own));
             }
         }
-        let place = DocumentLayout::of_elements(
+        let place = LockLayout::of_elements(
             self.locks.namespace(),
             &path,
             (&self.array, &self.locks.path),

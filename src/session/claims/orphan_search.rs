@@ -210,9 +210,7 @@ mod tests {
         config::Settings,
         hold_options::{Lease, Terms},
         session::Session,
-        store::{
-            Among, Connection, DocumentLayout, MemoryDocuments, MemoryStore, Store, Wanted, document_layout::Paths,
-        },
+        store::{Among, Connection, LockLayout, MemoryDocuments, MemoryStore, Store, Wanted, lock_layout::Paths},
         wake_mode::WakeMode,
     };
 
@@ -231,10 +229,10 @@ mod tests {
     }
 
     fn session(documents: &Arc<MemoryDocuments>) -> Arc<Session> {
-        let place = DocumentLayout::new(None, "lock", &Paths::default()).unwrap();
+        let place = LockLayout::in_documents(None, "lock", &Paths::default()).unwrap();
         let store = Store::Memory(Arc::new(MemoryStore::new(
             documents.clone(),
-            Some(place),
+            place,
             Connection::default(),
         )));
         let config = Settings::default().validate().unwrap();

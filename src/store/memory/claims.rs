@@ -286,7 +286,7 @@ mod tests {
     use std::{sync::Arc, time::Duration};
 
     use super::*;
-    use crate::store::{Connection, DocumentLayout, MemoryDocuments, document_layout::Paths};
+    use crate::store::{Connection, LockLayout, MemoryDocuments, lock_layout::Paths};
 
     /// The lease ends by the store's own clock, whatever the holder's says, even if there is no other holder.
     #[tokio::test(start_paused = true)]
@@ -302,8 +302,8 @@ mod tests {
             "at": until, "purge_at": until,
         };
         collection.insert(doc! { "_id": 1, "lock": lock }).unwrap();
-        let place = DocumentLayout::new(None, "lock", &Paths::default()).unwrap();
-        let store = MemoryStore::new(collection, Some(place), Connection::default());
+        let place = LockLayout::in_documents(None, "lock", &Paths::default()).unwrap();
+        let store = MemoryStore::new(collection, place, Connection::default());
         let change = |holder| {
             let update = UpdateModifications::Document(doc! { "$inc": { "n": 1 } });
             store.change("1", holder, &update, "a.1").unwrap()

@@ -72,7 +72,7 @@ mod tests {
         config::Settings,
         operate::watch::LockEvent,
         protocol::fixtures,
-        store::{DocumentLayout, MemoryDocuments, MemoryStore, Watched, document_layout::Paths},
+        store::{LockLayout, MemoryDocuments, MemoryStore, Watched, lock_layout::Paths},
     };
 
     /// Reads a stream to its end, and returns the number of its events.
@@ -93,8 +93,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_stream_that_nobody_reads_ends_and_keeps_no_more_events() {
         let collection = Arc::new(MemoryDocuments::default());
-        let place = DocumentLayout::new(None, "lock", &Paths::default()).unwrap();
-        let locks = MemoryStore::new(collection.clone(), Some(place), Connection::default());
+        let place = LockLayout::in_documents(None, "lock", &Paths::default()).unwrap();
+        let locks = MemoryStore::new(collection.clone(), place, Connection::default());
         let lock = doc! {
             "kind": "document", "capacity": 1, "token": 7, "holders": [], "queue": [], "wake": "", "version": 1,
             "at": DateTime::MIN, "purge_at": DateTime::MAX,

@@ -1,5 +1,7 @@
 //! The events of writes in memory, as a server's change stream would report them.
 
+use std::sync::Arc;
+
 use mongodb::bson::{Bson, Document};
 
 use super::stream::StreamSender;
@@ -24,7 +26,7 @@ pub(super) struct Written<'a> {
 /// The open stream of a session: the events of its locks, and of those that are watched.
 #[derive(Debug)]
 pub(super) struct Watcher {
-    layout: LockLayout,
+    layout: Arc<LockLayout>,
     /// The pattern of the events addressed to the session.
     pattern: String,
     watched: Watched,
@@ -32,7 +34,7 @@ pub(super) struct Watcher {
 }
 
 impl Watcher {
-    pub(super) fn new(layout: LockLayout, session: &str, watched: Watched, events: StreamSender) -> Self {
+    pub(super) fn new(layout: Arc<LockLayout>, session: &str, watched: Watched, events: StreamSender) -> Self {
         Self {
             layout,
             pattern: wake::pattern(session),

@@ -1,6 +1,6 @@
 //! Operations only for documents of the user's own: reading them, and changing them.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use mongodb::{
     bson::{Bson, Document, doc},
@@ -11,7 +11,7 @@ use super::{LONG_READ_WITHIN, MongoStore, READ_WITHIN, fields, ids_with_prefix, 
 use crate::{
     error::ServerError,
     protocol::{Location, pipeline, wake},
-    store::{DocumentLayout, Listed, Selection, View, name},
+    store::{Listed, Selection, View, name},
 };
 
 impl MongoStore {
@@ -46,10 +46,6 @@ impl MongoStore {
         }
         listed.as_of = session.operation_time();
         Ok(listed)
-    }
-
-    pub(in crate::store) fn place(&self) -> Option<&Arc<DocumentLayout>> {
-        self.place.as_ref()
     }
 
     /// Returns the user's part of a document, as the primary has it now.

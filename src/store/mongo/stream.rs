@@ -28,10 +28,10 @@ impl MongoStore {
         let (ours, watched) = (wake::pattern(session), watched.clone());
         let location = self.layout.base().clone();
         if self.layout.is_of_elements() {
-            let family = self.layout.clone();
+            let layout = self.layout.clone();
             let read = move |event: &Received, to: &mut Vec<Event>| match event {
                 Received::Nothing => to.push(Event::Everything),
-                Received::Event { fields, has_name: true } => to.extend(read_elements(&family, &ours, fields)),
+                Received::Event { fields, has_name: true } => to.extend(read_elements(&layout, &ours, fields)),
                 // No lock is in it.
                 Received::Event { .. } => {}
             };

@@ -16,9 +16,7 @@ use crate::{
     protocol::{Evict, Expects, wake},
     session::Session,
     status::LostReason,
-    store::{
-        Connection, DocumentLayout, Event, MemoryDocuments, MemoryStore, MongoStore, Store, document_layout::Paths,
-    },
+    store::{Connection, Event, LockLayout, MemoryDocuments, MemoryStore, MongoStore, Store, lock_layout::Paths},
     wake_mode::WakeMode,
 };
 
@@ -37,10 +35,10 @@ impl Scene {
     async fn new() -> Self {
         let documents = Arc::new(MemoryDocuments::default());
         documents.insert(doc! { "_id": 1 }).unwrap();
-        let place = DocumentLayout::new(None, "lock", &Paths::default()).unwrap();
+        let place = LockLayout::in_documents(None, "lock", &Paths::default()).unwrap();
         let store = Store::Memory(Arc::new(MemoryStore::new(
             documents.clone(),
-            Some(place),
+            place,
             Connection::default(),
         )));
         let config = Settings::default().validate().unwrap();
@@ -199,7 +197,7 @@ async fn on_a_server(name: &str, count: usize) -> (Store, Database) {
     let collection = database.collection::<Document>("events");
     let documents = (0..count as i32).map(|id| doc! { "_id": id });
     collection.insert_many(documents).await.unwrap();
-    let place = DocumentLayout::new(Some(collection.namespace()), "lock", &Paths::default()).unwrap();
+    let place = LockLayout::in_documents(Some(collection.namespace()), "lock", &Paths::default()).unwrap();
     let store = MongoStore::in_place(&collection, place, ReadPreference::Primary);
     (Store::Mongo(Arc::new(store)), database)
 }

@@ -162,9 +162,9 @@ fn having_entries_of(session: &str) -> Document {
 
 /// Returns the events of the locks that one event of the stream concerns, in their order. `ours` is the pattern of the
 /// session's entries.
-pub(crate) fn read_elements(family: &LockLayout, ours: &str, event: &Document) -> Vec<Event> {
+pub(crate) fn read_elements(layout: &LockLayout, ours: &str, event: &Document) -> Vec<Event> {
     let id = event.get_document("documentKey").ok().and_then(|key| key.get("_id"));
-    let document = id.and_then(|id| family.document(id));
+    let document = id.and_then(|id| layout.document(id));
     let (kind, document) = match (event.get_str("operationType"), document) {
         (Ok("insert"), _) => return Vec::new(),
         (Ok(kind @ ("update" | "replace" | "delete")), Some(document)) => (kind, document),
@@ -235,7 +235,7 @@ mod tests {
     use watchlock_testkit::shared;
 
     use super::*;
-    use crate::store::document_layout::{DocumentLayout, Paths};
+    use crate::store::lock_layout::{LockLayout, Paths};
 
     const OURS: &str = "cc.1:;me-1+7;";
     const THEIRS: &str = "cc.1:h;dd-1+7;";
@@ -429,8 +429,7 @@ mod tests {
         let client = shared::replica_set().await.client().await.unwrap();
         let database = client.database(&shared::unique_name("events"));
         let collection = database.collection::<Document>("events");
-        let place = DocumentLayout::of_elements(None, "w.lines", ("lines", "lock"), &Paths::default()).unwrap();
-        let family = LockLayout::of(&place);
+        let layout = LockLayout::of_elements(None, "w.lines", ("lines", "lock"), &Paths::default()).unwrap();
         let cases = [
             whole_documents(),
             changes_by_the_protocol(),
@@ -442,11 +441,11 @@ mod tests {
             event.insert("_id", number);
             collection.insert_one(&event).await.unwrap();
             let mut stages = vec![doc! { "$match": { "_id": number } }];
-            stages.extend(concerning("me", family.base()));
+            stages.extend(concerning("me", layout.base()));
             let told: Vec<Document> = collection.aggregate(stages).await.unwrap().try_collect().await.unwrap();
             let read: Vec<Event> = told
                 .iter()
-                .flat_map(|told| read_elements(&family, &wake::pattern("me"), told))
+                .flat_map(|told| read_elements(&layout, &wake::pattern("me"), told))
                 .collect();
             assert_eq!(read, expected, "{event}: {told:?}");
             // Nothing else of the document is sent.
