@@ -25,7 +25,7 @@ impl Session {
     ) -> AcquireOutcome {
         let (to, outcome) = oneshot::channel();
         let key = self.ids.number();
-        self.feed(name, |lines, context| {
+        self.update(name, None, |lines, context| {
             if lines.closed {
                 // Nothing waits for it yet.
                 drop(to.send(Err(self.why_closed())));
@@ -65,7 +65,7 @@ impl Session {
     /// Lets go of a hold; the receiver gets the outcome of the release.
     pub(crate) fn let_go(self: &Arc<Self>, hold: &Hold) -> oneshot::Receiver<ReleaseOutcome> {
         let (to, left) = oneshot::channel();
-        self.feed(&hold.name, |lines, context| {
+        self.update(&hold.name, None, |lines, context| {
             lines.line(&hold.name).waitlist.step(context).let_go(hold, Some(to));
         });
         left
@@ -99,7 +99,7 @@ struct InLine<'a> {
 impl InLine<'_> {
     fn give_up(&self) -> Option<Standing> {
         let mut standing = None;
-        self.session.feed(self.name, |lines, context| {
+        self.session.update(self.name, None, |lines, context| {
             if let Some(line) = lines.by_name.get_mut(self.name) {
                 standing = line.cancel(self.key, context);
             }

@@ -96,7 +96,9 @@ impl Session {
             let deleted = session.store.delete(&held.name, holder, within).await;
             if matches!(deleted, Ok(true)) {
                 // The entry is gone with its document: nothing has to leave.
-                session.feed(&held.name, |lines, _| lines.line(&held.name).waitlist.forget(&held.id));
+                session.update(&held.name, None, |lines, _| {
+                    lines.line(&held.name).waitlist.forget(&held.id)
+                });
             }
             held.end_deleting(matches!(deleted, Ok(true)));
             held.report_end();

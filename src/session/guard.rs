@@ -55,7 +55,7 @@ impl Session {
         }
         // A transaction that reads first and is guarded last fails if the lock's document was written in between, as
         // above for a hold that was handed on. So holds of this name go through the server while somebody guards.
-        self.feed(&hold.name, |lines, _| {
+        self.update(&hold.name, None, |lines, _| {
             if let Some(line) = lines.by_name.get_mut(&hold.name) {
                 line.waitlist.note_guarded();
             }

@@ -68,8 +68,8 @@ impl Session {
             self.report_overdue(now);
         }
         for name in lines {
-            // Feeding nothing is enough: the line is asked for its next operation.
-            self.feed(&name, |_, _| {});
+            // No input is needed: the line is asked for its next operation.
+            self.update(&name, None, |_, _| {});
         }
         self.renew_due(now);
         self.watch_holds(now);
@@ -89,7 +89,7 @@ impl Session {
             return;
         }
         hold.report_end();
-        self.feed(&hold.name, |lines, context| lines.let_go(hold, None, context));
+        self.update(&hold.name, None, |lines, context| lines.let_go(hold, None, context));
     }
 
     /// Wakes the heart if it would sleep for too long.

@@ -112,7 +112,7 @@ impl Session {
 
     /// Compares a hold with its document, as asked for at `sent`.
     pub(super) fn compare(self: &Arc<Self>, hold: &Hold, document: Option<&Result<State, Malformed>>, sent: Instant) {
-        self.feed(&hold.name, |lines, context| {
+        self.update(&hold.name, None, |lines, context| {
             if let Some(line) = lines.by_name.get_mut(&hold.name) {
                 let entry = std::slice::from_ref(&hold.id);
                 line.waitlist.step(context).verified(document, Some(sent), entry);

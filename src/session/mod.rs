@@ -208,14 +208,10 @@ impl Session {
         self.mode.subscribe()
     }
 
-    /// Feeds an input to the lines, carries out the effects, and runs what the line of `name` wants next. In a fork it
-    /// feeds nothing, so a task that waits for an answer finds its sender dropped.
-    fn feed(self: &Arc<Self>, name: &str, input: impl FnOnce(&mut Lines, &Context<'_>)) {
-        self.feed_end(name, None, input);
-    }
-
-    /// Feeds the end of an operation in the same way.
-    fn feed_end(self: &Arc<Self>, name: &str, ended: Option<&Ended>, input: impl FnOnce(&mut Lines, &Context<'_>)) {
+    /// Gives an input to the lines, carries out the effects, and runs what the line of `name` wants next; `ended`: the
+    /// operation whose end the input is. In a fork it does nothing, so a task that waits for an answer finds its sender
+    /// dropped.
+    fn update(self: &Arc<Self>, name: &str, ended: Option<&Ended>, input: impl FnOnce(&mut Lines, &Context<'_>)) {
         if !self.made_in.is_this() {
             return;
         }

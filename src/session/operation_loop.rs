@@ -66,7 +66,7 @@ impl Session {
                 fleet.note_write(answer.logged_by, 1, answer.exchange.received, clock);
             }
             let answer = answer.map(Arc::new);
-            self.feed_end(name, Some(&answer), |lines, context| {
+            self.update(name, Some(&answer), |lines, context| {
                 let Some(line) = lines.by_name.get_mut(name) else {
                     return;
                 };
@@ -93,12 +93,12 @@ impl Session {
                 self.note(&answer.exchange);
                 let Some(state) = &answer.state else { return };
                 if asked_for(operation, state).next().is_some() {
-                    self.feed(name, |lines, context| {
+                    self.update(name, None, |lines, context| {
                         lines.line(name).waitlist.step(context).applied_late(operation, state);
                     });
                 }
             }
-            Err(error) => self.feed(name, |lines, _| {
+            Err(error) => self.update(name, None, |lines, _| {
                 if let Some(line) = lines.by_name.get_mut(name) {
                     line.failed_late(error);
                 }

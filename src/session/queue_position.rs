@@ -66,7 +66,7 @@ impl Session {
         if let Ok((_, exchange)) = &seen {
             self.note(exchange);
         }
-        self.feed(name, |lines, context| {
+        self.update(name, None, |lines, context| {
             let Some(line) = lines.by_name.get_mut(name) else {
                 return;
             };
@@ -220,9 +220,9 @@ mod tests {
         let _blocked = tokio::spawn(bench.locks.mutex("y").acquire());
         sleep_until(due_at + Duration::from_millis(5)).await;
         assert_eq!(bench.link.reads(), reads, "it waits for a slot");
-        bench
-            .session
-            .feed("x", |lines, context| lines.line("x").waitlist.step(context).doubt());
+        bench.session.update("x", None, |lines, context| {
+            lines.line("x").waitlist.step(context).doubt()
+        });
         assert_eq!(line(&bench.session), None, "it asks");
         while line(&bench.session).is_none() {
             sleep(Duration::from_millis(1)).await;

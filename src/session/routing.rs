@@ -24,7 +24,7 @@ impl Session {
                 let mut ours = false;
                 for (id, signal) in wake::signals(wake, self.ids.session()) {
                     ours = true;
-                    self.feed(name, |lines, context| {
+                    self.update(name, None, |lines, context| {
                         if context.ids.pending_claims.remember(id, signal, *at) {
                             return;
                         }
@@ -78,7 +78,7 @@ impl Session {
     /// Ends the holds that another program's write has removed: those that were in the document before it, and are not
     /// after it. The event alone shows that. All others are read.
     fn on_overwrite(self: &Arc<Self>, name: &str, after: &ForeignWrite) {
-        self.feed(name, |lines, context| {
+        self.update(name, None, |lines, context| {
             if let Some(line) = lines.by_name.get_mut(name) {
                 let before = line.waitlist.holds();
                 let before = before.filter(|hold| hold.is_logged_before(after.logged_at));
@@ -94,7 +94,7 @@ impl Session {
     /// verified.
     pub(super) fn on_doubt(self: &Arc<Self>, name: &str) {
         let mut held = Vec::new();
-        self.feed(name, |lines, context| {
+        self.update(name, None, |lines, context| {
             context.ids.pending_claims.doubt(Some(name));
             if let Some(line) = lines.by_name.get_mut(name) {
                 line.waitlist.step(context).doubt();

@@ -111,7 +111,7 @@ impl Session {
             table.lines.by_name.keys().cloned().collect()
         };
         for name in names {
-            self.feed(&name, |_, _| {});
+            self.update(&name, None, |_, _| {});
         }
         self.closing.cancel();
         self.drained.notify_waiters();

@@ -79,7 +79,7 @@ impl Session {
             let names = self.names_after(last.as_deref());
             for name in &names {
                 let mut held = Vec::new();
-                self.feed(name, |lines, context| {
+                self.update(name, None, |lines, context| {
                     if let Some(line) = lines.by_name.get_mut(name) {
                         let mut step = line.waitlist.step(context);
                         step.close();
@@ -110,7 +110,9 @@ impl Session {
             .for_each_concurrent(AT_A_TIME, |hold| async move {
                 let (to, released) = oneshot::channel();
                 // Unless it was lost meanwhile, and its entry is gone.
-                self.feed(&hold.name, |lines, context| lines.let_go(&hold, Some(to), context));
+                self.update(&hold.name, None, |lines, context| {
+                    lines.let_go(&hold, Some(to), context)
+                });
                 let _ = timeout(patience, released).await;
             })
             .await;

@@ -288,7 +288,7 @@ impl Session {
 
     /// Takes out an entry that no task here holds.
     fn take_out_claim(self: &Arc<Self>, name: String, entry: String, lease: Duration) {
-        self.feed(&name, |lines, context| {
+        self.update(&name, None, |lines, context| {
             context.ids.pending_claims.settled(&entry);
             lines.line(&name).waitlist.step(context).take_out(entry, USED, lease);
         });
@@ -376,7 +376,7 @@ impl Session {
         let holder = state.holders.iter().find(|holder| holder.id == entry);
         let mut hold = None;
         let (mut doubted, mut is_closed) = (false, false);
-        self.feed(&name, |lines, context| {
+        self.update(&name, None, |lines, context| {
             is_closed = lines.closed;
             let overtaken = context.ids.pending_claims.settled(&entry);
             let grant = holder.and_then(|holder| grant_of(holder, lease, &exchange, how, context));

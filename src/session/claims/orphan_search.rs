@@ -188,7 +188,7 @@ impl Session {
             for (name, found) in found {
                 let over = due.iter().find(|(entry, _)| *entry == found);
                 let left = over.map_or(Duration::ZERO, |(_, over)| over.saturating_duration_since(now));
-                self.feed(&name, |lines, context| {
+                self.update(&name, None, |lines, context| {
                     lines.line(&name).waitlist.step(context).take_out(found, USED, left);
                 });
             }

@@ -152,7 +152,7 @@ async fn a_claim_took_a_document_without_entries() {
         let hold = scene.answered().take().0.unwrap();
         tokio::time::advance(Duration::from_millis(later)).await;
         let mut releases = None;
-        scene.session.feed("1", |lines, context| {
+        scene.session.update("1", None, |lines, context| {
             let line = lines.line("1");
             line.waitlist.step(context).let_go(&hold, None);
             releases = line.next(context);
