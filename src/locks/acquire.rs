@@ -88,15 +88,18 @@ pub struct Acquire<T: Target, P: Patience = Wait, W: World = Async> {
 
 impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     pub(crate) fn new(request: T::Request) -> Self {
-        Self::with(request, Options::default())
+        Self {
+            request,
+            options: Options::default(),
+            running: Cell::new(None),
+            of: PhantomData,
+        }
     }
 
     pub(crate) fn with(request: T::Request, options: Options) -> Self {
         Self {
-            request,
             options,
-            running: Cell::new(None),
-            of: PhantomData,
+            ..Self::new(request)
         }
     }
 

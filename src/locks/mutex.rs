@@ -40,23 +40,21 @@ use crate::{
 #[doc(alias("lock", "distributed lock", "RLock", "IDistributedLock"))]
 #[derive(Clone, Debug)]
 pub struct Mutex<W: World = Async> {
-    session: UserHandle,
-    name: LockName,
+    share: Share,
     of: PhantomData<fn() -> W>,
 }
 
 impl<W: World> Mutex<W> {
     pub(crate) fn new(session: UserHandle, name: LockName) -> Self {
         Self {
-            session,
-            name,
+            share: Share::whole(session, name, Kind::Mutex),
             of: PhantomData,
         }
     }
 
     /// Returns the name of the lock.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.share.name
     }
 
     /// Acquires the lock, waiting for its turn. Await the returned action.
@@ -85,7 +83,7 @@ impl<W: World> Mutex<W> {
     /// ```
     #[doc(alias = "lock")]
     pub fn acquire(&self) -> Acquire<Mutex, Wait, W> {
-        Acquire::new(self.share())
+        Acquire::new(self.share.clone())
     }
 
     /// Acquires the lock if it is free and nobody waits for it; `None` otherwise. Await the returned action.
@@ -119,10 +117,6 @@ impl<W: World> Mutex<W> {
     /// ```
     #[doc(alias("try_lock", "tryLock"))]
     pub fn try_acquire(&self) -> Acquire<Mutex, Try, W> {
-        Acquire::new(self.share())
-    }
-
-    fn share(&self) -> Share {
-        Share::whole(self.session.clone(), self.name.clone(), Kind::Mutex)
+        Acquire::new(self.share.clone())
     }
 }

@@ -39,6 +39,14 @@ impl Share {
         }
     }
 
+    /// Returns the demand of so many permits of the same lock.
+    pub(crate) fn of(&self, permits: i64) -> Self {
+        Self {
+            permits,
+            ..self.clone()
+        }
+    }
+
     /// Acquires it. Where it is not free, and the request does not wait, the error is [`AcquireError::Held`].
     pub(crate) async fn acquire(self, options: Options, patience: Patience) -> Result<OwnedHold, AcquireError> {
         let Self {

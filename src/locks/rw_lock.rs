@@ -50,23 +50,26 @@ pub(crate) const PERMITS: i64 = 1 << 30;
 #[doc(alias("ReadWriteLock", "RReadWriteLock"))]
 #[derive(Clone, Debug)]
 pub struct RwLock<W: World = Async> {
-    session: UserHandle,
-    name: LockName,
+    /// That of a reader.
+    share: Share,
     of: PhantomData<fn() -> W>,
 }
 
 impl<W: World> RwLock<W> {
     pub(crate) fn new(session: UserHandle, name: LockName) -> Self {
+        let share = Share::whole(session, name, Kind::RwLock);
         Self {
-            session,
-            name,
+            share: Share {
+                capacity: PERMITS,
+                ..share
+            },
             of: PhantomData,
         }
     }
 
     /// Returns the name of the lock.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.share.name
     }
 
     /// Acquires the lock to read, shared with other readers, waiting for its turn. Await the returned action.
@@ -82,7 +85,7 @@ impl<W: World> RwLock<W> {
     /// # Ok(()) }
     /// ```
     pub fn read(&self) -> Acquire<Read, Wait, W> {
-        Acquire::new(self.share(1))
+        Acquire::new(self.share.clone())
     }
 
     /// Acquires the lock to write, alone, waiting for its turn. Await the returned action.
@@ -98,7 +101,7 @@ impl<W: World> RwLock<W> {
     /// # Ok(()) }
     /// ```
     pub fn write(&self) -> Acquire<Write, Wait, W> {
-        Acquire::new(self.share(PERMITS))
+        Acquire::new(self.share.of(PERMITS))
     }
 
     /// Acquires the lock to read, like [`read`](Self::read), if there is no writer and no waiter; `None` otherwise.
@@ -115,7 +118,7 @@ impl<W: World> RwLock<W> {
     /// # Ok(()) }
     /// ```
     pub fn try_read(&self) -> Acquire<Read, Try, W> {
-        Acquire::new(self.share(1))
+        Acquire::new(self.share.clone())
     }
 
     /// Acquires the lock to write, like [`write`](Self::write), if nobody holds it or waits for it; `None` otherwise.
@@ -132,15 +135,7 @@ impl<W: World> RwLock<W> {
     /// # Ok(()) }
     /// ```
     pub fn try_write(&self) -> Acquire<Write, Try, W> {
-        Acquire::new(self.share(PERMITS))
-    }
-
-    fn share(&self, permits: i64) -> Share {
-        Share {
-            capacity: PERMITS,
-            permits,
-            ..Share::whole(self.session.clone(), self.name.clone(), Kind::RwLock)
-        }
+        Acquire::new(self.share.of(PERMITS))
     }
 }
 

@@ -47,17 +47,20 @@ use crate::{
 #[doc(alias = "RSemaphore")]
 #[derive(Clone, Debug)]
 pub struct Semaphore<W: World = Async> {
-    session: UserHandle,
-    name: LockName,
+    /// That of one permit.
+    share: Share,
     permits: u32,
     of: PhantomData<fn() -> W>,
 }
 
 impl<W: World> Semaphore<W> {
     pub(crate) fn new(session: UserHandle, name: LockName, permits: u32) -> Self {
+        let share = Share::whole(session, name, Kind::Semaphore);
         Self {
-            session,
-            name,
+            share: Share {
+                capacity: i64::from(permits),
+                ..share
+            },
             permits,
             of: PhantomData,
         }
@@ -65,7 +68,7 @@ impl<W: World> Semaphore<W> {
 
     /// Returns the name of the semaphore.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.share.name
     }
 
     /// Returns the number of its permits, including held ones.
@@ -103,7 +106,7 @@ impl<W: World> Semaphore<W> {
     /// # Ok(()) }
     /// ```
     pub fn acquire_many(&self, permits: u32) -> Acquire<Semaphore, Wait, W> {
-        Acquire::new(self.share(permits))
+        Acquire::new(self.share.of(i64::from(permits)))
     }
 
     /// Acquires one permit if one is free and nobody waits; `None` otherwise. Await the returned action.
@@ -139,7 +142,7 @@ impl<W: World> Semaphore<W> {
     /// # Ok(()) }
     /// ```
     pub fn try_acquire_many(&self, permits: u32) -> Acquire<Semaphore, Try, W> {
-        Acquire::new(self.share(permits))
+        Acquire::new(self.share.of(i64::from(permits)))
     }
 
     /// Returns how many permits are free at this moment. The number may have changed by the time you look at it.
@@ -162,26 +165,23 @@ impl<W: World> Semaphore<W> {
     /// ```
     pub fn available_permits(&self) -> W::Call<impl Future<Output = Result<u32, OperateError>>> {
         W::call(async move {
-            check_name(&self.name)?;
-            let Some((state, exchange)) = self.session.inspect(&self.name).await? else {
+            let Share {
+                session,
+                name,
+                capacity,
+                ..
+            } = &self.share;
+            check_name(name)?;
+            let Some((state, exchange)) = session.inspect(name).await? else {
                 return Ok(self.permits);
             };
             let live = |until| exchange.now.is_none_or(|now| until > now);
             let mut holders = state.holders.iter().filter(|holder| live(holder.until)).peekable();
-            let capacity = i64::from(self.permits);
-            if holders.peek().is_some() && (state.kind, state.capacity) != (Kind::Semaphore, capacity) {
-                return Err(KindMismatch::new(&self.name, &state, Kind::Semaphore, capacity).into());
+            if holders.peek().is_some() && (state.kind, state.capacity) != (Kind::Semaphore, *capacity) {
+                return Err(KindMismatch::new(name, &state, Kind::Semaphore, *capacity).into());
             }
             let held: i64 = holders.map(|holder| holder.permits).sum();
             Ok(u32::try_from(capacity - held).unwrap_or(0))
         })
-    }
-
-    fn share(&self, permits: u32) -> Share {
-        Share {
-            capacity: i64::from(self.permits),
-            permits: i64::from(permits),
-            ..Share::whole(self.session.clone(), self.name.clone(), Kind::Semaphore)
-        }
     }
 }
