@@ -52,27 +52,24 @@ pub struct Contention {
     pub age: Duration,
 }
 
-/// The server's last report, and its time.
-#[derive(Debug)]
-pub(crate) struct LastReport<'a> {
-    pub(crate) state: &'a State,
-    pub(crate) as_of: ServerTime,
-    pub(crate) age: Duration,
-}
-
 impl Contention {
-    pub(crate) fn new(sighting: &LastReport<'_>, waiting_before: usize, ours: impl Fn(&str) -> bool) -> Self {
-        let holders = &sighting.state.holders;
+    /// Returns the contention that the server reported at that time, so long ago; `ours` finds the entries of this
+    /// client.
+    pub(crate) fn new(
+        state: &State,
+        as_of: ServerTime,
+        age: Duration,
+        waiting_before: usize,
+        ours: impl Fn(&str) -> bool,
+    ) -> Self {
+        let holders = &state.holders;
         Self {
-            holders: holders
-                .iter()
-                .map(|holder| HolderInfo::new(sighting.state, holder))
-                .collect(),
+            holders: holders.iter().map(|holder| HolderInfo::new(state, holder)).collect(),
             waiting_before,
             queue_full: false,
             held_here: holders.iter().any(|holder| ours(&holder.id) && !holder.is_kept()),
-            as_of: sighting.as_of.into(),
-            age: sighting.age,
+            as_of: as_of.into(),
+            age,
         }
     }
 
@@ -224,12 +221,7 @@ mod tests {
             evicted: None,
             ends: Vec::new(),
         };
-        let sighting = LastReport {
-            state: &state,
-            as_of: ServerTime(13_400),
-            age,
-        };
-        Contention::new(&sighting, before, |id| id.starts_with("us-")).to_string()
+        Contention::new(&state, ServerTime(13_400), age, before, |id| id.starts_with("us-")).to_string()
     }
 
     #[test]

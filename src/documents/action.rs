@@ -11,6 +11,7 @@ use super::{
     handle::{self, HeldDocument},
 };
 use crate::{
+    contention::Contention,
     error::{AcquireError, ServerError},
     handle::{
         count::{Count, One},
@@ -221,7 +222,10 @@ impl<T: DeserializeOwned + Send + Sync + 'static, C: Count> Ask for Claim<T, C> 
                 claimed.iter().map(|(own, _)| own.hold().granted()).collect()
             })
             .await?;
-        C::of(claimed).ok_or_else(|| AcquireError::held_by_somebody(&name))
+        C::of(claimed).ok_or_else(|| AcquireError::Held {
+            name: name.clone(),
+            contention: Box::new(Contention::behind(0)),
+        })
     }
 }
 

@@ -233,14 +233,6 @@ pub enum AcquireError {
 }
 
 impl AcquireError {
-    /// Returns the error of a lock that is not free, from an answer that does not name its holder.
-    pub(crate) fn held_by_somebody(name: &str) -> Self {
-        Self::Held {
-            name: name.to_owned(),
-            contention: Box::new(Contention::behind(0)),
-        }
-    }
-
     /// Returns the error of an acquire whose timeout is over, and of whose lock nothing is known.
     pub(crate) fn unanswered(name: &str, waited: Duration) -> Self {
         Self::Unanswered {

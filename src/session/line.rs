@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::hold::Hold;
 pub(crate) use crate::waitlist::{Context, Need, PositionLook};
 use crate::{
-    contention::{Contention, LastReport},
+    contention::Contention,
     error::{AcquireError, KindMismatch, ServerError},
     protocol::{Operation, ServerTime, wake},
     store::{Answer, Failure, LogTime},
@@ -29,27 +29,28 @@ pub(crate) type Ended = Result<Arc<Answer>, ServerError>;
 /// Returns the error of a task that does not get the lock; `ended`: the operation behind it.
 pub(crate) fn refused(why: Refusal, name: &str, ended: Option<&Ended>, ids: &Ids) -> AcquireError {
     let answer = ended.and_then(|ended| ended.as_ref().ok());
-    let state = answer.and_then(|answer| Some((answer, answer.state.as_ref()?)));
+    let state = answer.and_then(|answer| answer.state.as_ref());
     match (why, state) {
-        (Refusal::Denied { before, names_holder }, Some((answer, state))) if names_holder => {
-            let report = LastReport {
-                state,
-                as_of: answer.as_of(state),
-                age: Duration::ZERO,
-            };
-            let contention = Box::new(Contention::new(&report, before, |id| ids.made(id)));
-            let name = name.to_owned();
-            AcquireError::Held { name, contention }
+        (Refusal::Denied { before, names_holder }, _) => {
+            let answer = answer.filter(|_| names_holder);
+            let contention = answer.and_then(|answer| contention(answer, Duration::ZERO, before, ids));
+            AcquireError::Held {
+                name: name.to_owned(),
+                contention: Box::new(contention.unwrap_or_else(|| Contention::behind(0))),
+            }
         }
-        (Refusal::Denied { .. }, _) => AcquireError::held_by_somebody(name),
-        (Refusal::Mismatched { wanted }, Some((_, state))) => {
-            let (kind, capacity) = wanted;
-            KindMismatch::new(name, state, kind, capacity).into()
-        }
+        (Refusal::Mismatched { wanted }, Some(state)) => KindMismatch::new(name, state, wanted.0, wanted.1).into(),
         (Refusal::Mismatched { .. } | Refusal::Missing, _) => AcquireError::NoDocument { name: name.to_owned() },
         (Refusal::Failed, _) => error_of(ended).into(),
         (Refusal::Closed, _) => AcquireError::Closed,
     }
+}
+
+/// Returns the contention that an answer of that age shows to a task with so many waiters ahead of it.
+fn contention(answer: &Answer, age: Duration, before: usize, ids: &Ids) -> Option<Contention> {
+    let state = answer.state.as_ref()?;
+    let as_of = answer.exchange.now.unwrap_or(state.at);
+    Some(Contention::new(state, as_of, age, before, |id| ids.made(id)))
 }
 
 /// Returns the error of an operation that failed.
@@ -75,17 +76,13 @@ impl Standing {
     /// outside of the line, as it copies strings.
     pub(crate) fn overdue(self, name: &str, waited: Duration, ids: &Ids) -> AcquireError {
         let name = name.to_owned();
-        let contention = self.last_answer.as_ref().and_then(|answer| {
-            let state = answer.state.as_ref()?;
-            let report = LastReport {
-                state,
-                as_of: answer.as_of(state),
-                age: self.age,
-            };
-            Some(Box::new(Contention {
+        let answer = self.last_answer.as_ref();
+        let contention = answer.and_then(|answer| contention(answer, self.age, self.before, ids));
+        let contention = contention.map(|contention| {
+            Box::new(Contention {
                 queue_full: self.full,
-                ..Contention::new(&report, self.before, |id| ids.made(id))
-            }))
+                ..contention
+            })
         });
         match (contention, self.trouble) {
             (contention @ Some(_), None) => AcquireError::Timeout {

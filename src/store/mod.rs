@@ -72,11 +72,6 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// Returns the time of the server as of which it shows this state, which is its own.
-    pub(crate) fn as_of(&self, state: &State) -> ServerTime {
-        self.exchange.now.unwrap_or(state.at)
-    }
-
     /// Returns the answer to an operation that shared a command with others, by its document as it was read afterwards.
     pub(crate) fn read_after(
         operation: &Operation,

@@ -10,7 +10,7 @@ use mongodb::{
 use serde::Deserialize as _;
 
 use crate::{
-    contention::{Contention, LastReport},
+    contention::Contention,
     error::ServerError,
     input::check_id,
     inspect::LockInfo,
@@ -112,12 +112,8 @@ pub fn show(state: &State) {
         harmless(&waiter.to_string());
     }
     for as_of in [ServerTime(0), state.at, ServerTime(i64::MIN), ServerTime(i64::MAX)] {
-        let sighting = LastReport {
-            state,
-            as_of,
-            age: as_of.since(state.at),
-        };
-        harmless(&Contention::new(&sighting, 2, |id| id.len() > 3).to_string());
+        let contention = Contention::new(state, as_of, as_of.since(state.at), 2, |id| id.len() > 3);
+        harmless(&contention.to_string());
         state.is_free(as_of);
     }
 }
