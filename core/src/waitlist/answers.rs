@@ -24,15 +24,6 @@ pub const RACES: u32 = 8;
 /// sets a timeout.
 pub const TRY_FOR: Duration = Duration::from_secs(10);
 
-/// The entry that a waiter leaves behind when it asks with a new one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum OldEntry {
-    /// Another client put it out.
-    PutOut,
-    /// A request for it may still reach the server, so it leaves more than once.
-    MayReturn,
-}
-
 impl<H: Hold> Step<'_, H> {
     /// Adds the hold of a claim, which took a document without entries. No task in line is to join it: documents are
     /// never re-entered.
@@ -170,7 +161,7 @@ impl<H: Hold> Step<'_, H> {
         if let Some(holder) = state.holders.iter().find(|holder| holder.id == entry.id) {
             if holder.is_kept() {
                 // Nothing here released it, so another program wrote that.
-                return self.ask_anew(position, OldEntry::MayReturn);
+                return self.ask_anew(position, true);
             }
             let lease = self.waiting[position].wants.terms.lease(context.config);
             let deadline = Deadline::of_answer(
@@ -270,7 +261,7 @@ impl<H: Hold> Step<'_, H> {
         let context = self.context;
         let Some(deadline) = deadline.filter(|deadline| deadline.instant() > context.now) else {
             // The news came too late to be believed.
-            return self.ask_anew(position, OldEntry::MayReturn);
+            return self.ask_anew(position, true);
         };
         let Some(waiting) = self.waiting.remove(position) else {
             return;
@@ -299,12 +290,13 @@ impl<H: Hold> Step<'_, H> {
         self.effects.push(Effect::Granted { to: waiting.to, hold });
     }
 
-    /// Asks again for a waiter with a new entry, so that no trace of the old one can be mistaken for it.
-    pub(super) fn ask_anew(&mut self, position: usize, old: OldEntry) {
+    /// Asks again for a waiter with a new entry, so that no trace of the old one can be mistaken for it. A request for the
+    /// old one `may_return` to the server; then it leaves more than once.
+    pub(super) fn ask_anew(&mut self, position: usize, may_return: bool) {
         let context = self.context;
         let waiting = &mut self.waiting[position];
         let stale = std::mem::replace(&mut waiting.entry, context.ids.entry());
-        let uncertain = old == OldEntry::MayReturn || waiting.uncertain;
+        let uncertain = may_return || waiting.uncertain;
         // Not as a first request: a first request goes to the end, behind the entries that were only tried beside this
         // one.
         (waiting.stage, waiting.above) = (Stage::Asked, 0);

@@ -2,12 +2,7 @@
 
 use tokio::time::Instant;
 
-use super::{
-    Held, Hold, Leaving, Step, Waitlist,
-    answers::{OldEntry, others_wait},
-    deadline::Deadline,
-    timing,
-};
+use super::{Held, Hold, Leaving, Step, Waitlist, answers::others_wait, deadline::Deadline, timing};
 use crate::{
     lost_reason::LostReason,
     protocol::{ServerTime, State, document::Malformed, wake},
@@ -46,7 +41,7 @@ impl<H: Hold> Step<'_, H> {
             (wake::Signal::Evicted { token }, Some(position)) if token <= self.waiting[position].above => {}
             // An answer that is on its way may still show this entry as a waiter, or even as a holder.
             (wake::Signal::Evicted { .. } | wake::Signal::Adopted, Some(position)) => {
-                self.ask_anew(position, OldEntry::PutOut);
+                self.ask_anew(position, false);
             }
             // The entry may have asked again since, and been granted anew: then the event is about the earlier hold.
             (wake::Signal::Evicted { token }, None) => {
