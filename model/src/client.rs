@@ -149,7 +149,7 @@ impl Client {
     pub(super) fn join(&mut self, lock: usize, wait: bool, met: bool, world: World<'_>) {
         let line = &mut self.lines[lock];
         line.acquires -= 1;
-        if !wait && !world.rules.tries_await_answers && !line.waitlist.is_empty() {
+        if !wait && !world.rules.tries_await_answers && !line.waitlist.waiting().is_empty() {
             line.refused_in_vain |= !met;
             return;
         }
@@ -176,7 +176,7 @@ impl Client {
         let Some(key) = self.lines[lock]
             .waitlist
             .waiting()
-            .nth(place)
+            .get(place)
             .map(|waiting| waiting.key)
         else {
             return;
@@ -347,7 +347,7 @@ impl Line {
     }
 
     pub(super) fn wants_to_send(&self, now: i64) -> bool {
-        self.waitlist.wants_to_send(instant(now))
+        self.waitlist.due_at().is_some_and(|at| at <= instant(now))
     }
 
     pub(super) fn may_ask(&self, now: i64) -> bool {

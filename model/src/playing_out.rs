@@ -92,7 +92,7 @@ impl System {
         let others = self.clients.iter().filter(|other| other.number != client);
         let awaited = others
             .flat_map(|other| &other.lines[lock..=lock])
-            .any(|line| !line.waitlist.is_empty());
+            .any(|line| !line.waitlist.waiting().is_empty());
         !awaited || !events || self.faults < setup.faults || line.waitlist.idle_in_doubt()
     }
 

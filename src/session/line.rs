@@ -150,11 +150,14 @@ impl Line {
 
     /// Takes out a task that gives up, unless it was answered before. Returns its situation.
     pub(crate) fn cancel(&mut self, key: Key, context: &Context<'_>) -> Option<Standing> {
-        let before = self.waitlist.waiters_before(key)?;
+        let position = self.waitlist.position(key)?;
+        let waiting = self.waitlist.waiting();
+        let before = waiting.range(..position).filter(|ahead| ahead.waits()).count();
         let mut standing = self.standing(before, context);
-        if let Some(since) = self.waitlist.tries_since(key) {
+        let waiting = &waiting[position];
+        if !waiting.waits() {
             // Whatever others were told before, this one has had no answer.
-            let unanswered = || ServerError::unanswered(context.now.saturating_duration_since(since));
+            let unanswered = || ServerError::unanswered(context.now.saturating_duration_since(waiting.since));
             standing.trouble.get_or_insert_with(unanswered);
         }
         self.waitlist.step(context).cancel(key);
@@ -167,7 +170,7 @@ impl Line {
         let (last_answer, came_at) = self.last_answer.clone().unzip();
         let state = last_answer.as_ref().and_then(|answer| answer.state.as_ref());
         let ahead = state.map_or(0, |state| {
-            let head = self.waitlist.head().map(|head| head.entry.as_str());
+            let head = self.waitlist.waiting().front().map(|head| head.entry.as_str());
             let queue = state.queue.iter().map(|waiter| waiter.id.as_str());
             let answered = queue
                 .take_while(|id| Some(*id) != head)
@@ -205,7 +208,7 @@ impl Line {
         let (state, exchange) = (answer.state.as_ref(), &answer.exchange);
         self.waitlist.step(context).answered(operation, state, exchange);
         self.note_logged(answer.logged_by);
-        if self.waitlist.is_empty() {
+        if self.waitlist.waiting().is_empty() {
             self.last_answer = None;
         } else if state.is_some() {
             self.last_answer = Some((answer.clone(), context.now));

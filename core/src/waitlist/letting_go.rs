@@ -30,7 +30,7 @@ impl<H: Hold> Step<'_, H> {
     /// is looked at again. Call it after each input.
     pub fn attend_to_idle(&mut self) {
         let Some(entry) = self.idle_entry() else { return };
-        if self.must_give_back(&entry) || !self.is_empty() {
+        if self.must_give_back(&entry) || !self.waiting.is_empty() {
             self.give_back_idle();
         }
     }

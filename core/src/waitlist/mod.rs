@@ -495,29 +495,13 @@ impl<H: Hold> Waitlist<H> {
         self.overdue
     }
 
-    pub fn head(&self) -> Option<&Waiting<H::Task>> {
-        self.waiting.front()
-    }
-
-    /// Whether no task waits.
-    pub fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
+    /// Returns the tasks that wait, in their order.
+    pub fn waiting(&self) -> &VecDeque<Waiting<H::Task>> {
+        &self.waiting
     }
 
     pub fn position(&self, key: Key) -> Option<usize> {
         self.waiting.iter().position(|waiting| waiting.key == key)
-    }
-
-    /// Returns the number of tasks ahead of one that wait for their turn.
-    pub fn waiters_before(&self, key: Key) -> Option<usize> {
-        let ahead = self.waiting.range(..self.position(key)?);
-        Some(ahead.filter(|waiting| waiting.waits()).count())
-    }
-
-    /// Returns when a task came that has no answer to its try so far.
-    pub fn tries_since(&self, key: Key) -> Option<Instant> {
-        let waiting = self.waiting.get(self.position(key)?)?;
-        (!waiting.waits()).then_some(waiting.since)
     }
 
     /// Whether the server's queue has our head.
@@ -731,7 +715,7 @@ mod tests {
             });
             assert_eq!(closed.collect::<Vec<u64>>(), [1, 2]);
             let leaves: Vec<&str> = waitlist.leaving.iter().map(|it| it.entry.as_str()).collect();
-            assert_eq!((waitlist.is_empty(), &leaves[..]), (true, &["me-1"][..]));
+            assert_eq!((waitlist.waiting.is_empty(), &leaves[..]), (true, &["me-1"][..]));
         });
     }
 }

@@ -18,10 +18,6 @@ pub enum Word<'a> {
 }
 
 impl<H: Hold> Waitlist<H> {
-    pub fn waiting(&self) -> impl ExactSizeIterator<Item = &Waiting<H::Task>> {
-        self.waiting.iter()
-    }
-
     pub fn token_of_hold(&self, entry: &str) -> Option<i64> {
         self.holds.get(entry).map(|held| held.token)
     }
@@ -36,11 +32,6 @@ impl<H: Hold> Waitlist<H> {
         if let Some(task) = tasks.find(|task| task.is_same(hold)) {
             change(Arc::make_mut(task));
         }
-    }
-
-    /// Whether an operation goes out without a timer.
-    pub fn wants_to_send(&self, now: Instant) -> bool {
-        self.due_at().is_some_and(|at| at <= now)
     }
 
     /// Whether a timer has cause to fire.
@@ -107,20 +98,6 @@ impl<H: Hold> Waitlist<H> {
                 leaving.sweep = Some(SWEEPS.len());
             }
         }
-    }
-
-    /// Returns the tokens among its [`words`](Self::words).
-    pub fn tokens(&self) -> impl Iterator<Item = i64> {
-        let above = self.waiting.iter().map(|waiting| waiting.above);
-        let held = self.holds.values().map(|held| held.token);
-        let handing_on = self.holds.values().filter_map(|held| held.handing_on.as_ref());
-        let leaving = self.leaving.iter().chain(self.under_way.iter().flatten());
-        let kept = leaving.filter_map(|leaving| leaving.left_as.kept());
-        above
-            .chain(held)
-            .chain(kept.map(|kept| kept.token))
-            .chain(self.expired.iter().map(|expired| expired.token))
-            .chain(handing_on.flat_map(|handing_on| [handing_on.token, handing_on.last]))
     }
 
     /// Whether anything known of the hold that no task has may be wrong.

@@ -79,7 +79,8 @@ impl<H: Hold> Step<'_, H> {
     pub fn admit(&mut self, look: &PositionLook) -> bool {
         let context = self.context;
         let is_head = self
-            .head()
+            .waiting
+            .front()
             .is_some_and(|head| head.is_queued() && head.entry == look.entry);
         if look.plan != self.plan || !is_head {
             return false;

@@ -123,7 +123,10 @@ impl<H: Hold> Step<'_, H> {
     pub(super) fn knock_later(&mut self) {
         let knocks = self.full.map_or(0, |full| full.knocks);
         // Clients that came together should not knock together: their sessions are random numbers.
-        let digits = self.head().map_or(0, |head| head.entry.bytes().map(u32::from).sum());
+        let digits = self
+            .waiting
+            .front()
+            .map_or(0, |head| head.entry.bytes().map(u32::from).sum());
         self.full = Some(Full {
             knock_at: self.context.now + LONGEST_PAUSE - LONGEST_PAUSE / 4 * (digits % 256) / 256,
             knocks: knocks + 1,

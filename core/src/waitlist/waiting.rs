@@ -82,7 +82,7 @@ impl<T> Waiting<T> {
         }
     }
 
-    pub(super) fn waits(&self) -> bool {
+    pub fn waits(&self) -> bool {
         self.wants.patience == Patience::Wait
     }
 

@@ -241,7 +241,7 @@ async fn leaves_of(bench: &mut Bench, entry: &str) -> usize {
 async fn an_entry_leaves_once_unless_a_request_for_it_may_still_arrive() {
     let often = 1 + SWEEPS.len();
     let evicted = |bench: &mut Bench| {
-        let entry = bench.line.waitlist.head().unwrap().entry.clone();
+        let entry = bench.line.waitlist.waiting().front().unwrap().entry.clone();
         let signal = wake::Signal::Evicted { token: i64::MAX };
         let at = bench.server_now();
         bench.signalled(&entry, signal, at);

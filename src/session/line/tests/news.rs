@@ -15,7 +15,7 @@ fn queued() -> (Bench, String, i64) {
     bench.foreign(&foreign("a.1", &[], Some("a-1")), false);
     let (_, _outcome) = bench.join(true);
     bench.settle();
-    let entry = bench.line.waitlist.head().unwrap().entry.clone();
+    let entry = bench.line.waitlist.waiting().front().unwrap().entry.clone();
     let token = bench.document.as_ref().unwrap().token;
     (bench, entry, token)
 }
@@ -35,7 +35,7 @@ async fn an_event_of_an_eviction_before_the_waiter_got_in_line_is_not_about_it()
     for (later, put_out) in [(0, false), (1, true)] {
         let (mut bench, entry, token) = queued();
         signalled(&mut bench, &entry, wake::Signal::Evicted { token: token + later });
-        assert_eq!(bench.line.waitlist.head().unwrap().entry != entry, put_out);
+        assert_eq!(bench.line.waitlist.waiting().front().unwrap().entry != entry, put_out);
     }
 }
 
@@ -77,7 +77,7 @@ async fn an_event_grants_a_lease_that_nobody_renews_in_full_only_if_the_claim_le
             ..tries()
         });
         bench.settle();
-        let (entry, token) = (bench.line.waitlist.head().unwrap().entry.clone(), i64::MAX);
+        let (entry, token) = (bench.line.waitlist.waiting().front().unwrap().entry.clone(), i64::MAX);
         let effects = signalled(&mut bench, &entry, wake::Signal::Granted { token });
         let [Effect::Granted { hold, .. }] = &effects[..] else {
             panic!("{effects:?}");
