@@ -43,25 +43,25 @@ pub(crate) struct Listed {
 }
 
 impl Listed {
-    /// Adds what one of the user's own documents has in the place of a lock.
+    /// Adds what a document has in the place of a lock.
     pub(super) fn add(&mut self, name: String, found: Option<Result<State, Malformed>>, selection: &Selection) {
         match found {
             Some(Ok(_)) if selection.most.is_some_and(|most| self.found.len() >= most) => self.more = true,
             Some(Ok(state)) => self.found.push((name, state)),
-            Some(Err(malformed)) => self.add_unreadable(UnreadableInfo::new(name, &malformed)),
+            Some(Err(malformed)) => self.add_unreadable(UnreadableInfo::new(name, &malformed), selection),
             None => {}
         }
     }
 
-    pub(super) fn add_unreadable(&mut self, unreadable: UnreadableInfo) {
-        if self.unreadable.len() < UNREADABLE_MOST {
+    pub(super) fn add_unreadable(&mut self, unreadable: UnreadableInfo, selection: &Selection) {
+        if selection.most.is_none() || self.unreadable.len() < UNREADABLE_MOST {
             self.unreadable.push(unreadable);
         }
     }
 }
 
-/// Maximum number of documents that a list reports as not being locks: if the wrong field is named, every document of
-/// the user's own is reported, and these are enough to look for the others.
+/// Maximum number of the user's own documents that a list reports as not being locks: if the wrong field is named, every
+/// document is reported, and these are enough to look for the others.
 pub(crate) const UNREADABLE_MOST: usize = 1_000;
 
 /// A document that is not a lock, or can't be read. It is left alone.

@@ -7,47 +7,13 @@ use mongodb::{
     options::{ReadConcern, ReturnDocument, UpdateModifications},
 };
 
-use super::{LONG_READ_WITHIN, MongoStore, READ_WITHIN, fields, ids_with_prefix, lossy, not_utf8, now, server_now};
+use super::{MongoStore, READ_WITHIN, now};
 use crate::{
     error::ServerError,
     protocol::{Location, pipeline, wake},
-    store::{Listed, Selection, View, name},
 };
 
 impl MongoStore {
-    /// Reads the locks in the documents that have something in the place of one.
-    pub(super) async fn list_in_place(&self, selection: &Selection, view: View) -> Result<Listed, ServerError> {
-        let at = self.layout.base();
-        let mut query = doc! { at.path(): { "$exists": true } };
-        if selection.held == Some(true) {
-            // A value that is not a lock is reported under any condition.
-            let no_lock = doc! { at.key("token"): { "$exists": false } };
-            let held = doc! { at.key("holders.0"): { "$exists": true } };
-            query.insert("$or", vec![held, no_lock]);
-        }
-        if !selection.prefix.is_empty() {
-            query.insert("_id", ids_with_prefix(&selection.prefix));
-        }
-        let find = self.collection.find(query).projection(fields(at));
-        let mut session = self.session_of(view).await?;
-        let find = find.read_concern(view.concern()).max_time(LONG_READ_WITHIN);
-        let mut cursor = find.session(&mut session).await?;
-        let mut listed = Listed::default();
-        // Nothing is read in vain if there are more than may be listed.
-        while !listed.more && cursor.advance(&mut session).await? {
-            let raw = cursor.current();
-            let document = lossy::read(raw).unwrap_or_default();
-            listed.now = server_now(&document).or(listed.now);
-            match lossy::read_exactly(raw, "_id").map(|id| name::of_id(&id)) {
-                Some(name) if selection.selects(&name) => listed.add(name, at.found(&document), selection),
-                Some(_) => {}
-                None => listed.add_unreadable(not_utf8(&document)),
-            }
-        }
-        listed.as_of = session.operation_time();
-        Ok(listed)
-    }
-
     /// Returns the user's part of a document, as the primary has it now.
     pub(in crate::store) async fn fetch(&self, name: &str) -> Result<Option<Document>, ServerError> {
         let find = self.collection.find_one(doc! { "_id": self.layout.id_of(name) });

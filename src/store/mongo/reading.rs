@@ -13,8 +13,8 @@ use super::{LONG_READ_WITHIN, MongoStore, NOW, READ_WITHIN, all_fields, ids_with
 use crate::{
     error::ServerError,
     machine::exchanged,
-    protocol::{Ahead, Exchange, State, ahead},
-    store::{Documents, Listed, LogTime, Selection, Unreadable, View},
+    protocol::{Ahead, Exchange, ahead},
+    store::{Documents, Listed, LogTime, Selection, View},
 };
 
 /// Number of locks that a count of the clients goes through.
@@ -124,30 +124,43 @@ impl MongoStore {
         Ok(u64::try_from(clients).unwrap_or(0))
     }
 
+    /// Reads all locks that can match; in documents of the user's own, whatever is in the place of one.
     pub(in crate::store) async fn list(&self, selection: &Selection, view: View) -> Result<Listed, ServerError> {
-        if !self.layout.is_root() {
-            return self.list_in_place(selection, view).await;
+        let at = self.layout.base();
+        let mut query = Document::new();
+        if at.is_root() || !selection.prefix.is_empty() {
+            query.insert("_id", ids_with_prefix(&selection.prefix));
         }
-        let mut query = doc! { "_id": ids_with_prefix(&selection.prefix) };
-        if let Some(kind) = selection.kind {
+        if let Some(kind) = selection.kind.filter(|_| at.is_root()) {
             query.insert("kind", kind.as_str());
         }
-        if selection.held == Some(true) {
-            query.insert("holders.0", doc! { "$exists": true });
+        let held = doc! { at.key("holders.0"): { "$exists": true } };
+        let held = selection.held.filter(|held| *held).map(|_| held);
+        if at.is_root() {
+            query.extend(held.unwrap_or_default());
+        } else {
+            query.insert(at.path(), doc! { "$exists": true });
+            // A value that is not a lock is reported under any condition.
+            let no_lock = doc! { at.key("token"): { "$exists": false } };
+            query.extend(held.map(|held| doc! { "$or": [held, no_lock] }).unwrap_or_default());
         }
-        let find = self.collection.find(query).projection(all_fields(self.layout.base()));
+        let find = self.collection.find(query).projection(all_fields(at));
         let mut session = self.session_of(view).await?;
         let find = find.read_concern(view.concern()).max_time(LONG_READ_WITHIN);
         let mut cursor = find.session(&mut session).await?;
         let mut listed = Listed::default();
-        while cursor.advance(&mut session).await? {
+        // Nothing is read in vain if there are more than may be listed.
+        while !listed.more && cursor.advance(&mut session).await? {
             let raw = cursor.current();
             let document = lossy::read(raw).unwrap_or_default();
             listed.now = server_now(&document).or(listed.now);
-            match (raw.get_str("_id"), State::from_document(&document)) {
-                (Ok(name), Ok(state)) => listed.found.push((name.to_owned(), state)),
-                (Ok(name), Err(malformed)) => listed.unreadable.push(Unreadable::new(name.to_owned(), &malformed)),
-                (Err(_), _) => listed.unreadable.push(not_utf8(&document)),
+            let id = lossy::read_exactly(raw, "_id");
+            match id.and_then(|id| self.layout.document(&id)) {
+                Some(name) if at.is_root() || selection.selects(&name) => {
+                    listed.add(name, at.found(&document), selection);
+                }
+                Some(_) => {}
+                None => listed.add_unreadable(not_utf8(&document), selection),
             }
         }
         listed.as_of = session.operation_time();
