@@ -176,7 +176,7 @@ impl InFlight {
         let sent = Instant::now();
         let mut slow = pin!(async {
             sleep(self.prompt()).await;
-            self.slots.slow().await
+            self.slots.slot(1).await
         });
         let mut overdue = pin!(sleep(limit.patience()));
         loop {

@@ -17,7 +17,11 @@ impl Session {
     /// Runs an operation on one name. Its end runs the next one that the line wants.
     pub(super) async fn run(self: Arc<Self>, name: String, (operation, overdue): (Operation, u32)) {
         self.prepare().await;
-        let turn = self.in_flight.slots.turn(Asked { name, operation }, overdue).await;
+        let turn = self
+            .in_flight
+            .slots
+            .turn(Some(Asked { name, operation }), overdue)
+            .await;
         // Without a turn of its own it has gone along in another's command.
         if let Some((slot, all)) = turn {
             let limit = self.in_flight.limit(overdue, &self.config);

@@ -126,26 +126,18 @@ impl Slots {
         Arc::new(Self { most, queue })
     }
 
-    /// Waits for the turn of an operation, and of those that go along; `None` if it goes along itself.
-    pub(super) async fn turn(self: &Arc<Self>, asked: Asked, overdue: u32) -> Option<Turn> {
-        self.wait(Lane::after(overdue), Some(asked)).await
+    /// Waits for the turn of an operation that was overdue in so many tries in a row, and of those that go along; `None`
+    /// if it goes along itself. Without an operation, it is the turn of another command.
+    pub(super) async fn turn(self: &Arc<Self>, asked: Option<Asked>, overdue: u32) -> Option<Turn> {
+        let (to, turn) = oneshot::channel();
+        self.queue().waiting[Lane::after(overdue) as usize].push_back(Waiting { asked, to });
+        self.give();
+        turn.await.ok()
     }
 
     /// Waits for a slot for another command, after so many tries that were overdue. Cancel safe.
     pub(super) async fn slot(self: &Arc<Self>, overdue: u32) -> Option<Slot> {
-        self.wait(Lane::after(overdue), None).await.map(|(slot, _)| slot)
-    }
-
-    /// Waits for a slow slot, for a command that is on its way. Cancel safe.
-    pub(super) async fn slow(self: &Arc<Self>) -> Option<Slot> {
-        self.wait(Lane::Slow, None).await.map(|(slot, _)| slot)
-    }
-
-    async fn wait(self: &Arc<Self>, lane: Lane, asked: Option<Asked>) -> Option<Turn> {
-        let (to, turn) = oneshot::channel();
-        self.queue().waiting[lane as usize].push_back(Waiting { asked, to });
-        self.give();
-        turn.await.ok()
+        self.turn(None, overdue).await.map(|(slot, _)| slot)
     }
 
     /// Gives the free slots to those that wait for them.
@@ -296,7 +288,7 @@ mod tests {
         for asked in queued {
             let (slots, commands) = (slots.clone(), commands.clone());
             tasks.push(tokio::spawn(async move {
-                let Some((_slot, together)) = slots.turn(asked, 0).await else {
+                let Some((_slot, together)) = slots.turn(Some(asked), 0).await else {
                     return;
                 };
                 let id = &together[0].operation.id;
@@ -318,7 +310,7 @@ mod tests {
         let slots = Slots::new(MOST, true);
         let mut turns = Vec::new();
         for number in 0..MOST {
-            let turn = soon(slots.turn(request(&number.to_string()), 0));
+            let turn = soon(slots.turn(Some(request(&number.to_string())), 0));
             let (slot, alone) = turn.await.flatten().expect("a slot is free");
             assert_eq!(alone.len(), 1);
             turns.push(slot);
@@ -350,7 +342,7 @@ mod tests {
                 for tries in 0.. {
                     let mut asked = release(&number.to_string());
                     asked.operation.expects = Expects::Nothing;
-                    let turn = slots.turn(asked, tries).await;
+                    let turn = slots.turn(Some(asked), tries).await;
                     sleep(Duration::from_millis(200 << tries.min(5))).await;
                     drop(turn);
                 }
@@ -360,7 +352,7 @@ mod tests {
         sleep(Duration::from_secs(20)).await;
         for tries in 0..STUCK_AFTER {
             for asked in [request("x"), release("x")] {
-                let entered = soon(slots.turn(asked, tries)).await;
+                let entered = soon(slots.turn(Some(asked), tries)).await;
                 assert!(matches!(entered, Some(Some(_))), "{tries}");
             }
         }
@@ -382,13 +374,13 @@ mod tests {
             });
         }
         sleep(second / 2).await;
-        let left = soon(slots.turn(release("x"), STUCK_AFTER)).await.flatten();
+        let left = soon(slots.turn(Some(release("x")), STUCK_AFTER)).await.flatten();
         assert!(left.is_some(), "it leaves");
         // The last slot is for others that leave.
-        assert!(soon(slots.turn(release("y"), STUCK_AFTER)).await.is_none());
-        assert!(matches!(soon(slots.turn(release("z"), 0)).await, Some(Some(_))));
+        assert!(soon(slots.turn(Some(release("y")), STUCK_AFTER)).await.is_none());
+        assert!(matches!(soon(slots.turn(Some(release("z")), 0)).await, Some(Some(_))));
         drop(left);
-        let served = timeout(2 * second, slots.turn(request("y"), STUCK_AFTER)).await;
+        let served = timeout(2 * second, slots.turn(Some(request("y")), STUCK_AFTER)).await;
         assert!(matches!(served, Ok(Some(_))));
     }
 
@@ -401,10 +393,10 @@ mod tests {
         assert_eq!(hanging.len(), MOST + SLOW_AT_ONCE / 4 * 3);
         let mut turns = Vec::new();
         for tries in [0, 1] {
-            turns.push(soon(slots.turn(release("x"), tries)).await.expect("it leaves"));
+            turns.push(soon(slots.turn(Some(release("x")), tries)).await.expect("it leaves"));
         }
         // The next one is served as soon as one of them has left.
-        let mut waiting = std::pin::pin!(slots.turn(release("y"), 0));
+        let mut waiting = std::pin::pin!(slots.turn(Some(release("y")), 0));
         assert!(soon(waiting.as_mut()).await.is_none());
         turns.pop();
         assert!(matches!(soon(waiting).await, Some(Some(_))));
