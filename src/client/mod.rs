@@ -134,7 +134,7 @@ impl LockClient {
 
     pub(crate) fn new(session: Arc<Session>) -> Self {
         Self {
-            session: UserHandle::first(session),
+            session: ClientLife::begin(session),
             others: Arc::default(),
             paths: Arc::default(),
             of: PhantomData,
@@ -165,7 +165,7 @@ impl LockClient {
     pub(crate) fn session_over(&self, place: Option<PlaceId>, store: impl FnOnce() -> Store) -> UserHandle {
         let find = |others: &[Other]| {
             let mut same = others.iter().filter(|other| place.is_some() && other.place == place);
-            same.find_map(|other| UserHandle::upgrade(&other.client))
+            same.find_map(|other| other.client.upgrade())
         };
         let others = || self.others.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(session) = find(&others()) {
@@ -189,11 +189,11 @@ impl LockClient {
             return session;
         }
         others.retain(|other| other.session.strong_count() > 0);
-        let session = UserHandle::first(session);
+        let session = ClientLife::begin(session);
         others.push(Other {
             place: place.clone(),
-            client: session.life(),
-            session: Arc::downgrade(&session),
+            client: Arc::downgrade(&session),
+            session: Arc::downgrade(&**session),
         });
         // The shutdown looks for other sessions under the same internal lock, so none of them escapes it.
         if self.session.is_closed() {
@@ -641,7 +641,7 @@ impl<W: World> LockClient<W> {
     fn close(&self) -> Vec<Arc<Session>> {
         let others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
         let others = others.iter().filter_map(|other| other.session.upgrade());
-        let sessions: Vec<_> = others.chain([(*self.session).clone()]).collect();
+        let sessions: Vec<_> = others.chain([(**self.session).clone()]).collect();
         sessions.iter().for_each(|session| session.close());
         sessions
     }

@@ -38,7 +38,7 @@ impl OwnedHold {
     pub(crate) fn new(session: UserHandle, hold: Arc<Hold>) -> Self {
         let seen = SeenHold {
             hold,
-            session: Arc::downgrade(&*session),
+            session: Arc::downgrade(&**session),
             locked: session.store.in_place().cloned(),
         };
         Self {
@@ -86,7 +86,7 @@ impl Own for OwnedHold {
         self.check()?;
         self.session.ensure_usable()?;
         // Not as its user: the answer can take longer than the user keeps the handle.
-        let (session, hold) = ((*self.session).clone(), self.seen.hold.clone());
+        let (session, hold) = ((**self.session).clone(), self.seen.hold.clone());
         let within = hold.safe_for();
         let renewal = async move { session.renew_together(&[hold], within).await };
         // It can hang in the driver for longer than the lease, which other renewals extend in the meantime.

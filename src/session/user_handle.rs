@@ -4,20 +4,22 @@
 //! So the life of the client is that of its users' handles: when the last one goes, everything that still stays with
 //! the client goes back, whatever its tasks wait for.
 
-use std::{
-    fmt,
-    ops::Deref,
-    sync::{Arc, Weak},
-};
+use std::{fmt, ops::Deref, sync::Arc};
 
 use super::Session;
 
 /// A session as a client, a lock, a handle or a future of the user's has it. Tasks have the session without this.
-#[derive(Clone)]
-pub(crate) struct UserHandle(Arc<ClientLife>);
+pub(crate) type UserHandle = Arc<ClientLife>;
 
-/// The life of a client as its user sees it. Its last handle ends it.
+/// The life of a client as its user sees it. It ends with the last handle.
 pub(crate) struct ClientLife(Arc<Session>);
+
+impl ClientLife {
+    /// Returns the first handle of a session.
+    pub(crate) fn begin(session: Arc<Session>) -> UserHandle {
+        Arc::new(Self(session))
+    }
+}
 
 impl Drop for ClientLife {
     fn drop(&mut self) {
@@ -25,33 +27,16 @@ impl Drop for ClientLife {
     }
 }
 
-impl UserHandle {
-    /// Creates the first handle of a session.
-    pub(crate) fn first(session: Arc<Session>) -> Self {
-        Self(Arc::new(ClientLife(session)))
-    }
-
-    /// Returns the life of the client, without keeping it alive.
-    pub(crate) fn life(&self) -> Weak<ClientLife> {
-        Arc::downgrade(&self.0)
-    }
-
-    /// Returns another handle, as long as there is one.
-    pub(crate) fn upgrade(life: &Weak<ClientLife>) -> Option<Self> {
-        life.upgrade().map(Self)
-    }
-}
-
-impl Deref for UserHandle {
+impl Deref for ClientLife {
     type Target = Arc<Session>;
 
     fn deref(&self) -> &Arc<Session> {
-        &self.0.0
+        &self.0
     }
 }
 
-impl fmt::Debug for UserHandle {
+impl fmt::Debug for ClientLife {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        (**self).fmt(f)
+        self.0.fmt(f)
     }
 }
