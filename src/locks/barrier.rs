@@ -275,45 +275,37 @@ impl<W: World> Barrier<W> {
 
 /// The places of a generation that has passed, as a party of the next one sees them: those that have passed clear them,
 /// and all that wait would send the same write.
+///
+/// The last token of the generation, and when this party clears them.
 #[derive(Debug, Default)]
-struct Leftovers(Option<Leftover>);
-
-#[derive(Clone, Copy, Debug)]
-struct Leftover {
-    /// The last token of the generation.
-    last: i64,
-    /// When this party clears them.
-    clear_at: Instant,
-}
+struct Leftovers(Option<(i64, Instant)>);
 
 impl Leftovers {
     fn note(&mut self, state: Option<&State>) {
         let last = state.and_then(passed);
-        if last != self.0.map(|leftover| leftover.last) {
-            self.0 = last.map(Leftover::new);
+        if last != self.0.map(|(last, _)| last) {
+            self.0 = last.map(|last| (last, clear_at(last)));
         }
     }
 
     /// Waits until the places should have been cleared, and returns the last token of their generation. Does not return
     /// where there are none.
     async fn overdue(&mut self) -> i64 {
-        let Some(leftover) = &mut self.0 else {
+        let Some((last, at)) = &mut self.0 else {
             return pending().await;
         };
-        sleep_until(leftover.clear_at).await;
+        sleep_until(*at).await;
         // Once more later: the write may fail.
-        *leftover = Leftover::new(leftover.last);
-        leftover.last
+        *at = clear_at(*last);
+        *last
     }
 }
 
-impl Leftover {
-    fn new(last: i64) -> Self {
-        let most = 1 + 2 * millis(CLEARS_AFTER).unsigned_abs();
-        let spread = Duration::from_millis(RandomState::new().hash_one(last) % most);
-        let clear_at = Instant::now() + CLEARS_AFTER + spread;
-        Self { last, clear_at }
-    }
+/// Returns when one of the parties clears the places of a generation that has passed by now.
+fn clear_at(last: i64) -> Instant {
+    let most = 1 + 2 * millis(CLEARS_AFTER).unsigned_abs();
+    let spread = Duration::from_millis(RandomState::new().hash_one(last) % most);
+    Instant::now() + CLEARS_AFTER + spread
 }
 
 /// The parties that pass together.

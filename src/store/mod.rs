@@ -32,7 +32,7 @@ use crate::{
     telemetry,
 };
 use futures::{FutureExt, TryFutureExt};
-use mongodb::bson::Timestamp;
+use mongodb::bson::{Document, Timestamp, oid::ObjectId};
 
 pub(crate) use crate::error::failure::Failure;
 pub(crate) use claims::{Among, Claimed, ElementUpdate, Outlook, Taken, Wanted};
@@ -453,12 +453,10 @@ pub(crate) struct Guarding<'a> {
 }
 
 /// An election of a primary.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Elected(pub(crate) mongodb::bson::oid::ObjectId);
+pub(crate) type Elected = ObjectId;
 
 /// The position at which a stream can be resumed.
-#[derive(Clone, Debug)]
-pub(crate) struct ResumeAt(mongodb::bson::Document);
+pub(crate) type ResumeAt = Document;
 
 /// An open change stream.
 pub(crate) enum Stream {

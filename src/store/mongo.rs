@@ -221,7 +221,7 @@ impl MongoStore {
         let hello = self.ask_primary(doc! { "hello": 1 }).await?;
         // A `mongos` may be another one each time.
         let elected = hello.get_object_id("electionId").ok();
-        Ok(elected.filter(|_| hello.contains_key("setName")).map(Elected))
+        Ok(elected.filter(|_| hello.contains_key("setName")))
     }
 
     pub(super) async fn prepare(&self, within: Duration) -> Result<(), ServerError> {

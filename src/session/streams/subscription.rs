@@ -442,7 +442,7 @@ mod tests {
         let server = Server::new(Vec::new());
         let mut subscription = server.subscribe();
         let found = |subscription: &mut Subscription, asked, term: u8| {
-            let news = subscription.heed(&Sign::Primary(asked, Elected([term; 12].into())));
+            let news = subscription.heed(&Sign::Primary(asked, Elected::from([term; 12])));
             assert!(news.is_none(), "nobody polls for it: {news:?}");
         };
         let before = Instant::now();

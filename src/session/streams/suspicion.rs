@@ -208,7 +208,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_last_renewal_tells_the_streams_of_its_primary() {
         let suspicion = Suspicion::default();
-        let elected = |term: u8| Elected([term; 12].into());
+        let elected = |term: u8| Elected::from([term; 12]);
         let mut signs = suspicion.elected.subscribe();
         let mut renewed = |sent, term| {
             suspicion.note_primary(sent, elected(term));

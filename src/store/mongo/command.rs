@@ -79,7 +79,7 @@ fn updated(answer: &Document) -> Result<Updated, Error> {
     Ok(Updated {
         modified: count(answer, "nModified").unwrap_or(0),
         refused: refused.collect::<Result<_, _>>()?,
-        elected: answer.get_object_id("electionId").ok().map(Elected),
+        elected: answer.get_object_id("electionId").ok(),
         logged_by: answer.get_timestamp("operationTime").ok(),
     })
 }
@@ -128,7 +128,7 @@ mod tests {
             elected,
             ..
         } = updated(&answer).unwrap();
-        assert_eq!((modified, elected), (2, Some(Elected(ELECTION))));
+        assert_eq!((modified, elected), (2, Some(ELECTION)));
         let positions: Vec<usize> = errors.iter().map(|(position, _)| *position).collect();
         assert_eq!(positions, [1, 4]);
         let kinds = errors.into_iter().map(|(_, error)| ServerError::of_lock(error).kind);

@@ -61,7 +61,7 @@ impl MongoStore {
         resume: Option<&ResumeAt>,
     ) -> Result<MongoStream, ServerError> {
         let mut options = Document::new();
-        if let Some(ResumeAt(token)) = resume {
+        if let Some(token) = resume {
             options.insert("resumeAfter", token);
         }
         let mut stages = vec![doc! { "$changeStream": options }];
@@ -372,7 +372,7 @@ impl MongoStream {
         self.as_of = batch.as_raw_document().get_timestamp("operationTime").ok();
         let cursor = batch.as_raw_document().get_document("cursor").ok();
         let token = cursor.and_then(|cursor| cursor.get_document("postBatchResumeToken").ok());
-        self.resume_at = token.and_then(lossy::read).map(ResumeAt);
+        self.resume_at = token.and_then(lossy::read);
         let mut events = Vec::new();
         let Ok(received) = batch.doc_slices() else {
             (self.read)(&Received::Nothing, &mut events);
