@@ -16,7 +16,7 @@ use super::{Session, admin::ONCE, hedged_read::Cost, hold::Hold};
 use crate::{
     error::{GuardError, ServerError},
     status::LostReason,
-    store::{Guarding, MongoStore, Store, abort, is_in_transaction},
+    store::{Guarding, MongoStore, Store, View, abort, is_in_transaction},
     telemetry,
 };
 
@@ -186,7 +186,7 @@ impl Session {
         guarding: &Guarding<'_>,
         transaction: &mut ClientSession,
     ) -> Option<GuardError> {
-        let (documents, exchange) = match self.read_names(std::slice::from_ref(&hold.name)).await {
+        let (documents, exchange, _) = match self.read_names(View::Newest, std::slice::from_ref(&hold.name)).await {
             Ok(read) => read,
             Err(error) => return Some(GuardError::Server(error)),
         };

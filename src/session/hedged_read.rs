@@ -132,14 +132,9 @@ fn is_for_all(error: &ServerError) -> bool {
 }
 
 impl Session {
-    /// Reads the documents of these names as they are now, in time.
-    pub(crate) async fn read_names(self: &Arc<Self>, names: &[String]) -> Result<(Documents, Exchange), ServerError> {
-        let (documents, exchange, _) = self.read_as_of(View::Newest, names).await?;
-        Ok((documents, exchange))
-    }
-
-    /// Reads the documents in this view, in time. Returns also a time in the log, no later than which they were so.
-    pub(crate) async fn read_as_of(
+    /// Reads the documents of these names in this view, in time. Returns also a time in the log, no later than which they
+    /// were so.
+    pub(crate) async fn read_names(
         self: &Arc<Self>,
         view: View,
         names: &[String],
@@ -147,7 +142,7 @@ impl Session {
         let cost = if names.len() > FEW { Cost::Large } else { Cost::Small };
         let read = || {
             let (store, names) = (self.store.clone(), names.to_vec());
-            async move { store.read_as_of(view, &names).await }
+            async move { store.read(view, &names).await }
         };
         self.read(cost, read).await
     }
@@ -172,7 +167,7 @@ impl Session {
         if !self.in_flight.is_quiet() || !self.in_flight.was_answered_within(ANSWERS_STILL, Instant::now()) {
             let read = || {
                 let store = self.store.clone();
-                async move { store.read(&[]).await }
+                async move { store.read(View::Newest, &[]).await }
             };
             let hedging = Hedging::of(Cost::Small, self.in_flight.usual());
             read_beside(self.start(), hedging, read).await?;

@@ -14,6 +14,7 @@ use crate::{
     backoff::Backoff,
     config::Config,
     protocol::{Exchange, State, document::Malformed},
+    store::View,
     telemetry,
     waitlist::clock::Jump,
 };
@@ -71,7 +72,7 @@ impl Session {
             let (session, names) = (self.clone(), [name.to_owned()]);
             self.spawn(async move {
                 // If it fails, the next renewal asks again.
-                if let Ok((_, exchange)) = session.read_names(&names).await {
+                if let Ok((_, exchange, _)) = session.read_names(View::Newest, &names).await {
                     session.note(&exchange);
                 }
             });
@@ -157,8 +158,8 @@ impl Session {
         let names = names_of(holds);
         let mut backoff = Backoff::default();
         while holds.iter().any(|hold| hold.lost_reason().is_none()) {
-            match self.read_names(&names).await {
-                Ok((documents, exchange)) => {
+            match self.read_names(View::Newest, &names).await {
+                Ok((documents, exchange, _)) => {
                     self.note(&exchange);
                     for hold in holds {
                         self.compare(hold, documents.get(&hold.name), exchange.sent);

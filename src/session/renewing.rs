@@ -13,7 +13,7 @@ use super::{
 use crate::{
     error::ServerError,
     protocol::{Exchange, Holder, Idle},
-    store::Renewal,
+    store::{Renewal, View},
     telemetry,
     waitlist::deadline::Deadline,
 };
@@ -180,7 +180,8 @@ impl Session {
 
     /// Reads which of these holds are still there after a renewal that was sent at that time, and returns their number.
     async fn confirm_by_reading(self: &Arc<Self>, asked: &[&Arc<Hold>], sent: Instant) -> Result<u64, ServerError> {
-        let (documents, exchange) = self.read_names(&names_of(asked.iter().copied())).await?;
+        let names = names_of(asked.iter().copied());
+        let (documents, exchange, _) = self.read_names(View::Newest, &names).await?;
         self.note(&exchange);
         let mut renewed = 0;
         for hold in asked {

@@ -271,14 +271,9 @@ impl Store {
             .await
     }
 
-    /// Reads the documents of these names as they are now; names without a document are left out.
-    pub(crate) async fn read(&self, names: &[String]) -> Result<(Documents, Exchange), ServerError> {
-        let (documents, exchange, _) = self.read_as_of(View::Newest, names).await?;
-        Ok((documents, exchange))
-    }
-
-    /// Does the same in this view. Returns also a time in the log, no later than which the documents were so.
-    pub(crate) async fn read_as_of(
+    /// Reads the documents of these names in this view; names without a document are left out. Returns also a time in
+    /// the log, no later than which the documents were so.
+    pub(crate) async fn read(
         &self,
         view: View,
         names: &[String],

@@ -213,7 +213,7 @@ impl Session {
     }
 
     async fn read_observed_names(self: &Arc<Self>, names: &[String], view: View) -> Result<(), ServerError> {
-        let (mut documents, exchange, as_of) = self.read_as_of(view, names).await?;
+        let (mut documents, exchange, as_of) = self.read_names(view, names).await?;
         self.note(&exchange);
         let clock = self.table().clock;
         let mut register = self.observers.register();
