@@ -22,7 +22,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use mongodb::bson::{Bson, Document, doc};
 
 use super::{AWAIT_TIME, Answer, Documents, Event, Failure, Listed, LockLayout, Renewal, Selection, Watched, name};
-use crate::protocol::{Ahead, Exchange, Location, Operation, ServerTime, State, document::Malformed, state};
+use crate::protocol::{Ahead, Exchange, Operation, ServerTime, State, state};
 use documents::Contents;
 use stream::stream;
 use watching::Watcher;
@@ -92,15 +92,11 @@ impl MemoryStore {
         let known = document
             .filter(|_| self.layout.is_root())
             .and_then(|_| contents.lock(&member.id));
-        let read = || {
-            document
-                .map(|document| state_in(document, &member.location))
-                .transpose()
+        let before = match (known, document) {
+            (None, Some(document)) => member.location.state(document).map(|state| state.map(Arc::new)),
+            (known, _) => Ok(known),
         };
-        let before = match known.map_or_else(
-            || read().map(|read| read.flatten().map(Arc::new)),
-            |lock| Ok(Some(lock)),
-        ) {
+        let before = match before {
             Ok(before) => before,
             // As on a server.
             Err(error) if !operation.needs_a_lock() && !error.is_newer() => return Ok(unknown),
@@ -222,14 +218,6 @@ impl MemoryStore {
 
     fn is_live(&self, document: &Document, now: ServerTime) -> bool {
         !self.layout.is_root() || ServerTime::in_field(document, "purge_at").is_none_or(|at| at > now)
-    }
-}
-
-/// Returns the lock in a document, if there is one; an error if there can be none.
-fn state_in(document: &Document, location: &Location) -> Result<Option<State>, Malformed> {
-    match location.obstacle(document) {
-        Some(path) => Err(Malformed::occupied(path)),
-        None => location.state(document),
     }
 }
 

@@ -86,16 +86,12 @@ impl Location {
         None
     }
 
-    /// Returns why there can be no lock in the document as it is; `None` if there is one, or can be.
-    pub fn flaw(&self, document: &Document) -> Option<Malformed> {
-        if let Some(path) = self.obstacle(document) {
-            return Some(Malformed::occupied(path));
-        }
-        self.state(document).err()
-    }
-
-    /// Reads the lock in the document, if there is one: a sub-document without any field of a lock has none.
+    /// Reads the lock in the document, if there is one: a sub-document without any field of a lock has none. An error if
+    /// there can be none as the document is.
     pub fn state(&self, document: &Document) -> Result<Option<State>, Malformed> {
+        if let Some(path) = self.obstacle(document) {
+            return Err(Malformed::occupied(path));
+        }
         let lock = self.lock(document).filter(|lock| State::is_in(lock));
         lock.map(State::from_document).transpose()
     }
@@ -107,9 +103,8 @@ impl Location {
             return Some(State::from_document(document));
         }
         match self.obstacle(document) {
-            Some(path) if path == self.path() => Some(Err(Malformed::occupied(path))),
-            Some(_) => None,
-            None => self.state(document).transpose(),
+            Some(path) if path != self.path() => None,
+            _ => self.state(document).transpose(),
         }
     }
 
@@ -253,26 +248,23 @@ mod tests {
         let held = lock(MUTEX, [holder("a-1", 7)], []);
         let locked = with(held.fields().into());
         assert_eq!(nested.state(&locked), Ok(Some(held.clone())));
-        assert_eq!(
-            (nested.found(&locked), nested.flaw(&locked)),
-            (Some(Ok(held.clone())), None)
-        );
+        assert_eq!(nested.found(&locked), Some(Ok(held.clone())));
         let of_the_user = with(doc! { "size": 7 }.into());
         for free in [doc! { "_id": 1 }, with(Bson::Null), of_the_user] {
             assert_eq!(nested.state(&free), Ok(None), "{free}");
-            assert_eq!((nested.found(&free), nested.flaw(&free)), (None, None), "{free}");
+            assert_eq!(nested.found(&free), None, "{free}");
         }
         let half = with(doc! { "token": 2 }.into());
-        assert!(matches!(nested.found(&half), Some(Err(_))) && nested.flaw(&half).is_some());
+        assert!(matches!(nested.found(&half), Some(Err(_))) && nested.state(&half).is_err());
 
         let occupied = |path: &str| Malformed::occupied(path.to_owned());
         let in_its_place = with(Bson::from(7));
         assert_eq!(nested.found(&in_its_place), Some(Err(occupied("a.b"))));
-        assert_eq!(nested.flaw(&in_its_place), Some(occupied("a.b")));
+        assert_eq!(nested.state(&in_its_place), Err(occupied("a.b")));
         // A projection shows nothing of a value on the way.
         let on_the_way = doc! { "a": 7 };
         assert_eq!(nested.found(&on_the_way), None);
-        assert_eq!(nested.flaw(&on_the_way), Some(occupied("a")));
+        assert_eq!(nested.state(&on_the_way), Err(occupied("a")));
 
         // At the root any document is taken for a lock.
         let root = Location::default();

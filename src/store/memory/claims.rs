@@ -132,8 +132,8 @@ impl MemoryStore {
             return Some(ServerError::too_long(size));
         }
         let contents = self.documents.contents();
-        let flaw = self.layout.base().flaw(contents.get(id)?);
-        flaw.map(ServerError::from)
+        let state = self.layout.base().state(contents.get(id)?);
+        state.err().map(ServerError::from)
     }
 
     pub(in crate::store) fn held_by(
@@ -272,7 +272,7 @@ impl MemoryStore {
 
     /// Reports whether the document can be claimed once it is free.
     fn is_fit(&self, document: &Document) -> bool {
-        size_of_id(&id_of(document)) <= ID_MOST && self.layout.base().flaw(document).is_none()
+        size_of_id(&id_of(document)) <= ID_MOST && self.layout.base().state(document).is_ok()
     }
 
     fn users(&self, mut document: Document) -> Document {

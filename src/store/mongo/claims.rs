@@ -361,7 +361,7 @@ impl MongoStore {
         let find = find.projection(doc! { at.path(): 1 });
         let found = find.read_concern(ReadConcern::local()).max_time(READ_WITHIN).await?;
         let found = found.unwrap_or_default();
-        Ok(at.flaw(&found).map(ServerError::from))
+        Ok(at.state(&found).err().map(ServerError::from))
     }
 
     /// Returns the names of the wanted documents in which one of these entries is a holder, each with that entry.
