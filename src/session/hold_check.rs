@@ -16,7 +16,6 @@ use crate::{
     protocol::{Exchange, State, document::Malformed},
     store::View,
     telemetry,
-    waitlist::clock::Jump,
 };
 
 /// Pause between two readings of up to a thousand held locks while no stream reports losses.
@@ -79,14 +78,9 @@ impl Session {
         }
     }
 
-    /// Notes what an exchange shows of the server's clock.
+    /// Notes what an exchange shows of the server's clock, and acts on a contradiction. Call it with no mutex held.
     pub(super) fn note(self: &Arc<Self>, exchange: &Exchange) {
         let jump = self.table().clock.note(exchange, &self.config);
-        self.on_jump(jump);
-    }
-
-    /// Acts on a contradiction in the server's clock. Call it with no mutex held.
-    pub(super) fn on_jump(self: &Arc<Self>, jump: Option<Jump>) {
         let Some(jump) = jump else { return };
         if jump.ahead {
             // Without a pause: every look at a hold after this must see the corrected deadline.

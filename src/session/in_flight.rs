@@ -133,11 +133,6 @@ impl InFlight {
         self.seen().usual()
     }
 
-    /// Returns the time within which an answer is prompt: a command that takes longer may hang.
-    fn prompt(&self) -> Duration {
-        self.usual() / TIMES_THE_SLOWEST
-    }
-
     /// Returns the time that the server may try: twice as long for each try in a row that it reported as overdue, so that
     /// a slow server gets it done in the end.
     pub(super) fn limit(&self, overdue: u32, config: &Config) -> Limit {
@@ -175,7 +170,8 @@ impl InFlight {
     ) -> Result<Result<T, ServerError>, Adrift> {
         let sent = Instant::now();
         let mut slow = pin!(async {
-            sleep(self.prompt()).await;
+            // A command that takes longer may hang.
+            sleep(self.usual() / TIMES_THE_SLOWEST).await;
             self.slots.slot(1).await
         });
         let mut overdue = pin!(sleep(limit.patience()));

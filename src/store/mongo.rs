@@ -36,6 +36,7 @@ use crate::{
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use command::refusals;
+use command::{Updated, limit, updated};
 pub(crate) use elements::IDENTIFIER;
 pub(crate) use guard::{abort, is_in_transaction};
 pub(crate) use identity::identity;
@@ -196,6 +197,7 @@ impl MongoStore {
             "upsert": operation.creates() && at.is_root(),
             "new": true,
             "writeConcern": { "w": "majority" },
+            "maxTimeMS": limit(within),
         };
         // An operation that did what was expected has its time in the document; one that did not is sent again in full,
         // or is over. So the server need not build a second document for the answer.
@@ -203,7 +205,12 @@ impl MongoStore {
         if !bare {
             command.insert("fields", fields(at));
         }
-        self.find_and_modify(command, within).await
+        let mut answer = self.ask_primary(command).await?;
+        let Updated { logged_by, .. } = updated(&answer)?;
+        match answer.remove("value") {
+            Some(Bson::Document(document)) => Ok((Some(document), logged_by)),
+            _ => Ok((None, logged_by)),
+        }
     }
 
     /// Returns the pipeline of an operation on the lock at this place. Where it lets in entries, it also removes the

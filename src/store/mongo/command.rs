@@ -16,23 +16,6 @@ use super::MongoStore;
 use crate::store::{Elected, LogTime, Mismatch, read_as};
 
 impl MongoStore {
-    /// Changes one document by a `findAndModify`, and returns its fields that the command names, or all, as they are
-    /// then; `None` when there is none. And the time in the server's log by which that was done. The server gives up
-    /// after `within`.
-    pub(super) async fn find_and_modify(
-        &self,
-        mut command: Document,
-        within: Duration,
-    ) -> Result<(Option<Document>, Option<LogTime>), Error> {
-        command.insert("maxTimeMS", limit(within));
-        let mut answer = self.ask_primary(command).await?;
-        let Updated { logged_by, .. } = updated(&answer)?;
-        match answer.remove("value") {
-            Some(Bson::Document(document)) => Ok((Some(document), logged_by)),
-            _ => Ok((None, logged_by)),
-        }
-    }
-
     /// Runs updates; a failed one does not stop the others. The server gives up after `within`.
     pub(super) async fn update(&self, updates: Vec<Document>, within: Duration) -> Result<Updated, Error> {
         let command = doc! {
@@ -62,7 +45,7 @@ pub(super) struct Updated {
 /// Reads the answer to a write, or to several that don't depend on each other.
 ///
 /// A missing majority takes precedence: whether any of the writes will stay is unknown.
-fn updated(answer: &Document) -> Result<Updated, Error> {
+pub(super) fn updated(answer: &Document) -> Result<Updated, Error> {
     if let Ok(error) = answer.get_document("writeConcernError") {
         return Err(failure(read_as(error).map(WriteFailure::WriteConcernError)));
     }
