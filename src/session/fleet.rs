@@ -152,7 +152,7 @@ impl Table {
         let before = self.fleet.reads;
         self.fleet.decide(config);
         if self.fleet.reads != before {
-            self.lines.needs.read_losses(self.fleet.reads);
+            self.lines.stream_demand.read_losses(self.fleet.reads);
         }
         self.fleet.reads
     }

@@ -23,7 +23,6 @@ mod hold_check;
 mod in_flight;
 mod index;
 pub(crate) mod line;
-mod needs;
 mod operation_loop;
 mod overdue;
 mod queue_position;
@@ -33,6 +32,7 @@ mod routing;
 mod runtime;
 mod shut_down;
 mod slots;
+mod stream_demand;
 pub(crate) mod streams;
 mod timer_queue;
 mod user_handle;
@@ -69,10 +69,10 @@ use fork_guard::Process;
 use hold::{Hold, ReleaseOutcome};
 use in_flight::InFlight;
 use line::{Context, Effect, Ended, Line, Need, error_of, refused};
-use needs::{LOOKS_MOST, Needs};
 use overdue::Overdue;
 use renewals::Renewals;
 pub(crate) use slots::TOGETHER as CLAIMED_MOST;
+use stream_demand::{LOOKS_MOST, StreamDemand};
 use streams::{observers::Observers, suspicion::Suspicion};
 use timer_queue::Timers;
 pub(crate) use user_handle::{ClientLife, UserHandle};
@@ -145,7 +145,7 @@ struct Lines {
     /// waited for.
     remembered: HashMap<String, (Option<Instant>, Duration)>,
     unknown: UnknownNames,
-    needs: Needs,
+    stream_demand: StreamDemand,
     closed: bool,
 }
 
@@ -254,12 +254,14 @@ impl Session {
     /// Updates the books after a line changed: removes a line that is not used any more, and gives the heartbeat its
     /// next instant. Returns the effects to [carry out](Self::carry_out) when the mutex is released.
     fn after(&self, table: &mut Table, name: &str) -> Vec<Effect> {
-        let Lines { by_name, needs, .. } = &mut table.lines;
+        let Lines {
+            by_name, stream_demand, ..
+        } = &mut table.lines;
         let Some(line) = by_name.get_mut(name) else {
             return Vec::new();
         };
         let need = line.waitlist.need();
-        needs.change(std::mem::replace(&mut line.counted, need), need);
+        stream_demand.change(std::mem::replace(&mut line.counted, need), need);
         let now = Instant::now();
         let effects = line.waitlist.take_effects();
         for effect in &effects {
@@ -291,7 +293,7 @@ impl Session {
             return effects;
         }
         let list = &line.waitlist;
-        if list.waits_for_event() || list.attend_at().is_some() || needs.looks > LOOKS_MOST {
+        if list.waits_for_event() || list.attend_at().is_some() || stream_demand.looks > LOOKS_MOST {
             self.demand_stream();
         }
         self.beat_in_time(table);
@@ -445,7 +447,7 @@ impl Lines {
 
     /// Ends a line that was taken out, as nothing more is sent.
     fn stop(&mut self, line: Line) -> Vec<Effect> {
-        self.needs.change(line.counted, Need::Nothing);
+        self.stream_demand.change(line.counted, Need::Nothing);
         line.waitlist.stop()
     }
 

@@ -277,11 +277,11 @@ impl Session {
     }
 
     fn needs_stream(&self) -> bool {
-        self.table().lines.needs.need_stream() || self.is_claiming() || !self.observers.are_none()
+        self.table().lines.stream_demand.need_stream() || self.is_claiming() || !self.observers.are_none()
     }
 
     fn unneeded_since(&self) -> Option<Instant> {
-        self.table().lines.needs.unneeded_since
+        self.table().lines.stream_demand.unneeded_since
     }
 
     /// Lets the stream go, unless something has come to need it.
@@ -290,7 +290,7 @@ impl Session {
             // A task that comes to need it says so under the same lock, or after it has subscribed to freed documents
             // or has begun to observe.
             let mut table = self.table();
-            let idle = !table.lines.needs.need_stream()
+            let idle = !table.lines.stream_demand.need_stream()
                 && self.demand.send_if_modified(|demand| {
                     let idle = !self.is_claiming() && self.observers.are_none();
                     *demand &= !idle;
@@ -302,7 +302,7 @@ impl Session {
             table.streaming = false;
             // Holds are read from now on, also for what the events would have told that nobody has read.
             self.beat_in_time(&mut table);
-            table.lines.needs.looks > 0
+            table.lines.stream_demand.looks > 0
         };
         self.note_freed(NextFreed::Unreported);
         // No waiter is woken late any more, so there is no cause for alarm.

@@ -1,4 +1,4 @@
-//! The lines' needs of the change stream, counted: the count is asked for after every event.
+//! The lines' demand for the change stream, counted: the count is asked for after every event.
 
 use tokio::time::Instant;
 
@@ -9,7 +9,7 @@ pub(super) const LOOKS_MOST: usize = 8;
 
 /// The number of lines with each need of the change stream.
 #[derive(Debug, Default)]
-pub(super) struct Needs {
+pub(super) struct StreamDemand {
     stream: usize,
     losses: usize,
     pub(super) looks: usize,
@@ -19,14 +19,14 @@ pub(super) struct Needs {
     pub(super) unneeded_since: Option<Instant>,
 }
 
-impl Needs {
+impl StreamDemand {
     /// Notes that the need of a line changed.
     pub(super) fn change(&mut self, before: Need, now: Need) {
-        self.update(|needs| {
-            if let Some(count) = needs.count(before) {
+        self.update(|demand| {
+            if let Some(count) = demand.count(before) {
                 *count -= 1;
             }
-            if let Some(count) = needs.count(now) {
+            if let Some(count) = demand.count(now) {
                 *count += 1;
             }
         });
@@ -34,7 +34,7 @@ impl Needs {
 
     /// Sets whether holders hear of losses by reads.
     pub(super) fn read_losses(&mut self, reads: bool) {
-        self.update(|needs| needs.reads_losses = reads);
+        self.update(|demand| demand.reads_losses = reads);
     }
 
     pub(super) fn need_stream(&self) -> bool {
@@ -65,31 +65,31 @@ mod tests {
 
     #[test]
     fn a_stream_is_needed_for_one_that_waits_for_events_or_many_that_look() {
-        let mut needs = Needs::default();
+        let mut demand = StreamDemand::default();
         for number in 1..=LOOKS_MOST + 1 {
-            assert!(!needs.need_stream(), "{number}");
-            needs.change(Need::Nothing, Need::Looks);
+            assert!(!demand.need_stream(), "{number}");
+            demand.change(Need::Nothing, Need::Looks);
         }
-        assert!(needs.need_stream() && needs.unneeded_since.is_none());
-        needs.change(Need::Looks, Need::Stream);
-        needs.change(Need::Looks, Need::Nothing);
-        assert!(needs.need_stream() && needs.unneeded_since.is_none());
-        needs.change(Need::Stream, Need::Nothing);
-        assert!(!needs.need_stream() && needs.unneeded_since.is_some());
-        assert_eq!((needs.stream, needs.looks), (0, LOOKS_MOST - 1));
+        assert!(demand.need_stream() && demand.unneeded_since.is_none());
+        demand.change(Need::Looks, Need::Stream);
+        demand.change(Need::Looks, Need::Nothing);
+        assert!(demand.need_stream() && demand.unneeded_since.is_none());
+        demand.change(Need::Stream, Need::Nothing);
+        assert!(!demand.need_stream() && demand.unneeded_since.is_some());
+        assert_eq!((demand.stream, demand.looks), (0, LOOKS_MOST - 1));
     }
 
     #[test]
     fn holders_need_the_stream_unless_they_read_their_locks() {
-        let mut needs = Needs::default();
-        needs.change(Need::Nothing, Need::Losses);
-        assert!(needs.need_stream() && needs.unneeded_since.is_none());
-        needs.read_losses(true);
-        assert!(!needs.need_stream() && needs.unneeded_since.is_some());
-        needs.change(Need::Nothing, Need::Stream);
-        assert!(needs.need_stream(), "a task waits for its turn");
-        needs.change(Need::Stream, Need::Nothing);
-        needs.read_losses(false);
-        assert!(needs.need_stream());
+        let mut demand = StreamDemand::default();
+        demand.change(Need::Nothing, Need::Losses);
+        assert!(demand.need_stream() && demand.unneeded_since.is_none());
+        demand.read_losses(true);
+        assert!(!demand.need_stream() && demand.unneeded_since.is_some());
+        demand.change(Need::Nothing, Need::Stream);
+        assert!(demand.need_stream(), "a task waits for its turn");
+        demand.change(Need::Stream, Need::Nothing);
+        demand.read_losses(false);
+        assert!(demand.need_stream());
     }
 }
