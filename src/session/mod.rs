@@ -73,7 +73,7 @@ use overdue::Overdue;
 use renewals::Renewals;
 pub(crate) use slots::TOGETHER as CLAIMED_MOST;
 use stream_demand::{LOOKS_MOST, StreamDemand};
-use streams::{observers::Observers, suspicion::Suspicion};
+use streams::{failover_detector::FailoverDetector, observers::Observers};
 use timer_queue::Timers;
 pub(crate) use user_handle::{ClientLife, UserHandle};
 
@@ -111,7 +111,7 @@ pub(crate) struct Session {
     /// Set when the index is asked for, and cancelled when nothing needs to wait for it any more.
     prepared: OnceLock<CancellationToken>,
     /// Signs of fail-overs that commands notice, for the change stream.
-    suspicion: Suspicion,
+    failover_detector: FailoverDetector,
 }
 
 #[derive(Debug, Default)]
@@ -200,7 +200,7 @@ impl Session {
             started: OnceLock::new(),
             home: OnceLock::new(),
             prepared: OnceLock::new(),
-            suspicion: Suspicion::default(),
+            failover_detector: FailoverDetector::default(),
         })
     }
 

@@ -37,7 +37,7 @@ impl Session {
         let mut command = pin!(run(&store, &all, limit.within));
         let adrift = match in_flight.answer(command.as_mut(), Some(slot), limit).await {
             Ok(answers) => {
-                self.suspicion.note(sent, answers.as_ref());
+                self.failover_detector.note(sent, answers.as_ref());
                 return self.ended(&all, answers, limit.within);
             }
             Err(adrift) => adrift,

@@ -46,7 +46,7 @@ impl Session {
                 Err(_) => renewing.await,
             };
             session.table().overdue.failure = answered.as_ref().err().cloned();
-            session.suspicion.note(sent, answered.as_ref());
+            session.failover_detector.note(sent, answered.as_ref());
             if let Err(error) = answered {
                 for hold in &batch.holds {
                     hold.upkeep().failed(batch.sent, error.was_answered(), Instant::now());
@@ -98,7 +98,7 @@ impl Session {
         let deadline_of = |hold: &Hold| Deadline::of_renewal(sent, hold.lease.length, &clock_then, &self.config);
         let outcome = self.store.renew(&renewal).await?;
         if let Some(elected) = outcome.elected {
-            self.suspicion.note_primary(sent, elected);
+            self.failover_detector.note_primary(sent, elected);
         }
         {
             let mut table = self.table();

@@ -1,11 +1,11 @@
 //! The change stream of a session: opened when something needs it, resumed when it breaks, and shared by holders,
 //! waiters, claims and observers.
 
+pub(in crate::session) mod failover_detector;
 mod inbox;
 pub(crate) mod observers;
 mod observing;
 mod subscription;
-pub(in crate::session) mod suspicion;
 pub(in crate::session) mod watcher;
 
 pub(crate) use observing::Observations;

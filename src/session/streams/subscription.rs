@@ -11,7 +11,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout_at},
 };
 
-use super::suspicion::Sign;
+use super::failover_detector::Sign;
 use crate::{
     backoff::Backoff,
     error::ServerError,
@@ -21,11 +21,11 @@ use crate::{
 };
 
 /// Longest silence of an open stream, which gives a sign of life at least once in the await time. A stream that is
-/// overdue by half a second is dropped. This is the back-stop of `suspicion`, which explains such silences.
+/// overdue by half a second is dropped. This is the back-stop of `failover_detector`, which explains such silences.
 const SILENT: Duration = AWAIT_TIME.saturating_add(Duration::from_millis(500));
 
 /// Time after the opening of a stream, or after events, in which the next batch is expected where there is much to
-/// tell. If none comes, the stream is quiet, or its server is gone: see `suspicion`.
+/// tell. If none comes, the stream is quiet, or its server is gone: see `failover_detector`.
 const QUIET: Duration = Duration::from_secs(1);
 
 /// Age at which a stream has earned a fresh back-off: ten times the longest pause, and more than a silence. A stream

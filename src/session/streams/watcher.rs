@@ -59,7 +59,7 @@ pub(in crate::session) async fn run(session: Weak<Session>, demand: watch::Recei
 async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<bool>) -> Option<()> {
     demand.wait_for(|needed| *needed).await.ok()?;
     let mut watching = Watching::new(&weak.upgrade()?);
-    let mut signs = weak.upgrade()?.suspicion.signs();
+    let mut signs = weak.upgrade()?.failover_detector.signs();
     let stirred = weak.upgrade()?.stirred.clone();
     loop {
         if std::mem::take(&mut watching.had_events) {

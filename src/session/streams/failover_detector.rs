@@ -27,7 +27,7 @@ use crate::store::{AWAIT_TIME, Elected};
 
 /// Fail-overs as the commands of a session notice them.
 #[derive(Debug, Default)]
-pub(in crate::session) struct Suspicion {
+pub(in crate::session) struct FailoverDetector {
     /// When the last command was sent that failed and that no answer has followed.
     failed_at: Mutex<Option<Instant>>,
     /// A stream is suspect that has said nothing since.
@@ -79,7 +79,7 @@ async fn changed<T: Copy>(value: &mut watch::Receiver<Option<T>>) -> Option<T> {
     *value.borrow_and_update()
 }
 
-impl Suspicion {
+impl FailoverDetector {
     /// Notes how a command ended that was sent at that time. A late answer of an old primary makes nothing suspect
     /// that was heard of since.
     pub(in crate::session) fn note<T>(&self, sent: Instant, ended: Result<T, &ServerError>) {
@@ -139,7 +139,7 @@ impl Session {
             return;
         }
         {
-            let mut question = self.suspicion.question();
+            let mut question = self.failover_detector.question();
             if *question != Question::None {
                 // What is answered to an earlier question says nothing of a later stream.
                 *question = Question::AskedAgain;
@@ -156,12 +156,12 @@ impl Session {
             let elected = timeout(AWAIT_TIME, asking).await;
             let Some(session) = session.upgrade() else { return };
             if let Ok(Ok(elected)) = elected {
-                session.suspicion.note(asked, elected.as_ref());
+                session.failover_detector.note(asked, elected.as_ref());
                 if let Ok(Some(elected)) = elected {
-                    session.suspicion.answered(asked, elected);
+                    session.failover_detector.answered(asked, elected);
                 }
             }
-            let question = std::mem::take(&mut *session.suspicion.question());
+            let question = std::mem::take(&mut *session.failover_detector.question());
             if question == Question::AskedAgain {
                 session.ask_for_primary();
             }
@@ -178,9 +178,9 @@ mod tests {
     async fn an_answer_after_a_fail_over_makes_the_streams_of_before_suspect() {
         const NOT_WRITABLE_PRIMARY: i32 = 10_107;
         const EXCEEDED_TIME: i32 = 50;
-        let suspicion = Suspicion::default();
-        let since = suspicion.since.subscribe();
-        let note = |ended: Result<(), ServerError>| suspicion.note(Instant::now(), ended.as_ref());
+        let detector = FailoverDetector::default();
+        let since = detector.since.subscribe();
+        let note = |ended: Result<(), ServerError>| detector.note(Instant::now(), ended.as_ref());
         note(Ok(()));
         note(Err(error(EXCEEDED_TIME)));
         note(Ok(()));
@@ -207,24 +207,24 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_last_renewal_tells_the_streams_of_its_primary() {
-        let suspicion = Suspicion::default();
+        let detector = FailoverDetector::default();
         let elected = |term: u8| Elected::from([term; 12]);
-        let mut signs = suspicion.elected.subscribe();
+        let mut signs = detector.elected.subscribe();
         let mut renewed = |sent, term| {
-            suspicion.note_primary(sent, elected(term));
+            detector.note_primary(sent, elected(term));
             let changed = signs.has_changed().unwrap();
             changed.then(|| signs.borrow_and_update().unwrap())
         };
         let begun = Instant::now();
         let after = |seconds| begun + std::time::Duration::from_secs(seconds);
         assert_eq!(renewed(begun, 1), None, "a router was never asked");
-        suspicion.answered(after(1), elected(1));
+        detector.answered(after(1), elected(1));
         assert_eq!(renewed(after(2), 1), Some((after(2), elected(1))));
         assert_eq!(renewed(after(4), 2), Some((after(4), elected(2))));
         assert_eq!(renewed(after(3), 1), None, "a late answer");
         // A stream that was heard of in between has not taken that one in.
         assert_eq!(renewed(after(5), 2), Some((after(5), elected(2))));
-        suspicion.answered(after(3), elected(1));
-        assert_eq!(*suspicion.elected.borrow(), Some((after(5), elected(2))));
+        detector.answered(after(3), elected(1));
+        assert_eq!(*detector.elected.borrow(), Some((after(5), elected(2))));
     }
 }
