@@ -89,7 +89,7 @@ pub(crate) struct Session {
     /// Wakes the heartbeat when something is due earlier than it knows.
     wake_heartbeat: Arc<Notify>,
     /// Wakes the watcher when an event is expected earlier than it knows.
-    stirred: Arc<Notify>,
+    wake_watcher: Arc<Notify>,
     in_flight: Arc<InFlight>,
     claims: Claims,
     mode: watch::Sender<WakeMode>,
@@ -186,7 +186,7 @@ impl Session {
                 ..Table::default()
             }),
             wake_heartbeat: Arc::default(),
-            stirred: Arc::default(),
+            wake_watcher: Arc::default(),
             in_flight,
             claims: Claims::default(),
             mode: watch::Sender::new(mode),
@@ -276,7 +276,7 @@ impl Session {
             let context = self.context(table.streaming, &table.clock);
             if line.calm_until(begun, &context) < until {
                 table.calm = None;
-                self.stirred.notify_one();
+                self.wake_watcher.notify_one();
             }
         }
         if line.waitlist.is_unused() {

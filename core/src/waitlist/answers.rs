@@ -89,7 +89,7 @@ impl<H: Hold> Step<'_, H> {
         self.alone_at = alone.then_some(read_by(exchange, context));
         self.compare_holds(state);
         self.compare_expired(state);
-        self.take_out_strangers(state);
+        self.take_out_orphans(state);
         self.plan_asking(state, exchange.now);
         if self.overtaken {
             self.doubt_everything();

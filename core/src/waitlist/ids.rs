@@ -43,7 +43,7 @@ impl Ids {
         format!("{}-{}", self.session, self.number())
     }
 
-    /// Returns the entry of a new claim; until that is settled, nothing takes it for a stranger.
+    /// Returns the entry of a new claim; until that is settled, nothing takes it for an orphan.
     pub fn claim(&self) -> String {
         let entry = self.entry();
         self.pending_claims.begin(entry.clone());

@@ -110,22 +110,22 @@ impl<H: Hold> Step<'_, H> {
             };
             self.lose(entry, reason);
             if let Some(state) = state {
-                self.take_out_strangers(state);
+                self.take_out_orphans(state);
             }
         }
     }
 
     /// Takes out entries of this session that nothing here knows: requests that were applied late.
-    pub(super) fn take_out_strangers(&mut self, state: &State) {
+    pub(super) fn take_out_orphans(&mut self, state: &State) {
         let context = self.context;
         let ids = state.holders.iter().map(|holder| &holder.id);
         let ids = ids.chain(state.queue.iter().map(|waiter| &waiter.id));
-        let strangers: Vec<String> = ids
+        let orphans: Vec<String> = ids
             .filter(|id| context.ids.made(id) && !self.knows(id) && !self.is_left_to_the_server(id, state))
             .cloned()
             .collect();
         let leaving = |entry| Leaving::new(entry, context).used_as((state.kind, state.capacity));
-        self.leaving.extend(strangers.into_iter().map(leaving));
+        self.leaving.extend(orphans.into_iter().map(leaving));
     }
 }
 

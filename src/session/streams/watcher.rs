@@ -60,7 +60,7 @@ async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<bool>) -> Optio
     demand.wait_for(|needed| *needed).await.ok()?;
     let mut watching = Watching::new(&weak.upgrade()?);
     let mut signs = weak.upgrade()?.failover_detector.signs();
-    let stirred = weak.upgrade()?.stirred.clone();
+    let wake_watcher = weak.upgrade()?.wake_watcher.clone();
     loop {
         if std::mem::take(&mut watching.had_events) {
             calm(weak).await?;
@@ -70,7 +70,7 @@ async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<bool>) -> Optio
         }
         let news = tokio::select! {
             news = watching.subscription.next() => Some(news),
-            () = stirred.notified() => None,
+            () = wake_watcher.notified() => None,
             sign = signs.next() => watching.subscription.heed(&sign?),
             () = sleep(LONGEST_PAUSE), if watching.open.is_none() => None,
         };
@@ -185,11 +185,11 @@ async fn calm(weak: &Weak<Session>) -> Option<()> {
         let Some(until) = session.calm_until(begun) else {
             return Some(());
         };
-        let stirred = session.stirred.clone();
+        let wake_watcher = session.wake_watcher.clone();
         drop(session);
         tokio::select! {
             () = sleep_until(until) => {}
-            () = stirred.notified() => {}
+            () = wake_watcher.notified() => {}
         }
     }
 }
@@ -238,7 +238,7 @@ impl Session {
     pub(in crate::session) fn need_stream(&self) {
         if self.config.may_stream() {
             self.demand_stream();
-            self.stirred.notify_one();
+            self.wake_watcher.notify_one();
         }
     }
 
