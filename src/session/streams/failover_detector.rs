@@ -30,10 +30,7 @@ use crate::store::{AWAIT_TIME, Elected};
 pub(in crate::session) struct FailoverDetector {
     /// When the last command was sent that failed and that no answer has followed.
     failed_at: Mutex<Option<Instant>>,
-    /// A stream is suspect that has said nothing since.
-    since: watch::Sender<Option<Instant>>,
-    /// The election of the primary by its last answer, to this question or to a renewal, and when that was sent.
-    elected: watch::Sender<Option<(Instant, Elected)>>,
+    signs: watch::Sender<Signs>,
     /// A primary that does not answer is asked once in that time.
     question: Mutex<Question>,
 }
@@ -48,35 +45,13 @@ enum Question {
     AskedAgain,
 }
 
-/// A sign of the server of a session's streams.
-#[derive(Debug)]
-pub(in crate::session) enum Sign {
-    /// There was a fail-over: a stream is suspect that has said nothing since.
-    FailedOver(Instant),
-    /// The primary that was asked at that time has won this election.
-    Primary(Instant, Elected),
-}
-
-/// The signs of a session, as they come.
+/// The last signs of fail-overs, by which each stream is judged.
+#[derive(Clone, Copy, Debug, Default)]
 pub(in crate::session) struct Signs {
-    since: watch::Receiver<Option<Instant>>,
-    elected: watch::Receiver<Option<(Instant, Elected)>>,
-}
-
-impl Signs {
-    /// Waits for the next sign; `None` when the session is gone. Cancel safe: no sign is lost when the future is
-    /// dropped.
-    pub(in crate::session) async fn next(&mut self) -> Option<Sign> {
-        tokio::select! {
-            since = changed(&mut self.since) => since.map(Sign::FailedOver),
-            elected = changed(&mut self.elected) => elected.map(|(asked, elected)| Sign::Primary(asked, elected)),
-        }
-    }
-}
-
-async fn changed<T: Copy>(value: &mut watch::Receiver<Option<T>>) -> Option<T> {
-    value.changed().await.ok()?;
-    *value.borrow_and_update()
+    /// There was a fail-over: a stream is suspect that has said nothing since.
+    pub(in crate::session) failed_over: Option<Instant>,
+    /// The election of the primary by its last answer, to the question or to a renewal, and when that was sent.
+    pub(in crate::session) primary: Option<(Instant, Elected)>,
 }
 
 impl FailoverDetector {
@@ -92,7 +67,7 @@ impl FailoverDetector {
             // An answer to what was sent before may be the old primary's.
             Ok(_) => {
                 if let Some(at) = failed_at.take_if(|at| *at < sent) {
-                    self.since.send_replace(Some(at));
+                    self.signs.send_modify(|signs| signs.failed_over = Some(at));
                 }
             }
         }
@@ -103,17 +78,17 @@ impl FailoverDetector {
     ///
     /// Only if a primary was asked before: a router has no election, and may pass on those of its shards.
     pub(in crate::session) fn note_primary(&self, sent: Instant, elected: Elected) {
-        if self.elected.borrow().is_some() {
+        if self.signs.borrow().primary.is_some() {
             self.answered(sent, elected);
         }
     }
 
     /// Notes an answer, unless one to a later command has come before it.
     fn answered(&self, sent: Instant, elected: Elected) {
-        self.elected.send_if_modified(|last| {
-            let is_newer = last.is_none_or(|(asked, _)| asked < sent);
+        self.signs.send_if_modified(|signs| {
+            let is_newer = signs.primary.is_none_or(|(asked, _)| asked < sent);
             if is_newer {
-                *last = Some((sent, elected));
+                signs.primary = Some((sent, elected));
             }
             is_newer
         });
@@ -123,11 +98,9 @@ impl FailoverDetector {
         self.question.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(in crate::session) fn signs(&self) -> Signs {
-        Signs {
-            since: self.since.subscribe(),
-            elected: self.elected.subscribe(),
-        }
+    /// Returns the signs as they change.
+    pub(in crate::session) fn signs(&self) -> watch::Receiver<Signs> {
+        self.signs.subscribe()
     }
 }
 
@@ -179,22 +152,22 @@ mod tests {
         const NOT_WRITABLE_PRIMARY: i32 = 10_107;
         const EXCEEDED_TIME: i32 = 50;
         let detector = FailoverDetector::default();
-        let since = detector.since.subscribe();
+        let signs = detector.signs();
         let note = |ended: Result<(), ServerError>| detector.note(Instant::now(), ended.as_ref());
         note(Ok(()));
         note(Err(error(EXCEEDED_TIME)));
         note(Ok(()));
-        assert_eq!(*since.borrow(), None);
+        assert_eq!(signs.borrow().failed_over, None);
         note(Err(error(NOT_WRITABLE_PRIMARY)));
         tokio::time::advance(std::time::Duration::from_secs(1)).await;
         let failed_at = Instant::now();
         note(Err(error(NOT_WRITABLE_PRIMARY)));
         note(Ok(()));
-        assert_eq!(*since.borrow(), None, "it was not sent later");
+        assert_eq!(signs.borrow().failed_over, None, "it was not sent later");
         tokio::time::advance(std::time::Duration::from_secs(1)).await;
-        assert_eq!(*since.borrow(), None, "there is no other primary so far");
+        assert_eq!(signs.borrow().failed_over, None, "there is no other primary so far");
         note(Ok(()));
-        assert_eq!(*since.borrow(), Some(failed_at));
+        assert_eq!(signs.borrow().failed_over, Some(failed_at));
         // A server that stops may break its connections without a word.
         tokio::time::advance(std::time::Duration::from_secs(1)).await;
         let broke_at = Instant::now();
@@ -202,18 +175,18 @@ mod tests {
         note(Err(mongodb::error::Error::from(broken).into()));
         tokio::time::advance(std::time::Duration::from_secs(1)).await;
         note(Ok(()));
-        assert_eq!(*since.borrow(), Some(broke_at));
+        assert_eq!(signs.borrow().failed_over, Some(broke_at));
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_last_renewal_tells_the_streams_of_its_primary() {
         let detector = FailoverDetector::default();
         let elected = |term: u8| Elected::from([term; 12]);
-        let mut signs = detector.elected.subscribe();
+        let mut signs = detector.signs();
         let mut renewed = |sent, term| {
             detector.note_primary(sent, elected(term));
             let changed = signs.has_changed().unwrap();
-            changed.then(|| signs.borrow_and_update().unwrap())
+            changed.then(|| signs.borrow_and_update().primary.unwrap())
         };
         let begun = Instant::now();
         let after = |seconds| begun + std::time::Duration::from_secs(seconds);
@@ -225,6 +198,6 @@ mod tests {
         // A stream that was heard of in between has not taken that one in.
         assert_eq!(renewed(after(5), 2), Some((after(5), elected(2))));
         detector.answered(after(3), elected(1));
-        assert_eq!(*detector.elected.borrow(), Some((after(5), elected(2))));
+        assert_eq!(detector.signs().borrow().primary, Some((after(5), elected(2))));
     }
 }

@@ -11,7 +11,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout_at},
 };
 
-use super::failover_detector::Sign;
+use super::failover_detector::Signs;
 use crate::{
     backoff::Backoff,
     error::ServerError,
@@ -225,7 +225,7 @@ impl Subscription {
 
     /// Gives the stream up if it has said nothing since a fail-over; takes it up at another primary if it has said
     /// nothing since that one was found.
-    pub(in crate::session) fn heed(&mut self, sign: &Sign) -> Option<News> {
+    pub(in crate::session) fn heed(&mut self, signs: Signs) -> Option<News> {
         let Phase::Open {
             stream,
             since,
@@ -236,17 +236,15 @@ impl Subscription {
         else {
             return None;
         };
-        match *sign {
-            Sign::FailedOver(at) => (*heard_at < at).then(|| self.broke(None)),
-            Sign::Primary(asked, _) if asked < *since => None,
-            Sign::Primary(asked, found) => {
-                if *elected.get_or_insert(found) != found && *heard_at < asked {
-                    self.resume = stream.resume_at();
-                    self.close();
-                }
-                None
-            }
+        if signs.failed_over.is_some_and(|at| *heard_at < at) {
+            return Some(self.broke(None));
         }
+        let (asked, found) = signs.primary.filter(|(asked, _)| *asked >= *since)?;
+        if *elected.get_or_insert(found) != found && *heard_at < asked {
+            self.resume = stream.resume_at();
+            self.close();
+        }
+        None
     }
 
     fn opened(&mut self, stream: Stream, watched: Watched) -> News {
@@ -367,6 +365,13 @@ mod tests {
         }
     }
 
+    fn failed_over(at: Instant) -> Signs {
+        Signs {
+            failed_over: Some(at),
+            ..Signs::default()
+        }
+    }
+
     async fn closed(subscription: &mut Subscription) -> PollingReason {
         match subscription.next().await {
             News::Closed(reason) => reason,
@@ -402,17 +407,14 @@ mod tests {
         let server = Server::new(Vec::new());
         let mut subscription = server.subscribe();
         assert!(
-            subscription.heed(&Sign::FailedOver(Instant::now())).is_none(),
+            subscription.heed(failed_over(Instant::now())).is_none(),
             "there is none"
         );
         opened(&mut subscription).await;
         let before = Instant::now();
         tokio::time::advance(Duration::from_secs(1)).await;
-        assert!(
-            subscription.heed(&Sign::FailedOver(before)).is_none(),
-            "it was opened later"
-        );
-        let news = subscription.heed(&Sign::FailedOver(Instant::now()));
+        assert!(subscription.heed(failed_over(before)).is_none(), "it was opened later");
+        let news = subscription.heed(failed_over(Instant::now()));
         assert!(
             matches!(news, Some(News::Closed(PollingReason::Interrupted))),
             "{news:?}"
@@ -442,7 +444,10 @@ mod tests {
         let server = Server::new(Vec::new());
         let mut subscription = server.subscribe();
         let found = |subscription: &mut Subscription, asked, term: u8| {
-            let news = subscription.heed(&Sign::Primary(asked, Elected::from([term; 12])));
+            let news = subscription.heed(Signs {
+                primary: Some((asked, Elected::from([term; 12]))),
+                ..Signs::default()
+            });
             assert!(news.is_none(), "nobody polls for it: {news:?}");
         };
         let before = Instant::now();

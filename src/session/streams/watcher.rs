@@ -71,7 +71,10 @@ async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<bool>) -> Optio
         let news = tokio::select! {
             news = watching.subscription.next() => Some(news),
             () = wake_watcher.notified() => None,
-            sign = signs.next() => watching.subscription.heed(&sign?),
+            changed = signs.changed() => {
+                changed.ok()?;
+                watching.subscription.heed(*signs.borrow_and_update())
+            }
             () = sleep(LONGEST_PAUSE), if watching.open.is_none() => None,
         };
         let session = weak.upgrade()?;
