@@ -11,7 +11,7 @@ use super::{MongoStore, READ_WITHIN, command::Updated, in_place::signed, now};
 use crate::{
     error::ServerError,
     protocol::pipeline,
-    store::{Failure, Renewal, Renewed, lock_layout::Element},
+    store::{Renewal, Renewed, lock_layout::Element},
 };
 
 /// Field of an answer that carries the elements.
@@ -89,13 +89,9 @@ impl MongoStore {
         let base = self.layout.base();
         let all_held = |document: &Shared<'_>| pipeline::all_held(base, &document.together, &now());
         let all = |document: &Shared<'_>| doc! { "_id": &document.id, "$expr": all_held(document) };
-        let renewed = self.renew_documents(renewal, &documents, all).await?;
+        let mut renewed = self.renew_documents(renewal, &documents, all).await?;
         if renewed.refused.is_empty() && renewed.modified == documents.len() as u64 {
-            return Ok(Renewed {
-                elected: renewed.elected,
-                logged_by: renewed.logged_by,
-                ..Renewed::all(renewal.entries.len() as u64)
-            });
+            return renewed.renewed(renewal.entries.len() as u64, |_| &[]);
         }
         let rest = |document: &Shared<'_>| {
             doc! {
@@ -104,23 +100,10 @@ impl MongoStore {
                 "$expr": { "$not": [all_held(document)] },
             }
         };
-        let mut refused = renewed.refused;
-        refused.extend(self.renew_documents(renewal, &documents, rest).await?.refused);
-        let mut by_name = BTreeMap::new();
-        for (position, error) in refused {
-            let error = ServerError::from(error);
-            // The server failed here, not a document.
-            if error.kind == Failure::Unavailable {
-                return Err(error);
-            }
-            let names = documents.get(position).into_iter().flat_map(|document| &document.names);
-            by_name.extend(names.map(|name| ((*name).clone(), error.clone())));
-        }
-        Ok(Renewed {
-            renewed: 0,
-            refused: by_name,
-            elected: renewed.elected,
-            logged_by: renewed.logged_by,
+        let rest = self.renew_documents(renewal, &documents, rest).await?;
+        renewed.refused.extend(rest.refused);
+        renewed.renewed(0, |position| {
+            documents.get(position).map_or(&[][..], |document| &document.names)
         })
     }
 

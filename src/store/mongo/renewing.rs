@@ -1,7 +1,5 @@
 //! Renewals: of hundreds of documents by few statements, and of each by one where a document is refused.
 
-use std::collections::BTreeMap;
-
 use mongodb::bson::{Bson, Document, doc};
 
 use super::{MongoStore, now};
@@ -32,24 +30,18 @@ impl MongoStore {
             statement(renewal, at, documents.into(), &ids)
         });
         let mut updated = self.update(statements.collect(), renewal.within).await?;
-        let Some((_, error)) = updated.refused.pop() else {
-            return Ok(Renewed {
-                elected: updated.elected,
-                logged_by: updated.logged_by,
-                ..Renewed::all(updated.modified)
-            });
-        };
-        let error = ServerError::from(error);
-        match renewal.entries.first_key_value() {
-            _ if error.kind == Failure::Unavailable => Err(error),
-            Some((name, _)) if renewal.entries.len() == 1 => Ok(Renewed {
-                renewed: 0,
-                refused: [(name.clone(), error)].into(),
-                elected: updated.elected,
-                logged_by: updated.logged_by,
-            }),
-            _ => self.renew_each(renewal).await,
+        let names: Vec<&String> = renewal.entries.keys().collect();
+        if names.len() > 1
+            && let Some((_, error)) = updated.refused.pop()
+        {
+            let error = ServerError::from(error);
+            return match error.kind {
+                Failure::Unavailable => Err(error),
+                _ => self.renew_each(renewal).await,
+            };
         }
+        let renewed = updated.modified;
+        updated.renewed(renewed, |position| names.get(position..=position).unwrap_or_default())
     }
 
     pub(super) async fn renew_each(&self, renewal: &Renewal) -> Result<Renewed, ServerError> {
@@ -60,23 +52,8 @@ impl MongoStore {
         });
         let updated = self.update(statements.collect(), renewal.within).await?;
         let names: Vec<&String> = renewal.entries.keys().collect();
-        let mut refused = BTreeMap::new();
-        for (position, error) in updated.refused {
-            let error = ServerError::from(error);
-            // The server failed here, not a document.
-            if error.kind == Failure::Unavailable {
-                return Err(error);
-            }
-            if let Some(name) = names.get(position) {
-                refused.insert((*name).clone(), error);
-            }
-        }
-        Ok(Renewed {
-            renewed: updated.modified,
-            refused,
-            elected: updated.elected,
-            logged_by: updated.logged_by,
-        })
+        let renewed = updated.modified;
+        updated.renewed(renewed, |position| names.get(position..=position).unwrap_or_default())
     }
 }
 
@@ -92,7 +69,7 @@ fn statement(renewal: &Renewal, at: &Location, documents: Bson, ids: &[String]) 
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{collections::BTreeMap, time::Duration};
 
     use mongodb::options::ReadPreference;
     use watchlock_testkit::shared;
