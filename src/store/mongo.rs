@@ -3,6 +3,7 @@
 mod claims;
 mod command;
 mod elements;
+mod encoded;
 mod guard;
 mod identity;
 mod in_place;
@@ -37,6 +38,8 @@ use crate::{
 #[cfg(any(test, fuzzing))]
 pub(crate) use command::refusals;
 use command::{Updated, limit, updated};
+use encoded::{Shapes, encode, joined};
+
 pub(crate) use elements::IDENTIFIER;
 pub(crate) use guard::{abort, is_in_transaction};
 pub(crate) use identity::identity;
@@ -70,6 +73,7 @@ pub(crate) struct MongoStore {
     pub(super) layout: Arc<LockLayout>,
     /// The members of the replica set that serve the streams of a session.
     streams: ReadPreference,
+    shapes: Shapes,
 }
 
 /// A store of locks, and what the server told when it was connected.
@@ -116,8 +120,7 @@ impl MongoStore {
 
     /// Sends a command to the primary.
     async fn ask_primary(&self, command: Document) -> Result<Document, Error> {
-        let primary = SelectionCriteria::ReadPreference(ReadPreference::Primary);
-        self.database.run_command(command).selection_criteria(primary).await
+        self.database.run_command(command).selection_criteria(primary()).await
     }
 
     /// Returns the store of the locks in the documents of a user's collection.
@@ -135,7 +138,7 @@ impl MongoStore {
         let options = CollectionOptions::builder()
             .write_concern(WriteConcern::majority())
             .read_concern(ReadConcern::majority())
-            .selection_criteria(SelectionCriteria::ReadPreference(ReadPreference::Primary))
+            .selection_criteria(primary())
             .build();
         let namespace = collection.namespace();
         let database = collection.client().database(&namespace.db);
@@ -143,6 +146,7 @@ impl MongoStore {
             collection: database.collection_with_options(&namespace.coll, options),
             layout,
             streams,
+            shapes: Shapes::default(),
             database,
         }
     }
@@ -189,23 +193,37 @@ impl MongoStore {
                 .await
                 .map(|document| (document, None));
         }
-        let mut command = doc! {
-            "findAndModify": self.collection.name(),
-            "query": selection(member, operation),
-            "update": self.pipeline(at, operation),
-            // A document of the user's own is never created here.
-            "upsert": operation.creates() && at.is_root(),
-            "new": true,
-            "writeConcern": { "w": "majority" },
-            "maxTimeMS": limit(within),
-        };
         // An operation that did what was expected has its time in the document; one that did not is sent again in full,
         // or is over. So the server need not build a second document for the answer.
         let bare = matches!(operation.expects, Expects::Alone | Expects::Holding) && at.is_root();
-        if !bare {
-            command.insert("fields", fields(at));
-        }
-        let mut answer = self.ask_primary(command).await?;
+        let command = |operation: &Operation| {
+            let mut command = doc! {
+                "findAndModify": self.collection.name(),
+                "update": self.pipeline(at, operation),
+                // A document of the user's own is never created here.
+                "upsert": operation.creates() && at.is_root(),
+                "new": true,
+                "writeConcern": { "w": "majority" },
+            };
+            if !bare {
+                command.insert("fields", fields(at));
+            }
+            command
+        };
+        // The place of an element's lock has the element's key in it.
+        let command = match self.layout.is_of_elements() {
+            true => encode(&command(operation)),
+            false => self.shapes.encode(operation, command),
+        };
+        let command = joined(
+            command?,
+            &doc! { "query": selection(member, operation), "maxTimeMS": limit(within) },
+        )?;
+        let mut answer = self
+            .database
+            .run_raw_command(command)
+            .selection_criteria(primary())
+            .await?;
         let Updated { logged_by, .. } = updated(&answer)?;
         match answer.remove("value") {
             Some(Bson::Document(document)) => Ok((Some(document), logged_by)),
@@ -286,6 +304,10 @@ impl MongoStore {
         }
         error
     }
+}
+
+fn primary() -> SelectionCriteria {
+    SelectionCriteria::ReadPreference(ReadPreference::Primary)
 }
 
 /// Returns the filter for the document of an operation. A requested element must be there, so that nothing is written
