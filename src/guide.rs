@@ -3,7 +3,7 @@
 //! - Using locks: [`locks`], [`documents`], [`elections`], [`jobs`], [`fencing`]
 //! - [What is promised](crate::guarantees), and [why it holds](why_it_holds)
 //! - Running it: [`command_line`], [`operating`], [`scaling`], [`privileges`], [`bson`], [`measured`], [`evidence`],
-//!   and [observability](crate::observability)
+//!   [`servers`], and [observability](crate::observability)
 //! - Recipes: [`recipes`]
 //! - Coming from another library: [`migrating`]
 
@@ -34,6 +34,7 @@ pages! {
     bson: "bson.md",
     measured: "measured.md",
     evidence: "evidence.md",
+    servers: "servers.md",
 }
 
 pub mod recipes {
