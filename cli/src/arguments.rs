@@ -86,6 +86,7 @@ pub(crate) enum Command {
     Break(Break),
     Doctor(Doctor),
     Verify(Verify),
+    Bench(Bench),
     /// Print the completions of a shell
     ///
     /// For bash: watchlock completions bash > ~/.local/share/bash-completion/completions/watchlock
@@ -692,8 +693,8 @@ pub(crate) struct Break {
 /// a problem.
 ///
 /// With --json, one object: healthy (true or false), checks. A check has name (server, version, topology, privileges,
-/// writes, pool, clock, member-clocks, wake-mode, collection, index; there is one of privileges for each that is
-/// missing), status (ok, warning, problem, unknown), found, advice (or null).
+/// writes, journal, pool, clock, member-clocks, wake-mode, collection, updates, index; there is one of privileges for
+/// each that is missing), status (ok, warning, problem, unknown), found, advice (or null).
 #[derive(Args, Debug)]
 #[command(after_help = exit::table(Some("doctor")), override_usage = "watchlock doctor [OPTIONS]")]
 pub(crate) struct Doctor {
@@ -703,16 +704,16 @@ pub(crate) struct Doctor {
 
 /// Check on your own server that the promises hold, and report it
 ///
-/// Runs the proofs of the protocol, contends with several clients, takes locks away, and measures what it takes. It
-/// writes nothing but into collections of its own in the database, whose names begin with watchlock_verify_, and drops
-/// them at the end; what a killed run has left, the next one drops. The user needs to read and write them, to open
-/// change streams on them, and to list, create and drop collections of that prefix; the sections that need more are
-/// skipped by name without it, and never count as kept.
+/// Runs the proofs of the protocol, contends with several clients and processes, takes locks away, and measures what it
+/// takes. It writes nothing but into collections of its own in the database, whose names begin with watchlock_verify_,
+/// and drops them at the end; what a killed run has left, the next one drops. The user needs find, insert, update,
+/// remove, listCollections and dropCollection on them; what needs more is skipped by name, and never counts as kept.
 ///
-/// Exits with 1 if a promise was broken: the report has the seed and the smallest sequence.
+/// Exits with 1 if a promise was broken: the report has the seed and the smallest sequence. A check that takes too long
+/// while the server is slow itself is inconclusive: then it exits with 2.
 ///
 /// With --json, one object: kept (true or false), watchlock, seed, seconds, checks. A check has section, name, verdict
-/// (noted, kept, broken, skipped), found, and evidence if a promise was broken.
+/// (noted, kept, broken, skipped, inconclusive), found, and evidence if a promise was broken.
 #[derive(Args, Debug)]
 #[command(after_help = exit::table(Some("verify")), override_usage = "watchlock verify [OPTIONS]")]
 pub(crate) struct Verify {
@@ -724,7 +725,40 @@ pub(crate) struct Verify {
     pub(crate) seed: Option<u64>,
     /// Also write the report to this file, as Markdown
     #[arg(long, value_name = "FILE")]
-    pub(crate) report: Option<std::path::PathBuf>,
+    pub(crate) report: Option<PathBuf>,
+    /// Also make the primary of the replica set step down while clients hold, wait and write
+    ///
+    /// Every client of the set sees that fail-over, so at a terminal it asks first. The user needs replSetStepDown.
+    #[arg(long)]
+    pub(crate) step_down: bool,
+    /// Do not ask before the step-down
+    #[arg(long, short = 'y', requires = "step_down")]
+    pub(crate) yes: bool,
+    /// How much longer than its time a section may take; more on a machine that is overloaded
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) patience: u64,
+    /// Be one of the processes of a run that contend: of the run whose collections begin so
+    #[arg(long, value_name = "PREFIX", hide = true)]
+    pub(crate) contend: Option<String>,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
+/// Measure locks beside raw driver commands, on your own server
+///
+/// Takes and frees locks, hands them over, breaks them, and claims documents, in turns with the driver's commands that
+/// each of these needs at least. It writes into collections like those of watchlock verify, and needs the same rights.
+/// A raw hop is the time from a write until a change stream of the driver shows it.
+///
+/// With --json, one object: watchlock, seconds, rows. A row has key (uncontended, fresh, handoff, lost, claim,
+/// distinct), what, beside (the raw commands), unit (ms, or 1/s for a rate), lock and raw (medians; raw is null where
+/// the server has no change streams), ratio, rounds.
+#[derive(Args, Debug)]
+#[command(after_help = exit::table(Some("bench")), override_usage = "watchlock bench [OPTIONS]")]
+pub(crate) struct Bench {
+    /// About how long to measure
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) seconds: u64,
     #[command(flatten)]
     pub(crate) output: Output,
 }
@@ -760,7 +794,8 @@ impl Command {
             | Self::Renew(Renew { output, .. })
             | Self::Release(Release { output, .. })
             | Self::Doctor(Doctor { output })
-            | Self::Verify(Verify { output, .. }) => output.json,
+            | Self::Verify(Verify { output, .. })
+            | Self::Bench(Bench { output, .. }) => output.json,
             Self::Run(_)
             | Self::Elect(_)
             | Self::Hold(_)
@@ -828,8 +863,9 @@ fn period(text: &str) -> Result<Duration, String> {
 /// Returns whether a command line that can't be read asks for JSON: its command, the first word that is one, can print
 /// it. What belongs to a command that is run asks for nothing.
 pub(crate) fn is_json_asked_for(words: impl Iterator<Item = OsString>) -> bool {
-    const PRINTS_JSON: [&str; 12] = [
+    const PRINTS_JSON: [&str; 14] = [
         "ls", "list", "show", "watch", "break", "observe", "acquire", "lock", "renew", "release", "unlock", "doctor",
+        "verify", "bench",
     ];
     const PRINTS_NONE: [&str; 4] = ["run", "elect", "hold", "wait"];
     let mut words = words.map(|word| word.to_string_lossy().into_owned());

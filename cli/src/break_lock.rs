@@ -1,7 +1,7 @@
 //! `watchlock break`.
 
 use std::{
-    io::{self, BufRead as _, IsTerminal as _, Write as _},
+    io::{self, IsTerminal as _, Write as _},
     process::ExitCode,
 };
 
@@ -18,6 +18,7 @@ use crate::{
     json,
     messages::say,
     show::{live, no_trace},
+    terminal,
     text::plain,
 };
 
@@ -60,7 +61,7 @@ pub(crate) async fn break_lock(connection: &Connection, arguments: Break) -> Out
         }
     };
     if !yes {
-        if !confirmed(&before, token)? {
+        if !terminal::confirms(&format!("{before}\n{}", question(&before, token)))? {
             return not_broken(&name, Some(&before), "nothing was broken", output);
         }
         // It may have changed hands while the user thought about it.
@@ -141,17 +142,4 @@ pub(crate) fn question(lock: &LockInfo, token: Option<FencingToken>) -> String {
             format!("Evict this holder? {holder} [y/N] ")
         }
     }
-}
-
-fn confirmed(lock: &LockInfo, token: Option<FencingToken>) -> Result<bool, Failure> {
-    let mut err = io::stderr().lock();
-    // If nobody reads the question, nobody answers it.
-    let _ = write!(err, "{lock}\n{}", question(lock, token));
-    let _ = err.flush();
-    let mut answer = String::new();
-    io::stdin()
-        .lock()
-        .read_line(&mut answer)
-        .map_err(|error| Failure::internal(format!("the answer can't be read: {error}")))?;
-    Ok(["y", "yes"].contains(&answer.trim().to_lowercase().as_str()))
 }

@@ -1,6 +1,11 @@
 //! The connection to the locks.
 
-use std::{env, io, time::Duration};
+use std::{
+    env, io,
+    process::Command,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
 
 use clap::{ArgMatches, Args, parser::ValueSource};
 use mongodb::{
@@ -9,7 +14,7 @@ use mongodb::{
     error::{Error, ErrorKind as DriverKind},
     options::{ClientOptions, ServerAddress, Tls},
 };
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 use watchlock::{LockClient, LockClientBuilder};
 
 use crate::{
@@ -27,6 +32,9 @@ const HISTORY: u32 = 5;
 /// Environment variable that names the server.
 pub(crate) const URI: &str = "MONGODB_URI";
 
+/// Environment variable that names the database.
+const DATABASE: &str = "WATCHLOCK_DATABASE";
+
 /// Environment variable in which the command of `run` finds the name of its lock.
 pub(crate) const NAME: &str = "WATCHLOCK_NAME";
 
@@ -42,7 +50,7 @@ pub(crate) struct Connection {
     #[arg(long, env = URI, hide_env_values = true, value_name = "URI")]
     uri: Option<String>,
     /// The database of the locks; by default that of the connection string
-    #[arg(long, env = "WATCHLOCK_DATABASE", value_name = "NAME")]
+    #[arg(long, env = DATABASE, value_name = "NAME")]
     database: Option<String>,
     /// The collection of the locks
     #[arg(long, env = "WATCHLOCK_COLLECTION", value_name = "NAME")]
@@ -121,6 +129,12 @@ impl Connection {
                 "the server is missing: name it with {URI} or --uri, as in mongodb://localhost:27017/app{removed}"
             ))
         })
+    }
+
+    /// Gives another process of this program the connection, in its environment: everybody can read its arguments.
+    pub(crate) fn hand_on(&self, command: &mut Command, database: &Database) -> Result<(), Failure> {
+        command.env(URI, self.uri()?).env(DATABASE, database.name());
+        Ok(())
     }
 
     /// Returns the connection string as the driver reads it.
@@ -289,12 +303,45 @@ impl Place {
 /// says more. The driver itself waits for ever on a connection that swallows what is sent.
 const ANSWER: Duration = Duration::from_secs(35);
 
+/// Number of operations that have not ended, also of those for which nobody waits any more.
+static ON_THEIR_WAY: AtomicUsize = AtomicUsize::new(0);
+
+struct OnItsWay;
+
+impl OnItsWay {
+    fn begun() -> Self {
+        ON_THEIR_WAY.fetch_add(1, Ordering::Relaxed);
+        Self
+    }
+}
+
+impl Drop for OnItsWay {
+    fn drop(&mut self) {
+        ON_THEIR_WAY.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Waits until all operations have ended, but not for long: one that is on its way may still write.
+pub(crate) async fn ended(within: Duration) {
+    let end = Instant::now() + within;
+    let mut pause = Duration::from_millis(1);
+    while ON_THEIR_WAY.load(Ordering::Relaxed) > 0 && Instant::now() < end {
+        sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_millis(50));
+    }
+}
+
 /// Runs an operation of the driver to its end in its own task, as an operation dropped half-way stalls the driver's
 /// pool. One without an answer counts as failed, and runs on by itself.
 pub(crate) async fn to_its_end<T: Send + 'static>(
     operation: impl Future<Output = Result<T, Error>> + Send + 'static,
 ) -> Result<Result<T, Error>, Failure> {
     let stopped = |error| Failure::new(INTERNAL, format!("a task was stopped: {error}"));
+    let on_its_way = OnItsWay::begun();
+    let operation = async move {
+        let _until_here = on_its_way;
+        operation.await
+    };
     match timeout(ANSWER, tokio::spawn(operation)).await {
         Ok(ended) => ended.map_err(stopped),
         Err(_) => {

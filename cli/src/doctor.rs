@@ -2,9 +2,10 @@
 
 mod collection;
 mod hosts;
-mod privileges;
+pub(crate) mod privileges;
 mod tls;
-mod topology;
+pub(crate) mod topology;
+mod updates;
 
 use std::{
     fmt::Write as _,
@@ -207,6 +208,7 @@ async fn look(
         return Ok(());
     }
     let writes = topology::writes(place, &hello).await?;
+    checks.extend(topology::journal(place).await?);
     let are_confirmed = writes.as_ref().is_none_or(|check| check.status != Status::Problem);
     checks.extend(writes);
     checks.push(pool(place));
@@ -216,7 +218,12 @@ async fn look(
         return Ok(());
     }
     checks.push(wake_mode(place, mode).await?);
-    checks.push(collection::collection(place, &hello).await?);
+    let collection = collection::collection(place, &hello).await?;
+    let takes_locks = collection.status == Status::Ok;
+    checks.push(collection);
+    if takes_locks {
+        checks.extend(updates::updates(place, &hello, offset).await?);
+    }
     checks.push(index(place, may_create_index).await?);
     Ok(())
 }

@@ -15,6 +15,8 @@ use crate::{json, messages};
 /// The command line, or a value in it, is wrong. The numbers are those of sysexits.h, as small numbers belong to the
 /// command that is run.
 pub(crate) const USAGE: u8 = 64;
+/// Nothing is known of a promise, as the server was too slow. It is only of `verify`, which runs no command.
+pub(crate) const INCONCLUSIVE: u8 = 2;
 /// The document under the name is not the requested lock: it is another kind of lock, or not a lock.
 pub(crate) const DATA: u8 = 65;
 /// The server can't be reached, or it refuses.
@@ -50,12 +52,12 @@ const OF_ONE: &[&str] = &[
 /// The commands that ask a server.
 const ASKING: &[&str] = &[
     "run", "elect", "hold", "acquire", "renew", "release", "wait", "observe", "ls", "show", "watch", "break", "doctor",
-    "verify",
+    "verify", "bench",
 ];
 
 /// The exit codes, with the commands that have them, and their meaning there; no commands: all. The guide's page has
 /// the same table, and a test plays a scene for each of them.
-const CODES: [(&str, &[&str], &str); 21] = [
+const CODES: [(&str, &[&str], &str); 22] = [
     ("0", &[], "done"),
     ("1", &["show"], "there is no trace of the lock"),
     ("1", &["break"], "nobody holds the lock, or it was not confirmed"),
@@ -67,6 +69,11 @@ const CODES: [(&str, &[&str], &str); 21] = [
     ("1", &["observe"], "nobody leads (--once)"),
     ("1", &["doctor"], "it found a problem"),
     ("1", &["verify"], "a promise was broken"),
+    (
+        "2",
+        &["verify"],
+        "a check took too long, and so did the server: nothing is known of that promise",
+    ),
     (
         "64",
         &[],
@@ -213,13 +220,13 @@ impl Failure {
         if messages::is_quiet() { self.silenced() } else { self }
     }
 
-    /// Reports whether the server answered, and would refuse again.
-    pub(crate) fn is_refusal(&self) -> bool {
-        self.refused
-    }
-
     pub(crate) fn is_unavailable(&self) -> bool {
         self.code == UNAVAILABLE
+    }
+
+    /// Reports whether nothing more can be found out: there is no server to work with, or not for this user.
+    pub(crate) fn ends_a_run(&self) -> bool {
+        self.is_unavailable() && !self.refused || self.code == NOT_PERMITTED
     }
 
     /// Appends to the message.

@@ -1,4 +1,4 @@
-//! The collections of one run of `watchlock verify`, and their end.
+//! The collections of one run of `watchlock verify` or `watchlock bench`, and their end.
 //!
 //! A run writes nothing but what is in collections of its own. Their names begin with `watchlock_verify_` and an object
 //! id, whose first bytes are the time. As long as a run lives it holds a lock there; so the next run knows which
@@ -6,6 +6,7 @@
 
 use std::{
     collections::BTreeSet,
+    process::Command,
     sync::{Mutex, PoisonError},
     time::{Duration, SystemTime},
 };
@@ -16,12 +17,15 @@ use mongodb::{
     bson::{Document, doc, oid::ObjectId},
     error::Error,
 };
-use tokio::time::timeout;
+use rustix::process::Signal;
+use tokio::time::{sleep, timeout};
 use watchlock::{Held, LockClient, errors::AcquireError, locks};
 
 use crate::{
-    connection::{Connection, Place, to_its_end},
-    exit::Failure,
+    connection::{Connection, Place, ended, to_its_end},
+    doctor::privileges,
+    exit::{Failure, NOT_PERMITTED},
+    signals::{ENDING, Signals},
 };
 
 const PREFIX: &str = "watchlock_verify_";
@@ -38,85 +42,167 @@ const GRANTED: Duration = Duration::from_secs(10);
 /// Maximum time for a client of a run to give its locks back before the collections are dropped.
 const LEAVING: Duration = Duration::from_secs(5);
 
+/// How often the collections are dropped, until there is none; and the pause before it is seen whether one came back.
+const CLEARED_AT_MOST: usize = 5;
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// Actions on its collections without which there is no run; and those without which it does less.
+const NEEDED: [&str; 6] = [
+    "find",
+    "insert",
+    "update",
+    "remove",
+    "listCollections",
+    "dropCollection",
+];
+const USEFUL: [&str; 2] = ["changeStream", "createIndex"];
+
 /// The collections of a run, and the clients that use them.
-pub(super) struct Ground<'a> {
+pub(crate) struct Ground<'a> {
     connection: &'a Connection,
-    pub(super) place: Place,
-    prefix: String,
+    pub(crate) place: Place,
+    /// Begins the names of the collections.
+    pub(crate) prefix: String,
     clients: Mutex<Vec<LockClient>>,
-    /// The reason why there is none, if the server grants none.
-    pub(super) alive: Result<Held<locks::Mutex>, Failure>,
+    /// Those of the useful actions that the user lacks.
+    lacking: Vec<&'static str>,
+}
+
+/// Does the work of a run, and drops its collections at the end, be it that of the work or a signal's.
+pub(crate) async fn on_ground<T>(
+    connection: &Connection,
+    work: impl AsyncFnOnce(&Ground<'_>) -> Result<T, Failure>,
+) -> Result<Result<T, Signal>, Failure> {
+    let mut signals =
+        Signals::listen(&ENDING).map_err(|error| Failure::internal(format!("signals can't be received: {error}")))?;
+    let ground = tokio::select! {
+        prepared = Ground::prepare(connection) => prepared?,
+        signal = signals.ending() => return Ok(Err(signal)),
+    };
+    let done = tokio::select! {
+        done = work(&ground) => done.map(Ok),
+        signal = signals.ending() => Ok(Err(signal)),
+    };
+    let cleared = ground.clear().await;
+    let done = done?;
+    cleared?;
+    Ok(done)
 }
 
 impl<'a> Ground<'a> {
-    /// Drops what earlier runs have left, and begins a run.
-    pub(super) async fn prepare(connection: &'a Connection) -> Result<Self, Failure> {
-        let place = connection.prompt().await?;
-        clear_leftovers(&place).await?;
-        let prefix = format!("{PREFIX}{}", ObjectId::new().to_hex());
-        let mut ground = Self {
+    /// Drops what earlier runs have left, and makes the names of another.
+    async fn prepare(connection: &'a Connection) -> Result<Self, Failure> {
+        let mut ground = Self::join(connection, format!("{PREFIX}{}", ObjectId::new().to_hex())).await?;
+        let needed = privileges::missing(&ground.place, &NEEDED).await?;
+        if !needed.is_empty() {
+            let message = format!(
+                "the user lacks {} on the collections of `{}` whose names begin with `{PREFIX}`: grant a role with the \
+                 resource {{ db: {:?}, collection: \"\" }}",
+                needed.join(", "),
+                ground.place.database.name(),
+                ground.place.database.name(),
+            );
+            return Err(Failure::new(NOT_PERMITTED, message));
+        }
+        ground.lacking = privileges::missing(&ground.place, &USEFUL).await?;
+        clear_leftovers(&ground.place).await?;
+        Ok(ground)
+    }
+
+    /// Returns the ground of a run that another process has begun.
+    pub(crate) async fn join(connection: &'a Connection, prefix: String) -> Result<Self, Failure> {
+        let place = Place {
+            collection: format!("{prefix}_locks"),
+            ..connection.prompt().await?
+        };
+        Ok(Self {
             connection,
             place,
             prefix,
             clients: Mutex::default(),
-            alive: Err(Failure::internal("nobody has asked for it yet")),
-        };
-        // Held until the clients shut down.
-        ground.alive = match ground.begin().await {
-            Err(failure) if failure.is_unavailable() && !failure.is_refusal() => return Err(failure),
-            begun => begun,
-        };
-        Ok(ground)
-    }
-
-    async fn begin(&self) -> Result<Held<locks::Mutex>, Failure> {
-        let locks = self.client().await?;
-        let acquiring = locks.mutex(ALIVE).acquire().reason("watchlock verify");
-        acquiring.timeout(GRANTED).await.map_err(|error| match error {
-            // Nobody else has it: that is no outage.
-            AcquireError::Timeout { .. } | AcquireError::Unanswered { .. } => Failure::internal(error),
-            error => error.into(),
+            lacking: Vec::new(),
         })
     }
 
+    /// Takes the lock of this run, for as long as its clients live. The inner failure: the server grants no lock.
+    pub(crate) async fn begin(&self) -> Result<Result<Held<locks::Mutex>, Failure>, Failure> {
+        let begun = async {
+            let locks = self.client().await?;
+            let acquiring = locks.mutex(ALIVE).acquire().reason("watchlock verify");
+            acquiring.timeout(GRANTED).await.map_err(|error| match error {
+                // Nobody else has it: that is no outage.
+                AcquireError::Timeout { .. } | AcquireError::Unanswered { .. } => Failure::internal(error),
+                error => error.into(),
+            })
+        };
+        match begun.await {
+            Err(failure) if failure.ends_a_run() => Err(failure),
+            begun => Ok(begun),
+        }
+    }
+
     /// Returns one more lock client, on a client of the driver of its own: as another process has it.
-    pub(super) async fn client(&self) -> Result<LockClient, Failure> {
-        let place = self.connection.prompt().await?;
-        let locks = client(&place, &self.prefix).await?;
+    pub(crate) async fn client(&self) -> Result<LockClient, Failure> {
+        let place = Place {
+            collection: self.place.collection.clone(),
+            ..self.connection.prompt().await?
+        };
+        let locks = client(&place).await?;
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
         clients.push(locks.clone());
         Ok(locks)
     }
 
+    /// Returns the reason why a check is skipped that needs this action.
+    pub(crate) fn lacks(&self, action: &str) -> Option<String> {
+        self.lacking
+            .contains(&action)
+            .then(|| format!("the user lacks {action} on the collections of the run"))
+    }
+
+    /// Tells another process of this run where it is.
+    pub(crate) fn hand_on(&self, command: &mut Command) -> Result<(), Failure> {
+        self.connection.hand_on(command, &self.place.database)
+    }
+
     /// Returns the collection of the locks.
-    pub(super) fn locks(&self) -> Collection<Document> {
+    pub(crate) fn locks(&self) -> Collection<Document> {
         self.collection("locks")
     }
 
     /// Returns another collection of this run.
-    pub(super) fn collection(&self, part: &str) -> Collection<Document> {
+    pub(crate) fn collection(&self, part: &str) -> Collection<Document> {
         self.place.database.collection(&format!("{}_{part}", self.prefix))
     }
 
-    pub(super) fn database(&self) -> &Database {
+    pub(crate) fn database(&self) -> &Database {
         &self.place.database
     }
 
-    /// Ends the clients, and drops the collections.
-    pub(super) async fn clear(self) -> Result<(), Failure> {
-        let clients = self.clients.into_inner().unwrap_or_else(PoisonError::into_inner);
+    /// Ends the clients.
+    pub(crate) async fn leave(&self) {
+        let clients = std::mem::take(&mut *self.clients.lock().unwrap_or_else(PoisonError::into_inner));
         join_all(clients.iter().map(|client| timeout(LEAVING, client.shutdown()))).await;
-        // A command of a client that did not shut down in time may still make one anew.
-        for _ in 0..2 {
-            drop_all(&self.place.database, &self.prefix).await?;
+    }
+
+    /// Ends the clients, and drops the collections.
+    async fn clear(self) -> Result<(), Failure> {
+        self.leave().await;
+        ended(LEAVING).await;
+        // A command of a client that did not shut down in time, or of a process that was killed, may still make one anew.
+        for _ in 0..CLEARED_AT_MOST {
+            if drop_all(&self.place.database, &self.prefix).await? == 0 {
+                break;
+            }
+            sleep(AGAIN).await;
         }
         Ok(())
     }
 }
 
 /// Builds a lock client on the collection of a run.
-async fn client(place: &Place, prefix: &str) -> Result<LockClient, Failure> {
-    let builder = LockClient::builder(place.database.clone()).collection(format!("{prefix}_locks"));
+async fn client(place: &Place) -> Result<LockClient, Failure> {
+    let builder = LockClient::builder(place.database.clone()).collection(&place.collection);
     Ok(builder.label("watchlock verify").build().await?)
 }
 
@@ -131,7 +217,11 @@ async fn clear_leftovers(place: &Place) -> Result<(), Failure> {
             continue;
         }
         let prefix = format!("{PREFIX}{id}");
-        let locks = client(place, &prefix).await?;
+        let its = Place {
+            collection: format!("{prefix}_locks"),
+            ..place.clone()
+        };
+        let locks = client(&its).await?;
         let lives = locks.inspect(ALIVE).await?.is_some_and(|lock| !lock.holders.is_empty());
         locks.shutdown().await;
         if !lives {
@@ -146,20 +236,24 @@ fn id_of(name: &str) -> Option<&str> {
     name.strip_prefix(PREFIX)?.get(..24)
 }
 
-async fn drop_all(database: &Database, prefix: &str) -> Result<(), Failure> {
-    for name in names(database, prefix).await? {
-        let collection = database.collection::<Document>(&name);
-        told(to_its_end(async move { collection.drop().await }).await?)?;
+/// Drops the collections of a run, and returns how many there were.
+async fn drop_all(database: &Database, prefix: &str) -> Result<usize, Failure> {
+    let names = names(database, prefix).await?;
+    for name in &names {
+        let collection = database.collection::<Document>(name);
+        asked(async move { collection.drop().await }).await?;
     }
-    Ok(())
+    Ok(names.len())
 }
 
 async fn names(database: &Database, prefix: &str) -> Result<Vec<String>, Failure> {
     let (database, filter) = (database.clone(), doc! { "name": { "$regex": format!("^{prefix}") } });
-    told(to_its_end(async move { database.list_collection_names().filter(filter).await }).await?)
+    asked(async move { database.list_collection_names().filter(filter).await }).await
 }
 
-/// Returns what the driver says as what the program says.
-pub(super) fn told<T>(outcome: Result<T, Error>) -> Result<T, Failure> {
-    outcome.map_err(|error| Failure::driver(&error))
+/// Runs an operation of the driver to its end.
+pub(crate) async fn asked<T: Send + 'static>(
+    operation: impl Future<Output = Result<T, Error>> + Send + 'static,
+) -> Result<T, Failure> {
+    to_its_end(operation).await?.map_err(|error| Failure::driver(&error))
 }

@@ -6,6 +6,7 @@ compile_error!("the command line passes Unix signals on, so it is for Unix alone
 mod acquire;
 mod arguments;
 mod attend;
+mod bench;
 mod break_lock;
 mod clock;
 mod completions;
@@ -14,6 +15,7 @@ mod descendants;
 mod doctor;
 mod events;
 mod exit;
+mod ground;
 mod held;
 mod holder;
 mod ids;
@@ -27,6 +29,7 @@ mod locks;
 #[cfg(test)]
 mod made_up;
 mod manual;
+mod measure;
 mod messages;
 mod observe;
 mod process;
@@ -108,7 +111,9 @@ fn dispatch(arguments: Arguments) -> Outcome {
     let outcome = runtime.block_on(async {
         let ending = match &command {
             // These give their lock back first.
-            Command::Run(_) | Command::Elect(_) | Command::Hold(_) | Command::Acquire(_) | Command::Verify(_) => None,
+            Command::Run(_) | Command::Elect(_) | Command::Hold(_) | Command::Acquire(_) => None,
+            // These drop their collections first.
+            Command::Verify(_) | Command::Bench(_) => None,
             _ => Some(signals::end_at_once()?),
         };
         match command {
@@ -126,6 +131,7 @@ fn dispatch(arguments: Arguments) -> Outcome {
             Command::Break(break_lock) => break_lock::break_lock(&connection, break_lock).await,
             Command::Doctor(doctor) => doctor::doctor(&connection, doctor).await,
             Command::Verify(verify) => verify::verify(&connection, verify).await,
+            Command::Bench(bench) => bench::bench(&connection, bench).await,
             Command::Completions { .. } | Command::Man { .. } => Ok(ExitCode::SUCCESS),
         }
     });

@@ -153,7 +153,7 @@ fn reason(error: &Error) -> (Option<i32>, String) {
 
 /// Returns the documents of two held locks with a waiter and of two free ones, which nobody has, with all that a client
 /// writes. The values that two locks may share are the same, so that every unique index shows.
-fn locks() -> [Document; 4] {
+pub(super) fn locks() -> [Document; 4] {
     let run = ObjectId::new().to_hex();
     let now = Bson::DateTime(DateTime::from_system_time(SystemTime::now()));
     ["held 1", "held 2", "free 1", "free 2"].map(|name| {

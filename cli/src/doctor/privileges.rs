@@ -2,6 +2,7 @@
 
 use mongodb::{
     bson::{Bson, Document, doc},
+    error::Error,
     options::ReadConcern,
 };
 
@@ -23,28 +24,14 @@ const ACTIONS: [(&str, Status, &str); 5] = [
 
 /// Checks the privileges, each missing one by itself; also returns whether the index may be created.
 pub(super) async fn privileges(place: &Place) -> Result<(Vec<Check>, bool), Failure> {
-    let database = place.database.clone();
-    let status = doc! { "connectionStatus": 1, "showPrivileges": true };
-    let answer = ask(async move { database.run_command(status).await }).await?;
-    let info = answer
-        .as_ref()
-        .ok()
-        .and_then(|answer| answer.get_document("authInfo").ok());
-    let Some(info) = info else {
-        return Ok((vec![unseen("privileges", answer.err().as_ref())], false));
+    let info = match info(place).await? {
+        Ok(info) => info,
+        Err(error) => return Ok((vec![unseen("privileges", error.as_ref())], false)),
     };
-    if info.get_array("authenticatedUsers").map_or(0, Vec::len) == 0 {
+    if is_nobody(&info) {
         return Ok((vec![anybody(place).await?], false));
     }
-    let given = info
-        .get_array("authenticatedUserPrivileges")
-        .map_or(&[][..], |given| given);
-    let has = |action: &str| {
-        given
-            .iter()
-            .filter_map(Bson::as_document)
-            .any(|one| grants(one, place, action))
-    };
+    let has = |action: &str| has(&info, place, action);
     let missing: Vec<Check> = ACTIONS
         .iter()
         .filter(|(action, ..)| !has(action))
@@ -62,6 +49,42 @@ pub(super) async fn privileges(place: &Place) -> Result<(Vec<Check>, bool), Fail
         ));
     }
     Ok((missing, has("createIndex")))
+}
+
+/// Returns those of the actions on the collection that the user lacks, as far as the server says.
+pub(crate) async fn missing(place: &Place, actions: &[&'static str]) -> Result<Vec<&'static str>, Failure> {
+    let missing = match info(place).await? {
+        Ok(info) if !is_nobody(&info) => actions
+            .iter()
+            .filter(|action| !has(&info, place, action))
+            .copied()
+            .collect(),
+        _ => Vec::new(),
+    };
+    Ok(missing)
+}
+
+/// Asks who the user is, and for the privileges. The inner error: the server does not say, with its reason if it gave one.
+async fn info(place: &Place) -> Result<Result<Document, Option<Error>>, Failure> {
+    let database = place.database.clone();
+    let status = doc! { "connectionStatus": 1, "showPrivileges": true };
+    let answer = ask(async move { database.run_command(status).await }).await?;
+    Ok(match answer {
+        Ok(answer) => answer.get_document("authInfo").cloned().map_err(|_| None),
+        Err(error) => Err(Some(error)),
+    })
+}
+
+/// Returns whether no user has logged in.
+fn is_nobody(info: &Document) -> bool {
+    info.get_array("authenticatedUsers").map_or(0, Vec::len) == 0
+}
+
+fn has(info: &Document, place: &Place, action: &str) -> bool {
+    let given = info.get_array("authenticatedUserPrivileges").into_iter().flatten();
+    given
+        .filter_map(Bson::as_document)
+        .any(|one| grants(one, place, action))
 }
 
 /// Checks the privileges without a login: either everybody may do everything, or nobody may do anything.

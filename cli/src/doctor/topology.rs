@@ -158,6 +158,26 @@ pub(super) async fn writes(place: &Place, hello: &Document) -> Result<Option<Che
     Ok(Some(Check::new("writes", Status::Problem, found).advice(advice)))
 }
 
+/// Checks that a confirmed write is on the disks of a majority, where the user may see the settings of the set.
+pub(super) async fn journal(place: &Place) -> Result<Option<Check>, Failure> {
+    let admin = place.database.client().database("admin");
+    let answer = ask(async move { admin.run_command(doc! { "replSetGetConfig": 1 }).await }).await?;
+    Ok(answer.is_ok_and(|answer| forgets(&answer)).then(|| {
+        Check::new("journal", Status::Problem, FORGETS)
+            .advice("set writeConcernMajorityJournalDefault to true, by rs.reconfig()")
+    }))
+}
+
+/// What it means that a set confirms writes which are not on its disks.
+pub(crate) const FORGETS: &str =
+    "writeConcernMajorityJournalDefault is false: when a majority of the members crashes, it forgets grants";
+
+/// Returns whether a set, by its answer to `replSetGetConfig`, confirms writes which are not on its disks.
+pub(crate) fn forgets(answer: &Document) -> bool {
+    let config = answer.get_document("config");
+    config.is_ok_and(|config| config.get_bool("writeConcernMajorityJournalDefault") == Ok(false))
+}
+
 /// Returns whether the server is neither a member of a set nor a router.
 pub(super) fn is_standalone(hello: &Document) -> bool {
     !hello.contains_key("setName") && !hello.contains_key("msg")

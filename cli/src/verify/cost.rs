@@ -1,15 +1,16 @@
-//! What an open change stream costs everybody else's writes, as far as that is seen from outside.
+//! The cost of an open change stream for everybody else's writes, as far as that is seen from outside.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use mongodb::bson::Document;
 
-use super::{
-    ground::{Ground, told},
-    report::{Check, millis},
-    server::median,
+use super::report::Check;
+use crate::{
+    connection::to_its_end,
+    exit::Failure,
+    ground::{Ground, asked},
+    measure::Samples,
 };
-use crate::{connection::to_its_end, exit::Failure};
 
 pub(super) const SECTION: &str = "cost";
 
@@ -41,23 +42,21 @@ pub(super) async fn run(ground: &Ground<'_>, checks: &mut Vec<Check>) -> Result<
     let beside = writes(ground).await?;
     readers.shutdown().await;
     let found = format!(
-        "a write to another collection takes {}, and {} beside {STREAMS} open streams (medians of {WRITES}); see the \
-         guide's page Scaling for what a fleet may hold",
-        millis(alone),
-        millis(beside)
+        "a write to another collection takes {alone:.1} ms, and {beside:.1} ms beside {STREAMS} open streams (medians of \
+         {WRITES}); see the guide's page Scaling for what a fleet may hold"
     );
     checks.push(Check::noted(SECTION, name, found));
     Ok(())
 }
 
-/// Returns the median time of a write to another collection.
-async fn writes(ground: &Ground<'_>) -> Result<Duration, Failure> {
-    let mut samples = Vec::with_capacity(WRITES);
+/// Returns the median time of a write to another collection, in milliseconds.
+async fn writes(ground: &Ground<'_>) -> Result<f64, Failure> {
+    let mut samples = Samples::default();
     for _ in 0..WRITES {
         let (begun, written) = (Instant::now(), ground.collection("written"));
         let write = async move { written.insert_one(Document::new()).await };
-        told(to_its_end(write).await?)?;
+        asked(write).await?;
         samples.push(begun.elapsed());
     }
-    Ok(median(&mut samples))
+    Ok(samples.median())
 }

@@ -6,11 +6,12 @@ use mongodb::bson::{DateTime, doc};
 use tokio::time::sleep;
 use watchlock::{LockClient, errors::FenceError};
 
-use super::{
-    ground::{Ground, told},
-    report::Check,
+use super::report::Check;
+use crate::{
+    exit::Failure,
+    ground::{Ground, asked},
+    text::span_of,
 };
-use crate::{connection::to_its_end, exit::Failure, text::span_of};
 
 pub(super) const SECTION: &str = "fences and transactions";
 
@@ -24,7 +25,7 @@ pub(super) async fn purge(ground: &Ground<'_>) -> Result<Purged, Failure> {
     // The first lock of a client makes the index; the document has the form of a free lock.
     let documents = ground.locks();
     let old = doc! { "_id": "old", "purge_at": DateTime::from_millis(1_000_000_000_000) };
-    told(to_its_end(async move { documents.insert_one(old).await }).await?)?;
+    asked(async move { documents.insert_one(old).await }).await?;
     Ok(Purged { since: Instant::now() })
 }
 
@@ -32,9 +33,12 @@ impl Purged {
     /// Waits for the removal, until this time.
     pub(super) async fn check(self, ground: &Ground<'_>, until: Instant) -> Result<Check, Failure> {
         let name = "TTL index";
+        if let Some(why) = ground.lacks("createIndex") {
+            return Ok(Check::skipped(SECTION, name, why));
+        }
         loop {
             let documents = ground.locks();
-            let found = told(to_its_end(async move { documents.find_one(doc! { "_id": "old" }).await }).await?)?;
+            let found = asked(async move { documents.find_one(doc! { "_id": "old" }).await }).await?;
             let took = span_of(self.since.elapsed());
             if found.is_none() {
                 return Ok(Check::kept(
@@ -64,7 +68,7 @@ async fn fence(ground: &Ground<'_>, first: &LockClient, second: &LockClient) -> 
     let name = "earlier holder's write";
     let written = ground.collection("fenced");
     let inserted = written.clone();
-    told(to_its_end(async move { inserted.insert_one(doc! { "_id": 1 }).await }).await?)?;
+    asked(async move { inserted.insert_one(doc! { "_id": 1 }).await }).await?;
     let earlier = first.mutex("fence").acquire().await?;
     second.break_lock("fence").await?;
     let later = second.mutex("fence").acquire().await?;
@@ -92,7 +96,7 @@ async fn transaction(ground: &Ground<'_>, second: &LockClient) -> Result<Check, 
     let name = "guarded transaction";
     let written = ground.collection("guarded");
     let inserted = written.clone();
-    told(to_its_end(async move { inserted.insert_one(doc! { "_id": 1, "n": 0 }).await }).await?)?;
+    asked(async move { inserted.insert_one(doc! { "_id": 1, "n": 0 }).await }).await?;
     // The guard needs the driver client of the lock client.
     let locks = LockClient::builder(ground.database().clone())
         .collection(ground.locks().name())
@@ -101,8 +105,10 @@ async fn transaction(ground: &Ground<'_>, second: &LockClient) -> Result<Check, 
     let mut committed = Vec::new();
     for is_lost in [false, true] {
         let held = locks.mutex("guard").acquire().await?;
-        let mut session = told(ground.database().client().start_session().await)?;
-        told(session.start_transaction().await)?;
+        let client = ground.database().client().clone();
+        let mut session = asked(async move { client.start_session().await }).await?;
+        let begun = session.start_transaction().await;
+        begun.map_err(|error| Failure::driver(&error))?;
         let change = written.update_one(doc! { "_id": 1 }, doc! { "$inc": { "n": 1 } });
         if let Err(error) = change.session(&mut session).await {
             let why = format!("this server has no transactions: {}", Failure::driver(&error).message());
@@ -123,7 +129,7 @@ async fn transaction(ground: &Ground<'_>, second: &LockClient) -> Result<Check, 
         drop(held.release().await);
     }
     locks.shutdown().await;
-    let found = told(to_its_end(async move { written.find_one(doc! { "_id": 1 }).await }).await?)?;
+    let found = asked(async move { written.find_one(doc! { "_id": 1 }).await }).await?;
     let n = found.and_then(|found| found.get_i32("n").ok());
     let is_right = matches!(&committed[..], [(Ok(()), Ok(())), (Err(_), _)]) && n == Some(1);
     Ok(if is_right {

@@ -1,67 +1,61 @@
 //! `watchlock verify`: the proofs, on the user's own server.
 //!
-//! - [`ground`]: the collections of a run, and their end.
-//! - [`server`], [`protocol`], [`exclusion`], [`wakeups`], [`fences`], [`cost`]: the sections, each of
+//! - [`server`], [`protocol`], [`exclusion`], [`wakeups`], [`fences`], [`fail_over`], [`cost`]: the sections, each of
 //!   which adds its checks.
+//! - [`pace`]: whether a time-out says anything.
 //! - [`report`]: what was found, for people and programs.
 
 mod cost;
 mod exclusion;
+mod fail_over;
 mod fences;
-mod ground;
+mod pace;
 mod protocol;
 mod report;
 mod server;
-mod wakeups;
+pub(crate) mod wakeups;
 
 use std::{
     fs,
-    io::{self, Write as _},
-    process::ExitCode,
-    time::{Duration, Instant},
+    io::{self, IsTerminal as _, Write as _},
+    time::{Duration, Instant, SystemTime},
 };
 
+use mongodb::bson::oid::ObjectId;
 use tokio::time::timeout;
 
 use crate::{
     arguments::Verify,
     connection::Connection,
-    exit::{self, Failure, Outcome, UNAVAILABLE},
-    json, messages,
-    signals::{ENDING, Signals},
+    exit::{self, Failure, Outcome},
+    ground::{Ground, on_ground},
+    json, messages, terminal,
 };
 
-use ground::Ground;
+use pace::Pace;
 use report::{Check, Report};
 
-/// Maximum time for a run beyond the one that it is given: then something is never answered.
-const BEYOND: Duration = Duration::from_secs(300);
-
 pub(crate) async fn verify(connection: &Connection, arguments: Verify) -> Outcome {
-    let mut signals =
-        Signals::listen(&ENDING).map_err(|error| Failure::internal(format!("signals can't be received: {error}")))?;
+    if let Some(prefix) = arguments.contend {
+        return exclusion::processes::be_one(connection, prefix).await;
+    }
     let begun = Instant::now();
-    let seed = arguments.seed.unwrap_or_else(drawn);
-    let time = Duration::from_secs(arguments.seconds);
-    let ground = tokio::select! {
-        prepared = Ground::prepare(connection) => prepared?,
-        // What it has begun by then, the next run drops.
-        signal = signals.ending() => return Ok(exit::ended_by(signal)),
+    let run = Run {
+        seed: arguments.seed.unwrap_or_else(drawn),
+        end: begun + Duration::from_secs(arguments.seconds),
+        patience: Duration::from_secs(arguments.patience),
+        steps_down: arguments.step_down && (arguments.yes || may_step_down()?),
     };
-    let looked = tokio::select! {
-        looked = timeout(time + BEYOND, look(&ground, seed, begun + time)) => looked,
-        signal = signals.ending() => {
-            ground.clear().await?;
-            return Ok(exit::ended_by(signal));
-        }
+    let mut checks = match on_ground(connection, async |ground| run.look(ground).await).await? {
+        Ok(checks) => checks,
+        Err(signal) => return Ok(exit::ended_by(signal)),
     };
-    let cleared = ground.clear().await;
-    let silent = || Failure::new(UNAVAILABLE, format!("the server did not answer (seed {seed})"));
-    let checks = looked.map_err(|_| silent())??;
-    cleared?;
-    let report = Report::new(seed, begun.elapsed().as_secs_f64(), checks);
+    if arguments.step_down && !run.steps_down {
+        checks.push(Check::skipped(fail_over::SECTION, WHOLE, "nobody said yes"));
+    }
+    let report = Report::new(run.seed, begun.elapsed().as_secs_f64(), checks);
     if let Some(path) = &arguments.report {
-        let written = fs::write(path, report.page());
+        let written = fs::write(path, report.page(SystemTime::now()));
         written
             .map_err(|error| Failure::usage(format!("the report can't be written to {}: {error}", path.display())))?;
     }
@@ -69,86 +63,113 @@ pub(crate) async fn verify(connection: &Connection, arguments: Verify) -> Outcom
         true => json::print(&report),
         false => io::stdout().lock().write_all(report.text().as_bytes()),
     };
-    exit::after(
-        written,
-        if report.kept {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::FAILURE
-        },
-    )
+    exit::after(written, report.code())
 }
 
-/// Runs the sections, the longest for as long as there is time.
-async fn look(ground: &Ground<'_>, seed: u64, end: Instant) -> Result<Vec<Check>, Failure> {
-    let left = || end.saturating_duration_since(Instant::now());
-    let purged = fences::purge(ground).await?;
-    let mut checks = Vec::new();
-    let all = &mut checks;
-    section(server::SECTION, left(), all, async |all| server::run(ground, all).await).await?;
-    all.push(match &ground.alive {
-        Ok(held) => Check::kept(
-            server::SECTION,
-            "a lock",
-            format!("granted under the token {}", held.token()),
-        ),
-        Err(failure) => Check::broken(server::SECTION, "a lock", failure.message()),
-    });
-    let drawn = (seed, left() / 4);
-    section(protocol::SECTION, left(), all, async |all| {
-        protocol::run(ground, drawn, all).await
-    })
-    .await?;
-    if ground.alive.is_ok() {
-        let drawn = (seed, left() / 2);
-        section(exclusion::SECTION, left(), all, async |all| {
-            exclusion::run(ground, drawn, all).await
-        })
-        .await?;
-        section(wakeups::SECTION, left(), all, async |all| {
-            wakeups::run(ground, all).await
-        })
-        .await?;
-        section(fences::SECTION, left(), all, async |all| fences::run(ground, all).await).await?;
-    } else {
-        for name in [exclusion::SECTION, wakeups::SECTION, fences::SECTION] {
-            all.push(Check::skipped(name, WHOLE, "no lock is granted"));
-        }
+/// Asks whether the primary may step down.
+fn may_step_down() -> Result<bool, Failure> {
+    if !io::stdin().is_terminal() {
+        return Err(Failure::usage(
+            "standard input is not a terminal: pass --yes to make the primary step down",
+        ));
     }
-    // As long as there is time.
-    all.push(purged.check(ground, end).await?);
-    section(cost::SECTION, left(), all, async |all| cost::run(ground, all).await).await?;
-    Ok(checks)
+    terminal::confirms("The primary steps down, and every client of the replica set sees it. Go on? [y/N] ")
+}
+
+/// What a run goes by.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    seed: u64,
+    end: Instant,
+    /// How much longer than its time a section may take.
+    patience: Duration,
+    steps_down: bool,
+}
+
+impl Run {
+    fn left(self) -> Duration {
+        self.end.saturating_duration_since(Instant::now())
+    }
+
+    /// Runs the sections, the longest for as long as there is time.
+    async fn look(self, ground: &Ground<'_>) -> Result<Vec<Check>, Failure> {
+        let alive = ground.begin().await?;
+        let pace = Pace::watch(ground.database());
+        let purged = fences::purge(ground).await?;
+        let mut checks = Vec::new();
+        let all = &mut checks;
+        self.section(server::SECTION, &pace, all, async |all| server::run(ground, all).await)
+            .await?;
+        all.push(match &alive {
+            Ok(held) => Check::kept(
+                server::SECTION,
+                "a lock",
+                format!("granted under the token {}", held.token()),
+            ),
+            Err(failure) => Check::broken(server::SECTION, "a lock", failure.message()),
+        });
+        let drawn = (self.seed, self.left() / 4);
+        self.section(protocol::SECTION, &pace, all, async |all| {
+            protocol::run(ground, drawn, all).await
+        })
+        .await?;
+        if alive.is_ok() {
+            let drawn = (self.seed, self.left() / 2);
+            self.section(exclusion::SECTION, &pace, all, async |all| {
+                exclusion::run(ground, &pace, drawn, all).await
+            })
+            .await?;
+            self.section(wakeups::SECTION, &pace, all, async |all| {
+                wakeups::run(ground, &pace, all).await
+            })
+            .await?;
+            if self.steps_down {
+                self.section(fail_over::SECTION, &pace, all, async |all| {
+                    fail_over::run(ground, &pace, self.seed, all).await
+                })
+                .await?;
+            }
+            self.section(fences::SECTION, &pace, all, async |all| fences::run(ground, all).await)
+                .await?;
+        } else {
+            for name in [exclusion::SECTION, wakeups::SECTION, fences::SECTION] {
+                all.push(Check::skipped(name, WHOLE, "no lock is granted"));
+            }
+        }
+        // As long as there is time.
+        all.push(purged.check(ground, self.end).await?);
+        self.section(cost::SECTION, &pace, all, async |all| cost::run(ground, all).await)
+            .await?;
+        Ok(checks)
+    }
+
+    /// Runs a section. One that the server refuses, or that does not end while the server is quick, breaks a promise:
+    /// this client can do what locks do. Fails only if the server can't be reached, or not by this user.
+    async fn section(
+        self,
+        name: &'static str,
+        pace: &Pace,
+        checks: &mut Vec<Check>,
+        run: impl AsyncFnOnce(&mut Vec<Check>) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        messages::say(&format!("verifying: {name} ..."));
+        pace.begin();
+        match timeout(self.left() + self.patience, run(checks)).await {
+            Ok(Err(failure)) if failure.ends_a_run() => return Err(failure),
+            Ok(Err(failure)) => checks.push(Check::broken(name, WHOLE, failure.message())),
+            Ok(Ok(())) => {}
+            Err(_) => checks.push(pace.late(name, WHOLE, self.patience, "it does not end".to_owned())),
+        }
+        Ok(())
+    }
 }
 
 /// The name of a section's check that it comes to its end.
 const WHOLE: &str = "to its end";
 
-/// Maximum time for a section beyond that of the run: then something that locks need does not end.
-const SECTION: Duration = Duration::from_secs(120);
-
-/// Runs a section. One that the server refuses, or that does not end, breaks a promise: this client can do what locks
-/// do. Fails only if the server can't be reached.
-async fn section(
-    name: &'static str,
-    time: Duration,
-    checks: &mut Vec<Check>,
-    run: impl AsyncFnOnce(&mut Vec<Check>) -> Result<(), Failure>,
-) -> Result<(), Failure> {
-    messages::say(&format!("verifying: {name} ..."));
-    let why = match timeout(time + SECTION, run(checks)).await {
-        Ok(Err(failure)) if failure.is_unavailable() && !failure.is_refusal() => return Err(failure),
-        Ok(Err(failure)) => failure.message().to_owned(),
-        Ok(Ok(())) => return Ok(()),
-        Err(_) => "it does not end".to_owned(),
-    };
-    checks.push(Check::broken(name, WHOLE, why));
-    Ok(())
-}
-
 /// Draws a seed.
 fn drawn() -> u64 {
-    let bytes = mongodb::bson::oid::ObjectId::new().bytes();
+    let bytes = ObjectId::new().bytes();
     bytes
         .iter()
         .skip(8)

@@ -1,16 +1,20 @@
 //! The protocol: random sequences of operations, on this server and by the specification, to the bit.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use mongodb::error::ErrorKind;
 use watchlock_core::protocol::{Kind, Use};
 use watchlock_proofs::differential::{MIXED, Setup, compare};
 
-use super::{
-    ground::{Ground, told},
-    report::Check,
+use super::report::Check;
+use crate::{
+    connection::to_its_end,
+    exit::Failure,
+    ground::{Ground, asked},
 };
-use crate::{connection::to_its_end, exit::Failure};
 
 pub(super) const SECTION: &str = "protocol";
 
@@ -42,13 +46,14 @@ pub(super) async fn run(
 ) -> Result<(), Failure> {
     let share = time / u32::try_from(SUBJECTS.len()).unwrap_or(1);
     for (name, path, uses) in SUBJECTS {
-        let setup = Setup::at_path(path, uses);
+        let setup = Arc::new(Setup::at_path(path, uses));
         let begun = Instant::now();
         let (mut seeds, mut mismatch) = (seed..seed, None);
         while mismatch.is_none() && (seeds.is_empty() || begun.elapsed() < share) {
             let next = seeds.end..seeds.end + TOGETHER;
             let collection = ground.collection("protocol");
-            let compared = compare(&collection, &setup, next.clone(), STEPS).await;
+            let (compared, setup, drawn) = (collection.clone(), setup.clone(), next.clone());
+            let compared = to_its_end(async move { compare(&compared, &setup, drawn, STEPS).await }).await?;
             if let Err(error) = &compared
                 && matches!(&*error.kind, ErrorKind::Command(_) | ErrorKind::Write(_))
                 && !Failure::driver(error).is_unavailable()
@@ -57,10 +62,11 @@ pub(super) async fn run(
                 mismatch = Some(error.to_string());
                 break;
             }
-            mismatch = told(compared)?.err().map(|mismatch| mismatch.to_string());
+            let compared = compared.map_err(|error| Failure::driver(&error))?;
+            mismatch = compared.err().map(|mismatch| mismatch.to_string());
             seeds.end = next.end;
             let emptied = collection.clone();
-            told(to_its_end(async move { emptied.drop().await }).await?)?;
+            asked(async move { emptied.drop().await }).await?;
         }
         let count = seeds.end - seeds.start;
         checks.push(match mismatch {

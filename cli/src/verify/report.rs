@@ -1,10 +1,17 @@
 //! The report of `watchlock verify`: for a terminal, as JSON, and as a page of Markdown to keep and to send in.
 
-use std::{fmt::Write as _, time::Duration};
+use std::{
+    fmt::Write as _,
+    process::ExitCode,
+    time::{Duration, SystemTime},
+};
 
 use serde::Serialize;
 
-use crate::text::plain;
+use crate::{
+    exit::INCONCLUSIVE,
+    text::{self, plain},
+};
 
 /// One check, and its result. The names are part of the `--json` interface.
 #[derive(Clone, Debug, Serialize)]
@@ -28,6 +35,8 @@ pub(crate) enum Verdict {
     Broken,
     /// It could not be run: that says nothing of the promise.
     Skipped,
+    /// It took too long, as the server did: that says nothing either.
+    Inconclusive,
 }
 
 impl Verdict {
@@ -37,6 +46,7 @@ impl Verdict {
             Self::Kept => "kept",
             Self::Broken => "BROKEN",
             Self::Skipped => "skipped",
+            Self::Inconclusive => "inconclusive",
         }
     }
 }
@@ -68,6 +78,10 @@ impl Check {
         Self::new(section, name, Verdict::Skipped, why)
     }
 
+    pub(crate) fn inconclusive(section: &'static str, name: impl Into<String>, why: impl Into<String>) -> Self {
+        Self::new(section, name, Verdict::Inconclusive, why)
+    }
+
     pub(crate) fn with(self, evidence: impl Into<String>) -> Self {
         Self {
             evidence: Some(evidence.into()),
@@ -76,10 +90,13 @@ impl Check {
     }
 }
 
+/// The number of the page's form, for `.ci/servers`.
+const FORMAT: u32 = 1;
+
 /// Everything that a run has found.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
-    /// Whether no promise was broken.
+    /// Whether all promises that were checked are kept.
     pub(crate) kept: bool,
     pub(crate) watchlock: &'static str,
     pub(crate) seed: u64,
@@ -90,11 +107,22 @@ pub(crate) struct Report {
 impl Report {
     pub(crate) fn new(seed: u64, seconds: f64, checks: Vec<Check>) -> Self {
         Self {
-            kept: !checks.iter().any(|check| check.verdict == Verdict::Broken),
+            kept: !checks
+                .iter()
+                .any(|check| matches!(check.verdict, Verdict::Broken | Verdict::Inconclusive)),
             watchlock: env!("CARGO_PKG_VERSION"),
             seed,
             seconds,
             checks,
+        }
+    }
+
+    /// Returns the code with which the run ends.
+    pub(crate) fn code(&self) -> ExitCode {
+        match (self.kept, self.count(Verdict::Broken)) {
+            (true, _) => ExitCode::SUCCESS,
+            (false, 0) => INCONCLUSIVE.into(),
+            (false, _) => ExitCode::FAILURE,
         }
     }
 
@@ -104,11 +132,14 @@ impl Report {
 
     /// Says the outcome in a line.
     fn summary(&self) -> String {
-        let [kept, broken, skipped] = [Verdict::Kept, Verdict::Broken, Verdict::Skipped].map(|it| self.count(it));
-        let skipped = match skipped {
-            0 => String::new(),
-            count => format!(", {count} not checked"),
-        };
+        let [kept, broken] = [Verdict::Kept, Verdict::Broken].map(|it| self.count(it));
+        let others = [
+            (Verdict::Skipped, "not checked"),
+            (Verdict::Inconclusive, "inconclusive"),
+        ];
+        let others = others.map(|(verdict, word)| (self.count(verdict), word));
+        let others = others.into_iter().filter(|(count, _)| *count > 0);
+        let skipped: String = others.map(|(count, word)| format!(", {count} {word}")).collect();
         let of = kept + broken;
         match broken {
             0 => format!("{of} promises of {of} kept{skipped}, in {:.0} s", self.seconds),
@@ -122,6 +153,8 @@ impl Report {
     /// Writes it for a terminal.
     pub(crate) fn text(&self) -> String {
         let width = self.checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
+        let words = self.checks.iter().map(|check| check.verdict.word().len());
+        let word_width = words.max().unwrap_or(0);
         let (mut text, mut section) = (String::new(), "");
         for check in &self.checks {
             if check.section != section {
@@ -129,7 +162,7 @@ impl Report {
                 let _ = writeln!(text, "{section}");
             }
             let (name, word, found) = (plain(&check.name), check.verdict.word(), plain(&check.found));
-            let _ = writeln!(text, "  {name:width$}  {word:7}  {found}");
+            let _ = writeln!(text, "  {name:width$}  {word:word_width$}  {found}");
             for line in check.evidence.iter().flat_map(|evidence| evidence.lines()) {
                 let _ = writeln!(text, "    | {}", plain(line));
             }
@@ -138,16 +171,25 @@ impl Report {
         text
     }
 
-    /// Writes it as a page of Markdown.
-    pub(crate) fn page(&self) -> String {
+    /// Writes it as a page of Markdown, as of this time. A program reads its head, and the tables of the sections.
+    pub(crate) fn page(&self, now: SystemTime) -> String {
         let mut page = "# watchlock verify\n\n".to_owned();
+        let day = text::time(now);
+        let day = day.split('T').next().unwrap_or_default();
         let _ = writeln!(
             page,
-            "watchlock {}, seed {}: {}.\n",
-            self.watchlock,
-            self.seed,
-            self.summary()
+            "- format: {FORMAT}\n- watchlock: {}\n- day: {day}",
+            self.watchlock
         );
+        let _ = writeln!(page, "- seed: {}\n- seconds: {:.0}", self.seed, self.seconds);
+        for (name, verdict) in [
+            ("kept", Verdict::Kept),
+            ("broken", Verdict::Broken),
+            ("inconclusive", Verdict::Inconclusive),
+            ("not checked", Verdict::Skipped),
+        ] {
+            let _ = writeln!(page, "- {name}: {}", self.count(verdict));
+        }
         let mut section = "";
         for check in &self.checks {
             if check.section != section {
@@ -183,6 +225,10 @@ fn cell(text: &str) -> String {
 mod tests {
     use super::*;
 
+    fn page(report: &Report) -> String {
+        report.page(SystemTime::UNIX_EPOCH)
+    }
+
     #[test]
     fn what_was_skipped_is_never_counted_as_kept() {
         let checks = vec![
@@ -198,9 +244,25 @@ mod tests {
             report.text()
         );
         assert!(
-            report.page().contains("| TTL | skipped | no \\| time |"),
+            page(&report).contains("| TTL | skipped | no \\| time |"),
             "{}",
-            report.page()
+            page(&report)
+        );
+        assert!(
+            page(&report).contains("- day: 1970-01-01\n- seed: 1\n- seconds: 2\n- kept: 1\n- broken: 0\n"),
+            "{}",
+            page(&report)
+        );
+        let slow = checks
+            .clone()
+            .into_iter()
+            .chain([Check::inconclusive("wake-ups", "expiry", "late")]);
+        let report = Report::new(1, 2.0, slow.collect());
+        assert!(!report.kept && report.code() == ExitCode::from(INCONCLUSIVE));
+        assert!(
+            report
+                .text()
+                .contains("1 promises of 1 kept, 1 not checked, 1 inconclusive")
         );
         let broken = checks
             .into_iter()

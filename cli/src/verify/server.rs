@@ -8,11 +8,14 @@ use mongodb::{
     error::Error,
 };
 
-use super::{
-    ground::{Ground, told},
-    report::{Check, millis},
+use super::report::Check;
+use crate::{
+    connection::to_its_end,
+    doctor::topology::{FORGETS, forgets},
+    exit::Failure,
+    ground::{Ground, asked},
+    measure::Samples,
 };
-use crate::{connection::to_its_end, exit::Failure};
 
 pub(super) const SECTION: &str = "server";
 
@@ -89,6 +92,12 @@ async fn ask(database: &Database, command: Document) -> Result<Result<Document, 
     to_its_end(async move { database.run_command(command).await }).await
 }
 
+/// Returns the answer to a command that everybody may send.
+pub(super) async fn answer(ground: &Ground<'_>, command: Document) -> Result<Document, Failure> {
+    let database = ground.database().clone();
+    asked(async move { database.run_command(command).await }).await
+}
+
 fn fact(name: &str, answer: Result<Document, Error>, told: impl FnOnce(&Document) -> Option<String>) -> Check {
     let found = match answer {
         Ok(answer) => told(&answer).unwrap_or_else(|| "the server does not say".to_owned()),
@@ -101,17 +110,8 @@ fn fact(name: &str, answer: Result<Document, Error>, told: impl FnOnce(&Document
 fn majority(config: &Result<Document, Error>) -> Check {
     let name = "journal";
     match config {
-        Ok(answer) => {
-            let config = answer.get_document("config").ok();
-            match config.and_then(|config| config.get_bool("writeConcernMajorityJournalDefault").ok()) {
-                Some(false) => Check::broken(
-                    SECTION,
-                    name,
-                    "writeConcernMajorityJournalDefault is false: when a majority of the members crashes, it forgets grants",
-                ),
-                _ => Check::kept(SECTION, name, "what a majority confirms is on its disks"),
-            }
-        }
+        Ok(answer) if forgets(answer) => Check::broken(SECTION, name, FORGETS),
+        Ok(_) => Check::kept(SECTION, name, "what a majority confirms is on its disks"),
         Err(error) => Check::skipped(
             SECTION,
             name,
@@ -121,20 +121,20 @@ fn majority(config: &Result<Document, Error>) -> Check {
 }
 
 async fn latency(ground: &Ground<'_>) -> Result<Check, Failure> {
-    let (mut pings, mut writes) = (Vec::new(), Vec::new());
+    let (mut pings, mut writes) = (Samples::default(), Samples::default());
     let written = ground.collection("written");
     for _ in 0..READINGS {
         let begun = Instant::now();
-        told(ask(ground.database(), doc! { "ping": 1 }).await?)?;
+        answer(ground, doc! { "ping": 1 }).await?;
         pings.push(begun.elapsed());
         let (begun, collection) = (Instant::now(), written.clone());
-        told(to_its_end(async move { collection.insert_one(doc! {}).await }).await?)?;
+        asked(async move { collection.insert_one(doc! {}).await }).await?;
         writes.push(begun.elapsed());
     }
     let found = format!(
-        "an answer in {}, a write by a majority in {} (medians)",
-        millis(median(&mut pings)),
-        millis(median(&mut writes))
+        "an answer in {:.1} ms, a write by a majority in {:.1} ms (medians)",
+        pings.median(),
+        writes.median()
     );
     Ok(Check::noted(SECTION, "latency", found))
 }
@@ -154,10 +154,10 @@ async fn clock(ground: &Ground<'_>) -> Result<Check, Failure> {
                 .upsert(true)
                 .await
         };
-        told(to_its_end(change).await?)?;
+        asked(change).await?;
         let read = collection.clone();
-        let read = told(to_its_end(async move { read.find_one(doc! { "_id": 1 }).await }).await?)?;
-        let hello = told(ask(ground.database(), doc! { "hello": 1 }).await?)?;
+        let read = asked(async move { read.find_one(doc! { "_id": 1 }).await }).await?;
+        let hello = answer(ground, doc! { "hello": 1 }).await?;
         let read = read.unwrap_or_default();
         let of = |document: &Document, field| document.get_datetime(field).ok().copied();
         let (Some(a), Some(b), Some(shown)) = (of(&read, "a"), of(&read, "b"), of(&hello, "localTime")) else {
@@ -184,10 +184,4 @@ async fn clock(ground: &Ground<'_>) -> Result<Check, Failure> {
     }
     let found = format!("`$$NOW` rises, is one in each command, and is the server's time (in {READINGS} commands)");
     Ok(Check::kept(SECTION, name, found))
-}
-
-/// Returns the median of durations; none take no time.
-pub(super) fn median(durations: &mut [Duration]) -> Duration {
-    durations.sort_unstable();
-    durations.get(durations.len() / 2).copied().unwrap_or_default()
 }

@@ -1,19 +1,28 @@
 //! Wake-ups and losses: how soon a waiter gets a lock, and how soon a holder learns that it lost one.
 //!
-//! The measure is the raw hop: the time from the begin of a write until a change stream of the driver shows it.
+//! The measure is the raw hop: the time from the sending of a write until a change stream of the driver shows it.
 
 use std::time::{Duration, Instant};
 
-use mongodb::bson::{Document, doc};
+use mongodb::{
+    bson::{Document, doc},
+    error::Error,
+};
 use tokio::time::{sleep, timeout};
-use watchlock::{Held, LockClient, locks, operate::WakeMode};
+use watchlock::{Held, LockClient, errors::AcquireError, locks, operate::WakeMode};
 
 use super::{
-    ground::{Ground, told},
+    pace::Pace,
     report::{Check, millis},
-    server::median,
+    server::answer,
 };
-use crate::{connection::to_its_end, exit::Failure, text::span_of};
+use crate::{
+    connection::to_its_end,
+    exit::Failure,
+    ground::{Ground, asked},
+    measure::{Hop, Samples},
+    text::span_of,
+};
 
 pub(super) const SECTION: &str = "wake-ups and losses";
 
@@ -26,93 +35,142 @@ const LEASE: Duration = Duration::from_secs(3);
 /// Beyond the end of a lease, a waiter is given the lock within this time: the default skew margin and a round trip.
 const MARGIN: Duration = Duration::from_secs(3);
 
-/// Time for a waiter to be in the queue.
+/// Time for the news of a grant or of a waiter to be over.
 const QUEUED: Duration = Duration::from_millis(100);
+
+/// Maximum time for a waiter to be seen in the queue.
+const SEEN: Duration = Duration::from_secs(10);
 
 /// Maximum time for an event of a raw change stream.
 const RAW: Duration = Duration::from_secs(10);
 
-pub(super) async fn run(ground: &Ground<'_>, checks: &mut Vec<Check>) -> Result<(), Failure> {
+pub(super) async fn run(ground: &Ground<'_>, pace: &Pace, checks: &mut Vec<Check>) -> Result<(), Failure> {
     let (holder, waiter) = (ground.client().await?, ground.client().await?);
-    let database = ground.database().clone();
-    let hello = told(to_its_end(async move { database.run_command(doc! { "hello": 1 }).await }).await?)?;
+    let hello = answer(ground, doc! { "hello": 1 }).await?;
     // Any other server has change streams.
     let is_standalone = !hello.contains_key("setName") && !hello.contains_key("msg");
-    let missing = |name, why: String| match is_standalone {
-        true => Check::skipped(
+    let missing = |name, why: String| match (is_standalone, ground.lacks("changeStream")) {
+        (true, _) => Check::skipped(
             SECTION,
             name,
             format!("a standalone server has no change streams: {why}"),
         ),
-        false => Check::broken(SECTION, name, why),
+        (_, Some(lacking)) => Check::skipped(SECTION, name, lacking),
+        _ => Check::broken(SECTION, name, why),
     };
-    checks.push(raw_hop(ground).await?.unwrap_or_else(|why| missing("raw hop", why)));
+    checks.push(match hop(ground).await? {
+        Ok(hop) => raw_hop(pace, hop).await?,
+        Err(error) => missing(
+            RAW_HOP,
+            format!("no change stream: {}", Failure::driver(&error).message()),
+        ),
+    });
     // Its stream is opened for the first waiter.
-    checks.push(hand_over(&holder, &waiter).await?);
+    checks.push(hand_over(pace, &holder, &waiter).await?);
     let mode = waiter.wake_mode();
     checks.push(match mode {
         WakeMode::Polling { .. } => missing("streams", format!("waiters poll: {mode:?}")),
         _ => Check::kept(SECTION, "streams", format!("{mode:?}")),
     });
     for loss in [Loss::Broken, Loss::Deleted, Loss::Overwritten] {
-        checks.push(lost(ground, &holder, &waiter, loss).await?);
+        checks.push(lost(ground, pace, &holder, &waiter, loss).await?);
     }
-    checks.push(expiry(ground, &waiter).await?);
-    checks.push(killed_cursor(ground, &holder, &waiter).await?);
+    checks.push(expiry(ground, pace, &waiter).await?);
+    checks.push(killed_cursor(ground, pace, &holder, &waiter).await?);
     Ok(())
 }
 
-/// Measures the raw hop, or returns why it can't be.
-async fn raw_hop(ground: &Ground<'_>) -> Result<Result<Check, String>, Failure> {
-    let name = "raw hop";
-    let collection = ground.collection("written");
-    let watched = collection.clone();
-    let mut stream = match to_its_end(async move { watched.watch().await }).await? {
-        Ok(stream) => stream,
-        Err(error) => {
-            return Ok(Err(format!("no change stream: {}", Failure::driver(&error).message())));
-        }
-    };
-    let mut samples = Vec::new();
+/// The name of the check of the driver's own streams.
+const RAW_HOP: &str = "raw hop";
+
+/// Opens a change stream of the driver, unless the server refuses.
+pub(crate) async fn hop(ground: &Ground<'_>) -> Result<Result<Hop, Error>, Failure> {
+    let (sender, receiver) = (ground.collection("written"), ground.collection("written"));
+    to_its_end(Hop::between(sender, receiver)).await
+}
+
+/// Measures one hop; `None` if no event comes in time.
+pub(crate) async fn hopped(mut hop: Hop) -> Result<Option<(Hop, Duration)>, Failure> {
+    let hopping = asked(async move {
+        let latency = hop.once().await?;
+        Ok((hop, latency))
+    });
+    timeout(RAW, hopping).await.ok().transpose()
+}
+
+async fn raw_hop(pace: &Pace, mut hop: Hop) -> Result<Check, Failure> {
+    let mut samples = Samples::default();
     for _ in 0..SAMPLES {
-        let (begun, written) = (Instant::now(), collection.clone());
-        told(to_its_end(async move { written.insert_one(doc! {}).await }).await?)?;
-        use futures::StreamExt as _;
-        match timeout(RAW, stream.next()).await {
-            Ok(Some(event)) => drop(told(event)?),
-            _ => return Ok(Err(format!("no event within {}", span_of(RAW)))),
-        }
-        samples.push(begun.elapsed());
+        let Some((next, latency)) = hopped(hop).await? else {
+            return Ok(pace.late(SECTION, RAW_HOP, RAW, format!("no event within {}", span_of(RAW))));
+        };
+        hop = next;
+        samples.push(latency);
     }
-    Ok(Ok(Check::noted(SECTION, name, latency(&mut samples))))
+    Ok(Check::noted(SECTION, RAW_HOP, latency(&samples)))
 }
 
-fn latency(samples: &mut [Duration]) -> String {
-    let (middle, most) = (median(samples), samples.iter().max().copied().unwrap_or_default());
-    format!("median {}, at most {}", millis(middle), millis(most))
+fn latency(samples: &Samples) -> String {
+    format!(
+        "median {:.1} ms, at most {:.1} ms",
+        samples.median(),
+        samples.quantile(1.0)
+    )
 }
 
-async fn hand_over(holder: &LockClient, waiter: &LockClient) -> Result<Check, Failure> {
+async fn hand_over(pace: &Pace, holder: &LockClient, waiter: &LockClient) -> Result<Check, Failure> {
     let name = "hand-over";
-    let mut samples = Vec::new();
-    for number in 0..SAMPLES {
-        let lock = format!("hand-over {number}");
-        let held = holder.mutex(&lock).acquire().await?;
-        let waiting = waiter.mutex(&lock).acquire().timeout(LEASE + MARGIN);
-        let waiting = tokio::spawn(async move { (waiting.await, Instant::now()) });
-        sleep(QUEUED).await;
-        let begun = Instant::now();
-        drop(held.release().await);
-        let (got, at) = ended(waiting).await?;
-        drop(got?.release().await);
-        samples.push(at.saturating_duration_since(begun));
+    let mut samples = Samples::default();
+    for number in 0..=SAMPLES {
+        match handed_over(holder, waiter, &format!("{name} {number}")).await? {
+            // The first opens the stream.
+            Ok(_) if number == 0 => {}
+            Ok(latency) => samples.push(latency),
+            Err(AcquireError::Timeout { .. } | AcquireError::Unanswered { .. }) => {
+                let limit = LEASE + MARGIN;
+                let found = format!("a waiter got no lock within {} of its release", span_of(limit));
+                return Ok(pace.late(SECTION, name, limit, found));
+            }
+            Err(error) => return Err(error.into()),
+        }
     }
-    Ok(Check::kept(SECTION, name, latency(&mut samples)))
+    Ok(Check::kept(SECTION, name, latency(&samples)))
+}
+
+/// Hands a lock over, and returns the time from the call of `release` until the other client has it.
+pub(crate) async fn handed_over(
+    holder: &LockClient,
+    waiter: &LockClient,
+    lock: &str,
+) -> Result<Result<Duration, AcquireError>, Failure> {
+    let held = holder.mutex(lock).acquire().await?;
+    let waiting = waiter.mutex(lock).acquire().timeout(LEASE + MARGIN);
+    let waiting = tokio::spawn(async move { (waiting.await, Instant::now()) });
+    until_queued(holder, lock).await?;
+    let begun = Instant::now();
+    drop(held.release().await);
+    let (got, at) = ended(waiting).await?;
+    Ok(match got {
+        Ok(got) => {
+            drop(got.release().await);
+            Ok(at.saturating_duration_since(begun))
+        }
+        Err(error) => Err(error),
+    })
+}
+
+/// Waits until somebody is in the queue of a lock.
+async fn until_queued(locks: &LockClient, lock: &str) -> Result<(), Failure> {
+    let begun = Instant::now();
+    while locks.inspect(lock).await?.is_some_and(|lock| lock.waiters.is_empty()) && begun.elapsed() < SEEN {
+        sleep((begun.elapsed() / 8).max(Duration::from_millis(1))).await;
+    }
+    Ok(())
 }
 
 /// How a lock is taken away.
 #[derive(Clone, Copy, Debug)]
-enum Loss {
+pub(crate) enum Loss {
     Broken,
     Deleted,
     Overwritten,
@@ -128,34 +186,54 @@ impl Loss {
     }
 }
 
-async fn lost(ground: &Ground<'_>, holder: &LockClient, other: &LockClient, loss: Loss) -> Result<Check, Failure> {
-    let mut samples = Vec::new();
+async fn lost(
+    ground: &Ground<'_>,
+    pace: &Pace,
+    holder: &LockClient,
+    other: &LockClient,
+    loss: Loss,
+) -> Result<Check, Failure> {
+    let mut samples = Samples::default();
     for number in 0..SAMPLES {
         let lock = format!("{} {number}", loss.name());
-        let held = holder.mutex(&lock).acquire().lease(LEASE).await?;
-        let told_at = telling(&held);
-        // The news of one's own grant is over.
-        sleep(QUEUED).await;
-        let begun = Instant::now();
-        match loss {
-            Loss::Broken => drop(other.break_lock(&lock).await?),
-            Loss::Deleted => {
-                let documents = ground.locks();
-                told(to_its_end(async move { documents.delete_one(doc! { "_id": lock }).await }).await?)?;
-            }
-            Loss::Overwritten => {
-                let documents = ground.locks();
-                let change = doc! { "$set": { "holders": [] } };
-                told(to_its_end(async move { documents.update_one(doc! { "_id": lock }, change).await }).await?)?;
-            }
-        }
-        let Ok(at) = timeout(LEASE + MARGIN, told_at).await else {
+        let Some(latency) = lost_one(ground, holder, other, &lock, loss).await? else {
             let found = format!("the holder did not learn of it within its lease of {}", span_of(LEASE));
-            return Ok(Check::broken(SECTION, loss.name(), found));
+            return Ok(pace.late(SECTION, loss.name(), LEASE + MARGIN, found));
         };
-        samples.push(ended(async { at }).await?.saturating_duration_since(begun));
+        samples.push(latency);
     }
-    Ok(Check::kept(SECTION, loss.name(), latency(&mut samples)))
+    Ok(Check::kept(SECTION, loss.name(), latency(&samples)))
+}
+
+/// Takes a lock away, and returns the time until its holder knows; `None` if that takes longer than its lease.
+pub(crate) async fn lost_one(
+    ground: &Ground<'_>,
+    holder: &LockClient,
+    other: &LockClient,
+    lock: &str,
+    loss: Loss,
+) -> Result<Option<Duration>, Failure> {
+    let held = holder.mutex(lock).acquire().lease(LEASE).await?;
+    let told_at = telling(&held);
+    // The news of one's own grant is over.
+    sleep(QUEUED).await;
+    let begun = Instant::now();
+    let (documents, lock) = (ground.locks(), lock.to_owned());
+    match loss {
+        Loss::Broken => drop(other.break_lock(&lock).await?),
+        Loss::Deleted => {
+            asked(async move { documents.delete_one(doc! { "_id": lock }).await }).await?;
+        }
+        Loss::Overwritten => {
+            let change = doc! { "$set": { "holders": [] } };
+            asked(async move { documents.update_one(doc! { "_id": lock }, change).await }).await?;
+        }
+    }
+    let Ok(at) = timeout(LEASE + MARGIN, told_at).await else {
+        return Ok(None);
+    };
+    let at = ended(async { at }).await?;
+    Ok(Some(at.saturating_duration_since(begun)))
 }
 
 /// Returns the time at which a holder learns of its loss.
@@ -168,7 +246,7 @@ fn telling(held: &Held<locks::Mutex>) -> tokio::task::JoinHandle<Instant> {
 }
 
 /// Checks that a hold which is not renewed ends, and not before its holder knows.
-async fn expiry(ground: &Ground<'_>, waiter: &LockClient) -> Result<Check, Failure> {
+async fn expiry(ground: &Ground<'_>, pace: &Pace, waiter: &LockClient) -> Result<Check, Failure> {
     let name = "expiry";
     let begun = Instant::now();
     // Nobody renews it, as if its process had died.
@@ -177,8 +255,9 @@ async fn expiry(ground: &Ground<'_>, waiter: &LockClient) -> Result<Check, Failu
     let got = waiting.await;
     let (took, is_held) = (begun.elapsed(), held.is_held());
     let Ok(got) = got else {
-        let found = format!("nobody else got the lock within {}", span_of(2 * LEASE + MARGIN));
-        return Ok(Check::broken(SECTION, name, found));
+        let limit = 2 * LEASE + MARGIN;
+        let found = format!("nobody else got the lock within {}", span_of(limit));
+        return Ok(pace.late(SECTION, name, limit, found));
     };
     drop(got.release().await);
     if is_held {
@@ -197,7 +276,12 @@ async fn expiry(ground: &Ground<'_>, waiter: &LockClient) -> Result<Check, Failu
 }
 
 /// Checks that locks go on being handed over after the server killed the streams' cursors.
-async fn killed_cursor(ground: &Ground<'_>, holder: &LockClient, waiter: &LockClient) -> Result<Check, Failure> {
+async fn killed_cursor(
+    ground: &Ground<'_>,
+    pace: &Pace,
+    holder: &LockClient,
+    waiter: &LockClient,
+) -> Result<Check, Failure> {
     let name = "killed streams";
     let admin = ground.database().client().database("admin");
     let namespace = ground.locks().namespace().to_string();
@@ -241,8 +325,9 @@ async fn killed_cursor(ground: &Ground<'_>, holder: &LockClient, waiter: &LockCl
     let begun = Instant::now();
     drop(held.release().await);
     let Ok((got, at)) = ended(waiting).await? else {
-        let found = format!("a waiter got no lock within {} of it", span_of(LEASE + MARGIN));
-        return Ok(Check::broken(SECTION, name, found));
+        let limit = LEASE + MARGIN;
+        let found = format!("a waiter got no lock within {} of it", span_of(limit));
+        return Ok(pace.late(SECTION, name, limit, found));
     };
     drop(got.release().await);
     let found = format!(

@@ -107,7 +107,10 @@ async fn each_command_exits_with_each_of_its_codes() {
     let rows = documented(&commands().await);
     let plays = rows.iter().map(async |row| {
         // Some of its checks take as long as their leases.
-        let limit = if row.command == "verify" { verify::RUN } else { PATIENCE };
+        let limit = match row.command.as_str() {
+            "verify" | "bench" => verify::RUN,
+            _ => PATIENCE,
+        };
         let Ok(shown) = timeout(limit, world.play(row)).await else {
             panic!("it does not end: {row:?}");
         };
@@ -175,6 +178,11 @@ impl World {
         Some(match row.code.as_str() {
             "0" => self.succeed(command, name).await?,
             "1" => self.find_nothing(command, name).await?,
+            "2" => {
+                let slow = verify::slow().await;
+                let ground = self.ground.through(slow.uri());
+                ended(program(&ground).args([command, "--seconds", "1", "--patience", "1"])).await
+            }
             "64" => ended(program(&self.ground).args([command, "--no-such-option"])).await,
             "65" if row.meaning.contains("several documents") => {
                 self.run(&[&words(command, "7")?[..], &["--documents", "orders"]].concat())
@@ -317,7 +325,7 @@ fn words<'a>(command: &'a str, name: &'a str) -> Option<Vec<&'a str>> {
         "renew" | "release" => vec![command, name, "--token", "7"],
         "observe" => vec![command, name, "--once"],
         "ls" | "doctor" | "man" => vec![command],
-        "verify" => vec![command, "--seconds", "1"],
+        "verify" | "bench" => vec![command, "--seconds", "1"],
         "break" => vec![command, name, "--yes"],
         "completions" => vec![command, "bash"],
         _ => return None,

@@ -8,13 +8,13 @@ use serde_json::Value;
 use tokio::task::JoinHandle;
 use watchlock::LockClient;
 use watchlock_testkit::{
-    Liar,
+    Cluster, Liar,
     liar::{self, Told},
 };
 
 use crate::{
     Done, Started,
-    common::{Ground, eventually, pause, within},
+    common::{Ground, eventually, pause, users::user_of, within},
     done, program, signal,
 };
 
@@ -24,10 +24,11 @@ pub(super) const RUN: Duration = Duration::from_secs(300);
 const PREFIX: &str = "watchlock_verify_";
 
 async fn verify(ground: &Ground, arguments: &[&str]) -> Done {
-    let running = program(ground)
-        .args(["verify", "--seconds", "1"])
-        .args(arguments)
-        .output();
+    run(ground, &[&["verify", "--seconds", "1"], arguments].concat()).await
+}
+
+async fn run(ground: &Ground, words: &[&str]) -> Done {
+    let running = program(ground).args(words).output();
     let output = within(RUN, "its end", running).await.unwrap();
     Done {
         code: output.status.code().expect("it exits by itself"),
@@ -36,14 +37,22 @@ async fn verify(ground: &Ground, arguments: &[&str]) -> Done {
     }
 }
 
-/// Returns the verdict of a check.
-fn verdict<'a>(report: &'a Value, section: &str, name: &str) -> &'a str {
+fn check<'a>(report: &'a Value, section: &str, name: &str) -> &'a Value {
     let checks = report["checks"].as_array().unwrap();
     let found = checks
         .iter()
         .find(|check| check["section"] == section && check["name"] == name);
-    let found = found.unwrap_or_else(|| panic!("{section}, {name}: {report:#}"));
-    found["verdict"].as_str().unwrap()
+    found.unwrap_or_else(|| panic!("{section}, {name}: {report:#}"))
+}
+
+/// Returns the verdict of a check.
+fn verdict<'a>(report: &'a Value, section: &str, name: &str) -> &'a str {
+    check(report, section, name)["verdict"].as_str().unwrap()
+}
+
+/// Returns what a check found, in words.
+fn found<'a>(report: &'a Value, section: &str, name: &str) -> &'a str {
+    check(report, section, name)["found"].as_str().unwrap()
 }
 
 /// Returns the collections of runs.
@@ -99,6 +108,19 @@ async fn a_replica_set_keeps_the_promises() {
     ] {
         assert_eq!(verdict(&report, section, name), "kept", "{section}, {name}: {report:#}");
     }
+    for name in [
+        "mutexes",
+        "semaphores",
+        "readers and writers",
+        "documents",
+        "locks taken away",
+    ] {
+        let found = found(&report, "exclusion", name);
+        assert!(
+            found.contains("of 6 clients, 2 in processes of their own"),
+            "{name}: {found}"
+        );
+    }
     // Nobody waits a minute for it in a run of a second.
     assert!(["kept", "skipped"].contains(&verdict(&report, "fences and transactions", "TTL index")));
     let text = std::fs::read_to_string(&page).unwrap();
@@ -152,19 +174,36 @@ async fn documents_that_are_not_those_of_the_specification_are_found() {
     }
 }
 
-/// ^C at any moment, and the collections are gone; a run that was killed leaves them to the next.
+/// Moments at which a run is interrupted, and how many runs go on at once.
+const INTERRUPTED: u32 = 20;
+const RUNS_AT_ONCE: usize = 5;
+
+/// ^C at any moment, and the collections are gone.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_interrupted_run_leaves_nothing_behind() {
-    let ground = Ground::replica_set("cli_verify_interrupted").await;
-    for number in 0..6 {
-        let mut running = Started::new(program(&ground).args(["verify", "--seconds", "5"]));
+    let grounds = (0..INTERRUPTED).map(async |number| {
+        let ground = Ground::replica_set("cli_verify_interrupted").await;
+        let mut running = Started::new(program(&ground).args(["verify", "--seconds", "1"]));
         running.until_told("verifying").await;
-        pause(Duration::from_millis(number * 700)).await;
+        // Some in each section.
+        pause(Duration::from_millis(450) * number).await;
         signal("INT", running.pid());
         let status = running.status().await;
-        assert!(!status.success(), "{status}");
-        assert_eq!(left(&ground).await, [""; 0], "after {number}");
+        (number, status, left(&ground).await)
+    });
+    let ended: Vec<_> = stream::iter(grounds).buffer_unordered(RUNS_AT_ONCE).collect().await;
+    let interrupted = ended.iter().filter(|(_, status, _)| status.code() == Some(130)).count();
+    assert!(interrupted >= 10, "{ended:?}");
+    for (number, status, left) in ended {
+        assert!([Some(130), Some(0)].contains(&status.code()), "{number}: {status}");
+        assert_eq!(left, [""; 0], "after {number}");
     }
+}
+
+/// A run that was killed leaves its collections to the next.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_collections_of_a_killed_run_are_dropped_by_the_next() {
+    let ground = Ground::replica_set("cli_verify_killed").await;
     // Of a run that was killed long ago, and of one that goes on elsewhere.
     let database = ground.driver().await.database(&ground.database);
     let (killed, living) = ("000000000000000000000001", "000000000000000000000002");
@@ -197,6 +236,8 @@ struct Lie {
     command: fn(&mut Document) -> Told,
     answer: fn(&Document, &mut Document),
     found: &'static [&'static str],
+    /// The check of `watchlock doctor` that sees it too, without writing anything.
+    doctor: Option<&'static str>,
 }
 
 fn honest(_: &mut Document) -> Told {
@@ -226,7 +267,12 @@ fn each_update(command: &mut Document, change: impl Fn(&mut Document)) {
     }
 }
 
-const LIES: [Lie; 12] = [
+/// Returns the operands of an expression of this operator.
+fn operands<'a>(value: &'a Bson, operator: &str) -> Option<&'a [Bson]> {
+    value.as_document()?.get_array(operator).ok().map(Vec::as_slice)
+}
+
+const LIES: [Lie; 15] = [
     Lie {
         name: "a clock that stands still",
         command: |command| {
@@ -238,6 +284,7 @@ const LIES: [Lie; 12] = [
         },
         answer: unchanged,
         found: &["clock"],
+        doctor: Some("updates"),
     },
     Lie {
         name: "a clock that is an hour ahead",
@@ -250,6 +297,7 @@ const LIES: [Lie; 12] = [
         },
         answer: unchanged,
         found: &["clock"],
+        doctor: Some("updates"),
     },
     Lie {
         name: "findAndModify without pipelines",
@@ -262,6 +310,7 @@ const LIES: [Lie; 12] = [
         },
         answer: unchanged,
         found: &["a lock"],
+        doctor: Some("updates"),
     },
     Lie {
         name: "no change streams",
@@ -271,6 +320,7 @@ const LIES: [Lie; 12] = [
         },
         answer: unchanged,
         found: &["raw hop", "streams"],
+        doctor: None,
     },
     Lie {
         name: "change streams without events",
@@ -283,6 +333,7 @@ const LIES: [Lie; 12] = [
             }
         },
         found: &["raw hop"],
+        doctor: None,
     },
     Lie {
         name: "the document before the change",
@@ -294,6 +345,7 @@ const LIES: [Lie; 12] = [
         },
         answer: unchanged,
         found: &["a lock", "mutexes"],
+        doctor: Some("updates"),
     },
     Lie {
         name: "no upserts",
@@ -304,6 +356,7 @@ const LIES: [Lie; 12] = [
         },
         answer: unchanged,
         found: &["clock"],
+        doctor: Some("updates"),
     },
     Lie {
         name: "transactions that are none",
@@ -319,6 +372,7 @@ const LIES: [Lie; 12] = [
         },
         answer: unchanged,
         found: &["guarded transaction"],
+        doctor: Some("updates"),
     },
     Lie {
         name: "texts that are read as expressions",
@@ -330,6 +384,7 @@ const LIES: [Lie; 12] = [
         },
         answer: unchanged,
         found: &["mutexes", "semaphores"],
+        doctor: None,
     },
     Lie {
         name: "numbers of another type",
@@ -347,6 +402,7 @@ const LIES: [Lie; 12] = [
             }
         },
         found: &["mutexes"],
+        doctor: None,
     },
     Lie {
         name: "grants that a crash undoes",
@@ -359,6 +415,7 @@ const LIES: [Lie; 12] = [
             }
         },
         found: &["journal"],
+        doctor: Some("journal"),
     },
     Lie {
         name: "conditions of updates that are passed over",
@@ -374,6 +431,51 @@ const LIES: [Lie; 12] = [
         },
         answer: unchanged,
         found: &["mutexes", "semaphores", "elections", "earlier holder's write"],
+        doctor: None,
+    },
+    // Mistakes in the pipelines themselves, of those that the model has to find.
+    Lie {
+        name: "a capacity that is off by one",
+        command: |command| {
+            liar::replace(command, &|value| {
+                let [held, capacity] = operands(value, "$lte")? else {
+                    return None;
+                };
+                let more = doc! { "$add": [capacity.clone(), 1] };
+                (held.as_str() == Some("$$held")).then(|| doc! { "$lte": [held.clone(), more] }.into())
+            });
+            Told::Server
+        },
+        answer: unchanged,
+        found: &["mutexes", "semaphores"],
+        doctor: None,
+    },
+    Lie {
+        name: "a token that is issued twice",
+        command: |command| {
+            let numbered = Bson::from(doc! { "$add": ["$$first", "$$this"] });
+            liar::replace(command, &|value| (*value == numbered).then(|| "$$first".into()));
+            Told::Server
+        },
+        answer: unchanged,
+        found: &["semaphores", "readers and writers"],
+        doctor: None,
+    },
+    Lie {
+        name: "an entry that stays in the queue",
+        command: |command| {
+            liar::replace(command, &|value| {
+                let [line, count, room] = operands(value, "$slice")? else {
+                    return None;
+                };
+                let is_rest = line.as_str() == Some("$$line") && count.as_str() == Some("$$count");
+                is_rest.then(|| doc! { "$slice": [line.clone(), 0, room.clone()] }.into())
+            });
+            Told::Server
+        },
+        answer: unchanged,
+        found: &["mutexes", "semaphores"],
+        doctor: None,
     },
 ];
 
@@ -388,7 +490,17 @@ async fn a_server_that_is_not_what_it_says_is_found_out() {
     let (ground, server) = (&ground, server);
     let told = stream::iter(&LIES).map(async |lie| {
         let liar = Liar::before(server, lie.command, lie.answer).await.unwrap();
-        let told = verify(&ground.through(liar.uri()), &["--json", "--seed", "3"]).await;
+        let behind = ground.through(liar.uri());
+        if let Some(name) = lie.doctor {
+            let told = run(&behind, &["doctor", "--json"]).await;
+            let report = told.json();
+            let checks = report["checks"].as_array().unwrap().iter();
+            let problems: Vec<_> = checks.filter(|check| check["status"] == "problem").collect();
+            if told.code != 1 || !problems.iter().any(|check| check["name"] == name) {
+                return Some(format!("{}, by doctor: {told:?}", lie.name));
+            }
+        }
+        let told = verify(&behind, &["--json", "--seed", "3"]).await;
         if told.code != 1 {
             return Some(format!("{}: {told:?}", lie.name));
         }
@@ -405,4 +517,154 @@ async fn a_server_that_is_not_what_it_says_is_found_out() {
         .collect()
         .await;
     assert!(missed.is_empty(), "{missed:#?}");
+}
+
+/// Where nobody is asked, a yes has to be given.
+#[tokio::test]
+async fn nobody_steps_down_without_a_yes() {
+    let ground = Ground::replica_set("cli_verify_asked").await;
+    let told = done(program(&ground).args(["verify", "--step-down"])).await.expect(64);
+    assert!(told.err.contains("--yes"), "{told:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fail_over_under_load_keeps_the_promises() {
+    let cluster = Cluster::builder().replica_set(3).in_memory(true).start().await.unwrap();
+    let before = cluster.primary().await.unwrap();
+    let ground = Ground::on(&cluster, "cli_verify_fail_over");
+    let report = verify(&ground, &["--json", "--step-down", "--yes"])
+        .await
+        .expect(0)
+        .json();
+    for name in ["contention through it", "a lock held through it"] {
+        assert_eq!(verdict(&report, "fail-over", name), "kept", "{name}: {report:#}");
+    }
+    assert_ne!(cluster.primary().await.unwrap(), before);
+    assert_eq!(left(&ground).await, [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fail_over_without_another_member_is_skipped() {
+    let ground = Ground::replica_set("cli_verify_alone").await;
+    let report = verify(&ground, &["--json", "--step-down", "--yes"])
+        .await
+        .expect(0)
+        .json();
+    assert_eq!(verdict(&report, "fail-over", "to its end"), "skipped", "{report:#}");
+}
+
+/// The rights of `docs/privileges.md`: those that a run needs, and those that it can do without.
+const NEEDED: [&str; 6] = [
+    "find",
+    "insert",
+    "update",
+    "remove",
+    "listCollections",
+    "dropCollection",
+];
+const USEFUL: [&str; 2] = ["changeStream", "createIndex"];
+
+/// Returns a user with these rights on all collections of a database.
+async fn user_with(actions: &[&str]) -> Ground {
+    user_of("cli_verify_rights", &[("", actions)]).await.0
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_user_with_these_rights_and_no_more_can_verify() {
+    let ground = user_with(&[&NEEDED[..], &USEFUL].concat()).await;
+    let report = verify(&ground, &["--json"]).await.expect(0).json();
+    for (section, name) in [
+        ("exclusion", "mutexes"),
+        ("wake-ups and losses", "streams"),
+        ("fences and transactions", "guarded transaction"),
+    ] {
+        assert_eq!(verdict(&report, section, name), "kept", "{section}, {name}: {report:#}");
+    }
+    // Of the whole set, and so of an operator.
+    assert_eq!(verdict(&report, "server", "journal"), "skipped", "{report:#}");
+    assert_eq!(left(&ground).await, [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_user_lacks_is_skipped_by_its_right() {
+    let ground = user_with(&NEEDED).await;
+    let report = verify(&ground, &["--json"]).await.expect(0).json();
+    for (section, name, right) in [
+        ("wake-ups and losses", "raw hop", "changeStream"),
+        ("wake-ups and losses", "streams", "changeStream"),
+        ("fences and transactions", "TTL index", "createIndex"),
+    ] {
+        assert_eq!(
+            verdict(&report, section, name),
+            "skipped",
+            "{section}, {name}: {report:#}"
+        );
+        let found = found(&report, section, name);
+        assert!(found.contains(right), "{section}, {name}: {found}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_right_that_a_run_needs_is_named_where_it_is_missing() {
+    for missing in NEEDED {
+        let others: Vec<&str> = NEEDED.into_iter().filter(|action| *action != missing).collect();
+        let ground = user_with(&others).await;
+        for command in ["verify", "bench"] {
+            let told = done(program(&ground).args([command, "--seconds", "1"]))
+                .await
+                .expect(77);
+            assert!(told.err.contains(&format!("the user lacks {missing} on")), "{told:?}");
+        }
+    }
+}
+
+/// A verdict by a time-out says nothing of a server that is slow by itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_slow_server_does_not_do_in_time_is_inconclusive() {
+    let ground = Ground::replica_set("cli_verify_slow").await;
+    let slow = slow().await;
+    let arguments = ["--json", "--patience", "1"];
+    let report = verify(&ground.through(slow.uri()), &arguments).await.expect(2).json();
+    assert_eq!(report["kept"], false);
+    let checks = report["checks"].as_array().unwrap();
+    let slow = checks.iter().filter(|check| check["verdict"] == "inconclusive");
+    assert!(slow.count() > 0, "{report:#}");
+    assert!(checks.iter().all(|check| check["verdict"] != "broken"), "{report:#}");
+}
+
+/// Returns the replica set behind a proxy that holds up every command.
+pub(super) async fn slow() -> Liar {
+    let server = watchlock_testkit::shared::replica_set().await.addr(0);
+    let slowly = |_: &mut Document| {
+        std::thread::sleep(Duration::from_millis(150));
+        Told::Server
+    };
+    Liar::before(server, slowly, unchanged).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_measurement_shows_locks_beside_raw_commands_and_leaves_nothing_behind() {
+    let ground = Ground::replica_set("cli_bench").await;
+    let report = run(&ground, &["bench", "--seconds", "1", "--json"])
+        .await
+        .expect(0)
+        .json();
+    let rows = report["rows"].as_array().unwrap();
+    let keys: Vec<&str> = rows.iter().map(|row| row["key"].as_str().unwrap()).collect();
+    assert_eq!(keys, ["uncontended", "fresh", "handoff", "lost", "claim", "distinct"]);
+    for row in rows {
+        for number in ["lock", "raw", "ratio"] {
+            assert!(row[number].as_f64().is_some_and(|number| number > 0.0), "{row:#}");
+        }
+    }
+    assert_eq!(left(&ground).await, [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_change_streams_there_is_no_raw_hop_to_compare_with() {
+    let ground = Ground::standalone("cli_bench_standalone").await;
+    let table = run(&ground, &["bench", "--seconds", "1"]).await.expect(0).out;
+    let line = table.lines().find(|line| line.starts_with("hand-over")).unwrap();
+    assert!(line.contains(" -  ") && line.ends_with("raw hop"), "{table}");
+    assert_eq!(left(&ground).await, [""; 0]);
 }

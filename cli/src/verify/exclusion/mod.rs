@@ -1,18 +1,23 @@
-//! Exclusion and tokens: several clients contend, and a judge looks at what they held.
+//! Exclusion and tokens: several clients contend, some in processes of their own, and a judge looks at what they held.
 //!
 //! Each client has its own driver client, and so shares nothing with the others but the server. Some acquires give up,
 //! some are dropped, some holds are of a fixed length and outlast it, and some locks are broken.
 
+mod judge;
+pub(super) mod processes;
+
 use std::{
-    collections::BTreeMap,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
+use futures::future::try_join_all;
 use mongodb::{
     Collection,
     bson::{Document, doc},
 };
+use nix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
 use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
@@ -21,15 +26,24 @@ use watchlock::{Held, LockClient, errors::AcquireError};
 use watchlock_proofs::Random;
 
 use super::{
-    ground::{Ground, told},
+    pace::Pace,
     report::{Check, Verdict},
 };
-use crate::{connection::to_its_end, exit::Failure, text::span_of};
+use crate::{
+    connection::to_its_end,
+    exit::Failure,
+    ground::{Ground, asked},
+    text::span_of,
+};
+
+use judge::{Break, Hold, Record, judge};
+use processes::Processes;
 
 pub(super) const SECTION: &str = "exclusion";
 
-/// Clients, and the tasks of each.
+/// Clients in this process, others in processes of their own, and the tasks of each.
 const CLIENTS: u64 = 4;
+const PROCESSES: u64 = 2;
 const TASKS: u64 = 3;
 
 /// Acquires of each task, however little time there is.
@@ -41,61 +55,24 @@ const PERMITS: u32 = 3;
 /// A writer takes all that readers can.
 const WRITER: u32 = 1_000;
 
-/// A short lease, for holds that outlast theirs: more than twice the default skew margin.
+/// A short lease, for locks that are taken away and for holds that outlast theirs: more than twice the default skew
+/// margin.
 const SHORT: Duration = Duration::from_millis(2_500);
 
 /// Maximum time for an acquire that does not give up, beyond the time of the check: every hold ends long before.
 const ENDED: Duration = Duration::from_secs(30);
 
-/// A hold, as its client saw it.
-#[derive(Clone, Debug)]
-pub(super) struct Hold {
-    pub(super) name: String,
-    pub(super) client: u64,
-    pub(super) permits: u32,
-    pub(super) token: i64,
-    /// Read before the handle said that it was valid.
-    pub(super) from: Instant,
-    /// The same, at the end; a handle does not become valid again. So it was valid all the time from the one to the
-    /// other.
-    pub(super) until: Instant,
-}
-
-impl Hold {
-    /// Says it in a line, with times since `begun`.
-    fn line(&self, begun: Instant) -> String {
-        let Self {
-            name,
-            client,
-            permits,
-            token,
-            from,
-            until,
-        } = self;
-        let at = |moment: &Instant| moment.saturating_duration_since(begun);
-        let (from, until) = (at(from), at(until));
-        format!("`{name}`: client {client} had {permits} permits under token {token} from {from:?} to {until:?}")
-    }
-}
-
-/// What the tasks of a check have recorded.
-#[derive(Debug, Default)]
-struct Record {
-    holds: Vec<Hold>,
-    /// Breaks: the lock, and the time right before.
-    breaks: Vec<(String, Instant)>,
-    counted: u64,
-}
-
 /// How a check contends.
-#[derive(Clone, Copy, Debug)]
-enum Contest {
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+pub(super) enum Contest {
     Mutex,
     Semaphore,
     ReadersAndWriters,
     Documents,
     /// Mutexes whose holders outlast a fixed length, or are broken.
     TakenAway,
+    /// Mutexes while the primary of the set steps down.
+    FailOver,
 }
 
 impl Contest {
@@ -106,6 +83,7 @@ impl Contest {
             Self::ReadersAndWriters => "readers and writers",
             Self::Documents => "documents",
             Self::TakenAway => "locks taken away",
+            Self::FailOver => "contention through it",
         }
     }
 
@@ -113,7 +91,7 @@ impl Contest {
         match self {
             Self::Semaphore => PERMITS,
             Self::ReadersAndWriters => WRITER,
-            Self::Mutex | Self::Documents | Self::TakenAway => 1,
+            Self::Mutex | Self::Documents | Self::TakenAway | Self::FailOver => 1,
         }
     }
 }
@@ -121,6 +99,7 @@ impl Contest {
 /// Contends for about this long.
 pub(super) async fn run(
     ground: &Ground<'_>,
+    pace: &Pace,
     (seed, time): (u64, Duration),
     checks: &mut Vec<Check>,
 ) -> Result<(), Failure> {
@@ -128,6 +107,13 @@ pub(super) async fn run(
     for _ in 0..CLIENTS {
         clients.push(ground.client().await?);
     }
+    let processes = match Processes::start(ground).await {
+        Ok(processes) => processes,
+        Err(why) => {
+            checks.push(Check::skipped(SECTION, "processes", why));
+            Processes::default()
+        }
+    };
     let contests = [
         Contest::Mutex,
         Contest::Semaphore,
@@ -137,8 +123,9 @@ pub(super) async fn run(
     ];
     let share = time / u32::try_from(contests.len()).unwrap_or(1);
     for contest in contests {
-        let check = contend(ground, &clients, contest, seed, share).await?;
-        let hangs = check.verdict == Verdict::Broken && check.evidence.is_none();
+        let check = contend(ground, pace, (&clients, &processes), contest, seed, share).await?;
+        let verdict = check.verdict;
+        let hangs = verdict == Verdict::Inconclusive || verdict == Verdict::Broken && check.evidence.is_none();
         checks.push(check);
         if hangs {
             // The others would take as long.
@@ -148,9 +135,11 @@ pub(super) async fn run(
     Ok(())
 }
 
-async fn contend(
+/// Makes all clients contend for this long, and judges what they held.
+pub(super) async fn contend(
     ground: &Ground<'_>,
-    clients: &[LockClient],
+    pace: &Pace,
+    (clients, processes): (&[LockClient], &Processes),
     contest: Contest,
     seed: u64,
     time: Duration,
@@ -164,42 +153,33 @@ async fn contend(
             documents.insert_one(doc! { "_id": &name }).await?;
             counted.insert_one(doc! { "_id": name, "n": 0_i64 }).await
         };
-        told(to_its_end(written).await?)?;
+        asked(written).await?;
     }
-    let record = Arc::new(Mutex::new(Record::default()));
-    let end = Instant::now() + time;
-    let mut tasks: JoinSet<Result<(), AcquireError>> = JoinSet::new();
-    for (number, locks) in (0..).zip(clients) {
-        for task in 0..TASKS {
-            let player = Player {
-                locks: locks.clone(),
+    let elsewhere = processes.play(contest, seed, time);
+    let here = async {
+        let played = clients.iter().zip(0..).map(|(locks, client)| {
+            let players = Players {
                 contest,
-                documents: documents.clone(),
-                counted: counted.clone(),
-                client: number,
-                random: Random::new(seed ^ (number * TASKS + task)),
-                record: record.clone(),
+                seed,
+                time,
+                client,
             };
-            tasks.spawn(player.play(end));
-        }
-    }
-    let all = async {
-        while let Some(ended) = tasks.join_next().await {
-            match ended {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => return Err(Failure::from(error)),
-                Err(stopped) => return Err(Failure::internal(format!("a task was stopped: {stopped}"))),
-            }
-        }
-        Ok(())
+            players.play(ground, locks)
+        });
+        try_join_all(played).await
     };
-    let Ok(ended) = timeout(time + ENDED, all).await else {
+    let both = async { futures::join!(here, elsewhere) };
+    let Ok((here, elsewhere)) = timeout(time + ENDED, both).await else {
         let found = format!("an acquire has not come to its end {} after all holds", span_of(ENDED));
-        return Ok(Check::broken(SECTION, contest.name(), found));
+        return Ok(pace.late(SECTION, contest.name(), ENDED, found));
     };
-    ended?;
-    let record = std::mem::take(&mut *record.lock().unwrap_or_else(PoisonError::into_inner));
-    let count = told(to_its_end(async move { sum(&counted, contest).await }).await?)?;
+    let mut record = Record::default();
+    here?.into_iter().for_each(|part| record.add(part));
+    match elsewhere {
+        Ok(parts) => parts.into_iter().for_each(|part| record.add(part)),
+        Err(why) => return Ok(Check::inconclusive(SECTION, contest.name(), why)),
+    }
+    let count = asked(async move { sum(&counted, contest).await }).await?;
     Ok(judge(contest, record, count))
 }
 
@@ -218,6 +198,51 @@ fn name_of(contest: Contest, name: &str) -> String {
     format!("{} {name}", contest.name())
 }
 
+/// The tasks of one client in a contest.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+struct Players {
+    contest: Contest,
+    seed: u64,
+    time: Duration,
+    client: u64,
+}
+
+impl Players {
+    /// Plays, and returns what the tasks have seen.
+    async fn play(self, ground: &Ground<'_>, locks: &LockClient) -> Result<Record, Failure> {
+        let record = Arc::new(Mutex::new(Record::default()));
+        let end = Instant::now() + self.time;
+        let mut tasks: JoinSet<Result<(), AcquireError>> = JoinSet::new();
+        for task in 0..TASKS {
+            let player = Player {
+                locks: locks.clone(),
+                contest: self.contest,
+                documents: ground.collection("documents"),
+                counted: ground.collection("counted"),
+                client: self.client,
+                writes: (self.client + task).is_multiple_of(3),
+                random: Random::new(self.seed ^ (self.client * TASKS + task)),
+                record: record.clone(),
+            };
+            tasks.spawn(player.play(end));
+        }
+        while let Some(ended) = tasks.join_next().await {
+            ended.map_err(|stopped| Failure::internal(format!("a task was stopped: {stopped}")))??;
+        }
+        Ok(std::mem::take(
+            &mut *record.lock().unwrap_or_else(PoisonError::into_inner),
+        ))
+    }
+}
+
+/// Returns the time of a clock that all processes of this machine share, and that nobody sets.
+fn now() -> Duration {
+    // It is always there.
+    clock_gettime(ClockId::CLOCK_MONOTONIC)
+        .map(Duration::from)
+        .unwrap_or_default()
+}
+
 /// One task that acquires, holds and gives back.
 struct Player {
     locks: LockClient,
@@ -225,6 +250,8 @@ struct Player {
     documents: Collection<Document>,
     counted: Collection<Document>,
     client: u64,
+    /// Whether it takes all that readers can, or two permits, or holds of a fixed length.
+    writes: bool,
     random: Random,
     record: Arc<Mutex<Record>>,
 }
@@ -257,16 +284,15 @@ impl Player {
     async fn acquire(&self, name: &str, patience: Option<Duration>) -> Result<(Held, u32), AcquireError> {
         // For ever is not among the time-outs.
         let patience = patience.unwrap_or(10 * ENDED);
-        let writes = self.client.is_multiple_of(3);
         Ok(match self.contest {
-            Contest::Mutex => (self.locks.mutex(name).acquire().timeout(patience).await?.into(), 1),
+            Contest::Mutex | Contest::FailOver => (self.locks.mutex(name).acquire().timeout(patience).await?.into(), 1),
             Contest::Semaphore => {
-                let permits = if writes { 2 } else { 1 };
+                let permits = if self.writes { 2 } else { 1 };
                 let semaphore = self.locks.semaphore(name, PERMITS);
                 let held = semaphore.acquire_many(permits).timeout(patience).await?;
                 (held.into(), permits)
             }
-            Contest::ReadersAndWriters if writes => {
+            Contest::ReadersAndWriters if self.writes => {
                 let held = self.locks.rw_lock(name).write().timeout(patience).await?;
                 (held.into(), WRITER)
             }
@@ -278,9 +304,9 @@ impl Player {
             }
             Contest::TakenAway => {
                 let mutex = self.locks.mutex(name);
-                let held = match writes {
+                let held = match self.writes {
                     true => mutex.acquire().fixed(SHORT).timeout(patience).await?,
-                    false => mutex.acquire().timeout(patience).await?,
+                    false => mutex.acquire().lease(SHORT).timeout(patience).await?,
                 };
                 (held.into(), 1)
             }
@@ -288,7 +314,7 @@ impl Player {
     }
 
     async fn hold(&mut self, name: &str, held: Held, permits: u32) {
-        let from = Instant::now();
+        let from = now();
         if !held.is_held() {
             return;
         }
@@ -305,7 +331,7 @@ impl Player {
         let mut until = from;
         let end = from + pause;
         loop {
-            let look = Instant::now();
+            let look = now();
             if held.is_held() {
                 until = look;
             }
@@ -316,10 +342,18 @@ impl Player {
         }
         if matches!(self.contest, Contest::TakenAway) && self.random.below(6) == 0 {
             // By another holder's hand, or one's own: it is taken away all the same.
-            let at = Instant::now();
-            self.note(|record| record.breaks.push((name.to_owned(), at)));
-            // What comes of it is in the history.
-            drop(self.locks.break_lock(name).await);
+            let at = now();
+            let below = match self.locks.break_lock(name).await {
+                // The next holder has it in the same write.
+                Ok(Some(after)) => {
+                    let next = after.holders.first().map(|next| next.token.as_i64());
+                    Some(next.unwrap_or(after.token.as_i64() + 1))
+                }
+                Ok(None) => Some(0),
+                Err(_) => None,
+            };
+            let name = name.to_owned();
+            self.note(|record| record.breaks.push(Break { name, at, below }));
         }
         let hold = Hold {
             name: name.to_owned(),
@@ -354,150 +388,5 @@ impl Player {
 
     fn note(&self, note: impl FnOnce(&mut Record)) {
         note(&mut self.record.lock().unwrap_or_else(PoisonError::into_inner));
-    }
-}
-
-/// Judges what the tasks of a contest have recorded.
-fn judge(contest: Contest, record: Record, sum: u64) -> Check {
-    let Record {
-        mut holds,
-        breaks,
-        counted,
-    } = record;
-    // A break takes the lock from a holder that learns of it a hop later: the promise does not cover that hop.
-    for hold in &mut holds {
-        for (name, at) in &breaks {
-            if *name == hold.name && hold.from < *at {
-                hold.until = hold.until.min(*at);
-            }
-        }
-    }
-    let count = holds.len();
-    let mut by_name: BTreeMap<&str, Vec<&Hold>> = BTreeMap::new();
-    for hold in &holds {
-        by_name.entry(&hold.name).or_default().push(hold);
-    }
-    let name = contest.name();
-    for holds in by_name.values() {
-        if let Some(evidence) = overlap(holds, contest.capacity()) {
-            return Check::broken(SECTION, name, "holders at once beyond the lock's capacity").with(evidence);
-        }
-        if let Some(evidence) = tokens(holds, contest.capacity()) {
-            return Check::broken(SECTION, name, "a fencing token did not rise").with(evidence);
-        }
-    }
-    // Holders that were interrupted may have counted, too.
-    if matches!(contest, Contest::Mutex | Contest::Documents) && sum < counted {
-        let found = format!("{counted} holders have counted up one after the other, and {sum} is the number");
-        return Check::broken(SECTION, name, found);
-    }
-    if count == 0 {
-        return Check::skipped(SECTION, name, "nobody got a lock in the time of the check");
-    }
-    let broken = match breaks.len() {
-        0 => String::new(),
-        count => format!(", {count} breaks"),
-    };
-    Check::kept(SECTION, name, format!("{count} holds of {CLIENTS} clients{broken}"))
-}
-
-/// Finds holders that were valid at once and have more permits than there are.
-fn overlap(holds: &[&Hold], capacity: u32) -> Option<String> {
-    let mut sorted = holds.to_vec();
-    sorted.sort_by_key(|hold| hold.from);
-    for (index, hold) in sorted.iter().enumerate() {
-        let at_once: Vec<&&Hold> = sorted[..index].iter().filter(|other| other.until > hold.from).collect();
-        let taken: u32 = at_once.iter().map(|other| other.permits).sum();
-        if taken + hold.permits > capacity {
-            let begun = at_once.first().map_or(hold.from, |first| first.from);
-            let lines = at_once.into_iter().chain([hold]).map(|hold| hold.line(begun));
-            return Some(lines.collect::<Vec<_>>().join("\n"));
-        }
-    }
-    None
-}
-
-/// Finds a token that was issued twice, or that is smaller than that of a hold which had to end before.
-fn tokens(holds: &[&Hold], capacity: u32) -> Option<String> {
-    let begun = holds.iter().map(|hold| hold.from).min()?;
-    let fails = |first: &Hold, second: &Hold| {
-        // Those that hold at once may learn of it in any order.
-        let excludes = first.permits + second.permits > capacity;
-        first.token == second.token || (excludes && first.until < second.from && first.token > second.token)
-    };
-    let mut sorted = holds.to_vec();
-    sorted.sort_by_key(|hold| hold.from);
-    sorted.iter().enumerate().find_map(|(index, second)| {
-        let first = sorted[..index].iter().find(|first| fails(first, second))?;
-        Some(format!("{}\n{}", first.line(begun), second.line(begun)))
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn hold(begun: Instant, permits: u32, token: i64, (from, until): (u64, u64)) -> Hold {
-        let at = |millis| begun + Duration::from_millis(millis);
-        Hold {
-            name: "a".to_owned(),
-            client: 1,
-            permits,
-            token,
-            from: at(from),
-            until: at(until),
-        }
-    }
-
-    fn judged(contest: Contest, holds: Vec<Hold>, breaks: Vec<(String, Instant)>) -> Check {
-        let record = Record {
-            holds,
-            breaks,
-            counted: 0,
-        };
-        judge(contest, record, 0)
-    }
-
-    #[test]
-    fn holders_at_once_are_found() {
-        let begun = Instant::now();
-        let verdict = |contest, holds, breaks| format!("{:?}", judged(contest, holds, breaks).verdict);
-        let after = vec![hold(begun, 1, 1, (0, 5)), hold(begun, 1, 2, (5, 9))];
-        assert_eq!(verdict(Contest::Mutex, after, vec![]), "Kept");
-        let at_once = || vec![hold(begun, 1, 1, (0, 5)), hold(begun, 1, 2, (4, 9))];
-        assert_eq!(verdict(Contest::Mutex, at_once(), vec![]), "Broken");
-        assert_eq!(verdict(Contest::Semaphore, at_once(), vec![]), "Kept");
-        // Of a lock that was broken meanwhile.
-        let breaks = vec![("a".to_owned(), begun + Duration::from_millis(3))];
-        assert_eq!(verdict(Contest::TakenAway, at_once(), breaks), "Kept");
-        let many = (1..=4).map(|token| hold(begun, 1, token, (0, 9))).collect();
-        assert_eq!(verdict(Contest::Semaphore, many, vec![]), "Broken");
-    }
-
-    #[test]
-    fn tokens_that_do_not_rise_are_found() {
-        let begun = Instant::now();
-        let holds = [
-            hold(begun, 1, 2, (0, 5)),
-            hold(begun, 1, 1, (6, 9)),
-            hold(begun, 1, 3, (10, 11)),
-        ];
-        assert!(tokens(&holds.iter().collect::<Vec<_>>(), 1).is_some());
-        let twice = [hold(begun, 1, 2, (0, 5)), hold(begun, 1, 2, (0, 9))];
-        assert!(tokens(&twice.iter().collect::<Vec<_>>(), 9).is_some());
-        let risen = [hold(begun, 1, 1, (0, 5)), hold(begun, 1, 2, (6, 9))];
-        assert!(tokens(&risen.iter().collect::<Vec<_>>(), 1).is_none());
-    }
-
-    #[test]
-    fn a_lost_count_is_found() {
-        let begun = Instant::now();
-        let record = || Record {
-            holds: vec![hold(begun, 1, 1, (0, 5))],
-            counted: 3,
-            ..Record::default()
-        };
-        assert_eq!(format!("{:?}", judge(Contest::Mutex, record(), 2).verdict), "Broken");
-        assert_eq!(format!("{:?}", judge(Contest::Mutex, record(), 3).verdict), "Kept");
     }
 }
