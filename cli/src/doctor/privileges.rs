@@ -51,17 +51,17 @@ pub(super) async fn privileges(place: &Place) -> Result<(Vec<Check>, bool), Fail
     Ok((missing, has("createIndex")))
 }
 
-/// Returns those of the actions on the collection that the user lacks, as far as the server says.
+/// Returns those of the actions on the collection that the user lacks, as far as the server says. Fails for a user that
+/// it does not know.
 pub(crate) async fn missing(place: &Place, actions: &[&'static str]) -> Result<Vec<&'static str>, Failure> {
-    let missing = match info(place).await? {
-        Ok(info) if !is_nobody(&info) => actions
-            .iter()
-            .filter(|action| !has(&info, place, action))
-            .copied()
-            .collect(),
-        _ => Vec::new(),
-    };
-    Ok(missing)
+    match info(place).await? {
+        Ok(info) if !is_nobody(&info) => {
+            let missing = actions.iter().filter(|action| !has(&info, place, action));
+            Ok(missing.copied().collect())
+        }
+        Err(Some(error)) if Failure::driver(&error).ends_a_run() => Err(Failure::driver(&error)),
+        _ => Ok(Vec::new()),
+    }
 }
 
 /// Asks who the user is, and for the privileges. The inner error: the server does not say, with its reason if it gave one.

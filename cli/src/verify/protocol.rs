@@ -19,7 +19,7 @@ use crate::{
 pub(super) const SECTION: &str = "protocol";
 
 /// Sequences whose steps go in one command, and the steps of each.
-const TOGETHER: u64 = 100;
+const TOGETHER: u64 = 40;
 const STEPS: usize = 8;
 
 /// The kinds of locks, by path: an empty one for documents that are a lock's alone.

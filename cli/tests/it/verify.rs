@@ -480,7 +480,7 @@ const LIES: [Lie; 15] = [
 ];
 
 /// Most of the time of a run is waited.
-const LIES_AT_ONCE: usize = 6;
+const LIES_AT_ONCE: usize = 8;
 
 /// This is how we know that a verification can fail.
 #[tokio::test(flavor = "multi_thread")]
