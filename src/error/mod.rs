@@ -230,6 +230,9 @@ pub enum AcquireError {
     /// The client was shut down.
     #[error("the lock client was shut down")]
     Closed,
+    /// The acquire was [cancelled](crate::Acquire::cancelled_by). No queue position is left behind.
+    #[error("the acquire was cancelled")]
+    Cancelled,
 }
 
 impl AcquireError {

@@ -10,6 +10,8 @@ use std::{
     time::Duration,
 };
 
+use tokio_util::sync::CancellationToken;
+
 use super::{
     options::{CanFix, CanIdle, CanKeep, CanLimit, CanReenter, HasHolder, Options},
     patience::{OrHeld, Patience, Try, Wait},
@@ -138,6 +140,33 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
         self
     }
 
+    /// Gives up when `token` is cancelled, with [`AcquireError::Cancelled`]: its queue position goes back, or the lock if it
+    /// was granted at that moment. With a token that was cancelled before, nothing is sent.
+    ///
+    /// So another thread ends an acquire that blocks its thread. Once it is done, the token does nothing more.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory().blocking();
+    /// use tokio_util::sync::CancellationToken;
+    /// use watchlock::errors::AcquireError;
+    ///
+    /// let _held = locks.mutex("invoice-42").acquire().run()?;
+    /// let stop = CancellationToken::new();
+    /// let waiting = locks.mutex("invoice-42").acquire().cancelled_by(&stop);
+    /// let thread = std::thread::spawn(move || waiting.run());
+    /// stop.cancel();
+    /// assert!(matches!(thread.join().unwrap(), Err(AcquireError::Cancelled)));
+    /// # Ok(()) }
+    /// ```
+    #[doc(alias("interrupt", "lockInterruptibly"))]
+    pub fn cancelled_by(mut self, token: &CancellationToken) -> Self {
+        self.options.cancelled = Some(token.clone());
+        self
+    }
+
     /// Gives this hold a lease of its own, instead of the [client's](crate::LockClientBuilder::lease): how long the
     /// lock outlives its holder's last sign of life. From 500 ms, and more than twice the client's skew margin, to 366
     /// days.
@@ -170,9 +199,8 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// the client's skew margin and a thousandth of the length. The lock itself stays taken for the whole `length`, by
     /// the server's clock. Until then it behaves like a renewed lock, and an early release opens it. The length counts
     /// from the grant; a waiter that was woken counts it from the moment at which it confirms its grant, at most a
-    /// sixteenth of the claim lease later. [`Held::renew`] gives it a full length again, and so does
-    /// [`LockClient::renew_holder`](crate::LockClient::renew_holder). It can't be shorter than
-    /// [`at_least_for`](Self::at_least_for).
+    /// sixteenth of the claim lease later. [`Held::renew`] gives it a full length again. It can't be
+    /// shorter than [`at_least_for`](Self::at_least_for).
     ///
     /// [lost]: crate::View::lost
     ///
@@ -398,9 +426,27 @@ impl<T: Ask, P: Patience, W: World> Acquire<T, P, W> {
     pub(crate) async fn held(self) -> Result<Handles<T, W>, AcquireError> {
         let acquired = match self.running.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some(running) => running.await,
-            None => T::ask(self.request, self.options, P::PATIENCE).await,
+            None => asked::<T>(self.request, self.options, P::PATIENCE).await,
         };
         acquired.map(given::<T, W>)
+    }
+}
+
+/// Asks, until that is cancelled.
+async fn asked<T: Ask>(
+    request: T::Request,
+    mut options: Options,
+    patience: waitlist::Patience,
+) -> Result<Of<T, Got<T>>, AcquireError> {
+    let cancelled = options.cancelled.take();
+    let asking = T::ask(request, options, patience);
+    match cancelled {
+        None => asking.await,
+        Some(cancelled) => tokio::select! {
+            biased;
+            () = cancelled.cancelled() => Err(AcquireError::Cancelled),
+            asked = asking => asked,
+        },
     }
 }
 
@@ -415,8 +461,8 @@ impl<T: Ask, P: Patience, W: Awaits> Future for Acquire<T, P, W> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
         let running = this.running.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let running =
-            running.get_or_insert_with(|| Box::pin(T::ask(this.request.clone(), this.options.clone(), P::PATIENCE)));
+        let running = running
+            .get_or_insert_with(|| Box::pin(asked::<T>(this.request.clone(), this.options.clone(), P::PATIENCE)));
         let acquired = running.as_mut().poll(context);
         acquired.map(|acquired| P::given(acquired.map(given::<T, W>)))
     }

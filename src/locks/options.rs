@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tokio_util::sync::CancellationToken;
+
 use crate::{
     config::Config,
     error::InvalidInput,
@@ -17,6 +19,8 @@ pub struct Options {
     pub(crate) reason: Option<String>,
     pub(crate) terms: Terms,
     pub(crate) reentrant: bool,
+    /// Ends the acquire when it is cancelled.
+    pub(crate) cancelled: Option<CancellationToken>,
 }
 
 impl Options {

@@ -1,6 +1,7 @@
 //! Giving up: dropped futures, timeouts, dropped handles and clients.
 
 mod dropped;
+mod token;
 
 use std::{
     sync::{
