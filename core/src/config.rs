@@ -185,6 +185,11 @@ impl Config {
         });
     }
 
+    /// Whether it is one of several incarnations of an owner.
+    pub fn has_owner_id(&self) -> bool {
+        self.owner_id.is_some()
+    }
+
     /// Returns how much earlier a holder gives up a duration counted on its own clock: for the skew of the servers'
     /// clocks, and for the drift between theirs and ours.
     pub fn margin(&self, counted: Duration) -> Duration {

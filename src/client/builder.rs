@@ -9,8 +9,8 @@ use super::LockClient;
 #[cfg(feature = "sync")]
 use crate::world::Blocking;
 use crate::{
-    config::Settings,
-    error::BuildError,
+    config::{Config, Settings},
+    error::{BuildError, InvalidInput},
     input::{check_collection, check_database},
     machine::{settings, wall_clock},
     session::{
@@ -452,14 +452,64 @@ impl<W: World> LockClientBuilder<W> {
         W::call(self.built())
     }
 
-    pub(super) async fn built(self) -> Result<LockClient<W>, BuildError> {
-        let mut config = self.settings.validate()?;
-        check_collection(&self.collection)?;
-        let (database, collection) = match self.place {
-            Home::Database(database) => (database, self.collection),
-            Home::Memory(memory) => return Ok(LockClient::over_memory(&memory, config).in_world()),
+    /// Builds the client without asking the server, for a service that starts before its database.
+    ///
+    /// The settings are checked now. The server is asked what [`build`](Self::build) asks before the first command of
+    /// the client; until that succeeds, each call that needs the server has its error, and it is asked again after a
+    /// growing pause of a second at most. An acquire without a timeout waits for the server, as in any outage; it fails
+    /// with [`AcquireError::Server`](crate::errors::AcquireError::Server) if the collection can't keep locks.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Invalid`] names the setting, its value and its bound. An [`owner_id`](Self::owner_id) is refused:
+    /// which of two processes is the later one takes the server's clock.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(client: mongodb::Client) -> Result<(), Box<dyn std::error::Error>> {
+    /// use watchlock::LockClient;
+    ///
+    /// let locks = LockClient::builder(client.database("app")).label("billing").build_lazily()?;
+    /// // Waits for the server, if need be.
+    /// let handle = locks.mutex("invoice-42").acquire().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn build_lazily(self) -> Result<LockClient<W>, BuildError> {
+        let (config, database, collection) = match self.checked()? {
+            (config, Home::Database(database), collection) => (config, database, collection),
+            (config, Home::Memory(memory), _) => return Ok(LockClient::over_memory(&memory, config).in_world()),
         };
-        check_database(database.name())?;
+        if config.has_owner_id() {
+            let why = "an owner id needs the server when the client is built; build it with `build()`";
+            return Err(InvalidInput::new(why).into());
+        }
+        let mode = match config.wake_source {
+            WakeSource::Polling => WakeMode::Polling(PollingReason::Configured),
+            _ => WakeMode::ChangeStream,
+        };
+        let requires_stream = config.wake_source == WakeSource::ChangeStream;
+        let streams = config.stream_read_preference.clone();
+        let store = MongoStore::unseen(&database, &collection, streams, requires_stream);
+        let session = Session::new(config, Store::Mongo(Arc::new(store)), None, mode);
+        Ok(LockClient::new(session).in_world())
+    }
+
+    /// Checks all settings, before anything is sent.
+    fn checked(self) -> Result<(Config, Home, String), BuildError> {
+        let config = self.settings.validate()?;
+        check_collection(&self.collection)?;
+        if let Home::Database(database) = &self.place {
+            check_database(database.name())?;
+        }
+        Ok((config, self.place, self.collection))
+    }
+
+    pub(super) async fn built(self) -> Result<LockClient<W>, BuildError> {
+        let (mut config, database, collection) = match self.checked()? {
+            (config, Home::Database(database), collection) => (config, database, collection),
+            (config, Home::Memory(memory), _) => return Ok(LockClient::over_memory(&memory, config).in_world()),
+        };
         let connecting = || {
             let (database, collection) = (database.clone(), collection.clone());
             let streams = config.stream_read_preference.clone();

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    ServerError,
+    BuildError, ServerError,
     cause::Cause,
     failure::{self, Failure, UNAUTHORIZED},
 };
@@ -128,6 +128,19 @@ impl ServerError {
         Self::of_own(Failure::Refused, Own::TooLong(size))
     }
 
+    /// Returns the error of a collection that can't keep locks.
+    pub(crate) fn unsuitable(namespace: String, problem: String) -> Self {
+        Self::of_own(
+            Failure::Refused,
+            Own::NotBuilt(BuildError::Unsuitable { namespace, problem }),
+        )
+    }
+
+    /// Returns the error of a server without change streams, where one is required.
+    pub(crate) fn no_change_stream() -> Self {
+        Self::of_own(Failure::Refused, Own::NotBuilt(BuildError::NoChangeStream))
+    }
+
     /// Returns the cause in a line, without the server's own text, which may have a value of the user's.
     pub(crate) fn cause(&self) -> Cause<'_> {
         Cause(&*self.source)
@@ -212,6 +225,9 @@ pub(super) enum Own {
     /// A document that was written by a later version of this library; it is left alone.
     #[error("the lock's document can't be used by this version: {0}")]
     LaterProtocol(Malformed),
+    /// The server or the collection does not suit a client that was built without looking.
+    #[error(transparent)]
+    NotBuilt(BuildError),
     #[error("the locks in memory have an outage")]
     Outage,
     #[error("the reader of a stream in memory fell too far behind")]

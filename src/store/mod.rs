@@ -215,7 +215,13 @@ impl Store {
         F: Future<Output = Result<T, ServerError>>,
     {
         match self {
-            Self::Mongo(store) => contained(of_server(store)).await,
+            Self::Mongo(store) => {
+                contained(async {
+                    store.look().await?;
+                    of_server(store).await
+                })
+                .await
+            }
             Self::Memory(store) => store.connection().reach().await.and_then(|()| of_memory(store)),
             #[cfg(test)]
             Self::Simulated(link) => of_memory(link.memory()),

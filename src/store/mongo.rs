@@ -4,6 +4,7 @@ mod claims;
 mod command;
 mod elements;
 mod encoded;
+mod first_look;
 mod guard;
 mod identity;
 mod in_place;
@@ -38,9 +39,9 @@ use crate::{
 #[cfg(any(test, fuzzing))]
 pub(crate) use command::refusals;
 use command::{Updated, limit, updated};
-use encoded::{Shapes, encode, joined};
-
 pub(crate) use elements::IDENTIFIER;
+use encoded::{Shapes, encode, joined};
+use first_look::FirstLook;
 pub(crate) use guard::{abort, is_in_transaction};
 pub(crate) use identity::identity;
 pub(in crate::store) use stream::MongoStream;
@@ -74,6 +75,7 @@ pub(crate) struct MongoStore {
     /// The members of the replica set that serve the streams of a session.
     streams: ReadPreference,
     shapes: Shapes,
+    first_look: FirstLook,
 }
 
 /// A store of locks, and what the server told when it was connected.
@@ -148,6 +150,7 @@ impl MongoStore {
             streams,
             shapes: Shapes::default(),
             database,
+            first_look: FirstLook::taken(),
         }
     }
 

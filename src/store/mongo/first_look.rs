@@ -1,0 +1,119 @@
+//! The look at the server by which a client is built, for one that is built without it: before its first command.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use mongodb::{Database, options::ReadPreference};
+use tokio::{
+    runtime::Handle,
+    sync::Mutex,
+    time::{Instant, timeout},
+};
+
+use super::{Connected, MongoStore};
+use crate::{backoff::Backoff, error::ServerError, store::detached::detached};
+
+/// Maximum time for one look, so that a connection that died costs the commands behind it no more.
+const LOOK_WITHIN: Duration = Duration::from_secs(10);
+
+/// Whether the server was looked at, and found to keep locks.
+#[derive(Debug)]
+pub(super) struct FirstLook {
+    is_done: AtomicBool,
+    requires_stream: bool,
+    failures: Mutex<Failures>,
+}
+
+/// The looks that failed so far.
+#[derive(Debug, Default)]
+struct Failures {
+    backoff: Backoff,
+    /// The error of the last one, and until when it stands for the next.
+    last: Option<(ServerError, Instant)>,
+}
+
+impl FirstLook {
+    /// Returns that of a store whose server has been looked at.
+    pub(super) fn taken() -> Self {
+        Self {
+            is_done: AtomicBool::new(true),
+            ..Self::due(false)
+        }
+    }
+
+    /// Returns that of a store whose server has not; it may be required to have change streams.
+    fn due(requires_stream: bool) -> Self {
+        Self {
+            is_done: AtomicBool::new(false),
+            requires_stream,
+            failures: Mutex::default(),
+        }
+    }
+
+    /// Returns why locks can't be kept there.
+    fn problem(&self, namespace: String, connected: Connected) -> Option<ServerError> {
+        if let Some(problem) = connected.unsuitable {
+            return Some(ServerError::unsuitable(namespace, problem));
+        }
+        (self.requires_stream && connected.standalone).then(ServerError::no_change_stream)
+    }
+}
+
+impl MongoStore {
+    /// Creates a store whose server is looked at before the first command.
+    pub(crate) fn unseen(
+        database: &Database,
+        collection: &str,
+        streams: ReadPreference,
+        requires_stream: bool,
+    ) -> Self {
+        Self {
+            first_look: FirstLook::due(requires_stream),
+            ..Self::new(database.collection(collection), Arc::default(), streams)
+        }
+    }
+
+    /// Looks at the server, unless that was done; of several that ask, one looks and the others wait for it. After a
+    /// failure its error stands for a growing time.
+    pub(in crate::store) async fn look(&self) -> Result<(), ServerError> {
+        let look = &self.first_look;
+        if look.is_done.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let mut failures = look.failures.lock().await;
+        if look.is_done.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        if let Some((error, until)) = &failures.last
+            && Instant::now() < *until
+        {
+            return Err(error.clone());
+        }
+        let namespace = self.collection.namespace();
+        let (database, streams) = (self.database.clone(), self.streams.clone());
+        let looking = async move { Self::connect(&database, &namespace.coll, streams).await };
+        // No command of the driver is abandoned half-way.
+        let looked = timeout(LOOK_WITHIN, detached(&Handle::current(), looking)).await;
+        let looked = looked.unwrap_or_else(|_| Ok(Err(ServerError::unanswered(LOOK_WITHIN))));
+        let problem = match looked.and_then(|connected| connected) {
+            Ok(connected) => look.problem(self.collection.namespace().to_string(), connected),
+            Err(error) => Some(error),
+        };
+        match problem {
+            None => {
+                look.is_done.store(true, Ordering::Release);
+                failures.last = None;
+                Ok(())
+            }
+            Some(error) => {
+                failures.last = Some((error.clone(), Instant::now() + failures.backoff.failed()));
+                Err(error)
+            }
+        }
+    }
+}
