@@ -103,6 +103,10 @@ pub struct HolderInfo {
     /// stays `true` for up to 0.3 s and the time of that write.
     #[cfg_attr(feature = "serde", serde(default))]
     pub idle: bool,
+    /// Whether no client has the hold: it was [detached](crate::Held::detach), and stays taken until
+    /// [`until`](Self::until) unless a client attaches it. Host and process are those of the client that had it last.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub detached: bool,
     /// The host of the holder.
     pub host: String,
     /// The process id of the holder on its host.
@@ -204,6 +208,7 @@ impl HolderInfo {
             until: SystemTime::from(holder.until),
             released: holder.released.map(SystemTime::from),
             idle: holder.is_idle(),
+            detached: holder.is_detached(),
             host,
             pid: pid(&holder.owner),
             label,

@@ -37,6 +37,7 @@
 
 mod client;
 mod contention;
+mod detached;
 pub mod documents;
 mod error;
 pub mod fence;
@@ -88,6 +89,7 @@ pub(crate) use watchlock_core::{
 pub use mongodb;
 
 pub use client::{LockClient, builder::LockClientBuilder};
+pub use detached::Detached;
 pub use handle::{Held, Released, View};
 pub use locks::acquire::Acquire;
 pub use status::{LockStatus, Lost, LostReason};

@@ -3,7 +3,6 @@
 use std::{
     fs,
     io::{self, Stdout, Write as _},
-    mem,
     os::unix::fs::MetadataExt as _,
     process::ExitCode,
 };
@@ -12,7 +11,7 @@ use rustix::fs::OFlags;
 
 use serde::Serialize;
 use tokio::time::{Instant, timeout};
-use watchlock::{LockClient, errors::RenewError, operate::HolderInfo};
+use watchlock::{FencingToken, LockClient, errors::RenewError, operate::HolderInfo};
 
 use crate::{
     arguments::{Acquire, Output, Run},
@@ -20,7 +19,8 @@ use crate::{
     exit::{Failure, LOST, Outcome, UNAVAILABLE, ended_by},
     held::Held,
     json,
-    leaving::{caught, give_back},
+    leaving::{LEAVE, caught, give_back, hold_may_stay},
+    messages::fail,
     run::{TRY, connect, deadline, obtain, rehearse, unanswered},
     signals::{PASSED_ON, Signals},
     text::plain,
@@ -49,15 +49,19 @@ pub(crate) async fn acquire(connection: &Connection, arguments: Acquire) -> Outc
         connected = connect(connection, &arguments) => connected?,
         signal = signals.ending() => return Ok(ended_by(signal)),
     };
-    let ended = match caught(take(&locks, &arguments, deadline, &mut signals, output)).await {
-        Ok(Ok(handle)) => {
-            // Dropping it would release the lock.
-            mem::forget(handle);
-            return Ok(ExitCode::SUCCESS);
+    let mut taken = None;
+    let ended = caught(take(&locks, &arguments, deadline, &mut signals, (output, &mut taken))).await;
+    if let Ok(None) = ended {
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(token) = taken {
+        // It may have left this program by now.
+        let broken = timeout(LEAVE, locks.break_holder(&arguments.name, token)).await;
+        if !matches!(broken, Ok(Ok(_))) {
+            fail(&hold_may_stay(&plain(&arguments.name), &arguments));
         }
-        Ok(Err(code)) => Ok(code),
-        Err(failure) => Err(failure),
-    };
+    }
+    let ended = ended.map(|code| code.unwrap_or(ExitCode::SUCCESS));
     give_back(ended, &locks, &arguments).await
 }
 
@@ -73,39 +77,40 @@ fn is_closed(output: &Stdout) -> bool {
     flags.is_ok_and(|flags| flags.contains(OFlags::RDWR)) && is_null() == Some(true)
 }
 
-/// Waits for the lock and prints its token; returns the code to exit with if a signal comes first. After any failure
-/// before the token is printed, the lock is given back.
+/// Waits for the lock, leaves it taken by no process, and prints its token; returns the code to exit with if a signal
+/// comes first. `taken` has the token once there is one: after any failure or signal, the lock is taken back by it.
 async fn take(
     locks: &LockClient,
     arguments: &Run,
     deadline: Option<Instant>,
     signals: &mut Signals,
-    output: Output,
-) -> Result<Result<watchlock::Held, ExitCode>, Failure> {
+    (output, taken): (Output, &mut Option<FencingToken>),
+) -> Result<Option<ExitCode>, Failure> {
     let handle = match obtain(locks, arguments, deadline, signals).await? {
         Ok(Held::Lock(handle)) => handle,
         Ok(_) => return Err(Failure::internal("something other than a lock was acquired")),
-        Err(code) => return Ok(Err(code)),
+        Err(code) => return Ok(Some(code)),
     };
-    let confirmed = async {
+    let (name, token) = (&arguments.name, handle.token());
+    *taken = Some(token);
+    let left = async {
         // A waiter is granted the lock for some seconds at first. This makes it the whole time, counted from now.
-        handle.renew().await.map_err(|error| not_confirmed(&handle, &error))?;
+        let _detached = handle.detach().await.map_err(|error| not_left(name, &error))?;
         if !output.json {
             return Ok(None);
         }
-        let lock = locks.inspect(&arguments.name).await?;
+        let lock = locks.inspect(name).await?;
         let holders = lock.into_iter().flat_map(|lock| lock.holders);
-        let holder = { holders }.find(|holder| holder.token == handle.token());
-        holder.map(Some).ok_or_else(|| lost(&handle, "it is not held any more"))
+        let holder = { holders }.find(|holder| holder.token == token);
+        holder.map(Some).ok_or_else(|| lost(name, "it is not held any more"))
     };
     let holder = tokio::select! {
-        confirmed = timeout(TRY, confirmed) => confirmed.unwrap_or_else(|_| Err(unanswered(TRY)))?,
-        signal = signals.ending() => return Ok(Err(ended_by(signal))),
+        left = timeout(TRY, left) => left.unwrap_or_else(|_| Err(unanswered(TRY)))?,
+        signal = signals.ending() => return Ok(Some(ended_by(signal))),
     };
-    let name = &arguments.name;
     let printed = match &holder {
         Some(holder) => json::print(&Left { name, holder }),
-        None => writeln!(io::stdout().lock(), "{}", handle.token()),
+        None => writeln!(io::stdout().lock(), "{token}"),
     };
     let printed = printed.and_then(|()| io::stdout().lock().flush());
     // Even if the reader is gone, this is a failure: nobody could release the lock.
@@ -115,17 +120,17 @@ async fn take(
             "the token of `{name}` can't be written, so the lock is given back: {error}"
         ))
     })?;
-    Ok(Ok(handle))
+    Ok(None)
 }
 
-fn not_confirmed(handle: &watchlock::Held, error: &RenewError) -> Failure {
+fn not_left(name: &str, error: &RenewError) -> Failure {
     match error {
         RenewError::Server(error) => error.clone().into(),
-        RenewError::Lost(reason) => lost(handle, &reason.to_string()),
+        RenewError::Lost(loss) => lost(name, &loss.to_string()),
         error => Failure::new(UNAVAILABLE, error),
     }
 }
 
-fn lost(handle: &watchlock::Held, why: &str) -> Failure {
-    Failure::new(LOST, format!("`{}` is lost: {why}", plain(handle.name())))
+fn lost(name: &str, why: &str) -> Failure {
+    Failure::new(LOST, format!("`{}` is lost: {why}", plain(name)))
 }

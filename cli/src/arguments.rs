@@ -489,7 +489,7 @@ impl From<Hold> for Run {
 ///
 /// The hold lasts for the time of its --for again, counted from now; prints the moment at which it ends. If the lock is
 /// not held under this token any more, it changes nothing and exits with 1. Then somebody else may have the lock, and
-/// the steps must stop.
+/// the steps must stop. A program that has taken the hold up (`LockClient::attach`) renews it itself.
 ///
 /// With --json, one object: name, renewed (the holder, as in `watchlock show`; null if nothing was renewed), lock (its
 /// state afterwards, or null).
@@ -617,7 +617,7 @@ pub(crate) struct List {
 ///
 ///   A holder has token, access (read or write for an rwlock, else null), permits (null for an rwlock), since, until,
 ///   released (when it released a lock that is kept taken until `until`, else null), idle (whether nobody holds the
-///   lock, and its client keeps it for its next task), host, pid, label, reason, value (proclaimed by a leader),
+///   lock, and its client keeps it for its next task), detached (whether no process has the hold), host, pid, label, reason, value (proclaimed by a leader),
 ///   owner_id. A waiter has access, permits, since, until, host, pid, label, reason, owner_id. A holder or waiter whose
 ///   `until` has passed is dead: the next operation drops it. A past hold has token, access, permits, since, ended, how
 ///   (released, expired, broken, adopted, held_too_long), host, pid, label, reason, value, owner_id.

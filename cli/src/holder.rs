@@ -5,7 +5,7 @@ use watchlock::operate::HolderInfo;
 use crate::text::plain;
 
 /// Returns a short form of the holder: `billing@web-1:4711 (writer)`, and whether the lock is kept after its release,
-/// or idle.
+/// idle, or detached.
 pub(crate) fn who(holder: &HolderInfo) -> String {
     let share = match (holder.access, holder.permits) {
         (Some(access), _) => format!(" ({access})"),
@@ -15,6 +15,7 @@ pub(crate) fn who(holder: &HolderInfo) -> String {
     let kept = match holder.released {
         Some(_) => " (released, kept taken)",
         None if holder.idle => " (idle)",
+        None if holder.detached => " (detached)",
         None => "",
     };
     short(holder.label.as_deref(), &holder.host, holder.pid) + &share + kept

@@ -67,6 +67,14 @@ pub(crate) fn say_not_held(name: &str, token: FencingToken) {
     say(&format!("`{name}` is not held under the token {token} (any more)"));
 }
 
+/// Says that the hold is that of a program, which renews it.
+pub(crate) fn say_held_by(name: &str, token: FencingToken, who: &str) {
+    let name = plain(name);
+    say(&format!(
+        "`{name}` is held under the token {token} by {who}, which renews it itself"
+    ));
+}
+
 /// Writes a line to standard error, as soon as it accepts one. Standard output is for the results, and for the command
 /// that is run.
 pub(crate) fn fail(message: &str) {

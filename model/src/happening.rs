@@ -351,7 +351,7 @@ impl System {
             leave_capacity: None,
             evict: Evict::Everybody,
             proclaim: None,
-            downgrade: None,
+            change: None,
             requests: None,
             expects: Expects::Nothing,
             room: setup.rules.room,

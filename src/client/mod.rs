@@ -20,7 +20,9 @@ use tokio::sync::watch;
 use crate::world::Blocking;
 use crate::{
     config::Config,
-    error::OperateError,
+    detached::Detached,
+    error::{AcquireError, OperateError},
+    handle::{Held, owned::OwnedHold, target::AnyLock},
     input::check_name,
     inspect::LockInfo,
     locks::{
@@ -557,13 +559,56 @@ impl<W: World> LockClient<W> {
         })
     }
 
-    /// Renews the hold with this token for its whole lease, no matter which process took the lock. A hold of a fixed
-    /// length ([`Acquire::fixed`](crate::Acquire::fixed)) has its length from now on.
+    /// Takes up a hold that a handle was [detached](crate::Held::detach) from, in this or another process: with renewals
+    /// and [`lost`](crate::View::lost), under the same token. Returns `None` if nobody holds the lock under it any more.
     ///
-    /// Use it for holds that no process renews, such as those of a pipeline's steps; a handle renews itself in the
-    /// background. The lock stays taken for that time. A handle of this client to the hold has the new end; one of
-    /// another client is lost at its old one. Returns the state of the lock afterwards, or `None` without a change if
-    /// nobody holds it under this token any more.
+    /// One handle at a time: of several that attach the same hold, one has it, and the others are refused until it is
+    /// detached again. If its process dies, the lock stays taken until the lease is over, as with any holder. The hold
+    /// keeps its lease, also one that was [fixed](crate::Acquire::fixed), and is renewed from now on; its limits are
+    /// those of this client.
+    ///
+    /// # Errors
+    ///
+    /// [`AcquireError::Held`](crate::errors::AcquireError::Held) if a client has the hold, which it names.
+    /// [`AcquireError::Invalid`](crate::errors::AcquireError::Invalid) if the name is out of bounds, or the lease of the
+    /// hold does not go with this client's margins. [`AcquireError::Server`](crate::errors::AcquireError::Server) if the
+    /// server refuses or can't be reached: nothing is attached then, or the lock stays taken until its lease is over.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: if the future is dropped, a hold that was attached is detached again in the background.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let memory = watchlock::testing::InMemory::new();
+    /// # let (locks, other) = (memory.client(), memory.client());
+    /// use watchlock::errors::AcquireError;
+    ///
+    /// let detached = locks.mutex("deploy").acquire().await?.detach().await?;
+    /// assert!(other.mutex("deploy").try_acquire().await?.is_none());
+    /// let handle = other.attach(&detached).await?.expect("it is still held");
+    /// assert!(matches!(locks.attach(&detached).await, Err(AcquireError::Held { .. })));
+    /// handle.release().await?;
+    /// assert!(locks.attach(&detached).await?.is_none());
+    /// # Ok(()) }
+    /// ```
+    #[doc(alias("resume"))]
+    pub fn attach(
+        &self,
+        detached: &Detached,
+    ) -> W::Call<impl Future<Output = Result<Option<Held<AnyLock, W>>, AcquireError>>> {
+        W::call(async move {
+            check_name(detached.name())?;
+            let hold = self.session.attach(detached).await?;
+            Ok(hold.map(|hold| Held::new((OwnedHold::new(self.session.clone(), hold), ()))))
+        })
+    }
+
+    /// Renews a [detached](crate::Held::detach) hold for its whole lease from now on, without taking it up. Returns the
+    /// state of the lock afterwards; `None` without a change if nobody holds it under this token any more, or a client
+    /// has attached it, which renews it itself.
     ///
     /// # Errors
     ///
@@ -582,22 +627,21 @@ impl<W: World> LockClient<W> {
     /// # let locks = watchlock::LockClient::in_memory();
     /// use std::time::Duration;
     ///
-    /// let step = locks.mutex("deploy").acquire().fixed(Duration::from_secs(600)).await?;
+    /// let step = locks.mutex("deploy").acquire().fixed(Duration::from_secs(600)).await?.detach().await?;
     /// tokio::time::sleep(Duration::from_secs(400)).await;
     /// let before = locks.inspect("deploy").await?.expect("it is held").holders[0].until;
-    /// let lock = locks.renew_holder("deploy", step.token()).await?.expect("it is held");
+    /// let lock = locks.renew_detached(&step).await?.expect("it is held");
     /// assert_eq!(lock.holders[0].until, before + Duration::from_secs(400));
     /// # Ok(()) }
     /// ```
-    pub fn renew_holder(
+    pub fn renew_detached(
         &self,
-        name: &str,
-        token: FencingToken,
+        detached: &Detached,
     ) -> W::Call<impl Future<Output = Result<Option<LockInfo>, OperateError>>> {
         W::call(async move {
-            check_name(name)?;
-            let read = self.session.renew_holder(name, token.as_i64()).await?;
-            Ok(read.map(|read| LockInfo::of_reading(name, &read)))
+            check_name(detached.name())?;
+            let read = self.session.renew_detached(detached).await?;
+            Ok(read.map(|read| LockInfo::of_reading(detached.name(), &read)))
         })
     }
 

@@ -11,6 +11,7 @@ use std::{fmt, future::Future, marker::PhantomData, ops::Deref, sync::Arc, time:
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    detached::Detached,
     error::{ReleaseError, RenewError},
     handle::{
         own::{Own, Seen},
@@ -123,6 +124,40 @@ impl<T: Target, W: World> Held<T, W> {
         W::call(self.own.renew())
     }
 
+    /// Renews the lock now for `length`, and from now on in the background too, where the lease was shorter. The bounds
+    /// are those of [`Acquire::lease`](crate::Acquire::lease).
+    ///
+    /// No promise is taken back: with a `length` below the present lease this is [`renew`](Self::renew). A
+    /// [fixed](crate::Acquire::fixed) hold has the length once, from now. The parts of a multi-lock all have it.
+    ///
+    /// # Errors
+    ///
+    /// [`RenewError::Invalid`] if `length` is out of bounds; nothing was sent. The others are those of
+    /// [`renew`](Self::renew): after [`RenewError::Server`] this handle is renewed as before, and the lock may stay
+    /// taken for `length` if its process dies.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the lease may or may not be longer, as after an error. It can be called again.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// use std::time::Duration;
+    ///
+    /// let handle = locks.mutex("migration").acquire().await?;
+    /// // A step follows in which the server may be away for some minutes.
+    /// let safe_for = handle.renew_for(Duration::from_secs(600)).await?;
+    /// assert!(safe_for > Duration::from_secs(590));
+    /// # Ok(()) }
+    /// ```
+    #[doc(alias("extend", "updateLeaseTime"))]
+    pub fn renew_for(&self, length: Duration) -> W::Call<impl Future<Output = Result<Duration, RenewError>>> {
+        W::call(self.own.renew_for(length))
+    }
+
     /// Releases it: the lock is handed to the next in the queue, or is free, unless it is [kept
     /// taken](crate::Acquire::at_least_for) or [idle](crate::LockClientBuilder::keep_idle).
     ///
@@ -212,6 +247,48 @@ pub trait CanClone: Sized {
 impl<T: IsOne, W: World> Held<T, W> {
     pub(crate) fn hold(&self) -> &Arc<Hold> {
         self.own.hold()
+    }
+
+    /// Gives the hold up without releasing it: the lock stays taken for its lease, under the same token, and this or
+    /// another process takes it up again by [`LockClient::attach`](crate::LockClient::attach).
+    ///
+    /// Nobody renews a detached hold, so acquire it with a [`lease`](crate::Acquire::lease) or [`fixed`](crate::Acquire::fixed)
+    /// time that lasts until then; it is renewed for all of that once more. Views of this handle report
+    /// [`LostReason::Released`]. An operator can break it as any other; a later client with the same
+    /// [owner id](crate::LockClientBuilder::owner_id) takes it by an acquire.
+    ///
+    /// # Errors
+    ///
+    /// The handle is gone in any case. [`RenewError::Invalid`] for a hold that other handles of this client share, by a
+    /// re-entrant acquire or as readers, which keep it, and for a lock in a document: nothing is detached, and this
+    /// handle is released. [`RenewError::Lost`] if the lock is lost. [`RenewError::Server`] if the server refused, or did
+    /// not answer before the deadline of the hold: it is taken for the rest of its lease at most.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the hold is detached in the background, and taken until its lease is over.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let memory = watchlock::testing::InMemory::new();
+    /// # let (first, second) = (memory.client(), memory.client());
+    /// use std::time::Duration;
+    ///
+    /// let handle = first.mutex("cart-7").acquire().lease(Duration::from_secs(900)).await?;
+    /// let token = handle.token();
+    /// let detached = handle.detach().await?; // Put it into the user's session.
+    ///
+    /// // The next request, served by another process.
+    /// let handle = second.attach(&detached).await?.expect("it is still held");
+    /// assert_eq!(handle.token(), token);
+    /// handle.release().await?;
+    /// # Ok(()) }
+    /// ```
+    #[doc(alias("forget", "suspend"))]
+    pub fn detach(self) -> W::Call<impl Future<Output = Result<Detached, RenewError>>> {
+        W::call(self.own.detach())
     }
 
     /// Returns the lock alone.

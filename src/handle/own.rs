@@ -19,6 +19,8 @@ pub trait Own: Send + Sync + Unpin {
 
     fn renew(&self) -> impl Future<Output = Result<Duration, RenewError>> + Send;
 
+    fn renew_for(&self, length: Duration) -> impl Future<Output = Result<Duration, RenewError>> + Send;
+
     fn release(self) -> impl Future<Output = Result<Released, ReleaseError>> + Send;
 }
 

@@ -3,7 +3,10 @@
 use std::{
     fmt,
     ops::Deref,
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -14,7 +17,8 @@ use super::{
     own::{Own, Seen},
 };
 use crate::{
-    error::{ReleaseError, RenewError, ServerError},
+    detached::Detached,
+    error::{InvalidInput, ReleaseError, RenewError, ServerError},
     protocol::wake::Left,
     session::{
         Session, UserHandle,
@@ -24,6 +28,7 @@ use crate::{
     store::LockLayout,
     telemetry,
     token::FencingToken,
+    truncated_debug::shown,
 };
 
 /// A hold of one lock: released when it is dropped.
@@ -37,9 +42,10 @@ pub struct OwnedHold {
 impl OwnedHold {
     pub(crate) fn new(session: UserHandle, hold: Arc<Hold>) -> Self {
         let seen = SeenHold {
-            hold,
             session: Arc::downgrade(&**session),
             locked: session.store.in_place().cloned(),
+            permits: Arc::new(AtomicU64::new(hold.permits())),
+            hold,
         };
         Self {
             session,
@@ -48,12 +54,112 @@ impl OwnedHold {
         }
     }
 
+    /// Splits so many permits off, for a handle of their own.
+    pub(crate) fn split(&self, permits: u64) -> Result<Self, RenewError> {
+        self.take(permits)?;
+        if let Err(reason) = self.hold().split() {
+            return Err(self.lost_as(reason).into());
+        }
+        let part = Self::new(self.session.clone(), self.hold().clone());
+        part.seen.permits.store(permits, Ordering::Relaxed);
+        Ok(part)
+    }
+
+    /// Takes the permits of another part of the same hold; `Err`: it is of another one.
+    pub(crate) fn merge(&self, mut other: Self) -> Result<(), Self> {
+        if !Arc::ptr_eq(self.hold(), other.hold()) {
+            return Err(other);
+        }
+        other.gone = true;
+        self.seen.permits.fetch_add(other.permits(), Ordering::Relaxed);
+        self.hold().merge();
+        Ok(())
+    }
+
+    /// Gives so many permits back, and keeps the others.
+    pub(crate) async fn release_some(&self, permits: u64) -> Result<(), RenewError> {
+        self.take(permits)?;
+        self.keep_permits(self.hold().give_up(permits)).await
+    }
+
+    /// Takes so many permits out of this handle, which keeps at least one.
+    fn take(&self, permits: u64) -> Result<(), RenewError> {
+        self.check()?;
+        self.session.ensure_usable()?;
+        let left = |held: u64| held.checked_sub(permits).filter(|left| permits > 0 && *left > 0);
+        let taken = self
+            .seen
+            .permits
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
+        taken.map(drop).map_err(|held| {
+            InvalidInput::new(format!(
+                "{permits} of the {held} permits of `{}` can't be given away; it must be from 1 to one less than are held",
+                shown(self.name().escape_debug())
+            ))
+            .into()
+        })
+    }
+
+    /// Notes that it has become the hold of a reader.
+    pub(crate) fn note_reader(&self) {
+        self.seen.permits.store(1, Ordering::Relaxed);
+    }
+
     pub(crate) fn session(&self) -> &UserHandle {
         &self.session
     }
 
     pub(crate) fn hold(&self) -> &Arc<Hold> {
         &self.seen.hold
+    }
+
+    /// Has the document count the permits of the other parts alone. It goes on even if nobody waits for it any more.
+    async fn release_part(&self, left: u64) -> Result<Released, ReleaseError> {
+        let left = i64::try_from(left).unwrap_or(i64::MAX);
+        let (session, hold) = ((**self.session).clone(), self.hold().clone());
+        let releasing = self
+            .session
+            .spawn_for(async move { session.downgrade(&hold, left).await });
+        match releasing.await.and_then(|released| released) {
+            Ok(true) => Ok(Released::Released),
+            // The others may be released by now.
+            Ok(false) if self.hold().lost_reason() == Some(LostReason::Released) => Ok(Released::Released),
+            Ok(false) => Ok(Released::WasLost),
+            Err(error) => Err(self.unconfirmed(error)),
+        }
+    }
+
+    /// Keeps so many permits of the hold, and gives up the others.
+    pub(crate) async fn keep_permits(&self, permits: u64) -> Result<(), RenewError> {
+        let kept = tokio::select! {
+            biased;
+            kept = self.session.downgrade(self.hold(), i64::try_from(permits).unwrap_or(i64::MAX)) => kept,
+            lost = Seen::lost(&self.seen) => return Err(lost.into()),
+        };
+        self.check()?;
+        match kept {
+            Err(error) => Err(error.into()),
+            Ok(true) => Ok(()),
+            Ok(false) => Err(self.loss().await.into()),
+        }
+    }
+
+    /// Gives the hold up here, and leaves the lock taken for the client that takes it up.
+    pub(crate) async fn detach(mut self) -> Result<Detached, RenewError> {
+        self.check()?;
+        self.session.ensure_usable()?;
+        let (session, hold) = ((**self.session).clone(), self.hold().clone());
+        let detached = session.begin_detaching(&hold)?;
+        self.gone = true;
+        hold.exit();
+        hold.report_end();
+        // It goes on even if nobody waits for it any more.
+        let detaching = session.clone().spawn_for(async move { session.detach(&hold).await });
+        match detaching.await? {
+            Ok(true) => Ok(detached),
+            Ok(false) => Err(self.lost_as(LostReason::Overwritten).into()),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Returns why the lock is lost, after a write under it has found that. The watch over the hold may not have
@@ -102,13 +208,33 @@ impl Own for OwnedHold {
         }
     }
 
+    async fn renew_for(&self, length: Duration) -> Result<Duration, RenewError> {
+        self.check()?;
+        self.session.ensure_usable()?;
+        let Some(lease) = self.hold().longer_lease(length, &self.session.config)? else {
+            return self.renew().await;
+        };
+        let lengthened = tokio::select! {
+            biased;
+            lengthened = self.session.lengthen(self.hold(), lease) => lengthened,
+            lost = Seen::lost(&self.seen) => return Err(lost.into()),
+        };
+        self.check()?;
+        match lengthened {
+            Err(error) => Err(error.into()),
+            Ok(true) => Ok(self.safe_for()),
+            Ok(false) => Err(self.loss().await.into()),
+        }
+    }
+
     async fn release(mut self) -> Result<Released, ReleaseError> {
         self.gone = true;
-        let remains = self.hold().exit();
+        let remains = self.hold().exit_part(self.permits());
         self.hold().report_end();
         match remains {
             Remains::Nothing => {}
             Remains::Held => return Ok(Released::StillHeld),
+            Remains::Parts(left) => return self.release_part(left).await,
             // The client's shutdown released it.
             Remains::Lost(LostReason::Released) if self.session.stays_taken(self.hold()) => return Ok(Released::Kept),
             Remains::Lost(LostReason::Released) => return Ok(Released::Released),
@@ -143,7 +269,7 @@ impl Deref for OwnedHold {
 impl Drop for OwnedHold {
     fn drop(&mut self) {
         if !self.gone {
-            self.session.discard(self.hold());
+            self.session.discard_part(self.hold(), self.permits());
         }
     }
 }
@@ -162,6 +288,8 @@ pub struct SeenHold {
     session: Weak<Session>,
     /// For a document: the place of such locks.
     locked: Option<Arc<LockLayout>>,
+    /// The permits of its handle: those of the hold, unless that has several parts.
+    permits: Arc<AtomicU64>,
 }
 
 impl SeenHold {
@@ -174,7 +302,7 @@ impl SeenHold {
     }
 
     pub(crate) fn permits(&self) -> u64 {
-        self.hold.permits()
+        self.permits.load(Ordering::Relaxed)
     }
 
     pub(crate) fn check(&self) -> Result<(), Lost> {

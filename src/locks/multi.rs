@@ -267,6 +267,13 @@ impl OwnedHolds {
         };
         Self { parts, seen }
     }
+
+    /// Returns for how long all parts are safe, now that they were renewed.
+    fn renewed(&self, renewed: Vec<Result<Duration, RenewError>>) -> Result<Duration, RenewError> {
+        self.seen.loss().map_or(Ok(()), Err)?;
+        renewed.into_iter().collect::<Result<Vec<_>, _>>()?;
+        Ok(self.seen.safe_for())
+    }
 }
 
 impl Own for OwnedHolds {
@@ -278,9 +285,12 @@ impl Own for OwnedHolds {
 
     async fn renew(&self) -> Result<Duration, RenewError> {
         let renewed = join_all(self.parts.iter().map(Own::renew)).await;
-        self.seen.loss().map_or(Ok(()), Err)?;
-        renewed.into_iter().collect::<Result<Vec<_>, _>>()?;
-        Ok(self.seen.safe_for())
+        self.renewed(renewed)
+    }
+
+    async fn renew_for(&self, length: Duration) -> Result<Duration, RenewError> {
+        let renewed = join_all(self.parts.iter().map(|part| part.renew_for(length))).await;
+        self.renewed(renewed)
     }
 
     async fn release(self) -> Result<Released, ReleaseError> {

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     error::{InvalidInput, RenewError},
-    handle::{Held, own::Seen},
+    handle::Held,
     name::LockName,
     protocol::Kind,
     session::UserHandle,
@@ -197,16 +197,7 @@ impl<W: World> Held<Write, W> {
             ))
             .into());
         }
-        let downgraded = tokio::select! {
-            biased;
-            downgraded = session.downgrade(own.hold(), 1) => downgraded,
-            lost = self.seen.lost() => return Err(lost.into()),
-        };
-        self.check()?;
-        match downgraded {
-            Err(error) => Err(error.into()),
-            Ok(true) => Ok(()),
-            Ok(false) => Err(own.loss().await.into()),
-        }
+        own.note_reader();
+        own.keep_permits(1).await
     }
 }

@@ -8,7 +8,8 @@ use super::{
     request::Share,
 };
 use crate::{
-    error::{KindMismatch, OperateError},
+    error::{KindMismatch, OperateError, RenewError},
+    handle::Held,
     input::check_name,
     name::LockName,
     protocol::Kind,
@@ -183,5 +184,88 @@ impl<W: World> Semaphore<W> {
             let held: i64 = holders.map(|holder| holder.permits).sum();
             Ok(u32::try_from(capacity - held).unwrap_or(0))
         })
+    }
+}
+
+/// # Permits of a semaphore
+impl<W: World> Held<Semaphore, W> {
+    /// Gives `permits` of the held permits back, and keeps the others: those that wait for them get in with the same
+    /// write. The token, the lease and the handle stay the same.
+    ///
+    /// # Errors
+    ///
+    /// [`RenewError::Invalid`] for no permits, and for all or more than are held; nothing was sent.
+    /// [`RenewError::Lost`] if the lock is lost. [`RenewError::Server`] if the server refused, or did not answer before
+    /// the deadline of the hold: the permits are given up here nevertheless, and others may have to wait for them until
+    /// the handle is released, or until another call succeeds.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the permits are given up, and others may have to wait for them as after an error.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let exports = locks.semaphore("exports", 4);
+    /// let held = exports.acquire_many(4).await?;
+    /// held.release_some(3).await?;
+    /// assert_eq!((held.permits(), exports.available_permits().await?), (1, 3));
+    /// # Ok(()) }
+    /// ```
+    #[doc(alias("reducePermits"))]
+    pub fn release_some(&self, permits: u32) -> W::Call<impl Future<Output = Result<(), RenewError>>> {
+        W::call(self.own.release_some(permits.into()))
+    }
+
+    /// Splits `permits` of the held permits off, into a handle of their own: for a part of the work that ends earlier, or
+    /// in another task. Nothing is sent.
+    ///
+    /// Both are parts of one hold, with one token, and are lost together; a [view](Held::view) of a part reports
+    /// [`Released`](crate::LostReason::Released) when the last one goes. A part that is released or dropped gives its
+    /// permits back.
+    ///
+    /// # Errors
+    ///
+    /// [`RenewError::Invalid`] for no permits, and for all or more than are held. [`RenewError::Lost`] if the lock is
+    /// lost. [`RenewError::Server`] if the client can't be used any more, as its runtime has ended.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let exports = locks.semaphore("exports", 4);
+    /// let held = exports.acquire_many(4).await?;
+    /// let part = held.split(3)?;
+    /// assert_eq!((held.permits(), part.permits()), (1, 3));
+    /// part.release().await?;
+    /// assert_eq!(exports.available_permits().await?, 3);
+    /// # Ok(()) }
+    /// ```
+    pub fn split(&self, permits: u32) -> Result<Self, RenewError> {
+        Ok(Self::new((self.own.split(permits.into())?, ())))
+    }
+
+    /// Takes the permits of `other`, another [part](Self::split) of the same hold, into this handle. Nothing is sent.
+    ///
+    /// # Errors
+    ///
+    /// `other`, if it is not a part of the same hold.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let held = locks.semaphore("exports", 4).acquire_many(3).await?;
+    /// let part = held.split(1)?;
+    /// held.merge(part).expect("it is a part of the same hold");
+    /// assert_eq!(held.permits(), 3);
+    /// # Ok(()) }
+    /// ```
+    pub fn merge(&self, other: Self) -> Result<(), Self> {
+        self.own.merge(other.own).map_err(|own| Self::new((own, ())))
     }
 }

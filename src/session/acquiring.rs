@@ -13,7 +13,10 @@ use super::{
     hold::{AcquireOutcome, Hold, ReleaseOutcome, Remains},
     line::Standing,
 };
-use crate::waitlist::{AcquireOptions, Hold as _, LeftAs};
+use crate::{
+    telemetry,
+    waitlist::{AcquireOptions, Hold as _, LeftAs},
+};
 
 impl Session {
     /// Acquires the lock `name` as a task in its line, for `timeout` at most. Dropping the future gives up.
@@ -84,6 +87,24 @@ impl Session {
         if remains == Remains::Nothing {
             drop(self.let_go(hold));
         }
+    }
+
+    /// Does the same with a handle of so many permits.
+    pub(crate) fn discard_part(self: &Arc<Self>, hold: &Arc<Hold>, permits: u64) {
+        match hold.exit_part(permits) {
+            Remains::Nothing => drop(self.let_go(hold)),
+            Remains::Parts(left) => {
+                let (session, hold) = (self.clone(), hold.clone());
+                self.spawn(async move {
+                    let left = i64::try_from(left).unwrap_or(i64::MAX);
+                    if let Err(error) = session.downgrade(&hold, left).await {
+                        telemetry::release_failed(&hold.name, &error);
+                    }
+                });
+            }
+            Remains::Held | Remains::Lost(_) => {}
+        }
+        hold.report_end();
     }
 }
 

@@ -1,15 +1,13 @@
-//! What an operator does with a lock, whoever has it: reads it, breaks it, and renews a hold.
+//! What an operator does with a lock, whoever has it: reads it, and breaks it.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use tokio::time::Instant;
-
-use super::{Session, hedged_read::Cost, in_flight::patience};
+use super::{Session, hedged_read::Cost};
 use crate::{
     error::ServerError,
     inspect::LockInfo,
-    protocol::{Evict, Exchange, Expects, Holder, Operation, State, wake},
-    store::{Listed, Renewal, Selection, View},
+    protocol::{Evict, Exchange, Expects, Operation, State, wake},
+    store::{Listed, Selection, View},
     telemetry,
 };
 
@@ -69,7 +67,7 @@ impl Session {
                 ..self.operation()
             };
             let id = operation.id.clone();
-            let state = self.operate(name, operation, None).await?;
+            let state = self.operate(name, operation, None).await?.state;
             match state {
                 Some(state) if wake::left(&state.wake, &id).is_some() => {
                     telemetry::broke(name, self.config.metered.label(name).as_ref());
@@ -82,43 +80,6 @@ impl Session {
         }
     }
 
-    /// Renews the holder with this token for its whole lease, no matter which process took the lock. Returns the reading
-    /// of the lock afterwards; `None`: nobody holds it under this token, and nothing was changed. A handle to that hold in
-    /// this client learns of its new end.
-    ///
-    /// The renewal goes by the entry. Only where the hold ends between the two commands, and a late request puts the
-    /// same entry in again, does it renew another grant: of the same session, which does not know of it and takes it
-    /// out.
-    pub(crate) async fn renew_holder(
-        self: &Arc<Self>,
-        name: &str,
-        token: i64,
-    ) -> Result<Option<(State, Exchange)>, ServerError> {
-        let Some((_, holder)) = self.held_under(name, token).await? else {
-            return Ok(None);
-        };
-        let renewal = Renewal {
-            operation: self.ids.operation(),
-            entries: BTreeMap::from([(name.to_owned(), vec![holder.id])]),
-            idle: None,
-            keep: self
-                .config
-                .keep_millis_for(Duration::from_millis(holder.lease.unsigned_abs())),
-            within: ONCE,
-        };
-        let (store, sent) = (self.store.clone(), Instant::now());
-        let renewing = async move { store.renew(&renewal).await };
-        let renewed = self.in_time(patience(ONCE), renewing).await?;
-        if let Some(error) = renewed.refused.into_values().next() {
-            return Err(error);
-        }
-        let Some((read, holder)) = self.held_under(name, token).await? else {
-            return Ok(None);
-        };
-        self.renewed_by_another(name, &holder, &read.1, sent);
-        Ok(Some(read))
-    }
-
     /// Lists what is selected.
     pub(crate) async fn list(self: &Arc<Self>, selection: &Selection, view: View) -> Result<Listed, ServerError> {
         let listing = self.read(Cost::Unknown, || {
@@ -126,20 +87,5 @@ impl Session {
             async move { store.list(&selection, view).await }
         });
         listing.await
-    }
-
-    /// Reads the lock, and its holder with this token, if there is one that has not released it.
-    async fn held_under(
-        self: &Arc<Self>,
-        name: &str,
-        token: i64,
-    ) -> Result<Option<((State, Exchange), Holder)>, ServerError> {
-        let Some((state, exchange)) = self.inspect(name).await? else {
-            return Ok(None);
-        };
-        let is_live = |holder: &&Holder| exchange.now.is_none_or(|now| holder.is_live(now)) && !holder.is_kept();
-        let mut holders = state.holders.iter().filter(is_live);
-        let holder = holders.find(|holder| holder.token == token).cloned();
-        Ok(holder.map(|holder| ((state, exchange), holder)))
     }
 }

@@ -1,15 +1,19 @@
-//! Operations that bypass the lines, as nobody gets in line or leaves it by them: a leader proclaims a value, a writer
-//! becomes a reader, and locks that are kept taken are cleared.
+//! Operations that bypass the lines, as nobody gets in line or leaves it by them: a leader proclaims a value, a hold is
+//! changed, and locks that are kept taken are cleared.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep};
 
 use super::{Session, admin::ONCE, hold::Hold, in_flight::patience};
 use crate::{
     backoff::Backoff,
+    config::millis,
     error::ServerError,
-    protocol::{Downgrade, Evict, Operation, Proclaim, State},
+    hold_options::Lease,
+    protocol::{Change, Evict, Holder, Operation, Proclaim},
+    store::Answer,
+    waitlist::deadline::Deadline,
 };
 
 impl Session {
@@ -25,8 +29,9 @@ impl Session {
             proclaim,
             ..self.operation()
         };
-        let state = self.operate(&hold.name, operation, Some(hold.deadline())).await?;
-        let holder = state
+        let answer = self.operate(&hold.name, operation, Some(hold.deadline())).await?;
+        let holder = answer
+            .state
             .iter()
             .flat_map(|state| &state.holders)
             .find(|holder| hold.is(holder));
@@ -34,24 +39,82 @@ impl Session {
         Ok(holder.is_some_and(|holder| holder.owner.proclaimed >= number))
     }
 
-    /// Makes a writer a reader, without letting go; `false` when it no longer holds. The hold counts as a reader's from
-    /// the beginning, even if the operation fails.
+    /// Leaves a hold so many permits, without letting go: a writer becomes a reader. `false` when it no longer holds. The
+    /// hold counts as one of that many from the beginning, even if the operation fails.
     pub(crate) async fn downgrade(self: &Arc<Self>, hold: &Hold, permits: i64) -> Result<bool, ServerError> {
-        let downgrade = Some(Downgrade {
-            id: hold.id.clone(),
-            token: hold.granted_as,
+        let change = Change {
             permits,
-        });
+            ..Change::of(hold.id.clone(), hold.granted_as)
+        };
+        let changed = self.change_hold(hold, change).await?;
+        Ok(changed.is_some_and(|(holder, _)| holder.permits <= permits))
+    }
+
+    /// Gives a hold a longer lease from now on, and renews it for that; `false` when it no longer holds.
+    ///
+    /// Renewals that are on their way give no more than the lease of their sending, and without an answer the hold keeps
+    /// the shorter one: the document may have the longer one then.
+    pub(crate) async fn lengthen(self: &Arc<Self>, hold: &Arc<Hold>, lease: Lease) -> Result<bool, ServerError> {
+        let change = Change {
+            lease: millis(lease.length),
+            ..Change::of(hold.id.clone(), hold.granted_as)
+        };
+        // Before the first try, as that may be the one that was applied.
+        let (sent, clock_then) = (Instant::now(), self.table().clock);
+        let deadline = Deadline::of_renewal(sent, lease.length, &clock_then, &self.config);
+        if self
+            .change_entry(&hold.name, change, (hold.used.1, lease.length), hold.deadline())
+            .await?
+            .is_none()
+        {
+            return Ok(false);
+        }
+        {
+            // Under the mutex of the clock, so that a jump ahead does not miss it.
+            let mut table = self.table();
+            let deadline = deadline.corrected(&table.clock, &self.config);
+            let mut upkeep = hold.upkeep();
+            upkeep.lengthen(lease);
+            upkeep.acknowledged(deadline, sent);
+            drop(upkeep);
+            if let Some(line) = table.lines.by_name.get_mut(&hold.name) {
+                line.waitlist.note_lease(&hold.id, lease.length);
+            }
+        }
+        self.reschedule(std::slice::from_ref(hold));
+        Ok(true)
+    }
+
+    pub(super) async fn change_hold(
+        self: &Arc<Self>,
+        hold: &Hold,
+        change: Change,
+    ) -> Result<Option<(Holder, Answer)>, ServerError> {
+        let used = (hold.used.1, hold.length());
+        self.change_entry(&hold.name, change, used, hold.deadline()).await
+    }
+
+    /// Changes a holder of a lock with this capacity, whose lease is afterwards no longer than this. Returns the holder
+    /// after that, and the answer; `None` when it no longer holds.
+    pub(super) async fn change_entry(
+        self: &Arc<Self>,
+        name: &str,
+        change: Change,
+        (capacity, lease): (i64, Duration),
+        deadline: Instant,
+    ) -> Result<Option<(Holder, Answer)>, ServerError> {
+        let (becomes, token) = (change.becomes.clone(), change.token);
         let operation = Operation {
-            downgrade,
+            change: Some(change),
             // The document has it as long as the hold is there.
-            leave_capacity: Some(hold.used.1),
-            keep: self.config.keep_millis_for(hold.lease.length),
+            leave_capacity: Some(capacity),
+            keep: self.config.keep_millis_for(lease),
             ..self.operation()
         };
-        let state = self.operate(&hold.name, operation, Some(hold.deadline())).await?;
-        let mut holders = state.iter().flat_map(|state| &state.holders);
-        Ok(holders.any(|holder| hold.is(holder) && holder.permits <= permits))
+        let answer = self.operate(name, operation, Some(deadline)).await?;
+        let mut holders = answer.state.iter().flat_map(|state| &state.holders);
+        let holder = holders.find(|holder| holder.is_grant(&becomes, token)).cloned();
+        Ok(holder.map(|holder| (holder, answer)))
     }
 
     /// Removes the entries of `name` that were released and are kept taken, up to the token `last`. Nobody holds these,
@@ -79,7 +142,7 @@ impl Session {
         name: &str,
         operation: Operation,
         deadline: Option<Instant>,
-    ) -> Result<Option<State>, ServerError> {
+    ) -> Result<Answer, ServerError> {
         let (mut backoff, mut overdue) = (Backoff::default(), 0);
         loop {
             let within = match deadline {
@@ -92,7 +155,7 @@ impl Session {
             match self.in_time(patience(within), running).await {
                 Ok(answer) => {
                     self.in_flight.heard(sent);
-                    return Ok(answer.state);
+                    return Ok(answer);
                 }
                 Err(error) if error.is_final() || deadline.is_none_or(|deadline| Instant::now() > deadline) => {
                     return Err(error);

@@ -119,5 +119,5 @@ impl Session {
 
 /// Returns the time for a change of a held document. It can take its time, and is not repeated.
 fn time_to_change(hold: &Hold) -> Duration {
-    hold.lease.length.min(CHANGED_WITHIN)
+    hold.length().min(CHANGED_WITHIN)
 }

@@ -105,7 +105,7 @@ impl Session {
             operation: self.ids.operation(),
             name: &hold.name,
             holder: (&hold.id, hold.granted_as),
-            keep: self.config.keep_millis_for(hold.lease.length),
+            keep: self.config.keep_millis_for(hold.length()),
         }
     }
 

@@ -18,9 +18,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::fork_guard::Process;
 use crate::{
-    config::millis,
-    error::{AcquireError, ServerError},
-    hold_options::Lease,
+    config::{Config, millis},
+    error::{AcquireError, InvalidInput, ServerError},
+    hold_options::{Lease, Terms},
     metric_names::LockLabel,
     protocol::{Holder, KeptUntil, ServerTime, Use, clock_token, wake},
     status::{LockStatus, Lost, LostReason},
@@ -51,6 +51,7 @@ pub(crate) struct Hold {
     /// shared.
     pub(crate) granted_as: i64,
     pub(crate) used: Use,
+    /// Its lease at the grant; a renewal may give it a longer one: [`length`](Self::length).
     pub(crate) lease: Lease,
     pub(crate) since: Instant,
     /// Its grant is no later than this in the server's log; unset if that is not known.
@@ -76,6 +77,8 @@ struct HoldState {
     kept: Option<KeptUntil>,
     /// Number of handles: more than one where the hold was re-entered.
     handles: usize,
+    /// Whether it is about to be detached: no task enters or inherits it any more.
+    detaching: bool,
     lost: Option<LostReason>,
     /// Number of deletions of the document by its holder that are on their way: their answers decide the reason of the
     /// loss.
@@ -125,6 +128,8 @@ enum Reported {
 pub(crate) enum Remains {
     /// Other handles.
     Held,
+    /// Handles of other parts, which have so many permits together.
+    Parts(u64),
     /// Nothing: this was the last handle, and the hold must be released.
     Nothing,
     /// Nothing: it was lost before.
@@ -161,6 +166,7 @@ impl Hold {
                 proclaimed: 0,
                 kept: (!at_least.is_zero()).then(|| KeptUntil::AfterGrant(millis(at_least))),
                 handles: 1,
+                detaching: false,
                 lost: None,
                 deleting: 0,
                 gone: false,
@@ -350,8 +356,66 @@ impl Hold {
         Ok(())
     }
 
-    /// Drops a handle; with the last one the hold is over.
+    /// Gives up so many permits of it, of which there are more; returns the number that is left.
+    pub(crate) fn give_up(&self, permits: u64) -> u64 {
+        let mut state = self.state();
+        state.permits = state.permits.saturating_sub(permits);
+        state.permits
+    }
+
+    /// Adds a handle of a part, unless the hold is over.
+    pub(crate) fn split(&self) -> Result<(), LostReason> {
+        self.look()?;
+        let mut state = self.state();
+        state.handles += 1;
+        state.lost.map_or(Ok(()), Err)
+    }
+
+    /// Notes that one handle has the parts of two.
+    pub(crate) fn merge(&self) {
+        let mut state = self.state();
+        state.handles = state.handles.saturating_sub(1);
+    }
+
+    /// Prepares it to be detached, unless it has more than one handle; returns their number then. Decided under the same
+    /// mutex as [`enter`](crate::waitlist::Hold::enter).
+    pub(crate) fn begin_detaching(&self) -> Result<(), usize> {
+        let mut state = self.state();
+        if state.handles > 1 {
+            return Err(state.handles);
+        }
+        state.detaching = true;
+        Ok(())
+    }
+
+    /// Returns the time that a renewal gives at present.
+    pub(crate) fn length(&self) -> Duration {
+        self.upkeep().lease().length
+    }
+
+    /// Returns its lease with this length; `None` if it has no shorter one.
+    pub(crate) fn longer_lease(&self, length: Duration, config: &Config) -> Result<Option<Lease>, InvalidInput> {
+        let present = self.upkeep().lease();
+        let mut terms = Terms::default();
+        match present.interval {
+            Some(_) => terms.set_lease(length),
+            None => terms.set_fixed(length),
+        }
+        terms.check(config)?;
+        Ok((length > present.length).then(|| Lease {
+            at_least: present.at_least,
+            limits: present.limits,
+            ..terms.lease(config)
+        }))
+    }
+
+    /// Drops a handle of all permits; with the last one the hold is over.
     pub(crate) fn exit(&self) -> Remains {
+        self.exit_part(u64::MAX)
+    }
+
+    /// Drops a handle of so many permits, which go with it if other handles have others.
+    pub(crate) fn exit_part(&self, permits: u64) -> Remains {
         if let Err(reason) = self.look() {
             return Remains::Lost(reason);
         }
@@ -362,7 +426,12 @@ impl Hold {
             }
             state.handles = state.handles.saturating_sub(1);
             if state.handles > 0 {
-                return Remains::Held;
+                let left = state.permits.saturating_sub(permits);
+                if left == 0 {
+                    return Remains::Held;
+                }
+                state.permits = left;
+                return Remains::Parts(left);
             }
             self.end(&mut state, LostReason::Released);
         }
@@ -479,7 +548,6 @@ mod tests {
     use super::*;
     use crate::{
         config::Settings,
-        hold_options::Terms,
         protocol::{Exchange, Kind},
         waitlist::{clock::ServerClock, deadline::Deadline},
     };

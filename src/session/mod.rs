@@ -11,6 +11,7 @@ mod acquiring;
 mod admin;
 mod bypassing;
 pub(crate) mod claims;
+mod detaching;
 mod documents;
 mod first_seen;
 mod fleet;

@@ -118,7 +118,7 @@ impl Table {
         if let Some((_, hold)) = self.timers.first_renewal(Turn::Usual).filter(|(at, _)| *at <= now) {
             let is_late = hold.upkeep().urgent_at() <= now;
             // Those that are due soon go along, so that holds acquired at different times come to be renewed together.
-            let soon = now + hold.lease.interval.unwrap_or_default() / 2;
+            let soon = now + hold.upkeep().lease().interval.unwrap_or_default() / 2;
             let goes_beside = is_late && urgent;
             if goes_beside || usual {
                 let turn = if goes_beside { Turn::Urgent } else { Turn::Usual };

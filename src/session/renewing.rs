@@ -95,7 +95,9 @@ impl Session {
         // Reckoned from the server's clock as known at sending: by the time of the answer it may be another server's.
         let sent = Instant::now();
         let clock_then = self.table().clock;
-        let deadline_of = |hold: &Hold| Deadline::of_renewal(sent, hold.lease.length, &clock_then, &self.config);
+        // By the lease as it is at sending, too: one that is made longer meanwhile may not be in the document yet.
+        let deadline_of = |hold: &Arc<Hold>| Deadline::of_renewal(sent, hold.length(), &clock_then, &self.config);
+        let deadlines: Vec<Deadline> = holds.iter().map(deadline_of).collect();
         let outcome = self.store.renew(&renewal).await?;
         if let Some(elected) = outcome.elected {
             self.failover_detector.note_primary(sent, elected);
@@ -109,7 +111,7 @@ impl Session {
         }
         self.consider_fleet();
         let mut asked = Vec::new();
-        for hold in holds {
+        for (hold, deadline) in holds.iter().zip(deadlines) {
             match outcome.refused.get(&hold.name) {
                 Some(error) => {
                     hold.upkeep().no_transaction_before(sent);
@@ -117,7 +119,7 @@ impl Session {
                         telemetry::renewal_refused(&hold.name, error);
                     }
                 }
-                None => asked.push(hold),
+                None => asked.push((hold, deadline)),
             }
         }
         let documents = renewal.entries.len().saturating_sub(outcome.refused.len());
@@ -132,8 +134,8 @@ impl Session {
             for some in asked.chunks(AT_A_TIME) {
                 // Under the mutex of the clock, so that a jump ahead misses none of them.
                 let clock = &self.table().clock;
-                for hold in some {
-                    let deadline = deadline_of(hold).corrected(clock, &self.config);
+                for (hold, deadline) in some {
+                    let deadline = deadline.corrected(clock, &self.config);
                     let mut upkeep = hold.upkeep();
                     upkeep.acknowledged(deadline, sent);
                     upkeep.no_transaction_before(sent);
@@ -141,11 +143,12 @@ impl Session {
             }
             // A renewal does not show whether others wait.
             self.verify(idle);
-            let intervals = holds.iter().filter_map(|hold| hold.lease.interval);
+            let intervals = holds.iter().filter_map(|hold| hold.upkeep().lease().interval);
             let interval = intervals.chain([self.config.renewal_interval]).min();
             self.hear_the_clock(&holds[0].name, interval.unwrap_or_default(), sent);
             return Ok((asked.len() as u64, why));
         }
+        let asked: Vec<&Arc<Hold>> = asked.into_iter().map(|(hold, _)| hold).collect();
         Ok((self.confirm_by_reading(&asked, sent).await?, why))
     }
 
@@ -160,7 +163,7 @@ impl Session {
             ids.sort_unstable();
             ids.dedup();
         }
-        let longest = holds.iter().map(|hold| hold.lease.length).max();
+        let longest = holds.iter().map(|hold| hold.length()).max();
         idle.iter().for_each(|hold| hold.upkeep().note_shown_idle());
         let shows = !idle.is_empty() || holds.iter().any(|hold| hold.upkeep().is_shown_idle());
         // A hold that a task has of this renewal's idle ones is younger than all holds here.
@@ -196,7 +199,7 @@ impl Session {
     /// Notes that a hold was read after a renewal that was sent at that time and acknowledged. `false`: the reading does
     /// not show until when.
     fn seen_renewed(&self, hold: &Hold, holder: &Holder, exchange: &Exchange, sent: Instant) -> bool {
-        let lease = hold.lease.length;
+        let lease = hold.length();
         let Some(deadline) = Deadline::of_reading(exchange, holder.until, sent, lease, &self.config) else {
             return false;
         };
@@ -206,20 +209,5 @@ impl Session {
         upkeep.acknowledged(deadline.corrected(clock, &self.config), sent);
         upkeep.no_transaction_before(sent);
         true
-    }
-
-    /// Notes the same of a renewal that no holder sent: the handles here to that hold have its new end.
-    pub(super) fn renewed_by_another(&self, name: &str, holder: &Holder, exchange: &Exchange, sent: Instant) {
-        let mut holds = self.table().lines.holds_of(name);
-        holds.retain(|hold| hold.is(holder));
-        for hold in &holds {
-            let is_shown_idle = hold.upkeep().is_shown_idle();
-            self.seen_renewed(hold, holder, exchange, sent);
-            // That renewal changed nothing about the mark.
-            if is_shown_idle {
-                hold.upkeep().note_shown_idle();
-            }
-        }
-        self.reschedule(&holds);
     }
 }

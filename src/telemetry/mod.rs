@@ -409,8 +409,8 @@ pub(crate) fn purpose(operation: &Operation) -> &'static str {
         "break"
     } else if operation.proclaim.is_some() {
         "proclaim"
-    } else if operation.downgrade.is_some() {
-        "downgrade"
+    } else if operation.change.is_some() {
+        "change"
     } else if operation.requests.is_some() {
         "request"
     } else {

@@ -1,6 +1,9 @@
 //! Semaphores, wherever the locks live.
 
-use crate::setup::{PATIENCE, granted, in_line, places, spawn, until_waiting, within};
+use futures::future::join_all;
+use watchlock::{LostReason, Released, errors::RenewError};
+
+use crate::setup::{PATIENCE, granted, in_line, is_vacant, places, spawn, until_waiting, within};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_semaphore_gives_out_its_permits_and_no_more() {
@@ -65,5 +68,81 @@ async fn as_many_permits_as_there_never_are_can_not_be_asked_for() {
             assert!(error.to_string().contains(words), "{error}");
         }
         assert_eq!(a.inspect("x").await.unwrap(), None);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn some_permits_are_given_back_and_the_others_stay_held() {
+    for (a, b) in places("some").await {
+        let (here, there) = (a.semaphore("x", 4), b.semaphore("x", 4));
+        let held = here.acquire_many(4).await.unwrap();
+        for permits in [0, 4, 5] {
+            let error = held.release_some(permits).await.unwrap_err();
+            assert!(matches!(error, RenewError::Invalid(_)), "{error:?}");
+            assert!(error.to_string().contains("of the 4 permits of `x`"), "{error}");
+        }
+        let waiting = in_line(&a, "x", 1, there.acquire_many(2)).await;
+        held.release_some(1).await.unwrap();
+        assert!(!waiting.is_finished());
+        let token = held.token();
+        held.release_some(1).await.unwrap();
+        let other = granted(waiting).await;
+        assert_eq!((held.permits(), other.permits()), (2, 2));
+        assert_eq!((held.token(), held.is_held()), (token, true));
+        assert!(here.try_acquire().await.unwrap().is_none());
+        // Two at once: each gives back what it says, and one permit is always left.
+        let (one, two) = tokio::join!(held.release_some(1), held.release_some(1));
+        assert!(one.is_ok() != two.is_ok(), "{one:?}, {two:?}");
+        assert_eq!(here.available_permits().await.unwrap(), 1);
+        held.release().await.unwrap();
+        assert_eq!(here.available_permits().await.unwrap(), 2);
+        other.release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn parts_of_a_hold_are_released_one_by_one_and_lost_together() {
+    for (a, b) in places("parts").await {
+        let (here, there) = (a.semaphore("x", 6), b.semaphore("x", 6));
+        let held = here.acquire_many(6).await.unwrap();
+        let (one, two) = (held.split(1).unwrap(), held.split(2).unwrap());
+        assert_eq!([held.permits(), one.permits(), two.permits()], [3, 1, 2]);
+        assert_eq!([one.token(), two.token()], [held.token(); 2]);
+        assert!(matches!(one.split(1), Err(RenewError::Invalid(_))));
+        assert!(there.try_acquire().await.unwrap().is_none());
+        let waiting = in_line(&a, "x", 1, there.acquire()).await;
+        assert_eq!(one.release().await.unwrap(), Released::Released);
+        let other = granted(waiting).await;
+        assert!(there.try_acquire().await.unwrap().is_none());
+        // A dropped part gives its permits back too.
+        let waiting = in_line(&a, "x", 1, there.acquire_many(2)).await;
+        drop(two);
+        let both = granted(waiting).await;
+        assert!(held.is_held());
+        assert_eq!(here.available_permits().await.unwrap(), 0);
+        both.release().await.unwrap();
+        // Parts come together again, and those of another hold do not.
+        let part = held.split(2).unwrap();
+        held.merge(part).unwrap();
+        assert_eq!(held.permits(), 3);
+        let strange = here.acquire().await.unwrap();
+        let strange = held.merge(strange).unwrap_err();
+        assert_eq!((strange.permits(), held.permits()), (1, 3));
+        strange.release().await.unwrap();
+        // All at once, from many tasks: whatever is left is free.
+        let parts = [held.split(1).unwrap(), held.split(1).unwrap(), held];
+        for released in join_all(parts.map(|part| spawn(part.release()))).await {
+            assert_eq!(released.unwrap().unwrap(), Released::Released);
+        }
+        assert_eq!(here.available_permits().await.unwrap(), 5);
+        other.release().await.unwrap();
+        let held = here.acquire_many(4).await.unwrap();
+        let part = held.split(2).unwrap();
+        assert!(matches!(held.detach().await, Err(RenewError::Invalid(_))));
+        assert!(part.is_held());
+        b.break_lock("x").await.unwrap();
+        assert_eq!(within(PATIENCE, "the loss", part.lost()).await, LostReason::Broken);
+        assert_eq!(part.release().await.unwrap(), Released::WasLost);
+        assert!(is_vacant(&a, "x").await);
     }
 }

@@ -4,6 +4,9 @@ use std::collections::BTreeSet;
 
 use super::ServerTime;
 
+/// Beginning of the entries of holds that no client has. The id of a session has other letters.
+pub const DETACHED: &str = "detached-";
+
 /// An entry that holds the lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
@@ -51,6 +54,11 @@ impl Holder {
     /// only: its session is done with it, and a leave that comes late must not open the lock.
     pub fn is_kept(&self) -> bool {
         self.released.is_some()
+    }
+
+    /// Returns whether no client has it: it lasts for its lease, unless a client takes it up.
+    pub fn is_detached(&self) -> bool {
+        self.id.starts_with(DETACHED)
     }
 
     pub fn is_idle(&self) -> bool {

@@ -41,7 +41,8 @@
 //!    and only a later grant of its entry leaves.
 //! 2. *adopt*: the entries of earlier incarnations of the owner that requests are removed.
 //! 3. *proclaim*: a holder gets another value, unless it has a later one.
-//! 4. *downgrade*: a writer becomes a reader, without letting go.
+//! 4. *change*: a holder is renewed with fewer permits, a longer lease, or under another entry: as the reader that a
+//!    writer becomes, without a handle, or by another client.
 //! 5. *evict*: the holders that an operator evicts are removed.
 //! 6. *enqueue*: the requested entries are appended to the queue, unless they are in the document already; on a kind
 //!    mismatch the operation is a no-op. If adopt removed a holder, they go to the head of the queue instead.
@@ -127,14 +128,14 @@ pub use ahead::Ahead;
 pub(crate) use ended::HISTORY_MOST;
 pub use ended::HoldEnd;
 pub use ended::{Ended, Record};
-pub use entry::{Holder, Identity, Idle, Owner, Shown, Waiter};
+pub use entry::{DETACHED, Holder, Identity, Idle, Owner, Shown, Waiter};
 pub use exchange::Exchange;
 pub use kind::Kind;
 pub use kind::Use;
 pub use location::Location;
 pub(crate) use operation::NOTIFIES_UP_TO;
 pub use operation::{
-    AT_ONCE, Downgrade, Evict, Expects, Kept, KeptUntil, Operation, Proclaim, QUEUE_MOST, Request, Requests,
+    AT_ONCE, Change, Evict, Expects, Kept, KeptUntil, Operation, Proclaim, QUEUE_MOST, Request, Requests,
 };
 pub use server_time::ServerTime;
 pub use state::{State, clock_token};

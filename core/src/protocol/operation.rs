@@ -38,7 +38,7 @@ pub struct Operation {
     /// evicts.
     pub evict: Evict,
     pub proclaim: Option<Proclaim>,
-    pub downgrade: Option<Downgrade>,
+    pub change: Option<Change>,
     pub requests: Option<Requests>,
     /// The expected state of the document; where the document differs, the operation is a no-op.
     pub expects: Expects,
@@ -111,15 +111,48 @@ pub struct Proclaim {
     pub number: i64,
 }
 
-/// A holder that gives up permits and keeps the others, under the same token: a writer that becomes a reader.
+/// A change of a holder under the same token, which also renews it: it gives up permits, gets a longer lease, or goes on
+/// under another entry.
 ///
-/// It may arrive twice and late: the token names the grant, and a holder with fewer permits keeps these.
+/// It may arrive twice and late: the token names the grant, permits only fall and a lease only grows, and no entry has a
+/// name that an earlier one had.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Downgrade {
+pub struct Change {
     pub id: String,
     pub token: i64,
-    /// The permits that it keeps.
+    /// Maximum number of permits that it keeps.
     pub permits: i64,
+    /// Minimum length of its lease from now on, in milliseconds.
+    pub lease: i64,
+    /// The entry that it is afterwards.
+    pub becomes: String,
+    /// Its owner afterwards; `None`: the same.
+    pub owner: Option<Owner>,
+}
+
+impl Change {
+    /// Returns the change of this holder that only renews it.
+    pub fn of(id: String, token: i64) -> Self {
+        Self {
+            becomes: id.clone(),
+            id,
+            token,
+            permits: i64::MAX,
+            lease: 0,
+            owner: None,
+        }
+    }
+
+    /// Returns the names that the holder has before and after it: where the answer was lost, it has the second already.
+    pub(super) fn ids(&self) -> [&String; 2] {
+        [&self.id, &self.becomes]
+    }
+
+    /// Whether it changes this holder.
+    pub(super) fn is_for(&self, holder: &Holder) -> bool {
+        let mut ids = self.ids().into_iter();
+        ids.any(|id| holder.is_grant(id, self.token))
+    }
 }
 
 /// The state of the document that an operation expects. The fewer cases an operation provides for, the less it costs
@@ -181,7 +214,7 @@ impl Operation {
             leave_capacity: None,
             evict: Evict::Nobody,
             proclaim: None,
-            downgrade: None,
+            change: None,
             requests: None,
             expects: Expects::Nothing,
             room: QUEUE_MOST,
@@ -302,7 +335,7 @@ impl Operation {
             && self.kept.is_empty()
             && self.evict == Evict::Nobody
             && self.proclaim.is_none()
-            && self.downgrade.is_none()
+            && self.change.is_none()
             && self.record.held_too_long.is_empty()
     }
 

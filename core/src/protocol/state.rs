@@ -1,6 +1,6 @@
 //! The specification: the state of one lock and its pure transitions.
 //!
-//! [`apply`] takes an operation through the phases of [`super`], a function each: leave, adopt, proclaim, downgrade,
+//! [`apply`] takes an operation through the phases of [`super`], a function each: leave, adopt, proclaim, change,
 //! evict, enqueue, advance, record, stamp. [`super::pipeline`] has functions of the same names in the same order, to be
 //! read beside these, and helpers of the phases by the same names.
 
@@ -9,7 +9,7 @@ mod renewing;
 mod tests;
 
 use super::{
-    AT_ONCE, Downgrade, Ended, Evict, Expects, Holder, Identity, Kind, NOTIFIES_UP_TO, Operation, Proclaim, Request,
+    AT_ONCE, Change, Ended, Evict, Expects, Holder, Identity, Kind, NOTIFIES_UP_TO, Operation, Proclaim, Request,
     ServerTime, Waiter,
     wake::{self, Signal},
 };
@@ -171,7 +171,7 @@ impl Operation {
                 self.creates()
                     || leave.any(|id| state.has_holder(id) || state.has_waiter(id))
                     || self.proclaim.iter().any(|proclaim| state.has_holder(&proclaim.id))
-                    || self.downgrade.iter().any(|downgrade| state.has_holder(&downgrade.id))
+                    || self.change.iter().flat_map(Change::ids).any(|id| state.has_holder(id))
                     || holders.any(|holder| self.evicts(holder, now))
             }
         }
@@ -212,7 +212,7 @@ fn step(before: &State, operation: &Operation, now: ServerTime) -> State {
     step.leave();
     step.adopt();
     step.proclaim();
-    step.downgrade();
+    step.change();
     step.evict();
     if !step.is_used_as_requested() {
         return before.clone();
@@ -306,14 +306,17 @@ impl Step<'_> {
         }
     }
 
-    /// Takes permits from a holder, and leaves it the others.
-    fn downgrade(&mut self) {
-        if let Some(Downgrade { id, token, permits }) = &self.operation.downgrade
-            && let Some(holder) = self.state.holders.iter_mut().find(|holder| holder.token == *token)
-            && holder.id == *id
-            && !holder.is_kept()
-        {
-            holder.permits = holder.permits.min(*permits);
+    /// Renews a holder with fewer permits, a longer lease, or under another entry.
+    fn change(&mut self) {
+        let Some(change) = &self.operation.change else { return };
+        if let Some(holder) = self.state.holders.iter_mut().find(|holder| change.is_for(holder)) {
+            holder.id.clone_from(&change.becomes);
+            holder.permits = holder.permits.min(change.permits);
+            holder.lease = holder.lease.max(change.lease);
+            holder.until = holder.until.max(self.now.plus_millis(holder.lease));
+            if let Some(owner) = &change.owner {
+                holder.owner.clone_from(owner);
+            }
         }
     }
 

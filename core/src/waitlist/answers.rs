@@ -32,6 +32,11 @@ impl<H: Hold> Step<'_, H> {
         self.hold(entry, grant, false)
     }
 
+    /// Adds the hold that this client has taken up under an entry of its own.
+    pub fn attached(&mut self, entry: String, grant: &Grant) -> Arc<H> {
+        self.hold(entry, grant, false)
+    }
+
     /// Notes the answer to the operation that is on its way; `state` is `None` if there is no document.
     pub fn answered(&mut self, operation: &Operation, state: Option<&State>, exchange: &Exchange) {
         self.take_in(operation, state, exchange);

@@ -26,6 +26,13 @@ impl<H: Hold> Step<'_, H> {
         self.let_reenter();
     }
 
+    /// Lets go of a hold whose entry may have another name in the document by now: nobody here gets the hold from it.
+    pub fn renounce(&mut self, hold: &H) {
+        if self.has(hold) {
+            self.leave(hold, LeftAs::Free, None);
+        }
+    }
+
     /// Sees to the hold that no task has: the next task in line gets it, or it is given back; if neither, plans when it
     /// is looked at again. Call it after each input.
     pub fn attend_to_idle(&mut self) {

@@ -566,6 +566,13 @@ impl<H: Hold> Waitlist<H> {
             || self.leaving.iter().any(|leaving| leaving.entry == entry)
     }
 
+    /// Notes that the lease of an entry is no shorter than this.
+    pub fn note_lease(&mut self, entry: &str, lease: Duration) {
+        if let Some(held) = self.holds.get_mut(entry) {
+            held.lease = held.lease.max(lease);
+        }
+    }
+
     /// Notes that a transaction is guarded by a hold.
     pub fn note_guarded(&mut self) {
         self.guards = true;

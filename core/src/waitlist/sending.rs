@@ -63,7 +63,7 @@ impl<H: Hold> Step<'_, H> {
             leave_capacity: used.map(|(_, capacity)| capacity),
             evict: Evict::Nobody,
             proclaim: None,
-            downgrade: None,
+            change: None,
             requests,
             expects,
             room: context.room,

@@ -2,7 +2,7 @@
 
 use crate::Random;
 use mongodb::bson::{Bson, Document, doc};
-use watchlock_core::protocol::{Downgrade, Evict, Expects, Idle, Operation, ServerTime, State, pipeline, state};
+use watchlock_core::protocol::{Change, Evict, Expects, Idle, Operation, ServerTime, State, pipeline, state};
 
 use super::{
     setup::Setup,
@@ -26,10 +26,13 @@ pub struct Sequence {
 /// Numbers of steps that are rare, and easily lost among the others.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
-    /// Downgrades that took permits, and those of a holder with more permits that did not: under an earlier token, or
+    /// Changes that took permits, and those of a holder with more permits that did not: under an earlier token, or
     /// as the lock was released.
     pub downgraded: u32,
     pub not_downgraded: u32,
+    /// Changes that gave a holder a longer lease, and those that gave the hold to another entry.
+    pub lengthened: u32,
+    pub renamed: u32,
     /// Releases that kept the lock.
     pub kept: u32,
     /// Entries that left, except for the hold that the server ends.
@@ -48,9 +51,21 @@ impl Seen {
         let is_written = after.version > before.version;
         self.broken += u32::from(operation.breaks() && is_written);
         self.not_broken += u32::from(operation.breaks() && !is_written);
-        let Some(Downgrade { id, permits, .. }) = &operation.downgrade else {
+        let Some(Change {
+            id,
+            permits,
+            token,
+            becomes,
+            ..
+        }) = &operation.change
+        else {
             return;
         };
+        let holder_of = |state: &State| state.holders.iter().find(|holder| holder.token == *token).cloned();
+        if let (Some(before), Some(after)) = (holder_of(before), holder_of(after)) {
+            self.lengthened += u32::from(after.lease > before.lease);
+            self.renamed += u32::from(after.id != before.id && after.id == *becomes);
+        }
         let permits_of = |state: &State| {
             let mut holders = state.holders.iter();
             holders.find(|holder| holder.id == *id).map(|holder| holder.permits)
@@ -198,7 +213,7 @@ fn is_empty(operation: &Operation) -> bool {
     operation.leave.is_empty()
         && operation.requests.is_none()
         && operation.proclaim.is_none()
-        && operation.downgrade.is_none()
+        && operation.change.is_none()
         && operation.evict == Evict::Nobody
 }
 

@@ -5,7 +5,7 @@ use std::slice;
 
 use crate::Random;
 use watchlock_core::protocol::{
-    Downgrade, Evict, Expects, Holder, Identity, Idle, Kept, KeptUntil, Operation, Owner, Proclaim, Record, Request,
+    Change, Evict, Expects, Holder, Identity, Idle, Kept, KeptUntil, Operation, Owner, Proclaim, Record, Request,
     Requests, State,
 };
 
@@ -62,7 +62,7 @@ impl<'a> Draw<'a> {
             && self.one_in(3)
         {
             let after_release = match self.random.below(2) {
-                0 => self.downgrade_of(released, blank(&operation)),
+                0 => self.change_of(released, blank(&operation)),
                 _ => self.late_release(operation, released),
             };
             return Move::Run(Box::new(after_release));
@@ -164,7 +164,7 @@ impl<'a> Draw<'a> {
             5..7 if is_for_one => request_alone(drawn),
             7..9 if used.is_some() && wanted == used && !adopts => request_with_room(drawn),
             11 => self.evict_one(drawn),
-            12 => self.downgrade(drawn),
+            12 => self.change(drawn),
             // An operation may still concern a lock that is gone by now.
             _ if wanted.is_some() && used.is_some() && wanted != used => only_request(drawn),
             _ => drawn,
@@ -220,26 +220,35 @@ impl<'a> Draw<'a> {
         }
     }
 
-    /// Draws a downgrade, of a holder with permits to give up if there is one.
-    fn downgrade(&mut self, drawn: Operation) -> Operation {
+    /// Draws a change, of a holder with permits to give up if there is one.
+    fn change(&mut self, drawn: Operation) -> Operation {
         let mut holders = self.state.into_iter().flat_map(|state| &state.holders);
         let of_many = holders.find(|holder| holder.permits > 1);
         match of_many.or_else(|| self.first_or_second_holder()) {
-            Some(holder) => self.downgrade_of(holder, drawn),
-            // Without a holder there is nothing to downgrade.
+            Some(holder) => self.change_of(holder, drawn),
+            // Without a holder there is nothing to change.
             None => drawn,
         }
     }
 
-    /// Draws a downgrade, mostly of this holder, sometimes under the token of an earlier grant, and sometimes with
-    /// fewer permits already.
-    fn downgrade_of(&mut self, holder: &Holder, drawn: Operation) -> Operation {
+    /// Draws a change, mostly of this holder, sometimes under the token of an earlier grant, sometimes with fewer permits
+    /// or a longer lease already, and sometimes into another entry.
+    fn change_of(&mut self, holder: &Holder, drawn: Operation) -> Operation {
         let another = self.any_id();
+        let id = self.mostly(holder, another);
+        let becomes = if self.one_in(3) {
+            format!("detached-{}", self.state.map_or(0, |state| state.version))
+        } else {
+            id.clone()
+        };
         Operation {
-            downgrade: Some(Downgrade {
-                id: self.mostly(holder, another),
+            change: Some(Change {
+                id,
                 token: self.token(holder, 4),
-                permits: self.one_of(&[1, 2]),
+                permits: self.one_of(&[1, 2, i64::MAX]),
+                lease: self.one_of(&[0, 5, 50]),
+                owner: self.one_in(2).then(|| self.owner()),
+                becomes,
             }),
             leave_capacity: self.capacity(),
             ..without_entries(drawn)

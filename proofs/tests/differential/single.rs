@@ -33,7 +33,7 @@ fn operation(number: i64, leave: &[&str], (kind, capacity): Use, entries: Vec<Re
         leave_capacity: None,
         evict: Evict::Nobody,
         proclaim: None,
-        downgrade: None,
+        change: None,
         requests: Some(Requests {
             kind,
             capacity,

@@ -10,6 +10,7 @@ use tokio::{
 
 use super::super::{
     Session,
+    hold::Hold,
     line::{Context, UNANSWERED},
 };
 use super::{ClaimedDocument, Claiming, filter::Filter, skip_list::SKIPPED_AT_ONCE};
@@ -17,10 +18,10 @@ use crate::{
     config::millis,
     error::ServerError,
     hold_options::Lease,
-    protocol::{Exchange, Holder, Kind, Operation, Owner, Request, Requests},
+    protocol::{Exchange, Holder, Kind, Operation, Owner, Request, Requests, Use},
     store::{Among, Claimed, Store, Taken, Wanted, name},
     telemetry,
-    waitlist::{Grant, How, deadline::Deadline, timing},
+    waitlist::{Grant, How, Step, deadline::Deadline, timing},
 };
 
 /// The kind and capacity of a claimed document's lock.
@@ -187,7 +188,13 @@ impl<'a> Attempts<'a> {
 }
 
 /// Returns the grant of a claim that this answer shows, unless its lease may be over.
-fn grant_of(holder: &Holder, lease: Lease, exchange: &Exchange, how: How, context: &Context<'_>) -> Option<Grant> {
+pub(in crate::session) fn grant_of(
+    holder: &Holder,
+    lease: Lease,
+    exchange: &Exchange,
+    how: How,
+    context: &Context<'_>,
+) -> Option<Grant> {
     let Context { clock, config, now, .. } = *context;
     let deadline = Deadline::of_answer(exchange, holder.until, lease.length, clock, now, config)?;
     (deadline.instant() > now).then(|| Grant {
@@ -374,35 +381,13 @@ impl Session {
             }
         };
         let holder = state.holders.iter().find(|holder| holder.id == entry);
-        let mut hold = None;
-        let (mut doubted, mut is_closed) = (false, false);
-        self.update(&name, None, |lines, context| {
-            is_closed = lines.closed;
-            let overtaken = context.ids.pending_claims.settled(&entry);
-            let grant = holder.and_then(|holder| grant_of(holder, lease, &exchange, how, context));
-            let grant = grant.filter(|_| !is_closed);
-            let line = lines.line(&name);
-            let mut step = line.waitlist.step(context);
-            let Some(grant) = grant else {
-                return step.take_out(entry, USED, lease.length);
-            };
-            let granted = step.claimed(entry.clone(), &grant, &exchange);
-            // News of its end may have come first.
-            doubted = overtaken.doubts(&name);
-            if let Some((signal, at)) = overtaken.put_out {
-                line.signalled(&entry, signal, at, None, context);
-            }
-            hold = Some(granted);
+        let settled = self.settle(&name, &entry, (USED, lease.length), |step, context| {
+            let grant = grant_of(holder?, lease, &exchange, how, context)?;
+            Some(step.claimed(entry.clone(), &grant, &exchange))
         });
-        let Some(hold) = hold else {
-            return match is_closed {
-                true => Ok(Round::default()),
-                false => Err(ServerError::overdue()),
-            };
+        let Some(hold) = settled? else {
+            return Ok(Round::default());
         };
-        if doubted {
-            self.verify(vec![hold.clone()]);
-        }
         self.claims.skip_list().forget(&name::of_id(&id));
         let claimed = ClaimedDocument {
             session: self.clone(),
@@ -414,6 +399,48 @@ impl Session {
             claimed: vec![claimed],
             passed_over: None,
         })
+    }
+}
+
+impl Session {
+    /// Adds the hold of an entry that was pending, unless the news came too late to be believed: then the entry is taken
+    /// out. `None`: as it is if the client shuts down.
+    pub(in crate::session) fn settle(
+        self: &Arc<Self>,
+        name: &str,
+        entry: &str,
+        (used, lease): (Use, Duration),
+        add: impl FnOnce(&mut Step<'_, Hold>, &Context<'_>) -> Option<Arc<Hold>>,
+    ) -> Result<Option<Arc<Hold>>, ServerError> {
+        let mut hold = None;
+        let (mut doubted, mut is_closed) = (false, false);
+        self.update(name, None, |lines, context| {
+            is_closed = lines.closed;
+            let overtaken = context.ids.pending_claims.settled(entry);
+            let line = lines.line(name);
+            let mut step = line.waitlist.step(context);
+            if !is_closed {
+                hold = add(&mut step, context);
+            }
+            if hold.is_none() {
+                return step.take_out(entry.to_owned(), used, lease);
+            }
+            // News of its end may have come first.
+            doubted = overtaken.doubts(name);
+            if let Some((signal, at)) = overtaken.put_out {
+                line.signalled(entry, signal, at, None, context);
+            }
+        });
+        match hold {
+            Some(hold) => {
+                if doubted {
+                    self.verify(vec![hold.clone()]);
+                }
+                Ok(Some(hold))
+            }
+            None if is_closed => Ok(None),
+            None => Err(ServerError::overdue()),
+        }
     }
 }
 

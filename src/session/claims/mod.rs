@@ -25,6 +25,7 @@ use crate::{
     protocol::Owner,
     store::Wanted,
 };
+pub(super) use attempt::grant_of;
 use filter::Filter;
 pub(in crate::session) use shared::Claims;
 

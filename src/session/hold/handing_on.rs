@@ -82,7 +82,7 @@ impl waitlist::Hold for Hold {
             return false;
         }
         let mut state = self.state();
-        let held = state.lost.is_none() && u64::try_from(permits) == Ok(state.permits);
+        let held = state.lost.is_none() && !state.detaching && u64::try_from(permits) == Ok(state.permits);
         state.handles += usize::from(held);
         held
     }
@@ -135,6 +135,6 @@ impl waitlist::Hold for Hold {
 impl HoldState {
     /// Whether the release frees the lock and leaves the document.
     fn is_plain(&self) -> bool {
-        self.kept.is_none() && self.deleting == 0
+        self.kept.is_none() && self.deleting == 0 && !self.detaching
     }
 }

@@ -22,6 +22,8 @@ pub(crate) struct Upkeep {
     deadline: Deadline,
     /// `None`: nobody renews it.
     renew_at: Option<Instant>,
+    /// Whether its lease is longer than that of the grant.
+    lengthened: bool,
     /// Whether no task has the hold. Renewals show it as idle.
     is_idle: bool,
     /// Whether the document may show it as idle.
@@ -61,6 +63,7 @@ impl Upkeep {
             lease: grant.lease,
             deadline: grant.deadline,
             renew_at: None,
+            lengthened: false,
             is_idle: false,
             shown_idle: false,
             show_at: None,
@@ -83,6 +86,18 @@ impl Upkeep {
             let half = self.left(due_at) / 2;
             due_at + self.lease.interval.map_or(half, |interval| interval.min(half))
         });
+    }
+
+    /// Returns the lease that a renewal gives.
+    pub(in crate::session) fn lease(&self) -> Lease {
+        self.lease
+    }
+
+    /// Notes that renewals give more time from now on. No other task inherits such a lease.
+    pub(in crate::session) fn lengthen(&mut self, lease: Lease) {
+        if lease.length > self.lease.length {
+            (self.lease, self.lengthened) = (lease, true);
+        }
     }
 
     pub(in crate::session) fn deadline(&self) -> Instant {
@@ -123,6 +138,7 @@ impl Upkeep {
     /// its way, or a transaction hangs on it.
     pub(super) fn released_lease(&self) -> Option<RemainingLease> {
         let is_certain = !self.failing && !self.refused && self.under_way.is_none() && self.guarded_at.is_none();
+        let is_certain = is_certain && !self.lengthened;
         let renew_at = self.renew_at.filter(|_| is_certain)?;
         let deadline = self.deadline;
         Some(RemainingLease { deadline, renew_at })

@@ -321,7 +321,7 @@ fn foreign(id: &str, leave: &[&str], request: Option<&str>) -> Operation {
         leave_capacity: None,
         evict: Evict::Nobody,
         proclaim: None,
-        downgrade: None,
+        change: None,
         requests: request.map(|id| Requests {
             kind: Kind::Mutex,
             capacity: 1,

@@ -5,13 +5,13 @@ use std::time::Duration;
 use futures::future::join_all;
 use mongodb::bson::{Document, doc};
 use watchlock::{
-    LockClient, LostReason, Released,
+    Detached, LockClient, LostReason, Released,
     documents::DocumentLocks,
     operate::{HoldEnd, HolderInfo},
     testing::InMemory,
 };
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, info, is_vacant, pause, places, spawn, until_waiting, within};
+use crate::setup::{Ground, PATIENCE, SOON, eventually, info, pause, places, spawn, until_waiting, within};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -51,7 +51,9 @@ async fn a_hold_that_is_over_is_nobodys_to_break_to_renew_or_to_release() {
         let before = holder(b, "x").await;
         assert_eq!(before.token, held.token());
         assert_eq!(b.break_holder("x", held.token()).await.unwrap(), None);
-        assert_eq!(b.renew_holder("x", held.token()).await.unwrap(), None);
+        let named = Detached::new("x", held.token());
+        assert_eq!(b.renew_detached(&named).await.unwrap(), None);
+        assert!(b.attach(&named).await.unwrap().is_none());
         let after = b.break_lock("x").await.unwrap().unwrap();
         assert!(!after.is_held() && after.to_string().ends_with("free"), "{after}");
         assert_eq!(holder(b, "x").await, before, "nothing was written");
@@ -154,52 +156,6 @@ async fn a_hold_whose_time_was_over_is_recorded_as_expired() {
     assert_eq!((past.how, past.ended), (HoldEnd::Expired, until));
     assert!(holder(&locks, "x").await.since >= until);
     next.release().await.unwrap();
-}
-
-/// By its token, as a step of a pipeline does: its own handle ends earlier, and takes nothing out.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_hold_that_another_client_renewed_outlives_its_handle() {
-    let length = 4 * SECOND;
-    let places = places("renewed").await;
-    let everywhere = places.iter().map(async |(a, b)| {
-        let held = a.mutex("x").acquire().fixed(length).await.unwrap();
-        pause(2 * SECOND).await;
-        let renewed = b.renew_holder("x", held.token()).await.unwrap().unwrap();
-        let until = renewed.holders[0].until;
-        let waiting = b.mutex("x");
-        let waiting = spawn(async move { waiting.acquire().await.unwrap() });
-        until_waiting(a, "x", 1).await;
-        assert_eq!(within(PATIENCE, "the loss", held.lost()).await, LostReason::Elapsed);
-        // A task of its own client meets the entry.
-        assert!(a.mutex("x").try_acquire().await.unwrap().is_none());
-        assert_eq!(holder(a, "x").await.until, until);
-        drop(held);
-        let next = within(PATIENCE, "the grant", waiting).await.unwrap();
-        let now = holder(a, "x").await;
-        assert_eq!(now.token, next.token());
-        assert!(
-            now.since >= until && now.since.duration_since(until).unwrap() < SOON,
-            "{now:?}"
-        );
-    });
-    join_all(everywhere).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_handle_learns_of_a_renewal_by_its_own_client() {
-    let length = 20 * SECOND;
-    for (a, b) in places("own").await {
-        let held = a.mutex("x").acquire().fixed(length).await.unwrap();
-        pause(2 * SECOND).await;
-        assert!(held.safe_for() < length - 2 * SECOND);
-        let renewed = a.renew_holder("x", held.token()).await.unwrap().unwrap();
-        let left = renewed.holders[0].until.duration_since(renewed.as_of).unwrap();
-        assert!(held.safe_for() > length - 2 * SECOND, "{:?}", held.safe_for());
-        assert!(held.safe_for() < left);
-        // It is as much its handle's as before.
-        assert_eq!(held.release().await.unwrap(), Released::Released);
-        assert!(is_vacant(&b, "x").await);
-    }
 }
 
 /// Its process ends without a release, with a lease that is shorter.

@@ -1,5 +1,6 @@
 //! Holds: for how long, how they end, and how they stay with a client.
 
+mod detached;
 mod expiry;
 mod handing_on;
 mod idle;

@@ -3,11 +3,12 @@
 use std::time::{Duration, SystemTime};
 
 use futures::future::join_all;
-use mongodb::bson::doc;
+use mongodb::bson::{Document, doc};
 use watchlock::{
     LockClient, LockStatus, LostReason, Released,
-    errors::AcquireError,
+    errors::{AcquireError, RenewError},
     operate::{HolderInfo, LockEvent},
+    testing::InMemory,
 };
 
 use crate::setup::{Ground, PATIENCE, SOON, eventually, info, is_vacant, pause, places, spawn, until_waiting, within};
@@ -352,4 +353,92 @@ async fn every_kind_of_lock_has_a_lease_of_its_own_on_request() {
             assert_eq!(after(holder.until, holder.since), lease, "{name}");
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_that_is_renewed_for_longer_has_that_lease_from_then_on_and_never_a_shorter_one() {
+    let places = places("longer").await;
+    let everywhere = places.iter().map(async |(a, b)| {
+        let (brief, long) = (Duration::from_millis(2_200), 20 * SECOND);
+        let left = async |name| {
+            let lock = info(b, name).await.unwrap();
+            after(lock.holders[0].until, lock.as_of)
+        };
+        let held = a.mutex("x").acquire().lease(brief).await.unwrap();
+        let fixed = a.mutex("fixed").acquire().fixed(brief).await.unwrap();
+        let several = a.multi(["p", "q"]).acquire().lease(brief).await.unwrap();
+        assert!(left("x").await <= brief);
+        assert!(held.renew_for(long).await.unwrap() > long - 3 * SECOND);
+        assert!(fixed.renew_for(long).await.unwrap() > long - 3 * SECOND);
+        assert!(several.renew_for(long).await.unwrap() > long - 3 * SECOND);
+        for name in ["x", "fixed", "p", "q"] {
+            assert!(left(name).await > long - 2 * SECOND, "{name}");
+        }
+        // What was promised stays promised.
+        assert!(held.renew_for(brief).await.unwrap() > long - 3 * SECOND);
+        let error = held.renew_for(Duration::from_millis(1)).await.unwrap_err();
+        assert!(error.to_string().contains("1ms") && held.is_held(), "{error}");
+        // It is renewed for that in the background too, and a fixed one is not.
+        pause(6 * SECOND).await;
+        assert!(held.safe_for() > long - 6 * SECOND, "{held:?}");
+        assert!(several.safe_for() > long - 6 * SECOND, "{several:?}");
+        assert!(fixed.safe_for() < long - 5 * SECOND, "{fixed:?}");
+        // The next task of the client does not inherit it.
+        held.release().await.unwrap();
+        let next = a.mutex("x").acquire().lease(brief).await.unwrap();
+        assert!(left("x").await <= brief);
+        next.release().await.unwrap();
+        let lost = a.mutex("lost").acquire().await.unwrap();
+        b.break_lock("lost").await.unwrap();
+        assert!(matches!(lost.renew_for(60 * SECOND).await, Err(RenewError::Lost(_))));
+    });
+    join_all(everywhere).await;
+}
+
+/// Renewals that are on their way meanwhile, or whose answers were lost, promise no more than the document has.
+#[tokio::test(start_paused = true)]
+async fn a_longer_lease_that_the_server_does_not_confirm_is_not_counted_on() {
+    let memory = InMemory::new();
+    let locks = memory.builder().lease(10 * SECOND).build().await.unwrap();
+    let held = locks.mutex("x").acquire().await.unwrap();
+    pause(SECOND).await;
+    memory.set_frozen(&locks, true).unwrap();
+    let view = held.view();
+    let renewing = tokio::spawn(async move { (held.renew_for(60 * SECOND).await, held) });
+    pause(SECOND).await;
+    assert!(view.safe_for() < 9 * SECOND, "{view:?}");
+    memory.set_frozen(&locks, false).unwrap();
+    let (safe_for, held) = renewing.await.unwrap();
+    let safe_for = safe_for.unwrap();
+    let lock = memory.client().inspect("x").await.unwrap().unwrap();
+    assert!(
+        safe_for > 50 * SECOND && held.safe_for() < after(lock.holders[0].until, lock.as_of),
+        "{lock:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_document_and_an_element_are_renewed_for_longer() {
+    let ground = Ground::replica_set("longer").await;
+    let documents = ground.documents().await;
+    documents
+        .insert_one(doc! { "_id": 7, "lines": [{ "sku": "x" }] })
+        .await
+        .unwrap();
+    let locks = ground.locks().await.documents::<Document>(documents.clone());
+    let document = locks.acquire(7).await.unwrap();
+    let element = locks
+        .element::<Document>("lines", doc! { "sku": "x" })
+        .acquire(7)
+        .await
+        .unwrap();
+    for safe_for in [
+        document.renew_for(60 * SECOND).await,
+        element.renew_for(60 * SECOND).await,
+    ] {
+        assert!(safe_for.unwrap() > 50 * SECOND);
+    }
+    assert!(document.is_held() && element.is_held());
+    document.release().await.unwrap();
+    element.release().await.unwrap();
 }

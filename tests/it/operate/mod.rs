@@ -62,8 +62,9 @@ async fn a_reading_has_the_servers_time_by_which_an_expired_holder_counts_as_nob
         );
 
         // What a write returns has the time of that write, or of the reading after it.
-        let held = a.mutex("y").acquire().await.unwrap();
-        let renewed = b.renew_holder("y", held.token()).await.unwrap().unwrap();
+        let held = a.mutex("y").acquire().await.unwrap().detach().await.unwrap();
+        let renewed = b.renew_detached(&held).await.unwrap().unwrap();
+        let held = a.attach(&held).await.unwrap().expect("it is held");
         assert!(renewed.is_held() && renewed.as_of >= expired.as_of, "{renewed:?}");
         let broken = b.break_lock("y").await.unwrap().unwrap();
         assert!(!broken.is_held() && broken.as_of >= renewed.as_of, "{broken:?}");

@@ -123,7 +123,9 @@ fn forms_are_written_as_they_were_read() {
     const TIMES: &str = r#""since":"2026-01-02T03:04:05.678Z","until":"2026-01-02T03:04:35.678Z""#;
     const OWNER: &str = r#""host":"web-1","pid":7,"label":"billing","reason":null"#;
     let holder = |share: &str| {
-        format!(r#"{{"token":5,{share},{TIMES},"released":null,"idle":false,{OWNER},"value":null,"owner_id":"job-1"}}"#)
+        format!(
+            r#"{{"token":5,{share},{TIMES},"released":null,"idle":false,"detached":false,{OWNER},"value":null,"owner_id":"job-1"}}"#
+        )
     };
     let past = format!(
         r#"{{"token":3,"access":null,"permits":2,"since":"2026-01-02T03:04:05.678Z","ended":"2026-01-02T03:04:06.000Z","how":"held_too_long",{OWNER},"value":"x","owner_id":null}}"#

@@ -34,7 +34,7 @@ mod together;
 use mongodb::bson::{Bson, Document, doc};
 
 use super::{
-    Downgrade, Evict, Identity, Kept, KeptUntil, Operation, Proclaim, Request, Requests, document::PROTOCOL,
+    Change, Evict, Identity, Kept, KeptUntil, Operation, Proclaim, Request, Requests, document::PROTOCOL,
     location::Location, state::kept_in_reserve, wake::Left,
 };
 use expression::{bind, cond, filter, literal, map};
@@ -67,7 +67,7 @@ fn general(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     let stays = adopt(stays, operation);
     let holders = filter(mark_kept(existing(at, "holders"), operation, now), &stays);
     let holders = proclaim(holders, operation);
-    let holders = downgrade(holders, operation);
+    let holders = change(holders, operation, now);
     let holders = evict(holders, operation);
     let queue = enqueue(operation, now);
     let after = advance(at, queue, operation, now);
@@ -239,14 +239,35 @@ fn proclaim(holders: Bson, operation: &Operation) -> Bson {
     map(holders, element)
 }
 
-/// Takes permits from a holder, and leaves it the others.
-fn downgrade(holders: Bson, operation: &Operation) -> Bson {
-    let Some(Downgrade { id, token, permits }) = &operation.downgrade else {
+/// Renews a holder with fewer permits, a longer lease, or under another entry.
+fn change(holders: Bson, operation: &Operation, now: &Bson) -> Bson {
+    let Some(change) = &operation.change else {
         return holders;
     };
-    let is_it = doc! { "$and": [is_grant(id, *token), is_not_kept()] };
-    let fewer = doc! { "$mergeObjects": ["$$this", { "permits": { "$min": ["$$this.permits", *permits] } }] };
-    map(holders, cond(is_it, fewer, "$$this"))
+    let Change {
+        token,
+        permits,
+        lease,
+        becomes,
+        owner,
+        ..
+    } = change;
+    let is_it = change.ids().map(|id| is_grant(id, *token));
+    let is_it = doc! { "$and": [{ "$or": is_it.to_vec() }, is_not_kept()] };
+    let lease = doc! { "$max": ["$$this.lease", *lease] };
+    let mut changed = doc! {
+        "id": literal(becomes.as_str()),
+        "permits": { "$min": ["$$this.permits", *permits] },
+        "until": { "$max": ["$$this.until", { "$add": [now, &lease] }] },
+        "lease": lease,
+    };
+    if let Some(owner) = owner {
+        changed.insert("owner", literal(owner.to_document()));
+    }
+    map(
+        holders,
+        cond(is_it, doc! { "$mergeObjects": ["$$this", changed] }, "$$this"),
+    )
 }
 
 /// Returns the condition that an operator evicts somebody by the operation, if that is what it is for.

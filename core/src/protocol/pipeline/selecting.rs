@@ -3,7 +3,7 @@
 use mongodb::bson::{Bson, Document, doc};
 
 use crate::protocol::{
-    Downgrade, Evict, Expects, Location, Operation, Proclaim,
+    Evict, Expects, Location, Operation, Proclaim,
     document::{NUMBER_MOST, PROTOCOL},
 };
 
@@ -29,14 +29,14 @@ pub fn selection(at: &Location, id: &Bson, operation: &Operation) -> Document {
     if let Some(Proclaim { id, .. }) = &operation.proclaim {
         concerned.push(doc! { at.key("holders.id"): { "$in": [id] } });
     }
-    if let Some(Downgrade { id, .. }) = &operation.downgrade {
-        concerned.push(doc! { at.key("holders.id"): { "$in": [id] } });
+    if let Some(change) = &operation.change {
+        concerned.push(doc! { at.key("holders.id"): { "$in": change.ids().to_vec() } });
     }
     if let Evict::Kept(last) = operation.evict {
         let kept = doc! { "token": { "$lte": last }, "released": { "$type": "date" } };
         concerned.push(doc! { at.key("holders"): { "$elemMatch": kept } });
     }
-    if operation.evict != Evict::Nobody || operation.proclaim.is_some() || operation.downgrade.is_some() {
+    if operation.evict != Evict::Nobody || operation.proclaim.is_some() || operation.change.is_some() {
         // The caller must learn that the document is of a later protocol, whatever is in it.
         concerned.push(doc! { at.key("protocol"): { "$gt": PROTOCOL } });
     }
@@ -73,7 +73,10 @@ pub fn is_known(at: &Location) -> Document {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::fixtures::{asking, leaving, operation, request};
+    use crate::protocol::{
+        Change,
+        fixtures::{asking, leaving, operation, request},
+    };
 
     fn evicting(operation: Operation, evict: Evict) -> Operation {
         Operation { evict, ..operation }
@@ -91,20 +94,15 @@ mod tests {
         }
     }
 
-    fn downgrading() -> Operation {
-        let downgrade = Downgrade {
-            id: "a-1".to_owned(),
-            token: 7,
-            permits: 1,
-        };
+    fn changing() -> Operation {
         Operation {
-            downgrade: Some(downgrade),
+            change: Some(Change::of("a-1".to_owned(), 7)),
             ..operation("a.1")
         }
     }
 
     #[test]
-    fn who_clears_proclaims_or_downgrades_learns_of_a_later_protocol() {
+    fn who_clears_proclaims_or_changes_learns_of_a_later_protocol() {
         let root = Location::default();
         let later = doc! { "protocol": { "$gt": PROTOCOL } };
         let tells = |operation: &Operation| {
@@ -115,7 +113,7 @@ mod tests {
                 .any(|condition| condition.as_document() == Some(&later))
         };
         assert!(tells(&evicting(operation("a.1"), Evict::Kept(7))));
-        assert!(tells(&proclaiming()) && tells(&downgrading()));
+        assert!(tells(&proclaiming()) && tells(&changing()));
         // Who only takes out entries leaves any other document alone.
         assert!(!tells(&leaving("a.1", "a-1")));
     }

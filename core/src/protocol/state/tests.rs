@@ -1,7 +1,7 @@
 use super::{State, apply, renew, renew_and_show};
 use crate::protocol::{
-    Downgrade, Evict, Expects, HoldEnd, Holder, Identity, Idle, Kept, KeptUntil, Kind, Operation, Owner, Proclaim,
-    Record, Request, ServerTime, Use, Waiter,
+    Change, Evict, Expects, HoldEnd, Holder, Identity, Idle, Kept, KeptUntil, Kind, Operation, Owner, Proclaim, Record,
+    Request, ServerTime, Use, Waiter,
     fixtures::{MUTEX, PERMITS, asking, asking_for, holder, kept, leaving, lock, operation, request, waiter},
     wake::{self, Left},
 };
@@ -189,12 +189,8 @@ fn an_operation_changes_a_document_that_has_anything_for_it_to_do() {
         }),
         ..operation("x.1")
     };
-    let downgrading = |id: &str| Operation {
-        downgrade: Some(Downgrade {
-            id: id.to_owned(),
-            token: 7,
-            permits: 1,
-        }),
+    let changing = |id: &str| Operation {
+        change: Some(Change::of(id.to_owned(), 7)),
         ..operation("x.1")
     };
     let evicting = |token| Operation {
@@ -208,8 +204,8 @@ fn an_operation_changes_a_document_that_has_anything_for_it_to_do() {
         (leaving("x.1", "c-1"), false),
         (proclaiming("a-1"), true),
         (proclaiming("b-1"), false),
-        (downgrading("a-1"), true),
-        (downgrading("b-1"), false),
+        (changing("a-1"), true),
+        (changing("b-1"), false),
         (evicting(7), true),
         (evicting(8), false),
         (operation("x.1"), false),
@@ -471,7 +467,7 @@ fn a_try_does_not_stay_in_the_queue_and_others_do() {
 }
 
 #[test]
-fn a_downgrade_takes_permits_from_the_grant_that_it_names_and_adds_none() {
+fn a_change_takes_permits_from_the_grant_that_it_names_and_adds_none() {
     let half = |id: &str, token| Holder {
         permits: 5,
         ..holder(id, token)
@@ -480,16 +476,15 @@ fn a_downgrade_takes_permits_from_the_grant_that_it_names_and_adds_none() {
     let mut released = before.clone();
     released.holders[0].released = Some(ServerTime(0));
     let held = |before: &State, id: &str, token, permits| {
-        let downgrade = Downgrade {
-            id: id.to_owned(),
-            token,
+        let change = Change {
             permits,
+            ..Change::of(id.to_owned(), token)
         };
-        let downgrades = Operation {
-            downgrade: Some(downgrade),
+        let changes = Operation {
+            change: Some(change),
             ..operation("x.1")
         };
-        let after = applied(before, &downgrades, 1);
+        let after = applied(before, &changes, 1);
         after.holders.iter().map(|holder| holder.permits).collect::<Vec<i64>>()
     };
     assert_eq!(held(&before, "a-1", 7, 2), [2, 5, 1], "the next one fits");
@@ -497,6 +492,57 @@ fn a_downgrade_takes_permits_from_the_grant_that_it_names_and_adds_none() {
     assert_eq!(held(&before, "a-1", 8, 2), [5, 5]);
     assert_eq!(held(&before, "c-1", 7, 2), [5, 5]);
     assert_eq!(held(&released, "a-1", 7, 2), [5, 5]);
+}
+
+#[test]
+fn a_change_renews_for_a_lease_that_only_grows() {
+    let before = lock((Kind::Mutex, 1), [holder("a-1", 7)], []);
+    let (lease, until) = (before.holders[0].lease, before.holders[0].until);
+    let renewed = |lease, now| {
+        let change = Some(Change {
+            lease,
+            ..Change::of("a-1".to_owned(), 7)
+        });
+        let after = applied(
+            &before,
+            &Operation {
+                change,
+                ..operation("x.1")
+            },
+            now,
+        );
+        (after.holders[0].lease, after.holders[0].until)
+    };
+    assert_eq!(renewed(lease + 9, 1), (lease + 9, ServerTime(1 + lease + 9).max(until)));
+    assert_eq!(renewed(1, 1), (lease, ServerTime(1 + lease).max(until)));
+}
+
+#[test]
+fn a_change_hands_a_hold_to_another_entry_once() {
+    let taking = |from: &str, to: &str| Operation {
+        change: Some(Change {
+            becomes: to.to_owned(),
+            owner: Some(Owner {
+                host: "other".to_owned(),
+                ..Owner::default()
+            }),
+            ..Change::of(from.to_owned(), 7)
+        }),
+        ..operation("x.1")
+    };
+    let before = lock((Kind::Mutex, 1), [holder("detached-a-1", 7)], [waiter("c-1")]);
+    let first = applied(&before, &taking("detached-a-1", "b-1"), 1);
+    assert_eq!(entries(&first), (vec!["b-1"], vec!["c-1"]));
+    assert_eq!(
+        (first.holders[0].token, first.holders[0].owner.host.as_str()),
+        (7, "other")
+    );
+    // Its answer was lost, and it comes again.
+    let again = applied(&first, &taking("detached-a-1", "b-1"), 2);
+    assert_eq!(entries(&again), entries(&first));
+    assert!(again.holders[0].until >= first.holders[0].until);
+    // Another client that takes the same hold comes too late.
+    assert_eq!(applied(&first, &taking("detached-a-1", "c-2"), 2), first);
 }
 
 #[test]

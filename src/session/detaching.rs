@@ -1,0 +1,227 @@
+//! Holds that no client has: how one leaves this client, and how this client takes it up.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep},
+};
+
+use super::{Session, claims, hold::Hold};
+use crate::{
+    backoff::Backoff,
+    contention::Contention,
+    detached::Detached,
+    error::{AcquireError, InvalidInput, ServerError},
+    hold_options::Terms,
+    protocol::{Change, DETACHED, Exchange, Holder, Owner, State},
+    token::FencingToken,
+    truncated_debug::shown,
+    waitlist::{Grant, How},
+};
+
+/// A hold that was taken up. Dropping it detaches it again, as nobody has come for it.
+struct TakenUp {
+    session: Arc<Session>,
+    hold: Option<Arc<Hold>>,
+}
+
+impl Drop for TakenUp {
+    fn drop(&mut self) {
+        if let Some(hold) = self.hold.take()
+            && self.session.begin_detaching(&hold).is_ok()
+        {
+            hold.exit();
+            hold.report_end();
+            let session = self.session.clone();
+            self.session.spawn(async move {
+                // Without an answer it is taken until its lease is over.
+                let _ = session.detach(&hold).await;
+            });
+        }
+    }
+}
+
+impl Session {
+    /// Prepares a hold to be detached, unless others share it. From now on no task of this client gets it.
+    pub(crate) fn begin_detaching(&self, hold: &Arc<Hold>) -> Result<Detached, InvalidInput> {
+        let name = shown(hold.name.escape_debug());
+        if self.store.is_in_place() {
+            let why = format!("the lock of the document {name} can't be detached; only locks with names can");
+            return Err(InvalidInput::new(why));
+        }
+        let handles = hold.begin_detaching().err().unwrap_or_else(|| {
+            let holds = self.table().lines.holds_of(&hold.name);
+            holds.iter().filter(|other| other.id == hold.id).count()
+        });
+        if handles > 1 {
+            let why = format!("the hold of `{name}` has {handles} handles and can't be detached; it must have 1");
+            return Err(InvalidInput::new(why));
+        }
+        let granted_as = FencingToken::new(hold.granted_as);
+        Ok(Detached {
+            name: hold.name.clone(),
+            token: hold.token,
+            granted_as: (granted_as != hold.token).then_some(granted_as),
+            at_least: hold.lease.at_least,
+        })
+    }
+
+    /// Leaves the lock of a hold taken by no client; the hold is over here already. `false`: it was over before.
+    pub(crate) async fn detach(self: &Arc<Self>, hold: &Hold) -> Result<bool, ServerError> {
+        let change = Change {
+            becomes: format!("{DETACHED}{}", hold.id),
+            ..Change::of(hold.id.clone(), hold.granted_as)
+        };
+        let changed = self.change_hold(hold, change).await;
+        // A late request may put the entry in once more; and without an answer it may still be there.
+        self.update(&hold.name, None, |lines, context| {
+            if let Some(line) = lines.by_name.get_mut(&hold.name) {
+                line.waitlist.step(context).renounce(hold);
+            }
+        });
+        Ok(changed?.is_some())
+    }
+
+    /// Takes up a detached hold; `None`: nobody holds the lock under its token any more. If the future is dropped, the
+    /// hold is detached again.
+    pub(crate) async fn attach(self: &Arc<Self>, detached: &Detached) -> Result<Option<Arc<Hold>>, AcquireError> {
+        let (to, taken_up) = oneshot::channel();
+        let (session, detached) = (self.clone(), detached.clone());
+        self.spawn(async move {
+            let hold = session.take_up(&detached).await;
+            // The caller may be gone.
+            drop(to.send(hold.map(|hold| TakenUp { session, hold })));
+        });
+        match taken_up.await {
+            Ok(taken_up) => Ok(taken_up?.hold.take()),
+            // The sender is dropped without an answer only when the session's runtime ends, or in a fork.
+            Err(_) => Err(self.why_closed()),
+        }
+    }
+
+    async fn take_up(self: &Arc<Self>, detached: &Detached) -> Result<Option<Arc<Hold>>, AcquireError> {
+        let mut backoff = Backoff::default();
+        loop {
+            if self.closing.is_cancelled() {
+                return Err(self.why_closed());
+            }
+            let Some((state, exchange, holder)) = self.holder_of(detached).await? else {
+                return Ok(None);
+            };
+            if !holder.is_detached() {
+                return Err(self.held_by(detached, state, &exchange, holder));
+            }
+            if let Some(hold) = self.try_to_take_up(detached, &state, &exchange, holder).await? {
+                return Ok(Some(hold));
+            }
+            // Another client was faster, or its time is over.
+            sleep(backoff.failed()).await;
+        }
+    }
+
+    /// Makes a detached holder an entry of this client. The entry is pending meanwhile, as a claim is: nothing takes it
+    /// for a stranger. `None`: it is not detached any more.
+    async fn try_to_take_up(
+        self: &Arc<Self>,
+        detached: &Detached,
+        state: &State,
+        exchange: &Exchange,
+        holder: Holder,
+    ) -> Result<Option<Arc<Hold>>, AcquireError> {
+        let length = Duration::from_millis(holder.lease.unsigned_abs());
+        let mut terms = Terms::default();
+        terms.set_lease(length);
+        terms.set_at_least(detached.at_least.min(length));
+        terms.check(&self.config)?;
+        let lease = terms.lease(&self.config);
+        let used = (state.kind, state.capacity);
+        let entry = self.ids.claim();
+        let change = Change {
+            becomes: entry.clone(),
+            owner: Some(Owner {
+                reason: holder.owner.reason,
+                value: holder.owner.value,
+                proclaimed: holder.owner.proclaimed,
+                ..self.config.owner(None)
+            }),
+            ..Change::of(holder.id, holder.token)
+        };
+        let left = exchange.now.map_or(length, |now| holder.until.since(now));
+        let name = &detached.name;
+        let changed = self
+            .change_entry(name, change, (state.capacity, length), Instant::now() + left)
+            .await;
+        let (holder, answer) = match changed {
+            Ok(Some(changed)) => changed,
+            not_changed => {
+                self.ids.pending_claims.settled(&entry);
+                self.drained.notify_waiters();
+                return Ok(not_changed.map(|_| None)?);
+            }
+        };
+        self.note(&answer.exchange);
+        let settled = self.settle(name, &entry, (used, length), |step, context| {
+            let grant = claims::grant_of(&holder, lease, &answer.exchange, How::Asking, context)?;
+            let grant = Grant {
+                token: detached.token.as_i64(),
+                used,
+                permits: holder.permits.unsigned_abs(),
+                ..grant
+            };
+            Some(step.attached(entry.clone(), &grant))
+        });
+        match settled? {
+            Some(hold) => Ok(Some(hold)),
+            None => Err(self.why_closed()),
+        }
+    }
+
+    /// Renews a detached hold for its lease, and returns the reading of the lock afterwards; `None`: there is no such
+    /// hold.
+    pub(crate) async fn renew_detached(
+        self: &Arc<Self>,
+        detached: &Detached,
+    ) -> Result<Option<(State, Exchange)>, ServerError> {
+        let found = self.holder_of(detached).await?;
+        let Some((state, exchange, holder)) = found.filter(|(.., holder)| holder.is_detached()) else {
+            return Ok(None);
+        };
+        let length = Duration::from_millis(holder.lease.unsigned_abs());
+        let left = exchange.now.map_or(length, |now| holder.until.since(now));
+        let change = Change::of(holder.id, holder.token);
+        let deadline = Instant::now() + left;
+        let changed = self
+            .change_entry(&detached.name, change, (state.capacity, length), deadline)
+            .await?;
+        Ok(changed.and_then(|(_, answer)| Some((answer.state?, answer.exchange))))
+    }
+
+    /// Reads the lock, and who holds it under this token, if anybody does and has not released it.
+    async fn holder_of(
+        self: &Arc<Self>,
+        detached: &Detached,
+    ) -> Result<Option<(State, Exchange, Holder)>, ServerError> {
+        let Some((state, exchange)) = self.inspect(&detached.name).await? else {
+            return Ok(None);
+        };
+        let is_live = |holder: &&Holder| exchange.now.is_none_or(|now| holder.is_live(now)) && !holder.is_kept();
+        let mut holders = state.holders.iter().filter(is_live);
+        let holder = holders.find(|holder| holder.token == detached.entry_token()).cloned();
+        Ok(holder.map(|holder| (state, exchange, holder)))
+    }
+
+    /// Returns the error of a hold that a client has.
+    fn held_by(&self, detached: &Detached, state: State, exchange: &Exchange, holder: Holder) -> AcquireError {
+        let as_of = exchange.now.unwrap_or(state.at);
+        let state = State {
+            holders: vec![holder],
+            ..state
+        };
+        let contention = Contention::new(&state, as_of, Duration::ZERO, 0, |id| self.ids.made(id));
+        AcquireError::Held {
+            name: detached.name.clone(),
+            contention: Box::new(contention),
+        }
+    }
+}
