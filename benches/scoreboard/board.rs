@@ -76,6 +76,7 @@ pub(crate) const RW_LOCK_RS1: Key = key("rwlock_handoff_ratio_rs1", 1.4);
 pub(crate) const SEMAPHORE_RS1: Key = key("semaphore_handoff_ratio_rs1", 1.4);
 pub(crate) const ELECTION_RS1: Key = key("election_failover_ratio_rs1", 1.4);
 pub(crate) const CLAIM_RS1: Key = key("claim_ratio_rs1", 1.2);
+pub(crate) const CLAIM_DONE: Key = key("claim_done_ratio", 1.15);
 pub(crate) const CLAIM_MANY: Key = at_least("claim_many_ratio", 3.0);
 pub(crate) const EXPIRY: Key = key("expiry_wake_ms", 25.0);
 pub(crate) const POLLING: Key = key("polling_handoff_ms", 25.0);

@@ -59,6 +59,41 @@ pub(crate) async fn claim(cluster: &Cluster, rounds: usize) -> Result<Compared> 
     Ok(compared)
 }
 
+/// Measures a claim and its end with an update, beside the two commands that take a free document, and then mark it as
+/// done and free.
+pub(crate) async fn claim_done(cluster: &Cluster, rounds: usize) -> Result<Compared> {
+    let peer = Peer::new(cluster).await?;
+    let (raw, documents) = (peer.raw(), peer.documents());
+    for collection in [&raw, &documents] {
+        let pending = (0..DOCUMENTS).map(|id| doc! { "_id": id, "state": "pending", "payload": "x".repeat(100) });
+        collection.insert_many(pending).await?;
+    }
+    let documents = peer.locks.documents(documents);
+    let mut compared = Compared::default();
+    for round in 0..WARM_UP + rounds {
+        let done = i64::try_from(round)?;
+        let sent = Instant::now();
+        let free = doc! { "state": "pending", "holder": null };
+        let taken = raw.find_one_and_update(free, doc! { "$set": { "holder": 1 } }).await?;
+        let id = taken.ok_or("no document is free")?.get_i32("_id")?;
+        let update = doc! { "$set": { "holder": null, "done": done } };
+        raw.update_one(doc! { "_id": id, "holder": 1 }, update).await?;
+        let bare = sent.elapsed();
+
+        let sent = Instant::now();
+        let handle = documents.claim(doc! { "state": "pending" }).await?;
+        handle.update_and_release(doc! { "$set": { "done": done } }).await?;
+        let lock = sent.elapsed();
+
+        if round >= WARM_UP {
+            compared.raw.push(bare);
+            compared.lock.push(lock);
+        }
+    }
+    peer.locks.shutdown().await;
+    Ok(compared)
+}
+
 /// Measures how many documents a worker claims, marks as done and releases a second: many at a time, and one at a time.
 pub(crate) async fn claim_many(cluster: &Cluster) -> Result<(f64, f64)> {
     let peer = Peer::new(cluster).await?;
@@ -98,7 +133,6 @@ async fn work(locks: &DocumentLocks<Document>, most: usize) -> Result<()> {
 }
 
 async fn finish(claimed: Held<documents::Document<Document>>) -> Result<()> {
-    claimed.update(doc! { "$set": { "done": true } }).await?;
-    claimed.release().await?;
+    claimed.update_and_release(doc! { "$set": { "done": true } }).await?;
     Ok(())
 }

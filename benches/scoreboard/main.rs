@@ -147,6 +147,8 @@ async fn one_node(board: &mut Board) -> Result<()> {
     board.compare(board::ELECTION_RS1, &election, "hop");
     let claim = claims::claim(&cluster, ROUNDS_RS1).await?;
     board.compare(board::CLAIM_RS1, &claim, "findOneAndUpdate + updateOne");
+    let done = claims::claim_done(&cluster, ROUNDS_RS1).await?;
+    board.compare(board::CLAIM_DONE, &done, "findOneAndUpdate + updateOne");
     let (many, one) = claims::claim_many(&cluster).await?;
     let from = format!("{many:.0} documents/s, 16 at a time / {one:.0}, one at a time");
     board.enter(board::CLAIM_MANY, many / one, from);
@@ -160,6 +162,7 @@ async fn one_node(board: &mut Board) -> Result<()> {
     board.note("election, one node", &election.lock);
     board.note("raw findOneAndUpdate + updateOne, one node", &claim.raw);
     board.note("claim + release of a document, one node", &claim.lock);
+    board.note("claim + update and release of a document, one node", &done.lock);
     board.note("raw update, one node", &breaking.raw);
     board.note("break_lock, one node", &breaking.lock);
     board.note("raw hop beside it", &lost.raw);

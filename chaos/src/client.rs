@@ -391,6 +391,13 @@ impl Actor {
             open.ended = true;
             return;
         }
+        let held = match held {
+            Held::Document(handle) if op.is_multiple_of(2) => {
+                open.ended = true;
+                return self.finish(op, *handle).await;
+            }
+            held => held,
+        };
         if let Held::Document(handle) = &held
             && !self.count_up(op, handle).await
         {
@@ -470,6 +477,21 @@ impl Actor {
         };
         self.log(op, now(), What::Wrote { written });
         true
+    }
+
+    /// Does the same, and gives the document back by the same write.
+    async fn finish(&self, op: u64, handle: watchlock::Held<documents::Document<Document>>) {
+        let count = handle.document().get_i64("count").unwrap_or(-1) + 1;
+        self.log(op, now(), What::Writing { count });
+        self.log(op, now(), What::LettingGo { released: true });
+        let update = doc! { "$set": { "count": count } };
+        let (written, outcome) = match handle.update_and_release(update).await {
+            Ok(()) => (Some(true), format!("{:?}", Released::Released)),
+            Err(DocumentError::Lost(_)) => (Some(false), format!("{:?}", Released::WasLost)),
+            Err(error) => (None, format!("failed: {error}")),
+        };
+        self.log(op, now(), What::Wrote { written });
+        self.log(op, now(), What::LetGo { outcome });
     }
 
     fn acquire(&self, name: &'static str, share: Share, way: Way, reason: String) -> Acquiring<'_> {

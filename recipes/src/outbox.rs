@@ -47,7 +47,7 @@ pub async fn drain<Fut: Future<Output = Result<(), Error>>>(
         };
         match sent {
             // A worker that dies before this sends the message again, under a later token: the receiver must expect it.
-            Ok(()) => drop(message.update(doc! { "$set": { "sent": true } }).await?),
+            Ok(()) => message.update_and_release(doc! { "$set": { "sent": true } }).await?,
             Err(error) => {
                 println!("not sent: {error}");
                 // Held meanwhile, so that no worker tries it again at once.
@@ -55,8 +55,8 @@ pub async fn drain<Fut: Future<Output = Result<(), Error>>>(
                     () = sleep(Duration::from_secs(1)) => {}
                     () = &mut stop => return message.release().await.map(|_| ()).map_err(Into::into),
                 }
+                message.release().await?;
             }
         }
-        message.release().await?;
     }
 }

@@ -8,10 +8,11 @@ use tokio::sync::Mutex;
 
 use super::{DocumentLocks, check::check_update};
 use crate::{
-    error::DocumentError,
+    error::{DocumentError, ReleaseError},
     handle::{
         Held,
         count::One,
+        own::Own as _,
         owned::OwnedHold,
         target::{AnyLock, IsKnown, IsOne, Target},
     },
@@ -138,6 +139,54 @@ impl<T, W: World> Held<Document<T>, W> {
         })
     }
 
+    /// Updates the document and releases its lock, in one write: the last step of a job, which a crash can't divide.
+    ///
+    /// `update` is as for [`update`](Self::update). The server makes it if this handle still locks the document, in the
+    /// same atomic step. Where another client waits for the lock, or the client
+    /// [keeps a history](crate::LockClientBuilder::history), two commands do the same. To delete the document instead,
+    /// see [`delete`](Self::delete), which ends the lock as well.
+    ///
+    /// # Errors
+    ///
+    /// [`DocumentError::Invalid`] and [`DocumentError::InTransaction`] as for [`update`](Self::update): nothing was
+    /// changed, and the lock is released. [`DocumentError::Lost`] if the lock was lost before: nothing was changed.
+    /// [`DocumentError::Server`] if the server refused, or could not be reached or did not answer for the time of the
+    /// lease, ten minutes at most: the document may have been changed. If an answer is lost before that, the write is
+    /// sent again, which changes the document once at most, and the result says whether it did.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped after it was polled, it goes on in the background.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use mongodb::bson::{Document, doc};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let memory = watchlock::testing::MemoryCollection::new();
+    /// # memory.insert_one(doc! { "done": false }).await?;
+    /// # let events = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
+    /// let event = events.claim(doc! { "done": false }).await?;
+    /// event.update_and_release(doc! { "$set": { "done": true } }).await?;
+    /// assert!(events.try_claim(doc! { "done": true }).await?.is_some());
+    /// # Ok(()) }
+    /// ```
+    pub fn update_and_release(
+        self,
+        update: impl Into<UpdateModifications>,
+    ) -> W::Call<impl Future<Output = Result<(), DocumentError>>> {
+        let (own, session) = (self.own, self.data.session);
+        let update = update.into();
+        W::call(async move {
+            let place = session.store.in_place();
+            place.map_or(Ok(()), |place| check_update(&update, place))?;
+            before_write(&session, &own).await?;
+            let runner = (*session).clone();
+            let done = runner.spawn_for(async move { finish(&session, own, update).await });
+            done.await.unwrap_or_else(|error| Err(error.into()))
+        })
+    }
+
     /// Splits this into the handle of the lock alone, and the document.
     pub fn into_parts(self) -> (Held<AnyLock, W>, T) {
         let (lock, data) = self.into_lock();
@@ -201,6 +250,23 @@ impl<T: DeserializeOwned, W: World> Held<Document<T>, W> {
                 None => Err(self.lost_it().await),
             }
         })
+    }
+}
+
+/// Updates a document and releases its lock.
+async fn finish(session: &UserHandle, own: OwnedHold, update: UpdateModifications) -> Result<(), DocumentError> {
+    let hold = own.hold();
+    let keeps_history = session.config.record().most > 0;
+    if !keeps_history && session.change_and_release(hold, update.clone()).await? {
+        return Ok(());
+    }
+    session.verified(hold).await?;
+    match session.change(hold, update).await? {
+        Some(_) => match own.release().await {
+            Ok(_) => Ok(()),
+            Err(ReleaseError::Server { error, .. }) => Err(error.into()),
+        },
+        None => Err(session.give_up(hold).await.into()),
     }
 }
 

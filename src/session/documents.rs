@@ -4,10 +4,13 @@
 use std::{sync::Arc, time::Duration};
 
 use mongodb::{bson::Document, options::UpdateModifications};
+use tokio::time::{Instant, sleep};
 
 use super::{Session, admin::ONCE, hedged_read::Cost, hold::Hold, in_flight::patience};
 use crate::{
+    backoff::Backoff,
     error::ServerError,
+    protocol::wake,
     status::{Lost, LostReason},
     store::ElementUpdate,
 };
@@ -36,10 +39,81 @@ impl Session {
         let operation = self.ids.operation();
         let changing = async move {
             let holder = (held.id.as_str(), held.granted_as);
-            store.change(&held.name, holder, &update, &operation, within).await
+            let signed = (&operation[..], false);
+            store.change(&held.name, holder, &update, signed, within).await
         };
         // It can take its time, and is not repeated.
         self.in_time(within, changing).await
+    }
+
+    /// Changes the user's part of a held document and releases the lock by the same write, and reports whether it did.
+    /// `false`: it is no longer held, or others wait for it, and nothing was written.
+    ///
+    /// It is repeated until it is answered: the write removes the entry that it needs, so it is applied once at most.
+    /// Where an earlier try may have been applied, the document shows whether it was.
+    pub(crate) async fn change_and_release(
+        self: &Arc<Self>,
+        hold: &Arc<Hold>,
+        update: UpdateModifications,
+    ) -> Result<bool, ServerError> {
+        let (session, held, within) = (self.clone(), hold.clone(), time_to_change(hold));
+        let operation = self.ids.operation();
+        let changing = async move {
+            let (holder, signed) = ((held.id.as_str(), held.granted_as), (&operation[..], true));
+            let (mut backoff, mut in_doubt) = (Backoff::default(), None);
+            held.begin_deleting();
+            let done = loop {
+                let changed = session.store.change(&held.name, holder, &update, signed, within).await;
+                match (changed, in_doubt) {
+                    (Ok(Some(_)), _) => break Ok(true),
+                    (Ok(None), None) => break Ok(false),
+                    (Ok(None), Some(error)) => break session.was_released_by(&held, &operation, error).await,
+                    (Err(error), _) if error.is_final() => break Err(error),
+                    (Err(error), _) => match held.lost_reason() {
+                        // Whoever has taken it has found its entry there.
+                        Some(LostReason::Broken | LostReason::Adopted) => break Ok(false),
+                        Some(_) => break Err(error),
+                        None => in_doubt = Some(error),
+                    },
+                }
+                sleep(backoff.failed()).await;
+            };
+            if matches!(done, Ok(true)) {
+                session.update(&held.name, None, |lines, _| {
+                    lines.line(&held.name).waitlist.forget(&held.id)
+                });
+            }
+            held.end_deleting(matches!(done, Ok(true)));
+            held.report_end();
+            done
+        };
+        self.in_time(within, changing).await
+    }
+
+    /// Reads whether a write of this operation has released the hold, after a try that was not answered with this error;
+    /// the error again if the document does not show it.
+    async fn was_released_by(
+        self: &Arc<Self>,
+        hold: &Hold,
+        operation: &str,
+        unanswered: ServerError,
+    ) -> Result<bool, ServerError> {
+        let Some((state, _)) = self.inspect(&hold.name).await? else {
+            return Err(unanswered);
+        };
+        let token = hold.granted_as;
+        let was_taken = state.was_broken(token) || state.adopted.contains(&token);
+        if wake::left(&state.wake, operation).is_some() {
+            return Ok(true);
+        }
+        match state.holders.iter().any(|holder| hold.is(holder)) {
+            // Others wait for it; the earlier try may still be applied when they have given up.
+            true => Err(unanswered),
+            false if was_taken => Ok(false),
+            // Before its lease ends, nobody else removes an entry.
+            false if hold.deadline() > Instant::now() => Ok(true),
+            false => Err(unanswered),
+        }
     }
 
     /// Reads the elements that have the key in this name; `None` when there is no document.

@@ -80,11 +80,11 @@ struct HoldState {
     /// Whether it is about to be detached: no task enters or inherits it any more.
     detaching: bool,
     lost: Option<LostReason>,
-    /// Number of deletions of the document by its holder that are on their way: their answers decide the reason of the
-    /// loss.
+    /// Number of writes by its holder that are on their way and end it, with the document or without: their answers
+    /// decide the reason of the loss.
     deleting: usize,
-    /// Whether the document was seen to be gone during such a deletion.
-    gone: bool,
+    /// The reason for which it was seen to be gone during such a write.
+    gone: Option<LostReason>,
     over_at: Option<Instant>,
     reported: Reported,
     /// Whether observers were told that it is held too long.
@@ -169,7 +169,7 @@ impl Hold {
                 detaching: false,
                 lost: None,
                 deleting: 0,
-                gone: false,
+                gone: None,
                 over_at: None,
                 reported: Reported::Nothing(grant.how),
                 reported_too_long: false,
@@ -303,8 +303,8 @@ impl Hold {
                 _ if is_news && end <= Instant::now() => explanation,
                 reason => reason,
             };
-            if state.deleting > 0 && reason == LostReason::Deleted {
-                state.gone = true;
+            if state.deleting > 0 && matches!(reason, LostReason::Deleted | LostReason::Overwritten) {
+                state.gone = Some(reason);
                 return false;
             }
             let first = state.lost.is_none();
@@ -319,23 +319,22 @@ impl Hold {
         first
     }
 
-    /// Notes that its holder is about to delete the document. News of the deletion can come before its answer.
+    /// Notes that its holder is about to end it by a write. News of that can come before its answer.
     pub(crate) fn begin_deleting(&self) {
         self.state().deleting += 1;
     }
 
-    /// Notes the answer to that, or that there is none. If the holder did not delete the document, another program
-    /// did.
+    /// Notes the answer to that, or that there is none. If the holder did not end it, another program did.
     pub(crate) fn end_deleting(&self, deleted: bool) {
         let gone = {
             let mut state = self.state();
             state.deleting = state.deleting.saturating_sub(1);
-            state.gone && state.deleting == 0
+            state.gone.filter(|_| state.deleting == 0)
         };
         if deleted {
             self.lose(LostReason::Released);
-        } else if gone {
-            self.lose(LostReason::Deleted);
+        } else if let Some(reason) = gone {
+            self.lose(reason);
         }
     }
 

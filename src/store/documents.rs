@@ -94,20 +94,21 @@ impl Store {
     }
 
     /// Changes the user's part of a document and returns it, if this entry holds it under this token; returns `None`
-    /// otherwise. The id of the operation goes into `wake`, which shows claims that the document is still held. The
-    /// server gives up after `within`.
+    /// otherwise. The id of the operation goes into `wake`, which shows claims that the document is still held; or that
+    /// it is free, if the change `releases` the lock: then it is not made where others wait for it. The server gives up
+    /// after `within`.
     pub(crate) async fn change(
         &self,
         name: &str,
         holder: (&str, i64),
         update: &UpdateModifications,
-        operation: &str,
+        (operation, releases): (&str, bool),
         within: Duration,
     ) -> Result<Option<Document>, ServerError> {
         self.ask(
             ("update", Some(name)),
-            |store| store.change(name, holder, update.clone(), operation, within),
-            |store| store.change(name, holder, update, operation),
+            |store| store.change(name, holder, update.clone(), (operation, releases), within),
+            |store| store.change(name, holder, update, (operation, releases)),
         )
         .await
     }

@@ -14,6 +14,7 @@ mod elements;
 mod failover;
 mod faults;
 mod fences;
+mod finishing;
 mod fleet;
 mod gathering;
 mod holds;

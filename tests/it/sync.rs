@@ -299,6 +299,8 @@ fn work_takes_the_options_of_its_lock() {
             event.update(doc! { "$inc": { "n": 1 } }).unwrap()
         });
         assert_eq!(counted.unwrap().get_i32("n").unwrap(), 1);
+        let event = events.acquire(1).run().unwrap();
+        event.update_and_release(doc! { "$set": { "n": 7 } }).unwrap();
         let deleted = events.acquire(1).run_with(|event| event.delete().is_ok());
         assert!(deleted.unwrap());
         assert_eq!(events.try_claim(doc! {}).run_with(|_| ()).unwrap(), None);

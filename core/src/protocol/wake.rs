@@ -99,6 +99,11 @@ pub fn of_change(operation: &str) -> String {
     format!("{operation}:;")
 }
 
+/// Returns the `wake` of a write in which the only entry, a holder, leaves.
+pub fn of_release(operation: &str) -> String {
+    format!("{operation}:{};", Left::HOLDER)
+}
+
 /// The pattern of a write in which an entry left or was evicted, and none was granted.
 pub const FREEING: &str = "^[^+]*[hq!][^+]*$";
 

@@ -169,7 +169,7 @@ impl MemoryStore {
         name: &str,
         holder: (&str, i64),
         update: &UpdateModifications,
-        operation: &str,
+        (operation, releases): (&str, bool),
     ) -> Result<Option<Document>, ServerError> {
         let update = Update::read(update)?;
         let mut contents = self.documents.contents();
@@ -177,7 +177,21 @@ impl MemoryStore {
         let Some(document) = self.held(&contents, name, holder, now) else {
             return Ok(None);
         };
-        let updated = self.signed(update.apply(document)?, name, operation)?;
+        let at = self.layout.base();
+        let state = at.state(document).ok().flatten().filter(|_| releases);
+        if state
+            .as_ref()
+            .is_some_and(|state| !state.queue.is_empty() || state.holders.len() > 1)
+        {
+            return Ok(None);
+        }
+        let mut updated = self.signed(update.apply(document)?, name, operation)?;
+        if let Some(state) = state {
+            let empty = Bson::Array(Vec::new());
+            let wake = wake::of_release(operation);
+            let fields = doc! { "holders": empty, "wake": wake, "version": state.version + 1, "at": now };
+            at.set_lock(&mut updated, fields);
+        }
         contents.put(updated.clone());
         Ok(Some(self.users(updated)))
     }
@@ -306,7 +320,7 @@ mod tests {
         let store = MemoryStore::new(collection, place, Connection::default());
         let change = |holder| {
             let update = UpdateModifications::Document(doc! { "$inc": { "n": 1 } });
-            store.change("1", holder, &update, "a.1").unwrap()
+            store.change("1", holder, &update, ("a.1", false)).unwrap()
         };
         assert_eq!(change(("a-1", 7)), Some(doc! { "_id": 1, "n": 1 }));
         assert_eq!(change(("a-1", 6)), None);

@@ -53,7 +53,12 @@ impl MongoStore {
         };
         let count = doc! { "$size": element.key.elements(element.array) };
         let query = doc! { "$and": [self.held(name, holder), { "$expr": { "$eq": [count, 1] } }] };
-        let update = signed(UpdateModifications::Document(update), &member.location, operation);
+        let update = signed(
+            UpdateModifications::Document(update),
+            &member.location,
+            operation,
+            false,
+        );
         let changing = self.collection.find_one_and_update(query, update);
         let changing = changing.array_filters([element.key.array_filter(IDENTIFIER)]);
         let changing = changing

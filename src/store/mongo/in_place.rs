@@ -32,12 +32,22 @@ impl MongoStore {
         name: &str,
         holder: (&str, i64),
         update: UpdateModifications,
-        operation: &str,
+        (operation, releases): (&str, bool),
         within: Duration,
     ) -> Result<Option<Document>, ServerError> {
-        let update = signed(update, self.layout.base(), operation);
-        let changing = self.collection.find_one_and_update(self.held(name, holder), update);
-        let changed = changing.return_document(ReturnDocument::After).max_time(within).await?;
+        let (at, mut held) = (self.layout.base(), self.held(name, holder));
+        if releases {
+            held.extend(doc! { at.key("queue"): [], at.key("holders.1"): { "$exists": false } });
+        }
+        let update = signed(update, at, operation, releases);
+        let changing = self.collection.find_one_and_update(held, update);
+        let changing = changing.return_document(ReturnDocument::After).max_time(within);
+        let changed = if releases {
+            // Nobody reads the document.
+            changing.projection(doc! { "_id": 1 }).await?
+        } else {
+            changing.await?
+        };
         Ok(changed.map(|document| self.users(document)))
     }
 
@@ -91,19 +101,42 @@ impl MongoStore {
     }
 }
 
-/// Returns the update with a new `wake`, by which a stream shows that the update is a holder's and frees nothing.
-pub(super) fn signed(update: UpdateModifications, at: &Location, operation: &str) -> UpdateModifications {
-    let (field, wake) = (at.key("wake"), wake::of_change(operation));
+/// Returns the update with a new `wake`, by which a stream shows that the update is a holder's and frees nothing; or that
+/// it frees the lock, if it `releases` it: the only holder, before whom nobody waits.
+pub(super) fn signed(
+    update: UpdateModifications,
+    at: &Location,
+    operation: &str,
+    releases: bool,
+) -> UpdateModifications {
+    let (field, version, written) = (at.key("wake"), at.key("version"), at.key("at"));
+    let wake = match releases {
+        true => wake::of_release(operation),
+        false => wake::of_change(operation),
+    };
     match update {
         UpdateModifications::Document(mut operators) => {
-            let set = operators.entry("$set".to_owned());
-            if let Bson::Document(set) = set.or_insert_with(|| Bson::Document(Document::new())) {
-                set.insert(field, wake);
+            let mut add = |operator: &str, fields: Document| {
+                let present = operators.entry(operator.to_owned());
+                if let Bson::Document(present) = present.or_insert_with(|| Bson::Document(Document::new())) {
+                    present.extend(fields);
+                }
+            };
+            add("$set", doc! { field: wake });
+            if releases {
+                add("$set", doc! { at.key("holders"): [] });
+                add("$inc", doc! { version: 1_i64 });
+                add("$currentDate", doc! { written: true });
             }
             UpdateModifications::Document(operators)
         }
         UpdateModifications::Pipeline(mut stages) => {
-            stages.push(doc! { "$set": { field: { "$literal": wake } } });
+            let mut fields = doc! { field: { "$literal": wake } };
+            if releases {
+                let counted = doc! { "$add": [at.value("version"), 1_i64] };
+                fields.extend(doc! { at.key("holders"): [], version: counted, written: now() });
+            }
+            stages.push(doc! { "$set": fields });
             UpdateModifications::Pipeline(stages)
         }
         other => other,

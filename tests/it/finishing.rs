@@ -1,0 +1,165 @@
+//! Locked documents that are changed and released by one write.
+
+use mongodb::bson::{Document, doc};
+use watchlock::{LostReason, documents::DocumentLocks, errors::DocumentError};
+
+use crate::{
+    documents::{Place, Scene, waiting},
+    setup::{Ground, PATIENCE, SOON, eventually, faulty, spawn, within},
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_is_changed_and_free_by_one_write() {
+    for scene in Scene::everywhere("finish").await {
+        let (a, b) = scene.locks();
+        scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
+        let held = a.claim(doc! { "n": 1 }).await.unwrap();
+        let (view, before) = (held.view(), held.token());
+        held.update_and_release(doc! { "$inc": { "n": 1 } }).await.unwrap();
+        assert_eq!(view.lost().await.reason, LostReason::Released);
+        let document = scene.find(1).await;
+        let lock = document.get_document("watchlock").unwrap();
+        assert_eq!(document.get_i32("n").unwrap(), 2);
+        assert!(lock.get_array("holders").unwrap().is_empty());
+        // A claim and a write of its holder: a release alone would have counted as much.
+        assert_eq!(lock.get_i64("version").unwrap(), 2);
+        let next = b.try_claim(doc! { "n": 2 }).await.unwrap().unwrap();
+        assert!(next.token() > before);
+        if matches!(scene.place, Place::Server(_)) {
+            let pipeline = vec![doc! { "$set": { "n": { "$add": ["$n", 1] } } }];
+            next.update_and_release(pipeline).await.unwrap();
+            assert_eq!(scene.find(1).await.get_i32("n").unwrap(), 3);
+            assert!(a.try_acquire(1).await.unwrap().is_some());
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_takes_two_commands() {
+    let ground = Ground::replica_set("finish_cost").await;
+    let (driver, sent) = ground.noting_driver().await;
+    let events = driver.database(&ground.database).collection::<Document>("events");
+    events.insert_one(doc! { "_id": 1, "done": false }).await.unwrap();
+    let locks = ground.locks().await;
+    let jobs = locks.documents(events);
+    let job = jobs.claim(doc! { "done": false }).await.unwrap();
+    job.update_and_release(doc! { "$set": { "done": true } }).await.unwrap();
+    let writes = ["findAndModify", "update", "delete"].map(|name| sent.count(name));
+    assert_eq!(writes, [2, 0, 0], "{:?}", sent.names());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_gets_the_document_as_it_was_left() {
+    for scene in Scene::everywhere("finish_waiter").await {
+        let (a, b) = scene.locks();
+        scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
+        let held = a.acquire(1).await.unwrap();
+        let waiter = spawn(b.acquire(1));
+        eventually(PATIENCE, "it waits", async || waiting(&a, 1).await == 1).await;
+        // So does a claim that the update makes match.
+        let claim = spawn(a.claim(doc! { "n": 2 }));
+        held.update_and_release(doc! { "$set": { "n": 2 } }).await.unwrap();
+        let next = within(PATIENCE, "the grant", waiter).await.unwrap().unwrap();
+        assert_eq!(next.document().get_i32("n").unwrap(), 2);
+        next.update_and_release(doc! { "$set": { "m": 3 } }).await.unwrap();
+        let claimed = within(SOON * 5, "the claim", claim).await.unwrap().unwrap();
+        assert_eq!(claimed.document().get_i32("m").unwrap(), 3);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_whose_lock_was_lost_stays_as_it_is() {
+    for scene in Scene::everywhere("finish_lost").await {
+        let (a, b) = scene.locks();
+        scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
+        let held = a.acquire(1).await.unwrap();
+        b.break_lock(1).await.unwrap();
+        let _next = b.acquire(1).await.unwrap();
+        let error = held.update_and_release(doc! { "$set": { "n": 2 } }).await.unwrap_err();
+        assert!(
+            matches!(&error, DocumentError::Lost(lost) if lost.reason == LostReason::Broken),
+            "{error:?}"
+        );
+        assert_eq!(scene.find(1).await.get_i32("n").unwrap(), 1);
+
+        // What can't be an update changes nothing, and the lock is given back.
+        scene.events.insert(doc! { "_id": 2, "n": 1 }).await;
+        let held = a.acquire(2).await.unwrap();
+        let error = held
+            .update_and_release(doc! { "$set": { "watchlock": 1 } })
+            .await
+            .unwrap_err();
+        assert!(matches!(error, DocumentError::Invalid(_)), "{error:?}");
+        drop(within(PATIENCE, "the lock", b.acquire(2)).await.unwrap());
+    }
+}
+
+/// The client has a driver of its own, which is the one that is struck.
+async fn struck(ground: &Ground) -> DocumentLocks<Document> {
+    let locks = ground.locks().await;
+    locks.documents(ground.driver().await.database(&ground.database).collection("events"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_update_whose_answer_is_lost_is_made_once_and_said_to_be() {
+    let (cluster, _turn) = faulty().await;
+    let ground = Ground::on(cluster, "finish_answer");
+    let named = ground.by_name();
+    let (jobs, scene) = (struck(&named).await, Scene::on(ground.clone()).await);
+    let fail = async |times: i32, fault: Document| {
+        let mut data = doc! { "failCommands": ["findAndModify"], "appName": &ground.database };
+        data.extend(fault);
+        cluster.fail_commands(0, doc! { "times": times }, data).await.unwrap()
+    };
+    let count = doc! { "$inc": { "n": 1 } };
+    // It is applied, and neither answer to it (the driver asks twice) says so.
+    let lost = doc! {
+        "closeConnection": false,
+        "writeConcernError": { "code": 64, "errmsg": "timed out", "errorLabels": ["RetryableWriteError"] },
+    };
+    // It is not applied.
+    let refused = doc! { "errorCode": 262 };
+    for (id, times, fault) in [(1, 2, lost.clone()), (2, 5, refused.clone()), (3, 6, lost)] {
+        scene.events.insert(doc! { "_id": id, "n": 0 }).await;
+        let job = jobs.acquire(id).await.unwrap();
+        let fault = fail(times, fault).await;
+        within(PATIENCE, "the answer", job.update_and_release(count.clone()))
+            .await
+            .unwrap();
+        fault.off().await.unwrap();
+        assert_eq!(scene.find(id).await.get_i32("n").unwrap(), 1, "{id}");
+        assert!(scene.locks().1.try_acquire(id).await.unwrap().is_some());
+    }
+    // The lock is broken before any try is applied.
+    scene.events.insert(doc! { "_id": 4, "n": 0 }).await;
+    let job = jobs.acquire(4).await.unwrap();
+    let fault = fail(10_000, refused).await;
+    let finishing = spawn(job.update_and_release(count));
+    fault.wait_entered(2, PATIENCE).await.unwrap();
+    scene.locks().1.break_lock(4).await.unwrap();
+    fault.off().await.unwrap();
+    let error = within(PATIENCE, "the answer", finishing).await.unwrap().unwrap_err();
+    assert!(
+        matches!(&error, DocumentError::Lost(lost) if lost.reason == LostReason::Broken),
+        "{error:?}"
+    );
+    assert_eq!(scene.find(4).await.get_i32("n").unwrap(), 0);
+}
+
+/// A future that is dropped on its way has its write done all the same, or the lock is given back without it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_update_that_is_dropped_leaves_the_document_free() {
+    for scene in Scene::everywhere("finish_dropped").await {
+        let (a, b) = scene.locks();
+        for id in 0..20 {
+            scene.events.insert(doc! { "_id": id, "n": 0 }).await;
+            let held = a.acquire(id).await.unwrap();
+            let limit = std::time::Duration::from_micros(u64::try_from(id).unwrap() * 100);
+            let finishing = held.update_and_release(doc! { "$inc": { "n": 1 } });
+            let finished = tokio::time::timeout(limit, finishing).await;
+            let next = within(PATIENCE, "the lock", b.acquire(id)).await;
+            let n = next.unwrap().document().get_i32("n").unwrap();
+            assert!(n == 1 || (n == 0 && finished.is_err()), "{id}: {n}");
+        }
+    }
+}
