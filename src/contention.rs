@@ -209,6 +209,7 @@ mod tests {
         let state = State {
             kind: Kind::Mutex,
             capacity: 1,
+            is_set: false,
             token: 7,
             holders,
             queue: Vec::new(),

@@ -33,7 +33,7 @@ use watchlock::{
 use crate::{
     Result,
     clock::now,
-    locks::{ALL, JOBS, Kind, LOCKS, Lock, OWN_DOCUMENT, OWN_MUTEX, Share},
+    locks::{ALL, FEW_PERMITS, JOBS, Kind, LOCKS, Lock, OWN_DOCUMENT, OWN_MUTEX, PERMITS, Share},
     random::Random,
     record::{End, Log, Record, What},
 };
@@ -261,6 +261,11 @@ impl Actor {
                 releases: random.chance(75),
             };
             let pause = random.millis(0..150);
+            if lock.kind == Kind::Semaphore && random.chance(10) {
+                // Whether or not the server says so: no more are ever to be held than the larger number.
+                let permits = random.pick(&[FEW_PERMITS, PERMITS]);
+                let _ = self.locks.semaphore(lock.name, PERMITS).set_permits(permits).await;
+            }
             self.operate(task, plan, stopping).await;
             sleep(pause).await;
         }

@@ -11,8 +11,9 @@ pub(crate) const JOBS: &str = "jobs";
 /// The field of those documents in which their locks are.
 pub(crate) const FIELD: &str = "watchlock";
 
-/// Number of permits of the semaphore.
+/// Number of permits of the semaphore, until a client sets the smaller number: as many as a client wants at most.
 pub(crate) const PERMITS: u32 = 3;
+pub(crate) const FEW_PERMITS: u32 = 2;
 
 /// Number of permits that a writer takes of a readers-writer lock in the eyes of the judge: more than there are
 /// readers.

@@ -9,9 +9,9 @@ use watchlock::operate::Kind;
 use crate::{connection::Connection, exit, locks::Kept, text::exact};
 
 /// The commands whose first word is the name of a lock.
-pub(crate) const COMPLETED: [&str; 13] = [
+pub(crate) const COMPLETED: [&str; 14] = [
     "run", "elect", "hold", "acquire", "lock", "unlock", "renew", "release", "wait", "observe", "show", "watch",
-    "break",
+    "break", "permits",
 ];
 
 /// The commands that ask no server.
@@ -84,6 +84,7 @@ pub(crate) enum Command {
     Show(Show),
     Watch(Watch),
     Break(Break),
+    Permits(Permits),
     Doctor(Doctor),
     Verify(Verify),
     Bench(Bench),
@@ -241,7 +242,7 @@ pub(crate) struct Share {
     /// Do not wait: exit with 75 if the lock is not free
     #[arg(long = "try", short = 'n', conflicts_with = "timeout")]
     pub(crate) once: bool,
-    /// Take permits of a semaphore that has N of them, instead of a mutex
+    /// Take permits of a semaphore, instead of a mutex; it has N of them unless it has another number already
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) semaphore: Option<u32>,
     /// The number of permits to take from the semaphore
@@ -686,6 +687,26 @@ pub(crate) struct Break {
     pub(crate) name: String,
 }
 
+/// Print the number of permits of a semaphore, or set it
+///
+/// The number is in force at once, for all clients, whatever number they were deployed with. If it is larger, waiters
+/// get permits at once; if it is smaller, holders keep theirs until they release. It stays while nobody holds the
+/// semaphore, for a year at least. Clients of a version without this command lose a lock whose number is set.
+///
+/// With --json, one object: the lock, as in `watchlock show`.
+#[derive(Args, Debug)]
+#[command(after_help = exit::table(Some("permits")), override_usage = "watchlock permits [OPTIONS] <NAME> [N]")]
+pub(crate) struct Permits {
+    #[command(flatten)]
+    pub(crate) output: Output,
+    /// The name of the semaphore
+    #[arg(value_parser = lock_name)]
+    pub(crate) name: String,
+    /// The number of permits to set
+    #[arg(value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) number: Option<u32>,
+}
+
 /// Find out why locks can't be acquired, or what could be better, and suggest fixes
 ///
 /// It changes no document: whether the collection takes locks is tried in a transaction that is aborted. Exits with 1
@@ -789,6 +810,7 @@ impl Command {
             | Self::Show(Show { output, .. })
             | Self::Watch(Watch { output, .. })
             | Self::Break(Break { output, .. })
+            | Self::Permits(Permits { output, .. })
             | Self::Observe(Observe { output, .. })
             | Self::Acquire(Acquire { output, .. })
             | Self::Renew(Renew { output, .. })
@@ -863,9 +885,9 @@ fn period(text: &str) -> Result<Duration, String> {
 /// Returns whether a command line that can't be read asks for JSON: its command, the first word that is one, can print
 /// it. What belongs to a command that is run asks for nothing.
 pub(crate) fn is_json_asked_for(words: impl Iterator<Item = OsString>) -> bool {
-    const PRINTS_JSON: [&str; 14] = [
-        "ls", "list", "show", "watch", "break", "observe", "acquire", "lock", "renew", "release", "unlock", "doctor",
-        "verify", "bench",
+    const PRINTS_JSON: [&str; 15] = [
+        "ls", "list", "show", "watch", "break", "permits", "observe", "acquire", "lock", "renew", "release", "unlock",
+        "doctor", "verify", "bench",
     ];
     const PRINTS_NONE: [&str; 4] = ["run", "elect", "hold", "wait"];
     let mut words = words.map(|word| word.to_string_lossy().into_owned());

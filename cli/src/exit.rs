@@ -46,20 +46,20 @@ const RUNNING: &[&str] = &["run", "elect"];
 
 /// The commands that read or write one lock; `watch` reports a document that is not a lock, and goes on.
 const OF_ONE: &[&str] = &[
-    "run", "elect", "hold", "acquire", "renew", "release", "wait", "observe", "show", "break",
+    "run", "elect", "hold", "acquire", "renew", "release", "wait", "observe", "show", "break", "permits",
 ];
 
 /// The commands that ask a server.
 const ASKING: &[&str] = &[
-    "run", "elect", "hold", "acquire", "renew", "release", "wait", "observe", "ls", "show", "watch", "break", "doctor",
-    "verify", "bench",
+    "run", "elect", "hold", "acquire", "renew", "release", "wait", "observe", "ls", "show", "watch", "break",
+    "permits", "doctor", "verify", "bench",
 ];
 
 /// The exit codes, with the commands that have them, and their meaning there; no commands: all. The guide's page has
 /// the same table, and a test plays a scene for each of them.
 const CODES: [(&str, &[&str], &str); 22] = [
     ("0", &[], "done"),
-    ("1", &["show"], "there is no trace of the lock"),
+    ("1", &["show", "permits"], "there is no trace of the lock"),
     ("1", &["break"], "nobody holds the lock, or it was not confirmed"),
     (
         "1",

@@ -32,6 +32,7 @@ mod manual;
 mod measure;
 mod messages;
 mod observe;
+mod permits;
 mod process;
 mod release;
 mod renew;
@@ -129,6 +130,7 @@ fn dispatch(arguments: Arguments) -> Outcome {
             Command::Show(show) => show::show(&connection, show).await,
             Command::Watch(watch) => watch::watch(&connection, watch, ending).await,
             Command::Break(break_lock) => break_lock::break_lock(&connection, break_lock).await,
+            Command::Permits(permits) => permits::permits(&connection, permits).await,
             Command::Doctor(doctor) => doctor::doctor(&connection, doctor).await,
             Command::Verify(verify) => verify::verify(&connection, verify).await,
             Command::Bench(bench) => bench::bench(&connection, bench).await,

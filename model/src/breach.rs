@@ -30,7 +30,6 @@ pub(super) struct Before<'a> {
     pub(super) state: Option<&'a State>,
     /// The last token that was issued.
     pub(super) token: i64,
-    pub(super) capacity: i64,
     pub(super) room: usize,
     /// The clients with the holds whose time was over there.
     pub(super) lines: Vec<&'a Line>,
@@ -65,7 +64,7 @@ pub(super) fn check_write(
     if was.state == Some(after) {
         return None;
     }
-    if after.holders.iter().map(|holder| holder.permits).sum::<i64>() > was.capacity {
+    if write.grants_too_much() {
         return Some(Breach::Capacity);
     }
     if write.opens() {
@@ -91,6 +90,18 @@ impl<'a> Write<'a> {
         self.operation.filter(|operation| {
             operation.expects == Expects::Nothing || wake::left(&self.after.wake, &operation.id).is_some()
         })
+    }
+
+    /// Whether it grants a permit while more are held than the capacity in force.
+    fn grants_too_much(&self) -> bool {
+        let held: i64 = self.after.holders.iter().map(|holder| holder.permits).sum();
+        let before = self.holders_before();
+        let is_new = |holder: &Holder| {
+            before
+                .iter()
+                .all(|it| it.token != holder.token || it.permits < holder.permits)
+        };
+        held > self.after.capacity && self.after.holders.iter().any(is_new)
     }
 
     fn holders_before(&self) -> &'a [Holder] {

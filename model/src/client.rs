@@ -11,7 +11,9 @@ use tokio::time::Instant;
 use super::rules::{EPOCH, LEASE, Rules, SKEW};
 use crate::{
     hold_options::Terms,
-    protocol::{Exchange, Holder, Kept, KeptUntil, Kind, Operation, Owner, ServerTime, State, wake::Signal},
+    protocol::{
+        CapacityIs, Exchange, Holder, Kept, KeptUntil, Kind, Operation, Owner, ServerTime, State, wake::Signal,
+    },
     waitlist::{
         AcquireOptions, Context, Effect, Key, LeftAs, Patience, Refusal, Setback, Step, StreamState, Waitlist,
         clock::ServerClock, deadline::Deadline, fixtures::PlainHold, ids::Ids,
@@ -156,6 +158,10 @@ impl Client {
         let permits = self.permits;
         let options = AcquireOptions {
             used: world.used,
+            by: match world.used.0 {
+                Kind::Semaphore => CapacityIs::Offered,
+                _ => CapacityIs::Demanded,
+            },
             permits,
             patience: if wait { Patience::Wait } else { Patience::Try },
             reentrant: false,

@@ -320,6 +320,8 @@ impl<'a> View<'a> {
     /// A document, with times as of `now`.
     fn state(&mut self, state: &'a State, now: i64) {
         self.token(state.token);
+        self.words.push(state.capacity);
+        self.flag(state.is_set);
         self.words.push(state.broken.is_some().into());
         state.broken.into_iter().for_each(|broken| self.token(broken));
         for holder in &state.holders {

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     protocol::{
-        Evict, Exchange, Expects, Holder, Operation, Record, State,
+        CapacityIs, Evict, Exchange, Holder, Operation, Requests, State,
         wake::{self},
     },
     waitlist::{Setback, deadline::Deadline},
@@ -120,7 +120,6 @@ impl System {
             let before = Before {
                 state: slot.state.as_deref(),
                 token: slot.token,
-                capacity: setup.capacity,
                 room: setup.rules.room,
                 lines: self.clients.iter().map(|client| &client.lines[lock]).collect(),
             };
@@ -343,25 +342,43 @@ impl System {
     }
 
     pub(super) fn put_out(&mut self, setup: &Setup, lock: usize) {
-        self.operations += 1;
         let operation = Operation {
-            id: format!("o.{}", self.operations),
-            leave: Vec::new(),
-            kept: Vec::new(),
-            leave_capacity: None,
             evict: Evict::Everybody,
-            proclaim: None,
-            change: None,
-            requests: None,
-            expects: Expects::Nothing,
-            room: setup.rules.room,
-            keep: KEEP,
-            record: Record::default(),
+            ..self.operators(setup)
         };
+        self.operate(setup, lock, &operation);
+    }
+
+    /// An operator sets the capacity to the other of the two.
+    pub(super) fn set(&mut self, setup: &Setup, lock: usize) {
+        let state = self.documents()[lock].state.as_ref();
+        let is_set = state.is_some_and(|state| state.capacity == setup.sets);
+        let operation = Operation {
+            requests: Some(Requests {
+                kind: setup.kind,
+                capacity: if is_set { setup.capacity } else { setup.sets },
+                by: CapacityIs::Set,
+                entries: Vec::new(),
+                adopts: None,
+            }),
+            ..self.operators(setup)
+        };
+        self.operate(setup, lock, &operation);
+    }
+
+    fn operators(&mut self, setup: &Setup) -> Operation {
+        self.operations += 1;
+        Operation {
+            room: setup.rules.room,
+            ..Operation::blank(format!("o.{}", self.operations), KEEP)
+        }
+    }
+
+    fn operate(&mut self, setup: &Setup, lock: usize, operation: &Operation) {
         let now = self.now();
         let before = self.documents()[lock].state.clone();
-        let after = (setup.rules.apply)(before.as_deref(), &operation, now);
-        self.check(setup, lock, Some(&operation), after.as_ref());
+        let after = (setup.rules.apply)(before.as_deref(), operation, now);
+        self.check(setup, lock, Some(operation), after.as_ref());
         if before.as_deref() != after.as_ref() {
             self.write(lock, after.map(Arc::new));
         }

@@ -27,6 +27,7 @@ pub(super) enum Action {
     Gap(usize),
     Crash(usize),
     Break(usize),
+    Set(usize),
     FailOver {
         keep: usize,
         ahead: i64,
@@ -104,6 +105,9 @@ impl Setup {
             let held = slot.state.as_ref().is_some_and(|state| !state.holders.is_empty());
             if held && self.allows(state, Fault::Break) {
                 steps.push(Action::Break(lock));
+            }
+            if self.sets > 0 && self.allows(state, Fault::Set) {
+                steps.push(Action::Set(lock));
             }
             if slot.state.is_some() && state.copy.is_none() && self.allows(state, Fault::Restore) {
                 steps.push(Action::Copy(lock));
@@ -235,6 +239,10 @@ impl Setup {
             Action::Break(lock) => {
                 state.faults -= 1;
                 state.put_out(self, lock);
+            }
+            Action::Set(lock) => {
+                state.faults -= 1;
+                state.set(self, lock);
             }
             Action::FailOver { keep, ahead } => {
                 if keep == before.log.len() && ahead == before.ahead {

@@ -18,6 +18,8 @@ pub(super) struct Setup {
     pub(super) rules: Rules,
     pub(super) kind: Kind,
     pub(super) capacity: i64,
+    /// The other capacity that an operator may set; 0: none.
+    pub(super) sets: i64,
     /// For each client, how many permits it asks for.
     pub(super) permits: Vec<i64>,
     pub(super) locks: usize,
@@ -57,6 +59,8 @@ pub(super) enum Fault {
     Cancel,
     /// An operator breaks the lock.
     Break,
+    /// An operator sets the capacity, to the other of two.
+    Set,
     /// Another primary takes over: writes that no majority had are undone, and its clock differs.
     FailOver,
     /// Another program reads the document, and saves that state at any later time.

@@ -21,6 +21,7 @@ fn mutex() -> Setup {
         rules: Rules::REAL,
         kind: Kind::Mutex,
         capacity: 1,
+        sets: 0,
         permits: vec![1; 3],
         locks: 1,
         acquires: 1,
@@ -143,6 +144,50 @@ fn a_semaphore_of_many_tasks_that_try() {
         ..mutex()
     };
     daily(7, 40_000).check("semaphore, two clients of three tasks, tries", tries, 150_000);
+}
+
+/// The number of permits is raised, or lowered while more are held, or both.
+#[test]
+fn a_semaphore_whose_permits_are_set() {
+    for (capacity, sets) in [(1, 2), (2, 1)] {
+        let set = Setup {
+            kind: Kind::Semaphore,
+            capacity,
+            sets,
+            acquires: 2,
+            tasks: 2,
+            faults: 2,
+            sorts: &[Fault::Set, Fault::Gap, Fault::Crash],
+            steps: 11,
+            ..mutex()
+        };
+        daily(9, 10_000).check("semaphore, permits set", set, 50_000);
+    }
+}
+
+/// A client of an earlier version would grant by the number that it came with.
+#[test]
+fn a_release_that_grants_by_the_capacity_of_its_client_is_found() {
+    fn apply(before: Option<&State>, operation: &Operation, now: ServerTime) -> Option<State> {
+        let mut before = before.cloned();
+        let in_force = before.as_ref().map(|state| state.capacity);
+        if let Some(state) = before.as_mut().filter(|_| operation.requests.is_none()) {
+            state.capacity = 2;
+        }
+        let mut after = state::apply(before.as_ref(), operation, now)?;
+        if operation.requests.is_none() {
+            after.capacity = in_force?;
+        }
+        Some(after)
+    }
+    let setup = Setup {
+        kind: Kind::Semaphore,
+        capacity: 2,
+        sets: 1,
+        permits: vec![1; 3],
+        ..faulty(with_apply(apply), 1, &[Fault::Set])
+    };
+    find("the capacity of the client", "capacity", setup);
 }
 
 #[test]

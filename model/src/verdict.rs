@@ -17,7 +17,7 @@ pub(super) fn is_exclusive(setup: &Setup, state: &System) -> bool {
         let struck = state.struck(setup, lock);
         let mut tokens: Vec<i64> = believed.iter().chain(&struck).map(|hold| hold.token).collect();
         tokens.sort_unstable();
-        permits <= setup.capacity && tokens.windows(2).all(|pair| pair[0] < pair[1])
+        permits <= setup.capacity.max(setup.sets) && tokens.windows(2).all(|pair| pair[0] < pair[1])
     })
 }
 

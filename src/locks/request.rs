@@ -8,9 +8,9 @@ use crate::{
     handle::owned::OwnedHold,
     input::{check_name, check_permits, check_text},
     name::LockName,
-    protocol::{Kind, Owner},
+    protocol::{CapacityIs, Kind, Owner},
     session::UserHandle,
-    telemetry::Attempt,
+    telemetry::{self, Attempt},
     waitlist::{AcquireOptions, Patience},
 };
 
@@ -21,6 +21,7 @@ pub struct Share {
     pub(crate) name: LockName,
     pub(crate) kind: Kind,
     pub(crate) capacity: i64,
+    pub(crate) by: CapacityIs,
     pub(crate) permits: i64,
     /// The value that the hold shows to others.
     pub(crate) value: Option<String>,
@@ -34,6 +35,7 @@ impl Share {
             name,
             kind,
             capacity: 1,
+            by: CapacityIs::Demanded,
             permits: 1,
             value: None,
         }
@@ -54,6 +56,7 @@ impl Share {
             name,
             kind,
             capacity,
+            by,
             permits,
             value,
         } = self;
@@ -73,6 +76,7 @@ impl Share {
         let attempt = Attempt::begin(Some(&name), label, kind, permits, !tries && !asks_once, reason);
         let wants = AcquireOptions {
             used: (kind, capacity),
+            by,
             permits,
             patience: if asks_once { Patience::OrHeld } else { patience },
             reentrant: options.reentrant,
@@ -96,7 +100,12 @@ impl Share {
                 Err(error) => Err(error),
             }
         };
-        attempt.follow(acquiring, |held| vec![held.hold().granted()]).await
+        let held = attempt.follow(acquiring, |held| vec![held.hold().granted()]).await?;
+        let found = held.hold().used.1;
+        if found != capacity {
+            telemetry::other_permits(&name, found, capacity);
+        }
+        Ok(held)
     }
 }
 

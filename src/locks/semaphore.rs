@@ -10,9 +10,10 @@ use super::{
 use crate::{
     error::{KindMismatch, OperateError, RenewError},
     handle::Held,
-    input::check_name,
+    input::{check_name, check_permits},
+    inspect::LockInfo,
     name::LockName,
-    protocol::Kind,
+    protocol::{CapacityIs, Kind},
     session::UserHandle,
     world::{Async, World},
 };
@@ -21,18 +22,19 @@ use crate::{
 ///
 /// # Guarantees
 ///
-/// - The permits of all valid handles together never exceed those of the semaphore.
+/// - No permit is granted beyond the number in force. Holders keep theirs when the number is lowered.
 /// - First come, first served, as with a [`Mutex`](crate::locks::Mutex): small requests do not starve a large one, as
 ///   they wait behind it even if there would be enough permits for them.
 /// - The permits of a holder that died stay taken for the rest of its lease.
-/// - One name has one number of permits for all its holders and waiters; another number is refused with
-///   [`AcquireError::KindMismatch`](crate::errors::AcquireError::KindMismatch), and changes nothing.
+/// - A request for more permits than the number in force fails with
+///   [`AcquireError::KindMismatch`](crate::errors::AcquireError::KindMismatch).
 ///
-/// # Changing the number of permits
+/// # The number of permits
 ///
-/// A free semaphore takes the number of the first client that asks. To change the number in a rolling deploy, put it
-/// into the name (`exports-4`, then `exports-6`) if both may run at the same time for a while. If they must not, let
-/// the new processes retry while they are refused, until the last of the old ones has released.
+/// It belongs to the lock. The first client that asks brings it, and it stays while anybody holds the semaphore or
+/// waits for it; a client with another number goes by the lock's ([`Held::total_permits`], and the event
+/// `watchlock.other_permits`), or is refused ([`exact`](Self::exact)). [`set_permits`](Self::set_permits) changes it at
+/// any time; from then on it also stays while nobody holds the semaphore, for a year at least.
 ///
 /// # Examples
 ///
@@ -60,6 +62,7 @@ impl<W: World> Semaphore<W> {
         Self {
             share: Share {
                 capacity: i64::from(permits),
+                by: CapacityIs::Offered,
                 ..share
             },
             permits,
@@ -67,12 +70,19 @@ impl<W: World> Semaphore<W> {
         }
     }
 
+    /// Has acquires fail with [`AcquireError::KindMismatch`](crate::errors::AcquireError::KindMismatch) if the lock has
+    /// another number of permits, instead of going by the lock's.
+    pub fn exact(mut self) -> Self {
+        self.share.by = CapacityIs::Demanded;
+        self
+    }
+
     /// Returns the name of the semaphore.
     pub fn name(&self) -> &str {
         &self.share.name
     }
 
-    /// Returns the number of its permits, including held ones.
+    /// Returns the number of permits that it was made with. The lock can have [another](Held::total_permits).
     pub fn permits(&self) -> u32 {
         self.permits
     }
@@ -170,6 +180,7 @@ impl<W: World> Semaphore<W> {
                 session,
                 name,
                 capacity,
+                by,
                 ..
             } = &self.share;
             check_name(name)?;
@@ -178,11 +189,58 @@ impl<W: World> Semaphore<W> {
             };
             let live = |until| exchange.now.is_none_or(|now| until > now);
             let mut holders = state.holders.iter().filter(|holder| live(holder.until)).peekable();
-            if holders.peek().is_some() && (state.kind, state.capacity) != (Kind::Semaphore, *capacity) {
+            let is_ours = !state.is_set && holders.peek().is_none();
+            if !is_ours && state.refuses((Kind::Semaphore, *capacity), *by, 0) {
                 return Err(KindMismatch::new(name, &state, Kind::Semaphore, *capacity).into());
             }
+            let capacity = if is_ours { *capacity } else { state.capacity };
             let held: i64 = holders.map(|holder| holder.permits).sum();
+            // More can be held than there are, after the number was lowered.
             Ok(u32::try_from(capacity - held).unwrap_or(0))
+        })
+    }
+
+    /// Sets the number of permits of the lock, whether or not it is in use, and returns the lock afterwards.
+    ///
+    /// It is in force at once, for all clients. If it is larger, waiters get permits in the same write. If it is
+    /// smaller, holders keep theirs, and nobody gets one until fewer are held; waiters for more permits than that fail
+    /// with [`AcquireError::KindMismatch`](crate::errors::AcquireError::KindMismatch). While nobody holds the semaphore
+    /// the number stays for a year, and the name can't be used as another kind of lock. The number that this value was
+    /// made with plays no part.
+    ///
+    /// All clients of the lock must be of a version that has this function: holders and waiters of an earlier one lose
+    /// the lock, and their permits stay taken until their leases end.
+    ///
+    /// # Errors
+    ///
+    /// If the name or the number is out of bounds (at least 1), the name is in use as another kind of lock, or the
+    /// server refuses or can't be reached, or has not answered for some seconds: then the number may or may not be set.
+    /// It is safe to try again.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the number may or may not be set.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// let pool = locks.semaphore("pool", 1);
+    /// let (one, waiting) = (pool.acquire().await?, pool.acquire());
+    /// let lock = pool.set_permits(2).await?;
+    /// assert_eq!(lock.capacity, Some(2));
+    /// let two = waiting.await?;
+    /// assert_eq!(two.total_permits(), 2);
+    /// # Ok(()) }
+    /// ```
+    #[doc(alias("setPermits", "addPermits", "SharedCount", "increasePermits", "reducePermits"))]
+    pub fn set_permits(&self, permits: u32) -> W::Call<impl Future<Output = Result<LockInfo, OperateError>>> {
+        W::call(async move {
+            let Share { session, name, .. } = &self.share;
+            check_name(name)?;
+            check_permits(Kind::Semaphore, i64::from(permits), 1)?;
+            session.set_permits(name, i64::from(permits)).await
         })
     }
 }
@@ -267,5 +325,11 @@ impl<W: World> Held<Semaphore, W> {
     /// ```
     pub fn merge(&self, other: Self) -> Result<(), Self> {
         self.own.merge(other.own).map_err(|own| Self::new((own, ())))
+    }
+
+    /// Returns the number of permits of the semaphore, as it was when this handle's were requested or granted: the
+    /// lock's own, which can differ from the number that the client came with.
+    pub fn total_permits(&self) -> u64 {
+        u64::try_from(self.hold().used.1).unwrap_or(0)
     }
 }

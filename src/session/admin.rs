@@ -4,15 +4,21 @@ use std::{sync::Arc, time::Duration};
 
 use super::{Session, hedged_read::Cost};
 use crate::{
-    error::ServerError,
+    config::millis,
+    error::{KindMismatch, OperateError, ServerError},
     inspect::LockInfo,
-    protocol::{Evict, Exchange, Expects, Operation, State, wake},
-    store::{Listed, Selection, View},
+    protocol::{CapacityIs, Evict, Exchange, Expects, Kind, Operation, Requests, State, wake},
+    store::{Failure, Listed, Selection, View},
     telemetry,
+    waitlist::answers::RACES,
 };
 
 /// Maximum time that the server may take for a command that is not repeated: it gets more than one that is.
 pub(super) const ONCE: Duration = Duration::from_secs(5);
+
+/// Minimum time for which a number of permits that was set outlives its last use: longer than any lock rests between
+/// two deployments.
+const SET_FOR: Duration = Duration::from_secs(366 * 24 * 3_600);
 
 impl Session {
     /// Reads the document of `name`, and the server's clock at that moment.
@@ -77,6 +83,42 @@ impl Session {
                 Some(state) if expects == Expects::Held && state.has_any_of(evict) => expects = Expects::Nothing,
                 _ => return Ok(None),
             }
+        }
+    }
+
+    /// Sets the number of permits of the semaphore `name`, which may be in use, and returns the lock afterwards. Not
+    /// repeated when its outcome is unknown: that could undo a later one.
+    pub(crate) async fn set_permits(self: &Arc<Self>, name: &str, permits: i64) -> Result<LockInfo, OperateError> {
+        self.find_connection().await?;
+        self.prepare().await;
+        let requests = Requests {
+            kind: Kind::Semaphore,
+            capacity: permits,
+            by: CapacityIs::Set,
+            entries: Vec::new(),
+            adopts: None,
+        };
+        let operation = Operation {
+            requests: Some(requests),
+            keep: millis(SET_FOR.max(self.config.retention)),
+            ..self.operation()
+        };
+        let mut races = 0;
+        let state = loop {
+            match self.operate(name, operation.clone(), None).await {
+                // Another client made the document first, and nothing was written.
+                Err(error) if error.kind == Failure::Raced && races < RACES => races += 1,
+                answer => break answer?.state,
+            }
+        };
+        match state {
+            Some(state) if wake::left(&state.wake, &operation.id).is_some() => {
+                telemetry::set_permits(name, permits);
+                Ok(LockInfo::after_write(name, &state))
+            }
+            Some(state) => Err(KindMismatch::new(name, &state, Kind::Semaphore, permits).into()),
+            // The operation makes the document where there is none.
+            None => Err(ServerError::overdue().into()),
         }
     }
 

@@ -323,6 +323,21 @@ pub(crate) fn broke(lock: &str, label: Option<&LockLabel>) {
     meters::count(&meters::BREAKS, 1, &[], label);
 }
 
+/// Reports that somebody set the number of permits of a semaphore through this client.
+pub(crate) fn set_permits(lock: &str, permits: i64) {
+    shielded(|| info!(name: "watchlock.set_permits", target: TARGET, lock, permits, "number of permits set"));
+}
+
+/// Reports that a semaphore was acquired which has another number of permits than it was requested with.
+pub(crate) fn other_permits(lock: &str, permits: i64, requested: i64) {
+    shielded(|| {
+        info!(
+            name: "watchlock.other_permits", target: TARGET, lock, permits, requested,
+            "the lock has another number of permits"
+        );
+    });
+}
+
 /// Reports that a client was built, or begins to lock the documents of a collection.
 pub(crate) fn session_began(mode: WakeMode) {
     meters::describe();
@@ -411,6 +426,8 @@ pub(crate) fn purpose(operation: &Operation) -> &'static str {
         "proclaim"
     } else if operation.change.is_some() {
         "change"
+    } else if operation.sets() {
+        "set_permits"
     } else if operation.requests.is_some() {
         "request"
     } else {

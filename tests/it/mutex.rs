@@ -116,7 +116,7 @@ async fn one_name_is_one_kind_of_lock_while_it_is_used() {
         let before = a.inspect("x").await.unwrap().unwrap();
         let errors = [
             (
-                b.semaphore("x", 4).acquire().await.unwrap_err(),
+                b.semaphore("x", 4).exact().acquire().await.unwrap_err(),
                 "a semaphore of 4 permits",
             ),
             (b.mutex("x").acquire().await.unwrap_err(), "a mutex"),
@@ -131,7 +131,7 @@ async fn one_name_is_one_kind_of_lock_while_it_is_used() {
             let expected = format!("`x` is in use as a semaphore of 3 permits, and was requested as {wanted}");
             assert_eq!(error.to_string(), expected);
         }
-        assert!(b.semaphore("x", 4).available_permits().await.is_err());
+        assert!(b.semaphore("x", 4).exact().available_permits().await.is_err());
         assert!(b.election("x").leader().await.is_err());
         let mut after = a.inspect("x").await.unwrap().unwrap();
         after.as_of = before.as_of;

@@ -1,9 +1,12 @@
 //! Semaphores, wherever the locks live.
 
 use futures::future::join_all;
-use watchlock::{LostReason, Released, errors::RenewError};
+use watchlock::{
+    LostReason, Released,
+    errors::{AcquireError, OperateError, RenewError},
+};
 
-use crate::setup::{PATIENCE, granted, in_line, is_vacant, places, spawn, until_waiting, within};
+use crate::setup::{Ground, PATIENCE, granted, in_line, is_vacant, places, spawn, until_waiting, within};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_semaphore_gives_out_its_permits_and_no_more() {
@@ -101,6 +104,49 @@ async fn some_permits_are_given_back_and_the_others_stay_held() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_number_that_is_raised_lets_waiters_in_by_the_same_write() {
+    for (a, b) in places("raised").await {
+        let (here, there) = (a.semaphore("x", 1), b.semaphore("x", 1));
+        let one = here.acquire().await.unwrap();
+        let two = in_line(&a, "x", 1, there.acquire()).await;
+        let three = in_line(&a, "x", 2, here.acquire()).await;
+        let lock = b.semaphore("x", 3).set_permits(3).await.unwrap();
+        assert_eq!((lock.capacity, lock.holders.len(), lock.waiters.len()), (Some(3), 3, 0));
+        let (two, three) = (granted(two).await, granted(three).await);
+        assert_eq!((one.total_permits(), there.available_permits().await.unwrap()), (1, 0));
+        assert!(there.try_acquire().await.unwrap().is_none());
+        drop((one, two, three));
+    }
+}
+
+/// Two of three permits go back before anybody gets one again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_number_that_is_lowered_takes_nothing_from_holders_and_grants_nothing_beyond() {
+    for (a, b) in places("lowered").await {
+        let (here, there) = (a.semaphore("x", 3), b.semaphore("x", 3));
+        let (two, one) = (here.acquire_many(2).await.unwrap(), there.acquire().await.unwrap());
+        let large = in_line(&a, "x", 1, there.acquire_many(2)).await;
+        let small = in_line(&a, "x", 2, here.acquire()).await;
+        let lock = here.set_permits(1).await.unwrap();
+        // Who waits for more than there are is refused, and keeps nobody out.
+        assert_eq!((lock.capacity, lock.holders.len(), lock.waiters.len()), (Some(1), 2, 1));
+        let refused = within(PATIENCE, "the refusal", large).await.unwrap().unwrap_err();
+        assert!(matches!(refused, AcquireError::KindMismatch(_)), "{refused}");
+        assert!(there.acquire_many(2).await.is_err() && there.try_acquire_many(2).await.is_err());
+        assert!(two.is_held() && one.is_held());
+        one.release().await.unwrap();
+        assert!(!small.is_finished());
+        assert!(there.try_acquire().await.unwrap().is_none());
+        two.release().await.unwrap();
+        let small = granted(small).await;
+        assert_eq!(
+            (small.total_permits(), there.available_permits().await.unwrap()),
+            (1, 0)
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn parts_of_a_hold_are_released_one_by_one_and_lost_together() {
     for (a, b) in places("parts").await {
         let (here, there) = (a.semaphore("x", 6), b.semaphore("x", 6));
@@ -145,4 +191,84 @@ async fn parts_of_a_hold_are_released_one_by_one_and_lost_together() {
         assert_eq!(part.release().await.unwrap(), Released::WasLost);
         assert!(is_vacant(&a, "x").await);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_with_another_number_goes_by_that_of_the_lock_or_is_refused() {
+    for (a, b) in places("other_number").await {
+        let held = a.semaphore("x", 2).acquire().await.unwrap();
+        let other = b.semaphore("x", 9);
+        let second = other.try_acquire().await.unwrap().unwrap();
+        assert_eq!(second.total_permits(), 2);
+        assert_eq!((other.permits(), other.available_permits().await.unwrap()), (9, 0));
+        assert!(other.try_acquire().await.unwrap().is_none());
+        let too_many = other.acquire_many(3).await.unwrap_err();
+        assert!(too_many.to_string().contains("a semaphore of 2 permits"), "{too_many}");
+        let exact = other.clone().exact();
+        for error in [
+            exact.acquire().await.unwrap_err(),
+            exact.try_acquire().await.unwrap_err(),
+        ] {
+            assert!(matches!(error, AcquireError::KindMismatch(_)), "{error}");
+        }
+        drop((held, second));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_number_that_was_set_stays_while_nobody_holds_the_lock() {
+    for (a, b) in places("set").await {
+        let pool = a.semaphore("x", 4);
+        pool.set_permits(2).await.unwrap();
+        assert_eq!(b.semaphore("x", 9).available_permits().await.unwrap(), 2);
+        for locks in [&a, &b] {
+            let held = locks.semaphore("x", 9).acquire().await.unwrap();
+            assert_eq!(held.total_permits(), 2);
+            held.release().await.unwrap();
+            assert!(locks.semaphore("x", 9).exact().try_acquire().await.is_err());
+            assert!(locks.semaphore("x", 2).exact().try_acquire().await.unwrap().is_some());
+        }
+        assert!(b.mutex("x").try_acquire().await.is_err(), "it is a semaphore");
+        let lock = b.inspect("x").await.unwrap().unwrap();
+        assert_eq!((lock.capacity, lock.is_held()), (Some(2), false));
+        // A lock of another kind keeps its kind while it is used.
+        let mutex = a.mutex("y").acquire().await.unwrap();
+        let refused = b.semaphore("y", 1).set_permits(1).await.unwrap_err();
+        assert!(matches!(refused, OperateError::KindMismatch(_)), "{refused}");
+        mutex.release().await.unwrap();
+        assert!(b.semaphore("y", 1).set_permits(0).await.is_err());
+        b.semaphore("y", 1).set_permits(5).await.unwrap();
+        assert_eq!(a.semaphore("y", 1).available_permits().await.unwrap(), 5);
+    }
+}
+
+/// A hold that is handed from task to task hears of it, as of a waiter.
+#[tokio::test(flavor = "multi_thread")]
+async fn fifty_tasks_hold_no_more_permits_than_were_set_while_they_ran() {
+    let ground = Ground::replica_set("set_in_use").await;
+    let (a, b) = (ground.locks().await, ground.locks().await);
+    let tasks: Vec<_> = (0..50)
+        .map(|number| {
+            let (locks, all) = (if number % 2 == 0 { a.clone() } else { b.clone() }, 1 + number % 3);
+            spawn(async move {
+                // A third of them want all permits by their own number, which is no more than two are held at.
+                let held = locks.semaphore("x", all).acquire().await.unwrap();
+                let lock = locks.inspect("x").await.unwrap().unwrap();
+                let permits: u64 = lock.holders.iter().filter_map(|holder| holder.permits).sum();
+                assert!(lock.holders.iter().any(|holder| holder.until > lock.as_of));
+                held.release().await.unwrap();
+                permits
+            })
+        })
+        .collect();
+    let operator = ground.locks().await;
+    for permits in [3, 1, 2, 1, 3, 2] {
+        let lock = operator.semaphore("x", 1).set_permits(permits).await.unwrap();
+        assert_eq!(lock.capacity, Some(permits.into()));
+    }
+    for task in tasks {
+        let permits = within(PATIENCE, "the permits", task).await.unwrap();
+        assert!(permits <= 3, "{permits}");
+    }
+    assert_eq!(a.semaphore("x", 9).available_permits().await.unwrap(), 2);
 }

@@ -318,8 +318,12 @@ fn every_kind_of_lock_works_without_async() {
         );
         let last = b.semaphore("semaphore", 3).try_acquire().run().unwrap();
         assert!(last.is_some() && permits.try_acquire_many(1).run().unwrap().is_none());
-        let error = b.semaphore("semaphore", 4).available_permits().unwrap_err();
+        let other = b.semaphore("semaphore", 4);
+        let error = other.clone().exact().available_permits().unwrap_err();
         assert!(matches!(error, OperateError::KindMismatch(_)), "{error}");
+        assert_eq!(other.set_permits(4).unwrap().capacity, Some(4));
+        let fourth = other.try_acquire().run().unwrap().unwrap();
+        assert_eq!((fourth.total_permits(), other.available_permits().unwrap()), (4, 0));
 
         let (here, there) = (a.rw_lock("rw"), b.rw_lock("rw"));
         let (one, other) = (here.read().run().unwrap(), there.try_read().run().unwrap());

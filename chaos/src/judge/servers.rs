@@ -36,16 +36,21 @@ pub(super) fn lost_in_time(case: &Case<'_>) -> Vec<Violation> {
     violations
 }
 
-/// Checks that the documents themselves never hold more than there is room for, and that their tokens only rise.
+/// Checks that the documents themselves never grant more than there is room for, and that their tokens only rise.
+/// Holders keep what they have when the number of permits is lowered.
 pub(super) fn capacity(case: &Case<'_>) -> Vec<Violation> {
     let mut violations = Vec::new();
     // The token of the last version, and the largest of all.
     let mut tokens: HashMap<&str, (i64, i64)> = HashMap::new();
+    let mut held: HashMap<&str, Vec<Option<i64>>> = HashMap::new();
     for (version, saved) in case.versions() {
         let Some(state) = &version.state else { continue };
         let found = |promise, text| at_servers(case, promise, version, text);
         let taken: i64 = state.holders.iter().map(|holder| holder.permits).sum();
-        if taken > state.capacity {
+        let holders = state.holders.iter().map(|holder| holder.token).collect();
+        let before = held.insert(&version.name, holders).unwrap_or_default();
+        let grants = state.holders.iter().any(|holder| !before.contains(&holder.token));
+        if taken > state.capacity && grants {
             let text = format!("{taken} permits of {} are held in the document", state.capacity);
             violations.push(found(Promise::Exclusion, text));
         }

@@ -258,6 +258,7 @@ impl World {
                 spoiling.abort();
                 Some(ended)
             }
+            "permits" => Some(self.run(&[command, name]).await),
             "show" | "break" | "renew" | "release" | "observe" => Some(self.run(&words(command, name)?).await),
             _ => None,
         }
@@ -327,6 +328,7 @@ fn words<'a>(command: &'a str, name: &'a str) -> Option<Vec<&'a str>> {
         "ls" | "doctor" | "man" => vec![command],
         "verify" | "bench" => vec![command, "--seconds", "1"],
         "break" => vec![command, name, "--yes"],
+        "permits" => vec![command, name, "3"],
         "completions" => vec![command, "bash"],
         _ => return None,
     })

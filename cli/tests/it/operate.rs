@@ -688,3 +688,36 @@ async fn a_leader_is_told_with_the_time_of_its_election() {
     assert!(at > since && event.ends_with(": second"), "{since}: {told}");
     crate::signal("TERM", watching.pid());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_number_of_permits_is_printed_and_set_while_they_are_held() {
+    let ground = Ground::replica_set("cli_permits").await;
+    let locks = ground.locks().await;
+    let pool = locks.semaphore("pool", 1);
+    let one = pool.acquire().await.unwrap();
+    let other = pool.clone();
+    let waiting = tokio::spawn(async move { other.acquire().await });
+    until_waiting(&locks, "pool", 1).await;
+    let permits = async |arguments: &[&str]| watchlock(&ground, [&["permits"], arguments].concat()).await;
+    assert_eq!(permits(&["pool"]).await.expect(0).out, "1\n");
+    let set = permits(&["--json", "pool", "2"]).await.expect(0).json();
+    assert_eq!(
+        (&set["capacity"], set["holders"].as_array().unwrap().len()),
+        (&2.into(), 2)
+    );
+    let two = within(PATIENCE, "the permit", waiting).await.unwrap().unwrap();
+    assert_eq!(permits(&["pool"]).await.expect(0).out, "2\n");
+    drop((one, two));
+
+    // A job that was deployed with another number goes by the lock's.
+    let job = ["run", "--semaphore", "9", "--permits", "2", "pool", "true"];
+    watchlock(&ground, job).await.expect(0);
+    let job = ["run", "-n", "--semaphore", "9", "--permits", "3", "pool", "true"];
+    watchlock(&ground, job).await.expect(65);
+    let mutex = locks.mutex("mutex").acquire().await.unwrap();
+    for arguments in [&["mutex"][..], &["mutex", "2"]] {
+        let told = permits(arguments).await.expect(65);
+        assert!(told.err.contains("mutex"), "{told:?}");
+    }
+    drop(mutex);
+}

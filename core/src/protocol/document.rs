@@ -34,7 +34,13 @@ pub fn size_of_id(id: &Bson) -> usize {
 }
 
 /// The protocol that this client speaks: the largest number of a document that it acts on. [`super`] has the rules.
-pub(crate) const PROTOCOL: i64 = 1;
+///
+/// The second is that of semaphores whose number of permits was set: it changes while they are in use, and stays while
+/// they are free. All other documents are of the first.
+pub(crate) const PROTOCOL: i64 = 2;
+
+/// The protocol of a document whose capacity was not set.
+pub(super) const FIRST_PROTOCOL: i64 = 1;
 
 /// A document under a lock's name that can't be read as a lock.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -173,6 +179,7 @@ impl State {
         Ok(Self {
             kind,
             capacity: fields.permits("capacity")?,
+            is_set: fields.document.get("protocol").and_then(whole) == Some(PROTOCOL),
             token: fields.whole("token")?,
             holders,
             queue,
@@ -235,8 +242,9 @@ impl State {
                 })
             })
             .collect();
+        let protocol = if self.is_set { PROTOCOL } else { FIRST_PROTOCOL };
         let mut document = doc! {
-            "protocol": PROTOCOL, "kind": self.kind.as_str(), "capacity": self.capacity, "token": self.token,
+            "protocol": protocol, "kind": self.kind.as_str(), "capacity": self.capacity, "token": self.token,
             "holders": holders, "queue": queue, "wake": &self.wake,
             "version": self.version, "at": self.at, "purge_at": self.purge_at,
         };
@@ -374,6 +382,7 @@ mod tests {
         State {
             kind: Kind::Semaphore,
             capacity: 3,
+            is_set: false,
             token: 12,
             holders: vec![Holder {
                 id: "a-1".into(),
@@ -430,7 +439,13 @@ mod tests {
 
     #[test]
     fn round_trips() {
-        assert_eq!(State::from_document(&state().to_document("x")), Ok(state()));
+        let set = State {
+            is_set: true,
+            ..state()
+        };
+        for state in [state(), set] {
+            assert_eq!(State::from_document(&state.to_document("x")), Ok(state));
+        }
     }
 
     #[test]
@@ -438,11 +453,11 @@ mod tests {
         let mut document = state().to_document("x");
         document.remove("protocol");
         assert_eq!(State::from_document(&document), Ok(state()));
-        for found in [Bson::from(2), Bson::from(2_i64), Bson::from(2.0)] {
+        for found in [Bson::from(3), Bson::from(3_i64), Bson::from(3.0)] {
             let error = State::from_document(&doc! { "protocol": found, "holders": "elsewhere" }).unwrap_err();
             assert!(error.is_newer());
             assert!(
-                error.to_string().contains("protocol 2") && error.to_string().contains("up to protocol 1"),
+                error.to_string().contains("protocol 3") && error.to_string().contains("up to protocol 2"),
                 "{error}"
             );
         }

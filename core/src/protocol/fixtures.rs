@@ -1,6 +1,6 @@
 //! Entries, documents and operations for tests.
 
-use super::{Holder, Kind, Operation, Owner, Request, Requests, ServerTime, State, Use, Waiter};
+use super::{CapacityIs, Holder, Kind, Operation, Owner, Request, Requests, ServerTime, State, Use, Waiter};
 
 pub const MUTEX: Use = (Kind::Mutex, 1);
 pub const PERMITS: Use = (Kind::Semaphore, 10);
@@ -52,6 +52,7 @@ pub fn lock(
     State {
         kind,
         capacity,
+        is_set: false,
         token: holders.iter().map(|holder| holder.token).max().unwrap_or(0),
         holders,
         queue: queue.into_iter().collect(),
@@ -102,6 +103,7 @@ pub(crate) fn asking_for(id: &str, (kind, capacity): Use, entries: impl IntoIter
         requests: Some(Requests {
             kind,
             capacity,
+            by: CapacityIs::Demanded,
             entries: entries.into_iter().collect(),
             adopts: None,
         }),

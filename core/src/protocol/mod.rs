@@ -29,7 +29,7 @@
 //! one process may share an entry: see `waitlist::handing_on`. Its `token` is then that of the first task, and the
 //! others have theirs from a range that the grant took out of the document's counter for all of them.
 //!
-//! A mutex has capacity 1 and a semaphore capacity n; a readers-writer lock has a large capacity, of which a reader
+//! A mutex has capacity 1 and a semaphore capacity n, which can be set at any time; a readers-writer lock has a large capacity, of which a reader
 //! takes one permit and a writer all, exactly as `tokio::sync` builds its own on one semaphore.
 //!
 //! # The phases
@@ -44,8 +44,9 @@
 //! 4. *change*: a holder is renewed with fewer permits, a longer lease, or under another entry: as the reader that a
 //!    writer becomes, without a handle, or by another client.
 //! 5. *evict*: the holders that an operator evicts are removed.
-//! 6. *enqueue*: the requested entries are appended to the queue, unless they are in the document already; on a kind
-//!    mismatch the operation is a no-op. If adopt removed a holder, they go to the head of the queue instead.
+//! 6. *enqueue*: the requested entries are appended to the queue, unless they are in the document already, or need more
+//!    permits than there are; on a kind mismatch the operation is a no-op. If adopt removed a holder, they go to the
+//!    head of the queue instead. Or the capacity is set: waiters for more than that are removed, and told to ask.
 //! 7. *advance*: as long as the head of the queue fits the free capacity, it becomes a holder with the next token. Then
 //!    the queue is cut to its room, though never shorter than it was, and the requests that are not to wait leave it.
 //!    A grant to an entry that this very operation requests can take a range of tokens out of the counter.
@@ -103,6 +104,8 @@
 //! 2. A later client keeps the number of a document as long as anybody holds the lock or waits for it, and writes the
 //!    document as that number says. It may write its own number where the lock is free, as it may change kind and
 //!    capacity there, or where it creates the document. So no holder and no waiter of an earlier version is cut off.
+//!    The one exception is an operator who sets the permits of a semaphore in use, which is of the second protocol from
+//!    then on. All other documents are of the first.
 //! 3. Nobody lowers a number. After a downgrade the documents are removed, which is safe while their locks are free;
 //!    the TTL index does so in time.
 //! 4. A change needs a new number if an earlier client that does not know of it would break a promise: another meaning
@@ -135,7 +138,7 @@ pub use kind::Use;
 pub use location::Location;
 pub(crate) use operation::NOTIFIES_UP_TO;
 pub use operation::{
-    AT_ONCE, Change, Evict, Expects, Kept, KeptUntil, Operation, Proclaim, QUEUE_MOST, Request, Requests,
+    AT_ONCE, CapacityIs, Change, Evict, Expects, Kept, KeptUntil, Operation, Proclaim, QUEUE_MOST, Request, Requests,
 };
 pub use server_time::ServerTime;
 pub use state::{State, clock_token};

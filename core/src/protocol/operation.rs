@@ -32,7 +32,8 @@ pub struct Operation {
     pub kept: Vec<Kept>,
     /// The capacity of the lock that all of these entries are in, where it is known.
     ///
-    /// As long as one of them is there, this is the document's capacity, which changes only while a lock is free.
+    /// As long as one of them is there, this is the document's capacity: only that of a semaphore changes while the lock
+    /// is in use, and it is never given here.
     pub leave_capacity: Option<i64>,
     /// The holders that are evicted; an operation that evicts does nothing else. `wake` names those that an operator
     /// evicts.
@@ -172,7 +173,8 @@ pub enum Expects {
     Room,
 }
 
-/// One or more entries that are requested in a lock that is used as `kind` with `capacity`.
+/// One or more entries that are requested in a lock that is used as `kind` with `capacity`; none, if the capacity is to
+/// be [set](CapacityIs::Set).
 ///
 /// They are sent together with entries that leave only where those are of the same kind and capacity. On a kind
 /// mismatch the whole operation is a no-op, and none of the entries that leave can be there.
@@ -180,10 +182,23 @@ pub enum Expects {
 pub struct Requests {
     pub kind: Kind,
     pub capacity: i64,
+    pub by: CapacityIs,
     pub entries: Vec<Request>,
     /// The owner whose earlier incarnations lose their entries. If one of them held, the requested entries go to the
     /// head of the queue. Never combined with an expectation.
     pub adopts: Option<Identity>,
+}
+
+/// The bearing of a requested capacity on that of the lock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum CapacityIs {
+    /// A lock with another one is a kind mismatch.
+    #[default]
+    Demanded,
+    /// A lock that has one keeps it, and only an entry with more permits than that is a mismatch. For a semaphore.
+    Offered,
+    /// It becomes the lock's at once, and stays while nobody holds the lock. For a semaphore.
+    Set,
 }
 
 /// A requested entry.
@@ -273,10 +288,20 @@ impl Operation {
         Some(asking.id.rfind('-').map_or(&asking.id, |end| &asking.id[..=end]))
     }
 
-    /// Returns the capacity that the document has when the operation applies, where it is known.
+    /// Returns the capacity that the document has when the operation applies, where it is known: of a semaphore it is
+    /// not.
     pub(super) fn capacity(&self) -> Option<i64> {
-        let requested = self.requests.as_ref().map(|requests| requests.capacity);
-        requested.or(self.leave_capacity)
+        match &self.requests {
+            Some(requests) => (requests.kind != Kind::Semaphore).then_some(requests.capacity),
+            None => self.leave_capacity,
+        }
+    }
+
+    /// Returns whether the operation sets the lock's capacity.
+    pub fn sets(&self) -> bool {
+        self.requests
+            .as_ref()
+            .is_some_and(|requests| requests.by == CapacityIs::Set)
     }
 
     /// Returns the time until which the lock is kept when this holder leaves, if that lies ahead.
@@ -357,7 +382,7 @@ impl Operation {
             operation
                 .requests
                 .as_ref()
-                .map(|requests| (requests.kind, requests.capacity))
+                .map(|requests| (requests.kind, requests.capacity, requests.by))
         };
         let entry = |operation: &Self| {
             let entry = operation.entries().next();
@@ -537,7 +562,7 @@ mod tests {
             ..leaving("me.5", "me-1")
         };
         let capacities = [both, leaves, operation("me.6")].map(|operation| operation.capacity());
-        assert_eq!(capacities, [Some(10), Some(4), None]);
+        assert_eq!(capacities, [None, Some(4), None]);
     }
 
     #[test]

@@ -9,8 +9,8 @@ mod renewing;
 mod tests;
 
 use super::{
-    AT_ONCE, Change, Ended, Evict, Expects, Holder, Identity, Kind, NOTIFIES_UP_TO, Operation, Proclaim, Request,
-    ServerTime, Waiter,
+    AT_ONCE, CapacityIs, Change, Ended, Evict, Expects, Holder, Identity, Kind, NOTIFIES_UP_TO, Operation, Proclaim,
+    Request, ServerTime, Use, Waiter,
     wake::{self, Signal},
 };
 
@@ -21,6 +21,8 @@ pub use renewing::{guard, renew, renew_and_show};
 pub struct State {
     pub kind: Kind,
     pub capacity: i64,
+    /// Whether the capacity was set: it then stays while nobody holds the lock. The number of the protocol shows it.
+    pub is_set: bool,
     /// The last token issued.
     pub token: i64,
     pub holders: Vec<Holder>,
@@ -49,6 +51,7 @@ impl State {
         Self {
             kind,
             capacity,
+            is_set: false,
             // None was issued yet.
             token: 0,
             holders: Vec::new(),
@@ -80,6 +83,13 @@ impl State {
     /// else removes the free ones: an operation that writes one of them removes those of the others that are due.
     pub fn is_purged(&self, now: ServerTime) -> bool {
         self.purge_at <= now && self.is_free(now)
+    }
+
+    /// Returns whether an entry with so many permits that is requested in this way can't be in the lock as it is used
+    /// now.
+    pub fn refuses(&self, (kind, capacity): Use, by: CapacityIs, permits: i64) -> bool {
+        let is_alike = kind == self.kind && (by != CapacityIs::Demanded || capacity == self.capacity);
+        !is_alike || permits > self.capacity
     }
 
     /// Returns whether any of these entries is in the lock.
@@ -346,21 +356,31 @@ impl Step<'_> {
         }
     }
 
-    /// Returns whether the requested entries can be in the lock: it is of their kind and capacity, or free.
+    /// Returns whether the requested entries can be in the lock: it is of their kind and capacity, or can become so.
     fn is_used_as_requested(&self) -> bool {
-        let free = self.state.holders.is_empty() && self.state.queue.is_empty();
         let mut requests = self.operation.requests.iter();
-        free || requests.all(|wanted| (wanted.kind, wanted.capacity) == (self.state.kind, self.state.capacity))
+        self.is_open() || requests.all(|it| !self.state.refuses((it.kind, it.capacity), it.by, 0))
     }
 
-    /// Appends the requested entries to the queue, unless they are in the document already. If adopt removed a holder,
-    /// they take its place: the head of the queue, whether or not there is room. So nobody is cut off who was there
-    /// before.
+    /// Returns whether the next request decides what the lock is: nobody is in it, and its capacity was not set.
+    fn is_open(&self) -> bool {
+        self.state.holders.is_empty() && self.state.queue.is_empty() && !self.state.is_set
+    }
+
+    /// Appends the requested entries to the queue, unless they are in the document already, or have more permits than
+    /// the lock. If adopt removed a holder, they take its place: the head of the queue, whether or not there is room. So
+    /// nobody is cut off who was there before.
     fn enqueue(&mut self) {
         let Some(requests) = &self.operation.requests else {
             return;
         };
-        (self.state.kind, self.state.capacity) = (requests.kind, requests.capacity);
+        if self.is_open() || requests.by == CapacityIs::Set {
+            (self.state.kind, self.state.capacity) = (requests.kind, requests.capacity);
+        }
+        if requests.by == CapacityIs::Set {
+            self.state.is_set = true;
+            self.refuse_too_large();
+        }
         let others = self.state.queue.len();
         let (fresh, repeated): (Vec<_>, Vec<_>) = requests.entries.iter().partition(|entry| entry.fresh);
         for entry in repeated.into_iter().chain(fresh) {
@@ -374,6 +394,15 @@ impl Step<'_> {
         self.room = self.operation.room.max(stay);
     }
 
+    /// Removes the waiters for more permits than the lock has: they would keep out all behind them. They are to ask,
+    /// and are refused then.
+    fn refuse_too_large(&mut self) {
+        let most = self.state.capacity;
+        let too_large = self.state.queue.iter().filter(|waiter| waiter.permits > most);
+        too_large.for_each(|waiter| self.words.announce(&waiter.id, Signal::Ask));
+        self.state.queue.retain(|waiter| waiter.permits <= most);
+    }
+
     /// Appends one entry to the queue. An entry that is there keeps its place; a repeated request refreshes its lease.
     fn append(&mut self, entry: &Request) {
         if self.state.has_holder(&entry.id) {
@@ -384,6 +413,9 @@ impl Step<'_> {
             if !entry.fresh && waiter.until < self.now.plus_millis(entry.refresh_below()) {
                 waiter.until = until;
             }
+            return;
+        }
+        if entry.permits > self.state.capacity {
             return;
         }
         self.state.queue.push(Waiter {
@@ -477,20 +509,20 @@ impl Step<'_> {
         head.map(|head| head.id.clone())
     }
 
-    /// Returns the holders that are to hear that another session has lined up: those which may have tokens in reserve,
-    /// and so hand on the lock within their process, or share it as readers. Of several holders only readers do.
+    /// Returns the holders that are to hear that another session has lined up, or that the capacity was set: those
+    /// which may have tokens in reserve, and so hand on the lock within their process, or share it as readers. Of several
+    /// holders only readers do.
     fn asked_for(&self) -> Vec<String> {
-        let Some(asks_as) = self.operation.asks_as() else {
-            return Vec::new();
-        };
+        let (asks_as, sets) = (self.operation.asks_as(), self.operation.sets());
         let state = &self.state;
-        let lines_up = (1..=NOTIFIES_UP_TO).contains(&state.queue.len());
+        let lines_up = asks_as.is_some() && (1..=NOTIFIES_UP_TO).contains(&state.queue.len());
         let most = if state.kind == Kind::RwLock { AT_ONCE } else { 1 };
-        if !lines_up || state.holders.len() > most {
+        if !(lines_up || sets) || state.holders.len() > most {
             return Vec::new();
         }
+        let is_theirs = |id: &str| asks_as.is_some_and(|asks_as| id.starts_with(asks_as));
         let holders = state.holders.iter();
-        let asked_for = holders.filter(|holder| holder.token < state.token && !holder.id.starts_with(asks_as));
+        let asked_for = holders.filter(|holder| holder.token < state.token && !is_theirs(&holder.id));
         asked_for.map(|holder| holder.id.clone()).collect()
     }
 }

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! - `left` has one letter for each entry that asked to leave: `h` it held, `q` it waited, `0` it was not there.
-//! - `<id>*;` waits at the head of the queue, and is to ask: the lock is kept, and that may end at another time than
-//!   the waiter knows. Earlier clients pass over the word, and ask when they would have asked.
+//! - `<id>*;` waits, and is to ask: the lock is kept, and that may end at another time than the waiter knows; or the
+//!   permits that it waits for are more than there are by now, and it is in the queue no more. Earlier clients pass over the word, and ask when they would have asked.
 //! - `<id>?;` holds, and another session has lined up behind it: the holder hands on the lock within its process no
 //!   more, nor shares it with more readers. Earlier clients, which never do, pass over the word.
 //! - `<id>+<token>;` was granted, on its claim lease; `<id>!<token>;` was evicted by an operator, and `<id>~;` adopted
@@ -47,7 +47,7 @@ pub enum Signal {
         token: i64,
     },
     Adopted,
-    /// The lock ahead of it is kept until another time than before.
+    /// The lock ahead of it is kept until another time than before; or it waits no more, as it wants too many permits.
     Ask,
     /// Another session waits for the lock that this session holds.
     AskedFor,

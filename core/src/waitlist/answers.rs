@@ -180,6 +180,7 @@ impl<H: Hold> Step<'_, H> {
             let renew_at =
                 deadline.and_then(|deadline| timing::first_renewal(&lease, holder, exchange, deadline, context.now));
             let handing_on = self.handing_on(position, entry, state, exchange.sent);
+            self.waiting[position].capacity = state.capacity;
             self.grant(position, holder.token, deadline, renew_at);
             // A grant that is not believed has another entry by now.
             if let Some(held) = self.holds.get_mut(&entry.id) {
@@ -192,8 +193,9 @@ impl<H: Hold> Step<'_, H> {
         let key = waiting.key;
         if state.queue.iter().any(|waiter| waiter.id == entry.id) {
             (waiting.stage, waiting.above) = (Stage::Queued, state.token);
+            waiting.capacity = state.capacity;
             self.full = None;
-        } else if (state.kind, state.capacity) != (requests.kind, requests.capacity) {
+        } else if state.refuses((requests.kind, requests.capacity), requests.by, entry.permits) {
             let wanted = waiting.wants.used;
             // An earlier request may still find the lock in another use again.
             let to = self.cancel(key);
@@ -242,7 +244,7 @@ impl<H: Hold> Step<'_, H> {
             if !waiting.is_covered_try() {
                 before += usize::from(waiting.waits());
                 self.waiting.push_back(waiting);
-            } else if !is_free && wanted != (state.kind, state.capacity) {
+            } else if (state.is_set || !is_free) && state.refuses(wanted, waiting.wants.by, waiting.wants.permits) {
                 self.abandon(&waiting);
                 self.refuse(waiting, Refusal::Mismatched { wanted });
             } else if first == Some(&waiting.entry) || !fits {
@@ -284,7 +286,7 @@ impl<H: Hold> Step<'_, H> {
         let grant = Grant {
             token,
             granted_as: token,
-            used: waiting.wants.used,
+            used: (waiting.wants.used.0, waiting.capacity),
             permits: unsigned(waiting.wants.permits),
             lease: waiting.wants.terms.lease(context.config),
             how: waiting.how,

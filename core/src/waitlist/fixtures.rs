@@ -105,7 +105,7 @@ mod of_tests {
     use crate::{
         config::Settings,
         hold_options::Terms,
-        protocol::{Ahead, Holder, Kind, Owner, ServerTime, State, Waiter},
+        protocol::{Ahead, CapacityIs, Holder, Kind, Owner, ServerTime, State, Waiter},
     };
 
     pub(in crate::waitlist) const MUTEX: (Use, i64) = ((Kind::Mutex, 1), 1);
@@ -133,6 +133,7 @@ mod of_tests {
     pub(in crate::waitlist) fn task(key: u64, (used, permits): (Use, i64)) -> Waiting<u64> {
         let options = AcquireOptions {
             used,
+            by: CapacityIs::Demanded,
             permits,
             patience: Patience::Wait,
             reentrant: false,
@@ -234,6 +235,7 @@ mod of_tests {
         State {
             kind: Kind::Mutex,
             capacity: 1,
+            is_set: false,
             token: 1,
             holders: vec![holder(60_000)],
             queue,

@@ -148,7 +148,9 @@ impl<H: Hold> Step<'_, H> {
             // While the entry holds all permits nobody else is granted a token. So whatever lies between the entry's
             // token and the counter is its own, even if another operation than the present one put it in.
             let [holder] = &state.holders[..] else { return None };
-            if holder.id != waiting.entry || !waiting.may_be_handed_on() {
+            // The number of permits may have been set.
+            let is_whole = holder.permits == state.capacity;
+            if holder.id != waiting.entry || !is_whole || !waiting.may_be_handed_on() {
                 return None;
             }
             // Another program may have set the counter ahead.

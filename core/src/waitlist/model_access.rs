@@ -125,6 +125,7 @@ impl<H: Hold> Waitlist<H> {
         for waiting in &self.waiting {
             write(Word::Entry(&waiting.entry));
             write(Word::Number(waiting.wants.permits));
+            write(Word::Number(waiting.capacity));
             write(Word::Token(waiting.above));
             let stage = match waiting.stage {
                 Stage::New => 0,

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{Full, Hold, Leaving, LeftAs, Stage, Step, Waiting, Waitlist, timing, unsigned};
 use crate::{
     config::{Config, millis},
-    protocol::{AT_ONCE, Evict, Expects, Kept, Operation, Record, Request, Requests},
+    protocol::{AT_ONCE, CapacityIs, Evict, Expects, Kept, Kind, Operation, Record, Request, Requests},
 };
 
 impl<H: Hold> Step<'_, H> {
@@ -30,7 +30,12 @@ impl<H: Hold> Step<'_, H> {
         }
         let used = leaves.first().and_then(|leaving| leaving.used);
         let used = used.filter(|used| leaves.iter().all(|leaving| leaving.used == Some(*used)));
-        let together = leaves.is_empty() || self.waiting.front().map(|head| head.wants.used) == used;
+        // On a kind mismatch nothing would leave. The number of permits can have been set since an entry came.
+        let may_mismatch =
+            |head: &Waiting<H::Task>| head.wants.used.0 == Kind::Semaphore && head.wants.by == CapacityIs::Demanded;
+        let head = self.waiting.front();
+        let together =
+            leaves.is_empty() || (head.map(|head| head.wants.used) == used && !head.is_some_and(may_mismatch));
         let expects = self.expects(&leaves, context.now, context.config);
         // The next task in line joins the queue together with the release of a hold, so that handing the lock from task
         // to task costs one command. While the head is queued already, the client has two queue positions. That harms
@@ -60,7 +65,7 @@ impl<H: Hold> Step<'_, H> {
             id: context.ids.operation(),
             leave: leaves.iter().map(|leaving| leaving.entry.clone()).collect(),
             kept,
-            leave_capacity: used.map(|(_, capacity)| capacity),
+            leave_capacity: used.and_then(|(kind, capacity)| (kind != Kind::Semaphore).then_some(capacity)),
             evict: Evict::Nobody,
             proclaim: None,
             change: None,
@@ -88,7 +93,7 @@ impl<H: Hold> Step<'_, H> {
     fn requests(&mut self, may_follow: bool, adopting: bool, reserve: i64) -> Option<Requests> {
         let context = self.context;
         let head = self.waiting.front()?;
-        let (used, head_queued) = (head.wants.used, head.is_queued());
+        let (used, by, head_queued) = (head.wants.used, head.wants.by, head.is_queued());
         // Each acquire is checked before it joins: a head that wants more than there is would never be asked for.
         debug_assert!(head.wants.permits <= used.1, "{}", head.entry);
         // Where that was in vain (a slow answer, a waiter of another client), they don't ask one by one.
@@ -104,7 +109,7 @@ impl<H: Hold> Step<'_, H> {
         let mut adopts = None;
         let mut permits = 0;
         for (position, waiting) in self.waiting.iter_mut().enumerate() {
-            if waiting.wants.used != used || position >= together(waiting) {
+            if (waiting.wants.used, waiting.wants.by) != (used, by) || position >= together(waiting) {
                 break;
             }
             permits += waiting.wants.permits;
@@ -130,6 +135,7 @@ impl<H: Hold> Step<'_, H> {
         Some(Requests {
             kind: used.0,
             capacity: used.1,
+            by,
             entries,
             adopts,
         })

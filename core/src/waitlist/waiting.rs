@@ -5,13 +5,14 @@ use tokio::time::Instant;
 use super::{How, Key};
 use crate::{
     hold_options::Terms,
-    protocol::{Owner, Use},
+    protocol::{CapacityIs, Owner, Use},
 };
 
 /// The demand of a task.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AcquireOptions {
     pub used: Use,
+    pub by: CapacityIs,
     pub permits: i64,
     pub patience: Patience,
     /// Whether a hold of this client with the same use will do.
@@ -33,6 +34,8 @@ pub struct Waiting<T> {
     pub(super) stage: Stage,
     /// The last token that had been issued when the entry was seen in the queue: its own will be larger.
     pub(super) above: i64,
+    /// The capacity of the lock when it was last seen by a request: that of a semaphore is its own.
+    pub(super) capacity: i64,
     /// Whether a request for it may have been applied, or may still be.
     pub(super) uncertain: bool,
     /// Whether the operation that is on its way was sent after the task came: to a try its answer is an answer.
@@ -71,6 +74,7 @@ impl<T> Waiting<T> {
             key,
             to,
             entry,
+            capacity: wants.used.1,
             wants,
             since,
             stage: Stage::New,

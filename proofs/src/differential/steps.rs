@@ -5,8 +5,8 @@ use std::slice;
 
 use crate::Random;
 use watchlock_core::protocol::{
-    Change, Evict, Expects, Holder, Identity, Idle, Kept, KeptUntil, Operation, Owner, Proclaim, Record, Request,
-    Requests, State,
+    CapacityIs, Change, Evict, Expects, Holder, Identity, Idle, Kept, KeptUntil, Kind, Operation, Owner, Proclaim,
+    Record, Request, Requests, State,
 };
 
 use super::setup::Setup;
@@ -165,6 +165,7 @@ impl<'a> Draw<'a> {
             7..9 if used.is_some() && wanted == used && !adopts => request_with_room(drawn),
             11 => self.evict_one(drawn),
             12 => self.change(drawn),
+            13 if self.has_semaphores() && self.one_in(2) => self.set(drawn),
             // An operation may still concern a lock that is gone by now.
             _ if wanted.is_some() && used.is_some() && wanted != used => only_request(drawn),
             _ => drawn,
@@ -255,8 +256,31 @@ impl<'a> Draw<'a> {
         }
     }
 
+    fn has_semaphores(&self) -> bool {
+        self.setup.uses.iter().any(|(kind, _)| *kind == Kind::Semaphore)
+    }
+
+    /// Draws a setting of the number of permits: also below those that are held, or waited for.
+    fn set(&mut self, drawn: Operation) -> Operation {
+        let requests = Requests {
+            kind: Kind::Semaphore,
+            capacity: 1 + self.number(5),
+            by: CapacityIs::Set,
+            entries: Vec::new(),
+            adopts: None,
+        };
+        Operation {
+            requests: Some(requests),
+            ..without_entries(drawn)
+        }
+    }
+
     fn requests(&mut self) -> Requests {
         let (kind, capacity) = self.one_of(self.setup.uses);
+        let by = match kind {
+            Kind::Semaphore => self.one_of(&[CapacityIs::Demanded, CapacityIs::Offered]),
+            _ => CapacityIs::Demanded,
+        };
         let mut ids = self.few_ids(2);
         ids.push(self.any_id().to_owned());
         ids.sort();
@@ -269,6 +293,7 @@ impl<'a> Draw<'a> {
         Requests {
             kind,
             capacity,
+            by,
             entries,
             adopts,
         }
@@ -344,8 +369,10 @@ impl<'a> Draw<'a> {
         }
     }
 
+    /// As in use: the number of permits of a semaphore can be set at any time.
     fn capacity(&self) -> Option<i64> {
-        self.state.map(|state| state.capacity)
+        let state = self.state.filter(|state| state.kind != Kind::Semaphore);
+        state.map(|state| state.capacity)
     }
 
     fn last_holder(&self) -> Option<&'a Holder> {

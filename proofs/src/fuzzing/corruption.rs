@@ -23,6 +23,7 @@ pub(super) fn sample(choices: &mut Choices<'_>) -> Document {
     let state = State {
         kind: choices.pick(&kinds),
         capacity: choices.pick(&[1, 3, 1 << 30]),
+        is_set: choices.one_in(4),
         token: NOW * 1_000,
         holders: (0..holders).map(|number| holder(number, choices)).collect(),
         queue: (0..waiters).map(|number| waiter(number, choices)).collect(),

@@ -8,8 +8,8 @@ use watchlock_core::{
     config::{Config, Settings, millis},
     hold_options::Terms,
     protocol::{
-        Ahead, Exchange, Kind, Operation, Owner, QUEUE_MOST, Request, ServerTime, State, document::Malformed, fixtures,
-        state, wake,
+        Ahead, CapacityIs, Exchange, Kind, Operation, Owner, QUEUE_MOST, Request, ServerTime, State,
+        document::Malformed, fixtures, state, wake,
     },
     waitlist::{
         AcquireOptions, Context, Effect, Grant, Hold, How, LeftAs, Need, Patience, PositionLook, Setback, Step,
@@ -297,6 +297,10 @@ impl<H: Fuzzed> Bench<H> {
         let (kind, capacity) = choices.pick(&[(Kind::Mutex, 1), (Kind::Mutex, 1), (Kind::Semaphore, 3)]);
         let options = AcquireOptions {
             used: (kind, capacity),
+            by: match kind {
+                Kind::Semaphore => choices.pick(&[CapacityIs::Demanded, CapacityIs::Offered]),
+                _ => CapacityIs::Demanded,
+            },
             permits: choices.pick(&[1, capacity]),
             patience: choices.pick(&[Patience::Wait, Patience::Wait, Patience::Try, Patience::OrHeld]),
             reentrant: choices.one_in(4),

@@ -64,7 +64,7 @@ fn documents_and_steps(setup: &Setup) -> (Vec<Document>, Vec<Document>) {
 
 fn of_later_protocol(mut document: Document, id: &str, setup: &Setup) -> Document {
     document.insert("_id", id);
-    let lock = doc! { "protocol": 2_i64 };
+    let lock = doc! { "protocol": 3_i64 };
     if setup.at.is_root() {
         document.extend(lock);
     } else {

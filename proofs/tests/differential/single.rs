@@ -7,8 +7,8 @@ use mongodb::{
     options::ReturnDocument,
 };
 use watchlock_core::protocol::{
-    Evict, Expects, Identity, Kind, Location, Operation, Owner, QUEUE_MOST, Record, Request, Requests, ServerTime,
-    State, Use, pipeline, state,
+    CapacityIs, Evict, Expects, Identity, Kind, Location, Operation, Owner, QUEUE_MOST, Record, Request, Requests,
+    ServerTime, State, Use, pipeline, state,
 };
 use watchlock_testkit::shared;
 
@@ -37,6 +37,7 @@ fn operation(number: i64, leave: &[&str], (kind, capacity): Use, entries: Vec<Re
         requests: Some(Requests {
             kind,
             capacity,
+            by: CapacityIs::Demanded,
             entries,
             adopts: None,
         }),

@@ -44,7 +44,7 @@ fn drawn(seed: u64, setup: &Setup) -> (String, Option<State>, Spoiled) {
         .map(|state| {
             let mut document = state.to_document(&name);
             document.extend(match random.below(5) {
-                0 => doc! { "protocol": 2_i64 },
+                0 => doc! { "protocol": 3_i64 },
                 1 => doc! { "holders": "x" },
                 2 => doc! { "token": f64::INFINITY, "holders": [1] },
                 3 => doc! { "token": "x" },

@@ -18,7 +18,7 @@ use crate::{
     config::millis,
     error::ServerError,
     hold_options::Lease,
-    protocol::{Exchange, Holder, Kind, Operation, Owner, Request, Requests, Use},
+    protocol::{CapacityIs, Exchange, Holder, Kind, Operation, Owner, Request, Requests, Use},
     store::{Among, Claimed, Store, Taken, Wanted, name},
     telemetry,
     waitlist::{Grant, How, Step, deadline::Deadline, timing},
@@ -316,6 +316,7 @@ impl Session {
         let requests = Requests {
             kind: USED.0,
             capacity: USED.1,
+            by: CapacityIs::Demanded,
             entries: vec![entry],
             // A claim only takes a free document.
             adopts: None,

@@ -36,8 +36,8 @@ use crate::{
     error::ServerError,
     hold_options::Terms,
     protocol::{
-        Ahead, Evict, Exchange, Expects, Kept, KeptUntil, Kind, Owner, QUEUE_MOST, Record, Request, Requests, State,
-        Use, state,
+        Ahead, CapacityIs, Evict, Exchange, Expects, Kept, KeptUntil, Kind, Owner, QUEUE_MOST, Record, Request,
+        Requests, State, Use, state,
     },
     status::{LockStatus, LostReason},
     waitlist::{AcquireOptions, Patience, SWEEPS, Step, StreamState, clock::ServerClock, deadline::Deadline},
@@ -325,6 +325,7 @@ fn foreign(id: &str, leave: &[&str], request: Option<&str>) -> Operation {
         requests: request.map(|id| Requests {
             kind: Kind::Mutex,
             capacity: 1,
+            by: CapacityIs::Demanded,
             entries: vec![entry(id)],
             adopts: None,
         }),
@@ -338,6 +339,7 @@ fn foreign(id: &str, leave: &[&str], request: Option<&str>) -> Operation {
 fn tries() -> AcquireOptions {
     AcquireOptions {
         used: (Kind::Mutex, 1),
+        by: CapacityIs::Demanded,
         permits: 1,
         patience: Patience::OrHeld,
         reentrant: false,

@@ -170,7 +170,7 @@ mod tests {
     use mongodb::bson::doc;
 
     use super::*;
-    use crate::protocol::{Expects, Kind, Owner, Request, Requests};
+    use crate::protocol::{CapacityIs, Expects, Kind, Owner, Request, Requests};
 
     fn release(number: u32) -> Operation {
         Operation {
@@ -198,6 +198,7 @@ mod tests {
             requests: Some(Requests {
                 kind: Kind::Mutex,
                 capacity: 1,
+                by: CapacityIs::Demanded,
                 entries: vec![entry],
                 adopts: None,
             }),

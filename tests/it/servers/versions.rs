@@ -15,7 +15,7 @@ use crate::setup::{Ground, PATIENCE, eventually, within};
 fn later() -> Document {
     let now = DateTime::now();
     doc! {
-        "protocol": 2_i64, "kind": "mutex", "capacity": 1_i64, "token": 1_764_000_000_000_000_i64,
+        "protocol": 3_i64, "kind": "mutex", "capacity": 1_i64, "token": 1_764_000_000_000_000_i64,
         "holders": { "elsewhere": "entirely" }, "queue": 5, "wake": "a.1:;", "version": 1_i64, "at": now,
         "purge_at": DateTime::from_millis(now.timestamp_millis() + 3_600_000),
     }
@@ -24,7 +24,7 @@ fn later() -> Document {
 fn names_both(error: &ServerError) {
     let told = error.to_string();
     assert!(
-        told.contains("protocol 2") && told.contains("up to protocol 1"),
+        told.contains("protocol 3") && told.contains("up to protocol 2"),
         "{told}"
     );
 }
@@ -68,7 +68,7 @@ async fn who_holds_a_lock_that_was_upgraded_has_lost_it_and_leaves_it_alone() {
     let held = locks.mutex("x").acquire().await.unwrap();
     let shared = locks.semaphore("y", 3).acquire().await.unwrap();
     // As a later version writes it, under `wake` as the protocol has it.
-    let upgrade = doc! { "$set": { "protocol": 2_i64, "wake": "later.1:;", "new": "field" } };
+    let upgrade = doc! { "$set": { "protocol": 3_i64, "wake": "later.1:;", "new": "field" } };
     documents.update_many(doc! {}, upgrade).await.unwrap();
     let find = async |name: &str| documents.find_one(doc! { "_id": name }).await.unwrap().unwrap();
     let before = (find("x").await, find("y").await);

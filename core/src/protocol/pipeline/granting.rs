@@ -3,7 +3,7 @@
 use mongodb::bson::{Bson, Document, doc};
 
 use super::{
-    ALL, adopts_a_hold,
+    ALL, adopts_a_hold, capacity,
     expression::{bind, cond, literal, map},
 };
 use crate::protocol::{AT_ONCE, Kind, Location, NOTIFIES_UP_TO, Operation};
@@ -21,9 +21,11 @@ pub(super) fn grant_as_fits(
     now: &Bson,
 ) -> Bson {
     let (words, first) = words;
-    let capacity = operation
-        .capacity()
-        .map_or_else(|| at.value("capacity").into(), Bson::from);
+    let capacity = match (&operation.requests, operation.leave_capacity) {
+        (Some(requests), _) => capacity(requests),
+        (None, Some(capacity)) => Bson::from(capacity),
+        (None, None) => at.value("capacity").into(),
+    };
     let room = room_or_more(operation);
     let counted = cond(
         doc! { "$lte": ["$$held", capacity] },
@@ -57,7 +59,12 @@ pub(super) fn grant_as_fits(
         Some(_) => Bson::from(doc! { "$slice": ["$$line", room] }),
         None => Bson::from("$$line"),
     };
-    let unchanged = doc! { "holders": "$$holders", "token": at.value("token"), "queue": line, words: first };
+    // There may be no document yet.
+    let token = match operation.sets() {
+        true => doc! { "$ifNull": [at.value("token"), 0_i64] }.into(),
+        false => Bson::from(at.value("token")),
+    };
+    let unchanged = doc! { "holders": "$$holders", "token": token, "queue": line, words: first };
     // Only for a grant: a counter to which nothing can be added must keep nobody from leaving.
     let granted = bind(doc! { "first": next_token(at.value("token"), now) }, granted);
     let after = cond(doc! { "$eq": ["$$count", 0] }, unchanged, granted);
@@ -87,13 +94,19 @@ pub(super) fn with_reserve(token: Bson, ids: Bson, operation: &Operation) -> Bso
 /// Read from the conditions that are mostly wrong to those that need strings: an entry that another program wrote can
 /// have an id of any type.
 pub(super) fn asked_for((holders, queue, token): (&str, &str, String), operation: &Operation) -> Option<Bson> {
-    let asks_as = operation.asks_as()?;
+    let asks_as = operation.asks_as();
+    if asks_as.is_none() && !operation.sets() {
+        return None;
+    }
     let asked_for = |holder: &str| {
-        doc! { "$and": [
-            { "$lt": [format!("{holder}.token"), &token] },
-            { "$eq": [{ "$type": format!("{holder}.id") }, "string"] },
-            { "$ne": [{ "$indexOfBytes": [format!("{holder}.id"), literal(asks_as)] }, 0] },
-        ] }
+        let mut conditions = vec![
+            doc! { "$lt": [format!("{holder}.token"), &token] },
+            doc! { "$eq": [{ "$type": format!("{holder}.id") }, "string"] },
+        ];
+        let is_not_theirs =
+            asks_as.map(|it| doc! { "$ne": [{ "$indexOfBytes": [format!("{holder}.id"), literal(it)] }, 0] });
+        conditions.extend(is_not_theirs);
+        doc! { "$and": conditions }
     };
     let word = |holder: &str| doc! { "$concat": [format!("{holder}.id"), "?;"] };
     let few = doc! { "$lte": [{ "$size": queue }, i64::try_from(NOTIFIES_UP_TO).unwrap_or(ALL)] };
@@ -112,10 +125,17 @@ pub(super) fn asked_for((holders, queue, token): (&str, &str, String), operation
         let lines_up = doc! { "$and": [{ "$ne": [queue, []] }, few, all] };
         return Some(cond(lines_up, words, ""));
     }
-    let mut conditions = vec![few, asked_for("$$holder")];
+    let mut conditions = vec![asked_for("$$holder")];
+    if !operation.sets() {
+        conditions.insert(0, few);
+    }
     // A lock with one permit has one holder at most.
     if operation.capacity() != Some(1) {
         conditions.insert(0, doc! { "$eq": [{ "$size": holders }, 1] });
+        // A request for more permits than there are is not in line.
+        if !operation.sets() {
+            conditions.insert(0, doc! { "$ne": [queue, []] });
+        }
     }
     Some(bind(
         doc! { "holder": { "$arrayElemAt": [holders, 0] } },

@@ -34,8 +34,11 @@ mod together;
 use mongodb::bson::{Bson, Document, doc};
 
 use super::{
-    Change, Evict, Identity, Kept, KeptUntil, Operation, Proclaim, Request, Requests, document::PROTOCOL,
-    location::Location, state::kept_in_reserve, wake::Left,
+    CapacityIs, Change, Evict, Identity, Kept, KeptUntil, Operation, Proclaim, Request, Requests,
+    document::{FIRST_PROTOCOL, PROTOCOL},
+    location::Location,
+    state::kept_in_reserve,
+    wake::Left,
 };
 use expression::{bind, cond, filter, literal, map};
 use granting::{asked_for, grant_as_fits};
@@ -79,6 +82,9 @@ fn general(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     }
     written = bind(doc! { "after": after }, written);
     if let Some(requests) = &operation.requests {
+        if requests.by == CapacityIs::Offered {
+            written = bind(doc! { "capacity": offered(at, requests) }, written);
+        }
         written = cond(is_used_as_requested(at, requests), written, "$$ROOT");
     }
     written = bind(
@@ -334,24 +340,68 @@ fn words_for(removed: Bson, mark: &str, token: Bson) -> Bson {
     } })
 }
 
-/// Returns the condition that the requested entries can be in the lock: it is of their kind and capacity, or free.
+/// Returns the condition that the requested entries can be in the lock: it is of their kind and capacity, or can become
+/// so.
 fn is_used_as_requested(at: &Location, requests: &Requests) -> Document {
-    doc! { "$or": [
-        { "$eq": [[at.value("kind"), at.value("capacity")], [requests.kind.as_str(), requests.capacity]] },
-        { "$eq": [["$$holders", "$$queue"], [[], []]] },
-    ] }
+    let is_alike = match requests.by {
+        CapacityIs::Demanded => doc! {
+            "$eq": [[at.value("kind"), at.value("capacity")], [requests.kind.as_str(), requests.capacity]],
+        },
+        CapacityIs::Offered | CapacityIs::Set => doc! { "$eq": [at.value("kind"), requests.kind.as_str()] },
+    };
+    doc! { "$or": [is_alike, is_open(at)] }
+}
+
+/// Returns the condition that the next request decides what the lock is: nobody is in it, and its capacity was not set.
+fn is_open(at: &Location) -> Document {
+    doc! { "$eq": [["$$holders", "$$queue", { "$eq": [at.value("protocol"), PROTOCOL] }], [[], [], false]] }
+}
+
+/// Returns the capacity of a lock to which one is offered.
+fn offered(at: &Location, requests: &Requests) -> Bson {
+    cond(is_open(at), requests.capacity, at.value("capacity"))
+}
+
+/// Returns the capacity of the lock from these requests on.
+fn capacity(requests: &Requests) -> Bson {
+    match requests.by {
+        CapacityIs::Demanded | CapacityIs::Set => Bson::from(requests.capacity),
+        CapacityIs::Offered => Bson::from("$$capacity"),
+    }
 }
 
 /// Returns the kind and capacity of the lock from this request on. The number of the protocol is written with them: see
 /// [`super`].
-fn fields_of_enqueue(requests: &Requests) -> Document {
-    doc! { "protocol": PROTOCOL, "kind": requests.kind.as_str(), "capacity": requests.capacity }
+fn fields_of_enqueue(at: &Location, requests: &Requests, capacity: Bson) -> Document {
+    let least = match requests.by {
+        CapacityIs::Set => PROTOCOL,
+        CapacityIs::Demanded | CapacityIs::Offered => FIRST_PROTOCOL,
+    };
+    let protocol = doc! { "$max": [at.value("protocol"), least] };
+    doc! { "protocol": protocol, "kind": requests.kind.as_str(), "capacity": capacity }
 }
 
-/// Appends the requested entries to the queue, unless they are in the document already. If adopt removed a holder, they
-/// take its place: the head of the queue, whether or not there is room. So nobody is cut off who was there before.
+/// Returns the condition that a waiter for more permits than the lock has is among those in line.
+fn is_too_large(operation: &Operation) -> Option<Document> {
+    let requests = operation.requests.as_ref()?;
+    Some(doc! { "$gt": ["$$this.permits", capacity(requests)] })
+}
+
+/// Returns the words for the waiters for more permits than are set: they are to ask, and are refused then.
+fn words_of_too_large(operation: &Operation) -> Option<Bson> {
+    let too_large = is_too_large(operation).filter(|_| operation.sets())?;
+    Some(words_for(filter("$$queue", too_large), "*", "".into()))
+}
+
+/// Appends the requested entries to the queue, unless they are in the document already, or have more permits than the
+/// lock. If adopt removed a holder, they take its place: the head of the queue, whether or not there is room. So nobody
+/// is cut off who was there before.
 fn enqueue(operation: &Operation, now: &Bson) -> Bson {
-    let queue = append(operation, now);
+    let mut queue = append(operation, now);
+    if operation.sets() {
+        let fits = is_too_large(operation).map(|too_large| doc! { "$not": [too_large] });
+        queue = filter(queue, fits.unwrap_or_default());
+    }
     if operation.adopts().is_none() {
         return queue;
     }
@@ -383,7 +433,15 @@ fn append(operation: &Operation, now: &Bson) -> Bson {
         return queue;
     }
     let there = doc! { "$concatArrays": ["$$holders.id", "$$queue.id"] };
-    let added = filter(added, is_not_among(there.into()));
+    let mut joins = is_not_among(there.into());
+    let is_offered = operation
+        .requests
+        .as_ref()
+        .is_some_and(|requests| requests.by == CapacityIs::Offered);
+    if let Some(too_large) = is_too_large(operation).filter(|_| is_offered) {
+        joins = doc! { "$and": [joins, { "$not": [too_large] }] };
+    }
+    let added = filter(added, joins);
     Bson::from(doc! { "$concatArrays": [queue, added] })
 }
 
@@ -440,13 +498,17 @@ fn stamp(at: &Location, operation: &Operation, ends: Document, now: &Bson) -> Bs
     wake.extend([Bson::from(";"), Bson::from("$$after.granted")]);
     wake.extend(words_of_evict(at, operation, now));
     wake.extend(words_of_adopt(operation));
+    wake.extend(words_of_too_large(operation));
     wake.extend(asks(operation));
     wake.extend(asked_for(
         ("$$after.holders", "$$after.queue", "$$after.token".to_owned()),
         operation,
     ));
 
-    let mut fields = operation.requests.as_ref().map(fields_of_enqueue).unwrap_or_default();
+    let requests = operation.requests.as_ref();
+    let mut fields = requests.map_or_else(Document::new, |requests| {
+        fields_of_enqueue(at, requests, capacity(requests))
+    });
     fields.extend(fields_of_adopt(at, operation));
     fields.extend(doc! {
         "token": "$$after.token",

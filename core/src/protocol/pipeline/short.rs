@@ -114,7 +114,7 @@ pub(super) fn alone(at: &Location, operation: &Operation, now: &Bson) -> Documen
     }
     fields.insert("holders", holders);
     if let Some(requests) = &operation.requests {
-        fields.extend(fields_of_enqueue(requests));
+        fields.extend(fields_of_enqueue(at, requests, requests.capacity.into()));
         fields.insert("queue", Bson::Array(Vec::new()));
     }
     fields.extend(fields_of_stamp(at, operation.keep, now));
@@ -204,9 +204,12 @@ fn evict_the_holder(at: &Location, operation: &Operation, now: &Bson) -> Bson {
 }
 
 /// Returns whether the operation only requests entries, for the first time and to wait, in a lock with one permit: most
-/// requests.
+/// requests. A semaphore with one permit can get more.
 fn lines_up(operation: &Operation, requests: &Requests) -> bool {
-    requests.capacity == 1 && operation.leave.is_empty() && requests.adopts.is_none() && !operation.may_be_no_op()
+    operation.capacity() == Some(1)
+        && operation.leave.is_empty()
+        && requests.adopts.is_none()
+        && !operation.may_be_no_op()
 }
 
 /// Appends the requested entries to the queue, and grants the lock to the head if nobody holds it.
@@ -224,7 +227,8 @@ fn line_up(at: &Location, operation: &Operation, requests: &Requests, now: &Bson
     let after = cond(doc! { "$eq": ["$$holders", []] }, granted, unchanged);
     let mut stamped = fields_of_stamp(at, operation.keep, now);
     stamped.extend(ending::record_of_leave(at, operation, now));
-    let written = at.merged([fields_of_enqueue(requests).into(), after, stamped.into()]);
+    let enqueued = fields_of_enqueue(at, requests, requests.capacity.into());
+    let written = at.merged([enqueued.into(), after, stamped.into()]);
     let written = bind(doc! { "all": enqueue(operation, now) }, written);
     let live = leave(operation, now);
     bind(

@@ -18,6 +18,7 @@ fn keeping() -> Bench {
 fn options() -> AcquireOptions {
     AcquireOptions {
         used: (Kind::Mutex, 1),
+        by: CapacityIs::Demanded,
         permits: 1,
         patience: Patience::Wait,
         reentrant: false,

@@ -107,6 +107,7 @@ async fn a_hold_of_which_an_event_tells_late_is_renewed_while_there_is_time() {
 async fn who_got_in_line_behind_the_head_asks_once_an_event_grants_to_the_head() {
     let semaphore = |permits| AcquireOptions {
         used: (Kind::Semaphore, 4),
+        by: CapacityIs::Offered,
         permits,
         patience: Patience::Wait,
         ..tries()

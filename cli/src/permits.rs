@@ -1,0 +1,44 @@
+//! `watchlock permits`.
+
+use std::{
+    io::{self, Write as _},
+    process::ExitCode,
+};
+
+use watchlock::operate::Kind;
+
+use crate::{
+    arguments::Permits,
+    connection::Connection,
+    exit::{self, DATA, Failure, Outcome},
+    json,
+    messages::say,
+    show::no_trace,
+    text::plain,
+};
+
+pub(crate) async fn permits(connection: &Connection, arguments: Permits) -> Outcome {
+    let Permits { output, name, number } = arguments;
+    let locks = connection.prompt().await?.locks().await?;
+    let lock = match number {
+        Some(number) => Some(locks.semaphore(&name, number).set_permits(number).await?),
+        None => locks.inspect(&name).await?,
+    };
+    if let Some(lock) = lock.as_ref().filter(|lock| lock.kind != Kind::Semaphore) {
+        let told = format!("`{}` is used as {}, not as a semaphore", plain(&name), lock.kind);
+        return Err(Failure::new(DATA, told));
+    }
+    let code = if lock.is_some() {
+        ExitCode::SUCCESS
+    } else {
+        say(&no_trace(&name));
+        ExitCode::FAILURE
+    };
+    let capacity = lock.as_ref().and_then(|lock| lock.capacity);
+    let written = match capacity {
+        _ if output.json => json::print(&lock),
+        Some(permits) => writeln!(io::stdout().lock(), "{permits}"),
+        None => Ok(()),
+    };
+    exit::after(written, code)
+}
