@@ -420,16 +420,23 @@ impl Actor {
         }
     }
 
-    /// Looks at the lock again and again, and once more at the end. Returns whether it is still held.
+    /// Looks at the lock again and again, and once more at the end. Every fourth holder goes as soon as it is wanted.
+    /// Returns whether it is still held.
     async fn hold(&self, op: u64, view: &View, hold: Duration) -> bool {
-        let end = tokio::time::Instant::now() + hold;
+        let mut end = tokio::time::Instant::now() + hold;
+        let yields = op.is_multiple_of(4);
         loop {
             let left = end.saturating_duration_since(tokio::time::Instant::now());
             let told = tokio::select! {
                 biased;
                 reason = view.lost(), if !self.ignores_loss => Some(reason),
+                () = view.wanted(), if yields && !left.is_zero() => {
+                    end = tokio::time::Instant::now();
+                    None
+                }
                 () = sleep(left.min(LOOK)) => None,
             };
+            let left = left.min(end.saturating_duration_since(tokio::time::Instant::now()));
             let (at, safe_for) = (now(), view.safe_for());
             match view.lost_reason() {
                 None if told.is_some() => {

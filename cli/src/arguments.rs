@@ -1,9 +1,10 @@
 //! The definition of the command line.
 
-use std::{ffi::OsString, path::PathBuf, time::Duration};
+use std::{ffi::OsString, path::PathBuf, str::FromStr as _, time::Duration};
 
 use clap::{Arg, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum, error::ErrorKind};
 use clap_complete::Shell;
+use rustix::process::Signal;
 use watchlock::operate::Kind;
 
 use crate::{connection::Connection, exit, locks::Kept, text::exact};
@@ -299,6 +300,12 @@ pub(crate) struct Care {
     /// How long the command has to end after SIGTERM if the lock is lost, before SIGKILL
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration)]
     pub(crate) grace: Duration,
+    /// Send this signal (USR1, TERM, 10) to the command once, as soon as somebody else waits for the lock
+    ///
+    /// For a long job that can stop early, or between two parts of its work, in favor of others. The lock stays held
+    /// until the command ends. A leader steps aside in the same way.
+    #[arg(long, value_name = "SIGNAL", value_parser = signal)]
+    pub(crate) wanted: Option<Signal>,
     /// Keep the connection string in the environment of the command
     ///
     /// MONGODB_URI often has a password, and every program that the command starts would see it. So it is removed,
@@ -839,6 +846,20 @@ impl From<KindName> for Kind {
             KindName::Barrier => Self::Barrier,
         }
     }
+}
+
+/// Reads a signal: by its name, with or without `SIG`, or by its number.
+fn signal(text: &str) -> Result<Signal, String> {
+    let name = text.to_uppercase();
+    let name = format!("SIG{}", name.strip_prefix("SIG").unwrap_or(&name));
+    let number = match text.parse() {
+        Ok(number) => Some(number),
+        Err(_) => nix::sys::signal::Signal::from_str(&name)
+            .ok()
+            .map(|signal| signal as i32),
+    };
+    let signal = number.and_then(Signal::from_named_raw);
+    signal.ok_or_else(|| "it is not the name or the number of a signal".to_owned())
 }
 
 /// Checks the name of a lock. The library refuses the same names, but only once there is a connection.

@@ -11,6 +11,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 use watchlock::LostReason;
 
 use crate::{
+    arguments::Care,
     descendants,
     held::Held,
     job,
@@ -42,14 +43,15 @@ pub(crate) struct End {
 }
 
 /// Returns when the command has ended, or when its lock is lost and it can't be ended. If it lasts longer than
-/// `warn_after`, a message says so.
+/// `warn_after`, a message says so. If somebody waits for the lock, it gets a signal, where one was asked for.
 pub(crate) async fn attend(
     running: &mut Running,
     handle: &Held,
     signals: &mut Signals,
-    grace: Duration,
+    care: &Care,
     warn_after: Option<Duration>,
 ) -> End {
+    let (grace, mut notice) = (care.grace, care.wanted);
     // A limit beyond the clock's range is no limit.
     let mut limit = warn_after.and_then(|most| Some((most, Instant::now().checked_add(most)?)));
     let mut tick = interval(TICK);
@@ -86,6 +88,10 @@ pub(crate) async fn attend(
                 let (name, most) = (plain(&handle.name()), exact(most));
                 say(&format!("`{name}` has been held for {most}; the command is still running"));
             }
+            signal = wanted(handle, notice) => {
+                notice = None;
+                running.pass_on(signal);
+            }
             _ = tick.tick() => {
                 running.notice_foreground();
                 let seems_stopped = running.seems_stopped();
@@ -95,6 +101,17 @@ pub(crate) async fn attend(
                 seemed_stopped = seems_stopped && !seemed_stopped;
             }
         }
+    }
+}
+
+/// Waits until somebody waits for the lock, and returns the signal for that; forever if there is none.
+async fn wanted(handle: &Held, signal: Option<Signal>) -> Signal {
+    match signal {
+        Some(signal) => {
+            handle.wanted().await;
+            signal
+        }
+        None => std::future::pending().await,
     }
 }
 

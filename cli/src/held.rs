@@ -72,6 +72,16 @@ impl Held {
         lost.reason
     }
 
+    /// Waits until somebody waits for it.
+    pub(crate) async fn wanted(&self) {
+        match self {
+            Self::Lock(handle) => handle.wanted().await,
+            Self::Lead(handle) => handle.wanted().await,
+            Self::Job(job) => job.wanted().await,
+            Self::Locks(handle) => handle.wanted().await,
+        }
+    }
+
     /// Asks the server whether it is still held. If it is not, it is lost afterwards; without an answer, the lease
     /// decides.
     pub(crate) async fn look(&self) {

@@ -156,14 +156,7 @@ async fn under_lock(
     environment.extend(tokens.as_ref().map(|tokens| ("WATCHLOCK_TOKENS", &tokens[..])));
     let without = (!arguments.care.keep_uri).then_some(URI);
     let mut running = Running::start(&command, &environment, without)?;
-    let end = attend(
-        &mut running,
-        &handle,
-        signals,
-        arguments.care.grace,
-        arguments.warn_after,
-    )
-    .await;
+    let end = attend(&mut running, &handle, signals, &arguments.care, arguments.warn_after).await;
     let name = plain(&handle.name());
     let ended = end.ended.map(|ended| ended.code());
     let done = ended == Some(0) || arguments.failures_count;

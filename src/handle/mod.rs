@@ -376,6 +376,49 @@ impl<T: Target, W: World> View<T, W> {
         W::call(self.seen.lost())
     }
 
+    /// Waits until somebody waits for the lock: another client, or another task of this one. For work that can stop early
+    /// in favor of others: a long batch, a leader that steps aside. It returns at once if somebody waits already, or has
+    /// since the grant, and also when the hold is over.
+    ///
+    /// The holder of a lock of several permits (a semaphore, a reader) hears of every waiter, also of one for which
+    /// more of them must release; and of a semaphore also when its [permits are set]. A multi-lock is wanted when any
+    /// part is. A document is wanted by those that `acquire` it; claims take any free document, and wait for none.
+    ///
+    /// The client is told by its change stream, or by the reads with which it looks after its holds (after half a second
+    /// as a rule: see [Scaling](crate::guide::scaling)), and sends nothing for it. Waiters behind more than 64 holders
+    /// are heard of by reads alone.
+    ///
+    /// [permits are set]: crate::locks::Semaphore::set_permits
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: use it in `select!`, again and again.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// # let other = locks.clone();
+    /// # tokio::spawn(async move { other.mutex("reindex").acquire().await });
+    /// # async fn next_batch() { std::future::pending().await }
+    /// let handle = locks.mutex("reindex").acquire().await?;
+    /// loop {
+    ///     tokio::select! {
+    ///         biased;
+    ///         lost = handle.lost() => return Err(lost.into()),
+    ///         () = handle.wanted() => break,
+    ///         () = next_batch() => {}
+    ///     }
+    /// }
+    /// handle.release().await?;
+    /// # Ok(()) }
+    /// ```
+    #[doc(alias("makeRevocable", "revocable", "yield"))]
+    pub fn wanted(&self) -> W::Call<impl Future<Output = ()>> {
+        W::call(self.seen.wanted())
+    }
+
     /// Returns the loss if the lock is lost: an error that names the lock and the reason. If several parts of a
     /// multi-lock are lost, it is the first one observed.
     ///

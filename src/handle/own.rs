@@ -28,6 +28,8 @@ pub trait Own: Send + Sync + Unpin {
 pub trait Seen: Clone + fmt::Debug + Send + Sync + Unpin {
     fn lost(&self) -> impl Future<Output = Lost> + Send;
 
+    fn wanted(&self) -> impl Future<Output = ()> + Send;
+
     fn loss(&self) -> Option<Lost>;
 
     fn lost_reason(&self) -> Option<LostReason> {

@@ -327,6 +327,10 @@ impl Seen for SeenHold {
         self.lost_as(self.hold.lost().await)
     }
 
+    async fn wanted(&self) {
+        self.hold.wanted().await;
+    }
+
     fn loss(&self) -> Option<Lost> {
         self.lost_reason().map(|reason| self.lost_as(reason))
     }

@@ -342,6 +342,12 @@ impl Seen for SeenHolds {
         }
     }
 
+    /// Any part of it.
+    async fn wanted(&self) {
+        let mut wanted: FuturesUnordered<_> = self.parts.iter().map(Seen::wanted).collect();
+        wanted.next().await;
+    }
+
     /// If several are lost, the first one observed.
     fn loss(&self) -> Option<Lost> {
         if let Some(lost) = self.lost.get() {

@@ -13,7 +13,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, sleep_until};
+use tokio::{
+    sync::SetOnce,
+    time::{Instant, sleep_until},
+};
 use tokio_util::sync::CancellationToken;
 
 use super::fork_guard::Process;
@@ -63,6 +66,8 @@ pub(crate) struct Hold {
     upkeep: Mutex<Upkeep>,
     state: Mutex<HoldState>,
     ended: CancellationToken,
+    /// Set once somebody waits for the lock.
+    wanted: SetOnce<()>,
     held_in: Process,
 }
 
@@ -175,6 +180,7 @@ impl Hold {
                 reported_too_long: false,
             }),
             ended: CancellationToken::new(),
+            wanted: SetOnce::new(),
             held_in: Process::this(),
         }
     }
@@ -246,6 +252,21 @@ impl Hold {
                     return reason;
                 }
             }
+        }
+    }
+
+    /// Notes that somebody waits for the lock. Call it with no mutex held.
+    pub(super) fn want(&self) {
+        // It may have been noted before.
+        let _ = self.wanted.set(());
+    }
+
+    /// Waits until somebody waits for the lock, or the hold is over.
+    pub(crate) async fn wanted(&self) {
+        tokio::select! {
+            biased;
+            _ = self.wanted.wait() => {}
+            _ = self.lost() => {}
         }
     }
 

@@ -321,6 +321,7 @@ impl Session {
                     }
                 }
                 Effect::Doubted(hold) => self.verify(vec![hold]),
+                Effect::Wanted(hold) => hold.want(),
                 Effect::Lost { hold, reason } => {
                     hold.lose(reason);
                     hold.report_end();

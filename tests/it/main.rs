@@ -32,3 +32,4 @@ mod streams;
 #[cfg(feature = "sync")]
 mod sync;
 mod together;
+mod wanted;

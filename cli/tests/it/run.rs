@@ -498,3 +498,30 @@ async fn a_command_that_another_run_is_at_is_not_waited_for() {
     watchlock(&ground, &at_it).await.expect(0);
     watchlock(&ground, &at_it).await.expect(74);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_is_told_once_that_somebody_waits() {
+    let ground = Ground::replica_set("cli_wanted").await;
+    let locks = ground.locks().await;
+    let script = "trap 'told=$((told + 1))' USR1; echo here; while [ \"$told\" = \"\" ]; do sleep 0.02; done; \
+                  sleep 0.3; exit $told";
+    for run in [&["run"][..], &["elect"]] {
+        let arguments = [run, &["--wanted", "SIGUSR1", "x", "--", "sh", "-c", script]].concat();
+        let mut running = Started::run(&ground, &arguments);
+        running.line().await;
+        if run == ["run"] {
+            let next = within(PATIENCE, "the lock", locks.mutex("x").acquire()).await.unwrap();
+            next.release().await.unwrap();
+        } else {
+            let next = within(PATIENCE, "the lead", locks.election("x").campaign("next"))
+                .await
+                .unwrap();
+            next.resign().await.unwrap();
+        }
+        running.done().await.expect(1);
+    }
+    let told = watchlock(&ground, ["run", "--wanted", "NOTHING", "x", "true"])
+        .await
+        .expect(64);
+    assert!(told.err.contains("not the name or the number of a signal"), "{told:?}");
+}

@@ -52,9 +52,9 @@
 //!    A grant to an entry that this very operation requests can take a range of tokens out of the counter.
 //! 8. *record*: the holds that the operation ended are put in front of `ends`, if the client keeps a history. Nothing
 //!    reads them but people; clients that keep none leave them as they are.
-//! 9. *stamp*: `wake`, the version and the times are set. If a request lined up behind holders that may have a range of
-//!    tokens, `wake` names them: they then hand on and share no more. A try or a repeated request that changed nothing
-//!    is a no-op.
+//! 9. *stamp*: `wake`, the version and the times are set. `wake` names the holders that a request has lined up behind,
+//!    and one that was granted while others wait: they then hand on and share no more, and are told. A try or a repeated
+//!    request that changed nothing is a no-op.
 //!
 //! Leave comes before advance, so a release *hands over inside the same write*, and the change event of that write is
 //! the grant. Nobody contends and nothing is retried: one write and one event per hand-over, however many wait. Advance

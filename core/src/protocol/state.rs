@@ -435,36 +435,40 @@ impl Step<'_> {
         let operation = self.operation;
         let mut held: i64 = self.state.holders.iter().map(|holder| holder.permits).sum();
         let mut reserved: i64 = 0;
+        let mut woken = Vec::new();
         while let Some(head) = self.state.queue.first()
             && held + head.permits <= self.state.capacity
         {
             held += head.permits;
             let head = self.state.queue.remove(0);
             reserved = reserved.saturating_add(operation.reserve_for(&head.id));
-            self.grant(head);
+            woken.extend(self.grant(head));
         }
         // The tokens in between are that holder's, for more tasks of its process.
         self.state.token = self.state.token.saturating_add(reserved);
         let is_a_try = |id: &String| operation.entries().any(|entry| !entry.wait && entry.id == *id);
+        let others_wait = self.state.queue.iter().any(|waiter| !is_a_try(&waiter.id));
+        for (id, token) in woken {
+            self.words.granted(&id, token, others_wait);
+        }
         self.state.queue.truncate(self.room);
         self.state.queue.retain(|waiter| !is_a_try(&waiter.id));
     }
 
-    /// Makes the waiter a holder with the next token.
-    fn grant(&mut self, waiter: Waiter) {
+    /// Makes the waiter a holder with the next token. Returns the entry and its token, unless it asks.
+    fn grant(&mut self, waiter: Waiter) -> Option<(String, i64)> {
         let token = next_token(self.state.token, self.now);
         self.state.token = token;
         // A client that asks is alive and gets its full lease; one that is woken must first show that it is.
         let asking = self.operation.asks_for(&waiter.id);
         let lease = if asking { waiter.lease } else { waiter.claim };
-        if !asking {
-            self.words.announce(&waiter.id, Signal::Granted { token });
-        }
+        let woken = (!asking).then(|| (waiter.id.clone(), token));
         self.state.holders.push(Holder {
             since: self.now,
             until: self.now.plus_millis(lease),
             ..waiter.holding(token)
         });
+        woken
     }
 
     /// Returns whether any entry has changed. An operation that may be a no-op must not write otherwise.
@@ -509,20 +513,18 @@ impl Step<'_> {
         head.map(|head| head.id.clone())
     }
 
-    /// Returns the holders that are to hear that another session has lined up, or that the capacity was set: those
-    /// which may have tokens in reserve, and so hand on the lock within their process, or share it as readers. Of several
-    /// holders only readers do.
+    /// Returns the holders that are to hear that another session has lined up behind them, or that the capacity was set.
+    /// Those that were granted by this write hear of the queue by its answer, or by the words of their grants.
     fn asked_for(&self) -> Vec<String> {
-        let (asks_as, sets) = (self.operation.asks_as(), self.operation.sets());
-        let state = &self.state;
+        let (state, sets) = (&self.state, self.operation.sets());
+        let asks_as = self.operation.asks_as();
         let lines_up = asks_as.is_some() && (1..=NOTIFIES_UP_TO).contains(&state.queue.len());
-        let most = if state.kind == Kind::RwLock { AT_ONCE } else { 1 };
-        if !(lines_up || sets) || state.holders.len() > most {
+        if !(lines_up || sets) || state.holders.len() > AT_ONCE {
             return Vec::new();
         }
         let is_theirs = |id: &str| asks_as.is_some_and(|asks_as| id.starts_with(asks_as));
-        let holders = state.holders.iter();
-        let asked_for = holders.filter(|holder| holder.token < state.token && !is_theirs(&holder.id));
+        let held_before = state.holders.iter().filter(|holder| holder.token <= self.before.token);
+        let asked_for = held_before.filter(|holder| !is_theirs(&holder.id));
         asked_for.map(|holder| holder.id.clone()).collect()
     }
 }

@@ -9,9 +9,9 @@
 //! - `left` has one letter for each entry that asked to leave: `h` it held, `q` it waited, `0` it was not there.
 //! - `<id>*;` waits, and is to ask: the lock is kept, and that may end at another time than the waiter knows; or the
 //!   permits that it waits for are more than there are by now, and it is in the queue no more. Earlier clients pass over the word, and ask when they would have asked.
-//! - `<id>?;` holds, and another session has lined up behind it: the holder hands on the lock within its process no
-//!   more, nor shares it with more readers. Earlier clients, which never do, pass over the word.
-//! - `<id>+<token>;` was granted, on its claim lease; `<id>!<token>;` was evicted by an operator, and `<id>~;` adopted
+//! - `<id>?;` holds, and others wait for the lock, or its permits were set: the holder hands on the lock within its
+//!   process no more, nor shares it with more readers.
+//! - `<id>+<token>;` was granted, on its claim lease, and `<id>?;` follows if others wait behind it; `<id>!<token>;` was evicted by an operator, and `<id>~;` adopted
 //!   by a later incarnation of its owner. The token names the grant, as the entry may have been granted anew by the
 //!   time that the event arrives. Entries whose lease ran out are not named: their holders knew it before the server.
 //!
@@ -86,6 +86,14 @@ impl Announcement {
         let token = token.map_or_else(String::new, |token| token.to_string());
         // Writing to a String can't fail.
         let _ = write!(self.words[kind], "{id}{mark}{token};");
+    }
+
+    /// Adds the news of a grant to an entry that did not ask, and whether others wait behind it.
+    pub(crate) fn granted(&mut self, id: &str, token: i64, others_wait: bool) {
+        self.announce(id, Signal::Granted { token });
+        if others_wait {
+            let _ = write!(self.words[0], "{id}?;");
+        }
     }
 
     pub(crate) fn into_wake(self, operation: &str) -> String {

@@ -128,13 +128,14 @@ impl<H: Hold> Step<'_, H> {
     fn see(&mut self, state: Option<&State>) {
         let context = self.context;
         // This holds even if the event with the same news is lost.
-        if state.is_some_and(|state| others_wait(state, context)) {
+        self.others_wait = state.is_some_and(|state| others_wait(state, context));
+        if self.others_wait {
             self.hand_on_no_more();
         }
         if self.waiting.is_empty() {
             self.others_absent = false;
-        } else if let Some(state) = state {
-            self.others_absent = !others_wait(state, context);
+        } else if state.is_some() {
+            self.others_absent = !self.others_wait;
         }
     }
 
@@ -282,7 +283,7 @@ impl<H: Hold> Step<'_, H> {
         // The tokens that an older hold has left are smaller.
         self.hand_on_no_more();
         // The queue has changed since it was seen.
-        self.others_absent = false;
+        (self.others_absent, self.others_wait) = (false, false);
         let grant = Grant {
             token,
             granted_as: token,

@@ -72,6 +72,10 @@ impl Hold for PlainHold {
         self.released
     }
 
+    fn is_wanted(&self) -> bool {
+        true
+    }
+
     fn released_lease(&self) -> Option<RemainingLease> {
         (self.released && self.left_as == LeftAs::Free).then(|| RemainingLease {
             deadline: Deadline::at(self.deadline),

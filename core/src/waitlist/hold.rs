@@ -40,6 +40,9 @@ pub trait Hold: Sized {
 
     fn is_over(&self) -> bool;
 
+    /// Whether its task knows that somebody waits for the lock.
+    fn is_wanted(&self) -> bool;
+
     /// Returns the lease that the next task inherits, if the hold was released and its lease is in no doubt.
     fn released_lease(&self) -> Option<RemainingLease>;
 

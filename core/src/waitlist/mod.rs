@@ -99,6 +99,8 @@ pub struct Waitlist<H: Hold> {
     effects: Vec<Effect<H>>,
     /// Whether no other client was in the queue when it was last seen, and nothing has changed it since.
     others_absent: bool,
+    /// Whether another client is known to wait.
+    others_wait: bool,
     /// Whether the document changed since the operation was sent, so that its answer may be older than that.
     overtaken: bool,
     /// When the document was last seen with no entries but ours.
@@ -199,6 +201,8 @@ pub enum Effect<H: Hold> {
     },
     /// The document has to be read to see whether the hold is still there.
     Doubted(Arc<H>),
+    /// Somebody waits for the lock.
+    Wanted(Arc<H>),
 }
 
 /// The reason why a task does not get the lock.
@@ -413,6 +417,7 @@ impl<H: Hold> Waitlist<H> {
             under_way: None,
             effects: Vec::new(),
             others_absent: false,
+            others_wait: false,
             overtaken: false,
             alone_at,
             ask_at: None,
@@ -447,6 +452,11 @@ impl<H: Hold> Waitlist<H> {
 
     /// Returns what is owed to the outside since the last call.
     pub fn take_effects(&mut self) -> Vec<Effect<H>> {
+        if self.others_wait || self.waiting.iter().any(Waiting::waits) {
+            let held = self.holds.values().filter(|held| held.idle.is_none());
+            let unaware = held.flat_map(|held| &held.tasks).filter(|hold| !hold.is_wanted());
+            self.effects.extend(unaware.cloned().map(Effect::Wanted));
+        }
         std::mem::take(&mut self.effects)
     }
 

@@ -90,7 +90,10 @@ impl<H: Hold> Step<'_, H> {
     pub fn verified(&mut self, document: Option<&Result<State, Malformed>>, sent: Option<Instant>, entries: &[String]) {
         let context = self.context;
         let state = document.and_then(|document| document.as_ref().ok());
-        if state.is_some_and(|state| others_wait(state, context)) {
+        if let Some(state) = state {
+            self.others_wait = others_wait(state, context);
+        }
+        if state.is_some() && self.others_wait {
             self.hand_on_no_more();
         }
         for entry in entries {

@@ -91,6 +91,10 @@ impl waitlist::Hold for Hold {
         self.exit();
     }
 
+    fn is_wanted(&self) -> bool {
+        self.wanted.initialized()
+    }
+
     fn is_over(&self) -> bool {
         self.lost_reason().is_some()
     }

@@ -113,7 +113,7 @@ impl Bench {
                 Effect::Released { to, found } => drop(to.send(Ok(found))),
                 Effect::NotReleased { to } => drop(to.send(Err(error_of(ended)))),
                 Effect::Lost { hold, reason } => drop(hold.lose(reason)),
-                Effect::Doubted(_) | Effect::Came(_) | Effect::Gone(_) => {}
+                Effect::Doubted(_) | Effect::Wanted(_) | Effect::Came(_) | Effect::Gone(_) => {}
             }
         }
     }

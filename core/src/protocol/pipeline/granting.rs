@@ -4,9 +4,10 @@ use mongodb::bson::{Bson, Document, doc};
 
 use super::{
     ALL, adopts_a_hold, capacity,
-    expression::{bind, cond, literal, map},
+    expression::{bind, cond, filter, literal, map},
+    is_not_among, tries,
 };
-use crate::protocol::{AT_ONCE, Kind, Location, NOTIFIES_UP_TO, Operation};
+use crate::protocol::{AT_ONCE, Location, NOTIFIES_UP_TO, Operation};
 
 /// Grants the lock to the head of the queue as long as it fits the free capacity, and cuts the queue to its room. The
 /// words for the entries that did not ask follow the first value of the named field.
@@ -42,8 +43,13 @@ pub(super) fn grant_as_fits(
         doc! { "head": { "$arrayElemAt": ["$$line", "$$this"] }, "token": { "$add": ["$$first", "$$this"] } },
         grant("$$head", operation, now),
     );
+    let mut behind = Bson::from(doc! { "$slice": ["$$line", "$$count", ALL] });
+    let tries = tries(operation);
+    if !tries.is_empty() {
+        behind = filter(behind, is_not_among(literal(tries)));
+    }
     let granted = bind(
-        doc! { "came": map(doc! { "$range": [0, "$$count"] }, came) },
+        doc! { "behind": doc! { "$ne": [behind, []] }, "came": map(doc! { "$range": [0, "$$count"] }, came) },
         doc! {
             "holders": { "$concatArrays": ["$$holders", "$$came"] },
             "token": with_reserve(doc! { "$add": ["$$first", "$$count", -1] }.into(), "$$came.id".into(), operation),
@@ -51,7 +57,7 @@ pub(super) fn grant_as_fits(
             words: { "$reduce": {
                 "input": "$$came",
                 "initialValue": &first,
-                "in": words_of_grant("$$value".into(), "$$this", "$$this.token", operation),
+                "in": words_of_grant("$$value".into(), ("$$this", "$$this.token"), "$$behind", operation),
             } },
         },
     );
@@ -93,58 +99,52 @@ pub(super) fn with_reserve(token: Bson, ids: Bson, operation: &Operation) -> Bso
 ///
 /// Read from the conditions that are mostly wrong to those that need strings: an entry that another program wrote can
 /// have an id of any type.
-pub(super) fn asked_for((holders, queue, token): (&str, &str, String), operation: &Operation) -> Option<Bson> {
-    let asks_as = operation.asks_as();
-    if asks_as.is_none() && !operation.sets() {
+pub(super) fn asked_for(at: &Location, (holders, queue): (&str, &str), operation: &Operation) -> Option<Bson> {
+    let (asks_as, sets) = (operation.asks_as(), operation.sets());
+    if asks_as.is_none() && !sets {
         return None;
     }
     let asked_for = |holder: &str| {
+        let id = format!("{holder}.id");
         let mut conditions = vec![
-            doc! { "$lt": [format!("{holder}.token"), &token] },
-            doc! { "$eq": [{ "$type": format!("{holder}.id") }, "string"] },
+            doc! { "$lte": [format!("{holder}.token"), at.value("token")] },
+            doc! { "$eq": [{ "$type": &id }, "string"] },
         ];
-        let is_not_theirs =
-            asks_as.map(|it| doc! { "$ne": [{ "$indexOfBytes": [format!("{holder}.id"), literal(it)] }, 0] });
+        let is_not_theirs = asks_as.map(|asks_as| doc! { "$ne": [{ "$indexOfBytes": [&id, literal(asks_as)] }, 0] });
         conditions.extend(is_not_theirs);
         doc! { "$and": conditions }
     };
     let word = |holder: &str| doc! { "$concat": [format!("{holder}.id"), "?;"] };
-    let few = doc! { "$lte": [{ "$size": queue }, i64::try_from(NOTIFIES_UP_TO).unwrap_or(ALL)] };
-    let is_shared = operation
-        .requests
-        .as_ref()
-        .is_some_and(|requests| requests.kind == Kind::RwLock);
-    if is_shared {
-        let words = doc! { "$reduce": {
-            "input": holders,
-            "initialValue": "",
-            "in": { "$concat": ["$$value", cond(asked_for("$$this"), word("$$this"), "")] },
-        } };
-        // A reader that is let in at once asks for nobody.
-        let all = doc! { "$lte": [{ "$size": holders }, i64::try_from(AT_ONCE).unwrap_or(ALL)] };
-        let lines_up = doc! { "$and": [{ "$ne": [queue, []] }, few, all] };
-        return Some(cond(lines_up, words, ""));
+    let mut conditions = Vec::new();
+    if !sets {
+        let few = i64::try_from(NOTIFIES_UP_TO).unwrap_or(ALL);
+        conditions.extend([doc! { "$ne": [queue, []] }, doc! { "$lte": [{ "$size": queue }, few] }]);
     }
-    let mut conditions = vec![asked_for("$$holder")];
-    if !operation.sets() {
-        conditions.insert(0, few);
+    if operation.capacity() == Some(1) {
+        // Such a lock has one holder at most.
+        conditions.push(asked_for("$$holder"));
+        let word = cond(doc! { "$and": conditions }, word("$$holder"), "");
+        return Some(bind(doc! { "holder": { "$arrayElemAt": [holders, 0] } }, word));
     }
-    // A lock with one permit has one holder at most.
-    if operation.capacity() != Some(1) {
-        conditions.insert(0, doc! { "$eq": [{ "$size": holders }, 1] });
-        // A request for more permits than there are is not in line.
-        if !operation.sets() {
-            conditions.insert(0, doc! { "$ne": [queue, []] });
-        }
-    }
-    Some(bind(
-        doc! { "holder": { "$arrayElemAt": [holders, 0] } },
-        cond(doc! { "$and": conditions }, word("$$holder"), ""),
-    ))
+    conditions.push(doc! { "$lte": [{ "$size": holders }, i64::try_from(AT_ONCE).unwrap_or(ALL)] });
+    let words = doc! { "$reduce": {
+        "input": holders,
+        "initialValue": "",
+        "in": { "$concat": ["$$value", cond(asked_for("$$this"), word("$$this"), "")] },
+    } };
+    Some(cond(doc! { "$and": conditions }, words, ""))
 }
 
-pub(super) fn words_of_grant(words: Bson, waiter: &str, token: &str, operation: &Operation) -> Bson {
-    let word = doc! { "$concat": [&words, format!("{waiter}.id"), "+", { "$toString": token }, ";"] };
+/// Appends the words for a grant to an entry that did not ask; `others_wait`: the condition that others wait behind it.
+pub(super) fn words_of_grant(
+    words: Bson,
+    (waiter, token): (&str, &str),
+    others_wait: impl Into<Bson>,
+    operation: &Operation,
+) -> Bson {
+    let id = format!("{waiter}.id");
+    let behind = cond(others_wait, doc! { "$concat": [&id, "?;"] }, "");
+    let word = doc! { "$concat": [&words, &id, "+", { "$toString": token }, ";", behind] };
     if_asking(waiter, operation, words, word.into())
 }
 

@@ -472,17 +472,19 @@ fn waiter(entry: &Request, now: &Bson) -> Document {
 /// The result has the holders, the queue and the token, and in `granted` the words for the entries that did not ask.
 fn advance(at: &Location, queue: Bson, operation: &Operation, now: &Bson) -> Bson {
     let after = grant_as_fits(at, queue, ("granted", "".into()), operation, now);
-    let tries: Vec<&str> = operation
-        .entries()
-        .filter(|entry| !entry.wait)
-        .map(|entry| entry.id.as_str())
-        .collect();
+    let tries = tries(operation);
     if tries.is_empty() {
         return after;
     }
     let queue = filter("$$advanced.queue", is_not_among(literal(tries)));
     let without = doc! { "$mergeObjects": ["$$advanced", { "queue": queue }] };
     bind(doc! { "advanced": after }, without)
+}
+
+/// Returns the requested entries that are not to wait.
+fn tries(operation: &Operation) -> Vec<&str> {
+    let tries = operation.entries().filter(|entry| !entry.wait);
+    tries.map(|entry| entry.id.as_str()).collect()
 }
 
 /// Returns the condition that any entry has changed. Otherwise an operation that may be a no-op leaves the document the
@@ -500,10 +502,7 @@ fn stamp(at: &Location, operation: &Operation, ends: Document, now: &Bson) -> Bs
     wake.extend(words_of_adopt(operation));
     wake.extend(words_of_too_large(operation));
     wake.extend(asks(operation));
-    wake.extend(asked_for(
-        ("$$after.holders", "$$after.queue", "$$after.token".to_owned()),
-        operation,
-    ));
+    wake.extend(asked_for(at, ("$$after.holders", "$$after.queue"), operation));
 
     let requests = operation.requests.as_ref();
     let mut fields = requests.map_or_else(Document::new, |requests| {

@@ -217,7 +217,7 @@ fn line_up(at: &Location, operation: &Operation, requests: &Requests, now: &Bson
     let wake = literal(format!("{}:;", operation.id));
     let queue = with_room("$$all", operation);
     // Cut to its room, the queue is no shorter than what the word depends on.
-    let words = asked_for(("$$holders", "$$all", at.value("token")), operation);
+    let words = asked_for(at, ("$$holders", "$$all"), operation);
     let words = match words {
         Some(words) => doc! { "$concat": [&wake, words] }.into(),
         None => wake.clone(),
@@ -247,13 +247,14 @@ fn after_the_holder(at: &Location, wake: String, operation: &Operation, now: &Bs
 
 /// Grants the lock to the first of a list that is not empty; the others are the queue.
 fn grant_to_head(at: &Location, list: &str, wake: Bson, operation: &Operation, now: &Bson) -> Bson {
+    let others_wait = doc! { "$gt": [{ "$size": list }, 1] };
     bind(
         doc! { "head": { "$arrayElemAt": [list, 0] }, "token": next_token(at.value("token"), now) },
         doc! {
             "token": with_reserve("$$token".into(), vec!["$$head.id"].into(), operation),
             "holders": [grant("$$head", operation, now)],
             "queue": { "$slice": [list, 1, room(operation)] },
-            "wake": words_of_grant(wake, "$$head", "$$token", operation),
+            "wake": words_of_grant(wake, ("$$head", "$$token"), others_wait, operation),
         },
     )
 }
