@@ -112,7 +112,7 @@ impl MongoStore {
             .and_then(|last| last.get_document("opTime"));
         let logged = last.and_then(|time| time.get_timestamp("ts")).ok();
         Ok(Connected {
-            unsuitable: store.unsuitable().await?,
+            unsuitable: store.unsuitable(is_router).await?,
             store,
             standalone,
             exchange,

@@ -6,7 +6,11 @@
 use crate::error::ServerError;
 use std::time::Duration;
 
-use mongodb::bson::{Bson, Document, doc};
+use mongodb::{
+    Database,
+    bson::{Bson, Document, doc},
+    options::{ReadPreference, SelectionCriteria},
+};
 
 use super::{MongoStore, command::limit};
 
@@ -20,30 +24,58 @@ const TIMES: [&str; 4] = ["at", "holders", "queue", "ends"];
 impl MongoStore {
     /// Returns why locks can't be kept in the collection, as far as the user of the connection may know. One that is not
     /// there yet becomes a plain one.
-    pub(super) async fn unsuitable(&self) -> Result<Option<String>, ServerError> {
+    pub(super) async fn unsuitable(&self, is_router: bool) -> Result<Option<String>, ServerError> {
         let name = self.collection.name();
         let within = limit(LOOKED_WITHIN);
         let described = doc! { "listCollections": 1, "filter": { "name": name }, "maxTimeMS": within };
         let indexes = doc! { "listIndexes": name, "maxTimeMS": within };
-        // No command of the driver is abandoned half-way.
-        let (described, indexes) = futures::join!(self.listed(described), self.listed(indexes));
-        let (described, indexes) = (described?, indexes?);
-        let problem = described.iter().find_map(problem_of_collection);
-        Ok(problem.or_else(|| indexes.iter().find_map(problem_of_index)))
-    }
-
-    /// Returns what a command lists; nothing, if the server refuses or takes too long.
-    async fn listed(&self, command: Document) -> Result<Vec<Document>, ServerError> {
-        let answer = match self.ask_primary(command).await.map_err(ServerError::from) {
-            Err(error) if error.is_final() || error.ran_out_of_time() => return Ok(Vec::new()),
-            answer => answer?,
+        let itself = doc! { "_id": self.collection.namespace().to_string(), "dropped": { "$ne": true } };
+        let sharded = doc! { "find": "collections", "filter": itself, "singleBatch": true, "maxTimeMS": within };
+        let config = self.collection.client().database("config");
+        let sharded = async {
+            match is_router {
+                true => listed(&config, sharded).await,
+                false => Ok(Vec::new()),
+            }
         };
-        let batch = answer
-            .get_document("cursor")
-            .and_then(|cursor| cursor.get_array("firstBatch"));
-        let listed = batch.into_iter().flatten().filter_map(Bson::as_document);
-        Ok(listed.cloned().collect())
+        // No command of the driver is abandoned half-way.
+        let (described, indexes, sharded) = futures::join!(
+            listed(&self.database, described),
+            listed(&self.database, indexes),
+            sharded
+        );
+        let (described, indexes, sharded) = (described?, indexes?, sharded?);
+        let problem = described.iter().find_map(problem_of_collection);
+        let problem = problem.or_else(|| indexes.iter().find_map(problem_of_index));
+        Ok(problem.or_else(|| sharded.iter().find_map(problem_of_shards)))
     }
+}
+
+/// Returns what a command lists; nothing, if the server refuses or takes too long.
+async fn listed(database: &Database, command: Document) -> Result<Vec<Document>, ServerError> {
+    let primary = SelectionCriteria::ReadPreference(ReadPreference::Primary);
+    let answer = database.run_command(command).selection_criteria(primary).await;
+    let answer = match answer.map_err(ServerError::from) {
+        Err(error) if error.is_final() || error.ran_out_of_time() => return Ok(Vec::new()),
+        answer => answer?,
+    };
+    let batch = answer
+        .get_document("cursor")
+        .and_then(|cursor| cursor.get_array("firstBatch"));
+    let listed = batch.into_iter().flatten().filter_map(Bson::as_document);
+    Ok(listed.cloned().collect())
+}
+
+/// Names the shard key by which two shards could each have a document of the same `_id`.
+fn problem_of_shards(sharded: &Document) -> Option<String> {
+    let key = sharded.get_document("key").ok()?;
+    (!key.keys().eq(["_id"])).then(|| {
+        let fields: Vec<String> = key.keys().map(|field| field.escape_debug().to_string()).collect();
+        format!(
+            "it is sharded by `{}`, so each shard could have a lock of the same name; shard it by `_id`, or not at all",
+            fields.join("`, `")
+        )
+    })
 }
 
 fn problem_of_collection(described: &Document) -> Option<String> {
@@ -126,5 +158,10 @@ mod tests {
             assert_eq!(of(field, None), None);
         }
         assert_eq!((of("purge_at", Some(0)), of("other.at", Some(0))), (None, None));
+        let of = |key: Document| problem_of_shards(&doc! { "key": key });
+        assert_eq!((of(doc! { "_id": 1 }), of(doc! { "_id": "hashed" })), (None, None));
+        for key in [doc! { "tenant": 1 }, doc! { "_id": 1, "tenant": 1 }] {
+            assert!(of(key).is_some_and(|problem| problem.contains("`tenant`")));
+        }
     }
 }

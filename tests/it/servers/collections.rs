@@ -12,6 +12,8 @@ use watchlock::{
     errors::{AcquireError, BuildError, OperateError, ServerErrorKind},
 };
 
+use watchlock_testkit::{Liar, liar::Told};
+
 use crate::setup::{COLLECTION, Ground, PATIENCE, SOON, spawn, until_waiting, within};
 
 /// Makes a collection as somebody else might; `false` if the server is too old to know the options.
@@ -108,6 +110,44 @@ async fn a_collection_that_loses_locks_or_takes_one_for_another_is_refused() {
         assert_eq!(*namespace, format!("{}.{COLLECTION}", ground.database));
         assert!(found.contains(problem), "{found}");
         database.drop().await.unwrap();
+    }
+}
+
+/// Behind a server that says of itself what a router says.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_collection_that_another_field_than_the_id_shards_is_refused() {
+    let ground = Ground::replica_set("sharded").await;
+    let server = watchlock_testkit::shared::replica_set().await.addr(0);
+    for (field, is_refused) in [("tenant", true), ("_id", false)] {
+        let router = Liar::before(
+            server,
+            move |command| {
+                if command.get_str("find") != Ok("collections") {
+                    return Told::Server;
+                }
+                let sharded = doc! { "_id": "any", "key": { field: "hashed" } };
+                Told::Client(
+                    doc! { "ok": 1, "cursor": { "id": 0_i64, "ns": "config.collections", "firstBatch": [sharded] } },
+                )
+            },
+            |command, answer| {
+                if ["hello", "ismaster", "isMaster"]
+                    .iter()
+                    .any(|name| command.contains_key(name))
+                {
+                    answer.remove("setName");
+                    answer.insert("msg", "isdbgrid");
+                }
+            },
+        );
+        let router = router.await.unwrap();
+        let ground = ground.through(router.uri());
+        match ground.builder().await.build().await {
+            Err(BuildError::Unsuitable { problem, .. }) if is_refused => {
+                assert!(problem.contains("sharded by `tenant`"), "{problem}");
+            }
+            built => assert!(built.is_ok() && !is_refused, "{field}: {built:?}"),
+        }
     }
 }
 
