@@ -68,16 +68,16 @@ const NO_PRIMARY: [i32; 13] = [
 
 /// One check and its result. The names are part of the `--json` interface.
 #[derive(Debug, Serialize)]
-struct Check {
+pub(crate) struct Check {
     name: &'static str,
-    status: Status,
-    found: String,
+    pub(crate) status: Status,
+    pub(crate) found: String,
     advice: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Status {
+pub(crate) enum Status {
     Ok,
     /// It works, but less well than it could.
     Warning,
@@ -320,7 +320,7 @@ fn describe(offset: Offset) -> String {
 }
 
 /// Compares the members' clocks: a new primary whose clock is ahead ends leases early.
-async fn member_clocks(place: &Place, hello: &Document) -> Result<Option<Check>, Failure> {
+pub(crate) async fn member_clocks(place: &Place, hello: &Document) -> Result<Option<Check>, Failure> {
     let members = topology::with_data(hello);
     if members.len() < 2 {
         return Ok(None);

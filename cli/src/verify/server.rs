@@ -11,7 +11,10 @@ use mongodb::{
 use super::report::Check;
 use crate::{
     connection::to_its_end,
-    doctor::topology::{FORGETS, forgets},
+    doctor::{
+        self, member_clocks,
+        topology::{FORGETS, forgets},
+    },
     exit::Failure,
     ground::{Ground, asked},
     measure::Samples,
@@ -36,6 +39,10 @@ pub(super) async fn run(ground: &Ground<'_>, checks: &mut Vec<Check>) -> Result<
         Some(format!("MongoDB {version}; the tests ran on {TESTED}"))
     }));
     let hello = ask(database, doc! { "hello": 1 }).await?;
+    let clocks = match &hello {
+        Ok(hello) => member_clocks(&ground.place, hello).await?,
+        Err(_) => None,
+    };
     checks.push(fact("topology", hello, |hello| {
         Some(match (hello.get_str("setName"), hello.get_str("msg")) {
             (Ok(set), _) => {
@@ -83,6 +90,15 @@ pub(super) async fn run(ground: &Ground<'_>, checks: &mut Vec<Check>) -> Result<
     }));
     checks.push(latency(ground).await?);
     checks.push(clock(ground).await?);
+    checks.extend(clocks.map(|clocks| {
+        let (name, found) = ("member clocks", clocks.found);
+        match clocks.status {
+            doctor::Status::Ok => Check::kept(SECTION, name, found),
+            doctor::Status::Problem => Check::broken(SECTION, name, found),
+            // Some members did not answer, or may not be asked.
+            doctor::Status::Warning | doctor::Status::Unknown => Check::skipped(SECTION, name, found),
+        }
+    }));
     Ok(())
 }
 
