@@ -701,7 +701,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     fn paths(&self) -> Paths {
         self.locks.paths_in(match &self.collection {
             UserCollection::Mongo(collection) => collection.namespace().to_string(),
-            UserCollection::Memory(documents) => format!("{:p}", Arc::as_ptr(documents)),
+            UserCollection::Memory(documents) => documents.identity(),
         })
     }
 }

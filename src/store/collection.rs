@@ -27,7 +27,7 @@ impl PlaceId {
     pub(crate) fn of(collection: &UserCollection, path: &str) -> Option<Self> {
         let (owner, namespace) = match collection {
             UserCollection::Mongo(collection) => (identity(collection.client())?, collection.namespace().to_string()),
-            UserCollection::Memory(documents) => (format!("{:p}", Arc::as_ptr(documents)), String::new()),
+            UserCollection::Memory(documents) => (documents.identity(), String::new()),
         };
         let path = path.to_owned();
         Some(Self { owner, namespace, path })
@@ -40,5 +40,20 @@ impl fmt::Display for UserCollection {
             Self::Mongo(collection) => collection.namespace().fmt(f),
             Self::Memory(_) => f.write_str("a collection in memory"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    /// It may be where one was that is gone.
+    #[test]
+    fn a_collection_in_memory_is_not_mistaken_for_an_earlier_one() {
+        let place = || PlaceId::of(&UserCollection::Memory(Arc::default()), "a").unwrap().owner;
+        let owners: HashSet<String> = (0..100).map(|_| place()).collect();
+        assert_eq!(owners.len(), 100);
     }
 }

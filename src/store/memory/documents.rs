@@ -2,7 +2,10 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use mongodb::{
@@ -21,10 +24,23 @@ use super::{
 use crate::{protocol::State, store::name};
 
 /// A collection in memory.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct MemoryDocuments {
+    /// Unique in this process, unlike the address: a later collection can have the same one.
+    number: u64,
     pub(super) clock: Clock,
     contents: Mutex<Contents>,
+}
+
+impl Default for MemoryDocuments {
+    fn default() -> Self {
+        static CREATED: AtomicU64 = AtomicU64::new(0);
+        Self {
+            number: CREATED.fetch_add(1, Ordering::Relaxed),
+            clock: Clock::default(),
+            contents: Mutex::default(),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -47,6 +63,11 @@ impl MemoryDocuments {
             clock: Clock::begin(epoch),
             ..Self::default()
         }
+    }
+
+    /// Returns a name for the collection that no other has.
+    pub(crate) fn identity(&self) -> String {
+        self.number.to_string()
     }
 
     /// Inserts a document, adding an `_id` if it has none, and returns the `_id`.
