@@ -87,6 +87,7 @@ pub(crate) const OWN_COMMANDS: Key = key("own_command_p99_ratio", 0.5);
 pub(crate) const FLEET_TAX_64: Key = key("fleet_tax_64", 1.3);
 pub(crate) const FLEET_RATE_128: Key = at_least("fleet_rate_128", 0.9);
 pub(crate) const FLEET_LOST: Key = key("fleet_lost_ms", 300.0);
+pub(crate) const QUIET_LOST: Key = key("quiet_lost_ratio", 1.3);
 pub(crate) const STREAMS_64: Key = key("streams_64_observers", 1.0);
 pub(crate) const FRESH_RS1: Key = key("fresh_ratio_rs1", 1.15);
 

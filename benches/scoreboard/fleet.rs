@@ -17,18 +17,25 @@ use crate::{
     Result,
     counters::float,
     crowd::{Tax, cost_of_writes},
+    latency::{Hop, LISTENING},
     peer::Peer,
-    samples::Samples,
+    samples::Compared,
 };
 
 /// Number of clients that hold a lock each, while another program writes 500 times a second.
-const HOLDERS: usize = 64;
+pub(crate) const HOLDERS: usize = 64;
+
+/// Number of them that can afford streams even then: their streams cost half of the budget.
+pub(crate) const FEW: usize = 4;
 
 /// Number of them while another program writes as fast as it can.
 const MANY: usize = 128;
 
 /// Pause between two writes at 500 a second.
-const PAUSE: Duration = Duration::from_millis(2);
+pub(crate) const PAUSE: Duration = Duration::from_millis(2);
+
+/// Number of losses that are measured.
+const LOSSES: usize = 128;
 
 /// Time for holders to see how busy the set is, and for their streams to linger.
 const SETTLING: Duration = Duration::from_secs(45);
@@ -42,7 +49,6 @@ const PATIENCE: Duration = Duration::from_secs(40);
 /// Clients that hold a lock each, and a program that writes to another collection all the while.
 struct Fleet {
     holders: Vec<(Peer, Held<Mutex>)>,
-    writer: Client,
     writing: JoinHandle<()>,
 }
 
@@ -65,11 +71,7 @@ impl Fleet {
             holders.push((peer, held));
         }
         sleep(SETTLING).await;
-        Ok(Self {
-            holders,
-            writer,
-            writing,
-        })
+        Ok(Self { holders, writing })
     }
 
     async fn leave(self) -> Result<()> {
@@ -101,24 +103,41 @@ pub(crate) async fn tax(cluster: &Cluster) -> Result<Tax> {
     })
 }
 
-/// Measures the time from the deletion of a lock until its holder knows, beside all the other holders.
-pub(crate) async fn lost(cluster: &Cluster, pause: Option<Duration>) -> Result<Samples> {
-    let fleet = Fleet::hold(cluster, HOLDERS, pause).await?;
-    let documents = fleet
-        .writer
-        .database("scoreboard")
-        .collection::<Document>("distributed_locks");
-    let mut samples = Samples::default();
-    for (number, (_, held)) in fleet.holders.iter().enumerate() {
-        let begun = Instant::now();
-        documents.delete_one(doc! { "_id": format!("held {number}") }).await?;
-        timeout(PATIENCE, held.lost()).await?;
-        samples.push(begun.elapsed());
-        // Not in step with the reads.
-        sleep(Duration::from_millis(37)).await;
+/// Measures the time from the deletion of a lock until its holder knows, beside all the other holders; and in turns, the
+/// time from a raw deletion to its event.
+pub(crate) async fn lost(cluster: &Cluster, holders: usize, pause: Option<Duration>) -> Result<Compared> {
+    let mut fleet = Fleet::hold(cluster, holders, pause).await?;
+    let (other, listener) = (Peer::new(cluster).await?, Peer::new(cluster).await?);
+    let mut hop = Hop::between(&other, &listener).await?;
+    let documents = other.locks_documents();
+    let mut compared = Compared::default();
+    for number in 0..LOSSES {
+        let raw = hop.deleted().await?;
+        let (peer, held) = fleet.holders.remove(0);
+        let name = held.name().to_owned();
+        let losing = tokio::spawn(async move {
+            let lost = timeout(PATIENCE, held.lost()).await;
+            lost.map(|_| Instant::now())
+        });
+        sleep(LISTENING).await;
+        let called = Instant::now();
+        documents.delete_one(doc! { "_id": &name }).await?;
+        let lost = losing.await??;
+        // The first makes connections.
+        if number > 0 {
+            compared.raw.push(raw);
+            compared.lock.push(lost - called);
+        }
+        let held = peer.locks.mutex(name).acquire().await?;
+        fleet.holders.push((peer, held));
+        // Not in step with the reads, and so seldom that the set stays quiet: each round writes five times.
+        sleep(Duration::from_millis(287)).await;
     }
     fleet.leave().await?;
-    Ok(samples)
+    for peer in [other, listener] {
+        peer.locks.shutdown().await;
+    }
+    Ok(compared)
 }
 
 /// The number of writes a second of a program that writes as fast as it can.

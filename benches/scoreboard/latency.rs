@@ -66,7 +66,7 @@ impl Hop {
     }
 
     /// Measures from the sending of a deletion to the arrival of its event.
-    async fn deleted(&mut self) -> Result<Duration> {
+    pub(crate) async fn deleted(&mut self) -> Result<Duration> {
         self.sender.insert_one(doc! { "_id": "gone" }).await?;
         self.received.recv().await.ok_or("the raw change stream ended")?;
         sleep(LISTENING).await;
@@ -79,7 +79,7 @@ impl Hop {
 
 /// Pause before a loss, so that the holder is listening already; and before the raw write that it is compared with, as
 /// a processor that has been idle takes longer to answer.
-const LISTENING: Duration = Duration::from_millis(2);
+pub(crate) const LISTENING: Duration = Duration::from_millis(2);
 
 /// Measures an upsert and a deletion of the same document.
 async fn upserted_and_deleted(raw: &Collection<Document>, id: &str) -> Result<Duration> {

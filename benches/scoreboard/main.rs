@@ -4,8 +4,8 @@
 //! directory. A number beyond its bound is shown and is no failure: the machine may be busy.
 //!
 //! `cargo bench --bench scoreboard -- one_node` measures a part of it, which is then not written. The parts are
-//! `allocations`, `one_node`, `three_nodes`, `standalone`, `contention`, `inside`, `crowd`, `fleet`, `scaling`
-//! and `steady_state`.
+//! `allocations`, `one_node`, `distinct`, `three_nodes`, `standalone`, `contention`, `inside`, `crowd`, `fleet`, `scaling`
+//! and `steady_state`; and `scaling_rows`, which takes a quarter of an hour and is measured only by name.
 
 mod allocations;
 mod board;
@@ -19,12 +19,10 @@ mod load;
 mod peer;
 mod samples;
 mod scaling;
+mod scaling_rows;
 mod throughput;
 
-use std::{
-    error::Error,
-    time::{Duration, Instant},
-};
+use std::{error::Error, time::Instant};
 
 use board::Board;
 use load::{Idle, Renewals};
@@ -49,7 +47,7 @@ const ROUNDS_CONTENDED: u32 = 3;
 /// Number of rounds with a holder that dies, which take a lease each.
 const ROUNDS_EXPIRY: usize = 15;
 
-const PARTS: [&str; 11] = [
+const PARTS: [&str; 12] = [
     "allocations",
     "one_node",
     "distinct",
@@ -61,7 +59,11 @@ const PARTS: [&str; 11] = [
     "fleet",
     "scaling",
     "steady_state",
+    SCALING_ROWS,
 ];
+
+/// Part that is measured only by its name: it takes long, and has no bounds.
+const SCALING_ROWS: &str = "scaling_rows";
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -84,7 +86,8 @@ async fn main() -> Result<()> {
     let begun = Instant::now();
     let mut board = Board::default();
     for part in PARTS {
-        if !parts.is_empty() && !parts.iter().any(|wanted| wanted == part) {
+        let is_wanted = parts.iter().any(|wanted| wanted == part);
+        if !is_wanted && (part == SCALING_ROWS || !parts.is_empty()) {
             continue;
         }
         match part {
@@ -98,6 +101,7 @@ async fn main() -> Result<()> {
             "crowd" => crowd(&mut board).await?,
             "fleet" => fleet(&mut board).await?,
             "scaling" => scaling(&mut board).await?,
+            SCALING_ROWS => scaling_rows(&mut board).await?,
             _ => steady_state(&mut board).await?,
         }
     }
@@ -294,10 +298,30 @@ async fn fleet(board: &mut Board) -> Result<()> {
     board.enter(board::FLEET_RATE_128, rate.ratio(), rate.to_string());
     drop(cluster);
     let cluster = start(Cluster::replica_set(1), "losses of 64 clients that hold").await?;
-    let lost = fleet::lost(&cluster, Some(Duration::from_millis(2))).await?;
+    let lost = fleet::lost(&cluster, fleet::HOLDERS, Some(fleet::PAUSE)).await?.lock;
     board.enter(board::FLEET_LOST, lost.quantile(0.99), lost.to_string());
-    let quiet = fleet::lost(&cluster, None).await?;
-    board.remark(format!("losses of 64 clients that hold, on a quiet set: {quiet}"));
+    let quiet = fleet::lost(&cluster, fleet::HOLDERS, None).await?;
+    drop(cluster);
+    let cluster = start(Cluster::replica_set(1), "losses of 4 clients that hold on a busy set").await?;
+    let few = fleet::lost(&cluster, fleet::FEW, Some(fleet::PAUSE)).await?;
+    let of = |losses: &Compared| format!("{:.3} ms / {:.3} ms raw", losses.lock.median(), losses.raw.median());
+    let from = format!(
+        "the larger of {} of 64 holders on a quiet set, and {} of 4 at 500 writes/s",
+        of(&quiet),
+        of(&few)
+    );
+    board.enter(board::QUIET_LOST, quiet.ratio().max(few.ratio()), from);
+    Ok(())
+}
+
+/// Prints the rows of `docs/scaling.md`.
+async fn scaling_rows(board: &mut Board) -> Result<()> {
+    for doing in scaling_rows::ALL {
+        let cluster = start(Cluster::replica_set(1), &format!("up to 256 clients that {doing}")).await?;
+        let rows = scaling_rows::rows(&cluster, doing).await?;
+        rows.iter().for_each(|row| board.remark(row.to_string()));
+        board.remark(scaling_rows::extrapolated(&rows));
+    }
     Ok(())
 }
 
