@@ -60,6 +60,8 @@ pub(super) struct Client {
     pub(super) frozen: bool,
     /// Its change stream is late.
     pub(super) lags: bool,
+    /// When it last read the locks that it holds, if it has no stream for losses.
+    pub(super) read_at: i64,
     /// One before every lock.
     pub(super) lines: Vec<Line>,
 }
@@ -80,6 +82,8 @@ pub(super) struct Line {
     pub(super) tries: BTreeMap<Key, bool>,
     /// A try was refused although it could have had the lock at any time since it came.
     pub(super) refused_in_vain: bool,
+    /// Since when a hold that its task believes in is not in the document, where losses are found out by readings.
+    pub(super) gone_since: Option<i64>,
 }
 
 /// The world outside a client, as its steps need it.
@@ -101,6 +105,7 @@ impl Client {
             clock: ServerClock::default(),
             frozen: false,
             lags: false,
+            read_at: 0,
             lines: vec![Line::new(acquires); locks],
         }
     }
@@ -289,6 +294,28 @@ impl Client {
         });
     }
 
+    /// The document was read in place of the events that a stream would have told.
+    pub(super) fn reads(&mut self, lock: usize, document: Option<State>, world: World<'_>) {
+        let holds = self.lines[lock].holds.iter().chain(&self.lines[lock].idle);
+        let mut entries: Vec<String> = holds.map(|hold| hold.entry.clone()).collect();
+        if !world.rules.compares_all {
+            entries.pop();
+        }
+        let document = document.map(Ok);
+        self.feed(lock, world, |step| {
+            step.verified(document.as_ref(), Some(instant(world.now)), &entries);
+        });
+    }
+
+    /// Whether it has a hold, and has not read its locks for the pause between two readings.
+    pub(super) fn must_read(&self, now: i64, rules: &Rules) -> bool {
+        let holds = self
+            .lines
+            .iter()
+            .any(|line| !line.holds.is_empty() || line.idle.is_some());
+        rules.reads_losses_every > 0 && holds && !self.frozen && now - self.read_at >= rules.reads_losses_every
+    }
+
     /// The client's knowledge of the server's clock: the duration of the tightest exchange, and the maximum by which
     /// that clock is ahead of our own.
     pub(super) fn reference(&self) -> Option<(i64, i64)> {
@@ -320,6 +347,7 @@ impl Line {
             ended: Vec::new(),
             tries: BTreeMap::new(),
             refused_in_vain: false,
+            gone_since: None,
         }
     }
 

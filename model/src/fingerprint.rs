@@ -194,6 +194,9 @@ impl<'a> View<'a> {
         self.words.push(client.permits);
         self.flag(client.frozen);
         self.flag(client.lags);
+        if self.system.reads_losses {
+            self.time(client.read_at, LONG);
+        }
         match client.reference() {
             Some((round_trip, ahead)) => self.words.extend([round_trip, ahead]),
             None => self.words.push(-1),
@@ -214,6 +217,9 @@ impl<'a> View<'a> {
         self.flag(line.idle.is_some());
         line.tries.values().for_each(|met| self.flag(*met));
         self.flag(line.refused_in_vain);
+        if let Some(since) = line.gone_since {
+            self.time(since, LONG);
+        }
         for hold in line.holds.iter().chain(&line.idle) {
             self.id(&hold.entry);
             self.words.push(hold.permits);

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     protocol::{
         CapacityIs, Evict, Exchange, Holder, Operation, Requests, State,
-        wake::{self},
+        wake::{self, Signal},
     },
     waitlist::{Setback, deadline::Deadline},
 };
@@ -149,8 +149,12 @@ impl System {
             });
         }
         let Some(state) = after else { return };
+        let reads_losses = self.reads_losses;
         for (client, stream) in self.streams.iter_mut().enumerate() {
             for (id, signal) in wake::signals(&state.wake, &self.clients[client].session) {
+                if reads_losses && matches!(signal, Signal::Evicted { .. }) {
+                    continue;
+                }
                 stream.push(Notice {
                     lock,
                     id: id.to_owned(),
@@ -223,6 +227,23 @@ impl System {
         places.for_each(|applied| applied.place = applied.place.saturating_sub(place));
         let notices = self.streams.iter_mut().flatten();
         notices.for_each(|notice| notice.place = notice.place.saturating_sub(place));
+    }
+
+    /// A client reads the locks that it holds.
+    pub(super) fn read_holds(&mut self, setup: &Setup, client: usize) {
+        let world = self.world(setup);
+        for lock in 0..setup.locks {
+            let document = self.documents()[lock].state.as_deref().cloned();
+            self.clients[client].reads(lock, document, world);
+        }
+        self.clients[client].read_at = self.time;
+    }
+
+    /// A process goes on. It has not read for as long as it stood still, and does it now.
+    pub(super) fn thaw(&mut self, client: usize) {
+        let client = &mut self.clients[client];
+        client.frozen = false;
+        client.lines.iter_mut().for_each(|line| line.gone_since = None);
     }
 
     /// A command for several locks is over, whether it has done this operation or not, and the document is read.

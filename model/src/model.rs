@@ -34,7 +34,8 @@
 //! so that the next grant has a larger one), *exclusion* (no more permits are held by clients that believe in their
 //! hold, by their own clocks, than there are), *no ghost* (a client that has left and was answered has nothing in the
 //! document, not even until a lease runs out; unless a process died), *who is refused met somebody* (a refused try had
-//! a holder or a waiter in its way at some time since it came), and *everybody gets its turn*: from each state on, if
+//! a holder or a waiter in its way at some time since it came), *a loss is told in time* (a client that reads its locks
+//! in place of a stream finds out about a loss within the pause between two readings), and *everybody gets its turn*: from each state on, if
 //! nothing goes wrong any more and all holders let go, every waiter is granted and the lock is free in the end. This is played out from each state, with events, by polling alone, and by polling where neither a command that is on
 //! its way nor the first one that each client then sends is ever answered; it is played out because the checker's own
 //! `eventually` passes over cycles. At each write: *capacity*, *rising tokens*, *first come, first served*, *one entry
@@ -57,9 +58,12 @@
 //! The times at which timers fire: the model lets them fire at any time, and has one sweep instead of three. Looks at a
 //! queue position, which only make a waiter ask. Other foreign writes and deletes, adoption by a later client with the
 //! same owner id, re-entrant holds, shared renewals of many locks in one command (each document is its own atomic
-//! write), the read by which a holder in doubt checks its document (it only ends holds), the pipelines (`differential`
+//! write), the read by which a holder in doubt checks its document (it only ends holds), failures of the readings that
+//! take the place of a stream (each is repeated), the pipelines (`differential`
 //! binds them to the transitions), and the locks in documents of others, whose differences are covered there too. One
-//! prompt command and its answer are one step: anything between them comes as one of the faults.
+//! prompt command and its answer are one step: anything between them comes as one of the faults. An operation may be part
+//! of a command for several locks that ended before it came to this one, or was refused there: the document is read,
+//! whether the operation was applied or not, and each lock of the command goes its own way.
 
 mod breach;
 mod client;
@@ -84,7 +88,7 @@ use breach::Breach;
 use rules::Rules;
 use steps::Action;
 use system::{Fault, Setup, System};
-use verdict::{ends_well, is_counted, is_exclusive, is_refused_by_somebody, is_without_ghosts};
+use verdict::{ends_well, is_counted, is_exclusive, is_refused_by_somebody, is_told_in_time, is_without_ghosts};
 
 impl Model for Setup {
     type State = System;
@@ -118,6 +122,7 @@ impl Model for Setup {
             Property::always("who leaves is gone", |_, state| none(state, Breach::Stayed)),
             Property::always("what is kept stays", |_, state| none(state, Breach::Opened)),
             Property::always("who is refused met somebody", |_, state| is_refused_by_somebody(state)),
+            Property::always("a loss is told in time", is_told_in_time),
             Property::always("no ghost", |_, state| is_without_ghosts(state)),
             Property::always("everybody gets its turn", ends_well),
         ]

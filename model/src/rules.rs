@@ -66,6 +66,10 @@ pub(super) struct Rules {
     pub(super) gives_up_commands: bool,
     /// The entry of a hold whose time is over at its client stays until the server ends it.
     pub(super) leaves_ends_to_the_server: bool,
+    /// Pause, in ticks, between the readings by which a client finds out about losses; 0: it has a stream.
+    pub(super) reads_losses_every: i64,
+    /// Such a client compares all its holds with what it read.
+    pub(super) compares_all: bool,
 }
 
 impl Rules {
@@ -91,6 +95,8 @@ impl Rules {
         heeds_notices: true,
         gives_up_commands: true,
         leaves_ends_to_the_server: true,
+        reads_losses_every: 0,
+        compares_all: true,
     };
 
     /// The settings of every client.

@@ -21,6 +21,8 @@ pub(super) enum Action {
     Read(usize),
     Lose(usize),
     Event(usize),
+    /// A client without a stream for losses reads the locks that it holds.
+    ReadHolds(usize),
     LateEvent(usize),
     Freeze(usize),
     Thaw(usize),
@@ -129,7 +131,7 @@ impl Setup {
         if state.may_be_set_back() {
             steps.push(Action::Restore);
         }
-        if state.is_timely() {
+        if state.is_timely(&self.rules) {
             steps.push(Action::Tick);
         }
     }
@@ -181,6 +183,9 @@ impl Setup {
             if !state.streams[client].is_empty() {
                 steps.push(Action::Event(client));
             }
+            if it.must_read(state.time, &self.rules) {
+                steps.push(Action::ReadHolds(client));
+            }
         }
         for (number, message) in state.network.iter().enumerate() {
             if message.awaited && !state.clients[message.client].frozen {
@@ -219,6 +224,7 @@ impl Setup {
             Action::Read(message) => state.read(self, message),
             Action::Lose(message) => state.lose(self, message),
             Action::Event(client) => state.hear(self, client),
+            Action::ReadHolds(client) => state.read_holds(self, client),
             Action::LateEvent(client) => {
                 state.faults -= 1;
                 state.clients[client].lags = true;
@@ -227,7 +233,7 @@ impl Setup {
                 state.faults -= 1;
                 state.clients[client].frozen = true;
             }
-            Action::Thaw(client) => state.clients[client].frozen = false,
+            Action::Thaw(client) => state.thaw(client),
             Action::Gap(client) => {
                 state.faults -= 1;
                 state.streams[client].remove(0);
@@ -270,6 +276,9 @@ impl Setup {
         if !self.sorts.contains(&Fault::FailOver) || state.faults == 0 {
             // Nothing is undone any more, so the time at which a majority has it makes no difference.
             state.commit(state.log.len() - 1);
+        }
+        if self.rules.reads_losses_every > 0 {
+            state.note_losses(&self.rules);
         }
         Some(state)
     }

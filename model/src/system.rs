@@ -166,6 +166,8 @@ pub(super) struct System {
     pub(super) operations: u32,
     /// Whether the time of a purge matters.
     pub(super) purge: bool,
+    /// Whether clients have no stream that tells of losses.
+    pub(super) reads_losses: bool,
     /// Entries may have been left to their lease: their client crashed, or the command came after the last sweep.
     pub(super) abandoned: bool,
     pub(super) breach: Option<Breach>,
@@ -187,6 +189,7 @@ impl Setup {
                 .map(|number| Client::new(number, self.permits[number], self.locks, self.acquires))
                 .collect(),
             purge: self.purge,
+            reads_losses: self.rules.reads_losses_every > 0,
             network: Vec::new(),
             streams: vec![Vec::new(); clients],
             copy: None,
@@ -223,11 +226,28 @@ impl System {
     }
 
     /// Nothing has to happen before time goes on.
-    pub(super) fn is_timely(&self) -> bool {
+    pub(super) fn is_timely(&self, rules: &Rules) -> bool {
         let heard = |client: &Client| client.lags || self.streams[client.number].is_empty();
         let sent = |client: &Client| !client.lines.iter().any(|line| line.wants_to_send(self.time));
         let mut clients = self.clients.iter();
-        clients.all(|client| client.frozen || (heard(client) && sent(client)))
+        clients.all(|client| client.frozen || (heard(client) && sent(client) && !client.must_read(self.time, rules)))
+    }
+
+    /// Notes since when holds are gone that their tasks believe in.
+    pub(super) fn note_losses(&mut self, rules: &Rules) {
+        let time = self.time;
+        let states: Vec<Option<Arc<State>>> = self.documents().iter().map(|slot| slot.state.clone()).collect();
+        for client in &mut self.clients {
+            for (line, state) in client.lines.iter_mut().zip(&states) {
+                let is_gone = |hold: &PlainHold| {
+                    let mut holders = state.iter().flat_map(|state| &state.holders);
+                    !holders.any(|holder| holder.is_grant(&hold.entry, hold.granted_as))
+                };
+                let mut believed = line.holds.iter().filter(|hold| is_believed(hold, time, rules));
+                let since = believed.any(is_gone).then_some(time);
+                line.gone_since = since.map(|now| line.gone_since.unwrap_or(now));
+            }
+        }
     }
 
     pub(super) fn may_renew(&self, client: usize, hold: &PlainHold, rules: &Rules) -> bool {

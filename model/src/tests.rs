@@ -424,6 +424,51 @@ fn a_mutex_that_is_renewed() {
     check("mutex, two clients, renewed", renewed, 15_000);
 }
 
+/// Two clients that have no stream for losses, and read the locks that they hold after each pause of so many ticks.
+fn read(every: i64) -> Setup {
+    Setup {
+        rules: Rules {
+            reads_losses_every: every,
+            ..Rules::REAL
+        },
+        permits: vec![1; 2],
+        acquires: 2,
+        renewals: true,
+        sorts: &[
+            Fault::Break,
+            Fault::Freeze,
+            Fault::FailOver,
+            Fault::Delay,
+            Fault::LateAnswer,
+        ],
+        steps: 11,
+        ..mutex()
+    }
+}
+
+/// For less than was left of the lease, and for so long that most holds end at their deadline.
+#[test]
+fn a_mutex_whose_holders_read_it_in_place_of_a_stream() {
+    for every in [1, 2, LEASE] {
+        let name = format!("mutex, two clients, read every {every}");
+        daily(9, 10_000).check(&name, read(every), 20_000);
+    }
+}
+
+#[test]
+fn a_reading_that_leaves_out_a_hold_is_found() {
+    let rules = Rules {
+        compares_all: false,
+        ..read(1).rules
+    };
+    let setup = Setup {
+        sorts: &[Fault::Break],
+        liveness: false,
+        ..Setup { rules, ..read(1) }
+    };
+    find("a reading that leaves out a hold", "a loss is told in time", setup);
+}
+
 /// For less than was left of the lease, and for more.
 #[test]
 fn a_mutex_that_is_kept_after_a_release() {

@@ -61,6 +61,16 @@ pub(super) fn is_refused_by_somebody(state: &System) -> bool {
     lines.all(|line| !line.refused_in_vain)
 }
 
+/// A client that finds out about losses by readings does so one pause later at most, unless it stands still; and it believes
+/// in no hold beyond its deadline, however late the reading.
+pub(super) fn is_told_in_time(setup: &Setup, state: &System) -> bool {
+    let late = |since: i64| state.time - since > setup.rules.reads_losses_every;
+    let awake = state.clients.iter().filter(|client| !client.frozen);
+    !awake
+        .flat_map(|client| &client.lines)
+        .any(|line| line.gone_since.is_some_and(late))
+}
+
 /// One state in so many is played out to its end every day, as each play-out goes through many states that are played
 /// out themselves. `WATCHLOCK_MODEL_PLAYED=1` has each of them played out.
 fn played() -> i64 {
