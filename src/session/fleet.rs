@@ -56,7 +56,7 @@ pub(super) struct Fleet {
 impl Fleet {
     /// Notes the time in the log by which a command was done that wrote so many documents. These don't count: they are
     /// all in the time just before it.
-    pub(super) fn note_write(&mut self, logged: Option<LogTime>, written: u64, received: Instant, clock: &ServerClock) {
+    pub(super) fn note_log(&mut self, logged: Option<LogTime>, written: u64, received: Instant, clock: &ServerClock) {
         if let Some((mut logged, server)) = logged.zip(clock.at_least(received)) {
             let written = u32::try_from(written).unwrap_or(u32::MAX);
             logged.increment = logged.increment.saturating_sub(written);
@@ -78,6 +78,12 @@ impl Fleet {
             (before, since / (since + SMOOTHED_OVER))
         });
         self.writes = Some((before + (rate - before) * weight, now));
+    }
+
+    /// Whether nothing has shown the writes of the set since then, and they matter.
+    pub(super) fn is_unseen_since(&self, since: Instant, config: &Config) -> bool {
+        let is_known = self.writes.is_some_and(|(_, at)| at > since);
+        !is_known && matches!(config.hold_watch, HoldWatch::Budget { .. })
     }
 
     /// Whether holders read their locks rather than follow a stream.

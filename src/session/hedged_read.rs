@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::{
-    Session,
+    Session, Table,
     in_flight::{SHORTEST, patience},
 };
 use crate::{
@@ -144,7 +144,12 @@ impl Session {
             let (store, names) = (self.store.clone(), names.to_vec());
             async move { store.read(view, &names).await }
         };
-        self.read(cost, read).await
+        let (documents, exchange, logged_by) = self.read(cost, read).await?;
+        if matches!(view, View::Newest) {
+            let Table { fleet, clock, .. } = &mut *self.table();
+            fleet.note_log(logged_by, 0, exchange.received, clock);
+        }
+        Ok((documents, exchange, logged_by))
     }
 
     /// Reads in time. Before a reading of some cost, a small one finds a connection that works.

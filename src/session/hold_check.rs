@@ -21,6 +21,9 @@ use crate::{
 /// Pause between two readings of up to a thousand held locks while no stream reports losses.
 pub(super) const VERIFY_EVERY: Duration = Duration::from_millis(500);
 
+/// Time after which an answer shows the writes of a second of which the one before came too soon.
+const LATER_IN_THE_SECOND: Duration = Duration::from_millis(250);
+
 impl Table {
     /// Returns when a stream is demanded to report losses, or, where none can be, when the next holds are read.
     pub(super) fn watch_due_at(&self, wants_to_stream: bool, now: Instant) -> Option<Instant> {
@@ -62,17 +65,28 @@ impl Session {
         self.consider_fleet();
     }
 
-    /// Reads a document if nothing else has shown the server's clock since the renewal before: renewals don't show it.
+    /// Reads a document if nothing else has shown the server's clock since the renewal before, as renewals don't show it;
+    /// or how busy the set is, as a renewal at the beginning of a second does not show that.
     pub(super) fn hear_the_clock(self: &Arc<Self>, name: &str, interval: Duration, now: Instant) {
         let Some(since) = now.checked_sub(interval) else {
             return;
         };
-        if self.table().clock.is_stale(since, now) {
+        let (is_stale, is_unseen) = {
+            let table = &mut *self.table();
+            let is_unseen = self.config.may_stream() && table.fleet.is_unseen_since(since + interval / 2, &self.config);
+            (table.clock.is_stale(since, now), is_unseen)
+        };
+        if is_stale || is_unseen {
             let (session, names) = (self.clone(), [name.to_owned()]);
             self.spawn(async move {
+                if is_unseen {
+                    // Renewals keep their distance from the beginning of a second.
+                    sleep(LATER_IN_THE_SECOND).await;
+                }
                 // If it fails, the next renewal asks again.
                 if let Ok((_, exchange, _)) = session.read_names(View::Newest, &names).await {
                     session.note(&exchange);
+                    session.consider_fleet();
                 }
             });
         }

@@ -67,7 +67,8 @@ impl Session {
                 self.note(&answer.exchange);
                 self.report_recovery();
                 let Table { fleet, clock, .. } = &mut *self.table();
-                fleet.note_write(answer.logged_by, 1, answer.exchange.received, clock);
+                // All of them are in the log just before that time.
+                fleet.note_log(answer.logged_by, all.len() as u64, answer.exchange.received, clock);
             }
             let answer = answer.map(Arc::new);
             self.update(name, Some(&answer), |lines, context| {

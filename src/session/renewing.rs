@@ -107,7 +107,7 @@ impl Session {
             let table = &mut *table;
             table
                 .fleet
-                .note_write(outcome.logged_by, outcome.renewed, Instant::now(), &table.clock);
+                .note_log(outcome.logged_by, outcome.renewed, Instant::now(), &table.clock);
         }
         self.consider_fleet();
         let mut asked = Vec::new();

@@ -240,6 +240,28 @@ impl MemoryStore {
         )
     }
 
+    /// Returns the server's clock.
+    pub(crate) fn now(&self) -> ServerTime {
+        self.documents.clock.now()
+    }
+
+    /// Counts the clients that hold locks, by the ids of their entries.
+    pub(crate) fn clients_that_hold(&self) -> u64 {
+        let contents = self.documents.contents();
+        let holders = contents
+            .all()
+            .filter_map(|lock| lock.get_array("holders").ok())
+            .flatten();
+        let ids = holders.filter_map(|holder| holder.as_document()?.get_str("id").ok());
+        let clients: std::collections::BTreeSet<&str> = ids.filter_map(|id| id.split('-').next()).collect();
+        clients.len() as u64
+    }
+
+    /// Returns the number of open streams, as of the last write.
+    pub(crate) fn streams(&self) -> usize {
+        self.documents.contents().watchers.len()
+    }
+
     /// Sets the server's clock ahead of the elapsed time.
     pub(crate) fn run_ahead(&self, millis: i64) {
         self.documents.clock.run_ahead(millis);

@@ -3,6 +3,7 @@
 //!
 //! - [`simulation`]: clients in worlds where everything goes wrong.
 //! - [`crowds`]: very many clients that wait for one lock at a slow server.
+//! - [`fleets`]: very many clients that hold a lock each, while others write more and less.
 //! - [`simulated`]: the network of both, and of tests of single files.
 //! - [`decoding`]: what the library decodes, for the fuzzing. It is here under `cfg(fuzzing)` too, for the targets in
 //!   `fuzz/`.
@@ -11,6 +12,8 @@
 #[cfg(test)]
 mod crowds;
 pub mod decoding;
+#[cfg(test)]
+mod fleets;
 #[cfg(test)]
 mod lines;
 #[cfg(test)]

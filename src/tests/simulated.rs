@@ -8,7 +8,7 @@ use std::{
     io,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -23,9 +23,10 @@ use crate::{
     error::ServerError,
     error::own::OutOfTime,
     machine::exchanged,
-    protocol::{Ahead, Evict, Exchange, Operation},
+    protocol::{Ahead, Evict, Exchange, Operation, ServerTime},
     store::{
-        AWAIT_TIME, Answer, Asked, Documents, Event, Failure, MemoryStore, MemoryStream, Renewal, Renewed, Watched,
+        AWAIT_TIME, Answer, Asked, Documents, Event, Failure, LONG_READ_WITHIN, Listed, LogTime, MemoryStore,
+        MemoryStream, Renewal, Renewed, Selection, Watched,
     },
 };
 
@@ -69,7 +70,67 @@ pub(crate) struct Link {
     clears: AtomicU64,
     /// The number of commands for several locks that were sent.
     commands_together: AtomicU64,
+    /// Set where the log of the server is told.
+    log: Mutex<Option<Arc<Log>>>,
 }
+
+/// The log of a replica set, to which other programs write too.
+#[derive(Debug, Default)]
+pub(crate) struct Log {
+    /// Number of writes of others in a second.
+    others: AtomicU32,
+    /// The second of the last write, and the number of writes of the clients in it.
+    ours: Mutex<(u32, u32)>,
+    /// The last count of the clients that hold, in its second; and the number of counts that were asked for.
+    counted: Mutex<(u32, u64)>,
+    counts: AtomicU64,
+}
+
+impl Log {
+    /// Sets the number of writes of others in a second. No second has as many as the one before: a fifth more or less.
+    pub(crate) fn set_others(&self, in_a_second: u32) {
+        self.others.store(in_a_second, Ordering::Relaxed);
+    }
+
+    /// Returns the number of counts of the clients that hold.
+    pub(crate) fn counts(&self) -> u64 {
+        self.counts.load(Ordering::Relaxed)
+    }
+
+    /// Notes a write of so many documents, and returns its time in the log.
+    fn written(&self, now: ServerTime, documents: u64) -> LogTime {
+        let (time, into) = second(now);
+        let mut ours = self.ours.lock().unwrap_or_else(PoisonError::into_inner);
+        if ours.0 != time {
+            *ours = (time, 0);
+        }
+        ours.1 += u32::try_from(documents).unwrap_or(u32::MAX);
+        let uneven = 80 + time.wrapping_mul(2_654_435_761) % 41;
+        let others = self.others.load(Ordering::Relaxed) * uneven / 100 * into / 1_000;
+        let increment = 1 + ours.1 + others;
+        LogTime { time, increment }
+    }
+
+    /// Counts the clients that hold, once in a second for all that ask.
+    fn clients_that_hold(&self, memory: &MemoryStore) -> u64 {
+        self.counts.fetch_add(1, Ordering::Relaxed);
+        let (time, _) = second(memory.now());
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        if counted.0 != time {
+            *counted = (time, memory.clients_that_hold());
+        }
+        counted.1
+    }
+}
+
+/// Returns the second of a time, and the milliseconds of it that have passed.
+fn second(now: ServerTime) -> (u32, u32) {
+    let part = |millis: i64| u32::try_from(millis).unwrap_or(0);
+    (part(now.0 / 1_000), part(now.0 % 1_000))
+}
+
+/// The name that is blocked where lists are.
+pub(crate) const LISTS: &str = "";
 
 /// The load of a slow server: it does one thing after the other, and each takes its time.
 #[derive(Debug)]
@@ -135,7 +196,17 @@ impl Link {
             reads: AtomicU64::new(0),
             clears: AtomicU64::new(0),
             commands_together: AtomicU64::new(0),
+            log: Mutex::default(),
         })
+    }
+
+    /// Has the server tell the times in its log.
+    pub(crate) fn tell_of(&self, log: Arc<Log>) {
+        *self.log.lock().unwrap_or_else(PoisonError::into_inner) = Some(log);
+    }
+
+    fn log(&self) -> Option<Arc<Log>> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(crate) fn calm(&self) {
@@ -305,12 +376,17 @@ impl Link {
         }
         self.unblocked(name, within).await?;
         self.served(WRITE, within).await?;
-        let (name, operation) = (name.to_owned(), operation.clone());
-        let answer = self.send(move |memory| memory.run(&name, &operation)).await??;
+        let (name, operation, log) = (name.to_owned(), operation.clone(), self.log());
+        let run = move |memory: &MemoryStore| {
+            let logged_by = log.as_ref().map(|log| log.written(memory.now(), 1));
+            (memory.run(&name, &operation), logged_by)
+        };
+        let (answer, logged_by) = self.send(run).await?;
+        let answer = answer?;
         Ok(Answer {
             state: answer.state,
             exchange: since(sent, &answer.exchange),
-            logged_by: None,
+            logged_by,
         })
     }
 
@@ -405,13 +481,32 @@ impl Link {
         renewal.entries = entries;
         let refused: BTreeMap<String, Vec<String>> = refused;
         self.refused.fetch_add(refused.len() as u64, Ordering::Relaxed);
-        let renewed = self.send(move |memory| memory.renew(&renewal)).await?;
+        let log = self.log();
+        let renew = move |memory: &MemoryStore| {
+            let renewed = memory.renew(&renewal);
+            (renewed, log.as_ref().map(|log| log.written(memory.now(), renewed)))
+        };
+        let (renewed, logged_by) = self.send(renew).await?;
         Ok(Renewed {
             renewed,
             refused: refused.into_keys().map(|name| (name, refused_by_server())).collect(),
             elected: None,
-            logged_by: None,
+            logged_by,
         })
+    }
+
+    /// Lists all locks, unless lists are blocked.
+    pub(crate) async fn list(&self, selection: &Selection) -> Result<Listed, ServerError> {
+        self.unblocked(LISTS, LONG_READ_WITHIN).await?;
+        let selection = selection.clone();
+        self.send(move |memory| memory.list(&selection)).await
+    }
+
+    /// Counts the clients that hold; only this one where the log is not told.
+    pub(crate) async fn clients_that_hold(&self) -> Result<u64, ServerError> {
+        let log = self.log();
+        self.send(move |memory| log.as_ref().map_or(1, |log| log.clients_that_hold(memory)))
+            .await
     }
 
     /// Returns the number of readings that were sent.
@@ -419,12 +514,16 @@ impl Link {
         self.reads.load(Ordering::Relaxed)
     }
 
-    pub(crate) async fn read(&self, names: &[String]) -> Result<(Documents, Exchange), ServerError> {
+    pub(crate) async fn read(&self, names: &[String]) -> Result<(Documents, Exchange, Option<LogTime>), ServerError> {
         self.reads.fetch_add(1, Ordering::Relaxed);
         let sent = Instant::now();
-        let names = names.to_vec();
-        let (documents, exchange) = self.send(move |memory| memory.read(&names)).await?;
-        Ok((documents, since(sent, &exchange)))
+        let (names, log) = (names.to_vec(), self.log());
+        let read = move |memory: &MemoryStore| {
+            let logged_by = log.as_ref().map(|log| log.written(memory.now(), 0));
+            (memory.read(&names), logged_by)
+        };
+        let ((documents, exchange), logged_by) = self.send(read).await?;
+        Ok((documents, since(sent, &exchange), logged_by))
     }
 
     pub(crate) async fn ahead(
@@ -454,6 +553,7 @@ impl Link {
             link: self.clone(),
             on_the_way: VecDeque::new(),
             breaks_at: None,
+            empty_at: None,
         })
     }
 
@@ -489,11 +589,13 @@ pub(crate) struct SimulatedStream {
     link: Arc<Link>,
     on_the_way: VecDeque<(Instant, Event)>,
     breaks_at: Option<Instant>,
+    /// When the batch that is asked for comes although it is empty, whoever asks for it again meanwhile.
+    empty_at: Option<Instant>,
 }
 
 impl SimulatedStream {
     pub(crate) async fn next(&mut self) -> Result<Vec<Event>, ServerError> {
-        let empty_at = Instant::now() + AWAIT_TIME;
+        let empty_at = *self.empty_at.get_or_insert_with(|| Instant::now() + AWAIT_TIME);
         loop {
             if self.breaks_at.is_none() && !self.link.calm.load(Ordering::Relaxed) {
                 let after = Duration::from_millis(self.link.random().below(20_000));
@@ -520,6 +622,7 @@ impl SimulatedStream {
                         std::future::pending::<()>().await;
                     }
                     let now = Instant::now();
+                    self.empty_at = None;
                     let arrived = self.on_the_way.iter().take_while(|(at, _)| *at <= now).count();
                     return Ok(self.on_the_way.drain(..arrived).map(|(_, event)| event).collect());
                 }

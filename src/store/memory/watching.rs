@@ -8,7 +8,7 @@ use super::stream::StreamSender;
 use crate::{
     protocol::{ServerTime, wake},
     store::{
-        Event, Watched,
+        Event, Observed, Watched,
         lock_layout::{LockLayout, element_name},
     },
 };
@@ -68,7 +68,9 @@ impl Watcher {
         if self.watched.free && frees() {
             events.push(Event::Freed);
         }
-        let observed = self.layout.document(id).filter(|name| self.watched.observed.has(name));
+        // Most streams observe nothing, and are told of every write.
+        let observed = (self.watched.observed != Observed::default()).then(|| self.layout.document(id));
+        let observed = observed.flatten().filter(|name| self.watched.observed.has(name));
         let found = |document: Option<&Document>| document.and_then(|document| base.found(document));
         if let Some(name) = observed.filter(|_| found(before) != found(after)) {
             events.push(Event::Written(name));
