@@ -5,6 +5,9 @@
 //! of the stream in the server's log, and of the reads before it, so it shows every write that was reported, and nothing
 //! earlier than what was told. Observers of one lock share what is read. While no stream is open, everything that is
 //! observed is read again and again.
+//!
+//! A list of all locks can take long, so locks are read by their names beside it. Neither of two readings that overlap
+//! is known to be the later one: a lock that is in both is read once more.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -60,8 +63,10 @@ pub(super) struct Register {
     source: Source,
     /// Names that are to be read.
     pub(super) unread: BTreeSet<String>,
-    /// When everything is read.
+    /// When all locks are listed.
     all_at: Option<Instant>,
+    /// When all are read that are observed by their names, while no stream reports them.
+    names_at: Option<Instant>,
     /// Until when not all locks are read, whatever the stream reports, as they were read just now, or the server was too
     /// slow for it.
     rests_until: Option<Instant>,
@@ -69,6 +74,8 @@ pub(super) struct Register {
     ends: BTreeSet<(Instant, String)>,
     /// The time in the log as of which is read.
     pub(super) as_of: Option<LogTime>,
+    /// For each reading that is under way, the names that the other one has read or told since it began.
+    beside: BTreeMap<Reading, BTreeSet<String>>,
     has_ended: bool,
 }
 
@@ -93,11 +100,13 @@ enum Source {
     Reads,
 }
 
-/// What is to be read now.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Work {
+/// The two readings, which go on beside each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Reading {
+    /// The list of all locks.
     List,
-    Names(Vec<String>),
+    /// Locks by their names.
+    Names,
 }
 
 impl Observers {
@@ -133,7 +142,7 @@ impl Observers {
 
     pub(super) fn join(&self, scope: &Scope, inbox: &Arc<Inbox>) {
         self.register().join(scope, inbox);
-        self.changed.notify_one();
+        self.changed.notify_waiters();
     }
 
     pub(super) fn leave(&self, scope: &Scope, inbox: &Arc<Inbox>) {
@@ -157,7 +166,7 @@ impl Observers {
             _ => Observed::default(),
         };
         register.read_all_but(&reported);
-        self.changed.notify_one();
+        self.changed.notify_waiters();
     }
 
     /// Notes that no stream is open. Whoever observes waits for the next one, or `reads` until then.
@@ -166,7 +175,7 @@ impl Observers {
         register.source = if reads { Source::Reads } else { Source::Pending };
         if reads {
             register.read_all_but(&Observed::default());
-            self.changed.notify_one();
+            self.changed.notify_waiters();
         }
     }
 
@@ -181,7 +190,7 @@ impl Observers {
         let mut register = self.register();
         if register.has_all() || register.locks.contains_key(name) {
             register.unread.insert(name.to_owned());
-            self.changed.notify_one();
+            self.changed.notify_waiters();
         }
     }
 
@@ -195,7 +204,7 @@ impl Observers {
     /// Notes that anything may have happened.
     pub(in crate::session) fn everything(&self) {
         self.register().read_all_but(&Observed::default());
-        self.changed.notify_one();
+        self.changed.notify_waiters();
     }
 }
 
@@ -252,7 +261,7 @@ impl Register {
                 without(&mut self.of_all);
                 without(&mut self.joining);
                 if !self.has_all() {
-                    self.is_complete = false;
+                    (self.is_complete, self.all_at) = (false, None);
                     let names: Vec<String> = self.locks.keys().cloned().collect();
                     names.iter().for_each(|name| self.forget_if_unobserved(name));
                 }
@@ -296,48 +305,51 @@ impl Register {
         }
     }
 
-    /// Whether nothing reports what is written.
-    fn must_read_again(&self) -> bool {
-        matches!(self.source, Source::Reads) && (self.has_all() || !self.locks.is_empty())
-    }
-
-    /// Plans the next reading of everything, unless the stream reports what is written.
-    pub(super) fn read_again(&mut self, at: Instant) {
-        if self.must_read_again() {
-            self.all_at.get_or_insert(at);
+    /// Plans the next reading of this kind, unless the stream reports what is written.
+    pub(super) fn read_again(&mut self, reading: Reading, at: Instant) {
+        if !matches!(self.source, Source::Reads) {
+            return;
+        }
+        let has_names = self.locks.values().any(|lock| !lock.observers.is_empty());
+        match reading {
+            Reading::List if self.has_all() => drop(self.all_at.get_or_insert(at)),
+            Reading::Names if has_names => drop(self.names_at.get_or_insert(at)),
+            _ => {}
         }
     }
 
-    /// Has read later what could not be read now. If the server had no time to read all, it gets a rest.
-    pub(super) fn put_back(&mut self, work: Work, rest: Duration) {
-        match work {
-            Work::Names(names) => self.unread.extend(names),
-            Work::List => {
-                let at = Instant::now() + rest;
-                (self.all_at, self.rests_until) = (Some(at), Some(at));
+    /// Has all locks listed later, as that failed now. If the server had no time for it, it gets a rest.
+    pub(super) fn list_later(&mut self, rest: Duration) {
+        let at = Instant::now() + rest;
+        (self.all_at, self.rests_until) = (Some(at), Some(at));
+    }
+
+    /// Returns when this reading is due.
+    pub(super) fn due_at(&self, reading: Reading, now: Instant) -> Option<Instant> {
+        match (&self.source, reading) {
+            (Source::Pending, _) => None,
+            (_, Reading::List) => self.all_at.filter(|_| self.has_all()),
+            (_, Reading::Names) => {
+                let unread = (!self.unread.is_empty()).then_some(now);
+                let end = self.ends.first().map(|(end, _)| *end);
+                unread.into_iter().chain(self.names_at).chain(end).min()
             }
         }
     }
 
-    /// Returns when something is to be read.
-    pub(super) fn due_at(&self, now: Instant) -> Option<Instant> {
-        let unread = (!self.unread.is_empty()).then_some(now);
-        let end = self.ends.first().map(|(end, _)| *end);
-        match self.source {
-            Source::Pending => None,
-            _ => unread.into_iter().chain(self.all_at).chain(end).min(),
-        }
+    /// Begins the list of all locks.
+    pub(super) fn begin_list(&mut self) {
+        self.all_at = None;
+        self.beside.insert(Reading::List, BTreeSet::new());
     }
 
-    /// Takes what is to be read now, at most so many names.
-    pub(super) fn take(&mut self, most: usize, now: Instant) -> Work {
-        if self.all_at.is_some_and(|at| at <= now) {
-            self.all_at = None;
+    /// Begins to read names, at most so many.
+    pub(super) fn begin_names(&mut self, most: usize, now: Instant) -> Vec<String> {
+        self.beside.insert(Reading::Names, BTreeSet::new());
+        if self.names_at.is_some_and(|at| at <= now) {
+            self.names_at = None;
             let by_name = self.locks.iter().filter(|(_, lock)| !lock.observers.is_empty());
             self.unread.extend(by_name.map(|(name, _)| name.clone()));
-            if self.has_all() {
-                return Work::List;
-            }
         }
         while self.ends.first().is_some_and(|(end, _)| *end <= now)
             && let Some((_, name)) = self.ends.pop_first()
@@ -346,7 +358,33 @@ impl Register {
         }
         let rest = self.unread.iter().nth(most).cloned();
         let rest = rest.map_or_else(BTreeSet::new, |first| self.unread.split_off(&first));
-        Work::Names(std::mem::replace(&mut self.unread, rest).into_iter().collect())
+        std::mem::replace(&mut self.unread, rest).into_iter().collect()
+    }
+
+    /// Notes that a reading is over.
+    pub(super) fn end_reading(&mut self, reading: Reading) {
+        self.beside.remove(&reading);
+    }
+
+    /// Notes what a reading of names shows of one.
+    pub(super) fn read(&mut self, name: &str, seen: Seen, clock: &ServerClock, now: Instant) {
+        if self.is_beside(Reading::Names, name) {
+            return;
+        }
+        // The list may show it as it was before, also where nobody has to be told of it.
+        if let Some(beside) = self.beside.get_mut(&Reading::List) {
+            beside.insert(name.to_owned());
+        }
+        self.report(name, seen, clock, now);
+    }
+
+    /// Has a lock read once more if the other reading has read or told it meanwhile.
+    fn is_beside(&mut self, reading: Reading, name: &str) -> bool {
+        let is_beside = self.beside.get(&reading).is_some_and(|names| names.contains(name));
+        if is_beside {
+            self.unread.insert(name.to_owned());
+        }
+        is_beside
     }
 
     /// Reports what a list of all locks shows. Those that it does not show are read: a free one may be there. They are
@@ -365,9 +403,15 @@ impl Register {
             .filter(|(name, lock)| lock.last.as_ref().is_some_and(is_present) && !listed.contains_key(*name));
         self.unread.extend(gone.map(|(name, _)| name.clone()));
         for (name, seen) in listed {
-            self.report(&name, seen, clock, now);
+            if !self.is_beside(Reading::List, &name)
+                && self.report(&name, seen, clock, now)
+                && let Some(beside) = self.beside.get_mut(&Reading::Names)
+            {
+                beside.insert(name);
+            }
         }
-        self.is_complete = true;
+        // Those who asked for the list may have gone.
+        self.is_complete = self.has_all();
         for inbox in std::mem::take(&mut self.joining) {
             self.tell_present(&inbox);
             self.of_all.push(inbox);
@@ -382,13 +426,13 @@ impl Register {
         }
     }
 
-    /// Reports what was seen of a document, unless it is as it was told last.
-    pub(super) fn report(&mut self, name: &str, seen: Seen, clock: &ServerClock, now: Instant) {
+    /// Reports what was seen of a document, unless it is as it was told last. Returns whether it was new.
+    fn report(&mut self, name: &str, seen: Seen, clock: &ServerClock, now: Instant) -> bool {
         let seen = seen.map(|state| state.map(|state| without_expired(state, clock, now)));
         let is_too_much = seen.is_err() && self.unreadable >= UNREADABLE_MOST;
         let is_observed = self.has_all() && is_present(&seen) && !is_too_much;
         if !is_observed && !self.locks.contains_key(name) {
-            return;
+            return false;
         }
         let last = self.locks.get(name).and_then(|lock| lock.last.as_ref());
         let is_new = last != Some(&seen);
@@ -410,6 +454,7 @@ impl Register {
             lock.last = Some(seen);
         }
         self.forget_if_unobserved(name);
+        is_new
     }
 }
 
@@ -432,7 +477,10 @@ fn first_end(seen: &Seen, clock: &ServerClock) -> Option<Instant> {
 
 #[cfg(test)]
 mod tests {
+    use std::task::{Context, Poll, Waker};
+
     use super::*;
+    use crate::protocol::{ServerTime, fixtures, state};
 
     const MANY: usize = 9;
 
@@ -452,10 +500,44 @@ mod tests {
 
     /// The names that are to be read now.
     fn taken(observers: &Observers) -> Vec<String> {
-        match observers.register().take(MANY, Instant::now()) {
-            Work::Names(names) => names,
-            Work::List => panic!("nobody observes all"),
+        let mut register = observers.register();
+        let names = register.begin_names(MANY, Instant::now());
+        register.end_reading(Reading::Names);
+        names
+    }
+
+    fn shown(register: &mut Register, name: &str, seen: Seen) {
+        register.read(name, seen, &ServerClock::default(), Instant::now());
+    }
+
+    fn listed(register: &mut Register, listed: &[(&str, &Seen)]) {
+        let listed = listed.iter().map(|(name, seen)| ((*name).to_owned(), (*seen).clone()));
+        register.listed(
+            listed.collect(),
+            &ServerClock::default(),
+            Instant::now(),
+            Duration::ZERO,
+        );
+        register.end_reading(Reading::List);
+    }
+
+    /// A lock that is held under this token.
+    fn held(token: i64) -> Seen {
+        let asked = fixtures::asking("1", fixtures::request("a-1"));
+        let mut state = state::apply(None, &asked, ServerTime(0)).unwrap();
+        state.holders[0].token = token;
+        Ok(Some(Arc::new(state)))
+    }
+
+    /// The tokens that were told, in order of size; 0 for a lock that is free.
+    fn told(inbox: &Inbox) -> Vec<i64> {
+        let mut told = Vec::new();
+        let mut context = Context::from_waker(Waker::noop());
+        while let Poll::Ready(Some(Ok((_, seen)))) = inbox.poll(&mut context) {
+            told.push(seen.unwrap().map_or(0, |state| state.holders[0].token));
         }
+        told.sort_unstable();
+        told
     }
 
     fn join(observers: &Observers, name: &str) -> (Scope, Arc<Inbox>) {
@@ -469,15 +551,13 @@ mod tests {
         let observers = Observers::new(true);
         let one = join(&observers, "a");
         assert_eq!(
-            observers.register().due_at(Instant::now()),
+            observers.register().due_at(Reading::Names, Instant::now()),
             None,
             "the stream is not open yet"
         );
         observers.stream_opened(&of(&["a"]), true);
         assert_eq!(taken(&observers), ["a"]);
-        observers
-            .register()
-            .report("a", Ok(None), &ServerClock::default(), Instant::now());
+        shown(&mut observers.register(), "a", Ok(None));
         // Another is read once the stream has been turned to it, and the first not again.
         let other = join(&observers, "b");
         assert_eq!(taken(&observers), [""; 0]);
@@ -491,9 +571,7 @@ mod tests {
         let third = join(&observers, "c");
         observers.everything();
         assert_eq!(taken(&observers), ["a", "b", "c"]);
-        observers
-            .register()
-            .report("c", Ok(None), &ServerClock::default(), Instant::now());
+        shown(&mut observers.register(), "c", Ok(None));
         observers.stream_opened(&of(&["a", "b", "c"]), false);
         assert_eq!(taken(&observers), ["c"]);
         for is_open in [false, true] {
@@ -520,17 +598,66 @@ mod tests {
         let rest = Duration::from_secs(300);
         observers.stream_opened(&all(), true);
         let begun = Instant::now();
-        assert_eq!(observers.register().take(MANY, begun), Work::List);
-        observers.register().put_back(Work::List, rest);
+        let due_at = |reading| observers.register().due_at(reading, begun);
+        assert!(due_at(Reading::List).is_some_and(|at| at <= Instant::now()));
+        observers.register().begin_list();
+        observers.register().list_later(rest);
         for _ in 0..3 {
             observers.stream_closed(true);
             observers.stream_opened(&all(), true);
         }
+        assert!(due_at(Reading::List).is_some_and(|at| at >= begun + rest));
         // What is observed by its name is read meanwhile.
-        let work = observers.register().take(MANY, begun + rest - Duration::from_secs(1));
-        assert_eq!(work, Work::Names(vec!["x".to_owned()]));
-        let work = observers.register().take(MANY, begun + rest + Duration::from_secs(1));
-        assert_eq!(work, Work::List);
+        assert_eq!(due_at(Reading::Names), Some(begun));
+        assert_eq!(taken(&observers), ["x"]);
         drop(one);
+    }
+
+    /// A list of many locks takes long, and may show each as it was at any time meanwhile.
+    #[test]
+    fn what_is_told_beside_a_list_is_not_taken_back_by_it() {
+        let observers = Observers::new(true);
+        let inbox = Arc::new(Inbox::new(true));
+        observers.join(&Scope::All, &inbox);
+        observers.stream_opened(&all(), true);
+        let mut register = observers.register();
+        register.begin_list();
+        // One is held by another by now, and one was released that nobody had been told of.
+        for (name, seen) in [("a", held(2)), ("b", Ok(None))] {
+            register.unread.insert(name.to_owned());
+            assert_eq!(register.begin_names(MANY, Instant::now()), [name]);
+            shown(&mut register, name, seen);
+            register.end_reading(Reading::Names);
+        }
+        listed(&mut register, &[("a", &held(1)), ("b", &held(1)), ("c", &held(3))]);
+        assert_eq!(told(&inbox), [2, 3]);
+        // Which of the two readings was the later one shows another.
+        assert_eq!(register.begin_names(MANY, Instant::now()), ["a", "b"]);
+        // Nor does a reading of names take back what a list has told meanwhile.
+        register.begin_list();
+        listed(&mut register, &[("a", &held(4)), ("c", &held(3))]);
+        shown(&mut register, "a", held(2));
+        shown(&mut register, "b", held(5));
+        register.end_reading(Reading::Names);
+        assert_eq!(told(&inbox), [4, 5]);
+        assert_eq!(register.begin_names(MANY, Instant::now()), ["a"]);
+    }
+
+    /// The list that it asked for shows nothing to those who come later.
+    #[test]
+    fn an_observer_that_leaves_before_its_list_leaves_none_to_the_next() {
+        let observers = Observers::new(true);
+        let (scope, first) = (Scope::All, Arc::new(Inbox::new(true)));
+        observers.join(&scope, &first);
+        observers.stream_opened(&all(), true);
+        observers.register().begin_list();
+        observers.leave(&scope, &first);
+        listed(&mut observers.register(), &[("a", &held(1))]);
+        let second = Arc::new(Inbox::new(true));
+        observers.join(&scope, &second);
+        assert!(observers.register().due_at(Reading::List, Instant::now()).is_some());
+        observers.register().begin_list();
+        listed(&mut observers.register(), &[("a", &held(1))]);
+        assert_eq!(told(&second), [1]);
     }
 }

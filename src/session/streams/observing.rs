@@ -1,4 +1,4 @@
-//! The readings for the observers of a session, one after the other.
+//! The readings for the observers of a session: of locks by their names, and beside them lists of all.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     super::{Session, UserHandle, fork_guard::Process},
     inbox::{Inbox, Seen},
-    observers::{NAMES_TOGETHER, Scope, Work},
+    observers::{NAMES_TOGETHER, Reading, Scope},
 };
 use crate::{
     backoff::{Backoff, LONGEST_PAUSE},
@@ -99,69 +99,74 @@ async fn run(ending: Ending, ended: CancellationToken) {
     tokio::select! {
         biased;
         () = ended.cancelled() => {}
-        _ = observe(&ending.0) => {}
+        _ = async { tokio::join!(observe(&ending.0, Reading::Names), observe(&ending.0, Reading::List)) } => {}
     }
 }
 
-/// Reads what is to be read; ends with `None` when the session is gone.
-async fn observe(weak: &Weak<Session>) -> Option<()> {
-    let (least, pause) = weak.upgrade()?.config.poll_interval;
+/// Reads what is to be read of this kind; ends with `None` when the session is gone.
+async fn observe(weak: &Weak<Session>, reading: Reading) -> Option<()> {
+    let ((least, pause), changed) = {
+        let session = weak.upgrade()?;
+        (session.config.poll_interval, session.observers.changed.clone())
+    };
     let backoff = Backoff::between(pause, LONGEST_PAUSE.max(pause));
     let mut failing = backoff;
     // After a failure nothing is read for a while, whatever the stream reports.
     let mut rests_until = Instant::now();
     loop {
+        // Made before the look, so that no change is missed.
+        let has_changed = changed.notified();
         let session = weak.upgrade()?;
         let now = Instant::now();
-        let due_at = session.observers.register().due_at(now).map(|at| at.max(rests_until));
+        let due_at = session.observers.register().due_at(reading, now);
+        let due_at = due_at.map(|at| at.max(rests_until));
         if due_at.is_none_or(|at| at > now) {
-            wait(session, due_at).await;
+            drop(session);
+            match due_at {
+                Some(at) => tokio::select! {
+                    () = has_changed => {}
+                    () = sleep_until(at) => {}
+                },
+                None => has_changed.await,
+            }
             continue;
         }
-        let work = session.observers.register().take(NAMES_TOGETHER, now);
-        let read = session.read_observed(&work).await;
+        let read = match reading {
+            Reading::Names => session.read_observed_names(now).await,
+            Reading::List => session.list_observed().await,
+        };
         let took = now.elapsed();
+        let (now, mut register) = (Instant::now(), session.observers.register());
+        register.end_reading(reading);
         match read {
             Ok(()) => {
                 failing = backoff;
-                let is_large = work == Work::List && session.store.is_in_place();
+                let is_large = reading == Reading::List && session.store.is_in_place();
                 let pause = if is_large {
                     pause.max(took * READING_REST)
                 } else {
                     pause
                 };
-                let (now, mut register) = (Instant::now(), session.observers.register());
-                register.read_again(now + pause);
+                register.read_again(reading, now + pause);
                 if register.has_all() {
                     // What is written meanwhile is read together.
                     rests_until = now + least;
                 }
             }
-            Err(error) if error.is_final() => session.observers.register().end_all(Some(&error)),
+            Err(error) if error.is_final() => register.end_all(Some(&error)),
             Err(error) => {
-                rests_until = Instant::now() + failing.failed();
-                // One that has said nothing may be there again soon.
-                let rest = if error.ran_out_of_time() {
-                    took * READING_REST
-                } else {
-                    Duration::ZERO
-                };
-                session.observers.register().put_back(work, rest);
+                rests_until = now + failing.failed();
+                if reading == Reading::List {
+                    // One that has said nothing may be there again soon.
+                    let rest = if error.ran_out_of_time() {
+                        took * READING_REST
+                    } else {
+                        Duration::ZERO
+                    };
+                    register.list_later(rest);
+                }
             }
         }
-    }
-}
-
-/// Waits until something is due, or has changed.
-async fn wait(session: Arc<Session>, due_at: Option<Instant>) {
-    let changed = session.observers.changed.clone();
-    drop(session);
-    match due_at {
-        Some(at) => tokio::select! {
-            () = changed.notified() => {}
-            () = sleep_until(at) => {}
-        },
-        None => changed.notified().await,
     }
 }
 
@@ -174,17 +179,12 @@ impl Session {
         });
     }
 
-    async fn read_observed(self: &Arc<Self>, work: &Work) -> Result<(), ServerError> {
-        let as_of = self.observers.register().as_of;
-        let view = View::Committed(as_of);
-        match work {
-            Work::List => self.list_observed(view).await,
-            Work::Names(names) if names.is_empty() => Ok(()),
-            Work::Names(names) => self.read_observed_names(names, view).await,
-        }
-    }
-
-    async fn list_observed(self: &Arc<Self>, view: View) -> Result<(), ServerError> {
+    async fn list_observed(self: &Arc<Self>) -> Result<(), ServerError> {
+        let view = {
+            let mut register = self.observers.register();
+            register.begin_list();
+            View::Committed(register.as_of)
+        };
         let selection = Selection {
             // A free lock stays in a document of the user's own as long as the document does.
             held: self.store.is_in_place().then_some(true),
@@ -206,25 +206,46 @@ impl Session {
             .map(|document| (document.name.clone(), Err(document)));
         let listed: BTreeMap<String, Seen> = found.chain(unreadable).collect();
         let clock = self.table().clock;
-        let mut register = self.observers.register();
-        register.as_of = register.as_of.max(as_of);
-        register.listed(listed, &clock, received, self.config.poll_interval.1);
+        {
+            let mut register = self.observers.register();
+            register.as_of = register.as_of.max(as_of);
+            register.listed(listed, &clock, received, self.config.poll_interval.1);
+        }
+        // It may leave names to be read, and ends of leases.
+        self.observers.changed.notify_waiters();
         Ok(())
     }
 
-    async fn read_observed_names(self: &Arc<Self>, names: &[String], view: View) -> Result<(), ServerError> {
-        let (mut documents, exchange, as_of) = self.read_names(view, names).await?;
+    async fn read_observed_names(self: &Arc<Self>, now: Instant) -> Result<(), ServerError> {
+        let (names, view) = {
+            let mut register = self.observers.register();
+            (
+                register.begin_names(NAMES_TOGETHER, now),
+                View::Committed(register.as_of),
+            )
+        };
+        if names.is_empty() {
+            return Ok(());
+        }
+        let read = self.read_names(view, &names).await;
+        let (mut documents, exchange, as_of) = match read {
+            Ok(read) => read,
+            Err(error) => {
+                self.observers.register().unread.extend(names);
+                return Err(error);
+            }
+        };
         self.note(&exchange);
         let clock = self.table().clock;
         let mut register = self.observers.register();
         register.as_of = register.as_of.max(as_of);
-        for name in names {
+        for name in &names {
             let seen = match documents.remove(name) {
                 Some(Ok(state)) => Ok(Some(Arc::new(state))),
                 Some(Err(malformed)) => Err(Unreadable::new(name.clone(), &malformed)),
                 None => Ok(None),
             };
-            register.report(name, seen, &clock, exchange.received);
+            register.read(name, seen, &clock, exchange.received);
         }
         Ok(())
     }

@@ -1,12 +1,16 @@
 use std::collections::HashSet;
 
+use tokio::time::{sleep, timeout};
+
 use super::*;
 use crate::{
     client::LockClient,
     config::Settings,
     operate::watch::LockEvent,
-    protocol::{Operation, Request, fixtures},
-    store::MemoryStore,
+    protocol::{Operation, Request, ServerTime, fixtures},
+    store::{MemoryStore, Store},
+    tests::simulated::{LISTS, Link},
+    wake_mode::{PollingReason, WakeMode, WakeSource},
 };
 
 /// More names than are read together twice.
@@ -78,4 +82,44 @@ async fn observers_of_one_lock_see_it_each_for_itself() {
     }
     assert!((60..100).contains(&events.len()), "{}", events.len());
     assert!(matches!(events[0], LockEvent::Granted { .. }));
+}
+
+/// A list of very many locks, or of large documents with locks in them, can take half a minute.
+#[tokio::test(start_paused = true)]
+async fn an_observer_of_one_lock_does_not_wait_for_a_list_of_all() {
+    const SOON: Duration = Duration::from_secs(2);
+    for (wake_source, mode) in [
+        (WakeSource::ChangeStream, WakeMode::ChangeStream),
+        (WakeSource::Polling, WakeMode::Polling(PollingReason::Configured)),
+    ] {
+        let memory = Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000)));
+        let link = Link::new(memory, 1);
+        link.calm();
+        let settings = Settings {
+            wake_source,
+            ..Settings::default()
+        };
+        let (config, store) = (settings.validate().unwrap(), Store::Simulated(link.clone()));
+        let session = Session::of("0123456789abcdef".to_owned(), config, store, None, mode);
+        let locks = LockClient::new(session);
+        link.block(LISTS, true);
+        let (mut all, mut one) = (locks.watch_all(), locks.watch("x"));
+        sleep(SOON).await;
+        for _ in 0..3 {
+            let held = locks.mutex("x").acquire().await.unwrap();
+            let event = timeout(SOON, one.next()).await.unwrap().unwrap().unwrap();
+            assert!(matches!(event, LockEvent::Granted { .. }), "{event}");
+            held.release().await.unwrap();
+            let event = timeout(SOON, one.next()).await.unwrap().unwrap().unwrap();
+            assert!(matches!(event, LockEvent::Released { .. }), "{event}");
+        }
+        link.block(LISTS, false);
+        let held = locks.mutex("y").acquire().await.unwrap();
+        let (name, event) = timeout(SOON, all.next()).await.unwrap().unwrap().unwrap();
+        assert!(
+            name == "y" && matches!(event, LockEvent::Granted { .. }),
+            "{name}: {event}"
+        );
+        held.release().await.unwrap();
+    }
 }
