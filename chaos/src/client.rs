@@ -27,7 +27,7 @@ use watchlock::{
     documents::{self, DocumentLocks},
     election,
     errors::{AcquireError, DocumentError, OperateError, ReleaseError},
-    operate::WakeMode,
+    operate::{HoldWatch, WakeMode},
 };
 
 use crate::{
@@ -46,6 +46,9 @@ pub(crate) const CLAIM_LEASE: Duration = Duration::from_secs(1);
 
 /// How long a lock stays with a client that keeps it for its next task.
 const IDLE: Duration = Duration::from_millis(700);
+
+/// Pause between two readings of its holds, of a client that has no stream for them.
+pub(crate) const READS: Duration = Duration::from_millis(250);
 
 /// Number of tasks of one client that contend.
 const TASKS: usize = 4;
@@ -183,9 +186,17 @@ impl Actor {
                 .label(&options.label)
                 .lease(LEASE)
                 .claim_lease(CLAIM_LEASE);
-            // With every other one, what nobody waits for stays.
-            if (options.seed >> 32).is_multiple_of(2) {
+            // By its place. With every other one, what nobody waits for stays; some read what they hold in place of a stream;
+            // and the tasks of some share commands, as one alone may be on its way.
+            let place = options.seed >> 32;
+            let (stays, reads, shares) = (place & 1 == 0, place & 2 != 0, place & 4 != 0);
+            if shares {
+                builder = builder.max_operations(1);
+            } else if stays {
                 builder = builder.keep_idle(IDLE);
+            }
+            if reads {
+                builder = builder.hold_watch(HoldWatch::Reads(READS));
             }
             match builder.build().await {
                 Ok(locks) => break locks,
@@ -310,7 +321,9 @@ impl Actor {
     async fn watch_wakes(&self) {
         let mut known = None;
         loop {
-            let by_stream = matches!(self.locks.wake_mode(), WakeMode::ChangeStream);
+            // Waiters have a stream in both.
+            let mode = self.locks.wake_mode();
+            let by_stream = matches!(mode, WakeMode::ChangeStream | WakeMode::StreamForWaiters);
             if known.replace(by_stream) != Some(by_stream) {
                 self.log(0, now(), What::Wakes { by_stream });
             }

@@ -65,6 +65,8 @@ pub(crate) struct Grant {
     pub(crate) valid_until: Option<Moment>,
     /// The latest moment up to which it ever called itself safe.
     pub(crate) promised_until: Moment,
+    /// The longest time between two looks.
+    pub(crate) unseen: u64,
     pub(crate) let_go: Option<LetGo>,
     pub(crate) lost: Option<(Moment, String)>,
 }
@@ -200,6 +202,7 @@ impl Operation {
             safe_at_first: safe_for,
             valid_until: valid,
             promised_until: at.saturating_add(safe_for),
+            unseen: 0,
             let_go: None,
             lost: None,
         };
@@ -220,6 +223,8 @@ impl Operation {
                 let Some(grant) = &mut self.grant else { return };
                 match what {
                     What::Look { safe_for } => {
+                        let before = grant.valid_until.unwrap_or(grant.from);
+                        grant.unseen = grant.unseen.max(at.saturating_sub(before));
                         grant.valid_until = grant.valid_until.max(Some(at));
                         grant.promised_until = grant.promised_until.max(at.saturating_add(safe_for));
                     }

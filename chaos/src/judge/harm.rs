@@ -8,9 +8,9 @@ use std::{
     time::Duration,
 };
 
-use super::{Case, Judged, Promise, Violation};
+use super::{Case, Judged, MARGIN, Promise, Violation};
 use crate::{
-    client::{CLAIM_LEASE, LEASE},
+    client::{CLAIM_LEASE, LEASE, READS},
     clock::{MILLI, Moment, SECOND},
     fault::LOST_MOST,
     history::{Grant, Operation},
@@ -52,6 +52,10 @@ const ASKS_AGAIN: u64 = HELD_UP + LOST_MOST as u64 * GIVEN_UP_LATER;
 /// servers may take so long for the answer.
 const CLAIM_TO_RENEW: u64 = nanos(CLAIM_LEASE) / 4 + ANSWER;
 
+/// Maximum time from a break to its report where no other fault strikes: a hold is read once it is a fifth of a second old,
+/// then after every pause, and a reading may take as long as any answer. Of a client with a stream it is a hop.
+const TOLD: u64 = SECOND / 5 + nanos(READS) + ANSWER + MARGIN;
+
 /// Time for which a present loss may have been on its way.
 const BEFORE: u64 = nanos(LEASE);
 
@@ -66,6 +70,8 @@ pub(super) struct Strike<'a> {
     from: Moment,
     to: Moment,
     reach: &'a Reach,
+    /// The locks that it takes away.
+    takes: &'a [String],
 }
 
 /// The effect of the faults on one lock of one client at some time.
@@ -100,7 +106,10 @@ impl<'a> Sky<'a> {
             };
         }
         let strikes = journal.iter().filter_map(|entry| {
-            let Note::Began { fault, reach, .. } = &entry.note else {
+            let Note::Began {
+                fault, reach, takes, ..
+            } = &entry.note
+            else {
                 return None;
             };
             let whole = || {
@@ -118,6 +127,7 @@ impl<'a> Sky<'a> {
                 from: entry.at,
                 to: to.unwrap_or(Moment::MAX),
                 reach,
+                takes,
             })
         });
         let slow = journal.iter().filter_map(|entry| match entry.note {
@@ -131,8 +141,28 @@ impl<'a> Sky<'a> {
     }
 
     fn weather(&self, operation: &Operation, from: Moment, to: Moment) -> Weather {
+        self.weather_of(self.strikes.iter(), operation, from, to)
+    }
+
+    /// Returns the weather apart from the hands that take this very lock away.
+    fn weather_beside_hands(&self, operation: &Operation, from: Moment, to: Moment) -> Weather {
+        let takes = |strike: &Strike<'_>| *strike.reach != Reach::Everything && strike.takes.contains(&operation.name);
+        let others = self.strikes.iter().filter(|strike| !takes(strike));
+        self.weather_of(others, operation, from, to)
+    }
+
+    fn weather_of<'s>(
+        &'s self,
+        strikes: impl Iterator<Item = &'s Strike<'a>>,
+        operation: &Operation,
+        from: Moment,
+        to: Moment,
+    ) -> Weather
+    where
+        'a: 's,
+    {
         let mut unanswered = 0;
-        for strike in &self.strikes {
+        for strike in strikes {
             if strike.from > to || strike.to.saturating_add(SETTLE) < from {
                 continue;
             }
@@ -200,6 +230,25 @@ pub(super) fn unharmed(case: &Case<'_>, judged: &mut Judged) -> Vec<Violation> {
         }
     }
     violations
+}
+
+/// Checks that a break is reported in time, to clients with a stream and to those that read what they hold.
+pub(super) fn told(case: &Case<'_>) -> Vec<Violation> {
+    let sky = Sky::of(case);
+    let late = case.held().into_iter().filter_map(|held| {
+        let (broken, valid) = (case.broken(held)?, held.grant.valid_until?);
+        let is_late = valid > broken + TOLD && held.grant.unseen < STALLED;
+        let weather = || sky.weather_beside_hands(held.operation, broken, valid);
+        (is_late && weather() == Weather::Fair).then(|| {
+            let beyond = (valid - broken) / MILLI;
+            let text = format!(
+                "{} called itself valid {beyond} ms after it was broken",
+                held.describe()
+            );
+            case.violation(Promise::Told, held, valid, text)
+        })
+    });
+    late.collect()
 }
 
 /// Returns when it was lost, unless its process had no time to see to it, or had heard of it too late to renew it.

@@ -65,6 +65,7 @@ pub(crate) enum Promise {
     Progress,
     NothingLeft,
     Unharmed,
+    Told,
     Woken,
     GuardedWrites,
     Complaint,
@@ -83,6 +84,9 @@ impl fmt::Display for Promise {
             Self::Progress => "progress: with the cluster whole, every lock is to be had",
             Self::NothingLeft => "nothing left: at the end there is no entry, no holder and no change stream",
             Self::Unharmed => "unharmed: what no fault strikes is neither lost nor held up",
+            Self::Told => {
+                "told: a holder finds out about a break within the pause between two readings and a little more"
+            }
             Self::Woken => "woken: with nothing wrong any more, clients are woken by their streams",
             Self::GuardedWrites => "guarded writes: what is written under a document's lock is not lost",
             Self::Complaint => "complaint: a client saw what must not be",
@@ -113,6 +117,8 @@ pub(crate) struct Case<'a> {
     pub(crate) history: &'a History,
     /// From when on a hold does not count any more, as a foreign hand took its lock; by name and token.
     void: HashMap<(&'a str, i64), Moment>,
+    /// When an operator's break took a hold out of the document, in the same way.
+    broken: HashMap<(&'a str, i64), Moment>,
     entries: Entries<'a>,
     /// The versions in the servers' log that are old ones, saved by another program.
     saved: HashSet<usize>,
@@ -127,7 +133,7 @@ pub(crate) struct Held<'a> {
 
 impl<'a> Case<'a> {
     pub(crate) fn new(history: &'a History) -> Self {
-        let mut void = HashMap::new();
+        let (mut void, mut evicted) = (HashMap::new(), HashMap::new());
         let (mut last, mut saved) = (HashMap::new(), HashSet::new());
         for (index, version) in history.versions.iter().enumerate() {
             let name = version.name.as_str();
@@ -150,12 +156,16 @@ impl<'a> Case<'a> {
                     && let Some(hand) = hand(history, name, history.moment(version.at))
                 {
                     void.entry((name, token)).or_insert(hand);
+                    if version.state.is_some() && !is_saved {
+                        evicted.entry((name, token)).or_insert(history.moment(version.at));
+                    }
                 }
             }
         }
         Self {
             history,
             void,
+            broken: evicted,
             entries: Entries::new(history),
             saved,
         }
@@ -194,6 +204,12 @@ impl<'a> Case<'a> {
     pub(crate) fn void(&self, held: Held<'_>) -> Option<Moment> {
         let token = self.entries.token(held).unwrap_or(held.grant.token);
         self.void.get(&(held.operation.name.as_str(), token)).copied()
+    }
+
+    /// Returns when a break took the hold out of the document.
+    pub(crate) fn broken(&self, held: Held<'_>) -> Option<Moment> {
+        let token = self.entries.token(held).unwrap_or(held.grant.token);
+        self.broken.get(&(held.operation.name.as_str(), token)).copied()
     }
 
     /// Whether the hold came from another task of its process although a hand had taken the lock away: the news of that
@@ -240,6 +256,7 @@ impl<'a> Case<'a> {
             leftovers::guarded_writes(self),
             leftovers::complaints(self),
             harm::unharmed(self, &mut judged),
+            harm::told(self),
             harm::woken(self),
         ];
         let mut violations: Vec<Violation> = checks.into_iter().flatten().collect();

@@ -618,6 +618,39 @@ fn what_no_fault_strikes_is_lost() {
 }
 
 #[test]
+fn a_break_that_its_holder_hears_of_late() {
+    let play = |pause: usize, valid: u64, other: &[&str]| {
+        let mut told = well();
+        told.suffers(
+            "lock broken",
+            &["lock"],
+            Reach::Locks(vec!["lock".to_owned()]),
+            11_499,
+            11_510,
+        );
+        if !other.is_empty() {
+            told.suffers("client frozen", &[], Reach::Client(other[0].to_owned()), 11_400, 11_600);
+        }
+        told.asks("c", 1, 11_000, MUTEX()).gets("c", 1, 11_002, 103, 1_900);
+        told.stands(11_001, 103, &[("c#1", 103, 15_000)], &[]);
+        told.stands(11_500, 103, &[], &[]);
+        told.versions.last_mut().unwrap().state.as_mut().unwrap().broken = Some(103);
+        for look in (11_003..=valid).step_by(pause).chain([valid]) {
+            told.says("c", 1, look, What::Look { safe_for: 100 * MILLI });
+        }
+        let reason = "Broken".to_owned();
+        told.says("c", 1, valid + 1, What::Lost { reason });
+        told.breaches()
+    };
+    assert_eq!(play(25, 11_900, &[]), []);
+    assert_eq!(play(25, 12_700, &[]), [Promise::Told]);
+    assert_eq!(play(25, 12_700, &["a"]), [Promise::Told]);
+    assert_eq!(play(25, 12_700, &["c"]), []);
+    // It had no processor.
+    assert_eq!(play(800, 12_700, &[]), []);
+}
+
+#[test]
 fn a_client_polls_though_nothing_is_wrong() {
     let play = |since: u64, by_stream: bool| {
         let mut told = well();
