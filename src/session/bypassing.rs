@@ -63,7 +63,7 @@ impl Session {
         let (sent, clock_then) = (Instant::now(), self.table().clock);
         let deadline = Deadline::of_renewal(sent, lease.length, &clock_then, &self.config);
         if self
-            .change_entry(&hold.name, change, (hold.used.1, lease.length), hold.deadline())
+            .change_entry(&hold.name, change, lease.length, hold.deadline())
             .await?
             .is_none()
         {
@@ -90,24 +90,22 @@ impl Session {
         hold: &Hold,
         change: Change,
     ) -> Result<Option<(Holder, Answer)>, ServerError> {
-        let used = (hold.used.1, hold.length());
-        self.change_entry(&hold.name, change, used, hold.deadline()).await
+        self.change_entry(&hold.name, change, hold.length(), hold.deadline())
+            .await
     }
 
-    /// Changes a holder of a lock with this capacity, whose lease is afterwards no longer than this. Returns the holder
-    /// after that, and the answer; `None` when it no longer holds.
+    /// Changes a holder, whose lease is afterwards no longer than this. Returns the holder after that, and the answer;
+    /// `None` when it no longer holds.
     pub(super) async fn change_entry(
         self: &Arc<Self>,
         name: &str,
         change: Change,
-        (capacity, lease): (i64, Duration),
+        lease: Duration,
         deadline: Instant,
     ) -> Result<Option<(Holder, Answer)>, ServerError> {
         let (becomes, token) = (change.becomes.clone(), change.token);
         let operation = Operation {
             change: Some(change),
-            // The document has it as long as the hold is there.
-            leave_capacity: Some(capacity),
             keep: self.config.keep_millis_for(lease),
             ..self.operation()
         };

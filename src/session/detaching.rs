@@ -149,9 +149,7 @@ impl Session {
         };
         let left = exchange.now.map_or(length, |now| holder.until.since(now));
         let name = &detached.name;
-        let changed = self
-            .change_entry(name, change, (state.capacity, length), Instant::now() + left)
-            .await;
+        let changed = self.change_entry(name, change, length, Instant::now() + left).await;
         let (holder, answer) = match changed {
             Ok(Some(changed)) => changed,
             not_changed => {
@@ -191,9 +189,7 @@ impl Session {
         let left = exchange.now.map_or(length, |now| holder.until.since(now));
         let change = Change::of(holder.id, holder.token);
         let deadline = Instant::now() + left;
-        let changed = self
-            .change_entry(&detached.name, change, (state.capacity, length), deadline)
-            .await?;
+        let changed = self.change_entry(&detached.name, change, length, deadline).await?;
         Ok(changed.and_then(|(_, answer)| Some((answer.state?, answer.exchange))))
     }
 

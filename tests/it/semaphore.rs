@@ -272,3 +272,23 @@ async fn fifty_tasks_hold_no_more_permits_than_were_set_while_they_ran() {
     }
     assert_eq!(a.semaphore("x", 9).available_permits().await.unwrap(), 2);
 }
+
+/// A hold that gives permits back goes by the number in force, and not by that of its grant.
+#[tokio::test(flavor = "multi_thread")]
+async fn permits_that_are_given_back_after_the_number_was_lowered_are_granted_to_nobody() {
+    for (a, b) in places("given_back").await {
+        let (here, there) = (a.semaphore("x", 4), b.semaphore("x", 4));
+        let held = here.acquire_many(4).await.unwrap();
+        let waiting = in_line(&a, "x", 1, there.acquire()).await;
+        there.set_permits(2).await.unwrap();
+        held.release_some(1).await.unwrap();
+        held.release_some(1).await.unwrap();
+        assert!(!waiting.is_finished());
+        let lock = a.inspect("x").await.unwrap().unwrap();
+        assert_eq!((lock.holders.len(), lock.waiters.len()), (1, 1));
+        held.release_some(1).await.unwrap();
+        let other = granted(waiting).await;
+        assert_eq!(there.available_permits().await.unwrap(), 0);
+        drop((held, other));
+    }
+}
