@@ -16,7 +16,7 @@ use watchlock_testkit::{Proxy, shared};
 use crate::{
     Started, bare,
     common::{
-        Ground, PATIENCE, eventually, is_vacant,
+        Ground, PATIENCE, eventually, is_vacant, until_waiting,
         users::{PASSWORD, user},
         within,
     },
@@ -234,7 +234,7 @@ impl World {
                 return Some(code(within(PATIENCE, "its end", child.wait()).await.unwrap()));
             }
             "renew" | "release" => {
-                let held = self.locks.mutex(name).acquire().await.unwrap();
+                let held = self.locks.mutex(name).acquire().await.unwrap().detach().await.unwrap();
                 return Some(self.run(&[command, name, "--token", &held.token().to_string()]).await);
             }
             "break" => std::mem::forget(self.locks.mutex(name).acquire().await.unwrap()),
@@ -278,10 +278,10 @@ impl World {
     /// Takes the lock away from the command.
     async fn lose(&self, command: &str, name: &str) -> Option<i32> {
         let proxy = Proxy::before(shared::replica_set().await.addr(0)).unwrap();
-        if command == "acquire" {
-            // It has the lock, and wants to have it confirmed.
-            proxy.lose_next("update");
-        }
+        let before = match command {
+            "acquire" => Some(self.locks.mutex(name).acquire().await.unwrap()),
+            _ => None,
+        };
         let mut losing = Started::run(
             &self.ground.through(proxy.uri()),
             &match command {
@@ -290,8 +290,14 @@ impl World {
                 _ => return None,
             },
         );
-        if command == "acquire" {
-            eventually(PATIENCE, "it holds the lock", async || !proxy.is_losing()).await;
+        if let Some(before) = before {
+            until_waiting(&self.locks, name, 1).await;
+            // It learns of its grant and of the break together, and can leave nothing taken.
+            proxy.black_hole();
+            before.release().await.unwrap();
+            self.locks.break_lock(name).await.unwrap();
+            proxy.heal();
+            return Some(code(losing.status().await));
         } else {
             losing.line().await;
         }

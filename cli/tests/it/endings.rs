@@ -116,7 +116,7 @@ async fn a_command_that_only_looks_dies_by_the_signal() {
 async fn the_exit_code_is_the_same_if_nobody_reads_the_output() {
     let ground = Ground::replica_set("cli_unread").await;
     let locks = ground.locks().await;
-    let held = locks.mutex("x").acquire().await.unwrap();
+    let held = locks.mutex("x").acquire().await.unwrap().detach().await.unwrap();
     let token = held.token().to_string();
     let gone = "5";
     for (code, arguments) in [
