@@ -182,7 +182,7 @@ impl Session {
         detached: &Detached,
     ) -> Result<Option<(State, Exchange)>, ServerError> {
         let found = self.holder_of(detached).await?;
-        let Some((state, exchange, holder)) = found.filter(|(.., holder)| holder.is_detached()) else {
+        let Some((_, exchange, holder)) = found.filter(|(.., holder)| holder.is_detached()) else {
             return Ok(None);
         };
         let length = Duration::from_millis(holder.lease.unsigned_abs());
