@@ -456,7 +456,7 @@ impl<W: World> LockClientBuilder<W> {
     ///
     /// The settings are checked now. The server is asked what [`build`](Self::build) asks before the first command of
     /// the client; until that succeeds, each call that needs the server has its error, and it is asked again after a
-    /// growing pause of a second at most. An acquire without a timeout waits for the server, as in any outage; it fails
+    /// growing pause of a second at most. Locks in documents ask for nothing beforehand. An acquire without a timeout waits for the server, as in any outage; it fails
     /// with [`AcquireError::Server`](crate::errors::AcquireError::Server) if the collection can't keep locks.
     ///
     /// # Errors

@@ -266,7 +266,8 @@ impl<T: IsOne, W: World> Held<T, W> {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the hold is detached in the background, and taken until its lease is over.
+    /// If the future is dropped after it was polled, the hold is detached in the background, and taken until its lease is
+    /// over; before that, it is released.
     ///
     /// # Examples
     ///

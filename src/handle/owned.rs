@@ -151,13 +151,16 @@ impl OwnedHold {
         let (session, hold) = ((**self.session).clone(), self.hold().clone());
         let detached = session.begin_detaching(&hold)?;
         self.gone = true;
-        hold.exit();
+        let remains = hold.exit();
         hold.report_end();
+        if let Remains::Lost(reason) = remains {
+            return Err(self.lost_as(reason).into());
+        }
         // It goes on even if nobody waits for it any more.
         let detaching = session.clone().spawn_for(async move { session.detach(&hold).await });
         match detaching.await? {
-            Ok(true) => Ok(detached),
-            Ok(false) => Err(self.lost_as(LostReason::Overwritten).into()),
+            Ok(None) => Ok(detached),
+            Ok(Some(reason)) => Err(self.lost_as(reason).into()),
             Err(error) => Err(error.into()),
         }
     }

@@ -34,7 +34,7 @@ use crate::{
 /// It belongs to the lock. The first client that asks brings it, and it stays while anybody holds the semaphore or
 /// waits for it; a client with another number goes by the lock's ([`Held::total_permits`], and the event
 /// `watchlock.other_permits`), or is refused ([`exact`](Self::exact)). [`set_permits`](Self::set_permits) changes it at
-/// any time; from then on it also stays while nobody holds the semaphore, for a year at least.
+/// any time; for a year from then it also stays while nobody holds the semaphore.
 ///
 /// # Examples
 ///
@@ -205,7 +205,7 @@ impl<W: World> Semaphore<W> {
     /// It is in force at once, for all clients. If it is larger, waiters get permits in the same write. If it is
     /// smaller, holders keep theirs, and nobody gets one until fewer are held; waiters for more permits than that fail
     /// with [`AcquireError::KindMismatch`](crate::errors::AcquireError::KindMismatch). While nobody holds the semaphore
-    /// the number stays for a year, and the name can't be used as another kind of lock. The number that this value was
+    /// the number stays for a year from now, and the name can't be used as another kind of lock. The number that this value was
     /// made with plays no part.
     ///
     /// All clients of the lock must be of a version that has this function: holders and waiters of an earlier one lose

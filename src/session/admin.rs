@@ -16,8 +16,8 @@ use crate::{
 /// Maximum time that the server may take for a command that is not repeated: it gets more than one that is.
 pub(super) const ONCE: Duration = Duration::from_secs(5);
 
-/// Minimum time for which a number of permits that was set outlives its last use: longer than any lock rests between
-/// two deployments.
+/// Time for which a number of permits that was set stays while nobody uses the lock: longer than any two deployments
+/// are apart.
 const SET_FOR: Duration = Duration::from_secs(366 * 24 * 3_600);
 
 impl Session {

@@ -15,6 +15,7 @@ use crate::{
     error::{AcquireError, InvalidInput, ServerError},
     hold_options::Terms,
     protocol::{Change, DETACHED, Exchange, Holder, Owner, State},
+    status::LostReason,
     token::FencingToken,
     truncated_debug::shown,
     waitlist::{Grant, How},
@@ -28,17 +29,19 @@ struct TakenUp {
 
 impl Drop for TakenUp {
     fn drop(&mut self) {
-        if let Some(hold) = self.hold.take()
-            && self.session.begin_detaching(&hold).is_ok()
-        {
-            hold.exit();
-            hold.report_end();
-            let session = self.session.clone();
-            self.session.spawn(async move {
-                // Without an answer it is taken until its lease is over.
-                let _ = session.detach(&hold).await;
-            });
+        let Some(hold) = self.hold.take() else { return };
+        if self.session.begin_detaching(&hold).is_err() {
+            // Others of this client have come to share it, and it goes with the last of them.
+            self.session.discard(&hold);
+            return;
         }
+        hold.exit();
+        hold.report_end();
+        let session = self.session.clone();
+        self.session.spawn(async move {
+            // Without an answer it is taken until its lease is over.
+            let _ = session.detach(&hold).await;
+        });
     }
 }
 
@@ -67,8 +70,9 @@ impl Session {
         })
     }
 
-    /// Leaves the lock of a hold taken by no client; the hold is over here already. `false`: it was over before.
-    pub(crate) async fn detach(self: &Arc<Self>, hold: &Hold) -> Result<bool, ServerError> {
+    /// Leaves the lock of a hold taken by no client; the hold is over here already. Returns why it was over before, if
+    /// it was.
+    pub(crate) async fn detach(self: &Arc<Self>, hold: &Hold) -> Result<Option<LostReason>, ServerError> {
         let change = Change {
             becomes: format!("{DETACHED}{}", hold.id),
             ..Change::of(hold.id.clone(), hold.granted_as)
@@ -80,12 +84,27 @@ impl Session {
                 line.waitlist.step(context).renounce(hold);
             }
         });
-        Ok(changed?.is_some())
+        match changed? {
+            Some(_) => Ok(None),
+            None => self.reason_of_absence(hold).await.map(Some),
+        }
+    }
+
+    /// Reads why a hold is not in the document.
+    async fn reason_of_absence(self: &Arc<Self>, hold: &Hold) -> Result<LostReason, ServerError> {
+        if hold.deadline() <= Instant::now() {
+            return Ok(hold.run_out());
+        }
+        let Some((state, _)) = self.inspect(&hold.name).await? else {
+            return Ok(LostReason::Deleted);
+        };
+        Ok(state.reason_of_absence(hold.granted_as))
     }
 
     /// Takes up a detached hold; `None`: nobody holds the lock under its token any more. If the future is dropped, the
     /// hold is detached again.
     pub(crate) async fn attach(self: &Arc<Self>, detached: &Detached) -> Result<Option<Arc<Hold>>, AcquireError> {
+        self.ensure_usable()?;
         let (to, taken_up) = oneshot::channel();
         let (session, detached) = (self.clone(), detached.clone());
         self.spawn(async move {
@@ -93,11 +112,14 @@ impl Session {
             // The caller may be gone.
             drop(to.send(hold.map(|hold| TakenUp { session, hold })));
         });
-        match taken_up.await {
-            Ok(taken_up) => Ok(taken_up?.hold.take()),
-            // The sender is dropped without an answer only when the session's runtime ends, or in a fork.
-            Err(_) => Err(self.why_closed()),
-        }
+        let taken_up = tokio::select! {
+            biased;
+            taken_up = taken_up => taken_up,
+            stands_still = self.stands_still() => return Err(stands_still.into()),
+        };
+        // The sender is dropped without an answer only when the session's runtime ends.
+        let taken_up = taken_up.map_err(|_| self.why_closed())?;
+        Ok(taken_up?.hold.take())
     }
 
     async fn take_up(self: &Arc<Self>, detached: &Detached) -> Result<Option<Arc<Hold>>, AcquireError> {

@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use mongodb::{bson::Document, options::UpdateModifications};
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::{Session, admin::ONCE, hedged_read::Cost, hold::Hold, in_flight::patience};
 use crate::{
@@ -70,8 +70,10 @@ impl Session {
                     (Ok(None), Some(error)) => break session.was_released_by(&held, &operation, error).await,
                     (Err(error), _) if error.is_final() => break Err(error),
                     (Err(error), _) => match held.lost_reason() {
-                        // Whoever has taken it has found its entry there.
-                        Some(LostReason::Broken | LostReason::Adopted) => break Ok(false),
+                        // Whoever has taken it has found its entry there, if it was not another grant that was taken.
+                        Some(LostReason::Broken | LostReason::Adopted) => {
+                            break session.was_released_by(&held, &operation, error).await;
+                        }
                         Some(_) => break Err(error),
                         None => in_doubt = Some(error),
                     },
@@ -102,7 +104,8 @@ impl Session {
             return Err(unanswered);
         };
         let token = hold.granted_as;
-        let was_taken = state.was_broken(token) || state.adopted.contains(&token);
+        // This grant, and not a later one: a document has one holder at a time.
+        let was_taken = [state.evicted, state.broken].contains(&Some(token)) || state.adopted.contains(&token);
         if wake::left(&state.wake, operation).is_some() {
             return Ok(true);
         }
@@ -110,8 +113,8 @@ impl Session {
             // Others wait for it; the earlier try may still be applied when they have given up.
             true => Err(unanswered),
             false if was_taken => Ok(false),
-            // Before its lease ends, nobody else removes an entry.
-            false if hold.deadline() > Instant::now() => Ok(true),
+            // Before its lease ends, nobody else removes an entry, but this client's own shutdown and limit.
+            false if hold.lost_reason().is_none() => Ok(true),
             false => Err(unanswered),
         }
     }

@@ -526,7 +526,7 @@ impl Hold {
     }
 
     /// Returns the reason of its loss at its deadline.
-    fn run_out(&self) -> LostReason {
+    pub(super) fn run_out(&self) -> LostReason {
         match self.lease.interval {
             Some(_) => LostReason::Expired,
             None => LostReason::Elapsed,

@@ -452,8 +452,13 @@ impl<H: Hold> Waitlist<H> {
 
     /// Returns what is owed to the outside since the last call.
     pub fn take_effects(&mut self) -> Vec<Effect<H>> {
-        if self.others_wait || self.waiting.iter().any(Waiting::waits) {
+        let (others_wait, mut waiting) = (self.others_wait, self.waiting.iter().filter(|waiting| waiting.waits()));
+        if others_wait || waiting.clone().next().is_some() {
+            let is_queued = waiting.any(Waiting::is_queued);
+            // Beside a part of the permits a task may be granted at once: it waits when the server says so.
+            let is_in_the_way = |held: &&Held<H>| others_wait || is_queued || held.permits >= held.used.1;
             let held = self.holds.values().filter(|held| held.idle.is_none());
+            let held = held.filter(is_in_the_way);
             let unaware = held.flat_map(|held| &held.tasks).filter(|hold| !hold.is_wanted());
             self.effects.extend(unaware.cloned().map(Effect::Wanted));
         }

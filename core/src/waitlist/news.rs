@@ -108,7 +108,7 @@ impl<H: Hold> Step<'_, H> {
             }
             let reason = match (document, state) {
                 (None, _) => LostReason::Deleted,
-                (Some(_), Some(state)) => reason_of_absence(state, held),
+                (Some(_), Some(state)) => state.reason_of_absence(held.token),
                 (Some(_), None) => LostReason::Overwritten,
             };
             self.lose(entry, reason);
@@ -138,7 +138,7 @@ impl<H: Hold> Waitlist<H> {
         let lost = |(entry, held): &(&String, &Held<H>)| held.token <= state.token && !has(state, entry, held);
         let lost = self.holds.iter().filter(lost);
         let lost: Vec<_> = lost
-            .map(|(entry, held)| (entry.clone(), reason_of_absence(state, held)))
+            .map(|(entry, held)| (entry.clone(), state.reason_of_absence(held.token)))
             .collect();
         for (entry, reason) in lost {
             self.lose(&entry, reason);
@@ -149,15 +149,4 @@ impl<H: Hold> Waitlist<H> {
 /// Whether the document has this hold.
 fn has<H>(state: &State, entry: &str, held: &Held<H>) -> bool {
     state.holders.iter().any(|holder| holder.is_grant(entry, held.token))
-}
-
-/// Returns why a holder is missing in the document.
-fn reason_of_absence<H>(state: &State, held: &Held<H>) -> LostReason {
-    if state.adopted.contains(&held.token) {
-        LostReason::Adopted
-    } else if state.was_broken(held.token) {
-        LostReason::Broken
-    } else {
-        LostReason::Overwritten
-    }
 }
