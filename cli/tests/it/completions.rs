@@ -107,10 +107,10 @@ async fn zsh_and_fish_ask_for_names_where_a_command_takes_one() {
     assert!(zsh.starts_with("#compdef watchlock\n"), "{zsh}");
     let asking = zsh.lines().filter(|line| line.contains(":_watchlock_names'"));
     // One for each command that takes a name.
-    assert_eq!(asking.count(), 13, "{zsh}");
+    assert_eq!(asking.count(), 14, "{zsh}");
     assert!(zsh.contains("\n_watchlock_names() {"), "{zsh}");
     let fish = done(bare().args(["completions", "fish"])).await.expect(0).out;
-    let commands = "run elect hold acquire lock unlock renew release wait observe show watch break";
+    let commands = "run elect hold acquire lock unlock renew release wait observe show watch break permits";
     assert!(
         fish.contains(&format!("__fish_seen_subcommand_from {commands}\" ")),
         "{fish}"

@@ -27,9 +27,9 @@ fn sorted<const N: usize>(mut names: [&str; N]) -> Vec<&str> {
 const LOCK: [&str; 8] = [
     "name", "kind", "capacity", "token", "holders", "waiters", "past", "as_of",
 ];
-const HOLDER: [&str; 13] = [
+const HOLDER: [&str; 14] = [
     "token", "access", "permits", "since", "until", "released", "idle", "host", "pid", "label", "reason", "value",
-    "owner_id",
+    "owner_id", "detached",
 ];
 const WAITER: [&str; 9] = [
     "access", "permits", "since", "until", "host", "pid", "label", "reason", "owner_id",

@@ -262,9 +262,12 @@ async fn a_token_that_is_not_printed_leaves_nothing_taken() {
     let scenes =
         [("x", Some("TERM"), 143), ("y", Some("HUP"), 129), ("z", None, 69)].map(async |(name, killed, code)| {
             let proxy = proxy().await;
-            proxy.lose_next("update");
+            let before = locks.mutex(name).acquire().await.unwrap();
             let taking = Started::run(&ground.through(proxy.uri()), &["acquire", "--for", "30m", name]);
-            eventually(PATIENCE, "it confirms its hold", async || !proxy.is_losing()).await;
+            until_waiting(&locks, name, 1).await;
+            proxy.lose_next("findAndModify");
+            before.release().await.unwrap();
+            eventually(PATIENCE, "it leaves its hold", async || !proxy.is_losing()).await;
             if let Some(killed) = killed {
                 signal(killed, taking.pid());
             }

@@ -716,7 +716,7 @@ fn a_later_incarnation_takes_what_is_held_and_leaves_what_is_over_or_kept() {
             kept("a-1", 7),
             99,
             (vec!["a-1"], vec!["b-1", "n-1"]),
-            "n.1:;a-2~;",
+            "n.1:;a-2~;a-1?;",
             vec![],
         ),
     ] {
