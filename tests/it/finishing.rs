@@ -146,6 +146,40 @@ async fn an_update_whose_answer_is_lost_is_made_once_and_said_to_be() {
     assert_eq!(scene.find(4).await.get_i32("n").unwrap(), 0);
 }
 
+/// The shutdown of its own client takes the lock away between two tries: then the update was not made.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_update_that_a_shutdown_overtakes_is_not_said_to_be_made() {
+    let (cluster, _turn) = faulty().await;
+    let ground = Ground::on(cluster, "finish_shutdown");
+    let named = ground.by_name();
+    let (locks, scene) = (named.locks().await, Scene::on(ground.clone()).await);
+    let database = named.driver().await.database(&ground.database);
+    let jobs = locks.documents::<Document>(database.collection("events"));
+    let mut held = Vec::new();
+    for id in 0..8 {
+        scene.events.insert(doc! { "_id": id, "n": 0 }).await;
+        held.push((id, jobs.acquire(id).await.unwrap()));
+    }
+    let refused = doc! { "failCommands": ["findAndModify", "update"], "appName": &ground.database, "errorCode": 262 };
+    let fault = cluster
+        .fail_commands(0, doc! { "times": 10_000 }, refused)
+        .await
+        .unwrap();
+    let finishing: Vec<_> = held
+        .into_iter()
+        .map(|(id, job)| (id, spawn(job.update_and_release(doc! { "$inc": { "n": 1 } }))))
+        .collect();
+    fault.wait_entered(16, PATIENCE).await.unwrap();
+    let shutting_down = spawn(async move { locks.shutdown().await });
+    fault.off().await.unwrap();
+    within(PATIENCE, "the shutdown", shutting_down).await.unwrap();
+    for (id, finishing) in finishing {
+        let made = within(PATIENCE, "the answer", finishing).await.unwrap();
+        let n = scene.find(id).await.get_i32("n").unwrap();
+        assert_eq!(made.is_ok(), n == 1, "{id}: {made:?}, {n}");
+    }
+}
+
 /// A future that is dropped on its way has its write done all the same, or the lock is given back without it.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_update_that_is_dropped_leaves_the_document_free() {

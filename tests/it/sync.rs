@@ -606,6 +606,7 @@ fn a_process_that_is_forked_is_told_so_at_once() {
     let ground = prepared(Ground::replica_set("sync_forked"));
     let locks = locks(&ground);
     let held = locks.mutex("x").acquire().run().unwrap();
+    let detached = locks.mutex("z").acquire().run().unwrap().detach().unwrap();
     let mut events = locks.watch("x");
     assert!(matches!(events.next(), Some(Ok(LockEvent::Granted { .. }))));
     let (mut told, mut tell) = std::io::pipe().unwrap();
@@ -621,6 +622,7 @@ fn a_process_that_is_forked_is_told_so_at_once() {
                 locks.list().run().unwrap_err().to_string(),
                 locks.break_lock("x").unwrap_err().to_string(),
                 held.renew().unwrap_err().to_string(),
+                locks.attach(&detached).unwrap_err().to_string(),
             ];
             let released = held.release().unwrap();
             let over = (events.next().is_none(), locks.watch("y").next().is_none());

@@ -137,3 +137,22 @@ async fn a_hold_that_is_over_is_waited_for_no_longer() {
         until_waiting(&a, "y", 0).await;
     }
 }
+
+/// Beside free permits nobody waits, not even for a moment, whoever comes.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_granted_a_free_permit_was_not_waiting_for_the_others() {
+    for (a, _) in places("free_permits").await {
+        let permits = a.semaphore("x", 2);
+        let one = permits.acquire().await.unwrap();
+        let two = permits.acquire().await.unwrap();
+        assert!(is_unwanted(&one).await && is_unwanted(&two).await);
+        let waiting = in_line(&a, "x", 1, permits.acquire()).await;
+        is_wanted(&one).await;
+        is_wanted(&two).await;
+        one.release().await.unwrap();
+        granted(waiting).await.release().await.unwrap();
+        let first = a.rw_lock("y").read().await.unwrap();
+        let second = a.rw_lock("y").read().await.unwrap();
+        assert!(is_unwanted(&first).await && is_unwanted(&second).await);
+    }
+}
