@@ -29,7 +29,7 @@ impl<H: Hold> Step<'_, H> {
     /// Lets go of a hold whose entry may have another name in the document by now: nobody here gets the hold from it.
     pub fn renounce(&mut self, hold: &H) {
         if self.has(hold) {
-            self.leave(hold, LeftAs::Free, None);
+            self.leave(hold, hold.left_as(), None);
         }
     }
 
@@ -78,5 +78,40 @@ impl<H: Hold> Waitlist<H> {
     pub fn lets_go(&self) -> bool {
         let mut leaving = self.leaving.iter().chain(self.under_way.iter().flatten());
         leaving.any(|leaving| leaving.may_hold && !leaving.is_sweep() && leaving.left_as != LeftAs::HeldTooLong)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{
+        protocol::{Kept, KeptUntil},
+        waitlist::{
+            LeftAs,
+            fixtures::{MUTEX, PlainHold, held, in_context, waitlist},
+        },
+    };
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_that_is_renounced_keeps_the_lock_for_as_long_as_it_promised() {
+        in_context(|context| {
+            let mut list = waitlist([]);
+            list.holds
+                .insert("me-0".to_owned(), held(MUTEX, (context.now, context.now)));
+            let kept = Kept {
+                id: "me-0".to_owned(),
+                token: 1,
+                until: KeptUntil::AfterGrant(60_000),
+            };
+            let hold = PlainHold {
+                left_as: LeftAs::Kept(kept.clone()),
+                ..PlainHold::clone(&list.holds["me-0"].tasks[0])
+            };
+            list.step(context).renounce(&hold);
+            let operation = list.step(context).next_operation().expect("its entry leaves");
+            assert_eq!(
+                (&operation.leave[..], operation.kept),
+                (&["me-0".to_owned()][..], vec![kept])
+            );
+        });
     }
 }
