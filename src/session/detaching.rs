@@ -181,7 +181,7 @@ impl Session {
             }
         };
         self.note(&answer.exchange);
-        let settled = self.settle(name, &entry, (used, length), |step, context| {
+        let added = self.settle(name, &entry, |step, context| {
             let grant = claims::grant_of(&holder, lease, &answer.exchange, How::Asking, context)?;
             let grant = Grant {
                 token: detached.token.as_i64(),
@@ -191,10 +191,27 @@ impl Session {
             };
             Some(step.attached(entry.clone(), &grant))
         });
-        match settled? {
-            Some(hold) => Ok(Some(hold)),
-            None => Err(self.why_closed()),
+        if added.is_some() {
+            return Ok(added);
         }
+        // Nobody has released it: it is detached again. A shutdown waits for that, as the entry is pending.
+        let change = Change {
+            becomes: format!("{DETACHED}{entry}"),
+            ..Change::of(entry.clone(), holder.token)
+        };
+        let (session, name) = (self.clone(), name.clone());
+        self.spawn(async move {
+            // Without an answer it is taken until its lease is over.
+            let _ = session
+                .change_entry(&name, change, length, Instant::now() + length)
+                .await;
+            session.ids.pending_claims.settled(&entry);
+            session.drained.notify_waiters();
+        });
+        Err(match self.takes_nothing_new() {
+            true => self.why_closed(),
+            false => ServerError::overdue().into(),
+        })
     }
 
     /// Renews a detached hold for its lease, and returns the reading of the lock afterwards; `None`: there is no such
@@ -241,5 +258,40 @@ impl Session {
             name: detached.name.clone(),
             contention: Box::new(contention),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::{client::LockClient, config::Settings, store::Store, tests::simulated::Link, wake_mode::WakeMode};
+
+    const BRIEFLY: Duration = Duration::from_millis(50);
+
+    fn client(id: &str, link: &Arc<Link>) -> LockClient {
+        let (config, store) = (Settings::default().validate().unwrap(), Store::Simulated(link.clone()));
+        let session = Session::of(id.to_owned(), config, store, None, WakeMode::ChangeStream);
+        LockClient::new(session)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_that_nobody_waits_for_and_a_client_that_ends_takes_up_stays_detached() {
+        let link = Link::new(Arc::default(), 1);
+        link.calm();
+        let (detaches, attaches) = (client("0123456789abcdef", &link), client("fedcba9876543210", &link));
+        let detached = detaches.mutex("x").acquire().await.unwrap().detach().await.unwrap();
+        link.block("x", true);
+        let dropped = timeout(BRIEFLY, attaches.attach(&detached)).await;
+        assert!(dropped.is_err(), "its write is on its way: {dropped:?}");
+        let unblocked = async {
+            sleep(BRIEFLY).await;
+            link.block("x", false);
+        };
+        tokio::join!(attaches.shutdown(), unblocked);
+        let shown = detaches.inspect("x").await.unwrap().expect("it is held");
+        assert!(shown.is_held() && shown.holders[0].detached, "{shown:?}");
+        assert!(detaches.attach(&detached).await.unwrap().is_some());
     }
 }

@@ -18,7 +18,7 @@ use crate::{
     config::millis,
     error::ServerError,
     hold_options::Lease,
-    protocol::{CapacityIs, Exchange, Holder, Kind, Operation, Owner, Request, Requests, Use},
+    protocol::{CapacityIs, Exchange, Holder, Kind, Operation, Owner, Request, Requests},
     store::{Among, Claimed, Store, Taken, Wanted, name},
     telemetry,
     waitlist::{Grant, How, Step, deadline::Deadline, timing},
@@ -382,12 +382,16 @@ impl Session {
             }
         };
         let holder = state.holders.iter().find(|holder| holder.id == entry);
-        let settled = self.settle(&name, &entry, (USED, lease.length), |step, context| {
+        let added = self.settle(&name, &entry, |step, context| {
             let grant = grant_of(holder?, lease, &exchange, how, context)?;
             Some(step.claimed(entry.clone(), &grant, &exchange))
         });
-        let Some(hold) = settled? else {
-            return Ok(Round::default());
+        let Some(hold) = added else {
+            self.take_out_claim(name, entry, lease.length);
+            return match self.takes_nothing_new() {
+                true => Ok(Round::default()),
+                false => Err(ServerError::overdue()),
+            };
         };
         self.claims.skip_list().forget(&name::of_id(&id));
         let claimed = ClaimedDocument {
@@ -404,44 +408,34 @@ impl Session {
 }
 
 impl Session {
-    /// Adds the hold of an entry that was pending, unless the news came too late to be believed: then the entry is taken
-    /// out. `None`: as it is if the client shuts down.
+    /// Adds the hold of an entry that was pending. `None`: the client shuts down, or the news came too late to be
+    /// believed. Then the entry is pending still, until the caller has seen to it.
     pub(in crate::session) fn settle(
         self: &Arc<Self>,
         name: &str,
         entry: &str,
-        (used, lease): (Use, Duration),
         add: impl FnOnce(&mut Step<'_, Hold>, &Context<'_>) -> Option<Arc<Hold>>,
-    ) -> Result<Option<Arc<Hold>>, ServerError> {
-        let mut hold = None;
-        let (mut doubted, mut is_closed) = (false, false);
+    ) -> Option<Arc<Hold>> {
+        let (mut added, mut doubted) = (None, false);
         self.update(name, None, |lines, context| {
-            is_closed = lines.closed;
-            let overtaken = context.ids.pending_claims.settled(entry);
+            if lines.closed {
+                return;
+            }
             let line = lines.line(name);
-            let mut step = line.waitlist.step(context);
-            if !is_closed {
-                hold = add(&mut step, context);
-            }
-            if hold.is_none() {
-                return step.take_out(entry.to_owned(), used, lease);
-            }
-            // News of its end may have come first.
-            doubted = overtaken.doubts(name);
-            if let Some((signal, at)) = overtaken.put_out {
-                line.signalled(entry, signal, at, None, context);
+            added = add(&mut line.waitlist.step(context), context);
+            if added.is_some() {
+                // News of its end may have come first.
+                let overtaken = context.ids.pending_claims.settled(entry);
+                doubted = overtaken.doubts(name);
+                if let Some((signal, at)) = overtaken.put_out {
+                    line.signalled(entry, signal, at, None, context);
+                }
             }
         });
-        match hold {
-            Some(hold) => {
-                if doubted {
-                    self.verify(vec![hold.clone()]);
-                }
-                Ok(Some(hold))
-            }
-            None if is_closed => Ok(None),
-            None => Err(ServerError::overdue()),
+        if doubted {
+            self.verify(added.iter().cloned().collect());
         }
+        added
     }
 }
 
