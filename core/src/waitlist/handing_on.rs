@@ -153,6 +153,10 @@ impl<H: Hold> Step<'_, H> {
             if holder.id != waiting.entry || !is_whole || !waiting.may_be_handed_on() {
                 return None;
             }
+            // Since it came, others may have been beside it, and the number have been lowered to its own.
+            if state.kind == Kind::Semaphore && !(request.fresh && request.reserve > 0) {
+                return None;
+            }
             // Another program may have set the counter ahead.
             let last = state.token.min(holder.token.saturating_add(RANGE - 1));
             (holder.token, last)
@@ -400,6 +404,14 @@ mod tests {
             reserve: RANGE - 1,
             owner: Owner::default(),
         };
+        let again = Request {
+            fresh: false,
+            ..request.clone()
+        };
+        let alone = Request {
+            reserve: 0,
+            ..request.clone()
+        };
         let waiter = Waiter {
             id: "other-1".to_owned(),
             permits: 1,
@@ -410,21 +422,30 @@ mod tests {
             owner: Owner::default(),
         };
         in_context(|context| {
-            let range = |waiting: Waiting<u64>, id: &str, counter: i64, others: bool, hands_on: bool| {
-                let state = State {
-                    token: counter,
-                    ..lock((Kind::Mutex, 1), [holder(id, 100)], others.then(|| waiter.clone()))
+            let requested =
+                |request: &Request, waiting: Waiting<u64>, id: &str, counter: i64, others: bool, hands_on: bool| {
+                    let state = State {
+                        token: counter,
+                        ..lock(waiting.wants.used, [holder(id, 100)], others.then(|| waiter.clone()))
+                    };
+                    let mut config = context.config.clone();
+                    config.hands_on = hands_on;
+                    let context = Context {
+                        config: &config,
+                        ..*context
+                    };
+                    let mut waitlist = waitlist([waiting]);
+                    let right = waitlist.step(&context).handing_on(0, request, &state, context.now);
+                    right.map(|right| (right.token, right.last))
                 };
-                let mut config = context.config.clone();
-                config.hands_on = hands_on;
-                let context = Context {
-                    config: &config,
-                    ..*context
-                };
-                let mut waitlist = waitlist([waiting]);
-                let right = waitlist.step(&context).handing_on(0, &request, &state, context.now);
-                right.map(|right| (right.token, right.last))
+            let range = |waiting, id: &str, counter, others, hands_on| {
+                requested(&request, waiting, id, counter, others, hands_on)
             };
+            // Others may have had permits beside one that has all since their number was lowered.
+            for (request, right) in [(&request, Some((100, 140))), (&again, None), (&alone, None)] {
+                let permit = task(1, ((Kind::Semaphore, 1), 1));
+                assert_eq!(requested(request, permit, "me-1", 140, false, true), right);
+            }
             let task = || task(1, MUTEX);
             let mut reenters = task();
             reenters.wants.reentrant = true;
