@@ -91,6 +91,8 @@ impl<H: Hold> Step<'_, H> {
         self.answer_tries(operation, state, exchange);
         let ours = |id: &String| self.holds.contains_key(id);
         let alone = state.queue.is_empty() && state.holders.iter().all(|holder| ours(&holder.id));
+        // A request by another number than the one that was set would expect a lock of one permit in vain.
+        let alone = alone && (!state.is_set || state.capacity == 1);
         self.alone_at = alone.then_some(read_by(exchange, context));
         self.compare_holds(state);
         self.compare_expired(state);

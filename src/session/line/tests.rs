@@ -18,6 +18,7 @@ mod queue_position;
 mod reentering;
 mod refusing;
 mod reporting;
+mod set_permits;
 mod sharing;
 mod together;
 mod trying;
