@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{Full, Hold, Leaving, LeftAs, Stage, Step, Waiting, Waitlist, timing, unsigned};
 use crate::{
     config::{Config, millis},
-    protocol::{AT_ONCE, CapacityIs, Evict, Expects, Kept, Kind, Operation, Record, Request, Requests},
+    protocol::{AT_ONCE, CapacityIs, Evict, Expects, Kept, Kind, Operation, Record, Request, Requests, Use},
 };
 
 impl<H: Hold> Step<'_, H> {
@@ -30,12 +30,16 @@ impl<H: Hold> Step<'_, H> {
         }
         let used = leaves.first().and_then(|leaving| leaving.used);
         let used = used.filter(|used| leaves.iter().all(|leaving| leaving.used == Some(*used)));
-        // On a kind mismatch nothing would leave. The number of permits can have been set since an entry came.
-        let may_mismatch =
-            |head: &Waiting<H::Task>| head.wants.used.0 == Kind::Semaphore && head.wants.by == CapacityIs::Demanded;
-        let head = self.waiting.front();
-        let together =
-            leaves.is_empty() || (head.map(|head| head.wants.used) == used && !head.is_some_and(may_mismatch));
+        // On a mismatch nothing would leave. The number of permits can have been set since an entry came: a request that
+        // offers its own goes by it, and one that demands it goes alone.
+        let matches = |head: &Waiting<H::Task>| match head.wants.by {
+            CapacityIs::Offered => {
+                let kind = |used: Use| used.0 == head.wants.used.0;
+                leaves.iter().all(|leaving| leaving.used.is_some_and(kind))
+            }
+            _ => used == Some(head.wants.used) && head.wants.used.0 != Kind::Semaphore,
+        };
+        let together = leaves.is_empty() || self.waiting.front().is_some_and(matches);
         let expects = self.expects(&leaves, context.now, context.config);
         // The next task in line joins the queue together with the release of a hold, so that handing the lock from task
         // to task costs one command. While the head is queued already, the client has two queue positions. That harms

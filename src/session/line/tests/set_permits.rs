@@ -47,3 +47,20 @@ async fn an_acquire_and_a_release_cost_a_command_each() {
         }
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_task_asks_together_with_the_release_before_it() {
+    let mut bench = bench(1);
+    let mut first = permit(&mut bench, 3);
+    bench.settle();
+    let mut second = permit(&mut bench, 3);
+    let _left = bench.let_go(&held(&mut first));
+    let operation = bench.next().expect("a release");
+    assert!(
+        !operation.leave.is_empty() && operation.requests.is_some(),
+        "{operation:?}"
+    );
+    let answer = bench.apply(&operation);
+    bench.answered(&operation, &answer);
+    assert_eq!(held(&mut second).used, (Kind::Semaphore, 1));
+}
