@@ -1,12 +1,13 @@
 //! The properties that must hold of each write.
 
 use super::client::Line;
-use crate::protocol::{Evict, Expects, Holder, KeptUntil, Operation, ServerTime, State, wake};
+use crate::protocol::{CapacityIs, Evict, Expects, Holder, KeptUntil, Operation, ServerTime, State, wake};
 
 /// The breaches that a write must never commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Breach {
-    /// More permits are held than there are.
+    /// More permits are held than there are; or their number has changed, and nobody set it, although it was set or
+    /// somebody was in the lock.
     Capacity,
     /// A token that is not above all that were issued before.
     Token,
@@ -64,7 +65,7 @@ pub(super) fn check_write(
     if was.state == Some(after) {
         return None;
     }
-    if write.grants_too_much() {
+    if write.grants_too_much() || write.changes_capacity() {
         return Some(Breach::Capacity);
     }
     if write.opens() {
@@ -102,6 +103,22 @@ impl<'a> Write<'a> {
                 .all(|it| it.token != holder.token || it.permits < holder.permits)
         };
         held > self.after.capacity && self.after.holders.iter().any(is_new)
+    }
+
+    /// Whether the capacity changes, or is no longer one that was set, by an operation that does not set it: unless it was
+    /// not set, and nobody has stayed in the lock.
+    fn changes_capacity(&self) -> bool {
+        let Some(before) = self.was.state else { return false };
+        let mut requests = self.operation.into_iter().flat_map(|operation| &operation.requests);
+        if requests.any(|requests| requests.by == CapacityIs::Set) {
+            return false;
+        }
+        let mut holders = before.holders.iter().map(|holder| holder.token);
+        let mut queue = before.queue.iter();
+        let stays = holders.any(|token| self.after.holders.iter().any(|holder| holder.token == token))
+            || queue.any(|waiter| self.after.queue.iter().any(|after| after.id == waiter.id));
+        let is_changed = before.capacity != self.after.capacity;
+        (is_changed && (before.is_set || stays)) || (before.is_set && !self.after.is_set)
     }
 
     fn holders_before(&self) -> &'a [Holder] {

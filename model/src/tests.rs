@@ -191,6 +191,27 @@ fn a_release_that_grants_by_the_capacity_of_its_client_is_found() {
 }
 
 #[test]
+fn a_client_whose_own_number_replaces_the_set_one_is_found() {
+    fn apply(before: Option<&State>, operation: &Operation, now: ServerTime) -> Option<State> {
+        let mut open = before.cloned();
+        if let Some(state) = &mut open {
+            state.is_set = false;
+        }
+        let mut after = state::apply(open.as_ref(), operation, now)?;
+        // It is as if it had been set still: only the number is another.
+        after.is_set |= before.is_some_and(|before| before.is_set);
+        Some(after)
+    }
+    let setup = Setup {
+        kind: Kind::Semaphore,
+        capacity: 2,
+        sets: 1,
+        ..faulty(with_apply(apply), 1, &[Fault::Set])
+    };
+    find("the own number of a client", "capacity", setup);
+}
+
+#[test]
 fn a_try_that_is_refused_for_a_request_on_its_way_is_found() {
     let rules = Rules {
         tries_await_answers: false,
