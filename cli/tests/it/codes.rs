@@ -5,18 +5,20 @@ use std::{
     fs::File,
     os::unix::process::ExitStatusExt as _,
     process::{ExitStatus, Stdio},
+    sync::Arc,
 };
 
 use futures::{StreamExt as _, stream};
-use mongodb::bson::{doc, oid::ObjectId};
-use tokio::{process::Command, time::timeout};
+use mongodb::bson::{Document, doc, oid::ObjectId};
+use tokio::{process::Command, runtime::Handle, sync::Barrier, task::block_in_place, time::timeout};
 use watchlock::LockClient;
-use watchlock_testkit::{Proxy, shared};
+use watchlock_core::protocol::DETACHED;
+use watchlock_testkit::{Liar, Proxy, liar::Told, shared};
 
 use crate::{
     Started, bare,
     common::{
-        Ground, PATIENCE, eventually, is_vacant, until_waiting,
+        Ground, PATIENCE, eventually, is_vacant,
         users::{PASSWORD, user},
         within,
     },
@@ -278,32 +280,46 @@ impl World {
     /// Takes the lock away from the command.
     async fn lose(&self, command: &str, name: &str) -> Option<i32> {
         let proxy = Proxy::before(shared::replica_set().await.addr(0)).unwrap();
-        let before = match command {
-            "acquire" => Some(self.locks.mutex(name).acquire().await.unwrap()),
-            _ => None,
-        };
+        if command == "acquire" {
+            return Some(self.lose_before_it_is_left(name).await);
+        }
         let mut losing = Started::run(
             &self.ground.through(proxy.uri()),
             &match command {
                 "run" | "elect" => vec![command, name, "sh", "-c", "echo; exec sleep 300"],
-                "hold" | "acquire" => words(command, name)?,
+                "hold" => words(command, name)?,
                 _ => return None,
             },
         );
-        if let Some(before) = before {
-            until_waiting(&self.locks, name, 1).await;
-            // It learns of its grant and of the break together, and can leave nothing taken.
-            proxy.black_hole();
-            before.release().await.unwrap();
-            self.locks.break_lock(name).await.unwrap();
-            proxy.heal();
-            return Some(code(losing.status().await));
-        } else {
-            losing.line().await;
-        }
+        losing.line().await;
         assert!(!is_vacant(&self.locks, name).await);
         self.locks.break_lock(name).await.unwrap();
         Some(code(losing.status().await))
+    }
+
+    /// Takes the lock away from `acquire` while the write that leaves it taken is on its way. Without that write's
+    /// being held up, the command might see no grant at all, and rightly take the lock once more.
+    async fn lose_before_it_is_left(&self, name: &str) -> i32 {
+        let meeting = Arc::new(Barrier::new(2));
+        let on_the_way = meeting.clone();
+        let held_up = move |command: &mut Document| {
+            if command.to_string().contains(DETACHED) {
+                let until_broken = async {
+                    on_the_way.wait().await;
+                    on_the_way.wait().await;
+                };
+                block_in_place(|| Handle::current().block_on(until_broken));
+            }
+            Told::Server
+        };
+        let server = shared::replica_set().await.addr(0);
+        let slow = Liar::before(server, held_up, |_, _| {}).await.unwrap();
+        let mut losing = Started::run(&self.ground.through(slow.uri()), &words("acquire", name).unwrap());
+        meeting.wait().await;
+        assert!(!is_vacant(&self.locks, name).await);
+        self.locks.break_lock(name).await.unwrap();
+        meeting.wait().await;
+        code(losing.status().await)
     }
 
     /// Terminates the command while it is at work.
