@@ -165,7 +165,7 @@ fn report(arguments: &Doctor, checks: Vec<Check>, code: ExitCode) -> Outcome {
 }
 
 /// Reads and writes as the library does, whatever the connection string says of it.
-fn as_the_library(place: Place) -> Place {
+pub(crate) fn as_the_library(place: Place) -> Place {
     let options = DatabaseOptions::builder()
         .write_concern(WriteConcern::majority())
         .read_concern(ReadConcern::majority())
@@ -178,7 +178,7 @@ fn as_the_library(place: Place) -> Place {
     }
 }
 
-fn primary() -> SelectionCriteria {
+pub(crate) fn primary() -> SelectionCriteria {
     SelectionCriteria::ReadPreference(ReadPreference::Primary)
 }
 

@@ -23,7 +23,7 @@ use watchlock::{Held, LockClient, errors::AcquireError, locks};
 
 use crate::{
     connection::{Connection, Place, ended, to_its_end},
-    doctor::privileges,
+    doctor::{as_the_library, privileges},
     exit::{Failure, NOT_PERMITTED},
     signals::{ENDING, Signals},
 };
@@ -111,10 +111,10 @@ impl<'a> Ground<'a> {
 
     /// Returns the ground of a run that another process has begun.
     pub(crate) async fn join(connection: &'a Connection, prefix: String) -> Result<Self, Failure> {
-        let place = Place {
+        let place = as_the_library(Place {
             collection: format!("{prefix}_locks"),
             ..connection.prompt().await?
-        };
+        });
         Ok(Self {
             connection,
             place,

@@ -2,12 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use mongodb::bson::{DateTime, doc};
+use mongodb::{
+    bson::{DateTime, doc},
+    options::{ReadConcern, WriteConcern},
+};
 use tokio::time::sleep;
 use watchlock::{LockClient, errors::FenceError};
 
 use super::report::Check;
 use crate::{
+    doctor::primary,
     exit::Failure,
     ground::{Ground, asked},
     text::span_of,
@@ -107,7 +111,12 @@ async fn transaction(ground: &Ground<'_>, second: &LockClient) -> Result<Check, 
         let held = locks.mutex("guard").acquire().await?;
         let client = ground.database().client().clone();
         let mut session = asked(async move { client.start_session().await }).await?;
-        let begun = session.start_transaction().await;
+        let begun = session
+            .start_transaction()
+            .write_concern(WriteConcern::majority())
+            .read_concern(ReadConcern::snapshot())
+            .selection_criteria(primary())
+            .await;
         begun.map_err(|error| Failure::driver(&error))?;
         let change = written.update_one(doc! { "_id": 1 }, doc! { "$inc": { "n": 1 } });
         if let Err(error) = change.session(&mut session).await {

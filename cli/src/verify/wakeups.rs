@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use mongodb::{
     bson::{Document, doc},
     error::Error,
+    options::ReadConcern,
 };
 use tokio::time::{sleep, timeout};
 use watchlock::{Held, LockClient, errors::AcquireError, locks, operate::WakeMode};
@@ -18,6 +19,7 @@ use super::{
 };
 use crate::{
     connection::to_its_end,
+    doctor::primary,
     exit::Failure,
     ground::{Ground, asked},
     measure::{Hop, Samples},
@@ -295,7 +297,13 @@ async fn killed_cursor(
             doc! { "$match": { "ns": namespace, "cursor.cursorId": { "$exists": true } } },
         ];
         use futures::TryStreamExt as _;
-        let found: Vec<Document> = admin.aggregate(pipeline).await?.try_collect().await?;
+        let found: Vec<Document> = admin
+            .aggregate(pipeline)
+            .selection_criteria(primary())
+            .read_concern(ReadConcern::local())
+            .await?
+            .try_collect()
+            .await?;
         Ok(found)
     };
     let found = match to_its_end(listing).await? {
