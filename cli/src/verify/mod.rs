@@ -94,7 +94,7 @@ impl Run {
     /// Runs the sections, the longest for as long as there is time.
     async fn look(self, ground: &Ground<'_>) -> Result<Vec<Check>, Failure> {
         let alive = ground.begin().await?;
-        let pace = Pace::watch(ground.database());
+        let pace = Pace::watch(ground.collection("pace"), self.patience);
         let purged = fences::purge(ground).await?;
         let mut checks = Vec::new();
         let all = &mut checks;
@@ -158,7 +158,8 @@ impl Run {
             Ok(Err(failure)) if failure.ends_a_run() => return Err(failure),
             Ok(Err(failure)) => checks.push(Check::broken(name, WHOLE, failure.message())),
             Ok(Ok(())) => {}
-            Err(_) => checks.push(pace.late(name, WHOLE, self.patience, "it does not end".to_owned())),
+            // The longest has five contests.
+            Err(_) => checks.push(pace.late(name, WHOLE, (self.patience, 2_000), "it does not end".to_owned())),
         }
         Ok(())
     }

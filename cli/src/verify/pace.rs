@@ -5,22 +5,24 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mongodb::{Database, bson::doc};
+use mongodb::{
+    Collection,
+    bson::{Document, doc},
+};
 use tokio::{task::JoinHandle, time::sleep};
 
 use super::report::Check;
 use crate::{connection::to_its_end, text::span_of};
 
-/// Pause between two questions.
+/// Pause between two writes.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// A time-out is conclusive if no answer took longer than this part of it: a check takes a few commands, one after the
-/// other.
-const PART: u32 = 10;
-
-/// Asks the server again and again, and notes the slowest answer. A machine that runs this too late counts as slow.
+/// Writes again and again, confirmed by a majority as the writes of locks are, and notes the slowest. A machine that
+/// runs this too late counts as slow.
 #[derive(Debug)]
 pub(super) struct Pace {
+    /// How much longer than its time something may take.
+    pub(super) patience: Duration,
     noted: Arc<Mutex<Noted>>,
     asking: JoinHandle<()>,
 }
@@ -28,7 +30,7 @@ pub(super) struct Pace {
 #[derive(Debug)]
 struct Noted {
     slowest: Duration,
-    /// The time at which the present question was due.
+    /// The time at which the present write was due.
     due: Instant,
 }
 
@@ -45,17 +47,22 @@ impl Drop for Pace {
 }
 
 impl Pace {
-    pub(super) fn watch(database: &Database) -> Self {
+    /// Writes into this collection.
+    pub(super) fn watch(collection: Collection<Document>, patience: Duration) -> Self {
         let noted = Arc::new(Mutex::new(Noted {
             slowest: Duration::ZERO,
             due: Instant::now(),
         }));
-        let (database, noting) = (database.clone(), noted.clone());
+        let noting = noted.clone();
         let asking = tokio::spawn(async move {
             loop {
-                let asked = database.clone();
+                let written = collection.clone();
+                let write = async move {
+                    let (only, next) = (doc! { "_id": 1 }, doc! { "$inc": { "n": 1 } });
+                    written.update_one(only, next).upsert(true).await
+                };
                 // An error is an answer as well.
-                drop(to_its_end(async move { asked.run_command(doc! { "ping": 1 }).await }).await);
+                drop(to_its_end(write).await);
                 let due = {
                     let mut noted = noting.lock().unwrap_or_else(PoisonError::into_inner);
                     noted.slowest = noted.slowest();
@@ -65,7 +72,11 @@ impl Pace {
                 sleep(due.saturating_duration_since(Instant::now())).await;
             }
         });
-        Self { noted, asking }
+        Self {
+            patience,
+            noted,
+            asking,
+        }
     }
 
     /// Forgets what came before.
@@ -73,14 +84,20 @@ impl Pace {
         self.noted.lock().unwrap_or_else(PoisonError::into_inner).slowest = Duration::ZERO;
     }
 
-    /// Judges what did not come within a limit: a promise is broken if the server was quick, and nothing is known
-    /// otherwise.
-    pub(super) fn late(&self, section: &'static str, name: &'static str, limit: Duration, found: String) -> Check {
+    /// Judges what did not come within a limit, for which it takes at most so many commands, one after the other: a
+    /// promise is broken if the server was quick enough for all of them, and nothing is known otherwise.
+    pub(super) fn late(
+        &self,
+        section: &'static str,
+        name: &'static str,
+        (limit, commands): (Duration, u32),
+        found: String,
+    ) -> Check {
         let slowest = self.noted.lock().unwrap_or_else(PoisonError::into_inner).slowest();
-        if slowest <= limit / PART {
+        if slowest <= limit / commands {
             return Check::broken(section, name, found);
         }
-        let found = format!("{found}; but a ping took up to {}", span_of(slowest));
+        let found = format!("{found}; but a write took up to {}", span_of(slowest));
         Check::inconclusive(section, name, found)
     }
 }

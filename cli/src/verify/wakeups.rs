@@ -104,7 +104,7 @@ async fn raw_hop(pace: &Pace, mut hop: Hop) -> Result<Check, Failure> {
     let mut samples = Samples::default();
     for _ in 0..SAMPLES {
         let Some((next, latency)) = hopped(hop).await? else {
-            return Ok(pace.late(SECTION, RAW_HOP, RAW, format!("no event within {}", span_of(RAW))));
+            return Ok(pace.late(SECTION, RAW_HOP, (RAW, 10), format!("no event within {}", span_of(RAW))));
         };
         hop = next;
         samples.push(latency);
@@ -131,7 +131,7 @@ async fn hand_over(pace: &Pace, holder: &LockClient, waiter: &LockClient) -> Res
             Err(AcquireError::Timeout { .. } | AcquireError::Unanswered { .. }) => {
                 let limit = LEASE + MARGIN;
                 let found = format!("a waiter got no lock within {} of its release", span_of(limit));
-                return Ok(pace.late(SECTION, name, limit, found));
+                return Ok(pace.late(SECTION, name, (limit, 10), found));
             }
             Err(error) => return Err(error.into()),
         }
@@ -200,7 +200,7 @@ async fn lost(
         let lock = format!("{} {number}", loss.name());
         let Some(latency) = lost_one(ground, holder, other, &lock, loss).await? else {
             let found = format!("the holder did not learn of it within its lease of {}", span_of(LEASE));
-            return Ok(pace.late(SECTION, loss.name(), LEASE + MARGIN, found));
+            return Ok(pace.late(SECTION, loss.name(), (LEASE + MARGIN, 10), found));
         };
         samples.push(latency);
     }
@@ -259,7 +259,7 @@ async fn expiry(ground: &Ground<'_>, pace: &Pace, waiter: &LockClient) -> Result
     let Ok(got) = got else {
         let limit = 2 * LEASE + MARGIN;
         let found = format!("nobody else got the lock within {}", span_of(limit));
-        return Ok(pace.late(SECTION, name, limit, found));
+        return Ok(pace.late(SECTION, name, (limit, 10), found));
     };
     drop(got.release().await);
     if is_held {
@@ -335,7 +335,7 @@ async fn killed_cursor(
     let Ok((got, at)) = ended(waiting).await? else {
         let limit = LEASE + MARGIN;
         let found = format!("a waiter got no lock within {} of it", span_of(limit));
-        return Ok(pace.late(SECTION, name, limit, found));
+        return Ok(pace.late(SECTION, name, (limit, 10), found));
     };
     drop(got.release().await);
     let found = format!(
