@@ -12,7 +12,7 @@ use super::{
     WHOLE,
     exclusion::{self, Contest, processes::Processes},
     pace::Pace,
-    report::{Check, millis},
+    report::{Check, Verdict, millis},
     server::answer,
 };
 use crate::{connection::to_its_end, exit::Failure, ground::Ground, text::span_of};
@@ -55,6 +55,14 @@ pub(super) async fn run(ground: &Ground<'_>, pace: &Pace, seed: u64, checks: &mu
         step_down(ground).await
     };
     let (contended, stepped) = futures::join!(contending, stepping);
+    let contended = Check {
+        section: SECTION,
+        ..contended?
+    };
+    let is_broken = contended.verdict == Verdict::Broken;
+    if is_broken {
+        checks.push(contended.clone());
+    }
     let outage = match stepped? {
         Ok(outage) => outage,
         Err(why) => {
@@ -77,10 +85,9 @@ pub(super) async fn run(ground: &Ground<'_>, pace: &Pace, seed: u64, checks: &mu
         millis(outage)
     );
     checks.push(Check::noted(SECTION, name, found));
-    checks.push(Check {
-        section: SECTION,
-        ..contended?
-    });
+    if !is_broken {
+        checks.push(contended);
+    }
     let name = "a lock held through it";
     checks.push(match (held.is_held(), outage < OUTLASTED) {
         (true, _) => Check::kept(SECTION, name, "it is still held, under the same token"),

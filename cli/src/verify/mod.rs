@@ -16,8 +16,9 @@ mod server;
 pub(crate) mod wakeups;
 
 use std::{
-    fs,
+    fs::File,
     io::{self, IsTerminal as _, Write as _},
+    path::Path,
     time::{Duration, Instant, SystemTime},
 };
 
@@ -33,7 +34,7 @@ use crate::{
 };
 
 use pace::Pace;
-use report::{Check, Report};
+use report::{Check, Report, Verdict};
 
 pub(crate) async fn verify(connection: &Connection, arguments: Verify) -> Outcome {
     if let Some(prefix) = arguments.contend {
@@ -46,24 +47,37 @@ pub(crate) async fn verify(connection: &Connection, arguments: Verify) -> Outcom
         patience: Duration::from_secs(arguments.patience),
         steps_down: arguments.step_down && (arguments.yes || may_step_down()?),
     };
-    let mut checks = match on_ground(connection, async |ground| run.look(ground).await).await? {
-        Ok(checks) => checks,
-        Err(signal) => return Ok(exit::ended_by(signal)),
+    let file = match &arguments.report {
+        Some(path) => Some((path, File::create(path).map_err(|error| unwritable(path, &error))?)),
+        None => None,
     };
+    let mut checks = Vec::new();
+    match on_ground(connection, async |ground| run.look(ground, &mut checks).await).await {
+        Ok(Ok(())) => {}
+        Ok(Err(signal)) => return Ok(exit::ended_by(signal)),
+        // What was found before stays true.
+        Err(failure) if checks.iter().any(|check| check.verdict == Verdict::Broken) => {
+            checks.push(Check::inconclusive("run", WHOLE, failure.message()));
+        }
+        Err(failure) => return Err(failure),
+    }
     if arguments.step_down && !run.steps_down {
         checks.push(Check::skipped(fail_over::SECTION, WHOLE, "nobody said yes"));
     }
     let report = Report::new(run.seed, begun.elapsed().as_secs_f64(), checks);
-    if let Some(path) = &arguments.report {
-        let written = fs::write(path, report.page(SystemTime::now()));
-        written
-            .map_err(|error| Failure::usage(format!("the report can't be written to {}: {error}", path.display())))?;
-    }
     let written = match arguments.output.json {
         true => json::print(&report),
         false => io::stdout().lock().write_all(report.text().as_bytes()),
     };
+    if let Some((path, mut file)) = file {
+        let written = file.write_all(report.page(SystemTime::now()).as_bytes());
+        written.map_err(|error| unwritable(path, &error))?;
+    }
     exit::after(written, report.code())
+}
+
+fn unwritable(path: &Path, error: &io::Error) -> Failure {
+    Failure::usage(format!("the report can't be written to {}: {error}", path.display()))
 }
 
 /// Asks whether the primary may step down.
@@ -92,12 +106,10 @@ impl Run {
     }
 
     /// Runs the sections, the longest for as long as there is time.
-    async fn look(self, ground: &Ground<'_>) -> Result<Vec<Check>, Failure> {
+    async fn look(self, ground: &Ground<'_>, all: &mut Vec<Check>) -> Result<(), Failure> {
         let alive = ground.begin().await?;
         let pace = Pace::watch(ground.collection("pace"), self.patience);
         let purged = fences::purge(ground).await?;
-        let mut checks = Vec::new();
-        let all = &mut checks;
         self.section(server::SECTION, &pace, all, async |all| server::run(ground, all).await)
             .await?;
         all.push(match &alive {
@@ -140,7 +152,7 @@ impl Run {
         all.push(purged.check(ground, self.end).await?);
         self.section(cost::SECTION, &pace, all, async |all| cost::run(ground, all).await)
             .await?;
-        Ok(checks)
+        Ok(())
     }
 
     /// Runs a section. One that the server refuses, or that does not end while the server is quick, breaks a promise:
