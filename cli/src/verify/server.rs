@@ -28,7 +28,7 @@ const TESTED: &str = "4.4.2, 5.0.32, 6.0.5 and 6.0.27";
 /// Number of readings of the server's clock, and of its answers that are timed.
 const READINGS: usize = 21;
 
-/// Maximum distance between the two clocks in one answer.
+/// Maximum distance of `$$NOW` from the times that the server shows before and after it.
 const APART: i64 = 1_000;
 
 pub(super) async fn run(ground: &Ground<'_>, checks: &mut Vec<Check>) -> Result<(), Failure> {
@@ -162,6 +162,7 @@ async fn clock(ground: &Ground<'_>) -> Result<Check, Failure> {
     let collection = ground.collection("clock");
     let mut last = None;
     for _ in 0..READINGS {
+        let before = answer(ground, doc! { "hello": 1 }).await?;
         let written = collection.clone();
         let update = vec![doc! { "$set": { "a": "$$NOW" } }, doc! { "$set": { "b": "$$NOW" } }];
         let change = async move {
@@ -173,21 +174,25 @@ async fn clock(ground: &Ground<'_>) -> Result<Check, Failure> {
         asked(change).await?;
         let read = collection.clone();
         let read = asked(async move { read.find_one(doc! { "_id": 1 }).await }).await?;
-        let hello = answer(ground, doc! { "hello": 1 }).await?;
+        let after = answer(ground, doc! { "hello": 1 }).await?;
         let read = read.unwrap_or_default();
         let of = |document: &Document, field| document.get_datetime(field).ok().copied();
-        let (Some(a), Some(b), Some(shown)) = (of(&read, "a"), of(&read, "b"), of(&hello, "localTime")) else {
+        let shown = of(&before, "localTime").zip(of(&after, "localTime"));
+        let (Some(a), Some(b), Some((from, to))) = (of(&read, "a"), of(&read, "b"), shown) else {
             let found = "the server writes no time for `$$NOW`, or tells none: leases have no end";
-            return Ok(Check::broken(SECTION, name, found).with(format!("{read}\n{hello}")));
+            return Ok(Check::broken(SECTION, name, found).with(format!("{read}\n{after}")));
         };
+        let millis = a.timestamp_millis();
         let problem = if a != b {
             Some(format!(
                 "`$$NOW` is {a} and {b} in one command: a holder may be judged by two times"
             ))
         } else if last.is_some_and(|last| a <= last) {
             Some(format!("`$$NOW` does not rise: {a} comes after {}", last.unwrap_or(a)))
-        } else if (shown.timestamp_millis() - a.timestamp_millis()).abs() > APART {
-            Some(format!("`$$NOW` is {a}, and the server's time {shown}"))
+        } else if millis < from.timestamp_millis() - APART || millis > to.timestamp_millis() + APART {
+            Some(format!(
+                "`$$NOW` is {a}, and the server's time {from} before it and {to} after it"
+            ))
         } else {
             None
         };
