@@ -37,7 +37,7 @@ const LEASE: Duration = Duration::from_secs(3);
 /// Beyond the end of a lease, a waiter is given the lock within this time: the default skew margin and a round trip.
 const MARGIN: Duration = Duration::from_secs(3);
 
-/// Time for the news of a grant or of a waiter to be over.
+/// Time for the news of a grant to be over.
 const QUEUED: Duration = Duration::from_millis(100);
 
 /// Maximum time for a waiter to be seen in the queue.
@@ -148,6 +148,7 @@ pub(crate) async fn handed_over(
     let held = holder.mutex(lock).acquire().await?;
     let waiting = waiter.mutex(lock).acquire().timeout(LEASE + MARGIN);
     let waiting = tokio::spawn(async move { (waiting.await, Instant::now()) });
+    // A waiter that is never seen there comes to its time-out.
     until_queued(holder, lock).await?;
     let begun = Instant::now();
     drop(held.release().await);
@@ -161,13 +162,16 @@ pub(crate) async fn handed_over(
     })
 }
 
-/// Waits until somebody is in the queue of a lock.
-async fn until_queued(locks: &LockClient, lock: &str) -> Result<(), Failure> {
+/// Waits until somebody is in the queue of a lock; `false`: nobody was seen there in time.
+async fn until_queued(locks: &LockClient, lock: &str) -> Result<bool, Failure> {
     let begun = Instant::now();
-    while locks.inspect(lock).await?.is_some_and(|lock| lock.waiters.is_empty()) && begun.elapsed() < SEEN {
+    while locks.inspect(lock).await?.is_none_or(|lock| lock.waiters.is_empty()) {
+        if begun.elapsed() >= SEEN {
+            return Ok(false);
+        }
         sleep((begun.elapsed() / 8).max(Duration::from_millis(1))).await;
     }
-    Ok(())
+    Ok(true)
 }
 
 /// How a lock is taken away.
@@ -290,7 +294,11 @@ async fn killed_cursor(
     let held = holder.mutex(name).acquire().await?;
     let waiting = waiter.mutex(name).acquire().timeout(LEASE + MARGIN);
     let waiting = tokio::spawn(async move { waiting.await.map(|got| (got, Instant::now())) });
-    sleep(QUEUED).await;
+    if !until_queued(holder, name).await? {
+        drop(held.release().await);
+        let found = "a waiter is not seen in the queue".to_owned();
+        return Ok(pace.late(SECTION, name, (LEASE + MARGIN, 10), found));
+    }
     let listing = async move {
         let pipeline = vec![
             doc! { "$currentOp": { "idleCursors": true, "localOps": false } },
@@ -322,13 +330,20 @@ async fn killed_cursor(
         drop(held.release().await);
         return Ok(Check::skipped(SECTION, name, "no cursors are to be seen"));
     }
-    let count = cursors.len();
     let command = doc! { "killCursors": ground.locks().name(), "cursors": cursors };
     let database = ground.database().clone();
-    if let Err(error) = to_its_end(async move { database.run_command(command).await }).await? {
+    let killed = to_its_end(async move { database.run_command(command).await }).await?;
+    let count = match &killed {
+        Ok(answer) => answer.get_array("cursorsKilled").map_or(0, Vec::len),
+        Err(_) => 0,
+    };
+    if count == 0 {
         drop(held.release().await);
-        let why = format!("they can't be killed: {}", Failure::driver(&error).message());
-        return Ok(Check::skipped(SECTION, name, why));
+        let why = match killed {
+            Ok(_) => "the server killed none of them".to_owned(),
+            Err(error) => Failure::driver(&error).message().to_owned(),
+        };
+        return Ok(Check::skipped(SECTION, name, format!("they can't be killed: {why}")));
     }
     let begun = Instant::now();
     drop(held.release().await);
