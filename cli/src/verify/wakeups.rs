@@ -204,7 +204,7 @@ async fn lost(
         let lock = format!("{} {number}", loss.name());
         let Some(latency) = lost_one(ground, holder, other, &lock, loss).await? else {
             let found = format!("the holder did not learn of it within its lease of {}", span_of(LEASE));
-            return Ok(pace.late(SECTION, loss.name(), (LEASE + MARGIN, 10), found));
+            return Ok(pace.late(SECTION, loss.name(), (LEASE, 10), found));
         };
         samples.push(latency);
     }
@@ -235,7 +235,8 @@ pub(crate) async fn lost_one(
             asked(async move { documents.update_one(doc! { "_id": lock }, change).await }).await?;
         }
     }
-    let Ok(at) = timeout(LEASE + MARGIN, told_at).await else {
+    // Its last renewal was before this.
+    let Ok(at) = timeout(LEASE, told_at).await else {
         return Ok(None);
     };
     let at = ended(async { at }).await?;
