@@ -42,9 +42,10 @@ const GRANTED: Duration = Duration::from_secs(10);
 /// Maximum time for a client of a run to give its locks back before the collections are dropped.
 const LEAVING: Duration = Duration::from_secs(5);
 
-/// How often the collections are dropped, until there is none; and the pause before it is seen whether one came back.
-const CLEARED_AT_MOST: usize = 5;
-const AGAIN: Duration = Duration::from_millis(20);
+/// How often the collections are dropped, until there is none at two looks; and the pause between them, in which a late
+/// write makes one anew.
+const CLEARED_AT_MOST: usize = 8;
+const AGAIN: Duration = Duration::from_millis(250);
 
 /// Actions on its collections without which there is no run; and those without which it does less.
 const NEEDED: [&str; 6] = [
@@ -147,7 +148,16 @@ impl<'a> Ground<'a> {
             collection: self.place.collection.clone(),
             ..self.connection.prompt().await?
         };
-        let locks = client(&place).await?;
+        self.built(&place).await
+    }
+
+    /// Returns one more lock client, on the driver's client of the collections: transactions need that.
+    pub(crate) async fn client_beside_them(&self) -> Result<LockClient, Failure> {
+        self.built(&self.place).await
+    }
+
+    async fn built(&self, place: &Place) -> Result<LockClient, Failure> {
+        let locks = client(place).await?;
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
         clients.push(locks.clone());
         Ok(locks)
@@ -190,10 +200,13 @@ impl<'a> Ground<'a> {
         self.leave().await;
         ended(LEAVING).await;
         // A command of a client that did not shut down in time, or of a process that was killed, may still make one anew.
+        let mut was_empty = false;
         for _ in 0..CLEARED_AT_MOST {
-            if drop_all(&self.place.database, &self.prefix).await? == 0 {
+            let is_empty = drop_all(&self.place.database, &self.prefix).await? == 0;
+            if is_empty && was_empty {
                 break;
             }
+            was_empty = is_empty;
             sleep(AGAIN).await;
         }
         Ok(())

@@ -101,11 +101,7 @@ async fn transaction(ground: &Ground<'_>, second: &LockClient) -> Result<Check, 
     let written = ground.collection("guarded");
     let inserted = written.clone();
     asked(async move { inserted.insert_one(doc! { "_id": 1, "n": 0 }).await }).await?;
-    // The guard needs the driver client of the lock client.
-    let locks = LockClient::builder(ground.database().clone())
-        .collection(ground.locks().name())
-        .build()
-        .await?;
+    let locks = ground.client_beside_them().await?;
     let mut committed = Vec::new();
     for is_lost in [false, true] {
         let held = locks.mutex("guard").acquire().await?;
@@ -121,7 +117,6 @@ async fn transaction(ground: &Ground<'_>, second: &LockClient) -> Result<Check, 
         let change = written.update_one(doc! { "_id": 1 }, doc! { "$inc": { "n": 1 } });
         if let Err(error) = change.session(&mut session).await {
             let why = format!("this server has no transactions: {}", Failure::driver(&error).message());
-            locks.shutdown().await;
             return Ok(Check::skipped(SECTION, name, why));
         }
         if is_lost {
@@ -137,7 +132,6 @@ async fn transaction(ground: &Ground<'_>, second: &LockClient) -> Result<Check, 
         ));
         drop(held.release().await);
     }
-    locks.shutdown().await;
     let found = asked(async move { written.find_one(doc! { "_id": 1 }).await }).await?;
     let n = found.and_then(|found| found.get_i32("n").ok());
     let is_right = matches!(&committed[..], [(Ok(()), Ok(())), (Err(_), _)]) && n == Some(1);

@@ -6,10 +6,10 @@
 
 use std::{
     io::{self, BufRead as _, BufReader, Write as _},
-    process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio},
+    process::{Child, ChildStdout, Command, ExitCode, Stdio},
     sync::{Arc, Mutex, PoisonError},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use futures::future::{join_all, try_join_all};
@@ -27,14 +27,30 @@ use crate::{
 /// Maximum time for a process to be connected: as for the first lock of a run.
 const READY: Duration = Duration::from_secs(10);
 
-/// The processes of a run. They are killed when this is dropped.
+/// Time for the processes to give their locks back once their input has ended.
+const LEAVING: Duration = Duration::from_secs(1);
+
+/// The processes of a run. Dropping this ends them: by their input, and those that stay are killed.
 #[derive(Debug, Default)]
 pub(in crate::verify) struct Processes(Vec<Process>);
 
+impl Drop for Processes {
+    fn drop(&mut self) {
+        self.0.iter_mut().for_each(|process| drop(process.child.stdin.take()));
+        // This runs at the end of a run, or of its section: nothing else waits on this thread.
+        let end = Instant::now() + LEAVING;
+        let goes_on = |process: &mut Process| matches!(process.child.try_wait(), Ok(None));
+        while self.0.iter_mut().any(goes_on) && Instant::now() < end {
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Process {
+    /// With its input.
     child: Child,
-    talk: Arc<Mutex<Talk>>,
+    output: Arc<Mutex<BufReader<ChildStdout>>>,
 }
 
 impl Drop for Process {
@@ -42,29 +58,6 @@ impl Drop for Process {
         // Either error means that it has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
-    }
-}
-
-/// The input and output of a process.
-#[derive(Debug)]
-struct Talk {
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-}
-
-impl Talk {
-    fn tell(&mut self, line: &str) -> io::Result<()> {
-        writeln!(self.input, "{line}")?;
-        self.input.flush()
-    }
-
-    /// Reads a line of the process.
-    fn hear(&mut self) -> io::Result<String> {
-        let mut line = String::new();
-        match self.output.read_line(&mut line)? {
-            0 => Err(io::ErrorKind::UnexpectedEof.into()),
-            _ => Ok(line),
-        }
     }
 }
 
@@ -76,7 +69,7 @@ impl Processes {
             let process = start(ground).map_err(|error| format!("no process can be started: {error}"))?;
             started.0.push(process);
         }
-        let ready = join_all(started.0.iter().map(|process| process.with(Talk::hear)));
+        let ready = join_all(started.0.iter().map(|process| process.hear()));
         let ready = timeout(READY, ready).await;
         let ready = ready.map_err(|_| "a process was not connected in time".to_owned())?;
         match ready.into_iter().find_map(Result::err) {
@@ -95,10 +88,10 @@ impl Processes {
                 client,
             };
             let order = serde_json::to_string(&players).map_err(|error| error.to_string())?;
-            let answer = process.with(move |talk| {
-                talk.tell(&order)?;
-                talk.hear()
-            });
+            let answer = async {
+                process.tell(&order)?;
+                process.hear().await
+            };
             let answer = answer.await.map_err(|error| format!("a process has ended: {error}"))?;
             let answer: Result<Record, String> = serde_json::from_str(&answer).map_err(|error| error.to_string())?;
             answer.map_err(|error| format!("in a process: {error}"))
@@ -108,14 +101,24 @@ impl Processes {
 }
 
 impl Process {
-    /// Talks to it. A talk that is given up goes on until the process ends.
-    async fn with<T: Send + 'static>(
-        &self,
-        talking: impl FnOnce(&mut Talk) -> io::Result<T> + Send + 'static,
-    ) -> io::Result<T> {
-        let talk = self.talk.clone();
-        let talked = spawn_blocking(move || talking(&mut talk.lock().unwrap_or_else(PoisonError::into_inner)));
-        talked.await.map_err(io::Error::other)?
+    /// Writes a line to it, which fits into the pipe.
+    fn tell(&self, line: &str) -> io::Result<()> {
+        let mut input = self.child.stdin.as_ref().ok_or(io::ErrorKind::BrokenPipe)?;
+        input.write_all(format!("{line}\n").as_bytes())
+    }
+
+    /// Reads a line of it. A reading that is given up goes on until the process ends.
+    async fn hear(&self) -> io::Result<String> {
+        let output = self.output.clone();
+        let heard = spawn_blocking(move || {
+            let mut line = String::new();
+            let mut output = output.lock().unwrap_or_else(PoisonError::into_inner);
+            match output.read_line(&mut line)? {
+                0 => Err(io::ErrorKind::UnexpectedEof.into()),
+                _ => Ok(line),
+            }
+        });
+        heard.await.map_err(io::Error::other)?
     }
 }
 
@@ -131,14 +134,9 @@ fn start(ground: &Ground<'_>) -> io::Result<Process> {
         .hand_on(&mut program)
         .map_err(|failure| io::Error::other(failure.message().to_owned()))?;
     let mut child = program.spawn()?;
-    let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-        return Err(io::Error::other("it has no pipes"));
-    };
-    let output = BufReader::new(output);
-    Ok(Process {
-        child,
-        talk: Arc::new(Mutex::new(Talk { input, output })),
-    })
+    let output = child.stdout.take().ok_or_else(|| io::Error::other("it has no pipe"))?;
+    let output = Arc::new(Mutex::new(BufReader::new(output)));
+    Ok(Process { child, output })
 }
 
 /// Is one of the processes of a run, until its input ends.
