@@ -101,3 +101,26 @@ impl Pace {
         Check::inconclusive(section, name, found)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{super::report::Verdict, *};
+
+    #[tokio::test]
+    async fn the_slowest_write_decides_whether_so_many_had_time() {
+        let noted = Noted {
+            slowest: Duration::from_millis(200),
+            due: Instant::now() + Duration::from_secs(60),
+        };
+        let pace = Pace {
+            patience: Duration::ZERO,
+            noted: Arc::new(Mutex::new(noted)),
+            asking: tokio::spawn(async {}),
+        };
+        let late = |commands| pace.late("", "", (Duration::from_secs(30), commands), String::new());
+        assert_eq!(late(150).verdict, Verdict::Broken);
+        let late = late(151);
+        assert_eq!(late.verdict, Verdict::Inconclusive);
+        assert!(late.found.contains("a write took up to"), "{}", late.found);
+    }
+}

@@ -13,7 +13,7 @@ use watchlock_testkit::{
 };
 
 use crate::{
-    Done, Started,
+    Done, Started, bare,
     common::{Ground, eventually, pause, users::user_of, within},
     done, program, signal,
 };
@@ -500,7 +500,7 @@ async fn a_server_that_is_not_what_it_says_is_found_out() {
                 return Some(format!("{}, by doctor: {told:?}", lie.name));
             }
         }
-        let told = verify(&behind, &["--json", "--seed", "3"]).await;
+        let told = verify(&behind, &["--json", "--seed", "3", "--patience", "30"]).await;
         if told.code != 1 {
             return Some(format!("{}: {told:?}", lie.name));
         }
@@ -517,6 +517,52 @@ async fn a_server_that_is_not_what_it_says_is_found_out() {
         .collect()
         .await;
     assert!(missed.is_empty(), "{missed:#?}");
+}
+
+/// What the run found before stays found.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broken_promise_is_reported_though_the_run_ends_early() {
+    let ground = Ground::replica_set("cli_verify_ends").await;
+    let server = watchlock_testkit::shared::replica_set().await.addr(0);
+    let forgets = LIES.iter().find(|lie| lie.found == ["journal"]).unwrap();
+    let forbid = |command: &mut Document| match command.get_str("insert") {
+        Ok(collection) if collection.ends_with("_documents") => refusal(13, "not authorized"),
+        _ => Told::Server,
+    };
+    let liar = Liar::before(server, forbid, forgets.answer).await.unwrap();
+    let report = verify(&ground.through(liar.uri()), &["--json"]).await.expect(1).json();
+    assert_eq!(verdict(&report, "server", "journal"), "broken", "{report:#}");
+    assert!(
+        found(&report, "run", "to its end").contains("not authorized"),
+        "{report:#}"
+    );
+}
+
+/// Before anything is asked of a server.
+#[tokio::test]
+async fn a_report_that_can_not_be_written_is_told_at_once() {
+    let mut program = bare();
+    program.env("MONGODB_URI", "mongodb://127.0.0.1:1/app?serverSelectionTimeoutMS=200");
+    let told = done(program.args(["verify", "--report", "/dev/null/report.md"]))
+        .await
+        .expect(64);
+    assert!(told.err.contains("can't be written to /dev/null/report.md"), "{told:?}");
+}
+
+/// Locks do not obey these, so a run does not either.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_concerns_of_the_connection_string_change_no_verdict() {
+    let ground = Ground::replica_set("cli_verify_options").await;
+    let ground = ground.with("readPreference=secondary&readConcernLevel=linearizable&w=5");
+    let report = verify(&ground, &["--json"]).await.expect(0).json();
+    for (section, name) in [
+        ("wake-ups and losses", "killed streams"),
+        ("fences and transactions", "guarded transaction"),
+    ] {
+        assert_eq!(verdict(&report, section, name), "kept", "{section}, {name}: {report:#}");
+    }
+    run(&ground, &["bench", "--seconds", "1"]).await.expect(0);
+    assert_eq!(left(&ground).await, [""; 0]);
 }
 
 /// Where nobody is asked, a yes has to be given.
@@ -542,6 +588,27 @@ async fn a_fail_over_under_load_keeps_the_promises() {
     assert_eq!(verdict(&report, "server", "member clocks"), "kept", "{report:#}");
     assert_ne!(cluster.primary().await.unwrap(), before);
     assert_eq!(left(&ground).await, [""; 0]);
+}
+
+/// A primary that says yes and stays shows nothing of a fail-over.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fail_over_that_is_not_seen_is_inconclusive() {
+    let cluster = Cluster::builder().replica_set(3).in_memory(true).start().await.unwrap();
+    let primary = cluster.primary().await.unwrap();
+    let stays = |command: &mut Document| match is(command, "replSetStepDown") {
+        true => Told::Client(doc! { "ok": 1.0 }),
+        false => Told::Server,
+    };
+    let liar = Liar::before(cluster.addr(primary), stays, unchanged).await.unwrap();
+    let ground = Ground::on(&cluster, "cli_verify_stays").through(liar.uri());
+    let report = verify(&ground, &["--json", "--step-down", "--yes"])
+        .await
+        .expect(2)
+        .json();
+    assert_eq!(verdict(&report, "fail-over", "step-down"), "inconclusive", "{report:#}");
+    let checks = report["checks"].as_array().unwrap();
+    let kept = |check: &Value| check["section"] == "fail-over" && check["verdict"] == "kept";
+    assert!(!checks.iter().any(kept), "{report:#}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -624,7 +691,8 @@ async fn each_right_that_a_run_needs_is_named_where_it_is_missing() {
 async fn what_a_slow_server_does_not_do_in_time_is_inconclusive() {
     let ground = Ground::replica_set("cli_verify_slow").await;
     let slow = slow().await;
-    let arguments = ["--json", "--patience", "1"];
+    // An answer is quick for a few commands in a row, and slow for a contest.
+    let arguments = ["--json", "--patience", "5"];
     let report = verify(&ground.through(slow.uri()), &arguments).await.expect(2).json();
     assert_eq!(report["kept"], false);
     let checks = report["checks"].as_array().unwrap();
