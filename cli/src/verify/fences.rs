@@ -110,7 +110,7 @@ async fn transaction(ground: &Ground<'_>, second: &LockClient) -> Result<Check, 
         let begun = session
             .start_transaction()
             .write_concern(WriteConcern::majority())
-            .read_concern(ReadConcern::snapshot())
+            .read_concern(ReadConcern::local())
             .selection_criteria(primary())
             .await;
         begun.map_err(|error| Failure::driver(&error))?;

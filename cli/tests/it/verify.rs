@@ -500,7 +500,7 @@ async fn a_server_that_is_not_what_it_says_is_found_out() {
                 return Some(format!("{}, by doctor: {told:?}", lie.name));
             }
         }
-        let told = verify(&behind, &["--json", "--seed", "3", "--patience", "30"]).await;
+        let told = verify(&behind, &["--json", "--seed", "3"]).await;
         if told.code != 1 {
             return Some(format!("{}: {told:?}", lie.name));
         }
