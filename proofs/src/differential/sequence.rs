@@ -2,7 +2,9 @@
 
 use crate::Random;
 use mongodb::bson::{Bson, Document, doc};
-use watchlock_core::protocol::{Change, Evict, Expects, Idle, Operation, ServerTime, State, pipeline, state};
+use watchlock_core::protocol::{
+    CapacityIs, Change, Evict, Expects, Holder, Idle, Operation, ServerTime, State, Waiter, pipeline, state,
+};
 
 use super::{
     setup::Setup,
@@ -40,6 +42,11 @@ pub struct Seen {
     /// Breaks that evicted somebody, and those that found nobody.
     pub broken: u32,
     pub not_broken: u32,
+    /// Settings of the number of permits that granted, and those that refused a waiter.
+    pub set_granted: u32,
+    pub set_refused: u32,
+    /// Requests with another number of permits than the lock in use has, which goes by its own.
+    pub met_other_number: u32,
 }
 
 impl Seen {
@@ -51,6 +58,16 @@ impl Seen {
         let is_written = after.version > before.version;
         self.broken += u32::from(operation.breaks() && is_written);
         self.not_broken += u32::from(operation.breaks() && !is_written);
+        if let Some(requests) = operation.requests.as_ref().filter(|_| is_written) {
+            let is_new = |holder: &Holder| before.holders.iter().all(|it| it.token != holder.token);
+            let is_gone = |waiter: &Waiter| !after.has_any(std::slice::from_ref(&waiter.id));
+            let sets = requests.by == CapacityIs::Set;
+            self.set_granted += u32::from(sets && after.holders.iter().any(is_new));
+            let mut live = before.queue.iter().filter(|waiter| waiter.until > after.at);
+            self.set_refused += u32::from(sets && live.any(is_gone));
+            let differs = requests.capacity != before.capacity && after.capacity == before.capacity;
+            self.met_other_number += u32::from(requests.by == CapacityIs::Offered && differs);
+        }
         let Some(Change {
             id,
             permits,

@@ -5,6 +5,7 @@ use watchlock_core::protocol::{Kind, Location, Use};
 /// Locks of all sorts, one after the other in the same document.
 pub const MIXED: &[Use] = &[
     (Kind::Mutex, 1),
+    (Kind::Semaphore, 1),
     (Kind::Semaphore, 3),
     (Kind::RwLock, 1 << 20),
     (Kind::Semaphore, 4),

@@ -150,7 +150,11 @@ impl<'a> Draw<'a> {
     fn shape(&mut self, drawn: Operation) -> Operation {
         let used = self.state.map(|state| (state.kind, state.capacity));
         let requests = drawn.requests.as_ref();
-        let wanted = requests.map(|requests| (requests.kind, requests.capacity));
+        // Who offers a number goes by that of the lock.
+        let is_alike = requests.zip(used).is_some_and(|(requests, used)| match requests.by {
+            CapacityIs::Offered => requests.kind == used.0,
+            _ => (requests.kind, requests.capacity) == used,
+        });
         let adopts = requests.is_some_and(|requests| requests.adopts.is_some());
         let is_for_one = requests.is_some_and(is_for_one);
         let leaves_one = drawn.leave.len() == 1;
@@ -162,12 +166,12 @@ impl<'a> Draw<'a> {
             2..4 if leaves_one => release(drawn, capacity, Expects::Holding),
             2..5 => release(drawn, capacity, Expects::Nothing),
             5..7 if is_for_one => request_alone(drawn),
-            7..9 if used.is_some() && wanted == used && !adopts => request_with_room(drawn),
+            7 | 8 if is_alike && !adopts => request_with_room(drawn),
             11 => self.evict_one(drawn),
-            12 => self.change(drawn),
+            10 | 12 => self.change(drawn),
             13 if self.has_semaphores() && self.one_in(2) => self.set(drawn),
             // An operation may still concern a lock that is gone by now.
-            _ if wanted.is_some() && used.is_some() && wanted != used => only_request(drawn),
+            _ if requests.is_some() && used.is_some() && !is_alike => only_request(drawn),
             _ => drawn,
         }
     }

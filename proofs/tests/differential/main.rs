@@ -63,6 +63,14 @@ async fn run(setup: &Setup, seeds: Range<u64>) {
         let changes = (number(|seen| seen.lengthened), number(|seen| seen.renamed));
         assert!(changes.0 > 0 && changes.1 > 0, "{changes:?}");
     }
+    let mut semaphores = setup.uses.iter().map(|(kind, _)| *kind == Kind::Semaphore);
+    if semaphores.clone().any(|is_one| is_one) {
+        assert!(number(|seen| seen.met_other_number) > 0);
+    }
+    if semaphores.all(|is_one| is_one) {
+        let sets = (number(|seen| seen.set_granted), number(|seen| seen.set_refused));
+        assert!(sets.0 > 0 && sets.1 > 0, "{sets:?}");
+    }
 }
 
 #[tokio::test]
