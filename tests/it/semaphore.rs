@@ -242,35 +242,49 @@ async fn a_number_that_was_set_stays_while_nobody_holds_the_lock() {
     }
 }
 
-/// A hold that is handed from task to task hears of it, as of a waiter.
+/// A hold that is handed from task to task hears of it, as of a waiter. Each number is set once, so that it names its
+/// setting.
 #[tokio::test(flavor = "multi_thread")]
 async fn fifty_tasks_hold_no_more_permits_than_were_set_while_they_ran() {
     let ground = Ground::replica_set("set_in_use").await;
-    let (a, b) = (ground.locks().await, ground.locks().await);
-    let tasks: Vec<_> = (0..50)
+    let (a, b, operator) = (ground.locks().await, ground.locks().await, ground.locks().await);
+    let set = async |permits: u32| operator.semaphore("x", 9).set_permits(permits).await.unwrap();
+    let mut sets = vec![set(3).await];
+    let mut tasks: Vec<_> = (0..50)
         .map(|number| {
-            let (locks, all) = (if number % 2 == 0 { a.clone() } else { b.clone() }, 1 + number % 3);
+            let (locks, own) = (if number % 2 == 0 { a.clone() } else { b.clone() }, 9 + number % 3);
             spawn(async move {
-                // A third of them want all permits by their own number, which is no more than two are held at.
-                let held = locks.semaphore("x", all).acquire().await.unwrap();
+                let held = locks.semaphore("x", own).acquire().await.unwrap();
                 let lock = locks.inspect("x").await.unwrap().unwrap();
-                let permits: u64 = lock.holders.iter().filter_map(|holder| holder.permits).sum();
                 assert!(lock.holders.iter().any(|holder| holder.until > lock.as_of));
                 held.release().await.unwrap();
-                permits
+                lock
             })
         })
         .collect();
-    let operator = ground.locks().await;
-    for permits in [3, 1, 2, 1, 3, 2] {
-        let lock = operator.semaphore("x", 1).set_permits(permits).await.unwrap();
+    let mut seen = Vec::new();
+    for permits in [1, 4, 2, 5] {
+        let lock = set(permits).await;
         assert_eq!(lock.capacity, Some(permits.into()));
+        sets.push(lock);
+        for task in tasks.drain(..10) {
+            seen.push(within(PATIENCE, "the permits", task).await.unwrap());
+        }
     }
     for task in tasks {
-        let permits = within(PATIENCE, "the permits", task).await.unwrap();
-        assert!(permits <= 3, "{permits}");
+        seen.push(within(PATIENCE, "the permits", task).await.unwrap());
     }
-    assert_eq!(a.semaphore("x", 9).available_permits().await.unwrap(), 2);
+    let mut granted_since = 0;
+    for lock in seen {
+        let set = sets.iter().find(|set| set.capacity == lock.capacity).unwrap();
+        let held: u64 = lock.holders.iter().filter_map(|holder| holder.permits).sum();
+        if lock.holders.iter().any(|holder| holder.token > set.token) {
+            granted_since += 1;
+            assert!(held <= lock.capacity.unwrap(), "{lock:?}");
+        }
+    }
+    assert!(granted_since > 20, "{granted_since}");
+    assert_eq!(a.semaphore("x", 9).available_permits().await.unwrap(), 5);
 }
 
 /// A hold that gives permits back goes by the number in force, and not by that of its grant.
