@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use crate::protocol::State;
+
 /// The reason why a lock is no longer held.
 ///
 /// # Guarantees
@@ -51,6 +53,17 @@ impl fmt::Display for LostReason {
             Self::Forked => "this process was forked from the one that holds the lock",
             Self::Released => "the lock was released",
         })
+    }
+}
+
+/// Returns why the holder that had this token is missing in a lock.
+pub fn of_absence(state: &State, token: i64) -> LostReason {
+    if state.adopted.contains(&token) {
+        LostReason::Adopted
+    } else if state.was_broken(token) {
+        LostReason::Broken
+    } else {
+        LostReason::Overwritten
     }
 }
 

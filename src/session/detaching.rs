@@ -14,6 +14,7 @@ use crate::{
     detached::Detached,
     error::{AcquireError, InvalidInput, ServerError},
     hold_options::Terms,
+    lost_reason,
     protocol::{Change, DETACHED, Exchange, Holder, Owner, State},
     status::LostReason,
     token::FencingToken,
@@ -98,7 +99,7 @@ impl Session {
         let Some((state, _)) = self.inspect(&hold.name).await? else {
             return Ok(LostReason::Deleted);
         };
-        Ok(state.reason_of_absence(hold.granted_as))
+        Ok(lost_reason::of_absence(&state, hold.granted_as))
     }
 
     /// Takes up a detached hold; `None`: nobody holds the lock under its token any more. If the future is dropped, the

@@ -8,8 +8,6 @@ mod renewing;
 #[cfg(test)]
 mod tests;
 
-use crate::lost_reason::LostReason;
-
 use super::{
     AT_ONCE, CapacityIs, Change, Ended, Evict, Expects, Holder, Identity, Kind, NOTIFIES_UP_TO, Operation, Proclaim,
     Request, ServerTime, Use, Waiter,
@@ -72,17 +70,6 @@ impl State {
     /// Returns whether an operator has evicted the holder that had this token and no longer has it.
     pub fn was_broken(&self, token: i64) -> bool {
         self.evicted == Some(token) || self.broken.is_some_and(|broken| token <= broken)
-    }
-
-    /// Returns why the holder that had this token is missing.
-    pub fn reason_of_absence(&self, token: i64) -> LostReason {
-        if self.adopted.contains(&token) {
-            LostReason::Adopted
-        } else if self.was_broken(token) {
-            LostReason::Broken
-        } else {
-            LostReason::Overwritten
-        }
     }
 
     /// Returns whether nobody holds the lock or waits for it.

@@ -4,7 +4,7 @@ use tokio::time::Instant;
 
 use super::{Held, Hold, Leaving, Step, Waitlist, answers::others_wait, deadline::Deadline, timing};
 use crate::{
-    lost_reason::LostReason,
+    lost_reason::{self, LostReason},
     protocol::{ServerTime, State, document::Malformed, wake},
     waitlist::How,
 };
@@ -108,7 +108,7 @@ impl<H: Hold> Step<'_, H> {
             }
             let reason = match (document, state) {
                 (None, _) => LostReason::Deleted,
-                (Some(_), Some(state)) => state.reason_of_absence(held.token),
+                (Some(_), Some(state)) => lost_reason::of_absence(state, held.token),
                 (Some(_), None) => LostReason::Overwritten,
             };
             self.lose(entry, reason);
@@ -138,7 +138,7 @@ impl<H: Hold> Waitlist<H> {
         let lost = |(entry, held): &(&String, &Held<H>)| held.token <= state.token && !has(state, entry, held);
         let lost = self.holds.iter().filter(lost);
         let lost: Vec<_> = lost
-            .map(|(entry, held)| (entry.clone(), state.reason_of_absence(held.token)))
+            .map(|(entry, held)| (entry.clone(), lost_reason::of_absence(state, held.token)))
             .collect();
         for (entry, reason) in lost {
             self.lose(&entry, reason);
