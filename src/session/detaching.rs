@@ -182,6 +182,7 @@ impl Session {
             }
         };
         self.note(&answer.exchange);
+        let version = answer.state.as_ref().map_or(0, |state| state.version);
         let added = self.settle(name, &entry, |step, context| {
             let grant = claims::grant_of(&holder, lease, &answer.exchange, How::Asking, context)?;
             let grant = Grant {
@@ -190,7 +191,7 @@ impl Session {
                 permits: holder.permits.unsigned_abs(),
                 ..grant
             };
-            Some(step.attached(entry.clone(), &grant))
+            Some(step.attached(entry.clone(), &grant, version))
         });
         if added.is_some() {
             return Ok(added);

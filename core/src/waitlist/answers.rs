@@ -33,8 +33,12 @@ impl<H: Hold> Step<'_, H> {
     }
 
     /// Adds the hold that this client has taken up under an entry of its own.
-    pub fn attached(&mut self, entry: String, grant: &Grant) -> Arc<H> {
-        self.hold(entry, grant, false)
+    pub fn attached(&mut self, entry: String, grant: &Grant, version: i64) -> Arc<H> {
+        let hold = self.hold(entry.clone(), grant, false);
+        if let Some(held) = self.holds.get_mut(&entry) {
+            held.taken_up_at = Some(version);
+        }
+        hold
     }
 
     /// Notes the answer to the operation that is on its way; `state` is `None` if there is no document.

@@ -173,6 +173,7 @@ mod of_tests {
             idle: None,
             lease: Duration::from_secs(30),
             uncertain: false,
+            taken_up_at: None,
         }
     }
 

@@ -167,6 +167,8 @@ struct Held<H> {
     lease: Duration,
     /// An early request for this entry may still reach the server and put it in once more.
     uncertain: bool,
+    /// The document's version when a hold was taken up under the token that it had: one of a smaller version is older.
+    taken_up_at: Option<i64>,
 }
 
 /// An effect owed to the outside.
@@ -396,6 +398,7 @@ impl<H: Hold> Step<'_, H> {
             idle: None,
             lease: grant.lease.length,
             uncertain,
+            taken_up_at: None,
         };
         self.forget(&entry);
         self.holds.insert(entry, held);

@@ -133,9 +133,13 @@ impl<H: Hold> Step<'_, H> {
 }
 
 impl<H: Hold> Waitlist<H> {
-    /// Ends the holds that the document no longer has. A document with a smaller token is older than the hold.
+    /// Ends the holds that the document no longer has. A document with a smaller token is older than the hold, as is one
+    /// before a hold was taken up under the token that it had.
     pub(super) fn compare_holds(&mut self, state: &State) {
-        let lost = |(entry, held): &(&String, &Held<H>)| held.token <= state.token && !has(state, entry, held);
+        let is_older = |held: &Held<H>| {
+            state.token < held.token || held.taken_up_at.is_some_and(|version| state.version < version)
+        };
+        let lost = |(entry, held): &(&String, &Held<H>)| !is_older(held) && !has(state, entry, held);
         let lost = self.holds.iter().filter(lost);
         let lost: Vec<_> = lost
             .map(|(entry, held)| (entry.clone(), lost_reason::of_absence(state, held.token)))

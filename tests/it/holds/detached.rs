@@ -96,7 +96,7 @@ async fn of_many_that_attach_one_hold_one_has_it_at_a_time() {
             }
             assert_eq!(held.len(), 1, "{held:?}");
             let handle = held.remove(0);
-            assert!(handle.is_held());
+            assert_eq!(handle.lost_reason(), None);
             // A handle is not taken away from its client, nor renewed for it.
             assert!(matches!(b.attach(&detached).await, Err(AcquireError::Held { .. })));
             assert_eq!(b.renew_detached(&detached).await.unwrap(), None);
