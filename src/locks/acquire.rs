@@ -148,17 +148,16 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// # Examples
     ///
     /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory().blocking();
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
     /// use tokio_util::sync::CancellationToken;
     /// use watchlock::errors::AcquireError;
     ///
-    /// let _held = locks.mutex("invoice-42").acquire().run()?;
+    /// let _held = locks.mutex("invoice-42").acquire().await?;
     /// let stop = CancellationToken::new();
     /// let waiting = locks.mutex("invoice-42").acquire().cancelled_by(&stop);
-    /// let thread = std::thread::spawn(move || waiting.run());
     /// stop.cancel();
-    /// assert!(matches!(thread.join().unwrap(), Err(AcquireError::Cancelled)));
+    /// assert!(matches!(waiting.await, Err(AcquireError::Cancelled)));
     /// # Ok(()) }
     /// ```
     #[doc(alias("interrupt", "lockInterruptibly"))]
