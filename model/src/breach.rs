@@ -191,6 +191,18 @@ impl<'a> Write<'a> {
         ids.windows(2).any(|pair| pair[0] == pair[1])
     }
 
+    /// Whether the operation asks as a try for an entry that waits, and takes it out of the line: the answer to an earlier
+    /// one was lost, or it has been overtaken by a later request for the same entry.
+    fn withdraws(&self, id: &str) -> bool {
+        let requests = self.operation.and_then(|operation| operation.requests.as_ref());
+        let mut entries = requests.into_iter().flat_map(|requests| &requests.entries);
+        let mut after = self.after.holders.iter().map(|holder| &holder.id);
+        let mut waiting = self.after.queue.iter().map(|waiter| &waiter.id);
+        entries.any(|entry| entry.id == id && !entry.wait)
+            && !after.any(|other| other == id)
+            && !waiting.any(|other| other == id)
+    }
+
     /// Whether an entry is let in before another that came earlier, or the queue is in another order than before.
     fn overtakes(&self, let_in: &[&String]) -> bool {
         let queue = self.was.state.map(|before| &before.queue);
@@ -200,7 +212,7 @@ impl<'a> Write<'a> {
         let leaves = |id: &String| operation.leave.contains(id);
         // The entries that were in the queue and stay in it, in the order in which they came.
         let line = queue.into_iter().flatten();
-        let line = line.filter(|waiter| waiter.until > self.now && !leaves(&waiter.id));
+        let line = line.filter(|waiter| waiter.until > self.now && !leaves(&waiter.id) && !self.withdraws(&waiter.id));
         let mut let_in = let_in.iter().copied();
         let mut still_waiting = self.after.queue.iter().map(|waiter| &waiter.id);
         let mut blocked = false;
@@ -208,11 +220,7 @@ impl<'a> Write<'a> {
             blocked = blocked || let_in.clone().next().is_none_or(|first| *first != waiter.id);
             let next = if blocked { still_waiting.next() } else { let_in.next() };
             if next != Some(&waiter.id) {
-                // A try whose answer was lost goes out of the line when it is asked again.
-                let mut entries = operation.requests.iter().flat_map(|requests| &requests.entries);
-                if !entries.any(|entry| entry.id == waiter.id && !entry.wait) {
-                    return true;
-                }
+                return true;
             }
         }
         blocked && let_in.next().is_some()

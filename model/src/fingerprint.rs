@@ -59,10 +59,7 @@ impl System {
             for line in &client.lines {
                 let holds = line.holds.iter().chain(&line.idle);
                 tokens.extend(holds.flat_map(|hold| [hold.token, hold.granted_as]));
-                line.waitlist.words(instant(self.time), &mut |word| match word {
-                    Word::Token(token) => tokens.push(token),
-                    Word::Entry(_) | Word::Time(_) | Word::Number(_) => {}
-                });
+                tokens.extend(line.waitlist.tokens());
                 tokens.extend(line.ended.iter().map(|(_, token)| token));
             }
         }

@@ -147,24 +147,21 @@ fn a_semaphore_of_many_tasks_that_try() {
 }
 
 /// The number of permits is raised, or lowered while more are held, or both.
-///
-/// Lowered first, it has one fault: with two, a path of ten steps (lowered, and raised again while two wait) is not
-/// played out to a turn for everybody, and whether the lock or the play is at fault is not known yet.
 #[test]
 fn a_semaphore_whose_permits_are_set() {
-    for (capacity, sets, faults) in [(2, 1, 1), (1, 2, 2)] {
+    for (capacity, sets) in [(1, 2), (2, 1)] {
         let set = Setup {
             kind: Kind::Semaphore,
             capacity,
             sets,
             acquires: 2,
             tasks: 2,
-            faults,
+            faults: 2,
             sorts: &[Fault::Set, Fault::Gap, Fault::Crash],
-            steps: 11,
+            steps: 10,
             ..mutex()
         };
-        daily(9, 1_000).check("semaphore, permits set", set, 5_000);
+        daily(9, 10_000).check("semaphore, permits set", set, 50_000);
     }
 }
 

@@ -100,6 +100,20 @@ impl<H: Hold> Waitlist<H> {
         }
     }
 
+    /// Returns the tokens among its [`words`](Self::words).
+    pub fn tokens(&self) -> impl Iterator<Item = i64> {
+        let above = self.waiting.iter().map(|waiting| waiting.above);
+        let held = self.holds.values().map(|held| held.token);
+        let handing_on = self.holds.values().filter_map(|held| held.handing_on.as_ref());
+        let leaving = self.leaving.iter().chain(self.under_way.iter().flatten());
+        let kept = leaving.filter_map(|leaving| leaving.left_as.kept());
+        above
+            .chain(held)
+            .chain(kept.map(|kept| kept.token))
+            .chain(self.expired.iter().map(|expired| expired.token))
+            .chain(handing_on.flat_map(|handing_on| [handing_on.token, handing_on.last]))
+    }
+
     /// Whether anything known of the hold that no task has may be wrong.
     pub fn idle_in_doubt(&self) -> bool {
         let mut idle = self.holds.values().filter(|held| held.idle.is_some());
