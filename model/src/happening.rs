@@ -155,6 +155,12 @@ impl System {
                 if reads_losses && matches!(signal, Signal::Evicted { .. }) {
                     continue;
                 }
+                // What is asked for stays asked for, so a second such event behind the first tells nothing new: a waiter
+                // that asks again and again would fill the stream of a client that is late without end.
+                let is_told = |last: &Notice| (last.lock, last.id.as_str(), last.signal) == (lock, id, signal);
+                if signal == Signal::AskedFor && stream.last().is_some_and(is_told) {
+                    continue;
+                }
                 stream.push(Notice {
                     lock,
                     id: id.to_owned(),
