@@ -751,6 +751,9 @@ pub(crate) struct Verify {
     /// Draw the same sequences as an earlier run
     #[arg(long, value_name = "NUMBER")]
     pub(crate) seed: Option<u64>,
+    /// Run only the section whose name in the report begins so; given again, each of these
+    #[arg(long = "section", value_name = "NAME")]
+    pub(crate) sections: Vec<String>,
     /// Also write the report to this file, as Markdown
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,

@@ -19,11 +19,11 @@ use futures::{TryStreamExt as _, future::join_all};
 use mongodb::{
     Collection,
     bson::{Bson, Document, doc},
-    error::{Error, ErrorKind},
+    error::{Error, ErrorKind, TRANSIENT_TRANSACTION_ERROR},
     options::{DatabaseOptions, ReadConcern, ReadPreference, SelectionCriteria, WriteConcern},
 };
 use serde::Serialize;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use watchlock::{
     errors::ServerError,
     operate::{WakeMode, WakeSource},
@@ -46,6 +46,10 @@ const SKEW: Duration = Duration::from_secs(1);
 
 /// Maximum time for a member to say its time.
 const MEMBER_ANSWERED: Duration = Duration::from_secs(5);
+
+/// Pauses between two tries of a transaction: a collection is made within the last of them.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Connections of one client: that of its change stream, and those for the operations with which it begins. See
 /// `docs/operating.md`, Connections.
@@ -245,6 +249,23 @@ async fn ask<T: Send + 'static>(
     match answer {
         Err(error) if is_gone => Err(Failure::driver(&error)),
         answer => Ok(answer),
+    }
+}
+
+/// Asks as above for a transaction, and again while the server calls its error transient, as it does beside a collection
+/// or an index that is being made.
+async fn try_transaction<T: Send + 'static, F: Future<Output = Result<T, Error>> + Send + 'static>(
+    transaction: impl Fn() -> F,
+) -> Result<Result<T, Error>, Failure> {
+    let mut pause = SHORTEST_PAUSE;
+    loop {
+        let answer = ask(transaction()).await?;
+        let is_transient = |error: &Error| error.contains_label(TRANSIENT_TRANSACTION_ERROR);
+        if !answer.as_ref().is_err_and(is_transient) || pause > LONGEST_PAUSE {
+            return Ok(answer);
+        }
+        sleep(pause).await;
+        pause *= 2;
     }
 }
 

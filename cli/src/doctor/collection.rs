@@ -6,12 +6,13 @@ use std::time::SystemTime;
 
 use futures::TryStreamExt as _;
 use mongodb::{
+    Collection,
     bson::{Bson, DateTime, Document, doc, oid::ObjectId},
     error::{Error, ErrorKind, TRANSIENT_TRANSACTION_ERROR},
     options::{ReadConcern, WriteConcern},
 };
 
-use super::{Check, Status, UNAUTHORIZED, ask, code, documents, primary, topology};
+use super::{Check, Status, UNAUTHORIZED, ask, code, documents, primary, topology, try_transaction};
 use crate::{connection::Place, exit::Failure, text::plain};
 
 /// Maximum number of characters of the server's reason that are shown: the document is a part of it.
@@ -42,44 +43,46 @@ pub(super) async fn collection(place: &Place, hello: &Document) -> Result<Check,
         // A router would create the database for the transaction, and keep it.
         return Ok(ok("it is created with the first lock"));
     }
-    let collection = documents(place);
-    let tried = ask(async move {
-        let mut session = collection.client().start_session().await?;
-        session
-            .start_transaction()
-            .read_concern(ReadConcern::local())
-            .write_concern(WriteConcern::majority())
-            .selection_criteria(primary())
-            .await?;
-        let inserted = collection.insert_many(locks()).session(&mut session).await.map(drop);
-        // Nothing is written; after an error the server has aborted it already.
-        let _ = session.abort_transaction().await;
-        inserted
-    });
-    Ok(match tried.await? {
-        Ok(()) => ok("it takes locks, as a transaction shows that was aborted"),
-        Err(error) if code(&error) == Some(UNAUTHORIZED) => {
-            let found = "it can't be tried without the privileges above";
-            Check::new("collection", Status::Unknown, found).advice("grant them first")
-        }
-        Err(error) => {
-            let (number, reason) = reason(&error);
-            let reason: String = plain(&reason).chars().take(REASON_MOST).collect();
-            match number {
-                Some(DATABASE_DIFFERS_IN_CASE) => another_case(&reason),
-                Some(VALIDATION | DUPLICATE_KEY) => refusing(&reason),
-                Some(_) if !error.contains_label(TRANSIENT_TRANSACTION_ERROR) => refused(
-                    format!("the server refuses locks in it: {reason}"),
-                    "name another collection for the locks (--collection, LockClientBuilder::collection), or have the server \
+    Ok(
+        match try_transaction(|| inserted_and_aborted(documents(place))).await? {
+            Ok(()) => ok("it takes locks, as a transaction shows that was aborted"),
+            Err(error) if code(&error) == Some(UNAUTHORIZED) => {
+                let found = "it can't be tried without the privileges above";
+                Check::new("collection", Status::Unknown, found).advice("grant them first")
+            }
+            Err(error) => {
+                let (number, reason) = reason(&error);
+                let reason: String = plain(&reason).chars().take(REASON_MOST).collect();
+                match number {
+                    Some(DATABASE_DIFFERS_IN_CASE) => another_case(&reason),
+                    Some(VALIDATION | DUPLICATE_KEY) => refusing(&reason),
+                    Some(_) if !error.contains_label(TRANSIENT_TRANSACTION_ERROR) => refused(
+                        format!("the server refuses locks in it: {reason}"),
+                        "name another collection for the locks (--collection, LockClientBuilder::collection), or have the server \
                      accept writes there: the reason is the server's",
-                ),
-                _ => {
-                    let found = format!("it could not be tried: {reason}");
-                    Check::new("collection", Status::Unknown, found).advice("try again")
+                    ),
+                    _ => {
+                        let found = format!("it could not be tried: {reason}");
+                        Check::new("collection", Status::Unknown, found).advice("try again")
+                    }
                 }
             }
-        }
-    })
+        },
+    )
+}
+
+async fn inserted_and_aborted(collection: Collection<Document>) -> Result<(), Error> {
+    let mut session = collection.client().start_session().await?;
+    session
+        .start_transaction()
+        .read_concern(ReadConcern::local())
+        .write_concern(WriteConcern::majority())
+        .selection_criteria(primary())
+        .await?;
+    let inserted = collection.insert_many(locks()).session(&mut session).await;
+    // Nothing is written; after an error the server has aborted it already.
+    let _ = session.abort_transaction().await;
+    inserted.map(drop)
 }
 
 /// Reports a collection in which the library keeps no locks.

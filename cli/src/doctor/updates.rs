@@ -9,7 +9,7 @@ use mongodb::{
     options::{ReadConcern, ReturnDocument, WriteConcern},
 };
 
-use super::{Check, SKEW, Status, UNAUTHORIZED, ask, code, collection, documents, primary, told, topology};
+use super::{Check, SKEW, Status, UNAUTHORIZED, code, collection, documents, primary, told, topology, try_transaction};
 use crate::{
     clock::Offset,
     connection::Place,
@@ -30,9 +30,8 @@ pub(super) async fn updates(place: &Place, hello: &Document, offset: Offset) -> 
         return Ok(None);
     }
     let [.., lock] = collection::locks();
-    let (documents, written) = (documents(place), lock.clone());
     let before = offset.now();
-    let tried = ask(async move { written_and_aborted(&documents, &written).await }).await?;
+    let tried = try_transaction(|| written_and_aborted(documents(place), lock.clone())).await?;
     let (updated, left) = match tried {
         Ok(tried) => tried,
         // The privileges say it.
@@ -86,8 +85,8 @@ fn apart(one: SystemTime, other: SystemTime) -> Duration {
 
 /// Returns the document after the update, and whether it was there after the transaction.
 async fn written_and_aborted(
-    collection: &Collection<Document>,
-    lock: &Document,
+    collection: Collection<Document>,
+    lock: Document,
 ) -> Result<(Option<Document>, bool), Error> {
     let itself = doc! { "_id": lock.get("_id") };
     let mut session = collection.client().start_session().await?;

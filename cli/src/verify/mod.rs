@@ -46,6 +46,11 @@ pub(crate) async fn verify(connection: &Connection, arguments: Verify) -> Outcom
         end: begun + Duration::from_secs(arguments.seconds),
         patience: Duration::from_secs(arguments.patience),
         steps_down: arguments.step_down && (arguments.yes || may_step_down()?),
+        sections: arguments
+            .sections
+            .iter()
+            .map(|it| section(it))
+            .collect::<Result<_, _>>()?,
     };
     let file = match &arguments.report {
         Some(path) => Some((path, File::create(path).map_err(|error| unwritable(path, &error))?)),
@@ -90,23 +95,36 @@ fn may_step_down() -> Result<bool, Failure> {
     terminal::confirms("The primary steps down, and every client of the replica set sees it. Go on? [y/N] ")
 }
 
+/// Returns the section whose name begins so.
+fn section(begin: &str) -> Result<&'static str, Failure> {
+    let is_meant = |name: &&str| !begin.is_empty() && name.starts_with(begin);
+    let found = SECTIONS.into_iter().find(is_meant);
+    found.ok_or_else(|| Failure::usage(format!("no section begins with {begin:?}: {}", SECTIONS.join(", "))))
+}
+
 /// What a run goes by.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Run {
     seed: u64,
     end: Instant,
     /// How much longer than its time a section may take.
     patience: Duration,
     steps_down: bool,
+    /// The sections that were asked for; none: all.
+    sections: Vec<&'static str>,
 }
 
 impl Run {
-    fn left(self) -> Duration {
+    fn asks_for(&self, section: &str) -> bool {
+        self.sections.is_empty() || self.sections.contains(&section)
+    }
+
+    fn left(&self) -> Duration {
         self.end.saturating_duration_since(Instant::now())
     }
 
     /// Runs the sections, the longest for as long as there is time.
-    async fn look(self, ground: &Ground<'_>, all: &mut Vec<Check>) -> Result<(), Failure> {
+    async fn look(&self, ground: &Ground<'_>, all: &mut Vec<Check>) -> Result<(), Failure> {
         let alive = ground.begin().await?;
         let pace = Pace::watch(ground.collection("pace"), self.patience);
         let purged = fences::purge(ground).await?;
@@ -148,8 +166,10 @@ impl Run {
                 all.push(Check::skipped(name, WHOLE, "no lock is granted"));
             }
         }
-        // As long as there is time.
-        all.push(purged.check(ground, self.end).await?);
+        if self.asks_for(fences::SECTION) {
+            // As long as there is time.
+            all.push(purged.check(ground, self.end).await?);
+        }
         self.section(cost::SECTION, &pace, all, async |all| cost::run(ground, all).await)
             .await?;
         Ok(())
@@ -158,12 +178,16 @@ impl Run {
     /// Runs a section. One that the server refuses, or that does not end while the server is quick, breaks a promise:
     /// this client can do what locks do. Fails only if the server can't be reached, or not by this user.
     async fn section(
-        self,
+        &self,
         name: &'static str,
         pace: &Pace,
         checks: &mut Vec<Check>,
         run: impl AsyncFnOnce(&mut Vec<Check>) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
+        if !self.asks_for(name) {
+            checks.push(Check::skipped(name, WHOLE, "not asked for"));
+            return Ok(());
+        }
         messages::say(&format!("verifying: {name} ..."));
         pace.begin();
         match timeout(self.left() + self.patience, run(checks)).await {
@@ -176,6 +200,17 @@ impl Run {
         Ok(())
     }
 }
+
+/// All sections, in the order of a run.
+const SECTIONS: [&str; 7] = [
+    server::SECTION,
+    protocol::SECTION,
+    exclusion::SECTION,
+    wakeups::SECTION,
+    fail_over::SECTION,
+    fences::SECTION,
+    cost::SECTION,
+];
 
 /// The name of a section's check that it comes to its end.
 const WHOLE: &str = "to its end";

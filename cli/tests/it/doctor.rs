@@ -1,8 +1,13 @@
 //! `watchlock doctor`.
 
-use mongodb::bson::doc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, Ordering},
+};
+
+use mongodb::bson::{Document, doc};
 use serde_json::{Value, json};
-use watchlock_testkit::Cluster;
+use watchlock_testkit::{Cluster, Liar, liar::Told, shared};
 
 use crate::{
     Done,
@@ -174,4 +179,34 @@ async fn missing_privileges_are_named() {
     let found = report(&ground, 0).await;
     assert_eq!(status(&found, "index"), "unknown");
     assert!(found.to_string().contains("deletes held locks"), "{found}");
+}
+
+/// The server asks for another try beside a collection or an index that is being made.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_is_tried_again_where_the_server_says_so() {
+    let ground = Ground::replica_set("doctor_transient").await;
+    let server = shared::replica_set().await.addr(0);
+    let refused = Arc::new(AtomicU32::new(0));
+    let counting = refused.clone();
+    let pending = move |command: &mut Document| {
+        let begins = command.get_bool("startTransaction") == Ok(true);
+        // The first try of each of the two.
+        if begins && counting.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) {
+            return Told::Client(doc! {
+                "ok": 0.0, "code": 246, "codeName": "SnapshotUnavailable",
+                "errmsg": "Unable to read from a snapshot due to pending collection catalog changes",
+                "errorLabels": ["TransientTransactionError"],
+            });
+        }
+        Told::Server
+    };
+    let liar = Liar::before(server, pending, |_, _| {}).await.unwrap();
+    let report = watchlock(&ground.through(liar.uri()), ["doctor", "--json"])
+        .await
+        .expect(0)
+        .json();
+    for name in ["collection", "updates"] {
+        assert_eq!(status(&report, name), "ok", "{name}: {report:#}");
+    }
+    assert_eq!(refused.load(Ordering::Relaxed), 4);
 }

@@ -235,6 +235,8 @@ struct Lie {
     name: &'static str,
     command: fn(&mut Document) -> Told,
     answer: fn(&Document, &mut Document),
+    /// The sections that are to find it.
+    sections: &'static [&'static str],
     found: &'static [&'static str],
     /// The check of `watchlock doctor` that sees it too, without writing anything.
     doctor: Option<&'static str>,
@@ -283,6 +285,7 @@ const LIES: [Lie; 15] = [
             Told::Server
         },
         answer: unchanged,
+        sections: &["server"],
         found: &["clock"],
         doctor: Some("updates"),
     },
@@ -296,6 +299,7 @@ const LIES: [Lie; 15] = [
             Told::Server
         },
         answer: unchanged,
+        sections: &["server"],
         found: &["clock"],
         doctor: Some("updates"),
     },
@@ -309,6 +313,7 @@ const LIES: [Lie; 15] = [
             Told::Server
         },
         answer: unchanged,
+        sections: &["server"],
         found: &["a lock"],
         doctor: Some("updates"),
     },
@@ -319,6 +324,7 @@ const LIES: [Lie; 15] = [
             false => Told::Server,
         },
         answer: unchanged,
+        sections: &["wake-ups"],
         found: &["raw hop", "streams"],
         doctor: None,
     },
@@ -332,6 +338,7 @@ const LIES: [Lie; 15] = [
                 cursor.insert("nextBatch", Vec::<Bson>::new());
             }
         },
+        sections: &["wake-ups"],
         found: &["raw hop"],
         doctor: None,
     },
@@ -344,6 +351,7 @@ const LIES: [Lie; 15] = [
             Told::Server
         },
         answer: unchanged,
+        sections: &["protocol"],
         found: &["a lock", "mutexes"],
         doctor: Some("updates"),
     },
@@ -355,6 +363,7 @@ const LIES: [Lie; 15] = [
             Told::Server
         },
         answer: unchanged,
+        sections: &["server"],
         found: &["clock"],
         doctor: Some("updates"),
     },
@@ -371,6 +380,7 @@ const LIES: [Lie; 15] = [
             Told::Server
         },
         answer: unchanged,
+        sections: &["fences"],
         found: &["guarded transaction"],
         doctor: Some("updates"),
     },
@@ -383,6 +393,7 @@ const LIES: [Lie; 15] = [
             Told::Server
         },
         answer: unchanged,
+        sections: &["protocol"],
         found: &["mutexes", "semaphores"],
         doctor: None,
     },
@@ -401,6 +412,7 @@ const LIES: [Lie; 15] = [
                 }
             }
         },
+        sections: &["protocol"],
         found: &["mutexes"],
         doctor: None,
     },
@@ -414,6 +426,7 @@ const LIES: [Lie; 15] = [
                 config.insert("writeConcernMajorityJournalDefault", false);
             }
         },
+        sections: &["server"],
         found: &["journal"],
         doctor: Some("journal"),
     },
@@ -430,6 +443,7 @@ const LIES: [Lie; 15] = [
             Told::Server
         },
         answer: unchanged,
+        sections: &["protocol", "exclusion", "fences"],
         found: &["mutexes", "semaphores", "elections", "earlier holder's write"],
         doctor: None,
     },
@@ -447,6 +461,7 @@ const LIES: [Lie; 15] = [
             Told::Server
         },
         answer: unchanged,
+        sections: &["exclusion"],
         found: &["mutexes", "semaphores"],
         doctor: None,
     },
@@ -458,6 +473,7 @@ const LIES: [Lie; 15] = [
             Told::Server
         },
         answer: unchanged,
+        sections: &["exclusion"],
         found: &["semaphores", "readers and writers"],
         doctor: None,
     },
@@ -474,6 +490,7 @@ const LIES: [Lie; 15] = [
             Told::Server
         },
         answer: unchanged,
+        sections: &["protocol"],
         found: &["mutexes", "semaphores"],
         doctor: None,
     },
@@ -500,7 +517,9 @@ async fn a_server_that_is_not_what_it_says_is_found_out() {
                 return Some(format!("{}, by doctor: {told:?}", lie.name));
             }
         }
-        let told = verify(&behind, &["--json", "--seed", "3"]).await;
+        let sections = lie.sections.iter().flat_map(|section| ["--section", section]);
+        let arguments: Vec<&str> = ["--json", "--seed", "3"].into_iter().chain(sections).collect();
+        let told = verify(&behind, &arguments).await;
         if told.code != 1 {
             return Some(format!("{}: {told:?}", lie.name));
         }
@@ -536,6 +555,35 @@ async fn a_broken_promise_is_reported_though_the_run_ends_early() {
         found(&report, "run", "to its end").contains("not authorized"),
         "{report:#}"
     );
+}
+
+/// What was not run is named, and does not count.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_section_is_run_by_itself() {
+    let ground = Ground::replica_set("cli_verify_section").await;
+    let report = verify(&ground, &["--json", "--section", "prot"]).await.expect(0).json();
+    assert_eq!(verdict(&report, "protocol", "mutexes"), "kept", "{report:#}");
+    for section in [
+        "server",
+        "exclusion",
+        "wake-ups and losses",
+        "fences and transactions",
+        "cost",
+    ] {
+        assert_eq!(
+            verdict(&report, section, "to its end"),
+            "skipped",
+            "{section}: {report:#}"
+        );
+        assert_eq!(found(&report, section, "to its end"), "not asked for");
+    }
+    for unknown in ["fence post", ""] {
+        let told = verify(&ground, &["--section", unknown]).await.expect(64);
+        assert!(
+            told.err.contains("no section begins with") && told.err.contains("wake-ups"),
+            "{told:?}"
+        );
+    }
 }
 
 /// Before anything is asked of a server.
