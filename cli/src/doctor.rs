@@ -17,7 +17,7 @@ use std::{
 
 use futures::{TryStreamExt as _, future::join_all};
 use mongodb::{
-    Collection,
+    ClientSession, Collection,
     bson::{Bson, Document, doc},
     error::{Error, ErrorKind, TRANSIENT_TRANSACTION_ERROR},
     options::{DatabaseOptions, ReadConcern, ReadPreference, SelectionCriteria, WriteConcern},
@@ -250,6 +250,18 @@ async fn ask<T: Send + 'static>(
         Err(error) if is_gone => Err(Failure::driver(&error)),
         answer => Ok(answer),
     }
+}
+
+/// Begins a transaction that is to be aborted.
+async fn transaction(collection: &Collection<Document>) -> Result<ClientSession, Error> {
+    let mut session = collection.client().start_session().await?;
+    session
+        .start_transaction()
+        .read_concern(ReadConcern::local())
+        .write_concern(WriteConcern::majority())
+        .selection_criteria(primary())
+        .await?;
+    Ok(session)
 }
 
 /// Asks as above for a transaction, and again while the server calls its error transient, as it does beside a collection

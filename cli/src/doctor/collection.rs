@@ -9,10 +9,9 @@ use mongodb::{
     Collection,
     bson::{Bson, DateTime, Document, doc, oid::ObjectId},
     error::{Error, ErrorKind, TRANSIENT_TRANSACTION_ERROR},
-    options::{ReadConcern, WriteConcern},
 };
 
-use super::{Check, Status, UNAUTHORIZED, ask, code, documents, primary, topology, try_transaction};
+use super::{Check, Status, UNAUTHORIZED, ask, code, documents, topology, transaction, try_transaction};
 use crate::{connection::Place, exit::Failure, text::plain};
 
 /// Maximum number of characters of the server's reason that are shown: the document is a part of it.
@@ -72,13 +71,7 @@ pub(super) async fn collection(place: &Place, hello: &Document) -> Result<Check,
 }
 
 async fn inserted_and_aborted(collection: Collection<Document>) -> Result<(), Error> {
-    let mut session = collection.client().start_session().await?;
-    session
-        .start_transaction()
-        .read_concern(ReadConcern::local())
-        .write_concern(WriteConcern::majority())
-        .selection_criteria(primary())
-        .await?;
+    let mut session = transaction(&collection).await?;
     let inserted = collection.insert_many(locks()).session(&mut session).await;
     // Nothing is written; after an error the server has aborted it already.
     let _ = session.abort_transaction().await;

@@ -3,13 +3,15 @@
 use std::time::{Duration, SystemTime};
 
 use mongodb::{
-    Collection,
+    ClientSession, Collection,
     bson::{Document, doc},
     error::{Error, TRANSIENT_TRANSACTION_ERROR},
-    options::{ReadConcern, ReturnDocument, WriteConcern},
+    options::{ReadConcern, ReturnDocument},
 };
 
-use super::{Check, SKEW, Status, UNAUTHORIZED, code, collection, documents, primary, told, topology, try_transaction};
+use super::{
+    Check, SKEW, Status, UNAUTHORIZED, code, collection, documents, told, topology, transaction, try_transaction,
+};
 use crate::{
     clock::Offset,
     connection::Place,
@@ -23,6 +25,10 @@ const NAME: &str = "updates";
 const ADVICE: &str = "keep the locks on a MongoDB server, without a program in between that changes commands or answers: \
                       `watchlock verify` says which promises fall here";
 
+/// A text that looks like a field, and the kind that an update would set whose condition does not hold.
+const TEXT: &str = "$version";
+const OVERWRITTEN: &str = "overwritten";
+
 /// Writes a free lock by a pipeline, as clients do. A standalone has no transaction in which it could be tried, and a
 /// router would keep the collection.
 pub(super) async fn updates(place: &Place, hello: &Document, offset: Offset) -> Result<Option<Check>, Failure> {
@@ -32,7 +38,7 @@ pub(super) async fn updates(place: &Place, hello: &Document, offset: Offset) -> 
     let [.., lock] = collection::locks();
     let before = offset.now();
     let tried = try_transaction(|| written_and_aborted(documents(place), lock.clone())).await?;
-    let (updated, left) = match tried {
+    let tried = match tried {
         Ok(tried) => tried,
         // The privileges say it.
         Err(error) if code(&error) == Some(UNAUTHORIZED) => return Ok(None),
@@ -47,32 +53,64 @@ pub(super) async fn updates(place: &Place, hello: &Document, offset: Offset) -> 
             ))));
         }
     };
-    if left {
-        return Ok(Some(bad("what a transaction wrote that was aborted is there")));
+    Ok(Some(
+        match tried.problem(lock, (before, offset.now()), SKEW + offset.within) {
+            Some(problem) => bad(problem),
+            None => Check::ok(NAME, "they do what locks need, by the server's clock"),
+        },
+    ))
+}
+
+/// What a transaction has shown that was aborted.
+struct Tried {
+    /// The document after it was written.
+    written: Option<Document>,
+    /// The same as it was read after an update whose condition does not hold, and one that sets its kind to a [`TEXT`].
+    read: Option<Document>,
+    /// It is there after the transaction.
+    is_left: bool,
+}
+
+impl Tried {
+    /// Returns what a server must not do with a lock that was written between two readings of its clock, each of which
+    /// may be wrong by `most`.
+    fn problem(self, mut lock: Document, (before, after): (SystemTime, SystemTime), most: Duration) -> Option<String> {
+        if self.is_left {
+            return Some("what a transaction wrote that was aborted is there".to_owned());
+        }
+        let Some(mut written) = self.written else {
+            return Some("the server does not answer with the document after an update".to_owned());
+        };
+        let Ok(at) = written.get_datetime("at").map(|at| at.to_system_time()) else {
+            return Some("the server writes no time for `$$NOW`".to_owned());
+        };
+        if apart(at, before).min(apart(at, after)) > most {
+            return Some(format!(
+                "`$$NOW` differs from the server's time by more than {}",
+                span_of(most)
+            ));
+        }
+        let differs = |found: &Document| {
+            format!(
+                "the server has another document than it was sent: {}",
+                plain(&found.to_string())
+            )
+        };
+        lock.insert("at", written.get("at"));
+        if lock.iter().any(|(field, value)| written.get(field) != Some(value)) {
+            return Some(differs(&written));
+        }
+        let Some(read) = self.read else {
+            return Some("the server does not find a document that it has written".to_owned());
+        };
+        match read.get_str("kind") {
+            Ok(TEXT) => {}
+            Ok(OVERWRITTEN) => return Some("an update was done whose condition does not hold".to_owned()),
+            _ => return Some("an update that sets a text by `$literal` does not set it".to_owned()),
+        }
+        written.insert("kind", TEXT);
+        (read != written).then(|| differs(&read))
     }
-    let Some(mut updated) = updated else {
-        return Ok(Some(bad(
-            "the server does not answer with the document after an update",
-        )));
-    };
-    let Ok(at) = updated.get_datetime("at").map(|at| at.to_system_time()) else {
-        return Ok(Some(bad("the server writes no time for `$$NOW`")));
-    };
-    let most = SKEW + offset.within;
-    if apart(at, before).min(apart(at, offset.now())) > most {
-        let found = format!("`$$NOW` differs from the server's time by more than {}", span_of(most));
-        return Ok(Some(bad(found)));
-    }
-    updated.insert("at", lock.get("at"));
-    let is_kept = lock.iter().all(|(field, value)| updated.get(field) == Some(value));
-    if !is_kept {
-        let found = format!(
-            "the server wrote another document than it was sent: {}",
-            plain(&updated.to_string())
-        );
-        return Ok(Some(bad(found)));
-    }
-    Ok(Some(Check::ok(NAME, "they do what locks need, by the server's clock")))
 }
 
 fn bad(found: impl Into<String>) -> Check {
@@ -83,37 +121,43 @@ fn apart(one: SystemTime, other: SystemTime) -> Duration {
     one.duration_since(other).unwrap_or_else(|error| error.duration())
 }
 
-/// Returns the document after the update, and whether it was there after the transaction.
-async fn written_and_aborted(
-    collection: Collection<Document>,
-    lock: Document,
-) -> Result<(Option<Document>, bool), Error> {
+async fn written_and_aborted(collection: Collection<Document>, lock: Document) -> Result<Tried, Error> {
     let itself = doc! { "_id": lock.get("_id") };
-    let mut session = collection.client().start_session().await?;
-    session
-        .start_transaction()
-        .read_concern(ReadConcern::local())
-        .write_concern(WriteConcern::majority())
-        .selection_criteria(primary())
-        .await?;
-    let merged = doc! { "$mergeObjects": [{ "$literal": lock }, { "at": "$$NOW" }] };
-    let update = vec![doc! { "$replaceWith": merged }];
-    let updated = collection
-        .find_one_and_update(itself.clone(), update)
-        .upsert(true)
-        .return_document(ReturnDocument::After)
-        .session(&mut session)
-        .await;
+    let mut session = transaction(&collection).await?;
+    let tried = written_and_read(&collection, lock, &mut session).await;
     // After an error the server has aborted it already.
     let _ = session.abort_transaction().await;
-    let updated = updated?;
-    let left = collection
-        .find_one(itself.clone())
-        .read_concern(ReadConcern::local())
-        .await?;
-    if left.is_some() {
+    let (written, read) = tried?;
+    let found = collection.find_one(itself.clone());
+    let is_left = found.read_concern(ReadConcern::local()).await?.is_some();
+    if is_left {
         // A user of the least role may not: then it stays until somebody deletes it.
         let _ = collection.delete_one(itself).await;
     }
-    Ok((updated, left.is_some()))
+    Ok(Tried { written, read, is_left })
+}
+
+async fn written_and_read(
+    collection: &Collection<Document>,
+    lock: Document,
+    session: &mut ClientSession,
+) -> Result<(Option<Document>, Option<Document>), Error> {
+    let of_version = |version: i64| doc! { "_id": lock.get("_id"), "version": version };
+    let itself = doc! { "_id": lock.get("_id") };
+    let merged = doc! { "$mergeObjects": [{ "$literal": &lock }, { "at": "$$NOW" }] };
+    let written = collection
+        .find_one_and_update(itself.clone(), vec![doc! { "$replaceWith": merged }])
+        .upsert(true)
+        .return_document(ReturnDocument::After)
+        .session(&mut *session)
+        .await?;
+    for (version, kind) in [(2, OVERWRITTEN), (1, TEXT)] {
+        let update = vec![doc! { "$set": { "kind": { "$literal": kind } } }];
+        collection
+            .update_one(of_version(version), update)
+            .session(&mut *session)
+            .await?;
+    }
+    let read = collection.find_one(itself).session(&mut *session).await?;
+    Ok((written, read))
 }
