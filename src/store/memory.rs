@@ -19,7 +19,7 @@ mod watching;
 use crate::error::ServerError;
 use std::{collections::BTreeMap, sync::Arc};
 
-use mongodb::bson::{Bson, Document, doc};
+use mongodb::bson::{Bson, Document};
 
 use super::{AWAIT_TIME, Answer, Documents, Event, Failure, Listed, LockLayout, Renewal, Selection, Watched, name};
 use crate::protocol::{Ahead, Exchange, Operation, ServerTime, State, state};
@@ -119,8 +119,13 @@ impl MemoryStore {
         if let Some(after) = &after
             && before.as_deref() != Some(after)
         {
-            let mut document = document.cloned().unwrap_or_else(|| doc! { "_id": &member.id });
-            member.location.set_lock(&mut document, after.fields());
+            let fields = after.fields();
+            // A queue is long, and the fields of a lock that is all of its document replace the former ones.
+            let stays = |field: &str| !self.layout.is_root() || !fields.contains_key(field);
+            let former = document.into_iter().flatten().filter(|(field, _)| stays(field));
+            let mut document: Document = former.map(|(field, value)| (field.clone(), value.clone())).collect();
+            document.entry("_id".to_owned()).or_insert_with(|| member.id.clone());
+            member.location.set_lock(&mut document, fields);
             if self.layout.is_of_elements() && operation.requests.is_some() {
                 self.sweep(&mut document, now);
             }
