@@ -395,7 +395,7 @@ impl Keepers {
             })
             .await;
         }
-        let mut latencies = Vec::new();
+        let (mut latencies, mut releases) = (Vec::new(), Vec::new());
         let mut held = self.relay.take().unwrap();
         // While majority writes were slow a claim lease may have run out before it could be renewed.
         if held.lost_reason().is_some() {
@@ -415,13 +415,14 @@ impl Keepers {
             let waiting = self.processes[relay % 2].waiting(RELAY).await;
             let token = held.token();
             let asked = Instant::now();
-            let release = spawn(held.release());
+            let release = spawn(async move { (held.release().await, Instant::now()) });
             let (next, granted) = timeout(PATIENCE, waiting).await.expect("the relay").unwrap();
             latencies.push(granted - asked);
             assert!(next.token() > token, "{:?} after {token:?}", next.token());
             held = next;
-            let released = release.await.unwrap().unwrap();
-            assert_eq!(released, Released::Released, "relay {relay}");
+            let (released, answered) = release.await.unwrap();
+            assert_eq!(released.unwrap(), Released::Released, "relay {relay}");
+            releases.push(answered - asked);
         }
         for process in &self.processes {
             let modes = locked(&process.modes);
@@ -435,7 +436,7 @@ impl Keepers {
         }
         assert!(
             latencies.iter().all(|latency| *latency < BY_EVENT),
-            "a relay was not handed over by event: {latencies:.1?}"
+            "a relay was not handed over by event: {latencies:.1?}, and the releases took {releases:.1?}"
         );
         self.relay = Some(held);
     }
