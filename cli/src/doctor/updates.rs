@@ -25,7 +25,7 @@ const NAME: &str = "updates";
 const ADVICE: &str = "keep the locks on a MongoDB server, without a program in between that changes commands or answers: \
                       `watchlock verify` says which promises fall here";
 
-/// A text that looks like a field, and the kind that an update would set whose condition does not hold.
+/// A text that looks like a field, and one that an update would set whose condition does not hold.
 const TEXT: &str = "$version";
 const OVERWRITTEN: &str = "overwritten";
 
@@ -65,7 +65,7 @@ pub(super) async fn updates(place: &Place, hello: &Document, offset: Offset) -> 
 struct Tried {
     /// The document after it was written.
     written: Option<Document>,
-    /// The same as it was read after an update whose condition does not hold, and one that sets its kind to a [`TEXT`].
+    /// The same as it was read after an update that sets its `wake` to a [`TEXT`], and one whose condition does not hold.
     read: Option<Document>,
     /// It is there after the transaction.
     is_left: bool,
@@ -103,12 +103,12 @@ impl Tried {
         let Some(read) = self.read else {
             return Some("the server does not find a document that it has written".to_owned());
         };
-        match read.get_str("kind") {
+        match read.get_str("wake") {
             Ok(TEXT) => {}
             Ok(OVERWRITTEN) => return Some("an update was done whose condition does not hold".to_owned()),
             _ => return Some("an update that sets a text by `$literal` does not set it".to_owned()),
         }
-        written.insert("kind", TEXT);
+        written.insert("wake", TEXT);
         (read != written).then(|| differs(&read))
     }
 }
@@ -151,8 +151,8 @@ async fn written_and_read(
         .return_document(ReturnDocument::After)
         .session(&mut *session)
         .await?;
-    for (version, kind) in [(2, OVERWRITTEN), (1, TEXT)] {
-        let update = vec![doc! { "$set": { "kind": { "$literal": kind } } }];
+    for (version, text) in [(1, TEXT), (2, OVERWRITTEN)] {
+        let update = vec![doc! { "$set": { "wake": { "$literal": text } } }];
         collection
             .update_one(of_version(version), update)
             .session(&mut *session)
