@@ -61,7 +61,17 @@ pub enum Released {
 ///
 /// # One handle
 ///
-/// A hold has one handle, which can't be cloned: its views can.
+/// A hold has one handle: keep it in a variable with a name. [Locks](crate::guide::locks#acquiring) lists what releases
+/// it at once without a warning.
+///
+/// ```compile_fail
+/// #![deny(unused_must_use)]
+/// # async fn example(locks: watchlock::LockClient) -> Result<(), Box<dyn std::error::Error>> {
+/// locks.mutex("invoice-42").acquire().await?;
+/// # Ok(()) }
+/// ```
+///
+/// It can't be cloned; its views can.
 ///
 /// ```compile_fail,E0277
 /// # async fn example(locks: watchlock::LockClient) -> Result<(), Box<dyn std::error::Error>> {
@@ -71,6 +81,7 @@ pub enum Released {
 /// ```
 ///
 /// ```
+/// #![deny(unused_must_use)]
 /// # async fn example(locks: watchlock::LockClient) -> Result<(), Box<dyn std::error::Error>> {
 /// let handle = locks.mutex("invoice-42").acquire().await?;
 /// let (one, other) = (handle.view(), handle.view().clone());

@@ -76,6 +76,15 @@ type Running<T> = Pin<Box<dyn Future<Output = Result<Of<T, Got<T>>, AcquireError
 /// turn of a `select!` loop gives it up each time, so pin it before the loop. A clone begins anew. Like most futures, one
 /// that is done must not be polled or run again: that panics.
 ///
+/// The compiler warns of one that is forgotten:
+///
+/// ```compile_fail
+/// #![deny(unused_must_use)]
+/// # async fn example(locks: watchlock::LockClient) {
+/// locks.mutex("invoice-42").acquire();
+/// # }
+/// ```
+///
 /// # Errors
 ///
 /// See [`AcquireError`].

@@ -112,7 +112,22 @@ enum Counted {
 }
 
 /// The answer to a request to begin the job. From [`Once::begin`].
+///
+/// ```compile_fail
+/// #![deny(unused_must_use)]
+/// # async fn example(nightly: watchlock::locks::Once) -> Result<(), Box<dyn std::error::Error>> {
+/// nightly.begin().await?;
+/// # Ok(()) }
+/// ```
+///
+/// ```
+/// #![deny(unused_must_use)]
+/// # async fn example(nightly: watchlock::locks::Once) -> Result<(), Box<dyn std::error::Error>> {
+/// let turn = nightly.begin().await?;
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
+#[must_use = "a job of ours that is dropped leaves its period open: `let _ = ..` does so at once"]
 #[non_exhaustive]
 pub enum Turn<W: World = Async> {
     /// The job is ours to do.
@@ -124,7 +139,30 @@ pub enum Turn<W: World = Async> {
 }
 
 /// The outcome of [`Once::run`], whose work returned a `Result<T, E>` if it was begun.
+///
+/// A failure of the work is an outcome, and not an error of `run`:
+///
+/// ```compile_fail
+/// #![deny(unused_must_use)]
+/// # async fn send() -> Result<(), std::io::Error> { Ok(()) }
+/// # async fn example(nightly: watchlock::locks::Once) -> Result<(), Box<dyn std::error::Error>> {
+/// nightly.run(async |_| send().await).await?;
+/// # Ok(()) }
+/// ```
+///
+/// ```
+/// #![deny(unused_must_use)]
+/// # async fn send() -> Result<(), std::io::Error> { Ok(()) }
+/// # async fn example(nightly: watchlock::locks::Once) -> Result<(), Box<dyn std::error::Error>> {
+/// use watchlock::locks::OnceOutcome;
+///
+/// if let OnceOutcome::Failed(error) = nightly.run(async |_| send().await).await? {
+///     return Err(error.into());
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
+#[must_use = "the work may have failed"]
 #[non_exhaustive]
 pub enum OnceOutcome<T, E> {
     /// This process did the job.

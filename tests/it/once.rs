@@ -231,7 +231,8 @@ async fn tasks_that_find_the_job_done_or_in_progress_learn_it_by_two_commands() 
 async fn in_memory_no_task_that_finds_the_job_done_waits() {
     let locks = LockClient::in_memory();
     let once = locks.once("job", DAY).since_success();
-    once.run(|_| async { Ok::<_, ()>(()) }).await.unwrap();
+    let done = once.run(|_| async { Ok::<_, ()>(()) }).await.unwrap();
+    assert!(matches!(done, OnceOutcome::Done { .. }), "{done:?}");
     let begun = tokio::time::Instant::now();
     for turn in join_all((0..50).map(|_| once.begin())).await {
         assert!(matches!(turn, Ok(Turn::RanAlready(_))), "{turn:?}");
@@ -267,7 +268,8 @@ async fn a_timeout_bounds_the_whole_call_for_each_task() {
     let ground = Ground::on(cluster, "once_late").through(proxy.uri());
     let locks = ground.locks().await;
     let once = locks.once("job", DAY).since_success().timeout(TIMEOUT);
-    once.run(|_| async { Ok::<_, ()>(()) }).await.unwrap();
+    let done = once.run(|_| async { Ok::<_, ()>(()) }).await.unwrap();
+    assert!(matches!(done, OnceOutcome::Done { .. }), "{done:?}");
     proxy.black_hole();
     let begun = std::time::Instant::now();
     let asked = join_all((0..10).map(async |_| (once.begin().await, begun.elapsed()))).await;

@@ -153,7 +153,7 @@ fn message(panic: &(dyn Any + Send)) -> String {
 }
 
 /// A standing candidate. Made by [`Election::stand`]; dropping it ends the candidacy, and resigns in the background.
-#[must_use = "the candidacy ends when it is dropped"]
+#[must_use = "dropping the candidacy ends it: `let _ = ..` does so at once"]
 #[derive(Debug)]
 pub struct Candidacy {
     withdrawn: CancellationToken,
