@@ -118,7 +118,7 @@ pub mod action {
     pub use crate::{
         handle::{
             count::{Count, One, Several},
-            target::{AnyLock, IsOne, Target},
+            target::{AnyLock, CanDetach, IsOne, Target},
         },
         locks::{
             acquire::{Ask, CanAcquire},

@@ -16,7 +16,7 @@ use crate::{
     handle::{
         own::{Own, Seen},
         owned::SeenHold,
-        target::{AnyLock, IsKnown, IsOne, Target},
+        target::{AnyLock, CanDetach, IsKnown, IsOne, Target},
     },
     session::hold::Hold,
     status::{LockStatus, Lost, LostReason},
@@ -271,8 +271,8 @@ impl<T: IsOne, W: World> Held<T, W> {
     /// # Errors
     ///
     /// The handle is gone in any case. [`RenewError::Invalid`] for a hold that other handles of this client share, by a
-    /// re-entrant acquire or as readers, which keep it, and for a lock in a document: nothing is detached, and this
-    /// handle is released. [`RenewError::Lost`] if the lock is lost. [`RenewError::Server`] if the server refused, or did
+    /// re-entrant acquire or as readers, which keep it, and for the lock of a document, whatever it was converted into:
+    /// nothing is detached, and this handle is released. [`RenewError::Lost`] if the lock is lost. [`RenewError::Server`] if the server refused, or did
     /// not answer before the deadline of the hold: it is taken for the rest of its lease at most.
     ///
     /// # Cancel safety
@@ -299,7 +299,10 @@ impl<T: IsOne, W: World> Held<T, W> {
     /// # Ok(()) }
     /// ```
     #[doc(alias("forget", "suspend"))]
-    pub fn detach(self) -> W::Call<impl Future<Output = Result<Detached, RenewError>>> {
+    pub fn detach(self) -> W::Call<impl Future<Output = Result<Detached, RenewError>>>
+    where
+        T: CanDetach,
+    {
         W::call(self.own.detach())
     }
 

@@ -65,6 +65,27 @@ pub trait IsOne: Target<Own = OwnedHold> {}
 
 impl IsOne for AnyLock {}
 
+/// A target whose hold can be left to another client: all that it is stands in its lock.
+///
+/// ```compile_fail,E0277
+/// # async fn example(leadership: watchlock::Held<watchlock::locks::Election>) {
+/// leadership.detach().await;
+/// # }
+/// ```
+///
+/// ```
+/// # async fn example(held: watchlock::Held<watchlock::locks::Mutex>) {
+/// let detached = held.detach().await;
+/// # }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "a hold of `{Self}` can't be detached",
+    note = "a mutex, a semaphore and a readers-writer lock can"
+)]
+pub trait CanDetach: IsOne {}
+
+impl CanDetach for AnyLock {}
+
 /// A target that is one lock, of a kind that is known: all but [`AnyLock`].
 #[doc(hidden)]
 pub trait IsKnown: IsOne {}

@@ -13,7 +13,7 @@ use crate::{
     handle::{
         count::One,
         owned::OwnedHold,
-        target::{IsKnown, IsOne, Target},
+        target::{CanDetach, IsKnown, IsOne, Target},
     },
     waitlist::Patience,
     world::Sealed,
@@ -71,4 +71,5 @@ options! {
     CanReenter: Mutex, Read, Write;
     CanLimit: Mutex, Semaphore, Read, Write;
     CanFix: Mutex, Semaphore, Read, Write;
+    CanDetach: Mutex, Semaphore, Read, Write;
 }

@@ -206,7 +206,8 @@ async fn the_lock_of_a_document_is_not_detached() {
     let documents = ground.documents().await;
     documents.insert_one(doc! { "_id": 7 }).await.unwrap();
     let locks = ground.locks().await.documents::<Document>(documents);
-    let error = locks.acquire(7).await.unwrap().detach().await.unwrap_err();
+    let held: Held = locks.acquire(7).await.unwrap().into();
+    let error = held.detach().await.unwrap_err();
     assert!(error.to_string().contains("document 7"), "{error}");
     eventually(PATIENCE, "its release", async || {
         locks.try_acquire(7).await.unwrap().is_some()
