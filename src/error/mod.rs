@@ -154,7 +154,8 @@ pub enum AcquireError {
         name: String,
         /// The timeout that was set; all of it passed.
         waited: Duration,
-        /// The holders and the waiters ahead of us when the server last answered; `None` if it never did.
+        /// The holders and the waiters ahead of us when the server last answered; `None` if it never did, or nobody was
+        /// in the way then.
         contention: Option<Box<Contention>>,
         /// The last error of the server or the connection; `None` if there was no time for one.
         error: Option<ServerError>,

@@ -53,6 +53,16 @@ fn contention(answer: &Answer, age: Duration, before: usize, ids: &Ids) -> Optio
     Some(Contention::new(state, as_of, age, before, |id| ids.made(id)))
 }
 
+/// Returns whether the lock has so many permits left in an answer, with nobody before them.
+fn has_room(answer: &Answer, permits: i64) -> bool {
+    answer.state.as_ref().is_some_and(|state| {
+        let now = answer.exchange.now.unwrap_or(state.at);
+        let holders = state.holders.iter().filter(|holder| holder.is_live(now));
+        let taken = holders.fold(permits, |taken, holder| taken.saturating_add(holder.permits));
+        taken <= state.capacity && state.queue.iter().all(|waiter| waiter.until <= now)
+    })
+}
+
 /// Returns the error of an operation that failed.
 pub(crate) fn error_of(ended: Option<&Ended>) -> ServerError {
     let error = ended.and_then(|ended| ended.as_ref().err());
@@ -153,8 +163,8 @@ impl Line {
         let position = self.waitlist.position(key)?;
         let waiting = self.waitlist.waiting();
         let before = waiting.range(..position).filter(|ahead| ahead.waits()).count();
-        let mut standing = self.standing(before, context);
         let waiting = &waiting[position];
+        let mut standing = self.standing(before, waiting.wants.permits, context);
         if !waiting.waits() {
             // Whatever others were told before, this one has had no answer.
             let unanswered = || ServerError::unanswered(context.now.saturating_duration_since(waiting.since));
@@ -164,10 +174,16 @@ impl Line {
         Some(standing)
     }
 
-    /// Returns what is known of the lock to a task with `before` other waiters of this process ahead of it.
-    fn standing(&self, before: usize, context: &Context<'_>) -> Standing {
+    /// Returns what is known of the lock to a task that wants so many permits, with `before` other waiters of this process
+    /// ahead of it.
+    fn standing(&self, before: usize, permits: i64, context: &Context<'_>) -> Standing {
         let since = |at: Instant| context.now.saturating_duration_since(at);
-        let (last_answer, came_at) = self.last_answer.clone().unzip();
+        // An answer that shows room for the task is to an earlier operation: its own request has had none.
+        let taken = self
+            .last_answer
+            .clone()
+            .filter(|(answer, _)| !has_room(answer, permits));
+        let (last_answer, came_at) = taken.unzip();
         let state = last_answer.as_ref().and_then(|answer| answer.state.as_ref());
         let ahead = state.map_or(0, |state| {
             let head = self.waitlist.waiting().front().map(|head| head.entry.as_str());
@@ -186,7 +202,7 @@ impl Line {
         // An operation can hang for longer than a task wants to wait, so there may be no error yet.
         let unanswered = || {
             let for_long = since(self.silent_since?);
-            (self.last_answer.is_none() || for_long >= UNANSWERED).then(|| ServerError::unanswered(for_long))
+            (last_answer.is_none() || for_long >= UNANSWERED).then(|| ServerError::unanswered(for_long))
         };
         let trouble = match &self.trouble {
             // The silence lasts from its beginning, and not from the last operation.
