@@ -477,8 +477,10 @@ async fn forward(
             match cargo {
                 Cargo::Bytes { bytes, last } => {
                     to.write_all(&bytes).await?;
-                    if last {
-                        state.borrow().is_over.store(true, Ordering::Relaxed);
+                    // One that was held back goes on after `heal`, and ends nothing.
+                    let network = state.borrow();
+                    if last && network.last.is_some() {
+                        network.is_over.store(true, Ordering::Relaxed);
                     }
                 }
                 Cargo::End => {
