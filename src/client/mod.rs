@@ -26,7 +26,12 @@ use crate::{
     input::check_name,
     inspect::LockInfo,
     locks::{
-        barrier::Barrier, election::Election, latch::Latch, multi::MultiLock, mutex, once, rw_lock::RwLock,
+        barrier::Barrier,
+        election::Election,
+        latch::Latch,
+        multi::{MultiLock, Part},
+        mutex, once,
+        rw_lock::RwLock,
         semaphore::Semaphore,
     },
     name::LockName,
@@ -291,12 +296,12 @@ impl<W: World> LockClient<W> {
         Barrier::new(self.session.clone(), LockName::new(name.into()), parties)
     }
 
-    /// Returns a multi-lock: several mutexes, held together or not at all, with their names in any order.
+    /// Returns a multi-lock: several locks, held together or not at all, given in any order. A name is that of a mutex,
+    /// and [`Part`] has the ways to other locks.
     ///
     /// Names are as for [`mutex`](Self::mutex); 1 to 128, each once. Making a multi-lock sends nothing.
-    pub fn multi(&self, names: impl IntoIterator<Item = impl Into<String>>) -> MultiLock<W> {
-        let names = names.into_iter().map(|name| LockName::new(name.into())).collect();
-        MultiLock::new(self.session.clone(), names)
+    pub fn multi(&self, parts: impl IntoIterator<Item = impl Into<Part>>) -> MultiLock<W> {
+        MultiLock::new(&self.session, parts)
     }
 
     /// Returns the name of this machine, as [`HolderInfo::host`](crate::operate::HolderInfo::host) and

@@ -22,7 +22,7 @@ mod watched;
 
 pub use barrier::{Barrier, BarrierPass};
 pub use latch::Latch;
-pub use multi::MultiLock;
+pub use multi::{MultiLock, Part};
 pub use mutex::Mutex;
 pub use once::{LastRun, Once, OnceOutcome, Turn};
 pub use rw_lock::RwLock;

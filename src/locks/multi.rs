@@ -1,9 +1,10 @@
-//! Several mutexes, all or nothing.
+//! Several locks of any kind, all or nothing.
 //!
 //! Every client takes the names in one order, that of their bytes, and holds only names that come before the one it
-//! waits for. The client that waits for the largest name that anybody waits for waits for a client that is not waiting
-//! itself: so there is no cycle, for any orders in which the names were given. The order also holds when a part is
-//! lost on the way: the later parts are released before the client waits for the lost one again.
+//! waits for. Take the largest name that anybody waits for: its holders wait for nothing, and the first in its queue
+//! waits for them alone. So there is no cycle, for any orders in which the parts were given, and however many readers
+//! or permits a name admits. The order also holds when a part is lost on the way: the later parts are released before
+//! the client waits for the lost one again.
 
 use std::{
     fmt,
@@ -19,7 +20,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     acquire::{Acquire, Ask, Got},
-    mutex::Mutex,
     options::{CanLimit, HasHolder, Options},
     patience::{Try, Wait},
     request::Share,
@@ -31,7 +31,7 @@ use crate::{
         count::One,
         own::{Own, Seen},
         owned::{OwnedHold, SeenHold},
-        target::Target,
+        target::{AnyLock, Target},
     },
     input::check_names,
     name::LockName,
@@ -44,17 +44,18 @@ use crate::{
     world::{Async, Sealed, World},
 };
 
-/// Several mutexes that are held together or not at all. Made by [`LockClient::multi`](crate::LockClient::multi).
+/// Several locks that are held together or not at all: mutexes, readers, writers and permits. Made by
+/// [`LockClient::multi`](crate::LockClient::multi).
 ///
-/// Each part is the [`Mutex`](crate::locks::Mutex) of its name, for everybody: a holder of `locks.mutex("a")` keeps a
-/// multi-lock of `a` and `b` waiting, and vice versa.
+/// Each part is the lock of its name, for everybody: a holder of `locks.mutex("a")` keeps a multi-lock of `a` and `b`
+/// waiting, and vice versa.
 ///
 /// # Guarantees
 ///
 /// - From the grant until the handle is released or lost, every part is held; it is lost when any part is lost.
-/// - Multi-locks never deadlock among each other, for any orders in which their names are given, as all take them in
-///   one order: sorted by their bytes. Nor do they deadlock with mutexes that are acquired one at a time, or in the
-///   same order. Not re-entrant: a task that already holds one of the names waits for itself.
+/// - Multi-locks never deadlock among each other, for any orders in which their parts are given, as all take them in
+///   one order: sorted by the bytes of their names. Nor do they deadlock with locks that are acquired one at a time, or
+///   in the same order. Not re-entrant: a task that already holds one of the names waits for itself.
 /// - A part that is lost while others are still awaited does not count as held: the parts after it in the order are
 ///   released, and it is acquired again, within the same timeout. A try does not begin anew: it fails as
 ///   [`Unanswered`](AcquireError::Unanswered), as the part may be free.
@@ -63,9 +64,9 @@ use crate::{
 /// # Under contention
 ///
 /// A multi-lock waits in one queue at a time, first come, first served, and holds the smaller names in the meantime: of
-/// two multi-locks with common names, the one that is granted the smallest common name first has them all first. There
-/// is no further fairness across names, and while a multi-lock waits for its last name it keeps others from its first,
-/// without working. So put contended names late in the order, use few names and hold them briefly.
+/// two with common mutexes, the one that is granted the smallest of these first has them all first. There is no further
+/// fairness across names, and while a multi-lock waits for its last name it keeps others from its first, without
+/// working. So put contended names late in the order, use few names and hold them briefly.
 ///
 /// # Cost
 ///
@@ -82,21 +83,51 @@ use crate::{
 /// assert!(locks.mutex("account-3").try_acquire().await?.is_none());
 /// // ... transfer ...
 /// handle.release().await?;
+///
+/// let (prices, exports) = (locks.rw_lock("prices"), locks.semaphore("exports", 4));
+/// let report = locks.multi(["report-7".into(), prices.read_part(), exports.part(2)]);
+/// let handle = report.acquire().await?;
+/// assert!(prices.try_write().await?.is_none());
+/// assert_eq!(exports.available_permits().await?, 2);
 /// # Ok(()) }
 /// ```
-#[doc(alias = "RedissonMultiLock")]
+#[doc(alias("RedissonMultiLock", "composite lock"))]
 #[derive(Clone)]
 pub struct MultiLock<W: World = Async> {
-    parts: Parts,
+    /// Sorted by name.
+    parts: Vec<Share>,
     of: PhantomData<fn() -> W>,
 }
 
-/// The names of several locks, to be acquired together.
-#[derive(Clone)]
-pub struct Parts {
-    session: UserHandle,
-    /// Sorted.
-    names: Vec<LockName>,
+/// A part of a [`MultiLock`]: a name, which is that of a mutex, or a part of another lock:
+/// [`Mutex::part`](crate::locks::Mutex::part), [`RwLock::read_part`](crate::locks::RwLock::read_part),
+/// [`RwLock::write_part`](crate::locks::RwLock::write_part), [`Semaphore::part`](crate::locks::Semaphore::part).
+///
+/// It has no options of its own: those of the acquire are those of every part.
+#[derive(Clone, Debug)]
+pub struct Part {
+    name: LockName,
+    /// The share of a lock of that name; `None` for a mutex of the client that makes the multi-lock.
+    share: Option<Share>,
+}
+
+impl Part {
+    pub(crate) fn of(share: Share) -> Self {
+        let name = share.name.clone();
+        Self {
+            name,
+            share: Some(share),
+        }
+    }
+}
+
+impl<N: Into<String>> From<N> for Part {
+    fn from(name: N) -> Self {
+        Self {
+            name: LockName::new(name.into()),
+            share: None,
+        }
+    }
 }
 
 impl Sealed for MultiLock {}
@@ -104,7 +135,7 @@ impl Sealed for MultiLock {}
 impl Target for MultiLock {
     type Held = Self;
     type Count = One;
-    type Request = Parts;
+    type Request = Vec<Share>;
     type Own = OwnedHolds;
     type Data = ();
 }
@@ -113,25 +144,24 @@ impl CanLimit for MultiLock {}
 impl HasHolder for MultiLock {}
 
 impl<W: World> MultiLock<W> {
-    pub(crate) fn new(session: UserHandle, mut names: Vec<LockName>) -> Self {
-        names.sort_unstable();
-        Self {
-            parts: Parts { session, names },
-            of: PhantomData,
-        }
+    pub(crate) fn new(session: &UserHandle, parts: impl IntoIterator<Item = impl Into<Part>>) -> Self {
+        let share = |Part { name, share }| share.unwrap_or_else(|| Share::whole(session.clone(), name, Kind::Mutex));
+        let mut parts: Vec<Share> = parts.into_iter().map(|part| share(part.into())).collect();
+        parts.sort_by(|one, other| one.name.cmp(&other.name));
+        Self { parts, of: PhantomData }
     }
 
     /// Returns the names, in the order in which they are acquired.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.parts.names.iter().map(Deref::deref)
+        self.parts.iter().map(|part| &*part.name)
     }
 
     /// Acquires all parts, waiting for each in turn. Await the returned action.
     ///
     /// # Errors
     ///
-    /// See [`AcquireError`]. No names, more than 128, and a name given twice are invalid; nothing is sent then. After
-    /// any error nothing is held: parts already acquired are released in the background.
+    /// See [`AcquireError`]. No names, more than 128, and a name given twice, in whatever ways, are invalid; nothing is
+    /// sent then. After any error nothing is held: parts already acquired are released in the background.
     ///
     /// # Cancel safety
     ///
@@ -176,60 +206,53 @@ impl<W: World> MultiLock<W> {
 }
 
 impl Ask for MultiLock {
-    async fn ask(parts: Parts, options: Options, patience: Patience) -> Result<Got<Self>, AcquireError> {
-        check_names(&parts.names)?;
-        options.check(&parts.session.config)?;
+    async fn ask(parts: Vec<Share>, options: Options, patience: Patience) -> Result<Got<Self>, AcquireError> {
+        check_names(parts.iter().map(|part| &*part.name))?;
+        parts.iter().try_for_each(|part| part.check(&options))?;
         // The error of a try names the part that is not free.
         let patience = match patience {
             Patience::Wait => patience,
             Patience::Try | Patience::OrHeld => Patience::OrHeld,
         };
-        let parts = parts.all(options, patience).await?;
-        Ok((OwnedHolds::new(parts), ()))
+        Ok((OwnedHolds::new(all(&parts, options, patience).await?), ()))
     }
 }
 
-impl Parts {
-    /// Acquires one name after the other, up to the timeout in all.
-    async fn all(self, options: Options, patience: Patience) -> Result<Vec<OwnedHold>, AcquireError> {
-        let timeout = options.timeout;
-        // Zero means the same for each part as for a mutex.
-        let deadline = timeout
-            .filter(|timeout| !timeout.is_zero())
-            .map(|timeout| Instant::now() + timeout);
-        let mut held: Vec<OwnedHold> = Vec::with_capacity(self.names.len());
-        loop {
-            // A part lost in the meantime must be acquired again, and no later part may be held then.
-            if let Some(lost) = held.iter().position(|part| part.lost_reason().is_some()) {
-                if patience != Patience::Wait {
-                    // It may be free again. A try that began anew might never end.
-                    return Err(AcquireError::unanswered(&self.names[lost], timeout.unwrap_or_default()));
-                }
-                held.truncate(lost);
+/// Acquires one part after the other, up to the timeout in all.
+async fn all(parts: &[Share], options: Options, patience: Patience) -> Result<Vec<OwnedHold>, AcquireError> {
+    let timeout = options.timeout;
+    // Zero means the same for each part as for a lock of its own.
+    let deadline = timeout
+        .filter(|timeout| !timeout.is_zero())
+        .map(|timeout| Instant::now() + timeout);
+    let mut held: Vec<OwnedHold> = Vec::with_capacity(parts.len());
+    loop {
+        // A part lost in the meantime must be acquired again, and no later part may be held then.
+        if let Some(lost) = held.iter().position(|part| part.lost_reason().is_some()) {
+            if patience != Patience::Wait {
+                // It may be free again. A try that began anew might never end.
+                return Err(AcquireError::unanswered(&parts[lost].name, timeout.unwrap_or_default()));
             }
-            let Some(name) = self.names.get(held.len()) else {
-                return Ok(held);
-            };
-            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            if left == Some(Duration::ZERO) {
-                // It may be free: nobody has asked for it.
-                return Err(AcquireError::unanswered(name, timeout.unwrap_or_default()));
-            }
-            let options = Options {
-                timeout: left.or(timeout),
-                ..options.clone()
-            };
-            let acquiring = self.part(name).acquire(options, patience);
-            tokio::select! {
-                biased;
-                () = any_lost(held.iter().map(Deref::deref)) => {}
-                acquired = acquiring => held.push(acquired.map_err(|error| in_all(error, timeout))?),
-            }
+            held.truncate(lost);
         }
-    }
-
-    fn part(&self, name: &LockName) -> Share {
-        Share::whole(self.session.clone(), name.clone(), Kind::Mutex)
+        let Some(part) = parts.get(held.len()) else {
+            return Ok(held);
+        };
+        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        if left == Some(Duration::ZERO) {
+            // It may be free: nobody has asked for it.
+            return Err(AcquireError::unanswered(&part.name, timeout.unwrap_or_default()));
+        }
+        let options = Options {
+            timeout: left.or(timeout),
+            ..options.clone()
+        };
+        let acquiring = part.clone().acquire(options, patience);
+        tokio::select! {
+            biased;
+            () = any_lost(held.iter().map(Deref::deref)) => {}
+            acquired = acquiring => held.push(acquired.map_err(|error| in_all(error, timeout))?),
+        }
     }
 }
 
@@ -409,14 +432,22 @@ impl Seen for SeenHolds {
 /// let token = locks.multi(["a", "b"]).acquire().await?.token_of("a");
 /// # Ok(()) }
 /// ```
+///
+/// Nor can it be detached.
+///
+/// ```compile_fail,E0599
+/// # async fn example(locks: watchlock::LockClient) -> Result<(), Box<dyn std::error::Error>> {
+/// let detached = locks.multi(["a", "b"]).acquire().await?.detach().await?;
+/// # Ok(()) }
+/// ```
 impl<W: World> View<MultiLock, W> {
     /// Returns the parts, in the order of their names.
-    pub fn parts(&self) -> impl Iterator<Item = View<Mutex, W>> {
+    pub fn parts(&self) -> impl Iterator<Item = View<AnyLock, W>> {
         self.seen.parts.iter().cloned().map(View::new)
     }
 
     /// Returns the part with this name.
-    pub fn part(&self, name: &str) -> Option<View<Mutex, W>> {
+    pub fn part(&self, name: &str) -> Option<View<AnyLock, W>> {
         let parts = &self.seen.parts;
         let found = parts.binary_search_by(|part| part.name().cmp(name));
         found.ok().map(|position| View::new(parts[position].clone()))
@@ -441,12 +472,6 @@ impl fmt::Debug for SeenHolds {
 
 impl<W: World> fmt::Debug for MultiLock<W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("MultiLock").field(&Brief(&self.parts.names)).finish()
-    }
-}
-
-impl fmt::Debug for Parts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Parts").field(&Brief(&self.names)).finish()
+        f.debug_tuple("MultiLock").field(&Brief(&self.parts)).finish()
     }
 }

@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 
 use super::{
     acquire::Acquire,
+    multi::Part,
     patience::{Try, Wait},
     request::Share,
 };
@@ -118,5 +119,10 @@ impl<W: World> Mutex<W> {
     #[doc(alias("try_lock", "tryLock"))]
     pub fn try_acquire(&self) -> Acquire<Mutex, Try, W> {
         Acquire::new(self.share.clone())
+    }
+
+    /// Returns the mutex as a part of a [multi-lock](crate::LockClient::multi).
+    pub fn part(&self) -> Part {
+        Part::of(self.share.clone())
     }
 }

@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use super::options::Options;
 use crate::{
-    error::AcquireError,
+    error::{AcquireError, InvalidInput},
     handle::owned::OwnedHold,
     input::{check_name, check_permits, check_text},
     name::LockName,
@@ -49,8 +49,20 @@ impl Share {
         }
     }
 
+    /// Refuses values that are out of bounds, before anything is sent.
+    pub(crate) fn check(&self, options: &Options) -> Result<(), InvalidInput> {
+        // The `_id` of a document has a bound of its own, and has been checked.
+        if self.kind != Kind::Document {
+            check_name(&self.name)?;
+        }
+        self.value.as_ref().map_or(Ok(()), |value| check_text("value", value))?;
+        options.check(&self.session.config)?;
+        check_permits(self.kind, self.capacity, self.permits)
+    }
+
     /// Acquires it. Where it is not free, and the request does not wait, the error is [`AcquireError::Held`].
     pub(crate) async fn acquire(self, options: Options, patience: Patience) -> Result<OwnedHold, AcquireError> {
+        self.check(&options)?;
         let Self {
             session,
             name,
@@ -60,13 +72,6 @@ impl Share {
             permits,
             value,
         } = self;
-        // The `_id` of a document has a bound of its own, and has been checked.
-        if kind != Kind::Document {
-            check_name(&name)?;
-        }
-        value.as_ref().map_or(Ok(()), |value| check_text("value", value))?;
-        options.check(&session.config)?;
-        check_permits(kind, capacity, permits)?;
         let timeout = options.timeout;
         let tries = patience != Patience::Wait;
         // It asks, and does not wait.

@@ -4,6 +4,7 @@ use std::{future::Future, marker::PhantomData};
 
 use super::{
     acquire::Acquire,
+    multi::Part,
     patience::{Try, Wait},
     request::Share,
     targets::{Read, Write},
@@ -136,6 +137,16 @@ impl<W: World> RwLock<W> {
     /// ```
     pub fn try_write(&self) -> Acquire<Write, Try, W> {
         Acquire::new(self.share.of(PERMITS))
+    }
+
+    /// Returns a reader as a part of a [multi-lock](crate::LockClient::multi).
+    pub fn read_part(&self) -> Part {
+        Part::of(self.share.clone())
+    }
+
+    /// Returns the writer as a part of a [multi-lock](crate::LockClient::multi).
+    pub fn write_part(&self) -> Part {
+        Part::of(self.share.of(PERMITS))
     }
 }
 

@@ -4,6 +4,7 @@ use std::{future::Future, marker::PhantomData};
 
 use super::{
     acquire::Acquire,
+    multi::Part,
     patience::{Try, Wait},
     request::Share,
 };
@@ -154,6 +155,11 @@ impl<W: World> Semaphore<W> {
     /// ```
     pub fn try_acquire_many(&self, permits: u32) -> Acquire<Semaphore, Try, W> {
         Acquire::new(self.share.of(i64::from(permits)))
+    }
+
+    /// Returns so many permits as a part of a [multi-lock](crate::LockClient::multi).
+    pub fn part(&self, permits: u32) -> Part {
+        Part::of(self.share.of(i64::from(permits)))
     }
 
     /// Returns how many permits are free at this moment. The number may have changed by the time you look at it.

@@ -21,6 +21,7 @@ mod holds;
 mod input;
 mod memory;
 mod multi;
+mod multi_kinds;
 mod mutex;
 mod once;
 mod operate;

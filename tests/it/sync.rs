@@ -366,6 +366,13 @@ fn every_kind_of_lock_works_without_async() {
             "{lost:?}"
         );
 
+        let (prices, exports) = (a.rw_lock("prices"), a.semaphore("parts", 4));
+        let multi = a.multi([exports.part(3), "x".into(), prices.read_part()]);
+        let held = multi.try_acquire().run().unwrap().unwrap();
+        assert!(b.rw_lock("prices").try_write().run().unwrap().is_none());
+        assert_eq!(exports.available_permits().unwrap(), 1);
+        assert_eq!(held.release().unwrap(), Released::Released);
+
         // What is left when the other parts of the lost one are given back in the background.
         eventually(SOON, "the permits are all that is held", || {
             let held = a.list().held(true).run().unwrap();

@@ -1,7 +1,7 @@
 //! Names of locks and collections, and texts for people.
 
 use super::InvalidInput;
-use crate::{name::LockName, truncated_debug::shown};
+use crate::truncated_debug::shown;
 
 /// Longest name of a lock, label or reason, in bytes. Labels and reasons are stored with every entry, and much longer
 /// names would kill every change stream on the collection.
@@ -30,7 +30,8 @@ pub fn check_name(name: &str) -> Result<(), InvalidInput> {
 }
 
 /// Checks the names of a multi-lock, sorted: at least one, not too many, and each once.
-pub fn check_names(names: &[LockName]) -> Result<(), InvalidInput> {
+pub fn check_names<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<(), InvalidInput> {
+    let names: Vec<&str> = names.into_iter().collect();
     if !(1..=MULTI_NAMES_MOST).contains(&names.len()) {
         let count = names.len();
         return Err(InvalidInput::new(format!(
