@@ -13,7 +13,7 @@ use crate::{
     connection::to_its_end,
     doctor::{
         self, member_clocks,
-        topology::{FORGETS, forgets},
+        topology::{FORGETS, HIDES_ITS_SET, forgets, hides_its_set},
     },
     exit::Failure,
     ground::{Ground, asked},
@@ -43,6 +43,8 @@ pub(super) async fn run(ground: &Ground<'_>, checks: &mut Vec<Check>) -> Result<
         Ok(hello) => member_clocks(&ground.place, hello).await?,
         Err(_) => None,
     };
+    let hides = hello.as_ref().is_ok_and(hides_its_set);
+    checks.extend(hides.then(|| Check::broken(SECTION, "answers", HIDES_ITS_SET)));
     checks.push(fact("topology", hello, |hello| {
         Some(match (hello.get_str("setName"), hello.get_str("msg")) {
             (Ok(set), _) => {

@@ -274,7 +274,7 @@ fn operands<'a>(value: &'a Bson, operator: &str) -> Option<&'a [Bson]> {
     value.as_document()?.get_array(operator).ok().map(Vec::as_slice)
 }
 
-const LIES: [Lie; 15] = [
+const LIES: [Lie; 16] = [
     Lie {
         name: "a clock that stands still",
         command: |command| {
@@ -288,6 +288,28 @@ const LIES: [Lie; 15] = [
         sections: &["server"],
         found: &["clock"],
         doctor: Some("updates"),
+    },
+    Lie {
+        name: "a member that says that it is a standalone server",
+        command: honest,
+        answer: |command, answer| {
+            if ["hello", "isMaster", "ismaster"].iter().any(|name| is(command, name)) {
+                for field in [
+                    "setName",
+                    "hosts",
+                    "me",
+                    "primary",
+                    "setVersion",
+                    "electionId",
+                    "lastWrite",
+                ] {
+                    answer.remove(field);
+                }
+            }
+        },
+        sections: &["server"],
+        found: &["answers"],
+        doctor: Some("topology"),
     },
     Lie {
         name: "a clock that is an hour ahead",
