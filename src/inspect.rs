@@ -145,6 +145,8 @@ pub struct WaiterInfo {
     pub label: Option<String>,
     /// Why it wants the lock, in its own words.
     pub reason: Option<String>,
+    /// The value that it will proclaim, if it is a candidate of an election.
+    pub value: Option<String>,
     /// The [`owner_id`](crate::LockClientBuilder::owner_id) of the waiter's client.
     pub owner_id: Option<String>,
 }
@@ -295,6 +297,7 @@ impl LockInfo {
                 host,
                 label,
                 reason,
+                value,
                 identity,
                 ..
             } = waiter.owner.clone();
@@ -307,6 +310,7 @@ impl LockInfo {
                 pid: pid(&waiter.owner),
                 label,
                 reason,
+                value,
                 owner_id: identity.map(|identity| identity.id),
             }
         });

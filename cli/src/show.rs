@@ -101,6 +101,7 @@ pub(crate) fn in_full(lock: &LockInfo, now: SystemTime) -> String {
                 "          until  {until}: silent for too long, expired {over} ago; it is passed over"
             );
         }
+        said(&mut text, told(lock.kind, "value "), waiter.value.as_deref());
         said(&mut text, "why   ", waiter.reason.as_deref());
     }
     for past in &lock.past {

@@ -31,8 +31,8 @@ const HOLDER: [&str; 14] = [
     "token", "access", "permits", "since", "until", "released", "idle", "host", "pid", "label", "reason", "value",
     "owner_id", "detached",
 ];
-const WAITER: [&str; 9] = [
-    "access", "permits", "since", "until", "host", "pid", "label", "reason", "owner_id",
+const WAITER: [&str; 10] = [
+    "access", "permits", "since", "until", "host", "pid", "label", "reason", "value", "owner_id",
 ];
 
 /// Nobody has it, and the client that had it last keeps it for its next task.
@@ -687,6 +687,22 @@ async fn a_leader_is_told_with_the_time_of_its_election() {
     let (at, event) = told.split_once("  ").unwrap();
     assert!(at > since && event.ends_with(": second"), "{since}: {told}");
     crate::signal("TERM", watching.pid());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_candidate_is_shown_with_its_value_while_it_waits() {
+    let ground = Ground::replica_set("cli_candidate").await;
+    let locks = ground.locks().await;
+    let leads = locks.election("x").campaign("first").await.unwrap();
+    let other = Started::run(&ground, &["elect", "--value", "second", "x", "true"]);
+    until_waiting(&locks, "x", 1).await;
+    let told = watchlock(&ground, ["show", "x"]).await.expect(0).out;
+    let (_, waiter) = told.split_once("waiter  1.").unwrap();
+    assert!(waiter.contains("value  second\n"), "{told}");
+    let lock = watchlock(&ground, ["show", "--json", "x"]).await.expect(0).json();
+    assert_eq!(lock["waiters"][0]["value"], json!("second"));
+    leads.resign().await.unwrap();
+    other.done().await.expect(0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -9,7 +9,7 @@ use watchlock::{
     errors::{AcquireError, CandidacyError},
 };
 
-use crate::setup::{PATIENCE, SOON, eventually, in_line, is_vacant, places, spawn, within};
+use crate::setup::{PATIENCE, SOON, eventually, granted, in_line, info, is_vacant, places, spawn, within};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn leaders_follow_each_other_and_are_observed() {
@@ -53,6 +53,30 @@ async fn leaders_follow_each_other_and_are_observed() {
         .await;
         let error = here.campaign("x".repeat(1025)).await.unwrap_err().to_string();
         assert!(error.contains("1025") && error.contains("1024"), "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_candidate_that_waits_is_seen_with_its_value() {
+    for (a, b) in places("candidates").await {
+        let leading = a.election("x").campaign("first").await.unwrap();
+        let waiting = in_line(&a, "x", 1, b.election("x").campaign("second")).await;
+        let lock = info(&a, "x").await.unwrap();
+        assert_eq!(lock.waiters[0].value.as_deref(), Some("second"));
+        leading.resign().await.unwrap();
+        let leading = granted(waiting).await;
+        let lock = info(&a, "x").await.unwrap();
+        assert_eq!(
+            (lock.holders[0].value.as_deref(), &lock.waiters[..]),
+            (Some("second"), &[][..])
+        );
+        leading.resign().await.unwrap();
+        // Other waiters have none.
+        let held = a.mutex("y").acquire().await.unwrap();
+        let waiting = in_line(&a, "y", 1, b.mutex("y").acquire()).await;
+        assert_eq!(info(&a, "y").await.unwrap().waiters[0].value, None);
+        held.release().await.unwrap();
+        granted(waiting).await.release().await.unwrap();
     }
 }
 

@@ -135,7 +135,7 @@ fn forms_are_written_as_they_were_read() {
         (r#""access":"write","permits":null"#, "rwlock", "null"),
     ] {
         let holder = holder(share);
-        let waiter = format!(r#"{{{share},{TIMES},{OWNER},"owner_id":null}}"#);
+        let waiter = format!(r#"{{{share},{TIMES},{OWNER},"value":"y","owner_id":null}}"#);
         same::<LockInfo>(&format!(
             r#"{{"name":"x","kind":"{kind}","capacity":{capacity},"token":5,"holders":[{holder}],"waiters":[{waiter}],"past":[{past}],"as_of":"2026-01-02T03:04:10.000Z"}}"#
         ));
