@@ -24,8 +24,9 @@ use crate::{
 /// as the user has documents, and they are all kept in memory.
 const LISTED_MOST: usize = 100_000;
 
-/// A list of locks; await it, or in the blocking world run it. Made by [`LockClient::list`](crate::LockClient::list)
-/// and [`DocumentLocks::list`](crate::documents::DocumentLocks::list).
+/// A list of locks; await it, or in the blocking world run it. Made by [`LockClient::list`](crate::LockClient::list),
+/// [`DocumentLocks::list`](crate::documents::DocumentLocks::list) and
+/// [`ElementLocks::list`](crate::documents::ElementLocks::list).
 ///
 /// All given conditions must be met. Documents that are not locks, or can't be read, are skipped and hide no others:
 /// the event `watchlock.unreadable` reports each, and so does [`watch_all`](crate::LockClient::watch_all).

@@ -13,7 +13,7 @@ use mongodb::{
 };
 
 use super::{element::ElementKey, name};
-use crate::protocol::Location;
+use crate::protocol::{Location, State, document::Malformed};
 
 /// The paths of the locks in the documents of one collection, as far as a client knows: programs may lock parts of one
 /// document independently, each under its own path.
@@ -163,6 +163,19 @@ impl LockLayout {
             None => Cow::Borrowed(&self.base),
             Some(_) => Cow::Owned(self.base.inside(split(name).1)),
         }
+    }
+
+    /// Returns what a document of this name has in the place of each of its locks, by their names.
+    pub(crate) fn found_in(
+        &self,
+        name: String,
+        document: &Document,
+    ) -> impl Iterator<Item = (String, Option<Result<State, Malformed>>)> {
+        let elements = self.array.as_ref().and_then(|_| self.base.lock(document));
+        let whole = elements.is_none().then(|| (name.clone(), self.base.found(document)));
+        let codes = elements.into_iter().flat_map(Document::keys);
+        let of_elements = codes.map(move |code| (element_name(&name, code), self.base.inside(code).found(document)));
+        whole.into_iter().chain(of_elements)
     }
 
     /// Returns the `_id` of the document that contains the lock with this name.

@@ -203,7 +203,9 @@ impl MemoryStore {
         for document in contents.all().filter(|document| self.is_live(document, now)) {
             let name = document.get("_id").and_then(|id| self.layout.document(id));
             if let Some(name) = name.filter(|name| base.is_root() || selection.selects(name)) {
-                listed.add(name, base.found(document), selection);
+                for (name, found) in self.layout.found_in(name, document) {
+                    listed.add(name, found, selection);
+                }
             }
         }
         listed

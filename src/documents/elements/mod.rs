@@ -22,6 +22,7 @@ use crate::{
         acquire::Acquire,
         patience::{Try, Wait},
     },
+    operate::list::List,
     session::UserHandle,
     store::{
         LockLayout,
@@ -215,6 +216,38 @@ impl<E, W: World> ElementLocks<E, W> {
             let read = session.inspect(&name).await?;
             Ok(read.map(|read| LockInfo::of_reading(&name, &read)))
         })
+    }
+
+    /// Lists the locks of all elements of the array, whatever their keys, sorted by name: that of the document, as
+    /// [`DocumentLocks::name_of`] returns it, a `/`, and the key. Set conditions on the returned action, and await it.
+    ///
+    /// An element is listed from its first lock until the lock is removed because nobody used it. A
+    /// [prefix](List::prefix) is that of the `_id`s. Unless one is given, the server reads the whole collection.
+    ///
+    /// # Errors
+    ///
+    /// Same as for [`DocumentLocks::list`]; [`OperateError::TooMany`] if more than 100,000 locks match.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use mongodb::bson::{Document, doc};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let memory = watchlock::testing::MemoryCollection::new();
+    /// # memory.insert_one(doc! { "_id": 7, "lines": [{ "sku": "x" }, { "sku": "y" }] }).await?;
+    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
+    /// let line = orders.element::<Document>("lines", doc! { "sku": "x" });
+    /// let held = line.acquire(7).await?;
+    /// let listed = line.list().held(true).await?;
+    /// assert_eq!((&listed[0].name[..], listed[0].token), (r#"7/sku="x""#, held.token()));
+    /// # Ok(()) }
+    /// ```
+    pub fn list(&self) -> List<W> {
+        List::new(self.session().map(|(session, _)| session.clone()))
     }
 
     /// Takes the lock of the element in the document with this `_id` away from its holder, and hands it to the next in

@@ -134,8 +134,9 @@ impl MongoStore {
         if let Some(kind) = selection.kind.filter(|_| at.is_root()) {
             query.insert("kind", kind.as_str());
         }
-        let held = doc! { at.key("holders.0"): { "$exists": true } };
-        let held = selection.held.filter(|held| *held).map(|_| held);
+        // Of the locks of elements, a query can't say that any is held.
+        let held = selection.held.filter(|held| *held && !self.layout.is_of_elements());
+        let held = held.map(|_| doc! { at.key("holders.0"): { "$exists": true } });
         if at.is_root() {
             query.extend(held.unwrap_or_default());
         } else {
@@ -157,7 +158,9 @@ impl MongoStore {
             let id = lossy::read_exactly(raw, "_id");
             match id.and_then(|id| self.layout.document(&id)) {
                 Some(name) if at.is_root() || selection.selects(&name) => {
-                    listed.add(name, at.found(&document), selection);
+                    for (name, found) in self.layout.found_in(name, &document) {
+                        listed.add(name, found, selection);
+                    }
                 }
                 Some(_) => {}
                 None => listed.add_unreadable(not_utf8(&document), selection),

@@ -94,6 +94,51 @@ async fn locks_in_documents_are_listed_by_what_is_asked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn locks_of_elements_are_listed_by_what_is_asked() {
+    for scene in Scene::everywhere("element_list").await {
+        let (a, b) = scene.locks();
+        let lines = vec![doc! { "sku": "x", "n": 1 }, doc! { "sku": "y", "n": 2 }];
+        for id in [Bson::from("order-1"), Bson::from("order-2"), Bson::from(7)] {
+            let document = doc! { "_id": id, "lines": lines.clone(), "others": lines.clone() };
+            scene.events.insert(document).await;
+        }
+        // Another program's: something in the place of all locks, and of one.
+        for (id, locks) in [("all", Bson::from(5)), ("one", doc! { r#"sku="x""#: 5 }.into())] {
+            let document = doc! { "_id": id, "watchlock_elements": { "lines": locks } };
+            scene.events.insert(document).await;
+        }
+        let line = |locks: &DocumentLocks<Document>, key: Document| locks.element::<Document>("lines", key);
+        let x = |locks: &DocumentLocks<Document>| line(locks, doc! { "sku": "x" });
+        assert!(x(&b).list().await.unwrap().is_empty(), "nothing was locked yet");
+        let first = x(&a).acquire("order-1").reason("a test").await.unwrap();
+        let second = line(&a, doc! { "n": 2 }).acquire("order-1").await.unwrap();
+        let third = line(&a, doc! { "sku": "y" }).acquire(7).await.unwrap();
+        let other = a.element::<Document>("others", doc! { "sku": "x" });
+        let other = other.acquire("order-1").await.unwrap();
+        let whole = a.acquire("order-2").await.unwrap();
+        third.release().await.unwrap();
+
+        // Of all keys, whichever is asked.
+        let listing = x(&b).list().with_unreadable().await.unwrap();
+        let expected = [r#""order-1"/n=2"#, r#""order-1"/sku="x""#, r#"7/sku="y""#];
+        assert_eq!(names(&listing.locks), expected);
+        let mut inspected = x(&b).inspect("order-1").await.unwrap().unwrap();
+        inspected.as_of = listing.locks[1].as_of;
+        assert_eq!(inspected, listing.locks[1]);
+        assert_eq!(inspected.holders[0].reason.as_deref(), Some("a test"));
+        let mut unreadable: Vec<_> = listing.unreadable.iter().map(|found| &found.name[..]).collect();
+        unreadable.sort_unstable();
+        assert_eq!(unreadable, [r#""all""#, r#""one"/sku="x""#]);
+
+        assert_eq!(names(&x(&b).list().held(true).await.unwrap()), expected[..2]);
+        assert_eq!(names(&x(&b).list().held(false).await.unwrap()), expected[2..]);
+        assert_eq!(names(&x(&b).list().prefix("order-").await.unwrap()), expected[..2]);
+        assert_eq!(names(&b.list().await.unwrap()), [r#""order-2""#]);
+        drop((first, second, other, whole));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_is_out_of_bounds_is_refused_by_every_observer() {
     let scene = Scene::in_memory();
     let (locks, _) = scene.locks();
