@@ -71,9 +71,29 @@ const HERE: &str = "waits for the others";
 ///   the next. If a party dies or gives up at the moment of passing, another can fill its place for the parties that
 ///   have not looked yet; these then have a later generation than the parties that have.
 /// - A party that dies or gives up while it waits stops being counted: if its future was dropped, as soon as its place
-///   is given back; if its process died, at the end of its lease. The others go on waiting until another party takes
-///   its place.
+///   is given back; if its process died, at the end of its lease. The others go on waiting until another call of
+///   [`wait`](Self::wait) takes its place.
 /// - More calls than parties wait for the next generation, first come, first served.
+///
+/// # When a party has died
+///
+/// Those that remain leave the barrier if one of them takes the place of the dead one too, by a second call of `wait`
+/// beside its own. A party that died while it waited is still counted for the rest of its lease: if the others come by
+/// then, they pass without the second call, which would wait for the next generation.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let locks = watchlock::LockClient::in_memory();
+/// let phase = locks.barrier("rebuild/phase", 2);
+/// // In the party that learns that the other one is dead.
+/// let instead = { let phase = phase.clone(); tokio::spawn(async move { phase.wait().await }) };
+/// let pass = phase.wait().await?;
+/// instead.abort(); // It has passed too, or is not needed.
+/// # drop(pass);
+/// # Ok(()) }
+/// ```
+///
+/// # Polling
 ///
 /// Poll `wait` while it waits, or spawn it: the next generation does not begin before all parties of this one have
 /// looked. Clients that are parties at the same time need different [owner ids](crate::LockClientBuilder::owner_id), or

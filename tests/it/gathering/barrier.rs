@@ -10,7 +10,7 @@ use std::{
 
 use futures::future::join_all;
 use tokio::time::sleep;
-use watchlock::{Lost, LostReason, errors::BarrierError, operate::Kind};
+use watchlock::{LockClient, Lost, LostReason, errors::BarrierError, operate::Kind, testing::InMemory};
 
 use crate::setup::{PATIENCE, SOON, eventually, is_vacant, places, spawn, within};
 
@@ -68,6 +68,47 @@ async fn a_party_that_gives_up_is_not_counted() {
         );
         let (one, other) = within(PATIENCE, "both pass", futures::future::join(waiting, here.wait())).await;
         assert_eq!(one.unwrap().generation(), other.unwrap().generation());
+    }
+}
+
+/// One of those that remain takes its place too: unless it is still counted, as it died just now, while it waited.
+#[tokio::test(start_paused = true)]
+async fn those_that_remain_pass_for_a_party_that_died() {
+    let lease = Duration::from_secs(30);
+    for died_before in [None, Some(2 * lease), Some(lease / 2)] {
+        let memory = InMemory::new();
+        let (dying, one, other) = (memory.client(), memory.client(), memory.client());
+        let wait = |locks: &LockClient| {
+            let barrier = locks.barrier("x", 3);
+            spawn(async move { barrier.wait().await.map(|pass| pass.generation()) })
+        };
+        let is_counted = died_before.is_some_and(|ago| ago < lease);
+        if let Some(ago) = died_before {
+            let _dies = wait(&dying);
+            eventually(SOON, "it waits", async || {
+                let lock = one.inspect("x").await.unwrap();
+                lock.is_some_and(|lock| lock.holders.iter().any(|holder| holder.value.is_some()))
+            })
+            .await;
+            memory.set_frozen(&dying, true).unwrap();
+            sleep(ago).await;
+        }
+        let (own, others, instead) = (wait(&one), wait(&other), wait(&one));
+        if is_counted {
+            let passed = within(SOON, "both pass", join_all([own, others])).await;
+            assert!(passed.into_iter().all(|passed| passed.unwrap().is_ok()));
+            assert!(!instead.is_finished());
+            instead.abort();
+            eventually(SOON, "nobody waits", async || {
+                let lock = one.inspect("x").await.unwrap();
+                lock.is_some_and(|lock| lock.waiters.is_empty())
+            })
+            .await;
+        } else {
+            let passed = within(SOON, "those that remain pass", join_all([own, others, instead])).await;
+            let passed: Vec<_> = passed.into_iter().map(|passed| passed.unwrap().unwrap()).collect();
+            assert!(passed.iter().all(|generation| *generation == passed[0]), "{passed:?}");
+        }
     }
 }
 
