@@ -193,6 +193,24 @@ async fn in_line(locks: &LockClient, mutex: LockMutex) -> JoinHandle<Result<Held
     waiting
 }
 
+/// As many as the queue has room for are not told, and parts of one hold count once.
+#[tokio::test(start_paused = true)]
+async fn many_holders_are_told() {
+    let (ear, _listening) = Ear::listen();
+    let locks = LockClient::in_memory();
+    let pool = locks.semaphore("x", 2_000);
+    let many = pool.acquire_many(1_000).await.unwrap();
+    let parts: Vec<_> = (0..999).map(|_| many.split(1).unwrap()).collect();
+    let mut held = join_all((0..255).map(|_| pool.acquire())).await;
+    assert!(held.iter().all(Result::is_ok) && ear.all("watchlock.many_holders").is_empty());
+    held.push(pool.acquire().await);
+    let told = ear.only("watchlock.many_holders");
+    told.assert_fields(&["holders", "lock"]);
+    assert_eq!((told.level, told.field("holders")), (Level::INFO, "257"));
+    ear.assert_documented();
+    drop((held, parts, many));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_grant_and_a_release_are_told() {
     let (ear, _listening) = Ear::listen();
