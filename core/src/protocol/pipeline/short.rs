@@ -42,7 +42,7 @@ use super::{
     expression::{bind, cond, literal},
     fields_of_enqueue, fields_of_evict, fields_of_stamp,
     granting::{asked_for, grant, grant_as_fits, next_token, room, with_reserve, with_room, words_of_grant},
-    is_not_kept, is_used_as_requested, leave, live, remaining, waiter, words_for,
+    is_not_kept, is_used_as_requested, leave, live, remaining, waiter, words_of_evict,
 };
 use crate::protocol::{Evict, Expects, Location, Operation, Request, Requests, wake::Left};
 
@@ -190,11 +190,8 @@ fn is_held(at: &Location, operation: &Operation, now: &Bson) -> Document {
 /// Evicts the only holder, and grants the lock to the head of the queue.
 fn evict_the_holder(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     let after = after_the_holder(at, format!("{}:;", operation.id), operation, now);
-    let evicted = words_for(
-        at.value("holders").into(),
-        "!",
-        doc! { "$toString": "$$this.token" }.into(),
-    );
+    // Several still hold permits where the capacity was lowered to one, and the time of some may be over.
+    let evicted = words_of_evict(at, operation, now).unwrap_or_else(|| "".into());
     let mut stamped = doc! { "wake": { "$concat": ["$$after.wake", evicted] } };
     stamped.extend(fields_of_stamp(at, operation.keep, now));
     stamped.extend(fields_of_evict(at, operation, now));
