@@ -660,7 +660,7 @@ fn a_process_that_is_forked_is_told_so_at_once() {
                 told.starts_with("(Some(Forked), 0ns, Lost, Forked) WasLost (true, true)"),
                 "{told}"
             );
-            assert_eq!(told.matches("forked from the one").count(), 6, "{told}");
+            assert_eq!(told.matches("forked from the one").count(), 7, "{told}");
             assert!(told.ends_with("in 0"), "{told}");
         }
     }
