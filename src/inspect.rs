@@ -173,13 +173,11 @@ fn epoch() -> SystemTime {
 }
 
 impl Access {
-    /// Derives it from the permits: a reader takes one, and a writer all.
+    /// Derives it from the permits: a reader takes one, and a writer all; an upgradeable reader more than half, and the
+    /// others to become a writer.
     fn of(state: &State, permits: i64) -> Option<Self> {
-        (state.kind == Kind::RwLock).then_some(if permits < state.capacity {
-            Self::Read
-        } else {
-            Self::Write
-        })
+        let reads = permits == 1 || (state.capacity / 2 < permits && permits < state.capacity);
+        (state.kind == Kind::RwLock).then_some(if reads { Self::Read } else { Self::Write })
     }
 }
 

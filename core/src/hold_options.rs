@@ -64,6 +64,12 @@ impl Terms {
         (self.length, self.fixed) = (Some(length), false);
     }
 
+    /// Returns the same terms with this lease, unless they have one.
+    pub fn or_lease(self, length: Duration) -> Self {
+        let length = self.length.or(Some(length));
+        Self { length, ..self }
+    }
+
     pub fn set_fixed(&mut self, length: Duration) {
         (self.length, self.fixed) = (Some(length), true);
     }

@@ -209,12 +209,27 @@ impl<'a> Write<'a> {
         let Some(operation) = self.operation else {
             return queue != Some(&self.after.queue);
         };
-        let leaves = |id: &String| operation.leave.contains(id);
+        // The entry by which a holder becomes a writer goes before all others.
+        let upgrades = |id: &&String| {
+            let requests = operation.requests.as_ref();
+            let mut entries = requests.into_iter().flat_map(|requests| &requests.entries);
+            let reader = entries
+                .find(|entry| entry.id == **id)
+                .and_then(|entry| entry.upgrades.as_ref());
+            let mut holders = self.after.holders.iter();
+            reader.is_some_and(|reader| holders.any(|holder| holder.id == *reader))
+        };
+        let leaves = |id: &String| operation.leave.contains(id) || upgrades(&id);
         // The entries that were in the queue and stay in it, in the order in which they came.
         let line = queue.into_iter().flatten();
         let line = line.filter(|waiter| waiter.until > self.now && !leaves(&waiter.id) && !self.withdraws(&waiter.id));
-        let mut let_in = let_in.iter().copied();
-        let mut still_waiting = self.after.queue.iter().map(|waiter| &waiter.id);
+        let mut let_in = let_in.iter().copied().filter(|id| !upgrades(id));
+        let mut still_waiting = self
+            .after
+            .queue
+            .iter()
+            .map(|waiter| &waiter.id)
+            .filter(|id| !upgrades(id));
         let mut blocked = false;
         for waiter in line {
             blocked = blocked || let_in.clone().next().is_none_or(|first| *first != waiter.id);

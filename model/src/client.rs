@@ -149,6 +149,9 @@ impl Client {
         let waitlist = &line.waitlist;
         line.tries.retain(|key, _| waitlist.position(*key).is_some());
         self.ids = ids.number();
+        if is_upgradeable(self.permits, world.used) {
+            self.end_upgrade(lock, world);
+        }
         output
     }
 
@@ -160,7 +163,22 @@ impl Client {
             line.refused_in_vain |= !met;
             return;
         }
-        let permits = self.permits;
+        let key = self.wants(lock, (self.permits, None), wait, world);
+        if !wait && self.lines[lock].waitlist.position(key).is_some() {
+            self.lines[lock].tries.insert(key, met);
+        }
+    }
+
+    /// An upgradeable reader wants the permits that it lacks.
+    pub(super) fn upgrade(&mut self, lock: usize, world: World<'_>) {
+        let line = &mut self.lines[lock];
+        line.acquires -= 1;
+        let reader = line.holds[0].entry.clone();
+        self.wants(lock, (world.used.1 - self.permits, Some(reader)), true, world);
+    }
+
+    /// A task wants so many permits; returns its key.
+    fn wants(&mut self, lock: usize, (permits, upgrades): (i64, Option<String>), wait: bool, world: World<'_>) -> Key {
         let options = AcquireOptions {
             used: world.used,
             by: match world.used.0 {
@@ -170,6 +188,7 @@ impl Client {
             permits,
             patience: if wait { Patience::Wait } else { Patience::Try },
             reentrant: false,
+            upgrades,
             terms: Terms::default(),
             owner: Owner::default(),
         };
@@ -177,8 +196,20 @@ impl Client {
         let key = self.ids;
         self.ids += 1;
         self.feed(lock, world, |step| step.join(key, key, options));
-        if !wait && self.lines[lock].waitlist.position(key).is_some() {
-            self.lines[lock].tries.insert(key, met);
+        key
+    }
+
+    /// The session of a reader that is over gives up what it is to become a writer by, or has become one by.
+    fn end_upgrade(&mut self, lock: usize, world: World<'_>) {
+        let line = &self.lines[lock];
+        let is_held = |reader: &String| line.holds.iter().any(|hold| hold.entry == *reader);
+        let mut waiting = line.waitlist.waiting().iter();
+        let stranded = waiting.position(|task| task.wants.upgrades.as_ref().is_some_and(|reader| !is_held(reader)));
+        if let Some(place) = stranded {
+            return self.cancel(lock, place, world);
+        }
+        if matches!(&line.holds[..], [writer] if writer.permits != self.permits) {
+            self.let_go(lock, 0, world);
         }
     }
 
@@ -380,6 +411,26 @@ impl Line {
         ended.any(|(id, token)| (id, *token) == (&holder.id, holder.token))
     }
 
+    /// The places of the holds that may be let go of: a reader that is, or waits to become, a writer goes with that, or
+    /// when its time is over.
+    pub(super) fn may_be_let_go(&self, now: i64, rules: &Rules) -> impl Iterator<Item = usize> {
+        let stays = self.is_upgrading() && self.holds.first().is_some_and(|reader| is_believed(reader, now, rules));
+        usize::from(stays)..self.holds.len()
+    }
+
+    /// Whether its only hold is of a reader that may become a writer.
+    pub(super) fn may_be_upgraded(&self, used: (Kind, i64)) -> bool {
+        let reads = matches!(&self.holds[..], [reader] if is_upgradeable(reader.permits, used));
+        reads && self.acquires > 0 && !self.is_upgrading()
+    }
+
+    /// Whether its first hold is of a reader that is, or waits to become, a writer.
+    fn is_upgrading(&self) -> bool {
+        let mut waiting = self.waitlist.waiting().iter();
+        let is_writer = self.holds.iter().any(|hold| hold.permits != self.holds[0].permits);
+        is_writer || waiting.any(|task| task.wants.upgrades.is_some())
+    }
+
     pub(super) fn wants_to_send(&self, now: i64) -> bool {
         self.waitlist.due_at().is_some_and(|at| at <= instant(now))
     }
@@ -404,6 +455,11 @@ impl Line {
         let mut holds = self.holds.iter_mut().chain(&mut self.idle);
         holds.find(|hold| hold.entry == id && hold.granted_as == token)
     }
+}
+
+/// Whether an entry of so many permits is of an upgradeable reader.
+fn is_upgradeable(permits: i64, (kind, capacity): (Kind, i64)) -> bool {
+    kind == Kind::RwLock && capacity / 2 < permits && permits < capacity
 }
 
 fn believe_until(hold: &mut PlainHold, deadline: Instant) {

@@ -41,6 +41,7 @@ impl System {
             Step::Acquire { wait } => it.join(lock, wait, met, world),
             Step::Cancel(place) => it.cancel(lock, place, world),
             Step::LetGo(place) => it.let_go(lock, place, world),
+            Step::Upgrade => it.upgrade(lock, world),
             Step::GiveBack => it.give_back(lock, world),
             Step::Renew(_) | Step::RenewIdle | Step::Send | Step::Timer => {}
         }

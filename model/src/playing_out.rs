@@ -56,8 +56,17 @@ impl System {
             }
             for lock in 0..setup.locks {
                 let silent = &mut silent[client][lock];
-                while !self.clients[client].lines[lock].holds.is_empty() {
-                    self.ask(setup, client, lock, Step::LetGo(0), silent);
+                let may_be_let_go = |state: &Self| {
+                    let line = &state.clients[client].lines[lock];
+                    line.may_be_let_go(state.time, &setup.rules).next()
+                };
+                while let Some(place) = may_be_let_go(self) {
+                    self.ask(setup, client, lock, Step::LetGo(place), silent);
+                }
+                // It waits for the others to become a writer.
+                let reader = self.clients[client].lines[lock].holds.first();
+                if reader.is_some_and(|hold| self.may_renew(client, hold, &setup.rules)) {
+                    self.step(setup, client, lock, Step::Renew(0), Mode::Prompt);
                 }
                 let idle = &self.clients[client].lines[lock].idle;
                 if idle.is_some() && self.is_over(setup, client, lock, events) {

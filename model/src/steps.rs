@@ -47,6 +47,8 @@ pub(super) enum Step {
     },
     Cancel(usize),
     LetGo(usize),
+    /// The upgradeable reader is to become a writer.
+    Upgrade,
     /// The time of the hold that no task has is over.
     GiveBack,
     Renew(usize),
@@ -155,7 +157,8 @@ impl Setup {
                 if self.allows(state, Fault::Cancel) {
                     own.extend((0..line.waitlist.waiting().len()).map(Step::Cancel));
                 }
-                own.extend((0..line.holds.len()).map(Step::LetGo));
+                own.extend(line.may_be_let_go(state.time, &self.rules).map(Step::LetGo));
+                own.extend(line.may_be_upgraded(self.used()).then_some(Step::Upgrade));
                 own.extend(line.idle.as_ref().map(|_| Step::GiveBack));
                 if line.wants_to_send(state.time) {
                     own.push(Step::Send);

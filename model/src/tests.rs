@@ -558,6 +558,53 @@ fn readers_and_a_writer() {
     check("two readers and a writer", readers, 15_000);
 }
 
+/// Of five permits an upgradeable reader takes three, and two more to become a writer.
+fn upgradeable() -> Setup {
+    Setup {
+        kind: Kind::RwLock,
+        capacity: 5,
+        permits: vec![3, 1, 5],
+        acquires: 2,
+        steps: 8,
+        ..mutex()
+    }
+}
+
+#[test]
+fn an_upgradeable_reader_beside_a_reader_and_a_writer() {
+    daily(7, 20_000).check("upgradeable reader, reader, writer", upgradeable(), 100_000);
+}
+
+/// The second waits for the first to be a reader again, and for its end.
+#[test]
+fn two_upgradeable_readers_and_a_reader() {
+    let two = Setup {
+        permits: vec![3, 3, 1],
+        tasks: 2,
+        ..upgradeable()
+    };
+    daily(7, 20_000).check("two upgradeable readers, reader", two, 200_000);
+}
+
+/// The writer waits for the reader, which waits behind it.
+#[test]
+fn an_upgrade_at_the_end_of_the_queue_is_found() {
+    fn apply(before: Option<&State>, operation: &Operation, now: ServerTime) -> Option<State> {
+        let mut operation = operation.clone();
+        let requests = operation.requests.iter_mut();
+        for entry in requests.flat_map(|requests| &mut requests.entries) {
+            entry.upgrades = None;
+        }
+        state::apply(before, &operation, now)
+    }
+    let setup = Setup {
+        rules: with_apply(apply),
+        sorts: &[],
+        ..upgradeable()
+    };
+    find("an upgrade at the end of the queue", "everybody gets its turn", setup);
+}
+
 /// The third finds no room and knocks, while any client may die or fall silent.
 #[test]
 fn a_mutex_whose_queue_is_full() {

@@ -231,6 +231,10 @@ pub enum AcquireError {
     /// The client was shut down.
     #[error("the lock client was shut down")]
     Closed,
+    /// The reader that was to become a writer lost the lock, or was released. Only from
+    /// [`upgrade`](crate::Held::upgrade).
+    #[error(transparent)]
+    Lost(#[from] Lost),
     /// The acquire was [cancelled](crate::Acquire::cancelled_by). No queue position is left behind.
     #[error("the acquire was cancelled")]
     Cancelled,

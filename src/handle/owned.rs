@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     detached::Detached,
-    error::{InvalidInput, ReleaseError, RenewError, ServerError},
+    error::{AcquireError, InvalidInput, ReleaseError, RenewError, ServerError},
     protocol::wake::Left,
     session::{
         Session, UserHandle,
@@ -29,6 +29,7 @@ use crate::{
     telemetry,
     token::FencingToken,
     truncated_debug::shown,
+    waitlist::Hold as _,
 };
 
 /// A hold of one lock: released when it is dropped.
@@ -100,9 +101,45 @@ impl OwnedHold {
         })
     }
 
-    /// Notes that it has become the hold of a reader.
-    pub(crate) fn note_reader(&self) {
+    /// Returns another handle of a reader of so many permits that is to become a writer. As long as it has that, it keeps
+    /// them.
+    pub(crate) fn to_upgrade(session: &UserHandle, reader: &Arc<Hold>, permits: i64) -> Result<Self, AcquireError> {
+        if reader.enter(permits) {
+            return Ok(Self::new(session.clone(), reader.clone()));
+        }
+        if let Some(reason) = reader.lost_reason() {
+            return Err(reader.lost_as(reason).into());
+        }
+        let name = shown(reader.name.escape_debug());
+        let why = format!("the reader of `{name}` was downgraded and can't be upgraded; acquire a new one");
+        Err(InvalidInput::new(why).into())
+    }
+
+    /// Notes that the reader became a writer by this hold, which is over with it.
+    pub(crate) fn note_upgraded(&self, mut reader: Self) {
+        if self.hold().note_upgraded(reader.hold().clone()).is_ok() {
+            // The hold has its handle now.
+            reader.gone = true;
+            // What has ended the reader since may not have met this hold.
+            self.session.let_go_if_over(self.hold());
+        }
+    }
+
+    /// Keeps one permit, that of a plain reader.
+    pub(crate) async fn become_reader(&self) -> Result<(), RenewError> {
+        self.check()?;
+        self.session.ensure_usable()?;
+        if let Err(handles) = self.hold().downgrade(1) {
+            return Err(InvalidInput::new(format!(
+                "the hold of `{}` has {handles} handles and can't be downgraded; it must have 1",
+                shown(self.name().escape_debug())
+            ))
+            .into());
+        }
         self.seen.permits.store(1, Ordering::Relaxed);
+        self.keep_permits(1).await?;
+        self.session.discard_upgraded(self.hold());
+        Ok(())
     }
 
     pub(crate) fn session(&self) -> &UserHandle {
@@ -234,6 +271,9 @@ impl Own for OwnedHold {
         self.gone = true;
         let remains = self.hold().exit_part(self.permits());
         self.hold().report_end();
+        if let Remains::Lost(_) = remains {
+            self.session.discard_upgraded(self.hold());
+        }
         match remains {
             Remains::Nothing => {}
             Remains::Held => return Ok(Released::StillHeld),

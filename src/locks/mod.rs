@@ -27,4 +27,4 @@ pub use mutex::Mutex;
 pub use once::{LastRun, Once, OnceOutcome, Turn};
 pub use rw_lock::RwLock;
 pub use semaphore::Semaphore;
-pub use targets::{Read, Write};
+pub use targets::{Read, UpgradeableRead, Write};

@@ -1,15 +1,15 @@
 //! The request for one lock of any kind, as the engine answers it.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
-use super::options::Options;
+use super::{acquire::unless_lost, options::Options};
 use crate::{
     error::{AcquireError, InvalidInput},
-    handle::owned::OwnedHold,
+    handle::{own::Seen, owned::OwnedHold},
     input::{check_name, check_permits, check_text},
     name::LockName,
     protocol::{CapacityIs, Kind, Owner},
-    session::UserHandle,
+    session::{UserHandle, hold::Hold},
     telemetry::{self, Attempt},
     waitlist::{AcquireOptions, Patience},
 };
@@ -25,6 +25,8 @@ pub struct Share {
     pub(crate) permits: i64,
     /// The value that the hold shows to others.
     pub(crate) value: Option<String>,
+    /// The reader that is to become a writer.
+    pub(crate) upgrades: Option<Arc<Hold>>,
 }
 
 impl Share {
@@ -38,6 +40,7 @@ impl Share {
             by: CapacityIs::Demanded,
             permits: 1,
             value: None,
+            upgrades: None,
         }
     }
 
@@ -71,7 +74,10 @@ impl Share {
             by,
             permits,
             value,
+            upgrades,
         } = self;
+        let reader = upgrades.map(|reader| OwnedHold::to_upgrade(&session, &reader, capacity - permits));
+        let reader = reader.transpose()?;
         let timeout = options.timeout;
         let tries = patience != Patience::Wait;
         // It asks, and does not wait.
@@ -85,7 +91,11 @@ impl Share {
             permits,
             patience: if asks_once { Patience::OrHeld } else { patience },
             reentrant: options.reentrant,
-            terms: options.terms,
+            upgrades: reader.as_ref().map(|reader| reader.hold().id.clone()),
+            terms: match &reader {
+                Some(reader) => options.terms.or_lease(reader.hold().length()),
+                None => options.terms,
+            },
             owner: Owner {
                 value,
                 ..session.config.owner(options.reason)
@@ -105,7 +115,16 @@ impl Share {
                 Err(error) => Err(error),
             }
         };
+        let acquiring = async {
+            match &reader {
+                None => acquiring.await,
+                Some(reader) => unless_lost(Seen::lost(&**reader), acquiring).await?,
+            }
+        };
         let held = attempt.follow(acquiring, |held| vec![held.hold().granted()]).await?;
+        if let Some(reader) = reader {
+            held.note_upgraded(reader);
+        }
         let found = held.hold().used.1;
         if found != capacity {
             telemetry::other_permits(&name, found, capacity);

@@ -23,6 +23,10 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 pub enum Read {}
 
+/// A reader of a [readers-writer lock](crate::locks::RwLock) that can [become a writer](crate::Held::upgrade).
+#[derive(Clone, Copy, Debug)]
+pub enum UpgradeableRead {}
+
 /// A writer of a [readers-writer lock](crate::locks::RwLock).
 #[derive(Clone, Copy, Debug)]
 pub enum Write {}
@@ -56,7 +60,7 @@ macro_rules! targets {
     )*};
 }
 
-targets!(Mutex, Semaphore, Read, Write, Election, Place);
+targets!(Mutex, Semaphore, Read, UpgradeableRead, Write, Election, Place);
 
 /// Gives targets the options that they can have.
 macro_rules! options {
@@ -66,10 +70,10 @@ macro_rules! options {
 }
 
 options! {
-    CanKeep: Mutex, Semaphore, Read, Write;
+    CanKeep: Mutex, Semaphore, Read, UpgradeableRead, Write;
     CanIdle: Mutex, Semaphore, Write;
-    CanReenter: Mutex, Read, Write;
-    CanLimit: Mutex, Semaphore, Read, Write;
-    CanFix: Mutex, Semaphore, Read, Write;
-    CanDetach: Mutex, Semaphore, Read, Write;
+    CanReenter: Mutex, Read, UpgradeableRead, Write;
+    CanLimit: Mutex, Semaphore, Read, UpgradeableRead, Write;
+    CanFix: Mutex, Semaphore, Read, UpgradeableRead, Write;
+    CanDetach: Mutex, Semaphore, Read, UpgradeableRead, Write;
 }

@@ -65,13 +65,30 @@ impl Session {
         answered.unwrap_or_else(|_| Err(self.why_closed()))
     }
 
-    /// Lets go of a hold; the receiver gets the outcome of the release.
+    /// Lets go of a hold; the receiver gets the outcome of the release. The reader that it has upgraded leaves with it,
+    /// unless that has other handles.
     pub(crate) fn let_go(self: &Arc<Self>, hold: &Hold) -> oneshot::Receiver<ReleaseOutcome> {
         let (to, left) = oneshot::channel();
+        let reader = hold.take_upgraded();
+        let reader = reader.filter(|reader| reader.exit() == Remains::Nothing);
         self.update(&hold.name, None, |lines, context| {
-            lines.line(&hold.name).waitlist.step(context).let_go(hold, Some(to));
+            let mut step = lines.line(&hold.name).waitlist.step(context);
+            step.let_go(hold, Some(to));
+            if let Some(reader) = &reader {
+                step.let_go(reader, None);
+            }
         });
+        if let Some(reader) = reader {
+            reader.report_end();
+        }
         left
+    }
+
+    /// Gives back the handle of the reader that a hold has upgraded, as that is over or is a reader's again.
+    pub(crate) fn discard_upgraded(self: &Arc<Self>, hold: &Hold) {
+        if let Some(reader) = hold.take_upgraded() {
+            self.discard(&reader);
+        }
     }
 
     /// Whether the lock stays taken although this hold of it was released, by what is known of the server's clock.
@@ -102,7 +119,8 @@ impl Session {
                     }
                 });
             }
-            Remains::Held | Remains::Lost(_) => {}
+            Remains::Held => {}
+            Remains::Lost(_) => self.discard_upgraded(hold),
         }
         hold.report_end();
     }

@@ -54,6 +54,10 @@ impl Session {
             let why = format!("the lock of the document {name} can't be detached; only locks with names can");
             return Err(InvalidInput::new(why));
         }
+        if hold.is_upgrade() {
+            let why = format!("the writer of `{name}` was a reader and can't be detached; only a reader can");
+            return Err(InvalidInput::new(why));
+        }
         let handles = hold.begin_detaching().err().unwrap_or_else(|| {
             let holds = self.table().lines.holds_of(&hold.name);
             holds.iter().filter(|other| other.id == hold.id).count()

@@ -16,7 +16,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{Session, Table, hold::Hold, timer_queue::AT_A_TIME};
-use crate::status::LostReason;
+use crate::{protocol::Kind, status::LostReason};
 
 /// Runs until the session ends.
 pub(super) async fn run(session: Weak<Session>, wake: Arc<Notify>, ended: CancellationToken) {
@@ -83,13 +83,24 @@ impl Session {
     }
 
     /// Lets go of a hold if it is over.
-    pub(super) fn let_go_if_over(self: &Arc<Self>, hold: &Arc<Hold>) {
+    pub(crate) fn let_go_if_over(self: &Arc<Self>, hold: &Arc<Hold>) {
         // Its time can be over before anything has looked. Whoever releases it lets go of it, and awaits the answer.
         if matches!(hold.lost_reason(), None | Some(LostReason::Released)) {
             return;
         }
         hold.report_end();
         self.update(&hold.name, None, |lines, context| lines.let_go(hold, None, context));
+        self.let_go_of_upgrade(hold);
+    }
+
+    /// Lets go of the writer's hold that was over with this one, its reader's.
+    pub(super) fn let_go_of_upgrade(self: &Arc<Self>, reader: &Hold) {
+        if reader.used.0 != Kind::RwLock {
+            return;
+        }
+        let holds = self.table().lines.holds_of(&reader.name);
+        let upgrades = holds.iter().filter(|hold| hold.is_upgrade_of(reader));
+        upgrades.for_each(|hold| self.let_go_if_over(hold));
     }
 
     /// Wakes the heart if it would sleep for too long.

@@ -6,6 +6,7 @@ mod upkeep;
 
 use std::{
     collections::BTreeSet,
+    future::pending,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -80,8 +81,10 @@ struct HoldState {
     proclaimed: i64,
     /// Set if the lock is to stay taken after a release.
     kept: Option<KeptUntil>,
-    /// Number of handles: more than one where the hold was re-entered.
+    /// Number of handles: more than one where the hold was re-entered, or has become a writer's.
     handles: usize,
+    /// The reader's hold that became a writer's with this one. This one has a handle of it, and is over when it is.
+    upgrades: Option<Arc<Hold>>,
     /// Whether it is about to be detached: no task enters or inherits it any more.
     detaching: bool,
     lost: Option<LostReason>,
@@ -171,6 +174,7 @@ impl Hold {
                 proclaimed: 0,
                 kept: (!at_least.is_zero()).then(|| KeptUntil::AfterGrant(millis(at_least))),
                 handles: 1,
+                upgrades: None,
                 detaching: false,
                 lost: None,
                 deleting: 0,
@@ -237,11 +241,18 @@ impl Hold {
     /// Waits until the hold is lost.
     pub(crate) async fn lost(&self) -> LostReason {
         loop {
+            let reader = self.state().upgrades.clone();
             match self.look() {
                 // The heartbeat ends the hold if the deadline has come forward since.
                 Ok(deadline) => tokio::select! {
                     biased;
                     () = self.ended.cancelled() => {}
+                    () = async {
+                        match &reader {
+                            Some(reader) => reader.ended.cancelled().await,
+                            None => pending().await,
+                        }
+                    } => {}
                     () = sleep_until(deadline) => {}
                 },
                 // Nothing cancels the token in a fork.
@@ -397,6 +408,37 @@ impl Hold {
         state.handles = state.handles.saturating_sub(1);
     }
 
+    /// Notes the reader's hold that became a writer's with this one, unless that is known; returns it then.
+    pub(crate) fn note_upgraded(&self, reader: Arc<Self>) -> Result<(), Arc<Self>> {
+        let mut state = self.state();
+        match state.upgrades {
+            Some(_) => Err(reader),
+            None => {
+                state.upgrades = Some(reader);
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether a reader's hold became a writer's with this one.
+    pub(super) fn is_upgrade(&self) -> bool {
+        self.state().upgrades.is_some()
+    }
+
+    /// Whether it is over when this one is.
+    pub(super) fn is_upgrade_of(&self, reader: &Self) -> bool {
+        let state = self.state();
+        state
+            .upgrades
+            .as_ref()
+            .is_some_and(|upgrades| upgrades.number == reader.number)
+    }
+
+    /// Takes out the reader's hold that became a writer's with this one, to give back the handle of it.
+    pub(crate) fn take_upgraded(&self) -> Option<Arc<Self>> {
+        self.state().upgrades.take()
+    }
+
     /// Prepares it to be detached, unless it has more than one handle; returns their number then. Decided under the same
     /// mutex as [`enter`](crate::waitlist::Hold::enter).
     pub(crate) fn begin_detaching(&self) -> Result<(), usize> {
@@ -504,10 +546,18 @@ impl Hold {
         if !self.held_in.is_this() {
             return Err(LostReason::Forked);
         }
-        if let Some(reason) = self.state().lost {
+        let (lost, reader) = {
+            let state = self.state();
+            (state.lost, state.upgrades.clone())
+        };
+        if let Some(reason) = lost {
             return Err(reason);
         }
-        let (end, reason) = self.end_of();
+        let (end, reason) = match (self.end_of(), reader.map(|reader| reader.look())) {
+            (_, Some(Err(reason))) => (Instant::now(), reason),
+            ((end, reason), Some(Ok(readers))) => (end.min(readers), reason),
+            (own, None) => own,
+        };
         if Instant::now() < end {
             return Ok(end);
         }
@@ -536,7 +586,8 @@ impl Hold {
     fn end(&self, state: &mut HoldState, reason: LostReason) {
         // Perhaps nothing looked when the deadline or the limit came.
         state.over_at = Some(match (reason, self.limit()) {
-            (LostReason::Expired | LostReason::Elapsed, _) => self.deadline(),
+            // That of a writer comes with its reader's.
+            (LostReason::Expired | LostReason::Elapsed, _) => self.deadline().min(Instant::now()),
             (LostReason::HeldTooLong, Some(limit)) => limit,
             _ => Instant::now(),
         });

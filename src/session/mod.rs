@@ -333,6 +333,7 @@ impl Session {
                 Effect::Lost { hold, reason } => {
                     hold.lose(reason);
                     hold.report_end();
+                    self.let_go_of_upgrade(&hold);
                 }
                 Effect::Came(_) | Effect::Gone(_) => {}
             }

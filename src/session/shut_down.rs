@@ -1,6 +1,6 @@
 //! The end of a session: it lets go of everything, also where it holds a hundred thousand locks.
 
-use std::sync::Arc;
+use std::{cmp::Reverse, sync::Arc};
 
 use futures::{StreamExt, stream};
 use tokio::{
@@ -89,6 +89,8 @@ impl Session {
                         held.extend(step.holds().cloned());
                     }
                 });
+                // A writer before the reader that it has upgraded, with which it would be over.
+                held.sort_unstable_by_key(|hold| Reverse(hold.number));
                 for hold in held {
                     // This ends all handles of the hold; one that is over without anybody having looked has expired.
                     if hold.lost_reason().is_none() && hold.lose(LostReason::Released) {

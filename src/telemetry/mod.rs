@@ -203,6 +203,7 @@ fn outcome(error: &AcquireError) -> &'static str {
         AcquireError::Unreadable { .. } => "unreadable",
         AcquireError::Unclaimable { .. } => "unclaimable",
         AcquireError::Closed => "closed",
+        AcquireError::Lost(_) => "lost",
         AcquireError::Cancelled => "cancelled",
     }
 }

@@ -335,6 +335,16 @@ fn every_kind_of_lock_works_without_async() {
         writer.downgrade().unwrap();
         assert!(there.try_read().run().unwrap().is_some());
         drop(writer);
+        let reader = here.upgradeable_read().timeout(PATIENCE).run().unwrap();
+        let other = there.read().run().unwrap();
+        assert!(there.try_upgradeable_read().run().unwrap().is_none() && reader.try_upgrade().run().unwrap().is_none());
+        assert_eq!(other.release().unwrap(), Released::Released);
+        let writer = reader.upgrade().timeout(PATIENCE).run().unwrap();
+        assert!(writer.token() > reader.token() && there.try_read().run().unwrap().is_none());
+        assert_eq!(writer.release().unwrap(), Released::Released);
+        reader.downgrade().unwrap();
+        assert!(there.try_upgradeable_read().run().unwrap().is_some());
+        drop(reader);
 
         let names = || ["z", "x", "y"];
         let multi = a.multi(names());

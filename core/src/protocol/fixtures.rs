@@ -77,6 +77,7 @@ pub fn request(id: &str) -> Request {
         wait: true,
         fresh: true,
         reserve: 0,
+        upgrades: None,
         owner: Owner::default(),
     }
 }

@@ -29,8 +29,9 @@
 //! one process may share an entry: see `waitlist::handing_on`. Its `token` is then that of the first task, and the
 //! others have theirs from a range that the grant took out of the document's counter for all of them.
 //!
-//! A mutex has capacity 1 and a semaphore capacity n, which can be set at any time; a readers-writer lock has a large capacity, of which a reader
-//! takes one permit and a writer all, exactly as `tokio::sync` builds its own on one semaphore.
+//! A mutex has capacity 1 and a semaphore capacity n, which can be set at any time; a readers-writer lock has a large
+//! capacity, of which a reader takes one permit and a writer all, exactly as `tokio::sync` builds its own on one
+//! semaphore. An upgradeable reader takes more than half, and becomes a writer by a second entry with the others.
 //!
 //! # The phases
 //!
@@ -46,7 +47,7 @@
 //! 5. *evict*: the holders that an operator evicts are removed.
 //! 6. *enqueue*: the requested entries are appended to the queue, unless they are in the document already, or need more
 //!    permits than there are; on a kind mismatch the operation is a no-op. If adopt removed a holder, they go to the
-//!    head of the queue instead. Or the capacity is set: waiters for more than that are removed, and told to ask.
+//!    head of the queue instead. An entry by which a holder becomes a writer goes before all others. Or the capacity is set: waiters for more than that are removed, and told to ask.
 //! 7. *advance*: as long as the head of the queue fits the free capacity, it becomes a holder with the next token. Then
 //!    the queue is cut to its room, though never shorter than it was, and the requests that are not to wait leave it.
 //!    A grant to an entry that this very operation requests can take a range of tokens out of the counter.

@@ -216,6 +216,9 @@ pub struct Request {
     /// Number of tokens that a grant by this very operation takes out of the counter, after those of all its grants,
     /// for the tasks of the process to which the hold is handed on, or which share it as readers.
     pub reserve: i64,
+    /// The holder that keeps its entry and becomes a writer with this one beside it. The entry then goes to the head of
+    /// the queue; without that holder it is not in it. Never combined with an expectation.
+    pub upgrades: Option<String>,
     pub owner: Owner,
 }
 
@@ -267,6 +270,12 @@ impl Operation {
     /// in full, and what only removes entries has none in such a document.
     pub fn needs_a_lock(&self) -> bool {
         self.breaks() || (self.requests.is_some() && self.expects == Expects::Nothing)
+    }
+
+    /// Returns the requested entries that upgrade a holder, with the entry of that holder.
+    pub(super) fn upgrades(&self) -> impl Iterator<Item = (&String, &String)> {
+        self.entries()
+            .filter_map(|entry| Some((&entry.id, entry.upgrades.as_ref()?)))
     }
 
     /// Returns the number of tokens that a grant to this entry takes beside its own.

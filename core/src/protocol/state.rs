@@ -369,7 +369,7 @@ impl Step<'_> {
 
     /// Appends the requested entries to the queue, unless they are in the document already, or have more permits than
     /// the lock. If adopt removed a holder, they take its place: the head of the queue, whether or not there is room. So
-    /// nobody is cut off who was there before.
+    /// nobody is cut off who was there before. An entry that upgrades a holder goes before all of them.
     fn enqueue(&mut self) {
         let Some(requests) = &self.operation.requests else {
             return;
@@ -386,12 +386,23 @@ impl Step<'_> {
         for entry in repeated.into_iter().chain(fresh) {
             self.append(entry);
         }
-        let mut stay = others;
+        let mut stay = others + self.operation.upgrades().count();
         if self.adopts_a_hold {
             self.state.queue.rotate_left(others);
             stay = self.state.queue.len();
         }
+        self.put_upgrades_first();
         self.room = self.operation.room.max(stay);
+    }
+
+    /// Moves the entries that upgrade a holder to the head of the queue: everybody else there waits for that holder, or
+    /// may not be let in beside the writer that it becomes.
+    fn put_upgrades_first(&mut self) {
+        let state = &mut self.state;
+        let upgrades = self.operation.upgrades();
+        let upgrades = upgrades.filter(|(_, reader)| state.holders.iter().any(|holder| holder.id == **reader));
+        let first: Vec<&String> = upgrades.map(|(id, _)| id).collect();
+        state.queue.sort_by_key(|waiter| !first.contains(&&waiter.id));
     }
 
     /// Removes the waiters for more permits than the lock has: they would keep out all behind them. They are to ask,
@@ -415,7 +426,8 @@ impl Step<'_> {
             }
             return;
         }
-        if entry.permits > self.state.capacity {
+        let is_stranded = |reader: &String| !self.state.has_holder(reader);
+        if entry.permits > self.state.capacity || entry.upgrades.as_ref().is_some_and(is_stranded) {
             return;
         }
         self.state.queue.push(Waiter {
@@ -471,9 +483,11 @@ impl Step<'_> {
         woken
     }
 
-    /// Returns whether any entry has changed. An operation that may be a no-op must not write otherwise.
+    /// Returns whether any entry has changed, or the document is new. An operation that may be a no-op must not write
+    /// otherwise.
     fn is_changed(&self) -> bool {
-        self.state.holders != self.before.holders || self.state.queue != self.before.queue
+        let is_new = self.before.version == 0;
+        is_new || self.state.holders != self.before.holders || self.state.queue != self.before.queue
     }
 
     /// Records the holds that ended, if the client keeps a history.

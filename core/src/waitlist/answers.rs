@@ -262,6 +262,7 @@ impl<H: Hold> Step<'_, H> {
                     Some(hold) => self.effects.push(Effect::Granted { to: waiting.to, hold }),
                     None => {
                         let names_holder = waiting.wants.patience == Patience::OrHeld;
+                        let before = if waiting.upgrades() { 0 } else { before };
                         self.refuse(waiting, Refusal::Denied { before, names_holder });
                     }
                 }

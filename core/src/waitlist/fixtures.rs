@@ -141,6 +141,7 @@ mod of_tests {
             permits,
             patience: Patience::Wait,
             reentrant: false,
+            upgrades: None,
             terms: Terms::default(),
             owner: Owner::default(),
         };

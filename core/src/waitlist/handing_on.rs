@@ -93,10 +93,10 @@ impl<T> Waiting<T> {
         may && self.is_like(held) && self.wants.terms.are_like(&handing.terms)
     }
 
-    /// Whether it is a reader that may share a hold, on terms as above.
+    /// Whether it is a plain reader that may share a hold, on terms as above.
     fn may_share(&self) -> bool {
-        let (kind, capacity) = self.wants.used;
-        kind == Kind::RwLock && self.wants.permits < capacity && !self.wants.reentrant && self.wants.terms.is_plain()
+        let is_reader = self.wants.used.0 == Kind::RwLock && self.wants.permits == 1;
+        is_reader && !self.wants.reentrant && self.wants.terms.is_plain()
     }
 
     fn is_like<H>(&self, held: &Held<H>) -> bool {
@@ -369,6 +369,8 @@ mod tests {
             assert!(!tries.may_take_over(&held, handing), "the server answers it");
             assert!(!task(1, WRITER).may_take_over(&held, handing));
             assert!(task(1, READER).may_share() && !task(1, WRITER).may_share());
+            let upgradeable = task(1, (READER.0, 501));
+            assert!(!upgradeable.may_share() && !upgradeable.may_be_handed_on());
         });
     }
 
@@ -402,6 +404,7 @@ mod tests {
             wait: true,
             fresh: true,
             reserve: RANGE - 1,
+            upgrades: None,
             owner: Owner::default(),
         };
         let again = Request {

@@ -8,6 +8,9 @@
 //! most, and beside other processes each has one queue position. While nobody else is known to wait, it costs no
 //! command, and readers share one hold: [`handing_on`].
 //!
+//! A task that upgrades a reader of this process goes before all others in line, with an entry beside the one that is the
+//! queue position of the process.
+//!
 //! A try, which does not wait, stands in line like any other task until an operation that was sent after it came is
 //! answered. The next operation asks for all tries in line together, behind the waiters that came before them, and its
 //! answer decides also those for which there was no room in it. Only that answer refuses a try: whatever was known
@@ -343,7 +346,13 @@ impl<H: Hold> Step<'_, H> {
         }
         self.may_have_tries |= !waiting.waits();
         self.may_have_reentering |= waiting.wants.reentrant;
-        self.waiting.push_back(waiting);
+        if waiting.upgrades() {
+            self.full = None;
+            let place = self.place();
+            self.waiting.insert(place, waiting);
+        } else {
+            self.waiting.push_back(waiting);
+        }
         self.share();
     }
 
@@ -457,12 +466,15 @@ impl<H: Hold> Waitlist<H> {
     pub fn take_effects(&mut self) -> Vec<Effect<H>> {
         let (others_wait, mut waiting) = (self.others_wait, self.waiting.iter().filter(|waiting| waiting.waits()));
         if others_wait || waiting.clone().next().is_some() {
-            let is_queued = waiting.any(Waiting::is_queued);
+            let is_queued = waiting.clone().any(Waiting::is_queued);
             // Beside a part of the permits a task may be granted at once: it waits when the server says so.
-            let is_in_the_way = |held: &&Held<H>| others_wait || is_queued || held.permits >= held.used.1;
-            let held = self.holds.values().filter(|held| held.idle.is_none());
-            let held = held.filter(is_in_the_way);
-            let unaware = held.flat_map(|held| &held.tasks).filter(|hold| !hold.is_wanted());
+            let is_in_the_way = |held: &Held<H>| others_wait || is_queued || held.permits >= held.used.1;
+            // A hold is not in the way of its own upgrade.
+            let own = waiting.next().and_then(|head| head.wants.upgrades.as_ref());
+            let own = own.filter(|_| !others_wait && waiting.next().is_none());
+            let held = self.holds.iter().filter(|(_, held)| held.idle.is_none());
+            let held = held.filter(|(entry, held)| is_in_the_way(held) && Some(*entry) != own);
+            let unaware = held.flat_map(|(_, held)| &held.tasks).filter(|hold| !hold.is_wanted());
             self.effects.extend(unaware.cloned().map(Effect::Wanted));
         }
         std::mem::take(&mut self.effects)
@@ -516,6 +528,11 @@ impl<H: Hold> Waitlist<H> {
     /// Returns the tasks that wait, in their order.
     pub fn waiting(&self) -> &VecDeque<Waiting<H::Task>> {
         &self.waiting
+    }
+
+    /// Returns the position of the first task in line that is not an upgrade: its entry is the client's queue position.
+    pub(super) fn place(&self) -> usize {
+        self.waiting.iter().take_while(|waiting| waiting.upgrades()).count()
     }
 
     pub fn position(&self, key: Key) -> Option<usize> {

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Full, Held, Hold, Leaving, Patience, SWEEPS, Stage, Waiting, Waitlist, timing};
+use super::{Full, Held, Hold, Leaving, SWEEPS, Stage, Waiting, Waitlist, timing};
 use crate::protocol::KeptUntil;
 
 /// One word of a value for its comparison with other values: times count from now, and tokens by their order.
@@ -147,7 +147,7 @@ impl<H: Hold> Waitlist<H> {
                 Stage::Queued => 2,
             };
             write(Word::Number(stage));
-            flags.extend([waiting.wants.patience == Patience::Wait, waiting.uncertain]);
+            flags.extend([waiting.waits(), waiting.uncertain, waiting.upgrades()]);
             if !waiting.waits() {
                 flags.extend([waiting.covered && self.under_way.is_some(), waiting.let_down]);
             }

@@ -52,7 +52,14 @@ impl<H: Hold> Step<'_, H> {
             (wake::Signal::Adopted, None) => self.put_out(entry, LostReason::Adopted),
             (wake::Signal::Ask, Some(_)) => self.doubt(),
             (wake::Signal::Ask, None) => {}
-            (wake::Signal::AskedFor, None) => self.asked_for(entry),
+            (wake::Signal::AskedFor, None) => {
+                self.asked_for(entry);
+                // A client that takes back its own reader's place comes before an upgrade, which may wait for it.
+                let head = self.waiting.front();
+                if head.is_some_and(|head| head.wants.upgrades.as_deref() == Some(entry)) {
+                    self.doubt();
+                }
+            }
             // The answer that shows the grant is older than this.
             (wake::Signal::AskedFor, Some(_)) => self.doubt(),
         }

@@ -1,7 +1,7 @@
 //! Joining a hold: a task that may re-enter has the hold of another task of this client, without the server.
 //!
 //! It joins only the very same share: as many permits of the same kind. So a reader gets in although a writer waits:
-//! behind the writer, which waits for the reader's own hold, it would be stuck. And a reader never becomes a writer.
+//! behind the writer, which waits for the reader's own hold, it would be stuck. And no reader becomes a writer by it.
 
 use std::sync::Arc;
 

@@ -98,6 +98,8 @@ impl<H: Hold> Step<'_, H> {
         let context = self.context;
         let head = self.waiting.front()?;
         let (used, by, head_queued) = (head.wants.used, head.wants.by, head.is_queued());
+        // An upgrade comes before the task that has the client's queue position, and takes nothing from it.
+        let place = self.place();
         // Each acquire is checked before it joins: a head that wants more than there is would never be asked for.
         debug_assert!(head.wants.permits <= used.1, "{}", head.entry);
         // Where that was in vain (a slow answer, a waiter of another client), they don't ask one by one.
@@ -117,14 +119,15 @@ impl<H: Hold> Step<'_, H> {
                 break;
             }
             permits += waiting.wants.permits;
-            if position > 0 && waiting.is_queued() {
+            let is_first = position == 0 || position == place;
+            if !is_first && waiting.is_queued() {
                 continue;
             }
             let follows = position == 1 && may_follow && head_queued && waiting.waits();
-            if !follows && permits > used.1 {
+            if !is_first && !follows && permits > used.1 {
                 break;
             }
-            let stays = waiting.waits() && (position == 0 || follows);
+            let stays = waiting.waits() && (is_first || follows);
             entries.push(Request {
                 reserve: if position == 0 { reserve } else { 0 },
                 ..request(waiting, stays, context.config)
@@ -202,6 +205,7 @@ fn request<T>(waiting: &Waiting<T>, wait: bool, config: &Config) -> Request {
         wait,
         fresh: waiting.stage == Stage::New,
         reserve: 0,
+        upgrades: waiting.wants.upgrades.clone(),
         owner: waiting.wants.owner.clone(),
     }
 }

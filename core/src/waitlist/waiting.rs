@@ -17,6 +17,8 @@ pub struct AcquireOptions {
     pub patience: Patience,
     /// Whether a hold of this client with the same use will do.
     pub reentrant: bool,
+    /// The entry of the hold that is to become a writer's: the task comes before all others in line.
+    pub upgrades: Option<String>,
     pub terms: Terms,
     pub owner: Owner,
 }
@@ -88,6 +90,10 @@ impl<T> Waiting<T> {
 
     pub fn waits(&self) -> bool {
         self.wants.patience == Patience::Wait
+    }
+
+    pub(super) fn upgrades(&self) -> bool {
+        self.wants.upgrades.is_some()
     }
 
     pub(super) fn is_queued(&self) -> bool {

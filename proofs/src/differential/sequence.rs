@@ -47,6 +47,9 @@ pub struct Seen {
     pub set_refused: u32,
     /// Requests with another number of permits than the lock in use has, which goes by its own.
     pub met_other_number: u32,
+    /// Entries that upgrade a holder and came before others in the queue, and those of no holder, which did not.
+    pub upgraded: u32,
+    pub not_upgraded: u32,
 }
 
 impl Seen {
@@ -67,6 +70,12 @@ impl Seen {
             self.set_refused += u32::from(sets && live.any(is_gone));
             let differs = requests.capacity != before.capacity && after.capacity == before.capacity;
             self.met_other_number += u32::from(requests.by == CapacityIs::Offered && differs);
+        }
+        for entry in operation.requests.iter().flat_map(|requests| &requests.entries) {
+            let is_there = after.has_any(std::slice::from_ref(&entry.id));
+            let overtakes = is_there && !before.has_any(std::slice::from_ref(&entry.id)) && !before.queue.is_empty();
+            self.upgraded += u32::from(is_written && entry.upgrades.is_some() && overtakes && entry.wait);
+            self.not_upgraded += u32::from(is_written && entry.upgrades.is_some() && !is_there && entry.wait);
         }
         let Some(Change {
             id,
@@ -240,5 +249,5 @@ fn is_claim(operation: &Operation) -> bool {
     operation.expects == Expects::Nothing
         && operation.leave.is_empty()
         && !adopts
-        && matches!(entries, Some([entry]) if entry.fresh)
+        && matches!(entries, Some([entry]) if entry.fresh && entry.upgrades.is_none())
 }

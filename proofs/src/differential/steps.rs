@@ -311,6 +311,7 @@ impl<'a> Draw<'a> {
             permits: self.one_of(&[1, 1, capacity]),
             // As in use: for one entry.
             reserve: if is_first { self.one_of(&[0, 1, 63]) } else { 0 },
+            upgrades: self.reader(capacity),
             lease: self.one_of(&[10, 25, 1000]),
             claim: self.one_of(&[1, 5]),
             wait: !self.one_in(3),
@@ -328,6 +329,16 @@ impl<'a> Draw<'a> {
             proclaimed: 0,
             identity: self.identity(),
         }
+    }
+
+    /// Draws the holder that an entry upgrades, sometimes one that is not there; mostly none. With others in the queue
+    /// it is often one, as it then overtakes them.
+    fn reader(&mut self, capacity: i64) -> Option<String> {
+        let queued = self.state.is_some_and(|state| !state.queue.is_empty());
+        let times = if queued && capacity > 1 { 2 } else { 16 };
+        let another = self.any_id();
+        let upgrades = self.one_in(times).then(|| self.first_or_second_holder());
+        upgrades.map(|holder| holder.map_or(another.to_owned(), |holder| self.mostly(holder, another)))
     }
 
     /// Draws an identity, or none. Owners are few, some of them hostile, and so are incarnations: they must meet too.
@@ -472,17 +483,24 @@ fn request_alone(drawn: Operation) -> Operation {
         expects: Expects::Alone,
         requests: drawn.requests.map(|requests| Requests {
             adopts: None,
-            ..requests
+            ..without_upgrades(requests)
         }),
         ..drawn
     }
 }
 
 fn request_with_room(drawn: Operation) -> Operation {
+    let drawn = only_request(drawn);
     Operation {
         expects: Expects::Room,
-        ..only_request(drawn)
+        requests: drawn.requests.map(without_upgrades),
+        ..drawn
     }
+}
+
+fn without_upgrades(mut requests: Requests) -> Requests {
+    requests.entries.iter_mut().for_each(|entry| entry.upgrades = None);
+    requests
 }
 
 fn only_request(drawn: Operation) -> Operation {

@@ -304,6 +304,7 @@ impl<H: Fuzzed> Bench<H> {
             permits: choices.pick(&[1, capacity]),
             patience: choices.pick(&[Patience::Wait, Patience::Wait, Patience::Try, Patience::OrHeld]),
             reentrant: choices.one_in(4),
+            upgrades: None,
             terms: Terms::default(),
             owner: Owner::default(),
         };

@@ -60,6 +60,8 @@ async fn run(setup: &Setup, seeds: Range<u64>) {
     if setup.uses.iter().any(|(_, capacity)| *capacity > 1) {
         let downgrades = (number(|seen| seen.downgraded), number(|seen| seen.not_downgraded));
         assert!(downgrades.0 > 0 && downgrades.1 > 0, "{downgrades:?}");
+        let upgrades = (number(|seen| seen.upgraded), number(|seen| seen.not_upgraded));
+        assert!(upgrades.0 > 2 && upgrades.1 > 2, "{upgrades:?}");
         let changes = (number(|seen| seen.lengthened), number(|seen| seen.renamed));
         assert!(changes.0 > 0 && changes.1 > 0, "{changes:?}");
     }

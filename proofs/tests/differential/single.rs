@@ -21,6 +21,7 @@ fn request(id: &str, wait: bool, fresh: bool) -> Request {
         wait,
         fresh,
         reserve: 0,
+        upgrades: None,
         owner: Owner::default(),
     }
 }

@@ -311,6 +311,7 @@ impl Session {
             wait: false,
             fresh: true,
             reserve: 0,
+            upgrades: None,
             owner,
         };
         let requests = Requests {

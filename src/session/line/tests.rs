@@ -313,6 +313,7 @@ fn foreign(id: &str, leave: &[&str], request: Option<&str>) -> Operation {
         wait: true,
         fresh: true,
         reserve: 0,
+        upgrades: None,
         owner: Owner::default(),
     };
     Operation {
@@ -344,6 +345,7 @@ fn tries() -> AcquireOptions {
         permits: 1,
         patience: Patience::OrHeld,
         reentrant: false,
+        upgrades: None,
         terms: Terms::default(),
         owner: Owner::default(),
     }

@@ -189,6 +189,7 @@ mod tests {
             wait: true,
             fresh: true,
             reserve: 64,
+            upgrades: None,
             owner: Owner {
                 reason: Some(reason.to_owned()),
                 ..Owner::default()

@@ -1,6 +1,7 @@
 //! Readers-writer locks, wherever the locks live.
 
 mod shared_reads;
+mod upgrades;
 
 use watchlock::{LockStatus, Lost, LostReason, Released, errors::RenewError, operate::Access};
 

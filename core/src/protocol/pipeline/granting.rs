@@ -28,6 +28,7 @@ pub(super) fn grant_as_fits(
         (None, None) => at.value("capacity").into(),
     };
     let room = room_or_more(operation);
+    let upgrades = operation.upgrades().count();
     let counted = cond(
         doc! { "$lte": ["$$held", capacity] },
         doc! { "held": "$$held", "count": { "$add": ["$$value.count", 1] } },
@@ -66,7 +67,7 @@ pub(super) fn grant_as_fits(
         None => Bson::from("$$line"),
     };
     // There may be no document yet.
-    let token = match operation.sets() {
+    let token = match operation.sets() || upgrades > 0 {
         true => doc! { "$ifNull": [at.value("token"), 0_i64] }.into(),
         false => Bson::from(at.value("token")),
     };
@@ -164,6 +165,10 @@ fn room_or_more(operation: &Operation) -> Bson {
     }
     // The queue before the request, and with it where it is in the place of a holder.
     let mut stay = Bson::from(doc! { "$size": "$$queue" });
+    let upgrades = operation.upgrades().count();
+    if upgrades > 0 {
+        stay = doc! { "$add": [stay, i64::try_from(upgrades).unwrap_or(ALL)] }.into();
+    }
     if operation.adopts().is_some() {
         stay = cond(adopts_a_hold(), doc! { "$size": "$$line" }, stay);
     }

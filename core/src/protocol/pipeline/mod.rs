@@ -395,22 +395,46 @@ fn words_of_too_large(operation: &Operation) -> Option<Bson> {
 
 /// Appends the requested entries to the queue, unless they are in the document already, or have more permits than the
 /// lock. If adopt removed a holder, they take its place: the head of the queue, whether or not there is room. So nobody
-/// is cut off who was there before.
+/// is cut off who was there before. An entry that upgrades a holder goes before all of them.
 fn enqueue(operation: &Operation, now: &Bson) -> Bson {
     let mut queue = append(operation, now);
     if operation.sets() {
         let fits = is_too_large(operation).map(|too_large| doc! { "$not": [too_large] });
         queue = filter(queue, fits.unwrap_or_default());
     }
-    if operation.adopts().is_none() {
-        return queue;
+    if operation.adopts().is_some() {
+        let others = doc! { "$size": "$$queue" };
+        let first = doc! { "$concatArrays": [
+            { "$slice": ["$$asked", &others, ALL] },
+            { "$slice": ["$$asked", &others] },
+        ] };
+        queue = bind(doc! { "asked": queue }, cond(adopts_a_hold(), first, "$$asked"));
     }
-    let others = doc! { "$size": "$$queue" };
+    put_upgrades_first(queue, operation)
+}
+
+/// Moves the entries that upgrade a holder to the head of the queue.
+fn put_upgrades_first(queue: Bson, operation: &Operation) -> Bson {
+    let Some(upgrades) = upgrades_a_holder(operation) else {
+        return queue;
+    };
     let first = doc! { "$concatArrays": [
-        { "$slice": ["$$asked", &others, ALL] },
-        { "$slice": ["$$asked", &others] },
+        filter("$$ordered", upgrades.clone()),
+        filter("$$ordered", doc! { "$not": [upgrades] }),
     ] };
-    bind(doc! { "asked": queue }, cond(adopts_a_hold(), first, "$$asked"))
+    bind(doc! { "ordered": queue }, first)
+}
+
+/// Returns the condition that an entry upgrades a holder, if the operation requests one that may.
+fn upgrades_a_holder(operation: &Operation) -> Option<Document> {
+    let upgrades = operation.upgrades().map(|(id, reader)| {
+        doc! { "$and": [
+            { "$eq": ["$$this.id", literal(id.as_str())] },
+            { "$in": [literal(reader.as_str()), "$$holders.id"] },
+        ] }
+    });
+    let upgrades: Vec<Document> = upgrades.collect();
+    (!upgrades.is_empty()).then(|| doc! { "$or": upgrades })
 }
 
 /// Appends the requested entries to the queue. An entry that is there keeps its place; a repeated request refreshes its
@@ -440,6 +464,10 @@ fn append(operation: &Operation, now: &Bson) -> Bson {
         .is_some_and(|requests| requests.by == CapacityIs::Offered);
     if let Some(too_large) = is_too_large(operation).filter(|_| is_offered) {
         joins = doc! { "$and": [joins, { "$not": [too_large] }] };
+    }
+    if let Some(upgrades) = upgrades_a_holder(operation) {
+        let ids: Vec<&str> = operation.upgrades().map(|(id, _)| id.as_str()).collect();
+        joins = doc! { "$and": [joins, { "$or": [is_not_among(literal(ids)), upgrades] }] };
     }
     let added = filter(added, joins);
     Bson::from(doc! { "$concatArrays": [queue, added] })

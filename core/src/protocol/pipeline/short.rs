@@ -206,6 +206,7 @@ fn lines_up(operation: &Operation, requests: &Requests) -> bool {
     operation.capacity() == Some(1)
         && operation.leave.is_empty()
         && requests.adopts.is_none()
+        && operation.upgrades().next().is_none()
         && !operation.may_be_no_op()
 }
 

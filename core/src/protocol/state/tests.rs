@@ -326,6 +326,46 @@ fn as_many_are_granted_as_fit_and_a_small_request_never_passes_a_large_one() {
 }
 
 #[test]
+fn an_entry_that_upgrades_a_holder_goes_before_all_others_and_needs_that_holder() {
+    let wants = |id: &str, permits| Request { permits, ..request(id) };
+    let upgrade = |id: &str, reader: &str| Request {
+        upgrades: Some(reader.to_owned()),
+        ..wants(id, 3)
+    };
+    // Eight permits: an upgradeable reader takes five, and needs the three others too.
+    let used = (Kind::RwLock, 8);
+    let readers = asking_for("a.1", used, [wants("a-1", 5), wants("b-1", 1), wants("c-1", 8)]);
+    let state = apply(None, &readers, ServerTime(0)).expect("it is created");
+    assert_eq!(entries(&state), (vec!["a-1", "b-1"], vec!["c-1"]));
+    // Nobody is cut off by it, and it is not cut off.
+    let full = |operation| Operation { room: 1, ..operation };
+    let waits = full(asking_for("a.2", used, [upgrade("a-2", "a-1")]));
+    let waiting = applied(&state, &waits, 1);
+    assert_eq!(entries(&waiting), (vec!["a-1", "b-1"], vec!["a-2", "c-1"]));
+    // An earlier version puts a request in front that adopts; the next request overtakes that.
+    let mut adopted = waiting.clone();
+    adopted.queue.rotate_left(1);
+    let again = Request {
+        fresh: false,
+        ..upgrade("a-2", "a-1")
+    };
+    let overtaken = applied(&adopted, &asking_for("a.3", used, [again.clone()]), 1);
+    assert_eq!(entries(&overtaken).1, ["a-2", "c-1"]);
+    let unchanged = applied(&waiting, &asking_for("a.3", used, [again]), 1);
+    assert_eq!(unchanged, waiting);
+    // Readers that come later wait, and the last one before it lets it in.
+    let later = applied(&waiting, &asking_for("d.1", used, [wants("d-1", 1)]), 1);
+    assert_eq!(entries(&later).1, ["a-2", "c-1", "d-1"]);
+    let writes = applied(&later, &leaving("b.2", "b-1"), 2);
+    assert_eq!(entries(&writes), (vec!["a-1", "a-2"], vec!["c-1", "d-1"]));
+    assert!(writes.holders[1].token > state.token && writes.token == writes.holders[1].token);
+    // Without the reader it is not in the queue.
+    let without = applied(&state, &leaving("a.4", "a-1"), 3);
+    let late = applied(&without, &asking_for("a.2", used, [upgrade("a-2", "a-1")]), 4);
+    assert_eq!(entries(&late), (vec!["b-1"], vec!["c-1"]));
+}
+
+#[test]
 fn a_token_is_larger_than_all_before_it_and_not_behind_the_clock() {
     let with_range = Request {
         reserve: 3,

@@ -22,6 +22,7 @@ fn options() -> AcquireOptions {
         permits: 1,
         patience: Patience::Wait,
         reentrant: false,
+        upgrades: None,
         terms: Terms::default(),
         owner: Owner::default(),
     }

@@ -16,6 +16,7 @@ fn reader() -> AcquireOptions {
         permits: 1,
         patience: Patience::Wait,
         reentrant: false,
+        upgrades: None,
         terms: Terms::default(),
         owner: Owner::default(),
     }
