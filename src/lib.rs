@@ -37,6 +37,7 @@
 
 mod client;
 mod contention;
+mod deadlock;
 mod detached;
 pub mod documents;
 mod error;
@@ -154,6 +155,7 @@ pub mod election {
 pub mod errors {
     pub use crate::{
         contention::Contention,
+        deadlock::Deadlock,
         error::{
             AcquireError, BarrierError, BuildError, CandidacyError, DocumentError, FenceError, GuardError,
             InvalidInput, KindMismatch, MissingPrivilege, OperateError, ReleaseError, RenewError, RunError,

@@ -20,6 +20,7 @@ use tokio::sync::watch;
 use crate::world::Blocking;
 use crate::{
     config::Config,
+    deadlock::Deadlock,
     detached::Detached,
     error::{AcquireError, OperateError},
     handle::{Held, owned::OwnedHold, target::AnyLock},
@@ -424,6 +425,33 @@ impl<W: World> LockClient<W> {
     /// ```
     pub fn list(&self) -> List<W> {
         List::new(Ok(self.session.clone()))
+    }
+
+    /// Lists the deadlocks among the locks of all clients, as far as those show what their tasks wait for:
+    /// [Deadlocks](crate::guide::locks#deadlocks). Where there is a sign of one, it looks again and again until that is
+    /// certain, or for the longest lease of its holders.
+    ///
+    /// # Errors
+    ///
+    /// If the server can't be reached, or refuses.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: it only reads.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// for deadlock in locks.deadlocks().await? {
+    ///     println!("{deadlock}");
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn deadlocks(&self) -> W::Call<impl Future<Output = Result<Vec<Deadlock>, OperateError>>> {
+        let session = self.session.clone();
+        W::call(async move { session.deadlocks().await })
     }
 
     /// Returns the events of the lock `name`, as they happen: a stream of grants, releases, expiries and breaks. It

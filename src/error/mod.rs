@@ -25,6 +25,7 @@ use std::{error::Error as StdError, sync::Arc, time::Duration};
 
 use crate::{
     contention::Contention,
+    deadlock::Deadlock,
     input::Setting,
     protocol::{Kind, State},
     status::Lost,
@@ -238,6 +239,10 @@ pub enum AcquireError {
     /// The acquire was [cancelled](crate::Acquire::cancelled_by). No queue position is left behind.
     #[error("the acquire was cancelled")]
     Cancelled,
+    /// The acquire was part of a deadlock, and was to [fail](crate::Acquire::fail_on_deadlock) then. No queue position is
+    /// left behind. Give up the locks that you hold, or the others go on waiting for them.
+    #[error("{0}")]
+    Deadlock(Deadlock),
 }
 
 impl AcquireError {

@@ -175,6 +175,36 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
         self
     }
 
+    /// Fails with [`AcquireError::Deadlock`] when the task waits for a lock whose holder waits, directly or through others,
+    /// for a lock of this task. Otherwise only the event `watchlock.deadlock` reports that, and the task waits on.
+    ///
+    /// It takes up to a lease until a deadlock is certain: see [Deadlocks](crate::guide::locks#deadlocks). Of several
+    /// acquires in it that would fail, that of the task whose lock was granted last does. Another does if the deadlock is
+    /// still there a fifth of a lease later, so release what you hold by then.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// use watchlock::errors::AcquireError;
+    ///
+    /// let held = locks.mutex("invoice-42").acquire().await?;
+    /// // The task waits for itself: see `reentrant`.
+    /// let error = locks.mutex("invoice-42").acquire().fail_on_deadlock().await.unwrap_err();
+    /// assert!(matches!(error, AcquireError::Deadlock(deadlock) if deadlock.locks[0].name == "invoice-42"));
+    /// # drop(held);
+    /// # Ok(()) }
+    /// ```
+    pub fn fail_on_deadlock(mut self) -> Self
+    where
+        T: CanKeep,
+    {
+        self.options.fails_on_deadlock = true;
+        self
+    }
+
     /// Gives this hold a lease of its own, instead of the [client's](crate::LockClientBuilder::lease): how long the
     /// lock outlives its holder's last sign of life. From 500 ms, and more than twice the client's skew margin, to 366
     /// days.

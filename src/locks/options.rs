@@ -21,6 +21,8 @@ pub struct Options {
     pub(crate) reentrant: bool,
     /// Ends the acquire when it is cancelled.
     pub(crate) cancelled: Option<CancellationToken>,
+    /// Whether it ends when it is part of a deadlock.
+    pub(crate) fails_on_deadlock: bool,
 }
 
 impl Options {

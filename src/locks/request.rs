@@ -105,7 +105,8 @@ impl Share {
             if tries && timeout == Some(Duration::ZERO) {
                 return Err(AcquireError::unanswered(&name, Duration::ZERO));
             }
-            match session.acquire(&name, wants, timeout.filter(|_| !asks_once)).await {
+            let timeout = timeout.filter(|_| !asks_once);
+            match session.acquire(&name, wants, timeout, options.fails_on_deadlock).await {
                 Ok(hold) => Ok(OwnedHold::new(session, hold)),
                 Err(AcquireError::Held { name, contention }) if asks_once => Err(AcquireError::Timeout {
                     name,

@@ -12,22 +12,26 @@ use super::{
     Session,
     hold::{AcquireOutcome, Hold, ReleaseOutcome, Remains},
     line::Standing,
+    task::Task,
 };
 use crate::{
+    error::AcquireError,
     telemetry,
     waitlist::{AcquireOptions, Hold as _, LeftAs},
 };
 
 impl Session {
-    /// Acquires the lock `name` as a task in its line, for `timeout` at most. Dropping the future gives up.
+    /// Acquires the lock `name` as a task in its line, for `timeout` at most, and fails on a deadlock if it is to. Dropping
+    /// the future gives up.
     pub(crate) async fn acquire(
         self: &Arc<Self>,
         name: &str,
         options: AcquireOptions,
         timeout: Option<Duration>,
+        fails_on_deadlock: bool,
     ) -> AcquireOutcome {
         let (to, outcome) = oneshot::channel();
-        let key = self.ids.number();
+        let (key, task) = (self.ids.number(), Task::current().await);
         self.update(name, None, |lines, context| {
             if lines.closed {
                 // Nothing waits for it yet.
@@ -59,8 +63,16 @@ impl Session {
                 None => (&mut waiting.outcome).await,
             },
             stands_still = self.stands_still() => return Err(stands_still.into()),
+            deadlock = self.deadlocked(key, name, fails_on_deadlock) => match waiting.give_up() {
+                Some(_) => return Err(AcquireError::Deadlock(deadlock)),
+                // As above.
+                None => (&mut waiting.outcome).await,
+            },
         };
         waiting.answered = true;
+        if let Ok(Ok(hold)) = &answered {
+            hold.acquired_by(task);
+        }
         // The sender is dropped without an answer only when the session's runtime ends, or in a fork.
         answered.unwrap_or_else(|_| Err(self.why_closed()))
     }

@@ -20,7 +20,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::fork_guard::Process;
+use super::{fork_guard::Process, task::Task};
 use crate::{
     config::{Config, millis},
     error::{AcquireError, InvalidInput, ServerError},
@@ -62,6 +62,8 @@ pub(crate) struct Hold {
     logged_by: OnceLock<LogTime>,
     /// Whether no task has it: it stays with the client for the next one.
     pub(super) is_idle: bool,
+    /// The first task that acquired it.
+    task: OnceLock<Task>,
     /// Set if the lock has metrics of its own.
     pub(super) label: Option<LockLabel>,
     upkeep: Mutex<Upkeep>,
@@ -85,6 +87,8 @@ struct HoldState {
     handles: usize,
     /// The reader's hold that became a writer's with this one. This one has a handle of it, and is over when it is.
     upgrades: Option<Arc<Hold>>,
+    /// Whether tasks besides the first have acquired it.
+    is_of_several: bool,
     /// Whether it is about to be detached: no task enters or inherits it any more.
     detaching: bool,
     lost: Option<LostReason>,
@@ -101,6 +105,11 @@ struct HoldState {
 
 /// The number of the next hold of this process.
 static HELD_HERE: AtomicU64 = AtomicU64::new(1);
+
+/// Returns a number that is larger than that of any hold so far.
+pub(super) fn next_number() -> u64 {
+    HELD_HERE.fetch_add(1, Ordering::Relaxed)
+}
 
 #[cfg(test)]
 thread_local! {
@@ -155,7 +164,7 @@ impl Hold {
         let at_least = grant.lease.at_least;
         let is_reader = i64::try_from(grant.permits).is_ok_and(|permits| permits < grant.used.1);
         Self {
-            number: HELD_HERE.fetch_add(1, Ordering::Relaxed),
+            number: next_number(),
             id,
             name,
             token: FencingToken::new(grant.token),
@@ -165,6 +174,7 @@ impl Hold {
             since: Instant::now(),
             logged_by: OnceLock::new(),
             is_idle: false,
+            task: OnceLock::new(),
             label: None,
             upkeep: Mutex::new(Upkeep::new(grant)),
             state: Mutex::new(HoldState {
@@ -175,6 +185,7 @@ impl Hold {
                 kept: (!at_least.is_zero()).then(|| KeptUntil::AfterGrant(millis(at_least))),
                 handles: 1,
                 upgrades: None,
+                is_of_several: false,
                 detaching: false,
                 lost: None,
                 deleting: 0,
@@ -236,6 +247,17 @@ impl Hold {
         let mut state = self.state();
         state.kept = Some(until);
         state.lost.is_none()
+    }
+
+    pub(super) fn acquired_by(&self, task: Task) {
+        if *self.task.get_or_init(|| task) != task {
+            self.state().is_of_several = true;
+        }
+    }
+
+    /// Returns the task that acquired it, if that is a single one: of several, any may have let go of it.
+    pub(super) fn task(&self) -> Option<Task> {
+        self.task.get().copied().filter(|_| !self.state().is_of_several)
     }
 
     /// Waits until the hold is lost.

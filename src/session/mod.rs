@@ -11,6 +11,7 @@ mod acquiring;
 mod admin;
 mod bypassing;
 pub(crate) mod claims;
+mod deadlocks;
 mod detaching;
 mod documents;
 mod first_seen;
@@ -35,6 +36,7 @@ mod shut_down;
 mod slots;
 mod stream_demand;
 pub(crate) mod streams;
+mod task;
 mod timer_queue;
 mod user_handle;
 
@@ -64,6 +66,7 @@ use crate::{
 };
 use claims::Claims;
 pub(crate) use claims::skip_list::SKIPPED_AT_ONCE;
+use deadlocks::LongWaits;
 use first_seen::UnknownNames;
 use fleet::Fleet;
 use fork_guard::Process;
@@ -136,6 +139,7 @@ struct Table {
     last_verified: u64,
     renewals: Renewals,
     overdue: Overdue,
+    long_waits: LongWaits,
 }
 
 /// The lines of all names that this process holds, waits for or leaves.

@@ -6,13 +6,13 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     Session,
-    hold::{Hold, REPEATED_AFTER, names_of},
+    hold::{Hold, REPEATED_AFTER, names_of, next_number},
     renewals::Batch,
     timer_queue::AT_A_TIME,
 };
 use crate::{
     error::ServerError,
-    protocol::{Exchange, Holder, Idle},
+    protocol::{Exchange, Holder, Showing},
     store::{Renewal, View},
     telemetry,
     waitlist::deadline::Deadline,
@@ -99,6 +99,9 @@ impl Session {
         let deadline_of = |hold: &Arc<Hold>| Deadline::of_renewal(sent, hold.length(), &clock_then, &self.config);
         let deadlines: Vec<Deadline> = holds.iter().map(deadline_of).collect();
         let outcome = self.store.renew(&renewal).await?;
+        if renewal.shows.is_some_and(|shows| !shows.awaits.is_empty()) {
+            self.look_at_long_waits();
+        }
         if let Some(elected) = outcome.elected {
             self.failover_detector.note_primary(sent, elected);
         }
@@ -165,17 +168,24 @@ impl Session {
         }
         let longest = holds.iter().map(|hold| hold.length()).max();
         idle.iter().for_each(|hold| hold.upkeep().note_shown_idle());
-        let shows = !idle.is_empty() || holds.iter().any(|hold| hold.upkeep().is_shown_idle());
-        // A hold that a task has of this renewal's idle ones is younger than all holds here.
-        let youngest = holds.iter().map(|hold| hold.number).max().unwrap_or_default();
-        let idle = shows.then(|| Idle {
-            entries: idle.iter().map(|hold| hold.id.clone()).collect(),
-            as_of: i64::try_from(youngest).unwrap_or(i64::MAX),
+        // Under the mutex under which tasks come and wait, so that the larger number knows of more.
+        let mut table = self.table();
+        let awaits = table.long_waits.awaited(holds);
+        let shows = !(idle.is_empty() && awaits.is_empty()) || holds.iter().any(|hold| hold.upkeep().is_shown_idle());
+        let shows = shows.then(|| Showing {
+            // A task may have come for one by now.
+            idle: idle
+                .iter()
+                .filter(|hold| table.timers.has(hold))
+                .map(|hold| hold.id.clone())
+                .collect(),
+            awaits,
+            as_of: i64::try_from(next_number()).unwrap_or(i64::MAX),
         });
         Renewal {
             operation: self.ids.operation(),
             entries,
-            idle,
+            shows,
             keep: self.config.keep_millis_for(longest.unwrap_or_default()),
             within,
         }

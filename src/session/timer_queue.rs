@@ -106,6 +106,11 @@ impl Timers {
         self.renewals.values_mut().for_each(|queue| queue.set(number, None));
     }
 
+    /// Whether the hold has come, and not gone.
+    pub(super) fn has(&self, hold: &Hold) -> bool {
+        self.holds.contains_key(&hold.number)
+    }
+
     /// Sets the timers of a hold after its times changed.
     pub(super) fn update(&mut self, hold: &Hold, now: Instant) {
         let number = hold.number;

@@ -159,9 +159,9 @@ impl MemoryStore {
             let (id, location) = (self.layout.id_of(name), self.layout.at(name));
             let Some(found) = contents.get(&id) else { continue };
             let document = written.entry(name::of_id(&id)).or_insert_with(|| found.clone());
-            let idle = renewal.idle_among(ids);
+            let shows = renewal.shows_of(ids);
             if let Ok(Some(mut state)) = location.state(document)
-                && state::renew_and_show(&mut state, &renewal.operation, (ids, idle.as_ref()), renewal.keep, now)
+                && state::renew_and_show(&mut state, &renewal.operation, (ids, shows.as_ref()), renewal.keep, now)
             {
                 location.set_lock(document, state.fields());
                 renewed += 1;

@@ -28,7 +28,7 @@ use std::{
 use crate::tests::simulated;
 use crate::{
     error::ServerError,
-    protocol::{Ahead, Exchange, Idle, Operation, ServerTime, State, document::Malformed},
+    protocol::{Ahead, Exchange, Operation, ServerTime, Showing, State, document::Malformed},
     telemetry,
 };
 use futures::{FutureExt, TryFutureExt};
@@ -406,8 +406,8 @@ pub(crate) struct Renewal {
     pub(crate) operation: String,
     /// The holders' entries, by the names of their locks.
     pub(crate) entries: BTreeMap<String, Vec<String>>,
-    /// The idle ones among them; `None` leaves what the documents show of that as it is.
-    pub(crate) idle: Option<Idle>,
+    /// What it shows of them; `None` leaves what the documents show as it is.
+    pub(crate) shows: Option<Showing>,
     /// The lease, in milliseconds.
     pub(crate) keep: i64,
     /// Maximum time that the server may take.
@@ -415,11 +415,15 @@ pub(crate) struct Renewal {
 }
 
 impl Renewal {
-    /// Returns the idle ones among these entries; `None` if what the documents show is left as it is.
-    fn idle_among(&self, ids: &[String]) -> Option<Idle> {
-        let Idle { entries, as_of } = self.idle.as_ref()?;
-        let entries = ids.iter().filter(|id| entries.contains(*id)).cloned().collect();
-        Some(Idle { entries, as_of: *as_of })
+    /// Returns what it shows of these entries.
+    fn shows_of(&self, ids: &[String]) -> Option<Showing> {
+        let Showing { idle, awaits, as_of } = self.shows.as_ref()?;
+        let awaits = ids.iter().filter_map(|id| awaits.get_key_value(id));
+        Some(Showing {
+            idle: ids.iter().filter(|id| idle.contains(*id)).cloned().collect(),
+            awaits: awaits.map(|(id, awaited)| (id.clone(), awaited.clone())).collect(),
+            as_of: *as_of,
+        })
     }
 }
 

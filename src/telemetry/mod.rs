@@ -21,6 +21,7 @@ use tokio::time::Instant;
 use tracing::{Span, debug, field::Empty, info, info_span, warn};
 
 use crate::{
+    deadlock::Deadlock,
     error::{AcquireError, CandidacyError, ServerError, failure::Failure},
     grant_path::How,
     input::check_name,
@@ -205,6 +206,7 @@ fn outcome(error: &AcquireError) -> &'static str {
         AcquireError::Closed => "closed",
         AcquireError::Lost(_) => "lost",
         AcquireError::Cancelled => "cancelled",
+        AcquireError::Deadlock(_) => "deadlock",
     }
 }
 
@@ -244,6 +246,11 @@ pub(crate) fn held_too_long(
         || warn!(name: "watchlock.held_too_long", target: TARGET, lock, kind, token, held_ms, most_ms, "lock held too long"),
     );
     meters::count(&meters::OVERLONG, 1, &[kind], label);
+}
+
+/// Reports that a task which waits for `lock` is part of a deadlock: once for each wait.
+pub(crate) fn deadlock(lock: &str, deadlock: &Deadlock) {
+    shielded(|| warn!(name: "watchlock.deadlock", target: TARGET, lock, %deadlock, "tasks wait for each other"));
 }
 
 /// Reports a release that was refused, or not confirmed for the time of a lease.

@@ -8,6 +8,7 @@ mod client;
 #[path = "../common/mod.rs"]
 mod common;
 mod crowds;
+mod deadlocks;
 mod documents;
 mod election;
 mod elements;

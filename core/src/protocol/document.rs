@@ -2,7 +2,7 @@
 
 use mongodb::bson::{Bson, DateTime, Document, doc};
 
-use super::{Ended, Holder, Identity, Owner, ServerTime, Shown, State, Waiter, ended, kind};
+use super::{Awaited, Ended, Holder, Identity, Owner, ServerTime, Shown, State, Waiter, ended, kind};
 
 /// Maximum permits of a lock, so that the sum of any number of them fits an `i64`.
 const PERMITS_MOST: i64 = u32::MAX as i64;
@@ -116,6 +116,19 @@ impl Owner {
     }
 }
 
+impl Awaited {
+    pub(super) fn to_document(&self) -> Document {
+        doc! { "lock": &self.lock, "wait": self.wait }
+    }
+
+    fn from_document(document: &Document) -> Option<Self> {
+        Some(Self {
+            lock: document.get_str("lock").ok()?.to_owned(),
+            wait: document.get("wait").and_then(whole)?,
+        })
+    }
+}
+
 impl Ended {
     fn to_document(&self) -> Document {
         doc! {
@@ -166,6 +179,7 @@ impl State {
                 // No decision depends on it. Earlier versions show it without a number.
                 shown: holder.get_bool("idle").ok().map(|is_idle| Shown {
                     is_idle,
+                    awaits: holder.get_document("awaits").ok().and_then(Awaited::from_document),
                     as_of: holder.get("shown").and_then(whole).unwrap_or_default(),
                 }),
                 ..fields.entry()?.holding(fields.whole("token")?)
@@ -226,8 +240,9 @@ impl State {
                 if let Some(released) = holder.released {
                     entry.insert("released", released);
                 }
-                if let Some(shown) = holder.shown {
-                    entry.extend(doc! { "idle": shown.is_idle, "shown": shown.as_of });
+                if let Some(shown) = &holder.shown {
+                    let awaits = shown.awaits.as_ref().map(Awaited::to_document);
+                    entry.extend(doc! { "idle": shown.is_idle, "shown": shown.as_of, "awaits": awaits });
                 }
                 Bson::from(entry)
             })
@@ -407,6 +422,10 @@ mod tests {
                 released: Some(ServerTime(6)),
                 shown: Some(Shown {
                     is_idle: true,
+                    awaits: Some(Awaited {
+                        lock: "y".into(),
+                        wait: 3,
+                    }),
                     as_of: 4,
                 }),
             }],

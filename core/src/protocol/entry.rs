@@ -1,6 +1,6 @@
 //! The entries of a lock's document, and their owners.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::ServerTime;
 
@@ -21,24 +21,35 @@ pub struct Holder {
     pub token: i64,
     /// When its holder released it, if the lock is kept beyond that: until `until`, and nobody renews it.
     pub released: Option<ServerTime>,
-    /// Whether it is idle, for people to read. `None`: no renewal has shown that.
+    /// What its client does with it. `None`: no renewal has shown that. No transition depends on it.
     pub shown: Option<Shown>,
 }
 
-/// Whether no task of its client has a holder, so that it stays with the client for the next one, as a renewal shows
-/// it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a client does with a holder, as a renewal shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shown {
+    /// Whether no task has it, so that it stays with the client for the next one.
     pub is_idle: bool,
-    /// The [number](Idle::as_of) of that renewal.
+    /// The lock for which the task that has it has waited for long.
+    pub awaits: Option<Awaited>,
+    /// The [number](Showing::as_of) of that renewal.
     pub as_of: i64,
 }
 
-/// The idle ones among the holders of a renewal.
+/// A lock that a task of a holder waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Idle {
-    pub entries: BTreeSet<String>,
-    /// Larger in a renewal that knows of a later hold. Renewals overtake each other, and one from before a task took
+pub struct Awaited {
+    pub lock: String,
+    /// Another number for each wait of the client.
+    pub wait: i64,
+}
+
+/// What a renewal shows of its holders.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Showing {
+    pub idle: BTreeSet<String>,
+    pub awaits: BTreeMap<String, Awaited>,
+    /// Larger in a renewal that knows of something later. Renewals overtake each other, and one from before a task took
     /// the lock again must not show it as idle afterwards.
     pub as_of: i64,
 }
@@ -62,7 +73,7 @@ impl Holder {
     }
 
     pub fn is_idle(&self) -> bool {
-        self.shown.is_some_and(|shown| shown.is_idle)
+        self.shown.as_ref().is_some_and(|shown| shown.is_idle)
     }
 
     /// Returns whether this is the hold that was granted to an entry with this token. The entry alone does not show it:

@@ -9,7 +9,9 @@
 //!   token:    <the last fencing token issued>,
 //!   holders:  [{ id, permits, lease, claim, since, until, owner, token,
 //!                released: <when its holder released it, if the lock is kept beyond that>,
-//!                idle: <whether no task of its client has it>, shown: <the number of the renewal that says so> }],
+//!                idle: <whether no task of its client has it>,
+//!                awaits: { lock, wait } of a task of its client that has it and has waited for long,
+//!                shown: <the number of the renewal that says so> }],
 //!   queue:    [{ id, permits, lease, claim, since, until, owner }],   // first come, first served; head first
 //!   wake:     <a string, new in every write: see `wake`>,
 //!   version:  <the number of writes>,
@@ -132,7 +134,7 @@ pub use ahead::Ahead;
 pub(crate) use ended::HISTORY_MOST;
 pub use ended::HoldEnd;
 pub use ended::{Ended, Record};
-pub use entry::{DETACHED, Holder, Identity, Idle, Owner, Shown, Waiter};
+pub use entry::{Awaited, DETACHED, Holder, Identity, Owner, Showing, Shown, Waiter};
 pub use exchange::Exchange;
 pub use kind::Kind;
 pub use kind::Use;

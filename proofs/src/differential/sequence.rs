@@ -3,7 +3,7 @@
 use crate::Random;
 use mongodb::bson::{Bson, Document, doc};
 use watchlock_core::protocol::{
-    CapacityIs, Change, Evict, Expects, Holder, Idle, Operation, ServerTime, State, Waiter, pipeline, state,
+    CapacityIs, Change, Evict, Expects, Holder, Operation, ServerTime, Showing, State, Waiter, pipeline, state,
 };
 
 use super::{
@@ -139,7 +139,7 @@ impl Sequence {
         let (query, update, upsert) = match &step {
             Move::Run(operation) if is_empty(operation) => return None,
             Move::Run(operation) => self.run(operation, setup),
-            Move::Renew { operation, ids, idle } => self.renew(operation, (&**ids, idle.as_ref()), setup),
+            Move::Renew { operation, ids, shows } => self.renew(operation, (&**ids, shows.as_ref()), setup),
             Move::Guard { operation, id, token } => self.guard(operation, (id.as_str(), *token), setup),
         };
         Some((step, doc! { "q": query, "u": update, "upsert": upsert }))
@@ -172,7 +172,7 @@ impl Sequence {
         }
     }
 
-    fn renew(&mut self, operation: &str, shown: (&[String], Option<&Idle>), setup: &Setup) -> Update {
+    fn renew(&mut self, operation: &str, shown: (&[String], Option<&Showing>), setup: &Setup) -> Update {
         if let Some(state) = &mut self.expected {
             state::renew_and_show(state, operation, shown, 500, self.now);
         }

@@ -5,8 +5,8 @@ use std::slice;
 
 use crate::Random;
 use watchlock_core::protocol::{
-    CapacityIs, Change, Evict, Expects, Holder, Identity, Idle, Kept, KeptUntil, Kind, Operation, Owner, Proclaim,
-    Record, Request, Requests, State,
+    Awaited, CapacityIs, Change, Evict, Expects, Holder, Identity, Kept, KeptUntil, Kind, Operation, Owner, Proclaim,
+    Record, Request, Requests, Showing, State,
 };
 
 use super::setup::Setup;
@@ -18,7 +18,7 @@ pub enum Move {
     Renew {
         operation: String,
         ids: Vec<String>,
-        idle: Option<Idle>,
+        shows: Option<Showing>,
     },
     Guard {
         operation: String,
@@ -71,15 +71,23 @@ impl<'a> Draw<'a> {
     }
 
     fn renewal(&mut self, operation: String) -> Move {
-        Move::Renew {
-            operation,
-            ids: self.few_ids(3),
-            idle: self.one_in(2).then(|| Idle {
-                entries: self.few_ids(3).into_iter().collect(),
+        let ids = self.few_ids(3);
+        let shows = self.one_in(2).then(|| {
+            let idle = self.few_ids(3);
+            let awaited = |id: &String| Awaited {
+                lock: "$$another".to_owned(),
+                wait: i64::try_from(id.len()).unwrap_or_default(),
+            };
+            // No holder is idle and waits. The specification makes nothing of that.
+            let awaits = idle.iter().skip(1).map(|id| (id.clone(), awaited(id))).collect();
+            Showing {
+                idle: idle.into_iter().collect(),
+                awaits,
                 // Some of them come late.
                 as_of: self.state.map_or(0, |state| state.version % 5),
-            }),
-        }
+            }
+        });
+        Move::Renew { operation, ids, shows }
     }
 
     /// Draws a guard, mostly of a holder.

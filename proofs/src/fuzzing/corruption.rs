@@ -2,7 +2,9 @@
 
 use mongodb::bson::{Binary, Bson, DateTime, Decimal128, Document, Timestamp, doc, oid::ObjectId, spec::BinarySubtype};
 
-use watchlock_core::protocol::{Ended, HoldEnd, Holder, Identity, Kind, Owner, ServerTime, Shown, State, Waiter};
+use watchlock_core::protocol::{
+    Awaited, Ended, HoldEnd, Holder, Identity, Kind, Owner, ServerTime, Shown, State, Waiter,
+};
 
 use super::Choices;
 
@@ -83,6 +85,10 @@ fn holder(number: usize, choices: &mut Choices<'_>) -> Holder {
         released: choices.one_in(4).then_some(ServerTime(NOW)),
         shown: choices.one_in(4).then(|| Shown {
             is_idle: choices.one_in(2),
+            awaits: choices.one_in(2).then(|| Awaited {
+                lock: text(choices),
+                wait: choices.number(),
+            }),
             as_of: 4,
         }),
     }

@@ -59,10 +59,10 @@ impl MongoStore {
 
 /// Returns the statement that renews these entries in the documents that `documents` selects.
 fn statement(renewal: &Renewal, at: &Location, documents: Bson, ids: &[String]) -> Document {
-    let idle = renewal.idle_among(ids);
+    let shows = renewal.shows_of(ids);
     doc! {
         "q": { "_id": documents, at.key("holders.id"): { "$in": ids } },
-        "u": pipeline::renewal(at, &renewal.operation, (ids, idle.as_ref()), renewal.keep, &now()),
+        "u": pipeline::renewal(at, &renewal.operation, (ids, shows.as_ref()), renewal.keep, &now()),
         "multi": true,
     }
 }
@@ -75,7 +75,7 @@ mod tests {
     use watchlock_testkit::shared;
 
     use super::*;
-    use crate::protocol::Idle;
+    use crate::protocol::Showing;
 
     /// A refused document has each of those that are renewed with it renewed by a statement of its own, in one command.
     #[test]
@@ -85,16 +85,17 @@ mod tests {
         let renewal = Renewal {
             operation: "a.1".to_owned(),
             entries: entries.collect::<BTreeMap<_, _>>(),
-            idle: Some(Idle {
-                entries: ids.iter().cloned().collect(),
+            shows: Some(Showing {
+                idle: ids.iter().cloned().collect(),
+                awaits: BTreeMap::new(),
                 as_of: 1,
             }),
             keep: 1,
             within: Duration::from_secs(1),
         };
-        let size = |idle: Option<&str>| {
+        let size = |shows: bool| {
             let renewal = Renewal {
-                idle: renewal.idle.clone().filter(|_| idle.is_some()),
+                shows: renewal.shows.clone().filter(|_| shows),
                 ..renewal.clone()
             };
             let statement = statement(&renewal, &Location::default(), "lock".into(), &ids[..1]);
@@ -102,7 +103,7 @@ mod tests {
             statement.to_writer(&mut bytes).unwrap();
             bytes.len()
         };
-        let (without, with) = (size(None), size(Some("all")));
+        let (without, with) = (size(false), size(true));
         assert!(without < 4_000 && with < 2 * without, "{without}, {with}");
     }
 
@@ -119,7 +120,7 @@ mod tests {
         let renewal = Renewal {
             operation: "a.1".to_owned(),
             entries: [("lock".to_owned(), vec!["a-1".to_owned()])].into(),
-            idle: None,
+            shows: None,
             keep: 1,
             within: Duration::from_secs(10),
         };

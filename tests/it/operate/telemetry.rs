@@ -351,6 +351,24 @@ async fn a_lock_that_is_held_too_long_is_told_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_task_that_waits_for_itself_is_told_once() {
+    let (ear, _listening) = Ear::listen();
+    let locks = LockClient::in_memory();
+    let _held = locks.mutex("x").acquire().reason("the first time").await.unwrap();
+    let waited = locks.mutex("x").acquire().timeout(Duration::from_secs(600)).await;
+    assert!(matches!(waited, Err(AcquireError::Timeout { .. })), "{waited:?}");
+    let told = ear.only("watchlock.deadlock");
+    told.assert_fields(&["deadlock", "lock"]);
+    assert_eq!((told.level, told.field("lock")), (Level::WARN, "x"));
+    let deadlock = told.field("deadlock");
+    assert!(
+        deadlock.contains("because of \"the first time\", who waits for `x`"),
+        "{deadlock}"
+    );
+    ear.assert_documented();
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_came_to_nothing_tells_why() {
     let (a, b) = pair(WakeSource::Auto).await;
     let _held = a.mutex("x").acquire().reason("of the holder").await.unwrap();

@@ -7,22 +7,22 @@ use super::{
     fields_of_stamp, is_not_kept, live,
     selecting::is_known,
 };
-use crate::protocol::{Idle, Location, wake};
+use crate::protocol::{Awaited, Location, Showing, wake};
 
 /// Returns the pipeline of [`crate::protocol::state::renew_and_show`], for all documents at once that hold one of
 /// `ids`.
 pub fn renewal(
     at: &Location,
     operation: &str,
-    (ids, idle): (&[String], Option<&Idle>),
+    (ids, shows): (&[String], Option<&Showing>),
     keep: i64,
     now: &Bson,
 ) -> Vec<Document> {
     let holders = extended(at, is_renewed(ids, now), now);
-    let holders = match idle {
-        Some(idle) => bind(
+    let holders = match shows {
+        Some(shows) => bind(
             doc! { "extended": holders },
-            map("$$extended", cond(is_renewed(ids, now), shown(idle), "$$this")),
+            map("$$extended", cond(is_renewed(ids, now), shown(shows), "$$this")),
         ),
         None => holders,
     };
@@ -70,11 +70,20 @@ pub(super) fn extended(at: &Location, condition: Document, now: &Bson) -> Bson {
     map(at.value("holders"), cond(condition, extended, "$$this"))
 }
 
-/// Returns the holder, which shows whether it is one of the idle ones.
-fn shown(Idle { entries, as_of }: &Idle) -> Bson {
-    let entries: Vec<&str> = entries.iter().map(String::as_str).collect();
-    let is_idle = doc! { "$in": ["$$this.id", literal(entries)] };
-    let shown = doc! { "$mergeObjects": ["$$this", { "idle": is_idle, "shown": as_of }] };
+/// Returns the holder, which shows what its client does with it.
+fn shown(Showing { idle, awaits, as_of }: &Showing) -> Bson {
+    let idle: Vec<&str> = idle.iter().map(String::as_str).collect();
+    let is_idle = doc! { "$in": ["$$this.id", literal(idle)] };
+    let waiting: Vec<&str> = awaits.keys().map(String::as_str).collect();
+    // The position of one that is not found is that of the last.
+    let awaited = awaits
+        .values()
+        .map(Awaited::to_document)
+        .map(Bson::from)
+        .chain([Bson::Null]);
+    let awaited = literal(awaited.collect::<Vec<_>>());
+    let awaits = doc! { "$arrayElemAt": [awaited, { "$indexOfArray": [literal(waiting), "$$this.id"] }] };
+    let shown = doc! { "$mergeObjects": ["$$this", { "idle": is_idle, "shown": as_of, "awaits": awaits }] };
     // A holder without the number is less than any.
     cond(doc! { "$lt": ["$$this.shown", as_of] }, shown, "$$this")
 }

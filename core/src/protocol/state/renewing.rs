@@ -1,7 +1,7 @@
 //! Renewals: the writes that only extend leases.
 
 use super::State;
-use crate::protocol::{Holder, Idle, ServerTime, Shown, wake};
+use crate::protocol::{Holder, ServerTime, Showing, Shown, wake};
 
 /// Renews the holders in `ids` whose leases have not run out, and returns whether that changed anything.
 ///
@@ -10,11 +10,11 @@ pub fn renew(state: &mut State, operation: &str, ids: &[String], keep: i64, now:
     renew_and_show(state, operation, (ids, None), keep, now)
 }
 
-/// The same, and shows which of them are idle, unless a renewal that knows of a later hold has shown that.
+/// The same, and shows what their client does with them, unless a later renewal has shown that.
 pub fn renew_and_show(
     state: &mut State,
     operation: &str,
-    (ids, idle): (&[String], Option<&Idle>),
+    (ids, shows): (&[String], Option<&Showing>),
     keep: i64,
     now: ServerTime,
 ) -> bool {
@@ -25,11 +25,12 @@ pub fn renew_and_show(
             let until = holder.until.max(now.plus_millis(holder.lease));
             renewed |= holder.until != until;
             holder.until = until;
-            if let Some(Idle { entries, as_of }) = idle
-                && holder.shown.is_none_or(|shown| shown.as_of < *as_of)
+            if let Some(Showing { idle, awaits, as_of }) = shows
+                && holder.shown.as_ref().is_none_or(|shown| shown.as_of < *as_of)
             {
                 holder.shown = Some(Shown {
-                    is_idle: entries.contains(&holder.id),
+                    is_idle: idle.contains(&holder.id),
+                    awaits: awaits.get(&holder.id).cloned(),
                     as_of: *as_of,
                 });
                 renewed = true;

@@ -1,7 +1,7 @@
 use super::{State, apply, renew, renew_and_show};
 use crate::protocol::{
-    Change, Evict, Expects, HoldEnd, Holder, Identity, Idle, Kept, KeptUntil, Kind, Operation, Owner, Proclaim, Record,
-    Request, ServerTime, Use, Waiter,
+    Awaited, Change, Evict, Expects, HoldEnd, Holder, Identity, Kept, KeptUntil, Kind, Operation, Owner, Proclaim,
+    Record, Request, ServerTime, Showing, Use, Waiter,
     fixtures::{MUTEX, PERMITS, asking, asking_for, holder, kept, leaving, lock, operation, request, waiter},
     wake::{self, Left},
 };
@@ -824,7 +824,7 @@ fn a_renewal_extends_the_holds_that_it_names_while_their_leases_run() {
 }
 
 #[test]
-fn a_renewal_shows_which_holds_are_idle_unless_one_has_that_knows_of_a_later_hold() {
+fn a_renewal_shows_which_holds_are_idle_or_wait_unless_a_later_one_has() {
     let mut state = lock(MUTEX, [holder("a-1", 7)], []);
     let ids = ["a-1".to_owned()];
     // At the time of the grant the lease stays as it is. A renewal can be late, also before the first that shows
@@ -837,10 +837,19 @@ fn a_renewal_shows_which_holds_are_idle_unless_one_has_that_knows_of_a_later_hol
         (&ids[..], 4, true, true),
         (&ids[..0], 3, false, true),
     ] {
-        let entries = idle.iter().cloned().collect();
-        let idle = Idle { entries, as_of };
-        let written = renew_and_show(&mut state, "a.2", (&ids[..], Some(&idle)), 1_000, ServerTime(0));
+        let awaited = Awaited {
+            lock: "y".to_owned(),
+            wait: as_of,
+        };
+        let shows = Showing {
+            idle: idle.iter().cloned().collect(),
+            awaits: idle.iter().map(|id| (id.clone(), awaited.clone())).collect(),
+            as_of,
+        };
+        let written = renew_and_show(&mut state, "a.2", (&ids[..], Some(&shows)), 1_000, ServerTime(0));
         assert_eq!((written, state.holders[0].is_idle()), (writes, shown));
+        let awaits = state.holders[0].shown.as_ref().and_then(|shown| shown.awaits.as_ref());
+        assert_eq!(awaits.is_some(), shown);
     }
     assert!(!renew(&mut state, "a.2", &ids, 1_000, ServerTime(0)));
     assert!(state.holders[0].is_idle(), "it shows nothing");

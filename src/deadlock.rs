@@ -1,0 +1,339 @@
+//! Deadlocks: locks whose holders wait for each other, as several looks at their documents show.
+//!
+//! A client shows in the entries of a task's locks which lock that task has waited for ([`Awaited`]), and its renewals show
+//! that anew. A lock is blocked if each of its holders waits for a blocked lock: that is found by taking away, again and
+//! again, the locks of which one holder does not. All that is left leads to a circle.
+//!
+//! A single look proves nothing, as the documents are not read at one moment. An entry is that of one hold and never used
+//! again, and a wait has a number of its own. So if both were seen in a look, and a later look shows that they were renewed
+//! after another look had begun, they lasted from the first of these looks to the other. If all waits that block a lock
+//! have such a look in common, they all lasted at its time.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    fmt::{self, Write as _},
+};
+
+use crate::{
+    inspect::LockInfo,
+    protocol::{Awaited, Holder, ServerTime, State},
+    truncated_debug::{MESSAGE_MOST, shown, shown_up_to},
+};
+
+/// A deadlock: locks whose holders wait for each other. Unless one of them gives up, loses its lock or has more to do than
+/// to wait, they do so for ever.
+///
+/// Its `Display` is a sentence for people: ``"a" is held by web-1, who waits for "b"; ...``.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct Deadlock {
+    /// The locks, each with the one holder that waits for the next of them; the holder of the last waits for the first.
+    pub locks: Vec<LockInfo>,
+}
+
+impl fmt::Display for Deadlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut line = "deadlock: ".to_owned();
+        let next = self.locks.iter().cycle().skip(1);
+        for (position, (lock, next)) in self.locks.iter().zip(next).enumerate() {
+            let [name, next] = [lock, next].map(|lock| shown(lock.name.escape_debug()).to_string());
+            write!(line, "{}`{name}` is held by ", if position > 0 { "; " } else { "" })?;
+            for holder in &lock.holders {
+                write!(line, "{holder}")?;
+                if let Some(reason) = &holder.reason {
+                    write!(line, " because of {}", shown(format_args!("{reason:?}")))?;
+                }
+            }
+            write!(line, ", who waits for `{next}`")?;
+        }
+        shown_up_to(MESSAGE_MOST, line).fmt(f)
+    }
+}
+
+/// A circle of holders that wait for each other.
+pub(crate) struct Circle<'a> {
+    /// The locks with their holders, each of which waits for the next.
+    pub(crate) held: Vec<(&'a str, &'a Holder)>,
+    /// Whether all that blocks them was there at one moment.
+    pub(crate) is_certain: bool,
+}
+
+impl Circle<'_> {
+    pub(crate) fn described(&self, locks: &BTreeMap<String, State>) -> Deadlock {
+        let described = self.held.iter().filter_map(|(name, holder)| {
+            let state = locks.get(*name)?;
+            let holders = vec![(*holder).clone()];
+            let state = State {
+                holders,
+                ..state.clone()
+            };
+            Some(LockInfo::new(name, &state, state.at))
+        });
+        Deadlock {
+            locks: described.collect(),
+        }
+    }
+}
+
+/// What the looks so far have seen.
+#[derive(Debug, Default)]
+pub(crate) struct Looks {
+    /// Their number.
+    count: u64,
+    /// The waits that the last of them saw, by the locks and tokens of their holders.
+    seen: BTreeMap<(String, i64), Seen>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    awaited: Awaited,
+    /// The number of the renewal that has shown it last.
+    as_of: i64,
+    /// The first look that saw it.
+    first: u64,
+    /// The last look after whose beginning it was still shown.
+    last: u64,
+}
+
+impl Looks {
+    /// Takes in a look at these locks, which began after the one before had ended, and returns the circles in it.
+    pub(crate) fn see<'a>(&mut self, locks: &'a BTreeMap<String, State>, now: ServerTime) -> Vec<Circle<'a>> {
+        self.count += 1;
+        let mut before = std::mem::take(&mut self.seen);
+        for (name, state) in locks {
+            for holder in live(state, now) {
+                let Some((awaited, as_of)) = awaited(holder) else {
+                    continue;
+                };
+                let key = (name.clone(), holder.token);
+                let mut seen = before.remove(&key).filter(|seen| seen.awaited == *awaited);
+                if let Some(seen) = seen.as_mut().filter(|seen| seen.as_of < as_of) {
+                    (seen.as_of, seen.last) = (as_of, self.count - 1);
+                }
+                let seen = seen.unwrap_or_else(|| Seen {
+                    awaited: awaited.clone(),
+                    as_of,
+                    first: self.count,
+                    last: 0,
+                });
+                self.seen.insert(key, seen);
+            }
+        }
+        let blocked = blocked(locks, now);
+        let mut circles = Vec::new();
+        let mut named = BTreeSet::new();
+        for start in &blocked {
+            let (held, behind) = circle(start, locks, now);
+            if !held.is_empty() && !named.contains(start) {
+                named.extend(held.iter().map(|(name, _)| *name));
+                let is_certain = self.is_certain(&behind, locks, now);
+                circles.push(Circle { held, is_certain });
+            }
+        }
+        circles
+    }
+
+    /// Returns whether all holders of these locks have waited at the time of one look.
+    fn is_certain(&self, names: &BTreeSet<&str>, locks: &BTreeMap<String, State>, now: ServerTime) -> bool {
+        let held = names
+            .iter()
+            .flat_map(|name| holders(name, locks, now).map(move |holder| (name, holder)));
+        let seen = held.filter_map(|(name, holder)| self.seen.get(&((*name).to_owned(), holder.token)));
+        let (first, last) = seen.fold((0, u64::MAX), |(first, last), seen| {
+            (first.max(seen.first), last.min(seen.last))
+        });
+        first <= last
+    }
+}
+
+/// Returns the locks of which each holder waits for such a lock.
+fn blocked(locks: &BTreeMap<String, State>, now: ServerTime) -> BTreeSet<&str> {
+    let mut blocked: BTreeSet<&str> = locks.keys().map(String::as_str).collect();
+    let mut moving = Vec::new();
+    let mut behind = BTreeMap::<&str, Vec<&str>>::new();
+    for (name, state) in locks {
+        let awaited: Vec<Option<&str>> = live(state, now).map(awaited_lock).collect();
+        let all: Option<Vec<&str>> = awaited.iter().copied().collect();
+        match all.filter(|all| !all.is_empty() && all.iter().all(|awaited| locks.contains_key(*awaited))) {
+            Some(all) => all
+                .iter()
+                .for_each(|awaited| behind.entry(awaited).or_default().push(name)),
+            None => moving.push(name.as_str()),
+        }
+    }
+    while let Some(name) = moving.pop() {
+        if blocked.remove(name) {
+            moving.extend(behind.remove(name).unwrap_or_default());
+        }
+    }
+    blocked
+}
+
+/// Returns the shortest circle through a blocked lock, if there is one, and all locks that its holders wait for, directly or
+/// through others.
+fn circle<'a>(
+    start: &'a str,
+    locks: &'a BTreeMap<String, State>,
+    now: ServerTime,
+) -> (Vec<(&'a str, &'a Holder)>, BTreeSet<&'a str>) {
+    // By a lock: one for which it is awaited, with the holder of that who waits.
+    let mut ways = BTreeMap::<&str, (&str, &Holder)>::new();
+    let mut next = VecDeque::from([start]);
+    while let Some(name) = next.pop_front() {
+        for holder in holders(name, locks, now) {
+            if let Some(awaited) = awaited_lock(holder)
+                && !ways.contains_key(awaited)
+            {
+                ways.insert(awaited, (name, holder));
+                next.push_back(awaited);
+            }
+        }
+    }
+    let mut held = Vec::new();
+    let mut at = start;
+    while let Some((name, holder)) = ways.get(at).filter(|_| held.is_empty() || at != start) {
+        held.push((*name, *holder));
+        at = name;
+    }
+    held.reverse();
+    (held, ways.into_keys().collect())
+}
+
+fn holders<'a>(name: &str, locks: &'a BTreeMap<String, State>, now: ServerTime) -> impl Iterator<Item = &'a Holder> {
+    locks.get(name).into_iter().flat_map(move |state| live(state, now))
+}
+
+fn live(state: &State, now: ServerTime) -> impl Iterator<Item = &Holder> {
+    state.holders.iter().filter(move |holder| holder.is_live(now))
+}
+
+/// Returns the lock that the holder waits for, and the number of the renewal that has shown it.
+fn awaited(holder: &Holder) -> Option<(&Awaited, i64)> {
+    let shown = holder
+        .shown
+        .as_ref()
+        .filter(|_| !holder.is_kept() && !holder.is_detached())?;
+    Some((shown.awaits.as_ref()?, shown.as_of))
+}
+
+/// Returns the name of the lock that the holder waits for.
+pub(crate) fn awaited_lock(holder: &Holder) -> Option<&str> {
+    awaited(holder).map(|(awaited, _)| awaited.lock.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::{
+        Shown,
+        fixtures::{PERMITS, holder, lock},
+    };
+
+    const NOW: ServerTime = ServerTime(0);
+
+    type Locks = BTreeMap<String, State>;
+
+    /// Locks with holders, each of which waits for the lock of that name, or is at work; shown by this renewal.
+    fn locks<const N: usize>(held: [(&str, &[Option<&str>]); N], as_of: i64) -> Locks {
+        let state = |(number, (name, holders)): (usize, &(&str, &[Option<&str>]))| {
+            let holders = holders.iter().enumerate().map(|(position, awaits)| {
+                let token = i64::try_from(10 * number + position).unwrap();
+                let awaits = awaits.map(|awaits| Awaited {
+                    lock: awaits.to_owned(),
+                    wait: token,
+                });
+                let shown = Some(Shown {
+                    is_idle: false,
+                    awaits,
+                    as_of,
+                });
+                Holder {
+                    shown,
+                    ..holder(&format!("a-{token}"), token)
+                }
+            });
+            ((*name).to_owned(), lock(PERMITS, holders, []))
+        };
+        held.iter().enumerate().map(state).collect()
+    }
+
+    /// The circles in these locks, each by the names of its locks.
+    fn circles(locks: &Locks) -> Vec<Vec<&str>> {
+        let circles = Looks::default().see(locks, NOW);
+        let held = circles.into_iter().map(|circle| circle.held);
+        held.map(|held| held.into_iter().map(|(name, _)| name).collect())
+            .collect()
+    }
+
+    #[test]
+    fn a_circle_is_found_if_all_that_hold_its_locks_wait() {
+        let [a, b, c] = [Some("a"), Some("b"), Some("c")];
+        let found = |held: [(&str, &[Option<&str>]); 3], expected: &[&[&str]]| {
+            assert_eq!(circles(&locks(held, 1)), expected, "{held:?}");
+        };
+        found([("a", &[b]), ("b", &[a]), ("c", &[])], &[&["a", "b"]]);
+        found([("a", &[a]), ("b", &[c]), ("c", &[b])], &[&["a"], &["b", "c"]]);
+        found([("a", &[b]), ("b", &[c]), ("c", &[a])], &[&["a", "b", "c"]]);
+        // One that waits behind a circle is no part of it.
+        found([("a", &[b]), ("b", &[c]), ("c", &[b])], &[&["b", "c"]]);
+        // Nobody waits for a lock that is free, or not there.
+        found([("a", &[b]), ("b", &[]), ("c", &[Some("d")])], &[]);
+        // Of several, one at work lets others in; if all wait, the shortest circle is named.
+        found([("a", &[b]), ("b", &[a, None]), ("c", &[a])], &[]);
+        found(
+            [("a", &[b]), ("b", &[c, a]), ("c", &[a])],
+            &[&["a", "b"], &["c", "a", "b"]],
+        );
+    }
+
+    #[test]
+    fn a_holder_that_nobody_has_or_whose_time_is_over_waits_for_nothing() {
+        let [a, b] = [Some("a"), Some("b")];
+        let crossing = || locks([("a", &[b]), ("b", &[a])], 1);
+        assert_eq!(circles(&crossing()).len(), 1);
+        let changed = |change: fn(&mut Holder)| {
+            let mut locks = crossing();
+            locks.get_mut("a").unwrap().holders.iter_mut().for_each(change);
+            circles(&locks).is_empty()
+        };
+        assert!(changed(|holder| holder.released = Some(NOW)));
+        assert!(changed(|holder| holder.id = "detached-1".to_owned()));
+        assert!(changed(|holder| holder.until = NOW));
+        assert!(changed(|holder| holder.shown = None));
+    }
+
+    #[test]
+    fn a_circle_is_certain_once_all_its_waits_were_shown_again_after_a_look_that_saw_them_all() {
+        let [a, b] = [Some("a"), Some("b")];
+        let mut looks = Looks::default();
+        let mut is_certain = |locks: &Locks| {
+            let circles = looks.see(locks, NOW);
+            circles.first().map(|circle| circle.is_certain)
+        };
+        let half = |renewed: &str| {
+            let mut locks = locks([("a", &[b]), ("b", &[a])], 1);
+            let shown = locks.get_mut(renewed).unwrap().holders[0].shown.as_mut();
+            shown.unwrap().as_of = 2;
+            locks
+        };
+        let both = |as_of| locks([("a", &[b]), ("b", &[a])], as_of);
+        // `a` waits while `b` is at work.
+        assert_eq!(is_certain(&locks([("a", &[b]), ("b", &[None])], 1)), None);
+        assert_eq!(is_certain(&both(1)), Some(false));
+        assert_eq!(is_certain(&both(1)), Some(false), "nothing was shown again");
+        assert_eq!(is_certain(&half("a")), Some(false));
+        assert_eq!(is_certain(&both(2)), Some(true));
+        // Another wait for the same lock.
+        let mut anew = both(3);
+        let shown = anew.get_mut("a").unwrap().holders[0].shown.as_mut();
+        shown.unwrap().awaits.as_mut().unwrap().wait += 100;
+        assert_eq!(is_certain(&anew), Some(false));
+        // One that is gone for a while.
+        assert_eq!(is_certain(&both(4)), Some(false));
+        assert_eq!(is_certain(&both(5)), Some(true));
+        assert_eq!(is_certain(&locks([("a", &[b]), ("b", &[None])], 6)), None);
+        assert_eq!(is_certain(&both(7)), Some(false));
+        assert_eq!(is_certain(&both(8)), Some(true));
+    }
+}

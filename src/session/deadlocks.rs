@@ -1,0 +1,291 @@
+//! Waits that last: they are shown in what their tasks hold, and looked at as long as they do.
+//!
+//! The branches of a `join!` are one [`Task`]: while one of them waits and another goes on, the task is polled without cause
+//! from here, and the wait counts anew.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    future::{pending, poll_fn},
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep, timeout},
+};
+
+use super::{Session, hold::Hold, task::Task};
+use crate::{
+    deadlock::{Deadlock, Looks, awaited_lock},
+    error::{OperateError, ServerError},
+    protocol::{Awaited, Exchange, Holder, ServerTime, State},
+    store::{Selection, View},
+    telemetry,
+};
+
+/// Maximum number of locks in one look: where more wait for each other, nothing is told.
+const LOOKED_MOST: usize = 256;
+
+/// Part of the lease from which a wait is long: as often is a hold renewed by default, and no renewal is under way for as
+/// long.
+const LONG_FROM: u32 = 5;
+
+/// The long waits of a session, and the looks at them.
+#[derive(Debug, Default)]
+pub(super) struct LongWaits {
+    /// By the keys of the tasks in line.
+    waits: BTreeMap<u64, LongWait>,
+    looks: Looks,
+    is_looking: bool,
+    looked_at: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct LongWait {
+    task: Task,
+    lock: String,
+    number: i64,
+    /// When it was last polled without cause.
+    polled_at: Option<Instant>,
+    /// Whether a renewal has shown it: its task holds a lock.
+    is_shown: bool,
+    /// Number of looks that have found it in a deadlock.
+    found: usize,
+    /// Set if it is to end then.
+    ends: Option<oneshot::Sender<Deadlock>>,
+}
+
+impl LongWaits {
+    /// Returns the locks that the tasks of these holds wait for, by the entries of the holds.
+    pub(super) fn awaited(&mut self, holds: &[Arc<Hold>]) -> BTreeMap<String, Awaited> {
+        if self.waits.is_empty() {
+            return BTreeMap::new();
+        }
+        let mut waits = HashMap::new();
+        for wait in self.waits.values_mut() {
+            // A task that waits for several at once may go on with any.
+            let several = waits.contains_key(&wait.task);
+            waits.insert(wait.task, Some(wait).filter(|_| !several));
+        }
+        let mut awaited = BTreeMap::<String, Awaited>::new();
+        for hold in holds {
+            let Some(task) = hold.task() else { continue };
+            let Some(Some(wait)) = waits.get_mut(&task) else {
+                continue;
+            };
+            wait.is_shown = true;
+            let number = wait.number;
+            // Readers of one client share an entry, which stays for as long as any of them waits.
+            if awaited.get(&hold.id).is_none_or(|other| other.wait > number) {
+                let (lock, wait) = (wait.lock.clone(), number);
+                awaited.insert(hold.id.clone(), Awaited { lock, wait });
+            }
+        }
+        awaited
+    }
+}
+
+/// A wait among the long ones; dropping it takes it out.
+struct Listed<'a> {
+    session: &'a Session,
+    key: u64,
+}
+
+impl Drop for Listed<'_> {
+    fn drop(&mut self) {
+        let long = &mut self.session.table().long_waits;
+        long.waits.remove(&self.key);
+        if long.waits.is_empty() {
+            long.looks = Looks::default();
+        }
+    }
+}
+
+impl Session {
+    /// Waits until the task's wait for `lock` is found to be part of a deadlock; if it does not end then, for ever. Await it
+    /// in the task, beside the answer.
+    pub(super) async fn deadlocked(&self, key: u64, lock: &str, ends: bool) -> Deadlock {
+        let long = self.config.lease / LONG_FROM;
+        // Holds of documents don't show what their tasks wait for.
+        if self.store.is_in_place() {
+            return pending().await;
+        }
+        sleep(long).await;
+        let (told, mut telling) = oneshot::channel();
+        let wait = LongWait {
+            task: Task::current().await,
+            lock: lock.to_owned(),
+            number: self.number_of_wait(),
+            polled_at: None,
+            is_shown: false,
+            found: 0,
+            ends: ends.then_some(told),
+        };
+        self.table().long_waits.waits.insert(key, wait);
+        let _listed = Listed { session: self, key };
+        let mut is_first = true;
+        let mut telling = pin!(async move {
+            match (&mut telling).await {
+                Ok(deadlock) => deadlock,
+                Err(_) => pending().await,
+            }
+        });
+        poll_fn(|context| {
+            let polled = telling.as_mut().poll(context);
+            if polled.is_pending() && !std::mem::take(&mut is_first) {
+                self.polled_without_cause(key, long);
+            }
+            polled
+        })
+        .await
+    }
+
+    fn number_of_wait(&self) -> i64 {
+        i64::try_from(self.ids.number()).unwrap_or(i64::MAX)
+    }
+
+    /// Notes that the task was polled, and not for this wait. It goes on with something else if that happens often; a look
+    /// at the end of a lease is no sign of that.
+    fn polled_without_cause(&self, key: u64, long: Duration) {
+        let number = self.number_of_wait();
+        if let Some(wait) = self.table().long_waits.waits.get_mut(&key) {
+            let before = wait.polled_at.replace(Instant::now());
+            if before.is_some_and(|before| before.elapsed() < long) {
+                wait.number = number;
+            }
+        }
+    }
+
+    /// Looks at the locks for which tasks have waited for long that hold others, after a renewal has shown that.
+    pub(super) fn look_at_long_waits(self: &Arc<Self>) {
+        let pause = self.config.lease / LONG_FROM / 2;
+        {
+            let long = &mut self.table().long_waits;
+            let is_recent = long.looked_at.is_some_and(|at| at.elapsed() < pause);
+            if long.is_looking || is_recent {
+                return;
+            }
+            (long.is_looking, long.looked_at) = (true, Some(Instant::now()));
+        }
+        let session = self.clone();
+        self.spawn(async move {
+            let awaited = {
+                let table = session.table();
+                let shown = table.long_waits.waits.values().filter(|wait| wait.is_shown);
+                shown.map(|wait| wait.lock.clone()).collect()
+            };
+            // One that lasts would prove nothing.
+            if let Ok(Ok(Some((locks, exchange)))) = timeout(pause, session.read_awaited(awaited)).await {
+                session.looked_at_long_waits(&locks, &exchange);
+            }
+            session.table().long_waits.is_looking = false;
+        });
+    }
+
+    /// Reads these locks, those for which their holders wait, and so on; `None`: they are too many.
+    async fn read_awaited(
+        self: &Arc<Self>,
+        awaited: BTreeSet<String>,
+    ) -> Result<Option<(BTreeMap<String, State>, Exchange)>, ServerError> {
+        let mut asked = awaited.clone();
+        let mut next: Vec<String> = awaited.into_iter().collect();
+        let mut locks = BTreeMap::new();
+        loop {
+            if asked.len() > LOOKED_MOST {
+                return Ok(None);
+            }
+            let (documents, exchange, _) = self.read_names(View::Newest, &next).await?;
+            let read: Vec<(String, State)> = documents
+                .into_iter()
+                .filter_map(|(name, state)| Some((name, state.ok()?)))
+                .collect();
+            let awaited = read
+                .iter()
+                .flat_map(|(_, state)| state.holders.iter().filter_map(awaited_lock));
+            next = awaited
+                .map(str::to_owned)
+                .filter(|name| asked.insert(name.clone()))
+                .collect();
+            locks.extend(read);
+            if next.is_empty() {
+                return Ok(Some((locks, exchange)));
+            }
+        }
+    }
+
+    /// Reports the deadlocks that a look has found, once for each wait of this client, and ends the waits that are to end:
+    /// that of the youngest hold first, and each of the others if the deadlock is still there at a further look.
+    fn looked_at_long_waits(&self, locks: &BTreeMap<String, State>, exchange: &Exchange) {
+        let Some(now) = exchange.now else { return };
+        let mut new = Vec::new();
+        {
+            let long = &mut self.table().long_waits;
+            for circle in long.looks.see(locks, now).iter().filter(|circle| circle.is_certain) {
+                // Locks granted at the same time can have the same token.
+                let age = |(name, holder): &(&str, &Holder)| (holder.token, (*name).to_owned());
+                for held in circle.held.iter().filter(|(_, holder)| self.ids.made(&holder.id)) {
+                    let holder = held.1;
+                    let number = holder
+                        .shown
+                        .as_ref()
+                        .and_then(|shown| Some(shown.awaits.as_ref()?.wait));
+                    let Some(wait) = long.waits.values_mut().find(|wait| Some(wait.number) == number) else {
+                        continue;
+                    };
+                    let younger = circle.held.iter().filter(|other| age(other) > age(held)).count();
+                    if wait.found == 0 {
+                        new.push((wait.lock.clone(), circle.described(locks)));
+                    }
+                    wait.found += 1;
+                    if wait.found > younger
+                        && let Some(ends) = wait.ends.take()
+                    {
+                        // The task may be gone.
+                        let _ = ends.send(circle.described(locks));
+                    }
+                }
+            }
+        }
+        for (lock, deadlock) in &new {
+            telemetry::deadlock(lock, deadlock);
+        }
+    }
+
+    /// Lists all deadlocks. Where there may be one, it looks until that is certain, or every holder in it has had the time
+    /// of its lease to show that it is none.
+    pub(crate) async fn deadlocks(self: &Arc<Self>) -> Result<Vec<Deadlock>, OperateError> {
+        let selection = Selection {
+            held: Some(true),
+            ..Selection::default()
+        };
+        let listed = self.list(&selection, View::Newest).await?;
+        let waits = |state: &State| state.holders.iter().any(|holder| awaited_lock(holder).is_some());
+        let mut locks: BTreeMap<String, State> = listed.found.into_iter().filter(|(_, state)| waits(state)).collect();
+        let mut now = listed.now;
+        let begun = Instant::now();
+        let mut looks = Looks::default();
+        loop {
+            let longest = {
+                let circles = looks.see(&locks, now.unwrap_or(ServerTime(0)));
+                let doubtful = circles.iter().filter(|circle| !circle.is_certain);
+                let leases = doubtful.flat_map(|circle| circle.held.iter().map(|(_, holder)| holder.lease));
+                let longest = Duration::from_millis(leases.max().unwrap_or(0).unsigned_abs());
+                if begun.elapsed() >= longest {
+                    let certain = circles.iter().filter(|circle| circle.is_certain);
+                    return Ok(certain.map(|circle| circle.described(&locks)).collect());
+                }
+                longest
+            };
+            sleep(longest / 16).await;
+            let names: Vec<String> = locks.keys().cloned().collect();
+            let (documents, exchange, _) = self.read_names(View::Newest, &names).await?;
+            now = exchange.now;
+            locks = documents
+                .into_iter()
+                .filter_map(|(name, state)| Some((name, state.ok()?)))
+                .collect();
+        }
+    }
+}
