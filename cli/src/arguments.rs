@@ -585,7 +585,8 @@ pub(crate) struct Observe {
 /// On a narrow terminal times are shown by their largest unit, and tokens by the last digits, in which they differ;
 /// `show`, --json and a pipe have the whole.
 ///
-/// With --json: an array of locks, each as in `watchlock show`.
+/// With --json: an array of locks, each as in `watchlock show`; of --deadlocks, an array of objects with such an array,
+/// locks: the holder of each waits for the next lock, and that of the last for the first.
 #[derive(Args, Debug)]
 #[command(after_help = exit::table(Some("ls")), override_usage = "watchlock ls [OPTIONS]")]
 pub(crate) struct List {
@@ -602,6 +603,9 @@ pub(crate) struct List {
     /// Only locks that nobody holds
     #[arg(long)]
     pub(crate) free: bool,
+    /// Deadlocks instead, each in a line: holders that wait for each other. Takes up to a lease where it looks like one
+    #[arg(long, conflicts_with_all = ["documents", "kind", "held", "free", "owner", "prefix", "older_than"])]
+    pub(crate) deadlocks: bool,
     /// Only locks with a holder whose label, host or owner id is this
     #[arg(long, value_name = "TEXT")]
     pub(crate) owner: Option<String>,

@@ -229,7 +229,27 @@ async fn look(
         checks.extend(updates::updates(place, &hello, offset).await?);
     }
     checks.push(index(place, may_create_index).await?);
+    checks.push(deadlocks(place).await?);
     Ok(())
+}
+
+/// Looks for locks whose holders wait for each other.
+async fn deadlocks(place: &Place) -> Result<Check, Failure> {
+    let found = match place.locks().await?.deadlocks().await.map_err(Failure::from) {
+        Err(failure) if failure.is_unavailable() => return Err(failure),
+        Err(_) => return Ok(unseen("deadlocks", None)),
+        Ok(found) => found,
+    };
+    let Some(first) = found.first() else {
+        return Ok(Check::ok("deadlocks", "no holders wait for each other"));
+    };
+    let more = match found.len() - 1 {
+        0 => String::new(),
+        more => format!(", and {more} more"),
+    };
+    Ok(Check::new("deadlocks", Status::Warning, format!("{first}{more}")).advice(
+        "break one of the locks (watchlock break), and have all tasks acquire them in one order, or as a multi-lock",
+    ))
 }
 
 /// Returns the answer to a check's operation, be it a refusal. Fails if the server gave none, or is not the primary any

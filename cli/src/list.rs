@@ -10,7 +10,7 @@ use watchlock::operate::{HolderInfo, Listing, LockInfo, UnreadableInfo};
 
 use crate::{
     arguments::List,
-    connection::Connection,
+    connection::{Connection, Place},
     exit::{self, Outcome},
     holder::{who, why},
     json,
@@ -52,6 +52,9 @@ pub(crate) async fn list(connection: &Connection, arguments: List) -> Outcome {
         || arguments.prefix.is_some()
         || arguments.older_than.is_some();
     let place = connection.prompt().await?;
+    if arguments.deadlocks {
+        return deadlocks(&place, &arguments).await;
+    }
     let locks = arguments.kept.locks(&place).await?;
     let mut list = locks.list();
     if let Some(kind) = arguments.kind {
@@ -93,6 +96,21 @@ pub(crate) async fn list(connection: &Connection, arguments: List) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     exit::after(print(&found), ExitCode::SUCCESS)
+}
+
+async fn deadlocks(place: &Place, arguments: &List) -> Outcome {
+    let found = place.locks().await?.deadlocks().await?;
+    if arguments.output.json {
+        return exit::after(json::print(&found), ExitCode::SUCCESS);
+    }
+    if found.is_empty() {
+        say(&format!("no deadlocks in {}", arguments.kept.place(place)));
+    }
+    let lines: String = found
+        .iter()
+        .map(|deadlock| plain(&deadlock.to_string()) + "\n")
+        .collect();
+    exit::after(io::stdout().lock().write_all(lines.as_bytes()), ExitCode::SUCCESS)
 }
 
 fn print(found: &[LockInfo]) -> io::Result<()> {

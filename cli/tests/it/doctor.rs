@@ -52,6 +52,7 @@ async fn a_replica_set_is_well() {
         "wake-mode",
         "collection",
         "index",
+        "deadlocks",
     ] {
         assert_eq!(status(&report, name), "ok", "{name}");
     }

@@ -35,6 +35,56 @@ const WAITER: [&str; 10] = [
     "access", "permits", "since", "until", "host", "pid", "label", "reason", "value", "owner_id",
 ];
 
+/// Two tasks that wait for each other are named, and when they do no more, nothing is.
+#[tokio::test(flavor = "multi_thread")]
+async fn deadlocks_are_listed_and_found_by_doctor() {
+    let ground = Ground::replica_set("cli_deadlocks").await;
+    let locks = ground.builder().await.lease(Duration::from_secs(2)).label("crossing");
+    let locks = locks.build().await.unwrap();
+    let both_hold = std::sync::Arc::new(tokio::sync::Barrier::new(2));
+    let crossing = [["a", "b"], ["b", "a"]].map(|[first, second]| {
+        let (first, second) = (locks.mutex(first).acquire(), locks.mutex(second).acquire());
+        let both_hold = both_hold.clone();
+        tokio::spawn(async move {
+            let _first = first.await.unwrap();
+            both_hold.wait().await;
+            second.await
+        })
+    });
+    eventually(PATIENCE, "it is listed", async || {
+        let listed = watchlock(&ground, ["ls", "--deadlocks", "--json"])
+            .await
+            .expect(0)
+            .json();
+        let names = |at: usize| listed[0]["locks"][at]["name"].as_str().map(str::to_owned);
+        names(0).as_deref() == Some("a") && names(1).as_deref() == Some("b")
+    })
+    .await;
+    let words = "deadlock: `a` is held by crossing (";
+    let listed = watchlock(&ground, ["ls", "--deadlocks"]).await.expect(0);
+    assert!(
+        listed.out.starts_with(words) && listed.out.lines().count() == 1,
+        "{listed:?}"
+    );
+    let report = watchlock(&ground, ["doctor", "--json"]).await.expect(0).json();
+    let checks = report["checks"].as_array().unwrap();
+    let check = checks.iter().find(|check| check["name"] == "deadlocks").unwrap();
+    assert_eq!(check["status"], "warning", "{check}");
+    assert!(check["found"].as_str().unwrap().starts_with(words), "{check}");
+    for task in crossing {
+        task.abort();
+        drop(task.await);
+    }
+    locks.shutdown().await;
+    let listed = watchlock(&ground, ["ls", "--deadlocks"]).await.expect(0);
+    assert!(
+        listed.out.is_empty() && listed.err.contains("no deadlocks in"),
+        "{listed:?}"
+    );
+    let listed = watchlock(&ground, ["ls", "--deadlocks", "--json"]).await.expect(0);
+    assert_eq!(listed.json(), json!([]));
+}
+
 /// Nobody has it, and the client that had it last keeps it for its next task.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_idle_lock_is_told_from_a_held_one() {
