@@ -19,15 +19,21 @@ static REPORTED: AtomicBool = AtomicBool::new(false);
 
 /// Calls a subscriber or a recorder; returns `None` if it panicked.
 pub(super) fn shielded<T>(call: impl FnOnce() -> T) -> Option<T> {
+    let (mut call, mut returned) = (Some(call), None);
+    catch(&mut || returned = call.take().map(|call| call()));
+    returned
+}
+
+/// Makes the call. It is one function for all calls: catching a panic takes more code than most of them.
+fn catch(call: &mut dyn FnMut()) {
     // The call changes none of our own state.
-    let called = catch_unwind(AssertUnwindSafe(call)).ok();
-    if called.is_none() && !REPORTED.swap(true, Ordering::Relaxed) {
+    let panicked = catch_unwind(AssertUnwindSafe(call)).is_err();
+    if panicked && !REPORTED.swap(true, Ordering::Relaxed) {
         // The subscriber that panicked may itself receive this event.
         let _ = catch_unwind(|| {
             error!(name: "watchlock.panicked", target: TARGET, "a tracing subscriber or metrics recorder panicked");
         });
     }
-    called
 }
 
 /// Runs a future in a span, whose subscriber is called at each poll.
