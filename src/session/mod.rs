@@ -217,6 +217,21 @@ impl Session {
     /// operation whose end the input is. In a fork it does nothing, so a task that waits for an answer finds its sender
     /// dropped.
     fn update(self: &Arc<Self>, name: &str, ended: Option<&Ended>, input: impl FnOnce(&mut Lines, &Context<'_>)) {
+        let mut input = Some(input);
+        self.update_with(name, ended, &mut |lines, context| {
+            if let Some(input) = input.take() {
+                input(lines, context);
+            }
+        });
+    }
+
+    /// Does so as one function, which is not compiled anew for each input; the input is called once.
+    fn update_with(
+        self: &Arc<Self>,
+        name: &str,
+        ended: Option<&Ended>,
+        input: &mut dyn FnMut(&mut Lines, &Context<'_>),
+    ) {
         if !self.made_in.is_this() {
             return;
         }
