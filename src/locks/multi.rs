@@ -38,6 +38,7 @@ use crate::{
     protocol::Kind,
     session::UserHandle,
     status::{LockStatus, Lost, LostReason},
+    store::detached,
     token::FencingToken,
     truncated_debug::Brief,
     waitlist::Patience,
@@ -403,7 +404,7 @@ impl Seen for SeenHolds {
             let ended = CancellationToken::new();
             let (seen, guard) = (self.clone(), ended.clone().drop_guard());
             // The task ends with the hold. It is dropped with the runtime, and the guard with it.
-            drop(self.runtime.spawn(async move {
+            drop(detached(&self.runtime, async move {
                 seen.lost().await;
                 drop(guard);
             }));

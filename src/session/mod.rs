@@ -385,7 +385,7 @@ impl Session {
 
     fn spawn(self: &Arc<Self>, task: impl Future<Output = ()> + Send + 'static) {
         // A runtime that is shutting down drops the task; the lease is the bound then.
-        drop(self.start().spawn(task));
+        drop(detached(self.start(), task));
     }
 
     /// Whether nothing is held, waited for or about to leave.

@@ -19,6 +19,7 @@ use tokio::{
 use super::{Session, heartbeat, streams::watcher};
 use crate::{
     error::{AcquireError, ServerError},
+    store::detached,
     telemetry,
 };
 
@@ -42,16 +43,14 @@ impl Session {
     pub(super) fn start(self: &Arc<Self>) -> &Handle {
         self.started.get_or_init(|| {
             let runtime = Handle::current();
-            runtime.spawn(heartbeat::run(
-                Arc::downgrade(self),
-                self.wake_heartbeat.clone(),
-                self.ended.clone(),
+            drop(detached(
+                &runtime,
+                heartbeat::run(Arc::downgrade(self), self.wake_heartbeat.clone(), self.ended.clone()),
             ));
             if self.config.may_stream() {
-                runtime.spawn(watcher::run(
-                    Arc::downgrade(self),
-                    self.demand.subscribe(),
-                    self.ended.clone(),
+                drop(detached(
+                    &runtime,
+                    watcher::run(Arc::downgrade(self), self.demand.subscribe(), self.ended.clone()),
                 ));
             }
             self.watch_over(&runtime);
@@ -77,10 +76,10 @@ impl Session {
     /// Notices the end of the runtime. A runtime that has ended drops the task at once.
     fn watch_over(self: &Arc<Self>, runtime: &Handle) {
         let (vigil, ended) = (Vigil(Arc::downgrade(self)), self.ended.clone());
-        runtime.spawn(async move {
+        drop(detached(runtime, async move {
             let _vigil = vigil;
             ended.cancelled().await;
-        });
+        }));
     }
 
     /// Reports the locks that stay taken, unless the session has come to its end: no release is sent any more.
@@ -151,7 +150,9 @@ impl Session {
         }
         loop {
             let (alive, answer) = oneshot::channel();
-            drop(runtime.spawn(async move { alive.send(()) }));
+            drop(detached(runtime, async move {
+                let _ = alive.send(());
+            }));
             match timeout(STANDS_STILL, answer).await {
                 Ok(Ok(())) => sleep(STANDS_STILL).await,
                 Ok(Err(_)) => return ServerError::runtime_ended(),

@@ -1,8 +1,8 @@
 //! Futures of the driver's that nobody may wait for any more.
 
-use std::future::Future;
+use std::{any::Any, future::Future};
 
-use futures::{TryFutureExt, future::MapErr};
+use futures::{FutureExt, future::Map};
 use tokio::{
     runtime::Handle,
     task::{JoinError, JoinHandle},
@@ -10,8 +10,11 @@ use tokio::{
 
 use crate::error::ServerError;
 
+/// The output of any future.
+type Output = Box<dyn Any + Send>;
+
 /// A future in a task of its own, which runs to its end even if this is dropped; see [`detached`].
-pub(crate) type Detached<T> = MapErr<JoinHandle<T>, fn(JoinError) -> ServerError>;
+pub(crate) type Detached<T> = Map<JoinHandle<Output>, fn(Result<Output, JoinError>) -> Result<T, ServerError>>;
 
 /// Runs a future to its end in a task of its own, whether or not anybody waits for it. It is stopped only when the
 /// runtime shuts down, which then is the error.
@@ -22,5 +25,14 @@ pub(crate) fn detached<T: Send + 'static>(
     runtime: &Handle,
     running: impl Future<Output = T> + Send + 'static,
 ) -> Detached<T> {
-    runtime.spawn(running).map_err(ServerError::stopped)
+    // All tasks have one type: the runtime's code for a task is some sixty functions, which would be compiled anew for
+    // each future and each output.
+    let running = running.map(|output| Box::new(output) as Output).boxed();
+    runtime.spawn(running).map(output)
+}
+
+/// Returns the output of a task, whose type is that of the future it was made of.
+fn output<T: 'static>(ended: Result<Output, JoinError>) -> Result<T, ServerError> {
+    let output = ended.map_err(ServerError::stopped)?.downcast();
+    output.map_or_else(|_| Err(ServerError::runtime_ended()), |output| Ok(*output))
 }

@@ -19,7 +19,7 @@ use crate::{
     backoff::{Backoff, LONGEST_PAUSE},
     error::ServerError,
     protocol::Exchange,
-    store::{Listed, Selection, Unreadable, View},
+    store::{Listed, Selection, Unreadable, View, detached},
 };
 
 /// Multiple of the time for which a collection of the user's own was read to wait before the next time, where no stream
@@ -175,7 +175,7 @@ impl Session {
     fn begin_observing(self: &Arc<Self>) {
         let runtime = self.start();
         self.observers.begun.get_or_init(|| {
-            runtime.spawn(run(Ending(Arc::downgrade(self)), self.ended.clone()));
+            drop(detached(runtime, run(Ending(Arc::downgrade(self)), self.ended.clone())));
         });
     }
 
