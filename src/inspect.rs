@@ -145,7 +145,7 @@ pub struct WaiterInfo {
     pub label: Option<String>,
     /// Why it wants the lock, in its own words.
     pub reason: Option<String>,
-    /// The value that it will proclaim, if it is a candidate of an election.
+    /// The value that it will proclaim, if it is a candidate of an election; the name of a latch's party.
     pub value: Option<String>,
     /// The [`owner_id`](crate::LockClientBuilder::owner_id) of the waiter's client.
     pub owner_id: Option<String>,

@@ -222,7 +222,7 @@ impl<'a> Write<'a> {
         let leaves = |id: &String| operation.leave.contains(id) || upgrades(&id);
         // The entries that were in the queue and stay in it, in the order in which they came.
         let line = queue.into_iter().flatten();
-        let line = line.filter(|waiter| waiter.until > self.now && !leaves(&waiter.id) && !self.withdraws(&waiter.id));
+        let line = line.filter(|waiter| waiter.until > self.now && !leaves(&waiter.id));
         let mut let_in = let_in.iter().copied().filter(|id| !upgrades(id));
         let mut still_waiting = self
             .after
@@ -232,6 +232,11 @@ impl<'a> Write<'a> {
             .filter(|id| !upgrades(id));
         let mut blocked = false;
         for waiter in line {
+            if self.withdraws(&waiter.id) {
+                // It did not fit, and behind one that does not fit all wait.
+                blocked = true;
+                continue;
+            }
             blocked = blocked || let_in.clone().next().is_none_or(|first| *first != waiter.id);
             let next = if blocked { still_waiting.next() } else { let_in.next() };
             if next != Some(&waiter.id) {

@@ -156,10 +156,11 @@ impl System {
                 if reads_losses && matches!(signal, Signal::Evicted { .. }) {
                     continue;
                 }
-                // What is asked for stays asked for, so a second such event behind the first tells nothing new: a waiter
-                // that asks again and again would fill the stream of a client that is late without end.
-                let is_told = |last: &Notice| (last.lock, last.id.as_str(), last.signal) == (lock, id, signal);
-                if signal == Signal::AskedFor && stream.last().is_some_and(is_told) {
+                // A second such event among the last ones is left out, which is as if it were lost: a waiter that asks
+                // again and again would fill the stream of a client that is late without end.
+                let asks = |notice: &&Notice| notice.lock == lock && notice.signal == Signal::AskedFor;
+                let mut asking = stream.iter().rev().take_while(asks);
+                if signal == Signal::AskedFor && asking.any(|notice| notice.id == id) {
                     continue;
                 }
                 stream.push(Notice {

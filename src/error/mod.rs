@@ -420,7 +420,7 @@ pub enum OperateError {
     Invalid(#[from] InvalidInput),
     /// More documents have a lock than a list may have; see
     /// [`DocumentLocks::list`](crate::documents::DocumentLocks::list).
-    #[error("more than {most} documents match; narrow the list, for example to those that are held")]
+    #[error("more than {most} locks match; narrow the list, for example to those that are held")]
     #[non_exhaustive]
     TooMany {
         /// The largest number of locks in a list.

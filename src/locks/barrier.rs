@@ -79,7 +79,8 @@ const HERE: &str = "waits for the others";
 ///
 /// Those that remain leave the barrier if one of them takes the place of the dead one too, by a second call of `wait`
 /// beside its own. A party that died while it waited is still counted for the rest of its lease: if the others come by
-/// then, they pass without the second call, which would wait for the next generation.
+/// then, they pass without the second call, which would wait for the next generation. The leader may be the second call: then
+/// nobody else is.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {

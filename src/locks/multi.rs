@@ -56,7 +56,8 @@ use crate::{
 /// - From the grant until the handle is released or lost, every part is held; it is lost when any part is lost.
 /// - Multi-locks never deadlock among each other, for any orders in which their parts are given, as all take them in
 ///   one order: sorted by the bytes of their names. Nor do they deadlock with locks that are acquired one at a time, or
-///   in the same order. Not re-entrant: a task that already holds one of the names waits for itself.
+///   in the same order. Not re-entrant: a task that already holds one of the names
+///   may wait for itself.
 /// - A part that is lost while others are still awaited does not count as held: the parts after it in the order are
 ///   released, and it is acquired again, within the same timeout. A try does not begin anew: it fails as
 ///   [`Unanswered`](AcquireError::Unanswered), as the part may be free.

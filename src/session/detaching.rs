@@ -15,7 +15,7 @@ use crate::{
     error::{AcquireError, InvalidInput, ServerError},
     hold_options::Terms,
     lost_reason,
-    protocol::{Change, DETACHED, Exchange, Holder, Owner, State},
+    protocol::{Change, DETACHED, Exchange, Holder, Kind, Owner, State},
     status::LostReason,
     token::FencingToken,
     truncated_debug::shown,
@@ -53,6 +53,11 @@ impl Session {
         if self.store.is_in_place() {
             let why = format!("the lock of the document {name} can't be detached; only locks with names can");
             return Err(InvalidInput::new(why));
+        }
+        if hold.used.0 == Kind::Election {
+            return Err(InvalidInput::new(format!(
+                "the leadership of `{name}` can't be detached; resign"
+            )));
         }
         if hold.is_upgrade() {
             let why = format!("the writer of `{name}` was a reader and can't be detached; only a reader can");

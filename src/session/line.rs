@@ -12,7 +12,7 @@ pub(crate) use crate::waitlist::{Context, Need, PositionLook};
 use crate::{
     contention::Contention,
     error::{AcquireError, KindMismatch, ServerError},
-    protocol::{Operation, ServerTime, wake},
+    protocol::{Operation, QUEUE_MOST, ServerTime, wake},
     store::{Answer, Failure, LogTime},
     waitlist::{Key, Refusal, Setback, Waitlist, ids::Ids},
 };
@@ -119,6 +119,8 @@ pub(crate) struct Line {
     trouble: Option<ServerError>,
     /// When the first operation was sent that the server has not answered so far, nor any since.
     silent_since: Option<Instant>,
+    /// Whether its many holders were reported.
+    tells_holders: bool,
     /// Whether nothing is known of the lock so far.
     pub(super) is_unknown: bool,
     /// The need of the line, as counted by the session.
@@ -134,6 +136,7 @@ impl Line {
             last_answer: None,
             trouble: None,
             silent_since: None,
+            tells_holders: false,
             is_unknown: false,
             counted: Need::Nothing,
         }
@@ -229,6 +232,15 @@ impl Line {
         } else if state.is_some() {
             self.last_answer = Some((answer.clone(), context.now));
         }
+    }
+
+    /// Returns the number of holders, if this answer is the first to show many. All are written with every change: the
+    /// queue has a bound for this reason, and permits have been promised.
+    pub(super) fn many_holders(&mut self, answer: &Answer) -> Option<usize> {
+        let holders = answer.state.as_ref()?.holders.len();
+        let is_first = holders > QUEUE_MOST && !self.tells_holders;
+        self.tells_holders |= is_first;
+        is_first.then_some(holders)
     }
 
     /// Notes that the operation on its way has failed.

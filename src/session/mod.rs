@@ -325,14 +325,6 @@ impl Session {
         for effect in effects {
             match effect {
                 Effect::Granted { to, hold } => {
-                    let answer = ended.and_then(|ended| ended.as_ref().ok());
-                    let holders = answer
-                        .and_then(|answer| answer.state.as_ref())
-                        .map(|state| state.holders.len());
-                    // All are written with every change. The queue has a bound for this reason; permits have been promised.
-                    if let Some(holders) = holders.filter(|holders| *holders > QUEUE_MOST) {
-                        telemetry::many_holders(name, holders);
-                    }
                     // The task is gone: give the hold back.
                     if let Err(Ok(hold)) = to.send(Ok(hold)) {
                         self.discard(&hold);

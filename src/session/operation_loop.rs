@@ -71,6 +71,7 @@ impl Session {
                 fleet.note_log(answer.logged_by, all.len() as u64, answer.exchange.received, clock);
             }
             let answer = answer.map(Arc::new);
+            let mut holders = None;
             self.update(name, Some(&answer), |lines, context| {
                 let Some(line) = lines.by_name.get_mut(name) else {
                     return;
@@ -78,6 +79,7 @@ impl Session {
                 match &answer {
                     Ok(answer) => {
                         line.answered(operation, answer, context);
+                        holders = line.many_holders(answer);
                         if let Some(free) = line.first_seen(operation) {
                             lines.unknown.met(free);
                         }
@@ -88,6 +90,9 @@ impl Session {
                     }
                 }
             });
+            if let Some(holders) = holders {
+                telemetry::many_holders(name, holders);
+            }
         }
     }
 

@@ -46,6 +46,8 @@ impl Listed {
     /// Adds what a document has in the place of a lock.
     pub(super) fn add(&mut self, name: String, found: Option<Result<State, Malformed>>, selection: &Selection) {
         match found {
+            // The query of a list of elements can't say that any is held, and nothing is listed that was not asked for.
+            Some(Ok(state)) if selection.held == Some(true) && state.holders.is_empty() => {}
             Some(Ok(_)) if selection.most.is_some_and(|most| self.found.len() >= most) => self.more = true,
             Some(Ok(state)) => self.found.push((name, state)),
             Some(Err(malformed)) => self.add_unreadable(UnreadableInfo::new(name, &malformed), selection),

@@ -346,7 +346,7 @@ pub(crate) fn other_permits(lock: &str, permits: i64, requested: i64) {
     });
 }
 
-/// Reports that a lock was granted which has so many holders that each operation on it is slow.
+/// Reports that a lock has so many holders that each operation on it is slow.
 pub(crate) fn many_holders(lock: &str, holders: usize) {
     let holders = holders as u64;
     shielded(|| info!(name: "watchlock.many_holders", target: TARGET, lock, holders, "the lock has many holders"));

@@ -183,7 +183,6 @@ pub(crate) fn forgets(answer: &Document) -> bool {
     config.is_ok_and(|config| config.get_bool("writeConcernMajorityJournalDefault") == Ok(false))
 }
 
-/// Returns whether the server is neither a member of a set nor a router.
 /// What [`hides_its_set`] finds.
 pub(crate) const HIDES_ITS_SET: &str = "it says that it is a standalone server, and tells the time of a replica set: something \
                                         in between changes its answers";
@@ -193,6 +192,7 @@ pub(crate) fn hides_its_set(hello: &Document) -> bool {
     is_standalone(hello) && hello.contains_key("$clusterTime")
 }
 
+/// Returns whether the server is neither a member of a set nor a router.
 pub(super) fn is_standalone(hello: &Document) -> bool {
     !hello.contains_key("setName") && !hello.contains_key("msg")
 }

@@ -41,16 +41,18 @@ pub(crate) async fn verify(connection: &Connection, arguments: Verify) -> Outcom
         return exclusion::processes::be_one(connection, prefix).await;
     }
     let begun = Instant::now();
+    let sections = arguments.sections.iter().map(|it| section(it));
+    let sections = sections.collect::<Result<Vec<_>, _>>()?;
+    if sections.contains(&fail_over::SECTION) && !arguments.step_down {
+        return Err(Failure::usage("the section fail-over needs --step-down"));
+    }
+    let fails_over = arguments.step_down && (sections.is_empty() || sections.contains(&fail_over::SECTION));
     let run = Run {
         seed: arguments.seed.unwrap_or_else(drawn),
         end: begun + Duration::from_secs(arguments.seconds),
         patience: Duration::from_secs(arguments.patience),
-        steps_down: arguments.step_down && (arguments.yes || may_step_down()?),
-        sections: arguments
-            .sections
-            .iter()
-            .map(|it| section(it))
-            .collect::<Result<_, _>>()?,
+        steps_down: fails_over && (arguments.yes || may_step_down()?),
+        sections,
     };
     let file = match &arguments.report {
         Some(path) => Some((path, File::create(path).map_err(|error| unwritable(path, &error))?)),
@@ -66,7 +68,7 @@ pub(crate) async fn verify(connection: &Connection, arguments: Verify) -> Outcom
         }
         Err(failure) => return Err(failure),
     }
-    if arguments.step_down && !run.steps_down {
+    if fails_over && !run.steps_down {
         checks.push(Check::skipped(fail_over::SECTION, WHOLE, "nobody said yes"));
     }
     let report = Report::new(run.seed, begun.elapsed().as_secs_f64(), checks);
@@ -95,11 +97,18 @@ fn may_step_down() -> Result<bool, Failure> {
     terminal::confirms("The primary steps down, and every client of the replica set sees it. Go on? [y/N] ")
 }
 
-/// Returns the section whose name begins so.
+/// Returns the one section whose name begins so.
 fn section(begin: &str) -> Result<&'static str, Failure> {
-    let is_meant = |name: &&str| !begin.is_empty() && name.starts_with(begin);
-    let found = SECTIONS.into_iter().find(is_meant);
-    found.ok_or_else(|| Failure::usage(format!("no section begins with {begin:?}: {}", SECTIONS.join(", "))))
+    let found: Vec<_> = SECTIONS.into_iter().filter(|name| name.starts_with(begin)).collect();
+    match found[..] {
+        [found] => Ok(found),
+        _ => {
+            let (count, all) = (found.len(), SECTIONS.join(", "));
+            Err(Failure::usage(format!(
+                "{count} sections begin with {begin:?}, of {all}"
+            )))
+        }
+    }
 }
 
 /// What a run goes by.
