@@ -161,3 +161,32 @@ impl<H: Hold> Waitlist<H> {
 fn has<H>(state: &State, entry: &str, held: &Held<H>) -> bool {
     state.holders.iter().any(|holder| holder.is_grant(entry, held.token))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crate::{
+        protocol::wake::Signal,
+        waitlist::{
+            fixtures::{NOW, READER, in_context, queued, waitlist},
+            waiting::Waiting,
+        },
+    };
+
+    /// Another request may have come before its entry, which waits for the very reader that the task upgrades.
+    #[tokio::test(start_paused = true)]
+    async fn an_upgrade_asks_at_once_when_somebody_lines_up_behind_its_reader() {
+        in_context(|context| {
+            let later = context.now + Duration::from_secs(15);
+            for (reader, asks) in [(Some("me-0"), true), (Some("me-9"), false), (None, false)] {
+                let mut head: Waiting<u64> = queued(1, READER);
+                head.wants.upgrades = reader.map(str::to_owned);
+                let mut list = waitlist([head]);
+                list.ask_at = Some(later);
+                list.step(context).signalled("me-0", Signal::AskedFor, NOW);
+                assert_eq!(list.ask_at == Some(context.now), asks, "{reader:?}");
+            }
+        });
+    }
+}
