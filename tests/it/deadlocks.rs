@@ -187,9 +187,10 @@ async fn clients_whose_tasks_hold_and_wait_crosswise_are_in_no_deadlock() {
 async fn branches_of_one_task_are_in_no_deadlock_while_one_goes_on() {
     let memory = InMemory::new();
     let clients = [memory.client(), memory.client()];
-    let step = |locks: &LockClient, name: &str| {
+    let step = |locks: &LockClient, name: &str, second: u64| {
         let acquire = locks.mutex(name).acquire().fail_on_deadlock();
         async move {
+            sleep(Duration::from_secs(second)).await;
             let _held = acquire.await?;
             for _ in 0..LONG.as_secs() {
                 sleep(Duration::from_secs(1)).await;
@@ -201,7 +202,7 @@ async fn branches_of_one_task_are_in_no_deadlock_while_one_goes_on() {
         .iter()
         .zip([["a", "b"], ["b", "a"]])
         .map(|(locks, [first, second])| {
-            let (first, second) = (step(locks, first), step(locks, second));
+            let (first, second) = (step(locks, first, 0), step(locks, second, 1));
             spawn(async move { tokio::try_join!(first, second).map(drop) })
         });
     for task in joined.collect::<Vec<_>>() {
@@ -209,7 +210,9 @@ async fn branches_of_one_task_are_in_no_deadlock_while_one_goes_on() {
     }
     // Each of them is polled by itself.
     let unordered = clients.iter().zip([["a", "b"], ["b", "a"]]).map(|(locks, names)| {
-        let mut steps: FuturesUnordered<_> = names.map(|name| step(locks, name)).into_iter().collect();
+        let mut steps: FuturesUnordered<_> = [step(locks, names[0], 0), step(locks, names[1], 1)]
+            .into_iter()
+            .collect();
         spawn(async move {
             while let Some(ended) = steps.next().await {
                 ended?;
