@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use crate::{
-    peers::{Pace, Peer, Role},
+    engines::Kind,
+    peers::{OURS, Pace, Peer, Role},
     workloads::{
         LEASE,
         crowd::{Crowd, GREAT},
@@ -13,6 +14,10 @@ use crate::{
 /// Hold of the hand-over, in milliseconds: by then a task that has just released the lock has asked for it again, in
 /// vain, and waits as the others do. With less, a library that polls would be measured by the first try of a newcomer.
 const WAITED: u64 = 10;
+
+/// Longer holds of the hand-over, in milliseconds. Where the server hands over, it can matter how long the next one has
+/// waited: etcd looks after fresh watches every 100 ms.
+const LONG_HOLDS: [u64; 3] = [100, 500, 1_000];
 
 /// Maximum time of one round of one peer: beyond it something hangs, and the run goes on without it.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -76,8 +81,16 @@ impl Step {
         }
     }
 
+    fn holds_long(&self) -> bool {
+        matches!(self, Self::HandOver(crowd) if crowd.hold > Duration::from_millis(WAITED))
+    }
+
     /// Returns whether a peer plays this case: not where another setting of its library would do the same.
     pub(crate) fn is_played_by(&self, peer: &Peer) -> bool {
+        if self.holds_long() {
+            // A waiter that polls is as late after a long wait as after a short one.
+            return peer.id == OURS || matches!(peer.engine, Kind::Etcd | Kind::Postgres | Kind::ZooKeeper);
+        }
         let waits = matches!(self, Self::HandOver(_) | Self::Contention(_));
         match (peer.role, peer.pace) {
             (Role::Floor, _) => match self {
@@ -94,6 +107,7 @@ impl Step {
     pub(crate) fn rounds(&self, rounds: u32) -> u32 {
         match self {
             Self::Held { .. } => 1,
+            _ if self.holds_long() => 1,
             Self::HandOver(Crowd { waiters, .. })
             | Self::Contention(Crowd { waiters, .. })
             | Self::Idle { waiters }
@@ -179,6 +193,7 @@ impl Plan {
             Step::Uncontended { fresh: true },
         ];
         steps.extend(crowds.map(|(waiters, clients)| Step::HandOver(crowd((waiters, clients, WAITED)))));
+        steps.extend(LONG_HOLDS.map(|hold| Step::HandOver(crowd((1, 2, hold)))));
         let contending = [(10, 8, 0), (10, 8, 1), (10, 8, 50), (100, 32, 1)];
         steps.extend(contending.map(|sizes| Step::Contention(crowd(sizes))));
         steps.extend([

@@ -23,8 +23,8 @@ pub(crate) const WORKLOADS: [(&str, &str); 10] = [
     (
         "hand-over",
         "From the call of a release until the acquire of the next holder has returned. Whoever has released joins the line \
-         again as soon as somebody else has got the lock, and each holds for 10 ms, so every sample is a hand-over to \
-         somebody who waited.",
+         again as soon as somebody else has got the lock, and each holds for 10 ms or longer, so every sample is a hand-over \
+         to somebody who waited.",
     ),
     (
         "contention",

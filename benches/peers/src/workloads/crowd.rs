@@ -40,6 +40,9 @@ const OVER: u64 = u64::MAX;
 /// Maximum number of hand-overs of a round: their quantiles move no more.
 const MOST: u64 = 3_000;
 
+/// Number of hand-overs, at least, for which a round takes long enough.
+const HAND_OVERS: u32 = 20;
+
 /// Number of turns of each task in contention for which a round takes long enough.
 const SOME: u32 = 10;
 
@@ -60,7 +63,7 @@ impl Crowd {
 
     /// Measures the time from the call of a release until the acquire of the next holder has returned.
     pub(crate) async fn hand_over(&self, peer: &Peer, engine: &Engine, time: Duration) -> Result<Round> {
-        let (line, _) = self.play(peer, engine, true, time).await?;
+        let (line, _) = self.play(peer, engine, true, time.max(self.hold * HAND_OVERS)).await?;
         let latencies = line.state().hand_overs.clone();
         Ok(Round {
             latencies,
