@@ -20,9 +20,13 @@ use crate::{
 pub(crate) async fn permits(connection: &Connection, arguments: Permits) -> Outcome {
     let Permits { output, name, number } = arguments;
     let locks = connection.prompt().await?.locks().await?;
+    // A number turns whatever has the name into a semaphore, also a mutex that is free at the moment.
+    let there = locks.inspect(&name).await?;
+    let is_another = there.as_ref().is_some_and(|lock| lock.kind != Kind::Semaphore);
     let lock = match number {
+        _ if is_another => there,
         Some(number) => Some(locks.semaphore(&name, number).set_permits(number).await?),
-        None => locks.inspect(&name).await?,
+        None => there,
     };
     if let Some(lock) = lock.as_ref().filter(|lock| lock.kind != Kind::Semaphore) {
         let told = format!("`{}` is used as {}, not as a semaphore", plain(&name), lock.kind);

@@ -786,4 +786,12 @@ async fn the_number_of_permits_is_printed_and_set_while_they_are_held() {
         assert!(told.err.contains("mutex"), "{told:?}");
     }
     drop(mutex);
+    // A mutex stays one, also while it is free.
+    locks.mutex("nightly").acquire().await.unwrap().release().await.unwrap();
+    let told = permits(&["nightly", "4"]).await.expect(65);
+    assert!(
+        told.err.contains("used as a mutex") || told.err.contains("used as mutex"),
+        "{told:?}"
+    );
+    drop(locks.mutex("nightly").acquire().await.unwrap());
 }
