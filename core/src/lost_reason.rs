@@ -25,7 +25,8 @@ pub enum LostReason {
     /// A later incarnation of this owner took the lock over: another client with the same
     /// `owner_id`.
     Adopted,
-    /// Another program changed the lock's document, and we are no longer among the holders.
+    /// We are no longer among the holders in the lock's document, as another program changed it, or as far as a release
+    /// finds out.
     Overwritten,
     /// The lock's document or its whole collection was deleted, or the lock was deleted from a document of the user's
     /// own.

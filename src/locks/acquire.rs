@@ -21,10 +21,12 @@ use crate::world::Blocking;
 use crate::{
     error::{AcquireError, RunError},
     handle::{
-        Held,
+        Held, Released,
         count::{Count, One},
+        own::{Own, Seen},
         target::Target,
     },
+    status::{Lost, LostReason},
     waitlist,
     world::{Async, Awaits, World},
 };
@@ -516,13 +518,31 @@ pub(crate) async fn unless_lost<L, Fut: Future>(lost: impl Future<Output = L>, w
     }
 }
 
+/// Releases what the work is done with. The release may be the first to find that it was lost.
+async fn given_back<T: Target, W: World>(held: Held<T, W>) -> Result<(), Lost> {
+    let seen = held.own.seen();
+    // An event reports an unconfirmed release.
+    if !matches!(held.own.release().await, Ok(Released::WasLost)) {
+        return Ok(());
+    }
+    let lost = seen.lost().await;
+    Err(match lost.reason {
+        LostReason::Released => Lost {
+            reason: LostReason::Overwritten,
+            ..lost
+        },
+        _ => lost,
+    })
+}
+
 impl<T: CanAcquire, P: Patience> Acquire<T, P> {
     /// Acquires, runs the future that `work` makes of the handle, and releases. A try that finds the lock taken gives
     /// `None`, and then `work` is not called.
     ///
     /// The work borrows the handle; a [view](Held::view) can be cloned into tasks that it spawns.
     ///
-    /// If the lock is lost, the future is dropped at its next await point, and the loss is returned. The future's own
+    /// If the lock is lost, the future is dropped at its next await point, and the loss is returned, also if only the
+    /// release finds it, after the work. The future's own
     /// output, even a `Result`, is returned unchanged. Work on a document may delete it, and its lock with it.
     ///
     /// # Errors
@@ -566,8 +586,7 @@ impl<T: CanAcquire, P: Patience> Acquire<T, P> {
             Err(error) => return Ok(P::given(Err(error))?),
         };
         let output = unless_lost(held.lost_otherwise(), async { work(&held).await }).await?;
-        // An event reports an unconfirmed release.
-        let _ = held.release().await;
+        given_back(held).await?;
         Ok(P::given(Ok(output))?)
     }
 }
@@ -597,7 +616,7 @@ impl<T: CanAcquire, P: Patience> Acquire<T, P, Blocking> {
     ///
     /// # Errors
     ///
-    /// [`RunError::Acquire`] if it was not acquired; [`RunError::Lost`] if it was lost before the work finished, in
+    /// [`RunError::Acquire`] if it was not acquired; [`RunError::Lost`] if it was lost before it was released, in
     /// which case the work's result is dropped. An unconfirmed release is not an error.
     ///
     /// # Panics
@@ -625,8 +644,7 @@ impl<T: CanAcquire, P: Patience> Acquire<T, P, Blocking> {
         {
             return Err(lost.into());
         }
-        // An event reports an unconfirmed release.
-        let _ = held.release();
+        Blocking::call(given_back(held))?;
         Ok(P::given(Ok(output))?)
     }
 }

@@ -18,7 +18,7 @@ use watchlock::{
 
 use crate::{
     documents::Scene,
-    setup::{PATIENCE, eventually, info, is_vacant, within},
+    setup::{Ground, PATIENCE, eventually, info, is_vacant, within},
 };
 
 /// Counts the futures that were dropped before their end.
@@ -212,4 +212,19 @@ async fn work_on_a_document_may_change_or_delete_it() {
         );
         assert_eq!(dropped.load(Ordering::SeqCst), 1);
     }
+}
+
+/// Nothing but the release finds it, as the client polls and has no reason to look.
+#[tokio::test(flavor = "multi_thread")]
+async fn work_whose_lock_was_lost_at_its_end_is_not_reported_as_done() {
+    let ground = Ground::replica_set("run_lost").await;
+    let (locks, other) = (ground.polling().await, ground.locks().await);
+    let ran = locks.mutex("x").acquire().run(async |_| {
+        other.break_lock("x").await.unwrap();
+        "billed"
+    });
+    let error = within(PATIENCE, "the end", ran).await.unwrap_err();
+    assert!(matches!(&error, RunError::Lost(lost) if lost.name == "x"), "{error:?}");
+    let ran = locks.mutex("x").acquire().run(async |_| "billed");
+    assert_eq!(within(PATIENCE, "the end", ran).await.unwrap(), "billed");
 }
