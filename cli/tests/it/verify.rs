@@ -483,7 +483,7 @@ const LIES: [Lie; 16] = [
             Told::Server
         },
         answer: unchanged,
-        sections: &["exclusion"],
+        sections: &["protocol", "exclusion"],
         found: &["mutexes", "semaphores"],
         doctor: None,
     },
@@ -495,7 +495,7 @@ const LIES: [Lie; 16] = [
             Told::Server
         },
         answer: unchanged,
-        sections: &["exclusion"],
+        sections: &["protocol", "exclusion"],
         found: &["semaphores", "readers and writers"],
         doctor: None,
     },
