@@ -396,12 +396,22 @@ impl Step<'_> {
     }
 
     /// Moves the entries that upgrade a holder to the head of the queue: everybody else there waits for that holder, or
-    /// may not be let in beside the writer that it becomes.
+    /// may not be let in beside the writer that it becomes. One that does not wait, and does not fit, stays behind them:
+    /// they may fit without it.
     fn put_upgrades_first(&mut self) {
         let state = &mut self.state;
-        let upgrades = self.operation.upgrades();
-        let upgrades = upgrades.filter(|(_, reader)| state.holders.iter().any(|holder| holder.id == **reader));
-        let first: Vec<&String> = upgrades.map(|(id, _)| id).collect();
+        let held: i64 = state.holders.iter().map(|holder| holder.permits).sum();
+        let goes_first = |entry: &&Request| {
+            let mut holders = state.holders.iter();
+            holders.any(|holder| Some(&holder.id) == entry.upgrades.as_ref())
+                && (entry.wait || held + entry.permits <= state.capacity)
+        };
+        let first: Vec<&String> = self
+            .operation
+            .entries()
+            .filter(goes_first)
+            .map(|entry| &entry.id)
+            .collect();
         state.queue.sort_by_key(|waiter| !first.contains(&&waiter.id));
     }
 

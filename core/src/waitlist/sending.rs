@@ -166,8 +166,12 @@ impl<H: Hold> Waitlist<H> {
                 .is_some_and(|at| now.saturating_duration_since(at) <= limit)
         };
         match (leaves, self.waiting.len()) {
-            // Where there is no room, such a request has no answer, and a try needs one.
-            ([], 1..) if !self.may_have_tries && self.knocks(&self.waiting[0]).is_some_and(Full::asks_for_room) => {
+            // Where there is no room, such a request has no answer, and a try needs one. An upgrade has room.
+            ([], 1..)
+                if !self.may_have_tries
+                    && !self.waiting[0].upgrades()
+                    && self.knocks(&self.waiting[0]).is_some_and(Full::asks_for_room) =>
+            {
                 Expects::Room
             }
             ([], 1) => {

@@ -413,11 +413,17 @@ fn enqueue(operation: &Operation, now: &Bson) -> Bson {
     put_upgrades_first(queue, operation)
 }
 
-/// Moves the entries that upgrade a holder to the head of the queue.
+/// Moves the entries that upgrade a holder to the head of the queue, except those that don't wait and don't fit.
 fn put_upgrades_first(queue: Bson, operation: &Operation) -> Bson {
-    let Some(upgrades) = upgrades_a_holder(operation) else {
+    let (Some(mut upgrades), Some(requests)) = (upgrades_a_holder(operation), &operation.requests) else {
         return queue;
     };
+    let tries = tries(operation);
+    if !tries.is_empty() {
+        let held = doc! { "$add": [{ "$sum": "$$holders.permits" }, "$$this.permits"] };
+        let waits = is_not_among(literal(tries));
+        upgrades = doc! { "$and": [upgrades, { "$or": [waits, { "$lte": [held, capacity(requests)] }] }] };
+    }
     let first = doc! { "$concatArrays": [
         filter("$$ordered", upgrades.clone()),
         filter("$$ordered", doc! { "$not": [upgrades] }),

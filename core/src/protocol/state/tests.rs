@@ -359,6 +359,22 @@ fn an_entry_that_upgrades_a_holder_goes_before_all_others_and_needs_that_holder(
     let writes = applied(&later, &leaving("b.2", "b-1"), 2);
     assert_eq!(entries(&writes), (vec!["a-1", "a-2"], vec!["c-1", "d-1"]));
     assert!(writes.holders[1].token > state.token && writes.token == writes.holders[1].token);
+    // One that does not wait, and does not fit, keeps nobody out.
+    let mut free = waiting.clone();
+    free.queue.retain(|waiter| waiter.id != "a-2");
+    let try_upgrade = Request {
+        wait: false,
+        ..upgrade("a-3", "a-1")
+    };
+    let together = asking_for("a.3", used, [wants("a-1", 5), try_upgrade.clone()]);
+    let in_vain = applied(&free, &together, 2);
+    assert_eq!(entries(&in_vain), (vec!["a-1", "b-1"], vec!["c-1"]));
+    free.queue[0].permits = 1;
+    let in_vain = applied(&free, &together, 2);
+    assert_eq!(entries(&in_vain), (vec!["a-1", "b-1", "c-1"], vec![]));
+    free.holders.retain(|holder| holder.id == "a-1");
+    let fits = applied(&free, &asking_for("a.3", used, [try_upgrade]), 2);
+    assert_eq!(entries(&fits), (vec!["a-1", "a-3"], vec!["c-1"]));
     // Without the reader it is not in the queue.
     let without = applied(&state, &leaving("a.4", "a-1"), 3);
     let late = applied(&without, &asking_for("a.2", used, [upgrade("a-2", "a-1")]), 4);
