@@ -6,11 +6,14 @@ use super::{acquire::unless_lost, options::Options};
 use crate::{
     error::{AcquireError, InvalidInput},
     handle::{own::Seen, owned::OwnedHold},
+    hold_options::Terms,
     input::{check_name, check_permits, check_text},
     name::LockName,
     protocol::{CapacityIs, Kind, Owner},
     session::{UserHandle, hold::Hold},
+    status::LostReason,
     telemetry::{self, Attempt},
+    truncated_debug::shown,
     waitlist::{AcquireOptions, Patience},
 };
 
@@ -60,6 +63,14 @@ impl Share {
         }
         self.value.as_ref().map_or(Ok(()), |value| check_text("value", value))?;
         options.check(&self.session.config)?;
+        if let Some(reader) = &self.upgrades
+            && (options.reentrant || options.terms != Terms::default())
+        {
+            return Err(InvalidInput::new(format!(
+                "an upgrade of `{}` has terms of its own; it must have none, as those of its reader count",
+                shown(reader.name.escape_debug())
+            )));
+        }
         check_permits(self.kind, self.capacity, self.permits)
     }
 
@@ -93,7 +104,8 @@ impl Share {
             reentrant: options.reentrant,
             upgrades: reader.as_ref().map(|reader| reader.hold().id.clone()),
             terms: match &reader {
-                Some(reader) => options.terms.or_lease(reader.hold().length()),
+                // Its reader ends it.
+                Some(reader) => Terms::unlimited().or_lease(reader.hold().length()),
                 None => options.terms,
             },
             owner: Owner {
@@ -119,7 +131,12 @@ impl Share {
         let acquiring = async {
             match &reader {
                 None => acquiring.await,
-                Some(reader) => unless_lost(Seen::lost(&**reader), acquiring).await?,
+                Some(reader) => match unless_lost(Seen::lost(&**reader), acquiring).await {
+                    Ok(acquired) => acquired,
+                    // As this is a handle of it, only a shutdown has released it.
+                    Err(lost) if lost.reason == LostReason::Released => Err(AcquireError::Closed),
+                    Err(lost) => Err(lost.into()),
+                },
             }
         };
         let held = attempt.follow(acquiring, |held| vec![held.hold().granted()]).await?;

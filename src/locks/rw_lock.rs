@@ -248,7 +248,7 @@ impl<W: World> Held<UpgradeableRead, W> {
     /// than that of every earlier holder; write under that. Once it is released, in whatever way, the reader is an
     /// upgradeable reader again, under the token that it had. As long as the writer's handle lives, the reader's hold
     /// lasts too, also if its own handle is gone; then both leave in one write. The writer's hold is
-    /// [lost](crate::View::lost) when either is.
+    /// [lost](crate::View::lost) when either is. It is on the terms of its reader (lease, limits, fixed time).
     ///
     /// It waits for the readers beside it, and goes before everybody else who waits: a writer in the queue waits for this
     /// reader. Readers that come meanwhile wait. There is one upgradeable reader, so no two wait for each other. A task
@@ -259,7 +259,9 @@ impl<W: World> Held<UpgradeableRead, W> {
     ///
     /// Those of an [`Acquire`], and [`AcquireError::Lost`](crate::errors::AcquireError::Lost) if the reader is lost, or
     /// was released. After any other error it is the reader that it was.
-    /// [`AcquireError::Invalid`](crate::errors::AcquireError::Invalid) if it was [downgraded](Self::downgrade).
+    /// [`AcquireError::Invalid`](crate::errors::AcquireError::Invalid) if it was [downgraded](Self::downgrade), or for
+    /// terms of its own ([`lease`](Acquire::lease), [`lose_after`](Acquire::lose_after), [`reentrant`](Acquire::reentrant)
+    /// and the like).
     ///
     /// # Cancel safety
     ///

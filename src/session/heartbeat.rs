@@ -91,11 +91,13 @@ impl Session {
         hold.report_end();
         self.update(&hold.name, None, |lines, context| lines.let_go(hold, None, context));
         self.let_go_of_upgrade(hold);
+        self.discard_upgraded(hold);
     }
 
     /// Lets go of the writer's hold that was over with this one, its reader's.
     pub(super) fn let_go_of_upgrade(self: &Arc<Self>, reader: &Hold) {
-        if reader.used.0 != Kind::RwLock {
+        // A plain reader has one permit.
+        if reader.used.0 != Kind::RwLock || reader.permits() == 1 {
             return;
         }
         let holds = self.table().lines.holds_of(&reader.name);
@@ -158,6 +160,60 @@ mod tests {
         let (config, store) = (settings.validate().unwrap(), Store::Simulated(link.clone()));
         let session = Session::of(id.to_owned(), config, store, None, WakeMode::ChangeStream);
         (link, session)
+    }
+
+    /// Also if the writer's task hangs, and its handle lives on.
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_that_is_dropped_goes_with_the_writer_that_is_lost() {
+        let memory = memory();
+        let (_, locks) = client(&memory, "0123456789abcdef", LEASE);
+        let (_, other) = client(&memory, "fedcba9876543210", LEASE);
+        let lock = locks.rw_lock("x");
+        let write = lock.upgradeable_read().await.unwrap().upgrade().await.unwrap();
+        assert!(other.break_holder("x", write.token()).await.unwrap().is_some());
+        assert_eq!(write.lost().await, LostReason::Broken);
+        let next = other.rw_lock("x").write().timeout(2 * LEASE).await.unwrap();
+        drop((write, next));
+
+        // The reader that has a handle of its own is alone with that.
+        let read = lock.upgradeable_read().await.unwrap();
+        let write = read.upgrade().await.unwrap();
+        assert!(other.break_holder("x", write.token()).await.unwrap().is_some());
+        assert_eq!(write.lost().await, LostReason::Broken);
+        read.downgrade().await.unwrap();
+        drop(read);
+        drop(other.rw_lock("x").write().timeout(2 * LEASE).await.unwrap());
+        assert_eq!(write.status(), LockStatus::Lost);
+    }
+
+    /// All of them: the time of its reader ends it, what it has left is not what another gets.
+    #[tokio::test(start_paused = true)]
+    async fn a_writer_is_on_the_terms_of_its_reader() {
+        let locks = client(&memory(), "0123456789abcdef", LEASE).1;
+        let (lock, second) = (locks.rw_lock("x"), Duration::from_secs(1));
+        let read = lock
+            .upgradeable_read()
+            .warn_after(second)
+            .lose_after(3 * second)
+            .await
+            .unwrap();
+        for refused in [
+            read.upgrade().fixed(LEASE),
+            read.upgrade().lease(LEASE),
+            read.upgrade().at_least_for(second),
+            read.upgrade().warn_after(second),
+            read.upgrade().lose_after(second),
+            read.upgrade().keep_idle(second),
+            read.upgrade().reentrant(),
+        ] {
+            let error = refused.await.unwrap_err();
+            assert!(error.to_string().contains("an upgrade of `x` has terms"), "{error}");
+        }
+        sleep(second).await;
+        let write = read.upgrade().await.unwrap();
+        assert_eq!(write.status(), LockStatus::HeldTooLong);
+        assert_eq!(write.lost().await, LostReason::HeldTooLong);
+        drop(lock.write().timeout(second).await.unwrap());
     }
 
     /// Renewals of two thousand locks keep this server busy for half of the time, if none is sent twice, and no answer

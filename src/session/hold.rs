@@ -87,6 +87,8 @@ struct HoldState {
     handles: usize,
     /// The reader's hold that became a writer's with this one. This one has a handle of it, and is over when it is.
     upgrades: Option<Arc<Hold>>,
+    /// When that was over, if this one is over with it.
+    reader_over_at: Option<Instant>,
     /// Whether tasks besides the first have acquired it.
     is_of_several: bool,
     /// Whether it is about to be detached: no task enters or inherits it any more.
@@ -185,6 +187,7 @@ impl Hold {
                 kept: (!at_least.is_zero()).then(|| KeptUntil::AfterGrant(millis(at_least))),
                 handles: 1,
                 upgrades: None,
+                reader_over_at: None,
                 is_of_several: false,
                 detaching: false,
                 lost: None,
@@ -263,7 +266,7 @@ impl Hold {
     /// Waits until the hold is lost.
     pub(crate) async fn lost(&self) -> LostReason {
         loop {
-            let reader = self.state().upgrades.clone();
+            let reader = self.upgraded();
             match self.look() {
                 // The heartbeat ends the hold if the deadline has come forward since.
                 Ok(deadline) => tokio::select! {
@@ -323,10 +326,12 @@ impl Hold {
     }
 
     pub(crate) fn status(&self) -> LockStatus {
+        let reader = self.upgraded();
+        let any = |is: fn(&Self) -> bool| is(self) || reader.as_deref().is_some_and(is);
         match self.look() {
             Err(_) => LockStatus::Lost,
-            Ok(_) if self.upkeep().is_failing() => LockStatus::AtRisk,
-            Ok(_) if self.is_held_too_long() => LockStatus::HeldTooLong,
+            Ok(_) if any(|hold| hold.upkeep().is_failing()) => LockStatus::AtRisk,
+            Ok(_) if any(Self::is_held_too_long) => LockStatus::HeldTooLong,
             Ok(_) => LockStatus::Held,
         }
     }
@@ -456,6 +461,11 @@ impl Hold {
             .is_some_and(|upgrades| upgrades.number == reader.number)
     }
 
+    /// Returns the reader's hold that became a writer's with this one.
+    pub(crate) fn upgraded(&self) -> Option<Arc<Self>> {
+        self.state().upgrades.clone()
+    }
+
     /// Takes out the reader's hold that became a writer's with this one, to give back the handle of it.
     pub(crate) fn take_upgraded(&self) -> Option<Arc<Self>> {
         self.state().upgrades.take()
@@ -575,10 +585,18 @@ impl Hold {
         if let Some(reason) = lost {
             return Err(reason);
         }
-        let (end, reason) = match (self.end_of(), reader.map(|reader| reader.look())) {
-            (_, Some(Err(reason))) => (Instant::now(), reason),
-            ((end, reason), Some(Ok(readers))) => (end.min(readers), reason),
-            (own, None) => own,
+        let own = self.end_of();
+        let (end, reason) = match reader.as_ref().map(|reader| (reader, reader.look())) {
+            Some((reader, Err(reason))) => {
+                let over_at = reader.state().over_at;
+                let mut state = self.state();
+                if state.lost.is_none() {
+                    state.reader_over_at = over_at;
+                }
+                (Instant::now(), reason)
+            }
+            Some((_, Ok(readers))) => (own.0.min(readers), own.1),
+            None => own,
         };
         if Instant::now() < end {
             return Ok(end);
@@ -607,12 +625,13 @@ impl Hold {
 
     fn end(&self, state: &mut HoldState, reason: LostReason) {
         // Perhaps nothing looked when the deadline or the limit came.
-        state.over_at = Some(match (reason, self.limit()) {
-            // That of a writer comes with its reader's.
-            (LostReason::Expired | LostReason::Elapsed, _) => self.deadline().min(Instant::now()),
+        let over_at = match (reason, self.limit()) {
+            (LostReason::Expired | LostReason::Elapsed, _) => self.deadline(),
             (LostReason::HeldTooLong, Some(limit)) => limit,
             _ => Instant::now(),
-        });
+        };
+        let ends = [over_at, Instant::now()].into_iter().chain(state.reader_over_at);
+        state.over_at = ends.min();
         state.lost = Some(reason);
     }
 

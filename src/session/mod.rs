@@ -345,6 +345,7 @@ impl Session {
                     hold.lose(reason);
                     hold.report_end();
                     self.let_go_of_upgrade(&hold);
+                    self.discard_upgraded(&hold);
                 }
                 Effect::Came(_) | Effect::Gone(_) => {}
             }

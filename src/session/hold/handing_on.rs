@@ -127,6 +127,8 @@ impl waitlist::Hold for Hold {
             (Some(LostReason::Released | LostReason::HeldTooLong), Some(until)) => kept(until),
             // Nobody has lost anything with it.
             _ if self.is_idle => LeftAs::Free,
+            // Its own time is not over.
+            (Some(LostReason::Expired | LostReason::Elapsed), _) if state.reader_over_at.is_some() => LeftAs::Free,
             // Its time ends earlier here than at the server, and somebody else may have renewed it.
             (Some(LostReason::Expired | LostReason::Elapsed), _) => kept(KeptUntil::Expiry),
             (Some(LostReason::HeldTooLong), _) => LeftAs::HeldTooLong,
