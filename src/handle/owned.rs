@@ -150,6 +150,12 @@ impl OwnedHold {
         &self.seen.hold
     }
 
+    /// Returns the hold, and that of the reader that became a writer with it.
+    fn with_reader(&self) -> Vec<Arc<Hold>> {
+        let own = self.hold();
+        [own.clone()].into_iter().chain(own.upgraded()).collect()
+    }
+
     /// Has the document count the permits of the other parts alone. It goes on even if nobody waits for it any more.
     async fn release_part(&self, left: u64) -> Result<Released, ReleaseError> {
         let left = i64::try_from(left).unwrap_or(i64::MAX);
@@ -232,9 +238,9 @@ impl Own for OwnedHold {
         self.check()?;
         self.session.ensure_usable()?;
         // Not as its user: the answer can take longer than the user keeps the handle.
-        let (session, hold) = ((**self.session).clone(), self.seen.hold.clone());
-        let within = hold.safe_for();
-        let renewal = async move { session.renew_together(&[hold], within).await };
+        let (session, holds) = ((**self.session).clone(), self.with_reader());
+        let within = self.safe_for();
+        let renewal = async move { session.renew_together(&holds, within).await };
         // It can hang in the driver for longer than the lease, which other renewals extend in the meantime.
         let renewed = tokio::select! {
             biased;
@@ -251,19 +257,28 @@ impl Own for OwnedHold {
     async fn renew_for(&self, length: Duration) -> Result<Duration, RenewError> {
         self.check()?;
         self.session.ensure_usable()?;
-        let Some(lease) = self.hold().longer_lease(length, &self.session.config)? else {
-            return self.renew().await;
-        };
-        let lengthened = tokio::select! {
-            biased;
-            lengthened = self.session.lengthen(self.hold(), lease) => lengthened,
-            lost = Seen::lost(&self.seen) => return Err(lost.into()),
-        };
-        self.check()?;
-        match lengthened {
-            Err(error) => Err(error.into()),
-            Ok(true) => Ok(self.safe_for()),
-            Ok(false) => Err(self.loss().await.into()),
+        let holds = self.with_reader();
+        let longer = holds.iter().map(|hold| hold.longer_lease(length, &self.session.config));
+        let longer = longer.collect::<Result<Vec<_>, _>>()?;
+        let is_long = longer.iter().any(Option::is_none);
+        for (hold, lease) in holds.iter().zip(longer) {
+            let Some(lease) = lease else { continue };
+            let lengthened = tokio::select! {
+                biased;
+                lengthened = self.session.lengthen(hold, lease) => lengthened,
+                lost = Seen::lost(&self.seen) => return Err(lost.into()),
+            };
+            self.check()?;
+            match lengthened {
+                Err(error) => return Err(error.into()),
+                Ok(true) => {}
+                Ok(false) => return Err(self.loss().await.into()),
+            }
+        }
+        if is_long {
+            self.renew().await
+        } else {
+            Ok(self.safe_for())
         }
     }
 

@@ -16,6 +16,8 @@ use super::{
 };
 use crate::{
     error::AcquireError,
+    protocol::wake::Left,
+    status::LostReason,
     telemetry,
     waitlist::{AcquireOptions, Hold as _, LeftAs},
 };
@@ -77,23 +79,35 @@ impl Session {
         answered.unwrap_or_else(|_| Err(self.why_closed()))
     }
 
-    /// Lets go of a hold; the receiver gets the outcome of the release. The reader that it has upgraded leaves with it,
-    /// unless that has other handles.
-    pub(crate) fn let_go(self: &Arc<Self>, hold: &Hold) -> oneshot::Receiver<ReleaseOutcome> {
-        let (to, left) = oneshot::channel();
-        let reader = hold.take_upgraded();
-        let reader = reader.filter(|reader| reader.exit() == Remains::Nothing);
+    /// Lets go of a hold, before it returns; the future waits for the outcome of the release. The reader that it has
+    /// upgraded leaves with it, unless that has other handles; the hold was lost if that was.
+    pub(crate) fn let_go(
+        self: &Arc<Self>,
+        hold: &Hold,
+    ) -> impl Future<Output = Result<ReleaseOutcome, oneshot::error::RecvError>> + use<> {
+        let ((to, left), (to_reader, reader_left)) = (oneshot::channel(), oneshot::channel());
+        let reader = hold.take_upgraded().map(|reader| (reader.exit(), reader));
         self.update(&hold.name, None, |lines, context| {
             let mut step = lines.line(&hold.name).waitlist.step(context);
             step.let_go(hold, Some(to));
-            if let Some(reader) = &reader {
-                step.let_go(reader, None);
+            if let Some((Remains::Nothing, reader)) = &reader {
+                step.let_go(reader, Some(to_reader));
             }
         });
-        if let Some(reader) = reader {
+        if let Some((_, reader)) = &reader {
             reader.report_end();
         }
-        left
+        async move {
+            let left = left.await;
+            match reader {
+                Some((remains, reader)) if matches!(left, Ok(Ok(Left::Holder))) => match remains {
+                    Remains::Nothing => reader_left.await,
+                    _ if matches!(reader.lost_reason(), None | Some(LostReason::Released)) => left,
+                    _ => Ok(Ok(Left::Nowhere)),
+                },
+                _ => left,
+            }
+        }
     }
 
     /// Gives back the handle of the reader that a hold has upgraded, as that is over or is a reader's again.

@@ -35,6 +35,23 @@ impl Session {
         hold: &Arc<Hold>,
         transaction: &mut ClientSession,
     ) -> Result<(), GuardError> {
+        // A writer holds by two entries, and is lost with its reader's.
+        if let Some(reader) = hold.upgraded() {
+            self.guard_entry(&reader, transaction)
+                .await
+                .map_err(|error| match error {
+                    GuardError::Lost(lost) => hold.lost_as(lost.reason).into(),
+                    error => error,
+                })?;
+        }
+        self.guard_entry(hold, transaction).await
+    }
+
+    async fn guard_entry(
+        self: &Arc<Self>,
+        hold: &Arc<Hold>,
+        transaction: &mut ClientSession,
+    ) -> Result<(), GuardError> {
         if !is_in_transaction(transaction).await {
             return Err(GuardError::NotInTransaction);
         }
