@@ -555,7 +555,8 @@ impl<W: World> LockClient<W> {
     }
 
     /// Takes the lock `name` away from the one holder whose grant has this token, and from nobody else: one holder of a
-    /// semaphore, or one reader. Its permits go to the next in the queue.
+    /// semaphore, or one reader. Its permits go to the next in the queue. A writer that was an upgradeable reader holds by
+    /// two grants: break the reader's, and it loses both.
     ///
     /// [`HolderInfo::token`](crate::operate::HolderInfo::token) has the token. The holder sees
     /// [`LostReason::Broken`](crate::LostReason::Broken) at once. Returns the state of the lock afterwards, or `None`

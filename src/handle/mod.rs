@@ -33,7 +33,8 @@ pub enum Released {
     /// knew.
     Released,
     /// This handle is gone, and the lock is still held by another handle of this client from a re-entrant acquire
-    /// ([`Acquire::reentrant`](crate::Acquire::reentrant)). The last of them releases it.
+    /// ([`Acquire::reentrant`](crate::Acquire::reentrant)), or of the writer that this reader
+    /// [became](Held::upgrade). The last of them releases it.
     StillHeld,
     /// The lock was ours to the end, and is kept taken although nobody holds it, as the acquire [asked
     /// for](crate::Acquire::at_least_for); [`inspect`](crate::LockClient::inspect) shows until when.

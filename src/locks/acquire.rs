@@ -405,8 +405,9 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// from one another, give each its own client, or use an acquire that is not re-entrant, which is the default.
     ///
     /// Only holds of the same kind are shared: a reader of a readers-writer lock gets in next to a reader, even though
-    /// a writer waits, and a writer next to a writer. A plain reader that asks to write waits for itself. A semaphore
-    /// can't be asked for re-entrantly: acquire more permits.
+    /// a writer waits, and a writer next to a writer. An upgradeable reader gets in next to one that has become a writer
+    /// too. A plain reader that asks to write waits for itself. A semaphore can't be asked for re-entrantly: acquire more
+    /// permits.
     ///
     /// # Examples
     ///
