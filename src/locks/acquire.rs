@@ -192,11 +192,18 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// # let locks = watchlock::LockClient::in_memory();
     /// use watchlock::errors::AcquireError;
     ///
-    /// let held = locks.mutex("invoice-42").acquire().await?;
-    /// // The task waits for itself: see `reentrant`.
-    /// let error = locks.mutex("invoice-42").acquire().fail_on_deadlock().await.unwrap_err();
-    /// assert!(matches!(error, AcquireError::Deadlock(deadlock) if deadlock.locks[0].name == "invoice-42"));
-    /// # drop(held);
+    /// let held = locks.mutex("a").acquire().await?;
+    /// let (a, b) = (locks.mutex("a").acquire(), locks.mutex("b").acquire());
+    /// let other = tokio::spawn(async move {
+    ///     let _b = b.await?;
+    ///     a.await
+    /// });
+    /// # tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    /// let crossing = locks.mutex("b").acquire().fail_on_deadlock().await;
+    /// if matches!(crossing, Err(AcquireError::Deadlock(_))) {
+    ///     held.release().await?; // and begin again
+    /// }
+    /// # other.await??;
     /// # Ok(()) }
     /// ```
     pub fn fail_on_deadlock(mut self) -> Self

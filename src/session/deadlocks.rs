@@ -75,6 +75,10 @@ impl LongWaits {
             let Some(Some(wait)) = waits.get_mut(&task) else {
                 continue;
             };
+            // A task that waits for more of what it has may have given that to another: each permit to one that works.
+            if wait.lock == hold.name {
+                continue;
+            }
             wait.is_shown = true;
             let number = wait.number;
             // Readers of one client share an entry, which stays for as long as any of them waits.

@@ -89,7 +89,7 @@ struct HoldState {
     upgrades: Option<Arc<Hold>>,
     /// When that was over, if this one is over with it.
     reader_over_at: Option<Instant>,
-    /// Whether tasks besides the first have acquired it.
+    /// Whether tasks besides the first have acquired it, or a part of it was given away.
     is_of_several: bool,
     /// Whether it is about to be detached: no task enters or inherits it any more.
     detaching: bool,
@@ -426,6 +426,8 @@ impl Hold {
         self.look()?;
         let mut state = self.state();
         state.handles += 1;
+        // Another task may get it.
+        state.is_of_several = true;
         state.lost.map_or(Ok(()), Err)
     }
 

@@ -76,8 +76,70 @@ async fn so_it_is_with_the_tasks_of_one_client() {
     let locks = LockClient::in_memory();
     let tasks = vec![crossing(&locks, "a", "b"), crossing(&locks, "b", "a")];
     assert_one_fails(tasks, &["a", "b"]).await;
-    // And with a task that waits for itself.
-    assert_one_fails(vec![crossing(&locks, "a", "a"), spawn(async { Ok(()) })], &["a"]).await;
+}
+
+/// Of each client one task acquires, and others do the work and release.
+#[tokio::test(start_paused = true)]
+async fn a_task_that_gives_its_locks_to_others_does_not_wait_for_itself() {
+    let memory = InMemory::new();
+    let clients = [memory.client(), memory.client()];
+    let dispatching = clients.iter().map(|locks| {
+        let locks = locks.clone();
+        spawn(async move {
+            for _ in 0..4 {
+                let permit = locks.semaphore("a", 3).acquire().fail_on_deadlock().await?;
+                drop(spawn(async move {
+                    sleep(LONG).await;
+                    drop(permit);
+                }));
+            }
+            for _ in 0..2 {
+                let held = locks.mutex("b").acquire().fail_on_deadlock().await?;
+                drop(spawn(async move {
+                    sleep(LONG).await;
+                    drop(held);
+                }));
+            }
+            Ok::<_, AcquireError>(())
+        })
+    });
+    let dispatching = futures::future::join_all(dispatching);
+    let found = async {
+        loop {
+            assert_eq!(clients[0].deadlocks().await.unwrap(), []);
+            sleep(IN_TIME).await;
+        }
+    };
+    tokio::select! {
+        ended = dispatching => ended.into_iter().for_each(|ended| ended.unwrap().unwrap()),
+        () = found => {}
+    }
+}
+
+/// The other part can be in another task.
+#[tokio::test(start_paused = true)]
+async fn permits_that_were_split_are_in_no_deadlock() {
+    let memory = InMemory::new();
+    let (one, other) = (memory.client(), memory.client());
+    let (permits, b) = (one.semaphore("a", 2), one.mutex("b"));
+    let split = spawn(async move {
+        let permits = permits.acquire_many(2).await?;
+        let part = permits.split(1).unwrap();
+        drop(spawn(async move {
+            sleep(LONG).await;
+            drop(part);
+        }));
+        sleep(Duration::from_secs(1)).await;
+        b.acquire().fail_on_deadlock().await.map(drop)
+    });
+    let (permits, b) = (other.semaphore("a", 2), other.mutex("b"));
+    let waiting = spawn(async move {
+        let _b = b.acquire().await?;
+        sleep(Duration::from_secs(2)).await;
+        permits.acquire().fail_on_deadlock().await.map(drop)
+    });
+    waiting.await.unwrap().unwrap();
+    split.await.unwrap().unwrap();
 }
 
 /// By default it waits on: the event and the operators' list are all.

@@ -351,18 +351,29 @@ async fn a_lock_that_is_held_too_long_is_told_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_task_that_waits_for_itself_is_told_once() {
+async fn tasks_that_wait_for_each_other_are_told_once() {
     let (ear, _listening) = Ear::listen();
     let locks = LockClient::in_memory();
-    let _held = locks.mutex("x").acquire().reason("the first time").await.unwrap();
-    let waited = locks.mutex("x").acquire().timeout(Duration::from_secs(600)).await;
+    let (x, y) = (locks.mutex("x").acquire(), locks.mutex("y").acquire());
+    let other = spawn(async move {
+        let _y = y.reason("the other").await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        x.await
+    });
+    let held = locks.mutex("x").acquire().reason("the first time").await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let waited = locks.mutex("y").acquire().timeout(Duration::from_secs(600)).await;
     assert!(matches!(waited, Err(AcquireError::Timeout { .. })), "{waited:?}");
-    let told = ear.only("watchlock.deadlock");
-    told.assert_fields(&["deadlock", "lock"]);
-    assert_eq!((told.level, told.field("lock")), (Level::WARN, "x"));
-    let deadlock = told.field("deadlock");
+    drop(held);
+    drop(other.await.unwrap().unwrap());
+    let told = ear.all("watchlock.deadlock");
+    let of = |lock| told.iter().filter(move |told| told.field("lock") == lock).count();
+    assert_eq!((told.len(), of("x"), of("y")), (2, 1, 1), "{told:?}");
+    told[0].assert_fields(&["deadlock", "lock"]);
+    assert_eq!(told[0].level, Level::WARN);
+    let deadlock = told[0].field("deadlock");
     assert!(
-        deadlock.contains("because of \"the first time\", who waits for `x`"),
+        deadlock.contains("because of \"the first time\", who waits for `y`"),
         "{deadlock}"
     );
     ear.assert_documented();
