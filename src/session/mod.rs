@@ -321,7 +321,9 @@ impl Session {
     }
 
     /// Carries out what a line owes; `ended`: the operation behind it.
-    fn carry_out(self: &Arc<Self>, name: &str, effects: Vec<Effect>, ended: Option<&Ended>) {
+    fn carry_out(self: &Arc<Self>, name: &str, mut effects: Vec<Effect>, ended: Option<&Ended>) {
+        // The release of a writer asks whether its reader was lost by the same answer.
+        effects.sort_by_key(|effect| !matches!(effect, Effect::Lost { .. }));
         for effect in effects {
             match effect {
                 Effect::Granted { to, hold } => {
