@@ -8,9 +8,12 @@
 //! again, and a wait has a number of its own. So if both were seen in a look, and a later look shows that they were renewed
 //! after another look had begun, they lasted from the first of these looks to the other. If all waits that block a lock
 //! have such a look in common, they all lasted at its time.
+//!
+//! A task that waits for a lock that it holds itself shows nothing: it may have given that to another, as one does that
+//! acquires permits for others.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet},
     fmt::{self, Write as _},
 };
 
@@ -51,28 +54,49 @@ impl fmt::Display for Deadlock {
     }
 }
 
-/// A circle of holders that wait for each other.
-pub(crate) struct Circle<'a> {
-    /// The locks with their holders, each of which waits for the next.
+/// Locks whose holders wait for each other: each, directly or through others, for all of these locks.
+pub(crate) struct Knot<'a> {
+    /// Their holders that wait for one of them. Each is part of a circle.
     pub(crate) held: Vec<(&'a str, &'a Holder)>,
-    /// Whether all that blocks them was there at one moment.
+    /// The locks for which they wait, directly or through others.
+    behind: BTreeSet<&'a str>,
+    /// Whether all that blocks them was there at one moment, which came after all looks that were counted.
     pub(crate) is_certain: bool,
 }
 
-impl Circle<'_> {
-    pub(crate) fn described(&self, locks: &BTreeMap<String, State>) -> Deadlock {
-        let described = self.held.iter().filter_map(|(name, holder)| {
-            let state = locks.get(*name)?;
-            let holders = vec![(*holder).clone()];
-            let state = State {
-                holders,
-                ..state.clone()
-            };
-            Some(LockInfo::new(name, &state, state.at))
-        });
-        Deadlock {
-            locks: described.collect(),
+impl Knot<'_> {
+    /// Returns the shortest circle through this one of its holders.
+    pub(crate) fn circle(&self, (name, holder): (&str, &Holder), locks: &BTreeMap<String, State>) -> Deadlock {
+        let mut ways = vec![vec![(name, holder)]];
+        let mut reached = BTreeSet::new();
+        let mut at = 0;
+        while let Some(way) = ways.get(at).cloned() {
+            at += 1;
+            let awaited = way.last().and_then(|(_, holder)| awaited_lock(holder));
+            if awaited == Some(name) {
+                return described(&way, locks);
+            }
+            if awaited.is_some_and(|awaited| reached.insert(awaited)) {
+                let next = self.held.iter().filter(|(name, _)| Some(*name) == awaited);
+                ways.extend(next.map(|next| way.iter().copied().chain([*next]).collect()));
+            }
         }
+        described(&[(name, holder)], locks)
+    }
+}
+
+fn described(held: &[(&str, &Holder)], locks: &BTreeMap<String, State>) -> Deadlock {
+    let described = held.iter().filter_map(|(name, holder)| {
+        let state = locks.get(*name)?;
+        let holders = vec![(*holder).clone()];
+        let state = State {
+            holders,
+            ..state.clone()
+        };
+        Some(LockInfo::new(name, &state, state.at))
+    });
+    Deadlock {
+        locks: described.collect(),
     }
 }
 
@@ -90,15 +114,17 @@ struct Seen {
     awaited: Awaited,
     /// The number of the renewal that has shown it last.
     as_of: i64,
-    /// The first look that saw it.
+    /// The first look that saw it, or the last in which it counted.
     first: u64,
     /// The last look after whose beginning it was still shown.
     last: u64,
+    /// When it counted last.
+    counted: Option<ServerTime>,
 }
 
 impl Looks {
-    /// Takes in a look at these locks, which began after the one before had ended, and returns the circles in it.
-    pub(crate) fn see<'a>(&mut self, locks: &'a BTreeMap<String, State>, now: ServerTime) -> Vec<Circle<'a>> {
+    /// Takes in a look at these locks, which began after the one before had ended, and returns the knots in it.
+    pub(crate) fn see<'a>(&mut self, locks: &'a BTreeMap<String, State>, now: ServerTime) -> Vec<Knot<'a>> {
         self.count += 1;
         let mut before = std::mem::take(&mut self.seen);
         for (name, state) in locks {
@@ -116,34 +142,62 @@ impl Looks {
                     as_of,
                     first: self.count,
                     last: 0,
+                    counted: None,
                 });
                 self.seen.insert(key, seen);
             }
         }
-        let blocked = blocked(locks, now);
-        let mut circles = Vec::new();
+        let behind: BTreeMap<&str, BTreeSet<&str>> = blocked(locks, now)
+            .into_iter()
+            .map(|name| (name, behind(name, locks, now)))
+            .collect();
+        let mut knots = Vec::new();
         let mut named = BTreeSet::new();
-        for start in &blocked {
-            let (held, behind) = circle(start, locks, now);
-            if !held.is_empty() && !named.contains(start) {
-                named.extend(held.iter().map(|(name, _)| *name));
-                let is_certain = self.is_certain(&behind, locks, now);
-                circles.push(Circle { held, is_certain });
+        for (start, behind_it) in &behind {
+            if named.contains(start) || !behind_it.contains(start) {
+                continue;
             }
+            let tied =
+                |name: &str| behind_it.contains(name) && behind.get(name).is_some_and(|back| back.contains(start));
+            let all = behind_it.iter().filter(|name| tied(name));
+            let held = all.flat_map(|name| holders(name, locks, now).map(move |holder| (*name, holder)));
+            let held: Vec<_> = held
+                .filter(|(_, holder)| awaited_lock(holder).is_some_and(tied))
+                .collect();
+            named.extend(held.iter().map(|(name, _)| *name));
+            knots.push(Knot {
+                is_certain: self.is_certain(behind_it, locks, now),
+                behind: behind_it.clone(),
+                held,
+            });
         }
-        circles
+        knots
     }
 
-    /// Returns whether all holders of these locks have waited at the time of one look.
+    /// Returns whether all holders of these locks have waited at the time of one look, the last counted one or a later, and
+    /// had the time to give up since then: each client counts by itself.
     fn is_certain(&self, names: &BTreeSet<&str>, locks: &BTreeMap<String, State>, now: ServerTime) -> bool {
+        let (mut first, mut last, mut counted, mut longest) = (0, u64::MAX, None, 0);
         let held = names
             .iter()
-            .flat_map(|name| holders(name, locks, now).map(move |holder| (name, holder)));
-        let seen = held.filter_map(|(name, holder)| self.seen.get(&((*name).to_owned(), holder.token)));
-        let (first, last) = seen.fold((0, u64::MAX), |(first, last), seen| {
-            (first.max(seen.first), last.min(seen.last))
-        });
-        first <= last
+            .flat_map(|name| holders(name, locks, now).map(move |holder| (*name, holder)));
+        for (name, holder) in held {
+            let Some(seen) = self.seen.get(&(name.to_owned(), holder.token)) else {
+                return false;
+            };
+            (first, last) = (first.max(seen.first), last.min(seen.last));
+            (counted, longest) = (counted.max(seen.counted), longest.max(holder.lease));
+        }
+        first <= last && counted.is_none_or(|counted| counted.plus_millis(longest / 5) <= now)
+    }
+
+    /// Counts the last look for a knot that was certain in it: it is again once all its waits were shown after that.
+    pub(crate) fn note_counted(&mut self, knot: &Knot<'_>, now: ServerTime) {
+        for ((name, _), seen) in &mut self.seen {
+            if knot.behind.contains(name.as_str()) {
+                (seen.first, seen.counted) = (self.count, Some(now));
+            }
+        }
     }
 }
 
@@ -170,34 +224,15 @@ fn blocked(locks: &BTreeMap<String, State>, now: ServerTime) -> BTreeSet<&str> {
     blocked
 }
 
-/// Returns the shortest circle through a blocked lock, if there is one, and all locks that its holders wait for, directly or
-/// through others.
-fn circle<'a>(
-    start: &'a str,
-    locks: &'a BTreeMap<String, State>,
-    now: ServerTime,
-) -> (Vec<(&'a str, &'a Holder)>, BTreeSet<&'a str>) {
-    // By a lock: one for which it is awaited, with the holder of that who waits.
-    let mut ways = BTreeMap::<&str, (&str, &Holder)>::new();
-    let mut next = VecDeque::from([start]);
-    while let Some(name) = next.pop_front() {
-        for holder in holders(name, locks, now) {
-            if let Some(awaited) = awaited_lock(holder)
-                && !ways.contains_key(awaited)
-            {
-                ways.insert(awaited, (name, holder));
-                next.push_back(awaited);
-            }
-        }
+/// Returns the locks that the holders of a blocked lock wait for, directly or through others.
+fn behind<'a>(start: &'a str, locks: &'a BTreeMap<String, State>, now: ServerTime) -> BTreeSet<&'a str> {
+    let mut behind = BTreeSet::new();
+    let mut next = vec![start];
+    while let Some(name) = next.pop() {
+        let awaited = holders(name, locks, now).filter_map(awaited_lock);
+        next.extend(awaited.filter(|awaited| behind.insert(*awaited)));
     }
-    let mut held = Vec::new();
-    let mut at = start;
-    while let Some((name, holder)) = ways.get(at).filter(|_| held.is_empty() || at != start) {
-        held.push((*name, *holder));
-        at = name;
-    }
-    held.reverse();
-    (held, ways.into_keys().collect())
+    behind
 }
 
 fn holders<'a>(name: &str, locks: &'a BTreeMap<String, State>, now: ServerTime) -> impl Iterator<Item = &'a Holder> {
@@ -258,11 +293,14 @@ mod tests {
         held.iter().enumerate().map(state).collect()
     }
 
-    /// The circles in these locks, each by the names of its locks.
-    fn circles(locks: &Locks) -> Vec<Vec<&str>> {
-        let circles = Looks::default().see(locks, NOW);
-        let held = circles.into_iter().map(|circle| circle.held);
-        held.map(|held| held.into_iter().map(|(name, _)| name).collect())
+    /// The circles in these locks through each of the holders that wait for each other, by the names of their locks.
+    fn circles(locks: &Locks) -> Vec<Vec<String>> {
+        let knots = Looks::default().see(locks, NOW);
+        let circles = knots
+            .iter()
+            .flat_map(|knot| knot.held.iter().map(|held| knot.circle(*held, locks)));
+        circles
+            .map(|circle| circle.locks.into_iter().map(|lock| lock.name).collect())
             .collect()
     }
 
@@ -272,18 +310,24 @@ mod tests {
         let found = |held: [(&str, &[Option<&str>]); 3], expected: &[&[&str]]| {
             assert_eq!(circles(&locks(held, 1)), expected, "{held:?}");
         };
-        found([("a", &[b]), ("b", &[a]), ("c", &[])], &[&["a", "b"]]);
-        found([("a", &[a]), ("b", &[c]), ("c", &[b])], &[&["a"], &["b", "c"]]);
-        found([("a", &[b]), ("b", &[c]), ("c", &[a])], &[&["a", "b", "c"]]);
+        found([("a", &[b]), ("b", &[a]), ("c", &[])], &[&["a", "b"], &["b", "a"]]);
+        found(
+            [("a", &[b]), ("b", &[c]), ("c", &[a])],
+            &[&["a", "b", "c"], &["b", "c", "a"], &["c", "a", "b"]],
+        );
         // One that waits behind a circle is no part of it.
-        found([("a", &[b]), ("b", &[c]), ("c", &[b])], &[&["b", "c"]]);
+        found([("a", &[b]), ("b", &[c]), ("c", &[b])], &[&["b", "c"], &["c", "b"]]);
         // Nobody waits for a lock that is free, or not there.
         found([("a", &[b]), ("b", &[]), ("c", &[Some("d")])], &[]);
-        // Of several, one at work lets others in; if all wait, the shortest circle is named.
+        // Of several, one at work lets others in; if all wait, each is in a circle of its own.
         found([("a", &[b]), ("b", &[a, None]), ("c", &[a])], &[]);
         found(
             [("a", &[b]), ("b", &[c, a]), ("c", &[a])],
-            &[&["a", "b"], &["c", "a", "b"]],
+            &[&["a", "b"], &["b", "c", "a"], &["b", "a"], &["c", "a", "b"]],
+        );
+        found(
+            [("a", &[b, b]), ("b", &[a]), ("c", &[])],
+            &[&["a", "b"], &["a", "b"], &["b", "a"]],
         );
     }
 
@@ -291,7 +335,7 @@ mod tests {
     fn a_holder_that_nobody_has_or_whose_time_is_over_waits_for_nothing() {
         let [a, b] = [Some("a"), Some("b")];
         let crossing = || locks([("a", &[b]), ("b", &[a])], 1);
-        assert_eq!(circles(&crossing()).len(), 1);
+        assert_eq!(circles(&crossing()).len(), 2);
         let changed = |change: fn(&mut Holder)| {
             let mut locks = crossing();
             locks.get_mut("a").unwrap().holders.iter_mut().for_each(change);
@@ -308,8 +352,8 @@ mod tests {
         let [a, b] = [Some("a"), Some("b")];
         let mut looks = Looks::default();
         let mut is_certain = |locks: &Locks| {
-            let circles = looks.see(locks, NOW);
-            circles.first().map(|circle| circle.is_certain)
+            let knots = looks.see(locks, NOW);
+            knots.first().map(|knot| knot.is_certain)
         };
         let half = |renewed: &str| {
             let mut locks = locks([("a", &[b]), ("b", &[a])], 1);
@@ -335,5 +379,27 @@ mod tests {
         assert_eq!(is_certain(&locks([("a", &[b]), ("b", &[None])], 6)), None);
         assert_eq!(is_certain(&both(7)), Some(false));
         assert_eq!(is_certain(&both(8)), Some(true));
+    }
+
+    #[test]
+    fn it_counts_again_once_all_its_waits_were_shown_again_a_fifth_of_the_longest_lease_later() {
+        let [a, b] = [Some("a"), Some("b")];
+        let mut looks = Looks::default();
+        let both = |as_of| locks([("a", &[b]), ("b", &[a])], as_of);
+        let fifth = both(1)["a"].holders[0].lease / 5;
+        let mut counts = |locks: &Locks, now: i64| {
+            let knots = looks.see(locks, ServerTime(now));
+            let certain = knots.iter().filter(|knot| knot.is_certain);
+            certain.map(|knot| looks.note_counted(knot, ServerTime(now))).count()
+        };
+        assert_eq!(counts(&both(1), 0), 0);
+        assert_eq!(counts(&both(2), 1), 1);
+        // The task of `a` has given up.
+        let mut half = both(3);
+        half.get_mut("a").unwrap().holders[0].shown = both(2)["a"].holders[0].shown.clone();
+        assert_eq!(counts(&half, 1 + fifth), 0);
+        assert_eq!(counts(&both(4), fifth), 0);
+        assert_eq!(counts(&both(4), 1 + fifth), 1);
+        assert_eq!(counts(&both(4), 1 + 2 * fifth), 0);
     }
 }

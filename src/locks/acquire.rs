@@ -182,7 +182,7 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     ///
     /// It takes up to a lease until a deadlock is certain: see [Deadlocks](crate::guide::locks#deadlocks). Of several
     /// acquires in it that would fail, that of the task whose lock was granted last does. Another does if the deadlock is
-    /// still there a fifth of a lease later, so release what you hold by then.
+    /// still there a fifth of the longest lease later, so release what you hold by then.
     ///
     /// # Examples
     ///

@@ -20,13 +20,16 @@ use super::{Session, hold::Hold, task::Task};
 use crate::{
     deadlock::{Deadlock, Looks, awaited_lock},
     error::{OperateError, ServerError},
-    protocol::{Awaited, Exchange, Holder, ServerTime, State},
+    protocol::{Awaited, Exchange, ServerTime, State},
     store::{Selection, View},
     telemetry,
 };
 
 /// Maximum number of locks in one look: where more wait for each other, nothing is told.
 const LOOKED_MOST: usize = 256;
+
+/// Time after which a deadlock that is not certain is not listed: that of the default lease, twice.
+const LISTED_WITHIN: Duration = Duration::from_secs(60);
 
 /// Part of the lease from which a wait is long: as often is a hold renewed by default, and no renewal is under way for as
 /// long.
@@ -47,12 +50,13 @@ struct LongWait {
     task: Task,
     lock: String,
     number: i64,
-    /// When it was last polled without cause.
-    polled_at: Option<Instant>,
+    /// When it has had that number for long: it is not shown before.
+    long_from: Instant,
     /// Whether a renewal has shown it: its task holds a lock.
     is_shown: bool,
-    /// Number of looks that have found it in a deadlock.
-    found: usize,
+    is_told: bool,
+    /// Number of looks that have counted it in one deadlock, and the tokens of the holders in that.
+    found: (usize, Vec<i64>),
     /// Set if it is to end then.
     ends: Option<oneshot::Sender<Deadlock>>,
 }
@@ -69,6 +73,7 @@ impl LongWaits {
             let several = waits.contains_key(&wait.task);
             waits.insert(wait.task, Some(wait).filter(|_| !several));
         }
+        let now = Instant::now();
         let mut awaited = BTreeMap::<String, Awaited>::new();
         for hold in holds {
             let Some(task) = hold.task() else { continue };
@@ -76,7 +81,7 @@ impl LongWaits {
                 continue;
             };
             // A task that waits for more of what it has may have given that to another: each permit to one that works.
-            if wait.lock == hold.name {
+            if wait.lock == hold.name || wait.long_from > now {
                 continue;
             }
             wait.is_shown = true;
@@ -122,14 +127,15 @@ impl Session {
             task: Task::current().await,
             lock: lock.to_owned(),
             number: self.number_of_wait(),
-            polled_at: None,
+            long_from: Instant::now(),
             is_shown: false,
-            found: 0,
+            is_told: false,
+            found: Default::default(),
             ends: ends.then_some(told),
         };
         self.table().long_waits.waits.insert(key, wait);
         let _listed = Listed { session: self, key };
-        let mut is_first = true;
+        let (mut is_first, mut polled_at) = (true, None::<Instant>);
         let mut telling = pin!(async move {
             match (&mut telling).await {
                 Ok(deadlock) => deadlock,
@@ -138,8 +144,16 @@ impl Session {
         });
         poll_fn(|context| {
             let polled = telling.as_mut().poll(context);
-            if polled.is_pending() && !std::mem::take(&mut is_first) {
-                self.polled_without_cause(key, long);
+            // It goes on with something else if that happens often; a look at the end of a lease is no sign of that.
+            if polled.is_pending()
+                && !std::mem::take(&mut is_first)
+                && let Some(before) = polled_at.replace(Instant::now())
+                && before.elapsed() < self.config.lease / 2
+            {
+                let number = self.number_of_wait();
+                if let Some(wait) = self.table().long_waits.waits.get_mut(&key) {
+                    (wait.number, wait.long_from) = (number, Instant::now() + long);
+                }
             }
             polled
         })
@@ -148,18 +162,6 @@ impl Session {
 
     fn number_of_wait(&self) -> i64 {
         i64::try_from(self.ids.number()).unwrap_or(i64::MAX)
-    }
-
-    /// Notes that the task was polled, and not for this wait. It goes on with something else if that happens often; a look
-    /// at the end of a lease is no sign of that.
-    fn polled_without_cause(&self, key: u64, long: Duration) {
-        let number = self.number_of_wait();
-        if let Some(wait) = self.table().long_waits.waits.get_mut(&key) {
-            let before = wait.polled_at.replace(Instant::now());
-            if before.is_some_and(|before| before.elapsed() < long) {
-                wait.number = number;
-            }
-        }
     }
 
     /// Looks at the locks for which tasks have waited for long that hold others, after a renewal has shown that.
@@ -220,34 +222,45 @@ impl Session {
     }
 
     /// Reports the deadlocks that a look has found, once for each wait of this client, and ends the waits that are to end:
-    /// that of the youngest hold first, and each of the others if the deadlock is still there at a further look.
+    /// that of the youngest hold first, and each of the others if the deadlock is still there two counted looks later. One
+    /// would be too few, as the client of the younger may look just after this one.
     fn looked_at_long_waits(&self, locks: &BTreeMap<String, State>, exchange: &Exchange) {
         let Some(now) = exchange.now else { return };
-        let mut new = Vec::new();
+        let (mut new, mut ended) = (Vec::new(), Vec::new());
         {
             let long = &mut self.table().long_waits;
-            for circle in long.looks.see(locks, now).iter().filter(|circle| circle.is_certain) {
+            let knots = long.looks.see(locks, now);
+            for knot in knots.iter().filter(|knot| knot.is_certain) {
+                long.looks.note_counted(knot, now);
+                let mut held = knot.held.clone();
                 // Locks granted at the same time can have the same token.
-                let age = |(name, holder): &(&str, &Holder)| (holder.token, (*name).to_owned());
-                for held in circle.held.iter().filter(|(_, holder)| self.ids.made(&holder.id)) {
-                    let holder = held.1;
-                    let number = holder
-                        .shown
-                        .as_ref()
-                        .and_then(|shown| Some(shown.awaits.as_ref()?.wait));
-                    let Some(wait) = long.waits.values_mut().find(|wait| Some(wait.number) == number) else {
+                held.sort_by_key(|(name, holder)| (std::cmp::Reverse(holder.token), *name));
+                let tokens: Vec<i64> = held.iter().map(|(_, holder)| holder.token).collect();
+                let mut own = BTreeSet::new();
+                for (younger, holder) in held.iter().enumerate() {
+                    let shown = holder.1.shown.as_ref().and_then(|shown| shown.awaits.as_ref());
+                    let number = shown.map(|awaited| awaited.wait);
+                    let is_own = self.ids.made(&holder.1.id);
+                    let Some(wait) = long
+                        .waits
+                        .values_mut()
+                        .find(|wait| is_own && Some(wait.number) == number)
+                    else {
                         continue;
                     };
-                    let younger = circle.held.iter().filter(|other| age(other) > age(held)).count();
-                    if wait.found == 0 {
-                        new.push((wait.lock.clone(), circle.described(locks)));
+                    // A task can hold several of the locks: the youngest decides.
+                    if !own.insert(wait.number) {
+                        continue;
                     }
-                    wait.found += 1;
-                    if wait.found > younger
+                    if !std::mem::replace(&mut wait.is_told, true) {
+                        new.push((wait.lock.clone(), knot.circle(*holder, locks)));
+                    }
+                    let before = if wait.found.1 == tokens { wait.found.0 } else { 0 };
+                    wait.found = (before + 1, tokens.clone());
+                    if before >= 2 * younger
                         && let Some(ends) = wait.ends.take()
                     {
-                        // The task may be gone.
-                        let _ = ends.send(circle.described(locks));
+                        ended.push((ends, knot.circle(*holder, locks)));
                     }
                 }
             }
@@ -255,10 +268,12 @@ impl Session {
         for (lock, deadlock) in &new {
             telemetry::deadlock(lock, deadlock);
         }
+        // With no mutex held, as that wakes the task. It may be gone.
+        ended.into_iter().for_each(|(ends, deadlock)| drop(ends.send(deadlock)));
     }
 
     /// Lists all deadlocks. Where there may be one, it looks until that is certain, or every holder in it has had the time
-    /// of its lease to show that it is none.
+    /// of its lease to show that it is none, up to a limit.
     pub(crate) async fn deadlocks(self: &Arc<Self>) -> Result<Vec<Deadlock>, OperateError> {
         let selection = Selection {
             held: Some(true),
@@ -272,13 +287,14 @@ impl Session {
         let mut looks = Looks::default();
         loop {
             let longest = {
-                let circles = looks.see(&locks, now.unwrap_or(ServerTime(0)));
-                let doubtful = circles.iter().filter(|circle| !circle.is_certain);
-                let leases = doubtful.flat_map(|circle| circle.held.iter().map(|(_, holder)| holder.lease));
-                let longest = Duration::from_millis(leases.max().unwrap_or(0).unsigned_abs());
+                let knots = looks.see(&locks, now.unwrap_or(ServerTime(0)));
+                let doubtful = knots.iter().filter(|knot| !knot.is_certain);
+                let leases = doubtful.flat_map(|knot| knot.held.iter().map(|(_, holder)| holder.lease));
+                let longest = Duration::from_millis(leases.max().unwrap_or(0).unsigned_abs()).min(LISTED_WITHIN);
                 if begun.elapsed() >= longest {
-                    let certain = circles.iter().filter(|circle| circle.is_certain);
-                    return Ok(certain.map(|circle| circle.described(&locks)).collect());
+                    let certain = knots.iter().filter(|knot| knot.is_certain);
+                    let circles = certain.filter_map(|knot| Some(knot.circle(*knot.held.first()?, &locks)));
+                    return Ok(circles.collect());
                 }
                 longest
             };

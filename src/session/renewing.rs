@@ -171,7 +171,14 @@ impl Session {
         // Under the mutex under which tasks come and wait, so that the larger number knows of more.
         let mut table = self.table();
         let awaits = table.long_waits.awaited(holds);
-        let shows = !(idle.is_empty() && awaits.is_empty()) || holds.iter().any(|hold| hold.upkeep().is_shown_idle());
+        // Readers may share an entry.
+        let waiting = holds.iter().filter(|hold| awaits.contains_key(&hold.id));
+        waiting.for_each(|hold| hold.upkeep().note_shown_awaiting());
+        let is_shown = |hold: &Arc<Hold>| {
+            let upkeep = hold.upkeep();
+            upkeep.is_shown_idle() || upkeep.is_shown_awaiting()
+        };
+        let shows = !(idle.is_empty() && awaits.is_empty()) || holds.iter().any(is_shown);
         let shows = shows.then(|| Showing {
             // A task may have come for one by now.
             idle: idle

@@ -287,6 +287,94 @@ async fn branches_of_one_task_are_in_no_deadlock_while_one_goes_on() {
     }
 }
 
+/// Another than the one that fails: it waits for `second` from this second on.
+fn crossing_from(
+    locks: &LockClient,
+    first: BoxFuture<'static, Result<Held, AcquireError>>,
+    (second, from): (&str, u64),
+) -> Ended {
+    let second = locks.mutex(second).acquire().fail_on_deadlock();
+    spawn(async move {
+        sleep(Duration::from_millis(100 * from)).await;
+        let _first = first.await?;
+        sleep(Duration::from_secs(from)).await;
+        second.await.map(drop)
+    })
+}
+
+/// Whenever they begin to wait and are renewed, the youngest hold decides.
+#[tokio::test(start_paused = true)]
+async fn the_task_fails_that_was_granted_its_lock_last() {
+    for [one, other] in [[1, 2], [1, 5], [1, 9], [1, 14], [2, 23]] {
+        let memory = InMemory::new();
+        let clients = [memory.client(), memory.client()];
+        let first = |locks: &LockClient, name: &str| -> BoxFuture<'static, Result<Held, AcquireError>> {
+            let acquire = locks.mutex(name).acquire();
+            Box::pin(async { acquire.await.map(Into::into) })
+        };
+        let older = crossing_from(&clients[0], first(&clients[0], "a"), ("b", other));
+        let younger = crossing_from(&clients[1], first(&clients[1], "b"), ("a", other + one));
+        let error = within(IN_TIME * 2, "the deadlock", younger).await.unwrap().unwrap_err();
+        assert!(matches!(error, AcquireError::Deadlock(_)), "{error:?}");
+        within(IN_TIME, "the grant", older).await.unwrap().unwrap();
+    }
+}
+
+/// Each of them is in a circle of its own, and the younger is enough if the writer has nobody else to wait for.
+#[tokio::test(start_paused = true)]
+async fn of_readers_that_all_wait_each_is_named() {
+    let memory = InMemory::new();
+    let clients = [memory.client(), memory.client(), memory.client()];
+    let reading = [0, 1].map(|number| {
+        let locks = &clients[number];
+        let read = locks.rw_lock("a").read();
+        let first: BoxFuture<'static, Result<Held, AcquireError>> = Box::pin(async { read.await.map(Into::into) });
+        crossing_from(locks, first, ("b", 2 + number as u64))
+    });
+    let (b, a) = (clients[2].mutex("b").acquire(), clients[2].rw_lock("a").write());
+    let writing = spawn(async move {
+        let _b = b.await?;
+        sleep(Duration::from_secs(1)).await;
+        a.await.map(drop)
+    });
+    let ended = timeout(IN_TIME * 3, futures::future::join_all(reading))
+        .await
+        .expect("they fail");
+    for error in ended.into_iter().map(|ended| ended.unwrap().unwrap_err()) {
+        assert!(
+            matches!(&error, AcquireError::Deadlock(deadlock) if names(deadlock) == ["a", "b"]),
+            "{error:?}"
+        );
+    }
+    within(IN_TIME, "the grant", writing).await.unwrap().unwrap();
+}
+
+/// The younger gives up by itself after the deadlock was certain. The older would fail half a minute after it began.
+#[tokio::test(start_paused = true)]
+async fn nobody_fails_for_a_deadlock_that_is_over() {
+    let memory = InMemory::new();
+    for seconds in 14..25 {
+        let (one, other) = (memory.client(), memory.client());
+        let (a, b) = (one.mutex("a"), one.mutex("b"));
+        let older = spawn(async move {
+            let _a = a.acquire().await.unwrap();
+            sleep(Duration::from_secs(2)).await;
+            b.acquire().fail_on_deadlock().await.map(drop)
+        });
+        let (a, b) = (other.mutex("a"), other.mutex("b"));
+        let younger = spawn(async move {
+            sleep(Duration::from_secs(1)).await;
+            let _b = b.acquire().await.unwrap();
+            let waited = a.acquire().timeout(Duration::from_secs(seconds)).await;
+            assert!(matches!(waited, Err(AcquireError::Timeout { .. })), "{waited:?}");
+            sleep(LONG).await;
+        });
+        younger.await.unwrap();
+        let ended = within(IN_TIME, "the grant", older).await.unwrap();
+        assert!(ended.is_ok(), "{seconds} s: {ended:?}");
+    }
+}
+
 /// The hold that showed a wait goes on, and the wait does not.
 #[tokio::test(start_paused = true)]
 async fn a_wait_that_was_given_up_is_in_no_deadlock() {

@@ -24,6 +24,9 @@ impl waitlist::Hold for Hold {
             if before.upkeep().is_shown_idle() {
                 hold.upkeep().show_held(context.now + WORTH_A_COMMAND);
             }
+            if before.upkeep().is_shown_awaiting() {
+                hold.upkeep().note_shown_awaiting();
+            }
         }
         hold
     }
@@ -55,6 +58,9 @@ impl waitlist::Hold for Hold {
         hold.state().reported = Reported::Over;
         // The hold that must be shown as held may not have been shown so.
         hold.upkeep().idle(self.upkeep().is_shown_idle());
+        if self.upkeep().is_shown_awaiting() {
+            hold.upkeep().note_shown_awaiting();
+        }
         Self {
             is_idle: true,
             since: self.since,

@@ -28,6 +28,8 @@ pub(crate) struct Upkeep {
     is_idle: bool,
     /// Whether the document may show it as idle.
     shown_idle: bool,
+    /// Whether the document may show that its task waits: each further renewal shows whether it does.
+    shown_awaiting: bool,
     /// When it is renewed at the latest to show it as held.
     show_at: Option<Instant>,
     /// When its renewal is overdue, unless one is acknowledged before.
@@ -66,6 +68,7 @@ impl Upkeep {
             lengthened: false,
             is_idle: false,
             shown_idle: false,
+            shown_awaiting: false,
             show_at: None,
             overdue_at: None,
             under_way: None,
@@ -235,6 +238,15 @@ impl Upkeep {
 
     pub(in crate::session) fn is_shown_idle(&self) -> bool {
         self.shown_idle
+    }
+
+    /// Notes that a renewal may have written that its task waits, for itself or for the hold before it.
+    pub(in crate::session) fn note_shown_awaiting(&mut self) {
+        self.shown_awaiting = true;
+    }
+
+    pub(in crate::session) fn is_shown_awaiting(&self) -> bool {
+        self.shown_awaiting
     }
 
     /// Notes that it becomes part of a transaction: as long as that is open, renewals are not answered.
