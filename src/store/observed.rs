@@ -5,7 +5,7 @@ use std::fmt;
 use super::{LogTime, name};
 use crate::{
     input::TEXT_MOST,
-    protocol::{Kind, ServerTime, State, document::Malformed},
+    protocol::{Holder, Kind, ServerTime, State, document::Malformed},
     truncated_debug::shown_up_to,
 };
 
@@ -17,7 +17,9 @@ pub(crate) struct Selection {
     pub(crate) kind: Option<Kind>,
     /// Whether the lock has holders.
     pub(crate) held: Option<bool>,
-    /// Maximum number of the user's own documents; all where it is not set.
+    /// Whether only locks are selected that a holder shows to wait for another; not in the user's own documents.
+    pub(crate) awaits: bool,
+    /// Maximum number of documents; all where it is not set.
     pub(crate) most: Option<usize>,
 }
 
@@ -45,9 +47,11 @@ pub(crate) struct Listed {
 impl Listed {
     /// Adds what a document has in the place of a lock.
     pub(super) fn add(&mut self, name: String, found: Option<Result<State, Malformed>>, selection: &Selection) {
+        let awaits = |holder: &Holder| holder.shown.as_ref().is_some_and(|shown| shown.awaits.is_some());
         match found {
             // The query of a list of elements can't say that any is held, and nothing is listed that was not asked for.
             Some(Ok(state)) if selection.held == Some(true) && state.holders.is_empty() => {}
+            Some(Ok(state)) if selection.awaits && !state.holders.iter().any(awaits) => {}
             Some(Ok(_)) if selection.most.is_some_and(|most| self.found.len() >= most) => self.more = true,
             Some(Ok(state)) => self.found.push((name, state)),
             Some(Err(malformed)) => self.add_unreadable(UnreadableInfo::new(name, &malformed), selection),

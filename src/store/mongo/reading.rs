@@ -134,6 +134,9 @@ impl MongoStore {
         if let Some(kind) = selection.kind.filter(|_| at.is_root()) {
             query.insert("kind", kind.as_str());
         }
+        if selection.awaits {
+            query.insert(at.key("holders.awaits.lock"), doc! { "$exists": true });
+        }
         // Of the locks of elements, a query can't say that any is held.
         let held = selection.held.filter(|held| *held && !self.layout.is_of_elements());
         let held = held.map(|_| doc! { at.key("holders.0"): { "$exists": true } });
