@@ -28,7 +28,7 @@ use crate::{
     history::{HISTORY, History, JOURNAL, SERVERS},
     journal::{Entry, Note, SLOW},
     judge::{Case, IDLE, PROBE},
-    locks::{ALL, JOBS, Kind, LOCKS, OWN_DOCUMENT, OWN_MUTEX, PERMITS, Share},
+    locks::{ALL, FEW_PERMITS, JOBS, Kind, LOCKS, OWN_DOCUMENT, OWN_MUTEX, Share},
     oplog::Reader,
     record::{self, Log},
     schedule::{Burst, Mix},
@@ -189,12 +189,12 @@ async fn feel_pulse(stage: Arc<Stage>) -> Result<()> {
     }
 }
 
-/// Acquires every lock whole, all at the same time.
+/// Acquires every lock, all at the same time: whole, but for semaphores, of which the smaller number may be in force.
 async fn look(probe: &Actor, task: usize, way: Way) {
     let (_never, stopping) = watch::channel(false);
     let looks = ALL.into_iter().map(|lock| {
         let share = match lock.kind {
-            Kind::Semaphore => Share::permits(PERMITS),
+            Kind::Semaphore => Share::permits(FEW_PERMITS),
             Kind::RwLock => Share::writer(),
             kind => Share::whole(kind),
         };
