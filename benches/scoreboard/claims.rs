@@ -1,7 +1,10 @@
 //! The cost of claiming a document and giving it back, and of claiming many.
 
 use futures::future::try_join_all;
-use mongodb::bson::{Document, doc};
+use mongodb::{
+    Collection,
+    bson::{Document, doc},
+};
 use tokio::time::Instant;
 use watchlock::{
     Held, Released,
@@ -29,8 +32,7 @@ pub(crate) async fn claim(cluster: &Cluster, rounds: usize) -> Result<Compared> 
     let peer = Peer::new(cluster).await?;
     let (raw, documents) = (peer.raw(), peer.documents());
     for collection in [&raw, &documents] {
-        let pending = (0..DOCUMENTS).map(|id| doc! { "_id": id, "state": "pending", "payload": "x".repeat(100) });
-        collection.insert_many(pending).await?;
+        have_pending(collection).await?;
     }
     let documents = peer.locks.documents(documents);
     let mut compared = Compared::default();
@@ -59,14 +61,21 @@ pub(crate) async fn claim(cluster: &Cluster, rounds: usize) -> Result<Compared> 
     Ok(compared)
 }
 
+/// Leaves nothing in the collection but documents to choose from: the measurements share it.
+async fn have_pending(collection: &Collection<Document>) -> Result<()> {
+    collection.delete_many(doc! {}).await?;
+    let pending = (0..DOCUMENTS).map(|id| doc! { "_id": id, "state": "pending", "payload": "x".repeat(100) });
+    collection.insert_many(pending).await?;
+    Ok(())
+}
+
 /// Measures a claim and its end with an update, beside the two commands that take a free document, and then mark it as
 /// done and free.
 pub(crate) async fn claim_done(cluster: &Cluster, rounds: usize) -> Result<Compared> {
     let peer = Peer::new(cluster).await?;
     let (raw, documents) = (peer.raw(), peer.documents());
     for collection in [&raw, &documents] {
-        let pending = (0..DOCUMENTS).map(|id| doc! { "_id": id, "state": "pending", "payload": "x".repeat(100) });
-        collection.insert_many(pending).await?;
+        have_pending(collection).await?;
     }
     let documents = peer.locks.documents(documents);
     let mut compared = Compared::default();
