@@ -4,31 +4,26 @@
 //! signature, or a document. So of an error with a code the code is shown, and of another text the part before the
 //! first brace, with which all quotes begin.
 
-use std::{error::Error as StdError, fmt};
+use std::error::Error as StdError;
 
 use mongodb::error::{Error as DriverError, ErrorKind, WriteFailure};
 
 use super::failure;
 use crate::truncated_debug::shown;
 
-/// The cause of an error: the server's code and its name, or otherwise a text. Never the server's own text, which may
-/// have a value of the user's.
-#[derive(Clone, Copy)]
-pub(crate) struct Cause<'a>(pub(super) &'a (dyn StdError + Send + Sync + 'static));
-
-impl fmt::Display for Cause<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(error) = self.0.downcast_ref::<DriverError>() else {
-            return shown(self.0).fmt(f);
-        };
-        match code(error) {
-            Some((code, Some(name))) => write!(f, "{} ({code})", shown(name)),
-            Some((code, None)) => write!(f, "code {code}"),
-            None => match &*error.kind {
-                ErrorKind::ServerSelection { message, .. } => shown(no_server(message)).fmt(f),
-                kind => shown(before_quotes(&kind.to_string())).fmt(f),
-            },
-        }
+/// Returns the cause of an error: the server's code and its name, or otherwise a text. Never the server's own text, which
+/// may have a value of the user's.
+pub(super) fn cause(error: &(dyn StdError + Send + Sync + 'static)) -> String {
+    let Some(error) = error.downcast_ref::<DriverError>() else {
+        return shown(error).to_string();
+    };
+    match code(error) {
+        Some((code, Some(name))) => format!("{} ({code})", shown(name)),
+        Some((code, None)) => format!("code {code}"),
+        None => match &*error.kind {
+            ErrorKind::ServerSelection { message, .. } => shown(no_server(message)).to_string(),
+            kind => shown(before_quotes(&kind.to_string())).to_string(),
+        },
     }
 }
 
@@ -91,8 +86,8 @@ mod tests {
     fn the_text_of_the_driver_is_told_without_what_surrounds_it() {
         let driver = DriverError::from(io::Error::other("connection reset"));
         assert!(driver.to_string().contains("server response"), "{driver}");
-        assert_eq!(Cause(&driver).to_string(), "I/O error: connection reset");
-        assert_eq!(Cause(&io::Error::other("no answer")).to_string(), "no answer");
+        assert_eq!(cause(&driver), "I/O error: connection reset");
+        assert_eq!(cause(&io::Error::other("no answer")), "no answer");
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Classification of the driver's errors: whether the operation was applied, and whether asking again helps.
 
-use mongodb::error::{Error, ErrorKind, WriteFailure};
-
-use super::duplicate::{self, Duplicate};
+use mongodb::{
+    bson::{Bson, Document},
+    error::{CommandError, Error, ErrorKind, WriteError, WriteFailure},
+};
 
 /// The class of a failed operation's error, which decides whether the operation is repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,14 +22,13 @@ pub(super) const UNAUTHORIZED: i32 = 13;
 
 /// Classifies the driver's errors. An error is final only if the server certainly refused and would refuse again; an
 /// error that can come with a fail-over, a cut connection or an overloaded server is not.
-pub(super) fn failure(error: &Error) -> Failure {
+pub(crate) fn failure(error: &Error) -> Failure {
     if error.contains_label("RetryableWriteError") || error.contains_label("TransientTransactionError") {
         return Failure::Unavailable;
     }
     if let Some(code) = code(error) {
         // In another unique index it would be the same again.
-        let is_raced = duplicate::of(error) == Some(Duplicate::Id);
-        return if is_raced {
+        return if is_duplicate(error) && is_of_id(error) {
             Failure::Raced
         } else {
             failure_by_code(code)
@@ -51,6 +51,35 @@ pub(super) fn failure(error: &Error) -> Failure {
         // write without its majority, an error inside the driver, a panic.
         _ => Failure::Unavailable,
     }
+}
+
+/// Reports whether a unique index had the key already.
+pub(crate) fn is_duplicate(error: &Error) -> bool {
+    // DuplicateKey
+    code(error) == Some(11_000)
+}
+
+/// Reports whether the unique index with the key is that of `_id`, and none that somebody made.
+fn is_of_id(error: &Error) -> bool {
+    let answer = error.server_response();
+    let answer: Option<Document> = answer.and_then(|answer| Document::from_reader(answer.as_bytes()).ok());
+    match (answer.as_ref().and_then(pattern), &*error.kind) {
+        (Some(pattern), _) => pattern.keys().eq(["_id"]),
+        // Servers also name the index in the text, and no other index can have this name. An index without a name is
+        // the one that every collection has.
+        (None, ErrorKind::Command(CommandError { message, .. }))
+        | (None, ErrorKind::Write(WriteFailure::WriteError(WriteError { message, .. }))) => {
+            message.contains(" index: _id_ ") || !message.contains(" index: ")
+        }
+        (None, _) => false,
+    }
+}
+
+/// Returns the fields of the index from the server's answer: next to a write error, or next to the error of a command.
+fn pattern(answer: &Document) -> Option<&Document> {
+    let errors = answer.get_array("writeErrors").ok();
+    let error = errors.and_then(|errors| errors.first()).and_then(Bson::as_document);
+    error.unwrap_or(answer).get_document("keyPattern").ok()
 }
 
 /// Reports whether the connection broke, so that the server may be gone.
@@ -249,5 +278,44 @@ mod tests {
             let error = error.unwrap_or_else(|| panic!("{name} is no error"));
             assert_eq!(failure(&error), class, "{name}: {:?}", error.kind);
         }
+    }
+    #[test]
+    fn the_index_is_told_by_its_fields() {
+        let answer = |pattern: Document| doc! { "ok": 1, "writeErrors": [{ "code": 11_000, "keyPattern": pattern }] };
+        for (fields, is_id) in [
+            (doc! { "_id": 1 }, true),
+            (doc! { "email": 1 }, false),
+            (doc! { "_id": 1, "email": 1 }, false),
+        ] {
+            let answer = answer(fields);
+            assert_eq!(pattern(&answer).unwrap().keys().eq(["_id"]), is_id, "{answer}");
+        }
+        assert_eq!(
+            pattern(&doc! { "ok": 0, "keyPattern": { "_id": 1 } }),
+            Some(&doc! { "_id": 1 })
+        );
+        assert_eq!(pattern(&doc! { "ok": 1, "writeErrors": [1] }), None);
+    }
+
+    #[test]
+    fn the_index_is_told_by_its_name_where_there_is_nothing_else() {
+        let duplicate = |index: &str| {
+            let message = format!("E11000 duplicate key error collection: a.b index: {index} dup key: {{ : 1 }}");
+            let error = doc! { "code": 11_000, "errmsg": message };
+            failure(&ErrorKind::Write(WriteFailure::WriteError(read_as(&error).unwrap())).into())
+        };
+        assert_eq!(duplicate("_id_"), Failure::Raced);
+        assert_eq!(duplicate("email_1"), Failure::Refused);
+        let nameless = doc! { "code": 11_000, "errmsg": "E11000 duplicate key error collection: a.b dup key: { : 1 }" };
+        let nameless = ErrorKind::Write(WriteFailure::WriteError(read_as(&nameless).unwrap()));
+        assert_eq!(failure(&nameless.into()), Failure::Raced);
+        let message = "E11000 duplicate key error collection: a.b index: _id_ dup key: { : 1 }";
+        let command = doc! { "code": 11_000, "codeName": "DuplicateKey", "errmsg": message };
+        let command: Error = ErrorKind::Command(read_as(&command).unwrap()).into();
+        assert_eq!(failure(&command), Failure::Raced);
+        assert!(is_duplicate(&command));
+        let other = doc! { "code": 121, "errmsg": "Document failed validation" };
+        let other: Error = ErrorKind::Write(WriteFailure::WriteError(read_as(&other).unwrap())).into();
+        assert!(!is_duplicate(&other));
     }
 }

@@ -16,7 +16,6 @@ macro_rules! debug_as_message {
 }
 
 mod cause;
-pub(crate) mod duplicate;
 pub(crate) mod failure;
 pub(crate) mod own;
 mod server;

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     BuildError, ServerError,
-    cause::Cause,
+    cause::cause,
     failure::{self, Failure, UNAUTHORIZED},
 };
 use crate::{
@@ -142,8 +142,8 @@ impl ServerError {
     }
 
     /// Returns the cause in a line, without the server's own text, which may have a value of the user's.
-    pub(crate) fn cause(&self) -> Cause<'_> {
-        Cause(&*self.source)
+    pub(crate) fn cause(&self) -> String {
+        cause(&*self.source)
     }
 
     /// Returns the error of commands during an outage of locks in memory.

@@ -127,7 +127,7 @@ impl ServerError {
 
     fn fmt_by_failure(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.own().is_some() {
-            return fmt::Display::fmt(&self.cause(), f);
+            return f.write_str(&self.cause());
         }
         let kind = match self.kind {
             Failure::Raced => "the lock's document was created by two commands at once",

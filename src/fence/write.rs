@@ -23,7 +23,7 @@ use crate::{
     backoff::Backoff,
     error::{
         FenceError, InvalidInput,
-        duplicate::{self, Duplicate},
+        failure::{Failure, failure, is_duplicate},
     },
     input::check_document,
     store::detached,
@@ -329,9 +329,9 @@ impl Written for UpdateResult {
                     }
                 }
                 (Err(error), Some(id)) => {
-                    let Some(of) = duplicate::of(&error) else {
+                    if !is_duplicate(&error) {
                         return Err(server(error));
-                    };
+                    }
                     // In a transaction nothing can be checked after an error; then this error says more.
                     match write.check(id, &mut session).await {
                         Ok(()) => {}
@@ -339,7 +339,7 @@ impl Written for UpdateResult {
                         Err(refused) => return Err(refused),
                     }
                     // A duplicate in another unique index would be the same at each try.
-                    if of == Duplicate::Other {
+                    if failure(&error) != Failure::Raced {
                         return Err(server(error));
                     }
                     // The document may not match the rest of the filter.
@@ -373,7 +373,7 @@ impl Written for InsertOneResult {
             async move { collection.insert_one(document).session(session).await }.boxed()
         });
         match inserted.await {
-            Err(error) if duplicate::of(&error).is_some() => match write.check(&write.filter, &mut session).await {
+            Err(error) if is_duplicate(&error) => match write.check(&write.filter, &mut session).await {
                 Ok(()) | Err(FenceError::Server(_)) => Err(server(error)),
                 Err(refused) => Err(refused),
             },

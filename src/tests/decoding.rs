@@ -96,11 +96,7 @@ pub fn read_failure(answer: &Document) {
     assert_eq!(error.code(), Some(code));
     assert_eq!(error.is_final(), error.kind == Failure::Refused);
     assert!(code != 11000 || error.kind != Failure::Unavailable);
-    let _ = (
-        error.to_string(),
-        error.cause().to_string(),
-        Arc::strong_count(&error.source),
-    );
+    let _ = (error.to_string(), error.cause(), Arc::strong_count(&error.source));
 }
 
 /// Checks that a lock, and what an acquire tells of it, is safe to show on a terminal, which obeys control characters.
