@@ -20,7 +20,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{fork_guard::Process, task::Task};
+use super::task::Task;
 use crate::{
     config::{Config, millis},
     error::{AcquireError, InvalidInput, ServerError},
@@ -71,7 +71,8 @@ pub(crate) struct Hold {
     ended: CancellationToken,
     /// Set once somebody waits for the lock.
     wanted: SetOnce<()>,
-    held_in: Process,
+    /// The id of the process.
+    held_in: u32,
 }
 
 #[derive(Debug)]
@@ -199,7 +200,7 @@ impl Hold {
             }),
             ended: CancellationToken::new(),
             wanted: SetOnce::new(),
-            held_in: Process::this(),
+            held_in: std::process::id(),
         }
     }
 
@@ -577,7 +578,7 @@ impl Hold {
     /// Returns when the hold is over unless it is renewed, or why it is over: as soon as its deadline or its limit has
     /// come.
     fn look(&self) -> Result<Instant, LostReason> {
-        if !self.held_in.is_this() {
+        if self.held_in != std::process::id() {
             return Err(LostReason::Forked);
         }
         let (lost, reader) = {

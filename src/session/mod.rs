@@ -16,7 +16,6 @@ mod detaching;
 mod documents;
 mod first_seen;
 mod fleet;
-mod fork_guard;
 mod guard;
 mod heartbeat;
 pub(crate) mod hedged_read;
@@ -42,7 +41,7 @@ mod user_handle;
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fmt,
+    fmt, process,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
@@ -69,7 +68,6 @@ pub(crate) use claims::skip_list::SKIPPED_AT_ONCE;
 use deadlocks::LongWaits;
 use first_seen::UnknownNames;
 use fleet::Fleet;
-use fork_guard::Process;
 use hold::{Hold, ReleaseOutcome};
 use in_flight::InFlight;
 use line::{Context, Effect, Ended, Line, Need, error_of, refused};
@@ -108,7 +106,8 @@ pub(crate) struct Session {
     ended: CancellationToken,
     /// Cancelled when the session's runtime has ended.
     stopped: CancellationToken,
-    made_in: Process,
+    /// The id of the process; a fork of it has another: see [`is_forked`](Self::is_forked).
+    made_in: u32,
     started: OnceLock<Handle>,
     /// The runtime on which the client was built, where there is a driver.
     home: OnceLock<Handle>,
@@ -201,7 +200,7 @@ impl Session {
             closing: CancellationToken::new(),
             ended: CancellationToken::new(),
             stopped: CancellationToken::new(),
-            made_in: Process::this(),
+            made_in: process::id(),
             started: OnceLock::new(),
             home: OnceLock::new(),
             prepared: OnceLock::new(),
@@ -232,7 +231,7 @@ impl Session {
         ended: Option<&Ended>,
         input: &mut dyn FnMut(&mut Lines, &Context<'_>),
     ) {
-        if !self.made_in.is_this() {
+        if self.is_forked() {
             return;
         }
         let (mut operation, mut look) = (None, None);
@@ -430,7 +429,7 @@ impl fmt::Debug for Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if !self.made_in.is_this() {
+        if self.is_forked() {
             return;
         }
         // The runtime drops the tasks one by one, and this one was the last to have the session.

@@ -6,6 +6,7 @@
 
 use std::{
     future::pending,
+    process,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -128,8 +129,12 @@ impl Session {
     }
 
     /// Whether this process was forked from that of the session.
+    ///
+    /// A fork copies the memory and none of the threads: nothing of ours runs in it, and a mutex that another thread
+    /// held stays locked for ever. The parent's holds go on being renewed, released and lost without the child's
+    /// knowledge. So every request in a fork fails before it looks at anything else.
     pub(crate) fn is_forked(&self) -> bool {
-        !self.made_in.is_this()
+        self.made_in != process::id()
     }
 
     /// Returns why nothing new is acquired.

@@ -14,7 +14,7 @@ use crate::status::LostReason;
 impl Session {
     /// Refuses new acquires, lets go of everything, and waits up to a lease until the server knows.
     pub(crate) async fn shut_down(self: &Arc<Self>) {
-        if !self.made_in.is_this() {
+        if self.is_forked() {
             // Everything belongs to the parent.
             return;
         }
@@ -30,7 +30,7 @@ impl Session {
     /// session was closed before.
     pub(crate) fn end_in_background(self: &Arc<Self>) {
         let lives = self.started.get().is_some() && !self.stopped.is_cancelled() && !self.ended.is_cancelled();
-        if lives && self.made_in.is_this() {
+        if lives && !self.is_forked() {
             self.table().lines.closed = true;
             self.spawn(self.clone().end());
         }

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    super::{Session, UserHandle, fork_guard::Process},
+    super::{Session, UserHandle},
     inbox::{Inbox, Seen},
     observers::{NAMES_TOGETHER, Reading, Scope},
 };
@@ -31,7 +31,6 @@ const READING_REST: u32 = 10;
 pub(crate) struct Observations {
     inbox: Arc<Inbox>,
     scope: Scope,
-    observed_in: Process,
     session: UserHandle,
 }
 
@@ -52,7 +51,6 @@ impl Observations {
         Self {
             inbox,
             scope,
-            observed_in: session.made_in,
             session,
         }
     }
@@ -62,7 +60,7 @@ impl Observations {
         &self,
         context: &mut task::Context<'_>,
     ) -> Poll<Option<Result<(String, Seen), ServerError>>> {
-        if !self.observed_in.is_this() {
+        if self.session.is_forked() {
             return Poll::Ready(None);
         }
         self.inbox.poll(context)
@@ -77,7 +75,7 @@ impl Observations {
 impl Drop for Observations {
     fn drop(&mut self) {
         // In a fork, another thread of the parent's may have had the mutex.
-        if self.observed_in.is_this() {
+        if !self.session.is_forked() {
             self.session.observers.leave(&self.scope, &self.inbox);
         }
     }
