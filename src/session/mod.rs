@@ -97,7 +97,7 @@ pub(crate) struct Session {
     mode: watch::Sender<WakeMode>,
     /// Whether something needs the change stream.
     demand: watch::Sender<bool>,
-    observers: Observers,
+    observers: Mutex<Observers>,
     /// Notified when the last line goes, a claim settles, or nothing of claims is searched for; only the end of the
     /// session waits for it.
     drained: Notify,
@@ -195,7 +195,7 @@ impl Session {
             claims: Claims::default(),
             mode: watch::Sender::new(mode),
             demand: watch::Sender::default(),
-            observers: Observers::new(may_stream),
+            observers: Mutex::new(Observers::new(may_stream)),
             drained: Notify::new(),
             closing: CancellationToken::new(),
             ended: CancellationToken::new(),

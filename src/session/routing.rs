@@ -58,11 +58,11 @@ impl Session {
             }
             // The watcher notifies the claims once for each batch.
             Event::Freed => {}
-            Event::Written(name) => self.observers.written(name),
-            Event::Unreadable(unreadable) => self.observers.unreadable(unreadable),
+            Event::Written(name) => self.observers().written(name),
+            Event::Unreadable(unreadable) => self.observers().unreadable(unreadable),
             Event::Everything => {
                 self.on_gap();
-                self.observers.everything();
+                self.observers().everything();
             }
         }
     }

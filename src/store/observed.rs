@@ -88,6 +88,11 @@ impl UnreadableInfo {
             problem: problem.to_string(),
         }
     }
+
+    /// Whether the document can be read by its name: that has all of its `_id`, as it is.
+    pub(crate) fn has_name(&self) -> bool {
+        self.name.len() < TEXT_MOST && !self.name.contains('\u{fffd}')
+    }
 }
 
 #[cfg(test)]

@@ -6,18 +6,21 @@
 //! earlier than what was told. Observers of one lock share what is read. While no stream is open, everything that is
 //! observed is read again and again.
 //!
-//! A list of all locks can take long, so locks are read by their names beside it. Neither of two readings that overlap
-//! is known to be the later one: a lock that is in both is read once more.
+//! A list of all locks can take long, so locks are read by their names beside it. What the list shows is only which
+//! locks there are: how they are is read by their names, in one order.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
     time::Duration,
 };
 
 use tokio::{sync::Notify, time::Instant};
 
-use super::inbox::{Inbox, Seen, is_present};
+use super::{
+    super::timer_queue::AT_A_TIME,
+    inbox::{Inbox, Seen, is_present},
+};
 use crate::{
     error::ServerError,
     protocol::State,
@@ -25,10 +28,6 @@ use crate::{
     telemetry,
     waitlist::clock::ServerClock,
 };
-
-/// Maximum number of names that are read together, and by which the stream's events are selected: if more are observed, it
-/// reports those of all.
-pub(super) const NAMES_TOGETHER: usize = 1_000;
 
 /// The locks to observe.
 #[derive(Clone, Debug)]
@@ -39,32 +38,20 @@ pub(crate) enum Scope {
     All,
 }
 
-/// The observers of a session.
-#[derive(Debug)]
-pub(in crate::session) struct Observers {
-    register: Mutex<Register>,
-    /// Notified when there is more to be read.
-    pub(super) changed: Arc<Notify>,
-    /// Set when there is a task that reads.
-    pub(super) begun: OnceLock<()>,
-}
-
-/// The observers, and what they were told.
+/// The observers of a session, and what they were told.
 #[derive(Debug, Default)]
-pub(super) struct Register {
+pub(in crate::session) struct Observers {
     /// The locks that are observed by their names, and, for those who observe all, those that are held or unreadable.
     locks: HashMap<String, Lock>,
     of_all: Vec<Arc<Inbox>>,
-    /// Those who observe all, and were not told yet which locks there are.
-    joining: Vec<Arc<Inbox>>,
-    /// Whether `locks` has all that are held.
+    /// Whether `locks` has all that are held, or will have when what is unread is read.
     is_complete: bool,
     unreadable: usize,
     source: Source,
     /// Names that are to be read.
     pub(super) unread: BTreeSet<String>,
     /// When all locks are listed.
-    all_at: Option<Instant>,
+    pub(super) all_at: Option<Instant>,
     /// When all are read that are observed by their names, while no stream reports them.
     names_at: Option<Instant>,
     /// Until when not all locks are read, whatever the stream reports, as they were read just now, or the server was too
@@ -74,9 +61,11 @@ pub(super) struct Register {
     ends: BTreeSet<(Instant, String)>,
     /// The time in the log as of which is read.
     pub(super) as_of: Option<LogTime>,
-    /// For each reading that is under way, the names that the other one has read or told since it began.
-    beside: BTreeMap<Reading, BTreeSet<String>>,
     has_ended: bool,
+    /// Notified when there is more to be read.
+    pub(super) changed: Arc<Notify>,
+    /// Whether there is a task that reads.
+    pub(super) is_read: bool,
 }
 
 #[derive(Debug, Default)]
@@ -101,7 +90,7 @@ enum Source {
 }
 
 /// The two readings, which go on beside each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reading {
     /// The list of all locks.
     List,
@@ -113,107 +102,78 @@ impl Observers {
     pub(in crate::session) fn new(may_stream: bool) -> Self {
         let source = if may_stream { Source::Pending } else { Source::Reads };
         Self {
-            register: Mutex::new(Register {
-                source,
-                ..Register::default()
-            }),
-            changed: Arc::default(),
-            begun: OnceLock::new(),
+            source,
+            ..Self::default()
         }
     }
 
-    pub(super) fn register(&self) -> MutexGuard<'_, Register> {
-        self.register.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns what the stream must report for the observers.
+    /// Returns what the stream must report for the observers: of all, if more are observed by name than are read
+    /// together.
     pub(in crate::session) fn observed(&self) -> Observed {
-        let register = self.register();
-        if register.has_all() || register.locks.len() > NAMES_TOGETHER {
+        if self.has_all() || self.locks.len() > AT_A_TIME {
             return Observed::All;
         }
-        Observed::These(register.locks.keys().cloned().collect())
+        Observed::These(self.locks.keys().cloned().collect())
     }
 
     pub(in crate::session) fn are_none(&self) -> bool {
-        let register = self.register();
-        register.locks.is_empty() && !register.has_all()
-    }
-
-    pub(super) fn join(&self, scope: &Scope, inbox: &Arc<Inbox>) {
-        self.register().join(scope, inbox);
-        self.changed.notify_waiters();
-    }
-
-    pub(super) fn leave(&self, scope: &Scope, inbox: &Arc<Inbox>) {
-        self.register().leave(scope, inbox);
+        self.locks.is_empty() && !self.has_all()
     }
 
     /// Ends all observers. There are none from now on.
-    pub(super) fn end(&self) {
-        let mut register = self.register();
-        register.end_all(None);
-        register.has_ended = true;
+    pub(super) fn end(&mut self) {
+        self.end_all(None);
+        self.has_ended = true;
     }
 
     /// Notes that a stream is open. Events of the time before may have been missed, unless the stream goes on where
     /// another one ended.
-    pub(super) fn stream_opened(&self, watched: &Watched, is_gap: bool) {
-        let mut register = self.register();
-        let before = std::mem::replace(&mut register.source, Source::Stream(watched.clone()));
+    pub(super) fn stream_opened(&mut self, watched: &Watched, is_gap: bool) {
+        let before = std::mem::replace(&mut self.source, Source::Stream(watched.clone()));
         let reported = match before {
             Source::Stream(before) if !is_gap => before.observed,
             _ => Observed::default(),
         };
-        register.read_all_but(&reported);
-        self.changed.notify_waiters();
+        self.read_all_but(&reported);
     }
 
     /// Notes that no stream is open. Whoever observes waits for the next one, or `reads` until then.
-    pub(super) fn stream_closed(&self, reads: bool) {
-        let mut register = self.register();
-        register.source = if reads { Source::Reads } else { Source::Pending };
+    pub(super) fn stream_closed(&mut self, reads: bool) {
+        self.source = if reads { Source::Reads } else { Source::Pending };
         if reads {
-            register.read_all_but(&Observed::default());
-            self.changed.notify_waiters();
+            self.everything();
         }
     }
 
-    /// Notes the time in the log up to which the stream has reported all events, before they are told.
-    pub(super) fn stream_read(&self, as_of: Option<LogTime>) {
-        let mut register = self.register();
-        register.as_of = register.as_of.max(as_of);
+    /// Notes a time in the log up to which the stream has reported all events, before they are told, or which was read.
+    pub(super) fn seen_as_of(&mut self, as_of: Option<LogTime>) {
+        self.as_of = self.as_of.max(as_of);
     }
 
     /// Notes that a lock was written.
-    pub(in crate::session) fn written(&self, name: &str) {
-        let mut register = self.register();
-        if register.has_all() || register.locks.contains_key(name) {
-            register.unread.insert(name.to_owned());
+    pub(in crate::session) fn written(&mut self, name: &str) {
+        if self.has_all() || self.locks.contains_key(name) {
+            self.unread.insert(name.to_owned());
             self.changed.notify_waiters();
         }
     }
 
     /// Notes a document that is not a lock.
-    pub(in crate::session) fn unreadable(&self, unreadable: &Unreadable) {
+    pub(in crate::session) fn unreadable(&mut self, unreadable: &Unreadable) {
         let (now, clock) = (Instant::now(), ServerClock::default());
-        self.register()
-            .report(&unreadable.name, Err(unreadable.clone()), &clock, now);
+        self.report(&unreadable.name, Err(unreadable.clone()), &clock, now);
     }
 
     /// Notes that anything may have happened.
-    pub(in crate::session) fn everything(&self) {
-        self.register().read_all_but(&Observed::default());
-        self.changed.notify_waiters();
+    pub(in crate::session) fn everything(&mut self) {
+        self.read_all_but(&Observed::default());
     }
-}
 
-impl Register {
     pub(super) fn has_all(&self) -> bool {
-        !(self.of_all.is_empty() && self.joining.is_empty())
+        !self.of_all.is_empty()
     }
 
-    fn join(&mut self, scope: &Scope, inbox: &Arc<Inbox>) {
+    pub(super) fn join(&mut self, scope: &Scope, inbox: &Arc<Inbox>) {
         if self.has_ended {
             inbox.end(None);
             return;
@@ -235,20 +195,22 @@ impl Register {
                     None => {}
                 }
             }
-            Scope::All if self.is_complete => {
-                self.tell_present(inbox);
-                self.of_all.push(inbox.clone());
-            }
             Scope::All => {
-                self.joining.push(inbox.clone());
-                if reads || watched == Some(&Observed::All) {
+                for (name, lock) in &self.locks {
+                    if let Some(last) = lock.last.as_ref().filter(|last| is_present(last)) {
+                        inbox.put(name, last);
+                    }
+                }
+                if !self.is_complete && (reads || watched == Some(&Observed::All)) {
                     self.all_at = Some(Instant::now());
                 }
+                self.of_all.push(inbox.clone());
             }
         }
+        self.changed.notify_waiters();
     }
 
-    fn leave(&mut self, scope: &Scope, inbox: &Arc<Inbox>) {
+    pub(super) fn leave(&mut self, scope: &Scope, inbox: &Arc<Inbox>) {
         let without = |inboxes: &mut Vec<Arc<Inbox>>| inboxes.retain(|other| !Arc::ptr_eq(other, inbox));
         match scope {
             Scope::One(name) => {
@@ -259,7 +221,6 @@ impl Register {
             }
             Scope::All => {
                 without(&mut self.of_all);
-                without(&mut self.joining);
                 if !self.has_all() {
                     (self.is_complete, self.all_at) = (false, None);
                     let names: Vec<String> = self.locks.keys().cloned().collect();
@@ -286,10 +247,11 @@ impl Register {
     pub(super) fn end_all(&mut self, why: Option<&ServerError>) {
         let ended = std::mem::take(self);
         let by_name = ended.locks.into_values().flat_map(|lock| lock.observers);
-        for inbox in by_name.chain(ended.of_all).chain(ended.joining) {
+        for inbox in by_name.chain(ended.of_all) {
             inbox.end(why.cloned());
         }
         (self.source, self.as_of) = (ended.source, ended.as_of);
+        (self.changed, self.is_read) = (ended.changed, ended.is_read);
     }
 
     /// Has everything read that is observed, but for what a stream has reported all the time.
@@ -303,6 +265,7 @@ impl Register {
             self.is_complete = false;
             self.all_at = Some(Instant::now()).max(self.rests_until);
         }
+        self.changed.notify_waiters();
     }
 
     /// Plans the next reading of this kind, unless the stream reports what is written.
@@ -337,15 +300,8 @@ impl Register {
         }
     }
 
-    /// Begins the list of all locks.
-    pub(super) fn begin_list(&mut self) {
-        self.all_at = None;
-        self.beside.insert(Reading::List, BTreeSet::new());
-    }
-
     /// Begins to read names, at most so many.
     pub(super) fn begin_names(&mut self, most: usize, now: Instant) -> Vec<String> {
-        self.beside.insert(Reading::Names, BTreeSet::new());
         if self.names_at.is_some_and(|at| at <= now) {
             self.names_at = None;
             let by_name = self.locks.iter().filter(|(_, lock)| !lock.observers.is_empty());
@@ -361,78 +317,28 @@ impl Register {
         std::mem::replace(&mut self.unread, rest).into_iter().collect()
     }
 
-    /// Notes that a reading is over.
-    pub(super) fn end_reading(&mut self, reading: Reading) {
-        self.beside.remove(&reading);
-    }
-
-    /// Notes what a reading of names shows of one.
-    pub(super) fn read(&mut self, name: &str, seen: Seen, clock: &ServerClock, now: Instant) {
-        if self.is_beside(Reading::Names, name) {
-            return;
-        }
-        // The list may show it as it was before, also where nobody has to be told of it.
-        if let Some(beside) = self.beside.get_mut(&Reading::List) {
-            beside.insert(name.to_owned());
-        }
-        self.report(name, seen, clock, now);
-    }
-
-    /// Has a lock read once more if the other reading has read or told it meanwhile.
-    fn is_beside(&mut self, reading: Reading, name: &str) -> bool {
-        let is_beside = self.beside.get(&reading).is_some_and(|names| names.contains(name));
-        if is_beside {
-            self.unread.insert(name.to_owned());
-        }
-        is_beside
-    }
-
-    /// Reports what a list of all locks shows. Those that it does not show are read: a free one may be there. They are
-    /// not listed again before the end of the pause, unless for somebody who begins to observe all.
-    pub(super) fn listed(
-        &mut self,
-        listed: BTreeMap<String, Seen>,
-        clock: &ServerClock,
-        now: Instant,
-        pause: Duration,
-    ) {
+    /// Has the locks read that a list of all shows as present, and those that were present before. They are not listed
+    /// again before the end of the pause, unless for somebody who begins to observe all.
+    pub(super) fn listed(&mut self, present: impl Iterator<Item = String>, now: Instant, pause: Duration) {
         self.rests_until = Some(now + pause);
-        let gone = self
-            .locks
-            .iter()
-            .filter(|(name, lock)| lock.last.as_ref().is_some_and(is_present) && !listed.contains_key(*name));
-        self.unread.extend(gone.map(|(name, _)| name.clone()));
-        for (name, seen) in listed {
-            if !self.is_beside(Reading::List, &name)
-                && self.report(&name, seen, clock, now)
-                && let Some(beside) = self.beside.get_mut(&Reading::Names)
-            {
-                beside.insert(name);
-            }
-        }
         // Those who asked for the list may have gone.
         self.is_complete = self.has_all();
-        for inbox in std::mem::take(&mut self.joining) {
-            self.tell_present(&inbox);
-            self.of_all.push(inbox);
+        if self.is_complete {
+            let known = self.locks.iter();
+            let known = known.filter(|(_, lock)| lock.last.as_ref().is_some_and(is_present));
+            self.unread.extend(known.map(|(name, _)| name.clone()));
+            self.unread.extend(present);
         }
+        self.changed.notify_waiters();
     }
 
-    fn tell_present(&self, inbox: &Inbox) {
-        for (name, lock) in &self.locks {
-            if let Some(last) = lock.last.as_ref().filter(|last| is_present(last)) {
-                inbox.put(name, last);
-            }
-        }
-    }
-
-    /// Reports what was seen of a document, unless it is as it was told last. Returns whether it was new.
-    fn report(&mut self, name: &str, seen: Seen, clock: &ServerClock, now: Instant) -> bool {
+    /// Reports what was seen of a document, unless it is as it was told last.
+    pub(super) fn report(&mut self, name: &str, seen: Seen, clock: &ServerClock, now: Instant) {
         let seen = seen.map(|state| state.map(|state| without_expired(state, clock, now)));
         let is_too_much = seen.is_err() && self.unreadable >= UNREADABLE_MOST;
         let is_observed = self.has_all() && is_present(&seen) && !is_too_much;
         if !is_observed && !self.locks.contains_key(name) {
-            return false;
+            return;
         }
         let last = self.locks.get(name).and_then(|lock| lock.last.as_ref());
         let is_new = last != Some(&seen);
@@ -454,7 +360,6 @@ impl Register {
             lock.last = Some(seen);
         }
         self.forget_if_unobserved(name);
-        is_new
     }
 }
 
@@ -499,26 +404,19 @@ mod tests {
     }
 
     /// The names that are to be read now.
-    fn taken(observers: &Observers) -> Vec<String> {
-        let mut register = observers.register();
-        let names = register.begin_names(MANY, Instant::now());
-        register.end_reading(Reading::Names);
-        names
+    fn taken(observers: &mut Observers) -> Vec<String> {
+        observers.begin_names(MANY, Instant::now())
     }
 
-    fn shown(register: &mut Register, name: &str, seen: Seen) {
-        register.read(name, seen, &ServerClock::default(), Instant::now());
+    fn shown(register: &mut Observers, name: &str, seen: Seen) {
+        register.report(name, seen, &ServerClock::default(), Instant::now());
     }
 
-    fn listed(register: &mut Register, listed: &[(&str, &Seen)]) {
-        let listed = listed.iter().map(|(name, seen)| ((*name).to_owned(), (*seen).clone()));
-        register.listed(
-            listed.collect(),
-            &ServerClock::default(),
-            Instant::now(),
-            Duration::ZERO,
-        );
-        register.end_reading(Reading::List);
+    /// Lists these as held.
+    fn listed(register: &mut Observers, names: &[&str]) {
+        register.all_at = None;
+        let names = names.iter().map(|name| (*name).to_owned());
+        register.listed(names, Instant::now(), Duration::ZERO);
     }
 
     /// A lock that is held under this token.
@@ -540,7 +438,7 @@ mod tests {
         told
     }
 
-    fn join(observers: &Observers, name: &str) -> (Scope, Arc<Inbox>) {
+    fn join(observers: &mut Observers, name: &str) -> (Scope, Arc<Inbox>) {
         let (scope, inbox) = (Scope::One(name.to_owned()), Arc::new(Inbox::new(false)));
         observers.join(&scope, &inbox);
         (scope, inbox)
@@ -548,39 +446,39 @@ mod tests {
 
     #[test]
     fn a_lock_is_read_once_the_stream_reports_it_and_whenever_it_was_written() {
-        let observers = Observers::new(true);
-        let one = join(&observers, "a");
+        let mut observers = Observers::new(true);
+        let one = join(&mut observers, "a");
         assert_eq!(
-            observers.register().due_at(Reading::Names, Instant::now()),
+            observers.due_at(Reading::Names, Instant::now()),
             None,
             "the stream is not open yet"
         );
         observers.stream_opened(&of(&["a"]), true);
-        assert_eq!(taken(&observers), ["a"]);
-        shown(&mut observers.register(), "a", Ok(None));
+        assert_eq!(taken(&mut observers), ["a"]);
+        shown(&mut observers, "a", Ok(None));
         // Another is read once the stream has been turned to it, and the first not again.
-        let other = join(&observers, "b");
-        assert_eq!(taken(&observers), [""; 0]);
+        let other = join(&mut observers, "b");
+        assert_eq!(taken(&mut observers), [""; 0]);
         assert_eq!(observers.observed(), of(&["a", "b"]).observed);
         observers.stream_opened(&of(&["a", "b"]), false);
-        assert_eq!(taken(&observers), ["b"]);
+        assert_eq!(taken(&mut observers), ["b"]);
         observers.written("a");
         observers.written("of nobody's interest");
-        assert_eq!(taken(&observers), ["a"]);
+        assert_eq!(taken(&mut observers), ["a"]);
         // One that was read although the stream did not report it then is read again.
-        let third = join(&observers, "c");
+        let third = join(&mut observers, "c");
         observers.everything();
-        assert_eq!(taken(&observers), ["a", "b", "c"]);
-        shown(&mut observers.register(), "c", Ok(None));
+        assert_eq!(taken(&mut observers), ["a", "b", "c"]);
+        shown(&mut observers, "c", Ok(None));
         observers.stream_opened(&of(&["a", "b", "c"]), false);
-        assert_eq!(taken(&observers), ["c"]);
+        assert_eq!(taken(&mut observers), ["c"]);
         for is_open in [false, true] {
             if is_open {
                 observers.stream_opened(&of(&["a", "b", "c"]), true);
             } else {
                 observers.stream_closed(true);
             }
-            assert_eq!(taken(&observers), ["a", "b", "c"], "{is_open}");
+            assert_eq!(taken(&mut observers), ["a", "b", "c"], "{is_open}");
         }
         for (scope, inbox) in [one, other, third] {
             assert!(!observers.are_none());
@@ -592,72 +490,67 @@ mod tests {
     /// As on a slow server, whose streams break as well.
     #[test]
     fn a_stream_that_opens_again_and_again_has_no_slow_collection_read_without_a_rest() {
-        let observers = Observers::new(true);
+        let mut observers = Observers::new(true);
         observers.join(&Scope::All, &Arc::new(Inbox::new(true)));
-        let one = join(&observers, "x");
+        let one = join(&mut observers, "x");
         let rest = Duration::from_secs(300);
         observers.stream_opened(&all(), true);
         let begun = Instant::now();
-        let due_at = |reading| observers.register().due_at(reading, begun);
-        assert!(due_at(Reading::List).is_some_and(|at| at <= Instant::now()));
-        observers.register().begin_list();
-        observers.register().list_later(rest);
+        let due_at = |observers: &Observers, reading| observers.due_at(reading, begun);
+        assert!(due_at(&observers, Reading::List).is_some_and(|at| at <= Instant::now()));
+        observers.list_later(rest);
         for _ in 0..3 {
             observers.stream_closed(true);
             observers.stream_opened(&all(), true);
         }
-        assert!(due_at(Reading::List).is_some_and(|at| at >= begun + rest));
+        assert!(due_at(&observers, Reading::List).is_some_and(|at| at >= begun + rest));
         // What is observed by its name is read meanwhile.
-        assert_eq!(due_at(Reading::Names), Some(begun));
-        assert_eq!(taken(&observers), ["x"]);
+        assert_eq!(due_at(&observers, Reading::Names), Some(begun));
+        assert_eq!(taken(&mut observers), ["x"]);
         drop(one);
     }
 
     /// A list of many locks takes long, and may show each as it was at any time meanwhile.
     #[test]
     fn what_is_told_beside_a_list_is_not_taken_back_by_it() {
-        let observers = Observers::new(true);
+        let mut observers = Observers::new(true);
         let inbox = Arc::new(Inbox::new(true));
         observers.join(&Scope::All, &inbox);
         observers.stream_opened(&all(), true);
-        let mut register = observers.register();
-        register.begin_list();
+        let register = &mut observers;
         // One is held by another by now, and one was released that nobody had been told of.
         for (name, seen) in [("a", held(2)), ("b", Ok(None))] {
             register.unread.insert(name.to_owned());
             assert_eq!(register.begin_names(MANY, Instant::now()), [name]);
-            shown(&mut register, name, seen);
-            register.end_reading(Reading::Names);
+            shown(register, name, seen);
         }
-        listed(&mut register, &[("a", &held(1)), ("b", &held(1)), ("c", &held(3))]);
-        assert_eq!(told(&inbox), [2, 3]);
-        // Which of the two readings was the later one shows another.
-        assert_eq!(register.begin_names(MANY, Instant::now()), ["a", "b"]);
-        // Nor does a reading of names take back what a list has told meanwhile.
-        register.begin_list();
-        listed(&mut register, &[("a", &held(4)), ("c", &held(3))]);
-        shown(&mut register, "a", held(2));
-        shown(&mut register, "b", held(5));
-        register.end_reading(Reading::Names);
-        assert_eq!(told(&inbox), [4, 5]);
-        assert_eq!(register.begin_names(MANY, Instant::now()), ["a"]);
+        listed(register, &["a", "b", "c"]);
+        assert_eq!(told(&inbox), [2]);
+        // How they are is read by their names.
+        assert_eq!(register.begin_names(MANY, Instant::now()), ["a", "b", "c"]);
+        for (name, seen) in [("a", held(2)), ("b", Ok(None)), ("c", held(3))] {
+            shown(register, name, seen);
+        }
+        assert_eq!(told(&inbox), [3]);
+        // Those that a list does not show any more are read too.
+        listed(register, &["a"]);
+        assert_eq!(register.begin_names(MANY, Instant::now()), ["a", "c"]);
     }
 
     /// The list that it asked for shows nothing to those who come later.
     #[test]
     fn an_observer_that_leaves_before_its_list_leaves_none_to_the_next() {
-        let observers = Observers::new(true);
+        let mut observers = Observers::new(true);
         let (scope, first) = (Scope::All, Arc::new(Inbox::new(true)));
         observers.join(&scope, &first);
         observers.stream_opened(&all(), true);
-        observers.register().begin_list();
         observers.leave(&scope, &first);
-        listed(&mut observers.register(), &[("a", &held(1))]);
+        listed(&mut observers, &["a"]);
         let second = Arc::new(Inbox::new(true));
         observers.join(&scope, &second);
-        assert!(observers.register().due_at(Reading::List, Instant::now()).is_some());
-        observers.register().begin_list();
-        listed(&mut observers.register(), &[("a", &held(1))]);
+        assert!(observers.due_at(Reading::List, Instant::now()).is_some());
+        listed(&mut observers, &["a"]);
+        shown(&mut observers, "a", held(1));
         assert_eq!(told(&second), [1]);
     }
 }

@@ -1,8 +1,7 @@
 //! The readings for the observers of a session: of locks by their names, and beside them lists of all.
 
 use std::{
-    collections::BTreeMap,
-    sync::{Arc, Weak},
+    sync::{Arc, MutexGuard, PoisonError, Weak},
     task::{self, Poll},
     time::Duration,
 };
@@ -11,9 +10,9 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    super::{Session, UserHandle},
+    super::{Session, UserHandle, timer_queue::AT_A_TIME},
     inbox::{Inbox, Seen},
-    observers::{NAMES_TOGETHER, Reading, Scope},
+    observers::{Observers, Reading, Scope},
 };
 use crate::{
     backoff::{Backoff, LONGEST_PAUSE},
@@ -43,16 +42,12 @@ impl Observations {
         let inbox = Arc::new(Inbox::new(matches!(scope, Scope::All)));
         if session.ensure_usable().is_ok() {
             session.begin_observing();
-            session.observers.join(&scope, &inbox);
+            session.observers().join(&scope, &inbox);
             session.need_stream();
         } else {
             inbox.end(None);
         }
-        Self {
-            inbox,
-            scope,
-            session,
-        }
+        Self { inbox, scope, session }
     }
 
     /// Ends at once in a process that was forked, as nothing is observed there.
@@ -76,7 +71,7 @@ impl Drop for Observations {
     fn drop(&mut self) {
         // In a fork, another thread of the parent's may have had the mutex.
         if !self.session.is_forked() {
-            self.session.observers.leave(&self.scope, &self.inbox);
+            self.session.observers().leave(&self.scope, &self.inbox);
         }
     }
 }
@@ -87,7 +82,7 @@ struct Ending(Weak<Session>);
 impl Drop for Ending {
     fn drop(&mut self) {
         if let Some(session) = self.0.upgrade() {
-            session.observers.end();
+            session.observers().end();
         }
     }
 }
@@ -105,7 +100,7 @@ async fn run(ending: Ending, ended: CancellationToken) {
 async fn observe(weak: &Weak<Session>, reading: Reading) -> Option<()> {
     let ((least, pause), changed) = {
         let session = weak.upgrade()?;
-        (session.config.poll_interval, session.observers.changed.clone())
+        (session.config.poll_interval, session.observers().changed.clone())
     };
     let backoff = Backoff::between(pause, LONGEST_PAUSE.max(pause));
     let mut failing = backoff;
@@ -116,7 +111,7 @@ async fn observe(weak: &Weak<Session>, reading: Reading) -> Option<()> {
         let has_changed = changed.notified();
         let session = weak.upgrade()?;
         let now = Instant::now();
-        let due_at = session.observers.register().due_at(reading, now);
+        let due_at = session.observers().due_at(reading, now);
         let due_at = due_at.map(|at| at.max(rests_until));
         if due_at.is_none_or(|at| at > now) {
             drop(session);
@@ -134,8 +129,7 @@ async fn observe(weak: &Weak<Session>, reading: Reading) -> Option<()> {
             Reading::List => session.list_observed().await,
         };
         let took = now.elapsed();
-        let (now, mut register) = (Instant::now(), session.observers.register());
-        register.end_reading(reading);
+        let (now, mut register) = (Instant::now(), session.observers());
         match read {
             Ok(()) => {
                 failing = backoff;
@@ -169,18 +163,22 @@ async fn observe(weak: &Weak<Session>, reading: Reading) -> Option<()> {
 }
 
 impl Session {
+    pub(in crate::session) fn observers(&self) -> MutexGuard<'_, Observers> {
+        self.observers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Starts the task that reads for the observers, on the first call.
     fn begin_observing(self: &Arc<Self>) {
         let runtime = self.start();
-        self.observers.begun.get_or_init(|| {
+        if !std::mem::replace(&mut self.observers().is_read, true) {
             drop(detached(runtime, run(Ending(Arc::downgrade(self)), self.ended.clone())));
-        });
+        }
     }
 
     async fn list_observed(self: &Arc<Self>) -> Result<(), ServerError> {
         let view = {
-            let mut register = self.observers.register();
-            register.begin_list();
+            let mut register = self.observers();
+            register.all_at = None;
             View::Committed(register.as_of)
         };
         let selection = Selection {
@@ -198,29 +196,27 @@ impl Session {
         } = self.list(&selection, view).await?;
         let received = Instant::now();
         self.note(&Exchange { sent, received, now });
-        let found = found.into_iter().map(|(name, state)| (name, Ok(Some(Arc::new(state)))));
-        let unreadable = unreadable
-            .into_iter()
-            .map(|document| (document.name.clone(), Err(document)));
-        let listed: BTreeMap<String, Seen> = found.chain(unreadable).collect();
-        let clock = self.table().clock;
+        // Those that can't be read by their names are told now.
+        let (named, nameless): (Vec<_>, Vec<_>) = unreadable.into_iter().partition(Unreadable::has_name);
+        nameless
+            .iter()
+            .for_each(|document| self.observers().unreadable(document));
+        let held = found.into_iter().filter(|(_, state)| !state.holders.is_empty());
+        let present = held
+            .map(|(name, _)| name)
+            .chain(named.into_iter().map(|document| document.name));
         {
-            let mut register = self.observers.register();
-            register.as_of = register.as_of.max(as_of);
-            register.listed(listed, &clock, received, self.config.poll_interval.1);
+            let mut register = self.observers();
+            register.seen_as_of(as_of);
+            register.listed(present, received, self.config.poll_interval.1);
         }
-        // It may leave names to be read, and ends of leases.
-        self.observers.changed.notify_waiters();
         Ok(())
     }
 
     async fn read_observed_names(self: &Arc<Self>, now: Instant) -> Result<(), ServerError> {
         let (names, view) = {
-            let mut register = self.observers.register();
-            (
-                register.begin_names(NAMES_TOGETHER, now),
-                View::Committed(register.as_of),
-            )
+            let mut register = self.observers();
+            (register.begin_names(AT_A_TIME, now), View::Committed(register.as_of))
         };
         if names.is_empty() {
             return Ok(());
@@ -229,21 +225,21 @@ impl Session {
         let (mut documents, exchange, as_of) = match read {
             Ok(read) => read,
             Err(error) => {
-                self.observers.register().unread.extend(names);
+                self.observers().unread.extend(names);
                 return Err(error);
             }
         };
         self.note(&exchange);
         let clock = self.table().clock;
-        let mut register = self.observers.register();
-        register.as_of = register.as_of.max(as_of);
+        let mut register = self.observers();
+        register.seen_as_of(as_of);
         for name in &names {
             let seen = match documents.remove(name) {
                 Some(Ok(state)) => Ok(Some(Arc::new(state))),
                 Some(Err(malformed)) => Err(Unreadable::new(name.clone(), &malformed)),
                 None => Ok(None),
             };
-            register.read(name, seen, &clock, exchange.received);
+            register.report(name, seen, &clock, exchange.received);
         }
         Ok(())
     }

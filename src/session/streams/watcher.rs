@@ -122,7 +122,7 @@ impl Watching {
     fn note(&mut self, news: News, session: &Arc<Session>) {
         match news {
             News::Opened { watched, is_gap } => {
-                session.observers.stream_read(self.subscription.as_of());
+                session.observers().seen_as_of(self.subscription.as_of());
                 session.stream_opened(&watched, is_gap);
                 if is_gap || self.open.as_ref().is_none_or(|open| open.free != watched.free) {
                     session.note_freed(reports_free(Some(&watched)));
@@ -132,7 +132,7 @@ impl Watching {
             }
             News::Quiet => session.ask_for_primary(),
             News::Events(events) => {
-                session.observers.stream_read(self.subscription.as_of());
+                session.observers().seen_as_of(self.subscription.as_of());
                 session.on_events(&events, reports_free(self.open.as_ref()));
                 self.had_events = !events.is_empty();
             }
@@ -202,7 +202,7 @@ impl Session {
     fn calm_until(&self, begun: Instant) -> Option<Instant> {
         let mut table = self.table();
         table.calm = None;
-        let is_reported_to_others = self.is_claiming() || !self.observers.are_none();
+        let is_reported_to_others = self.is_claiming() || !self.observers().are_none();
         if table.lines.by_name.len() > LINES_MOST || is_reported_to_others || self.store.is_in_memory() {
             return None;
         }
@@ -219,7 +219,7 @@ impl Session {
     fn watched(&self) -> Watched {
         Watched {
             free: self.is_claiming(),
-            observed: self.observers.observed(),
+            observed: self.observers().observed(),
         }
     }
 
@@ -251,7 +251,7 @@ impl Session {
         if is_gap {
             self.on_gap();
         }
-        self.observers.stream_opened(watched, is_gap);
+        self.observers().stream_opened(watched, is_gap);
     }
 
     /// Notes that the stream is closed. Events may be missed from now on, so nothing known of a document is trusted:
@@ -261,7 +261,7 @@ impl Session {
     fn stream_closed(self: &Arc<Self>, reason: PollingReason, was_open: bool) {
         self.set_streaming(false);
         self.set_mode(WakeMode::Polling(reason));
-        self.observers.stream_closed(true);
+        self.observers().stream_closed(true);
         if was_open {
             self.on_gap();
             self.note_freed(NextFreed::Unreported);
@@ -280,7 +280,7 @@ impl Session {
     }
 
     fn needs_stream(&self) -> bool {
-        self.table().lines.stream_demand.need_stream() || self.is_claiming() || !self.observers.are_none()
+        self.table().lines.stream_demand.need_stream() || self.is_claiming() || !self.observers().are_none()
     }
 
     fn unneeded_since(&self) -> Option<Instant> {
@@ -295,7 +295,7 @@ impl Session {
             let mut table = self.table();
             let idle = !table.lines.stream_demand.need_stream()
                 && self.demand.send_if_modified(|demand| {
-                    let idle = !self.is_claiming() && self.observers.are_none();
+                    let idle = !self.is_claiming() && self.observers().are_none();
                     *demand &= !idle;
                     idle
                 });
@@ -311,7 +311,7 @@ impl Session {
         // No waiter is woken late any more, so there is no cause for alarm.
         let mode = self.mode.borrow().at_rest();
         self.set_mode(mode);
-        self.observers.stream_closed(!mode.is_streaming());
+        self.observers().stream_closed(!mode.is_streaming());
         self.show_hold_watch();
         if waits {
             // No event reported what happened since the last one.
