@@ -1,6 +1,6 @@
 //! Acquires of documents, and claims.
 
-use std::{fmt, future::Future, marker::PhantomData, time::Duration};
+use std::{fmt, marker::PhantomData, time::Duration};
 
 use mongodb::bson::{Bson, Document};
 use serde::de::DeserializeOwned;
@@ -37,17 +37,17 @@ use crate::{
 
 /// Acquires a lock in a document, and reads what was locked in the rest of the timeout: on an error of the reading the
 /// lock is released again. A timeout of zero asks once, and takes as long as that takes.
-pub(super) async fn acquire_and_read<R>(
+pub(super) async fn acquire_and_read(
     session: &UserHandle,
     name: String,
-    (options, patience): (Options, waitlist::Patience),
-    read: impl Future<Output = Result<R, ServerError>> + Send,
-) -> Result<(OwnedHold, R), AcquireError> {
+    options: Options,
+    patience: waitlist::Patience,
+) -> Result<(OwnedHold, Vec<Document>), AcquireError> {
     let timeout = options.timeout.filter(|timeout| !timeout.is_zero());
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let share = Share::whole(session.clone(), LockName::new(name.clone()), Kind::Document);
     let own = share.acquire(options, patience).await?;
-    let begun = Instant::now();
+    let (begun, read) = (Instant::now(), session.fetch(&name));
     let read = match until {
         Some(until) => tokio::time::timeout_at(until, read).await.ok(),
         None => Some(read.await),
@@ -66,10 +66,9 @@ pub(super) async fn acquire_and_read<R>(
 impl<T: DeserializeOwned + Send + Sync + 'static> Ask for handle::Document<T> {
     async fn ask(request: Self, options: Options, patience: waitlist::Patience) -> Result<Got<Self>, AcquireError> {
         let (session, name) = request.locks.place(&request.id)?;
-        let reading = session.fetch(&name);
-        let (own, found) = acquire_and_read(session, name.clone(), (options, patience), reading).await?;
-        match found {
-            Some(document) => read(session, own, request.id, &document, None),
+        let (own, found) = acquire_and_read(session, name.clone(), options, patience).await?;
+        match found.first() {
+            Some(document) => read(session, own, request.id, document, None),
             None => Err(AcquireError::NoDocument { name }),
         }
     }

@@ -12,7 +12,6 @@ use crate::{
     error::ServerError,
     protocol::wake,
     status::{Lost, LostReason},
-    store::ElementUpdate,
 };
 
 /// Maximum time for a change of a held document, however long its lease is: far longer than a transaction of another
@@ -20,8 +19,8 @@ use crate::{
 const CHANGED_WITHIN: Duration = Duration::from_secs(600);
 
 impl Session {
-    /// Reads the user's part of a document.
-    pub(crate) async fn fetch(self: &Arc<Self>, name: &str) -> Result<Option<Document>, ServerError> {
+    /// Reads what is locked under the name: the user's part of a document, or the elements that have the key in it.
+    pub(crate) async fn fetch(self: &Arc<Self>, name: &str) -> Result<Vec<Document>, ServerError> {
         let fetching = self.read(Cost::Large, || {
             let (store, name) = (self.store.clone(), name.to_owned());
             async move { store.fetch(&name).await }
@@ -29,7 +28,8 @@ impl Session {
         fetching.await
     }
 
-    /// Changes the user's part of a held document, and returns it; `None` when it is no longer held.
+    /// Changes the user's part of a held document, or a held element, and returns it; `None` when it is no longer held,
+    /// or there is not exactly one element with the key.
     pub(crate) async fn change(
         self: &Arc<Self>,
         hold: &Arc<Hold>,
@@ -117,34 +117,6 @@ impl Session {
             false if hold.lost_reason().is_none() => Ok(true),
             false => Err(unanswered),
         }
-    }
-
-    /// Reads the elements that have the key in this name; `None` when there is no document.
-    pub(crate) async fn elements(self: &Arc<Self>, name: &str) -> Result<Option<Vec<Document>>, ServerError> {
-        let fetching = self.read(Cost::Large, || {
-            let (store, name) = (self.store.clone(), name.to_owned());
-            async move { store.elements(&name).await }
-        });
-        fetching.await
-    }
-
-    /// Changes a held element, and returns it; `None` when it is no longer held, or there is not exactly one with its
-    /// key.
-    pub(crate) async fn change_element(
-        self: &Arc<Self>,
-        hold: &Arc<Hold>,
-        update: ElementUpdate,
-    ) -> Result<Option<Document>, ServerError> {
-        let (store, held, within) = (self.store.clone(), hold.clone(), time_to_change(hold));
-        let operation = self.ids.operation();
-        let changing = async move {
-            let holder = (held.id.as_str(), held.granted_as);
-            store
-                .change_element(&held.name, holder, update, &operation, within)
-                .await
-        };
-        // As with a document: it can take its time, and is not repeated.
-        self.in_time(within, changing).await
     }
 
     /// Reads whether a hold that the server denied is held, and returns its loss if it is lost.

@@ -1,21 +1,17 @@
 //! Documents of the user's own as they are claimed and changed.
 
+use std::collections::HashSet;
+
 use mongodb::bson::{Bson, Document};
 
+use super::name;
 use crate::{
     error::ServerError,
-    protocol::{Exchange, ServerTime, State, document::Malformed},
+    protocol::{
+        Exchange, Location, ServerTime, State,
+        document::{ID_MOST, Malformed, size_of_id},
+    },
 };
-
-/// An update of an element by operators.
-#[derive(Clone, Debug)]
-pub(crate) struct ElementUpdate {
-    /// Its paths lead from the element.
-    pub(crate) of_element: Document,
-    /// The same for the document: its paths lead through the array and the [identifier](super::mongo::IDENTIFIER) of
-    /// the element.
-    pub(crate) of_document: Document,
-}
 
 /// The user's own documents that are wanted, and the order in which they are.
 #[derive(Clone, Debug)]
@@ -24,15 +20,6 @@ pub(crate) struct Wanted {
     pub(crate) sort: Option<Document>,
     /// How often a document may be claimed, if its claims are counted.
     pub(crate) attempts_most: Option<i64>,
-}
-
-/// The wanted documents that a claim may take.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Among<'a> {
-    /// All but those with one of these `_id`s.
-    AllBut(&'a [Bson]),
-    /// The one with this `_id`.
-    Only(&'a Bson),
 }
 
 /// The outcome of a claim that was answered.
@@ -87,7 +74,38 @@ pub(crate) struct Outlook {
     pub(crate) free_at: Option<ServerTime>,
     /// Whether some are claimed by others, and become free in time.
     pub(crate) others: bool,
-    /// An unfit document that claims pass over, if there is one.
-    pub(crate) unfit: Option<Bson>,
+    /// An unfit document that claims pass over, if there is one; and why, unless it only was passed over before.
+    pub(crate) unfit: Option<(Bson, Option<ServerError>)>,
     pub(crate) exchange: Exchange,
+}
+
+impl Outlook {
+    pub(super) fn new(exchange: Exchange) -> Self {
+        Self {
+            free_at: None,
+            others: false,
+            unfit: None,
+            exchange,
+        }
+    }
+
+    /// Adds a wanted document with its lock in this place; those in `passed`, by their names, count as unfit.
+    pub(super) fn add(&mut self, at: &Location, document: &Document, passed: &HashSet<String>) {
+        let id = document.get("_id").cloned().unwrap_or(Bson::Null);
+        let size = size_of_id(&id);
+        let state = match at.state(document) {
+            _ if size > ID_MOST => Err(ServerError::too_long(size)),
+            state => state.map_err(ServerError::from),
+        };
+        match state {
+            Err(why) => drop(self.unfit.get_or_insert((id, Some(why)))),
+            Ok(_) if passed.contains(&name::of_id(&id)) => drop(self.unfit.get_or_insert((id, None))),
+            Ok(state) => {
+                self.others = true;
+                let holders = state.iter().flat_map(|state| &state.holders).map(|holder| holder.until);
+                let waiters = state.iter().flat_map(|state| &state.queue).map(|waiter| waiter.until);
+                self.free_at = self.free_at.into_iter().chain(holders.chain(waiters).max()).min();
+            }
+        }
+    }
 }

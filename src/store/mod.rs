@@ -35,7 +35,7 @@ use futures::{FutureExt, TryFutureExt, future::BoxFuture};
 use mongodb::bson::{Document, Timestamp, oid::ObjectId};
 
 pub(crate) use crate::error::failure::Failure;
-pub(crate) use claims::{Among, Claimed, ElementUpdate, Outlook, Taken, Wanted};
+pub(crate) use claims::{Claimed, Outlook, Taken, Wanted};
 pub(crate) use detached::{Detached, detached};
 pub(crate) use lock_layout::LockLayout;
 pub(crate) use memory::{Connection, MemoryDocuments, MemoryStore, MemoryStream, Refused};

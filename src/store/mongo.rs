@@ -2,7 +2,6 @@
 
 mod claims;
 mod command;
-mod elements;
 mod encoded;
 mod first_look;
 mod guard;
@@ -39,7 +38,6 @@ use crate::{
 #[cfg(any(test, fuzzing))]
 pub(crate) use command::refusals;
 use command::{Updated, limit, updated};
-pub(crate) use elements::IDENTIFIER;
 use encoded::{Shapes, encode, joined};
 use first_look::FirstLook;
 pub(crate) use guard::{abort, is_in_transaction};

@@ -279,7 +279,8 @@ async fn a_lease_that_ends_between_a_try_and_the_scan_after_it_is_noticed() {
     until_streaming(&ground, &admin, 1).await;
     sent.until_quiet().await;
     let data = doc! {
-        "failCommands": ["aggregate"], "blockConnection": true, "blockTimeMS": 1_800, "appName": &ground.database,
+        "failCommands": ["find"], "blockConnection": true, "blockTimeMS": 1_800, "appName": &ground.database,
+        "namespace": format!("{}.events", ground.database),
     };
     let slow = cluster.fail_commands(0, doc! { "times": 1 }, data).await.unwrap();
     // Long enough for the event and the try to come before it on a busy machine: later, there is nothing to look for.
@@ -335,12 +336,12 @@ async fn counting(ground: &Ground, client: &LockClient) -> (DocumentLocks<Docume
     let sent = counts.clone();
     options.command_event_handler = Some(EventHandler::callback(move |event| match event {
         CommandEvent::Started(started) => {
-            let stages = started.command.get_array("pipeline");
-            let is_look = stages.is_ok_and(|stages| {
-                stages
-                    .iter()
-                    .any(|stage| stage.as_document().is_some_and(|stage| stage.contains_key("$group")))
-            });
+            let shown = started.command.get_document("projection");
+            let by_name = started
+                .command
+                .get_document("filter")
+                .is_ok_and(|filter| filter.contains_key("_id"));
+            let is_look = !by_name && shown.is_ok_and(|shown| shown.contains_key("_watchlock_now"));
             sent.looks.fetch_add(usize::from(is_look), Ordering::Relaxed);
             let is_try = started.command_name == "findAndModify";
             let limit = started.command.get("maxTimeMS").filter(|_| is_try).and_then(whole);
@@ -426,7 +427,9 @@ async fn scans_that_fail_are_made_ever_more_seldom() {
     // The holder has one too, once it has held for a while.
     until_streaming(&ground, &admin, 2).await;
     sent.until_quiet().await;
-    let data = doc! { "failCommands": ["aggregate"], "errorCode": 50, "appName": &ground.database };
+    let data = doc! {
+        "failCommands": ["find"], "errorCode": 50, "appName": &ground.database, "namespace": format!("{}.events", ground.database),
+    };
     let failing = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
     let (tried, looked, began) = (
         sent.tries.load(Ordering::Relaxed),
@@ -468,7 +471,9 @@ async fn scans_that_fail_are_not_made_by_each_claim() {
     let (locks, sent) = counting(&ground, &scene.b).await;
     scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
     let held = scene.locks_of::<Document>(&scene.a).acquire(1).await.unwrap();
-    let data = doc! { "failCommands": ["aggregate"], "errorCode": 50, "appName": &ground.database };
+    let data = doc! {
+        "failCommands": ["find"], "errorCode": 50, "appName": &ground.database, "namespace": format!("{}.events", ground.database),
+    };
     let failing = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
     let (began, looks) = (Instant::now(), || sent.looks.load(Ordering::Relaxed));
     for _ in 0..100 {
@@ -493,7 +498,8 @@ async fn a_scan_during_which_a_claim_was_given_up_is_not_made_again_at_once() {
     scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
     let held = scene.locks_of::<Document>(&scene.a).acquire(1).await.unwrap();
     let data = doc! {
-        "failCommands": ["aggregate"], "blockConnection": true, "blockTimeMS": 9_000, "appName": &ground.database,
+        "failCommands": ["find"], "blockConnection": true, "blockTimeMS": 9_000, "appName": &ground.database,
+        "namespace": format!("{}.events", ground.database),
     };
     let slow = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
     let looks = || sent.looks.load(Ordering::Relaxed);

@@ -5,7 +5,7 @@ use std::{fmt, future::Future};
 use mongodb::{bson::Bson, options::UpdateModifications};
 use serde::de::DeserializeOwned;
 
-use super::{ElementLocks, update::rewritten};
+use super::{ElementLocks, update::check_update};
 use crate::{
     documents::{action::acquire_and_read, handle::before_write},
     error::{AcquireError, DocumentError},
@@ -75,12 +75,9 @@ impl<E: DeserializeOwned + Send + Sync + 'static> Ask for Element<E> {
     async fn ask(request: Self, options: Options, patience: Patience) -> Result<Got<Self>, AcquireError> {
         let Self { locks, id } = request;
         let (session, name) = locks.place(&id)?;
-        let (array, reading) = (locks.array.clone(), session.elements(&name));
-        let acquired = acquire_and_read(session, name.clone(), (options, patience), reading).await;
+        let array = locks.array.clone();
+        let acquired = acquire_and_read(session, name.clone(), options, patience).await;
         let (own, found) = acquired.map_err(|error| locks.missing(error))?;
-        let Some(found) = found else {
-            return Err(locks.missing(AcquireError::NoDocument { name }));
-        };
         let element = match &found[..] {
             [] => return Err(AcquireError::NoElement { name, array }),
             [element] => read_as(element).map_err(|cause| AcquireError::Unreadable { name, cause })?,
@@ -178,11 +175,11 @@ impl<E: DeserializeOwned, W: World> Held<Element<E>, W> {
     ) -> W::Call<impl Future<Output = Result<E, DocumentError>>> {
         let update = update.into();
         W::call(async move {
-            let update = rewritten(&update, &self.data.array, &self.data.key)?;
+            check_update(&update, &self.data.array, &self.data.key)?;
             before_write(&self.data.session, &self.own).await?;
             let hold = self.hold();
             for _ in 0..UPDATE_TRIES {
-                if let Some(element) = self.data.session.change_element(hold, update.clone()).await? {
+                if let Some(element) = self.data.session.change(hold, update.clone()).await? {
                     return read_as(&element).map_err(|cause| DocumentError::Unreadable { cause });
                 }
                 self.check_after_refusal().await?;
@@ -196,8 +193,7 @@ impl<E: DeserializeOwned, W: World> Held<Element<E>, W> {
     /// one such element; there may be none any more.
     async fn check_after_refusal(&self) -> Result<(), DocumentError> {
         self.data.session.verified(self.hold()).await?;
-        let found = self.data.session.elements(self.name()).await?;
-        match found.map_or(0, |found| found.len()) {
+        match self.data.session.fetch(self.name()).await?.len() {
             0 => Err(DocumentError::NoElement),
             1 => Ok(()),
             matched => Err(DocumentError::AmbiguousElement { matched }),

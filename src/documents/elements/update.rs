@@ -1,24 +1,11 @@
-//! Updates of elements: their paths are rewritten to those of the document.
+//! Checks of updates of elements: their paths lead from the element, and leave its key alone.
 
-use mongodb::{
-    bson::{Bson, Document},
-    options::UpdateModifications,
-};
+use mongodb::options::UpdateModifications;
 
-use crate::{
-    documents::check_encodable,
-    error::InvalidInput,
-    store::{ElementUpdate, element::ElementKey, mongo::IDENTIFIER},
-    truncated_debug::shown,
-};
+use crate::{documents::check_encodable, error::InvalidInput, store::element::ElementKey, truncated_debug::shown};
 
-/// Checks that an update by operators changes an element and leaves its key alone, and rewrites its paths, which lead
-/// from the element.
-pub(super) fn rewritten(
-    update: &UpdateModifications,
-    array: &str,
-    key: &ElementKey,
-) -> Result<ElementUpdate, InvalidInput> {
+/// Checks that an update by operators changes an element and leaves its key alone.
+pub(super) fn check_update(update: &UpdateModifications, array: &str, key: &ElementKey) -> Result<(), InvalidInput> {
     let refused = |problem: String| {
         InvalidInput::new(format!(
             "the update of an element locked in `{array}` is refused: {problem}"
@@ -34,7 +21,6 @@ pub(super) fn rewritten(
         }
         _ => return Err(refused("it is neither a document nor a pipeline".to_owned())),
     };
-    let mut of_document = Document::new();
     let mut is_empty = true;
     for (operator, fields) in operators {
         let called = shown(operator.escape_debug()).to_string();
@@ -46,22 +32,16 @@ pub(super) fn rewritten(
                 "the server does not support `$rename` in an element of an array; use `$set` and `$unset`".to_owned(),
             ));
         }
-        let mut rewritten = Document::new();
-        for (path, value) in fields {
+        for path in fields.keys() {
             check_path_in_element(path, key)
                 .map_err(|problem| refused(format!("`{called}` of `{}` {problem}", shown(path.escape_debug()))))?;
-            rewritten.insert(format!("{array}.$[{IDENTIFIER}].{path}"), value.clone());
             is_empty = false;
         }
-        of_document.insert(operator, Bson::Document(rewritten));
     }
-    if is_empty {
-        return Err(refused("it changes no field".to_owned()));
+    match is_empty {
+        true => Err(refused("it changes no field".to_owned())),
+        false => Ok(()),
     }
-    Ok(ElementUpdate {
-        of_element: operators.clone(),
-        of_document,
-    })
 }
 
 fn check_path_in_element(path: &str, key: &ElementKey) -> Result<(), &'static str> {
@@ -89,18 +69,9 @@ mod tests {
     }
 
     #[test]
-    fn paths_lead_from_the_element() {
+    fn an_update_of_the_element_is_let_through() {
         let update = doc! { "$set": { "picked": true, "by.name": "$$NOW" }, "$inc": { "tries": 1 }, "$unset": {} };
-        let rewritten = rewritten(&update.clone().into(), "of.lines", &key()).unwrap();
-        assert_eq!(rewritten.of_element, update);
-        assert_eq!(
-            rewritten.of_document,
-            doc! {
-                "$set": { "of.lines.$[watchlocked].picked": true, "of.lines.$[watchlocked].by.name": "$$NOW" },
-                "$inc": { "of.lines.$[watchlocked].tries": 1 },
-                "$unset": {},
-            }
-        );
+        assert!(check_update(&update.into(), "of.lines", &key()).is_ok());
     }
 
     #[test]
@@ -121,7 +92,7 @@ mod tests {
             (doc! { "$set": { "a..b": 1 } }, "empty name"),
             (doc! { "$set": { "a\0": 1 } }, "NUL"),
         ] {
-            let error = rewritten(&update.clone().into(), "lines", &key())
+            let error = check_update(&update.clone().into(), "lines", &key())
                 .unwrap_err()
                 .to_string();
             assert!(
@@ -130,7 +101,7 @@ mod tests {
             );
         }
         let pipeline = vec![doc! { "$set": { "a": 1 } }];
-        let error = rewritten(&pipeline.into(), "lines", &key()).unwrap_err().to_string();
+        let error = check_update(&pipeline.into(), "lines", &key()).unwrap_err().to_string();
         assert!(error.contains("pipeline"), "{error}");
     }
 }

@@ -1,12 +1,9 @@
 //! One attempt to claim a document, and the handling of its answer.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use mongodb::bson::Bson;
-use tokio::{
-    sync::oneshot,
-    time::{Instant, timeout},
-};
+use tokio::time::{Instant, timeout};
 
 use super::super::{
     Session,
@@ -19,7 +16,7 @@ use crate::{
     error::ServerError,
     hold_options::Lease,
     protocol::{CapacityIs, Exchange, Holder, Kind, Operation, Owner, Request, Requests},
-    store::{Among, Claimed, Store, Taken, Wanted, name},
+    store::{Claimed, Taken, name},
     telemetry,
     waitlist::{Grant, How, Step, deadline::Deadline, timing},
 };
@@ -33,65 +30,6 @@ struct Round {
     claimed: Vec<ClaimedDocument>,
     /// Why a document could not be claimed; others may be.
     passed_over: Option<ServerError>,
-}
-
-/// Claims; where the server refuses, finds out whether a single document is the cause.
-async fn claim_next(
-    store: &Store,
-    wanted: &Wanted,
-    skipped: &[Bson],
-    operations: &[Operation],
-    within: Duration,
-) -> Result<Taken, ServerError> {
-    let among = Among::AllBut(skipped);
-    match store.claim(wanted, among, operations, within).await {
-        Err(error) if error.may_concern_document() => {
-            claim_one_by_one(store, wanted, among, &operations[..1], within, error).await
-        }
-        taken => taken,
-    }
-}
-
-/// Claims the document that would be next, by its `_id`: a refusal does not name the document. It may be another's by
-/// then, of those who want the same: so the next one is tried, for as long as the server may take for a claim.
-///
-/// A router of an older version refuses claims without the shard key, so there this is the way of every claim.
-async fn claim_one_by_one(
-    store: &Store,
-    wanted: &Wanted,
-    among: Among<'_>,
-    operation: &[Operation],
-    within: Duration,
-    refused: ServerError,
-) -> Result<Taken, ServerError> {
-    let begun = Instant::now();
-    while begun.elapsed() < within {
-        // A filter that is refused is refused here as well.
-        let Ok(candidate) = store.candidate(wanted, among).await else {
-            return Err(refused);
-        };
-        let Some(candidate) = candidate else {
-            return Ok(Taken::default());
-        };
-        // Nobody waits for a write that begins later.
-        let left = within.saturating_sub(begun.elapsed());
-        if left.is_zero() {
-            break;
-        }
-        match store.claim(wanted, Among::Only(&candidate), operation, left).await {
-            // Only one that is refused by itself is passed over.
-            Err(error) if error.may_concern_document() => {
-                return Ok(Taken {
-                    refused: vec![(candidate, error)],
-                    ..Taken::default()
-                });
-            }
-            Ok(taken) if taken.claimed.is_empty() => {}
-            taken => return taken,
-        }
-    }
-    // As if the server had taken too long: the claim is tried again.
-    Ok(Taken::unsent(ServerError::overdue()))
 }
 
 /// A claim, and the outcome of its attempts so far.
@@ -160,24 +98,17 @@ impl<'a> Attempts<'a> {
 
     /// Claims by a task of its own, which gives back what nobody waits for any more.
     async fn round(&mut self, how: How) -> Result<Round, ServerError> {
-        let (to, mut answer) = oneshot::channel();
-        let claiming = self
-            .session
-            .clone()
-            .run_claim(self.claiming.clone(), (how, self.overdue), to);
-        let task = self.session.spawn_for(claiming);
-        let claimed = match timeout(UNANSWERED, &mut answer).await {
+        let session = self.session.clone();
+        let claiming = session.run_claim(self.claiming.clone(), (how, self.overdue));
+        let mut task = self.session.spawn_for(claiming);
+        let claimed = match timeout(UNANSWERED, &mut task).await {
             Ok(claimed) => claimed,
             Err(_) => {
                 self.note(ServerError::unanswered(UNANSWERED));
-                answer.await
+                task.await
             }
         };
-        let claimed = match claimed {
-            Ok(claimed) => claimed,
-            // The sender was dropped without an answer, as the runtime is shutting down.
-            Err(_) => Err(task.await.map_or_else(|stopped| stopped, |()| ServerError::overdue())),
-        };
+        let claimed = claimed.and_then(|claimed| claimed);
         match &claimed {
             Ok(_) => self.overdue = 0,
             Err(error) if error.ran_out_of_time() => self.overdue = self.overdue.saturating_add(1),
@@ -213,13 +144,9 @@ pub(in crate::session) fn grant_of(
 }
 
 impl Session {
-    /// Claims once, and sends the result. Without an answer in time, the command runs on by itself.
-    async fn run_claim(
-        self: Arc<Self>,
-        claiming: Claiming,
-        (how, overdue): (How, u32),
-        to: oneshot::Sender<Result<Round, ServerError>>,
-    ) {
+    /// Claims once. Without an answer in time, the command runs on by itself. Documents that nobody takes are given
+    /// back with the result.
+    async fn run_claim(self: Arc<Self>, claiming: Claiming, (how, overdue): (How, u32)) -> Result<Round, ServerError> {
         let Claiming {
             filter,
             owner,
@@ -232,7 +159,8 @@ impl Session {
         // One after the other, so that the end of the session sees the first before any is sent.
         let entries: Vec<String> = (0..most).map(|_| self.ids.claim()).collect();
         if self.takes_nothing_new() {
-            return self.settle_claims(&entries, to, Ok(Round::default()));
+            self.settle_claims(&entries);
+            return Ok(Round::default());
         }
         let command = self.ids.operation();
         let operations = entries.iter().map(|entry| Operation {
@@ -241,10 +169,10 @@ impl Session {
             ..self.operation_of_claim(entry.clone(), owner.clone(), lease)
         });
         let operations: Vec<Operation> = operations.collect();
-        let (store, skipped) = (self.store.clone(), self.claims.skip_list().ids(Instant::now()));
+        let (store, wanted) = (self.store.clone(), filter.wanted.clone());
+        let skipped = self.claims.skip_list().ids(Instant::now());
         let sent = Instant::now();
-        let given_up_at = sent + limit.within;
-        let mut claim = pin!(claim_next(&store, &filter.wanted, &skipped, &operations, limit.within));
+        let mut claim = Box::pin(async move { store.claim(&wanted, &skipped, &operations, limit.within).await });
         let (answer, adrift) = match self.in_flight.answer(claim.as_mut(), slot, limit).await {
             Ok(answer) => (answer, None),
             Err(adrift) => (Err(ServerError::unanswered(limit.patience())), Some(adrift)),
@@ -262,39 +190,36 @@ impl Session {
         let is_unknown = |error: &ServerError| !(error.is_final() || error.found_no_server());
         if taken.failed.as_ref().is_some_and(is_unknown) {
             let is_there = |entry: &String| taken.claimed.iter().any(|claimed| claimed.entry == *entry);
-            for entry in entries.iter().filter(|entry| !is_there(entry)) {
-                self.search_orphan(&filter, entry.clone(), lease.length, given_up_at);
-            }
+            let unknown = entries.iter().filter(|entry| !is_there(entry)).cloned().collect();
+            self.search_orphans(&filter, unknown, lease.length, sent + limit.within);
         }
-        let answer = self.outcome(taken, &filter, (lease, how));
-        self.clone().settle_claims(&entries, to, answer);
-        let Some(adrift) = adrift else { return };
-        // Nothing waits for it any more.
-        if let (Some(session), Ok(late)) = adrift.outlast(self, claim).await {
-            for late in late.claimed {
-                session.take_out_claim(late.name, late.entry, lease.length);
-            }
+        let outcome = self.outcome(taken, &filter, (lease, how));
+        self.settle_claims(&entries);
+        if let Some(adrift) = adrift {
+            let session = self.clone();
+            self.spawn(async move {
+                // Nothing waits for it any more.
+                if let (Some(session), Ok(late)) = adrift.outlast(session, claim.as_mut()).await {
+                    for late in late.claimed {
+                        session.take_out_claim(late.name, late.entry, lease.length);
+                    }
+                }
+            });
         }
+        outcome
     }
 
-    /// Sends the outcome of an attempt with these entries.
-    fn settle_claims(
-        self: Arc<Self>,
-        entries: &[String],
-        to: oneshot::Sender<Result<Round, ServerError>>,
-        answer: Result<Round, ServerError>,
-    ) {
+    /// Notes that the outcome of an attempt with these entries is known.
+    fn settle_claims(&self, entries: &[String]) {
         for entry in entries {
             self.ids.pending_claims.settled(entry);
         }
-        // The receiver may be gone; claimed documents are given back then.
-        drop(to.send(answer));
         // A shutdown waits for claims too, and may have seen them pending.
         self.drained.notify_waiters();
     }
 
     /// Takes out an entry that no task here holds.
-    fn take_out_claim(self: &Arc<Self>, name: String, entry: String, lease: Duration) {
+    pub(super) fn take_out_claim(self: &Arc<Self>, name: String, entry: String, lease: Duration) {
         self.update(&name, None, |lines, context| {
             context.ids.pending_claims.settled(&entry);
             lines.line(&name).waitlist.step(context).take_out(entry, USED, lease);

@@ -1,17 +1,21 @@
 //! The way of one claim: it takes what is free, or waits until a document becomes free.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{
-    super::{Session, streams::watcher::NextFreed},
+    super::{Session, hedged_read::Cost, streams::watcher::NextFreed},
     ClaimedDocument, Claiming,
     attempt::Attempts,
+    filter::{Filter, Scanned, Scanning},
+    skip_list::Why,
 };
 use crate::{
     backoff::Backoff,
     error::{AcquireError, ServerError},
+    store::{Outlook, name},
+    truncated_debug::shown,
     waitlist::{How, answers::TRY_FOR, timing},
 };
 
@@ -71,7 +75,7 @@ impl Session {
         if let Some(scanning) = filter.begin_scan(false)
             && let Ok(outlook) = self.scan(filter, scanning).await
         {
-            self.some_are_claimable(&outlook, true).await?;
+            self.some_are_claimable(&outlook, true)?;
         }
         Ok(Vec::new())
     }
@@ -89,7 +93,7 @@ impl Session {
         self.need_stream();
         let mut backoff = Backoff::default();
         loop {
-            let is_reported = freed.borrow_and_update().next == NextFreed::Reported;
+            let is_reported = *freed.borrow_and_update() == NextFreed::Reported;
             let began = Instant::now();
             // When to try again after an event, and without one.
             let (after_event, again) = match attempts.once(how).await {
@@ -103,7 +107,7 @@ impl Session {
                     let is_old = scan.is_none();
                     if let Some(scanning) = scan {
                         match self.scan(&filter, scanning).await {
-                            Ok(outlook) => self.some_are_claimable(&outlook, attempts.have_passed).await?,
+                            Ok(outlook) => self.some_are_claimable(&outlook, attempts.have_passed)?,
                             Err(error) => attempts.note(error),
                         }
                     }
@@ -142,5 +146,65 @@ impl Session {
                 () = sleep_until(again) => How::Asking,
             };
         }
+    }
+
+    /// Scans everything that is wanted, none of which is free: for when the next lease ends, and for documents that can
+    /// never be claimed.
+    async fn scan(self: &Arc<Self>, filter: &Arc<Filter>, mut scanning: Scanning<'_>) -> Result<Outlook, ServerError> {
+        let skipped = self.claims.skip_list().ids(Instant::now());
+        let skipped: HashSet<String> = skipped.iter().map(name::of_id).collect();
+        let reading = self.read(Cost::Unknown, || {
+            let (store, filter, skipped) = (self.store.clone(), filter.clone(), skipped.clone());
+            async move { store.outlook(&filter.wanted, &skipped).await }
+        });
+        match reading.await {
+            Ok(outlook) => {
+                self.note(&outlook.exchange);
+                scanning.ended = Scanned::Answered {
+                    found_unfit: outlook.unfit.is_some(),
+                    free_at: self.free_at(&outlook),
+                };
+                Ok(outlook)
+            }
+            Err(error) => {
+                if error.found_no_server() {
+                    scanning.ended = Scanned::FoundNoServer;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Returns when to try again without an event: at the first end of a lease, or after a while.
+    fn free_at(&self, outlook: &Outlook) -> Instant {
+        let routine = Instant::now() + self.config.lease / 2;
+        let soonest = Instant::now() + self.config.poll_interval.0;
+        let over = outlook.free_at.and_then(|free_at| self.table().clock.after(free_at));
+        over.map_or(routine, |over| over.min(routine)).max(soonest)
+    }
+
+    /// Fails if all matching documents are unclaimable; where that is known already, and others were told, only if the
+    /// claim `fails_again`.
+    fn some_are_claimable(&self, outlook: &Outlook, fails_again: bool) -> Result<(), AcquireError> {
+        let Some((id, why)) = &outlook.unfit else {
+            return Ok(());
+        };
+        let known = self.claims.skip_list().why(&name::of_id(id), Instant::now());
+        let news = known.is_none();
+        let why: Why = match (known, why) {
+            (Some(known), _) => known,
+            (None, Some(why)) => Arc::new(why.clone()),
+            // It is passed over no longer, and is fit.
+            (None, None) => return Ok(()),
+        };
+        if news {
+            // The server would not choose it, so it can be claimed as soon as it is mended.
+            self.note_unclaimable(id.clone(), why.clone(), false);
+        }
+        if outlook.others || !(news || fails_again) {
+            return Ok(());
+        }
+        let name = shown(name::of_id(id)).to_string();
+        Err(AcquireError::Unclaimable { name, cause: why })
     }
 }

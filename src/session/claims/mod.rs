@@ -10,13 +10,15 @@ mod attempt;
 mod claim_loop;
 mod filter;
 mod orphan_search;
-mod scan;
-mod shared;
 pub(crate) mod skip_list;
 
-use std::sync::Arc;
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use mongodb::bson::Document;
+use tokio::sync::{Semaphore, watch};
 
 use super::{Session, hold::Hold, streams::watcher::NextFreed};
 use crate::{
@@ -26,8 +28,69 @@ use crate::{
     store::Wanted,
 };
 pub(super) use attempt::grant_of;
-use filter::Filter;
-pub(in crate::session) use shared::Claims;
+use filter::{Filter, KNOWN_MOST};
+use orphan_search::SEARCHES_MOST;
+use skip_list::SkipList;
+
+/// The state that all claims of one session share.
+#[derive(Debug)]
+pub(super) struct Claims {
+    filters: Mutex<HashMap<Vec<u8>, Arc<Filter>>>,
+    skip_list: Mutex<SkipList>,
+    /// Changed whenever a document may have become free.
+    freed: watch::Sender<NextFreed>,
+    /// A permit for each claim whose entries may be searched for, and the turn of the one that searches.
+    searches: Arc<Semaphore>,
+    search_turn: tokio::sync::Mutex<()>,
+}
+
+impl Default for Claims {
+    fn default() -> Self {
+        Self {
+            filters: Mutex::default(),
+            skip_list: Mutex::default(),
+            freed: watch::Sender::default(),
+            searches: Arc::new(Semaphore::new(SEARCHES_MOST)),
+            search_turn: tokio::sync::Mutex::default(),
+        }
+    }
+}
+
+impl Claims {
+    /// Returns the state of the claims that want this.
+    fn filter(&self, wanted: Wanted) -> Arc<Filter> {
+        let mut filters = self.filters.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = key(&wanted);
+        if filters.len() >= KNOWN_MOST && !filters.contains_key(&key) {
+            // That costs each of them a scan when it is used again.
+            filters.retain(|_, filter| Arc::strong_count(filter) > 1);
+        }
+        filters
+            .entry(key)
+            .or_insert_with(|| Arc::new(Filter::new(wanted)))
+            .clone()
+    }
+
+    fn skip_list(&self) -> MutexGuard<'_, SkipList> {
+        self.skip_list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether no entry of a claim is searched for.
+    pub(super) fn have_no_orphans(&self) -> bool {
+        self.searches.available_permits() == SEARCHES_MOST
+    }
+}
+
+/// Returns what is wanted as a key.
+fn key(wanted: &Wanted) -> Vec<u8> {
+    let mut key = Vec::new();
+    key.extend(wanted.attempts_most.unwrap_or_default().to_le_bytes());
+    for part in [Some(&wanted.filter), wanted.sort.as_ref()].into_iter().flatten() {
+        // The driver refuses what can't be written, in any state.
+        let _ = part.to_writer(&mut key);
+    }
+    key
+}
 
 /// A claim of any documents that are free.
 #[derive(Clone, Debug)]
@@ -104,14 +167,38 @@ impl Session {
 
     /// Notes that a document may be free now.
     pub(in crate::session) fn note_freed(&self, next: NextFreed) {
-        self.claims.freed.send_modify(|freed| {
-            freed.times += 1;
-            freed.next = next;
-        });
+        self.claims.freed.send_replace(next);
     }
 
     /// Whether a task waits for a document to become free.
     pub(in crate::session) fn is_claiming(&self) -> bool {
         self.claims.freed.receiver_count() > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mongodb::bson::doc;
+
+    use super::*;
+
+    fn wanting(n: i32) -> Wanted {
+        Wanted {
+            filter: doc! { "n": n },
+            sort: None,
+            attempts_most: None,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn few_filters_are_known_unless_more_are_in_use() {
+        let claims = Claims::default();
+        let used = claims.filter(wanting(-1));
+        for n in 0..1_000 {
+            drop(claims.filter(wanting(n)));
+        }
+        let known = claims.filters.lock().unwrap().len();
+        assert!((2..=KNOWN_MOST).contains(&known), "{known}");
+        assert!(Arc::ptr_eq(&used, &claims.filter(wanting(-1))));
     }
 }

@@ -1,5 +1,7 @@
 //! Locks in documents of the user's own: claiming any free one, reading them, changing them.
 
+use std::collections::HashSet;
+
 use mongodb::{
     bson::{Bson, Document, doc},
     options::UpdateModifications,
@@ -19,19 +21,19 @@ use crate::{
         document::{ID_MOST, size_of_id, whole},
         state, wake,
     },
-    store::{Among, Claimed, Outlook, Taken, Wanted, lock_layout::array_mut, name},
+    store::{Claimed, Outlook, Taken, Wanted, lock_layout::array_mut, name},
 };
 
 impl MemoryStore {
     pub(in crate::store) fn claim(
         &self,
         wanted: &Wanted,
-        among: Among<'_>,
+        passed: &[Bson],
         operations: &[Operation],
     ) -> Result<Taken, ServerError> {
         let mut taken = Taken::default();
         for operation in operations {
-            match self.claim_one(wanted, among, operation) {
+            match self.claim_one(wanted, passed, operation) {
                 Ok(Some(claimed)) => taken.claimed.push(claimed),
                 // What was claimed before is told; the next claim meets the error first.
                 Err(error) if taken.claimed.is_empty() => return Err(error),
@@ -44,7 +46,7 @@ impl MemoryStore {
     fn claim_one(
         &self,
         wanted: &Wanted,
-        among: Among<'_>,
+        passed: &[Bson],
         operation: &Operation,
     ) -> Result<Option<Claimed>, ServerError> {
         let filter = Filter::read(&wanted.filter)?;
@@ -56,13 +58,10 @@ impl MemoryStore {
         for document in contents.matching(&filter) {
             let lock = base.lock(document).map(State::from_document);
             // A document of a later protocol is passed over too.
-            let passed = lock.is_some_and(|lock| lock.map_or_else(|lock| lock.is_newer(), |lock| !lock.is_free(now)));
+            let is_taken = lock.is_some_and(|lock| lock.map_or_else(|lock| lock.is_newer(), |lock| !lock.is_free(now)));
             let id = id_of(document);
-            let is_among = match among {
-                Among::AllBut(passed) => !passed.iter().any(|passed| is_same(passed, &id)),
-                Among::Only(only) => is_same(only, &id),
-            };
-            if passed || !is_among || !self.is_fit(document) || !self.is_claimable(wanted, document) {
+            let is_passed = passed.iter().any(|passed| is_same(passed, &id));
+            if is_taken || is_passed || !self.is_fit(document) || !self.is_claimable(wanted, document) {
                 continue;
             }
             let key = sort.key(document)?;
@@ -97,43 +96,17 @@ impl MemoryStore {
         }))
     }
 
-    pub(in crate::store) fn outlook(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, ServerError> {
+    pub(in crate::store) fn outlook(&self, wanted: &Wanted, passed: &HashSet<String>) -> Result<Outlook, ServerError> {
         let filter = Filter::read(&wanted.filter)?;
         let contents = self.documents.contents();
         let (exchange, _) = self.documents.clock.exchange();
-        let mut outlook = Outlook {
-            free_at: None,
-            others: false,
-            unfit: None,
-            exchange,
-        };
+        let mut outlook = Outlook::new(exchange);
         for document in contents.matching(&filter) {
-            if !self.is_claimable(wanted, document) {
-                continue;
-            }
-            let id = id_of(document);
-            if !self.is_fit(document) || passed.iter().any(|passed| is_same(passed, &id)) {
-                outlook.unfit.get_or_insert(id);
-                continue;
-            }
-            outlook.others = true;
-            if let Some(state) = self.layout.base().state(document)? {
-                let holders = state.holders.iter().map(|holder| holder.until);
-                let last = holders.chain(state.queue.iter().map(|waiter| waiter.until)).max();
-                outlook.free_at = outlook.free_at.into_iter().chain(last).min();
+            if self.is_claimable(wanted, document) {
+                outlook.add(self.layout.base(), document, passed);
             }
         }
         Ok(outlook)
-    }
-
-    pub(in crate::store) fn why_unfit(&self, id: &Bson) -> Option<ServerError> {
-        let size = size_of_id(id);
-        if size > ID_MOST {
-            return Some(ServerError::too_long(size));
-        }
-        let contents = self.documents.contents();
-        let state = self.layout.base().state(contents.get(id)?);
-        state.err().map(ServerError::from)
     }
 
     pub(in crate::store) fn held_by(
@@ -151,17 +124,14 @@ impl MemoryStore {
         Ok(held.collect())
     }
 
-    pub(in crate::store) fn fetch(&self, name: &str) -> Option<Document> {
-        let contents = self.documents.contents();
-        let document = contents.get(&self.layout.id_of(name))?;
-        Some(self.users(document.clone()))
-    }
-
-    /// Returns the elements that have the key in this name; `None` when there is no document.
-    pub(in crate::store) fn elements(&self, name: &str) -> Option<Vec<Document>> {
+    pub(in crate::store) fn fetch(&self, name: &str) -> Vec<Document> {
         let contents = self.documents.contents();
         let member = self.layout.member(name);
-        Some(member.element?.found_in(contents.get(&member.id)?))
+        match (contents.get(&member.id), member.element) {
+            (None, _) => Vec::new(),
+            (Some(document), None) => vec![self.users(document.clone())],
+            (Some(document), Some(element)) => element.found_in(document),
+        }
     }
 
     pub(in crate::store) fn change(
@@ -177,6 +147,18 @@ impl MemoryStore {
         let Some(document) = self.held(&contents, name, holder, now) else {
             return Ok(None);
         };
+        if let Some(element) = self.layout.member(name).element {
+            let mut document = document.clone();
+            let elements = array_mut(&mut document, element.array).into_iter().flatten();
+            let mut having: Vec<&mut Bson> = elements.filter(|one| element.key.is_of(one)).collect();
+            let [Bson::Document(updated)] = &mut having[..] else {
+                return Ok(None);
+            };
+            *updated = update.apply(updated)?;
+            let updated = updated.clone();
+            contents.put(self.signed(document, name, operation)?);
+            return Ok(Some(updated));
+        }
         let at = self.layout.base();
         let state = at.state(document).ok().flatten().filter(|_| releases);
         if state
@@ -194,36 +176,6 @@ impl MemoryStore {
         }
         contents.put(updated.clone());
         Ok(Some(self.users(updated)))
-    }
-
-    /// Changes the one element that has the key in this name, and returns it, if this entry holds its lock under this
-    /// token; returns `None` otherwise, and if no element or more than one has the key.
-    pub(in crate::store) fn change_element(
-        &self,
-        name: &str,
-        holder: (&str, i64),
-        update: &Document,
-        operation: &str,
-    ) -> Result<Option<Document>, ServerError> {
-        let update = Update::read_operators(update)?;
-        let mut contents = self.documents.contents();
-        let now = self.documents.clock.now();
-        let (Some(document), Some(element)) = (
-            self.held(&contents, name, holder, now),
-            self.layout.member(name).element,
-        ) else {
-            return Ok(None);
-        };
-        let mut document = document.clone();
-        let elements = array_mut(&mut document, element.array).into_iter().flatten();
-        let mut having: Vec<&mut Bson> = elements.filter(|one| element.key.is_of(one)).collect();
-        let [Bson::Document(updated)] = &mut having[..] else {
-            return Ok(None);
-        };
-        *updated = update.apply(updated)?;
-        let updated = updated.clone();
-        contents.put(self.signed(document, name, operation)?);
-        Ok(Some(updated))
     }
 
     pub(in crate::store) fn clear_attempts(&self, name: &str) -> bool {
@@ -328,6 +280,6 @@ mod tests {
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!(change(("a-1", 7)), None);
         assert!(!store.delete("1", ("a-1", 7)));
-        assert_eq!(store.fetch("1"), Some(doc! { "_id": 1, "n": 1 }));
+        assert_eq!(store.fetch("1"), [doc! { "_id": 1, "n": 1 }]);
     }
 }

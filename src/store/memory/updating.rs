@@ -28,15 +28,11 @@ type ReadChange = fn(&Bson) -> Result<FieldChange, Refused>;
 
 impl Update {
     pub(super) fn read(update: &UpdateModifications) -> Result<Self, Refused> {
-        match update {
-            UpdateModifications::Document(operators) => Self::read_operators(operators),
-            _ => Err(Refused::new(format!(
+        let UpdateModifications::Document(operators) = update else {
+            return Err(Refused::new(format!(
                 "updates by a pipeline are not supported in memory; updates can have {UPDATE_OPERATORS}"
-            ))),
-        }
-    }
-
-    pub(super) fn read_operators(operators: &Document) -> Result<Self, Refused> {
+            )));
+        };
         if operators.is_empty() {
             return Err(Refused::new(format!(
                 "an update needs operators; it can have {UPDATE_OPERATORS}"

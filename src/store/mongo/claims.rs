@@ -1,25 +1,23 @@
 //! Claims of documents of the user's own: taking any free one, or several, and the look at those that are not free.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
-use futures::TryStreamExt;
 use mongodb::{
     bson::{Bson, Document, doc},
     error::Error,
-    options::{ReadConcern, ReadPreference, ReturnDocument, SelectionCriteria},
+    options::{ReadConcern, ReturnDocument},
 };
 use tokio::time::Instant;
 
-use super::{LONG_READ_WITHIN, MongoStore, NOW, READ_WITHIN, command::limit, lossy, now, server_now};
+use super::{LONG_READ_WITHIN, MongoStore, NOW, lossy, now, server_now};
 use crate::{
     error::ServerError,
     machine::exchanged,
-    protocol::{
-        Location, Operation, ServerTime, State,
-        document::{ID_MOST, size_of_id, whole},
-        pipeline,
-    },
-    store::{Among, Claimed, LogTime, Outlook, Taken, Wanted},
+    protocol::{Location, Operation, State, document::whole, pipeline},
+    store::{Claimed, LogTime, Outlook, Taken, Wanted},
 };
 
 /// Shortest limit of time: the server takes one of no whole millisecond for none.
@@ -32,24 +30,33 @@ fn after_write(error: Error) -> ServerError {
 }
 
 impl MongoStore {
-    /// Locks wanted documents that are free, one by each of these operations.
+    /// Locks wanted documents that are free, one by each of these operations. Where the server refuses that, it may be
+    /// because of one document, which a refusal does not name: then the first operation locks the next one by its `_id`.
+    ///
+    /// A router of an older version refuses claims without the shard key, so there this is the way of every claim.
     pub(in crate::store) async fn claim(
         &self,
         wanted: &Wanted,
-        among: Among<'_>,
+        passed: &[Bson],
         operations: &[Operation],
         within: Duration,
     ) -> Result<Taken, ServerError> {
-        match operations {
-            [operation] => self.claim_one(wanted, among, operation, within).await,
-            _ => self.claim_several(wanted, among, operations, within).await,
+        let taken = match operations {
+            [operation] => self.claim_one(wanted, passed, operation, within).await,
+            _ => self.claim_found(wanted, passed, operations, within).await,
+        };
+        match taken {
+            Err(error) if error.may_concern_document() => {
+                self.claim_found(wanted, passed, &operations[..1], within).await
+            }
+            taken => taken,
         }
     }
 
     async fn claim_one(
         &self,
         wanted: &Wanted,
-        among: Among<'_>,
+        passed: &[Bson],
         operation: &Operation,
         within: Duration,
     ) -> Result<Taken, ServerError> {
@@ -58,7 +65,7 @@ impl MongoStore {
         let claiming = self
             .collection
             .find_one_and_update(
-                wanted.free(at, among),
+                wanted.free(at, passed),
                 pipeline::claim(at, operation, wanted.attempts_most.is_some(), &now()),
             )
             .return_document(ReturnDocument::After)
@@ -80,17 +87,17 @@ impl MongoStore {
     ///
     /// A statement ends at the first document that the server refuses to write. Then one for each document follows,
     /// which shows which of them are refused.
-    async fn claim_several(
+    pub(crate) async fn claim_found(
         &self,
         wanted: &Wanted,
-        among: Among<'_>,
+        passed: &[Bson],
         operations: &[Operation],
         within: Duration,
     ) -> Result<Taken, ServerError> {
         let begun = Instant::now();
         while begun.elapsed() < within {
             let left = within.saturating_sub(begun.elapsed());
-            let found = match self.candidates(wanted, among, operations.len(), left).await {
+            let found = match self.candidates(wanted, passed, operations.len(), left).await {
                 Ok(found) => found,
                 Err(error) => return Ok(Taken::unsent(error)),
             };
@@ -105,7 +112,7 @@ impl MongoStore {
             let left = within.saturating_sub(begun.elapsed());
             if candidates.is_empty() {
                 // It needs no `_id`, and its error is that of a claim of one.
-                return self.claim_one(wanted, among, &operations[0], left).await;
+                return self.claim_one(wanted, passed, &operations[0], left).await;
             }
             let taken = self.claim_these(wanted, &candidates, operations, left).await?;
             // Otherwise others were faster, of those who want the same.
@@ -174,13 +181,10 @@ impl MongoStore {
             // Somebody took them away again at once. These entries have been used.
             taken.failed.get_or_insert_with(ServerError::overdue);
         }
-        match taken.refused.pop() {
+        match &taken.refused[..] {
             // It may be the statement that is refused, and no document.
-            Some((_, error)) if taken.refused.len() + 1 == candidates.len() => Err(error),
-            last => {
-                taken.refused.extend(last);
-                Ok(taken)
-            }
+            [(_, error), _, ..] if taken.refused.len() == candidates.len() => Err(error.clone()),
+            _ => Ok(taken),
         }
     }
 
@@ -193,18 +197,8 @@ impl MongoStore {
         within: Duration,
         taken: &mut Taken,
     ) -> Result<HashMap<String, Document>, Error> {
-        let mut concern = doc! { "level": "majority" };
-        concern.extend(logged_by.map(|written| ("afterClusterTime".to_owned(), Bson::from(written))));
-        let find = doc! {
-            "find": self.collection.name(),
-            "filter": { "_id": { "$in": candidates } },
-            "readConcern": concern,
-            "maxTimeMS": limit(within),
-        };
-        let primary = SelectionCriteria::ReadPreference(ReadPreference::Primary);
-        let finding = self.database.run_cursor_command(find).selection_criteria(primary);
-        let mut cursor = finding.await?;
-        let mut found = HashMap::new();
+        let reading = self.find_written(candidates, Document::new(), logged_by, within);
+        let (mut cursor, mut found) = (reading.await?, HashMap::new());
         while cursor.advance().await? {
             let raw = cursor.current();
             match Document::try_from(raw) {
@@ -256,11 +250,11 @@ impl MongoStore {
     pub(in crate::store) async fn candidates(
         &self,
         wanted: &Wanted,
-        among: Among<'_>,
+        passed: &[Bson],
         most: usize,
         within: Duration,
     ) -> Result<Vec<Option<Bson>>, ServerError> {
-        let find = self.collection.find(wanted.free(self.layout.base(), among));
+        let find = self.collection.find(wanted.free(self.layout.base(), passed));
         let find = match &wanted.sort {
             Some(sort) => find.sort(sort.clone()),
             None => find,
@@ -276,92 +270,26 @@ impl MongoStore {
         Ok(found)
     }
 
-    pub(in crate::store) async fn outlook(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, ServerError> {
-        match self.outlook_together(wanted, passed).await {
-            // Some conditions (`$where`, `$near`) work only in finds. Any other refusal comes back from the find.
-            Err(error) if error.is_final() => self.outlook_by_find(wanted, passed).await,
-            outlook => outlook,
-        }
-    }
-
-    async fn outlook_together(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, ServerError> {
+    /// Reads the lock of each document: some conditions (`$where`, `$near`) work only in finds. None of them is free, so
+    /// they are as many as are being worked on.
+    pub(in crate::store) async fn outlook(
+        &self,
+        wanted: &Wanted,
+        passed: &HashSet<String>,
+    ) -> Result<Outlook, ServerError> {
         let at = self.layout.base();
         let sent = Instant::now();
-        let passed = doc! { "$in": ["$_id", { "$literal": passed }] };
-        let unfit = doc! { "$or": [{ "$not": [pipeline::fit(at)] }, passed] };
-        let stages = [
-            doc! { "$match": wanted.claimable(at) },
-            doc! { "$group": {
-                "_id": Bson::Null,
-                "free_at": { "$min": { "$cond": [&unfit, "$$REMOVE", pipeline::last(at)] } },
-                "others": { "$max": { "$cond": [&unfit, false, true] } },
-                "unfit": { "$min": { "$cond": [&unfit, { "id": "$_id" }, "$$REMOVE"] } },
-                NOW: { "$max": "$$NOW" },
-            } },
-        ];
-        let reading = self
-            .collection
-            .aggregate(stages)
-            .read_concern(ReadConcern::local())
-            .max_time(LONG_READ_WITHIN);
-        let found = reading.await?.try_next().await?;
-        let exchange = exchanged(sent, found.as_ref().and_then(server_now));
-        let found = found.unwrap_or_default();
-        Ok(Outlook {
-            free_at: ServerTime::in_field(&found, "free_at"),
-            others: found.get_bool("others").unwrap_or_default(),
-            unfit: found
-                .get_document("unfit")
-                .ok()
-                .and_then(|found| found.get("id").cloned()),
-            exchange,
-        })
-    }
-
-    /// Looks in the same way at each document by itself, for conditions that the server supports only in finds.
-    async fn outlook_by_find(&self, wanted: &Wanted, passed: &[Bson]) -> Result<Outlook, ServerError> {
-        let at = self.layout.base();
-        let sent = Instant::now();
-        let passed = doc! { "$in": ["$_id", { "$literal": passed }] };
-        let shown = doc! {
-            "free_at": pipeline::last(at), "fit": { "$and": [pipeline::fit(at), { "$not": [passed] }] }, NOW: "$$NOW",
-        };
-        let find = self.collection.find(wanted.claimable(at)).projection(shown);
+        let find = self.collection.find(wanted.claimable(at));
+        let find = find.projection(doc! { "_id": 1, at.path(): 1, NOW: "$$NOW" });
         let find = find.read_concern(ReadConcern::local()).max_time(LONG_READ_WITHIN);
-        let mut cursor = find.await?;
-        let mut outlook = Outlook {
-            free_at: None,
-            others: false,
-            unfit: None,
-            exchange: exchanged(sent, None),
-        };
+        let (mut cursor, mut outlook) = (find.await?, Outlook::new(exchanged(sent, None)));
         while cursor.advance().await? {
-            let Some(mut found) = lossy::read(cursor.current()) else {
-                continue;
-            };
-            outlook.exchange = exchanged(sent, server_now(&found));
-            if found.get_bool("fit").unwrap_or_default() {
-                outlook.others = true;
-                let free_at = ServerTime::in_field(&found, "free_at");
-                outlook.free_at = outlook.free_at.into_iter().chain(free_at).min();
-            } else {
-                outlook.unfit = outlook.unfit.or_else(|| found.remove("_id"));
+            if let Some(found) = lossy::read(cursor.current()) {
+                outlook.exchange = exchanged(sent, server_now(&found));
+                outlook.add(at, &found, passed);
             }
         }
         Ok(outlook)
-    }
-
-    pub(in crate::store) async fn why_unfit(&self, id: &Bson) -> Result<Option<ServerError>, ServerError> {
-        let size = size_of_id(id);
-        if size > ID_MOST {
-            return Ok(Some(ServerError::too_long(size)));
-        }
-        let find = self.collection.find_one(doc! { "_id": id });
-        let at = self.layout.base();
-        let find = find.projection(doc! { at.path(): 1 });
-        let found = find.read_concern(ReadConcern::local()).max_time(READ_WITHIN).await?;
-        let found = found.unwrap_or_default();
-        Ok(at.state(&found).err().map(ServerError::from))
     }
 
     /// Returns the names of the wanted documents in which one of these entries is a holder, each with that entry.
@@ -395,13 +323,12 @@ impl MongoStore {
 }
 
 impl Wanted {
-    /// Selects the wanted documents that are free.
-    fn free(&self, at: &Location, among: Among<'_>) -> Document {
+    /// Selects the wanted documents that are free, but for those that are `passed` over.
+    fn free(&self, at: &Location, passed: &[Bson]) -> Document {
         let free = pipeline::free(at, &now());
-        match among {
-            Among::AllBut([]) => self.claimable_and(at, free),
-            Among::AllBut(passed) => self.claimable_and(at, doc! { "$and": [{ "_id": { "$nin": passed } }, free] }),
-            Among::Only(id) => self.claimable_and(at, doc! { "$and": [{ "_id": { "$eq": id } }, free] }),
+        match passed {
+            [] => self.claimable_and(at, free),
+            passed => self.claimable_and(at, doc! { "$and": [{ "_id": { "$nin": passed } }, free] }),
         }
     }
 

@@ -1,32 +1,41 @@
-//! Operations only for documents of the user's own: reading them, and changing them.
+//! Operations only for documents of the user's own and the elements in them: reading what is locked, and changing it.
 
 use std::time::Duration;
 
 use mongodb::{
     bson::{Bson, Document, doc},
-    options::{ReadConcern, ReturnDocument, UpdateModifications},
+    options::{Collation, ReadConcern, ReturnDocument, UpdateModifications},
 };
 
 use super::{MongoStore, READ_WITHIN, now};
 use crate::{
     error::ServerError,
     protocol::{Location, pipeline, wake},
+    store::lock_layout::Element,
 };
 
+/// Field of an answer that carries the elements.
+const FOUND: &str = "_watchlock_found";
+
+/// Identifier of the element in an update.
+const IDENTIFIER: &str = "watchlocked";
+
 impl MongoStore {
-    /// Returns the user's part of a document, as the primary has it now.
-    pub(in crate::store) async fn fetch(&self, name: &str) -> Result<Option<Document>, ServerError> {
-        let find = self.collection.find_one(doc! { "_id": self.layout.id_of(name) });
-        Ok(find
-            .read_concern(ReadConcern::local())
-            .max_time(READ_WITHIN)
-            .await?
-            .filter(|document| self.layout.is_in(name, document))
-            .map(|document| self.users(document)))
+    /// Returns what is locked under the name, as the primary has it now: the user's part of a document, or the elements
+    /// that have the key in it.
+    pub(in crate::store) async fn fetch(&self, name: &str) -> Result<Vec<Document>, ServerError> {
+        let member = self.layout.member(name);
+        let mut find = self.collection.find_one(doc! { "_id": member.id });
+        if let Some(element) = &member.element {
+            find = find.projection(shown(element));
+        }
+        let found = find.read_concern(ReadConcern::local()).max_time(READ_WITHIN).await?;
+        let found = found.filter(|found| self.layout.is_in(name, found));
+        Ok(found.map_or_else(Vec::new, |found| self.locked_in(found, member.element.as_ref())))
     }
 
-    /// Changes the user's part of a document and returns it, if this entry holds it under this token; returns `None`
-    /// otherwise.
+    /// Changes the user's part of a document, or the one element that has the key in the name, and returns it, if this
+    /// entry holds its lock under this token; returns `None` otherwise, and if no element or more than one has the key.
     pub(in crate::store) async fn change(
         &self,
         name: &str,
@@ -35,12 +44,28 @@ impl MongoStore {
         (operation, releases): (&str, bool),
         within: Duration,
     ) -> Result<Option<Document>, ServerError> {
-        let (at, mut held) = (self.layout.base(), self.held(name, holder));
+        let member = self.layout.member(name);
+        let (at, mut held) = (&*member.location, self.held(name, holder));
         if releases {
             held.extend(doc! { at.key("queue"): [], at.key("holders.1"): { "$exists": false } });
         }
-        let update = signed(update, at, operation, releases);
-        let changing = self.collection.find_one_and_update(held, update);
+        let changing = match &member.element {
+            None => {
+                let update = signed(update, at, operation, releases);
+                self.collection.find_one_and_update(held, update)
+            }
+            Some(element) => {
+                let count = doc! { "$size": element.key.elements(element.array) };
+                let query = doc! { "$and": [held, { "$expr": { "$eq": [count, 1] } }] };
+                let update = signed(in_element(update, element.array), at, operation, releases);
+                let changing = self.collection.find_one_and_update(query, update);
+                changing
+                    .array_filters([element.key.array_filter(IDENTIFIER)])
+                    .projection(shown(element))
+                    // The collection's own collation may take other elements for this one.
+                    .collation(Collation::builder().locale("simple").build())
+            }
+        };
         let changing = changing.return_document(ReturnDocument::After).max_time(within);
         let changed = if releases {
             // Nobody reads the document.
@@ -48,7 +73,7 @@ impl MongoStore {
         } else {
             changing.await?
         };
-        Ok(changed.map(|document| self.users(document)))
+        Ok(changed.and_then(|changed| self.locked_in(changed, member.element.as_ref()).pop()))
     }
 
     /// Deletes a document if this entry holds it under this token, and reports whether it did.
@@ -82,7 +107,7 @@ impl MongoStore {
     }
 
     /// Selects the document while this holder's lease runs.
-    pub(super) fn held(&self, name: &str, (id, token): (&str, i64)) -> Document {
+    fn held(&self, name: &str, (id, token): (&str, i64)) -> Document {
         let member = self.layout.member(name);
         let at = &*member.location;
         doc! {
@@ -95,20 +120,48 @@ impl MongoStore {
         }
     }
 
-    fn users(&self, mut document: Document) -> Document {
-        self.layout.take_locks(&mut document);
-        document
+    /// Returns the user's part of a document, or the elements in the answer for one of them. By the collation of the
+    /// collection, the server may have found others too.
+    fn locked_in(&self, mut found: Document, element: Option<&Element<'_>>) -> Vec<Document> {
+        let Some(element) = element else {
+            self.layout.take_locks(&mut found);
+            return vec![found];
+        };
+        let found = found.get_array(FOUND).map_or(&[][..], Vec::as_slice);
+        let found = found.iter().filter(|found| element.key.is_of(found));
+        found.filter_map(Bson::as_document).cloned().collect()
     }
+}
+
+fn shown(element: &Element<'_>) -> Document {
+    doc! { "_id": 1, FOUND: element.key.elements(element.array) }
+}
+
+/// Returns an update by operators, whose paths lead from an element of the array, with paths that lead from the
+/// document.
+fn in_element(update: UpdateModifications, array: &str) -> UpdateModifications {
+    let UpdateModifications::Document(operators) = update else {
+        return update;
+    };
+    let in_document = |fields: Bson| match fields {
+        Bson::Document(fields) => {
+            let fields = fields.into_iter();
+            let fields = fields.map(|(path, value)| (format!("{array}.$[{IDENTIFIER}].{path}"), value));
+            Bson::Document(fields.collect())
+        }
+        other => other,
+    };
+    let operators = operators.into_iter();
+    UpdateModifications::Document(
+        operators
+            .map(|(operator, fields)| (operator, in_document(fields)))
+            .collect(),
+    )
 }
 
 /// Returns the update with a new `wake`, by which a stream shows that the update is a holder's and frees nothing; or that
 /// it frees the lock, if it `releases` it: the only holder, before whom nobody waits.
-pub(super) fn signed(
-    update: UpdateModifications,
-    at: &Location,
-    operation: &str,
-    releases: bool,
-) -> UpdateModifications {
+fn signed(update: UpdateModifications, at: &Location, operation: &str, releases: bool) -> UpdateModifications {
     let (field, version, written) = (at.key("wake"), at.key("version"), at.key("at"));
     let wake = match releases {
         true => wake::of_release(operation),
@@ -140,5 +193,26 @@ pub(super) fn signed(
             UpdateModifications::Pipeline(stages)
         }
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_paths_of_an_element_lead_through_its_array() {
+        let update = doc! { "$set": { "picked": true, "by.name": "$$NOW" }, "$inc": { "tries": 1 }, "$unset": {} };
+        let UpdateModifications::Document(rewritten) = in_element(update.into(), "of.lines") else {
+            unreachable!()
+        };
+        assert_eq!(
+            rewritten,
+            doc! {
+                "$set": { "of.lines.$[watchlocked].picked": true, "of.lines.$[watchlocked].by.name": "$$NOW" },
+                "$inc": { "of.lines.$[watchlocked].tries": 1 },
+                "$unset": {},
+            }
+        );
     }
 }

@@ -3,13 +3,17 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use mongodb::{
-    ClientSession,
-    bson::{Document, doc},
+    ClientSession, Cursor,
+    bson::{Bson, Document, doc},
+    error::Error,
     options::ReadConcern,
 };
 use tokio::time::Instant;
 
-use super::{LONG_READ_WITHIN, MongoStore, NOW, READ_WITHIN, all_fields, ids_with_prefix, lossy, not_utf8, server_now};
+use super::{
+    LONG_READ_WITHIN, MongoStore, NOW, READ_WITHIN, all_fields, command::limit, ids_with_prefix, lossy, not_utf8,
+    primary, server_now,
+};
 use crate::{
     error::ServerError,
     machine::exchanged,
@@ -68,6 +72,30 @@ impl MongoStore {
         }
         let exchange = exchanged(sent, now);
         Ok((found, exchange, session.operation_time()))
+    }
+
+    /// Finds documents by their `_id`s as a majority has them after a write, which was in the log by then.
+    pub(super) async fn find_written<I: Clone + Into<Bson>>(
+        &self,
+        ids: &[I],
+        shown: Document,
+        logged_by: Option<LogTime>,
+        within: Duration,
+    ) -> Result<Cursor<Document>, Error> {
+        let mut concern = doc! { "level": "majority" };
+        concern.extend(logged_by.map(|written| ("afterClusterTime".to_owned(), Bson::from(written))));
+        let ids: Vec<Bson> = ids.iter().cloned().map(Into::into).collect();
+        let find = doc! {
+            "find": self.collection.name(),
+            // With room for one more, the first batch is the end.
+            "batchSize": i32::try_from(ids.len() + 1).unwrap_or(i32::MAX),
+            "filter": { "_id": { "$in": ids } },
+            "projection": shown,
+            "readConcern": concern,
+            "maxTimeMS": limit(within),
+        };
+        let finding = self.database.run_cursor_command(find);
+        finding.selection_criteria(primary()).await
     }
 
     /// Returns a session of the driver for a read in this view: the server waits until it has what the view demands, also

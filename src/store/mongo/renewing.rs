@@ -1,35 +1,28 @@
 //! Renewals: of hundreds of documents by few statements, and of each by one where a document is refused.
 
+use std::collections::BTreeMap;
+
 use mongodb::bson::{Bson, Document, doc};
 
-use super::{MongoStore, now};
+use super::{MongoStore, command::Updated, now};
 use crate::{
     error::ServerError,
     protocol::{Location, pipeline},
     store::{Failure, Renewal, Renewed},
 };
 
-/// Number of documents that one statement of a renewal selects. The server compares each holder with the ids of the
-/// statement one by one, and plans each statement anew: with a hundred, a renewed document takes four fifths of the
-/// time that it takes with a thousand.
-const RENEWED_BY_ONE_STATEMENT: usize = 100;
-
 impl MongoStore {
-    /// Renews by one statement for each hundred documents; if a document is refused, by one statement for each. A
-    /// refusal ends the shared statement after some documents were written and before others, so its count is useless.
+    /// Renews by one statement for all documents; if a document is refused, by one statement for each. A refusal ends the
+    /// shared statement after some documents were written and before others, so its count is useless.
     pub(in crate::store) async fn renew(&self, renewal: &Renewal) -> Result<Renewed, ServerError> {
         if self.layout.is_of_elements() {
             return self.renew_elements(renewal).await;
         }
-        let entries: Vec<(&String, &Vec<String>)> = renewal.entries.iter().collect();
-        let at = self.layout.base();
-        let statements = entries.chunks(RENEWED_BY_ONE_STATEMENT).map(|some| {
-            let ids: Vec<String> = some.iter().flat_map(|(_, ids)| *ids).cloned().collect();
-            let documents = some.iter().map(|(name, _)| self.layout.id_of(name));
-            let documents = doc! { "$in": documents.collect::<Vec<Bson>>() };
-            statement(renewal, at, documents.into(), &ids)
-        });
-        let mut updated = self.update(statements.collect(), renewal.within).await?;
+        let ids: Vec<String> = renewal.entries.values().flatten().cloned().collect();
+        let documents = renewal.entries.keys().map(|name| self.layout.id_of(name));
+        let documents = doc! { "$in": documents.collect::<Vec<Bson>>() };
+        let statement = statement(renewal, self.layout.base(), documents.into(), &ids);
+        let mut updated = self.update(vec![statement], renewal.within).await?;
         let names: Vec<&String> = renewal.entries.keys().collect();
         if names.len() > 1
             && let Some((_, error)) = updated.refused.pop()
@@ -44,7 +37,7 @@ impl MongoStore {
         updated.renewed(renewed, |position| names.get(position..=position).unwrap_or_default())
     }
 
-    pub(super) async fn renew_each(&self, renewal: &Renewal) -> Result<Renewed, ServerError> {
+    async fn renew_each(&self, renewal: &Renewal) -> Result<Renewed, ServerError> {
         let entries = renewal.entries.iter();
         let statements = entries.map(|(name, ids)| {
             let member = self.layout.member(name);
@@ -55,6 +48,70 @@ impl MongoStore {
         let renewed = updated.modified;
         updated.renewed(renewed, |position| names.get(position..=position).unwrap_or_default())
     }
+
+    /// Renews by one statement for each document, which renews all of its holders or none. If any is not renewed then,
+    /// by another, which renews those that are left; the count is zero then, as it shows nothing.
+    async fn renew_elements(&self, renewal: &Renewal) -> Result<Renewed, ServerError> {
+        let mut documents = BTreeMap::<String, Shared<'_>>::new();
+        for (name, ids) in &renewal.entries {
+            let member = self.layout.member(name);
+            let document = self.layout.document(&member.id).unwrap_or_default();
+            let document = documents.entry(document).or_insert_with(|| Shared {
+                id: member.id,
+                names: Vec::new(),
+                together: pipeline::Together::default(),
+            });
+            document.names.push(name);
+            let code = member.location.segments().next_back().map(str::to_owned);
+            document.together.codes.extend(code);
+            document.together.ids.extend_from_slice(ids);
+        }
+        if documents.len() == renewal.entries.len() {
+            return self.renew_each(renewal).await;
+        }
+        let documents: Vec<Shared<'_>> = documents.into_values().collect();
+        let base = self.layout.base();
+        let all_held = |document: &Shared<'_>| pipeline::all_held(base, &document.together, &now());
+        let all = |document: &Shared<'_>| doc! { "_id": &document.id, "$expr": all_held(document) };
+        let mut renewed = self.renew_documents(renewal, &documents, all).await?;
+        if renewed.refused.is_empty() && renewed.modified == documents.len() as u64 {
+            return renewed.renewed(renewal.entries.len() as u64, |_| &[]);
+        }
+        let rest = |document: &Shared<'_>| {
+            doc! {
+                "_id": &document.id,
+                base.path(): { "$type": "object" },
+                "$expr": { "$not": [all_held(document)] },
+            }
+        };
+        let rest = self.renew_documents(renewal, &documents, rest).await?;
+        renewed.refused.extend(rest.refused);
+        renewed.renewed(0, |position| {
+            documents.get(position).map_or(&[][..], |document| &document.names)
+        })
+    }
+
+    async fn renew_documents(
+        &self,
+        renewal: &Renewal,
+        documents: &[Shared<'_>],
+        query: impl Fn(&Shared<'_>) -> Document,
+    ) -> Result<Updated, ServerError> {
+        let base = self.layout.base();
+        let statements = documents.iter().map(|document| {
+            let (together, operation) = (&document.together, &renewal.operation);
+            let update = pipeline::renewal_of_all(base, together, operation, renewal.keep, &now());
+            doc! { "q": query(document), "u": update }
+        });
+        Ok(self.update(statements.collect(), renewal.within).await?)
+    }
+}
+
+/// A document with several locks that are renewed together.
+struct Shared<'a> {
+    id: Bson,
+    names: Vec<&'a String>,
+    together: pipeline::Together,
 }
 
 /// Returns the statement that renews these entries in the documents that `documents` selects.

@@ -12,15 +12,10 @@ use std::{
 use mongodb::{
     bson::{Document, doc},
     error::Error,
-    options::{ReadPreference, SelectionCriteria},
 };
 use tokio::time::Instant;
 
-use super::{
-    MongoStore,
-    command::{Updated, limit},
-    lossy, now,
-};
+use super::{MongoStore, command::Updated, lossy, now};
 use crate::{
     error::ServerError,
     protocol::{Exchange, Operation, State, pipeline, wake},
@@ -98,26 +93,9 @@ impl MongoStore {
         let is_refused = |(_, error)| ServerError::of_lock(error).kind == Failure::Refused;
         let is_certain = refused.into_iter().all(is_refused);
         let names: Vec<&str> = asked.iter().map(|asked| asked.name.as_str()).collect();
-        let mut concern = doc! { "level": "majority" };
-        if let Some(written) = logged_by {
-            concern.insert("afterClusterTime", written);
-        }
-        let find = doc! {
-            "find": self.collection.name(),
-            "filter": { "_id": { "$in": &names } },
-            "projection": { "ends": 0 },
-            "readConcern": concern,
-            "singleBatch": true,
-            "batchSize": i32::try_from(names.len()).unwrap_or(i32::MAX),
-            "maxTimeMS": limit(within.saturating_sub(sent.elapsed())),
-        };
-        let primary = SelectionCriteria::ReadPreference(ReadPreference::Primary);
-        let mut cursor = self
-            .database
-            .run_cursor_command(find)
-            .selection_criteria(primary)
-            .await?;
-        let mut found = Found::new();
+        let left = within.saturating_sub(sent.elapsed());
+        let reading = self.find_written(&names, doc! { "ends": 0 }, logged_by, left);
+        let (mut cursor, mut found) = (reading.await?, Found::new());
         while cursor.advance().await? {
             let raw = cursor.current();
             if let Ok(name) = raw.get_str("_id") {

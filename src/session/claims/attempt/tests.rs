@@ -16,7 +16,9 @@ use crate::{
     protocol::{Evict, Expects, wake},
     session::Session,
     status::LostReason,
-    store::{Connection, Event, LockLayout, MemoryDocuments, MemoryStore, MongoStore, Store, lock_layout::Paths},
+    store::{
+        Connection, Event, LockLayout, MemoryDocuments, MemoryStore, MongoStore, Store, Wanted, lock_layout::Paths,
+    },
     wake_mode::WakeMode,
 };
 
@@ -49,7 +51,7 @@ impl Scene {
         let wanted = everything();
         let claimed = session
             .store
-            .claim(&wanted, Among::AllBut(&[]), &[operation], Duration::from_secs(1))
+            .claim(&wanted, &[], &[operation], Duration::from_secs(1))
             .await
             .unwrap()
             .claimed
@@ -225,7 +227,7 @@ async fn one_search_finds_the_documents_of_several_entries() {
             let operation = session.operation_of_claim(entry.clone(), session.config.owner(None), lease(session));
             let (wanted, within) = (everything(), Duration::from_secs(60));
             let operations = [operation];
-            let claiming = documents.claim(&wanted, Among::AllBut(&[]), &operations, within);
+            let claiming = documents.claim(&wanted, &[], &operations, within);
             let name = claiming.await.unwrap().claimed.remove(0).name;
             if is_searched {
                 searched.push(entry.clone());
@@ -241,17 +243,20 @@ async fn one_search_finds_the_documents_of_several_entries() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_document_that_another_claimed_first_is_not_the_last_one() {
     const COUNT: usize = 60;
-    let (documents, _) = on_a_server("one_by_one", COUNT).await;
+    let (documents, database) = on_a_server("one_by_one", COUNT).await;
+    let Store::Mongo(documents) = documents else {
+        unreachable!()
+    };
     let Scene { session, .. } = Scene::new().await;
     let claimed = futures::future::join_all((0..8).map(async |_| {
         let wanted = everything();
         for claimed in 0.. {
             let operation =
                 [session.operation_of_claim(session.ids.claim(), session.config.owner(None), lease(&session))];
-            let (among, within) = (Among::AllBut(&[]), Duration::from_secs(60));
-            let taken = claim_one_by_one(&documents, &wanted, among, &operation, within, ServerError::overdue());
+            let taken = documents.claim_found(&wanted, &[], &operation, Duration::from_secs(60));
             if taken.await.unwrap().claimed.is_empty() {
-                let left = documents.candidate(&wanted, among).await.unwrap();
+                let free = doc! { "lock.holders.0": { "$exists": false } };
+                let left = database.collection::<Document>("events").find_one(free).await.unwrap();
                 assert_eq!(left, None, "although nothing was free");
                 return claimed;
             }
@@ -274,7 +279,9 @@ async fn a_claim_of_many_that_wrote_nothing_leaves_no_orphans() {
     };
     let operations =
         [(); 2].map(|()| session.operation_of_claim(session.ids.claim(), session.config.owner(None), lease(&session)));
-    let claiming = claim_next(&session.store, &wanted, &[], &operations, Duration::from_millis(20));
+    let claiming = session
+        .store
+        .claim(&wanted, &[], &operations, Duration::from_millis(20));
     let taken = claiming.await.unwrap();
     assert!(taken.unsent.is_some_and(|error| error.ran_out_of_time()) && taken.failed.is_none());
 }
