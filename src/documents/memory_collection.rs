@@ -15,7 +15,7 @@ use crate::{
     documents::DocumentLocks,
     error::InvalidInput,
     input::{check_document, check_id},
-    store::{MemoryDocuments, Refused, collection::UserCollection, read_as, write_as},
+    store::{MemoryDocuments, collection::UserCollection, read_as, write_as},
     world::World,
 };
 
@@ -262,7 +262,7 @@ impl<T> MemoryCollection<T> {
 
     fn matching(&self, filter: &Document) -> Result<Vec<Document>, InvalidInput> {
         check_document("the filter", filter)?;
-        Ok(self.documents.find(filter)?)
+        self.documents.find(filter)
     }
 
     fn update(
@@ -328,12 +328,6 @@ impl<T> Default for MemoryCollection<T> {
 impl<T> fmt::Debug for MemoryCollection<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryCollection").finish_non_exhaustive()
-    }
-}
-
-impl From<Refused> for InvalidInput {
-    fn from(refused: Refused) -> Self {
-        Self::new(refused.to_string())
     }
 }
 

@@ -9,14 +9,13 @@ mod clock;
 mod connection;
 mod documents;
 mod matching;
-mod order;
 mod stream;
 #[cfg(test)]
 mod tests;
 mod updating;
 mod watching;
 
-use crate::error::ServerError;
+use crate::error::{InvalidInput, ServerError};
 use std::{collections::BTreeMap, sync::Arc};
 
 use mongodb::bson::{Bson, Document};
@@ -24,26 +23,16 @@ use mongodb::bson::{Bson, Document};
 use super::{AWAIT_TIME, Answer, Documents, Event, Failure, Listed, LockLayout, Renewal, Selection, Watched, name};
 use crate::protocol::{Ahead, Exchange, Operation, ServerTime, State, state};
 use documents::Contents;
-use stream::stream;
 use watching::Watcher;
 
 pub(crate) use connection::Connection;
 pub(crate) use documents::MemoryDocuments;
 pub(crate) use stream::MemoryStream;
 
-/// A refusal by memory: of an operation that only a server supports, or that a server would refuse too.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct Refused(String);
-
-impl Refused {
-    fn new(problem: impl Into<String>) -> Self {
-        Self(problem.into())
-    }
-}
-
-impl From<Refused> for ServerError {
-    fn from(refused: Refused) -> Self {
+// A refusal by memory: of an operation that only a server supports, or that a server would refuse too.
+#[doc(hidden)]
+impl From<InvalidInput> for ServerError {
+    fn from(refused: InvalidInput) -> Self {
         Self {
             kind: Failure::Refused,
             source: Arc::new(refused),
@@ -88,14 +77,7 @@ impl MemoryStore {
             logged_by: None,
         };
         let document = self.live(&contents, &member.id, now);
-        // Hundreds of clients may ask for one lock each second, whose queue is long: it is not decoded anew for each.
-        let known = document
-            .filter(|_| self.layout.is_root())
-            .and_then(|_| contents.lock(&member.id));
-        let before = match (known, document) {
-            (None, Some(document)) => member.location.state(document).map(|state| state.map(Arc::new)),
-            (known, _) => Ok(known),
-        };
+        let before = document.map_or(Ok(None), |document| member.location.state(document));
         let before = match before {
             Ok(before) => before,
             // As on a server.
@@ -115,9 +97,9 @@ impl MemoryStore {
         }
         // As on a server: a document that the operation's filter does not select is not returned.
         let concerned = before.as_ref().is_none_or(|before| operation.selects(before));
-        let after = state::apply(before.as_deref(), operation, now);
+        let after = state::apply(before.as_ref(), operation, now);
         if let Some(after) = &after
-            && before.as_deref() != Some(after)
+            && before.as_ref() != Some(after)
         {
             let fields = after.fields();
             // A queue is long, and the fields of a lock that is all of its document replace the former ones.
@@ -130,8 +112,6 @@ impl MemoryStore {
                 self.sweep(&mut document, now);
             }
             contents.put(document);
-        } else if let Some(before) = before.filter(|_| self.layout.is_root()) {
-            contents.note_lock(&member.id, before);
         }
         Ok(Answer {
             state: after.filter(|_| concerned),
@@ -212,7 +192,7 @@ impl MemoryStore {
     }
 
     pub(crate) fn watch(&self, session: &str, watched: Watched) -> MemoryStream {
-        let (events, opened) = stream(self.connection.clone());
+        let (events, opened) = MemoryStream::open(self.connection.clone());
         let watcher = Watcher::new(self.layout.clone(), session, watched, events);
         self.documents.contents().watchers.push(watcher);
         opened

@@ -2,22 +2,21 @@
 
 use mongodb::bson::{Bson, Document};
 
-use super::Refused;
-use crate::input::check_document;
+use crate::{error::InvalidInput, input::check_document};
 
 /// Refuses a document that a server would not store. Values of the deprecated type `undefined` are refused as well:
 /// servers differ in which queries match them.
-pub(super) fn check(document: &Document) -> Result<(), Refused> {
-    check_document("the document", document).map_err(|problem| Refused::new(problem.to_string()))?;
+pub(super) fn check(document: &Document) -> Result<(), InvalidInput> {
+    check_document("the document", document)?;
     document.values().try_for_each(check_value)
 }
 
 /// Refuses a value with one of the type `undefined` in it. Its depth was checked.
-pub(super) fn check_value(value: &Bson) -> Result<(), Refused> {
+pub(super) fn check_value(value: &Bson) -> Result<(), InvalidInput> {
     match value {
         Bson::Document(inner) => inner.values().try_for_each(check_value),
         Bson::Array(elements) => elements.iter().try_for_each(check_value),
-        Bson::Undefined => Err(Refused::new(
+        Bson::Undefined => Err(InvalidInput::new(
             "values of the type `undefined` are not supported in memory",
         )),
         _ => Ok(()),
@@ -25,9 +24,9 @@ pub(super) fn check_value(value: &Bson) -> Result<(), Refused> {
 }
 
 /// Refuses a replacement that a server would interpret as an update, or refuse.
-pub(super) fn check_replacement(replacement: &Document) -> Result<(), Refused> {
+pub(super) fn check_replacement(replacement: &Document) -> Result<(), InvalidInput> {
     match replacement.keys().find(|key| key.starts_with('$')) {
-        Some(field) => Err(Refused::new(format!(
+        Some(field) => Err(InvalidInput::new(format!(
             "a replacement can't have the field `{}`, as fields with `$` are operators",
             field.escape_debug()
         ))),

@@ -10,8 +10,7 @@ use mongodb::{
 use super::{
     MemoryStore, bounds,
     documents::{Contents, id_of},
-    matching::{Filter, Sort},
-    order::is_same,
+    matching::{Filter, Sort, is_same},
     updating::Update,
 };
 use crate::{

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -14,14 +14,13 @@ use mongodb::{
 };
 
 use super::{
-    Refused, bounds,
+    bounds,
     clock::Clock,
-    matching::Filter,
-    order::is_same,
+    matching::{Filter, is_same},
     updating::Update,
-    watching::{Watcher, Written},
+    watching::Watcher,
 };
-use crate::{protocol::State, store::name};
+use crate::{error::InvalidInput, store::name};
 
 /// A collection in memory.
 #[derive(Debug)]
@@ -49,8 +48,6 @@ pub(super) struct Contents {
     documents: BTreeMap<u64, Document>,
     /// Their numbers, by the texts of their `_id`s.
     numbers: HashMap<String, u64>,
-    /// Documents that are locks, as they were decoded last; none that was written since.
-    locks: HashMap<u64, Arc<State>>,
     inserted: u64,
     pub(super) watchers: Vec<Watcher>,
 }
@@ -71,18 +68,20 @@ impl MemoryDocuments {
     }
 
     /// Inserts a document, adding an `_id` if it has none, and returns the `_id`.
-    pub(crate) fn insert(&self, mut document: Document) -> Result<Bson, Refused> {
+    pub(crate) fn insert(&self, mut document: Document) -> Result<Bson, InvalidInput> {
         let id = document.remove("_id").unwrap_or_else(|| ObjectId::new().into());
         let mut contents = self.contents();
         if contents.get(&id).is_some() {
-            return Err(Refused::new(format!("there is already a document with the `_id` {id}")));
+            return Err(InvalidInput::new(format!(
+                "there is already a document with the `_id` {id}"
+            )));
         }
         contents.put(whole(id.clone(), document)?);
         Ok(id)
     }
 
     /// Returns the documents that match, as they are now, in the order of insertion.
-    pub(crate) fn find(&self, filter: &Document) -> Result<Vec<Document>, Refused> {
+    pub(crate) fn find(&self, filter: &Document) -> Result<Vec<Document>, InvalidInput> {
         let filter = Filter::read(filter)?;
         Ok(self.contents().matching(&filter).cloned().collect())
     }
@@ -94,7 +93,7 @@ impl MemoryDocuments {
         filter: &Document,
         update: &UpdateModifications,
         most: usize,
-    ) -> Result<(u64, u64), Refused> {
+    ) -> Result<(u64, u64), InvalidInput> {
         let (filter, update) = (Filter::read(filter)?, Update::read(update)?);
         let mut contents = self.contents();
         let updated = contents.matching(&filter).take(most).map(|document| {
@@ -102,14 +101,14 @@ impl MemoryDocuments {
             bounds::check(&updated)?;
             Ok(updated)
         });
-        let writes: Vec<Document> = updated.collect::<Result<_, Refused>>()?;
+        let writes: Vec<Document> = updated.collect::<Result<_, InvalidInput>>()?;
         let matched = writes.len() as u64;
         let changed = writes.into_iter().filter(|document| contents.put(document.clone()));
         Ok((matched, changed.count() as u64))
     }
 
     /// Replaces the first document that matches, and returns how many matched, and how many were changed.
-    pub(crate) fn replace(&self, filter: &Document, mut replacement: Document) -> Result<(u64, u64), Refused> {
+    pub(crate) fn replace(&self, filter: &Document, mut replacement: Document) -> Result<(u64, u64), InvalidInput> {
         let filter = Filter::read(filter)?;
         bounds::check_replacement(&replacement)?;
         let mut contents = self.contents();
@@ -119,7 +118,7 @@ impl MemoryDocuments {
         if let Some(other) = replacement.remove("_id")
             && !is_same(&id, &other)
         {
-            return Err(Refused::new(format!(
+            return Err(InvalidInput::new(format!(
                 "the `_id` of a document can't be changed, from {id} to {other}"
             )));
         }
@@ -128,7 +127,7 @@ impl MemoryDocuments {
     }
 
     /// Deletes the first documents that match, so many at most, and returns their number.
-    pub(crate) fn delete(&self, filter: &Document, most: usize) -> Result<u64, Refused> {
+    pub(crate) fn delete(&self, filter: &Document, most: usize) -> Result<u64, InvalidInput> {
         let filter = Filter::read(filter)?;
         let mut contents = self.contents();
         let found: Vec<Bson> = contents.matching(&filter).take(most).map(id_of).collect();
@@ -166,7 +165,6 @@ impl Contents {
             self.inserted
         });
         let before = self.documents.insert(number, document);
-        self.locks.remove(&number);
         let changed = before.as_ref() != self.documents.get(&number);
         if changed {
             self.announce(&id, number, before.as_ref());
@@ -177,28 +175,14 @@ impl Contents {
     pub(super) fn delete(&mut self, id: &Bson) {
         if let Some(number) = self.numbers.remove(&name::of_id(id)) {
             let before = self.documents.remove(&number);
-            self.locks.remove(&number);
             self.announce(id, number, before.as_ref());
-        }
-    }
-
-    /// Returns the lock that the document with this `_id` is, if it was decoded since it was written.
-    pub(super) fn lock(&self, id: &Bson) -> Option<Arc<State>> {
-        self.locks.get(self.numbers.get(&name::of_id(id))?).cloned()
-    }
-
-    /// Keeps what the document with this `_id` was decoded to.
-    pub(super) fn note_lock(&mut self, id: &Bson, lock: Arc<State>) {
-        if let Some(number) = self.numbers.get(&name::of_id(id)) {
-            self.locks.insert(*number, lock);
         }
     }
 
     /// Notifies the streams that the document with this number was written.
     fn announce(&mut self, id: &Bson, number: u64, before: Option<&Document>) {
         let after = self.documents.get(&number);
-        let written = Written { id, before, after };
-        self.watchers.retain(|watcher| watcher.tell(written));
+        self.watchers.retain(|watcher| watcher.tell(id, before, after));
     }
 }
 
@@ -208,7 +192,7 @@ pub(super) fn id_of(document: &Document) -> Bson {
 }
 
 /// Returns the document of these fields, as a server would store it.
-fn whole(id: Bson, fields: Document) -> Result<Document, Refused> {
+fn whole(id: Bson, fields: Document) -> Result<Document, InvalidInput> {
     let mut whole = Document::new();
     whole.insert("_id", id);
     whole.extend(fields);

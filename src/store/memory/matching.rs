@@ -6,11 +6,12 @@ use std::cmp::Ordering;
 
 use mongodb::bson::{Bson, Document};
 
-use super::{
-    Refused, bounds,
-    order::{compare, is_nan, is_same, rank},
+use super::bounds;
+use crate::{
+    error::InvalidInput,
+    protocol::document::whole,
+    store::{name, number::Number},
 };
-use crate::protocol::document::whole;
 
 /// Supported operators, as shown to users.
 const FILTER_OPERATORS: &str = "$eq, $gt, $gte, $lt, $lte, $in, $exists, $and and $or";
@@ -34,7 +35,7 @@ pub(super) enum Test {
 }
 
 impl Filter {
-    pub(super) fn read(filter: &Document) -> Result<Self, Refused> {
+    pub(super) fn read(filter: &Document) -> Result<Self, InvalidInput> {
         let mut parts = Vec::new();
         for (key, value) in filter {
             match (key.as_str(), value) {
@@ -65,8 +66,8 @@ impl Filter {
     }
 }
 
-fn read_all(operator: &str, value: &Bson) -> Result<Vec<Filter>, Refused> {
-    let needs = || Refused::new(format!("`{operator}` needs an array of filters that is not empty"));
+fn read_all(operator: &str, value: &Bson) -> Result<Vec<Filter>, InvalidInput> {
+    let needs = || InvalidInput::new(format!("`{operator}` needs an array of filters that is not empty"));
     let filters = value.as_array().filter(|filters| !filters.is_empty());
     let read = |filter: &Bson| Filter::read(filter.as_document().ok_or_else(needs)?);
     filters.ok_or_else(needs)?.iter().map(read).collect()
@@ -77,7 +78,7 @@ fn has_operators(value: &Document) -> bool {
 }
 
 /// Returns the segments of a path. Numbers would be indexes of arrays, which are not supported here.
-pub(super) fn read_path(path: &str) -> Result<Vec<String>, Refused> {
+pub(super) fn read_path(path: &str) -> Result<Vec<String>, InvalidInput> {
     let is_any = |test: fn(&str) -> bool| path.split('.').any(test);
     let problem = if is_any(str::is_empty) {
         "has an empty part"
@@ -88,14 +89,17 @@ pub(super) fn read_path(path: &str) -> Result<Vec<String>, Refused> {
     } else {
         return Ok(path.split('.').map(str::to_owned).collect());
     };
-    Err(Refused::new(format!("the path `{}` {problem}", path.escape_debug())))
+    Err(InvalidInput::new(format!(
+        "the path `{}` {problem}",
+        path.escape_debug()
+    )))
 }
 
 impl Test {
-    fn read(operator: &str, value: &Bson) -> Result<Self, Refused> {
+    fn read(operator: &str, value: &Bson) -> Result<Self, InvalidInput> {
         let compare = |holds| match rank(value) {
             Some(_) => Ok(Self::Compare(holds, value.clone())),
-            None => Err(Refused::new(format!(
+            None => Err(InvalidInput::new(format!(
                 "`{operator}` of values such as {value} is not supported in memory"
             ))),
         };
@@ -103,7 +107,7 @@ impl Test {
             "$eq" => Ok(Self::In(vec![read_operand(value)?])),
             "$in" => match value {
                 Bson::Array(values) => Ok(Self::In(values.iter().map(read_operand).collect::<Result<_, _>>()?)),
-                _ => Err(Refused::new("`$in` needs an array")),
+                _ => Err(InvalidInput::new("`$in` needs an array")),
             },
             "$gt" => compare(Ordering::is_gt),
             "$gte" => compare(Ordering::is_ge),
@@ -111,7 +115,7 @@ impl Test {
             "$lte" => compare(Ordering::is_le),
             "$exists" => match value {
                 Bson::Boolean(exists) => Ok(Self::Exists(*exists)),
-                _ => Err(Refused::new("`$exists` needs true or false")),
+                _ => Err(InvalidInput::new("`$exists` needs true or false")),
             },
             _ => Err(unknown(operator)),
         }
@@ -133,18 +137,18 @@ impl Test {
 }
 
 /// Returns a value that must be equal.
-fn read_operand(value: &Bson) -> Result<Bson, Refused> {
+fn read_operand(value: &Bson) -> Result<Bson, InvalidInput> {
     match value {
-        Bson::RegularExpression(_) => Err(Refused::new("regular expressions are not supported in memory")),
-        Bson::Document(operators) if has_operators(operators) => Err(Refused::new(
+        Bson::RegularExpression(_) => Err(InvalidInput::new("regular expressions are not supported in memory")),
+        Bson::Document(operators) if has_operators(operators) => Err(InvalidInput::new(
             "operators beside fields, or where a value must be, are not supported in memory",
         )),
         value => bounds::check_value(value).map(|()| value.clone()),
     }
 }
 
-fn unknown(operator: &str) -> Refused {
-    Refused::new(format!(
+fn unknown(operator: &str) -> InvalidInput {
+    InvalidInput::new(format!(
         "`{}` is not supported in memory; filters can have {FILTER_OPERATORS}",
         operator.escape_debug()
     ))
@@ -176,10 +180,10 @@ fn collect<'a>(document: &'a Document, path: &[String], values: &mut Vec<Option<
 pub(super) struct Sort(Vec<(Vec<String>, bool)>);
 
 impl Sort {
-    pub(super) fn read(sort: &Document) -> Result<Self, Refused> {
+    pub(super) fn read(sort: &Document) -> Result<Self, InvalidInput> {
         let read = |(path, direction): (&String, &Bson)| match whole(direction) {
             Some(direction @ (1 | -1)) => Ok((read_path(path)?, direction < 0)),
-            _ => Err(Refused::new(format!(
+            _ => Err(InvalidInput::new(format!(
                 "a sort by {direction} is not supported in memory; it can be 1 or -1"
             ))),
         };
@@ -187,7 +191,7 @@ impl Sort {
     }
 
     /// Returns the values by which a document is ordered.
-    pub(super) fn key<'a>(&self, document: &'a Document) -> Result<Vec<&'a Bson>, Refused> {
+    pub(super) fn key<'a>(&self, document: &'a Document) -> Result<Vec<&'a Bson>, InvalidInput> {
         let key = |(path, _): &(Vec<String>, bool)| {
             let mut value = document.get(&path[0]);
             for segment in &path[1..] {
@@ -199,7 +203,7 @@ impl Sort {
             }
             let value = value.unwrap_or(&Bson::Null);
             rank(value).map(|_| value).ok_or_else(|| {
-                Refused::new(format!(
+                InvalidInput::new(format!(
                     "a sort by the field `{}` is not supported in memory where a document has {value} there",
                     path.join(".")
                 ))
@@ -217,4 +221,40 @@ impl Sort {
         });
         orders.fold(Ordering::Equal, Ordering::then)
     }
+}
+
+/// Returns whether two values are equal to the server: numbers are compared by value, whatever their types.
+pub(super) fn is_same(one: &Bson, other: &Bson) -> bool {
+    name::of_id(one) == name::of_id(other)
+}
+
+/// Returns the rank of a value's type: values of different types, except numbers, are ordered by their types. `None`
+/// for a type that is not ordered in memory.
+fn rank(value: &Bson) -> Option<u8> {
+    match value {
+        Bson::Null => Some(0),
+        Bson::Int32(_) | Bson::Int64(_) | Bson::Double(_) | Bson::Decimal128(_) => Some(1),
+        Bson::String(_) => Some(2),
+        Bson::ObjectId(_) => Some(3),
+        Bson::Boolean(_) => Some(4),
+        Bson::DateTime(_) => Some(5),
+        _ => None,
+    }
+}
+
+/// Compares two values of types that are ordered.
+fn compare(one: &Bson, other: &Bson) -> Ordering {
+    let within = || match (one, other) {
+        (Bson::String(one), Bson::String(other)) => one.cmp(other),
+        (Bson::ObjectId(one), Bson::ObjectId(other)) => one.cmp(other),
+        (Bson::Boolean(one), Bson::Boolean(other)) => one.cmp(other),
+        (Bson::DateTime(one), Bson::DateTime(other)) => one.cmp(other),
+        _ => Number::of(one).cmp(&Number::of(other)),
+    };
+    rank(one).cmp(&rank(other)).then_with(within)
+}
+
+/// Reports whether the value is NaN.
+fn is_nan(value: &Bson) -> bool {
+    Number::of(value) == Some(Number::Nan)
 }

@@ -9,10 +9,6 @@ use super::{AWAIT_TIME, Event, ServerError, connection::Connection};
 /// whole state of a lock, and reading the locks once tells it more.
 const BEHIND_MOST: usize = 4_096;
 
-/// The store's end of a stream.
-#[derive(Debug)]
-pub(super) struct StreamSender(mpsc::Sender<Event>);
-
 /// An open stream.
 #[derive(Debug)]
 pub(crate) struct MemoryStream {
@@ -20,24 +16,13 @@ pub(crate) struct MemoryStream {
     connection: Connection,
 }
 
-pub(super) fn stream(connection: Connection) -> (StreamSender, MemoryStream) {
-    let (sender, events) = mpsc::channel(BEHIND_MOST);
-    (StreamSender(sender), MemoryStream { events, connection })
-}
-
-impl StreamSender {
-    /// Sends an event. `false`: the stream is over, as its reader is gone or fell behind, and the store drops this end.
-    pub(super) fn send(&self, event: Event) -> bool {
-        self.0.try_send(event).is_ok()
-    }
-
-    /// Whether the reader is gone.
-    pub(super) fn is_closed(&self) -> bool {
-        self.0.is_closed()
-    }
-}
-
 impl MemoryStream {
+    /// Opens a stream. The store drops its end when the reader is gone or fell behind.
+    pub(super) fn open(connection: Connection) -> (mpsc::Sender<Event>, Self) {
+        let (sender, events) = mpsc::channel(BEHIND_MOST);
+        (sender, Self { events, connection })
+    }
+
     /// Returns the next events. An error ends the stream: its reader fell behind, and has read what came before, or
     /// there is an outage.
     ///

@@ -7,7 +7,8 @@ use mongodb::{
     options::UpdateModifications,
 };
 
-use super::{Refused, matching::read_path};
+use super::matching::read_path;
+use crate::error::InvalidInput;
 
 /// Supported operators, as shown to users.
 const UPDATE_OPERATORS: &str = "$set, $unset and $inc";
@@ -24,17 +25,17 @@ enum FieldChange {
 }
 
 /// Reads the change of a field from its value in an update.
-type ReadChange = fn(&Bson) -> Result<FieldChange, Refused>;
+type ReadChange = fn(&Bson) -> Result<FieldChange, InvalidInput>;
 
 impl Update {
-    pub(super) fn read(update: &UpdateModifications) -> Result<Self, Refused> {
+    pub(super) fn read(update: &UpdateModifications) -> Result<Self, InvalidInput> {
         let UpdateModifications::Document(operators) = update else {
-            return Err(Refused::new(format!(
+            return Err(InvalidInput::new(format!(
                 "updates by a pipeline are not supported in memory; updates can have {UPDATE_OPERATORS}"
             )));
         };
         if operators.is_empty() {
-            return Err(Refused::new(format!(
+            return Err(InvalidInput::new(format!(
                 "an update needs operators; it can have {UPDATE_OPERATORS}"
             )));
         }
@@ -43,11 +44,11 @@ impl Update {
             let read = FieldChange::reader(operator)?;
             let fields = fields
                 .as_document()
-                .ok_or_else(|| Refused::new(format!("`{operator}` needs a document of fields")))?;
+                .ok_or_else(|| InvalidInput::new(format!("`{operator}` needs a document of fields")))?;
             for (path, value) in fields {
                 let path = read_path(path)?;
                 if path[0] == "_id" {
-                    return Err(Refused::new("the `_id` of a document can't be changed"));
+                    return Err(InvalidInput::new("the `_id` of a document can't be changed"));
                 }
                 changes.push((path, read(value)?));
             }
@@ -57,7 +58,7 @@ impl Update {
         for pair in changes.windows(2) {
             let [(one, _), (other, _)] = pair else { continue };
             if other.starts_with(one) {
-                return Err(Refused::new(format!(
+                return Err(InvalidInput::new(format!(
                     "the update changes `{}` and `{}`, which is a conflict",
                     one.join("."),
                     other.join(".")
@@ -68,7 +69,7 @@ impl Update {
     }
 
     /// Returns the document after the update, which is applied as a whole or not at all.
-    pub(super) fn apply(&self, document: &Document) -> Result<Document, Refused> {
+    pub(super) fn apply(&self, document: &Document) -> Result<Document, InvalidInput> {
         let mut updated = document.clone();
         for (path, change) in &self.0 {
             change.apply(&mut updated, path)?;
@@ -79,23 +80,23 @@ impl Update {
 
 impl FieldChange {
     /// Returns the function that reads the change of a field by this operator.
-    fn reader(operator: &str) -> Result<ReadChange, Refused> {
+    fn reader(operator: &str) -> Result<ReadChange, InvalidInput> {
         match operator {
             "$set" => Ok(|value| Ok(Self::Set(value.clone()))),
             "$unset" => Ok(|_| Ok(Self::Unset)),
             "$inc" => Ok(|value| match value {
                 Bson::Int32(_) | Bson::Int64(_) | Bson::Double(_) => Ok(Self::Add(value.clone())),
-                other => Err(Refused::new(format!("`$inc` needs a number, and not {other}"))),
+                other => Err(InvalidInput::new(format!("`$inc` needs a number, and not {other}"))),
             }),
-            _ => Err(Refused::new(format!(
+            _ => Err(InvalidInput::new(format!(
                 "`{}` is not supported in memory; updates can have {UPDATE_OPERATORS}",
                 operator.escape_debug()
             ))),
         }
     }
 
-    fn apply(&self, document: &mut Document, path: &[String]) -> Result<(), Refused> {
-        let refused = |problem: &str| Refused::new(format!("the field `{}` {problem}", path.join(".")));
+    fn apply(&self, document: &mut Document, path: &[String]) -> Result<(), InvalidInput> {
+        let refused = |problem: &str| InvalidInput::new(format!("the field `{}` {problem}", path.join(".")));
         let Some((field, above)) = path.split_last() else {
             return Ok(());
         };

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use mongodb::bson::{Bson, Document};
+use tokio::sync::mpsc;
 
-use super::stream::StreamSender;
 use crate::{
     protocol::{ServerTime, wake},
     store::{
@@ -13,16 +13,6 @@ use crate::{
     },
 };
 
-/// A write of one document.
-#[derive(Clone, Copy)]
-pub(super) struct Written<'a> {
-    pub(super) id: &'a Bson,
-    /// `None`: it was inserted.
-    pub(super) before: Option<&'a Document>,
-    /// `None`: it was deleted.
-    pub(super) after: Option<&'a Document>,
-}
-
 /// The open stream of a session: the events of its locks, and of those that are watched.
 #[derive(Debug)]
 pub(super) struct Watcher {
@@ -30,11 +20,11 @@ pub(super) struct Watcher {
     /// The pattern of the events addressed to the session.
     pattern: String,
     watched: Watched,
-    events: StreamSender,
+    events: mpsc::Sender<Event>,
 }
 
 impl Watcher {
-    pub(super) fn new(layout: Arc<LockLayout>, session: &str, watched: Watched, events: StreamSender) -> Self {
+    pub(super) fn new(layout: Arc<LockLayout>, session: &str, watched: Watched, events: mpsc::Sender<Event>) -> Self {
         Self {
             layout,
             pattern: wake::pattern(session),
@@ -43,15 +33,15 @@ impl Watcher {
         }
     }
 
-    /// Reports a write. `false`: the stream is over.
-    pub(super) fn tell(&self, written: Written<'_>) -> bool {
-        let mut events = self.events_of(written).into_iter();
-        events.all(|event| self.events.send(event)) && !self.events.is_closed()
+    /// Reports a write of the document with this `_id`, which had no `before` if it was inserted, and has no `after` if
+    /// it was deleted. `false`: the stream is over.
+    pub(super) fn tell(&self, id: &Bson, before: Option<&Document>, after: Option<&Document>) -> bool {
+        let mut events = self.events_of(id, before, after).into_iter();
+        events.all(|event| self.events.try_send(event).is_ok()) && !self.events.is_closed()
     }
 
     /// Returns the events of a write.
-    fn events_of<'a>(&self, written: Written<'a>) -> Vec<Event> {
-        let Written { id, before, after } = written;
+    fn events_of<'a>(&self, id: &Bson, before: Option<&'a Document>, after: Option<&'a Document>) -> Vec<Event> {
         let name = || self.layout.document(id).unwrap_or_default();
         if self.layout.is_of_elements() {
             return before.map_or_else(Vec::new, |before| self.events_of_elements(&name(), before, after));
