@@ -38,7 +38,7 @@ use crate::{
     name::LockName,
     operate::{events::Events, list::List, watch::LockEvent},
     session::{ClientLife, Session, UserHandle, streams::observers::Scope},
-    store::{Connection, MemoryStore, Store, collection::PlaceId, lock_layout::Paths},
+    store::{Connection, MemoryStore, Store, lock_layout::Paths},
     token::FencingToken,
     wake_mode::{PollingReason, WakeMode, WakeSource},
     world::{Async, World},
@@ -107,7 +107,7 @@ pub struct LockClient<W: World = Async> {
 /// A session over documents of the user's own.
 struct Other {
     /// Its place, if the place can be recognized.
-    place: Option<PlaceId>,
+    place: Option<String>,
     client: Weak<ClientLife>,
     /// Its tasks have it for longer than its users.
     session: Weak<Session>,
@@ -170,7 +170,7 @@ impl LockClient {
 
     /// Returns this client's session over the locks of a place, or creates one with that store. An unknown place gets
     /// its own session.
-    pub(crate) fn session_over(&self, place: Option<PlaceId>, store: impl FnOnce() -> Store) -> UserHandle {
+    pub(crate) fn session_over(&self, place: Option<String>, store: impl FnOnce() -> Store) -> UserHandle {
         let find = |others: &[Other]| {
             let mut same = others.iter().filter(|other| place.is_some() && other.place == place);
             same.find_map(|other| other.client.upgrade())

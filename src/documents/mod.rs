@@ -33,12 +33,7 @@ use crate::{
     },
     operate::{events::Events, list::List, watch::LockEvent},
     session::{UserHandle, streams::observers::Scope},
-    store::{
-        LockLayout, MemoryStore, MongoStore, Store,
-        collection::{PlaceId, UserCollection},
-        lock_layout::Paths,
-        name,
-    },
+    store::{LockLayout, MemoryStore, MongoStore, Store, collection::UserCollection, lock_layout::Paths, name},
     token::FencingToken,
     wake_mode::WakeMode,
     world::{Async, World},
@@ -659,7 +654,7 @@ impl<T, W: World> DocumentLocks<T, W> {
 
     /// Returns the session over the locks in this place of the documents.
     fn session_in(&self, place: &Arc<LockLayout>) -> UserHandle {
-        let id = PlaceId::of(&self.collection, place.base().path());
+        let id = self.collection.place(place.base().path());
         self.locks.session_over(id, || match &self.collection {
             UserCollection::Mongo(collection) => {
                 let streams = self.locks.stream_read_preference().clone();

@@ -1,10 +1,10 @@
-//! Collections of the user's own, and the identity of the locks in one.
+//! Collections of the user's own, and names for the locks in one.
 
 use std::{fmt, sync::Arc};
 
-use mongodb::{Collection, bson::Document};
+use mongodb::{Client, Collection, bson::Document};
 
-use super::{MemoryDocuments, identity};
+use super::MemoryDocuments;
 
 /// A collection of the user's own documents.
 #[derive(Clone)]
@@ -13,25 +13,30 @@ pub(crate) enum UserCollection {
     Memory(Arc<MemoryDocuments>),
 }
 
-/// Identity of the locks under one path in one collection, in one client of the driver or in memory. It is compared
-/// only while its client or memory is in use.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct PlaceId {
-    /// Identity of the driver's client, or of the memory.
-    owner: String,
-    namespace: String,
-    path: String,
+impl UserCollection {
+    /// Returns a name for the locks under one path in the collection, in one client of the driver or in memory; `None`
+    /// if the client can't be recognized. It is compared only while that client or memory is in use.
+    pub(crate) fn place(&self, path: &str) -> Option<String> {
+        let (owner, namespace) = match self {
+            Self::Mongo(collection) => (identity(collection.client())?, collection.namespace().to_string()),
+            Self::Memory(documents) => (documents.identity(), String::new()),
+        };
+        Some(format!("{owner}\0{namespace}\0{path}"))
+    }
 }
 
-impl PlaceId {
-    pub(crate) fn of(collection: &UserCollection, path: &str) -> Option<Self> {
-        let (owner, namespace) = match collection {
-            UserCollection::Mongo(collection) => (identity(collection.client())?, collection.namespace().to_string()),
-            UserCollection::Memory(documents) => (documents.identity(), String::new()),
-        };
-        let path = path.to_owned();
-        Some(Self { owner, namespace, path })
-    }
+/// Returns a text by which clones of one driver client are recognised, for as long as one of them lives; `None` if this
+/// release of the driver does not show it. In that case each handle counts as a separate client, which costs a change
+/// stream each and does no harm.
+///
+/// The driver compares its clients by address and has no way to ask for it. Its description shows one: the address of
+/// the tracker of the client's own tasks, which no other client has. Nothing else of the description is kept.
+fn identity(client: &Client) -> Option<String> {
+    let description = format!("{client:?}");
+    let (_, owner) = description.rsplit_once("TopologyShutdown {")?;
+    let (_, address) = owner.split_once("inner: 0x")?;
+    let digits = address.split(|letter: char| !letter.is_ascii_hexdigit()).next()?;
+    Some(digits.to_owned()).filter(|digits| !digits.is_empty())
 }
 
 impl fmt::Display for UserCollection {
@@ -52,8 +57,26 @@ mod tests {
     /// It may be where one was that is gone.
     #[test]
     fn a_collection_in_memory_is_not_mistaken_for_an_earlier_one() {
-        let place = || PlaceId::of(&UserCollection::Memory(Arc::default()), "a").unwrap().owner;
-        let owners: HashSet<String> = (0..100).map(|_| place()).collect();
-        assert_eq!(owners.len(), 100);
+        let place = || UserCollection::Memory(Arc::default()).place("a").unwrap();
+        let places: HashSet<String> = (0..100).map(|_| place()).collect();
+        assert_eq!(places.len(), 100);
+    }
+
+    #[tokio::test]
+    async fn clones_are_one_client_and_others_are_not() {
+        let client = Client::with_uri_str("mongodb://somebody:secret@127.0.0.1:1/")
+            .await
+            .unwrap();
+        let other = Client::with_uri_str("mongodb://somebody:secret@127.0.0.1:1/")
+            .await
+            .unwrap();
+        let known = identity(&client);
+        assert!(
+            known.is_some(),
+            "this release of the driver shows no identity: {client:?}"
+        );
+        let handle = client.database("a").collection::<mongodb::bson::Document>("b");
+        assert_eq!(identity(handle.client()), known);
+        assert_ne!(identity(&other), known);
     }
 }

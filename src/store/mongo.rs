@@ -5,7 +5,6 @@ mod command;
 mod encoded;
 mod first_look;
 mod guard;
-mod identity;
 mod in_place;
 mod lossy;
 mod reading;
@@ -41,7 +40,6 @@ use command::{Updated, limit, updated};
 use encoded::{Shapes, encode, joined};
 use first_look::FirstLook;
 pub(crate) use guard::{abort, is_in_transaction};
-pub(crate) use identity::identity;
 pub(in crate::store) use stream::MongoStream;
 #[cfg(any(test, fuzzing))]
 pub(crate) use stream::{read_elements, read_event};

@@ -1,11 +1,8 @@
 //! The look at the server by which a client is built, for one that is built without it: before its first command.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
 };
 
 use mongodb::{Database, options::ReadPreference};
@@ -15,11 +12,8 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{Connected, MongoStore};
+use super::{Connected, MongoStore, READ_WITHIN};
 use crate::{backoff::Backoff, error::ServerError, store::detached::detached};
-
-/// Maximum time for one look, so that a connection that died costs the commands behind it no more.
-const LOOK_WITHIN: Duration = Duration::from_secs(10);
 
 /// Whether the server was looked at, and found to keep locks.
 #[derive(Debug)]
@@ -97,9 +91,9 @@ impl MongoStore {
         let namespace = self.collection.namespace();
         let (database, streams) = (self.database.clone(), self.streams.clone());
         let looking = async move { Self::connect(&database, &namespace.coll, streams).await };
-        // No command of the driver is abandoned half-way.
-        let looked = timeout(LOOK_WITHIN, detached(&Handle::current(), looking)).await;
-        let looked = looked.unwrap_or_else(|_| Ok(Err(ServerError::unanswered(LOOK_WITHIN))));
+        // No command of the driver is abandoned half-way. A connection that died costs the commands behind it that time.
+        let looked = timeout(READ_WITHIN, detached(&Handle::current(), looking)).await;
+        let looked = looked.unwrap_or_else(|_| Ok(Err(ServerError::unanswered(READ_WITHIN))));
         let problem = match looked.and_then(|connected| connected) {
             Ok(connected) => look.problem(self.collection.namespace().to_string(), connected),
             Err(error) => Some(error),
