@@ -23,7 +23,8 @@ impl<H: Hold> Step<'_, H> {
     /// Ends a hold, and leaves its entry to the server.
     pub(super) fn expire(&mut self, hold: &H, left_as: LeftAs) {
         let context = self.context;
-        let Some((entry, held)) = self.holds.remove_entry(hold.entry()) else {
+        let entry = hold.entry().to_owned();
+        let Some(held) = self.remove_hold(&entry) else {
             return;
         };
         self.effects.extend(held.tasks.into_iter().map(Effect::Gone));

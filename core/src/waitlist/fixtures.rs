@@ -171,7 +171,6 @@ mod of_tests {
             token: 1,
             handing_on: None,
             tasks: vec![Arc::new(hold)],
-            idle: None,
             lease: Duration::from_secs(30),
             uncertain: false,
             taken_up_at: None,

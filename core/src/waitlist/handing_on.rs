@@ -19,13 +19,17 @@
 //! them ([`Waitlist::part`]), and sharing ends by the same rules. A writer of this process ends it too: it waits in
 //! line, and readers come after it. Other clients can be granted tokens beside a reader, so of the tokens between its
 //! own and the counter, only the range that the write of its grant has reserved is its own.
+//!
+//! A task that may re-enter joins the hold of another task of this client. It joins only the very same share: as many
+//! permits of the same kind. So a reader gets in although a writer waits: behind the writer, which waits for the reader's
+//! own hold, it would be stuck. And no reader becomes a writer by it.
 
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{
-    Context, Effect, Grant, Held, Hold, How, RemainingLease, Stage, Step, Waiting, Waitlist, answers::others_wait,
+    Context, Effect, Grant, Held, Hold, How, Key, RemainingLease, Stage, Step, Waiting, Waitlist, answers::others_wait,
     idling, unsigned,
 };
 use crate::{
@@ -182,7 +186,8 @@ impl<H: Hold> Step<'_, H> {
         let Some(held) = held.filter(|_| !list.guards) else {
             return false;
         };
-        let may_go_on = |handing: &&HandingOn| handing.may_go_on(held.idle.is_some(), context);
+        let is_idle = list.is_idle(hold.entry());
+        let may_go_on = |handing: &&HandingOn| handing.may_go_on(is_idle, context);
         let Some(handing) = held.handing_on.as_ref().filter(may_go_on) else {
             return false;
         };
@@ -247,13 +252,13 @@ impl<H: Hold> Step<'_, H> {
         let before = held.tasks.first().map(Arc::as_ref);
         let hold = Arc::new(H::of_grant(&list.name, entry, &grant, before, context));
         if !share {
-            (held.idle, handing.terms) = (None, next.wants.terms);
+            list.idle.take_if(|idle| idle.entry == entry);
+            handing.terms = next.wants.terms;
             list.effects.extend(held.tasks.drain(..).map(Effect::Gone));
         }
         held.tasks.push(hold.clone());
         list.effects.push(Effect::Came(hold.clone()));
         list.effects.push(Effect::Granted { to: next.to, hold });
-        list.may_have_idle &= list.holds.values().any(|held| held.idle.is_some());
     }
 
     /// Returns the entry that the head of the line may share, with what is left of its lease.
@@ -274,6 +279,25 @@ impl<H: Hold> Step<'_, H> {
             let left = oldest.shared_lease().filter(|left| left.is_sound(context.now))?;
             Some((entry.clone(), left))
         })
+    }
+
+    /// Answers the tasks that may join a hold granted since they came.
+    pub(super) fn let_reenter(&mut self) {
+        if !self.may_have_reentering {
+            // Of thousands that wait, hardly ever one may: this is part of each hand-over.
+            return;
+        }
+        let reentering = self.waiting.iter().filter(|waiting| waiting.wants.reentrant);
+        let keys: Vec<Key> = reentering.map(|waiting| waiting.key).collect();
+        self.may_have_reentering = !keys.is_empty();
+        for key in keys {
+            let waiting = self.waiting.iter().find(|waiting| waiting.key == key);
+            if let Some(hold) = waiting.and_then(|waiting| self.reenter(waiting))
+                && let Some(to) = self.cancel(key)
+            {
+                self.effects.push(Effect::Granted { to, hold });
+            }
+        }
     }
 }
 
@@ -315,6 +339,18 @@ impl<H: Hold> Waitlist<H> {
     /// Notes that others may wait for any of the holds.
     pub(super) fn hand_on_no_more(&mut self) {
         self.holds.values_mut().for_each(|held| held.handing_on = None);
+    }
+
+    /// Returns a hold of this client that the task may join, with one more handle: the oldest that is not over.
+    pub(super) fn reenter(&self, waiting: &Waiting<H::Task>) -> Option<Arc<H>> {
+        if !waiting.wants.reentrant {
+            return None;
+        }
+        let same = |(entry, held): &(&String, &Held<H>)| held.used == waiting.wants.used && !self.is_idle(entry);
+        let mut holds: Vec<_> = self.holds.iter().filter(same).collect();
+        holds.sort_unstable_by_key(|(_, held)| held.token);
+        let mut tasks = holds.into_iter().flat_map(|(_, held)| &held.tasks);
+        tasks.find(|hold| hold.enter(waiting.wants.permits)).cloned()
     }
 }
 

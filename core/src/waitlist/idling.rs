@@ -34,10 +34,11 @@ pub(super) fn unseen(terms: &Terms, context: &Context<'_>) -> Option<Duration> {
 }
 
 /// The state of a hold that no task has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Idle {
+    pub(super) entry: String,
     /// When it is given back if nobody comes for it.
-    until: Instant,
+    pub(super) until: Instant,
     /// When it is given back at the latest, by what is known now.
     pub(super) attend_at: Instant,
 }
@@ -64,10 +65,10 @@ impl<H: Hold> Step<'_, H> {
     /// Has a hold that a task lets go of stay with the client, if it may, and nobody waits for it.
     pub(super) fn keep_idle(&mut self, hold: &H) -> bool {
         let (list, context) = (&mut *self.list, self.context);
-        let goes = list.closed || list.guards || !list.waiting.is_empty();
+        let goes = list.closed || list.guards || list.idle.is_some() || !list.waiting.is_empty();
         let left = hold.released_lease().filter(|left| !goes && left.is_sound(context.now));
         let held = list.holds.get_mut(hold.entry());
-        let held = held.filter(|held| !held.uncertain && held.idle.is_none());
+        let held = held.filter(|held| !held.uncertain);
         let (Some(left), Some(held)) = (left, held) else {
             return false;
         };
@@ -86,11 +87,14 @@ impl<H: Hold> Step<'_, H> {
         let Some(attend_at) = held.back_at(until, context) else {
             return false;
         };
-        held.idle = Some(Idle { until, attend_at });
+        list.idle = Some(Idle {
+            entry: hold.entry().to_owned(),
+            until,
+            attend_at,
+        });
         let idle = Arc::new(hold.idle(left));
         list.effects.extend(held.tasks.drain(..).map(Effect::Gone));
         held.tasks.push(idle.clone());
-        list.may_have_idle = true;
         list.effects.push(Effect::Came(idle.clone()));
         if doubted {
             // Its document is read before a task gets it.
@@ -99,20 +103,14 @@ impl<H: Hold> Step<'_, H> {
         true
     }
 
-    /// Whether an idle hold has to be given back; if not, plans when it is looked at again.
-    pub(super) fn must_give_back(&mut self, entry: &str) -> bool {
-        let context = self.context;
-        let Some(held) = self.holds.get_mut(entry) else {
-            return false;
-        };
-        let Some(Idle { until, .. }) = held.idle else {
-            return false;
-        };
-        match held.back_at(until, context) {
-            Some(attend_at) => held.idle = Some(Idle { until, attend_at }),
-            None => return true,
-        }
-        false
+    /// Whether the idle hold has to be given back; if not, plans when it is looked at again.
+    pub(super) fn must_give_back(&mut self) -> bool {
+        let (list, context) = (&mut *self.list, self.context);
+        let Some(idle) = &mut list.idle else { return false };
+        let held = list.holds.get(&idle.entry);
+        let back_at = held.and_then(|held| held.back_at(idle.until, context));
+        idle.attend_at = back_at.unwrap_or(context.now);
+        back_at.is_none()
     }
 
     /// Notes that a reading that was sent at that time shows a hold, and no other waiters.
@@ -128,10 +126,11 @@ impl<H: Hold> Step<'_, H> {
     /// Notes that events may be missing which would have shown other waiters. A hold that is to stay with the client
     /// is not handed on until its document is read while the stream is open; any other goes through the server next.
     pub(super) fn doubt_holds(&mut self) {
-        let context = self.context;
-        for held in self.holds.values_mut() {
+        let (list, context) = (&mut *self.list, self.context);
+        let idle = list.idle.as_ref().map(|idle| &idle.entry);
+        for (entry, held) in &mut list.holds {
             match &mut held.handing_on {
-                Some(handing) if held.idle.is_some() || unseen(&handing.terms, context).is_some() => {
+                Some(handing) if Some(entry) == idle || unseen(&handing.terms, context).is_some() => {
                     handing.doubt = Some(Doubt::of(handing.doubt, context));
                 }
                 handing => *handing = None,
@@ -141,29 +140,14 @@ impl<H: Hold> Step<'_, H> {
 }
 
 impl<H: Hold> Waitlist<H> {
-    /// Returns the entry of the hold that stays with the client while no task has it, if there is one.
-    pub(super) fn idle_entry(&mut self) -> Option<String> {
-        if !self.may_have_idle {
-            // Of thousands of permits each is a hold, and this is part of each step.
-            return None;
-        }
-        let mut idle = self.holds.iter().filter(|(_, held)| held.idle.is_some());
-        let entry = idle.next().map(|(entry, _)| entry.clone());
-        self.may_have_idle = entry.is_some();
-        entry
+    /// Whether no task has the hold of this entry.
+    pub(super) fn is_idle(&self, entry: &str) -> bool {
+        self.idle.as_ref().is_some_and(|idle| idle.entry == entry)
     }
 
-    /// Notes that no lock stays with the client any more: an idle hold becomes a hold like any other.
-    pub(super) fn end_idling(&mut self) {
-        self.holds.values_mut().for_each(|held| held.idle = None);
-    }
-
-    /// Returns when an idle hold is attended to.
+    /// Returns when the idle hold is attended to.
     pub fn attend_at(&self) -> Option<Instant> {
-        if !self.may_have_idle {
-            return None;
-        }
-        self.holds.values().filter_map(|held| Some(held.idle?.attend_at)).min()
+        self.idle.as_ref().map(|idle| idle.attend_at)
     }
 }
 
@@ -241,8 +225,8 @@ mod tests {
             assert_eq!(waitlist.attend_at(), None);
             assert!(stays(&mut waitlist, context));
             assert_eq!(waitlist.attend_at(), Some(context.now + IDLE_LOOK_EVERY * 3));
-            waitlist.end_idling();
-            assert_eq!((waitlist.attend_at(), waitlist.idle_entry()), (None, None));
+            waitlist.step(context).close();
+            assert_eq!(waitlist.attend_at(), None);
         });
     }
 

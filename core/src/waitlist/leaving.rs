@@ -1,11 +1,27 @@
-//! The entries that are to leave the document.
+//! Letting go of a hold, and the entries that are to leave the document. The next task of this process gets the hold
+//! without the server, it stays with the client, or its entry leaves.
+//!
+//! An entry leaves more than once if a request for it may still be applied: it is swept.
+//! A request without an answer can lie on a connection through which nothing gets for a while, so the entry leaves again
+//! after some seconds, and nobody waits for that. A client that shuts down is waited for. It sweeps at once, and goes by
+//! the limit that every request carries: when the server has answered a command that was sent later, it has begun with
+//! the request, and it gives the request up when the limit is over. So the last sweep is then. A request that comes even
+//! later, through a connection of its own, leaves its entry for a lease, as a killed process does.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Context, LeftAs};
-use crate::protocol::Use;
+use super::{Context, Effect, Hold, LeftAs, Step, Waitlist};
+use crate::protocol::{Use, wake};
+
+/// Pauses before an entry whose request has an unknown outcome is taken out once more, in case the request was applied
+/// late.
+pub const SWEEPS: [Duration; 3] = [
+    Duration::from_millis(500),
+    Duration::from_secs(2),
+    Duration::from_secs(10),
+];
 
 /// An entry that is to leave the document.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,6 +42,134 @@ pub(super) struct Leaving<R> {
     pub(super) give_up: Instant,
     /// The number of sweeps so far, if there are any to be.
     pub(super) sweep: Option<usize>,
+}
+
+/// The requests for one lock that may still be applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Unsettled {
+    /// The longest of their limits.
+    within: Duration,
+    /// When the server has given up the last of those that have reached it; `None`: it has not answered since.
+    over_at: Option<Instant>,
+}
+
+impl<H: Hold> Step<'_, H> {
+    /// Lets go of a hold: by release, by drop, or because it was lost. The next task in line gets it where it can be
+    /// handed on without the server. Where no task waits, it may stay with the client. A hold that readers share stays
+    /// until the last of them lets go. The entry of a hold whose time is over stays in any case. `to` is answered when
+    /// the hold is over.
+    pub fn let_go(&mut self, hold: &H, to: Option<H::Release>) {
+        let left_as = hold.left_as();
+        let found = if self.is_anothers(hold) || self.part(hold) {
+            wake::Left::Holder
+        } else if left_as.expires() {
+            self.expire(hold, left_as);
+            wake::Left::Nowhere
+        } else if self.hand_on(hold) || self.keep_idle(hold) {
+            wake::Left::Holder
+        } else {
+            return self.leave(hold, left_as, to);
+        };
+        // It was held up to this moment, and is no longer: all that a release promises.
+        self.effects.extend(to.map(|to| Effect::Released { to, found }));
+        self.let_reenter();
+    }
+
+    /// Lets go of a hold whose entry may have another name in the document by now: nobody here gets the hold from it.
+    pub fn renounce(&mut self, hold: &H) {
+        if self.has(hold) {
+            self.leave(hold, hold.left_as(), None);
+        }
+    }
+
+    /// Sees to the hold that no task has: the next task in line gets it, or it is given back; if neither, plans when it
+    /// is looked at again. Call it after each input.
+    pub fn attend_to_idle(&mut self) {
+        if self.idle.is_some() && (self.must_give_back() || !self.waiting.is_empty()) {
+            self.give_back_idle();
+        }
+    }
+
+    /// Lets go of the hold that no task has.
+    pub fn give_back_idle(&mut self) {
+        let held = self.idle.as_ref().and_then(|idle| self.holds.get(&idle.entry));
+        if let Some(hold) = held.and_then(|held| held.tasks.first().cloned()) {
+            hold.given_back();
+            self.let_go(&hold, None);
+        }
+    }
+
+    /// Has the entry of a hold leave with the next operation.
+    fn leave(&mut self, hold: &H, left_as: LeftAs, to: Option<H::Release>) {
+        let held = self.holds.get(hold.entry());
+        // An unknown entry may be anywhere.
+        let uncertain = held.is_none_or(|held| held.uncertain);
+        let lease = held.map_or(self.context.config.lease, |held| held.lease);
+        let leaving = Leaving::new(hold.entry().to_owned(), self.context)
+            .used_as(hold.used())
+            .holding();
+        let leaving = leaving.of_lease(lease, self.context).left_as(left_as);
+        self.leaving.push(leaving.swept_if(uncertain).answering(to));
+        self.forget(hold.entry());
+    }
+
+    /// Plans the next sweep of an entry that has left with an operation that was sent then, if one is to follow.
+    pub(super) fn sweep_after(&mut self, leaving: Leaving<H::Release>, sent: Instant) {
+        let context = self.context;
+        let Some(sweep) = leaving.sweep else { return };
+        let next = if self.hastens {
+            let over_at = self.unsettled.and_then(|requests| requests.over_at);
+            over_at.filter(|over_at| sent < *over_at)
+        } else {
+            SWEEPS.get(sweep).map(|pause| context.now + *pause)
+        };
+        if let Some(not_before) = next {
+            self.leaving.push(Leaving {
+                release: None,
+                not_before,
+                sweep: Some(sweep + 1),
+                ..leaving
+            });
+        }
+    }
+
+    /// Makes all sweeps due, as the client waits for them; they are followed by one more at most.
+    pub fn hasten_sweeps(&mut self) {
+        let context = self.context;
+        self.hastens = true;
+        for leaving in &mut self.leaving {
+            leaving.not_before = leaving.not_before.min(context.now);
+        }
+    }
+}
+
+impl<H: Hold> Waitlist<H> {
+    /// Whether the hold was handed on: its entry is another task's.
+    fn is_anothers(&self, hold: &H) -> bool {
+        self.holds.contains_key(hold.entry()) && !self.has(hold)
+    }
+
+    /// Whether an entry leaves that may be a holder, and that no answer has shown to have left.
+    pub fn lets_go(&self) -> bool {
+        let mut leaving = self.leaving.iter().chain(self.under_way.iter().flatten());
+        leaving.any(|leaving| leaving.may_hold && !leaving.is_sweep() && leaving.left_as != LeftAs::HeldTooLong)
+    }
+
+    /// Notes that a request has failed which the server may still apply, for this long once it has it.
+    pub fn may_be_applied(&mut self, within: Duration) {
+        let before = self.unsettled.map_or(Duration::ZERO, |before| before.within);
+        self.unsettled = Some(Unsettled {
+            within: within.max(before),
+            over_at: None,
+        });
+    }
+
+    /// Notes that the server has answered an operation that was sent after all requests that have failed.
+    pub(super) fn is_answering(&mut self, now: Instant) {
+        if let Some(Unsettled { within, over_at }) = &mut self.unsettled {
+            over_at.get_or_insert(now + *within);
+        }
+    }
 }
 
 impl<R> Leaving<R> {
@@ -72,14 +216,50 @@ impl<R> Leaving<R> {
     pub(super) fn is_plain_release(&self) -> bool {
         self.may_hold && !self.repeated && self.sweep.is_none() && self.left_as.kept().is_none()
     }
+
+    /// Adds sweeps if a request for the entry may still be on its way.
+    pub(super) fn swept_if(self, uncertain: bool) -> Self {
+        let sweep = if uncertain { Some(0) } else { self.sweep };
+        Self { sweep, ..self }
+    }
+
+    /// Whether the entry has left before, and may have come again.
+    pub(super) fn is_sweep(&self) -> bool {
+        self.sweep.is_some_and(|sweep| sweep > 0)
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-    use crate::waitlist::fixtures::in_context;
+    use crate::{
+        protocol::{Kept, KeptUntil},
+        waitlist::fixtures::{MUTEX, PlainHold, held, in_context, waitlist},
+    };
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_that_is_renounced_keeps_the_lock_for_as_long_as_it_promised() {
+        in_context(|context| {
+            let mut list = waitlist([]);
+            list.holds
+                .insert("me-0".to_owned(), held(MUTEX, (context.now, context.now)));
+            let kept = Kept {
+                id: "me-0".to_owned(),
+                token: 1,
+                until: KeptUntil::AfterGrant(60_000),
+            };
+            let hold = PlainHold {
+                left_as: LeftAs::Kept(kept.clone()),
+                ..PlainHold::clone(&list.holds["me-0"].tasks[0])
+            };
+            list.step(context).renounce(&hold);
+            let operation = list.step(context).next_operation().expect("its entry leaves");
+            assert_eq!(
+                (&operation.leave[..], operation.kept),
+                (&["me-0".to_owned()][..], vec![kept])
+            );
+        });
+    }
 
     #[tokio::test(start_paused = true)]
     async fn an_entry_leaves_for_as_long_as_its_lease_or_the_clients_can_run() {
@@ -90,6 +270,71 @@ mod tests {
                 (leaving.give_up - context.now).as_secs()
             };
             assert_eq!([1, 30, 90].map(given_up_after), [30, 30, 90]);
+        });
+    }
+
+    fn released(context: &Context<'_>) -> Leaving<u64> {
+        Leaving::new("me-1".to_owned(), context).swept_if(true)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sweep_answers_no_release_again() {
+        in_context(|context| {
+            let mut swept = waitlist([]);
+            swept
+                .step(context)
+                .sweep_after(released(context).answering(Some(7)), context.now);
+            let [sweep] = &swept.leaving[..] else {
+                panic!("{:?}", swept.leaving)
+            };
+            assert_eq!((sweep.release, sweep.is_sweep()), (None, true));
+            assert_eq!(sweep.not_before, context.now + SWEEPS[0]);
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn in_haste_the_last_sweep_comes_when_the_server_has_given_up_the_request() {
+        let (limit, second) = (Duration::from_millis(200), Duration::from_secs(1));
+        in_context(|context| {
+            let mut swept = waitlist([]);
+            swept.may_be_applied(limit);
+            swept.is_answering(context.now);
+            swept.step(context).sweep_after(released(context), context.now);
+            swept.step(context).hasten_sweeps();
+            let due = |swept: &mut Waitlist<PlainHold>| {
+                let [sweep] = &std::mem::take(&mut swept.leaving)[..] else {
+                    panic!("{swept:?}")
+                };
+                sweep.clone()
+            };
+            // What was planned for later is due, and once more when the limit is over.
+            let first = due(&mut swept);
+            assert_eq!(first.not_before, context.now);
+            swept.step(context).sweep_after(first, context.now);
+            let last = due(&mut swept);
+            assert_eq!(last.not_before, context.now + limit);
+            swept.step(context).sweep_after(last, context.now + limit);
+            assert!(swept.leaving.is_empty());
+            // What leaves later leaves once.
+            swept.step(context).sweep_after(released(context), context.now + second);
+            assert!(swept.leaving.is_empty());
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_limit_of_a_request_counts_from_the_next_answer() {
+        let second = Duration::from_secs(1);
+        in_context(|context| {
+            let mut swept = waitlist([]);
+            swept.step(context).hasten_sweeps();
+            swept.may_be_applied(2 * second);
+            swept.may_be_applied(second);
+            // The server answers after a long time, and then it has all that was sent to it.
+            let now = context.now + 60 * second;
+            let context = Context { now, ..*context };
+            swept.is_answering(now);
+            swept.step(&context).sweep_after(released(&context), now - 59 * second);
+            assert_eq!(swept.leaving[0].not_before, now + 2 * second);
         });
     }
 }

@@ -36,16 +36,11 @@ mod hold;
 pub mod idling;
 pub mod ids;
 mod leaving;
-mod letting_go;
 #[cfg(any(test, feature = "testing"))]
 mod model_access;
 mod news;
-pub mod pending_claims;
 mod prospect;
-mod queue_position;
-mod reentering;
 mod sending;
-mod sweeping;
 pub mod timing;
 mod waiting;
 
@@ -71,13 +66,12 @@ use handing_on::HandingOn;
 pub use hold::{Grant, Hold, LeftAs, RemainingLease};
 use idling::Idle;
 use ids::Ids;
-use leaving::Leaving;
+pub use leaving::SWEEPS;
+use leaving::{Leaving, Unsettled};
 #[cfg(any(test, feature = "testing"))]
 pub use model_access::Word;
+pub use prospect::PositionLook;
 use prospect::Prospect;
-pub use queue_position::PositionLook;
-pub use sweeping::SWEEPS;
-use sweeping::Unsettled;
 use timing::Expiry;
 use waiting::Stage;
 pub use waiting::{AcquireOptions, Patience, Waiting};
@@ -137,8 +131,8 @@ pub struct Waitlist<H: Hold> {
     overdue: u32,
     /// Whether a reader asked alone, so that others would share its hold, and none has since.
     asked_alone: bool,
-    /// Whether there may be a hold that no task has.
-    may_have_idle: bool,
+    /// The hold that no task has, if there is one: the one in its `tasks` is the client's own.
+    idle: Option<Idle>,
     /// Whether there may be a try in line.
     may_have_tries: bool,
     /// Whether there may be a task in line that joins a hold of this client.
@@ -164,8 +158,6 @@ struct Held<H> {
     handing_on: Option<HandingOn>,
     /// More than one if readers share it, in the order in which they came.
     tasks: Vec<Arc<H>>,
-    /// Set while no task has it, and the one in `tasks` is the client's own.
-    idle: Option<Idle>,
     /// The length of its lease.
     lease: Duration,
     /// An early request for this entry may still reach the server and put it in once more.
@@ -367,8 +359,7 @@ impl<H: Hold> Step<'_, H> {
     /// Takes all tasks out, as the client shuts down: nothing of its own comes to this lock any more, and a hold that no
     /// task has is one like any other from now on.
     pub fn close(&mut self) {
-        self.closed = true;
-        self.end_idling();
+        (self.closed, self.idle) = (true, None);
         self.expired.clear();
         while let Some(waiting) = self.waiting.pop_front() {
             self.abandon(&waiting);
@@ -404,7 +395,6 @@ impl<H: Hold> Step<'_, H> {
             token: grant.granted_as,
             handing_on: None,
             tasks: vec![hold.clone()],
-            idle: None,
             lease: grant.lease.length,
             uncertain,
             taken_up_at: None,
@@ -447,7 +437,7 @@ impl<H: Hold> Waitlist<H> {
             races: 0,
             overdue: 0,
             asked_alone: false,
-            may_have_idle: false,
+            idle: None,
             may_have_tries: false,
             may_have_reentering: false,
             guards: false,
@@ -472,8 +462,12 @@ impl<H: Hold> Waitlist<H> {
             // A hold is not in the way of its own upgrade.
             let own = waiting.next().and_then(|head| head.wants.upgrades.as_ref());
             let own = own.filter(|_| !others_wait && waiting.next().is_none());
-            let held = self.holds.iter().filter(|(_, held)| held.idle.is_none());
-            let held = held.filter(|(entry, held)| is_in_the_way(held) && Some(*entry) != own);
+            let idle = self.idle.as_ref().map(|idle| &idle.entry);
+            let held = self
+                .holds
+                .iter()
+                .filter(|(entry, _)| Some(*entry) != idle && Some(*entry) != own);
+            let held = held.filter(|(_, held)| is_in_the_way(held));
             let unaware = held.flat_map(|(_, held)| &held.tasks).filter(|hold| !hold.is_wanted());
             self.effects.extend(unaware.cloned().map(Effect::Wanted));
         }
@@ -552,7 +546,7 @@ impl<H: Hold> Waitlist<H> {
     /// Returns the need of the holders and the head once the stream is open.
     pub fn need(&self) -> Need {
         match self.waiting.front() {
-            None if self.leaving.is_empty() && !self.may_have_idle && !self.holds.is_empty() => Need::Losses,
+            None if self.leaving.is_empty() && self.idle.is_none() && !self.holds.is_empty() => Need::Losses,
             _ if !self.holds.is_empty() => Need::Stream,
             Some(_) if self.is_far() => Need::Looks,
             Some(head) if self.knocks(head).is_some() => Need::Nothing,
@@ -624,15 +618,20 @@ impl<H: Hold> Waitlist<H> {
         held.is_some_and(|held| held.tasks.iter().any(|task| task.is_same(hold)))
     }
 
+    fn remove_hold(&mut self, entry: &str) -> Option<Held<H>> {
+        self.idle.take_if(|idle| idle.entry == entry);
+        self.holds.remove(entry)
+    }
+
     /// Forgets a hold that is known to be gone from the document.
     pub fn forget(&mut self, entry: &str) {
-        let gone = self.holds.remove(entry).into_iter().flat_map(|held| held.tasks);
+        let gone = self.remove_hold(entry).into_iter().flat_map(|held| held.tasks);
         self.effects.extend(gone.map(Effect::Gone));
     }
 
     /// Ends the hold of an entry that the document no longer has.
     fn lose(&mut self, entry: &str, reason: LostReason) {
-        let lost = self.holds.remove(entry).into_iter().flat_map(|held| held.tasks);
+        let lost = self.remove_hold(entry).into_iter().flat_map(|held| held.tasks);
         self.effects.extend(lost.map(|hold| Effect::Lost { hold, reason }));
     }
 }
@@ -704,7 +703,11 @@ mod tests {
             let mut holds = waitlist([]);
             holds.holds.insert("me-1".to_owned(), held());
             assert_eq!(holds.need(), Need::Losses);
-            holds.may_have_idle = true;
+            holds.idle = Some(Idle {
+                entry: "me-1".to_owned(),
+                until: context.now,
+                attend_at: context.now,
+            });
             assert_eq!(holds.need(), Need::Stream, "it is idle until another client waits");
         });
     }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Full, Held, Hold, Leaving, SWEEPS, Stage, Waiting, Waitlist, timing};
+use super::{Full, Hold, Leaving, SWEEPS, Stage, Waiting, Waitlist, timing};
 use crate::protocol::KeptUntil;
 
 /// One word of a value for its comparison with other values: times count from now, and tokens by their order.
@@ -84,10 +84,8 @@ impl<H: Hold> Waitlist<H> {
                 *knocks = 1;
             }
         }
-        for held in self.holds.values_mut() {
-            if let Some(idle) = &mut held.idle {
-                put_off(&mut idle.attend_at);
-            }
+        if let Some(idle) = &mut self.idle {
+            put_off(&mut idle.attend_at);
         }
         for leaving in self.leaving.iter_mut().chain(self.under_way.iter_mut().flatten()) {
             leaving.give_up = never;
@@ -116,9 +114,9 @@ impl<H: Hold> Waitlist<H> {
 
     /// Whether anything known of the hold that no task has may be wrong.
     pub fn idle_in_doubt(&self) -> bool {
-        let mut idle = self.holds.values().filter(|held| held.idle.is_some());
-        let handing_on = |held: &Held<H>| held.handing_on.as_ref().is_some_and(|it| it.doubt.is_some());
-        idle.any(handing_on)
+        let held = self.idle.as_ref().and_then(|idle| self.holds.get(&idle.entry));
+        let handing_on = held.and_then(|held| held.handing_on.as_ref());
+        handing_on.is_some_and(|it| it.doubt.is_some())
     }
 
     /// Takes a task out and leaves its entry where it is: the mistake that the model must find.
@@ -160,7 +158,7 @@ impl<H: Hold> Waitlist<H> {
             write(Word::Number(held.permits));
             write(Word::Number(held.tasks.len().try_into().unwrap_or(-1)));
             write(Word::Token(held.token));
-            flags.extend([held.uncertain, held.handing_on.is_some(), held.idle.is_some()]);
+            flags.extend([held.uncertain, held.handing_on.is_some(), self.is_idle(entry)]);
             if let Some(handing_on) = &held.handing_on {
                 flags.push(handing_on.doubt.is_some());
                 write(Word::Token(handing_on.token));
