@@ -32,8 +32,8 @@ use crate::{
     token::FencingToken,
     waitlist::{Grant, How},
 };
+pub(super) use upkeep::REPEATED_AFTER;
 use upkeep::Upkeep;
-pub(super) use upkeep::{REPEATED_AFTER, Turn};
 
 /// Age from which a hold is worth a command of its own: to have its loss reported, or its document show it as held.
 /// Most critical sections are shorter.
@@ -123,11 +123,9 @@ thread_local! {
 /// The times at which the heartbeat acts on a hold.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Schedule {
-    /// `None`: not at all.
-    pub(super) renew_at: Option<Instant>,
-    pub(super) turn: Turn,
-    /// When it wants attention: it is over unless it is renewed, its renewal is overdue or comes to be
-    /// [urgent](Turn::Urgent), or it is held too long. `None`:
+    /// When it is renewed, by the [turns](super::timer_queue::Turn). `None`: not in that turn.
+    pub(super) renewals: [Option<Instant>; 3],
+    /// When it wants attention: it is over unless it is renewed, its renewal is overdue, or it is held too long. `None`:
     /// its holder let go of it, and the release sees to the rest.
     pub(super) attend_at: Option<Instant>,
     /// Whether its renewal is overdue.
@@ -554,22 +552,19 @@ impl Hold {
             None => {
                 let report_at = self.reported_from().filter(|_| !state.reported_too_long);
                 let overdue_at = overdue_at.filter(|at| *at > now);
-                // One that is due before that may wait behind others which are not urgent.
-                let is_due_before = |at: &Instant| upkeep.renew_at().is_some_and(|due_at| due_at < *at);
-                let urgent_at = Some(upkeep.urgent_at()).filter(|at| *at > now && is_due_before(at));
-                let times = report_at
-                    .into_iter()
-                    .chain(self.limit())
-                    .chain(overdue_at)
-                    .chain(urgent_at);
+                let times = report_at.into_iter().chain(self.limit()).chain(overdue_at);
                 times.chain([upkeep.deadline()]).min()
             }
             Some(LostReason::Released) => None,
             Some(_) => Some(now),
         };
+        let renew_at = upkeep.renew_at().filter(|_| state.lost.is_none());
         Schedule {
-            renew_at: upkeep.renew_at().filter(|_| state.lost.is_none()),
-            turn: upkeep.turn(now),
+            renewals: match upkeep.goes_apart() {
+                true => [None, None, renew_at],
+                // One that is due may wait behind others which are not urgent.
+                false => [renew_at, renew_at.map(|at| at.max(upkeep.urgent_at())), None],
+            },
             attend_at,
             is_overdue: overdue_at.is_some_and(|at| at <= now),
         }
@@ -687,21 +682,12 @@ mod tests {
     async fn a_hold_that_is_due_comes_to_be_urgent_by_itself() {
         let (second, hold) = (Duration::from_secs(1), hold());
         let schedule = || hold.schedule(Instant::now());
-        assert_eq!(schedule().attend_at, Some(hold.deadline()), "it is late once it is due");
         hold.upkeep()
             .acknowledged(Deadline::at(hold.since + 31 * second), hold.since);
-        assert_eq!(schedule().renew_at, Some(hold.since + 6 * second));
-        // That it is overdue comes before.
-        tokio::time::advance(13 * second).await;
-        assert_eq!(
-            (schedule().turn, schedule().attend_at),
-            (Turn::Usual, Some(hold.since + 16 * second))
-        );
-        tokio::time::advance(3 * second).await;
-        assert_eq!(
-            (schedule().turn, schedule().attend_at),
-            (Turn::Urgent, Some(hold.deadline()))
-        );
+        let turns = [6, 16].map(|after| Some(hold.since + after * second));
+        assert_eq!(schedule().renewals, [turns[0], turns[1], None]);
+        hold.upkeep().sent(hold.since, hold.since + 7 * second);
+        assert_eq!(schedule().renewals, [None, None, Some(hold.since + 7 * second)]);
     }
 
     /// Also if nothing looked for longer than both.

@@ -27,7 +27,6 @@ pub(crate) mod line;
 mod operation_loop;
 mod overdue;
 mod queue_position;
-mod renewals;
 mod renewing;
 mod routing;
 mod runtime;
@@ -72,7 +71,7 @@ use hold::{Hold, ReleaseOutcome};
 use in_flight::InFlight;
 use line::{Context, Effect, Ended, Line, Need, error_of, refused};
 use overdue::Overdue;
-use renewals::Renewals;
+use renewing::Room;
 pub(crate) use slots::TOGETHER as CLAIMED_MOST;
 use stream_demand::{LOOKS_MOST, StreamDemand};
 use streams::{failover_detector::FailoverDetector, observers::Observers};
@@ -136,7 +135,7 @@ struct Table {
     verify_at: Option<Instant>,
     /// The number of the hold that was read last.
     last_verified: u64,
-    renewals: Renewals,
+    room: Room,
     overdue: Overdue,
     long_waits: LongWaits,
 }

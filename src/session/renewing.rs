@@ -1,14 +1,28 @@
-//! The renewal of holds in one command, and what follows from the answer.
+//! The renewal of holds: which go together and when, their command, and what follows from the answer.
+//!
+//! Holds that are due at about the same time go together, in commands of up to a thousand, one command after the other:
+//! a client with very many locks keeps one connection busy, and leaves the server to others. A hold with less than half
+//! of its lease left does not wait for its turn, but goes beside, in one of a few commands: all of them at once would make
+//! an overloaded server slower still.
+//!
+//! A renewal without an answer does not hold up the next, as a connection to a frozen or vanished server can hang for
+//! longer than the lease. It is repeated beside itself when a sixth of the time is over that its holds have left. Then
+//! its holds go out in as many commands as there may be at once, as a single document can be the one that hangs: one
+//! that a transaction has written, about which the server says nothing until the transaction ends. So it costs the
+//! others one round, and after two or three it is alone. The same is done with holds whose documents the server refuses
+//! to write. A failed renewal is not a loss; the deadline is.
 
 use std::{collections::BTreeMap, pin::pin, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, timeout};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, timeout},
+};
 
 use super::{
-    Session,
+    Session, Table,
     hold::{Hold, REPEATED_AFTER, names_of, next_number},
-    renewals::Batch,
-    timer_queue::AT_A_TIME,
+    timer_queue::{AT_A_TIME, Turn},
 };
 use crate::{
     error::ServerError,
@@ -17,6 +31,123 @@ use crate::{
     telemetry,
     waitlist::deadline::Deadline,
 };
+
+/// Maximum number of renewals of holds that go [apart](Turn::Apart) that are awaited at once, and number of commands for
+/// the holds of one that was not answered.
+const AT_ONCE: usize = 32;
+
+/// Maximum number of [urgent](Turn::Urgent) renewals at once: one alone could hang, and those of more than four thousand
+/// holds are sooner done one after the other.
+const URGENT_AT_ONCE: usize = 4;
+
+/// The room for renewals that are awaited, by their turns: those that had another sent beside them have left it.
+#[derive(Debug)]
+pub(super) struct Room([Arc<Semaphore>; 3]);
+
+impl Default for Room {
+    fn default() -> Self {
+        Self([1, URGENT_AT_ONCE, AT_ONCE].map(|most| Arc::new(Semaphore::new(most))))
+    }
+}
+
+/// The holds that one command renews.
+struct Batch {
+    holds: Vec<Arc<Hold>>,
+    sent: Instant,
+    /// Wait for an answer before another renewal goes out beside it.
+    pause: Duration,
+    /// Time that the server may take.
+    within: Duration,
+    room: OwnedSemaphorePermit,
+}
+
+impl Table {
+    /// Returns when the next renewal is due for which there is room.
+    pub(super) fn next_renewal(&self) -> Option<Instant> {
+        let turns = Turn::ALL.into_iter().zip(&self.room.0);
+        let turns = turns.filter(|(_, room)| room.available_permits() > 0);
+        turns
+            .filter_map(|(turn, _)| Some(self.timers.first_renewal(turn)?.0))
+            .min()
+    }
+
+    /// Returns how many holds go together of those that are renewed apart.
+    fn apart_together(&self, now: Instant) -> usize {
+        let due = self.timers.count_renewals(Turn::Apart, now, AT_ONCE * AT_A_TIME);
+        due.div_ceil(AT_ONCE)
+    }
+
+    /// Returns the next renewal for which there is room, and marks its holds as being renewed.
+    fn next_batch(&mut self, apart_together: usize, now: Instant) -> Option<Batch> {
+        for turn in [Turn::Urgent, Turn::Usual, Turn::Apart] {
+            let Ok(room) = self.room.0[turn as usize].clone().try_acquire_owned() else {
+                continue;
+            };
+            let holds = match turn {
+                Turn::Urgent => self.timers.take_renewals(turn, now, AT_A_TIME),
+                Turn::Usual => self.take_usual(now),
+                Turn::Apart => self.take_apart(apart_together, now),
+            };
+            if !holds.is_empty() {
+                return Some(self.batch(holds, turn, room, now));
+            }
+        }
+        None
+    }
+
+    /// Takes the holds that are due, if any are, and those that are due soon: so holds acquired at different times come to
+    /// be renewed together.
+    fn take_usual(&mut self, now: Instant) -> Vec<Arc<Hold>> {
+        let Some((_, hold)) = self.timers.first_renewal(Turn::Usual).filter(|(at, _)| *at <= now) else {
+            return Vec::new();
+        };
+        let soon = now + hold.upkeep().lease().interval.unwrap_or_default() / 2;
+        self.timers.take_renewals(Turn::Usual, soon, AT_A_TIME)
+    }
+
+    fn take_apart(&mut self, together: usize, now: Instant) -> Vec<Arc<Hold>> {
+        let mut holds = Vec::new();
+        while holds.len() < together
+            && let Some((_, hold)) = self.timers.first_renewal(Turn::Apart).filter(|(at, _)| *at <= now)
+        {
+            // A transaction that is known of would hold up the others.
+            let goes_alone = hold.upkeep().is_guarded();
+            if goes_alone && !holds.is_empty() {
+                break;
+            }
+            holds.extend(self.timers.take_renewals(Turn::Apart, now, 1));
+            if goes_alone {
+                break;
+            }
+        }
+        holds
+    }
+
+    fn batch(&mut self, holds: Vec<Arc<Hold>>, turn: Turn, room: OwnedSemaphorePermit, now: Instant) -> Batch {
+        // One time for all of them keeps them together.
+        let pauses = holds.iter().map(|hold| hold.upkeep().pause(now));
+        let pause = pauses.min().unwrap_or_default();
+        // A command that hangs occupies a connection of the pool. So the first may hang for as long as it is of use,
+        // and each repetition until the next but one is sent, which keeps few beside it.
+        let within = if turn == Turn::Apart {
+            pause * 2
+        } else {
+            let last = holds.iter().map(|hold| hold.deadline()).max().unwrap_or(now);
+            last.saturating_duration_since(now)
+        };
+        for hold in &holds {
+            hold.upkeep().sent(now, now + pause);
+            self.timers.update(hold, now);
+        }
+        Batch {
+            holds,
+            sent: now,
+            pause,
+            within,
+            room,
+        }
+    }
+}
 
 impl Session {
     /// Renews the holds that are due, as far as there is room.
@@ -32,7 +163,6 @@ impl Session {
 
     fn send_renewal(self: &Arc<Self>, batch: Batch) {
         let session = self.clone();
-        let awaited = batch.awaited(self);
         self.spawn(async move {
             let sent = Instant::now();
             let mut renewing = pin!(session.renew_together(&batch.holds, batch.within));
@@ -40,7 +170,8 @@ impl Session {
             let pause = batch.pause.min(session.config.lease / REPEATED_AFTER);
             let answered = timeout(pause, renewing.as_mut()).await;
             // A late answer does not keep the next renewal from being sent: there may be another primary by now.
-            drop(awaited);
+            drop(batch.room);
+            session.wake_heartbeat.notify_one();
             let answered = match answered {
                 Ok(answered) => answered,
                 Err(_) => renewing.await,
@@ -226,5 +357,63 @@ impl Session {
         upkeep.acknowledged(deadline.corrected(clock, &self.config), sent);
         upkeep.no_transaction_before(sent);
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        config::Settings,
+        hold_options::Terms,
+        protocol::{Kind, ServerTime},
+        store::{MemoryStore, Store},
+        tests::simulated::Link,
+        waitlist::{Grant, How, deadline::Deadline},
+        wake_mode::WakeMode,
+    };
+
+    /// Whether they came to be late while they waited, or have been so before.
+    #[tokio::test(start_paused = true)]
+    async fn renewals_that_are_late_do_not_go_out_all_at_once() {
+        let second = Duration::from_secs(1);
+        let link = Link::new(Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000))), 1);
+        let config = Settings::default().validate().unwrap();
+        let session = Session::of(
+            "a".to_owned(),
+            config,
+            Store::Simulated(link),
+            None,
+            WakeMode::ChangeStream,
+        );
+        let begun = Instant::now();
+        for (left, count) in [(10, 5 * AT_A_TIME), (20, 3 * AT_A_TIME)] {
+            for number in 0..count {
+                let grant = Grant {
+                    token: 1,
+                    granted_as: 1,
+                    used: (Kind::Mutex, 1),
+                    permits: 1,
+                    lease: Terms::default().lease(&Settings::default().unchecked()),
+                    deadline: Deadline::at(begun + left * second),
+                    renew_at: Some(begun),
+                    how: How::AtOnce,
+                };
+                let hold = Arc::new(Hold::new(format!("a-{number}"), format!("lock {number}"), &grant));
+                session.table().timers.came(&hold, begun);
+            }
+        }
+        // Nothing else runs meanwhile.
+        tokio::time::advance(6 * second).await;
+        let next = || session.table().next_batch(0, Instant::now());
+        let mut batches: Vec<Batch> = std::iter::from_fn(next).collect();
+        assert_eq!(batches.len(), URGENT_AT_ONCE + 1);
+        for _ in 0..3 {
+            drop(batches.remove(0));
+            batches.extend(next());
+        }
+        assert_eq!(batches.len(), URGENT_AT_ONCE + 1);
+        drop(batches.pop());
+        assert!(next().is_none(), "all have gone out");
     }
 }

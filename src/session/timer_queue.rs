@@ -13,7 +13,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::hold::{Hold, Turn};
+use super::hold::Hold;
 
 /// Maximum number of locks in one command, and of those dealt with while the session's mutex is held: a few hundred
 /// kilobytes, some milliseconds of the server's time, and half a millisecond of the client's.
@@ -69,16 +69,33 @@ impl<T: Clone + Hash + Ord> TimerQueue<T> {
     }
 }
 
+/// The way in which a renewal goes out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// After the usual one that is on its way.
+    Usual,
+    /// Beside others: there is too little time left to wait.
+    Urgent,
+    /// Beside others, and apart from those that are well: the last one was not answered or was refused, or a transaction
+    /// of the user's holds it up.
+    Apart,
+}
+
+impl Turn {
+    pub(super) const ALL: [Self; 3] = [Self::Usual, Self::Urgent, Self::Apart];
+}
+
 /// All timers of a session, with the holds that they are for.
 #[derive(Debug, Default)]
 pub(super) struct Timers {
     /// Names whose lines want to be asked for an operation.
     lines: TimerQueue<Arc<str>>,
-    /// Holds that want attention: they are over unless they are renewed, their renewals are overdue or come to be urgent,
-    /// or they are held too long. By their numbers.
+    /// Holds that want attention: they are over unless they are renewed, their renewals are overdue, or they are held too
+    /// long. By their numbers.
     attention: TimerQueue<u64>,
-    /// Holds that want to be renewed.
-    renewals: BTreeMap<Turn, TimerQueue<u64>>,
+    /// Holds that want to be renewed, by their turns: one that is well has its turn as usual, and if that does not come in
+    /// time, as an urgent one.
+    renewals: [TimerQueue<u64>; 3],
     /// By their numbers, which rise: the oldest first.
     holds: BTreeMap<u64, Arc<Hold>>,
     /// The numbers of the holds whose renewals are overdue.
@@ -103,7 +120,7 @@ impl Timers {
         self.holds.remove(&number);
         self.overdue.remove(&number);
         self.attention.set(number, None);
-        self.renewals.values_mut().for_each(|queue| queue.set(number, None));
+        self.renewals.iter_mut().for_each(|queue| queue.set(number, None));
     }
 
     /// Whether the hold has come, and not gone.
@@ -124,10 +141,8 @@ impl Timers {
         } else {
             self.overdue.remove(&number);
         }
-        self.renewals.values_mut().for_each(|queue| queue.set(number, None));
-        if schedule.renew_at.is_some() {
-            let queue = self.renewals.entry(schedule.turn).or_default();
-            queue.set(number, schedule.renew_at);
+        for (queue, at) in self.renewals.iter_mut().zip(schedule.renewals) {
+            queue.set(number, at);
         }
     }
 
@@ -147,20 +162,22 @@ impl Timers {
 
     /// Takes the holds that are to be renewed by then in this turn. The caller puts them back by [`Timers::update`].
     pub(super) fn take_renewals(&mut self, turn: Turn, by: Instant, most: usize) -> Vec<Arc<Hold>> {
-        let taken = self.renewals.get_mut(&turn).map(|queue| queue.take(by, most));
-        let taken = taken.iter().flatten();
-        taken.filter_map(|number| self.holds.get(number).cloned()).collect()
+        let taken = self.renewals[turn as usize].take(by, most);
+        taken
+            .iter()
+            .filter_map(|number| self.holds.get(number).cloned())
+            .collect()
     }
 
     /// Returns the hold that is to be renewed first in this turn, and when.
     pub(super) fn first_renewal(&self, turn: Turn) -> Option<(Instant, &Arc<Hold>)> {
-        let (at, number) = self.renewals.get(&turn)?.first()?;
+        let (at, number) = self.renewals[turn as usize].first()?;
         Some((*at, self.holds.get(number)?))
     }
 
     /// Counts the holds that are to be renewed by then in this turn, no further than `most`.
     pub(super) fn count_renewals(&self, turn: Turn, by: Instant, most: usize) -> usize {
-        self.renewals.get(&turn).map_or(0, |queue| queue.count(by, most))
+        self.renewals[turn as usize].count(by, most)
     }
 
     /// Returns when a line or the attention to a hold is due next.
@@ -191,7 +208,7 @@ impl Timers {
 
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        let queues = self.renewals.values().chain([&self.attention]);
+        let queues = self.renewals.iter().chain([&self.attention]);
         let is_empty = self.lines.queue.is_empty() && self.overdue.is_empty() && self.holds.is_empty();
         is_empty && queues.into_iter().all(|queue| queue.queue.is_empty())
     }
@@ -282,19 +299,18 @@ mod tests {
         let mut timers = Timers::default();
         let hold = hold(1, now, now + LEASE);
         timers.came(&hold, now);
-        let turns = |timers: &Timers| {
-            let turns = [Turn::Usual, Turn::Urgent, Turn::Apart].into_iter();
-            turns
-                .filter(|turn| timers.first_renewal(*turn).is_some())
-                .collect::<Vec<_>>()
+        let due = |timers: &Timers, by| {
+            let is_due = |turn: &Turn| timers.first_renewal(*turn).is_some_and(|(at, _)| at <= by);
+            Turn::ALL.into_iter().filter(is_due).collect::<Vec<_>>()
         };
-        assert_eq!(turns(&timers), [Turn::Usual]);
+        let turns = |timers: &Timers| due(timers, now + LEASE);
+        assert_eq!(turns(&timers), [Turn::Usual, Turn::Urgent]);
         hold.upkeep().sent(now, now);
         timers.update(&hold, now);
         assert_eq!(turns(&timers), [Turn::Apart]);
         hold.upkeep().failed(now, true, now);
         timers.update(&hold, now);
-        assert_eq!(turns(&timers), [Turn::Usual]);
+        assert_eq!(turns(&timers), [Turn::Usual, Turn::Urgent]);
         assert!(hold.upkeep().refused(Instant::now()));
         assert!(!hold.upkeep().refused(Instant::now()));
         timers.update(&hold, now);
@@ -302,7 +318,7 @@ mod tests {
         hold.upkeep()
             .acknowledged(Deadline::at(now + LEASE + seconds(1)), now - seconds(6));
         timers.update(&hold, now);
-        assert_eq!(turns(&timers), [Turn::Usual]);
+        assert_eq!(turns(&timers), [Turn::Usual, Turn::Urgent]);
         hold.upkeep().guarded(now);
         timers.update(&hold, now);
         assert_eq!(turns(&timers), [Turn::Apart]);
@@ -311,7 +327,7 @@ mod tests {
         let late = now + seconds(20);
         assert_eq!((timers.overdue(), timers.take_attention(late).len()), (0, 1));
         timers.update(&hold, late);
-        assert_eq!(turns(&timers), [Turn::Urgent]);
+        assert_eq!(due(&timers, late), [Turn::Usual, Turn::Urgent]);
         assert_eq!((timers.overdue(), timers.left_to_overdue(late)), (1, seconds(11)));
         assert!(timers.take_attention(late).is_empty());
         let over = now + LEASE + seconds(1);

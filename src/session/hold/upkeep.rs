@@ -47,18 +47,6 @@ pub(crate) struct Upkeep {
     guarded_at: Option<Instant>,
 }
 
-/// The way in which a renewal that is due goes out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::session) enum Turn {
-    /// After the usual one that is on its way.
-    Usual,
-    /// At once, beside others: there is too little time left to wait.
-    Urgent,
-    /// At once, and apart from those that are well: the last one was not answered or was refused, or a transaction of
-    /// the user's holds it up.
-    Apart,
-}
-
 impl Upkeep {
     pub(super) fn new(grant: &Grant) -> Self {
         let mut upkeep = Self {
@@ -117,18 +105,13 @@ impl Upkeep {
         self.overdue_at.filter(|_| !self.is_idle)
     }
 
-    pub(super) fn turn(&self, now: Instant) -> Turn {
-        if self.under_way.is_some() || self.refused || self.guarded_at.is_some() {
-            Turn::Apart
-        } else if self.urgent_at() <= now {
-            Turn::Urgent
-        } else {
-            Turn::Usual
-        }
+    /// Whether a renewal goes apart from those of holds that are well.
+    pub(super) fn goes_apart(&self) -> bool {
+        self.under_way.is_some() || self.refused || self.guarded_at.is_some()
     }
 
     /// Returns from when on a renewal does not wait for its turn.
-    pub(in crate::session) fn urgent_at(&self) -> Instant {
+    pub(super) fn urgent_at(&self) -> Instant {
         let deadline = self.deadline();
         deadline.checked_sub(self.lease.urgent_below).unwrap_or(deadline)
     }
