@@ -1,8 +1,11 @@
 //! A client process: several tasks that acquire, hold and let go, and record all of it.
 
+mod asking;
+mod holding;
+
 use std::{
+    fs,
     path::PathBuf,
-    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -16,27 +19,25 @@ use mongodb::{
     bson::{Document, doc},
     options::ClientOptions,
 };
-use tokio::{
-    io::AsyncReadExt,
-    sync::watch,
-    time::{sleep, timeout},
-};
+use tokio::{io::AsyncReadExt, sync::watch, time::sleep};
 use watchlock::{
-    Acquire, LockClient, Released, View,
-    action::{CanAcquire, Try},
-    documents::{self, DocumentLocks},
-    election,
-    errors::{AcquireError, DocumentError, OperateError, ReleaseError},
+    LockClient,
+    documents::DocumentLocks,
+    errors::OperateError,
+    locks::UpgradeableRead,
     operate::{HoldWatch, WakeMode},
 };
 
 use crate::{
     Result,
     clock::now,
-    locks::{ALL, FEW_PERMITS, JOBS, Kind, LOCKS, Lock, OWN_DOCUMENT, OWN_MUTEX, PERMITS, Share},
+    locks::{ALL, CROSSED, FEW_PERMITS, JOBS, Kind, LOCKS, Lock, OWN_DOCUMENT, OWN_MUTEX, PERMITS, Share, is_crossed},
     random::Random,
-    record::{End, Log, Record, What},
+    record::{Log, Record, Upon, What},
 };
+use asking::{Asked, acquired, limit, tried};
+pub(crate) use holding::Held;
+use holding::Left;
 
 /// Time for which a lock outlives its holder. Short, so that leases do run out in a burst of faults.
 pub(crate) const LEASE: Duration = Duration::from_secs(2);
@@ -53,15 +54,22 @@ pub(crate) const READS: Duration = Duration::from_millis(250);
 /// Number of tasks of one client that contend.
 const TASKS: usize = 4;
 
+/// The task that has locks for itself, and the one that takes the locks which are crossed.
+const ALONE: usize = TASKS;
+const CROSSING: usize = TASKS + 1;
+
+/// Maximum wait for the second of two crossed locks: longer than the judge gives a deadlock to be told.
+const CROSSING_PATIENCE: Duration = Duration::from_secs(15);
+
+/// Maximum wait of those that hold something meanwhile, which keeps others waiting.
+const BRIEFLY: Duration = Duration::from_secs(3);
+
 /// Maximum wait for the locks that their client has for itself: longer than any fault lasts, so that the history shows
 /// how long one was held up.
 const OWN_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Pause between two looks at how the client is woken.
 const WAKE_LOOK: Duration = Duration::from_millis(100);
-
-/// Pause between two looks. The `safe_for` of a look covers the time until the next.
-const LOOK: Duration = Duration::from_millis(25);
 
 /// The settings of a client.
 #[derive(Args, Clone, Debug)]
@@ -81,32 +89,6 @@ pub(crate) struct Options {
     pub(crate) ignores_loss: bool,
 }
 
-/// A handle, of any kind.
-#[derive(Debug)]
-pub(crate) enum Held {
-    Lock(watchlock::Held),
-    Leader(watchlock::Held<election::Election>),
-    Document(Box<watchlock::Held<documents::Document<Document>>>),
-}
-
-impl Held {
-    pub(crate) fn view(&self) -> View {
-        match self {
-            Self::Lock(handle) => handle.view(),
-            Self::Leader(leadership) => leadership.view().into(),
-            Self::Document(handle) => handle.view().into(),
-        }
-    }
-
-    pub(crate) async fn release(self) -> Result<Released, ReleaseError> {
-        match self {
-            Self::Lock(handle) => handle.release().await,
-            Self::Leader(leadership) => leadership.resign().await,
-            Self::Document(handle) => handle.release().await,
-        }
-    }
-}
-
 /// The way to make an acquire.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Way {
@@ -118,15 +100,23 @@ pub(crate) enum Way {
 }
 
 /// A planned operation.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    pub(crate) lock: Lock,
-    pub(crate) share: Share,
+    /// The lock and the share of it. Of several, sorted by name, a multi-lock is made.
+    pub(crate) parts: Vec<(&'static str, Share)>,
     pub(crate) way: Way,
     /// Time to hold it.
     pub(crate) hold: Duration,
-    /// Whether it is released, and not dropped.
-    pub(crate) releases: bool,
+    pub(crate) ending: Ending,
+}
+
+/// The way to end a hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    Released,
+    Dropped,
+    /// Left taken, for any client that takes it up; released if its kind can't be.
+    Detached,
 }
 
 /// The shared state of one process's tasks.
@@ -140,6 +130,8 @@ pub(crate) struct Actor {
     label: String,
     log: Log,
     ops: AtomicU64,
+    /// The folder of the holds that clients have left behind.
+    left: PathBuf,
     ignores_loss: bool,
 }
 
@@ -148,14 +140,14 @@ pub(crate) async fn run(options: Options) -> Result<()> {
     let (stop, stopping) = watch::channel(false);
     let seed = options.seed;
     let actor = Arc::new(Actor::start(options).await?);
-    // One more task has locks for itself.
-    let tasks: Vec<_> = (0..=TASKS)
+    let tasks: Vec<_> = (0..=CROSSING)
         .map(|task| {
             let (actor, mut stopping) = (actor.clone(), stopping.clone());
             let random = Random::new(seed, task as u64);
             tokio::spawn(async move {
                 match task {
-                    TASKS => actor.keep_to_itself(random, &mut stopping).await,
+                    ALONE => actor.keep_to_itself(random, &mut stopping).await,
+                    CROSSING => actor.cross(random, &mut stopping).await,
                     _ => actor.play(task, random, &mut stopping).await,
                 }
             })
@@ -179,6 +171,8 @@ pub(crate) async fn run(options: Options) -> Result<()> {
 impl Actor {
     pub(crate) async fn start(options: Options) -> Result<Self> {
         let log = Log::open(&options.history)?;
+        let left = options.history.with_file_name("left");
+        fs::create_dir_all(&left)?;
         let database = connect(&options.uri, &options.database, &options.label).await?;
         let locks = loop {
             let mut builder = LockClient::builder(database.clone())
@@ -218,6 +212,7 @@ impl Actor {
             label: options.label,
             log,
             ops: AtomicU64::new(0),
+            left,
             ignores_loss: options.ignores_loss,
         })
     }
@@ -230,6 +225,13 @@ impl Actor {
             self.locks.break_lock(name).await?;
         }
         Ok(())
+    }
+
+    /// Returns the deadlocks in which there are other locks than those that are crossed.
+    pub(crate) async fn deadlocks(&self) -> std::result::Result<Vec<String>, OperateError> {
+        let mut deadlocks = self.locks.deadlocks().await?;
+        deadlocks.retain(|deadlock| deadlock.locks.iter().any(|lock| !is_crossed(&lock.name)));
+        Ok(deadlocks.iter().map(ToString::to_string).collect())
     }
 
     /// Gives back all locks.
@@ -247,38 +249,48 @@ impl Actor {
     /// Runs one operation after the other.
     async fn play(&self, task: usize, mut random: Random, stopping: &mut watch::Receiver<bool>) {
         while !*stopping.borrow() {
-            let lock = random.pick(&ALL);
-            let share = match lock.kind {
-                Kind::Semaphore => Share::permits(random.pick(&[1, 1, 1, 2])),
-                Kind::RwLock if random.chance(75) => Share::reader(),
-                Kind::RwLock => Share::writer(),
-                kind => Share::whole(kind),
-            };
-            let way = match random.within(0..100) {
-                0..65 => Way::Waits(random.millis(500..15_000)),
-                65..82 => Way::Dropped(random.millis(0..1_500)),
-                _ => Way::Tries,
-            };
-            let hold = match random.within(0..100) {
-                0..50 => random.millis(0..30),
-                50..85 => random.millis(30..400),
-                _ => random.millis(400..4_000),
-            };
-            let plan = Plan {
-                lock,
-                share,
-                way,
-                hold,
-                releases: random.chance(75),
-            };
             let pause = random.millis(0..150);
+            if random.chance(40)
+                && let Some(left) = Left::any(&self.left, &mut random)
+            {
+                self.take_up(task, left, &mut random, stopping).await;
+            } else {
+                let plan = self.plan(&mut random).await;
+                self.operate(task, plan, stopping).await;
+            }
+            sleep(pause).await;
+        }
+    }
+
+    async fn plan(&self, random: &mut Random) -> Plan {
+        let (parts, most) = if random.chance(12) {
+            (several(random), u64::try_from(BRIEFLY.as_millis()).unwrap_or(0))
+        } else {
+            let lock = random.pick(&ALL);
             if lock.kind == Kind::Semaphore && random.chance(10) {
                 // Whether or not the server says so: no more are ever to be held than the larger number.
                 let permits = random.pick(&[FEW_PERMITS, PERMITS]);
                 let _ = self.locks.semaphore(lock.name, PERMITS).set_permits(permits).await;
             }
-            self.operate(task, plan, stopping).await;
-            sleep(pause).await;
+            (vec![(lock.name, share_of(lock.kind, random))], 15_000)
+        };
+        Plan {
+            parts,
+            way: match random.within(0..100) {
+                0..65 => Way::Waits(random.millis(500..most)),
+                65..82 => Way::Dropped(random.millis(0..1_500)),
+                _ => Way::Tries,
+            },
+            hold: match random.within(0..100) {
+                0..50 => random.millis(0..30),
+                50..85 => random.millis(30..400),
+                _ => random.millis(400..4_000),
+            },
+            ending: match random.within(0..100) {
+                0..62 => Ending::Released,
+                62..84 => Ending::Dropped,
+                _ => Ending::Detached,
+            },
         }
     }
 
@@ -300,8 +312,7 @@ impl Actor {
         while !*stopping.borrow() {
             let lock = random.pick(&locks);
             let plan = Plan {
-                lock,
-                share: Share::whole(lock.kind),
+                parts: vec![(lock.name, Share::whole(lock.kind))],
                 way: Way::Waits(OWN_PATIENCE),
                 // Some for longer than a lease, to be renewed.
                 hold: if random.chance(60) {
@@ -309,10 +320,10 @@ impl Actor {
                 } else {
                     random.millis(500..3_000)
                 },
-                releases: true,
+                ending: Ending::Released,
             };
             let pause = random.millis(0..200);
-            self.operate(TASKS, plan, stopping).await;
+            self.operate(ALONE, plan, stopping).await;
             sleep(pause).await;
         }
     }
@@ -331,289 +342,190 @@ impl Actor {
         }
     }
 
-    /// Acquires, holds and lets go. An acquire that is on its way when everything is to stop is dropped.
-    ///
-    /// There is no await between the request's line and the first poll of the acquire, and the runtime has one thread:
-    /// the order of the lines is the order in which the tasks get in line.
+    /// Acquires, holds and lets go.
     pub(crate) async fn operate(&self, task: usize, plan: Plan, stopping: &mut watch::Receiver<bool>) {
-        let Plan {
-            lock,
-            share,
+        let op = self.next_operation(plan.parts.len());
+        let asked = Asked {
+            op,
+            task,
+            upon: (plan.parts.len() > 1).then(|| Upon::Multi(self.reason(op))),
+            way: plan.way,
+            parts: &plan.parts,
+        };
+        let acquiring = self.acquire(&plan.parts, plan.way, self.reason(op));
+        let Some(held) = self.ask(asked, acquiring, stopping).await else {
+            return;
+        };
+        if !self.hold(op, &held, plan.hold).await {
+            return;
+        }
+        match held {
+            Held::Document(handle) if op.is_multiple_of(2) => return self.finish(op, *handle).await,
+            Held::Document(ref handle) if !self.count_up(op, handle).await => return,
+            Held::Upgradeable(ref reader) => {
+                let (name, _) = plan.parts[0];
+                self.upgrade(op, task, name, reader, stopping).await;
+                if !self.hold(op, &held, Duration::ZERO).await {
+                    return;
+                }
+            }
+            _ => {}
+        }
+        match (plan.ending, &plan.parts[..]) {
+            (Ending::Detached, [(name, share)]) => self.leave(op, self.reason(op), name, *share, held).await,
+            (ending, _) => self.let_go(op, held, ending != Ending::Dropped).await,
+        }
+    }
+
+    /// Takes up a hold that a client has left behind, and lets go of it, or leaves it behind again.
+    async fn take_up(&self, task: usize, left: Left, random: &mut Random, stopping: &mut watch::Receiver<bool>) {
+        let op = self.next_operation(1);
+        let asked = Asked {
+            op,
+            task,
+            upon: Some(Upon::Detached(left.reason.clone())),
+            way: if random.chance(75) {
+                Way::Tries
+            } else {
+                Way::Dropped(random.millis(0..20))
+            },
+            parts: &[(&left.name, left.share)],
+        };
+        let Some(held) = self.ask(asked, self.attach(&left), stopping).await else {
+            return;
+        };
+        if !self.hold(op, &held, random.millis(0..3_000)).await {
+            return;
+        }
+        if random.chance(30) {
+            self.leave(op, left.reason, &left.name, left.share, held).await;
+        } else {
+            self.let_go(op, held, random.chance(75)).await;
+        }
+    }
+
+    /// Makes an upgradeable reader a writer for a while: waiting, trying, or dropping that.
+    async fn upgrade(
+        &self,
+        reader: u64,
+        task: usize,
+        name: &str,
+        held: &watchlock::Held<UpgradeableRead>,
+        stopping: &mut watch::Receiver<bool>,
+    ) {
+        let way = match reader % 4 {
+            0 => Way::Tries,
+            1 => Way::Dropped(BRIEFLY / 10),
+            _ => Way::Waits(BRIEFLY),
+        };
+        let op = self.next_operation(1);
+        let asked = Asked {
+            op,
+            task,
+            upon: Some(Upon::Reader(self.reason(reader))),
             way,
-            hold,
-            releases,
-        } = plan;
-        let op = self.ops.fetch_add(1, Ordering::Relaxed) + 1;
-        let mut open = Open {
-            actor: self,
-            op,
-            ended: false,
+            parts: &[(name, Share::upgrade())],
         };
-        let acquire = self.acquire(lock.name, share, way, format!("{}#{op}", self.label));
-        let (name, waits) = (lock.name.to_owned(), !matches!(way, Way::Tries));
-        let limit = match way {
-            Way::Waits(limit) => u64::try_from(limit.as_millis()).ok(),
-            _ => None,
+        let acquiring = match way {
+            Way::Tries => tried(held.try_upgrade(), limit(way), self.reason(op)),
+            _ => acquired(held.upgrade(), limit(way), self.reason(op)),
         };
-        self.log(
-            op,
-            now(),
-            What::Request {
-                name,
-                share,
-                task,
-                waits,
-                limit,
-            },
-        );
-        let patience = match way {
-            Way::Dropped(after) => after,
-            // Tries of documents have no timeout of their own.
-            Way::Tries => Duration::from_secs(30),
-            // The judge sees it, if it does not end by itself.
-            Way::Waits(_) => Duration::MAX,
-        };
-        let acquired = tokio::select! {
-            biased;
-            acquired = timeout(patience, acquire) => acquired.ok(),
-            _ = stopping.wait_for(|stop| *stop) => None,
-        };
-        let held = match acquired {
-            // `Open` records this when it is dropped.
-            None => return,
-            Some(Ok(Some(held))) => held,
-            Some(Ok(None)) => return open.end(End::NotFree, None),
-            Some(Err(AcquireError::Timeout { .. } | AcquireError::Unanswered { .. })) => {
-                return open.end(End::TimedOut, None);
-            }
-            Some(Err(error)) => return open.end(End::Failed, Some(error.to_string())),
-        };
-
-        let view = held.view();
-        let token = view.token().as_i64();
-        let (at, safe_for) = (now(), view.safe_for());
-        if view.lost_reason().is_some() {
-            open.ended = true;
-            return self.log(op, now(), What::GrantedTooLate { token });
-        }
-        self.log(
-            op,
-            at,
-            What::Granted {
-                token,
-                safe_for: nanos(safe_for),
-            },
-        );
-
-        if !self.hold(op, &view, hold).await {
-            open.ended = true;
-            return;
-        }
-        let held = match held {
-            Held::Document(handle) if op.is_multiple_of(2) => {
-                open.ended = true;
-                return self.finish(op, *handle).await;
-            }
-            held => held,
-        };
-        if let Held::Document(handle) = &held
-            && !self.count_up(op, handle).await
+        if let Some(held) = self.ask(asked, acquiring, stopping).await
+            && self
+                .hold(op, &held, BRIEFLY / 100 * u32::try_from(op % 8).unwrap_or(0))
+                .await
         {
-            open.ended = true;
-            return;
-        }
-        open.ended = true;
-        self.log(op, now(), What::LettingGo { released: releases });
-        if releases {
-            let outcome = match held.release().await {
-                Ok(outcome) => format!("{outcome:?}"),
-                Err(error) => format!("failed: {error}"),
-            };
-            self.log(op, now(), What::LetGo { outcome });
+            self.let_go(op, held, op.is_multiple_of(2)).await;
         }
     }
 
-    /// Looks at the lock again and again, and once more at the end. Every fourth holder goes as soon as it is wanted.
-    /// Returns whether it is still held.
-    async fn hold(&self, op: u64, view: &View, hold: Duration) -> bool {
-        let mut end = tokio::time::Instant::now() + hold;
-        let yields = op.is_multiple_of(4);
-        loop {
-            let left = end.saturating_duration_since(tokio::time::Instant::now());
-            let told = tokio::select! {
-                biased;
-                reason = view.lost(), if !self.ignores_loss => Some(reason),
-                () = view.wanted(), if yields && !left.is_zero() => {
-                    end = tokio::time::Instant::now();
-                    None
-                }
-                () = sleep(left.min(LOOK)) => None,
-            };
-            let left = left.min(end.saturating_duration_since(tokio::time::Instant::now()));
-            let (at, safe_for) = (now(), view.safe_for());
-            match view.lost_reason() {
-                None if told.is_some() => {
-                    let text = format!("lost() said {told:?} and lost_reason() says nothing");
-                    self.log(op, at, What::Complaint { text });
-                }
-                Some(reason) if !self.ignores_loss => {
-                    self.log(
-                        op,
-                        at,
-                        What::Lost {
-                            reason: format!("{reason:?}"),
-                        },
-                    );
-                    return false;
-                }
-                _ => self.log(
-                    op,
-                    at,
-                    What::Look {
-                        safe_for: nanos(safe_for),
-                    },
-                ),
+    /// Takes two locks one after the other, in either order, and does nothing else while it waits for the second. The tasks
+    /// of other clients do so too, and where two of them wait for each other, one is told.
+    async fn cross(&self, mut random: Random, stopping: &mut watch::Receiver<bool>) {
+        while !*stopping.borrow() {
+            let [mut first, mut second] = CROSSED.map(|lock| lock.name);
+            if random.chance(50) {
+                std::mem::swap(&mut first, &mut second);
             }
-            if left.is_zero() {
-                return true;
+            let (hold, pause) = (random.millis(0..300), random.millis(0..300));
+            let held = self.ask_for_crossed(first, None, stopping).await;
+            if let Some((op, held)) = held
+                && self.hold(op, &held, hold).await
+            {
+                if let Some((op, held)) = self.ask_for_crossed(second, Some(op), stopping).await
+                    && self.hold(op, &held, hold).await
+                {
+                    self.let_go(op, held, true).await;
+                }
+                if self.hold(op, &held, Duration::ZERO).await {
+                    self.let_go(op, held, true).await;
+                }
             }
+            sleep(pause).await;
         }
     }
 
-    /// Uses the lock of a document: reads a number, adds one and writes it back, under the lock. Returns whether it is
-    /// still held.
-    async fn count_up(&self, op: u64, handle: &watchlock::Held<documents::Document<Document>>) -> bool {
-        let count = handle.document().get_i64("count").unwrap_or(-1) + 1;
-        self.log(op, now(), What::Writing { count });
-        let written = match handle.update(doc! { "$set": { "count": count } }).await {
-            Ok(_) => Some(true),
-            Err(DocumentError::Lost(lost)) => {
-                self.log(op, now(), What::Wrote { written: Some(false) });
-                self.log(
-                    op,
-                    now(),
-                    What::Lost {
-                        reason: format!("{:?}", lost.reason),
-                    },
-                );
-                return false;
-            }
-            Err(_) => None,
+    async fn ask_for_crossed(
+        &self,
+        name: &str,
+        holding: Option<u64>,
+        stopping: &mut watch::Receiver<bool>,
+    ) -> Option<(u64, Held)> {
+        let op = self.next_operation(1);
+        let asked = Asked {
+            op,
+            task: CROSSING,
+            upon: holding.map(|held| Upon::Holding(self.reason(held))),
+            way: Way::Waits(CROSSING_PATIENCE),
+            parts: &[(name, Share::whole(Kind::Mutex))],
         };
-        self.log(op, now(), What::Wrote { written });
-        true
+        let acquire = self.locks.mutex(name).acquire().fail_on_deadlock();
+        let acquiring = acquired(acquire, CROSSING_PATIENCE, self.reason(op));
+        Some((op, self.ask(asked, acquiring, stopping).await?))
     }
 
-    /// Does the same, and gives the document back by the same write.
-    async fn finish(&self, op: u64, handle: watchlock::Held<documents::Document<Document>>) {
-        let count = handle.document().get_i64("count").unwrap_or(-1) + 1;
-        self.log(op, now(), What::Writing { count });
-        self.log(op, now(), What::LettingGo { released: true });
-        let update = doc! { "$set": { "count": count } };
-        let (written, outcome) = match handle.update_and_release(update).await {
-            Ok(()) => (Some(true), format!("{:?}", Released::Released)),
-            Err(DocumentError::Lost(_)) => (Some(false), format!("{:?}", Released::WasLost)),
-            Err(error) => (None, format!("failed: {error}")),
-        };
-        self.log(op, now(), What::Wrote { written });
-        self.log(op, now(), What::LetGo { outcome });
+    /// Returns the number of an operation, which is followed by those of the other parts of its multi-lock.
+    fn next_operation(&self, parts: usize) -> u64 {
+        let parts = u64::try_from(parts).unwrap_or(1);
+        self.ops.fetch_add(parts, Ordering::Relaxed) + 1
     }
 
-    fn acquire(&self, name: &'static str, share: Share, way: Way, reason: String) -> Acquiring<'_> {
-        let limit = match way {
-            Way::Waits(timeout) => timeout,
-            // Much longer than it waits before it is dropped.
-            Way::Dropped(_) => Duration::from_secs(60),
-            Way::Tries => Duration::from_secs(10),
-        };
-        let tries = matches!(way, Way::Tries);
-        if share.kind == Kind::Document {
-            return Box::pin(async move {
-                let handle = if tries {
-                    self.jobs.try_acquire(name).reason(reason).await?
-                } else {
-                    Some(self.jobs.acquire(name).timeout(limit).reason(reason).await?)
-                };
-                Ok(handle.map(|handle| Held::Document(Box::new(handle))))
-            });
-        }
-        if share.kind == Kind::Election {
-            // There is no try: asking without waiting comes closest.
-            let limit = if tries { Duration::ZERO } else { limit };
-            let campaign = self
-                .locks
-                .election(name)
-                .campaign(&self.label)
-                .timeout(limit)
-                .reason(reason);
-            return Box::pin(async move { Ok(Some(Held::Leader(campaign.await?))) });
-        }
-        let (mutex, lock) = (self.locks.mutex(name), self.locks.rw_lock(name));
-        let semaphore = self.locks.semaphore(name, share.capacity);
-        if tries {
-            return match share.kind {
-                Kind::Semaphore => tried(semaphore.try_acquire_many(share.permits), limit, reason),
-                Kind::RwLock if share.is_exclusive() => tried(lock.try_write(), limit, reason),
-                Kind::RwLock => tried(lock.try_read(), limit, reason),
-                _ => tried(mutex.try_acquire(), limit, reason),
+    fn reason(&self, op: u64) -> String {
+        format!("{}#{op}", self.label)
+    }
+}
+
+/// Returns the share that a task asks for.
+fn share_of(kind: Kind, random: &mut Random) -> Share {
+    match kind {
+        Kind::Semaphore => Share::permits(random.pick(&[1, 1, 1, 2])),
+        Kind::RwLock => match random.within(0..100) {
+            0..60 => Share::reader(),
+            60..80 => Share::upgradeable_reader(),
+            _ => Share::writer(),
+        },
+        kind => Share::whole(kind),
+    }
+}
+
+/// Returns the parts of a multi-lock, of any kinds that it can have, sorted by name.
+fn several(random: &mut Random) -> Vec<(&'static str, Share)> {
+    let mut parts = Vec::new();
+    while parts.len() < 2 {
+        parts.clear();
+        for lock in ALL {
+            let share = match lock.kind {
+                _ if random.chance(65) => continue,
+                Kind::Mutex => Share::whole(Kind::Mutex),
+                Kind::Semaphore => Share::permits(1),
+                Kind::RwLock => random.pick(&[Share::reader(), Share::reader(), Share::writer()]),
+                Kind::Election | Kind::Document => continue,
             };
-        }
-        match share.kind {
-            Kind::Semaphore => acquired(semaphore.acquire_many(share.permits), limit, reason),
-            Kind::RwLock if share.is_exclusive() => acquired(lock.write(), limit, reason),
-            Kind::RwLock => acquired(lock.read(), limit, reason),
-            _ => acquired(mutex.acquire(), limit, reason),
+            parts.push((lock.name, share));
         }
     }
-}
-
-/// An acquire of any kind, on its way.
-type Acquiring<'a> = Pin<Box<dyn Future<Output = Result<Option<Held>, AcquireError>> + Send + 'a>>;
-
-fn acquired<T: CanAcquire>(acquire: Acquire<T>, limit: Duration, reason: String) -> Acquiring<'static>
-where
-    watchlock::Held<T::Held>: Into<watchlock::Held>,
-{
-    let acquire = acquire.timeout(limit).reason(reason);
-    Box::pin(async move { Ok(Some(Held::Lock(acquire.await?.into()))) })
-}
-
-fn tried<T: CanAcquire>(attempt: Acquire<T, Try>, limit: Duration, reason: String) -> Acquiring<'static>
-where
-    watchlock::Held<T::Held>: Into<watchlock::Held>,
-{
-    let attempt = attempt.timeout(limit).reason(reason);
-    Box::pin(async move { Ok(attempt.await?.map(|handle| Held::Lock(handle.into()))) })
-}
-
-/// An operation that has not ended; dropped before its end, it was cancelled.
-#[derive(Debug)]
-struct Open<'a> {
-    actor: &'a Actor,
-    op: u64,
-    ended: bool,
-}
-
-impl Open<'_> {
-    fn end(mut self, how: End, error: Option<String>) {
-        self.ended = true;
-        self.actor.log(self.op, now(), What::Ended { how, error });
-    }
-}
-
-impl Drop for Open<'_> {
-    fn drop(&mut self) {
-        if !self.ended {
-            self.actor.log(
-                self.op,
-                now(),
-                What::Ended {
-                    how: End::Cancelled,
-                    error: None,
-                },
-            );
-        }
-    }
+    parts.sort_unstable_by_key(|(name, _)| *name);
+    parts
 }
 
 /// Connects to the database, through connections that the server knows by the label.

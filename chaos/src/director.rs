@@ -21,14 +21,14 @@ use watchlock_testkit::{Cluster, clock};
 
 use crate::{
     Result,
-    client::{Actor, LEASE, Options, Plan, Way, connect},
+    client::{Actor, Ending, LEASE, Options, Plan, Way, connect},
     clock::wall_ahead,
     evidence::{self, Evidence},
     fault::NODES,
     history::{HISTORY, History, JOURNAL, SERVERS},
     journal::{Entry, Note, SLOW},
     judge::{Case, IDLE, PROBE},
-    locks::{ALL, FEW_PERMITS, JOBS, Kind, LOCKS, OWN_DOCUMENT, OWN_MUTEX, Share},
+    locks::{ALL, CROSSED, FEW_PERMITS, JOBS, Kind, LOCKS, OWN_DOCUMENT, OWN_MUTEX, Share},
     oplog::Reader,
     record::{self, Log},
     schedule::{Burst, Mix},
@@ -147,6 +147,9 @@ async fn perform(play: &Play, stage: &Arc<Stage>, probe: &Actor) -> Result<()> {
         }
         stage.make_whole().await?;
         look(probe, PROBE, Way::Waits(PROBE_PATIENCE)).await;
+        for text in probe.deadlocks().await? {
+            stage.note(Note::Deadlock { text });
+        }
         clock();
         read(stage, &mut reader, &servers).await?;
         if start.elapsed() > play.lasts {
@@ -192,18 +195,17 @@ async fn feel_pulse(stage: Arc<Stage>) -> Result<()> {
 /// Acquires every lock, all at the same time: whole, but for semaphores, of which the smaller number may be in force.
 async fn look(probe: &Actor, task: usize, way: Way) {
     let (_never, stopping) = watch::channel(false);
-    let looks = ALL.into_iter().map(|lock| {
+    let looks = ALL.into_iter().chain(CROSSED).map(|lock| {
         let share = match lock.kind {
             Kind::Semaphore => Share::permits(FEW_PERMITS),
             Kind::RwLock => Share::writer(),
             kind => Share::whole(kind),
         };
         let plan = Plan {
-            lock,
-            share,
+            parts: vec![(lock.name, share)],
             way,
             hold: Duration::ZERO,
-            releases: true,
+            ending: Ending::Released,
         };
         let mut stopping = stopping.clone();
         async move { probe.operate(task, plan, &mut stopping).await }

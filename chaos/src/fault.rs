@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::{
-    locks::{self, ALL, JOBS, LOCKS, OWN_MUTEX},
+    locks::{self, ALL, CROSSED, JOBS, LOCKS, OWN_MUTEX},
     random::Random,
 };
 
@@ -253,7 +253,8 @@ impl Fault {
         match self {
             // The documents that are locked in place are in another collection.
             Self::DropCollection => {
-                let dropped = ALL.into_iter().filter(|lock| lock.kind != locks::Kind::Document);
+                let all = ALL.into_iter().chain(CROSSED);
+                let dropped = all.filter(|lock| lock.kind != locks::Kind::Document);
                 let own = std::iter::once(format!("{OWN_MUTEX}*"));
                 dropped.map(|lock| lock.name.to_owned()).chain(own).collect()
             }

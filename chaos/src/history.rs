@@ -7,7 +7,7 @@ use crate::{
     journal::{Entry, Note},
     locks::Share,
     oplog::Version,
-    record::{self, End, Record, What},
+    record::{self, DETACHED, End, Record, Upon, What},
 };
 
 /// The file of the director's notes.
@@ -45,6 +45,7 @@ pub(crate) struct Operation {
     pub(crate) waits: bool,
     /// Number of milliseconds after which it was to give up.
     pub(crate) limit: Option<u64>,
+    pub(crate) upon: Option<Upon>,
     pub(crate) requested: Moment,
     pub(crate) grant: Option<Grant>,
     pub(crate) ended: Option<(Moment, End)>,
@@ -81,9 +82,22 @@ pub(crate) struct LetGo {
 }
 
 impl Operation {
-    /// Returns the reason by which the servers know its entry.
+    /// Returns the reason that it gives, which no other operation has.
     pub(crate) fn reason(&self) -> String {
         format!("{}#{}", self.client, self.number)
+    }
+
+    /// Returns the reason by which the servers know its entry.
+    pub(crate) fn entry_reason(&self) -> String {
+        match &self.upon {
+            Some(Upon::Detached(reason) | Upon::Multi(reason)) => reason.clone(),
+            _ => self.reason(),
+        }
+    }
+
+    /// Whether it takes up a hold that was left behind.
+    pub(crate) fn takes_up(&self) -> bool {
+        matches!(self.upon, Some(Upon::Detached(_)))
     }
 
     /// Whether it came to some end by itself.
@@ -108,7 +122,15 @@ impl Grant {
         } else {
             valid_until.max(self.promised_until)
         };
-        Some(self.let_go.as_ref().map_or(claimed, |let_go| claimed.min(let_go.at)))
+        let given_back = self.let_go.as_ref().filter(|let_go| !let_go.is_left());
+        Some(given_back.map_or(claimed, |let_go| claimed.min(let_go.at)))
+    }
+}
+
+impl LetGo {
+    /// Whether the lock was left taken: nobody gives it back before its time is over, unless a client takes it up.
+    pub(crate) fn is_left(&self) -> bool {
+        self.outcome.as_ref().is_some_and(|(_, outcome)| outcome == DETACHED)
     }
 }
 
@@ -143,6 +165,7 @@ impl History {
                     task,
                     waits,
                     limit,
+                    upon,
                 } => {
                     let operation = Operation {
                         client: client.to_owned(),
@@ -152,6 +175,7 @@ impl History {
                         share,
                         waits,
                         limit,
+                        upon,
                         requested: at,
                         grant: None,
                         ended: None,

@@ -53,6 +53,8 @@ pub(crate) enum Note {
     Slow { millis: u64 },
     /// All clients have ended and all leases have run out: after the fact.
     Silence,
+    /// A deadlock of tasks that never wait for each other was listed: after the fact.
+    Deadlock { text: String },
     /// Something that nobody should have left behind: after the fact.
     Remains { text: String },
     /// Change streams of clients that were killed or cut off, or on nodes that have stepped down, which the servers

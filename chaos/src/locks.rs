@@ -19,6 +19,10 @@ pub(crate) const FEW_PERMITS: u32 = 2;
 /// readers.
 const WRITER: u32 = 1_000_000;
 
+/// Number of those that an upgradeable reader takes: there is room for one, and for readers beside it. As a writer it has
+/// the others too.
+const UPGRADEABLE: u32 = WRITER / 2 + 1;
+
 /// The kind of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -73,6 +77,24 @@ pub(crate) const ALL: [Lock; 8] = [
     },
 ];
 
+/// Two mutexes that a task of each client takes together, in either order: where two of them wait for each other, one is
+/// to be told.
+pub(crate) const CROSSED: [Lock; 2] = [
+    Lock {
+        name: "crossed-0",
+        kind: Kind::Mutex,
+    },
+    Lock {
+        name: "crossed-1",
+        kind: Kind::Mutex,
+    },
+];
+
+/// Whether the lock of that name is one of those that are crossed.
+pub(crate) fn is_crossed(name: &str) -> bool {
+    CROSSED.iter().any(|lock| lock.name == name)
+}
+
 /// The beginning of the name of a mutex that one client has for itself; its label follows. Nobody contends for it, so
 /// an acquire has to wait for nothing.
 pub(crate) const OWN_MUTEX: &str = "own-mutex-";
@@ -121,9 +143,23 @@ impl Share {
 
     pub(crate) fn writer() -> Self {
         Self {
-            kind: Kind::RwLock,
             permits: WRITER,
-            capacity: WRITER,
+            ..Self::reader()
+        }
+    }
+
+    pub(crate) fn upgradeable_reader() -> Self {
+        Self {
+            permits: UPGRADEABLE,
+            ..Self::reader()
+        }
+    }
+
+    /// Returns what an upgradeable reader lacks as a writer.
+    pub(crate) fn upgrade() -> Self {
+        Self {
+            permits: WRITER - UPGRADEABLE,
+            ..Self::reader()
         }
     }
 

@@ -12,7 +12,9 @@
 //! - `safe_for`, asked in the same way, is a promise about the time after the look: until `at` plus `safe_for` nobody
 //!   else gets the lock, unless it is given back or a foreign hand takes it. That closes the gaps between looks, and
 //!   the time after the last look of a process that was frozen or killed: there is no blind spot either.
-//! - `letting_go`: before the release is called, or the handle dropped. Nothing is claimed from there on.
+//! - `letting_go`: before the release is called, or the handle dropped or detached. Nothing is claimed from there on,
+//!   except by a hold that was detached: its last promise stands, as nobody gives it back. Where a client has taken it up
+//!   under its token, it lasted until that, as no entry of a document comes again.
 //! - `lost`: before the question that was answered with a reason. Only promises of earlier looks count from there on.
 //!
 //! Every line goes to the file with one `write` as it comes up: a process that is killed simply ends, and leaves at
@@ -54,6 +56,8 @@ pub(crate) enum What {
         /// Number of milliseconds after which it gives up.
         #[serde(default)]
         limit: Option<u64>,
+        #[serde(default)]
+        upon: Option<Upon>,
     },
     /// It returned a handle that is valid.
     Granted { token: i64, safe_for: u64 },
@@ -81,6 +85,23 @@ pub(crate) enum What {
     Farewell,
 }
 
+/// The operation upon which another builds, by its reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Upon {
+    /// It takes up the hold that was detached from this one, as a try.
+    Detached(String),
+    /// It makes this upgradeable reader a writer.
+    Reader(String),
+    /// It is a part of the multi-lock that begins with this one.
+    Multi(String),
+    /// It waits while its task holds the lock of this one, and is told if that is a deadlock.
+    Holding(String),
+}
+
+/// The outcome of a release that left the lock taken, for a client that takes the hold up.
+pub(crate) const DETACHED: &str = "Detached";
+
 /// The end of an acquire that got nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -88,6 +109,7 @@ pub(crate) enum End {
     TimedOut,
     NotFree,
     Cancelled,
+    Deadlock,
     Failed,
 }
 

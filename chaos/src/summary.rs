@@ -4,10 +4,10 @@ use std::{collections::BTreeMap, fmt, path::Path};
 
 use crate::{
     clock::{MILLI, SECOND},
-    history::{History, Operation},
+    history::{Grant, History, Operation},
     journal::Note,
     judge::{Judged, Violation},
-    record::End,
+    record::{End, Upon},
 };
 
 /// The summary of a run.
@@ -52,6 +52,7 @@ impl Summary<'_> {
             (End::TimedOut, "timed out"),
             (End::NotFree, "tries of what was not free"),
             (End::Cancelled, "cancelled"),
+            (End::Deadlock, "told of a deadlock"),
             (End::Failed, "failed"),
         ] {
             let ended = |operation: &&Operation| operation.ended.is_some_and(|(_, end)| end == how);
@@ -62,8 +63,33 @@ impl Summary<'_> {
             let short: String = error.chars().take(150).collect();
             writeln!(f, "          {count}: {short}")?;
         }
+        self.write_kinds(f)?;
         self.write_losses(f)?;
         self.write_longest_wait(f)
+    }
+
+    /// Counts the grants that are more than that of a lock by itself.
+    fn write_kinds(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let granted = |is_such: fn(&Operation) -> bool| {
+            let granted = self
+                .history
+                .operations
+                .iter()
+                .filter(|operation| operation.grant.is_some());
+            granted.filter(|operation| is_such(operation)).count()
+        };
+        let left = granted(
+            |operation| matches!(&operation.grant, Some(Grant { let_go: Some(let_go), .. }) if let_go.is_left()),
+        );
+        let multi = granted(|operation| operation.upon == Some(Upon::Multi(operation.reason())));
+        writeln!(f, "  {left:>7} detached")?;
+        writeln!(f, "  {:>7} taken up", granted(Operation::takes_up))?;
+        writeln!(f, "  {multi:>7} multi-locks granted")?;
+        writeln!(
+            f,
+            "  {:>7} readers upgraded",
+            granted(|operation| matches!(operation.upon, Some(Upon::Reader(_))))
+        )
     }
 
     fn write_losses(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -117,12 +143,18 @@ impl Summary<'_> {
         let Judged {
             waits,
             waits_in_fair_weather,
+            circles,
+            circles_in_fair_weather,
         } = self.judged;
         writeln!(f, "judged")?;
         writeln!(f, "  {versions:>7} versions of lock documents in the servers' log")?;
         writeln!(
             f,
             "  {waits_in_fair_weather:>7} of {waits} waits for locks of one's own and for releases, to be unharmed"
+        )?;
+        writeln!(
+            f,
+            "  {circles_in_fair_weather:>7} of {circles} pairs of tasks that waited for each other, to be told"
         )?;
         writeln!(f, "  {:>7} s", self.seconds())?;
         let abandoned = self.history.journal.iter().find_map(|entry| match entry.note {

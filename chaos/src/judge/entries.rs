@@ -68,8 +68,10 @@ impl<'a> Entries<'a> {
             .range(..own)
             .rev()
             .take_while(|(token, _)| own - **token < RANGE);
-        // Ranges of several clients can be in use at a time: it has to be its own client's.
-        let mut of_client = near.filter(|(_, logged)| logged.client == held.operation.client);
+        // Ranges of several clients can be in use at a time: it has to be that of the client that asked.
+        let reason = held.operation.entry_reason();
+        let client = reason.split('#').next();
+        let mut of_client = near.filter(|(_, logged)| Some(logged.client) == client);
         let (token, logged) = of_client.next()?;
         (own <= logged.last).then_some((*token, *logged))
     }

@@ -4,7 +4,7 @@ use super::{Case, Held, Promise, Violation};
 use crate::clock::{MILLI, Moment};
 
 /// Checks that at no moment the handles that call themselves valid, or have called themselves safe for longer, exceed
-/// the capacity.
+/// the capacity, and that no hold has two handles.
 pub(super) fn check(case: &Case<'_>) -> Vec<Violation> {
     let mut violations = Vec::new();
     for held in case.held_by_name().into_values() {
@@ -20,7 +20,8 @@ pub(super) fn check(case: &Case<'_>) -> Vec<Violation> {
                 .iter()
                 .map(|(held, _)| u64::from(held.operation.share.permits))
                 .sum();
-            if taken + u64::from(share.permits) > u64::from(share.capacity) {
+            let twice = open.iter().any(|(held, _)| held.grant.token == next.grant.token);
+            if twice || taken + u64::from(share.permits) > u64::from(share.capacity) {
                 let others: Vec<String> = open
                     .iter()
                     .map(|(held, until)| {

@@ -16,7 +16,7 @@ use crate::{
     history::{Grant, Operation},
     journal::{Note, Reach, SLOW},
     locks::is_own,
-    record::End,
+    record::{End, Upon},
 };
 
 /// Time for which the aftermath of a fault may last: two leases, and an election.
@@ -60,7 +60,7 @@ const TOLD: u64 = SECOND / 5 + nanos(READS) + ANSWER + MARGIN;
 const BEFORE: u64 = nanos(LEASE);
 
 #[allow(clippy::cast_possible_truncation, reason = "seconds are few")]
-const fn nanos(duration: Duration) -> u64 {
+pub(super) const fn nanos(duration: Duration) -> u64 {
     duration.as_nanos() as u64
 }
 
@@ -76,7 +76,7 @@ pub(super) struct Strike<'a> {
 
 /// The effect of the faults on one lock of one client at some time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Weather {
+pub(super) enum Weather {
     /// None strikes it.
     Fair,
     /// It has to ask again.
@@ -87,13 +87,13 @@ enum Weather {
 
 /// The faults, and the times when the machine or the servers were too slow for a judgement.
 #[derive(Debug)]
-struct Sky<'a> {
+pub(super) struct Sky<'a> {
     strikes: Vec<Strike<'a>>,
     slow: Vec<(Moment, Moment)>,
 }
 
 impl<'a> Sky<'a> {
-    fn of(case: &Case<'a>) -> Self {
+    pub(super) fn of(case: &Case<'a>) -> Self {
         let journal = &case.history.journal;
         let mut ends: HashMap<usize, Moment> = HashMap::new();
         for entry in journal {
@@ -140,7 +140,7 @@ impl<'a> Sky<'a> {
         }
     }
 
-    fn weather(&self, operation: &Operation, from: Moment, to: Moment) -> Weather {
+    pub(super) fn weather(&self, operation: &Operation, from: Moment, to: Moment) -> Weather {
         self.weather_of(self.strikes.iter(), operation, from, to)
     }
 
@@ -174,8 +174,7 @@ impl<'a> Sky<'a> {
                 _ => {}
             }
         }
-        let slow = |(begin, end): &(Moment, Moment)| *begin <= to && *end + BEFORE >= from;
-        if self.slow.iter().any(slow) {
+        if self.is_slow(from, to) {
             return Weather::Foul;
         }
         match unanswered {
@@ -184,6 +183,22 @@ impl<'a> Sky<'a> {
             // With the connections of several faults the pool is used up.
             _ => Weather::Foul,
         }
+    }
+}
+
+impl Sky<'_> {
+    /// Whether the machine or the servers were slow.
+    pub(super) fn is_slow(&self, from: Moment, to: Moment) -> bool {
+        let mut slow = self.slow.iter();
+        slow.any(|(begin, end)| *begin <= to && *end + BEFORE >= from)
+    }
+
+    /// Whether the commands of any client may have been late.
+    pub(super) fn is_rough(&self, from: Moment, to: Moment) -> bool {
+        let mut strikes = self.strikes.iter();
+        let is_late =
+            |strike: &Strike<'_>| strike.from <= to && strike.to >= from && !matches!(strike.reach, Reach::Locks(_));
+        strikes.any(is_late) || self.is_slow(from, to)
     }
 }
 
@@ -269,8 +284,10 @@ fn waits(operation: &Operation) -> Vec<(Moment, Moment, &'static str)> {
         waits.push((operation.requested, to, "an acquire of"));
     }
     let let_go = operation.grant.as_ref().and_then(|grant| grant.let_go.as_ref());
+    // All parts of a multi-lock are released together, and a fault may strike another of them.
     if let Some(let_go) = let_go
         && let Some((to, _)) = &let_go.outcome
+        && !matches!(operation.upon, Some(Upon::Multi(_)))
     {
         waits.push((let_go.at, *to, "a release of"));
     }

@@ -12,7 +12,10 @@
 //! one for a shorter time: exclusion is not promised to it from the save on. The order of the queue is the saved one.
 //! These promises hold all the same: no token is issued again, a holder that lost the lock learns of it, and the lock
 //! can be acquired.
+//!
+//! A hold that was detached and taken up is two operations with one token, which hold the lock without a gap.
 
+mod deadlocks;
 mod entries;
 mod exclusion;
 mod harm;
@@ -68,6 +71,7 @@ pub(crate) enum Promise {
     Told,
     Woken,
     GuardedWrites,
+    Deadlocks,
     Complaint,
 }
 
@@ -76,7 +80,9 @@ impl fmt::Display for Promise {
         f.write_str(match self {
             Self::Exclusion => "exclusion: handles were valid at once beyond the lock's capacity",
             Self::LostInTime => "lost in time: a handle called itself safe beyond its lease at the servers",
-            Self::Tokens => "tokens: they rise with every grant but of readers at once, and none is issued twice",
+            Self::Tokens => {
+                "tokens: they rise with every grant but of readers at once, none is issued twice, and a hold keeps its own"
+            }
             Self::Durable => "durable: what was granted is in the servers' log",
             Self::Queue => "queue: the servers' queue is served in its order",
             Self::Turn => "turn: the tasks of one client are served in the order in which they asked",
@@ -89,6 +95,7 @@ impl fmt::Display for Promise {
             }
             Self::Woken => "woken: with nothing wrong any more, clients are woken by their streams",
             Self::GuardedWrites => "guarded writes: what is written under a document's lock is not lost",
+            Self::Deadlocks => "deadlocks: tasks that wait for each other are told, and no others",
             Self::Complaint => "complaint: a client saw what must not be",
         })
     }
@@ -104,11 +111,14 @@ pub(crate) struct Violation {
     pub(crate) name: Option<String>,
 }
 
-/// The waits for locks of a client's own, and for releases; and those that no fault struck while the machine had time.
+/// The waits for locks of a client's own, and for releases; and those that no fault struck while the machine had time. The
+/// same of the pairs of tasks that waited for each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Judged {
     pub(crate) waits: usize,
     pub(crate) waits_in_fair_weather: usize,
+    pub(crate) circles: usize,
+    pub(crate) circles_in_fair_weather: usize,
 }
 
 /// The history, with data that several checks need.
@@ -122,6 +132,8 @@ pub(crate) struct Case<'a> {
     entries: Entries<'a>,
     /// The versions in the servers' log that are old ones, saved by another program.
     saved: HashSet<usize>,
+    /// The operations that take up what was left behind, by the name of the lock and the reason of the hold.
+    taking_up: HashMap<(&'a str, String), Vec<&'a Operation>>,
 }
 
 /// An operation that was granted.
@@ -162,12 +174,18 @@ impl<'a> Case<'a> {
                 }
             }
         }
+        let mut taking_up: HashMap<_, Vec<_>> = HashMap::new();
+        for operation in history.operations.iter().filter(|operation| operation.takes_up()) {
+            let hold = (operation.name.as_str(), operation.entry_reason());
+            taking_up.entry(hold).or_default().push(operation);
+        }
         Self {
             history,
             void,
             broken: evicted,
             entries: Entries::new(history),
             saved,
+            taking_up,
         }
     }
 
@@ -225,10 +243,33 @@ impl<'a> Case<'a> {
         locally && held.operation.share.permits < held.operation.share.capacity
     }
 
-    /// Returns up to when nobody else may have the lock; `None` if the hold never was valid.
+    /// Returns up to when nobody else may have the lock; `None` if the hold never was valid. One that was left behind lasts
+    /// until it is taken up.
     pub(crate) fn claimed_until(&self, held: Held<'_>) -> Option<Moment> {
         let claimed = held.grant.claimed_until()?;
+        let claimed = self
+            .left_until(held)
+            .map_or(claimed, |left| left.unwrap_or_else(|most| claimed.min(most)));
         Some(self.void(held).map_or(claimed, |void| claimed.min(void)))
+    }
+
+    /// Returns when a hold that was left behind was taken up; or, as the error, when that was tried, after which it may have
+    /// been given back unseen.
+    fn left_until(&self, held: Held<'_>) -> Option<Result<Moment, Moment>> {
+        let left = held.grant.let_go.as_ref()?.at;
+        let operations = self
+            .taking_up
+            .get(&(held.operation.name.as_str(), held.operation.entry_reason()))?;
+        let taken_up = operations.iter().filter_map(|operation| {
+            let grant = operation.grant.as_ref().filter(|grant| grant.valid_until.is_some());
+            grant.map(|grant| grant.from).filter(|from| *from >= left)
+        });
+        let tried = operations.iter().filter_map(|operation| {
+            let over = operation.ended.is_some_and(|(at, _)| at < left);
+            (operation.grant.is_none() && !over).then_some(operation.requested.max(left))
+        });
+        let (taken_up, tried) = (taken_up.min(), tried.min());
+        taken_up.map(Ok).or(tried.map(Err))
     }
 
     fn violation(&self, promise: Promise, held: Held<'_>, at: Moment, text: String) -> Violation {
@@ -255,6 +296,8 @@ impl<'a> Case<'a> {
             leftovers::remains(self),
             leftovers::guarded_writes(self),
             leftovers::complaints(self),
+            deadlocks::told(self, &mut judged),
+            deadlocks::untrue(self),
             harm::unharmed(self, &mut judged),
             harm::told(self),
             harm::woken(self),

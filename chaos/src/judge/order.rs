@@ -3,8 +3,10 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{Case, Held, Promise, Violation};
+use crate::{history::Operation, record::Upon};
 
-/// Checks that the tasks of one client that wait for one lock are granted it in the order in which they began to wait.
+/// Checks that the tasks of one client that wait for one lock are granted it in the order in which they began to wait. An
+/// upgrade goes before all, and a part of a multi-lock begins to wait when it has the parts before.
 ///
 /// The first grant of an entry counts, by the servers' log: a grant that its client never saw, as it was cut off until
 /// the claim lease had run out, has had its turn. An entry may also have gone to a later task, where the one that asked
@@ -20,7 +22,11 @@ pub(super) fn turn(case: &Case<'_>) -> Vec<Violation> {
         }
     }
     let mut lines: BTreeMap<(&str, &str), Vec<(Held<'_>, i64)>> = BTreeMap::new();
-    for held in case.held().into_iter().filter(|held| held.operation.waits) {
+    let stands_in_line = |operation: &Operation| {
+        let begins_by_itself = matches!(operation.upon, None | Some(Upon::Holding(_)));
+        operation.waits && begins_by_itself
+    };
+    for held in case.held().into_iter().filter(|held| stands_in_line(held.operation)) {
         let operation = held.operation;
         let reason = operation.reason();
         let token = first.get(&(operation.name.as_str(), reason.as_str())).copied();

@@ -1,11 +1,13 @@
 //! Checks of the servers' log.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::{Case, OFF, Promise, Violation};
 use crate::{
     clock::MILLI,
-    oplog::{State, Version},
+    history::Operation,
+    oplog::{Entry, State, Version},
+    record::Upon,
 };
 
 /// Maximum error of a moment of the servers' clock beside one of ours: their clock has milliseconds, and the two
@@ -76,9 +78,12 @@ pub(super) fn capacity(case: &Case<'_>) -> Vec<Violation> {
 }
 
 /// Checks that no client becomes a holder while a live entry before it stays in the queue, and that no two change
-/// places.
+/// places. Only an upgrade goes before others.
 pub(super) fn queue(case: &Case<'_>) -> Vec<Violation> {
     let mut violations = Vec::new();
+    let operations = case.history.operations.iter();
+    let upgrades = operations.filter(|operation| matches!(operation.upon, Some(Upon::Reader(_))));
+    let upgrades: HashSet<String> = upgrades.map(Operation::reason).collect();
     let mut before: HashMap<&str, &Version> = HashMap::new();
     for (version, saved) in case.versions() {
         let Some(earlier) = before.insert(&version.name, version) else {
@@ -87,7 +92,7 @@ pub(super) fn queue(case: &Case<'_>) -> Vec<Violation> {
         if !saved
             && let (Some(from), Some(to)) = (&earlier.state, &version.state)
             && earlier.epoch == version.epoch
-            && let Some(text) = overtaken(from, to, version.at)
+            && let Some(text) = overtaken(from, to, version.at, &upgrades)
         {
             violations.push(at_servers(case, Promise::Queue, version, text));
         }
@@ -95,13 +100,14 @@ pub(super) fn queue(case: &Case<'_>) -> Vec<Violation> {
     violations
 }
 
-fn overtaken(from: &State, to: &State, at: i64) -> Option<String> {
+fn overtaken(from: &State, to: &State, at: i64, upgrades: &HashSet<String>) -> Option<String> {
     let place = |state: &State, id: &str| state.queue.iter().position(|waiter| waiter.id == id);
-    let granted = to
-        .holders
-        .iter()
-        .filter(|holder| from.holders.iter().all(|other| other.id != holder.id));
-    for holder in granted {
+    // A hold that is left behind or taken up goes on under another id.
+    let is_granted = |holder: &&Entry| from.holders.iter().all(|other| other.token != holder.token);
+    for holder in to.holders.iter().filter(is_granted) {
+        if upgrades.contains(&holder.reason) {
+            continue;
+        }
         // An entry that was not in the queue comes after all that were.
         let position = place(from, &holder.id).unwrap_or(from.queue.len());
         let passed = from.queue[..position]
@@ -115,9 +121,8 @@ fn overtaken(from: &State, to: &State, at: i64) -> Option<String> {
         }
     }
     // An entry that had run out may have come back, and is a new one then.
-    let stayed: Vec<usize> = to
-        .queue
-        .iter()
+    let waiting = to.queue.iter().filter(|waiter| !upgrades.contains(&waiter.reason));
+    let stayed: Vec<usize> = waiting
         .filter_map(|waiter| place(from, &waiter.id))
         .filter(|place| from.queue[*place].until > at)
         .collect();

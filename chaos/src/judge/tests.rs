@@ -6,7 +6,7 @@ use crate::{
     journal::{Entry as Noted, Reach},
     locks::{Kind, OWN_MUTEX, Share},
     oplog::{Entry, State, Version},
-    record::{End, Record, What},
+    record::{DETACHED, End, Record, Upon, What},
 };
 
 /// A history in the making: moments are milliseconds, of our clock and of the servers'.
@@ -25,16 +25,38 @@ impl Told {
     }
 
     fn asks(&mut self, client: &'static str, op: u64, at: u64, share: Share) -> &mut Self {
-        let name = "lock".to_owned();
-        let (task, waits) = (0, true);
+        self.asks_upon(client, op, at, ("lock", share), None)
+    }
+
+    fn asks_upon(
+        &mut self,
+        client: &'static str,
+        op: u64,
+        at: u64,
+        (name, share): (&str, Share),
+        upon: Option<Upon>,
+    ) -> &mut Self {
         let what = What::Request {
-            name,
+            name: name.to_owned(),
             share,
-            task,
-            waits,
+            task: 0,
+            waits: true,
             limit: None,
+            upon,
         };
         self.says(client, op, at, what)
+    }
+
+    /// Takes up what another operation has left behind.
+    fn takes_up(&mut self, client: &'static str, op: u64, at: u64, (left, share): (&str, Share)) -> &mut Self {
+        let upon = Some(Upon::Detached(left.to_owned()));
+        self.asks_upon(client, op, at, ("lock", share), upon)
+    }
+
+    fn detaches(&mut self, client: &'static str, op: u64, at: u64) -> &mut Self {
+        let outcome = DETACHED.to_owned();
+        self.says(client, op, at, What::LettingGo { released: true });
+        self.says(client, op, at + 1, What::LetGo { outcome })
     }
 
     fn gets(&mut self, client: &'static str, op: u64, at: u64, token: i64, safe_for: u64) -> &mut Self {
@@ -342,6 +364,7 @@ fn a_task_is_served_before_one_that_asked_earlier() {
         task: 1,
         waits: true,
         limit: None,
+        upon: None,
     };
     told.gets("a", 2, 20, 101, 900)
         .releases("a", 2, 30)
@@ -396,6 +419,7 @@ fn a_lock_that_is_not_to_be_had_and_one_that_is_not_idle() {
                 task,
                 waits: true,
                 limit: None,
+                upon: None,
             },
         );
         told.says(
@@ -462,6 +486,7 @@ impl Told {
             task: 4,
             waits: true,
             limit: Some(30_000),
+            upon: None,
         };
         self.says(client, op, from, request)
             .gets(client, op, granted, token, 900);
@@ -716,6 +741,7 @@ fn a_lock_that_is_handed_on_inside_a_process() {
                     task,
                     waits,
                     limit,
+                    upon: None,
                 },
             );
         }
@@ -763,4 +789,227 @@ fn readers_that_share_an_entry_beside_others() {
     // One that another client's entry reserved.
     assert!(play(Share::reader(), 102, 166).contains(&Promise::Durable));
     assert!(play(Share::writer(), 102, 103).contains(&Promise::Tokens));
+}
+
+/// `a` leaves its hold behind, `b` takes it up, and leaves it behind again for `c`; then it is the turn of `d`.
+fn handed_over(share: Share, token: i64, taken_up: u64, next: u64) -> Told {
+    let mut told = Told::default();
+    told.notes(0, Note::Clock { ahead: 0 });
+    let left = ("a#1", share);
+    told.asks("a", 1, 10, share).gets("a", 1, 12, 101, 1_900);
+    told.detaches("a", 1, 100);
+    told.takes_up("b", 1, 500, left).gets("b", 1, taken_up, token, 1_900);
+    told.detaches("b", 1, 700);
+    told.takes_up("c", 1, 650, left).gets("c", 1, 1_500, 101, 1_900);
+    told.releases("c", 1, 1_600);
+    told.asks("d", 1, 20, share).gets("d", 1, next, 102, 900);
+    told.releases("d", 1, next + 100);
+    told.stands(11, 101, &[("a#1", 101, 2_011)], &[("d#1", 5_000)]);
+    told.stands(505, 101, &[("a#1", 101, 4_011)], &[("d#1", 5_000)]);
+    told.stands(1_601, 102, &[("d#1", 102, 5_601)], &[]);
+    for version in &mut told.versions {
+        let state = version.state.as_mut().unwrap();
+        state.capacity = i64::from(share.capacity);
+        // Its id changes each time, and it stays the same hold.
+        state.holders[0].id = format!("{}", state.version);
+    }
+    told
+}
+
+#[test]
+fn a_hold_that_is_left_behind_and_taken_up_is_held_all_the_time() {
+    assert_eq!(handed_over(MUTEX(), 101, 506, 1_602).breaches(), []);
+    // While nobody had it, or under another token.
+    assert_eq!(handed_over(MUTEX(), 101, 506, 1_200).breaches(), [Promise::Exclusion]);
+    assert_eq!(handed_over(MUTEX(), 101, 506, 300).breaches(), [Promise::Exclusion]);
+    let breaches = handed_over(MUTEX(), 107, 506, 1_602).breaches();
+    assert!(breaches.contains(&Promise::Tokens), "{breaches:?}");
+    // Also where there is room for another holder, the hold has one handle.
+    let permit = Share::permits(1);
+    assert_eq!(handed_over(permit, 101, 506, 1_602).breaches(), []);
+    let mut told = handed_over(permit, 101, 506, 1_602);
+    told.takes_up("e", 1, 600, ("a#1", permit))
+        .gets("e", 1, 650, 101, 900)
+        .releases("e", 1, 660);
+    assert_eq!(told.breaches(), [Promise::Exclusion]);
+}
+
+#[test]
+fn a_hold_that_is_left_behind_stays_until_its_time_is_over() {
+    let play = |next: u64, tried: Option<End>| {
+        let mut told = Told::default();
+        told.notes(0, Note::Clock { ahead: 0 });
+        told.asks("a", 1, 10, MUTEX()).gets("a", 1, 12, 101, 1_900);
+        told.detaches("a", 1, 100);
+        if let Some(how) = tried {
+            let error = None;
+            told.takes_up("c", 1, 200, ("a#1", MUTEX()))
+                .says("c", 1, 290, What::Ended { how, error });
+        }
+        told.asks("b", 1, 20, MUTEX()).gets("b", 1, next, 102, 900);
+        told.releases("b", 1, next + 10);
+        told.stands(11, 101, &[("a#1", 101, 2_011)], &[("b#1", 5_000)]);
+        told.stands(i64::try_from(next).unwrap(), 102, &[("b#1", 102, 9_000)], &[]);
+        told.breaches()
+    };
+    assert_eq!(play(1_950, None), []);
+    assert_eq!(play(300, None), [Promise::Exclusion]);
+    // Nobody knows whether it was taken up and given back.
+    assert_eq!(play(300, Some(End::Cancelled)), []);
+    assert_eq!(play(150, Some(End::Cancelled)), [Promise::Exclusion]);
+}
+
+#[test]
+fn an_upgrade_goes_before_others_and_is_alone() {
+    let play = |upon: Option<Upon>, beside: Share| {
+        let mut told = Told::default();
+        told.notes(0, Note::Clock { ahead: 0 });
+        told.asks("a", 1, 10, Share::upgradeable_reader())
+            .gets("a", 1, 12, 101, 1_900);
+        told.asks("b", 1, 15, beside).gets("b", 1, 16, 102, 1_900);
+        told.asks("a", 2, 20, Share::reader());
+        told.asks_upon("a", 3, 30, ("lock", Share::upgrade()), upon);
+        told.says("b", 1, 40, What::LettingGo { released: false });
+        told.gets("a", 3, 42, 103, 1_900).releases("a", 3, 60);
+        told.says(
+            "a",
+            1,
+            61,
+            What::Look {
+                safe_for: 1_900 * MILLI,
+            },
+        )
+        .releases("a", 1, 70);
+        told.gets("a", 2, 72, 104, 1_900).releases("a", 2, 80);
+        let reader = ("a#1", 101, 4_000);
+        told.stands(11, 101, &[reader], &[]);
+        told.stands(16, 102, &[reader, ("b#1", 102, 4_000)], &[("a#2", 4_000)]);
+        told.stands(41, 103, &[reader, ("a#3", 103, 4_000)], &[("a#2", 4_000)]);
+        told.stands(71, 104, &[("a#2", 104, 4_000)], &[]);
+        for version in &mut told.versions {
+            version.state.as_mut().unwrap().capacity = 9;
+        }
+        told.breaches()
+    };
+    let upgrade = || Some(Upon::Reader("a#1".to_owned()));
+    assert_eq!(play(upgrade(), Share::reader()), []);
+    // Others stay in line.
+    assert_eq!(play(None, Share::reader()), [Promise::Queue, Promise::Turn]);
+    // One upgradeable reader at a time.
+    assert_eq!(play(upgrade(), Share::upgradeable_reader()), [Promise::Exclusion]);
+    // It waits for the readers beside it.
+    let mut told = Told::default();
+    told.notes(0, Note::Clock { ahead: 0 });
+    told.asks("a", 1, 10, Share::upgradeable_reader())
+        .gets("a", 1, 12, 101, 900);
+    told.asks("b", 1, 15, Share::reader()).gets("b", 1, 16, 102, 900);
+    told.asks_upon("a", 2, 30, ("lock", Share::upgrade()), upgrade())
+        .gets("a", 2, 32, 103, 900);
+    for (client, op, at) in [("b", 1, 40), ("a", 2, 50), ("a", 1, 60)] {
+        told.releases(client, op, at);
+    }
+    let (reader, beside) = (("a#1", 101, 1_011), ("b#1", 102, 1_015));
+    told.stands(11, 101, &[reader], &[]);
+    told.stands(15, 102, &[reader, beside], &[]);
+    told.stands(31, 103, &[reader, beside, ("a#2", 103, 1_031)], &[]);
+    for version in &mut told.versions {
+        version.state.as_mut().unwrap().capacity = 9;
+    }
+    assert_eq!(told.breaches(), [Promise::Exclusion]);
+}
+
+/// The second part is requested once the first is held; so a task of the same client that comes meanwhile is before it.
+#[test]
+fn the_parts_of_a_multi_lock_are_held_together() {
+    let play = |ends: u64| {
+        let mut told = Told::default();
+        told.notes(0, Note::Clock { ahead: 0 });
+        for (op, name) in [(1, "lock"), (2, "other")] {
+            let upon = Some(Upon::Multi("a#1".to_owned()));
+            told.asks_upon("a", op, 10, (name, MUTEX()), upon);
+        }
+        told.asks_upon("a", 3, 11, ("other", MUTEX()), None)
+            .gets("a", 3, 12, 101, 900)
+            .releases("a", 3, ends);
+        told.gets("a", 1, 60, 101, 900).gets("a", 2, 60, 102, 900);
+        told.releases("a", 1, 80).releases("a", 2, 80);
+        told.stands(11, 101, &[("a#1", 101, 2_011)], &[]);
+        told.stands(11, 101, &[("a#3", 101, 2_011)], &[]);
+        told.stands(59, 102, &[("a#1", 102, 2_059)], &[]);
+        for version in &mut told.versions[1..] {
+            version.name = "other".to_owned();
+        }
+        told.breaches()
+    };
+    assert_eq!(play(50), []);
+    assert_eq!(play(70), [Promise::Exclusion]);
+}
+
+/// Two tasks hold a lock each, and ask for that of the other at 100 and 200. At the end the first is told, or both give up
+/// by themselves; the second looks at what it holds after that, or its lock is gone then.
+fn crossed(end: u64, how: End, holds: bool) -> Told {
+    let mut told = Told::default();
+    told.notes(0, Note::Clock { ahead: 0 });
+    let safe_for = What::Look {
+        safe_for: 1_900 * MILLI,
+    };
+    for (client, own, other, at) in [("a", "lock", "other", 100), ("b", "other", "lock", 200)] {
+        told.asks_upon(client, 1, 10, (own, MUTEX()), None)
+            .gets(client, 1, 12, 101, 1_900);
+        let upon = Some(Upon::Holding(format!("{client}#1")));
+        told.asks_upon(client, 2, at, (other, MUTEX()), upon);
+    }
+    told.says("a", 2, end, What::Ended { how, error: None });
+    let how = if how == End::Deadlock { End::Cancelled } else { how };
+    told.says("b", 2, end, What::Ended { how, error: None });
+    told.says("a", 1, end + 1, safe_for.clone()).releases("a", 1, end + 2);
+    if holds {
+        told.says("b", 1, end + 1, safe_for).releases("b", 1, end + 2);
+    } else {
+        told.releases("b", 1, 150);
+    }
+    let until = i64::try_from(end).unwrap() + 5_000;
+    told.stands(11, 101, &[("a#1", 101, until)], &[]);
+    told.stands(11, 101, &[("b#1", 101, until)], &[]);
+    told.versions[1].name = "other".to_owned();
+    told
+}
+
+#[test]
+fn a_deadlock_is_told_in_time() {
+    assert_eq!(crossed(3_000, End::Deadlock, true).breaches(), []);
+    assert_eq!(crossed(3_000, End::TimedOut, true).breaches(), []);
+    assert_eq!(crossed(12_000, End::TimedOut, true).breaches(), [Promise::Deadlocks]);
+    // Nobody knows for how long it was one.
+    assert_eq!(crossed(12_000, End::TimedOut, false).breaches(), []);
+    let mut told = crossed(12_000, End::TimedOut, true);
+    told.suffers("client frozen", &[], Reach::Client("b".to_owned()), 4_000, 6_000);
+    assert_eq!(told.breaches(), []);
+}
+
+#[test]
+fn a_deadlock_that_is_told_is_one() {
+    let told_alone = |client: &'static str| {
+        let mut told = crossed(3_000, End::Deadlock, true);
+        // The other did not wait.
+        told.clients.get_mut("b").unwrap().retain(|record| record.op == 1);
+        told.suffers("client frozen", &[], Reach::Client(client.to_owned()), 100, 2_500);
+        told
+    };
+    assert_eq!(told_alone("c").breaches(), []);
+    let mut told = told_alone("c");
+    told.journal.truncate(1);
+    assert_eq!(told.breaches(), [Promise::Deadlocks]);
+    // The director found one where tasks hold one lock, or take several in one order.
+    let listed = |slow: bool| {
+        let mut told = well();
+        let text = "deadlock: ".to_owned();
+        told.notes(3_000, Note::Deadlock { text });
+        if slow {
+            told.notes(2_500, Note::Slow { millis: 600 });
+        }
+        told.breaches()
+    };
+    assert_eq!(listed(false), [Promise::Deadlocks]);
+    assert_eq!(listed(true), []);
 }

@@ -14,11 +14,25 @@ enum Whose<'a> {
 }
 
 /// Checks that no token of a name is issued twice, and that a request after another's grant gets a larger one. A reader
-/// that shares a hold of its process may have a smaller one than readers of other processes beside it.
+/// that shares a hold of its process may have a smaller one than readers of other processes beside it. A hold that was left
+/// behind and taken up has the token that it had.
 pub(super) fn check(case: &Case<'_>) -> Vec<Violation> {
     let mut violations = Vec::new();
     for mut held in case.held_by_name().into_values() {
         held.retain(|held| !case.came_late(*held));
+        let (taken_up, held): (Vec<_>, Vec<_>) = held.into_iter().partition(|held| held.operation.takes_up());
+        let own: HashMap<String, _> = held.iter().map(|held| (held.operation.reason(), held)).collect();
+        for one in taken_up {
+            let left = own.get(&one.operation.entry_reason());
+            if left.is_none_or(|left| left.grant.token != one.grant.token) {
+                let text = format!(
+                    "{} took up {}",
+                    one.describe(),
+                    left.map_or_else(String::new, |left| left.describe())
+                );
+                violations.push(case.violation(Promise::Tokens, one, one.grant.from, text));
+            }
+        }
         let mut seen = HashMap::new();
         for one in &held {
             if let Some(other) = seen.insert(one.grant.token, one) {

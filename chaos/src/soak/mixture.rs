@@ -148,7 +148,7 @@ impl Work {
         let Some(held) = service.wait(acquire, gives_up).await else {
             return false;
         };
-        if !service.hold(&held.view(), hold).await {
+        if !service.hold(&held.parts()[0], hold).await {
             return false;
         }
         match &held {
@@ -165,7 +165,7 @@ impl Work {
                     Err(error) => service.complain(format!("{:?}: the update: {error:?}", handle.id())),
                 }
             }
-            Held::Lock(_) => {}
+            Held::Lock(_) | Held::Upgradeable(_) | Held::Several(_) => {}
         }
         service.let_go(held, random.chance(75)).await;
         true

@@ -98,7 +98,7 @@ impl Service {
 
     /// Releases a lock, or drops its handle.
     pub(super) async fn let_go(&self, held: Held, releases: bool) {
-        let view = held.view();
+        let view = held.parts().remove(0);
         if releases {
             match timeout(LEASE + OVERDUE, held.release()).await {
                 Ok(Ok(Released::Released)) => {}

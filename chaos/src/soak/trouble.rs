@@ -84,7 +84,7 @@ impl Trouble {
 async fn visit(uri: &str, tally: &Arc<Tally>) -> Result<()> {
     let service = Service::start(uri, "visitor".to_owned(), tally).await?;
     if let Some(held) = take(&service).await {
-        service.hold(&held.view(), Duration::from_millis(300)).await;
+        service.hold(&held.parts()[0], Duration::from_millis(300)).await;
         service.let_go(held, true).await;
     }
     service.end().await;
@@ -115,7 +115,7 @@ fn die(uri: &str, tally: &Arc<Tally>) -> Result<()> {
     })?;
     runtime.shutdown_background();
     if let Some(held) = taken {
-        let view = held.view();
+        let view = held.parts().remove(0);
         let reason = loop {
             if let Some(reason) = view.lost_reason() {
                 break reason;
