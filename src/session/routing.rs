@@ -55,6 +55,7 @@ impl Session {
                         self.on_doubt(&name);
                     }
                 }
+                self.observers().document(&names_in(document));
             }
             // The watcher notifies the claims once for each batch.
             Event::Freed => {}

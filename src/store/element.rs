@@ -64,6 +64,11 @@ impl ElementKey {
         &self.code
     }
 
+    /// Returns the fields and their values.
+    pub(crate) fn into_document(self) -> Document {
+        self.fields.into_iter().collect()
+    }
+
     /// Reports whether the key has this field.
     pub(crate) fn has_field(&self, field: &str) -> bool {
         self.fields.iter().any(|(known, _)| known == field)

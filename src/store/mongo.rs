@@ -42,7 +42,7 @@ use first_look::FirstLook;
 pub(crate) use guard::{abort, is_in_transaction};
 pub(in crate::store) use stream::MongoStream;
 #[cfg(any(test, fuzzing))]
-pub(crate) use stream::{read_elements, read_event};
+pub(crate) use stream::{read_elements, read_event, read_observed};
 
 /// Maximum time for which the server may hold an empty `getMore`. A stream that is silent for longer than this and a
 /// margin is considered dead, so this also limits how soon a stream that silently stopped is noticed; each `getMore`

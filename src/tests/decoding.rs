@@ -15,7 +15,7 @@ use crate::{
     input::check_id,
     inspect::LockInfo,
     protocol::{Location, ServerTime, State, wake},
-    store::{Event, Failure, LockLayout, element::ElementKey, lock_layout::Paths, mongo, name},
+    store::{Event, Failure, LockLayout, Observed, element::ElementKey, lock_layout::Paths, mongo, name},
 };
 
 /// Reads an event as one of a collection of locks, and as one of documents with locks in them.
@@ -37,13 +37,17 @@ fn read_event_of_elements(event: &Document) {
     };
     let id = event.get_document("documentKey").ok().and_then(|key| key.get("_id"));
     let whole = id.and_then(|id| layout.document(id));
-    for event in mongo::read_elements(&layout, &wake::pattern("me"), event) {
+    let observed = mongo::read_observed(&layout, &Observed::All, event);
+    for event in mongo::read_elements(&layout, &wake::pattern("me"), event)
+        .into_iter()
+        .chain(observed)
+    {
         match event {
             Event::Addressed { name, wake, .. } => {
                 assert!(wake.contains(";me-") && whole.as_deref().is_some_and(|whole| name.starts_with(whole)));
                 drop(layout.member(&name).id);
             }
-            Event::Foreign { name, .. } => {
+            Event::Foreign { name, .. } | Event::Written(name) => {
                 assert!(whole.as_deref().is_some_and(|whole| name.starts_with(whole)));
                 drop(layout.member(&name).id);
             }

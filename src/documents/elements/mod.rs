@@ -22,8 +22,8 @@ use crate::{
         acquire::Acquire,
         patience::{Try, Wait},
     },
-    operate::list::List,
-    session::UserHandle,
+    operate::{events::Events, list::List, watch::LockEvent},
+    session::{UserHandle, streams::observers::Scope},
     store::{
         LockLayout,
         element::{ElementKey, escaped},
@@ -118,6 +118,21 @@ impl<T, W: World> DocumentLocks<T, W> {
             place: Arc::default(),
             of: PhantomData,
         }
+    }
+}
+
+impl<T, W: World> DocumentLocks<T, W> {
+    /// Returns the `_id` and the key of a name under which the lock of an element is listed, watched or reported; `None`
+    /// if the text is not such a name.
+    ///
+    /// The server treats the values as the same, though their types may differ: a whole number has 64 bits.
+    ///
+    /// # Examples
+    ///
+    /// See [`ElementLocks::watch_all`].
+    pub fn element_of(&self, name: &str) -> Option<(Bson, Document)> {
+        let (id, code) = name.rsplit_once('/')?;
+        Some((name::to_id(id)?, ElementKey::from_code(code)?.into_document()))
     }
 }
 
@@ -248,6 +263,78 @@ impl<E, W: World> ElementLocks<E, W> {
     /// ```
     pub fn list(&self) -> List<W> {
         List::new(self.session().map(|(session, _)| session.clone()))
+    }
+
+    /// Returns the events of the element's lock in the document with this `_id`, as they happen; see
+    /// [`DocumentLocks::watch`], which has the same guarantees and errors.
+    ///
+    /// # Panics
+    ///
+    /// If the client was not used yet and this is called outside a tokio runtime.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use mongodb::bson::{Document, doc};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let memory = watchlock::testing::MemoryCollection::new();
+    /// # memory.insert_one(doc! { "_id": 7, "lines": [{ "sku": "x" }] }).await?;
+    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
+    /// use watchlock::operate::LockEvent;
+    ///
+    /// let line = orders.element::<Document>("lines", doc! { "sku": "x" });
+    /// let held = line.acquire(7).await?;
+    /// let mut events = line.watch(7);
+    /// assert!(matches!(events.next().await, Some(Ok(LockEvent::Granted { .. }))));
+    /// held.release().await?;
+    /// assert!(matches!(events.next().await, Some(Ok(LockEvent::Released { .. }))));
+    /// # Ok(()) }
+    /// ```
+    pub fn watch(&self, id: impl Into<Bson>) -> Events<LockEvent, W> {
+        let place = self.place(&id.into());
+        Events::new(place.map(|(session, name)| (session.clone(), Scope::One(name))))
+    }
+
+    /// Returns the events of the locks of all elements of the array, whatever their keys, each with the name under which
+    /// the lock is [listed](Self::list). See [`DocumentLocks::watch_all`], which has the same guarantees, costs and errors.
+    ///
+    /// # Panics
+    ///
+    /// If the client was not used yet and this is called outside a tokio runtime.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use mongodb::bson::{Document, doc};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let memory = watchlock::testing::MemoryCollection::new();
+    /// # memory.insert_one(doc! { "_id": 7, "lines": [{ "sku": "x" }, { "sku": "y" }] }).await?;
+    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
+    /// let line = orders.element::<Document>("lines", doc! { "sku": "x" });
+    /// let held = line.acquire(7).await?;
+    /// let (name, _) = line.watch_all().next().await.expect("the client lives")?;
+    /// assert_eq!(orders.element_of(&name), Some((7_i64.into(), doc! { "sku": "x" })));
+    /// # Ok(()) }
+    /// ```
+    pub fn watch_all(&self) -> Events<(String, LockEvent), W> {
+        let session = self.session().map(|(session, _)| session.clone());
+        Events::new(session.map(|session| (session, Scope::All)))
+    }
+
+    /// Returns the name under which the element's lock in the document with this `_id` is listed, watched and reported;
+    /// [`DocumentLocks::element_of`] is the reverse.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use mongodb::bson::{Document, doc};
+    /// # let memory = watchlock::testing::MemoryCollection::new();
+    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
+    /// let line = orders.element::<Document>("lines", doc! { "sku": "x" });
+    /// assert_eq!(line.name_of("order-7"), r#""order-7"/sku="x""#);
+    /// ```
+    pub fn name_of(&self, id: impl Into<Bson>) -> String {
+        element_name(&name::of_id(&id.into()), ElementKey::new(&self.key).code())
     }
 
     /// Takes the lock of the element in the document with this `_id` away from its holder, and hands it to the next in

@@ -158,6 +158,16 @@ impl Observers {
         }
     }
 
+    /// Notes that anything may have happened to the locks in a document of the user's own, whose names begin with this.
+    pub(in crate::session) fn document(&mut self, names: &str) {
+        let known = self.locks.keys().filter(|name| name.starts_with(names));
+        let known: Vec<String> = known.cloned().collect();
+        if !known.is_empty() {
+            self.unread.extend(known);
+            self.changed.notify_waiters();
+        }
+    }
+
     /// Notes a document that is not a lock.
     pub(in crate::session) fn unreadable(&mut self, unreadable: &Unreadable) {
         let (now, clock) = (Instant::now(), ServerClock::default());

@@ -1,6 +1,6 @@
 //! The events of writes in memory, as a server's change stream would report them.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use mongodb::bson::{Bson, Document};
 use tokio::sync::mpsc;
@@ -44,7 +44,12 @@ impl Watcher {
     fn events_of<'a>(&self, id: &Bson, before: Option<&'a Document>, after: Option<&'a Document>) -> Vec<Event> {
         let name = || self.layout.document(id).unwrap_or_default();
         if self.layout.is_of_elements() {
-            return before.map_or_else(Vec::new, |before| self.events_of_elements(&name(), before, after));
+            let name = name();
+            let mut events = before.map_or_else(Vec::new, |before| self.events_of_elements(&name, before, after));
+            if self.watched.observed != Observed::default() {
+                events.extend(self.observed_elements(&name, before, after));
+            }
+            return events;
         }
         let base = self.layout.base();
         let lock = |document: Option<&'a Document>| document.and_then(|document| base.lock(document));
@@ -90,6 +95,18 @@ impl Watcher {
         // A write of the protocol may remove free locks of other elements.
         events.retain(|event| !wrote || !matches!(event, Event::Foreign { .. }));
         events
+    }
+
+    /// Returns the events of the observed locks that a write has changed.
+    fn observed_elements(&self, name: &str, before: Option<&Document>, after: Option<&Document>) -> Vec<Event> {
+        let base = self.layout.base();
+        let map = |document| -> BTreeMap<&String, &Bson> { base.lock(document).into_iter().flatten().collect() };
+        let (before, after) = (before.map(map).unwrap_or_default(), after.map(map).unwrap_or_default());
+        let gone = before.keys().filter(|code| !after.contains_key(*code));
+        let changed = after.keys().filter(|code| before.get(*code) != after.get(*code));
+        let names = gone.chain(changed).map(|code| element_name(name, code));
+        let observed = names.filter(|name| self.watched.observed.has(name));
+        observed.map(Event::Written).collect()
     }
 
     /// Returns the event of a write that changed a lock, if it concerns the session.

@@ -27,22 +27,25 @@ impl MongoStore {
     ) -> Result<MongoStream, ServerError> {
         let (ours, watched) = (wake::pattern(session), watched.clone());
         let location = self.layout.base().clone();
-        if self.layout.is_of_elements() {
-            let layout = self.layout.clone();
-            let read = move |event: &Received, to: &mut Vec<Event>| match event {
-                Received::Nothing => to.push(Event::Everything),
-                Received::Event { fields, has_name: true } => to.extend(read_elements(&layout, &ours, fields)),
-                // No lock is in it.
-                Received::Event { .. } => {}
-            };
-            return self
-                .stream(elements::concerning(session, &location), read, resume)
-                .await;
-        }
         let ids = match &watched.observed {
             Observed::All => None,
             Observed::These(names) => Some(names.iter().map(|name| self.layout.id_of(name)).collect()),
         };
+        if self.layout.is_of_elements() {
+            let layout = self.layout.clone();
+            let read = move |event: &Received, to: &mut Vec<Event>| match event {
+                Received::Nothing => to.push(Event::Everything),
+                Received::Event { fields, has_name: true } => {
+                    to.extend(read_elements(&layout, &ours, fields));
+                    to.extend(read_observed(&layout, &watched.observed, fields));
+                }
+                // No lock is in it.
+                Received::Event { .. } => {}
+            };
+            return self
+                .stream(elements::concerning(session, &location, ids), read, resume)
+                .await;
+        }
         let selection = match location.is_root() {
             true => concerning(session, ids),
             false => concerning_in_place(session, &location, watched.free, ids),
@@ -91,7 +94,7 @@ impl MongoStore {
     }
 }
 
-pub(crate) use elements::read_elements;
+pub(crate) use elements::{read_elements, read_observed};
 
 /// Maximum age of a write's `at`, in milliseconds: a write of the protocol carries the time at which its command began,
 /// so an earlier one has restored an earlier copy of the lock. A command that was held up for longer only causes a

@@ -264,6 +264,75 @@ async fn watchers_see_what_happens_to_locks_in_documents() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn watchers_see_what_happens_to_the_locks_of_elements() {
+    for scene in Scene::everywhere("element_watch").await {
+        let (a, b) = scene.locks();
+        let lines = vec![doc! { "sku": "x", "n": 1 }, doc! { "sku": "y", "n": 1 }];
+        for id in [1, 2] {
+            let padding = "x".repeat(if id == 1 { 0 } else { 50_000 });
+            let document = doc! { "_id": id, "lines": lines.clone(), "padding": padding };
+            scene.events.insert(document).await;
+        }
+        let line = |locks: &DocumentLocks<Document>, sku: &str| locks.element::<Document>("lines", doc! { "sku": sku });
+        let first = line(&a, "x").acquire(1).await.unwrap();
+        // The key makes no difference to all.
+        let (mut all, mut one) = (line(&b, "y").watch_all(), line(&b, "x").watch(1));
+        let (name, event) = next(&mut all).await;
+        assert_eq!((&name[..], token_of(&event)), (r#"1/sku="x""#, first.token()));
+        assert_eq!(b.element_of(&name), Some((Bson::Int64(1), doc! { "sku": "x" })));
+        assert!(matches!(next(&mut one).await, LockEvent::Granted { .. }));
+
+        // Nothing of this concerns a lock.
+        let saved = doc! { "$set": { "padding": "", "lines": lines.clone() } };
+        scene.events.update(doc! { "_id": 1 }, saved).await;
+        scene.events.insert(doc! { "_id": 4, "lines": lines.clone() }).await;
+        scene.events.delete(doc! { "_id": 4 }).await;
+        first.update(doc! { "$inc": { "n": 1 } }).await.unwrap();
+
+        let token = first.token();
+        assert_eq!(first.release().await.unwrap(), Released::Released);
+        let (name, event) = next(&mut all).await;
+        assert_eq!((&name[..], token_of(&event)), (r#"1/sku="x""#, token));
+        assert!(matches!(next(&mut one).await, LockEvent::Released { .. }));
+
+        // By its changes, as this document is large.
+        let second = line(&a, "y").acquire(2).await.unwrap();
+        let (name, event) = next(&mut all).await;
+        assert_eq!((&name[..], token_of(&event)), (r#"2/sku="y""#, second.token()));
+        line(&b, "y")
+            .break_holder(2, second.token())
+            .await
+            .unwrap()
+            .expect("it is held");
+        let (_, event) = next(&mut all).await;
+        assert!(
+            matches!(event, LockEvent::Broken { token, .. } if token == second.token()),
+            "{event:?}"
+        );
+
+        // The locks go with their document, and come with a copy of it, by whatever hand.
+        let third = line(&a, "x").acquire(1).await.unwrap();
+        next(&mut all).await;
+        assert!(matches!(next(&mut one).await, LockEvent::Granted { .. }));
+        let copy = scene.find(1).await;
+        scene.events.delete(doc! { "_id": 1 }).await;
+        let (name, event) = next(&mut all).await;
+        assert!(
+            name == r#"1/sku="x""# && matches!(event, LockEvent::Deleted { .. }),
+            "{name}: {event:?}"
+        );
+        assert!(matches!(next(&mut one).await, LockEvent::Deleted { .. }));
+        scene.events.insert(copy).await;
+        let (name, event) = next(&mut all).await;
+        assert_eq!((&name[..], token_of(&event)), (r#"1/sku="x""#, third.token()));
+        assert!(matches!(next(&mut one).await, LockEvent::Granted { .. }));
+        scene.events.replace(1, doc! { "lines": lines }).await;
+        assert!(matches!(next(&mut all).await.1, LockEvent::Deleted { .. }));
+        assert!(matches!(next(&mut one).await, LockEvent::Deleted { .. }));
+    }
+}
+
 /// A client of the driver that notes every answer of the server.
 async fn overheard(ground: &Ground) -> (Client, Arc<Mutex<Vec<String>>>) {
     let answers = Arc::new(Mutex::new(Vec::new()));

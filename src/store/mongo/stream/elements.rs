@@ -4,15 +4,15 @@
 //! locks were written. A whole document shows only how all of its locks are now: written were those whose time is that
 //! of the event. If it has none of these, another program has put it there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mongodb::bson::{Bson, Document, doc};
 
-use super::{OLD, cut, keys, starts_with, when};
+use super::{OLD, ObservedIds, cut, keys, starts_with, when};
 use crate::{
     protocol::{Location, ServerTime, wake},
     store::{
-        Event,
+        Event, Observed,
         lock_layout::{LockLayout, element_name},
     },
 };
@@ -22,38 +22,46 @@ use crate::{
 ///
 /// A write of the protocol has a new `wake` in each lock that it changes. It may also remove free locks of other
 /// elements, which concerns nobody. Without any new `wake` it is another program's write.
-pub(super) fn concerning(session: &str, base: &Location) -> Vec<Document> {
+///
+/// Of the documents with observed locks it also reports all other writes of locks.
+pub(super) fn concerning(session: &str, base: &Location, observed: ObservedIds) -> Vec<Document> {
+    let mut comes = vec![doc! { "operationType": { "$ne": "insert" } }];
     let touched = doc! { "$match": { "$or": [
         { "whole": true },
         { "changes.0": { "$exists": true } },
         { "cut.0": { "$exists": true } },
     ] } };
-    let of_locks = doc! { "$project": {
+    let mut of_locks = doc! {
         "operationType": 1, "documentKey": 1, "clusterTime": 1, "whole": 1, "cut": 1, "since": 1,
         "locks": written_locks(), "ours": having_entries_of(session),
-    } };
+    };
     let is_old = doc! { "$and": [
         { "$eq": [{ "$type": "$$this.at" }, "date"] },
         { "$lt": ["$$this.at", "$since"] },
     ] };
     let shown = doc! { "$project": {
-        "operationType": 1, "documentKey": 1, "clusterTime": 1, "whole": 1, "cut": 1, "locks": 1, "ours": 1,
+        "operationType": 1, "documentKey": 1, "clusterTime": 1, "whole": 1, "cut": 1, "locks": 1, "ours": 1, "codes": 1,
         "old": { "$anyElementTrue": { "$map": { "input": "$locks", "in": is_old } } },
     } };
-    let told = doc! { "$match": { "$or": [
-        { "locks.wake": { "$regex": wake::pattern(session) } },
-        { "locks.wake": { "$not": { "$type": "string" } } },
-        { "old": true },
+    let mut told = vec![
+        doc! { "locks.wake": { "$regex": wake::pattern(session) } },
+        doc! { "locks.wake": { "$not": { "$type": "string" } } },
+        doc! { "old": true },
         // Only the session knows whether a lock of its own is missing.
-        { "whole": true },
-    ] } };
+        doc! { "whole": true },
+    ];
+    if observed.as_ref().is_none_or(|ids| !ids.is_empty()) {
+        comes.push(doc! { format!("fullDocument.{}", base.path()): { "$exists": true } });
+        told.push(observed.map_or_else(Document::new, |ids| doc! { "documentKey._id": { "$in": ids } }));
+        of_locks.insert("codes", doc! { "$map": { "input": locks_in_map(), "in": "$$this.k" } });
+    }
     vec![
-        doc! { "$match": { "operationType": { "$ne": "insert" } } },
+        doc! { "$match": { "$or": comes } },
         of_changes(base),
         touched,
-        of_locks,
+        doc! { "$project": of_locks },
         shown,
-        told,
+        doc! { "$match": { "$or": told } },
     ]
 }
 
@@ -228,14 +236,31 @@ pub(crate) fn read_elements(layout: &LockLayout, ours: &str, event: &Document) -
     events
 }
 
+/// Returns the events of the observed locks that one event of the stream changed or put there. Those that it took away with
+/// their document are not in it.
+pub(crate) fn read_observed(layout: &LockLayout, observed: &Observed, event: &Document) -> Vec<Event> {
+    let id = event.get_document("documentKey").ok().and_then(|key| key.get("_id"));
+    let Some(document) = id.and_then(|id| layout.document(id)) else {
+        return Vec::new();
+    };
+    let list = |field| event.get_array(field).into_iter().flatten();
+    let written = list("locks").filter_map(|lock| lock.as_document()?.get_str("code").ok());
+    let others = list("cut").chain(list("codes")).filter_map(Bson::as_str);
+    let codes: BTreeSet<&str> = written.chain(others).collect();
+    let names = codes.into_iter().map(|code| element_name(&document, code));
+    names.filter(|name| observed.has(name)).map(Event::Written).collect()
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use futures::TryStreamExt;
     use mongodb::bson::{DateTime, Timestamp};
     use watchlock_testkit::shared;
 
     use super::*;
-    use crate::store::lock_layout::{LockLayout, Paths};
+    use crate::store::lock_layout::Paths;
 
     const OURS: &str = "cc.1:;me-1+7;";
     const THEIRS: &str = "cc.1:h;dd-1+7;";
@@ -426,33 +451,79 @@ mod tests {
     /// The server's selection and our reading of it, on events as servers of all versions report them.
     #[tokio::test]
     async fn an_event_concerns_the_locks_that_were_written() {
-        let client = shared::replica_set().await.client().await.unwrap();
-        let database = client.database(&shared::unique_name("events"));
-        let collection = database.collection::<Document>("events");
-        let layout = LockLayout::of_elements(None, "w.lines", ("lines", "lock"), &Paths::default()).unwrap();
         let cases = [
             whole_documents(),
             changes_by_the_protocol(),
             changes_by_other_programs(),
             changes_of_anything_else(),
         ];
-        for (number, (mut event, expected)) in cases.into_iter().flatten().enumerate() {
-            let number = i64::try_from(number).unwrap();
-            event.insert("_id", number);
-            collection.insert_one(&event).await.unwrap();
-            let mut stages = vec![doc! { "$match": { "_id": number } }];
-            stages.extend(concerning("me", layout.base()));
-            let told: Vec<Document> = collection.aggregate(stages).await.unwrap().try_collect().await.unwrap();
-            let read: Vec<Event> = told
-                .iter()
-                .flat_map(|told| read_elements(&layout, &wake::pattern("me"), told))
-                .collect();
-            assert_eq!(read, expected, "{event}: {told:?}");
-            // Nothing else of the document is sent.
-            assert!(
-                told.iter().all(|told| !told.to_string().contains("version")),
-                "{told:?}"
-            );
+        let layout = layout();
+        for (event, expected) in cases.into_iter().flatten() {
+            // Others that are observed make no difference.
+            for observed in [Some(vec![]), Some(vec![Bson::from(8)]), Some(vec![Bson::from(7)]), None] {
+                let told = told(&layout, event.clone(), observed).await;
+                let read = told
+                    .iter()
+                    .flat_map(|told| read_elements(&layout, &wake::pattern("me"), told));
+                assert_eq!(read.collect::<Vec<_>>(), expected, "{event}: {told:?}");
+                // Nothing else of the document is sent.
+                assert!(
+                    told.iter().all(|told| !told.to_string().contains("version")),
+                    "{told:?}"
+                );
+            }
         }
+    }
+
+    #[tokio::test]
+    async fn an_event_is_told_of_the_observed_locks_that_it_changed_or_put_there() {
+        let layout = layout();
+        let theirs = || lock(THEIRS, NEW);
+        let inserted = doc! { "_id": 7, "w": { "lines": { "x": theirs(), "y": lock(THEIRS, EARLIER) } } };
+        let new = dated(NEW);
+        for (event, codes) in [
+            (
+                whole(doc! { "x": theirs(), "y": lock(THEIRS, EARLIER) }),
+                vec!["x", "y"],
+            ),
+            (event("insert", doc! { "fullDocument": inserted }), vec!["x", "y"]),
+            (event("insert", doc! { "fullDocument": { "_id": 7 } }), vec![]),
+            (event("delete", doc! {}), vec![]),
+            (
+                changes(doc! { "w.lines.x.wake": THEIRS, "w.lines.x.at": new }, &["w.lines.y"]),
+                vec!["x", "y"],
+            ),
+            (changes(doc! { "w.lines.x.holders.0.until": 1 }, &[]), vec!["x"]),
+            (changes(doc! { "w.lines": { "x": theirs() } }, &[]), vec!["x"]),
+            (changes(doc! { "lines": [], "w.other.x.wake": THEIRS }, &[]), vec![]),
+        ] {
+            let names = |codes: &[&str]| -> BTreeSet<String> { codes.iter().map(|code| format!("7/{code}")).collect() };
+            for observed in [Observed::All, Observed::These(names(&["x"]))] {
+                let ids = match &observed {
+                    Observed::All => None,
+                    Observed::These(_) => Some(vec![Bson::from(7)]),
+                };
+                let told = told(&layout, event.clone(), ids).await;
+                let read = told.iter().flat_map(|told| read_observed(&layout, &observed, told));
+                let expected = names(&codes).into_iter().filter(|name| observed.has(name));
+                let expected: Vec<Event> = expected.map(Event::Written).collect();
+                assert_eq!(read.collect::<Vec<_>>(), expected, "{event}: {told:?}");
+            }
+        }
+    }
+
+    fn layout() -> Arc<LockLayout> {
+        LockLayout::of_elements(None, "w.lines", ("lines", "lock"), &Paths::default()).unwrap()
+    }
+
+    /// Returns the event as a server tells it, if it does.
+    async fn told(layout: &LockLayout, mut event: Document, observed: ObservedIds) -> Vec<Document> {
+        let client = shared::replica_set().await.client().await.unwrap();
+        let database = client.database(&shared::unique_name("events"));
+        let collection = database.collection::<Document>("events");
+        event.insert("_id", 1);
+        collection.insert_one(&event).await.unwrap();
+        let told = collection.aggregate(concerning("me", layout.base(), observed));
+        told.await.unwrap().try_collect().await.unwrap()
     }
 }
