@@ -174,6 +174,21 @@ async fn documents_that_are_not_those_of_the_specification_are_found() {
     }
 }
 
+/// As a server before 5.0 has it: what one member has confirmed, a read that sees what a majority has may not see yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_confirms_writes_alone_by_default_breaks_no_promise() {
+    let cluster = Cluster::replica_set(1).await.unwrap();
+    let alone = doc! { "setDefaultRWConcern": 1, "defaultWriteConcern": { "w": 1 } };
+    let admin = cluster.client().await.unwrap().database("admin");
+    admin.run_command(alone).await.unwrap();
+    let ground = Ground::on(&cluster, "cli_verify_alone");
+    let report = verify(&ground, &["--json", "--section", "protocol"])
+        .await
+        .expect(0)
+        .json();
+    assert_eq!(verdict(&report, "protocol", "mutexes"), "kept", "{report:#}");
+}
+
 /// Moments at which a run is interrupted, and how many runs go on at once.
 const INTERRUPTED: u32 = 20;
 const RUNS_AT_ONCE: usize = 5;

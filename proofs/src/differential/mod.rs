@@ -111,7 +111,10 @@ async fn update(collection: &Collection<Document>, updates: Vec<Document>) -> Re
         return Ok(HashMap::new());
     }
     let database = collection.client().database(&collection.namespace().db);
-    let command = doc! { "update": collection.name(), "updates": updates, "ordered": false };
+    // A server before 5.0 would confirm it alone, and a read that sees what a majority has could miss it.
+    let command = doc! {
+        "update": collection.name(), "updates": updates, "ordered": false, "writeConcern": { "w": "majority" },
+    };
     let answer = database.run_command(command).await?;
     let errors = answer.get_array("writeErrors").map(Vec::as_slice).unwrap_or_default();
     let errors = errors.iter().filter_map(|error| error.as_document());
