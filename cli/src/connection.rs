@@ -40,7 +40,7 @@ pub(crate) const NAME: &str = "WATCHLOCK_NAME";
 
 /// Bounds of the server selection timeout for a command with a time limit: a selection needs the time to connect and
 /// log in, as it also does for everything later; the driver's own default is the maximum.
-const SELECTION_LEAST: Duration = Duration::from_secs(2);
+const SELECTION_LEAST: Duration = Duration::from_millis(1_500);
 const SELECTION_MOST: Duration = Duration::from_secs(30);
 
 #[derive(Args)]
@@ -191,16 +191,17 @@ impl Connection {
     }
 
     /// Adds to a failure that the connection string asks for another replica set than the server's: the driver leaves
-    /// out members of sets that it was not asked for.
-    pub(crate) async fn explain(&self, failure: Failure) -> Failure {
+    /// out members of sets that it was not asked for. Takes no longer than this.
+    pub(crate) async fn explain(&self, failure: Failure, within: Duration) -> Failure {
         let Ok(options) = self.options().await else {
             return failure;
         };
         let (Some(asked), Some(host)) = (&options.repl_set_name, options.hosts.first()) else {
             return failure;
         };
-        let hello = hello(&options, host.clone(), options.tls.clone(), SELECTION_LEAST).await;
-        let mismatch = hello.ok().and_then(|hello| other_set(&hello, asked));
+        let within = within.min(SELECTION_LEAST);
+        let hello = timeout(within, hello(&options, host.clone(), options.tls.clone(), within)).await;
+        let mismatch = hello.ok().and_then(|hello| other_set(&hello.ok()?, asked));
         match mismatch {
             Some(mismatch) => failure.and(&mismatch),
             None => failure,

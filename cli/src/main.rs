@@ -47,7 +47,7 @@ mod verify;
 mod wait;
 mod watch;
 
-use std::{fs::File, process::ExitCode};
+use std::{fs::File, process::ExitCode, time::Duration};
 
 use crate::{
     arguments::{Arguments, Command},
@@ -108,6 +108,11 @@ fn dispatch(arguments: Arguments) -> Outcome {
         .enable_all()
         .build()
         .map_err(|error| Failure::internal(format!("no threads can be started: {error}")))?;
+    // These explain what is wrong within their limit.
+    let explains = !matches!(
+        command,
+        Command::Run(_) | Command::Elect(_) | Command::Hold(_) | Command::Acquire(_)
+    );
     // On this very thread: the command must die with the thread that started it.
     let outcome = runtime.block_on(async {
         let ending = match &command {
@@ -138,7 +143,9 @@ fn dispatch(arguments: Arguments) -> Outcome {
         }
     });
     let outcome = match outcome {
-        Err(failure) if failure.is_unavailable() => Err(runtime.block_on(connection.explain(failure))),
+        Err(failure) if explains && failure.is_unavailable() => {
+            Err(runtime.block_on(connection.explain(failure, Duration::MAX)))
+        }
         outcome => outcome,
     };
     // Any remaining tasks only read, and end with the process. If the runtime ended some of them first, others that

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use watchlock::{
     Acquire, LockClient, LockClientBuilder, Released,
     action::{CanAcquire, CanKeep, Patience, Try},
@@ -35,9 +35,8 @@ use crate::{
 /// Limit of a try, including the connecting before it: it is for users who do not want to wait.
 pub(crate) const TRY: Duration = Duration::from_secs(5);
 
-/// Extra time beyond the limit to wait for the server while connecting, so that the driver can say what is wrong with
-/// it.
-const EXPLANATION: Duration = Duration::from_secs(2);
+/// Least time that the server has to answer: a shorter limit is for the lock alone.
+const ANSWER: Duration = Duration::from_secs(2);
 
 /// Longest reason that the library accepts, in bytes.
 const REASON_MOST: usize = 1_024;
@@ -80,17 +79,33 @@ pub(crate) fn deadline(arguments: &Run) -> Option<Instant> {
     limit(arguments).and_then(|limit| Instant::now().checked_add(limit))
 }
 
-/// Connects, within the limit of the arguments and the time for an explanation.
+/// Returns how long the server has to answer, from connecting on; a limit of zero is a try.
+fn answer(limit: Duration) -> Duration {
+    if limit.is_zero() { TRY } else { limit.max(ANSWER) }
+}
+
+/// Connects, within the limit of the arguments.
 pub(crate) async fn connect(connection: &Connection, arguments: &Run) -> Result<LockClient, Failure> {
-    let Some(limit) = limit(arguments) else {
-        return build(connection.patient().await?, arguments).await;
+    let begun = Instant::now();
+    let within = limit(arguments).map(answer);
+    let connected = match within {
+        None => build(connection.patient().await?, arguments).await,
+        Some(within) => {
+            // The driver gives up earlier, and says what is wrong.
+            let connecting = async { build(connection.within(within * 3 / 4).await?, arguments).await };
+            let Ok(connected) = timeout(within, connecting).await else {
+                return Err(unanswered(within));
+            };
+            connected
+        }
     };
-    let within = limit.saturating_add(EXPLANATION);
-    let connected = timeout(within, async {
-        build(connection.within(limit).await?, arguments).await
-    })
-    .await;
-    connected.unwrap_or_else(|_| Err(unanswered(limit)))
+    match connected {
+        Err(failure) if failure.is_unavailable() => {
+            let left = within.map_or(Duration::MAX, |within| within.saturating_sub(begun.elapsed()));
+            Err(connection.explain(failure, left).await)
+        }
+        connected => connected,
+    }
 }
 
 /// Checks names, texts and durations by the library's own rules: takes the lock in memory, before anything is sent.
@@ -219,21 +234,23 @@ pub(crate) async fn obtain(
     }
 }
 
-/// Waits for the lock. The limit is for the lock: if it is over before any server can have answered, the lock is tried.
+/// Waits for the lock. If the limit is over before any server can have answered, the lock is tried.
 async fn acquire(locks: &LockClient, arguments: &Run, deadline: Option<Instant>) -> Result<Held, Failure> {
     let not_obtained =
         |error: AcquireError| Failure::from(error).if_not_obtained(arguments.patience.conflict_exit_code);
     let left = left(arguments, deadline);
+    let limit = limit(arguments).unwrap_or(Duration::MAX);
+    let within = answer(limit);
     if left != Some(Duration::ZERO) {
         let acquired = ask(locks, arguments, left).await;
-        let is_short = arguments.patience.timeout.is_some_and(|limit| limit < EXPLANATION);
-        if !is_short || !matches!(acquired, Err(AcquireError::Unanswered { .. })) {
+        if within == limit || !matches!(acquired, Err(AcquireError::Unanswered { .. })) {
             return acquired.map_err(not_obtained);
         }
     }
-    match timeout(TRY, ask(locks, arguments, Some(Duration::ZERO))).await {
+    let end = deadline.unwrap_or_else(Instant::now) + (within - limit);
+    match timeout_at(end, ask(locks, arguments, Some(Duration::ZERO))).await {
         Ok(acquired) => acquired.map_err(not_obtained),
-        Err(_) => Err(unanswered(TRY)),
+        Err(_) => Err(unanswered(within)),
     }
 }
 
@@ -273,7 +290,7 @@ where
     watchlock::Held<T::Held>: Into<watchlock::Held>,
 {
     if arguments.share.once {
-        let attempt = with_options(attempt.or_held(), arguments).timeout(TRY);
+        let attempt = with_options(attempt.or_held(), arguments).timeout(left.unwrap_or(TRY));
         return attempt.await.map(Into::into);
     }
     let acquire = match left {
@@ -300,7 +317,8 @@ async fn begin(locks: &LockClient, arguments: &Run, deadline: Option<Instant>) -
         return acquire(locks, arguments, deadline).await;
     };
     let name = plain(&arguments.name);
-    match once(locks, arguments, period).begin().await? {
+    let left = left(arguments, deadline).unwrap_or(TRY);
+    match once(locks, arguments, period).timeout(left).begin().await? {
         Turn::Ours(job) => Ok(Held::Job(job)),
         Turn::RanAlready(ran) => {
             let message = format!("`{name}` was {ran}");
@@ -324,7 +342,7 @@ async fn begin(locks: &LockClient, arguments: &Run, deadline: Option<Instant>) -
 }
 
 fn once(locks: &LockClient, arguments: &Run, period: Duration) -> Once {
-    let mut once = locks.once(&arguments.name, period).timeout(TRY);
+    let mut once = locks.once(&arguments.name, period);
     if let Some(offset) = arguments.offset {
         once = once.offset(offset);
     }
@@ -352,7 +370,7 @@ async fn ask_for_other(locks: &LockClient, arguments: &Run, left: Option<Duratio
     }
     let locks = locks.multi(arguments.names());
     if arguments.share.once {
-        let mut attempt = locks.try_acquire().timeout(TRY);
+        let mut attempt = locks.try_acquire().timeout(left.unwrap_or(TRY));
         if let Some(reason) = reason {
             attempt = attempt.reason(reason);
         }

@@ -10,7 +10,10 @@ use std::{
 
 use futures::future::join_all;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use tokio::{process::Child, time::sleep};
+use tokio::{
+    process::Child,
+    time::{Instant, sleep},
+};
 use watchlock::{
     LockClient, election,
     locks::{self, Turn},
@@ -196,6 +199,42 @@ async fn a_time_out_on_a_silent_server_tells_what_may_be_left_with_the_failure()
         let told = waiting.done().await.expect(69).err;
         assert_left(&told, &case.name, case.most);
         assert!(told.lines().count() == 1 && told.contains("was not acquired"), "{told}");
+    });
+    join_all(scenes).await;
+}
+
+/// Whatever the server does, a limit is exceeded only by the time in which a request is taken back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_time_out_holds_in_an_outage() {
+    let ground = Ground::replica_set("cli_late").await;
+    let limits = [
+        ("--timeout 1s", 2),
+        ("--timeout 2s", 2),
+        ("--try", 5),
+        ("--once-per 1h", 5),
+    ];
+    let scenes = limits
+        .into_iter()
+        .flat_map(|limit| [false, true].map(|connects| (limit, connects)));
+    let scenes = scenes.map(async |((options, most), connects)| {
+        let proxy = proxy().await;
+        match connects {
+            true => proxy.black_hole_after("findAndModify"),
+            false => proxy.black_hole(),
+        }
+        let mut words: Vec<&str> = ["run"].into_iter().chain(options.split(' ')).collect();
+        words.extend(["x", "true"]);
+        let begun = Instant::now();
+        let told = Started::run(&ground.through(proxy.uri()), &words)
+            .done()
+            .await
+            .expect(69);
+        let most = Duration::from_secs(most + if connects { 3 } else { 0 });
+        let took = begun.elapsed();
+        assert!(
+            took < most + Duration::from_millis(1_500),
+            "{options}: {took:?}, {told:?}"
+        );
     });
     join_all(scenes).await;
 }
