@@ -1,5 +1,6 @@
 //! The report of a command that waits: its queue position, the holder, for how long, and why. At a terminal it is one
-//! line that is renewed; elsewhere, if asked for, a line for each change of the holder.
+//! line that is renewed; elsewhere, if asked for, a line for each change of the holder. A lock that is kept taken is
+//! reported in any case, as that may last for days.
 
 use std::{convert::Infallible, io, time::Duration};
 
@@ -45,14 +46,12 @@ impl Drop for Shown {
     }
 }
 
-/// Shows the line while it is polled, if there is a terminal to show it on. Elsewhere it prints lines with `verbose`.
+/// Shows the line while it is polled, if there is a terminal to show it on. Elsewhere it prints lines: with `verbose` of
+/// all holders, otherwise of those that keep the lock taken.
 pub(crate) async fn show(locks: &LockClient, names: &[&str], verbose: bool) -> Infallible {
     if !terminal::can_draw(io::stderr()) {
-        if !verbose {
-            return std::future::pending().await;
-        }
         sleep(SILENT).await;
-        return tell(locks, names, messages::say).await;
+        return tell(locks, names, verbose, messages::say).await;
     }
     let mut shown = Shown(false);
     let mut tick = interval_at(tokio::time::Instant::now() + SILENT, TICK);
@@ -70,14 +69,16 @@ pub(crate) async fn show(locks: &LockClient, names: &[&str], verbose: bool) -> I
 }
 
 /// Prints whom the command waits for, and again when that has changed.
-async fn tell(locks: &LockClient, names: &[&str], mut say: impl FnMut(&str)) -> Infallible {
+async fn tell(locks: &LockClient, names: &[&str], verbose: bool, mut say: impl FnMut(&str)) -> Infallible {
     let mut told = None;
     let mut pause = TICK;
     loop {
         if let Some((lock, position)) = awaited(locks, names).await {
-            let holder = lock.holders.first().map(|holder| holder.token);
+            let holder = lock.holders.first().map(|holder| (holder.token, holder.released));
             if told != Some(holder) {
-                say(&line(&lock, position, usize::MAX));
+                if verbose || live(&lock).any(|holder| holder.released.is_some()) {
+                    say(&line(&lock, position, usize::MAX));
+                }
                 told = Some(holder);
             }
         }
@@ -124,7 +125,10 @@ pub(crate) fn line(lock: &LockInfo, position: Option<usize>, width: usize) -> St
     let holders: Vec<&HolderInfo> = live(lock).collect();
     if let Some(holder) = holders.first() {
         let by = short(holder.label.as_deref(), &holder.host, holder.pid);
-        line += &format!(", held {} by {by}", span(holder.since, lock.as_of));
+        line += &match holder.released {
+            Some(_) => format!(", kept taken for {} more by {by}", span(lock.as_of, holder.until)),
+            None => format!(", held {} by {by}", span(holder.since, lock.as_of)),
+        };
         if let more @ 1.. = holders.len() - 1 {
             line += &format!(" and {more} more");
         }
@@ -206,7 +210,7 @@ mod tests {
             waiting.await.unwrap().unwrap()
         };
         tokio::select! {
-            never = tell(&ours, &["x"], say) => match never {},
+            never = tell(&ours, &["x"], true, say) => match never {},
             _held = scene => {}
         }
         let told = told.into_inner().unwrap();
@@ -215,6 +219,31 @@ mod tests {
             "{told:?}"
         );
         assert!(told[1].0 - told[0].0 >= BETWEEN, "{told:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lock_that_is_kept_taken_is_told_in_any_case() {
+        let memory = watchlock::testing::InMemory::new();
+        let (ours, other) = (memory.client(), memory.client());
+        let day = Duration::from_secs(24 * 3600);
+        let kept = other.mutex("x").acquire().at_least_for(day).await.unwrap();
+        let told = std::sync::Mutex::new(Vec::new());
+        let scene = async {
+            let waiting = tokio::spawn(ours.mutex("x").acquire());
+            sleep(3 * BETWEEN).await;
+            assert_eq!(told.lock().unwrap()[..], [""; 0], "it is held");
+            kept.release().await.unwrap();
+            waiting.await.unwrap().unwrap()
+        };
+        tokio::select! {
+            never = tell(&ours, &["x"], false, |line| told.lock().unwrap().push(line.to_owned())) => match never {},
+            _held = scene => {}
+        }
+        let told = told.into_inner().unwrap();
+        assert!(
+            told.len() == 1 && told[0].starts_with("waiting for x: 1 of 1, kept taken for 23h"),
+            "{told:?}"
+        );
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::{
     holder::short,
     json,
     text::{plain, time},
-    watch::reader_gone,
+    watch::{reader_gone, tell_outages},
 };
 
 #[derive(Debug, Serialize)]
@@ -45,6 +45,7 @@ pub(crate) async fn observe(connection: &Connection, arguments: Observe) -> Outc
         outcome = changes(election.observe(), printer) => outcome,
         // The reader has read enough, as `head` does.
         Ok(()) = reader_gone() => Ok(ExitCode::SUCCESS),
+        never = tell_outages(&place) => match never {},
     }
 }
 

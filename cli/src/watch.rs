@@ -1,10 +1,11 @@
 //! `watchlock watch`.
 
 use std::{
+    convert::Infallible,
     io::{self, IsTerminal as _, Write as _},
     process::ExitCode,
     thread,
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use futures::StreamExt as _;
@@ -12,16 +13,26 @@ use rustix::{
     event::{PollFd, PollFlags, poll},
     io::Errno,
 };
-use tokio::{sync::oneshot, task::AbortHandle};
+use tokio::{
+    sync::oneshot,
+    task::AbortHandle,
+    time::{sleep, timeout},
+};
 
 use crate::{
     arguments::Watch,
     clock::Offset,
-    connection::Connection,
+    connection::{Connection, Place},
     events::{Events, Seen},
     exit::{Failure, Outcome, UNAVAILABLE},
-    json, screen, terminal,
+    json,
+    messages::say,
+    screen, terminal,
+    text::exact,
 };
+
+/// Interval at which the server is asked whether it is there, and the time that it has to answer.
+const LOOK: Duration = Duration::from_secs(5);
 
 /// Prints or shows the events. `ending` ends the program at a signal; the view has to restore the terminal first, and
 /// takes its place.
@@ -55,6 +66,26 @@ pub(crate) async fn watch(connection: &Connection, arguments: Watch, ending: Opt
         outcome = lines(events, offset) => outcome,
         // The reader has read enough, as `head` does.
         Ok(()) = gone => Ok(ExitCode::SUCCESS),
+        never = tell_outages(&place) => match never {},
+    }
+}
+
+/// Says when the server stops answering, and when it answers again: no event does.
+pub(crate) async fn tell_outages(place: &Place) -> Infallible {
+    let mut is_out = false;
+    loop {
+        sleep(LOOK).await;
+        let answer = timeout(LOOK, Offset::measure(place)).await;
+        let trouble = match answer {
+            Ok(answer) => answer.err().map(|failure| failure.message().to_owned()),
+            Err(_) => Some(format!("the server did not answer within {}", exact(LOOK))),
+        };
+        match trouble {
+            Some(trouble) if !is_out => say(&format!("{trouble}; changes are reported when it answers again")),
+            None if is_out => say("the server answers again"),
+            _ => continue,
+        }
+        is_out = !is_out;
     }
 }
 

@@ -240,6 +240,26 @@ async fn a_time_out_holds_in_an_outage() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn whoever_watches_is_told_of_an_outage_and_of_its_end() {
+    let ground = Ground::replica_set("cli_watched").await;
+    let locks = ground.locks().await;
+    let _leader = locks.election("x").campaign("").await.unwrap();
+    let commands = [&["watch"][..], &["watch", "--json"], &["observe", "x"]].map(async |words| {
+        let proxy = proxy().await;
+        let mut watching = Started::run(&ground.through(proxy.uri()), words);
+        // The present leader.
+        watching.line().await;
+        proxy.black_hole();
+        watching
+            .until_told("; changes are reported when it answers again")
+            .await;
+        proxy.heal();
+        watching.until_told("watchlock: the server answers again").await;
+    });
+    join_all(commands).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_release_without_an_answer_is_told_with_its_end() {
     let ground = Ground::replica_set("cli_unreleased").await;
     let locks = ground.locks().await;
