@@ -15,7 +15,7 @@ use crate::{
     machine::{settings, wall_clock},
     session::{
         Session,
-        hedged_read::{Hedging, read_beside},
+        hedged_read::{Cost, read_beside},
     },
     store::{MemoryStore, MongoStore, Store},
     telemetry,
@@ -515,7 +515,7 @@ impl<W: World> LockClientBuilder<W> {
             let streams = config.stream_read_preference.clone();
             async move { MongoStore::connect(&database, &collection, streams).await }
         };
-        let connected = read_beside(&Handle::current(), Hedging::connecting(), connecting).await;
+        let connected = read_beside(&Handle::current(), (Cost::Connecting, Duration::ZERO), connecting).await;
         let connected = connected.inspect_err(|error| telemetry::operation_failed("connect", None, error))?;
         if let Some(problem) = connected.unsuitable {
             let namespace = format!("{}.{collection}", database.name());

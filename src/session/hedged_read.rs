@@ -17,6 +17,7 @@ use tokio::{
 use super::{
     Session, Table,
     in_flight::{SHORTEST, patience},
+    line::UNANSWERED,
 };
 use crate::{
     error::ServerError,
@@ -34,9 +35,6 @@ const ATTEMPTS: u32 = 8;
 /// Time that the server may take to connect: longer than the driver looks for a server, as the driver's error says more.
 const CONNECT_WITHIN: Duration = Duration::from_secs(120);
 
-/// Time after an answer for which the connection is expected to answer again.
-const ANSWERS_STILL: Duration = Duration::from_secs(1);
-
 /// The cost of a reading for the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cost {
@@ -46,50 +44,30 @@ pub(crate) enum Cost {
     Large,
     /// Of any number of documents that the server searches for.
     Unknown,
+    /// Of the first commands of all, for which the driver connects.
+    Connecting,
 }
 
-/// The limits of a reading that is repeated beside its own unanswered attempts.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Hedging {
-    /// Time that each attempt has for itself.
-    pause: Duration,
-    attempts: u32,
-    /// Time that the server may take for an attempt.
-    within: Duration,
-}
-
-impl Hedging {
-    /// Returns the limits of a reading where the server usually does an operation within this time.
-    fn of(cost: Cost, usual: Duration) -> Self {
-        let (pause, attempts, within) = match cost {
-            Cost::Small => (patience(usual), ATTEMPTS, READ_WITHIN),
-            Cost::Large => (patience(usual) * 4, ATTEMPTS / 2, LONG_READ_WITHIN),
-            Cost::Unknown => (LONG_READ_WITHIN / 3, ATTEMPTS / 4, LONG_READ_WITHIN),
-        };
-        Self {
-            pause,
-            attempts,
-            within,
-        }
-    }
-
-    /// Returns the limits of the first commands of all.
-    pub(crate) fn connecting() -> Self {
-        Self {
-            attempts: ATTEMPTS,
-            within: CONNECT_WITHIN,
-            ..Self::of(Cost::Large, SHORTEST)
+impl Cost {
+    /// Returns the time that each attempt has for itself, the number of attempts, and the time that the server may take for
+    /// one, where it usually does an operation within this time.
+    fn limits(self, usual: Duration) -> (Duration, u32, Duration) {
+        match self {
+            Self::Small => (patience(usual), ATTEMPTS, READ_WITHIN),
+            Self::Large => (patience(usual) * 4, ATTEMPTS / 2, LONG_READ_WITHIN),
+            Self::Unknown => (LONG_READ_WITHIN / 3, ATTEMPTS / 4, LONG_READ_WITHIN),
+            Self::Connecting => (patience(SHORTEST) * 4, ATTEMPTS, CONNECT_WITHIN),
         }
     }
 }
 
 /// Reads, and reads again beside attempts of which nothing comes: the first answer counts. The other attempts run on
-/// by themselves.
+/// by themselves. `usual`: the time within which the server usually does an operation.
 ///
 /// Only for commands that change nothing.
 pub(crate) async fn read_beside<T, F>(
     runtime: &Handle,
-    hedging: Hedging,
+    (cost, usual): (Cost, Duration),
     mut read: impl FnMut() -> F,
 ) -> Result<T, ServerError>
 where
@@ -97,14 +75,15 @@ where
     F: Future<Output = Result<T, ServerError>> + Send + 'static,
 {
     let begun = Instant::now();
-    let last = begun + patience(hedging.within);
+    let (pause, most, within) = cost.limits(usual);
+    let last = begun + patience(within);
     let mut attempts = FuturesUnordered::new();
-    for number in 1..=hedging.attempts {
+    for number in 1..=most {
         attempts.push(detached(runtime, read()));
-        let until = match number == hedging.attempts {
+        let until = match number == most {
             true => last,
             // Where answers take long, there is time for fewer.
-            false => last.min(begun + hedging.pause * number),
+            false => last.min(begun + pause * number),
         };
         loop {
             let ended = tokio::select! {
@@ -162,20 +141,19 @@ impl Session {
         if cost != Cost::Small {
             self.find_connection().await?;
         }
-        read_beside(self.start(), Hedging::of(cost, self.in_flight.usual()), read).await
+        read_beside(self.start(), (cost, self.in_flight.usual()), read).await
     }
 
     /// Has a small reading find a connection that works, for a command that is sent once: the driver reuses its last
     /// connection first. No reading is needed where that one has answered just now.
     pub(super) async fn find_connection(self: &Arc<Self>) -> Result<(), ServerError> {
         self.ensure_usable()?;
-        if !self.in_flight.is_quiet() || !self.in_flight.was_answered_within(ANSWERS_STILL, Instant::now()) {
+        if !self.in_flight.is_quiet() || !self.in_flight.was_answered_within(UNANSWERED, Instant::now()) {
             let read = || {
                 let store = self.store.clone();
                 async move { store.read(View::Newest, &[]).await }
             };
-            let hedging = Hedging::of(Cost::Small, self.in_flight.usual());
-            read_beside(self.start(), hedging, read).await?;
+            read_beside(self.start(), (Cost::Small, self.in_flight.usual()), read).await?;
         }
         Ok(())
     }
@@ -208,7 +186,7 @@ mod tests {
             }
         };
         let begun = Instant::now();
-        read_beside(&Handle::current(), Hedging::of(Cost::Unknown, SHORTEST), read)
+        read_beside(&Handle::current(), (Cost::Unknown, SHORTEST), read)
             .await
             .unwrap();
         assert_eq!((begun.elapsed(), attempts.load(Ordering::Relaxed)), (20 * SECOND, 2));
@@ -228,7 +206,7 @@ mod tests {
             }
         };
         let begun = Instant::now();
-        let hedging = Hedging::of(Cost::Large, SHORTEST);
+        let hedging = (Cost::Large, SHORTEST);
         read_beside(&Handle::current(), hedging, read).await.unwrap();
         assert_eq!(begun.elapsed(), 3 * SECOND);
     }
@@ -250,10 +228,10 @@ mod tests {
                 sent += 1;
                 pending::<Result<(), ServerError>>()
             };
-            let hedging = Hedging::of(cost, usual);
-            let failed = read_beside(&Handle::current(), hedging, read).await.unwrap_err();
+            let failed = read_beside(&Handle::current(), (cost, usual), read).await.unwrap_err();
+            let within = cost.limits(usual).2;
             assert!(
-                failed.is_unanswered() && begun.elapsed() == patience(hedging.within),
+                failed.is_unanswered() && begun.elapsed() == patience(within),
                 "{failed}"
             );
             assert_eq!(sent, attempts, "{cost:?}");
@@ -273,7 +251,7 @@ mod tests {
             }
         };
         let begun = Instant::now();
-        let failed = read_beside(&Handle::current(), Hedging::of(Cost::Unknown, SHORTEST), read)
+        let failed = read_beside(&Handle::current(), (Cost::Unknown, SHORTEST), read)
             .await
             .unwrap_err();
         assert!(failed.ran_out_of_time(), "{failed}");
@@ -294,7 +272,7 @@ mod tests {
             }
         };
         assert!(
-            read_beside(&Handle::current(), Hedging::of(Cost::Unknown, SHORTEST), read)
+            read_beside(&Handle::current(), (Cost::Unknown, SHORTEST), read)
                 .await
                 .is_err()
         );
@@ -314,7 +292,7 @@ mod tests {
             }
         };
         let begun = Instant::now();
-        let few = Hedging::of(Cost::Small, SHORTEST);
+        let few = (Cost::Small, SHORTEST);
         read_beside(&Handle::current(), few, read).await.unwrap();
         assert!(begun.elapsed() < 2 * SECOND, "{:?}", begun.elapsed());
     }

@@ -1,4 +1,15 @@
-//! The one way in which a session's commands are in flight: their limit, the wait for an answer, and late answers.
+//! The one way in which a session's commands are in flight: their slots, their limit, the wait for an answer, and late
+//! answers.
+//!
+//! Few commands are on their way at once, as the pool is the user's. While all their slots are taken, operations queue
+//! up. A slot that becomes free takes the first of them, and with it those that can share its command: the more there
+//! is to do, the more locks go into a command, and nothing ever waits for company.
+//!
+//! A command without a prompt answer moves to a slow slot, so that it doesn't block the others, and its operation begins
+//! there the next time. An operation that was not done in time again and again is most likely held up by its own
+//! document, such as by a transaction that has written it, and the server may try it for long. Such operations have slots
+//! of their own, so that one which was slow for a moment waits behind none of them. An entry that leaves and has got no
+//! slot in the time of a usual answer takes a spare one: a release gets through even when everything else hangs.
 //!
 //! A command can stay without an answer for ever, on a connection that a firewall has forgotten, or at a primary that
 //! stands still. It can also stay so for long: the server says nothing of a document that a transaction has written
@@ -7,23 +18,34 @@
 //! beside it. The driver's future runs on by itself, as one that is dropped half-way stalls the connection pool; we
 //! call it adrift. Its late answer grants nothing. The answer shows the server's clock, and entries that have come
 //! late, which are then taken out.
-//!
-//! A command has one of the [slots](super::slots), and moves to a slow one if its answer is not prompt.
 
 use std::{
+    collections::VecDeque,
+    convert::Infallible,
     pin::{Pin, pin},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use tokio::time::{Instant, sleep};
-
-use super::{
-    Session,
-    line::UNANSWERED,
-    slots::{Slot, Slots},
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
+    time::{Instant, sleep},
 };
-use crate::{config::Config, error::ServerError};
+
+use super::{Session, line::UNANSWERED};
+use crate::{config::Config, error::ServerError, store::Asked};
+
+/// Maximum number of slow commands beside the prompt ones: those without a prompt answer, or whose operation was not
+/// done in time when it was last sent; half as many more may be stuck, and half as many spare. Each can occupy a
+/// connection of the pool for as long as the server may try.
+const SLOW_AT_ONCE: usize = 4;
+
+/// Number of tries in a row that were not done in time, after which an operation is stuck. A server that stood still
+/// for a second makes two of them.
+const STUCK_AFTER: u32 = 3;
+
+/// Maximum number of operations in a command: more of them hardly cost the server less, and all wait for the last.
+pub(crate) const TOGETHER: usize = 64;
 
 /// Minimum time that the server may try an operation that it usually answers in milliseconds.
 pub(super) const SHORTEST: Duration = Duration::from_millis(200);
@@ -47,8 +69,30 @@ const ADRIFT_AT_EASE: u32 = 8;
 /// The commands of a session that are on their way, and the recent speed of the server.
 #[derive(Debug)]
 pub(super) struct InFlight {
-    pub(super) slots: Arc<Slots>,
+    /// Number of prompt slots.
+    most: usize,
+    /// Whether the store runs several operations in a command.
+    shares: bool,
+    prompt: Arc<Semaphore>,
+    slow: Arc<Semaphore>,
+    stuck: Arc<Semaphore>,
+    spare: Arc<Semaphore>,
+    /// Operations that wait for a prompt slot, in their order. Taking one out ends its own wait.
+    queue: Mutex<VecDeque<(Asked, oneshot::Sender<Infallible>)>>,
     seen: Mutex<Seen>,
+}
+
+/// A slot for a command that is on its way.
+#[derive(Debug)]
+pub(super) struct Slot {
+    _permit: OwnedSemaphorePermit,
+    /// Whether it must be left to others once the answer is not prompt.
+    pub(super) is_prompt: bool,
+}
+
+/// Whether an operation has entries that leave: others may get the lock by it.
+fn leaves(asked: &Asked) -> bool {
+    !asked.operation.leave.is_empty()
 }
 
 /// What the answers have shown of the server.
@@ -124,8 +168,83 @@ impl Drop for Adrift {
 impl InFlight {
     /// Creates it with so many prompt slots; `shares`: whether the store runs several operations in a command.
     pub(super) fn new(most: usize, shares: bool) -> Arc<Self> {
-        let (slots, seen) = (Slots::new(most, shares), Mutex::default());
-        Arc::new(Self { slots, seen })
+        let slots = |count| Arc::new(Semaphore::new(count));
+        Arc::new(Self {
+            most,
+            shares,
+            prompt: slots(most),
+            slow: slots(SLOW_AT_ONCE),
+            stuck: slots(SLOW_AT_ONCE / 2),
+            spare: slots(SLOW_AT_ONCE / 2),
+            queue: Mutex::default(),
+            seen: Mutex::default(),
+        })
+    }
+
+    /// Waits for the turn of an operation that was overdue in so many tries in a row. Returns its slot, and the operations
+    /// that have it together; `None` if it has gone along in another's command.
+    pub(super) async fn turn(&self, asked: Asked, overdue: u32) -> Option<(Slot, Vec<Asked>)> {
+        if overdue == 0
+            && let Ok(permit) = self.prompt.clone().try_acquire_owned()
+        {
+            let slot = Slot {
+                _permit: permit,
+                is_prompt: true,
+            };
+            return Some((slot, vec![asked]));
+        }
+        let (leaves, id) = (leaves(&asked), asked.operation.id.clone());
+        let (waits, mut gone) = oneshot::channel();
+        let mut alone = Some(asked);
+        if overdue == 0 {
+            self.queue().extend(alone.take().map(|asked| (asked, waits)));
+        }
+        let (slot, is_spare) = tokio::select! {
+            biased;
+            _ = &mut gone, if alone.is_none() => return None,
+            slot = self.slot(overdue) => (slot?, false),
+            slot = async {
+                sleep(self.usual()).await;
+                slot_of(&self.spare, false).await
+            }, if leaves => (slot?, true),
+        };
+        let together = match alone {
+            Some(asked) => vec![asked],
+            None => self.take(&id, is_spare)?,
+        };
+        Some((slot, together))
+    }
+
+    /// Waits for a slot for a command that was overdue in so many tries in a row. Cancel safe.
+    pub(super) async fn slot(&self, overdue: u32) -> Option<Slot> {
+        let of = match overdue {
+            0 => &self.prompt,
+            1..STUCK_AFTER => &self.slow,
+            _ => &self.stuck,
+        };
+        slot_of(of, overdue == 0).await
+    }
+
+    /// Takes the operation of this id out of the queue, and those that can share its command; if it has a spare slot, only
+    /// those with entries that leave.
+    fn take(&self, id: &str, is_spare: bool) -> Option<Vec<Asked>> {
+        let mut queue = self.queue();
+        let own = queue.iter().position(|(asked, _)| asked.operation.id == id)?;
+        let mut together: Vec<Asked> = queue.remove(own).into_iter().map(|(asked, _)| asked).collect();
+        let goes_along = |asked: &Asked| asked.operation.is_shareable() && (!is_spare || leaves(asked));
+        let shares = self.shares && together.iter().all(goes_along);
+        let mut passed = 0;
+        // Only those with not too many others before them.
+        while shares && together.len() < TOGETHER && passed < TOGETHER.min(queue.len()) {
+            if !goes_along(&queue[passed].0) {
+                passed += 1;
+            } else if let Some((mut asked, _)) = queue.remove(passed) {
+                // To its documents, a command is one operation.
+                asked.operation.id.clone_from(&together[0].operation.id);
+                together.push(asked);
+            }
+        }
+        Some(together)
     }
 
     /// Returns the time that the server may try what it usually answers at once.
@@ -172,11 +291,11 @@ impl InFlight {
         let mut slow = pin!(async {
             // A command that takes longer may hang.
             sleep(self.usual() / TIMES_THE_SLOWEST).await;
-            self.slots.slot(1).await
+            self.slot(1).await
         });
         let mut overdue = pin!(sleep(limit.patience()));
         loop {
-            let moves = slot.as_ref().is_some_and(Slot::is_prompt);
+            let moves = slot.as_ref().is_some_and(|slot| slot.is_prompt);
             tokio::select! {
                 biased;
                 answer = &mut command => {
@@ -206,7 +325,7 @@ impl InFlight {
 
     /// Whether no prompt command is on its way, and none is adrift; slow ones don't count.
     pub(super) fn is_quiet(&self) -> bool {
-        self.slots.is_quiet() && self.seen().adrift == 0
+        self.prompt.available_permits() == self.most && self.seen().adrift == 0
     }
 
     /// Notes the end of a command.
@@ -247,8 +366,13 @@ impl InFlight {
         Some(Adrift { in_flight, sent, limit })
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
+    fn queue(&self) -> MutexGuard<'_, VecDeque<(Asked, oneshot::Sender<Infallible>)>> {
         // Nothing under it panics.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        // As above.
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -260,6 +384,15 @@ impl Seen {
     }
 }
 
+async fn slot_of(slots: &Arc<Semaphore>, is_prompt: bool) -> Option<Slot> {
+    // It is never closed.
+    let permit = slots.clone().acquire_owned().await.ok()?;
+    Some(Slot {
+        _permit: permit,
+        is_prompt,
+    })
+}
+
 fn grown(usual: Duration, overdue: u32, lease: Duration) -> Duration {
     let longest = (lease / 3).clamp(SHORTEST, LONGEST);
     usual.saturating_mul(2_u32.saturating_pow(overdue)).min(longest)
@@ -267,11 +400,18 @@ fn grown(usual: Duration, overdue: u32, lease: Duration) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::timeout;
+
     use super::*;
-    use crate::config::Settings;
+    use crate::{
+        config::Settings,
+        protocol::{Expects, Operation, fixtures, fixtures::leaving},
+    };
+
+    const MOST: usize = 6;
 
     fn in_flight() -> (Arc<InFlight>, Config) {
-        (InFlight::new(6, true), Settings::default().validate().unwrap())
+        (InFlight::new(MOST, true), Settings::default().validate().unwrap())
     }
 
     #[tokio::test(start_paused = true)]
@@ -334,7 +474,7 @@ mod tests {
         let (in_flight, config) = in_flight();
         let limit = in_flight.limit(0, &config);
         let hang = async || {
-            let (sent, slot) = (Instant::now(), in_flight.slots.slot(0).await);
+            let (sent, slot) = (Instant::now(), in_flight.slot(0).await);
             let mut hung = pin!(std::future::pending::<Result<(), ServerError>>());
             let adrift = in_flight.answer(hung.as_mut(), slot, limit).await.unwrap_err();
             (adrift, sent.elapsed())
@@ -346,15 +486,196 @@ mod tests {
             all.push(adrift);
         }
         let (heard, ()) = tokio::join!(hang(), async {
-            let (later, slot) = (Instant::now(), in_flight.slots.slot(0).await);
+            let (later, slot) = (Instant::now(), in_flight.slot(0).await);
             tokio::time::advance(Duration::from_millis(1)).await;
             drop(slot);
             in_flight.answered(later + Duration::from_millis(1), limit, &Ok(()));
         });
         assert_eq!(heard.1, limit.patience());
         // Its slot is another's meanwhile, as that of any command that hangs.
-        assert!(in_flight.slots.is_quiet() && !in_flight.is_quiet());
+        assert!(in_flight.prompt.available_permits() == MOST && !in_flight.is_quiet());
         drop((all, heard));
         assert!(in_flight.is_quiet());
+    }
+
+    fn asked(name: &str, operation: Operation) -> Asked {
+        let name = name.to_owned();
+        Asked { name, operation }
+    }
+
+    /// A request for a lock that is expected to be free.
+    fn request(name: &str) -> Asked {
+        let operation = fixtures::asking(&format!("a.{name}"), fixtures::request(&format!("a-{name}")));
+        let expects = Expects::Alone;
+        asked(name, Operation { expects, ..operation })
+    }
+
+    /// A release that may hand its lock over.
+    fn release(name: &str) -> Asked {
+        let operation = leaving(&format!("a.{name}"), &format!("a-{name}"));
+        let (expects, leave_capacity) = (Expects::Holding, Some(1));
+        asked(
+            name,
+            Operation {
+                expects,
+                leave_capacity,
+                ..operation
+            },
+        )
+    }
+
+    async fn soon<T>(turn: impl Future<Output = T>) -> Option<T> {
+        timeout(Duration::from_millis(1), turn).await.ok()
+    }
+
+    /// Also a spare one.
+    async fn patiently<T>(turn: impl Future<Output = T>) -> Option<T> {
+        timeout(2 * SHORTEST, turn).await.ok()
+    }
+
+    /// Takes all prompt slots.
+    async fn full() -> (Arc<InFlight>, Vec<Option<Slot>>) {
+        let slots = InFlight::new(MOST, true);
+        let mut taken = Vec::new();
+        while let Some(slot) = soon(slots.slot(0)).await {
+            taken.push(slot);
+        }
+        assert_eq!(taken.len(), MOST);
+        (slots, taken)
+    }
+
+    /// Queues these up, and frees a slot once all of them wait. Returns the names of each command, each of which ends
+    /// at once.
+    async fn commands(queued: impl IntoIterator<Item = Asked>) -> Vec<Vec<String>> {
+        let (slots, mut taken) = full().await;
+        let (commands, mut tasks) = (Arc::new(Mutex::new(Vec::new())), Vec::new());
+        for asked in queued {
+            let (slots, commands) = (slots.clone(), commands.clone());
+            tasks.push(tokio::spawn(async move {
+                let Some((_slot, together)) = slots.turn(asked, 0).await else {
+                    return;
+                };
+                let id = &together[0].operation.id;
+                assert!(together.iter().all(|asked| asked.operation.id == *id));
+                let names = together.iter().map(|asked| asked.name.clone());
+                commands.lock().unwrap().push(names.collect());
+            }));
+            tokio::task::yield_now().await;
+        }
+        taken.pop();
+        for task in tasks {
+            task.await.unwrap();
+        }
+        std::mem::take(&mut *commands.lock().unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn operations_that_queue_up_share_the_next_command_and_nothing_waits_for_company() {
+        let slots = InFlight::new(MOST, true);
+        let mut turns = Vec::new();
+        for number in 0..MOST {
+            let turn = soon(slots.turn(request(&number.to_string()), 0));
+            let (slot, alone) = turn.await.flatten().expect("a slot is free");
+            assert_eq!(alone.len(), 1);
+            turns.push(slot);
+        }
+        let names: Vec<String> = (0..TOGETHER + 6).map(|number| number.to_string()).collect();
+        let commands = commands(names.iter().map(|name| request(name))).await;
+        assert_eq!(commands, [&names[..TOGETHER], &names[TOGETHER..]]);
+    }
+
+    /// Those that go alone come in their order.
+    #[tokio::test(start_paused = true)]
+    async fn an_operation_that_cannot_share_a_command_goes_alone() {
+        let in_full = |name: &str| {
+            let mut asked = request(name);
+            asked.operation.expects = Expects::Nothing;
+            asked
+        };
+        let commands = commands([request("1"), in_full("2"), request("3"), in_full("4")]).await;
+        assert_eq!(commands, [vec!["1", "3"], vec!["2"], vec!["4"]]);
+    }
+
+    /// Forty documents that a transaction has written: the server tries each for longer every time.
+    #[tokio::test(start_paused = true)]
+    async fn an_operation_that_was_slow_once_waits_behind_none_that_is_stuck() {
+        let slots = InFlight::new(MOST, true);
+        for number in 0..40 {
+            let slots = slots.clone();
+            tokio::spawn(async move {
+                for tries in 0.. {
+                    let mut asked = release(&number.to_string());
+                    asked.operation.expects = Expects::Nothing;
+                    let turn = slots.turn(asked, tries).await;
+                    sleep(Duration::from_millis(200 << tries.min(5))).await;
+                    drop(turn);
+                }
+            });
+        }
+        // Each of them has been tried three times by then.
+        sleep(Duration::from_secs(20)).await;
+        for tries in 0..STUCK_AFTER {
+            for asked in [request("x"), release("x")] {
+                let entered = soon(slots.turn(asked, tries)).await;
+                assert!(matches!(entered, Some(Some(_))), "{tries}");
+            }
+        }
+    }
+
+    /// There is always another that was slow for a moment.
+    #[tokio::test(start_paused = true)]
+    async fn an_operation_that_is_stuck_gets_its_turn_beside_any_number_that_are_slow() {
+        let second = Duration::from_secs(1);
+        let (slots, _taken) = full().await;
+        for _ in 0..4 * SLOW_AT_ONCE {
+            let slots = slots.clone();
+            tokio::spawn(async move {
+                loop {
+                    let slot = slots.slot(1).await;
+                    sleep(second).await;
+                    drop(slot);
+                }
+            });
+        }
+        sleep(second / 2).await;
+        let mut stuck = Vec::new();
+        while let Some(slot) = soon(slots.slot(STUCK_AFTER)).await {
+            stuck.push(slot);
+        }
+        assert_eq!(stuck.len(), SLOW_AT_ONCE / 2);
+        assert!(matches!(patiently(slots.turn(release("z"), 0)).await, Some(Some(_))));
+        stuck.pop();
+        let served = soon(slots.turn(request("y"), STUCK_AFTER)).await;
+        assert!(matches!(served, Some(Some(_))));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_leaving_entry_gets_through_when_all_others_hang() {
+        let (slots, mut hanging) = full().await;
+        while let Some(slot) = soon(slots.slot(1)).await {
+            hanging.push(slot);
+        }
+        assert_eq!(hanging.len(), MOST + SLOW_AT_ONCE);
+        let mut turns = Vec::new();
+        for tries in [0, 1] {
+            turns.push(patiently(slots.turn(release("x"), tries)).await.expect("it leaves"));
+        }
+        // The next one is served as soon as one of them has left.
+        let mut waiting = std::pin::pin!(slots.turn(release("y"), 0));
+        assert!(patiently(waiting.as_mut()).await.is_none());
+        turns.pop();
+        assert!(matches!(soon(waiting).await, Some(Some(_))));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_command_that_gives_up_its_wait_takes_no_slot_along() {
+        let (slots, taken) = full().await;
+        for _ in 0..3 {
+            assert!(soon(slots.slot(0)).await.is_none());
+        }
+        assert!(!slots.is_quiet());
+        drop(taken);
+        assert!(slots.is_quiet());
+        assert!(soon(slots.slot(0)).await.is_some());
     }
 }

@@ -1,8 +1,6 @@
 //! The line before one lock: the [`Waitlist`] that decides for the tasks of this process, and what the session knows of
 //! the lock beside it, for the errors of tasks that give up: the last answer of the server, or its last error.
 
-mod calm;
-
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
@@ -10,11 +8,16 @@ use tokio::time::Instant;
 use super::hold::Hold;
 pub(crate) use crate::waitlist::{Context, Need, PositionLook};
 use crate::{
+    backoff::LONGEST_PAUSE,
     contention::Contention,
     error::{AcquireError, KindMismatch, ServerError},
     protocol::{Operation, QUEUE_MOST, ServerTime, wake},
     store::{Answer, Failure, LogTime},
-    waitlist::{Key, Refusal, Setback, Waitlist, ids::Ids},
+    waitlist::{
+        Key, Refusal, Setback, Waitlist,
+        ids::Ids,
+        timing::{PROMPT, SHORT_HOLD},
+    },
 };
 
 /// Time without an answer after which a server is more than merely slow.
@@ -221,6 +224,36 @@ impl Line {
         }
     }
 
+    /// Returns until when the line expects no event, if its client has requested none since `begun`. The events are
+    /// requested in time even if a lock goes often from task to task of this client, or the client often asks for the
+    /// lock.
+    ///
+    /// The server wakes a waiting `getMore` for every write of the whole replica set, and checks each write of a lock for
+    /// whether it concerns this client. When many clients take one lock in turn, that is most of the cost of a hand-over:
+    /// each write wakes all of them, and concerns one. So a client that has just been served, or that is further back in a
+    /// moving queue, requests the next events only shortly before its turn. None is lost: the stream resumes after the last
+    /// one.
+    pub(crate) fn calm_until(&self, begun: Instant, context: &Context<'_>) -> Instant {
+        let list = &self.waitlist;
+        if let Some(hold) = list.holds().next() {
+            // A hold that is this short is followed by another request, whose answer says more.
+            return hold.since.min(begun) + SHORT_HOLD;
+        }
+        if let Some(sent_at) = self.silent_since.filter(|_| list.is_under_way()) {
+            return sent_at.min(begun) + PROMPT;
+        }
+        // Those ahead can all leave at once: then the waiter is served so much later, which is less than where it only
+        // looks at its queue position.
+        let most = (context.config.claim_lease / 20).min(LONGEST_PAUSE / 4);
+        match list.hand_overs(context.config) {
+            Some((seen_at, hand_overs)) => seen_at + hand_overs.min(most),
+            // The line is about to go.
+            None if list.is_at_rest() => begun + most,
+            None => context.now,
+        }
+        .min(begun + most)
+    }
+
     /// Notes the answer to the operation on its way, and keeps it for the waiting tasks, in case they give up.
     pub(crate) fn answered(&mut self, operation: &Operation, answer: &Arc<Answer>, context: &Context<'_>) {
         (self.silent_since, self.trouble) = (None, None);
@@ -257,13 +290,6 @@ impl Line {
         let may_come = matches!(setback(error), Setback::Unanswered | Setback::Interrupted) && !error.was_answered();
         if may_come && operation.requests.is_some() {
             self.waitlist.may_be_applied(within);
-        }
-    }
-
-    /// Notes that an operation that was given up has failed, which says more than its silence.
-    pub(crate) fn failed_late(&mut self, error: &ServerError) {
-        if self.trouble.as_ref().is_some_and(ServerError::is_unanswered) && error.kind == Failure::Unavailable {
-            self.trouble = Some(error.clone());
         }
     }
 

@@ -14,7 +14,6 @@ pub(crate) mod claims;
 mod deadlocks;
 mod detaching;
 mod documents;
-mod first_seen;
 mod fleet;
 mod guard;
 mod heartbeat;
@@ -25,13 +24,10 @@ mod in_flight;
 mod index;
 pub(crate) mod line;
 mod operation_loop;
-mod overdue;
-mod queue_position;
 mod renewing;
 mod routing;
 mod runtime;
 mod shut_down;
-mod slots;
 mod stream_demand;
 pub(crate) mod streams;
 mod task;
@@ -65,21 +61,22 @@ use crate::{
 use claims::Claims;
 pub(crate) use claims::skip_list::SKIPPED_AT_ONCE;
 use deadlocks::LongWaits;
-use first_seen::UnknownNames;
 use fleet::Fleet;
+use heartbeat::Overdue;
 use hold::{Hold, ReleaseOutcome};
 use in_flight::InFlight;
+pub(crate) use in_flight::TOGETHER as CLAIMED_MOST;
 use line::{Context, Effect, Ended, Line, Need, error_of, refused};
-use overdue::Overdue;
 use renewing::Room;
-pub(crate) use slots::TOGETHER as CLAIMED_MOST;
 use stream_demand::{LOOKS_MOST, StreamDemand};
 use streams::{failover_detector::FailoverDetector, observers::Observers};
-use timer_queue::Timers;
+use timer_queue::{AT_A_TIME, Timers};
 pub(crate) use user_handle::{ClientLife, UserHandle};
 
-/// Maximum number of names without a line to remember: as many as a service is likely to use again and again.
-const REMEMBERED: usize = 1_024;
+/// Number of unknown names in a row whose locks were free, from which the next one is expected to be free too. So of
+/// names that a client asks for one after the other, at most one in five is a surprise; of those that it asks for at
+/// once, all can be.
+const FREE_IN_A_ROW: u8 = 4;
 
 /// The state of one client, shared by its handles and its tasks.
 pub(crate) struct Session {
@@ -147,7 +144,8 @@ struct Lines {
     /// Names without a line: when the lock was seen free if it was so last, and the time of a hand-over when it was
     /// waited for.
     remembered: HashMap<String, (Option<Instant>, Duration)>,
-    unknown: UnknownNames,
+    /// Number of names in a row that were new to the client, and whose locks were free.
+    free_in_a_row: u8,
     stream_demand: StreamDemand,
     closed: bool,
 }
@@ -441,13 +439,30 @@ impl Drop for Session {
 
 impl Lines {
     fn line(&mut self, name: &str) -> &mut Line {
+        let expects_free = self.expects_free();
         self.by_name.entry(name.to_owned()).or_insert_with(|| {
             let (free_at, pace) = self.remembered.remove(name).unwrap_or_default();
-            let expected_at = self.unknown.are_free().then(Instant::now).or(free_at);
+            let expected_at = expects_free.then(Instant::now).or(free_at);
             let mut line = Line::new(name.to_owned(), expected_at, pace);
             line.is_unknown = free_at.is_none();
             line
         })
+    }
+
+    /// Notes whether the lock of a name that was new was free.
+    fn met(&mut self, free: bool) {
+        self.free_in_a_row = if free { self.free_in_a_row.saturating_add(1) } else { 0 };
+    }
+
+    /// Whether the lock of a name that the client does not know is expected to be free.
+    ///
+    /// The request for a lock that is expected to be free is less than half as long as one that provides for a queue
+    /// ([`Expects::Alone`](crate::protocol::Expects::Alone)). A client that takes a lock for each invoice meets a name once,
+    /// and its lock is free. One that takes part in an election, or runs a job that all its siblings run, meets a name whose
+    /// lock is held. So the last names that were new to a client tell what to expect of the next one. If that is wrong,
+    /// nothing was written, and the request in full follows: one more round trip.
+    fn expects_free(&self) -> bool {
+        self.free_in_a_row >= FREE_IN_A_ROW
     }
 
     /// Returns the holds of the lock `name`.
@@ -475,10 +490,31 @@ impl Lines {
     }
 
     fn remember(&mut self, name: &str, free_at: Option<Instant>, pace: Duration) {
-        if self.remembered.len() >= REMEMBERED {
+        if self.remembered.len() >= AT_A_TIME {
             // Only hints: a forgotten name costs the server a little more work the next time.
             self.remembered.clear();
         }
         self.remembered.insert(name.to_owned(), (free_at, pace));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_surprise_ends_the_expectation() {
+        let mut names = Lines::default();
+        for round in 0..1_000 {
+            for _ in 0..4 {
+                assert!(!names.expects_free(), "{round}");
+                names.met(true);
+            }
+            for _ in 0..round {
+                assert!(names.expects_free());
+                names.met(true);
+            }
+            names.met(false);
+        }
     }
 }

@@ -1,13 +1,18 @@
-//! The run of an operation: one at a time for each name, and beside the unanswered ones that were given up.
+//! The run of an operation: one at a time for each name, and beside the unanswered ones that were given up. Looks at queue
+//! positions are sent in the same way.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, timeout};
 
-use super::{Session, Table, in_flight::Limit, slots::Slot};
+use super::{
+    Session, Table,
+    in_flight::{Limit, Slot},
+    line::PositionLook,
+};
 use crate::{
     error::ServerError,
-    protocol::Operation,
+    protocol::{Ahead, Exchange, Operation},
     store::{Answer, Asked, Store},
     telemetry,
     waitlist::answers::asked_for,
@@ -17,13 +22,9 @@ impl Session {
     /// Runs an operation on one name. Its end runs the next one that the line wants.
     pub(super) async fn run(self: Arc<Self>, name: String, (operation, overdue): (Operation, u32)) {
         self.prepare().await;
-        let turn = self
-            .in_flight
-            .slots
-            .turn(Some(Asked { name, operation }), overdue)
-            .await;
+        let asked = Asked { name, operation };
         // Without a turn of its own it has gone along in another's command.
-        if let Some((slot, all)) = turn {
+        if let Some((slot, all)) = self.in_flight.turn(asked, overdue).await {
             let limit = self.in_flight.limit(overdue, &self.config);
             // Apart, as most tasks of a crowd only wait.
             Box::pin(self.send(slot, all, limit)).await;
@@ -48,8 +49,10 @@ impl Session {
         }
         self.ended(&all, Err(error), limit.within);
         if let (Some(session), late) = adrift.outlast(self, command).await {
-            for (asked, answer) in all.iter().zip(each(late, all.len())) {
-                session.came_late(&asked.name, &asked.operation, &answer);
+            for (asked, answer) in all.iter().zip(late.into_iter().flatten()) {
+                if let Ok(answer) = answer {
+                    session.came_late(asked, &answer);
+                }
             }
         }
     }
@@ -81,7 +84,7 @@ impl Session {
                         line.answered(operation, answer, context);
                         holders = line.many_holders(answer);
                         if let Some(free) = line.first_seen(operation) {
-                            lines.unknown.met(free);
+                            lines.met(free);
                         }
                     }
                     Err(error) => {
@@ -96,24 +99,62 @@ impl Session {
         }
     }
 
-    /// Notes the end of an operation that was given up.
-    fn came_late(self: &Arc<Self>, name: &str, operation: &Operation, answer: &Result<Answer, ServerError>) {
-        match answer {
-            Ok(answer) => {
-                self.note(&answer.exchange);
-                let Some(state) = &answer.state else { return };
-                if asked_for(operation, state).next().is_some() {
-                    self.update(name, None, |lines, context| {
-                        lines.line(name).waitlist.step(context).applied_late(operation, state);
-                    });
+    /// Notes the late answer to an operation that was given up.
+    fn came_late(self: &Arc<Self>, Asked { name, operation }: &Asked, answer: &Answer) {
+        self.note(&answer.exchange);
+        let Some(state) = &answer.state else { return };
+        if asked_for(operation, state).next().is_some() {
+            self.update(name, None, |lines, context| {
+                lines.line(name).waitlist.step(context).applied_late(operation, state);
+            });
+        }
+    }
+
+    /// Looks at the queue position of an entry. If there is no answer in time, the entry asks, and the error of that
+    /// shows why.
+    pub(super) async fn look_at_position(self: Arc<Self>, name: String, look: PositionLook) {
+        let slot = self.in_flight.slot(0).await;
+        if !self.admits(&name, &look) {
+            // It had to wait, and another operation's answer has come meanwhile, or is about to.
+            return;
+        }
+        let limit = self.in_flight.limit_of_look(&self.config);
+        let (store, in_flight) = (self.store.clone(), self.in_flight.clone());
+        let mut looking = pin!(store.ahead(&name, &look.entry, limit.within));
+        match in_flight.answer(looking.as_mut(), slot, limit).await {
+            Ok(seen) => self.looked(&name, &look, seen),
+            Err(adrift) => {
+                self.looked(&name, &look, Err(ServerError::unanswered(limit.patience())));
+                if let (Some(session), Ok((_, exchange))) = adrift.outlast(self, looking).await {
+                    session.note(&exchange);
                 }
             }
-            Err(error) => self.update(name, None, |lines, _| {
-                if let Some(line) = lines.by_name.get_mut(name) {
-                    line.failed_late(error);
-                }
-            }),
         }
+    }
+
+    /// Whether a look is still of use.
+    fn admits(&self, name: &str, look: &PositionLook) -> bool {
+        let mut table = self.table();
+        let table = &mut *table;
+        let context = self.context(table.streaming, &table.clock);
+        let line = table.lines.by_name.get_mut(name);
+        line.is_some_and(|line| line.waitlist.step(&context).admit(look))
+    }
+
+    fn looked(self: &Arc<Self>, name: &str, look: &PositionLook, seen: Result<(Option<Ahead>, Exchange), ServerError>) {
+        if let Ok((_, exchange)) = &seen {
+            self.note(exchange);
+        }
+        self.update(name, None, |lines, context| {
+            let Some(line) = lines.by_name.get_mut(name) else {
+                return;
+            };
+            let mut step = line.waitlist.step(context);
+            match &seen {
+                Ok((ahead, _)) => step.looked(look, *ahead),
+                Err(_) => step.look_failed(look),
+            }
+        });
     }
 
     /// Runs a command in a task of its own, and waits up to `patience` for its answer. After that the command counts
@@ -151,4 +192,133 @@ fn each(
         let error = if is_anyones { ServerError::unsaid() } else { error };
         vec![Err(error); count]
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::{
+        task::JoinHandle,
+        time::{Instant, sleep, sleep_until},
+    };
+
+    use super::*;
+    use crate::{
+        client::LockClient,
+        config::Settings,
+        error::AcquireError,
+        handle::Held,
+        locks::Mutex,
+        protocol::ServerTime,
+        store::{MemoryStore, Store},
+        tests::simulated::Link,
+        wake_mode::{PollingReason, WakeMode, WakeSource},
+    };
+
+    type Waiting = JoinHandle<Result<Held<Mutex>, AcquireError>>;
+
+    struct Bench {
+        link: Arc<Link>,
+        session: Arc<Session>,
+        locks: LockClient,
+        held: Held<Mutex>,
+        waiting: Waiting,
+    }
+
+    /// A client that polls and does one thing at a time, and waits for a lock that another has had for a while.
+    async fn waiting() -> Bench {
+        let memory = Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000)));
+        let client = |id: &str| {
+            let link = Link::new(memory.clone(), 1);
+            link.calm();
+            let settings = Settings {
+                wake_source: WakeSource::Polling,
+                max_operations: Some(1),
+                ..Settings::default()
+            };
+            let (config, store) = (settings.validate().unwrap(), Store::Simulated(link.clone()));
+            let mode = WakeMode::Polling(PollingReason::Configured);
+            let session = Session::of(id.to_owned(), config, store, None, mode);
+            (link, session)
+        };
+        let (_, other) = client("fedcba9876543210");
+        let held = LockClient::new(other).mutex("x").acquire().await.unwrap();
+        let (link, session) = client("0123456789abcdef");
+        let locks = LockClient::new(session.clone());
+        let waiting = tokio::spawn(locks.mutex("x").acquire());
+        sleep(Duration::from_secs(3)).await;
+        assert!(link.reads() > 20, "{}", link.reads());
+        Bench {
+            link,
+            session,
+            locks,
+            held,
+            waiting,
+        }
+    }
+
+    impl Bench {
+        /// Waits until one more look has been sent.
+        async fn looks(&self) {
+            let reads = self.link.reads();
+            while self.link.reads() == reads {
+                sleep(Duration::from_millis(1)).await;
+            }
+        }
+    }
+
+    /// It makes room for other operations soon, and for the request in its place when it is overdue.
+    #[tokio::test(start_paused = true)]
+    async fn a_look_that_hangs_holds_up_nothing_else() {
+        let bench = waiting().await;
+        bench.link.kill_idle(1);
+        bench.looks().await;
+        let sent = Instant::now();
+        bench.locks.mutex("y").acquire().await.unwrap().release().await.unwrap();
+        assert!(sent.elapsed() < Duration::from_millis(100), "{:?}", sent.elapsed());
+        sleep(Duration::from_millis(260)).await;
+        // It has a connection still.
+        assert!(!bench.session.in_flight.is_quiet());
+        bench.held.release().await.unwrap();
+        let released = Instant::now();
+        bench.waiting.await.unwrap().unwrap().release().await.unwrap();
+        assert!(
+            released.elapsed() < Duration::from_millis(100),
+            "{:?}",
+            released.elapsed()
+        );
+        while !bench.session.is_unused() {
+            sleep(Duration::from_millis(10)).await;
+        }
+        assert!(!bench.session.in_flight.is_quiet());
+        sleep(Duration::from_secs(1_000)).await;
+        assert!(bench.session.in_flight.is_quiet());
+    }
+
+    /// It has waited for a slot, and meanwhile the entry has cause to ask.
+    #[tokio::test(start_paused = true)]
+    async fn a_look_that_is_of_no_use_any_more_is_not_sent() {
+        let bench = waiting().await;
+        bench.looks().await;
+        let line = |session: &Arc<Session>| session.table().lines.by_name["x"].waitlist.due_at();
+        // The answer comes.
+        sleep(Duration::from_millis(15)).await;
+        let (reads, due_at) = (bench.link.reads(), line(&bench.session).unwrap());
+        sleep_until(due_at - Duration::from_millis(5)).await;
+        bench.link.block("y", true);
+        let _blocked = tokio::spawn(bench.locks.mutex("y").acquire());
+        sleep_until(due_at + Duration::from_millis(5)).await;
+        assert_eq!(bench.link.reads(), reads, "it waits for a slot");
+        bench.session.update("x", None, |lines, context| {
+            lines.line("x").waitlist.step(context).doubt()
+        });
+        assert_eq!(line(&bench.session), None, "it asks");
+        while line(&bench.session).is_none() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(bench.link.reads(), reads);
+        bench.link.block("y", false);
+        bench.looks().await;
+    }
 }
