@@ -45,12 +45,16 @@ fn shallow(text: &str) -> Result<&str, String> {
     }
 }
 
+/// Reads extended JSON.
+pub(crate) fn json(text: &str) -> Result<Bson, String> {
+    let value: serde_json::Value = serde_json::from_str(shallow(text)?).map_err(|error| error.to_string())?;
+    Bson::try_from(value).map_err(|error| error.to_string())
+}
+
 impl Readings {
     /// Reads a text in all forms. The listed form comes first, so that the output of `ls` can be copied.
     pub(crate) async fn of(documents: &DocumentLocks<Document>, text: &str) -> Result<Self, Failure> {
-        let json = shallow(text)
-            .and_then(|text| serde_json::from_str(text).map_err(|error| error.to_string()))
-            .and_then(|value: serde_json::Value| Bson::try_from(value).map_err(|error| error.to_string()));
+        let json = json(text);
         if let (true, Err(error)) = (text.starts_with('{'), &json) {
             let shown: String = text.chars().take(200).collect();
             let shown = shown.escape_debug();

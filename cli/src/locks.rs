@@ -2,16 +2,22 @@
 
 use clap::Args;
 use futures::StreamExt as _;
-use mongodb::bson::{Bson, Document};
+use mongodb::bson::{Bson, Document, doc};
 use watchlock::{
     FencingToken, LockClient,
-    documents::DocumentLocks,
+    documents::{DocumentLocks, ElementLocks},
     errors::OperateError,
     operate::{List, LockInfo, WakeMode},
     testing::MemoryCollection,
 };
 
-use crate::{connection::Place, events::Events, exit::Failure, ids::Readings};
+use crate::{
+    connection::Place,
+    events::Events,
+    exit::Failure,
+    ids::{Readings, json},
+    text::plain,
+};
 
 /// Longest name of a collection that the server accepts with any name of its database, in bytes.
 const COLLECTION_MOST: usize = 255;
@@ -30,6 +36,12 @@ pub(crate) struct Kept {
     /// The field of the documents that has their locks
     #[arg(long, value_name = "PATH", requires = "documents", default_value = "watchlock")]
     field: String,
+    /// Look at the locks of the elements of this array in the documents, instead of those of the whole documents
+    ///
+    /// NAME is then the `_id`, a slash, and the key of the element: as `watchlock ls` shows it (7/sku="x"), or in
+    /// extended JSON (7/{"sku": "x"}).
+    #[arg(long, value_name = "ARRAY", requires = "documents")]
+    elements: Option<String>,
 }
 
 impl Kept {
@@ -54,6 +66,13 @@ impl Kept {
                 Typed::Name(text.to_owned())
             }
             Locks::Documents(documents) => Typed::Id(Readings::of(&documents, text).await?),
+            Locks::Elements(documents, array) => {
+                let (id, key) = of_element(&documents, text)?;
+                let element = documents.element::<Document>(array, key.clone());
+                // The key alone: the `_id` can be of several types.
+                drop(element.inspect(0).await?);
+                Typed::Element(Readings::of(&documents, id).await?, key)
+            }
         })
     }
 
@@ -65,7 +84,11 @@ impl Kept {
             (Typed::Id(readings), Locks::Documents(documents), Some(collection)) => {
                 readings.find(place, collection, documents).await?
             }
-            (Typed::Id(_), ..) => return Err(Failure::internal("an `_id` names no lock outside of documents")),
+            (Typed::Element(readings, key), Locks::Elements(documents, array), Some(collection)) => {
+                let id = listed(documents, &readings.find(place, collection, documents).await?);
+                documents.element::<Document>(array, key).name_of(id)
+            }
+            _ => return Err(Failure::internal("an `_id` names no lock outside of documents")),
         };
         Ok((locks, name))
     }
@@ -74,10 +97,15 @@ impl Kept {
         let client = LockClient::in_memory();
         match &self.documents {
             None => Locks::Named(client),
-            Some(_) => {
-                let documents = client.documents_in_memory(&MemoryCollection::new()).field(&self.field);
-                Locks::Documents(documents)
-            }
+            Some(_) => self.in_place(client.documents_in_memory(&MemoryCollection::new())),
+        }
+    }
+
+    fn in_place(&self, documents: DocumentLocks<Document>) -> Locks {
+        let documents = documents.field(&self.field);
+        match &self.elements {
+            None => Locks::Documents(documents),
+            Some(array) => Locks::Elements(documents, array.clone()),
         }
     }
 
@@ -86,12 +114,7 @@ impl Kept {
         let client = place.locks().await?;
         Ok(match &self.documents {
             None => Locks::Named(client),
-            Some(collection) => {
-                let documents = client
-                    .documents(place.database.collection(collection))
-                    .field(&self.field);
-                Locks::Documents(documents)
-            }
+            Some(collection) => self.in_place(client.documents(place.database.collection(collection))),
         })
     }
 }
@@ -101,13 +124,17 @@ impl Kept {
 pub(crate) enum Typed {
     Name(String),
     Id(Readings),
+    /// The `_id` of the document, and the key of the element.
+    Element(Readings, Document),
 }
 
-/// Locks of either sort, each by its listed name.
+/// Locks of any sort, each by its listed name.
 #[derive(Clone, Debug)]
 pub(crate) enum Locks {
     Named(LockClient),
     Documents(DocumentLocks<Document>),
+    /// Those of the elements of this array in the documents.
+    Elements(DocumentLocks<Document>, String),
 }
 
 impl Locks {
@@ -115,6 +142,7 @@ impl Locks {
         match self {
             Self::Named(locks) => locks.list(),
             Self::Documents(documents) => documents.list(),
+            Self::Elements(documents, array) => any(documents, array).list(),
         }
     }
 
@@ -122,6 +150,10 @@ impl Locks {
         match self {
             Self::Named(locks) => locks.inspect(name).await,
             Self::Documents(documents) => documents.inspect(listed(documents, name)).await,
+            Self::Elements(documents, array) => {
+                let (id, element) = listed_element(documents, array, name);
+                element.inspect(id).await
+            }
         }
     }
 
@@ -131,11 +163,16 @@ impl Locks {
             return match self {
                 Self::Named(locks) => Box::pin(locks.watch_all()),
                 Self::Documents(documents) => Box::pin(documents.watch_all()),
+                Self::Elements(documents, array) => Box::pin(any(documents, array).watch_all()),
             };
         };
         let events = match self {
             Self::Named(locks) => locks.watch(name),
             Self::Documents(documents) => documents.watch(listed(documents, name)),
+            Self::Elements(documents, array) => {
+                let (id, element) = listed_element(documents, array, name);
+                element.watch(id)
+            }
         };
         let name = name.to_owned();
         Box::pin(events.map(move |event| Ok((name.clone(), event?))))
@@ -145,6 +182,10 @@ impl Locks {
         match self {
             Self::Named(locks) => locks.break_lock(name).await,
             Self::Documents(documents) => documents.break_lock(listed(documents, name)).await,
+            Self::Elements(documents, array) => {
+                let (id, element) = listed_element(documents, array, name);
+                element.break_lock(id).await
+            }
         }
     }
 
@@ -152,6 +193,10 @@ impl Locks {
         match self {
             Self::Named(locks) => locks.break_holder(name, token).await,
             Self::Documents(documents) => documents.break_holder(listed(documents, name), token).await,
+            Self::Elements(documents, array) => {
+                let (id, element) = listed_element(documents, array, name);
+                element.break_holder(id, token).await
+            }
         }
     }
 
@@ -159,6 +204,7 @@ impl Locks {
         match self {
             Self::Named(locks) => locks.wake_mode(),
             Self::Documents(documents) => documents.wake_mode(),
+            Self::Elements(documents, array) => any(documents, array).wake_mode(),
         }
     }
 }
@@ -166,6 +212,41 @@ impl Locks {
 /// Returns the `_id` of a listed name.
 fn listed(documents: &DocumentLocks<Document>, name: &str) -> Bson {
     documents.id_of(name).unwrap_or_else(|| Bson::from(name))
+}
+
+/// Returns the `_id` of an element's listed name, and the locks of that element. A key that is none is refused by its bounds.
+fn listed_element(documents: &DocumentLocks<Document>, array: &str, name: &str) -> (Bson, ElementLocks<Document>) {
+    let (id, key) = documents
+        .element_of(name)
+        .unwrap_or((Bson::from(name), Document::new()));
+    (id, documents.element(array, key))
+}
+
+/// Returns the locks of all elements of the array: the key makes no difference to them.
+fn any(documents: &DocumentLocks<Document>, array: &str) -> ElementLocks<Document> {
+    documents.element(array, doc! { "_id": 0 })
+}
+
+/// Splits a text into the `_id` of a document and the key of an element.
+fn of_element<'a>(documents: &DocumentLocks<Document>, text: &'a str) -> Result<(&'a str, Document), Failure> {
+    // A key has no slash where it is listed.
+    let listed = || {
+        let (id, key) = text.rsplit_once('/')?;
+        Some((id, documents.element_of(&format!("0/{key}"))?.1))
+    };
+    let in_json = || {
+        text.match_indices("/{")
+            .find_map(|(at, _)| match json(&text[at + 1..]) {
+                Ok(Bson::Document(key)) => Some((&text[..at], key)),
+                _ => None,
+            })
+    };
+    listed().or_else(in_json).ok_or_else(|| {
+        Failure::usage(format!(
+            "`{}` names no element; it must be the `_id` of a document, a slash and a key: 7/sku=\"x\", or 7/{{\"sku\": \"x\"}}",
+            plain(text)
+        ))
+    })
 }
 
 /// Checks the name of a collection of documents.

@@ -229,7 +229,7 @@ async fn look(locks: Locks, name: Option<String>) -> Result<Vec<LockInfo>, Opera
         (Some(name), _) => Ok(locks.inspect(&name).await?.into_iter().collect()),
         (None, Locks::Named(_)) => locks.list().await,
         // A free lock stays in its document, so there are as many as there are documents.
-        (None, Locks::Documents(_)) => locks.list().held(true).await,
+        (None, Locks::Documents(_) | Locks::Elements(..)) => locks.list().held(true).await,
     }
 }
 

@@ -157,6 +157,85 @@ async fn the_view_of_documents_fits_any_terminal_and_breaks_what_is_selected() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn locks_of_elements_are_listed_shown_watched_and_broken() {
+    let ground = Ground::replica_set("cli_elements").await;
+    let collection = ground.driver().await.database(&ground.database).collection("orders");
+    for id in [Bson::from("a/b"), Bson::from(7)] {
+        let lines = vec![doc! { "sku": "x" }, doc! { "sku": "y/z", "n": 1 }];
+        collection
+            .insert_one(doc! { "_id": id, "of": { "lines": lines } })
+            .await
+            .unwrap();
+    }
+    let locks = ground.builder().await.label("billing").build().await.unwrap();
+    let orders: DocumentLocks<Document> = locks.documents(collection);
+    let line = orders.element::<Document>("of.lines", doc! { "sku": "x" });
+    let other = orders.element::<Document>("of.lines", doc! { "sku": "y/z", "n": 1 });
+    let held = line.acquire(7).reason("picking").await.unwrap();
+    let beside = other.acquire("a/b").await.unwrap();
+    let _whole = orders.acquire(7).await.unwrap();
+
+    let of_lines = ["--documents", "orders", "--elements", "of.lines"];
+    let run = async |command: &[&str], name: &[&str]| watchlock(&ground, [command, &of_lines, name].concat()).await;
+    let listed = run(&["ls", "--held"], &[]).await.expect(0);
+    for words in [r#"7/sku="x""#, "billing@", "picking"] {
+        assert!(listed.out.contains(words), "{words}: {listed:?}");
+    }
+    let listed = run(&["ls", "--json"], &[]).await.expect(0).json();
+    let names: Vec<&str> = listed
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|lock| lock["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, [other.name_of("a/b"), line.name_of(7)]);
+    // As it is listed, and with the key in JSON in any order.
+    let json = r#"a/b/{"sku": "y/z", "n": 1}"#;
+    for (name, token) in [
+        (names[0], beside.token()),
+        (json, beside.token()),
+        (names[1], held.token()),
+    ] {
+        let shown = run(&["show", "--json"], &[name]).await.expect(0).json();
+        assert_eq!(shown["holders"][0]["token"], json!(token.as_i64()), "{name}");
+    }
+    for (name, problem) in [
+        ("7", "names no element"),
+        ("7/sku", "names no element"),
+        ("7/sku=x", "names no element"),
+        (r#"7/{"sku": []}"#, "is an array"),
+        (r#"7/{"a": 1, "b": 1, "c": 1, "d": 1, "e": 1}"#, "has 5 fields"),
+    ] {
+        let told = run(&["show"], &[name]).await.expect(64);
+        assert!(told.err.contains(problem), "{name}: {told:?}");
+    }
+    let told = watchlock(&ground, ["ls", "--elements", "of.lines"]).await.expect(64);
+    assert!(told.err.contains("--documents"), "{told:?}");
+    let told = run(&["show"], &[r#"8/sku="x""#]).await.expect(1);
+    assert!(told.err.contains("no trace"), "{told:?}");
+
+    run(&["wait", "--timeout", "0s"], &[names[1]]).await.expect(75);
+    let mut all = Started::run(&ground, &[&["watch"], &of_lines[..]].concat());
+    let mut one = Started::run(&ground, &[&["watch"], &of_lines[..], &[names[1], "--json"]].concat());
+    let mut begun = [all.line().await, all.line().await];
+    begun.sort_by_key(|line| line.contains("picking"));
+    assert!(begun[1].contains(r#"  7/sku="x"  granted to "#), "{begun:?}");
+    let event: Value = serde_json::from_str(&one.line().await).unwrap();
+    assert_eq!((&event["event"], &event["lock"]), (&json!("granted"), &json!(names[1])));
+    let told = run(&["break", "--yes", "--json"], &[names[1]]).await.expect(0).json();
+    assert_eq!(told["broken"][0]["token"], json!(held.token().as_i64()));
+    assert_eq!(within(SOON * 3, "the loss", held.lost()).await, LostReason::Broken);
+    let broken = format!(r#"  7/sku="x"  broken, token {}"#, held.token());
+    assert!(all.line().await.ends_with(&broken));
+    let event: Value = serde_json::from_str(&one.line().await).unwrap();
+    assert_eq!(event["event"], json!("broken"));
+    assert_eq!(beside.lost_reason(), None);
+    for started in [all, one] {
+        crate::signal("TERM", started.pid());
+    }
+}
+
 /// Runs each command that takes an `_id`, with this text for one: each must find the lock, which is held.
 async fn each_finds(ground: &Ground, collection: &str, text: &str, name: &str) {
     let told = watchlock(ground, ["show", "--documents", collection, "--json", "--", text])
