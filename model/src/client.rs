@@ -78,12 +78,21 @@ pub(super) struct Line {
     pub(super) idle: Option<PlainHold>,
     /// The entries and tokens of the holds whose time was over here, for as long as a document has them.
     pub(super) ended: Vec<(String, i64)>,
-    /// The tries in line: whether the lock has been taken or waited for since they came.
-    pub(super) tries: BTreeMap<Key, bool>,
+    /// The tries in line.
+    pub(super) tries: BTreeMap<Key, Attempt>,
     /// A try was refused although it could have had the lock at any time since it came.
     pub(super) refused_in_vain: bool,
     /// Since when a hold that its task believes in is not in the document, where losses are found out by readings.
     pub(super) gone_since: Option<i64>,
+}
+
+/// A try in line.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Attempt {
+    /// Whether the lock has been taken or waited for since it came.
+    pub(super) met: bool,
+    /// The reader that is to become a writer.
+    pub(super) upgrades: Option<String>,
 }
 
 /// The world outside a client, as its steps need it.
@@ -163,22 +172,26 @@ impl Client {
             line.refused_in_vain |= !met;
             return;
         }
-        let key = self.wants(lock, (self.permits, None), wait, world);
-        if !wait && self.lines[lock].waitlist.position(key).is_some() {
-            self.lines[lock].tries.insert(key, met);
-        }
+        self.wants(lock, (self.permits, None), wait, met, world);
     }
 
-    /// An upgradeable reader wants the permits that it lacks.
-    pub(super) fn upgrade(&mut self, lock: usize, world: World<'_>) {
+    /// An upgradeable reader wants the permits that it lacks; `met`: somebody is beside it.
+    pub(super) fn upgrade(&mut self, lock: usize, wait: bool, met: bool, world: World<'_>) {
         let line = &mut self.lines[lock];
         line.acquires -= 1;
         let reader = line.holds[0].entry.clone();
-        self.wants(lock, (world.used.1 - self.permits, Some(reader)), true, world);
+        self.wants(lock, (world.used.1 - self.permits, Some(reader)), wait, met, world);
     }
 
-    /// A task wants so many permits; returns its key.
-    fn wants(&mut self, lock: usize, (permits, upgrades): (i64, Option<String>), wait: bool, world: World<'_>) -> Key {
+    /// A task wants so many permits.
+    fn wants(
+        &mut self,
+        lock: usize,
+        (permits, upgrades): (i64, Option<String>),
+        wait: bool,
+        met: bool,
+        world: World<'_>,
+    ) {
         let options = AcquireOptions {
             used: world.used,
             by: match world.used.0 {
@@ -188,7 +201,7 @@ impl Client {
             permits,
             patience: if wait { Patience::Wait } else { Patience::Try },
             reentrant: false,
-            upgrades,
+            upgrades: upgrades.clone(),
             terms: Terms::default(),
             owner: Owner::default(),
         };
@@ -196,7 +209,9 @@ impl Client {
         let key = self.ids;
         self.ids += 1;
         self.feed(lock, world, |step| step.join(key, key, options));
-        key
+        if !wait && self.lines[lock].waitlist.position(key).is_some() {
+            self.lines[lock].tries.insert(key, Attempt { met, upgrades });
+        }
     }
 
     /// The session of a reader that is over gives up what it is to become a writer by, or has become one by.
@@ -383,14 +398,20 @@ impl Line {
     }
 
     fn take_in(&mut self) {
-        for effect in self.waitlist.take_effects() {
+        let mut effects = self.waitlist.take_effects();
+        // As a session does it.
+        effects.sort_by_key(|effect| !matches!(effect, Effect::Lost { .. }));
+        for effect in effects {
             match effect {
                 Effect::Granted { hold, .. } => self.holds.push((*hold).clone()),
                 Effect::Refused {
                     to,
                     why: Refusal::Denied { .. },
-                } => self.refused_in_vain |= self.tries.remove(&to) == Some(false),
+                } => self.refused_in_vain |= self.tries.remove(&to).is_some_and(|attempt| !attempt.met),
                 Effect::Lost { hold: lost, .. } => {
+                    // The task is told of the loss.
+                    self.tries
+                        .retain(|_, attempt| attempt.upgrades.as_ref() != Some(&lost.entry));
                     self.holds.retain(|hold| hold.entry != lost.entry);
                     self.idle = self.idle.take().filter(|hold| hold.entry != lost.entry);
                 }

@@ -212,7 +212,7 @@ impl<'a> View<'a> {
             Word::Number(number) => self.words.push(number),
         });
         self.flag(line.idle.is_some());
-        line.tries.values().for_each(|met| self.flag(*met));
+        line.tries.values().for_each(|attempt| self.flag(attempt.met));
         self.flag(line.refused_in_vain);
         if let Some(since) = line.gone_since {
             self.time(since, LONG);

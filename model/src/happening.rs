@@ -14,7 +14,7 @@ use crate::{
         CapacityIs, Evict, Exchange, Holder, Operation, Requests, State,
         wake::{self, Signal},
     },
-    waitlist::{Setback, deadline::Deadline},
+    waitlist::{Key, Setback, deadline::Deadline},
 };
 
 impl System {
@@ -34,14 +34,17 @@ impl System {
             self.send(setup, client, lock, command, mode);
             return true;
         }
-        let met = self.is_in_the_way(lock, self.clients[client].permits);
+        let met = match step {
+            Step::Upgrade { .. } => self.is_beside_an_upgrade(lock, setup.capacity - self.clients[client].permits),
+            _ => self.is_in_the_way(lock, self.clients[client].permits),
+        };
         let world = self.world(setup);
         let it = &mut self.clients[client];
         match step {
             Step::Acquire { wait } => it.join(lock, wait, met, world),
             Step::Cancel(place) => it.cancel(lock, place, world),
             Step::LetGo(place) => it.let_go(lock, place, world),
-            Step::Upgrade => it.upgrade(lock, world),
+            Step::Upgrade { wait } => it.upgrade(lock, wait, met, world),
             Step::GiveBack => it.give_back(lock, world),
             Step::Renew(_) | Step::RenewIdle | Step::Send | Step::Timer => {}
         }
@@ -177,22 +180,39 @@ impl System {
     /// Whether a holder or a waiter keeps so many permits from whoever asks now.
     fn is_in_the_way(&self, lock: usize, permits: i64) -> bool {
         let now = self.now();
+        let state = self.documents()[lock].state.iter();
+        let mut waiters = state.flat_map(|state| &state.queue);
+        self.is_beside_an_upgrade(lock, permits) || waiters.any(|waiter| waiter.until > now)
+    }
+
+    /// Whether a holder keeps so many permits from an upgrade, which goes before all that wait.
+    fn is_beside_an_upgrade(&self, lock: usize, permits: i64) -> bool {
+        let now = self.now();
         self.documents()[lock].state.as_ref().is_some_and(|state| {
             let live = state.holders.iter().filter(|holder| holder.until > now);
             let held: i64 = live.map(|holder| holder.permits).sum();
-            held + permits > state.capacity || state.queue.iter().any(|waiter| waiter.until > now)
+            held + permits > state.capacity
         })
     }
 
     /// Notes for the tries in line what the document shows.
     fn tries_meet(&mut self, lock: usize) {
         for client in 0..self.clients.len() {
-            if self.is_in_the_way(lock, self.clients[client].permits) {
-                self.clients[client].lines[lock]
-                    .tries
-                    .values_mut()
-                    .for_each(|met| *met = true);
-            }
+            let line = &self.clients[client].lines[lock];
+            let tries = line
+                .waitlist
+                .waiting()
+                .iter()
+                .filter(|task| line.tries.contains_key(&task.key));
+            let met = tries.filter(|task| match &task.wants.upgrades {
+                Some(_) => self.is_beside_an_upgrade(lock, task.wants.permits),
+                None => self.is_in_the_way(lock, task.wants.permits),
+            });
+            let met: Vec<Key> = met.map(|task| task.key).collect();
+            let tries = &mut self.clients[client].lines[lock].tries;
+            tries
+                .iter_mut()
+                .for_each(|(key, attempt)| attempt.met |= met.contains(key));
         }
     }
 

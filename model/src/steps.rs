@@ -48,7 +48,9 @@ pub(super) enum Step {
     Cancel(usize),
     LetGo(usize),
     /// The upgradeable reader is to become a writer.
-    Upgrade,
+    Upgrade {
+        wait: bool,
+    },
     /// The time of the hold that no task has is over.
     GiveBack,
     Renew(usize),
@@ -158,7 +160,12 @@ impl Setup {
                     own.extend((0..line.waitlist.waiting().len()).map(Step::Cancel));
                 }
                 own.extend(line.may_be_let_go(state.time, &self.rules).map(Step::LetGo));
-                own.extend(line.may_be_upgraded(self.used()).then_some(Step::Upgrade));
+                if line.may_be_upgraded(self.used()) {
+                    own.push(Step::Upgrade { wait: true });
+                    if self.tries {
+                        own.push(Step::Upgrade { wait: false });
+                    }
+                }
                 own.extend(line.idle.as_ref().map(|_| Step::GiveBack));
                 if line.wants_to_send(state.time) {
                     own.push(Step::Send);

@@ -586,6 +586,16 @@ fn two_upgradeable_readers_and_a_reader() {
     daily(7, 20_000).check("two upgradeable readers, reader", two, 200_000);
 }
 
+/// It is refused for the readers beside it, and not for those that wait.
+#[test]
+fn a_try_of_an_upgrade() {
+    let tries = Setup {
+        tries: true,
+        ..upgradeable()
+    };
+    daily(7, 20_000).check("upgradeable reader that tries, reader, writer", tries, 100_000);
+}
+
 /// The writer waits for the reader, which waits behind it.
 #[test]
 fn an_upgrade_at_the_end_of_the_queue_is_found() {
@@ -603,6 +613,29 @@ fn an_upgrade_at_the_end_of_the_queue_is_found() {
         ..upgradeable()
     };
     find("an upgrade at the end of the queue", "everybody gets its turn", setup);
+}
+
+#[test]
+fn a_try_of_an_upgrade_that_is_refused_for_a_waiter_is_found() {
+    fn apply(before: Option<&State>, operation: &Operation, now: ServerTime) -> Option<State> {
+        let mut operation = operation.clone();
+        let entries = operation.requests.iter_mut().flat_map(|requests| &mut requests.entries);
+        for entry in entries.filter(|entry| !entry.wait) {
+            entry.upgrades = None;
+        }
+        state::apply(before, &operation, now)
+    }
+    let setup = Setup {
+        rules: with_apply(apply),
+        sorts: &[],
+        tries: true,
+        ..upgradeable()
+    };
+    find(
+        "a try of an upgrade behind a waiter",
+        "who is refused met somebody",
+        setup,
+    );
 }
 
 /// The third finds no room and knocks, while any client may die or fall silent.
