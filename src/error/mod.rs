@@ -26,7 +26,7 @@ use crate::{
     contention::Contention,
     deadlock::Deadlock,
     input::Setting,
-    protocol::{Kind, State},
+    protocol::{Kind, State, Use},
     status::Lost,
     token::FencingToken,
     truncated_debug::{MESSAGE_MOST, shown, shown_up_to},
@@ -50,37 +50,45 @@ debug_as_message!(
     GuardError
 );
 
-/// A kind mismatch: the name is in use as another kind of lock, or as one of another capacity.
+/// A kind mismatch: the name belongs to another kind of lock, to one of another capacity, or to a semaphore of fewer
+/// permits than were requested.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "`{}` is in use as {}, and was requested as {}",
-    shown(name.escape_debug()), described(*found, *found_capacity), described(*wanted, *wanted_capacity)
-)]
+#[error("`{}` is {}, and {}", shown(name.escape_debug()), described(*found, *found_capacity), self.request())]
 #[non_exhaustive]
 pub struct KindMismatch {
     /// The name of the lock.
     pub name: String,
-    /// The kind of its present holders and waiters.
+    /// The kind that the lock has.
     pub found: Kind,
-    /// The capacity that it has for them: a number of permits, arrivals or parties, and 1 for a mutex, an election or a
+    /// The capacity that it has: a number of permits, arrivals or parties, and 1 for a mutex, an election or a
     /// document. That of a readers-writer lock means nothing to its users.
     pub found_capacity: u64,
     /// The kind that was requested.
     pub wanted: Kind,
     /// The capacity that was requested.
     pub wanted_capacity: u64,
+    /// The number of permits that was requested; 0 for a call that only reads or sets their number.
+    pub wanted_permits: u64,
 }
 
 impl KindMismatch {
-    pub(crate) fn new(name: &str, found: &State, wanted: Kind, capacity: i64) -> Self {
-        let unsigned = |capacity| u64::try_from(capacity).unwrap_or(0);
+    pub(crate) fn new(name: &str, found: &State, (wanted, capacity): Use, permits: i64) -> Self {
+        let unsigned = |number| u64::try_from(number).unwrap_or(0);
         Self {
             name: name.to_owned(),
             found: found.kind,
             found_capacity: unsigned(found.capacity),
             wanted,
             wanted_capacity: unsigned(capacity),
+            wanted_permits: unsigned(permits),
         }
+    }
+
+    fn request(&self) -> String {
+        if self.found == self.wanted && self.wanted_permits > self.found_capacity {
+            return format!("{} were requested", self.wanted_permits);
+        }
+        format!("was requested as {}", described(self.wanted, self.wanted_capacity))
     }
 }
 
@@ -104,7 +112,7 @@ pub enum BuildError {
     #[error(transparent)]
     Invalid(#[from] InvalidInput),
     /// The server could not be reached, or it refused.
-    #[error(transparent)]
+    #[error("{0}; `watchlock doctor` finds the cause")]
     Server(#[from] ServerError),
     /// The builder requires a change stream, and this server has none to offer.
     #[error("a change stream is required, and the server is a standalone: start it as a replica set of one node")]
@@ -170,7 +178,7 @@ pub enum AcquireError {
         /// The holders, and the waiters ahead of us.
         contention: Box<Contention>,
     },
-    /// The name is in use as another kind of lock. Nothing was changed.
+    /// The name belongs to another kind of lock, or the semaphore has fewer permits. Nothing was changed.
     #[error(transparent)]
     KindMismatch(#[from] KindMismatch),
     /// The server refused, or it could not be reached or did not answer a try:
@@ -411,7 +419,7 @@ pub enum RunError {
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum OperateError {
-    /// The name is in use as another kind of lock.
+    /// The name belongs to another kind of lock.
     #[error(transparent)]
     KindMismatch(#[from] KindMismatch),
     /// The name is out of bounds; nothing was sent.

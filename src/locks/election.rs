@@ -186,7 +186,7 @@ impl<W: World> Election<W> {
                 .holders
                 .retain(|holder| exchange.now.is_none_or(|now| holder.until > now));
             if !state.holders.is_empty() && state.kind != Kind::Election {
-                return Err(KindMismatch::new(&self.name, &state, Kind::Election, 1).into());
+                return Err(KindMismatch::new(&self.name, &state, (Kind::Election, 1), 0).into());
             }
             Ok(Leader::of(&state))
         })

@@ -203,7 +203,7 @@ impl<W: World> Semaphore<W> {
             let mut holders = state.holders.iter().filter(|holder| live(holder.until)).peekable();
             let is_ours = !state.is_set && holders.peek().is_none();
             if !is_ours && state.refuses((Kind::Semaphore, *capacity), *by, 0) {
-                return Err(KindMismatch::new(name, &state, Kind::Semaphore, *capacity).into());
+                return Err(KindMismatch::new(name, &state, (Kind::Semaphore, *capacity), 0).into());
             }
             let capacity = if is_ours { *capacity } else { state.capacity };
             let held: i64 = holders.map(|holder| holder.permits).sum();

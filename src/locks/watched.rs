@@ -79,7 +79,7 @@ impl Places {
         let (kind, count) = (self.kind, i64::from(self.count));
         let is_idle = state.holders.is_empty();
         if !is_idle && (state.kind, state.capacity) != (kind, count) {
-            return Err(KindMismatch::new(&self.name, state, kind, count));
+            return Err(KindMismatch::new(&self.name, state, (kind, count), 0));
         }
         Ok(())
     }

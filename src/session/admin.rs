@@ -116,7 +116,7 @@ impl Session {
                 telemetry::set_permits(name, permits);
                 Ok(LockInfo::after_write(name, &state))
             }
-            Some(state) => Err(KindMismatch::new(name, &state, Kind::Semaphore, permits).into()),
+            Some(state) => Err(KindMismatch::new(name, &state, (Kind::Semaphore, permits), 0).into()),
             // The operation makes the document where there is none.
             None => Err(ServerError::overdue().into()),
         }

@@ -42,7 +42,9 @@ pub(crate) fn refused(why: Refusal, name: &str, ended: Option<&Ended>, ids: &Ids
                 contention: Box::new(contention.unwrap_or_else(|| Contention::behind(0))),
             }
         }
-        (Refusal::Mismatched { wanted }, Some(state)) => KindMismatch::new(name, state, wanted.0, wanted.1).into(),
+        (Refusal::Mismatched { wanted, permits }, Some(state)) => {
+            KindMismatch::new(name, state, wanted, permits).into()
+        }
         (Refusal::Mismatched { .. } | Refusal::Missing, _) => AcquireError::NoDocument { name: name.to_owned() },
         (Refusal::Failed, _) => error_of(ended).into(),
         (Refusal::Closed, _) => AcquireError::Closed,

@@ -128,7 +128,7 @@ async fn one_name_is_one_kind_of_lock_while_it_is_used() {
             let AcquireError::KindMismatch(error) = error else {
                 panic!("{error}")
             };
-            let expected = format!("`x` is in use as a semaphore of 3 permits, and was requested as {wanted}");
+            let expected = format!("`x` is a semaphore of 3 permits, and was requested as {wanted}");
             assert_eq!(error.to_string(), expected);
         }
         assert!(b.semaphore("x", 4).exact().available_permits().await.is_err());

@@ -203,7 +203,10 @@ async fn a_client_with_another_number_goes_by_that_of_the_lock_or_is_refused() {
         assert_eq!((other.permits(), other.available_permits().await.unwrap()), (9, 0));
         assert!(other.try_acquire().await.unwrap().is_none());
         let too_many = other.acquire_many(3).await.unwrap_err();
-        assert!(too_many.to_string().contains("a semaphore of 2 permits"), "{too_many}");
+        assert_eq!(
+            too_many.to_string(),
+            "`x` is a semaphore of 2 permits, and 3 were requested"
+        );
         let exact = other.clone().exact();
         for error in [
             exact.acquire().await.unwrap_err(),
@@ -225,7 +228,22 @@ async fn a_number_that_was_set_stays_while_nobody_holds_the_lock() {
             let held = locks.semaphore("x", 9).acquire().await.unwrap();
             assert_eq!(held.total_permits(), 2);
             held.release().await.unwrap();
-            assert!(locks.semaphore("x", 9).exact().try_acquire().await.is_err());
+            let exact = locks.semaphore("x", 9).exact();
+            for (error, wanted) in [
+                (
+                    exact.try_acquire().await.unwrap_err(),
+                    "was requested as a semaphore of 9 permits",
+                ),
+                (
+                    locks.semaphore("x", 9).acquire_many(3).await.unwrap_err(),
+                    "3 were requested",
+                ),
+            ] {
+                assert_eq!(
+                    error.to_string(),
+                    format!("`x` is a semaphore of 2 permits, and {wanted}")
+                );
+            }
             assert!(locks.semaphore("x", 2).exact().try_acquire().await.unwrap().is_some());
         }
         assert!(b.mutex("x").try_acquire().await.is_err(), "it is a semaphore");

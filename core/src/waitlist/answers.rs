@@ -206,7 +206,10 @@ impl<H: Hold> Step<'_, H> {
             let wanted = waiting.wants.used;
             // An earlier request may still find the lock in another use again.
             let to = self.cancel(key);
-            let why = Refusal::Mismatched { wanted };
+            let why = Refusal::Mismatched {
+                wanted,
+                permits: entry.permits,
+            };
             self.effects.extend(to.map(|to| Effect::Refused { to, why }));
         } else if entry.wait {
             waiting.stage = Stage::Asked;
@@ -253,7 +256,8 @@ impl<H: Hold> Step<'_, H> {
                 self.waiting.push_back(waiting);
             } else if (state.is_set || !is_free) && state.refuses(wanted, waiting.wants.by, waiting.wants.permits) {
                 self.abandon(&waiting);
-                self.refuse(waiting, Refusal::Mismatched { wanted });
+                let permits = waiting.wants.permits;
+                self.refuse(waiting, Refusal::Mismatched { wanted, permits });
             } else if first == Some(&waiting.entry) || !fits {
                 // An earlier request may still find the lock free.
                 self.abandon(&waiting);

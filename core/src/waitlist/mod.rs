@@ -207,8 +207,8 @@ pub enum Effect<H: Hold> {
 pub enum Refusal {
     /// A try found the lock taken, with so many waiters ahead of it; it may want to know the holder.
     Denied { before: usize, names_holder: bool },
-    /// The lock is used as another kind, or with another capacity, than the task wants.
-    Mismatched { wanted: Use },
+    /// The lock is used as another kind, or with another capacity, than the task wants, or has fewer permits.
+    Mismatched { wanted: Use, permits: i64 },
     /// There is no document to lock, and none may be made.
     Missing,
     /// The operation that asked for it failed, and is not repeated.

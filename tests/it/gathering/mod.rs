@@ -74,7 +74,7 @@ async fn a_name_that_is_in_use_otherwise_is_refused() {
         assert!(
             error
                 .to_string()
-                .ends_with("is in use as a latch of 2 arrivals, and was requested as a latch of 3 arrivals"),
+                .ends_with("is a latch of 2 arrivals, and was requested as a latch of 3 arrivals"),
             "{error}"
         );
         assert!(a.mutex("x").try_acquire().await.is_err());

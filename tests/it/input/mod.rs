@@ -279,6 +279,10 @@ async fn bad_settings_are_refused_before_anything_is_sent() {
         .unwrap();
     let error = LockClient::builder(client.database("any")).build().await.unwrap_err();
     assert!(matches!(error, BuildError::Server(_)), "{error:?}");
+    assert!(
+        error.to_string().ends_with("; `watchlock doctor` finds the cause"),
+        "{error}"
+    );
 }
 
 /// Names that are something else to the server, or to whoever is careless with strings.

@@ -301,10 +301,7 @@ async fn a_try_that_wants_another_kind_is_told_so_by_the_answer_to_another() {
     assert!(other.try_recv().is_err());
     bench.settle();
     let error = other.try_recv().unwrap().unwrap_err().to_string();
-    assert_eq!(
-        error,
-        "`x` is in use as a mutex, and was requested as a semaphore of 5 permits"
-    );
+    assert_eq!(error, "`x` is a mutex, and was requested as a semaphore of 5 permits");
     // Where the first lets go meanwhile, it is free for it.
     let (_, mut other) = bench.join_for(permits(5, 1));
     let _left = bench.let_go(&hold);
