@@ -81,7 +81,7 @@ mod world;
 
 // The protocol and the waiting client, without I/O, are a crate of their own: here they are as if they were modules.
 pub(crate) use watchlock_core::{
-    backoff, config, grant_path, hold_options, hold_watch, input, lost_reason, metric_names, name, protocol,
+    backoff, config, grant_path, hold_options, input, lost_reason, metric_names, name, protocol,
     truncated_debug, waitlist,
 };
 

@@ -11,7 +11,11 @@ use crate::{
 
 /// Returns the settings of a client in this process, all of them by default.
 pub(crate) fn settings() -> Settings {
-    Settings::on(host(), std::process::id())
+    Settings {
+        host: host(),
+        pid: std::process::id(),
+        ..Settings::default()
+    }
 }
 
 /// Returns this machine's own name: only shown to people.

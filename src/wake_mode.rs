@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-pub use watchlock_core::{hold_watch::HoldWatch, wake_source::WakeSource};
+pub use watchlock_core::wake_source::{HoldWatch, WakeSource};
 
 /// The way in which a client's waiters learn of a release at present.
 ///

@@ -9,14 +9,12 @@ use mongodb::{bson::Timestamp, options::ReadPreference};
 
 use crate::{
     backoff::LONGEST_PAUSE,
-    hold_watch::HoldWatch,
     input::{
-        InvalidInput, at_least, at_most, below, check_duration, check_history, check_hold_watch, check_keep_idle,
-        check_metered, check_name, check_operations, check_owner_id, check_text,
+        InvalidInput, Setting, at_least, at_most, below, check_count, check_duration, check_filled, check_name, check_text,
     },
     metric_names::Metered,
-    protocol::{Identity, Owner, Record, ServerTime},
-    wake_source::WakeSource,
+    protocol::{HISTORY_MOST, Identity, Owner, Record, ServerTime},
+    wake_source::{HoldWatch, WakeSource},
 };
 
 /// Shortest lease: with less, a pause of the scheduler or one lost packet costs the lock.
@@ -35,6 +33,13 @@ const DRIFT: u32 = 1_000;
 
 /// Minimum limit of a hold: with less, its time could be over before its owner learns of the grant.
 const LIMIT_LEAST: Duration = Duration::from_millis(10);
+
+/// Maximum number of a client's operations at once: no driver's pool that was seen is larger.
+const OPERATIONS_MOST: usize = 1_000;
+
+/// Maximum number of locks of a client with metrics of their own: each is some hundred time series, most of them
+/// buckets, and so many locks are what a Prometheus server takes from one process without notice.
+const METERED_MOST: usize = 100;
 
 /// The limits of the time for which a lock is held; `None`: there is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -82,11 +87,6 @@ pub struct Config {
 }
 
 impl Limits {
-    pub const NONE: Self = Self {
-        report: None,
-        lose: None,
-    };
-
     /// Refuses limits that are out of bounds.
     pub fn check(self) -> Result<(), InvalidInput> {
         for (name, limit) in [("warning limit", self.report), ("limit of the hold", self.lose)] {
@@ -144,18 +144,30 @@ impl Config {
         at_most("claim lease", claim_lease, "lease", lease)?;
         at_most("claim lease", claim_lease, "longest accepted value", RETENTION_LEAST)?;
         at_most("shortest poll interval", poll_least, "longest", poll_most)?;
-        check_operations(self.max_operations)?;
-        check_hold_watch(self.hold_watch)?;
+        check_count("client", self.max_operations, "operations at once", 1..=OPERATIONS_MOST)?;
+        self.hold_watch.check()?;
         self.limits.check()?;
-        check_keep_idle(self.keep_idle, self.hands_on)?;
-        check_history(self.history)?;
-        let metered = self.metered.names();
-        check_metered(metered.len())?;
-        for name in metered {
-            check_name(name)?;
-        }
+        self.check_keep_idle(self.keep_idle)?;
+        check_count("history", self.history, "holds", 0..=HISTORY_MOST)?;
+        let mut metered = self.metered.names();
+        check_count("list of locks with metrics", metered.len(), "names", 0..=METERED_MOST)?;
+        metered.try_for_each(check_name)?;
         self.label.as_ref().map_or(Ok(()), |label| check_text("label", label))?;
-        self.owner_id.as_ref().map_or(Ok(()), |id| check_owner_id(id))
+        let owner_id = self.owner_id.as_ref();
+        owner_id.map_or(Ok(()), |id| check_filled("owner id", id))
+    }
+
+    /// Checks the time for which a lock stays with the client after its last release. The lock then waits to be handed
+    /// on to the next task, so a client that does not hand locks on can't keep one.
+    pub(crate) fn check_keep_idle(&self, keep: Duration) -> Result<(), InvalidInput> {
+        check_duration("time to keep an idle lock", keep)?;
+        if !self.hands_on && !keep.is_zero() {
+            return Err(InvalidInput::new(format!(
+                "keep_idle of {} requires hand_on_locally, which is off",
+                Setting(keep)
+            )));
+        }
+        Ok(())
     }
 
     /// Starts the client at this time of the server's clock: from now on it is an incarnation of its owner. All
@@ -259,7 +271,7 @@ pub fn millis(duration: Duration) -> i64 {
 }
 
 /// Settings given to the builder; missing ones are derived from the lease.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Settings {
     pub lease: Option<Duration>,
     pub renewal_interval: Option<Duration>,
@@ -284,41 +296,7 @@ pub struct Settings {
     pub owner_id: Option<String>,
 }
 
-#[cfg(any(test, feature = "testing"))]
-impl Default for Settings {
-    /// Returns the settings of a client without a name.
-    fn default() -> Self {
-        Self::on(String::new(), 0)
-    }
-}
-
 impl Settings {
-    /// Creates the settings of a client in this process of this machine, all of them by default.
-    pub fn on(host: String, pid: u32) -> Self {
-        Self {
-            lease: None,
-            renewal_interval: None,
-            claim_lease: None,
-            retention: None,
-            skew_margin: None,
-            poll_interval: None,
-            wake_source: WakeSource::default(),
-            hold_watch: HoldWatch::default(),
-            max_operations: None,
-            near: None,
-            stream_read_preference: None,
-            hands_on: None,
-            keep_idle: None,
-            metered: Vec::new(),
-            limits: Limits::NONE,
-            history: None,
-            host,
-            pid,
-            label: None,
-            owner_id: None,
-        }
-    }
-
     /// Returns the settings, or an error for the first one out of bounds.
     pub fn validate(self) -> Result<Config, InvalidInput> {
         let config = self.unchecked();
@@ -490,13 +468,13 @@ mod tests {
         }
         refused(
             |given| given.max_operations = Some(0),
-            ["operations at once is 0", "1 to 1000"],
+            ["has 0 operations at once", "1 to 1000"],
         );
         refused(
             |given| given.max_operations = Some(1_001),
-            ["operations at once is 1001", "1 to 1000"],
+            ["has 1001 operations at once", "1 to 1000"],
         );
-        refused(|given| given.history = Some(21), ["history of 21", "longer than 20"]);
+        refused(|given| given.history = Some(21), ["history has 21", "at most 20"]);
     }
 
     #[test]
@@ -531,7 +509,7 @@ mod tests {
         );
         refused(
             |given| given.metered = (0..101).map(|number| format!("lock-{number}")).collect(),
-            ["names of 101 locks", "at most 100"],
+            ["locks with metrics has 101 names", "at most 100"],
         );
         refused(
             |given| given.metered = vec!["nightly".to_owned(), "n".repeat(1025)],

@@ -5,26 +5,27 @@ use std::time::Duration;
 
 use crate::{
     config::{Config, LEASE_LEAST, Limits},
-    input::{InvalidInput, above, at_least, below, check_duration, check_keep_idle, not_below},
+    input::{InvalidInput, above, at_least, at_most, below, check_duration},
 };
 
 /// The terms of an acquire; unset ones are the client's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Terms {
     /// `None`: the client's own.
-    length: Option<Duration>,
+    pub length: Option<Duration>,
     /// Whether nobody renews the hold.
-    fixed: bool,
+    pub fixed: bool,
     /// The time after the grant before which the lock does not open, whatever becomes of its holder.
-    at_least: Duration,
+    pub at_least: Duration,
     /// Missing limits are the client's, unless the hold is `unlimited`.
-    limits: Limits,
-    unlimited: bool,
+    pub limits: Limits,
+    /// Whether the hold lasts by its nature, so that the client's limits don't apply.
+    pub unlimited: bool,
     /// Whether the hold always comes from the server and goes back to it, as a period counts from the time of its
     /// grant.
-    by_server: bool,
+    pub by_server: bool,
     /// The time for which the lock stays with the client after its last release; `None`: the client's own.
-    keep_idle: Option<Duration>,
+    pub keep_idle: Option<Duration>,
 }
 
 /// The lease of a hold by its terms and its client's settings.
@@ -44,50 +45,12 @@ pub struct Lease {
 }
 
 impl Terms {
-    /// Returns the terms of a hold that lasts by its nature, so that the client's limits don't apply.
-    pub fn unlimited() -> Self {
-        Self {
-            unlimited: true,
-            ..Self::default()
-        }
-    }
-
-    /// Returns the terms of a hold that no task of this client has from another.
-    pub fn by_server() -> Self {
-        Self {
-            by_server: true,
-            ..Self::default()
-        }
-    }
-
     pub fn set_lease(&mut self, length: Duration) {
         (self.length, self.fixed) = (Some(length), false);
     }
 
-    /// Returns the same terms with this lease, unless they have one.
-    pub fn or_lease(self, length: Duration) -> Self {
-        let length = self.length.or(Some(length));
-        Self { length, ..self }
-    }
-
     pub fn set_fixed(&mut self, length: Duration) {
         (self.length, self.fixed) = (Some(length), true);
-    }
-
-    pub fn set_at_least(&mut self, at_least: Duration) {
-        self.at_least = at_least;
-    }
-
-    pub fn set_warn_after(&mut self, limit: Duration) {
-        self.limits.report = Some(limit);
-    }
-
-    pub fn set_lose_after(&mut self, limit: Duration) {
-        self.limits.lose = Some(limit);
-    }
-
-    pub fn set_keep_idle(&mut self, keep: Duration) {
-        self.keep_idle = Some(keep);
     }
 
     /// Whether these terms are the same apart from the terms that apply after the release.
@@ -113,16 +76,16 @@ impl Terms {
     pub fn check(&self, config: &Config) -> Result<(), InvalidInput> {
         check_duration("least time", self.at_least)?;
         self.limits.check()?;
-        check_keep_idle(self.keep_idle(config), config.hands_on)?;
+        config.check_keep_idle(self.keep_idle(config))?;
         let Some(length) = self.length else {
             return Ok(());
         };
         if self.fixed {
-            not_below(
-                "fixed time",
-                length,
+            at_most(
                 "time for which the lock stays taken at least",
                 self.at_least,
+                "fixed time",
+                length,
             )?;
         }
         at_least("lease", length, LEASE_LEAST)?;
@@ -148,9 +111,11 @@ impl Terms {
             // A hold with a short lease does not wait behind holds with a long one.
             urgent_below: length.max(config.lease) / 2,
             at_least: self.at_least,
-            limits: self
-                .limits
-                .or(if self.unlimited { Limits::NONE } else { config.limits }),
+            limits: self.limits.or(if self.unlimited {
+                Limits::default()
+            } else {
+                config.limits
+            }),
         }
     }
 
@@ -217,14 +182,16 @@ mod tests {
             ..Settings::default()
         };
         let late = late.validate().unwrap();
-        let mut for_ever = Terms::default();
-        for_ever.set_at_least(Duration::MAX);
+        let for_ever = Terms {
+            at_least: Duration::MAX,
+            ..Terms::default()
+        };
         let mut short = Terms::default();
         short.set_fixed(4 * SECOND);
-        short.set_at_least(5 * SECOND);
+        short.at_least = 5 * SECOND;
         let (mut at_once, mut endless) = (Terms::default(), Terms::default());
-        at_once.set_warn_after(Duration::ZERO);
-        endless.set_lose_after(Duration::MAX);
+        at_once.limits.report = Some(Duration::ZERO);
+        endless.limits.lose = Some(Duration::MAX);
         let cases = [
             (&config, at_once, ["warning limit of 0ns", "10ms"]),
             (&config, endless, ["limit of the hold of 184", "31622400s"]),
@@ -233,7 +200,7 @@ mod tests {
             (&config, terms(Duration::MAX), ["lease of 184", "31622400s"]),
             (&late, terms(10 * SECOND), ["interval of 9.3", "8.99s"]),
             (&config, for_ever, ["least time of 184", "31622400s"]),
-            (&config, short, ["fixed time of 4s", "at least, 5s"]),
+            (&config, short, ["at least of 5s", "fixed time, 4s"]),
         ];
         for (config, terms, words) in cases {
             let message = terms.check(config).unwrap_err().to_string();
@@ -249,8 +216,10 @@ mod tests {
     fn a_lease_covers_the_time_for_which_the_lock_stays_taken_at_least() {
         let config = Settings::default().validate().unwrap();
         let lease_of = |least, length: Option<Duration>| {
-            let mut terms = Terms::default();
-            terms.set_at_least(least);
+            let mut terms = Terms {
+                at_least: least,
+                ..Terms::default()
+            };
             length.into_iter().for_each(|length| terms.set_lease(length));
             terms.check(&config).unwrap();
             let lease = terms.lease(&config);
@@ -262,7 +231,7 @@ mod tests {
         // Equal terms are no contradiction.
         let mut fixed = Terms::default();
         fixed.set_fixed(20 * SECOND);
-        fixed.set_at_least(20 * SECOND);
+        fixed.at_least = 20 * SECOND;
         fixed.check(&config).unwrap();
     }
 
@@ -277,9 +246,13 @@ mod tests {
         };
         let config = settings.validate().unwrap();
         let mut own = Terms::default();
-        own.set_warn_after(5 * SECOND);
+        own.limits.report = Some(5 * SECOND);
         let limits = own.lease(&config).limits;
         assert_eq!((limits.report, limits.lose), (Some(5 * SECOND), Some(90 * SECOND)));
-        assert_eq!(Terms::unlimited().lease(&config).limits, Limits::NONE);
+        let unlimited = Terms {
+            unlimited: true,
+            ..Terms::default()
+        };
+        assert_eq!(unlimited.lease(&config).limits, Limits::default());
     }
 }

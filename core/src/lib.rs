@@ -17,7 +17,6 @@ pub mod backoff;
 pub mod config;
 pub mod grant_path;
 pub mod hold_options;
-pub mod hold_watch;
 pub mod input;
 pub mod lost_reason;
 pub mod metric_names;

@@ -12,13 +12,13 @@ use super::{
 };
 use crate::{
     contention::Contention,
-    error::{AcquireError, ServerError},
+    error::{AcquireError, InvalidInput, ServerError},
     handle::{
         count::{Count, One},
         owned::OwnedHold,
         target::Target,
     },
-    input::{check_attempts, check_claims, check_document},
+    input::{check_count, check_document},
     locks::{
         acquire::{Acquire, Ask, Got},
         options::{CanFix, CanLimit, Options},
@@ -239,8 +239,10 @@ impl<T: DeserializeOwned, C> Claim<T, C> {
         check_document("the filter of the claim", filter)?;
         let sort = sort.as_ref();
         sort.map_or(Ok(()), |sort| check_document("the sort of the claim", sort))?;
-        attempts_most.map_or(Ok(()), check_attempts)?;
-        check_claims(self.most, CLAIMED_MOST)?;
+        if attempts_most.is_some_and(|most| most < 1) {
+            return Err(InvalidInput::new("max_attempts is 0; it must be at least 1").into());
+        }
+        check_count("claim", self.most, "documents", 1..=CLAIMED_MOST)?;
         options.check(&self.locks.session()?.config)?;
         let reason = options.reason.as_deref();
         Ok(Attempt::begin(None, None, Kind::Document, 1, waits, reason))

@@ -306,7 +306,7 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     where
         T: CanKeep,
     {
-        self.options.terms.set_at_least(least);
+        self.options.terms.at_least = least;
         self
     }
 
@@ -335,7 +335,7 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     where
         T: CanLimit,
     {
-        self.options.terms.set_warn_after(limit);
+        self.options.terms.limits.report = Some(limit);
         self
     }
 
@@ -367,7 +367,7 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     where
         T: CanLimit,
     {
-        self.options.terms.set_lose_after(limit);
+        self.options.terms.limits.lose = Some(limit);
         self
     }
 
@@ -393,7 +393,7 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     where
         T: CanIdle,
     {
-        self.options.terms.set_keep_idle(keep);
+        self.options.terms.keep_idle = Some(keep);
         self
     }
 

@@ -39,7 +39,7 @@ use crate::{
     world::{Async, World},
 };
 #[cfg(feature = "sync")]
-use crate::{input::check_timeout, world::Blocking};
+use crate::{input::check_duration, world::Blocking};
 
 /// Time for which a passed place stays taken if nobody clears it before. A party can be late by any time as long as its
 /// place is renewed, which does not depend on whether its future is polled. The last party to leave clears the places,
@@ -427,7 +427,7 @@ impl Barrier<Blocking> {
     ///
     /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
     pub fn wait_timeout(&self, timeout: Duration) -> Result<Option<BarrierPass>, BarrierError> {
-        check_timeout(timeout).map_err(AcquireError::from)?;
+        check_duration("timeout", timeout).map_err(AcquireError::from)?;
         let waited = Blocking::call(async { tokio::time::timeout(timeout, self.passed()).await });
         waited.map_or(Ok(None), |passed| passed.map(Some))
     }

@@ -10,7 +10,6 @@ use crate::world::Blocking;
 use crate::{
     error::{AcquireError, KindMismatch, OperateError, ReleaseError, RenewError},
     handle::{Held, Released, View},
-    hold_options::Terms,
     input::{check_name, check_text},
     inspect::HolderInfo,
     name::LockName,
@@ -155,7 +154,7 @@ impl<W: World> Election<W> {
             ..Share::whole(self.session.clone(), self.name.clone(), Kind::Election)
         };
         // A leader leads for as long as it can.
-        Acquire::with(share, Options::on(Terms::unlimited()))
+        Acquire::with(share, Options::unlimited())
     }
 
     /// Returns the leader at this moment; `None` if there is none.

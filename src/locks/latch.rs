@@ -7,6 +7,8 @@ use std::{fmt, future::Future, marker::PhantomData, time::Duration};
 
 use tokio::time::sleep;
 
+#[cfg(feature = "sync")]
+use crate::world::Blocking;
 use crate::{
     backoff::{Backoff, LONGEST_PAUSE},
     config::millis,
@@ -19,8 +21,6 @@ use crate::{
     session::UserHandle,
     world::{Async, World},
 };
-#[cfg(feature = "sync")]
-use crate::{input::check_timeout, world::Blocking};
 
 /// Time for which an arrival counts unless set.
 const COUNTS_FOR: Duration = Duration::from_secs(24 * 3600);
@@ -371,7 +371,7 @@ impl Latch<Blocking> {
     /// # Ok(()) }
     /// ```
     pub fn wait_timeout(&self, timeout: Duration) -> Result<bool, AcquireError> {
-        check_timeout(timeout)?;
+        check_duration("timeout", timeout)?;
         let waited = Blocking::call(async { tokio::time::timeout(timeout, self.opened()).await });
         waited.map_or(Ok(false), |opened| opened.map(|()| true))
     }

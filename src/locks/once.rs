@@ -209,7 +209,13 @@ impl<W: World> Once<W> {
             failures_count: false,
             // The period counts from the grant, and a failed attempt must leave the lock to the next process that
             // tries.
-            options: Options::on(Terms::by_server()),
+            options: Options {
+                terms: Terms {
+                    by_server: true,
+                    ..Terms::default()
+                },
+                ..Options::default()
+            },
             of: PhantomData,
         }
     }

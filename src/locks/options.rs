@@ -9,7 +9,7 @@ use crate::{
     error::InvalidInput,
     handle::target::Target,
     hold_options::Terms,
-    input::{check_text, check_timeout},
+    input::{check_duration, check_text},
 };
 
 /// The options of all acquires, as the user sets them.
@@ -26,19 +26,19 @@ pub struct Options {
 }
 
 impl Options {
-    /// Returns the options of an acquire on these terms.
-    pub(crate) fn on(terms: Terms) -> Self {
-        Self {
-            terms,
-            ..Self::default()
-        }
+    /// Returns the options of an acquire whose hold lasts by its nature.
+    pub(crate) fn unlimited() -> Self {
+        let mut options = Self::default();
+        options.terms.unlimited = true;
+        options
     }
 
     /// Refuses values that are out of bounds, before anything is sent.
     pub(crate) fn check(&self, config: &Config) -> Result<(), InvalidInput> {
         let reason = self.reason.as_ref();
         reason.map_or(Ok(()), |reason| check_text("reason", reason))?;
-        self.timeout.map_or(Ok(()), check_timeout)?;
+        self.timeout
+            .map_or(Ok(()), |timeout| check_duration("timeout", timeout))?;
         self.terms.check(config)
     }
 }

@@ -105,7 +105,11 @@ impl Share {
             upgrades: reader.as_ref().map(|reader| reader.hold().id.clone()),
             terms: match &reader {
                 // Its reader ends it.
-                Some(reader) => Terms::unlimited().or_lease(reader.hold().length()),
+                Some(reader) => Terms {
+                    length: Some(reader.hold().length()),
+                    unlimited: true,
+                    ..Terms::default()
+                },
                 None => options.terms,
             },
             owner: Owner {

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use crate::{
     error::{AcquireError, InvalidInput, KindMismatch},
-    hold_options::Terms,
-    input::{check_name, check_places},
+    input::{check_count, check_name},
     locks::{acquire::Acquire, options::Options, request::Share, targets::Place},
     name::LockName,
     protocol::{Exchange, Kind, State},
@@ -28,7 +27,7 @@ impl Places {
     /// Refuses values that are out of bounds, before anything is sent.
     pub(super) fn check(&self, of: &str, most: u32) -> Result<(), InvalidInput> {
         check_name(&self.name)?;
-        check_places(self.kind, self.count, of, most)
+        check_count(self.kind, self.count, of, 1..=most)
     }
 
     /// Acquires one place, with a value for others to read. The client's limits to holding don't apply: a place is held
@@ -39,7 +38,7 @@ impl Places {
             value,
             ..Share::whole(self.session.clone(), self.name.clone(), self.kind)
         };
-        Acquire::with(share, Options::on(Terms::unlimited()))
+        Acquire::with(share, Options::unlimited())
     }
 
     /// Reads the document as the primary has it, without entries whose time is over.

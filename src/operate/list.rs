@@ -11,7 +11,7 @@ use std::{
 use crate::world::Blocking;
 use crate::{
     error::{InvalidInput, OperateError},
-    input::check_prefix,
+    input::check_text,
     inspect::LockInfo,
     protocol::{Kind, State},
     session::UserHandle,
@@ -163,7 +163,7 @@ impl<W: World> List<W> {
     async fn listing(self) -> Result<Listing, OperateError> {
         let Self { session, filter, .. } = self;
         let session = session?;
-        check_prefix(&filter.selection.prefix)?;
+        check_text("name prefix", &filter.selection.prefix)?;
         let listing = session.list(&filter.selection, View::Newest);
         let Listed {
             found,

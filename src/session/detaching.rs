@@ -164,7 +164,7 @@ impl Session {
         let length = Duration::from_millis(holder.lease.unsigned_abs());
         let mut terms = Terms::default();
         terms.set_lease(length);
-        terms.set_at_least(detached.at_least.min(length));
+        terms.at_least = detached.at_least.min(length);
         terms.check(&self.config)?;
         let lease = terms.lease(&self.config);
         let used = (state.kind, state.capacity);

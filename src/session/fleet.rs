@@ -12,8 +12,13 @@ use tokio::time::Instant;
 
 use super::{Session, Table, admin::ONCE, hold_check::VERIFY_EVERY, timer_queue::AT_A_TIME};
 use crate::{
-    backoff::Backoff, config::Config, hold_watch::HoldWatch, protocol::ServerTime, store::LogTime, telemetry,
-    waitlist::clock::ServerClock, wake_mode::WakeMode,
+    backoff::Backoff,
+    config::Config,
+    protocol::ServerTime,
+    store::LogTime,
+    telemetry,
+    waitlist::clock::ServerClock,
+    wake_mode::{HoldWatch, WakeMode},
 };
 
 /// Time of the server's processor, in seconds, that one open change stream costs for each write of the set. Measured with

@@ -683,7 +683,7 @@ fn a_builder_for_threads_has_the_settings() {
     let memory = InMemory::new();
     let builder = || memory.builder().blocking();
     let error = builder().max_operations(0).build().unwrap_err();
-    assert!(error.to_string().contains("operations at once is 0"), "{error}");
+    assert!(error.to_string().contains("has 0 operations at once"), "{error}");
     let (most, limit) = (Duration::from_millis(10), Duration::from_millis(60));
     let locks = builder().history(1).warn_after(most).lose_after(limit).build().unwrap();
     let held = locks.mutex("x").acquire().run().unwrap();

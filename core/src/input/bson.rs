@@ -1,9 +1,12 @@
-//! Documents of the user's own: filters, sorts, updates, and documents to be stored.
+//! Documents of the user's own: filters, sorts, updates, and documents to be stored; and values for their `_id`.
 
-use mongodb::bson::{Bson, Document, RawDocumentBuf};
+use mongodb::bson::{Bson, Document, RawDocumentBuf, doc};
 
-use super::InvalidInput;
-use crate::truncated_debug::shown;
+use super::{InvalidInput, check_count};
+use crate::{
+    protocol::document::{ID_MOST, size_of_id},
+    truncated_debug::shown,
+};
 
 /// Maximum nesting depth that a server stores: the document itself, and 180 levels inside.
 pub const DEEPEST: usize = 181;
@@ -62,9 +65,38 @@ fn check_depth(depth: usize) -> Result<(), String> {
     Ok(())
 }
 
+/// Checks the `_id` of a document: a value that is not BSON, an operator or a pattern is not an id, and no document can
+/// have it.
+pub fn check_id(id: &Bson) -> Result<(), InvalidInput> {
+    if matches!(
+        id,
+        Bson::Document(_) | Bson::Array(_) | Bson::JavaScriptCodeWithScope(_)
+    ) {
+        check_document("the id", &doc! { "_id": id })?;
+    }
+    let operator = |document: &Document| document.keys().any(|key| key.starts_with('$'));
+    let kind = match id {
+        Bson::Array(_) => "an array",
+        Bson::RegularExpression(_) => "a regular expression",
+        Bson::Undefined => "undefined",
+        Bson::Document(document) if operator(document) => "a document with operators",
+        _ => return Ok(()),
+    };
+    let id = id.to_string();
+    Err(InvalidInput::new(format!(
+        "the id {} is {kind}; no document has such an `_id`",
+        shown(id.escape_debug())
+    )))
+}
+
+/// Checks that an `_id` is short enough to lock. Claims pass over longer ones, by the same bound.
+pub fn check_size(id: &Bson) -> Result<(), InvalidInput> {
+    check_count("id of the document", size_of_id(id), "bytes as BSON", 0..=ID_MOST)
+}
+
 #[cfg(test)]
 mod tests {
-    use mongodb::bson::{JavaScriptCodeWithScope, Regex, doc};
+    use mongodb::bson::{JavaScriptCodeWithScope, Regex};
 
     use super::*;
 

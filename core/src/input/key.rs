@@ -2,7 +2,7 @@
 
 use mongodb::bson::{Bson, Document, spec::BinarySubtype};
 
-use super::InvalidInput;
+use super::{InvalidInput, check_count};
 use crate::truncated_debug::shown;
 
 /// Maximum number of fields of a key.
@@ -14,12 +14,7 @@ const CODE_MOST: usize = 512;
 
 /// Checks the key of an element: its fields are those of the element itself, and its values are plain.
 pub fn check_key(key: &Document) -> Result<(), InvalidInput> {
-    if !(1..=FIELDS_MOST).contains(&key.len()) {
-        let count = key.len();
-        return Err(InvalidInput::new(format!(
-            "the key of an element has {count} fields; it must have 1 to {FIELDS_MOST}"
-        )));
-    }
+    check_count("key of an element", key.len(), "fields", 1..=FIELDS_MOST)?;
     key.iter().try_for_each(|(field, value)| {
         check_key_field(field)?;
         check_key_value(field, value)
@@ -28,13 +23,7 @@ pub fn check_key(key: &Document) -> Result<(), InvalidInput> {
 
 /// Checks the length of a key as text.
 pub fn check_code(code: &str) -> Result<(), InvalidInput> {
-    if code.len() > CODE_MOST {
-        let length = code.len();
-        return Err(InvalidInput::new(format!(
-            "the key of an element has {length} bytes as text; it must have at most {CODE_MOST}"
-        )));
-    }
-    Ok(())
+    check_count("key of an element", code.len(), "bytes as text", 0..=CODE_MOST)
 }
 
 fn check_key_field(field: &str) -> Result<(), InvalidInput> {

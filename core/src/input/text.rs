@@ -1,6 +1,6 @@
-//! Names of locks and collections, and texts for people.
+//! Names of locks and collections, paths of fields, and texts for people.
 
-use super::InvalidInput;
+use super::{InvalidInput, check_count};
 use crate::truncated_debug::shown;
 
 /// Longest name of a lock, label or reason, in bytes. Labels and reasons are stored with every entry, and much longer
@@ -13,47 +13,41 @@ const MULTI_NAMES_MOST: usize = 128;
 /// Longest name of a collection, in bytes: the server allows 255, those of the database included.
 const COLLECTION_MOST: usize = 200;
 
+/// Longest path of a field, in bytes: more than anybody needs, and less than a server accepts.
+const PATH_MOST: usize = 255;
+
+/// Maximum number of names in a path: that many sub-documents.
+const PATH_NAMES_MOST: usize = 16;
+
 /// Checks a name: 1 to 1,024 bytes of any text.
 pub fn check_name(name: &str) -> Result<(), InvalidInput> {
-    if name.is_empty() {
+    check_filled("name of a lock", name)
+}
+
+/// Checks a text that must not be empty.
+pub(crate) fn check_filled(what: &str, text: &str) -> Result<(), InvalidInput> {
+    if text.is_empty() {
         return Err(InvalidInput::new(format!(
-            "the name of a lock is empty; it must have 1 to {TEXT_MOST} bytes"
+            "the {what} is empty; it must have 1 to {TEXT_MOST} bytes"
         )));
     }
-    if name.len() > TEXT_MOST {
-        let length = name.len();
-        return Err(InvalidInput::new(format!(
-            "the name of a lock has {length} bytes; it must have 1 to {TEXT_MOST}"
-        )));
-    }
-    Ok(())
+    check_count(what, text.len(), "bytes", 1..=TEXT_MOST)
+}
+
+/// Checks a label, a reason, a value or a prefix: it has no more bytes than every entry may bring along.
+pub fn check_text(what: &str, text: &str) -> Result<(), InvalidInput> {
+    check_count(what, text.len(), "bytes", 0..=TEXT_MOST)
 }
 
 /// Checks the names of a multi-lock, sorted: at least one, not too many, and each once.
 pub fn check_names<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<(), InvalidInput> {
     let names: Vec<&str> = names.into_iter().collect();
-    if !(1..=MULTI_NAMES_MOST).contains(&names.len()) {
-        let count = names.len();
-        return Err(InvalidInput::new(format!(
-            "the multi-lock has {count} names; it must have 1 to {MULTI_NAMES_MOST}"
-        )));
-    }
+    check_count("multi-lock", names.len(), "names", 1..=MULTI_NAMES_MOST)?;
     names.iter().try_for_each(|name| check_name(name))?;
     if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
         let name = shown(twice[0].escape_debug());
         return Err(InvalidInput::new(format!(
             "`{name}` is given more than once; each name of a multi-lock must be given once"
-        )));
-    }
-    Ok(())
-}
-
-/// Checks a prefix: it is no longer than a name.
-pub fn check_prefix(prefix: &str) -> Result<(), InvalidInput> {
-    if prefix.len() > TEXT_MOST {
-        let length = prefix.len();
-        return Err(InvalidInput::new(format!(
-            "the name prefix has {length} bytes; it must have at most {TEXT_MOST}"
         )));
     }
     Ok(())
@@ -93,25 +87,28 @@ pub fn check_collection(name: &str) -> Result<(), InvalidInput> {
     )))
 }
 
-/// Checks an owner id: a text that is not empty.
-pub(crate) fn check_owner_id(id: &str) -> Result<(), InvalidInput> {
-    if id.is_empty() {
-        return Err(InvalidInput::new(format!(
-            "the owner id is empty; it must have 1 to {TEXT_MOST} bytes"
-        )));
-    }
-    check_text("owner id", id)
-}
-
-/// Checks a label, a reason or a value: it has no more bytes than every entry may bring along.
-pub fn check_text(what: &str, text: &str) -> Result<(), InvalidInput> {
-    if text.len() > TEXT_MOST {
-        let length = text.len();
-        return Err(InvalidInput::new(format!(
-            "the {what} has {length} bytes; it must have at most {TEXT_MOST}"
-        )));
-    }
-    Ok(())
+/// Checks the path of a field in the user's own documents that the library writes to; `purpose` follows the path in the message.
+pub fn check_path(path: &str, purpose: &str) -> Result<(), InvalidInput> {
+    let names = || path.split('.');
+    let problem = if path.len() > PATH_MOST {
+        format!("has {} bytes; it must have 1 to {PATH_MOST}", path.len())
+    } else if names().any(str::is_empty) {
+        "contains an empty name".to_owned()
+    } else if names().count() > PATH_NAMES_MOST {
+        format!("has {} names; it must have at most {PATH_NAMES_MOST}", names().count())
+    } else if path.contains('\0') || names().any(|name| name.starts_with('$')) {
+        "contains a name that begins with `$` or has a NUL".to_owned()
+    } else if names().any(|name| name.bytes().all(|byte| byte.is_ascii_digit())) {
+        "contains a number as a name, which would be an array index".to_owned()
+    } else if names().next() == Some("_id") {
+        "is in `_id`, which can't be written to".to_owned()
+    } else {
+        return Ok(());
+    };
+    Err(InvalidInput::new(format!(
+        "the field `{}` {purpose} {problem}",
+        shown(path.escape_debug())
+    )))
 }
 
 #[cfg(test)]
@@ -132,5 +129,34 @@ mod tests {
             check_database(name).unwrap_err();
         }
         check_database("app").unwrap();
+    }
+
+    #[test]
+    fn a_path_that_no_document_can_have_is_refused_with_its_problem() {
+        let long = "x".repeat(PATH_MOST + 1);
+        let deep = ["a"; PATH_NAMES_MOST + 1].join(".");
+        for (path, problem) in [
+            ("", "empty name"),
+            ("a..b", "empty name"),
+            ("$a", "`$`"),
+            ("a\0", "NUL"),
+            ("a.0", "array index"),
+            ("_id.x", "`_id`"),
+            (&long, "256 bytes; it must have 1 to 255"),
+            (&deep, "17 names; it must have at most 16"),
+        ] {
+            let error = check_path(path, "of a test").unwrap_err().to_string();
+            assert!(error.contains(problem) && error.len() < 400, "{error}");
+        }
+        for path in [
+            "a",
+            "a.b",
+            "_idea",
+            "a0.b1",
+            &"x".repeat(PATH_MOST),
+            &["a"; PATH_NAMES_MOST].join("."),
+        ] {
+            check_path(path, "of a test").unwrap();
+        }
     }
 }

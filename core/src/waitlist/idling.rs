@@ -175,8 +175,10 @@ mod tests {
 
     /// One hold with this deadline, due to be renewed then, that may stay with the client for a minute.
     fn keeping(times: (Instant, Instant), context: &Context<'_>) -> Waitlist<PlainHold> {
-        let mut terms = Terms::default();
-        terms.set_keep_idle(Duration::from_secs(60));
+        let terms = Terms {
+            keep_idle: Some(Duration::from_secs(60)),
+            ..Terms::default()
+        };
         let handing_on = HandingOn {
             token: 1,
             last: RANGE,

@@ -39,7 +39,7 @@ impl waitlist::Hold for Hold {
             .lease
             .interval
             .map(|interval| interval.min(idling::IDLE_LOOK_EVERY));
-        let limits = Limits::NONE;
+        let limits = Limits::default();
         let grant = Grant {
             token: self.token.as_i64(),
             granted_as: self.granted_as,

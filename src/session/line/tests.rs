@@ -367,8 +367,10 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 /// Takes the lock in line with these terms, as the only one.
 fn kept_for(bench: &mut Bench, least: Duration) -> Arc<Hold> {
-    let mut terms = Terms::default();
-    terms.set_at_least(least);
+    let terms = Terms {
+        at_least: least,
+        ..Terms::default()
+    };
     let (_, mut outcome) = bench.join_for(AcquireOptions { terms, ..tries() });
     bench.settle();
     held(&mut outcome)

@@ -236,7 +236,7 @@ async fn only_what_is_alike_is_handed_on() {
     let others = [
         (on(|terms| terms.set_lease(Duration::from_secs(20))), "another lease"),
         (on(|terms| terms.set_fixed(Duration::from_secs(30))), "fixed"),
-        (on(|terms| terms.set_at_least(Duration::from_secs(9))), "kept"),
+        (on(|terms| terms.at_least = Duration::from_secs(9)), "kept"),
     ];
     for (options, what) in others {
         let mut bench = Bench::new();

@@ -138,7 +138,7 @@ async fn who_uses_the_lock_otherwise_gets_it_by_one_operation() {
     let cases = [
         (on(|terms| terms.set_lease(9 * SECOND)), 1),
         (on(|terms| terms.set_fixed(9 * SECOND)), 1),
-        (on(|terms| terms.set_at_least(9 * SECOND)), 1),
+        (on(|terms| terms.at_least = 9 * SECOND), 1),
         // Re-entrantly it is a hold that other tasks may join, and this one is nobody's.
         (
             AcquireOptions {
@@ -148,8 +148,8 @@ async fn who_uses_the_lock_otherwise_gets_it_by_one_operation() {
             1,
         ),
         // For how long the lock is to stay after it is its own business.
-        (on(|terms| terms.set_keep_idle(Duration::ZERO)), 0),
-        (on(|terms| terms.set_keep_idle(KEEP / 2)), 0),
+        (on(|terms| terms.keep_idle = Some(Duration::ZERO)), 0),
+        (on(|terms| terms.keep_idle = Some(KEEP / 2)), 0),
     ];
     for (case, (options, expected)) in cases.into_iter().enumerate() {
         let mut bench = keeping();
@@ -186,8 +186,10 @@ async fn nothing_stays_that_is_not_to_be_handed_on() {
 #[tokio::test(start_paused = true)]
 async fn an_acquire_can_ask_for_it_alone() {
     let mut bench = Bench::new();
-    let mut terms = Terms::default();
-    terms.set_keep_idle(KEEP);
+    let terms = Terms {
+        keep_idle: Some(KEEP),
+        ..Terms::default()
+    };
     let (hold, _) = acquire(&mut bench, AcquireOptions { terms, ..options() });
     assert!(release(&mut bench, &hold));
     let (hold, operations) = acquire(&mut bench, options());

@@ -33,8 +33,10 @@ async fn nothing_that_comes_late_opens_a_lock_that_is_kept() {
     bench.settle();
     let before = held(&mut before);
     let hold = {
-        let mut terms = Terms::default();
-        terms.set_at_least(MINUTE);
+        let terms = Terms {
+            at_least: MINUTE,
+            ..Terms::default()
+        };
         let (_, mut outcome) = bench.join_for(AcquireOptions {
             patience: Patience::Wait,
             terms,
@@ -97,9 +99,11 @@ async fn a_lock_that_was_lost_stays_taken_for_its_least_time() {
 #[tokio::test(start_paused = true)]
 async fn a_lock_that_is_held_too_long_is_kept_for_its_least_time() {
     let mut bench = Bench::new();
-    let mut terms = Terms::default();
-    terms.set_at_least(MINUTE);
-    terms.set_lose_after(MINUTE / 6);
+    let mut terms = Terms {
+        at_least: MINUTE,
+        ..Terms::default()
+    };
+    terms.limits.lose = Some(MINUTE / 6);
     let (_, mut outcome) = bench.join_for(AcquireOptions { terms, ..tries() });
     bench.settle();
     let hold = held(&mut outcome);

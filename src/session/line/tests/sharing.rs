@@ -352,12 +352,15 @@ async fn only_readers_that_are_alike_share() {
     let others = [
         (on(|terms| terms.set_lease(Duration::from_secs(20))), "another lease"),
         (on(|terms| terms.set_fixed(Duration::from_secs(30))), "fixed"),
-        (on(|terms| terms.set_at_least(Duration::from_secs(9))), "kept"),
+        (on(|terms| terms.at_least = Duration::from_secs(9)), "kept"),
         (
-            on(|terms| terms.set_warn_after(Duration::from_secs(9))),
+            on(|terms| terms.limits.report = Some(Duration::from_secs(9))),
             "held for long",
         ),
-        (on(|terms| terms.set_lose_after(Duration::from_secs(9))), "lost in time"),
+        (
+            on(|terms| terms.limits.lose = Some(Duration::from_secs(9))),
+            "lost in time",
+        ),
     ];
     for (options, what) in others {
         let mut bench = Bench::new();
@@ -368,7 +371,7 @@ async fn only_readers_that_are_alike_share() {
     }
     // One with a limit shares until its time is over.
     let mut bench = Bench::new();
-    let limited = on(|terms| terms.set_warn_after(Duration::from_millis(100)));
+    let limited = on(|terms| terms.limits.report = Some(Duration::from_millis(100)));
     for _ in 0..3 {
         bench.acquire(limited.clone());
     }
