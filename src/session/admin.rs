@@ -7,7 +7,7 @@ use crate::{
     config::millis,
     error::{KindMismatch, OperateError, ServerError},
     inspect::LockInfo,
-    protocol::{CapacityIs, Evict, Exchange, Expects, Kind, Operation, Requests, State, wake},
+    protocol::{CapacityIs, Evict, Exchange, Kind, Operation, Requests, State, wake},
     store::{Failure, Listed, Selection, View},
     telemetry,
     waitlist::answers::RACES,
@@ -64,26 +64,17 @@ impl Session {
     async fn evict(self: &Arc<Self>, name: &str, evict: Evict) -> Result<Option<State>, ServerError> {
         // As it is not repeated, it must not meet a dead connection.
         self.find_connection().await?;
-        // Most locks have one permit.
-        let mut expects = Expects::Held;
-        loop {
-            let operation = Operation {
-                evict,
-                expects,
-                ..self.operation()
-            };
-            let id = operation.id.clone();
-            let state = self.operate(name, operation, None).await?.state;
-            match state {
-                Some(state) if wake::left(&state.wake, &id).is_some() => {
-                    telemetry::broke(name, self.config.metered.label(name).as_ref());
-                    return Ok(Some(state));
-                }
-                // It has more permits, or the time of its holder is over.
-                Some(state) if expects == Expects::Held && state.has_any_of(evict) => expects = Expects::Nothing,
-                _ => return Ok(None),
-            }
+        let operation = Operation {
+            evict,
+            ..self.operation()
+        };
+        let id = operation.id.clone();
+        let state = self.operate(name, operation, None).await?.state;
+        let broken = state.filter(|state| wake::left(&state.wake, &id).is_some());
+        if broken.is_some() {
+            telemetry::broke(name, self.config.metered.label(name).as_ref());
         }
+        Ok(broken)
     }
 
     /// Sets the number of permits of the semaphore `name`, which may be in use, and returns the lock afterwards. Not

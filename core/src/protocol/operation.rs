@@ -164,8 +164,6 @@ pub enum Expects {
     Nothing,
     /// The one entry that leaves is a holder, and nothing is requested.
     Holding,
-    /// The lock has one permit, and it is that of whoever is evicted.
-    Held,
     /// The lock has one permit. The holder that leaves is its only entry; if an entry is requested instead, there is
     /// none, or the lock has no document so far.
     Alone,
@@ -380,7 +378,7 @@ impl Operation {
         let is_expected = match self.expects {
             Expects::Alone => is_release || (self.requests.is_some() && self.leave.is_empty()),
             Expects::Holding => is_release,
-            Expects::Nothing | Expects::Held | Expects::Room => false,
+            Expects::Nothing | Expects::Room => false,
         };
         is_expected && self.is_simple()
     }

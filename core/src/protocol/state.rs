@@ -110,11 +110,6 @@ impl State {
         holders.any(|holder| holder.id == id)
     }
 
-    /// Returns whether there is an entry of a holder to evict, whether or not its time is over.
-    pub fn has_any_of(&self, evict: Evict) -> bool {
-        self.holders.iter().any(|holder| evict.includes(holder))
-    }
-
     fn has_waiter(&self, id: &str) -> bool {
         self.queue.iter().any(|waiter| waiter.id == id)
     }
@@ -135,7 +130,7 @@ impl Operation {
     /// Returns whether the operation's filter selects the document.
     pub fn selects(&self, state: &State) -> bool {
         // These compare in the pipeline. The others don't depend on the time.
-        matches!(self.expects, Expects::Holding | Expects::Held | Expects::Alone)
+        matches!(self.expects, Expects::Holding | Expects::Alone)
             || self.breaks()
             || self.concerns(state, state.at)
     }
@@ -160,14 +155,6 @@ impl Operation {
         let mut holders = state.holders.iter();
         match self.expects {
             Expects::Holding => self.leave.iter().all(|id| state.is_held_by(id, now)),
-            Expects::Held => {
-                let is_theirs = match self.evict {
-                    Evict::Holder(token) => holders.clone().map(|holder| holder.token).eq([token]),
-                    Evict::Everybody => true,
-                    Evict::Nobody | Evict::Kept(_) => false,
-                };
-                state.capacity == 1 && is_theirs && holders.any(|holder| holder.is_live(now))
-            }
             Expects::Room => state.queue.len() < self.room,
             Expects::Alone => {
                 let mut requests = self.requests.iter();

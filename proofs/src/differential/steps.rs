@@ -214,13 +214,8 @@ impl<'a> Draw<'a> {
             None => 7,
         };
         let evict = self.one_of(&[Evict::Holder(token), Evict::Holder(token), Evict::Kept(token)]);
-        let expects = match evict {
-            Evict::Kept(_) => Expects::Nothing,
-            _ => self.one_of(&[Expects::Held, Expects::Nothing]),
-        };
         Operation {
             evict,
-            expects,
             ..without_entries(drawn)
         }
     }
@@ -228,7 +223,6 @@ impl<'a> Draw<'a> {
     fn evict_everybody(&mut self, drawn: Operation) -> Operation {
         Operation {
             evict: Evict::Everybody,
-            expects: self.one_of(&[Expects::Held, Expects::Nothing]),
             ..without_entries(drawn)
         }
     }

@@ -26,10 +26,6 @@
 //! hand_over_among   release, Expects::Holding,   leave in the queue but for    the entry that leaves is a holder, so
 //!                   more permits, or unknown     expiry, adopt, enqueue        it does not wait; nothing is requested
 //!
-//! evict_the_holder  break, Expects::Held         expiry of holders, adopt,     the one permit is that of whoever is
-//!                                                enqueue; of advance all but   evicted, who is live: nobody holds after it
-//!                                                the grant to the head
-//!
 //! line_up           first requests that wait,    leave but for expiry, adopt,  nothing leaves or adopts; such requests
 //!                   one permit, nothing leaves   no-op; of advance all but     may write in any case; the one permit
 //!                   or adopts                    the grant to the head         is for the head, if nobody holds
@@ -38,13 +34,13 @@
 use mongodb::bson::{Bson, Document, doc};
 
 use super::{
-    ending, enqueue, existing,
+    ending, enqueue,
     expression::{bind, cond, literal},
-    fields_of_enqueue, fields_of_evict, fields_of_stamp,
+    fields_of_enqueue, fields_of_stamp,
     granting::{asked_for, grant, grant_as_fits, next_token, room, with_reserve, with_room, words_of_grant},
-    is_not_kept, is_used_as_requested, leave, live, remaining, waiter, words_of_evict,
+    is_not_kept, is_used_as_requested, leave, live, remaining, waiter,
 };
-use crate::protocol::{Evict, Expects, Location, Operation, Request, Requests, wake::Left};
+use crate::protocol::{Expects, Location, Operation, Request, Requests, wake::Left};
 
 /// Returns the short form of an operation, if it has one: the condition that the document must meet, and the expression
 /// for the document afterwards.
@@ -62,7 +58,6 @@ pub(super) fn form(at: &Location, operation: &Operation, now: &Bson) -> Option<(
             Some(is_a_holder(at, operation, now)),
             hand_over_among(at, operation, now),
         )),
-        Expects::Held => Some((Some(is_held(at, operation, now)), evict_the_holder(at, operation, now))),
         Expects::Nothing | Expects::Room => {
             let requests = operation.requests.as_ref()?;
             lines_up(operation, requests).then(|| (None, line_up(at, operation, requests, now)))
@@ -170,34 +165,6 @@ fn hand_over_among(at: &Location, operation: &Operation, now: &Bson) -> Bson {
         doc! { "holders": remaining(at, "holders", &leave(operation, now)) },
         written,
     )
-}
-
-/// Returns the condition that the document is as [`Expects::Held`] says.
-fn is_held(at: &Location, operation: &Operation, now: &Bson) -> Document {
-    let mut conditions = vec![doc! { "$eq": [at.value("capacity"), 1_i64] }, any_live(at, now)];
-    match operation.evict {
-        Evict::Everybody => {}
-        // The path passes over a holder without a token, which only another program writes.
-        Evict::Holder(token) => conditions.extend([
-            doc! { "$eq": [at.value("holders.token"), [token]] },
-            doc! { "$eq": [{ "$size": at.value("holders") }, 1] },
-        ]),
-        Evict::Nobody | Evict::Kept(_) => conditions.push(doc! { "$literal": false }),
-    }
-    doc! { "$and": conditions }
-}
-
-/// Evicts the only holder, and grants the lock to the head of the queue.
-fn evict_the_holder(at: &Location, operation: &Operation, now: &Bson) -> Bson {
-    let after = after_the_holder(at, format!("{}:;", operation.id), operation, now);
-    // Several still hold permits where the capacity was lowered to one, and the time of some may be over.
-    let evicted = words_of_evict(at, operation, now).unwrap_or_else(|| "".into());
-    let mut stamped = doc! { "wake": { "$concat": ["$$after.wake", evicted] } };
-    stamped.extend(fields_of_stamp(at, operation.keep, now));
-    stamped.extend(fields_of_evict(at, operation, now));
-    stamped.extend(ending::record_of(at, existing(at, "holders"), operation, now));
-    let written = bind(doc! { "after": after }, at.merged(["$$after".into(), stamped.into()]));
-    bind(doc! { "queue": remaining(at, "queue", &live(now)) }, written)
 }
 
 /// Returns whether the operation only requests entries, for the first time and to wait, in a lock with one permit: most
