@@ -119,11 +119,10 @@ pub mod action {
     pub use crate::{
         handle::{
             count::{Count, One, Several},
-            target::{AnyLock, CanDetach, IsOne, Target},
+            target::{AnyLock, IsLock, IsOne, Target},
         },
         locks::{
             acquire::{Ask, CanAcquire},
-            options::CanKeep,
             patience::{OrHeld, Patience, Try, Wait},
         },
         world::{Async, World},

@@ -11,7 +11,7 @@ use std::{
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use watchlock::{
     Acquire, LockClient, LockClientBuilder, Released,
-    action::{CanAcquire, CanKeep, Patience, Try},
+    action::{CanAcquire, IsLock, Patience, Try},
     errors::{AcquireError, ReleaseError},
     locks::{Once, Turn},
     testing::InMemory,
@@ -280,7 +280,7 @@ async fn ask(locks: &LockClient, arguments: &Run, left: Option<Duration>) -> Res
 }
 
 /// Acquires a lock of any kind, or tries it once, with the options of the command line.
-async fn lock<T: CanAcquire + CanKeep>(
+async fn lock<T: CanAcquire + IsLock>(
     acquire: Acquire<T>,
     attempt: Acquire<T, Try>,
     arguments: &Run,
@@ -300,7 +300,7 @@ where
     in_all(with_options(acquire, arguments).await.map(Into::into), arguments)
 }
 
-fn with_options<T: CanKeep, P: Patience>(acquire: Acquire<T, P>, arguments: &Run) -> Acquire<T, P> {
+fn with_options<T: IsLock, P: Patience>(acquire: Acquire<T, P>, arguments: &Run) -> Acquire<T, P> {
     let acquire = match reason(arguments) {
         Some(reason) => acquire.reason(reason),
         None => acquire,

@@ -16,12 +16,12 @@ use crate::{
     handle::{
         count::{Count, One},
         owned::OwnedHold,
-        target::Target,
+        target::{CanFix, CanLimit, Target},
     },
     input::{check_count, check_document},
     locks::{
         acquire::{Acquire, Ask, Got},
-        options::{CanFix, CanLimit, Options},
+        options::Options,
         patience::Patience,
         request::Share,
     },

@@ -16,7 +16,7 @@ use crate::{
     handle::{
         own::{Own, Seen},
         owned::SeenHold,
-        target::{AnyLock, CanDetach, IsKnown, IsOne, Target},
+        target::{AnyLock, IsKnown, IsLock, IsOne, Target},
     },
     session::hold::Hold,
     status::{LockStatus, Lost, LostReason},
@@ -302,7 +302,7 @@ impl<T: IsOne, W: World> Held<T, W> {
     #[doc(alias("forget", "suspend"))]
     pub fn detach(self) -> W::Call<impl Future<Output = Result<Detached, RenewError>>>
     where
-        T: CanDetach,
+        T: IsLock,
     {
         W::call(self.own.detach())
     }

@@ -63,9 +63,20 @@ impl Target for AnyLock {
 )]
 pub trait IsOne: Target<Own = OwnedHold> {}
 
-impl IsOne for AnyLock {}
-
-/// A target whose hold can be left to another client: all that it is stands in its lock.
+/// A lock of its own: a mutex, permits, a reader or a writer. It can stay taken after its release, and its hold can be
+/// left to another client: all that it is stands in its lock.
+///
+/// ```compile_fail,E0277
+/// # async fn example(locks: watchlock::LockClient, time: std::time::Duration) {
+/// locks.multi(["a", "b"]).acquire().at_least_for(time).await;
+/// # }
+/// ```
+///
+/// ```
+/// # async fn example(locks: watchlock::LockClient, time: std::time::Duration) {
+/// locks.mutex("a").acquire().at_least_for(time).await;
+/// # }
+/// ```
 ///
 /// ```compile_fail,E0277
 /// # async fn example(leadership: watchlock::Held<watchlock::locks::Election>) {
@@ -79,13 +90,109 @@ impl IsOne for AnyLock {}
 /// # }
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "a hold of `{Self}` can't be detached",
+    message = "`{Self}` can't stay taken after its release, or be detached",
     note = "a mutex, a semaphore and a readers-writer lock can"
 )]
-pub trait CanDetach: IsOne {}
-
-impl CanDetach for AnyLock {}
+pub trait IsLock: IsOne + CanFix + CanLimit + HasHolder {}
 
 /// A target that is one lock, of a kind that is known: all but [`AnyLock`].
 #[doc(hidden)]
 pub trait IsKnown: IsOne {}
+
+/// A target that can stay with the client after its release.
+///
+/// ```compile_fail,E0277
+/// # async fn example(locks: watchlock::LockClient, time: std::time::Duration) {
+/// locks.rw_lock("prices").read().keep_idle(time).await;
+/// # }
+/// ```
+///
+/// ```
+/// # async fn example(locks: watchlock::LockClient, time: std::time::Duration) {
+/// locks.rw_lock("prices").write().keep_idle(time).await;
+/// # }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` can't stay idle with the client after its release",
+    note = "a mutex, a writer and all permits of a semaphore can"
+)]
+pub trait CanIdle: Target {}
+
+/// A target whose hold can be shared by another acquire of the same client.
+///
+/// ```compile_fail,E0277
+/// # async fn example(locks: watchlock::LockClient, time: std::time::Duration) {
+/// locks.semaphore("exports", 4).acquire().reentrant().await;
+/// # }
+/// ```
+///
+/// ```
+/// # async fn example(locks: watchlock::LockClient, time: std::time::Duration) {
+/// locks.rw_lock("prices").read().reentrant().await;
+/// # }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` can't be acquired re-entrantly",
+    note = "a mutex and a readers-writer lock can; of a semaphore, acquire more permits"
+)]
+pub trait CanReenter: Target {}
+
+/// A target whose hold can have a limit.
+///
+/// ```compile_fail,E0277
+/// # async fn example(locks: watchlock::LockClient, time: std::time::Duration) {
+/// locks.election("scheduler").campaign("node 7").warn_after(time).await;
+/// # }
+/// ```
+///
+/// ```
+/// # async fn example(locks: watchlock::LockClient, time: std::time::Duration) {
+/// locks.multi(["a", "b"]).acquire().warn_after(time).await;
+/// # }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "a hold of `{Self}` has no limit",
+    note = "a leader leads for as long as it can"
+)]
+pub trait CanLimit: Target {}
+
+/// A target that can be held for a fixed time, without renewals.
+///
+/// ```compile_fail,E0277
+/// # async fn example(locks: watchlock::LockClient, time: std::time::Duration) {
+/// locks.multi(["a", "b"]).acquire().fixed(time).await;
+/// # }
+/// ```
+///
+/// ```
+/// # async fn example(locks: watchlock::LockClient, time: std::time::Duration) {
+/// locks.semaphore("exports", 4).acquire().fixed(time).await;
+/// # }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` can't be held for a fixed time",
+    note = "the parts of a multi-lock and a leadership are always renewed"
+)]
+pub trait CanFix: Target {}
+
+/// A target whose holder an error can name.
+///
+/// ```compile_fail,E0277
+/// # async fn example(events: watchlock::documents::DocumentLocks<mongodb::bson::Document>) {
+/// events.try_claim(mongodb::bson::doc! { "done": false }).or_held().await;
+/// # }
+/// ```
+///
+/// ```
+/// # async fn example(events: watchlock::documents::DocumentLocks<mongodb::bson::Document>) {
+/// events.try_acquire(7).or_held().await;
+/// # }
+/// ```
+#[diagnostic::on_unimplemented(message = "`{Self}` has no holder to name", note = "a claim takes any free document")]
+pub trait HasHolder: Target {}
+
+impl IsOne for AnyLock {}
+impl IsLock for AnyLock {}
+impl CanFix for AnyLock {}
+impl CanLimit for AnyLock {}
+impl HasHolder for AnyLock {}

@@ -13,7 +13,7 @@ use std::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    options::{CanFix, CanIdle, CanKeep, CanLimit, CanReenter, HasHolder, Options},
+    options::Options,
     patience::{OrHeld, Patience, Try, Wait},
 };
 #[cfg(feature = "sync")]
@@ -24,7 +24,7 @@ use crate::{
         Held, Released,
         count::{Count, One},
         own::{Own, Seen},
-        target::Target,
+        target::{CanFix, CanIdle, CanLimit, CanReenter, HasHolder, IsLock, Target},
     },
     status::{Lost, LostReason},
     waitlist,
@@ -208,7 +208,7 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// ```
     pub fn fail_on_deadlock(mut self) -> Self
     where
-        T: CanKeep,
+        T: IsLock,
     {
         self.options.fails_on_deadlock = true;
         self
@@ -304,7 +304,7 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     #[doc(alias = "lockAtLeastFor")]
     pub fn at_least_for(mut self, least: Duration) -> Self
     where
-        T: CanKeep,
+        T: IsLock,
     {
         self.options.terms.at_least = least;
         self

@@ -26,11 +26,12 @@ use tokio::time::{Instant, sleep_until};
 use crate::{
     config::millis,
     error::{AcquireError, BarrierError, ReleaseError},
-    handle::{Held, Released},
-    locks::{
-        targets::Place,
-        watched::{Places, Watch},
+    handle::{
+        Released,
+        own::{Own as _, Seen as _},
+        owned::OwnedHold,
     },
+    locks::watched::{KEPT, Places, Watch},
     name::LockName,
     protocol::{Holder, KeptUntil, Kind, State},
     session::{UserHandle, hold::Hold},
@@ -40,11 +41,6 @@ use crate::{
 };
 #[cfg(feature = "sync")]
 use crate::{input::check_duration, world::Blocking};
-
-/// Time for which a passed place stays taken if nobody clears it before. A party can be late by any time as long as its
-/// place is renewed, which does not depend on whether its future is polled. The last party to leave clears the places,
-/// or a party of the next generation once no party is late, so nothing waits for the end of this time.
-const KEPT: Duration = Duration::from_secs(24 * 3600);
 
 /// Least time after which a party that waits clears the places of a generation that has passed, in case the last of its
 /// parties died before it did. By then that one has had time for a read and a write many times over. The most is three
@@ -207,7 +203,7 @@ impl<W: World> Barrier<W> {
             generation: FencingToken::new(generation.last),
             is_leader: place.hold().granted_as == generation.first,
         };
-        let lost = place.own.lost_as(LostReason::Released);
+        let lost = place.lost_as(LostReason::Released);
         // Runs to its end, even if its future was dropped: the others go by its mark.
         let leaving = self.clone().leave(place, generation);
         match self.places.session.spawn_for(leaving).await {
@@ -219,7 +215,7 @@ impl<W: World> Barrier<W> {
 
     /// Takes a place (of the next generation, if that of the last one is still taken) and records that this party is
     /// here.
-    async fn enter(&self, watch: &mut Watch<'_>) -> Result<Held<Place>, BarrierError> {
+    async fn enter(&self, watch: &mut Watch<'_>) -> Result<OwnedHold, BarrierError> {
         let mut acquiring = self.places.acquire(None);
         let mut leftovers = Leftovers::default();
         let place = loop {
@@ -236,7 +232,7 @@ impl<W: World> Barrier<W> {
     }
 
     /// Waits until all parties are there, or until the mark of one of them says so.
-    async fn gather(&self, place: &Held<Place>, watch: &mut Watch<'_>) -> Result<Generation, BarrierError> {
+    async fn gather(&self, place: &OwnedHold, watch: &mut Watch<'_>) -> Result<Generation, BarrierError> {
         let hold = place.hold();
         let mut leftovers = Leftovers::default();
         loop {
@@ -255,9 +251,12 @@ impl<W: World> Barrier<W> {
     }
 
     /// Marks the place as passed, and leaves it taken until all have passed.
-    async fn leave(self, place: Held<Place>, generation: Generation) -> Result<(), BarrierError> {
+    async fn leave(self, place: OwnedHold, generation: Generation) -> Result<(), BarrierError> {
         self.say(&place, generation.to_string()).await?;
-        let lost = place.own.lost_as(LostReason::Released);
+        let lost = place.lost_as(LostReason::Released);
+        // A party can be late by any time as long as its place is renewed, which does not depend on whether its future
+        // is polled. The last party to leave clears the places, or a party of the next generation once no party is
+        // late, so nothing waits for the end of this time.
         place.hold().keep(KeptUntil::AfterRelease(millis(KEPT)));
         match place.release().await {
             Ok(Released::Kept) => {}
@@ -278,11 +277,11 @@ impl<W: World> Barrier<W> {
     }
 
     /// Writes a value into the place for the others to read.
-    async fn say(&self, place: &Held<Place>, word: String) -> Result<(), BarrierError> {
+    async fn say(&self, place: &OwnedHold, word: String) -> Result<(), BarrierError> {
         if self.places.session.proclaim(place.hold(), word).await? {
             return Ok(());
         }
-        Err(place.own.loss().await.into())
+        Err(place.loss().await.into())
     }
 
     /// Clears, in the background, the places of a generation that all its parties have passed. The write itself checks
@@ -397,11 +396,11 @@ impl FromStr for Generation {
 }
 
 /// Returns the error of a party that has its place.
-fn while_waiting(place: &Held<Place>, error: AcquireError) -> BarrierError {
+fn while_waiting(place: &OwnedHold, error: AcquireError) -> BarrierError {
     match error {
         AcquireError::Server(error) => error.into(),
         // The client was shut down, and has released the place.
-        _ => place.own.lost_as(LostReason::Released).into(),
+        _ => place.lost_as(LostReason::Released).into(),
     }
 }
 

@@ -13,20 +13,17 @@ use crate::{
     backoff::{Backoff, LONGEST_PAUSE},
     config::millis,
     error::{AcquireError, InvalidInput, ReleaseError},
-    handle::{Held, Released},
+    handle::{Released, own::Own as _, owned::OwnedHold},
     input::{at_least, check_duration, check_text},
-    locks::{acquire::Acquire, targets::Place, watched::Places},
+    locks::{
+        once::KEPT_LEAST,
+        watched::{KEPT, Places},
+    },
     name::LockName,
     protocol::{Holder, KeptUntil, Kind, State},
     session::UserHandle,
     world::{Async, World},
 };
-
-/// Time for which an arrival counts unless set.
-const COUNTS_FOR: Duration = Duration::from_secs(24 * 3600);
-
-/// Shortest time for which an arrival can count: the clocks of two primaries may differ by a second.
-const COUNTS_LEAST: Duration = Duration::from_secs(1);
 
 /// Maximum number of arrivals. Each is an entry of about 300 bytes in one document, which every write rewrites: the
 /// bound of a [queue](crate::protocol::QUEUE_MOST), for the same reason.
@@ -88,7 +85,7 @@ impl<W: World> Latch<W> {
                 kind,
                 count,
             },
-            counts_for: COUNTS_FOR,
+            counts_for: KEPT,
             of: PhantomData,
         }
     }
@@ -237,7 +234,7 @@ impl<W: World> Latch<W> {
 
     fn check(&self) -> Result<(), InvalidInput> {
         self.places.check("arrivals", ARRIVALS_MOST)?;
-        at_least("time for which an arrival counts", self.counts_for, COUNTS_LEAST)?;
+        at_least("time for which an arrival counts", self.counts_for, KEPT_LEAST)?;
         check_duration("time for which an arrival counts", self.counts_for)
     }
 
@@ -253,8 +250,7 @@ impl<W: World> Latch<W> {
             if self.is_done(party.as_deref()).await? {
                 return Ok(());
             }
-            let acquire = self.places.acquire(party.clone());
-            let Some(place) = self.take(acquire, party.as_deref()).await? else {
+            let Some(place) = self.take(party.as_deref()).await? else {
                 return Ok(());
             };
             match &party {
@@ -278,11 +274,8 @@ impl<W: World> Latch<W> {
     }
 
     /// Takes a place. `None`: other arrivals have all places, or this party has arrived.
-    async fn take(
-        &self,
-        mut acquire: Acquire<Place>,
-        party: Option<&str>,
-    ) -> Result<Option<Held<Place>>, AcquireError> {
+    async fn take(&self, party: Option<&str>) -> Result<Option<OwnedHold>, AcquireError> {
+        let mut acquire = self.places.acquire(party.map(str::to_owned));
         loop {
             tokio::select! {
                 biased;
@@ -298,7 +291,7 @@ impl<W: World> Latch<W> {
 
     /// Whether the same party has arrived or has taken an earlier place, or this place is not in the document. Both
     /// places are in the document before either party looks, so at least the later one sees the other.
-    async fn has_twin(&self, place: &Held<Place>, party: &str) -> Result<bool, AcquireError> {
+    async fn has_twin(&self, place: &OwnedHold, party: &str) -> Result<bool, AcquireError> {
         let hold = place.hold();
         let state = self.places.newest().await?;
         let mut holders = state.iter().flat_map(|state| &state.holders);
@@ -312,7 +305,7 @@ impl<W: World> Latch<W> {
     }
 
     /// Releases a place and keeps it taken; `false`: it was lost.
-    async fn leave_taken(&self, place: Held<Place>) -> Result<bool, AcquireError> {
+    async fn leave_taken(&self, place: OwnedHold) -> Result<bool, AcquireError> {
         if !place.hold().keep(KeptUntil::AfterRelease(millis(self.counts_for))) {
             return Ok(false);
         }

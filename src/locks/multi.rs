@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     acquire::{Acquire, Ask, Got},
-    options::{CanLimit, HasHolder, Options},
+    options::Options,
     patience::{Try, Wait},
     request::Share,
 };
@@ -31,7 +31,7 @@ use crate::{
         count::One,
         own::{Own, Seen},
         owned::{OwnedHold, SeenHold},
-        target::{AnyLock, Target},
+        target::{AnyLock, CanLimit, HasHolder, Target},
     },
     input::check_names,
     name::LockName,

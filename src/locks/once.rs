@@ -35,8 +35,8 @@ use crate::{
     world::{Async, Sealed, World},
 };
 
-/// Shortest period: the clocks of two primaries may differ by a second.
-const PERIOD_LEAST: Duration = Duration::from_secs(1);
+/// Shortest time for which a lock is kept taken as a record: the clocks of two primaries may differ by a second.
+pub(super) const KEPT_LEAST: Duration = Duration::from_secs(1);
 
 /// A job that is done at most once in each period, among all processes. Made by
 /// [`LockClient::once`](crate::LockClient::once).
@@ -95,20 +95,11 @@ pub struct Once<W: World = Async> {
     session: UserHandle,
     name: LockName,
     period: Duration,
-    counted: Counted,
+    /// One window begins at this time after the Unix epoch; `None`: a period begins with each success.
+    offset: Option<Duration>,
     failures_count: bool,
     options: Options,
     of: PhantomData<fn() -> W>,
-}
-
-/// The beginning of a period.
-#[derive(Clone, Copy, Debug)]
-enum Counted {
-    /// One window begins at this time after the Unix epoch.
-    Windows {
-        offset: Duration,
-    },
-    SinceSuccess,
 }
 
 /// The answer to a request to begin the job. From [`Once::begin`].
@@ -205,7 +196,7 @@ impl<W: World> Once<W> {
             session,
             name,
             period,
-            counted: Counted::Windows { offset: Duration::ZERO },
+            offset: Some(Duration::ZERO),
             failures_count: false,
             // The period counts from the grant, and a failed attempt must leave the lock to the next process that
             // tries.
@@ -230,13 +221,13 @@ impl<W: World> Once<W> {
     /// For a job that a timer starts at full hours: `once("job", hour).offset(hour / 2)`. The Unix epoch was a
     /// Thursday, so weeks begin on Thursdays at midnight UTC; with an offset of four days, on Mondays.
     pub fn offset(mut self, offset: Duration) -> Self {
-        self.counted = Counted::Windows { offset };
+        self.offset = Some(offset);
         self
     }
 
     /// Has a period begin when the job is done, instead of at fixed times.
     pub fn since_success(mut self) -> Self {
-        self.counted = Counted::SinceSuccess;
+        self.offset = None;
         self
     }
 
@@ -301,7 +292,7 @@ impl<W: World> Once<W> {
         // The name is that of a mutex.
         let share = Share::whole(self.session.clone(), self.name.clone(), Kind::Mutex);
         let contention = match share.acquire(self.options.clone(), Patience::OrHeld).await {
-            Ok(own) => return Ok(Turn::Ours(Held::new((own, PeriodEnd(self.kept()))))),
+            Ok(own) => return Ok(Turn::Ours(Held::new((own, self.kept())))),
             Err(AcquireError::Held { contention, .. }) => contention,
             Err(error) => return Err(error),
         };
@@ -338,22 +329,17 @@ impl<W: World> Once<W> {
     }
 
     fn check(&self) -> Result<(), InvalidInput> {
-        at_least("period", self.period, PERIOD_LEAST)?;
+        at_least("period", self.period, KEPT_LEAST)?;
         check_duration("period", self.period)?;
-        match self.counted {
-            Counted::Windows { offset } => below("offset", offset, "period", self.period),
-            Counted::SinceSuccess => Ok(()),
-        }
+        let offset = self.offset;
+        offset.map_or(Ok(()), |offset| below("offset", offset, "period", self.period))
     }
 
     fn kept(&self) -> KeptUntil {
         let length = millis(self.period);
-        match self.counted {
-            Counted::Windows { offset } => KeptUntil::WindowEnd {
-                length,
-                offset: millis(offset),
-            },
-            Counted::SinceSuccess => KeptUntil::AfterRelease(length),
+        match self.offset.map(millis) {
+            Some(offset) => KeptUntil::WindowEnd { length, offset },
+            None => KeptUntil::AfterRelease(length),
         }
     }
 }
@@ -433,10 +419,6 @@ impl Once<Blocking> {
     }
 }
 
-/// The end of the period that a success uses up.
-#[derive(Clone, Copy, Debug)]
-pub struct PeriodEnd(KeptUntil);
-
 impl Sealed for Once {}
 
 impl Target for Once {
@@ -444,7 +426,7 @@ impl Target for Once {
     type Count = One;
     type Request = Infallible;
     type Own = OwnedHold;
-    type Data = PeriodEnd;
+    type Data = KeptUntil;
 }
 
 impl IsOne for Once {}
@@ -515,7 +497,7 @@ impl<W: World> Held<Once, W> {
     }
 
     async fn report(self) -> Result<Released, ReleaseError> {
-        let ours = self.hold().keep(self.data.0);
+        let ours = self.hold().keep(self.data);
         let released = self.own.release().await?;
         // A client that was shut down has released it before, and nothing was recorded.
         Ok(if ours { released } else { Released::WasLost })
@@ -527,7 +509,7 @@ impl<W: World> fmt::Debug for Once<W> {
         f.debug_struct("Once")
             .field("name", &self.name)
             .field("period", &self.period)
-            .field("counted", &self.counted)
+            .field("offset", &self.offset)
             .finish_non_exhaustive()
     }
 }

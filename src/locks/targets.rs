@@ -4,7 +4,7 @@ use super::{
     acquire::{Ask, Got},
     election::Election,
     mutex::Mutex,
-    options::{CanFix, CanIdle, CanKeep, CanLimit, CanReenter, HasHolder, Options},
+    options::Options,
     request::Share,
     semaphore::Semaphore,
 };
@@ -13,7 +13,7 @@ use crate::{
     handle::{
         count::One,
         owned::OwnedHold,
-        target::{CanDetach, IsKnown, IsOne, Target},
+        target::{CanFix, CanIdle, CanLimit, CanReenter, HasHolder, IsKnown, IsLock, IsOne, Target},
     },
     waitlist::Patience,
     world::Sealed,
@@ -31,10 +31,6 @@ pub enum UpgradeableRead {}
 #[derive(Clone, Copy, Debug)]
 pub enum Write {}
 
-/// A place at a latch or a barrier.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Place {}
-
 /// Makes targets of one lock each.
 macro_rules! targets {
     ($($name:ty),*) => {$(
@@ -48,10 +44,6 @@ macro_rules! targets {
             type Data = ();
         }
 
-        impl IsOne for $name {}
-        impl IsKnown for $name {}
-        impl HasHolder for $name {}
-
         impl Ask for $name {
             async fn ask(share: Share, options: Options, patience: Patience) -> Result<Got<Self>, AcquireError> {
                 Ok((share.acquire(options, patience).await?, ()))
@@ -60,20 +52,22 @@ macro_rules! targets {
     )*};
 }
 
-targets!(Mutex, Semaphore, Read, UpgradeableRead, Write, Election, Place);
+targets!(Mutex, Semaphore, Read, UpgradeableRead, Write, Election);
 
-/// Gives targets the options that they can have.
-macro_rules! options {
-    ($($option:ident: $($name:ty),*;)*) => {
-        $($(impl $option for $name {})*)*
+/// Says of targets what they can do.
+macro_rules! can {
+    ($($ability:ident: $($name:ty),*;)*) => {
+        $($(impl $ability for $name {})*)*
     };
 }
 
-options! {
-    CanKeep: Mutex, Semaphore, Read, UpgradeableRead, Write;
+can! {
+    IsOne: Mutex, Semaphore, Read, UpgradeableRead, Write, Election;
+    IsKnown: Mutex, Semaphore, Read, UpgradeableRead, Write, Election;
+    IsLock: Mutex, Semaphore, Read, UpgradeableRead, Write;
+    HasHolder: Mutex, Semaphore, Read, UpgradeableRead, Write, Election;
     CanIdle: Mutex, Semaphore, Write;
     CanReenter: Mutex, Read, UpgradeableRead, Write;
     CanLimit: Mutex, Semaphore, Read, UpgradeableRead, Write;
     CanFix: Mutex, Semaphore, Read, UpgradeableRead, Write;
-    CanDetach: Mutex, Semaphore, Read, UpgradeableRead, Write;
 }

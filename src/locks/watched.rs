@@ -1,18 +1,25 @@
 //! A lock whose document is watched, and not only asked for: the common part of the latch and the barrier.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
+
+use futures::future::BoxFuture;
 
 use crate::{
     error::{AcquireError, InvalidInput, KindMismatch},
+    handle::owned::OwnedHold,
     input::{check_count, check_name},
-    locks::{acquire::Acquire, options::Options, request::Share, targets::Place},
+    locks::{options::Options, request::Share},
     name::LockName,
     protocol::{Exchange, Kind, State},
     session::{
         UserHandle,
         streams::{Observations, observers::Scope},
     },
+    waitlist::Patience,
 };
+
+/// Time for which a place stays taken if nobody says otherwise.
+pub(super) const KEPT: Duration = Duration::from_secs(24 * 3600);
 
 /// A lock with a number of places, each of which takes one permit.
 #[derive(Clone, Debug)]
@@ -32,13 +39,13 @@ impl Places {
 
     /// Acquires one place, with a value for others to read. The client's limits to holding don't apply: a place is held
     /// for as long as the others are awaited.
-    pub(super) fn acquire(&self, value: Option<String>) -> Acquire<Place> {
+    pub(super) fn acquire(&self, value: Option<String>) -> BoxFuture<'static, Result<OwnedHold, AcquireError>> {
         let share = Share {
             capacity: i64::from(self.count),
             value,
             ..Share::whole(self.session.clone(), self.name.clone(), self.kind)
         };
-        Acquire::with(share, Options::unlimited())
+        Box::pin(share.acquire(Options::unlimited(), Patience::Wait))
     }
 
     /// Reads the document as the primary has it, without entries whose time is over.

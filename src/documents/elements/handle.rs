@@ -13,11 +13,11 @@ use crate::{
         Held,
         count::One,
         owned::OwnedHold,
-        target::{AnyLock, IsKnown, IsOne, Target},
+        target::{AnyLock, CanFix, CanLimit, HasHolder, IsKnown, IsOne, Target},
     },
     locks::{
         acquire::{Ask, Got},
-        options::{CanFix, CanLimit, HasHolder, Options},
+        options::Options,
     },
     session::UserHandle,
     store::{element::ElementKey, read_as},
