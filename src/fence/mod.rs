@@ -35,7 +35,7 @@ use crate::{
     world::World,
 };
 pub use write::FencedWrite;
-use write::{FencedChange, Update, Write};
+use write::Update;
 
 /// Default field of the token.
 const FIELD: &str = "fence";
@@ -250,8 +250,13 @@ impl Fence {
                 .and_then(|()| locked::check_update_of_locked(&update, place)),
             None => Ok(()),
         };
-        let change = checked.and_then(|()| self.update(update)).map(FencedChange::Update);
-        FencedWrite::new(Write::new(self, collection, filter), Update::new(change, false))
+        let change = Update {
+            change: checked.and_then(|()| self.update(update)),
+            replaces: false,
+            upsert: false,
+            array_filters: None,
+        };
+        FencedWrite::new(self, collection, filter, change)
     }
 
     /// Replaces one document, if it was not written under a larger token; the token is added. Otherwise like
@@ -274,13 +279,19 @@ impl Fence {
             ))),
             None => self.document(replacement).and_then(|replacement| {
                 let Some(place) = self.locked_in(collection) else {
-                    return Ok(FencedChange::Replace(replacement));
+                    return Ok(replacement.into());
                 };
                 locked::check_field_apart(&self.field, place)?;
-                Ok(FencedChange::Update(locked::replace(replacement, place)?.into()))
+                Ok(locked::replace(replacement, place)?.into())
             }),
         };
-        FencedWrite::new(Write::new(self, collection, filter), Update::new(change, true))
+        let change = Update {
+            change,
+            replaces: true,
+            upsert: false,
+            array_filters: None,
+        };
+        FencedWrite::new(self, collection, filter, change)
     }
 
     /// Inserts a document with the token in it.
@@ -304,7 +315,7 @@ impl Fence {
             // An id that nobody has yet.
             None => doc! { "_id": { "$in": [] } },
         };
-        FencedWrite::new(Write::new(self, collection, filter), self.document(document))
+        FencedWrite::new(self, collection, filter, self.document(document))
     }
 
     /// Deletes one document, if it was not written under a larger token. A deleted document remembers no token: see
@@ -323,7 +334,7 @@ impl Fence {
         collection: &Collection<T>,
         filter: Document,
     ) -> FencedWrite<'static, DeleteResult> {
-        FencedWrite::new(Write::new(self, collection, filter), ())
+        FencedWrite::new(self, collection, filter, ())
     }
 
     /// Returns the locks in the documents of the collection, if the fence comes from one of them.

@@ -48,26 +48,37 @@ async fn again(tries: &mut Backoff) -> bool {
     true
 }
 
-fn used_up() -> FenceError {
-    server(Error::custom(format!(
-        "the document was changed by somebody else between each of {TRIES} tries and the check after it"
-    )))
-}
-
 fn server(error: Error) -> FenceError {
     FenceError::Server(error.into())
 }
 
-/// Fields common to all writes.
-#[derive(Clone)]
-pub struct Write {
+/// A write under a [`Fence`], which gives the driver's result `R`. Await it.
+#[must_use = "nothing is written unless it is awaited"]
+pub struct FencedWrite<'a, R: Written> {
     fence: Fence,
     collection: Collection<Document>,
+    /// The user's own.
     filter: Document,
+    change: R::Change,
+    session: Option<&'a mut ClientSession>,
 }
 
-impl Write {
-    pub(super) fn new<T: Send + Sync>(fence: &Fence, collection: &Collection<T>, filter: Document) -> Self {
+/// A result of a write under a fence.
+pub trait Written: Sized + Send {
+    /// The change that has this result.
+    type Change: fmt::Debug + Send;
+
+    /// Carries out the change.
+    fn send(write: FencedWrite<'_, Self>) -> impl Future<Output = Result<Self, FenceError>> + Send;
+}
+
+impl<'a, R: Written> FencedWrite<'a, R> {
+    pub(super) fn new<T: Send + Sync>(
+        fence: &Fence,
+        collection: &Collection<T>,
+        filter: Document,
+        change: R::Change,
+    ) -> Self {
         // The majority's view can lag behind acknowledged writes, so the primary's view explains the result. In a
         // transaction the driver leaves all of this to the transaction.
         let options = CollectionOptions::builder()
@@ -81,12 +92,19 @@ impl Write {
             fence: fence.clone(),
             collection: database.collection_with_options(&namespace.coll, options),
             filter,
+            change,
+            session: None,
         }
     }
 
-    /// Checks the user's own filter.
-    fn check_filter(&self) -> Result<(), InvalidInput> {
-        check_document("the filter", &self.filter)
+    /// Writes as part of a session of the driver, and of the transaction in progress in it.
+    ///
+    /// The transaction's own write concern applies then.
+    pub fn session(self, session: &'a mut ClientSession) -> Self {
+        Self {
+            session: Some(session),
+            ..self
+        }
     }
 
     fn fenced(&self) -> Document {
@@ -94,28 +112,33 @@ impl Write {
     }
 
     /// Checks that the fence refuses none of these documents.
-    async fn check(&self, of: &Document, session: &mut Option<&mut ClientSession>) -> Result<(), FenceError> {
+    async fn check(&mut self, of: Document) -> Result<(), FenceError> {
         let refused = doc! { "$and": [of, { "$nor": [self.fence.lets_through()] }] };
-        let root = self.fence.field.split('.').next().unwrap_or_default();
-        match self.find(refused, root, session).await? {
+        let root = self.fence.field.split('.').next().unwrap_or_default().to_owned();
+        match self.find(refused, &root).await? {
             Some(document) => Err(self.fence.refusal(&document)),
             None => Ok(()),
         }
     }
 
-    /// Returns whether there is any document for the user's own filter.
-    async fn has_any(&self, session: &mut Option<&mut ClientSession>) -> Result<bool, FenceError> {
-        Ok(self.find(self.filter.clone(), "_id", session).await?.is_some())
+    /// Explains a write that found no document. `true`: there is none; `false`, after a pause: somebody wrote in between,
+    /// and the write is to be repeated.
+    async fn has_none(&mut self, tries: &mut Backoff) -> Result<bool, FenceError> {
+        self.check(self.filter.clone()).await?;
+        if self.find(self.filter.clone(), "_id").await?.is_none() {
+            return Ok(true);
+        }
+        match again(tries).await {
+            true => Ok(false),
+            false => Err(server(Error::custom(format!(
+                "the document was changed by somebody else between each of {TRIES} tries and the check after it"
+            )))),
+        }
     }
 
-    async fn find(
-        &self,
-        filter: Document,
-        field: &str,
-        session: &mut Option<&mut ClientSession>,
-    ) -> Result<Option<Document>, FenceError> {
+    async fn find(&mut self, filter: Document, field: &str) -> Result<Option<Document>, FenceError> {
         let projection = doc! { field: 1 };
-        let found = self.sent(session, |collection, session| {
+        let found = self.sent(|collection, session| {
             let finding = async move {
                 collection
                     .find_one(filter)
@@ -128,43 +151,14 @@ impl Write {
         found.await.map_err(server)
     }
 
-    async fn change(
-        &self,
-        change: &FencedChange,
-        upsert: bool,
-        array_filters: Option<&Vec<Document>>,
-        session: &mut Option<&mut ClientSession>,
-    ) -> Result<UpdateResult, Error> {
-        let (filter, change) = (self.fenced(), change.clone());
-        let mut options = UpdateOptions::default();
-        options.array_filters = array_filters.cloned();
-        let changing = self.sent(session, move |collection, session| {
-            let changing = async move {
-                match change {
-                    FencedChange::Update(update) => {
-                        let update = collection.update_one(filter, update).with_options(options);
-                        update.upsert(upsert).session(session).await
-                    }
-                    FencedChange::Replace(replacement) => {
-                        let replace = collection.replace_one(filter, replacement);
-                        replace.upsert(upsert).session(session).await
-                    }
-                }
-            };
-            changing.boxed()
-        });
-        changing.await
-    }
-
     /// Runs one command of the driver in the user's session; without one, in a session and a task of its own, to its
     /// end even if nobody waits for it any more.
-    async fn sent<R: Send + 'static>(
-        &self,
-        session: &mut Option<&mut ClientSession>,
-        command: impl FnOnce(Collection<Document>, &mut ClientSession) -> BoxFuture<'_, Result<R, Error>> + Send + 'static,
-    ) -> Result<R, Error> {
+    async fn sent<O: Send + 'static>(
+        &mut self,
+        command: impl FnOnce(Collection<Document>, &mut ClientSession) -> BoxFuture<'_, Result<O, Error>> + Send + 'static,
+    ) -> Result<O, Error> {
         let collection = self.collection.clone();
-        if let Some(session) = session {
+        if let Some(session) = &mut self.session {
             return command(collection, session).await;
         }
         let sent = async move {
@@ -173,66 +167,6 @@ impl Write {
         };
         let answered = detached(&Handle::current(), sent).await;
         answered.unwrap_or_else(|stopped| Err(Error::custom(stopped)))
-    }
-}
-
-impl fmt::Debug for Write {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The collection is left out: the driver's client shows the user's connection options.
-        f.debug_struct("Write")
-            .field("fence", &self.fence)
-            .field("collection", &self.collection.namespace().to_string())
-            .field("filter", &Brief(&self.filter))
-            .finish()
-    }
-}
-
-/// The change to a document that may already exist.
-#[derive(Clone, Debug)]
-pub(super) enum FencedChange {
-    Update(UpdateModifications),
-    Replace(Document),
-}
-
-/// A write under a [`Fence`], which gives the driver's result `R`. Await it.
-#[must_use = "nothing is written unless it is awaited"]
-pub struct FencedWrite<'a, R: Written> {
-    write: Write,
-    change: R::Change,
-    session: Option<&'a mut ClientSession>,
-}
-
-/// A result of a write under a fence.
-pub trait Written: Sized + Send {
-    /// The change that has this result.
-    type Change: fmt::Debug + Send;
-
-    /// Carries out the change.
-    fn send(
-        write: Write,
-        change: Self::Change,
-        session: Option<&mut ClientSession>,
-    ) -> impl Future<Output = Result<Self, FenceError>> + Send;
-}
-
-impl<R: Written> FencedWrite<'_, R> {
-    pub(super) fn new(write: Write, change: R::Change) -> Self {
-        Self {
-            write,
-            change,
-            session: None,
-        }
-    }
-
-    /// Writes as part of a session of the driver, and of the transaction in progress in it.
-    ///
-    /// The transaction's own write concern applies then.
-    pub fn session(self, session: &mut ClientSession) -> FencedWrite<'_, R> {
-        FencedWrite {
-            session: Some(session),
-            write: self.write,
-            change: self.change,
-        }
     }
 }
 
@@ -252,12 +186,37 @@ impl FencedWrite<'_, UpdateResult> {
         self.change.array_filters = Some(filters.into_iter().collect());
         self
     }
+
+    async fn write(&mut self, change: UpdateModifications) -> Result<UpdateResult, Error> {
+        let (filter, upsert, replaces) = (self.fenced(), self.change.upsert, self.change.replaces);
+        let mut options = UpdateOptions::default();
+        options.array_filters = self.change.array_filters.clone();
+        let changing = self.sent(move |collection, session| {
+            let changing = async move {
+                match change {
+                    UpdateModifications::Document(replacement) if replaces => {
+                        let replace = collection.replace_one(filter, replacement);
+                        replace.upsert(upsert).session(session).await
+                    }
+                    change => {
+                        let update = collection.update_one(filter, change).with_options(options);
+                        update.upsert(upsert).session(session).await
+                    }
+                }
+            };
+            changing.boxed()
+        });
+        changing.await
+    }
 }
 
 impl<R: Written> fmt::Debug for FencedWrite<'_, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The collection is left out: the driver's client shows the user's connection options.
         f.debug_struct("FencedWrite")
-            .field("write", &self.write)
+            .field("fence", &self.fence)
+            .field("collection", &self.collection.namespace().to_string())
+            .field("filter", &Brief(&self.filter))
             .field("change", &Brief(&self.change))
             .finish_non_exhaustive()
     }
@@ -268,64 +227,48 @@ impl<'a, R: Written + 'a> IntoFuture for FencedWrite<'a, R> {
     type IntoFuture = BoxFuture<'a, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(R::send(self.write, self.change, self.session))
+        Box::pin(R::send(self))
     }
 }
 
-/// An update or a replacement, with its options.
+/// The change to a document that may already exist.
 #[derive(Debug)]
 pub struct Update {
-    change: Result<FencedChange, InvalidInput>,
-    /// Whether it replaces the document: with a lock in it, that is [`FencedChange::Update`] as well.
-    replaces: bool,
-    upsert: bool,
-    array_filters: Option<Vec<Document>>,
-}
-
-impl Update {
-    pub(super) fn new(change: Result<FencedChange, InvalidInput>, replaces: bool) -> Self {
-        Self {
-            change,
-            replaces,
-            upsert: false,
-            array_filters: None,
-        }
-    }
+    pub(super) change: Result<UpdateModifications, InvalidInput>,
+    /// Whether it replaces the document: by the change, or by a pipeline that keeps its locks.
+    pub(super) replaces: bool,
+    pub(super) upsert: bool,
+    pub(super) array_filters: Option<Vec<Document>>,
 }
 
 impl Written for UpdateResult {
     type Change = Update;
 
-    async fn send(write: Write, update: Update, mut session: Option<&mut ClientSession>) -> Result<Self, FenceError> {
-        let change = update.change?;
-        write.check_filter()?;
-        let filters = update.array_filters.as_ref();
-        for filter in filters.into_iter().flatten() {
+    async fn send(mut write: FencedWrite<'_, Self>) -> Result<Self, FenceError> {
+        let update = &write.change;
+        let change = update.change.clone()?;
+        check_document("the filter", &write.filter)?;
+        for filter in update.array_filters.iter().flatten() {
             check_document("an array filter", filter)?;
         }
-        if update.replaces && filters.is_some() {
+        if update.replaces && update.array_filters.is_some() {
             return Err(InvalidInput::new("a replacement can't have array filters").into());
         }
         let id = update
             .upsert
             .then(|| upsert::named_id(&write.filter, &write.fence.field));
         let id = id.transpose()?;
-        if let (Some(id), Some(_)) = (&id, &session) {
+        if let (Some(id), Some(_)) = (&id, &write.session) {
             // A refusal would be a duplicate key, which ends a transaction, so nothing can be checked afterwards. But a
             // transaction keeps seeing the same data to its end.
-            write.check(id, &mut session).await?;
+            write.check(id.clone()).await?;
         }
         let mut tries = TRY_PAUSES;
         loop {
-            let done = write.change(&change, id.is_some(), filters, &mut session).await;
-            match (done, &id) {
+            match (write.write(change.clone()).await, &id) {
                 (Ok(result), _) if result.matched_count == 0 && result.upserted_id.is_none() => {
-                    write.check(&write.filter, &mut session).await?;
-                    if !write.has_any(&mut session).await? {
+                    if write.has_none(&mut tries).await? {
                         return Ok(result);
-                    }
-                    if !again(&mut tries).await {
-                        return Err(used_up());
                     }
                 }
                 (Err(error), Some(id)) => {
@@ -333,7 +276,7 @@ impl Written for UpdateResult {
                         return Err(server(error));
                     }
                     // In a transaction nothing can be checked after an error; then this error says more.
-                    match write.check(id, &mut session).await {
+                    match write.check(id.clone()).await {
                         Ok(()) => {}
                         Err(FenceError::Server(_)) => return Err(server(error)),
                         Err(refused) => return Err(refused),
@@ -344,7 +287,7 @@ impl Written for UpdateResult {
                     }
                     // The document may not match the rest of the filter.
                     let fits = doc! { "$and": [&write.filter, write.fence.lets_through()] };
-                    let fits = write.find(fits, "_id", &mut session).await?.is_some();
+                    let fits = write.find(fits, "_id").await?.is_some();
                     // Two clients inserted it at once: now that it exists, it is updated.
                     if !fits || !again(&mut tries).await {
                         return Err(server(error));
@@ -359,21 +302,16 @@ impl Written for UpdateResult {
 impl Written for InsertOneResult {
     type Change = Result<Document, InvalidInput>;
 
-    async fn send(
-        write: Write,
-        document: Result<Document, InvalidInput>,
-        mut session: Option<&mut ClientSession>,
-    ) -> Result<Self, FenceError> {
-        let document = document?;
-        if session.is_some() {
+    async fn send(mut write: FencedWrite<'_, Self>) -> Result<Self, FenceError> {
+        let document = write.change.clone()?;
+        if write.session.is_some() {
             // As with an upsert, a refusal would end the transaction.
-            write.check(&write.filter, &mut session).await?;
+            write.check(write.filter.clone()).await?;
         }
-        let inserted = write.sent(&mut session, |collection, session| {
-            async move { collection.insert_one(document).session(session).await }.boxed()
-        });
+        let inserted = write
+            .sent(|collection, session| async move { collection.insert_one(document).session(session).await }.boxed());
         match inserted.await {
-            Err(error) if is_duplicate(&error) => match write.check(&write.filter, &mut session).await {
+            Err(error) if is_duplicate(&error) => match write.check(write.filter.clone()).await {
                 Ok(()) | Err(FenceError::Server(_)) => Err(server(error)),
                 Err(refused) => Err(refused),
             },
@@ -385,24 +323,17 @@ impl Written for InsertOneResult {
 impl Written for DeleteResult {
     type Change = ();
 
-    async fn send(write: Write, (): (), mut session: Option<&mut ClientSession>) -> Result<Self, FenceError> {
-        write.check_filter()?;
+    async fn send(mut write: FencedWrite<'_, Self>) -> Result<Self, FenceError> {
+        check_document("the filter", &write.filter)?;
         let mut tries = TRY_PAUSES;
         loop {
             let filter = write.fenced();
-            let deleted = write.sent(&mut session, |collection, session| {
+            let deleted = write.sent(|collection, session| {
                 async move { collection.delete_one(filter).session(session).await }.boxed()
             });
             let deleted = deleted.await.map_err(server)?;
-            if deleted.deleted_count > 0 {
+            if deleted.deleted_count > 0 || write.has_none(&mut tries).await? {
                 return Ok(deleted);
-            }
-            write.check(&write.filter, &mut session).await?;
-            if !write.has_any(&mut session).await? {
-                return Ok(deleted);
-            }
-            if !again(&mut tries).await {
-                return Err(used_up());
             }
         }
     }
