@@ -81,8 +81,7 @@ mod world;
 
 // The protocol and the waiting client, without I/O, are a crate of their own: here they are as if they were modules.
 pub(crate) use watchlock_core::{
-    backoff, config, grant_path, hold_options, input, lost_reason, metric_names, name, protocol,
-    truncated_debug, waitlist,
+    backoff, config, grant_path, hold_options, input, lost_reason, name, protocol, truncated_debug, waitlist,
 };
 
 /// The driver that this crate is built with. A program that uses it from here needs no `mongodb` dependency of its own,

@@ -1,7 +1,11 @@
 //! The settings of a client, and the bounds of every value that a user can choose.
 
 use std::{
-    sync::atomic::{AtomicI64, Ordering},
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
     time::Duration,
 };
 
@@ -10,9 +14,9 @@ use mongodb::{bson::Timestamp, options::ReadPreference};
 use crate::{
     backoff::LONGEST_PAUSE,
     input::{
-        InvalidInput, Setting, at_least, at_most, below, check_count, check_duration, check_filled, check_name, check_text,
+        InvalidInput, Setting, at_least, at_most, below, check_count, check_duration, check_filled, check_name,
+        check_text,
     },
-    metric_names::Metered,
     protocol::{HISTORY_MOST, Identity, Owner, Record, ServerTime},
     wake_source::{HoldWatch, WakeSource},
 };
@@ -40,6 +44,9 @@ const OPERATIONS_MOST: usize = 1_000;
 /// Maximum number of locks of a client with metrics of their own: each is some hundred time series, most of them
 /// buckets, and so many locks are what a Prometheus server takes from one process without notice.
 const METERED_MOST: usize = 100;
+
+/// A lock's name as a label of its metrics. There are few of these, as users name them one by one.
+pub type LockLabel = Arc<str>;
 
 /// The limits of the time for which a lock is held; `None`: there is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -74,7 +81,8 @@ pub struct Config {
     pub hands_on: bool,
     /// The time for which a lock stays with the client after its last release.
     pub keep_idle: Duration,
-    pub metered: Metered,
+    /// The names of the locks that have metrics of their own.
+    metered: Arc<BTreeSet<LockLabel>>,
     pub limits: Limits,
     /// Number of ends of holds that the documents keep.
     history: usize,
@@ -149,9 +157,9 @@ impl Config {
         self.limits.check()?;
         self.check_keep_idle(self.keep_idle)?;
         check_count("history", self.history, "holds", 0..=HISTORY_MOST)?;
-        let mut metered = self.metered.names();
+        let metered = &self.metered;
         check_count("list of locks with metrics", metered.len(), "names", 0..=METERED_MOST)?;
-        metered.try_for_each(check_name)?;
+        metered.iter().try_for_each(|name| check_name(name))?;
         self.label.as_ref().map_or(Ok(()), |label| check_text("label", label))?;
         let owner_id = self.owner_id.as_ref();
         owner_id.map_or(Ok(()), |id| check_filled("owner id", id))
@@ -238,6 +246,11 @@ impl Config {
             most: self.history,
             held_too_long: Vec::new(),
         }
+    }
+
+    /// Returns the label of a lock's metrics, if it has metrics of its own.
+    pub fn label(&self, name: &str) -> Option<LockLabel> {
+        self.metered.get(name).cloned()
     }
 
     /// Whether change streams may be opened.
@@ -328,7 +341,7 @@ impl Settings {
             stream_read_preference: self.stream_read_preference.unwrap_or(ReadPreference::Primary),
             hands_on: self.hands_on.unwrap_or(true),
             keep_idle: self.keep_idle.unwrap_or_default(),
-            metered: Metered::new(self.metered),
+            metered: Arc::new(self.metered.into_iter().map(LockLabel::from).collect()),
             limits: self.limits,
             // More than any maximum where it does not fit.
             history: usize::try_from(self.history.unwrap_or(0)).unwrap_or(usize::MAX),

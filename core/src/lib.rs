@@ -19,7 +19,6 @@ pub mod grant_path;
 pub mod hold_options;
 pub mod input;
 pub mod lost_reason;
-pub mod metric_names;
 pub mod name;
 pub mod protocol;
 pub mod truncated_debug;

@@ -93,7 +93,7 @@ impl Share {
         let tries = patience != Patience::Wait;
         // It asks, and does not wait.
         let asks_once = !tries && timeout == Some(Duration::ZERO);
-        let label = session.config.metered.label(&name);
+        let label = session.config.label(&name);
         let reason = options.reason.as_deref();
         let attempt = Attempt::begin(Some(&name), label, kind, permits, !tries && !asks_once, reason);
         let wants = AcquireOptions {

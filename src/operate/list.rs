@@ -35,19 +35,28 @@ const LISTED_MOST: usize = 100_000;
 pub struct List<W: World = Async> {
     /// `Err`: there is no session under a field that is refused.
     session: Result<UserHandle, InvalidInput>,
-    filter: Conditions,
-    of: PhantomData<fn() -> W>,
-}
-
-/// The conditions of a list: those that the store selects by, and those that are checked on its results.
-#[derive(Clone, Debug, Default)]
-struct Conditions {
+    /// The conditions by which the store selects, as far as it can.
     selection: Selection,
     owner: Option<String>,
     older_than: Option<Duration>,
+    of: PhantomData<fn() -> W>,
 }
 
-impl Conditions {
+impl<W: World> List<W> {
+    pub(crate) fn new(session: Result<UserHandle, InvalidInput>) -> Self {
+        let in_place = session.as_ref().is_ok_and(|session| session.store.is_in_place());
+        Self {
+            session,
+            selection: Selection {
+                most: in_place.then_some(LISTED_MOST),
+                ..Selection::default()
+            },
+            owner: None,
+            older_than: None,
+            of: PhantomData,
+        }
+    }
+
     /// Returns whether the lock meets every condition, those included that the server has already selected by.
     fn matches(&self, lock: &LockInfo, now: SystemTime) -> bool {
         let owned = |owner: &String| {
@@ -66,49 +75,36 @@ impl Conditions {
             && self.owner.as_ref().is_none_or(owned)
             && self.older_than.is_none_or(old)
     }
-}
-
-impl<W: World> List<W> {
-    pub(crate) fn new(session: Result<UserHandle, InvalidInput>) -> Self {
-        let in_place = session.as_ref().is_ok_and(|session| session.store.is_in_place());
-        let mut filter = Conditions::default();
-        filter.selection.most = in_place.then_some(LISTED_MOST);
-        Self {
-            session,
-            filter,
-            of: PhantomData,
-        }
-    }
 
     /// Lists only locks whose name begins with this prefix, of at most 1,024 bytes, like names. Among documents: only
     /// those whose `_id` is a text that begins with it.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
-        self.filter.selection.prefix = prefix.into();
+        self.selection.prefix = prefix.into();
         self
     }
 
     /// Lists only locks of this kind.
     pub fn kind(mut self, kind: Kind) -> Self {
-        self.filter.selection.kind = Some(kind);
+        self.selection.kind = Some(kind);
         self
     }
 
     /// Lists only locks that somebody holds, or that nobody does, as [`LockInfo::is_held`] tells. A holder whose lease
     /// is over does not count.
     pub fn held(mut self, held: bool) -> Self {
-        self.filter.selection.held = Some(held);
+        self.selection.held = Some(held);
         self
     }
 
     /// Lists only locks with a holder whose label, owner id or host is this.
     pub fn owner(mut self, owner: impl Into<String>) -> Self {
-        self.filter.owner = Some(owner.into());
+        self.owner = Some(owner.into());
         self
     }
 
     /// Lists only locks that some holder has held for longer than this, by the server's clock.
     pub fn older_than(mut self, age: Duration) -> Self {
-        self.filter.older_than = Some(age);
+        self.older_than = Some(age);
         self
     }
 }
@@ -161,10 +157,9 @@ impl<W: World> List<W> {
     }
 
     async fn listing(self) -> Result<Listing, OperateError> {
-        let Self { session, filter, .. } = self;
-        let session = session?;
-        check_text("name prefix", &filter.selection.prefix)?;
-        let listing = session.list(&filter.selection, View::Newest);
+        let session = self.session.clone()?;
+        check_text("name prefix", &self.selection.prefix)?;
+        let listing = session.list(&self.selection, View::Newest);
         let Listed {
             found,
             unreadable,
@@ -181,12 +176,12 @@ impl<W: World> List<W> {
         let mut locks: Vec<_> = found
             .into_iter()
             // The store selects documents of the user's own by the texts in their names.
-            .filter(|(name, _)| session.store.is_in_place() || name.starts_with(&filter.selection.prefix))
+            .filter(|(name, _)| session.store.is_in_place() || name.starts_with(&self.selection.prefix))
             .map(|(name, mut state): (String, State)| {
                 state.holders.retain(|holder| now.is_none_or(|now| holder.until > now));
                 LockInfo::new(&name, &state, now.unwrap_or(state.at))
             })
-            .filter(|lock| filter.matches(lock, now.map_or_else(SystemTime::now, SystemTime::from)))
+            .filter(|lock| self.matches(lock, now.map_or_else(SystemTime::now, SystemTime::from)))
             .collect();
         locks.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(Listing { locks, unreadable })

@@ -72,7 +72,7 @@ impl Session {
         let state = self.operate(name, operation, None).await?.state;
         let broken = state.filter(|state| wake::left(&state.wake, &id).is_some());
         if broken.is_some() {
-            telemetry::broke(name, self.config.metered.label(name).as_ref());
+            telemetry::broke(name, self.config.label(name).as_ref());
         }
         Ok(broken)
     }

@@ -25,7 +25,6 @@ use crate::{
     config::{Config, millis},
     error::{AcquireError, InvalidInput, ServerError},
     hold_options::{Lease, Terms},
-    metric_names::LockLabel,
     protocol::{Holder, KeptUntil, ServerTime, Use, clock_token, wake},
     status::{LockStatus, Lost, LostReason},
     store::LogTime,

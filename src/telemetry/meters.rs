@@ -90,7 +90,7 @@ mod sink {
     use metrics::{Label, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 
     use super::{super::shield::shielded, ALL, LOCK_LABEL, Meter, MeterKind};
-    use crate::metric_names::LockLabel;
+    use crate::config::LockLabel;
 
     /// Increments a counter, with the values of its labels.
     pub(in super::super) fn count(meter: &Meter, more: u64, values: &[&'static str], lock: Option<&LockLabel>) {
@@ -138,7 +138,7 @@ mod sink {
     use std::time::Duration;
 
     use super::Meter;
-    use crate::metric_names::LockLabel;
+    use crate::config::LockLabel;
 
     pub(in super::super) fn count(_: &Meter, _: u64, _: &[&'static str], _: Option<&LockLabel>) {}
 

@@ -2,7 +2,7 @@
 //! feature is enabled.
 //!
 //! All names are here, or in [`meters`], and `docs/observability.md` documents them: they are part of the public API. A
-//! lock's name is a field, and a label only of the locks in [`metered`](crate::metric_names). The server's text about a
+//! lock's name is a field, and a label only of the locks in [`metrics_for`](crate::LockClientBuilder::metrics_for). The server's text about a
 //! refused command is left out, as it may quote the command, and the user's data with it.
 //!
 //! Nothing here is called while a mutex of the session is held: a subscriber may do anything, including using locks and
@@ -21,12 +21,12 @@ use tokio::time::Instant;
 use tracing::{Span, debug, field::Empty, info, info_span, warn};
 
 use crate::{
+    config::LockLabel,
     deadlock::Deadlock,
     error::{AcquireError, CandidacyError, ServerError, failure::Failure},
     grant_path::How,
     input::check_name,
     lost_reason::{self, LostReason},
-    metric_names::LockLabel,
     protocol::{Evict, Kind, Operation},
     token::FencingToken,
     wake_mode::{PollingReason, WakeMode},

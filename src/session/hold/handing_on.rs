@@ -18,7 +18,7 @@ impl waitlist::Hold for Hold {
     /// A hold whose document shows it as idle is shown as held again, unless it is over before that.
     fn of_grant(name: &str, entry: &str, grant: &Grant, before: Option<&Self>, context: &Context<'_>) -> Self {
         let mut hold = Self::new(entry.to_owned(), name.to_owned(), grant);
-        hold.label = context.config.metered.label(name);
+        hold.label = context.config.label(name);
         if let Some(before) = before {
             hold.logged_by = before.logged_by.clone();
             if before.upkeep().is_shown_idle() {
