@@ -36,6 +36,14 @@ pub enum PollingReason {
 }
 
 impl WakeMode {
+    /// Returns the mode of a client that begins on a server with change streams.
+    pub(crate) fn of(source: WakeSource) -> Self {
+        match source {
+            WakeSource::Polling => Self::Polling(PollingReason::Configured),
+            _ => Self::ChangeStream,
+        }
+    }
+
     /// Whether a stream wakes waiters, or will as soon as one needs it.
     pub(crate) fn is_streaming(self) -> bool {
         matches!(self, Self::ChangeStream | Self::StreamForWaiters)

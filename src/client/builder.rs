@@ -484,10 +484,7 @@ impl<W: World> LockClientBuilder<W> {
             let why = "an owner id needs the server when the client is built; build it with `build()`";
             return Err(InvalidInput::new(why).into());
         }
-        let mode = match config.wake_source {
-            WakeSource::Polling => WakeMode::Polling(PollingReason::Configured),
-            _ => WakeMode::ChangeStream,
-        };
+        let mode = WakeMode::of(config.wake_source);
         let requires_stream = config.wake_source == WakeSource::ChangeStream;
         let streams = config.stream_read_preference.clone();
         let store = MongoStore::unseen(&database, &collection, streams, requires_stream);
@@ -523,10 +520,9 @@ impl<W: World> LockClientBuilder<W> {
         }
         config.begin(connected.exchange.now.unwrap_or_else(wall_clock), connected.logged);
         let mode = match config.wake_source {
-            WakeSource::Polling => WakeMode::Polling(PollingReason::Configured),
             WakeSource::ChangeStream if connected.standalone => return Err(BuildError::NoChangeStream),
-            _ if connected.standalone => WakeMode::Polling(PollingReason::Standalone),
-            _ => WakeMode::ChangeStream,
+            WakeSource::Auto if connected.standalone => WakeMode::Polling(PollingReason::Standalone),
+            source => WakeMode::of(source),
         };
         let store = Store::Mongo(Arc::new(connected.store));
         let session = Session::new(config, store, Some(&connected.exchange), mode);

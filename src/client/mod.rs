@@ -40,7 +40,7 @@ use crate::{
     session::{ClientLife, Session, UserHandle, streams::observers::Scope},
     store::{Connection, MemoryStore, Store, lock_layout::Paths},
     token::FencingToken,
-    wake_mode::{PollingReason, WakeMode, WakeSource},
+    wake_mode::WakeMode,
     world::{Async, World},
 };
 use builder::{Home, LockClientBuilder};
@@ -132,10 +132,7 @@ impl LockClient {
     }
 
     pub(crate) fn over_memory(memory: &MemoryStore, config: Config) -> Self {
-        let mode = match config.wake_source {
-            WakeSource::Polling => WakeMode::Polling(PollingReason::Configured),
-            _ => WakeMode::ChangeStream,
-        };
+        let mode = WakeMode::of(config.wake_source);
         let store = Store::Memory(Arc::new(memory.of_another_client()));
         Self::new(Session::new(config, store, None, mode))
     }
@@ -181,10 +178,9 @@ impl LockClient {
         }
         let store = store();
         let by_driver = store.is_remote();
-        let mode = match self.session.config.wake_source {
-            WakeSource::Polling => WakeMode::Polling(PollingReason::Configured),
-            _ if by_driver => self.wake_mode().at_rest(),
-            _ => WakeMode::ChangeStream,
+        let mode = match by_driver {
+            true => self.wake_mode().at_rest(),
+            false => WakeMode::of(self.session.config.wake_source),
         };
         // Operators are notified while none of our internal locks is held.
         let session = Session::new(self.session.config.clone(), store, None, mode);

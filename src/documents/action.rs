@@ -68,7 +68,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static> Ask for handle::Document<T> {
         let (session, name) = request.locks.place(&request.id)?;
         let (own, found) = acquire_and_read(session, name.clone(), options, patience).await?;
         match found.first() {
-            Some(document) => read(session, own, request.id, document, None),
+            Some(document) => read(own, request.id, document, None),
             None => Err(AcquireError::NoDocument { name }),
         }
     }
@@ -76,14 +76,13 @@ impl<T: DeserializeOwned + Send + Sync + 'static> Ask for handle::Document<T> {
 
 /// Returns the hold with its document; an unreadable document is released with the hold.
 fn read<T: DeserializeOwned>(
-    session: &UserHandle,
     own: OwnedHold,
     id: Bson,
     document: &Document,
     attempt: Option<i64>,
 ) -> Result<(OwnedHold, HeldDocument<T>), AcquireError> {
     match read_as(document) {
-        Ok(document) => Ok((own, HeldDocument::new(session.clone(), id, document, attempt))),
+        Ok(document) => Ok((own, HeldDocument::new(id, document, attempt))),
         Err(cause) => Err(AcquireError::Unreadable {
             name: own.name().to_owned(),
             cause,
@@ -271,7 +270,7 @@ impl<T: DeserializeOwned, C> Claim<T, C> {
                 let (Some(hold), document) = given.take() else { continue };
                 let own = OwnedHold::new(session.clone(), hold);
                 let id = document.get("_id").cloned().unwrap_or(Bson::Null);
-                match read(session, own, id.clone(), &document, attempt) {
+                match read(own, id.clone(), &document, attempt) {
                     Ok(read) => claimed.push(read),
                     Err(error) => {
                         // It was released when it was dropped, and others are claimed.

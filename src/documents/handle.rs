@@ -16,7 +16,6 @@ use crate::{
         owned::OwnedHold,
         target::{AnyLock, CanFix, CanLimit, HasHolder, IsKnown, IsOne, Target},
     },
-    session::UserHandle,
     store::read_as,
     truncated_debug::Brief,
     world::{Sealed, World},
@@ -57,8 +56,8 @@ impl<T> CanLimit for Document<T> {}
 impl<T> CanFix for Document<T> {}
 
 /// The data of a locked document.
+#[derive(Debug)]
 pub struct HeldDocument<T> {
-    session: UserHandle,
     id: Bson,
     document: T,
     /// How often the document was claimed, this time included, if that is counted.
@@ -68,9 +67,8 @@ pub struct HeldDocument<T> {
 }
 
 impl<T> HeldDocument<T> {
-    pub(super) fn new(session: UserHandle, id: Bson, document: T, attempt: Option<i64>) -> Self {
+    pub(super) fn new(id: Bson, document: T, attempt: Option<i64>) -> Self {
         Self {
-            session,
             id,
             document,
             attempt,
@@ -129,8 +127,8 @@ impl<T, W: World> Held<Document<T>, W> {
     pub fn delete(&self) -> W::Call<impl Future<Output = Result<(), DocumentError>>> {
         W::call(async move {
             let mut deleted = self.data.deleted.lock().await;
-            before_write(&self.data.session, &self.own).await?;
-            if self.data.session.delete(self.hold()).await? {
+            before_write(&self.own).await?;
+            if self.own.session().delete(self.hold()).await? {
                 *deleted = true;
                 return Ok(());
             }
@@ -174,14 +172,13 @@ impl<T, W: World> Held<Document<T>, W> {
         self,
         update: impl Into<UpdateModifications>,
     ) -> W::Call<impl Future<Output = Result<(), DocumentError>>> {
-        let (own, session) = (self.own, self.data.session);
-        let update = update.into();
+        let (own, update) = (self.own, update.into());
         W::call(async move {
+            let session = (**own.session()).clone();
             let place = session.store.in_place();
             place.map_or(Ok(()), |place| check_update(&update, place))?;
-            before_write(&session, &own).await?;
-            let runner = (*session).clone();
-            let done = runner.spawn_for(async move { finish(&session, own, update).await });
+            before_write(&own).await?;
+            let done = session.spawn_for(async move { finish(own, update).await });
             done.await.unwrap_or_else(|error| Err(error.into()))
         })
     }
@@ -194,7 +191,7 @@ impl<T, W: World> Held<Document<T>, W> {
 
     /// Finds the reason after the server said that this handle no longer holds the lock.
     async fn lost_it(&self) -> DocumentError {
-        self.data.session.give_up(self.hold()).await.into()
+        self.own.session().give_up(self.hold()).await.into()
     }
 }
 
@@ -241,10 +238,10 @@ impl<T: DeserializeOwned, W: World> Held<Document<T>, W> {
     ) -> W::Call<impl Future<Output = Result<T, DocumentError>>> {
         let update = update.into();
         W::call(async move {
-            let place = self.data.session.store.in_place();
+            let place = self.own.session().store.in_place();
             place.map_or(Ok(()), |place| check_update(&update, place))?;
-            before_write(&self.data.session, &self.own).await?;
-            match self.data.session.change(self.hold(), update).await? {
+            before_write(&self.own).await?;
+            match self.own.session().change(self.hold(), update).await? {
                 Some(document) => read_as(&document).map_err(|cause| DocumentError::Unreadable { cause }),
                 None => Err(self.lost_it().await),
             }
@@ -253,8 +250,8 @@ impl<T: DeserializeOwned, W: World> Held<Document<T>, W> {
 }
 
 /// Updates a document and releases its lock.
-async fn finish(session: &UserHandle, own: OwnedHold, update: UpdateModifications) -> Result<(), DocumentError> {
-    let hold = own.hold();
+async fn finish(own: OwnedHold, update: UpdateModifications) -> Result<(), DocumentError> {
+    let (session, hold) = (own.session(), own.hold());
     let keeps_history = session.config.record().most > 0;
     if !keeps_history && session.change_and_release(hold, update.clone()).await? {
         return Ok(());
@@ -271,9 +268,9 @@ async fn finish(session: &UserHandle, own: OwnedHold, update: UpdateModification
 
 /// Checks that the lock is held as far as is known, and that no transaction is open that it guards: the server would
 /// carry out the write when that transaction has ended, however long after the caller gave up.
-pub(super) async fn before_write(session: &UserHandle, own: &OwnedHold) -> Result<(), DocumentError> {
+pub(super) async fn before_write(own: &OwnedHold) -> Result<(), DocumentError> {
     own.check()?;
-    match session.is_in_open_transaction(own.hold()).await? {
+    match own.session().is_in_open_transaction(own.hold()).await? {
         true => Err(DocumentError::InTransaction),
         false => Ok(()),
     }
@@ -289,14 +286,6 @@ impl<T> fmt::Debug for Document<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Document")
             .field("locks", &self.locks)
-            .field("id", &Brief(&self.id))
-            .finish_non_exhaustive()
-    }
-}
-
-impl<T> fmt::Debug for HeldDocument<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HeldDocument")
             .field("id", &Brief(&self.id))
             .finish_non_exhaustive()
     }

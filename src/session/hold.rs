@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::task::Task;
 use crate::{
-    config::{Config, millis},
+    config::{Config, LockLabel, millis},
     error::{AcquireError, InvalidInput, ServerError},
     hold_options::{Lease, Terms},
     protocol::{Holder, KeptUntil, ServerTime, Use, clock_token, wake},

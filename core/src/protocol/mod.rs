@@ -119,7 +119,6 @@ pub mod ahead;
 pub mod document;
 pub mod ended;
 mod entry;
-mod exchange;
 #[cfg(any(test, feature = "testing"))]
 pub mod fixtures;
 pub mod kind;
@@ -135,7 +134,6 @@ pub(crate) use ended::HISTORY_MOST;
 pub use ended::HoldEnd;
 pub use ended::{Ended, Record};
 pub use entry::{Awaited, DETACHED, Holder, Identity, Owner, Showing, Shown, Waiter};
-pub use exchange::Exchange;
 pub use kind::Kind;
 pub use kind::Use;
 pub use location::Location;
@@ -143,5 +141,5 @@ pub(crate) use operation::NOTIFIES_UP_TO;
 pub use operation::{
     AT_ONCE, CapacityIs, Change, Evict, Expects, Kept, KeptUntil, Operation, Proclaim, QUEUE_MOST, Request, Requests,
 };
-pub use server_time::ServerTime;
+pub use server_time::{Exchange, ServerTime};
 pub use state::{State, clock_token};

@@ -1,8 +1,9 @@
-//! Readings of the server's clock, the only clock by which the protocol decides.
+//! Readings of the server's clock, the only clock by which the protocol decides, and the exchanges that bring them.
 
 use std::time::{Duration, SystemTime};
 
 use mongodb::bson::Document;
+use tokio::time::Instant;
 
 /// A reading of the server's clock, in milliseconds since the Unix epoch (the resolution of a BSON date).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -35,6 +36,15 @@ impl From<ServerTime> for SystemTime {
         };
         moved.unwrap_or(Self::UNIX_EPOCH)
     }
+}
+
+/// One exchange with the server: its clock read `now` some time after `sent` and before `received` on ours.
+#[derive(Clone, Copy, Debug)]
+pub struct Exchange {
+    pub sent: Instant,
+    pub received: Instant,
+    /// `None` when the answer has no time: the server answers a retried command from its record of the first try.
+    pub now: Option<ServerTime>,
 }
 
 #[cfg(test)]

@@ -19,7 +19,6 @@ use crate::{
         acquire::{Ask, Got},
         options::Options,
     },
-    session::UserHandle,
     store::{element::ElementKey, read_as},
     truncated_debug::Brief,
     waitlist::Patience,
@@ -62,10 +61,9 @@ impl<E> CanLimit for Element<E> {}
 impl<E> CanFix for Element<E> {}
 
 /// The data of a locked element.
+#[derive(Debug)]
 pub struct HeldElement<E> {
-    session: UserHandle,
     key: ElementKey,
-    /// The path of the array.
     array: String,
     id: Bson,
     element: E,
@@ -89,10 +87,8 @@ impl<E: DeserializeOwned + Send + Sync + 'static> Ask for Element<E> {
                 });
             }
         };
-        let (session, key) = locks.session()?.clone();
         let data = HeldElement {
-            session,
-            key,
+            key: locks.session()?.1.clone(),
             array,
             id,
             element,
@@ -176,24 +172,24 @@ impl<E: DeserializeOwned, W: World> Held<Element<E>, W> {
         let update = update.into();
         W::call(async move {
             check_update(&update, &self.data.array, &self.data.key)?;
-            before_write(&self.data.session, &self.own).await?;
-            let hold = self.hold();
+            before_write(&self.own).await?;
+            let (session, hold) = (self.own.session(), self.hold());
             for _ in 0..UPDATE_TRIES {
-                if let Some(element) = self.data.session.change(hold, update.clone()).await? {
+                if let Some(element) = session.change(hold, update.clone()).await? {
                     return read_as(&element).map_err(|cause| DocumentError::Unreadable { cause });
                 }
                 self.check_after_refusal().await?;
             }
             // By the server's clock, the lease is over.
-            Err(self.data.session.give_up(hold).await.into())
+            Err(session.give_up(hold).await.into())
         })
     }
 
     /// Finds the reason after the server said that this handle no longer holds the lock, or that there is not exactly
     /// one such element; there may be none any more.
     async fn check_after_refusal(&self) -> Result<(), DocumentError> {
-        self.data.session.verified(self.hold()).await?;
-        match self.data.session.fetch(self.name()).await?.len() {
+        self.own.session().verified(self.hold()).await?;
+        match self.own.session().fetch(self.name()).await?.len() {
             0 => Err(DocumentError::NoElement),
             1 => Ok(()),
             matched => Err(DocumentError::AmbiguousElement { matched }),
@@ -211,14 +207,6 @@ impl<E> fmt::Debug for Element<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Element")
             .field("locks", &self.locks)
-            .field("id", &Brief(&self.id))
-            .finish_non_exhaustive()
-    }
-}
-
-impl<E> fmt::Debug for HeldElement<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HeldElement")
             .field("id", &Brief(&self.id))
             .finish_non_exhaustive()
     }
