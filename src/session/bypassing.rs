@@ -11,7 +11,7 @@ use crate::{
     config::millis,
     error::ServerError,
     hold_options::Lease,
-    protocol::{Change, Evict, Holder, Operation, Proclaim},
+    protocol::{Change, Evict, Holder, Operation},
     store::Answer,
     waitlist::deadline::Deadline,
 };
@@ -20,23 +20,13 @@ impl Session {
     /// Gives a holder another value; `false` when it no longer holds.
     pub(crate) async fn proclaim(self: &Arc<Self>, hold: &Hold, value: String) -> Result<bool, ServerError> {
         let number = hold.proclamation();
-        let proclaim = Some(Proclaim {
-            id: hold.id.clone(),
-            value,
-            number,
-        });
-        let operation = Operation {
-            proclaim,
-            ..self.operation()
+        let change = Change {
+            value: Some((value, number)),
+            ..Change::of(hold.id.clone(), hold.granted_as)
         };
-        let answer = self.operate(&hold.name, operation, Some(hold.deadline())).await?;
-        let holder = answer
-            .state
-            .iter()
-            .flat_map(|state| &state.holders)
-            .find(|holder| hold.is(holder));
+        let changed = self.change_hold(hold, change).await?;
         // A later value may have arrived first, and then stays.
-        Ok(holder.is_some_and(|holder| holder.owner.proclaimed >= number))
+        Ok(changed.is_some_and(|(holder, _)| holder.owner.proclaimed >= number))
     }
 
     /// Leaves a hold so many permits, without letting go: a writer becomes a reader. `false` when it no longer holds. The

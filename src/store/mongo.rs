@@ -176,7 +176,7 @@ impl MongoStore {
         within: Duration,
     ) -> Result<(Option<Document>, Option<LogTime>), Error> {
         let at = &*member.location;
-        if operation.evict != Evict::Nobody || operation.proclaim.is_some() || operation.sets() {
+        if operation.evict != Evict::Nobody || operation.proclaims() || operation.sets() {
             // These operations must not arrive late, after another: the driver sends them as retryable writes, whose
             // repeats the server recognises. It refuses an answer with text that is not UTF-8, so there is nothing in
             // it but the lock's own fields. None of these operations needs a reading of the server's clock, and without

@@ -436,7 +436,7 @@ pub(crate) fn operation_failed(operation: &'static str, lock: Option<&str>, erro
 pub(crate) fn purpose(operation: &Operation) -> &'static str {
     if operation.evict != Evict::Nobody {
         "break"
-    } else if operation.proclaim.is_some() {
+    } else if operation.proclaims() {
         "proclaim"
     } else if operation.change.is_some() {
         "change"

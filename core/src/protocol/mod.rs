@@ -43,19 +43,18 @@
 //!    and whose lock is kept taken stays, with another `until`; one whose time was over at its client stays as it is,
 //!    and only a later grant of its entry leaves.
 //! 2. *adopt*: the entries of earlier incarnations of the owner that requests are removed.
-//! 3. *proclaim*: a holder gets another value, unless it has a later one.
-//! 4. *change*: a holder is renewed with fewer permits, a longer lease, or under another entry: as the reader that a
-//!    writer becomes, without a handle, or by another client.
-//! 5. *evict*: the holders that an operator evicts are removed.
-//! 6. *enqueue*: the requested entries are appended to the queue, unless they are in the document already, or need more
+//! 3. *change*: a holder is renewed with fewer permits, a longer lease, another value unless it has a later one, or under
+//!    another entry: as the reader that a writer becomes, without a handle, or by another client.
+//! 4. *evict*: the holders that an operator evicts are removed.
+//! 5. *enqueue*: the requested entries are appended to the queue, unless they are in the document already, or need more
 //!    permits than there are; on a kind mismatch the operation is a no-op. If adopt removed a holder, they go to the
 //!    head of the queue instead. An entry by which a holder becomes a writer goes before all others. Or the capacity is set: waiters for more than that are removed, and told to ask.
-//! 7. *advance*: as long as the head of the queue fits the free capacity, it becomes a holder with the next token. Then
+//! 6. *advance*: as long as the head of the queue fits the free capacity, it becomes a holder with the next token. Then
 //!    the queue is cut to its room, though never shorter than it was, and the requests that are not to wait leave it.
 //!    A grant to an entry that this very operation requests can take a range of tokens out of the counter.
-//! 8. *record*: the holds that the operation ended are put in front of `ends`, if the client keeps a history. Nothing
+//! 7. *record*: the holds that the operation ended are put in front of `ends`, if the client keeps a history. Nothing
 //!    reads them but people; clients that keep none leave them as they are.
-//! 9. *stamp*: `wake`, the version and the times are set. `wake` names the holders that a request has lined up behind,
+//! 8. *stamp*: `wake`, the version and the times are set. `wake` names the holders that a request has lined up behind,
 //!    and one that was granted while others wait: they then hand on and share no more, and are told. A try or a repeated
 //!    request that changed nothing is a no-op.
 //!
@@ -139,7 +138,7 @@ pub use kind::Use;
 pub use location::Location;
 pub(crate) use operation::NOTIFIES_UP_TO;
 pub use operation::{
-    AT_ONCE, CapacityIs, Change, Evict, Expects, Kept, KeptUntil, Operation, Proclaim, QUEUE_MOST, Request, Requests,
+    AT_ONCE, CapacityIs, Change, Evict, Expects, Kept, KeptUntil, Operation, QUEUE_MOST, Request, Requests,
 };
 pub use server_time::{Exchange, ServerTime};
 pub use state::{State, clock_token};

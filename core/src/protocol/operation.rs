@@ -38,7 +38,6 @@ pub struct Operation {
     /// The holders that are evicted; an operation that evicts does nothing else. `wake` names those that an operator
     /// evicts.
     pub evict: Evict,
-    pub proclaim: Option<Proclaim>,
     pub change: Option<Change>,
     pub requests: Option<Requests>,
     /// The expected state of the document; where the document differs, the operation is a no-op.
@@ -103,20 +102,11 @@ pub enum Evict {
     Kept(i64),
 }
 
-/// A new value for a holder, unless it has proclaimed a later one: a command that was sent again may arrive late.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Proclaim {
-    pub id: String,
-    pub value: String,
-    /// Of two values of one entry the one with the larger number is the later.
-    pub number: i64,
-}
-
-/// A change of a holder under the same token, which also renews it: it gives up permits, gets a longer lease, or goes on
-/// under another entry.
+/// A change of a holder under the same token, which also renews it: it gives up permits, gets a longer lease, shows
+/// another value, or goes on under another entry.
 ///
-/// It may arrive twice and late: the token names the grant, permits only fall and a lease only grows, and no entry has a
-/// name that an earlier one had.
+/// It may arrive twice and late: the token names the grant, permits only fall and a lease only grows, values are
+/// numbered, and no entry has a name that an earlier one had.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     pub id: String,
@@ -129,6 +119,9 @@ pub struct Change {
     pub becomes: String,
     /// Its owner afterwards; `None`: the same.
     pub owner: Option<Owner>,
+    /// The value that it shows, and its number: the value stays where the holder has proclaimed that one or a later one,
+    /// as a command that was sent again may arrive late.
+    pub value: Option<(String, i64)>,
 }
 
 impl Change {
@@ -141,6 +134,7 @@ impl Change {
             permits: i64::MAX,
             lease: 0,
             owner: None,
+            value: None,
         }
     }
 
@@ -229,7 +223,6 @@ impl Operation {
             kept: Vec::new(),
             leave_capacity: None,
             evict: Evict::Nobody,
-            proclaim: None,
             change: None,
             requests: None,
             expects: Expects::Nothing,
@@ -353,6 +346,11 @@ impl Operation {
         }
     }
 
+    /// Returns whether a holder shows another value.
+    pub fn proclaims(&self) -> bool {
+        self.change.as_ref().is_some_and(|change| change.value.is_some())
+    }
+
     /// Returns whether an operator evicts holders by the operation.
     pub fn breaks(&self) -> bool {
         matches!(self.evict, Evict::Everybody | Evict::Holder(_))
@@ -366,7 +364,6 @@ impl Operation {
             && requests.is_none_or(|requests| requests.entries.len() == 1 && requests.adopts.is_none())
             && self.kept.is_empty()
             && self.evict == Evict::Nobody
-            && self.proclaim.is_none()
             && self.change.is_none()
             && self.record.held_too_long.is_empty()
     }

@@ -1,6 +1,6 @@
 //! The specification: the state of one lock and its pure transitions.
 //!
-//! [`apply`] takes an operation through the phases of [`super`], a function each: leave, adopt, proclaim, change,
+//! [`apply`] takes an operation through the phases of [`super`], a function each: leave, adopt, change,
 //! evict, enqueue, advance, record, stamp. [`super::pipeline`] has functions of the same names in the same order, to be
 //! read beside these, and helpers of the phases by the same names.
 
@@ -9,8 +9,8 @@ mod renewing;
 mod tests;
 
 use super::{
-    AT_ONCE, CapacityIs, Change, Ended, Evict, Expects, Holder, Identity, Kind, NOTIFIES_UP_TO, Operation, Proclaim,
-    Request, ServerTime, Use, Waiter,
+    AT_ONCE, CapacityIs, Change, Ended, Evict, Expects, Holder, Identity, Kind, NOTIFIES_UP_TO, Operation, Request,
+    ServerTime, Use, Waiter,
     wake::{self, Signal},
 };
 
@@ -130,9 +130,7 @@ impl Operation {
     /// Returns whether the operation's filter selects the document.
     pub fn selects(&self, state: &State) -> bool {
         // These compare in the pipeline. The others don't depend on the time.
-        matches!(self.expects, Expects::Holding | Expects::Alone)
-            || self.breaks()
-            || self.concerns(state, state.at)
+        matches!(self.expects, Expects::Holding | Expects::Alone) || self.breaks() || self.concerns(state, state.at)
     }
 
     /// Returns whether a shareable operation was done, by the document as it was read after its command; `None` if the
@@ -167,7 +165,6 @@ impl Operation {
                 let mut leave = self.leave.iter();
                 self.creates()
                     || leave.any(|id| state.has_holder(id) || state.has_waiter(id))
-                    || self.proclaim.iter().any(|proclaim| state.has_holder(&proclaim.id))
                     || self.change.iter().flat_map(Change::ids).any(|id| state.has_holder(id))
                     || holders.any(|holder| self.evicts(holder, now))
             }
@@ -208,7 +205,6 @@ fn step(before: &State, operation: &Operation, now: ServerTime) -> State {
     };
     step.leave();
     step.adopt();
-    step.proclaim();
     step.change();
     step.evict();
     if !step.is_used_as_requested() {
@@ -293,16 +289,6 @@ impl Step<'_> {
         }
     }
 
-    /// Gives a holder another value, unless it has a later one.
-    fn proclaim(&mut self) {
-        if let Some(Proclaim { id, value, number }) = &self.operation.proclaim
-            && let Some(holder) = self.state.holders.iter_mut().find(|holder| holder.id == *id)
-            && holder.owner.proclaimed < *number
-        {
-            (holder.owner.value, holder.owner.proclaimed) = (Some(value.clone()), *number);
-        }
-    }
-
     /// Renews a holder with fewer permits, a longer lease, or under another entry.
     fn change(&mut self) {
         let Some(change) = &self.operation.change else { return };
@@ -313,6 +299,11 @@ impl Step<'_> {
             holder.until = holder.until.max(self.now.plus_millis(holder.lease));
             if let Some(owner) = &change.owner {
                 holder.owner.clone_from(owner);
+            }
+            if let Some((value, number)) = &change.value
+                && holder.owner.proclaimed < *number
+            {
+                (holder.owner.value, holder.owner.proclaimed) = (Some(value.clone()), *number);
             }
         }
     }

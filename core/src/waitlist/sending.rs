@@ -71,7 +71,6 @@ impl<H: Hold> Step<'_, H> {
             kept,
             leave_capacity: used.and_then(|(kind, capacity)| (kind != Kind::Semaphore).then_some(capacity)),
             evict: Evict::Nobody,
-            proclaim: None,
             change: None,
             requests,
             expects,

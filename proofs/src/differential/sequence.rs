@@ -238,7 +238,6 @@ fn users(id: &Bson, random: &mut Random, setup: &Setup) -> Document {
 fn is_empty(operation: &Operation) -> bool {
     operation.leave.is_empty()
         && operation.requests.is_none()
-        && operation.proclaim.is_none()
         && operation.change.is_none()
         && operation.evict == Evict::Nobody
 }

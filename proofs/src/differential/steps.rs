@@ -5,8 +5,8 @@ use std::slice;
 
 use crate::Random;
 use watchlock_core::protocol::{
-    Awaited, CapacityIs, Change, Evict, Expects, Holder, Identity, Kept, KeptUntil, Kind, Operation, Owner, Proclaim,
-    Record, Request, Requests, Showing, State,
+    Awaited, CapacityIs, Change, Evict, Expects, Holder, Identity, Kept, KeptUntil, Kind, Operation, Owner, Record,
+    Request, Requests, Showing, State,
 };
 
 use super::setup::Setup;
@@ -169,7 +169,6 @@ impl<'a> Draw<'a> {
         let capacity = self.capacity();
         match self.random.below(14) {
             0 => self.evict_everybody(drawn),
-            1 => self.proclaim(drawn),
             2..5 if leaves_one && capacity == Some(1) => self.release_briefly(drawn),
             2..4 if leaves_one => release(drawn, capacity, Expects::Holding),
             2..5 => release(drawn, capacity, Expects::Nothing),
@@ -177,27 +176,10 @@ impl<'a> Draw<'a> {
             7 | 8 if is_alike && !adopts => request_with_room(drawn),
             11 => self.evict_one(drawn),
             10 | 12 => self.change(drawn),
-            13 if self.has_semaphores() && self.one_in(2) => self.set(drawn),
+            1 | 13 if self.has_semaphores() && self.one_in(2) => self.set(drawn),
             // An operation may still concern a lock that is gone by now.
             _ if requests.is_some() && used.is_some() && !is_alike => only_request(drawn),
             _ => drawn,
-        }
-    }
-
-    /// Draws a proclamation, mostly of a holder, so that values of one entry meet, with equal numbers too.
-    fn proclaim(&mut self, drawn: Operation) -> Operation {
-        let another = self.any_id();
-        let id = match self.last_holder() {
-            Some(holder) => self.mostly(holder, another),
-            None => another.to_owned(),
-        };
-        Operation {
-            proclaim: Some(Proclaim {
-                id,
-                value: self.string(),
-                number: 1 + self.number(4),
-            }),
-            ..without_entries(drawn)
         }
     }
 
@@ -239,7 +221,7 @@ impl<'a> Draw<'a> {
     }
 
     /// Draws a change, mostly of this holder, sometimes under the token of an earlier grant, sometimes with fewer permits
-    /// or a longer lease already, and sometimes into another entry.
+    /// or a longer lease already, and sometimes into another entry or with another value.
     fn change_of(&mut self, holder: &Holder, drawn: Operation) -> Operation {
         let another = self.any_id();
         let id = self.mostly(holder, another);
@@ -255,6 +237,8 @@ impl<'a> Draw<'a> {
                 permits: self.one_of(&[1, 2, i64::MAX]),
                 lease: self.one_of(&[0, 5, 50]),
                 owner: self.one_in(2).then(|| self.owner()),
+                // Values of one entry meet, with equal numbers too.
+                value: self.one_in(2).then(|| (self.string(), 1 + self.number(4))),
                 becomes,
             }),
             leave_capacity: self.capacity(),
@@ -282,7 +266,10 @@ impl<'a> Draw<'a> {
     }
 
     fn requests(&mut self) -> Requests {
-        let (kind, capacity) = self.one_of(self.setup.uses);
+        // In a lock with other uses, entries meet only if some are for the present one.
+        let used = self.state.map(|state| (state.kind, state.capacity));
+        let used = used.filter(|_| self.one_in(3));
+        let (kind, capacity) = used.unwrap_or_else(|| self.one_of(self.setup.uses));
         let by = match kind {
             Kind::Semaphore => self.one_of(&[CapacityIs::Demanded, CapacityIs::Offered]),
             _ => CapacityIs::Demanded,

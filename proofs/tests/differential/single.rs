@@ -33,7 +33,6 @@ fn operation(number: i64, leave: &[&str], (kind, capacity): Use, entries: Vec<Re
         kept: Vec::new(),
         leave_capacity: None,
         evict: Evict::Nobody,
-        proclaim: None,
         change: None,
         requests: Some(Requests {
             kind,

@@ -322,7 +322,6 @@ fn foreign(id: &str, leave: &[&str], request: Option<&str>) -> Operation {
         kept: Vec::new(),
         leave_capacity: None,
         evict: Evict::Nobody,
-        proclaim: None,
         change: None,
         requests: request.map(|id| Requests {
             kind: Kind::Mutex,

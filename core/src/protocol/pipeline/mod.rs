@@ -34,7 +34,7 @@ mod together;
 use mongodb::bson::{Bson, Document, doc};
 
 use super::{
-    CapacityIs, Change, Evict, Identity, Kept, KeptUntil, Operation, Proclaim, Request, Requests,
+    CapacityIs, Change, Evict, Identity, Kept, KeptUntil, Operation, Owner, Request, Requests,
     document::{FIRST_PROTOCOL, PROTOCOL},
     location::Location,
     state::kept_in_reserve,
@@ -69,7 +69,6 @@ fn general(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     let stays = leave(operation, now);
     let stays = adopt(stays, operation);
     let holders = filter(mark_kept(existing(at, "holders"), operation, now), &stays);
-    let holders = proclaim(holders, operation);
     let holders = change(holders, operation, now);
     let holders = evict(holders, operation);
     let queue = enqueue(operation, now);
@@ -230,21 +229,6 @@ fn words_of_adopt(operation: &Operation) -> Option<Bson> {
         .map(|_| words_for("$$adopted".into(), "~", "".into()))
 }
 
-/// Gives a holder another value, unless it has a later one.
-fn proclaim(holders: Bson, operation: &Operation) -> Bson {
-    let Some(Proclaim { id, value, number }) = &operation.proclaim else {
-        return holders;
-    };
-    let owner = doc! { "$mergeObjects": ["$$this.owner", { "value": literal(value.as_str()), "proclaimed": *number }] };
-    let earlier = doc! { "$lt": [{ "$ifNull": ["$$this.owner.proclaimed", 0_i64] }, *number] };
-    let element = cond(
-        doc! { "$and": [{ "$eq": ["$$this.id", literal(id.as_str())] }, earlier] },
-        doc! { "$mergeObjects": ["$$this", { "owner": owner }] },
-        "$$this",
-    );
-    map(holders, element)
-}
-
 /// Renews a holder with fewer permits, a longer lease, or under another entry.
 fn change(holders: Bson, operation: &Operation, now: &Bson) -> Bson {
     let Some(change) = &operation.change else {
@@ -256,6 +240,7 @@ fn change(holders: Bson, operation: &Operation, now: &Bson) -> Bson {
         lease,
         becomes,
         owner,
+        value,
         ..
     } = change;
     let is_it = change.ids().map(|id| is_grant(id, *token));
@@ -267,13 +252,32 @@ fn change(holders: Bson, operation: &Operation, now: &Bson) -> Bson {
         "until": { "$max": ["$$this.until", { "$add": [now, &lease] }] },
         "lease": lease,
     };
-    if let Some(owner) = owner {
-        changed.insert("owner", literal(owner.to_document()));
+    if let Some(owner) = owner_after(owner.as_ref(), value.as_ref()) {
+        changed.insert("owner", owner);
     }
     map(
         holders,
         cond(is_it, doc! { "$mergeObjects": ["$$this", changed] }, "$$this"),
     )
+}
+
+/// Returns the owner of a holder after a change; `None`: it stays as it is.
+fn owner_after(owner: Option<&Owner>, value: Option<&(String, i64)>) -> Option<Bson> {
+    let present = owner.map(|owner| literal(owner.to_document()));
+    let Some((value, number)) = value else {
+        return present;
+    };
+    let proclaimed = match owner {
+        Some(owner) => Bson::from(owner.proclaimed),
+        None => doc! { "$ifNull": ["$$this.owner.proclaimed", 0_i64] }.into(),
+    };
+    let present = present.unwrap_or_else(|| "$$this.owner".into());
+    let shown = doc! { "value": literal(value.as_str()), "proclaimed": *number };
+    Some(cond(
+        doc! { "$lt": [proclaimed, *number] },
+        doc! { "$mergeObjects": [&present, shown] },
+        present,
+    ))
 }
 
 /// Returns the condition that an operator evicts somebody by the operation, if that is what it is for.

@@ -3,7 +3,7 @@
 use mongodb::bson::{Bson, Document, doc};
 
 use crate::protocol::{
-    Evict, Expects, Location, Operation, Proclaim,
+    Evict, Expects, Location, Operation,
     document::{NUMBER_MOST, PROTOCOL},
 };
 
@@ -26,9 +26,6 @@ pub fn selection(at: &Location, id: &Bson, operation: &Operation) -> Document {
         concerned.push(doc! { at.key("holders.id"): { "$in": &operation.leave } });
         concerned.push(doc! { at.key("queue.id"): { "$in": &operation.leave } });
     }
-    if let Some(Proclaim { id, .. }) = &operation.proclaim {
-        concerned.push(doc! { at.key("holders.id"): { "$in": [id] } });
-    }
     if let Some(change) = &operation.change {
         concerned.push(doc! { at.key("holders.id"): { "$in": change.ids().to_vec() } });
     }
@@ -36,7 +33,7 @@ pub fn selection(at: &Location, id: &Bson, operation: &Operation) -> Document {
         let kept = doc! { "token": { "$lte": last }, "released": { "$type": "date" } };
         concerned.push(doc! { at.key("holders"): { "$elemMatch": kept } });
     }
-    if operation.evict != Evict::Nobody || operation.proclaim.is_some() || operation.change.is_some() {
+    if operation.evict != Evict::Nobody || operation.change.is_some() {
         // The caller must learn that the document is of a later protocol, whatever is in it.
         concerned.push(doc! { at.key("protocol"): { "$gt": PROTOCOL } });
     }
@@ -82,18 +79,6 @@ mod tests {
         Operation { evict, ..operation }
     }
 
-    fn proclaiming() -> Operation {
-        let proclaim = Proclaim {
-            id: "a-1".to_owned(),
-            value: "here".to_owned(),
-            number: 1,
-        };
-        Operation {
-            proclaim: Some(proclaim),
-            ..operation("a.1")
-        }
-    }
-
     fn changing() -> Operation {
         Operation {
             change: Some(Change::of("a-1".to_owned(), 7)),
@@ -102,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn who_clears_proclaims_or_changes_learns_of_a_later_protocol() {
+    fn who_clears_or_changes_learns_of_a_later_protocol() {
         let root = Location::default();
         let later = doc! { "protocol": { "$gt": PROTOCOL } };
         let tells = |operation: &Operation| {
@@ -113,7 +98,7 @@ mod tests {
                 .any(|condition| condition.as_document() == Some(&later))
         };
         assert!(tells(&evicting(operation("a.1"), Evict::Kept(7))));
-        assert!(tells(&proclaiming()) && tells(&changing()));
+        assert!(tells(&changing()));
         // Who only takes out entries leaves any other document alone.
         assert!(!tells(&leaving("a.1", "a-1")));
     }
@@ -129,7 +114,7 @@ mod tests {
             expecting(leaving("a.1", "a-1"), Expects::Holding),
             expecting(Operation { room: 256, ..requests }, Expects::Room),
             leaving("a.1", "a-1"),
-            proclaiming(),
+            changing(),
             evicting(operation("a.1"), Evict::Kept(7)),
             evicting(operation("a.1"), Evict::Everybody),
             evicting(operation("a.1"), Evict::Holder(7)),

@@ -2,7 +2,7 @@
 //!
 //! The fewer cases a pipeline provides for, the less it costs the server. The condition under which phases may be left
 //! out is compared in the same atomic write; where the document does not meet it, nothing is written. No form has
-//! proclaim or change: such operations are rare, and take the general form. All forms have stamp, and record where
+//! change: such operations are rare, and take the general form. All forms have stamp, and record where
 //! something leaves.
 //!
 //! ```text

@@ -1,7 +1,7 @@
 use super::{State, apply, renew, renew_and_show};
 use crate::protocol::{
-    Awaited, Change, Evict, Expects, HoldEnd, Holder, Identity, Kept, KeptUntil, Kind, Operation, Owner, Proclaim,
-    Record, Request, ServerTime, Showing, Use, Waiter,
+    Awaited, Change, Evict, Expects, HoldEnd, Holder, Identity, Kept, KeptUntil, Kind, Operation, Owner, Record,
+    Request, ServerTime, Showing, Use, Waiter,
     fixtures::{MUTEX, PERMITS, asking, asking_for, holder, kept, leaving, lock, operation, request, waiter},
     wake::{self, Left},
 };
@@ -32,13 +32,12 @@ fn a_value_that_comes_late_does_not_replace_a_later_one() {
         (2, "again", "two"),
         (3, "three", "three"),
     ] {
-        let proclaim = Proclaim {
-            id: "a-1".to_owned(),
-            value: value.to_owned(),
-            number,
+        let change = Change {
+            value: Some((value.to_owned(), number)),
+            ..Change::of("a-1".to_owned(), state.holders[0].token)
         };
         let operation = Operation {
-            proclaim: Some(proclaim),
+            change: Some(change),
             requests: None,
             ..asking("a.2", request("a-1"))
         };
@@ -181,14 +180,6 @@ fn an_operation_changes_a_document_that_has_anything_for_it_to_do() {
         ..holder("a-1", 7)
     };
     let there = lock(PERMITS, [of_two], [waiter("b-1")]);
-    let proclaiming = |id: &str| Operation {
-        proclaim: Some(Proclaim {
-            id: id.to_owned(),
-            value: "v".to_owned(),
-            number: 1,
-        }),
-        ..operation("x.1")
-    };
     let changing = |id: &str| Operation {
         change: Some(Change::of(id.to_owned(), 7)),
         ..operation("x.1")
@@ -202,8 +193,6 @@ fn an_operation_changes_a_document_that_has_anything_for_it_to_do() {
         (leaving("x.1", "a-1"), true),
         (leaving("x.1", "b-1"), true),
         (leaving("x.1", "c-1"), false),
-        (proclaiming("a-1"), true),
-        (proclaiming("b-1"), false),
         (changing("a-1"), true),
         (changing("b-1"), false),
         (evicting(7), true),
