@@ -390,13 +390,11 @@ impl<W: World> LockClient<W> {
     /// # Ok(()) }
     /// ```
     pub fn inspect(&self, name: &str) -> W::Call<impl Future<Output = Result<Option<LockInfo>, OperateError>>> {
-        W::call(self.inspected(name))
-    }
-
-    async fn inspected(&self, name: &str) -> Result<Option<LockInfo>, OperateError> {
-        check_name(name)?;
-        let read = self.session.inspect(name).await?;
-        Ok(read.map(|read| LockInfo::of_reading(name, &read)))
+        W::call(async move {
+            check_name(name)?;
+            let read = self.session.inspect(name).await?;
+            Ok(read.map(|read| LockInfo::of_reading(name, &read)))
+        })
     }
 
     /// Lists locks, sorted by name. Set conditions on the returned action, and await it.

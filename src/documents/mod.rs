@@ -184,7 +184,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// # Ok(()) }
     /// ```
     pub fn acquire(&self, id: impl Into<Bson>) -> Acquire<Document<T>, Wait, W> {
-        Acquire::new(Document::new(self.clone().read_as(), id.into()))
+        Acquire::new(Document::new(self.read_as(), id.into()))
     }
 
     /// Acquires the lock of the document with this `_id` if it is free and nobody waits for it; `None` otherwise.
@@ -212,7 +212,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// # Ok(()) }
     /// ```
     pub fn try_acquire(&self, id: impl Into<Bson>) -> Acquire<Document<T>, Try, W> {
-        Acquire::new(Document::new(self.clone().read_as(), id.into()))
+        Acquire::new(Document::new(self.read_as(), id.into()))
     }
 
     /// Locks any free document that matches the filter, and reads it, in one atomic step; waits until there is one.
@@ -244,7 +244,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     ///
     /// See [`DocumentLocks`].
     pub fn claim(&self, filter: bson::Document) -> Acquire<Claim<T>, Wait, W> {
-        Acquire::new(Claim::new(self.clone().read_as(), filter, 1))
+        Acquire::new(Claim::new(self.read_as(), filter, 1))
     }
 
     /// Locks any free document that matches the filter, and reads it, in one atomic step; `None` if there is none.
@@ -275,7 +275,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// # Ok(()) }
     /// ```
     pub fn try_claim(&self, filter: bson::Document) -> Acquire<Claim<T>, Try, W> {
-        Acquire::new(Claim::new(self.clone().read_as(), filter, 1))
+        Acquire::new(Claim::new(self.read_as(), filter, 1))
     }
 
     /// Locks up to `most` free documents that match the filter, and reads them, in a few commands; waits until there is
@@ -311,7 +311,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// # Ok(()) }
     /// ```
     pub fn claim_many(&self, filter: bson::Document, most: usize) -> Acquire<Claim<T, Several>, Wait, W> {
-        Acquire::new(Claim::new(self.clone().read_as(), filter, most))
+        Acquire::new(Claim::new(self.read_as(), filter, most))
     }
 
     /// Locks up to `most` free documents that match the filter, as [`claim_many`](Self::claim_many) does; `None` if
@@ -343,7 +343,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// # Ok(()) }
     /// ```
     pub fn try_claim_many(&self, filter: bson::Document, most: usize) -> Acquire<Claim<T, Several>, Try, W> {
-        Acquire::new(Claim::new(self.clone().read_as(), filter, most))
+        Acquire::new(Claim::new(self.read_as(), filter, most))
     }
 
     /// Returns the holders and waiters of the lock of the document with this `_id`; `None` if it was never locked, or
@@ -412,7 +412,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// # Ok(()) }
     /// ```
     pub fn list(&self) -> List<W> {
-        List::new(self.observed())
+        List::new(self.session().cloned())
     }
 
     /// Returns the events of the lock of the document with this `_id`, as they happen; see
@@ -473,7 +473,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// # Ok(()) }
     /// ```
     pub fn watch_all(&self) -> Events<(String, LockEvent), W> {
-        Events::new(self.observed().map(|session| (session, Scope::All)))
+        Events::new(self.session().map(|session| (session.clone(), Scope::All)))
     }
 
     /// Returns the name under which the document with this `_id` is listed, watched and reported; the reverse of
@@ -632,10 +632,6 @@ impl<T, W: World> DocumentLocks<T, W> {
         Ok((self.session()?, name::of_id(id)))
     }
 
-    fn observed(&self) -> Result<UserHandle, InvalidInput> {
-        self.session().cloned()
-    }
-
     fn session(&self) -> Result<&UserHandle, InvalidInput> {
         if let Some(session) = self.session.get() {
             return Ok(session);
@@ -669,13 +665,13 @@ impl<T, W: World> DocumentLocks<T, W> {
     }
 
     /// Returns the same locks for documents that are read as another type, in another world.
-    fn read_as<O, V: World>(self) -> DocumentLocks<O, V> {
+    fn read_as<O, V: World>(&self) -> DocumentLocks<O, V> {
         DocumentLocks {
-            locks: self.locks,
-            collection: self.collection,
-            path: self.path,
-            session: self.session,
-            elements: self.elements,
+            locks: self.locks.clone(),
+            collection: self.collection.clone(),
+            path: self.path.clone(),
+            session: self.session.clone(),
+            elements: self.elements.clone(),
             of: PhantomData,
         }
     }
@@ -703,14 +699,7 @@ impl<T, W: World> DocumentLocks<T, W> {
 
 impl<T, W: World> Clone for DocumentLocks<T, W> {
     fn clone(&self) -> Self {
-        Self {
-            locks: self.locks.clone(),
-            collection: self.collection.clone(),
-            path: self.path.clone(),
-            session: self.session.clone(),
-            elements: self.elements.clone(),
-            of: PhantomData,
-        }
+        self.read_as()
     }
 }
 

@@ -107,9 +107,6 @@ impl Attempt {
         match acquired.as_ref().map(granted) {
             Ok(granted) if granted.is_empty() => self.came_to_nothing("busy"),
             Ok(granted) => self.granted(&granted),
-            Err(error @ (AcquireError::Timeout { .. } | AcquireError::Unanswered { .. })) => {
-                self.timed_out(outcome(error))
-            }
             Err(error) => self.came_to_nothing(outcome(error)),
         }
         acquired
@@ -141,19 +138,17 @@ impl Attempt {
         }
     }
 
-    fn timed_out(&mut self, outcome: &'static str) {
-        let waited_ms = millis(self.end(outcome, self.label.clone().as_ref()));
-        let (lock, kind, answered) = (self.lock.as_deref(), self.kind.as_str(), outcome == "timeout");
-        self.tell_in_span(|| {
-            info!(name: "watchlock.timed_out", target: TARGET, lock, kind, waited_ms, answered, "lock not acquired in time");
-        });
-    }
-
     fn came_to_nothing(&mut self, outcome: &'static str) {
         let waited_ms = millis(self.end(outcome, self.label.clone().as_ref()));
         let (lock, kind) = (self.lock.as_deref(), self.kind.as_str());
-        self.tell_in_span(|| {
-            debug!(name: "watchlock.not_acquired", target: TARGET, lock, kind, outcome, waited_ms, "lock not acquired");
+        self.tell_in_span(|| match outcome {
+            "timeout" | "unanswered" => {
+                let answered = outcome == "timeout";
+                info!(name: "watchlock.timed_out", target: TARGET, lock, kind, waited_ms, answered, "lock not acquired in time");
+            }
+            _ => {
+                debug!(name: "watchlock.not_acquired", target: TARGET, lock, kind, outcome, waited_ms, "lock not acquired");
+            }
         });
     }
 

@@ -112,7 +112,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// See [`ElementLocks`].
     pub fn element<E>(&self, array: impl Into<String>, key: Document) -> ElementLocks<E, W> {
         ElementLocks {
-            locks: self.clone().read_as(),
+            locks: self.read_as(),
             array: array.into(),
             key,
             place: Arc::default(),
