@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    future::Future,
     ops::Deref,
     sync::{
         Arc, Weak,
@@ -174,17 +175,27 @@ impl OwnedHold {
 
     /// Keeps so many permits of the hold, and gives up the others.
     pub(crate) async fn keep_permits(&self, permits: u64) -> Result<(), RenewError> {
-        let kept = tokio::select! {
+        let permits = i64::try_from(permits).unwrap_or(i64::MAX);
+        let kept = self.session.downgrade(self.hold(), permits);
+        match self.unless_lost(kept).await? {
+            true => Ok(()),
+            false => Err(self.loss().await.into()),
+        }
+    }
+
+    /// Runs an operation on the hold to its end, or to that of the hold: it can hang in the driver for longer than the
+    /// lease, which renewals extend in the meantime.
+    pub(crate) async fn unless_lost<O>(
+        &self,
+        operation: impl Future<Output = Result<O, ServerError>>,
+    ) -> Result<O, RenewError> {
+        let done = tokio::select! {
             biased;
-            kept = self.session.downgrade(self.hold(), i64::try_from(permits).unwrap_or(i64::MAX)) => kept,
+            done = operation => done,
             lost = Seen::lost(&self.seen) => return Err(lost.into()),
         };
         self.check()?;
-        match kept {
-            Err(error) => Err(error.into()),
-            Ok(true) => Ok(()),
-            Ok(false) => Err(self.loss().await.into()),
-        }
+        Ok(done?)
     }
 
     /// Gives the hold up here, and leaves the lock taken for the client that takes it up.
@@ -241,16 +252,9 @@ impl Own for OwnedHold {
         let (session, holds) = ((**self.session).clone(), self.with_reader());
         let within = self.safe_for();
         let renewal = async move { session.renew_together(&holds, within).await };
-        // It can hang in the driver for longer than the lease, which other renewals extend in the meantime.
-        let renewed = tokio::select! {
-            biased;
-            renewed = self.session.in_time(within, renewal) => renewed,
-            lost = Seen::lost(&self.seen) => return Err(lost.into()),
-        };
-        self.check()?;
-        match renewed {
-            Err(error) | Ok(Some(error)) => Err(error.into()),
-            Ok(None) => Ok(self.safe_for()),
+        match self.unless_lost(self.session.in_time(within, renewal)).await? {
+            Some(error) => Err(error.into()),
+            None => Ok(self.safe_for()),
         }
     }
 
@@ -263,16 +267,8 @@ impl Own for OwnedHold {
         let is_long = longer.iter().any(Option::is_none);
         for (hold, lease) in holds.iter().zip(longer) {
             let Some(lease) = lease else { continue };
-            let lengthened = tokio::select! {
-                biased;
-                lengthened = self.session.lengthen(hold, lease) => lengthened,
-                lost = Seen::lost(&self.seen) => return Err(lost.into()),
-            };
-            self.check()?;
-            match lengthened {
-                Err(error) => return Err(error.into()),
-                Ok(true) => {}
-                Ok(false) => return Err(self.loss().await.into()),
+            if !self.unless_lost(self.session.lengthen(hold, lease)).await? {
+                return Err(self.loss().await.into());
             }
         }
         if is_long {

@@ -76,22 +76,14 @@ pub struct Leader {
 impl Leader {
     fn of(state: &State) -> Option<Self> {
         let holder = state.holders.first().filter(|_| state.kind == Kind::Election)?;
-        let HolderInfo {
-            token,
-            since,
-            host,
-            pid,
-            label,
-            value,
-            ..
-        } = HolderInfo::new(state, holder);
+        let holder = HolderInfo::new(state, holder);
         Some(Self {
-            value: value.unwrap_or_default(),
-            token,
-            since,
-            host,
-            pid,
-            label,
+            value: holder.value.unwrap_or_default(),
+            token: holder.token,
+            since: holder.since,
+            host: holder.host,
+            pid: holder.pid,
+            label: holder.label,
         })
     }
 }
@@ -362,12 +354,10 @@ impl<W: World> Held<Election, W> {
         W::call(async move {
             check_text("value", &value)?;
             self.check()?;
-            let proclaimed = self.own.session().proclaim(self.hold(), value).await?;
-            self.check()?;
-            if proclaimed {
-                Ok(())
-            } else {
-                Err(self.own.loss().await.into())
+            let proclaiming = self.own.session().proclaim(self.hold(), value);
+            match self.own.unless_lost(proclaiming).await? {
+                true => Ok(()),
+                false => Err(self.own.loss().await.into()),
             }
         })
     }
