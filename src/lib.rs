@@ -5,23 +5,27 @@
 //! use std::time::Duration;
 //! use watchlock::LockClient;
 //!
+//! type Error = Box<dyn std::error::Error>;
+//!
 //! #[tokio::main]
-//! async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! async fn main() -> Result<(), Error> {
 //!     let client = mongodb::Client::with_uri_str("mongodb://localhost:27017/?replicaSet=rs0").await?;
-//!     // One client per process. The scope shuts it down at its end, which releases what is still held.
+//!     // One lock client per process. The scope shuts it down, also after an error or a panic, so no lock stays taken.
 //!     let billed = LockClient::builder(client.database("app")).label("billing").scope(bill).await?;
+//!     // After the locks, which need it.
 //!     client.shutdown().await;
 //!     billed
 //! }
 //!
-//! async fn bill(locks: LockClient) -> Result<(), Box<dyn std::error::Error>> {
-//!     let handle = locks.mutex("invoice-42").acquire().timeout(Duration::from_secs(5)).reason("monthly run").await?;
-//!     tokio::select! {
-//!         biased; // The loss first: work that is done at the same moment may not have been done under the lock.
-//!         lost = handle.lost() => return Err(lost.into()),
-//!         () = async { println!("billing under token {}", handle.token()) } => {}
-//!     }
-//!     handle.release().await?;
+//! async fn bill(locks: LockClient) -> Result<(), Error> {
+//!     let turn = locks.mutex("invoice-42").acquire().timeout(Duration::from_secs(5)).reason("monthly run");
+//!     // Waits for its turn, works, and releases; drops the work if the lock is lost.
+//!     turn.run(async |held| bill_invoice(held.token()).await).await??;
+//!     Ok(())
+//! }
+//!
+//! async fn bill_invoice(token: watchlock::FencingToken) -> Result<(), std::io::Error> {
+//!     println!("billing under token {token}");
 //!     Ok(())
 //! }
 //! ```
