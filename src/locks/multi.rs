@@ -211,11 +211,6 @@ impl Ask for MultiLock {
     async fn ask(parts: Vec<Share>, options: Options, patience: Patience) -> Result<Got<Self>, AcquireError> {
         check_names(parts.iter().map(|part| &*part.name))?;
         parts.iter().try_for_each(|part| part.check(&options))?;
-        // The error of a try names the part that is not free.
-        let patience = match patience {
-            Patience::Wait => patience,
-            Patience::Try | Patience::OrHeld => Patience::OrHeld,
-        };
         Ok((OwnedHolds::new(all(&parts, options, patience).await?), ()))
     }
 }

@@ -291,7 +291,7 @@ impl<W: World> Once<W> {
         self.check()?;
         // The name is that of a mutex.
         let share = Share::whole(self.session.clone(), self.name.clone(), Kind::Mutex);
-        let contention = match share.acquire(self.options.clone(), Patience::OrHeld).await {
+        let contention = match share.acquire(self.options.clone(), Patience::Try).await {
             Ok(own) => return Ok(Turn::Ours(Held::new((own, self.kept())))),
             Err(AcquireError::Held { contention, .. }) => contention,
             Err(error) => return Err(error),

@@ -54,7 +54,7 @@ impl Patience for Try {
 
 impl Patience for OrHeld {
     type Given<X> = X;
-    const PATIENCE: waitlist::Patience = waitlist::Patience::OrHeld;
+    const PATIENCE: waitlist::Patience = waitlist::Patience::Try;
 
     fn given<X>(acquired: Result<X, AcquireError>) -> Result<X, AcquireError> {
         acquired

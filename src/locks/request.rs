@@ -100,7 +100,7 @@ impl Share {
             used: (kind, capacity),
             by,
             permits,
-            patience: if asks_once { Patience::OrHeld } else { patience },
+            patience: if asks_once { Patience::Try } else { patience },
             reentrant: options.reentrant,
             upgrades: reader.as_ref().map(|reader| reader.hold().id.clone()),
             terms: match &reader {

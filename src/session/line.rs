@@ -34,8 +34,7 @@ pub(crate) fn refused(why: Refusal, name: &str, ended: Option<&Ended>, ids: &Ids
     let answer = ended.and_then(|ended| ended.as_ref().ok());
     let state = answer.and_then(|answer| answer.state.as_ref());
     match (why, state) {
-        (Refusal::Denied { before, names_holder }, _) => {
-            let answer = answer.filter(|_| names_holder);
+        (Refusal::Denied { before }, _) => {
             let contention = answer.and_then(|answer| contention(answer, Duration::ZERO, before, ids));
             AcquireError::Held {
                 name: name.to_owned(),

@@ -9,8 +9,8 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    Context, Effect, Grant, Hold, Key, Leaving, Patience, Refusal, Setback, Stage, Step, Waiting, Waitlist,
-    deadline::Deadline, timing, unsigned,
+    Context, Effect, Grant, Hold, Key, Leaving, Refusal, Setback, Stage, Step, Waiting, Waitlist, deadline::Deadline,
+    timing, unsigned,
 };
 use crate::{
     protocol::{Exchange, Expects, Kept, Operation, Request, Requests, ServerTime, State, Waiter, wake},
@@ -265,9 +265,8 @@ impl<H: Hold> Step<'_, H> {
                 match self.reenter(&waiting) {
                     Some(hold) => self.effects.push(Effect::Granted { to: waiting.to, hold }),
                     None => {
-                        let names_holder = waiting.wants.patience == Patience::OrHeld;
                         let before = if waiting.upgrades() { 0 } else { before };
-                        self.refuse(waiting, Refusal::Denied { before, names_holder });
+                        self.refuse(waiting, Refusal::Denied { before });
                     }
                 }
             } else {

@@ -205,8 +205,8 @@ pub enum Effect<H: Hold> {
 /// The reason why a task does not get the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// A try found the lock taken, with so many waiters ahead of it; it may want to know the holder.
-    Denied { before: usize, names_holder: bool },
+    /// A try found the lock taken, with so many waiters ahead of it.
+    Denied { before: usize },
     /// The lock is used as another kind, or with another capacity, than the task wants, or has fewer permits.
     Mismatched { wanted: Use, permits: i64 },
     /// There is no document to lock, and none may be made.

@@ -55,8 +55,6 @@ pub enum Patience {
     Wait,
     /// Not at all: it takes the lock at once or not.
     Try,
-    /// Not at all, and it wants to know who has the lock.
-    OrHeld,
 }
 
 /// The progress of a task's request.

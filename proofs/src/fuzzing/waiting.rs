@@ -302,7 +302,7 @@ impl<H: Fuzzed> Bench<H> {
                 _ => CapacityIs::Demanded,
             },
             permits: choices.pick(&[1, capacity]),
-            patience: choices.pick(&[Patience::Wait, Patience::Wait, Patience::Try, Patience::OrHeld]),
+            patience: choices.pick(&[Patience::Wait, Patience::Try]),
             reentrant: choices.one_in(4),
             upgrades: None,
             terms: Terms::default(),

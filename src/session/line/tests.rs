@@ -342,7 +342,7 @@ fn tries() -> AcquireOptions {
         used: (Kind::Mutex, 1),
         by: CapacityIs::Demanded,
         permits: 1,
-        patience: Patience::OrHeld,
+        patience: Patience::Try,
         reentrant: false,
         upgrades: None,
         terms: Terms::default(),
