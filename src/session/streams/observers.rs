@@ -6,8 +6,8 @@
 //! earlier than what was told. Observers of one lock share what is read. While no stream is open, everything that is
 //! observed is read again and again.
 //!
-//! A list of all locks can take long, so locks are read by their names beside it. What the list shows is only which
-//! locks there are: how they are is read by their names, in one order.
+//! A list of all locks can take long, so locks are read by their names beside it. The list itself tells nothing: where
+//! it shows a lock otherwise than it was told, the lock is read by its name. So all that is told comes in one order.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -327,17 +327,30 @@ impl Observers {
         std::mem::replace(&mut self.unread, rest).into_iter().collect()
     }
 
-    /// Has the locks read that a list of all shows as present, and those that were present before. They are not listed
-    /// again before the end of the pause, unless for somebody who begins to observe all.
-    pub(super) fn listed(&mut self, present: impl Iterator<Item = String>, now: Instant, pause: Duration) {
+    /// Has the locks read that a list of all shows otherwise than they were told last; `None` stands for what is no lock.
+    /// They are not listed again before the end of the pause, unless for somebody who begins to observe all.
+    pub(super) fn listed(&mut self, present: Vec<(String, Option<State>)>, now: Instant, pause: Duration) {
         self.rests_until = Some(now + pause);
         // Those who asked for the list may have gone.
         self.is_complete = self.has_all();
         if self.is_complete {
-            let known = self.locks.iter();
-            let known = known.filter(|(_, lock)| lock.last.as_ref().is_some_and(is_present));
-            self.unread.extend(known.map(|(name, _)| name.clone()));
-            self.unread.extend(present);
+            let mut told: HashMap<String, Seen> = HashMap::new();
+            for (name, lock) in &self.locks {
+                let last = lock.last.clone().filter(is_present);
+                told.extend(last.map(|last| (name.clone(), last)));
+            }
+            for (name, state) in present {
+                let is_told = match (told.remove(&name), state) {
+                    (Some(Ok(Some(told))), Some(state)) => *told == state,
+                    (Some(Err(_)), None) => true,
+                    _ => false,
+                };
+                if !is_told {
+                    self.unread.insert(name);
+                }
+            }
+            // A free one may be there.
+            self.unread.extend(told.into_keys());
         }
         self.changed.notify_waiters();
     }
@@ -423,10 +436,13 @@ mod tests {
     }
 
     /// Lists these as held.
-    fn listed(register: &mut Observers, names: &[&str]) {
+    fn listed(register: &mut Observers, listed: &[(&str, Seen)]) {
         register.all_at = None;
-        let names = names.iter().map(|name| (*name).to_owned());
-        register.listed(names, Instant::now(), Duration::ZERO);
+        let listed = listed.iter().map(|(name, seen)| {
+            let state = seen.as_ref().ok().and_then(|state| state.as_deref().cloned());
+            ((*name).to_owned(), state)
+        });
+        register.listed(listed.collect(), Instant::now(), Duration::ZERO);
     }
 
     /// A lock that is held under this token.
@@ -534,7 +550,7 @@ mod tests {
             assert_eq!(register.begin_names(MANY, Instant::now()), [name]);
             shown(register, name, seen);
         }
-        listed(register, &["a", "b", "c"]);
+        listed(register, &[("a", held(1)), ("b", held(1)), ("c", held(1))]);
         assert_eq!(told(&inbox), [2]);
         // How they are is read by their names.
         assert_eq!(register.begin_names(MANY, Instant::now()), ["a", "b", "c"]);
@@ -542,9 +558,9 @@ mod tests {
             shown(register, name, seen);
         }
         assert_eq!(told(&inbox), [3]);
-        // Those that a list does not show any more are read too.
-        listed(register, &["a"]);
-        assert_eq!(register.begin_names(MANY, Instant::now()), ["a", "c"]);
+        // One that is as it was told is not read, and one that the list does not show any more is.
+        listed(register, &[("a", held(2))]);
+        assert_eq!(register.begin_names(MANY, Instant::now()), ["c"]);
     }
 
     /// The list that it asked for shows nothing to those who come later.
@@ -555,11 +571,11 @@ mod tests {
         observers.join(&scope, &first);
         observers.stream_opened(&all(), true);
         observers.leave(&scope, &first);
-        listed(&mut observers, &["a"]);
+        listed(&mut observers, &[("a", held(1))]);
         let second = Arc::new(Inbox::new(true));
         observers.join(&scope, &second);
         assert!(observers.due_at(Reading::List, Instant::now()).is_some());
-        listed(&mut observers, &["a"]);
+        listed(&mut observers, &[("a", held(1))]);
         shown(&mut observers, "a", held(1));
         assert_eq!(told(&second), [1]);
     }

@@ -202,13 +202,12 @@ impl Session {
             .iter()
             .for_each(|document| self.observers().unreadable(document));
         let held = found.into_iter().filter(|(_, state)| !state.holders.is_empty());
-        let present = held
-            .map(|(name, _)| name)
-            .chain(named.into_iter().map(|document| document.name));
+        let held = held.map(|(name, state)| (name, Some(state)));
+        let present = held.chain(named.into_iter().map(|document| (document.name, None)));
         {
             let mut register = self.observers();
             register.seen_as_of(as_of);
-            register.listed(present, received, self.config.poll_interval.1);
+            register.listed(present.collect(), received, self.config.poll_interval.1);
         }
         Ok(())
     }
