@@ -30,6 +30,15 @@ impl MongoStore {
         };
         updated(&self.ask_primary(command).await?)
     }
+
+    /// Runs one update and reports whether it changed a document. The server gives up after `within`.
+    pub(super) async fn update_one(&self, statement: Document, within: Duration) -> Result<bool, ServerError> {
+        let mut updated = self.update(vec![statement], within).await?;
+        match updated.refused.pop() {
+            Some((_, error)) => Err(error.into()),
+            None => Ok(updated.modified > 0),
+        }
+    }
 }
 
 /// The outcome of several updates.

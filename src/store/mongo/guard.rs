@@ -47,11 +47,7 @@ impl MongoStore {
             "q": pipeline::holding(at, &document, guarding.holder, &now()),
             "u": pipeline::guard(at, &guarding.operation, id, guarding.keep, &now()),
         };
-        let mut updated = self.update(vec![statement], within).await?;
-        match updated.refused.pop() {
-            Some((_, error)) => Err(error.into()),
-            None => Ok(updated.modified > 0),
-        }
+        self.update_one(statement, within).await
     }
 
     /// Returns the whole document, as others see it.

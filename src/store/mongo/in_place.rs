@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use mongodb::{
     bson::{Bson, Document, doc},
+    error::Error,
     options::{Collation, ReadConcern, ReturnDocument, UpdateModifications},
 };
 
@@ -48,16 +49,24 @@ impl MongoStore {
         let (at, mut held) = (&*member.location, self.held(name, holder));
         if releases {
             held.extend(doc! { at.key("queue"): [], at.key("holders.1"): { "$exists": false } });
+            let update: Bson = match signed(update, at, operation, true) {
+                UpdateModifications::Document(operators) => operators.into(),
+                UpdateModifications::Pipeline(stages) => stages.into(),
+                _ => return Err(Error::custom("an update has to be operators or a pipeline").into()),
+            };
+            // Nobody reads the document.
+            let changed = self.update_one(doc! { "q": held, "u": update }, within).await?;
+            return Ok(changed.then(Document::new));
         }
         let changing = match &member.element {
             None => {
-                let update = signed(update, at, operation, releases);
+                let update = signed(update, at, operation, false);
                 self.collection.find_one_and_update(held, update)
             }
             Some(element) => {
                 let count = doc! { "$size": element.key.elements(element.array) };
                 let query = doc! { "$and": [held, { "$expr": { "$eq": [count, 1] } }] };
-                let update = signed(in_element(update, element.array), at, operation, releases);
+                let update = signed(in_element(update, element.array), at, operation, false);
                 let changing = self.collection.find_one_and_update(query, update);
                 changing
                     .array_filters([element.key.array_filter(IDENTIFIER)])
@@ -66,13 +75,7 @@ impl MongoStore {
                     .collation(Collation::builder().locale("simple").build())
             }
         };
-        let changing = changing.return_document(ReturnDocument::After).max_time(within);
-        let changed = if releases {
-            // Nobody reads the document.
-            changing.projection(doc! { "_id": 1 }).await?
-        } else {
-            changing.await?
-        };
+        let changed = changing.return_document(ReturnDocument::After).max_time(within).await?;
         Ok(changed.and_then(|changed| self.locked_in(changed, member.element.as_ref()).pop()))
     }
 
@@ -93,17 +96,14 @@ impl MongoStore {
     pub(in crate::store) async fn clear_attempts(&self, name: &str, within: Duration) -> Result<bool, ServerError> {
         let at = self.layout.base();
         let attempts = at.key("attempts");
-        // The driver has no time limit of the server's for an update.
-        let clearing = self.collection.find_one_and_update(
-            doc! {
-                "_id": self.layout.id_of(name),
-                &attempts: { "$exists": true },
-                // A later protocol may have another use for the field.
-                "$expr": pipeline::is_known(at),
-            },
-            doc! { "$unset": { attempts: "" } },
-        );
-        Ok(clearing.projection(doc! { "_id": 1 }).max_time(within).await?.is_some())
+        let counted = doc! {
+            "_id": self.layout.id_of(name),
+            &attempts: { "$exists": true },
+            // A later protocol may have another use for the field.
+            "$expr": pipeline::is_known(at),
+        };
+        let statement = doc! { "q": counted, "u": { "$unset": { attempts: "" } } };
+        self.update_one(statement, within).await
     }
 
     /// Selects the document while this holder's lease runs.
