@@ -327,12 +327,13 @@ impl<W: World> Held<Election, W> {
     /// Proclaims another value, up to 1,024 bytes.
     ///
     /// Of two values, that of the later call stays, even if it reaches the server first: an overtaken call returns once
-    /// the later value is there.
+    /// the later value is there. At the server it also renews the leadership for a lease, on which this handle does not
+    /// count.
     ///
     /// # Errors
     ///
-    /// [`RenewError::Lost`] if the leadership is lost; nothing is proclaimed then. [`RenewError::Server`] if the server
-    /// refuses or can't be reached.
+    /// [`RenewError::Lost`] if the leadership is lost, also meanwhile: the value may or may not have been proclaimed.
+    /// [`RenewError::Server`] if the server refuses or can't be reached.
     ///
     /// # Cancel safety
     ///

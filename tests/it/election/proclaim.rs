@@ -5,7 +5,7 @@ use std::time::Duration;
 use mongodb::bson::doc;
 use watchlock::{Lost, LostReason, errors::RenewError, operate::WakeSource};
 
-use crate::setup::{Ground, PATIENCE, faulty, spawn, within};
+use crate::setup::{Ground, PATIENCE, SOON, eventually, faulty, shared, spawn, within};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_value_that_comes_late_does_not_replace_a_later_one() {
@@ -28,6 +28,26 @@ async fn a_value_that_comes_late_does_not_replace_a_later_one() {
     leading.proclaim("three").await.unwrap();
     assert_eq!(locks.election("x").leader().await.unwrap().unwrap().value, "three");
     failing.off().await.unwrap();
+}
+
+/// The loss comes before the answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_value_that_is_not_answered_before_the_loss_may_be_there() {
+    let ground = Ground::replica_set("proclaimed_unanswered").await;
+    let beside = ground.locks().await;
+    let proxy = shared::replica_set().await.proxy(0).unwrap();
+    let through = ground.through(proxy.uri()).builder().await;
+    let locks = through.lease(Duration::from_secs(2)).build().await.unwrap();
+    let leading = locks.election("x").campaign("zero").await.unwrap();
+    proxy.black_hole_after("findAndModify");
+    let proclaiming = spawn(async move { leading.proclaim("one").await });
+    eventually(SOON, "the server has it", async || {
+        let leader = beside.election("x").leader().await.unwrap();
+        leader.is_some_and(|leader| leader.value == "one")
+    })
+    .await;
+    let lost = within(PATIENCE, "the loss", proclaiming).await.unwrap().unwrap_err();
+    assert!(matches!(lost, RenewError::Lost(_)), "{lost:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
