@@ -35,6 +35,7 @@ use crate::{
     history::{Grant, History, Operation},
     journal::Note,
     oplog::{Entry, State, Version},
+    record::End,
 };
 
 use entries::Entries;
@@ -265,7 +266,10 @@ impl<'a> Case<'a> {
             grant.map(|grant| grant.from).filter(|from| *from >= left)
         });
         let tried = operations.iter().filter_map(|operation| {
-            let over = operation.ended.is_some_and(|(at, _)| at < left);
+            // Who found that it is gone did not take it up.
+            let over = operation
+                .ended
+                .is_some_and(|(at, how)| at < left || how == End::NotFree);
             (operation.grant.is_none() && !over).then_some(operation.requested.max(left))
         });
         let (taken_up, tried) = (taken_up.min(), tried.min());

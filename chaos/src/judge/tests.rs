@@ -857,6 +857,8 @@ fn a_hold_that_is_left_behind_stays_until_its_time_is_over() {
     // Nobody knows whether it was taken up and given back.
     assert_eq!(play(300, Some(End::Cancelled)), []);
     assert_eq!(play(150, Some(End::Cancelled)), [Promise::Exclusion]);
+    // It was gone.
+    assert_eq!(play(300, Some(End::NotFree)), [Promise::Exclusion]);
 }
 
 #[test]
