@@ -147,8 +147,11 @@ async fn perform(play: &Play, stage: &Arc<Stage>, probe: &Actor) -> Result<()> {
         }
         stage.make_whole().await?;
         look(probe, PROBE, Way::Waits(PROBE_PATIENCE)).await;
-        for text in probe.deadlocks().await? {
-            stage.note(Note::Deadlock { text });
+        match probe.deadlocks().await {
+            Ok(texts) => texts.into_iter().for_each(|text| stage.note(Note::Deadlock { text })),
+            Err(error) => stage.note(Note::Trouble {
+                text: format!("deadlocks can't be listed: {error}"),
+            }),
         }
         clock();
         read(stage, &mut reader, &servers).await?;

@@ -1,4 +1,4 @@
-//! Deadlocks: of two tasks that wait for each other one is told, and nobody else is.
+//! Deadlocks: of two tasks that wait for each other at least one is told, and nobody is who is in no such pair.
 
 use std::collections::HashMap;
 
@@ -78,12 +78,14 @@ pub(super) fn told(case: &Case<'_>, judged: &mut Judged) -> Vec<Violation> {
                 continue;
             }
             judged.circles += 1;
-            let fair = |waits| sky.weather(waits, from, to) == harm::Weather::Fair;
+            // A pair that was told soon counts only if the judge would have noticed that it was not.
+            let due = from + TOLD;
+            let fair = |waits| sky.weather(waits, from, due) == harm::Weather::Fair;
             if !fair(one.waits) || !fair(other.waits) {
                 continue;
             }
             judged.circles_in_fair_weather += 1;
-            if to - from > TOLD {
+            if to > due {
                 let text = format!(
                     "{} and {} waited for each other for {} ms, and none was told",
                     one.waits.reason(),
@@ -97,7 +99,7 @@ pub(super) fn told(case: &Case<'_>, judged: &mut Judged) -> Vec<Violation> {
     violations
 }
 
-/// Checks that each task that was told did wait for another that waited for it at the same time, unless commands may have
+/// Checks that each task that was told did wait for another that waited for it until just before, unless commands may have
 /// been late; and that no others were found.
 pub(super) fn untrue(case: &Case<'_>) -> Vec<Violation> {
     let crossings = crossings(case);
@@ -107,7 +109,7 @@ pub(super) fn untrue(case: &Case<'_>) -> Vec<Violation> {
         let Some(at) = one.told() else { continue };
         let waited_then = |other: &&Crossing<'_>| {
             let until = other.until().unwrap_or(Moment::MAX);
-            one.meets(other) && other.waits.requested <= at && until >= one.waits.requested
+            one.meets(other) && other.waits.requested <= at && until >= at.saturating_sub(BEFORE)
         };
         if crossings.iter().any(|other| waited_then(&other)) || sky.is_rough(at.saturating_sub(BEFORE), at) {
             continue;

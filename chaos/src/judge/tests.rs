@@ -105,7 +105,7 @@ impl Told {
         self
     }
 
-    fn breaches(&self) -> Vec<Promise> {
+    fn history(&self) -> History {
         let mut history = History {
             journal: self.journal.clone(),
             versions: self.versions.clone(),
@@ -115,6 +115,15 @@ impl Told {
             history.add(client, records.clone());
         }
         history.operations.sort_by_key(|operation| operation.requested);
+        history
+    }
+
+    fn judged(&self) -> Judged {
+        Case::new(&self.history()).judge().1
+    }
+
+    fn breaches(&self) -> Vec<Promise> {
+        let history = self.history();
         let (violations, _) = Case::new(&history).judge();
         let mut promises: Vec<Promise> = violations.iter().map(|violation| violation.promise).collect();
         promises.dedup();
@@ -987,6 +996,16 @@ fn a_deadlock_is_told_in_time() {
     let mut told = crossed(12_000, End::TimedOut, true);
     told.suffers("client frozen", &[], Reach::Client("b".to_owned()), 4_000, 6_000);
     assert_eq!(told.breaches(), []);
+    // It was due before.
+    let mut told = crossed(12_000, End::TimedOut, true);
+    told.suffers("client frozen", &[], Reach::Client("b".to_owned()), 9_000, 9_500);
+    assert_eq!(told.breaches(), [Promise::Deadlocks]);
+    // Nobody could have said so of one that was told in time, as a fault came before it was due.
+    for (from, judged) in [(6_000, 0), (9_000, 1)] {
+        let mut told = crossed(3_000, End::Deadlock, true);
+        told.suffers("client frozen", &[], Reach::Client("b".to_owned()), from, from + 500);
+        assert_eq!(told.judged().circles_in_fair_weather, judged);
+    }
 }
 
 #[test]
@@ -1001,6 +1020,13 @@ fn a_deadlock_that_is_told_is_one() {
     assert_eq!(told_alone("c").breaches(), []);
     let mut told = told_alone("c");
     told.journal.truncate(1);
+    assert_eq!(told.breaches(), [Promise::Deadlocks]);
+    // The other had stopped waiting long before.
+    let mut told = crossed(9_000, End::Deadlock, true);
+    let others = told.clients.get_mut("b").unwrap().iter_mut();
+    for ended in others.filter(|record| record.op == 2 && matches!(record.what, What::Ended { .. })) {
+        ended.at = 1_000 * MILLI;
+    }
     assert_eq!(told.breaches(), [Promise::Deadlocks]);
     // The director found one where tasks hold one lock, or take several in one order.
     let listed = |slow: bool| {
