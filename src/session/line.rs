@@ -294,6 +294,13 @@ impl Line {
         }
     }
 
+    /// Notes that an operation that was given up has failed, which says more than its silence.
+    pub(crate) fn failed_late(&mut self, error: &ServerError) {
+        if self.trouble.as_ref().is_some_and(ServerError::is_unanswered) && error.kind == Failure::Unavailable {
+            self.trouble = Some(error.clone());
+        }
+    }
+
     /// Notes another client's write, at a time of the server, that names one of our entries.
     pub(crate) fn signalled(
         &mut self,

@@ -49,10 +49,8 @@ impl Session {
         }
         self.ended(&all, Err(error), limit.within);
         if let (Some(session), late) = adrift.outlast(self, command).await {
-            for (asked, answer) in all.iter().zip(late.into_iter().flatten()) {
-                if let Ok(answer) = answer {
-                    session.came_late(asked, &answer);
-                }
+            for (asked, answer) in all.iter().zip(each(late, all.len())) {
+                session.came_late(asked, &answer);
             }
         }
     }
@@ -99,14 +97,23 @@ impl Session {
         }
     }
 
-    /// Notes the late answer to an operation that was given up.
-    fn came_late(self: &Arc<Self>, Asked { name, operation }: &Asked, answer: &Answer) {
-        self.note(&answer.exchange);
-        let Some(state) = &answer.state else { return };
-        if asked_for(operation, state).next().is_some() {
-            self.update(name, None, |lines, context| {
-                lines.line(name).waitlist.step(context).applied_late(operation, state);
-            });
+    /// Notes the end of an operation that was given up.
+    fn came_late(self: &Arc<Self>, Asked { name, operation }: &Asked, answer: &Result<Answer, ServerError>) {
+        match answer {
+            Ok(answer) => {
+                self.note(&answer.exchange);
+                let Some(state) = &answer.state else { return };
+                if asked_for(operation, state).next().is_some() {
+                    self.update(name, None, |lines, context| {
+                        lines.line(name).waitlist.step(context).applied_late(operation, state);
+                    });
+                }
+            }
+            Err(error) => self.update(name, None, |lines, _| {
+                if let Some(line) = lines.by_name.get_mut(name) {
+                    line.failed_late(error);
+                }
+            }),
         }
     }
 
@@ -226,25 +233,31 @@ mod tests {
         waiting: Waiting,
     }
 
-    /// A client that polls and does one thing at a time, and waits for a lock that another has had for a while.
-    async fn waiting() -> Bench {
-        let memory = Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000)));
-        let client = |id: &str| {
-            let link = Link::new(memory.clone(), 1);
-            link.calm();
-            let settings = Settings {
-                wake_source: WakeSource::Polling,
-                max_operations: Some(1),
-                ..Settings::default()
-            };
-            let (config, store) = (settings.validate().unwrap(), Store::Simulated(link.clone()));
-            let mode = WakeMode::Polling(PollingReason::Configured);
-            let session = Session::of(id.to_owned(), config, store, None, mode);
-            (link, session)
+    /// A client that polls and does one thing at a time.
+    fn client(memory: &Arc<MemoryStore>, id: &str) -> (Arc<Link>, Arc<Session>) {
+        let link = Link::new(memory.clone(), 1);
+        link.calm();
+        let settings = Settings {
+            wake_source: WakeSource::Polling,
+            max_operations: Some(1),
+            ..Settings::default()
         };
-        let (_, other) = client("fedcba9876543210");
+        let (config, store) = (settings.validate().unwrap(), Store::Simulated(link.clone()));
+        let mode = WakeMode::Polling(PollingReason::Configured);
+        let session = Session::of(id.to_owned(), config, store, None, mode);
+        (link, session)
+    }
+
+    fn memory() -> Arc<MemoryStore> {
+        Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000)))
+    }
+
+    /// One that waits for a lock that another has had for a while.
+    async fn waiting() -> Bench {
+        let memory = memory();
+        let (_, other) = client(&memory, "fedcba9876543210");
         let held = LockClient::new(other).mutex("x").acquire().await.unwrap();
-        let (link, session) = client("0123456789abcdef");
+        let (link, session) = client(&memory, "0123456789abcdef");
         let locks = LockClient::new(session.clone());
         let waiting = tokio::spawn(locks.mutex("x").acquire());
         sleep(Duration::from_secs(3)).await;
@@ -266,6 +279,26 @@ mod tests {
                 sleep(Duration::from_millis(1)).await;
             }
         }
+    }
+
+    /// The driver looks for a server for longer than a command is waited for: its error comes late.
+    #[tokio::test(start_paused = true)]
+    async fn who_gives_up_in_an_outage_is_told_its_cause() {
+        let (link, session) = client(&memory(), "0123456789abcdef");
+        link.cut(true);
+        let locks = LockClient::new(session);
+        // The first such error comes after 20 s, and from then on one after the other, between others that are given up.
+        let told = (20_000..22_000).step_by(5).map(|millis| {
+            let acquiring = locks.mutex("x").acquire().timeout(Duration::from_millis(millis));
+            async move {
+                match acquiring.await.unwrap_err() {
+                    AcquireError::Unanswered { error, .. } => !error.unwrap().is_unanswered(),
+                    other => panic!("{other:?}"),
+                }
+            }
+        });
+        let told = futures::future::join_all(told).await;
+        assert!(told.contains(&true));
     }
 
     /// It makes room for other operations soon, and for the request in its place when it is overdue.

@@ -76,6 +76,16 @@ async fn an_outage_does_not_read_like_contention() {
         "the server did not answer for 30ms"
     );
 
+    // Given up, and then the driver says why.
+    let mut bench = Bench::new();
+    let (key, _outcome) = bench.join(true);
+    let request = bench.next().unwrap();
+    bench.fails(&request, &unanswered());
+    bench.line.failed_late(&error(Failure::Unavailable));
+    let (contention, trouble) = bench.give_up(key);
+    assert!(contention.is_none());
+    assert_eq!(trouble.unwrap().source.to_string(), "as the test wants it");
+
     // Answered, and then no more.
     for fails in [true, false] {
         let mut bench = Bench::new();
