@@ -8,8 +8,9 @@
 //! A command without a prompt answer moves to a slow slot, so that it doesn't block the others, and its operation begins
 //! there the next time. An operation that was not done in time again and again is most likely held up by its own
 //! document, such as by a transaction that has written it, and the server may try it for long. Such operations have slots
-//! of their own, so that one which was slow for a moment waits behind none of them. An entry that leaves and has got no
-//! slot in the time of a usual answer takes a spare one: a release gets through even when everything else hangs.
+//! of their own, so that one which was slow for a moment waits behind none of them. While all prompt and slow slots are
+//! taken, an entry that leaves takes a spare one, unless it is stuck itself: a release gets through even when everything
+//! else hangs.
 //!
 //! A command can stay without an answer for ever, on a connection that a firewall has forgotten, or at a primary that
 //! stands still. It can also stay so for long: the server says nothing of a document that a transaction has written
@@ -36,9 +37,14 @@ use super::{Session, line::UNANSWERED};
 use crate::{config::Config, error::ServerError, store::Asked};
 
 /// Maximum number of slow commands beside the prompt ones: those without a prompt answer, or whose operation was not
-/// done in time when it was last sent; half as many more may be stuck, and half as many spare. Each can occupy a
-/// connection of the pool for as long as the server may try.
+/// done in time when it was last sent. Each can occupy a connection of the pool for as long as the server may try.
 const SLOW_AT_ONCE: usize = 4;
+
+/// Maximum number of commands beside those whose operation is stuck.
+const STUCK_AT_ONCE: usize = 2;
+
+/// Maximum number of commands beside those that only take entries out, as all others hang.
+const SPARE: usize = 2;
 
 /// Number of tries in a row that were not done in time, after which an operation is stuck. A server that stood still
 /// for a second makes two of them.
@@ -174,15 +180,16 @@ impl InFlight {
             shares,
             prompt: slots(most),
             slow: slots(SLOW_AT_ONCE),
-            stuck: slots(SLOW_AT_ONCE / 2),
-            spare: slots(SLOW_AT_ONCE / 2),
+            stuck: slots(STUCK_AT_ONCE),
+            spare: slots(SPARE),
             queue: Mutex::default(),
             seen: Mutex::default(),
         })
     }
 
     /// Waits for the turn of an operation that was overdue in so many tries in a row. Returns its slot, and the operations
-    /// that have it together; `None` if it has gone along in another's command.
+    /// that have it together; `None` if it has gone along in another's command. Not cancel safe: an operation whose wait is
+    /// dropped may stay in the queue, and go along.
     pub(super) async fn turn(&self, asked: Asked, overdue: u32) -> Option<(Slot, Vec<Asked>)> {
         if overdue == 0
             && let Ok(permit) = self.prompt.clone().try_acquire_owned()
@@ -193,7 +200,8 @@ impl InFlight {
             };
             return Some((slot, vec![asked]));
         }
-        let (leaves, id) = (leaves(&asked), asked.operation.id.clone());
+        let may_use_spare = leaves(&asked) && overdue < STUCK_AFTER;
+        let id = asked.operation.id.clone();
         let (waits, mut gone) = oneshot::channel();
         let mut alone = Some(asked);
         if overdue == 0 {
@@ -203,10 +211,7 @@ impl InFlight {
             biased;
             _ = &mut gone, if alone.is_none() => return None,
             slot = self.slot(overdue) => (slot?, false),
-            slot = async {
-                sleep(self.usual()).await;
-                slot_of(&self.spare, false).await
-            }, if leaves => (slot?, true),
+            slot = self.spare_slot(), if may_use_spare => (slot?, true),
         };
         let together = match alone {
             Some(asked) => vec![asked],
@@ -223,6 +228,19 @@ impl InFlight {
             _ => &self.stuck,
         };
         slot_of(of, overdue == 0).await
+    }
+
+    /// Waits until all slow slots are taken, and for a spare one. While a slow one is free, commands that hang leave their
+    /// prompt slots for it.
+    async fn spare_slot(&self) -> Option<Slot> {
+        let mut pause = self.usual() / TIMES_THE_SLOWEST;
+        loop {
+            sleep(pause).await;
+            if self.slow.available_permits() == 0 {
+                return slot_of(&self.spare, false).await;
+            }
+            pause = self.usual().min(pause * 2);
+        }
     }
 
     /// Takes the operation of this id out of the queue, and those that can share its command; if it has a spare slot, only
@@ -642,8 +660,18 @@ mod tests {
         while let Some(slot) = soon(slots.slot(STUCK_AFTER)).await {
             stuck.push(slot);
         }
-        assert_eq!(stuck.len(), SLOW_AT_ONCE / 2);
-        assert!(matches!(patiently(slots.turn(release("z"), 0)).await, Some(Some(_))));
+        assert_eq!(stuck.len(), STUCK_AT_ONCE);
+        // The spare slots are for others that leave.
+        let mut waiting = Box::pin(async {
+            let turn = |name| slots.turn(release(name), STUCK_AFTER);
+            tokio::join!(turn("v"), turn("w"))
+        });
+        assert!(patiently(waiting.as_mut()).await.is_none());
+        for name in ["x", "z"] {
+            let turn = patiently(slots.turn(release(name), 0)).await;
+            assert!(matches!(turn, Some(Some(_))), "{name}");
+        }
+        drop(waiting);
         stuck.pop();
         let served = soon(slots.turn(request("y"), STUCK_AFTER)).await;
         assert!(matches!(served, Some(Some(_))));
@@ -665,6 +693,22 @@ mod tests {
         assert!(patiently(waiting.as_mut()).await.is_none());
         turns.pop();
         assert!(matches!(soon(waiting).await, Some(Some(_))));
+    }
+
+    /// A command that hangs would leave its slot for the one that is free.
+    #[tokio::test(start_paused = true)]
+    async fn a_leaving_entry_waits_its_turn_where_nothing_hangs() {
+        let (slots, _busy) = full().await;
+        let mut slow = Vec::new();
+        for _ in 1..SLOW_AT_ONCE {
+            slow.push(slots.slot(1).await);
+        }
+        let mut waiting = std::pin::pin!(slots.turn(release("x"), 0));
+        let for_long = timeout(Duration::from_secs(100), waiting.as_mut());
+        assert!(for_long.await.is_err(), "not by waiting alone");
+        // The last one hangs too.
+        slow.push(slots.slot(1).await);
+        assert!(matches!(patiently(waiting).await, Some(Some(_))));
     }
 
     #[tokio::test(start_paused = true)]
