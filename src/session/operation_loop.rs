@@ -3,7 +3,7 @@
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::{
     Session, Table,
@@ -128,10 +128,29 @@ impl Session {
         let limit = self.in_flight.limit_of_look(&self.config);
         let (store, in_flight) = (self.store.clone(), self.in_flight.clone());
         let mut looking = pin!(store.ahead(&name, &look.entry, limit.within));
-        match in_flight.answer(looking.as_mut(), slot, limit).await {
+        let mut is_overdue = false;
+        let answered = {
+            let mut answering = pin!(in_flight.answer(looking.as_mut(), slot, limit));
+            tokio::select! {
+                biased;
+                // The entry asks then, also where the look may not be given up yet.
+                () = sleep(limit.patience()) => {
+                    is_overdue = true;
+                    self.looked(&name, &look, Err(ServerError::unanswered(limit.patience())));
+                    answering.await
+                }
+                answered = answering.as_mut() => answered,
+            }
+        };
+        match answered {
+            // By its late answer the entry has asked.
+            Ok(seen) if is_overdue => {
+                if let Ok((_, exchange)) = &seen {
+                    self.note(exchange);
+                }
+            }
             Ok(seen) => self.looked(&name, &look, seen),
             Err(adrift) => {
-                self.looked(&name, &look, Err(ServerError::unanswered(limit.patience())));
                 if let (Some(session), Ok((_, exchange))) = adrift.outlast(self, looking).await {
                     session.note(&exchange);
                 }
@@ -203,12 +222,8 @@ fn each(
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use tokio::{
-        task::JoinHandle,
-        time::{Instant, sleep, sleep_until},
-    };
+    use futures::future::join_all;
+    use tokio::{task::JoinHandle, time::sleep_until};
 
     use super::*;
     use crate::{
@@ -297,7 +312,7 @@ mod tests {
                 }
             }
         });
-        let told = futures::future::join_all(told).await;
+        let told = join_all(told).await;
         assert!(told.contains(&true));
     }
 
@@ -327,6 +342,30 @@ mod tests {
         assert!(!bench.session.in_flight.is_quiet());
         sleep(Duration::from_secs(1_000)).await;
         assert!(bench.session.in_flight.is_quiet());
+    }
+
+    /// Where many commands have hung and nothing is answered, one more is given up only after a while.
+    #[tokio::test(start_paused = true)]
+    async fn the_entry_of_a_look_that_hangs_asks_also_where_the_look_is_not_given_up_yet() {
+        let bench = waiting().await;
+        let in_flight = &bench.session.in_flight;
+        let limit = in_flight.limit(0, &bench.session.config);
+        let hang = async |_| {
+            let mut hung = pin!(std::future::pending::<Result<(), ServerError>>());
+            in_flight.answer(hung.as_mut(), None, limit).await.unwrap_err()
+        };
+        let _adrift = join_all((0..24).map(hang)).await;
+        bench.link.kill_idle(1);
+        bench.looks().await;
+        sleep(limit.patience() + Duration::from_millis(5)).await;
+        bench.held.release().await.unwrap();
+        let released = Instant::now();
+        bench.waiting.await.unwrap().unwrap().release().await.unwrap();
+        assert!(
+            released.elapsed() < Duration::from_millis(100),
+            "{:?}",
+            released.elapsed()
+        );
     }
 
     /// It has waited for a slot, and meanwhile the entry has cause to ask.
