@@ -87,12 +87,11 @@ use builder::{Home, LockClientBuilder};
 /// [`Held::release`](crate::Held::release) and [`shutdown`](Self::shutdown) give up after the time of a
 /// lease, [`Held::renew`](crate::Held::renew) when the lock is lost. Every other call to the server fails
 /// if it gets no answer: `inspect`, `leader` and `available_permits` after 10 s, `break_lock` and `break_holder` after
-/// 17 s (of a lock with several permits 6 s later, and `break_lock` of one that nobody holds 10 s later), `list` after
-/// 40 s at most, `build` after two minutes, `proclaim` when the lock is lost, and a change of a locked document after
-/// the time of a lease. While the driver finds no server, they fail with its server selection timeout (30 s unless set)
-/// if that comes first. [Operating](crate::guide::operating#how-long-a-call-may-take) has a table of them. You can wrap
-/// these calls in `tokio::time::timeout`: each command runs in its own task, so no command of the driver is abandoned
-/// half-way.
+/// 17 s (`break_lock` of one that nobody holds 10 s later), `list` after 40 s at most, `build` after two minutes,
+/// `proclaim` when the lock is lost, and a change of a locked document after the time of a lease. While the driver
+/// finds no server, they fail with its server selection timeout (30 s unless set) if that comes first.
+/// [Operating](crate::guide::operating#how-long-a-call-may-take) has a table of them. You can wrap these calls in
+/// `tokio::time::timeout`: each command runs in its own task, so no command of the driver is abandoned half-way.
 #[doc(alias("LockProvider", "RedissonClient", "Session"))]
 #[derive(Clone)]
 pub struct LockClient<W: World = Async> {

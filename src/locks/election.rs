@@ -332,8 +332,9 @@ impl<W: World> Held<Election, W> {
     ///
     /// # Errors
     ///
-    /// [`RenewError::Lost`] if the leadership is lost, also meanwhile: the value may or may not have been proclaimed.
-    /// [`RenewError::Server`] if the server refuses or can't be reached.
+    /// [`RenewError::Lost`] if the leadership is lost. If the server had not answered by then, the value may be shown all
+    /// the same, and the lock stay taken for up to a lease more. [`RenewError::Server`] if the server refuses or can't be
+    /// reached.
     ///
     /// # Cancel safety
     ///
