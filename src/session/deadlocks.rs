@@ -16,7 +16,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use super::{Session, hold::Hold, task::Task, timer_queue::AT_A_TIME};
+use super::{Session, hold::Hold, task::Task};
 use crate::{
     deadlock::{Deadlock, Looks, awaited_lock},
     error::{OperateError, ServerError},
@@ -27,6 +27,9 @@ use crate::{
 
 /// Maximum number of locks in one look: where more wait for each other, nothing is told.
 const LOOKED_MOST: usize = 256;
+
+/// Maximum number of locks among which deadlocks are listed, all of which are read again and again.
+const LISTED_MOST: usize = 1_000;
 
 /// Time after which a deadlock that is not certain is not listed: that of the default lease, twice.
 const LISTED_WITHIN: Duration = Duration::from_secs(60);
@@ -280,8 +283,7 @@ impl Session {
         }
         let selection = Selection {
             awaits: true,
-            // All of them are read again and again.
-            most: Some(AT_A_TIME),
+            most: Some(LISTED_MOST),
             ..Selection::default()
         };
         let listed = self.list(&selection, View::Newest).await?;

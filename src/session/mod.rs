@@ -70,8 +70,11 @@ use line::{Context, Effect, Ended, Line, Need, error_of, refused};
 use renewing::Room;
 use stream_demand::{LOOKS_MOST, StreamDemand};
 use streams::{failover_detector::FailoverDetector, observers::Observers};
-use timer_queue::{AT_A_TIME, Timers};
+use timer_queue::Timers;
 pub(crate) use user_handle::{ClientLife, UserHandle};
+
+/// Maximum number of names without a line to remember: as many as a service is likely to use again and again.
+const REMEMBERED: usize = 1_024;
 
 /// Number of unknown names in a row whose locks were free, from which the next one is expected to be free too. So of
 /// names that a client asks for one after the other, at most one in five is a surprise; of those that it asks for at
@@ -490,7 +493,7 @@ impl Lines {
     }
 
     fn remember(&mut self, name: &str, free_at: Option<Instant>, pace: Duration) {
-        if self.remembered.len() >= AT_A_TIME {
+        if self.remembered.len() >= REMEMBERED {
             // Only hints: a forgotten name costs the server a little more work the next time.
             self.remembered.clear();
         }
