@@ -157,6 +157,12 @@ impl LockLayout {
         }
     }
 
+    /// Reports whether there can be a lock with this name: another program may have put anything in the place of an
+    /// element's.
+    pub(crate) fn has_place_of(&self, name: &str) -> bool {
+        self.array.is_none() || ElementKey::from_code(split(name).1).is_some()
+    }
+
     /// Returns the place of the lock with this name.
     pub(crate) fn at(&self, name: &str) -> Cow<'_, Location> {
         match self.array {

@@ -391,6 +391,11 @@ impl Store {
         self.in_place().is_some()
     }
 
+    /// Reports whether there can be a lock with this name, as a list or an event tells it.
+    pub(crate) fn has_place_of(&self, name: &str) -> bool {
+        self.in_place().is_none_or(|layout| layout.has_place_of(name))
+    }
+
     /// Returns the place of the locks in the user's own documents; `None` when the documents are the locks.
     pub(crate) fn in_place(&self) -> Option<&Arc<LockLayout>> {
         let layout = match self {

@@ -6,11 +6,12 @@
 //! earlier than what was told. Observers of one lock share what is read. While no stream is open, everything that is
 //! observed is read again and again.
 //!
-//! A list of all locks can take long, so locks are read by their names beside it. The list itself tells nothing: where
-//! it shows a lock otherwise than it was told, the lock is read by its name. So all that is told comes in one order.
+//! A list of all locks can take long, so locks are read by their names beside it. Neither of two readings that overlap
+//! is known to be the later one: a lock that is in both is read once more.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
+    ops::Bound,
     sync::Arc,
     time::Duration,
 };
@@ -42,16 +43,16 @@ pub(crate) enum Scope {
 #[derive(Debug, Default)]
 pub(in crate::session) struct Observers {
     /// The locks that are observed by their names, and, for those who observe all, those that are held or unreadable.
-    locks: HashMap<String, Lock>,
+    locks: BTreeMap<String, Lock>,
     of_all: Vec<Arc<Inbox>>,
-    /// Whether `locks` has all that are held, or will have when what is unread is read.
+    /// Whether `locks` has all that are held.
     is_complete: bool,
     unreadable: usize,
     source: Source,
     /// Names that are to be read.
     pub(super) unread: BTreeSet<String>,
     /// When all locks are listed.
-    pub(super) all_at: Option<Instant>,
+    all_at: Option<Instant>,
     /// When all are read that are observed by their names, while no stream reports them.
     names_at: Option<Instant>,
     /// Until when not all locks are read, whatever the stream reports, as they were read just now, or the server was too
@@ -61,6 +62,8 @@ pub(in crate::session) struct Observers {
     ends: BTreeSet<(Instant, String)>,
     /// The time in the log as of which is read.
     pub(super) as_of: Option<LogTime>,
+    /// For each reading that is under way, the names that the other one has read or told since it began.
+    beside: BTreeMap<Reading, BTreeSet<String>>,
     has_ended: bool,
     /// Notified when there is more to be read.
     pub(super) changed: Arc<Notify>,
@@ -90,7 +93,7 @@ enum Source {
 }
 
 /// The two readings, which go on beside each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Reading {
     /// The list of all locks.
     List,
@@ -160,8 +163,9 @@ impl Observers {
 
     /// Notes that anything may have happened to the locks in a document of the user's own, whose names begin with this.
     pub(in crate::session) fn document(&mut self, names: &str) {
-        let known = self.locks.keys().filter(|name| name.starts_with(names));
-        let known: Vec<String> = known.cloned().collect();
+        let from = self.locks.range::<str, _>((Bound::Included(names), Bound::Unbounded));
+        let known = from.take_while(|(name, _)| name.starts_with(names));
+        let known: Vec<String> = known.map(|(name, _)| name.clone()).collect();
         if !known.is_empty() {
             self.unread.extend(known);
             self.changed.notify_waiters();
@@ -171,6 +175,7 @@ impl Observers {
     /// Notes a document that is not a lock.
     pub(in crate::session) fn unreadable(&mut self, unreadable: &Unreadable) {
         let (now, clock) = (Instant::now(), ServerClock::default());
+        self.note_beside(Reading::List, &unreadable.name);
         self.report(&unreadable.name, Err(unreadable.clone()), &clock, now);
     }
 
@@ -228,6 +233,9 @@ impl Observers {
                     without(&mut lock.observers);
                     self.forget_if_unobserved(name);
                 }
+                if !self.has_all() && !self.locks.contains_key(name) {
+                    self.unread.remove(name);
+                }
             }
             Scope::All => {
                 without(&mut self.of_all);
@@ -235,6 +243,7 @@ impl Observers {
                     (self.is_complete, self.all_at) = (false, None);
                     let names: Vec<String> = self.locks.keys().cloned().collect();
                     names.iter().for_each(|name| self.forget_if_unobserved(name));
+                    self.unread.retain(|name| self.locks.contains_key(name));
                 }
             }
         }
@@ -310,8 +319,15 @@ impl Observers {
         }
     }
 
+    /// Begins the list of all locks.
+    pub(super) fn begin_list(&mut self) {
+        self.all_at = None;
+        self.beside.insert(Reading::List, BTreeSet::new());
+    }
+
     /// Begins to read names, at most so many.
     pub(super) fn begin_names(&mut self, most: usize, now: Instant) -> Vec<String> {
+        self.beside.insert(Reading::Names, BTreeSet::new());
         if self.names_at.is_some_and(|at| at <= now) {
             self.names_at = None;
             let by_name = self.locks.iter().filter(|(_, lock)| !lock.observers.is_empty());
@@ -327,41 +343,71 @@ impl Observers {
         std::mem::replace(&mut self.unread, rest).into_iter().collect()
     }
 
-    /// Has the locks read that a list of all shows otherwise than they were told last; `None` stands for what is no lock.
-    /// They are not listed again before the end of the pause, unless for somebody who begins to observe all.
-    pub(super) fn listed(&mut self, present: Vec<(String, Option<State>)>, now: Instant, pause: Duration) {
+    /// Notes that a reading is over.
+    pub(super) fn end_reading(&mut self, reading: Reading) {
+        self.beside.remove(&reading);
+    }
+
+    /// Notes what a reading of names shows of one. If a list has told it meanwhile, it is read once more.
+    pub(super) fn read(&mut self, name: &str, seen: Seen, clock: &ServerClock, now: Instant) {
+        if self.beside.get(&Reading::Names).is_some_and(|told| told.contains(name)) {
+            self.written(name);
+        } else {
+            // The list may show it as it was before, also where nobody has to be told of it.
+            self.note_beside(Reading::List, name);
+            self.report(name, seen, clock, now);
+        }
+    }
+
+    fn note_beside(&mut self, reading: Reading, name: &str) {
+        if let Some(beside) = self.beside.get_mut(&reading) {
+            beside.insert(name.to_owned());
+        }
+    }
+
+    /// Reports what a list of all locks shows. Those that it does not show are read: a free one may be there. They are
+    /// not listed again before the end of the pause, unless for somebody who begins to observe all.
+    ///
+    /// What is no lock may have a name by which it can't be read. Of that, the list shows whether it is there.
+    pub(super) fn listed(
+        &mut self,
+        listed: BTreeMap<String, Seen>,
+        can_be_read: impl Fn(&Unreadable) -> bool,
+        (clock, now): (&ServerClock, Instant),
+        pause: Duration,
+    ) {
         self.rests_until = Some(now + pause);
+        let has_no_name = |seen: &Seen| seen.as_ref().is_err_and(|document| !can_be_read(document));
+        let mut gone = Vec::new();
+        for (name, lock) in self.locks.iter().filter(|(name, _)| !listed.contains_key(*name)) {
+            match &lock.last {
+                Some(last) if lock.observers.is_empty() && has_no_name(last) => gone.push(name.clone()),
+                Some(last) if is_present(last) => drop(self.unread.insert(name.clone())),
+                _ => {}
+            }
+        }
+        let beside = self.beside.remove(&Reading::List).unwrap_or_default();
+        gone.retain(|name| !beside.contains(name));
+        let gone = gone.into_iter().map(|name| (name, Ok(None)));
+        for (name, seen) in listed.into_iter().chain(gone) {
+            if beside.contains(&name) && !has_no_name(&seen) {
+                self.written(&name);
+            } else if self.report(&name, seen, clock, now) {
+                self.note_beside(Reading::Names, &name);
+            }
+        }
         // Those who asked for the list may have gone.
         self.is_complete = self.has_all();
-        if self.is_complete {
-            let mut told: HashMap<String, Seen> = HashMap::new();
-            for (name, lock) in &self.locks {
-                let last = lock.last.clone().filter(is_present);
-                told.extend(last.map(|last| (name.clone(), last)));
-            }
-            for (name, state) in present {
-                let is_told = match (told.remove(&name), state) {
-                    (Some(Ok(Some(told))), Some(state)) => *told == state,
-                    (Some(Err(_)), None) => true,
-                    _ => false,
-                };
-                if !is_told {
-                    self.unread.insert(name);
-                }
-            }
-            // A free one may be there.
-            self.unread.extend(told.into_keys());
-        }
         self.changed.notify_waiters();
     }
 
-    /// Reports what was seen of a document, unless it is as it was told last.
-    pub(super) fn report(&mut self, name: &str, seen: Seen, clock: &ServerClock, now: Instant) {
+    /// Reports what was seen of a document, unless it is as it was told last. Returns whether it was new.
+    fn report(&mut self, name: &str, seen: Seen, clock: &ServerClock, now: Instant) -> bool {
         let seen = seen.map(|state| state.map(|state| without_expired(state, clock, now)));
         let is_too_much = seen.is_err() && self.unreadable >= UNREADABLE_MOST;
         let is_observed = self.has_all() && is_present(&seen) && !is_too_much;
         if !is_observed && !self.locks.contains_key(name) {
-            return;
+            return false;
         }
         let last = self.locks.get(name).and_then(|lock| lock.last.as_ref());
         let is_new = last != Some(&seen);
@@ -383,6 +429,7 @@ impl Observers {
             lock.last = Some(seen);
         }
         self.forget_if_unobserved(name);
+        is_new
     }
 }
 
@@ -428,21 +475,21 @@ mod tests {
 
     /// The names that are to be read now.
     fn taken(observers: &mut Observers) -> Vec<String> {
-        observers.begin_names(MANY, Instant::now())
+        let names = observers.begin_names(MANY, Instant::now());
+        observers.end_reading(Reading::Names);
+        names
     }
 
     fn shown(register: &mut Observers, name: &str, seen: Seen) {
-        register.report(name, seen, &ServerClock::default(), Instant::now());
+        register.read(name, seen, &ServerClock::default(), Instant::now());
     }
 
-    /// Lists these as held.
+    /// Ends a list that shows these, of which those that can't be read have no name.
     fn listed(register: &mut Observers, listed: &[(&str, Seen)]) {
-        register.all_at = None;
-        let listed = listed.iter().map(|(name, seen)| {
-            let state = seen.as_ref().ok().and_then(|state| state.as_deref().cloned());
-            ((*name).to_owned(), state)
-        });
-        register.listed(listed.collect(), Instant::now(), Duration::ZERO);
+        let listed = listed.iter().map(|(name, seen)| ((*name).to_owned(), seen.clone()));
+        let clock = ServerClock::default();
+        register.listed(listed.collect(), |_| false, (&clock, Instant::now()), Duration::ZERO);
+        register.end_reading(Reading::List);
     }
 
     /// A lock that is held under this token.
@@ -524,6 +571,7 @@ mod tests {
         let begun = Instant::now();
         let due_at = |observers: &Observers, reading| observers.due_at(reading, begun);
         assert!(due_at(&observers, Reading::List).is_some_and(|at| at <= Instant::now()));
+        observers.begin_list();
         observers.list_later(rest);
         for _ in 0..3 {
             observers.stream_closed(true);
@@ -544,23 +592,76 @@ mod tests {
         observers.join(&Scope::All, &inbox);
         observers.stream_opened(&all(), true);
         let register = &mut observers;
+        register.begin_list();
         // One is held by another by now, and one was released that nobody had been told of.
         for (name, seen) in [("a", held(2)), ("b", Ok(None))] {
             register.unread.insert(name.to_owned());
             assert_eq!(register.begin_names(MANY, Instant::now()), [name]);
             shown(register, name, seen);
+            register.end_reading(Reading::Names);
         }
-        listed(register, &[("a", held(1)), ("b", held(1)), ("c", held(1))]);
-        assert_eq!(told(&inbox), [2]);
-        // How they are is read by their names.
-        assert_eq!(register.begin_names(MANY, Instant::now()), ["a", "b", "c"]);
-        for (name, seen) in [("a", held(2)), ("b", Ok(None)), ("c", held(3))] {
-            shown(register, name, seen);
+        listed(register, &[("a", held(1)), ("b", held(1)), ("c", held(3))]);
+        assert_eq!(told(&inbox), [2, 3]);
+        // Which of the two readings was the later one shows another.
+        assert_eq!(register.begin_names(MANY, Instant::now()), ["a", "b"]);
+        // Nor does a reading of names take back what a list has told meanwhile.
+        register.begin_list();
+        listed(register, &[("a", held(4)), ("c", held(3))]);
+        shown(register, "a", held(2));
+        shown(register, "b", held(5));
+        register.end_reading(Reading::Names);
+        assert_eq!(told(&inbox), [4, 5]);
+        assert_eq!(taken(register), ["a"]);
+        // One that the list does not show any more may be free.
+        register.begin_list();
+        listed(register, &[("a", held(4)), ("b", held(5))]);
+        assert_eq!(taken(register), ["c"]);
+    }
+
+    /// Only lists and streams show them.
+    #[test]
+    fn a_document_without_a_name_is_there_until_a_list_does_not_show_it() {
+        let mut observers = Observers::new(true);
+        let inbox = Arc::new(Inbox::new(true));
+        observers.join(&Scope::All, &inbox);
+        observers.stream_opened(&all(), true);
+        let nameless = |name: &str| Unreadable::new(name.to_owned(), &"of the test");
+        let told = || {
+            let mut context = Context::from_waker(Waker::noop());
+            match inbox.poll(&mut context) {
+                Poll::Ready(Some(Ok((name, seen)))) => Some((name, seen.is_err())),
+                _ => None,
+            }
+        };
+        for _ in 0..2 {
+            observers.begin_list();
+            // This one comes meanwhile.
+            observers.unreadable(&nameless("late"));
+            listed(&mut observers, &[("bad", Err(nameless("bad")))]);
         }
-        assert_eq!(told(&inbox), [3]);
-        // One that is as it was told is not read, and one that the list does not show any more is.
-        listed(register, &[("a", held(2))]);
-        assert_eq!(register.begin_names(MANY, Instant::now()), ["c"]);
+        assert_eq!(told(), Some(("late".to_owned(), true)));
+        assert_eq!(told(), Some(("bad".to_owned(), true)));
+        assert_eq!((told(), taken(&mut observers)), (None, vec![]));
+        observers.begin_list();
+        listed(&mut observers, &[("late", Err(nameless("late")))]);
+        assert_eq!(told(), Some(("bad".to_owned(), false)));
+        assert_eq!((told(), taken(&mut observers)), (None, vec![]));
+    }
+
+    #[test]
+    fn nothing_is_read_for_one_that_has_left() {
+        let mut observers = Observers::new(true);
+        let (scope, of_all) = (Scope::All, Arc::new(Inbox::new(true)));
+        observers.join(&scope, &of_all);
+        let (one, inbox) = join(&mut observers, "x");
+        observers.stream_opened(&all(), true);
+        for name in ["a", "x"] {
+            observers.written(name);
+        }
+        observers.leave(&scope, &of_all);
+        assert_eq!(observers.unread.iter().collect::<Vec<_>>(), ["x"]);
+        observers.leave(&one, &inbox);
+        assert!(observers.unread.is_empty());
     }
 
     /// The list that it asked for shows nothing to those who come later.
@@ -570,13 +671,14 @@ mod tests {
         let (scope, first) = (Scope::All, Arc::new(Inbox::new(true)));
         observers.join(&scope, &first);
         observers.stream_opened(&all(), true);
+        observers.begin_list();
         observers.leave(&scope, &first);
         listed(&mut observers, &[("a", held(1))]);
         let second = Arc::new(Inbox::new(true));
         observers.join(&scope, &second);
         assert!(observers.due_at(Reading::List, Instant::now()).is_some());
+        observers.begin_list();
         listed(&mut observers, &[("a", held(1))]);
-        shown(&mut observers, "a", held(1));
         assert_eq!(told(&second), [1]);
     }
 }

@@ -1,6 +1,7 @@
 //! The readings for the observers of a session: of locks by their names, and beside them lists of all.
 
 use std::{
+    collections::BTreeMap,
     sync::{Arc, MutexGuard, PoisonError, Weak},
     task::{self, Poll},
     time::Duration,
@@ -130,6 +131,7 @@ async fn observe(weak: &Weak<Session>, reading: Reading) -> Option<()> {
         };
         let took = now.elapsed();
         let (now, mut register) = (Instant::now(), session.observers());
+        register.end_reading(reading);
         match read {
             Ok(()) => {
                 failing = backoff;
@@ -178,7 +180,7 @@ impl Session {
     async fn list_observed(self: &Arc<Self>) -> Result<(), ServerError> {
         let view = {
             let mut register = self.observers();
-            register.all_at = None;
+            register.begin_list();
             View::Committed(register.as_of)
         };
         let selection = Selection {
@@ -196,27 +198,27 @@ impl Session {
         } = self.list(&selection, view).await?;
         let received = Instant::now();
         self.note(&Exchange { sent, received, now });
-        // Those that can't be read by their names are told now.
-        let (named, nameless): (Vec<_>, Vec<_>) = unreadable.into_iter().partition(Unreadable::has_name);
-        nameless
-            .iter()
-            .for_each(|document| self.observers().unreadable(document));
-        let held = found.into_iter().filter(|(_, state)| !state.holders.is_empty());
-        let held = held.map(|(name, state)| (name, Some(state)));
-        let present = held.chain(named.into_iter().map(|document| (document.name, None)));
-        {
-            let mut register = self.observers();
-            register.seen_as_of(as_of);
-            register.listed(present.collect(), received, self.config.poll_interval.1);
-        }
+        let found = found.into_iter().map(|(name, state)| (name, Ok(Some(Arc::new(state)))));
+        let unreadable = unreadable
+            .into_iter()
+            .map(|document| (document.name.clone(), Err(document)));
+        let listed: BTreeMap<String, Seen> = found.chain(unreadable).collect();
+        let clock = self.table().clock;
+        let can_be_read = |document: &Unreadable| document.has_name() && self.store.has_place_of(&document.name);
+        let mut register = self.observers();
+        register.seen_as_of(as_of);
+        let pause = self.config.poll_interval.1;
+        register.listed(listed, can_be_read, (&clock, received), pause);
         Ok(())
     }
 
     async fn read_observed_names(self: &Arc<Self>, now: Instant) -> Result<(), ServerError> {
-        let (names, view) = {
+        let (mut names, view) = {
             let mut register = self.observers();
             (register.begin_names(AT_A_TIME, now), View::Committed(register.as_of))
         };
+        // Lists show what else there is.
+        names.retain(|name| self.store.has_place_of(name));
         if names.is_empty() {
             return Ok(());
         }
@@ -238,7 +240,7 @@ impl Session {
                 Some(Err(malformed)) => Err(Unreadable::new(name.clone(), &malformed)),
                 None => Ok(None),
             };
-            register.report(name, seen, &clock, exchange.received);
+            register.read(name, seen, &clock, exchange.received);
         }
         Ok(())
     }

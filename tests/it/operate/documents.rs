@@ -333,6 +333,81 @@ async fn watchers_see_what_happens_to_the_locks_of_elements() {
     }
 }
 
+/// They are read by their codes, and other programs may have put anything there.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_lock_ends_no_watch_of_elements() {
+    for scene in Scene::everywhere("element_strange").await {
+        let (a, b) = scene.locks();
+        let strange = doc! { r#"sku="x""#: 5, "": 5, "no code": 5 };
+        for (id, locks) in [("all", Bson::from(5)), ("one", strange.clone().into())] {
+            let document = doc! { "_id": id, "watchlock_elements": { "lines": locks } };
+            scene.events.insert(document).await;
+        }
+        scene
+            .events
+            .insert(doc! { "_id": 1, "lines": [{ "sku": "x" }, { "sku": "y" }] })
+            .await;
+        let line = |locks: &DocumentLocks<Document>, sku: &str| locks.element::<Document>("lines", doc! { "sku": sku });
+        let first = line(&a, "x").acquire(1).await.unwrap();
+        for _ in 0..2 {
+            let mut all = line(&b, "x").watch_all();
+            let mut told = Vec::new();
+            for _ in 0..5 {
+                let (name, event) = next(&mut all).await;
+                let is_unreadable = matches!(event, LockEvent::Unreadable { .. });
+                assert_eq!(is_unreadable, !name.starts_with('1'), "{name}: {event:?}");
+                told.push(name);
+            }
+            told.sort_unstable();
+            let expected = [
+                r#""all""#,
+                r#""one"/"#,
+                r#""one"/no code"#,
+                r#""one"/sku="x""#,
+                r#"1/sku="x""#,
+            ];
+            assert_eq!(told, expected);
+            // Each once, whatever is written beside it.
+            let again = doc! { "$set": { "n": 1, "watchlock_elements.lines": strange.clone() } };
+            scene.events.update(doc! { "_id": "one" }, again).await;
+            for _ in 0..2 {
+                let second = line(&a, "y").acquire(1).await.unwrap();
+                let (name, event) = next(&mut all).await;
+                assert_eq!((&name[..], token_of(&event)), (r#"1/sku="y""#, second.token()));
+                second.release().await.unwrap();
+                assert!(matches!(next(&mut all).await.1, LockEvent::Released { .. }));
+            }
+        }
+        drop(first);
+    }
+}
+
+/// Names are shown up to a length, and such a document can't be read by what is shown.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_with_a_long_name_that_is_no_lock_is_told_once_to_each() {
+    for scene in Scene::everywhere("doc_long").await {
+        let (a, b) = scene.locks();
+        scene
+            .events
+            .insert(doc! { "_id": "x".repeat(2_000), "watchlock": 5 })
+            .await;
+        scene.events.insert(doc! { "_id": 1 }).await;
+        for _ in 0..2 {
+            let mut all = b.watch_all();
+            let (name, event) = next(&mut all).await;
+            assert!(matches!(event, LockEvent::Unreadable { .. }), "{name}: {event:?}");
+            // While polling, each of these is in another list.
+            for _ in 0..2 {
+                let held = a.acquire(1).await.unwrap();
+                let (name, event) = next(&mut all).await;
+                assert_eq!((&name[..], token_of(&event)), ("1", held.token()));
+                held.release().await.unwrap();
+                assert!(matches!(next(&mut all).await.1, LockEvent::Released { .. }));
+            }
+        }
+    }
+}
+
 /// A client of the driver that notes every answer of the server.
 async fn overheard(ground: &Ground) -> (Client, Arc<Mutex<Vec<String>>>) {
     let answers = Arc::new(Mutex::new(Vec::new()));
