@@ -190,8 +190,9 @@ impl Session {
         let is_unknown = |error: &ServerError| !(error.is_final() || error.found_no_server());
         if taken.failed.as_ref().is_some_and(is_unknown) {
             let is_there = |entry: &String| taken.claimed.iter().any(|claimed| claimed.entry == *entry);
-            let unknown = entries.iter().filter(|entry| !is_there(entry)).cloned().collect();
-            self.search_orphans(&filter, unknown, lease.length, sent + limit.within);
+            for entry in entries.iter().filter(|entry| !is_there(entry)) {
+                self.search_orphan(&filter, entry.clone(), lease.length, sent + limit.within);
+            }
         }
         let outcome = self.outcome(taken, &filter, (lease, how));
         self.settle_claims(&entries);

@@ -18,7 +18,7 @@ use std::{
 };
 
 use mongodb::bson::Document;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 use super::{Session, hold::Hold, streams::watcher::NextFreed};
 use crate::{
@@ -29,31 +29,17 @@ use crate::{
 };
 pub(super) use attempt::grant_of;
 use filter::{Filter, KNOWN_MOST};
-use orphan_search::SEARCHES_MOST;
+use orphan_search::OrphanSearch;
 use skip_list::SkipList;
 
 /// The state that all claims of one session share.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Claims {
     filters: Mutex<HashMap<Vec<u8>, Arc<Filter>>>,
     skip_list: Mutex<SkipList>,
     /// Changed whenever a document may have become free.
     freed: watch::Sender<NextFreed>,
-    /// A permit for each claim whose entries may be searched for, and the turn of the one that searches.
-    searches: Arc<Semaphore>,
-    search_turn: tokio::sync::Mutex<()>,
-}
-
-impl Default for Claims {
-    fn default() -> Self {
-        Self {
-            filters: Mutex::default(),
-            skip_list: Mutex::default(),
-            freed: watch::Sender::default(),
-            searches: Arc::new(Semaphore::new(SEARCHES_MOST)),
-            search_turn: tokio::sync::Mutex::default(),
-        }
-    }
+    orphans: OrphanSearch,
 }
 
 impl Claims {
@@ -77,7 +63,7 @@ impl Claims {
 
     /// Whether no entry of a claim is searched for.
     pub(super) fn have_no_orphans(&self) -> bool {
-        self.searches.available_permits() == SEARCHES_MOST
+        self.orphans.is_done()
     }
 }
 

@@ -1,14 +1,17 @@
 //! The search for orphans: entries of claims whose outcome is unknown.
 //!
 //! Such a claim may have been applied, or may still be. Its document is known to nobody, so the search goes through all
-//! documents that are wanted, as the claim did. Where claims fail because the server is slow, searches make it slower:
-//! so a session makes one at a time, and rests after each. A search that fails is made again for as long as the entry
-//! can be live: its lease is never renewed, but it can be a long one. A shutdown waits for a search at once, and for one
-//! when the server has given up the claim.
+//! documents that are wanted, as the claim did. Where claims fail because the server is slow, searches make it slower.
+//! So a session has one task that searches, which looks for all orphans of a filter at once, and rests after each
+//! search. A search that fails is made again for as long as the entry can be live: its lease is never renewed, but it
+//! can be a long one. A shutdown waits for a search at once, and for one when the server has given up the claim.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
 
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep_until};
 
 use super::{
     super::{Session, hedged_read::Cost},
@@ -16,73 +19,180 @@ use super::{
 };
 use crate::waitlist::SWEEPS;
 
-/// Maximum number of claims whose entries are searched for: more than the claims of one process leave behind in a
-/// fail-over. The entries of further ones are left to their leases.
-pub(super) const SEARCHES_MOST: usize = 1_000;
+/// Maximum number of orphans: more than the claims of one process leave behind in a fail-over. Beyond it, those whose
+/// leases end first are left to their leases.
+const ORPHANS_MOST: usize = 1_000;
+
+/// The searches of a session.
+#[derive(Debug, Default)]
+pub(super) struct OrphanSearch(Mutex<Orphans>);
+
+#[derive(Debug, Default)]
+struct Orphans {
+    all: Vec<Orphan>,
+    /// The task that searches for them, unless it has ended.
+    task: Weak<()>,
+    /// Whether a shutdown waits for the searches.
+    is_closing: bool,
+}
+
+#[derive(Debug)]
+struct Orphan {
+    entry: String,
+    filter: Arc<Filter>,
+    /// When to search for it, the next time first.
+    due: Vec<Instant>,
+    /// When the server gives the claim up that asks for it.
+    given_up_at: Instant,
+    /// When its lease is over, if it was applied at once.
+    over: Instant,
+}
+
+impl Orphan {
+    /// Makes its search due now, with one more when the server has given the claim up.
+    fn hasten(&mut self, now: Instant) {
+        self.due = vec![now, self.given_up_at];
+    }
+}
+
+impl OrphanSearch {
+    fn orphans(&self) -> MutexGuard<'_, Orphans> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether nothing is searched for.
+    pub(super) fn is_done(&self) -> bool {
+        self.orphans().task.strong_count() == 0
+    }
+
+    /// Makes all searches due, and those of later orphans too.
+    fn hasten(&self, now: Instant) {
+        let mut orphans = self.orphans();
+        if !std::mem::replace(&mut orphans.is_closing, true) {
+            orphans.all.iter_mut().for_each(|orphan| orphan.hasten(now));
+        }
+    }
+
+    /// Returns when to search next, and for what; `None` where nothing is left, and the task ends.
+    fn next(&self, now: Instant) -> Option<(Instant, Arc<Filter>)> {
+        let mut orphans = self.orphans();
+        orphans.all.retain(|orphan| now < orphan.over);
+        let next = orphans.all.iter().min_by_key(|orphan| orphan.due.first());
+        let next = next.and_then(|orphan| Some((*orphan.due.first()?, orphan.filter.clone())));
+        if next.is_none() {
+            orphans.task = Weak::new();
+        }
+        next
+    }
+
+    /// Returns the orphans of a filter that are due.
+    fn due(&self, filter: &Arc<Filter>, now: Instant) -> Vec<(String, Instant)> {
+        let orphans = self.orphans();
+        let due = orphans
+            .all
+            .iter()
+            .filter(|orphan| Arc::ptr_eq(&orphan.filter, filter) && orphan.due.first().is_some_and(|due| *due <= now));
+        due.map(|orphan| (orphan.entry.clone(), orphan.over)).collect()
+    }
+
+    /// Notes that a search for these entries was answered, or failed and is due `again`.
+    fn searched(&self, entries: &[String], began: Instant, again: Option<Instant>) {
+        let mut orphans = self.orphans();
+        for orphan in orphans.all.iter_mut().filter(|orphan| entries.contains(&orphan.entry)) {
+            orphan.due.retain(|due| *due > began);
+            orphan.due.splice(..0, again);
+        }
+        orphans.all.retain(|orphan| !orphan.due.is_empty());
+    }
+}
 
 impl Session {
-    /// Searches for the entries of a claim with an unknown outcome, which may be applied now or later, and takes them
-    /// out again; in the background.
-    pub(super) fn search_orphans(
+    /// Searches for the entry of a claim with an unknown outcome, which may be applied now or later, and takes it out
+    /// again; in the background.
+    pub(super) fn search_orphan(
         self: &Arc<Self>,
         filter: &Arc<Filter>,
-        entries: Vec<String>,
+        entry: String,
         lease: Duration,
         given_up_at: Instant,
     ) {
-        let Ok(permit) = self.claims.searches.clone().try_acquire_owned() else {
-            return;
-        };
-        let (session, filter, now) = (self.clone(), filter.clone(), Instant::now());
-        self.spawn(async move {
-            session.search(&filter, &entries, now + lease, given_up_at).await;
-            drop(permit);
-            // A shutdown waits for searches too.
-            session.drained.notify_waiters();
-        });
-    }
-
-    /// Searches for entries until their leases are `over`; after that, nothing of them is live if they were applied at
-    /// once.
-    async fn search(self: &Arc<Self>, filter: &Arc<Filter>, entries: &[String], over: Instant, given_up_at: Instant) {
-        let mut at = Instant::now();
-        let sweeps = SWEEPS.iter().map(|pause| {
+        let now = Instant::now();
+        let mut at = now;
+        let due = SWEEPS.iter().map(|pause| {
             at += *pause;
             at
         });
-        let (mut due, mut backoff, mut is_closing) = (sweeps.collect::<VecDeque<_>>(), SELDOM, false);
-        while let Some(at) = due.pop_front().filter(|at| *at < over) {
-            tokio::select! {
-                biased;
-                () = self.closing.cancelled(), if !is_closing => {
-                    is_closing = true;
-                    due = VecDeque::from([Instant::now(), given_up_at]);
-                    continue;
-                }
-                () = sleep_until(at) => {}
-            }
-            let _turn = self.claims.search_turn.lock().await;
-            let began = Instant::now();
-            due.retain(|due| *due > began);
-            let reading = self.read(Cost::Unknown, || {
-                let (store, filter, entries) = (self.store.clone(), filter.clone(), entries.to_vec());
-                async move { store.held_by(&filter.wanted, &entries).await }
-            });
-            match reading.await {
-                Ok(found) => {
-                    backoff = SELDOM;
-                    for (name, entry) in found {
-                        self.take_out_claim(name, entry, over.saturating_duration_since(Instant::now()));
-                    }
-                }
-                Err(_) => due.push_front(Instant::now() + backoff.failed()),
-            }
-            // One that failed may have kept the server as busy.
-            tokio::select! {
-                () = sleep(began.elapsed() * REST) => {}
-                () = self.closing.cancelled() => {}
+        let mut orphan = Orphan {
+            entry,
+            filter: filter.clone(),
+            due: due.collect(),
+            given_up_at,
+            over: now + lease,
+        };
+        let mut orphans = self.claims.orphans.orphans();
+        if orphans.is_closing {
+            orphan.hasten(now);
+        }
+        orphans.all.retain(|orphan| now < orphan.over);
+        orphans.all.push(orphan);
+        if orphans.all.len() > ORPHANS_MOST {
+            let ends = orphans.all.iter().enumerate().min_by_key(|(_, orphan)| orphan.over);
+            if let Some((first, _)) = ends {
+                orphans.all.swap_remove(first);
             }
         }
+        if orphans.task.strong_count() == 0 {
+            let task = Arc::new(());
+            orphans.task = Arc::downgrade(&task);
+            drop(orphans);
+            self.spawn(self.clone().search_orphans(task));
+        }
+    }
+
+    async fn search_orphans(self: Arc<Self>, _task: Arc<()>) {
+        let orphans = &self.claims.orphans;
+        let (mut backoff, mut rests_until) = (SELDOM, Instant::now());
+        loop {
+            let is_closed = self.is_closed();
+            if is_closed {
+                orphans.hasten(Instant::now());
+            }
+            let Some((mut due_at, filter)) = orphans.next(Instant::now()) else {
+                break;
+            };
+            if !is_closed {
+                due_at = due_at.max(rests_until);
+            }
+            tokio::select! {
+                biased;
+                () = sleep_until(due_at) => {}
+                () = self.closing.cancelled(), if !is_closed => continue,
+            }
+            let began = Instant::now();
+            let due = orphans.due(&filter, began);
+            let entries: Vec<String> = due.iter().map(|(entry, _)| entry.clone()).collect();
+            let reading = self.read(Cost::Unknown, || {
+                let (store, filter, entries) = (self.store.clone(), filter.clone(), entries.clone());
+                async move { store.held_by(&filter.wanted, &entries).await }
+            });
+            let found = reading.await;
+            let now = Instant::now();
+            // One that failed may have kept the server as busy.
+            rests_until = now + (now - began) * REST;
+            let Ok(found) = found else {
+                orphans.searched(&entries, began, Some(now + backoff.failed()));
+                continue;
+            };
+            backoff = SELDOM;
+            for (name, found) in found {
+                let over = due.iter().find(|(entry, _)| *entry == found);
+                let left = over.map_or(Duration::ZERO, |(_, over)| over.saturating_duration_since(now));
+                self.take_out_claim(name, found, left);
+            }
+            orphans.searched(&entries, began, None);
+        }
+        // A shutdown waits for searches too.
+        self.drained.notify_waiters();
     }
 }
 
@@ -115,82 +225,87 @@ mod tests {
         }))
     }
 
-    fn session(documents: &Arc<MemoryDocuments>, connection: &Connection) -> Arc<Session> {
+    fn session(documents: &Arc<MemoryDocuments>) -> Arc<Session> {
         let place = LockLayout::in_documents(None, "lock", &Paths::default()).unwrap();
-        let store = Store::Memory(Arc::new(MemoryStore::new(documents.clone(), place, connection.clone())));
+        let store = Store::Memory(Arc::new(MemoryStore::new(
+            documents.clone(),
+            place,
+            Connection::default(),
+        )));
         let config = Settings::default().validate().unwrap();
         let id = "0123456789abcdef".to_owned();
         Session::of(id, config, store, None, WakeMode::ChangeStream)
     }
 
+    /// A session with these orphans of a filter each.
+    fn searching(orphans: &[(&Arc<Filter>, &str, Duration)]) -> Arc<Session> {
+        let session = session(&Arc::new(MemoryDocuments::default()));
+        for (filter, entry, lease) in orphans {
+            session.search_orphan(filter, (*entry).to_owned(), *lease, Instant::now());
+        }
+        session
+    }
+
+    /// The entries that are due first.
+    fn next(session: &Arc<Session>, now: Instant) -> Option<(Instant, Vec<String>)> {
+        let (at, filter) = session.claims.orphans.next(now)?;
+        let due = session.claims.orphans.due(&filter, at.max(now));
+        Some((at, due.into_iter().map(|(entry, _)| entry).collect()))
+    }
+
     #[tokio::test(start_paused = true)]
-    async fn few_claims_are_searched_for_and_none_for_ever() {
-        let (session, filter) = (session(&Arc::default(), &Connection::default()), everything());
+    async fn one_task_searches_for_few_orphans_and_for_none_for_ever() {
+        let (session, filter) = (searching(&[]), everything());
         let before = Arc::strong_count(&session);
+        let orphans = || session.claims.orphans.orphans().all.len();
         for _ in 0..2 {
-            for number in 0..2 * SEARCHES_MOST {
-                session.search_orphans(&filter, vec![format!("entry {number}")], LEASE, Instant::now());
+            for number in 0..2 * ORPHANS_MOST {
+                session.search_orphan(&filter, format!("entry {number}"), LEASE, Instant::now());
             }
-            assert_eq!(Arc::strong_count(&session), before + SEARCHES_MOST);
-            assert!(!session.claims.have_no_orphans());
+            assert_eq!((orphans(), Arc::strong_count(&session)), (ORPHANS_MOST, before + 1));
             sleep(SWEEPS.iter().sum::<Duration>() * 2).await;
-            assert_eq!(Arc::strong_count(&session), before);
-            assert!(session.claims.have_no_orphans());
+            assert_eq!((orphans(), Arc::strong_count(&session)), (0, before));
         }
     }
 
-    /// A claim of one document with a lease of this length, whose outcome the session does not know.
-    async fn unknown(session: &Arc<Session>, documents: &MemoryDocuments, lease: Duration) -> String {
-        documents.insert(doc! { "_id": 1 }).unwrap();
-        let (entry, terms) = (session.ids.claim(), Terms::default());
-        let lease = Lease {
-            length: lease,
-            ..terms.lease(&session.config)
-        };
-        let operation = session.operation_of_claim(entry.clone(), session.config.owner(None), lease);
-        session.ids.pending_claims.settled(&entry);
-        let claimed = session
-            .store
-            .claim(&everything().wanted, &[], &[operation], LEASE)
-            .await;
-        assert_eq!(claimed.unwrap().claimed.len(), 1);
-        entry
-    }
-
-    fn is_held(documents: &MemoryDocuments) -> bool {
-        !documents
-            .find(&doc! { "lock.holders.id": { "$exists": true } })
-            .unwrap()
-            .is_empty()
+    #[tokio::test(start_paused = true)]
+    async fn the_orphans_of_a_filter_are_searched_for_together() {
+        let (a, b) = (everything(), everything());
+        let session = searching(&[(&a, "1", LEASE), (&b, "2", LEASE), (&a, "3", LEASE)]);
+        let mut at = Instant::now();
+        for pause in SWEEPS {
+            at += pause;
+            for entries in [vec!["1", "3"], vec!["2"]] {
+                let (due_at, due) = next(&session, at).unwrap();
+                assert_eq!(
+                    (due_at, &due),
+                    (at, &entries.iter().map(|it| (*it).to_owned()).collect())
+                );
+                session.claims.orphans.searched(&due, at, None);
+            }
+        }
+        assert!(next(&session, at).is_none());
+        let session = searching(&[(&a, "4", LEASE)]);
+        assert!(next(&session, Instant::now() + LEASE).is_none(), "its lease is over");
     }
 
     /// A claim with a long lease may be applied as a server goes away for longer than the client's own.
     #[tokio::test(start_paused = true)]
-    async fn an_orphan_is_searched_for_as_long_as_it_can_be_live() {
-        let (documents, connection) = (Arc::new(MemoryDocuments::default()), Connection::default());
-        let (session, day) = (session(&documents, &connection), Duration::from_secs(86_400));
-        let entry = unknown(&session, &documents, day).await;
-        connection.set_outage(true);
-        session.search_orphans(&everything(), vec![entry], day, Instant::now());
-        sleep(day / 2).await;
-        assert!(is_held(&documents));
-        connection.set_outage(false);
-        sleep(SELDOM.after(u32::MAX).pause()).await;
-        assert!(!is_held(&documents));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn one_claim_is_searched_for_at_a_time() {
-        let documents = Arc::new(MemoryDocuments::default());
-        let session = session(&documents, &Connection::default());
-        let entry = unknown(&session, &documents, LEASE).await;
-        let turn = session.claims.search_turn.lock().await;
-        session.search_orphans(&everything(), vec![entry], LEASE, Instant::now());
-        sleep(LEASE / 2).await;
-        assert!(is_held(&documents));
-        drop(turn);
-        sleep(Duration::from_millis(10)).await;
-        assert!(!is_held(&documents));
+    async fn an_orphan_is_searched_for_as_long_as_it_can_be_live_and_the_longest_have_the_room() {
+        let (filter, day) = (everything(), Duration::from_secs(86_400));
+        let session = searching(&[(&filter, "of a day", day)]);
+        for number in 0..2 * ORPHANS_MOST {
+            session.search_orphan(&filter, format!("entry {number}"), LEASE, Instant::now());
+        }
+        let (mut failing, mut searches, begun) = (SELDOM, 0, Instant::now());
+        let mut now = begun;
+        while let Some((at, entries)) = next(&session, now) {
+            assert!(entries.iter().any(|entry| entry == "of a day"), "after {searches}");
+            now = at.max(now) + failing.failed();
+            session.claims.orphans.searched(&entries, at, Some(now));
+            searches += 1;
+        }
+        assert!(now >= begun + day && (200..2_000).contains(&searches), "{searches}");
     }
 
     /// Otherwise the entry of a claim without an answer would be searched for after seconds, and stay for a lease if
@@ -201,12 +316,12 @@ mod tests {
         for (given_up_after, takes) in [(Duration::ZERO, Duration::ZERO), (limit, limit)] {
             let documents = Arc::new(MemoryDocuments::default());
             documents.insert(doc! { "_id": 1 }).unwrap();
-            let session = session(&documents, &Connection::default());
+            let session = session(&documents);
             let (id, begun) = (session.ids.claim(), Instant::now());
             let operation = session.operation_of_claim(id.clone(), session.config.owner(None), lease(&session));
             let given_up_at = begun + given_up_after;
             session.ids.pending_claims.settled(&id);
-            session.search_orphans(&everything(), vec![id], LEASE, given_up_at);
+            session.search_orphan(&everything(), id, LEASE, given_up_at);
             // It is applied at the last moment.
             let applied = sleep_until(given_up_at - Duration::from_millis(1).min(given_up_after));
             let (claiming, filter) = (session.clone(), everything());
