@@ -12,12 +12,16 @@ use mongodb::{
 };
 use tokio::time::Instant;
 
-use super::{LONG_READ_WITHIN, MongoStore, NOW, lossy, now, server_now};
+use super::{LONG_READ_WITHIN, MongoStore, NOW, READ_WITHIN, lossy, now, server_now};
 use crate::{
     error::ServerError,
     machine::exchanged,
-    protocol::{Location, Operation, State, document::whole, pipeline},
-    store::{Claimed, LogTime, Outlook, Taken, Wanted},
+    protocol::{
+        Location, Operation, ServerTime, State,
+        document::{ID_MOST, size_of_id, whole},
+        pipeline,
+    },
+    store::{Claimed, LogTime, Outlook, Taken, Wanted, name},
 };
 
 /// Shortest limit of time: the server takes one of no whole millisecond for none.
@@ -270,8 +274,8 @@ impl MongoStore {
         Ok(found)
     }
 
-    /// Reads the lock of each document: some conditions (`$where`, `$near`) work only in finds. None of them is free, so
-    /// they are as many as are being worked on.
+    /// Looks at each document by itself, as some conditions (`$where`, `$near`) work only in finds; by the condition by
+    /// which claims choose, and without reading the locks, which can be many and large.
     pub(in crate::store) async fn outlook(
         &self,
         wanted: &Wanted,
@@ -280,16 +284,46 @@ impl MongoStore {
         let at = self.layout.base();
         let sent = Instant::now();
         let find = self.collection.find(wanted.claimable(at));
-        let find = find.projection(doc! { "_id": 1, at.path(): 1, NOW: "$$NOW" });
+        let find =
+            find.projection(doc! { "_id": 1, "free_at": pipeline::last(at), "fit": pipeline::fit(at), NOW: "$$NOW" });
         let find = find.read_concern(ReadConcern::local()).max_time(LONG_READ_WITHIN);
         let (mut cursor, mut outlook) = (find.await?, Outlook::new(exchanged(sent, None)));
         while cursor.advance().await? {
-            if let Some(found) = lossy::read(cursor.current()) {
-                outlook.exchange = exchanged(sent, server_now(&found));
-                outlook.add(at, &found, passed);
+            let Some(mut found) = lossy::read(cursor.current()) else {
+                continue;
+            };
+            outlook.exchange = exchanged(sent, server_now(&found));
+            let id = found.remove("_id").unwrap_or(Bson::Null);
+            if found.get_bool("fit").unwrap_or_default() && !passed.contains(&name::of_id(&id)) {
+                outlook.others = true;
+                let free_at = ServerTime::in_field(&found, "free_at");
+                outlook.free_at = outlook.free_at.into_iter().chain(free_at).min();
+            } else {
+                outlook.unfit.get_or_insert((id, None));
             }
         }
+        if let Some((id, why)) = &mut outlook.unfit
+            && !passed.contains(&name::of_id(id))
+        {
+            *why = self.why_unfit(id).await;
+        }
         Ok(outlook)
+    }
+
+    /// Returns why this document is unfit; `None` if it is fit by now, or that is not known.
+    async fn why_unfit(&self, id: &Bson) -> Option<ServerError> {
+        let size = size_of_id(id);
+        if size > ID_MOST {
+            return Some(ServerError::too_long(size));
+        }
+        let at = self.layout.base();
+        let find = self.collection.find_one(doc! { "_id": id });
+        // With what is on the way to the place of the lock.
+        let find = find.projection(doc! { at.segments().next().unwrap_or_default(): 1 });
+        match find.read_concern(ReadConcern::local()).max_time(READ_WITHIN).await {
+            Ok(found) => at.state(&found.unwrap_or_default()).err().map(ServerError::from),
+            Err(error) => Some(ServerError::from(error)).filter(ServerError::is_final),
+        }
     }
 
     /// Returns the names of the wanted documents in which one of these entries is a holder, each with that entry.
