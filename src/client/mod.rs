@@ -483,7 +483,7 @@ impl<W: World> LockClient<W> {
     }
 
     /// Returns the events of every lock in the collection, as they happen: the events of [`watch`](Self::watch), each
-    /// with the name of its lock. It begins with a grant for each present holder of each lock.
+    /// with the name of its lock. Soon it has a grant for each present holder of each lock, beside what happens meanwhile.
     ///
     /// The guarantees are those of [`watch`](Self::watch). As long as it lives, the client's change stream also receives
     /// each renewal of each lock, so it is for operators and not for every process of an application.

@@ -56,7 +56,10 @@ impl<T> CanLimit for Document<T> {}
 impl<T> CanFix for Document<T> {}
 
 /// The data of a locked document.
-#[derive(Debug)]
+#[expect(
+    missing_debug_implementations,
+    reason = "it has values of the user's, which may be megabytes"
+)]
 pub struct HeldDocument<T> {
     id: Bson,
     document: T,

@@ -61,7 +61,10 @@ impl<E> CanLimit for Element<E> {}
 impl<E> CanFix for Element<E> {}
 
 /// The data of a locked element.
-#[derive(Debug)]
+#[expect(
+    missing_debug_implementations,
+    reason = "it has values of the user's, which may be megabytes"
+)]
 pub struct HeldElement<E> {
     key: ElementKey,
     array: String,
