@@ -261,7 +261,7 @@ pub(crate) struct Share {
 pub(crate) struct Patience {
     /// Wait at most this long for the lock (5s, 2m), then exit with 75; with 0s, do not wait
     ///
-    /// The server has 2s to answer even if the limit is shorter.
+    /// While the server does not answer, it may take some seconds longer.
     #[arg(long, short = 't', value_name = "DURATION", value_parser = duration)]
     pub(crate) timeout: Option<Duration>,
     /// Exit with this code instead of 75

@@ -38,6 +38,10 @@ pub(crate) const TRY: Duration = Duration::from_secs(5);
 /// Least time that the server has to answer: a shorter limit is for the lock alone.
 const ANSWER: Duration = Duration::from_secs(2);
 
+/// Time before the end of the limit at which the driver gives up, and says what is wrong. A share of the limit would cut
+/// off the end of fail-overs, which take some 12 s.
+const EXPLAINED: Duration = Duration::from_millis(500);
+
 /// Longest reason that the library accepts, in bytes.
 const REASON_MOST: usize = 1_024;
 
@@ -91,8 +95,8 @@ pub(crate) async fn connect(connection: &Connection, arguments: &Run) -> Result<
     let connected = match within {
         None => build(connection.patient().await?, arguments).await,
         Some(within) => {
-            // The driver gives up earlier, and says what is wrong.
-            let connecting = async { build(connection.within(within * 3 / 4).await?, arguments).await };
+            let selection = within.saturating_sub(EXPLAINED);
+            let connecting = async { build(connection.within(selection).await?, arguments).await };
             let Ok(connected) = timeout(within, connecting).await else {
                 return Err(unanswered(within));
             };

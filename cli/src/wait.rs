@@ -41,7 +41,7 @@ pub(crate) async fn wait(connection: &Connection, arguments: Wait) -> Outcome {
     };
     let began = tokio::time::Instant::now();
     let beginning = async {
-        let place = connection.within(limit).await?;
+        let place = connection.within(limit.max(EXPLANATION)).await?;
         Waiting::begin(&arguments, place, typed).await
     };
     let Ok(begun) = timeout(limit.saturating_add(EXPLANATION), beginning).await else {

@@ -1,6 +1,6 @@
 //! A server that can't be reached, or that stops answering.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 
@@ -27,6 +27,24 @@ async fn a_server_out_of_reach_is_not_waited_for_longer_than_the_limit() {
         assert!(told.out.is_empty(), "{told:?}");
     });
     join_all(runs).await;
+}
+
+/// A fail-over may end just before the limit.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_out_of_reach_is_awaited_for_as_long_as_the_limit_allows() {
+    let nowhere = "mongodb://127.0.0.1:1/app";
+    let scenes = [("run", "6s", 5_500), ("wait", "1s", 2_000)].map(async |(command, limit, least)| {
+        let mut program = bare();
+        program
+            .env("MONGODB_URI", nowhere)
+            .args([command, "--timeout", limit, "x"])
+            .args((command == "run").then_some("true"));
+        let begun = Instant::now();
+        let told = done(&mut program).await.expect(69);
+        let took = begun.elapsed();
+        assert!(took >= Duration::from_millis(least), "{command}: {took:?}, {told:?}");
+    });
+    join_all(scenes).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
