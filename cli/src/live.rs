@@ -1,6 +1,6 @@
 //! The report of a command that waits: its queue position, the holder, for how long, and why. At a terminal it is one
-//! line that is renewed; elsewhere, if asked for, a line for each change of the holder. A lock that is kept taken is
-//! reported in any case, as that may last for days.
+//! line that is renewed; elsewhere, if asked for, a line for each change of the holder. A lock that is kept taken for long
+//! is reported in any case, as that may last for days.
 
 use std::{convert::Infallible, io, time::Duration};
 
@@ -47,10 +47,12 @@ impl Drop for Shown {
 }
 
 /// Shows the line while it is polled, if there is a terminal to show it on. Elsewhere it prints lines: with `verbose` of
-/// all holders, otherwise of those that keep the lock taken.
+/// all holders, otherwise of those that keep the lock taken. Reads nothing if nobody wants to know.
 pub(crate) async fn show(locks: &LockClient, names: &[&str], verbose: bool) -> Infallible {
+    if messages::is_quiet() {
+        return std::future::pending().await;
+    }
     if !terminal::can_draw(io::stderr()) {
-        sleep(SILENT).await;
         return tell(locks, names, verbose, messages::say).await;
     }
     let mut shown = Shown(false);
@@ -71,15 +73,17 @@ pub(crate) async fn show(locks: &LockClient, names: &[&str], verbose: bool) -> I
 /// Prints whom the command waits for, and again when that has changed.
 async fn tell(locks: &LockClient, names: &[&str], verbose: bool, mut say: impl FnMut(&str)) -> Infallible {
     let mut told = None;
-    let mut pause = TICK;
+    // What lasts for days is soon enough known after a minute, and most waits are over by then.
+    let mut pause = if verbose { SILENT } else { BETWEEN };
     loop {
+        sleep(pause).await;
         if let Some((lock, position)) = awaited(locks, names).await {
-            let holder = lock.holders.first().map(|holder| (holder.token, holder.released));
-            if told != Some(holder) {
-                if verbose || live(&lock).any(|holder| holder.released.is_some()) {
+            let first = in_order(&lock).first().map(|holder| (holder.token, holder.released));
+            if told != Some(first) {
+                if verbose || first.is_some_and(|(_, released)| released.is_some()) {
                     say(&line(&lock, position, usize::MAX));
                 }
-                told = Some(holder);
+                told = Some(first);
             }
         }
         // Until the first line, a lock may be between two holders, or the server not answer.
@@ -88,8 +92,15 @@ async fn tell(locks: &LockClient, names: &[&str], verbose: bool, mut say: impl F
         } else {
             (2 * pause).min(BETWEEN)
         };
-        sleep(pause).await;
     }
+}
+
+/// Returns the holders whose time is not over: first those that were released and keep the lock taken, as that may last
+/// the longest.
+fn in_order(lock: &LockInfo) -> Vec<&HolderInfo> {
+    let mut holders: Vec<&HolderInfo> = live(lock).collect();
+    holders.sort_by_key(|holder| holder.released.is_none());
+    holders
 }
 
 /// Returns the lock that this process waits for, and its position in the queue, if it has one. For several locks it
@@ -122,7 +133,7 @@ pub(crate) fn line(lock: &LockInfo, position: Option<usize>, width: usize) -> St
     if let Some(position) = position {
         line += &format!(": {} of {}", position + 1, lock.waiters.len());
     }
-    let holders: Vec<&HolderInfo> = live(lock).collect();
+    let holders = in_order(lock);
     if let Some(holder) = holders.first() {
         let by = short(holder.label.as_deref(), &holder.host, holder.pid);
         line += &match holder.released {
@@ -226,13 +237,19 @@ mod tests {
         let memory = watchlock::testing::InMemory::new();
         let (ours, other) = (memory.client(), memory.client());
         let day = Duration::from_secs(24 * 3600);
-        let kept = other.mutex("x").acquire().at_least_for(day).await.unwrap();
+        // Of two permits the second is kept.
+        let two = other.semaphore("x", 2);
+        let held = two.acquire().await.unwrap();
+        let kept = two.acquire().at_least_for(day).await.unwrap();
         let told = std::sync::Mutex::new(Vec::new());
         let scene = async {
-            let waiting = tokio::spawn(ours.mutex("x").acquire());
+            let waiting = tokio::spawn(ours.semaphore("x", 2).acquire_many(2));
             sleep(3 * BETWEEN).await;
             assert_eq!(told.lock().unwrap()[..], [""; 0], "it is held");
             kept.release().await.unwrap();
+            sleep(3 * BETWEEN).await;
+            assert_eq!(told.lock().unwrap().len(), 1, "the other is held");
+            held.release().await.unwrap();
             waiting.await.unwrap().unwrap()
         };
         tokio::select! {

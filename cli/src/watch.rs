@@ -71,6 +71,9 @@ pub(crate) async fn watch(connection: &Connection, arguments: Watch, ending: Opt
 }
 
 /// Says when the server stops answering, and when it answers again: no event does.
+///
+/// A try without an answer runs on by itself, with a connection of its own, until the driver's monitor finds the server
+/// silent (after some 20 s): two or three of them, and never more than the driver's pool has room for.
 pub(crate) async fn tell_outages(place: &Place) -> Infallible {
     let mut is_out = false;
     loop {
