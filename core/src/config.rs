@@ -152,7 +152,12 @@ impl Config {
         at_most("claim lease", claim_lease, "lease", lease)?;
         at_most("claim lease", claim_lease, "longest accepted value", RETENTION_LEAST)?;
         at_most("shortest poll interval", poll_least, "longest", poll_most)?;
-        check_count("client", self.max_operations, "operations at once", 1..=OPERATIONS_MOST)?;
+        check_count(
+            "client",
+            self.max_operations,
+            "operations at once at most",
+            1..=OPERATIONS_MOST,
+        )?;
         self.hold_watch.check()?;
         self.limits.check()?;
         self.check_keep_idle(self.keep_idle)?;

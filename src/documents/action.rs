@@ -241,7 +241,7 @@ impl<T: DeserializeOwned, C> Claim<T, C> {
         if attempts_most.is_some_and(|most| most < 1) {
             return Err(InvalidInput::new("max_attempts is 0; it must be at least 1").into());
         }
-        check_count("claim", self.most, "documents", 1..=CLAIMED_MOST)?;
+        check_count("claim", self.most, "documents at most", 1..=CLAIMED_MOST)?;
         options.check(&self.locks.session()?.config)?;
         let reason = options.reason.as_deref();
         Ok(Attempt::begin(None, None, Kind::Document, 1, waits, reason))

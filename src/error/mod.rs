@@ -86,7 +86,11 @@ impl KindMismatch {
 
     fn request(&self) -> String {
         if self.found == self.wanted && self.wanted_permits > self.found_capacity {
-            return format!("{} were requested", self.wanted_permits);
+            // Either number may be the reason.
+            return match self.wanted_capacity == self.found_capacity {
+                true => format!("{} were requested", self.wanted_permits),
+                false => format!("{} of {} were requested", self.wanted_permits, self.wanted_capacity),
+            };
         }
         format!("was requested as {}", described(self.wanted, self.wanted_capacity))
     }
@@ -113,7 +117,7 @@ pub enum BuildError {
     Invalid(#[from] InvalidInput),
     /// The server could not be reached, or it refused.
     #[error("{0}; `watchlock doctor` finds the cause")]
-    Server(#[from] ServerError),
+    Server(ServerError),
     /// The builder requires a change stream, and this server has none to offer.
     #[error("a change stream is required, and the server is a standalone: start it as a replica set of one node")]
     NoChangeStream,
@@ -127,6 +131,12 @@ pub enum BuildError {
         /// The property of the collection, in words.
         problem: String,
     },
+}
+
+impl From<ServerError> for BuildError {
+    fn from(error: ServerError) -> Self {
+        Self::Server(error)
+    }
 }
 
 /// The reason why a lock was not acquired.

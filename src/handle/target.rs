@@ -90,7 +90,7 @@ pub trait IsOne: Target<Own = OwnedHold> {}
 /// # }
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` can't stay taken after its release, or be detached",
+    message = "`{Self}` can't stay taken after its release, be detached, or fail on a deadlock",
     note = "a mutex, a semaphore and a readers-writer lock can"
 )]
 pub trait IsLock: IsOne + CanFix + CanLimit + HasHolder {}

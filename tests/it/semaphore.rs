@@ -205,7 +205,7 @@ async fn a_client_with_another_number_goes_by_that_of_the_lock_or_is_refused() {
         let too_many = other.acquire_many(3).await.unwrap_err();
         assert_eq!(
             too_many.to_string(),
-            "`x` is a semaphore of 2 permits, and 3 were requested"
+            "`x` is a semaphore of 2 permits, and 3 of 9 were requested"
         );
         let exact = other.clone().exact();
         for error in [
@@ -214,6 +214,8 @@ async fn a_client_with_another_number_goes_by_that_of_the_lock_or_is_refused() {
         ] {
             assert!(matches!(error, AcquireError::KindMismatch(_)), "{error}");
         }
+        let refused = exact.acquire_many(4).await.unwrap_err().to_string();
+        assert!(refused.ends_with("4 of 9 were requested"), "{refused}");
         drop((held, second));
     }
 }
@@ -236,7 +238,7 @@ async fn a_number_that_was_set_stays_while_nobody_holds_the_lock() {
                 ),
                 (
                     locks.semaphore("x", 9).acquire_many(3).await.unwrap_err(),
-                    "3 were requested",
+                    "3 of 9 were requested",
                 ),
             ] {
                 assert_eq!(

@@ -91,7 +91,12 @@ pub fn check_id(id: &Bson) -> Result<(), InvalidInput> {
 
 /// Checks that an `_id` is short enough to lock. Claims pass over longer ones, by the same bound.
 pub fn check_size(id: &Bson) -> Result<(), InvalidInput> {
-    check_count("id of the document", size_of_id(id), "bytes as BSON", 0..=ID_MOST)
+    check_count(
+        "id of a document to be locked",
+        size_of_id(id),
+        "bytes as BSON",
+        0..=ID_MOST,
+    )
 }
 
 #[cfg(test)]

@@ -283,6 +283,7 @@ async fn bad_settings_are_refused_before_anything_is_sent() {
         error.to_string().ends_with("; `watchlock doctor` finds the cause"),
         "{error}"
     );
+    assert!(std::error::Error::source(&error).is_none(), "it is told twice: {error}");
 }
 
 /// Names that are something else to the server, or to whoever is careless with strings.
