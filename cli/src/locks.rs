@@ -214,7 +214,8 @@ fn listed(documents: &DocumentLocks<Document>, name: &str) -> Bson {
     documents.id_of(name).unwrap_or_else(|| Bson::from(name))
 }
 
-/// Returns the `_id` of an element's listed name, and the locks of that element. A key that is none is refused by its bounds.
+/// Returns the `_id` of an element's listed name, and the locks of that element. A key that is none is refused by its
+/// bounds.
 fn listed_element(documents: &DocumentLocks<Document>, array: &str, name: &str) -> (Bson, ElementLocks<Document>) {
     let (id, key) = documents
         .element_of(name)

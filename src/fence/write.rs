@@ -1,9 +1,10 @@
 //! The writes under a fence.
 //!
 //! The driver's commands run in their own tasks, as a command dropped half-way stalls the connection pool; those in a
-//! session of the user's can't. The future that the user awaits decides what follows from their answers: when it is dropped, nothing more is sent.
+//! session of the user's can't. The future that the user awaits decides what follows from their answers: when it is
+//! dropped, nothing more is sent.
 
-use std::{fmt, time::Duration};
+use std::{fmt, mem, time::Duration};
 
 use futures::{FutureExt, future::BoxFuture};
 use mongodb::{
@@ -245,8 +246,10 @@ impl Written for UpdateResult {
     type Change = Update;
 
     async fn send(mut write: FencedWrite<'_, Self>) -> Result<Self, FenceError> {
+        // Not copied: it may have many megabytes.
+        let nothing = UpdateModifications::Document(Document::new());
+        let change = mem::replace(&mut write.change.change, Ok(nothing))?;
         let update = &write.change;
-        let change = update.change.clone()?;
         check_document("the filter", &write.filter)?;
         for filter in update.array_filters.iter().flatten() {
             check_document("an array filter", filter)?;
@@ -303,7 +306,7 @@ impl Written for InsertOneResult {
     type Change = Result<Document, InvalidInput>;
 
     async fn send(mut write: FencedWrite<'_, Self>) -> Result<Self, FenceError> {
-        let document = write.change.clone()?;
+        let document = mem::replace(&mut write.change, Ok(Document::new()))?;
         if write.session.is_some() {
             // As with an upsert, a refusal would end the transaction.
             write.check(write.filter.clone()).await?;

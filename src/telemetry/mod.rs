@@ -2,8 +2,8 @@
 //! feature is enabled.
 //!
 //! All names are here, or in [`meters`], and `docs/observability.md` documents them: they are part of the public API. A
-//! lock's name is a field, and a label only of the locks in [`metrics_for`](crate::LockClientBuilder::metrics_for). The server's text about a
-//! refused command is left out, as it may quote the command, and the user's data with it.
+//! lock's name is a field, and a label only of the locks in [`metrics_for`](crate::LockClientBuilder::metrics_for). The
+//! server's text about a refused command is left out, as it may quote the command, and the user's data with it.
 //!
 //! Nothing here is called while a mutex of the session is held: a subscriber may do anything, including using locks and
 //! panicking: see [`shield`].

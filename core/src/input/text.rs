@@ -87,7 +87,8 @@ pub fn check_collection(name: &str) -> Result<(), InvalidInput> {
     )))
 }
 
-/// Checks the path of a field in the user's own documents that the library writes to; `purpose` follows the path in the message.
+/// Checks the path of a field in the user's own documents that the library writes to; `purpose` follows the path in the
+/// message.
 pub fn check_path(path: &str, purpose: &str) -> Result<(), InvalidInput> {
     let names = || path.split('.');
     let problem = if path.len() > PATH_MOST {
