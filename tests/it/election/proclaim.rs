@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use mongodb::bson::doc;
 use watchlock::{Lost, LostReason, errors::RenewError, operate::WakeSource};
+use watchlock_testkit::shared;
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, faulty, shared, spawn, within};
+use crate::setup::{Ground, PATIENCE, SOON, eventually, faulty, spawn, within};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_value_that_comes_late_does_not_replace_a_later_one() {
