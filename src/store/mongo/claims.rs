@@ -151,7 +151,10 @@ impl MongoStore {
             Err(error) if error.ran_out_of_time() => taken.failed = Some(error),
             Err(error) => return Err(error),
         }
-        if taken.failed.take_if(|error| error.may_concern_document()).is_some() {
+        let refused = taken.failed.take_if(|error| error.may_concern_document());
+        if let ([id], Some(error)) = (candidates, &refused) {
+            taken.refused.push((id.clone(), error.clone()));
+        } else if refused.is_some() {
             let each = asked.iter().map(|one| self.claiming(wanted, std::slice::from_ref(one)));
             let updated = match self.update(each.collect(), left()).await {
                 Ok(updated) => updated,
