@@ -488,6 +488,18 @@ async fn scans_that_fail_are_not_made_by_each_claim() {
     held.release().await.unwrap();
 }
 
+/// Nothing of it shows in the place of the lock.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_with_another_value_on_the_way_to_its_lock_fails_a_claim() {
+    for scene in Scene::everywhere("claim_on_the_way").await {
+        scene.events.insert(doc! { "_id": 1, "n": 1, "work": 5 }).await;
+        let locks = scene.locks_of::<Document>(&scene.a).field("work.lock");
+        let failed = within(PATIENCE, "the end", spawn(locks.claim(doc! { "n": 1 }))).await;
+        let error = failed.unwrap().unwrap_err();
+        assert!(matches!(error, AcquireError::Unclaimable { .. }), "{error:?}");
+    }
+}
+
 /// The server goes on with such a look.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_scan_during_which_a_claim_was_given_up_is_not_made_again_at_once() {
