@@ -299,6 +299,20 @@ async fn a_document_that_cannot_be_read_hides_no_others() {
         (vec!["a".to_owned(), "z".to_owned()], vec!["bad\u{fffd}".to_owned()])
     );
 
+    // Who comes later is told of it too: it was not taken back.
+    let mut late = observer.watch_all();
+    loop {
+        let (name, event) = within(PATIENCE, "the unreadable one", late.next())
+            .await
+            .unwrap()
+            .unwrap();
+        if matches!(event, LockEvent::Unreadable { .. }) {
+            assert_eq!(name, "bad\u{fffd}");
+            break;
+        }
+    }
+    drop(late);
+
     // It goes on, also beyond the events of such documents, and tells of each once.
     insert_bad(&database, COLLECTION, doc! { "_id": "worse?" }).await;
     delete_bad(&database, COLLECTION, "bad?").await;
