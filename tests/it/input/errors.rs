@@ -138,8 +138,9 @@ async fn a_write_that_the_server_refuses_is_told_without_the_document() {
         "failCommands": ["findAndModify"], "appName": &ground.database,
         "writeConcernError": { "code": 100, "codeName": "UnsatisfiableWriteConcern", "errmsg": "{ $set: \"signature\" }" },
     };
+    // Also what the client still takes out after its refused acquire.
     let fault = cluster
-        .fail_commands(0, doc! { "times": 1 }, unconfirmed)
+        .fail_commands(0, doc! { "times": 1_000 }, unconfirmed)
         .await
         .unwrap();
     told(
