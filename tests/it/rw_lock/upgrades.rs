@@ -19,7 +19,7 @@ use watchlock::{
     testing::InMemory,
 };
 
-use crate::setup::{Ground, PATIENCE, eventually, granted, in_line, info, is_vacant, places, spawn, within};
+use crate::setup::{Ground, PATIENCE, SOON, eventually, granted, in_line, info, is_vacant, places, spawn, within};
 
 const BRIEFLY: Duration = Duration::from_millis(100);
 
@@ -99,7 +99,9 @@ async fn an_upgrade_that_gives_up_leaves_the_reader_as_it_was() {
             matches!(&held, AcquireError::Held { contention, .. } if contention.waiting_before == 0),
             "{held}"
         );
-        let late = read.upgrade().timeout(BRIEFLY).await.unwrap_err();
+        // In line it has had its answer, so that the end of its time is told as such.
+        let late = in_line(&b, "x", 1, read.upgrade().timeout(SOON)).await;
+        let late = within(PATIENCE, "the end", late).await.unwrap().unwrap_err();
         assert!(matches!(late, AcquireError::Timeout { .. }), "{late}");
         let now = read.upgrade().timeout(Duration::ZERO).await.unwrap_err();
         assert!(matches!(now, AcquireError::Timeout { .. }), "{now}");
