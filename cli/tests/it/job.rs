@@ -167,7 +167,8 @@ async fn a_stopped_job_goes_on_while_its_lock_is_held() {
     let writes = Writes::new();
     let mut terminal = shell(&ground);
     terminal.until_shown("$ ").await;
-    terminal.type_in(&format!("$W run x -- sh -c '{}'\n", writes.script()));
+    // `bash`, as dash 0.5.12 swallows a ^C that comes between its fork and the start of the program.
+    terminal.type_in(&format!("$W run x -- bash -c '{}'\n", writes.script()));
     for (times, go_on) in ["fg\n", "bg\n"].into_iter().enumerate() {
         writes.until_more().await;
         terminal.type_until("\u{1a}", "Stopped", times + 1).await;
@@ -176,9 +177,9 @@ async fn a_stopped_job_goes_on_while_its_lock_is_held() {
     }
     writes.until_more().await;
     // And the keyboard ends it if it is in the foreground.
-    terminal.type_in("fg; echo code $?; exit 0\n");
-    terminal.until_shown_times("\n$W run", 2).await;
-    terminal.type_until("\u{3}", "code 130", 1).await;
+    terminal.hand_over("fg; echo code $?; exit 0\n").await;
+    terminal.type_in("\u{3}");
+    terminal.until_shown("code 130").await;
     assert!(is_vacant(&locks, "x").await);
     assert_eq!(terminal.code().await, Some(0));
     writes.expect_no_more().await;

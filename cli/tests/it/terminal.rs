@@ -12,7 +12,7 @@ use std::{
 use futures::future::join_all;
 use rustix::{
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
-    termios::{Termios, Winsize, tcgetattr, tcsetwinsize},
+    termios::{Termios, Winsize, tcgetattr, tcgetpgrp, tcsetwinsize},
 };
 use tokio::process::{Child, Command};
 use watchlock::{LockClient, LostReason};
@@ -173,6 +173,15 @@ impl Terminal {
             self.shown().matches(text).count() >= times
         })
         .await;
+    }
+
+    /// Types a line by which a shell gives the keyboard to a job, and waits until the job has it. The shell shows the job's
+    /// command before that, and takes keys that come in between as its own.
+    pub(super) async fn hand_over(&mut self, line: &str) {
+        let in_foreground = |keyboard: &File| tcgetpgrp(keyboard).unwrap();
+        let shell = in_foreground(&self.keyboard);
+        self.type_in(line);
+        eventually(PATIENCE, line, async || in_foreground(&self.keyboard) != shell).await;
     }
 
     /// Makes an interactive shell list its jobs, until one has stopped that has not been seen before.
