@@ -2,17 +2,22 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    mem,
     time::Duration,
 };
 
 use mongodb::{
     bson::{Bson, Document, doc},
     error::Error,
-    options::{ReadConcern, ReturnDocument},
+    options::ReadConcern,
 };
 use tokio::time::Instant;
 
-use super::{LONG_READ_WITHIN, MongoStore, NOW, READ_WITHIN, lossy, now, server_now};
+use super::{
+    LONG_READ_WITHIN, MongoStore, NOW, READ_WITHIN,
+    command::{limit, updated},
+    lossy, now, server_now,
+};
 use crate::{
     error::ServerError,
     machine::exchanged,
@@ -65,20 +70,19 @@ impl MongoStore {
         within: Duration,
     ) -> Result<Taken, ServerError> {
         let at = self.layout.base();
-        let sent = Instant::now();
-        let claiming = self
-            .collection
-            .find_one_and_update(
-                wanted.free(at, passed),
-                pipeline::claim(at, operation, wanted.attempts_most.is_some(), &now()),
-            )
-            .return_document(ReturnDocument::After)
-            .max_time(within.max(SHORTEST));
-        let claiming = match &wanted.sort {
-            Some(sort) => claiming.sort(sort.clone()),
-            None => claiming,
+        let mut command = doc! {
+            "findAndModify": self.collection.name(),
+            "query": wanted.free(at, passed),
+            "update": pipeline::claim(at, operation, wanted.attempts_most.is_some(), &now()),
+            "new": true,
+            "maxTimeMS": limit(within),
+            "writeConcern": { "w": "majority" },
         };
-        let claimed = claiming.await?;
+        command.extend(wanted.sort.clone().map(|sort| ("sort".to_owned(), sort.into())));
+        let sent = Instant::now();
+        let mut answer = self.ask_primary(command).await?;
+        updated(&answer)?;
+        let claimed = answer.get_document_mut("value").ok().map(mem::take);
         let claimed = claimed.map(|document| self.claimed(document, operation, wanted, sent));
         Ok(Taken {
             claimed: claimed.into_iter().collect(),

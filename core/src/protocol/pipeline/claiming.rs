@@ -2,10 +2,10 @@
 
 use mongodb::bson::{Bson, Document, doc};
 
-use super::{ending, existing, expression::cond, selecting::is_known, short::alone};
+use super::{ending, existing, selecting::is_known, short::alone};
 use crate::protocol::{
     Location, Operation,
-    document::{DOUBLE_MOST, ID_MOST, NUMBER_MOST},
+    document::{ID_MOST, NUMBER_MOST},
 };
 
 /// Returns the filter for the documents whose lock nobody holds and nobody waits for, as far as they are [`fit`]. It
@@ -21,59 +21,56 @@ pub fn last(at: &Location) -> Document {
 }
 
 /// Returns the condition that a document can be claimed once it is free: it has no lock so far, or one that stays
-/// readable when it is written, and its `_id` is not too long. Any other document would fail the command for all.
+/// readable when it is written, and its `_id` is not too long. Most other documents would fail the command for all; a few
+/// numbers that only a program could have written are found out by the claim's answer.
+///
+/// It has few expressions, as the server parses them for each claim.
 pub fn fit(at: &Location) -> Document {
-    let is = |value: &str, types: &[&str]| Bson::from(doc! { "$in": [{ "$type": value }, types.to_vec()] });
     let segments: Vec<&str> = at.segments().collect();
-    // The path to the lock must consist of sub-documents, or be missing.
-    let mut conditions: Vec<Bson> = (1..segments.len())
-        .map(|depth| {
-            is(
-                &format!("${}", segments[..depth].join(".")),
-                &["missing", "null", "object"],
-            )
-        })
-        .collect();
-    conditions.push(Bson::from(is_known(at)));
-    let lock = format!("${}", at.path());
-    let of_a_lock = [
-        is(&lock, &["object"]),
-        is(&at.value("holders"), &["missing", "null", "array"]),
-        is(&at.value("queue"), &["missing", "null", "array"]),
-        is(&at.value("purge_at"), &["missing", "null", "date"]),
-        is_counter(&at.value("token")),
-        is_counter(&at.value("version")),
-    ];
-    conditions.push(Bson::from(doc! { "$or": [
-        is(&lock, &["missing", "null"]),
-        { "$and": of_a_lock.to_vec() },
-    ] }));
+    let way = (1..=segments.len()).map(|depth| format!("${}", segments[..depth].join(".")));
+    let counters = ["token", "version"].map(|counter| at.value(counter));
     // The document around it has eight bytes more.
-    let most = i64::try_from(ID_MOST + 8).unwrap_or(i64::MAX);
-    conditions.push(Bson::from(doc! { "$lte": [{ "$bsonSize": { "i": "$_id" } }, most] }));
+    let longest = i64::try_from(ID_MOST + 8).unwrap_or(i64::MAX);
+    let mut conditions = vec![
+        is_known(at),
+        // The way to the lock and the lock itself.
+        are(way, &["object"]),
+        are(["holders", "queue"].map(|list| at.value(list)), &["array"]),
+        are([at.value("purge_at")], &["date"]),
+        are(counters.clone(), &NUMBERS),
+        doc! { "$lte": [{ "$bsonSize": { "i": "$_id" } }, longest] },
+    ];
+    conditions.extend(counters.iter().map(|counter| is_whole(counter)));
     doc! { "$and": conditions }
 }
 
 /// Returns the filter for the documents that were claimed less than `most` times, by the claims that count. Where the
 /// count is something else than a whole number, it can't be counted up: that document is passed over.
 pub fn is_attempted_below(at: &Location, most: i64) -> Document {
-    let attempts = doc! { "$ifNull": [at.value("attempts"), 0_i64] };
-    doc! { "$expr": { "$and": [is_counter(&at.value("attempts")), { "$lt": [attempts, most] }] } }
+    let attempts = at.value("attempts");
+    let types = are([attempts.clone()], &NUMBERS);
+    doc! { "$expr": { "$and": [types, is_whole(&attempts), { "$lt": [attempts, most] }] } }
 }
 
-/// Returns the condition that a value is missing, or a number that can be counted up, as [`crate::protocol::document`]
-/// reads them.
-fn is_counter(value: &str) -> Bson {
-    let of_type = doc! { "$type": value };
-    let most = cond(doc! { "$eq": [&of_type, "double"] }, DOUBLE_MOST, NUMBER_MOST);
+/// The types of numbers that a counter can have.
+const NUMBERS: [&str; 3] = ["int", "long", "double"];
+
+/// Returns the condition that each of the values is of one of these types, or missing.
+fn are(values: impl IntoIterator<Item = String>, types: &[&str]) -> Document {
+    let values: Vec<Document> = values.into_iter().map(|value| doc! { "$type": value }).collect();
+    let types = [&["missing", "null"], types].concat();
+    doc! { "$setIsSubset": [values, types] }
+}
+
+/// Returns the condition that a number is one that can be counted up, as [`crate::protocol::document`] reads them; or
+/// missing.
+fn is_whole(value: &str) -> Document {
     let number = doc! { "$ifNull": [value, 0_i64] };
     // To the server, NaN is less than every number.
-    Bson::from(doc! { "$and": [
-        { "$in": [of_type, ["missing", "null", "int", "long", "double"]] },
-        { "$gte": [&number, 0_i64] },
-        { "$lt": [&number, most] },
-        { "$eq": [{ "$trunc": &number }, &number] },
-    ] })
+    doc! { "$and": [
+        { "$eq": [{ "$max": [0_i64, { "$trunc": &number }] }, number] },
+        { "$lt": [value, NUMBER_MOST] },
+    ] }
 }
 
 /// Returns the pipeline of [`crate::protocol::state::apply`] for an operation with one fresh request, and for a
