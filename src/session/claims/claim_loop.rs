@@ -5,7 +5,7 @@ use std::{collections::HashSet, sync::Arc};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{
-    super::{Session, hedged_read::Cost, streams::watcher::NextFreed},
+    super::{Session, hedged_read::Cost},
     ClaimedDocument, Claiming,
     attempt::Attempts,
     filter::{Filter, Scanned, Scanning},
@@ -93,7 +93,7 @@ impl Session {
         self.need_stream();
         let mut backoff = Backoff::default();
         loop {
-            let is_reported = *freed.borrow_and_update() == NextFreed::Reported;
+            let is_reported = *freed.borrow_and_update();
             let began = Instant::now();
             // When to try again after an event, and without one.
             let (after_event, again) = match attempts.once(how).await {

@@ -20,7 +20,7 @@ use std::{
 use mongodb::bson::Document;
 use tokio::sync::watch;
 
-use super::{Session, hold::Hold, streams::watcher::NextFreed};
+use super::{Session, hold::Hold};
 use crate::{
     error::{AcquireError, ServerError},
     hold_options::{Lease, Terms},
@@ -29,7 +29,7 @@ use crate::{
 };
 pub(super) use attempt::grant_of;
 use filter::{Filter, KNOWN_MOST};
-use orphan_search::OrphanSearch;
+use orphan_search::Orphans;
 use skip_list::SkipList;
 
 /// The state that all claims of one session share.
@@ -37,9 +37,9 @@ use skip_list::SkipList;
 pub(super) struct Claims {
     filters: Mutex<HashMap<Vec<u8>, Arc<Filter>>>,
     skip_list: Mutex<SkipList>,
-    /// Changed whenever a document may have become free.
-    freed: watch::Sender<NextFreed>,
-    orphans: OrphanSearch,
+    /// Sent whenever a document may have become free: whether the stream reports the next one that does.
+    freed: watch::Sender<bool>,
+    orphans: Mutex<Orphans>,
 }
 
 impl Claims {
@@ -61,9 +61,13 @@ impl Claims {
         self.skip_list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn orphans(&self) -> MutexGuard<'_, Orphans> {
+        self.orphans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Whether no entry of a claim is searched for.
     pub(super) fn have_no_orphans(&self) -> bool {
-        self.orphans.is_done()
+        self.orphans().is_done()
     }
 }
 
@@ -151,9 +155,9 @@ impl Session {
         }
     }
 
-    /// Notes that a document may be free now.
-    pub(in crate::session) fn note_freed(&self, next: NextFreed) {
-        self.claims.freed.send_replace(next);
+    /// Notes that a document may be free now, and whether the stream reports the next one that becomes free.
+    pub(in crate::session) fn note_freed(&self, is_reported: bool) {
+        self.claims.freed.send_replace(is_reported);
     }
 
     /// Whether a task waits for a document to become free.

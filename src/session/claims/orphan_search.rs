@@ -7,7 +7,7 @@
 //! can be a long one. A shutdown waits for a search at once, and for one when the server has given up the claim.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -23,12 +23,9 @@ use crate::waitlist::SWEEPS;
 /// leases end first are left to their leases.
 const ORPHANS_MOST: usize = 1_000;
 
-/// The searches of a session.
+/// The entries that a session searches for.
 #[derive(Debug, Default)]
-pub(super) struct OrphanSearch(Mutex<Orphans>);
-
-#[derive(Debug, Default)]
-struct Orphans {
+pub(super) struct Orphans {
     all: Vec<Orphan>,
     /// The task that searches for them, unless it has ended.
     task: Weak<()>,
@@ -55,40 +52,33 @@ impl Orphan {
     }
 }
 
-impl OrphanSearch {
-    fn orphans(&self) -> MutexGuard<'_, Orphans> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
+impl Orphans {
     /// Whether nothing is searched for.
     pub(super) fn is_done(&self) -> bool {
-        self.orphans().task.strong_count() == 0
+        self.task.strong_count() == 0
     }
 
     /// Makes all searches due, and those of later orphans too.
-    fn hasten(&self, now: Instant) {
-        let mut orphans = self.orphans();
-        if !std::mem::replace(&mut orphans.is_closing, true) {
-            orphans.all.iter_mut().for_each(|orphan| orphan.hasten(now));
+    fn hasten(&mut self, now: Instant) {
+        if !std::mem::replace(&mut self.is_closing, true) {
+            self.all.iter_mut().for_each(|orphan| orphan.hasten(now));
         }
     }
 
     /// Returns when to search next, and for what; `None` where nothing is left, and the task ends.
-    fn next(&self, now: Instant) -> Option<(Instant, Arc<Filter>)> {
-        let mut orphans = self.orphans();
-        orphans.all.retain(|orphan| now < orphan.over);
-        let next = orphans.all.iter().min_by_key(|orphan| orphan.due.first());
+    fn next(&mut self, now: Instant) -> Option<(Instant, Arc<Filter>)> {
+        self.all.retain(|orphan| now < orphan.over);
+        let next = self.all.iter().min_by_key(|orphan| orphan.due.first());
         let next = next.and_then(|orphan| Some((*orphan.due.first()?, orphan.filter.clone())));
         if next.is_none() {
-            orphans.task = Weak::new();
+            self.task = Weak::new();
         }
         next
     }
 
     /// Returns the orphans of a filter that are due.
     fn due(&self, filter: &Arc<Filter>, now: Instant) -> Vec<(String, Instant)> {
-        let orphans = self.orphans();
-        let due = orphans
+        let due = self
             .all
             .iter()
             .filter(|orphan| Arc::ptr_eq(&orphan.filter, filter) && orphan.due.first().is_some_and(|due| *due <= now));
@@ -96,13 +86,12 @@ impl OrphanSearch {
     }
 
     /// Notes that a search for these entries was answered, or failed and is due `again`.
-    fn searched(&self, entries: &[String], began: Instant, again: Option<Instant>) {
-        let mut orphans = self.orphans();
-        for orphan in orphans.all.iter_mut().filter(|orphan| entries.contains(&orphan.entry)) {
+    fn searched(&mut self, entries: &[String], began: Instant, again: Option<Instant>) {
+        for orphan in self.all.iter_mut().filter(|orphan| entries.contains(&orphan.entry)) {
             orphan.due.retain(|due| *due > began);
             orphan.due.splice(..0, again);
         }
-        orphans.all.retain(|orphan| !orphan.due.is_empty());
+        self.all.retain(|orphan| !orphan.due.is_empty());
     }
 }
 
@@ -129,7 +118,7 @@ impl Session {
             given_up_at,
             over: now + lease,
         };
-        let mut orphans = self.claims.orphans.orphans();
+        let mut orphans = self.claims.orphans();
         if orphans.is_closing {
             orphan.hasten(now);
         }
@@ -150,14 +139,14 @@ impl Session {
     }
 
     async fn search_orphans(self: Arc<Self>, _task: Arc<()>) {
-        let orphans = &self.claims.orphans;
+        let orphans = || self.claims.orphans();
         let (mut backoff, mut rests_until) = (SELDOM, Instant::now());
         loop {
             let is_closed = self.is_closed();
             if is_closed {
-                orphans.hasten(Instant::now());
+                orphans().hasten(Instant::now());
             }
-            let Some((mut due_at, filter)) = orphans.next(Instant::now()) else {
+            let Some((mut due_at, filter)) = orphans().next(Instant::now()) else {
                 break;
             };
             if !is_closed {
@@ -169,7 +158,7 @@ impl Session {
                 () = self.closing.cancelled(), if !is_closed => continue,
             }
             let began = Instant::now();
-            let due = orphans.due(&filter, began);
+            let due = orphans().due(&filter, began);
             let entries: Vec<String> = due.iter().map(|(entry, _)| entry.clone()).collect();
             let reading = self.read(Cost::Unknown, || {
                 let (store, filter, entries) = (self.store.clone(), filter.clone(), entries.clone());
@@ -180,7 +169,7 @@ impl Session {
             // One that failed may have kept the server as busy.
             rests_until = now + (now - began) * REST;
             let Ok(found) = found else {
-                orphans.searched(&entries, began, Some(now + backoff.failed()));
+                orphans().searched(&entries, began, Some(now + backoff.failed()));
                 continue;
             };
             backoff = SELDOM;
@@ -189,7 +178,7 @@ impl Session {
                 let left = over.map_or(Duration::ZERO, |(_, over)| over.saturating_duration_since(now));
                 self.take_out_claim(name, found, left);
             }
-            orphans.searched(&entries, began, None);
+            orphans().searched(&entries, began, None);
         }
         // A shutdown waits for searches too.
         self.drained.notify_waiters();
@@ -248,8 +237,8 @@ mod tests {
 
     /// The entries that are due first.
     fn next(session: &Arc<Session>, now: Instant) -> Option<(Instant, Vec<String>)> {
-        let (at, filter) = session.claims.orphans.next(now)?;
-        let due = session.claims.orphans.due(&filter, at.max(now));
+        let (at, filter) = session.claims.orphans().next(now)?;
+        let due = session.claims.orphans().due(&filter, at.max(now));
         Some((at, due.into_iter().map(|(entry, _)| entry).collect()))
     }
 
@@ -257,7 +246,7 @@ mod tests {
     async fn one_task_searches_for_few_orphans_and_for_none_for_ever() {
         let (session, filter) = (searching(&[]), everything());
         let before = Arc::strong_count(&session);
-        let orphans = || session.claims.orphans.orphans().all.len();
+        let orphans = || session.claims.orphans().all.len();
         for _ in 0..2 {
             for number in 0..2 * ORPHANS_MOST {
                 session.search_orphan(&filter, format!("entry {number}"), LEASE, Instant::now());
@@ -281,7 +270,7 @@ mod tests {
                     (due_at, &due),
                     (at, &entries.iter().map(|it| (*it).to_owned()).collect())
                 );
-                session.claims.orphans.searched(&due, at, None);
+                session.claims.orphans().searched(&due, at, None);
             }
         }
         assert!(next(&session, at).is_none());
@@ -302,7 +291,7 @@ mod tests {
         while let Some((at, entries)) = next(&session, now) {
             assert!(entries.iter().any(|entry| entry == "of a day"), "after {searches}");
             now = at.max(now) + failing.failed();
-            session.claims.orphans.searched(&entries, at, Some(now));
+            session.claims.orphans().searched(&entries, at, Some(now));
             searches += 1;
         }
         assert!(now >= begun + day && (200..2_000).contains(&searches), "{searches}");

@@ -30,16 +30,6 @@ const LINGER: Duration = Duration::from_secs(5);
 /// Maximum number of names for a pause before events are asked for: the pauses of more would seldom coincide.
 const LINES_MOST: usize = 4;
 
-/// The way in which the next document that becomes free is noticed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::session) enum NextFreed {
-    /// By polling.
-    #[default]
-    Unreported,
-    /// The stream reports it.
-    Reported,
-}
-
 /// Runs until the session ends.
 ///
 /// # Recovery
@@ -125,7 +115,7 @@ impl Watching {
                 session.observers().seen_as_of(self.subscription.as_of());
                 session.stream_opened(&watched, is_gap);
                 if is_gap || self.open.as_ref().is_none_or(|open| open.free != watched.free) {
-                    session.note_freed(reports_free(Some(&watched)));
+                    session.note_freed(watched.free);
                 }
                 session.ask_for_primary();
                 self.open = Some(watched);
@@ -133,7 +123,12 @@ impl Watching {
             News::Quiet => session.ask_for_primary(),
             News::Events(events) => {
                 session.observers().seen_as_of(self.subscription.as_of());
-                session.on_events(&events, reports_free(self.open.as_ref()));
+                events.iter().for_each(|event| session.on_event(event));
+                // Once, however many of them there are.
+                let frees = |event: &Event| matches!(event, Event::Freed | Event::Everything);
+                if events.iter().any(frees) {
+                    session.note_freed(self.open.as_ref().is_some_and(|open| open.free));
+                }
                 self.had_events = !events.is_empty();
             }
             News::Closed(reason) => {
@@ -143,9 +138,13 @@ impl Watching {
     }
 
     fn note_need(&mut self, session: &Session, now: Instant) {
-        if session.needs_stream() {
+        let (needed, unneeded_since) = {
+            let demand = &session.table().lines.stream_demand;
+            (demand.need_stream(), demand.unneeded_since)
+        };
+        if needed || session.is_claiming() || !session.observers().are_none() {
             self.needed_at = now;
-        } else if let Some(at) = session.unneeded_since() {
+        } else if let Some(at) = unneeded_since {
             self.needed_at = self.needed_at.max(at);
         }
     }
@@ -169,14 +168,6 @@ impl Watching {
         } else if !open.covers(&wanted) || now >= self.all_needed_at + LINGER {
             self.subscription.turn();
         }
-    }
-}
-
-/// Returns how documents that become free are noticed while such a stream is open.
-fn reports_free(open: Option<&Watched>) -> NextFreed {
-    match open {
-        Some(open) if open.free => NextFreed::Reported,
-        _ => NextFreed::Unreported,
     }
 }
 
@@ -246,7 +237,7 @@ impl Session {
     }
 
     fn stream_opened(self: &Arc<Self>, watched: &Watched, is_gap: bool) {
-        self.set_streaming(true);
+        self.table().streaming = true;
         self.set_mode(WakeMode::ChangeStream);
         if is_gap {
             self.on_gap();
@@ -259,32 +250,13 @@ impl Session {
     /// the server at once. The answer also plans the next look at the queue position, as no event will come
     /// (`plan_asking` in `waitlist/timing.rs`). The same is done again when a stream opens.
     fn stream_closed(self: &Arc<Self>, reason: PollingReason, was_open: bool) {
-        self.set_streaming(false);
+        self.table().streaming = false;
         self.set_mode(WakeMode::Polling(reason));
         self.observers().stream_closed(true);
         if was_open {
             self.on_gap();
-            self.note_freed(NextFreed::Unreported);
+            self.note_freed(false);
         }
-    }
-
-    fn on_events(self: &Arc<Self>, events: &[Event], next_freed: NextFreed) {
-        for event in events {
-            self.on_event(event);
-        }
-        // Once, however many of them there are.
-        let frees = |event: &Event| matches!(event, Event::Freed | Event::Everything);
-        if events.iter().any(frees) {
-            self.note_freed(next_freed);
-        }
-    }
-
-    fn needs_stream(&self) -> bool {
-        self.table().lines.stream_demand.need_stream() || self.is_claiming() || !self.observers().are_none()
-    }
-
-    fn unneeded_since(&self) -> Option<Instant> {
-        self.table().lines.stream_demand.unneeded_since
     }
 
     /// Lets the stream go, unless something has come to need it.
@@ -307,7 +279,7 @@ impl Session {
             self.beat_in_time(&mut table);
             table.lines.stream_demand.looks > 0
         };
-        self.note_freed(NextFreed::Unreported);
+        self.note_freed(false);
         // No waiter is woken late any more, so there is no cause for alarm.
         let mode = self.mode.borrow().at_rest();
         self.set_mode(mode);
@@ -318,10 +290,6 @@ impl Session {
             self.on_gap();
         }
         true
-    }
-
-    fn set_streaming(&self, streaming: bool) {
-        self.table().streaming = streaming;
     }
 }
 
