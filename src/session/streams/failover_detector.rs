@@ -14,8 +14,10 @@
 //! as a secondary, so no closing is reported, and nobody polls meanwhile. The answer to a renewal names the election
 //! too, so a client that holds locks finds out by itself.
 
-use crate::error::ServerError;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use tokio::{
     sync::watch,
@@ -23,31 +25,24 @@ use tokio::{
 };
 
 use super::super::Session;
-use crate::store::{AWAIT_TIME, Elected};
+use crate::{
+    error::ServerError,
+    store::{AWAIT_TIME, Elected},
+};
 
 /// Fail-overs as the commands of a session notice them.
 #[derive(Debug, Default)]
 pub(in crate::session) struct FailoverDetector {
-    /// When the last command was sent that failed and that no answer has followed.
-    failed_at: Mutex<Option<Instant>>,
     signs: watch::Sender<Signs>,
-    /// A primary that does not answer is asked once in that time.
-    question: Mutex<Question>,
-}
-
-/// Whether a primary is being asked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Question {
-    #[default]
-    None,
-    Asked,
-    /// It is to be asked once more after that: a stream was opened or fell quiet since.
-    AskedAgain,
+    /// Whether a primary is being asked. One that does not answer is asked once at a time.
+    is_asking: AtomicBool,
 }
 
 /// The last signs of fail-overs, by which each stream is judged.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::session) struct Signs {
+    /// When the last command was sent that failed and that no answer has followed.
+    pub(super) failed_at: Option<Instant>,
     /// There was a fail-over: a stream is suspect that has said nothing since.
     pub(in crate::session) failed_over: Option<Instant>,
     /// The election of the primary by its last answer, to the question or to a renewal, and when that was sent.
@@ -58,19 +53,20 @@ impl FailoverDetector {
     /// Notes how a command ended that was sent at that time. A late answer of an old primary makes nothing suspect
     /// that was heard of since.
     pub(in crate::session) fn note<T>(&self, sent: Instant, ended: Result<T, &ServerError>) {
-        let mut failed_at = self.failed_at.lock().unwrap_or_else(PoisonError::into_inner);
-        match ended {
-            Err(error) if error.lost_primary() => {
-                *failed_at = (*failed_at).max(Some(sent));
-            }
-            Err(_) => {}
-            // An answer to what was sent before may be the old primary's.
-            Ok(_) => {
-                if let Some(at) = failed_at.take_if(|at| *at < sent) {
-                    self.signs.send_modify(|signs| signs.failed_over = Some(at));
+        self.signs.send_if_modified(|signs| {
+            match ended {
+                Err(error) if error.lost_primary() => signs.failed_at = signs.failed_at.max(Some(sent)),
+                Err(_) => {}
+                // An answer to what was sent before may be the old primary's.
+                Ok(_) => {
+                    if let Some(at) = signs.failed_at.take_if(|at| *at < sent) {
+                        signs.failed_over = Some(at);
+                        return true;
+                    }
                 }
             }
-        }
+            false
+        });
     }
 
     /// Notes which primary answered a renewal that was sent at that time. It reveals a fail-over during which no
@@ -94,10 +90,6 @@ impl FailoverDetector {
         });
     }
 
-    fn question(&self) -> MutexGuard<'_, Question> {
-        self.question.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the signs as they change.
     pub(in crate::session) fn signs(&self) -> watch::Receiver<Signs> {
         self.signs.subscribe()
@@ -106,19 +98,10 @@ impl FailoverDetector {
 
 impl Session {
     /// Asks which primary there is, in the background, for a stream that was opened or is quiet. Nothing waits for the
-    /// answer, and the primary is asked once at a time.
+    /// answer. A stream that is opened beside a question does not go by that, and asks when it is quiet.
     pub(in crate::session) fn ask_for_primary(self: &Arc<Self>) {
-        if !self.store.is_remote() {
+        if !self.store.is_remote() || self.failover_detector.is_asking.swap(true, Ordering::Relaxed) {
             return;
-        }
-        {
-            let mut question = self.failover_detector.question();
-            if *question != Question::None {
-                // What is answered to an earlier question says nothing of a later stream.
-                *question = Question::AskedAgain;
-                return;
-            }
-            *question = Question::Asked;
         }
         let (store, session, asked) = (self.store.clone(), Arc::downgrade(self), Instant::now());
         // In a task of its own: if it is not answered, it runs on by itself.
@@ -134,10 +117,7 @@ impl Session {
                     session.failover_detector.answered(asked, elected);
                 }
             }
-            let question = std::mem::take(&mut *session.failover_detector.question());
-            if question == Question::AskedAgain {
-                session.ask_for_primary();
-            }
+            session.failover_detector.is_asking.store(false, Ordering::Relaxed);
         });
     }
 }
