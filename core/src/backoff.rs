@@ -9,12 +9,15 @@ pub const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Upper limit of a pause, so that a waiting caller goes on within a second of the server's return.
 pub const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
+/// Rest after work that keeps the server busy, as a multiple of its duration: the work takes a tenth of the time at most.
+pub const REST: u32 = 9;
+
 /// The pauses between tries of one thing: each is twice the one before, up to the longest.
 ///
 /// Every loop of the library that repeats a failed step takes its pauses from here, and starts anew only when a success
 /// has earned it. Two repetitions have other pauses, as they are bound by other times: a failed renewal is sent again by
-/// the time that its leases have left, and an observer reads again when its next reading is due anyway. Questions that were answered (polling, claims, conflicts with a guard) and readings beside unanswered ones
-/// have not failed: their paces are with them.
+/// the time that its leases have left, and an observer reads again when its next reading is due anyway. Questions that
+/// were answered (polling, claims) and readings beside unanswered ones have not failed: their paces are with them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Backoff {
     first: Duration,

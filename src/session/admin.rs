@@ -6,6 +6,7 @@ use super::{Session, hedged_read::Cost};
 use crate::{
     config::millis,
     error::{KindMismatch, OperateError, ServerError},
+    input::DURATION_MOST,
     inspect::LockInfo,
     protocol::{CapacityIs, Evict, Exchange, Kind, Operation, Requests, State, wake},
     store::{Failure, Listed, Selection, View},
@@ -15,10 +16,6 @@ use crate::{
 
 /// Maximum time that the server may take for a command that is not repeated: it gets more than one that is.
 pub(super) const ONCE: Duration = Duration::from_secs(5);
-
-/// Time for which a number of permits that was set stays while nobody uses the lock: longer than any two deployments
-/// are apart.
-const SET_FOR: Duration = Duration::from_secs(366 * 24 * 3_600);
 
 impl Session {
     /// Reads the document of `name`, and the server's clock at that moment.
@@ -91,7 +88,8 @@ impl Session {
         };
         let operation = Operation {
             requests: Some(requests),
-            keep: millis(SET_FOR.max(self.config.retention)),
+            // The number stays while nobody uses the lock: for longer than any two deployments are apart.
+            keep: millis(DURATION_MOST),
             ..self.operation()
         };
         let mut races = 0;

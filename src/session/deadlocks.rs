@@ -16,7 +16,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use super::{Session, hold::Hold, task::Task};
+use super::{Session, hold::Hold, task::Task, timer_queue::AT_A_TIME};
 use crate::{
     deadlock::{Deadlock, Looks, awaited_lock},
     error::{OperateError, ServerError},
@@ -24,12 +24,6 @@ use crate::{
     store::{Selection, View},
     telemetry,
 };
-
-/// Maximum number of locks in one look: where more wait for each other, nothing is told.
-const LOOKED_MOST: usize = 256;
-
-/// Maximum number of locks among which deadlocks are listed, all of which are read again and again.
-const LISTED_MOST: usize = 1_000;
 
 /// Time after which a deadlock that is not certain is not listed: that of the default lease, twice.
 const LISTED_WITHIN: Duration = Duration::from_secs(60);
@@ -193,7 +187,7 @@ impl Session {
         });
     }
 
-    /// Reads these locks, those for which their holders wait, and so on; `None`: they are too many.
+    /// Reads these locks, those for which their holders wait, and so on; `None`: they are more than are read together.
     async fn read_awaited(
         self: &Arc<Self>,
         awaited: BTreeSet<String>,
@@ -202,7 +196,7 @@ impl Session {
         let mut next: Vec<String> = awaited.into_iter().collect();
         let mut locks = BTreeMap::new();
         loop {
-            if asked.len() > LOOKED_MOST {
+            if asked.len() > AT_A_TIME {
                 return Ok(None);
             }
             let (documents, exchange, _) = self.read_names(View::Newest, &next).await?;
@@ -283,7 +277,7 @@ impl Session {
         }
         let selection = Selection {
             awaits: true,
-            most: Some(LISTED_MOST),
+            most: Some(AT_A_TIME),
             ..Selection::default()
         };
         let listed = self.list(&selection, View::Newest).await?;

@@ -1,9 +1,6 @@
 //! Holds that guard a transaction of the user's.
 
-use std::{
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::sync::{Arc, OnceLock};
 
 use mongodb::{
     ClientSession,
@@ -14,18 +11,12 @@ use tokio::time::{Instant, sleep};
 
 use super::{Session, admin::ONCE, hedged_read::Cost, hold::Hold};
 use crate::{
+    backoff::Backoff,
     error::{GuardError, ServerError},
     status::LostReason,
     store::{Guarding, MongoStore, Store, View, abort, is_in_transaction},
     telemetry,
 };
-
-/// Pauses before the next question whether a transaction is open, as other writes conflict for a moment too.
-const CONFLICTS: [Duration; 3] = [
-    Duration::from_millis(5),
-    Duration::from_millis(20),
-    Duration::from_millis(100),
-];
 
 impl Session {
     /// Writes the lock's document within the transaction, if the lock is held. Otherwise ends the transaction on the
@@ -146,7 +137,7 @@ impl Session {
         let Store::Mongo(store) = &self.store else {
             return Ok(false);
         };
-        let mut pauses = CONFLICTS.into_iter();
+        let mut backoff = Backoff::default();
         while hold.upkeep().is_guarded() {
             let sent = Instant::now();
             let begun = Arc::new(OnceLock::new());
@@ -170,11 +161,11 @@ impl Session {
                 hold.upkeep().no_transaction_before(sent);
                 return Ok(false);
             }
-            // A renewal that was on its way is over in a moment.
-            match pauses.next() {
-                Some(pause) => sleep(pause).await,
-                None => return Ok(true),
+            // Other writes conflict too: a renewal that was on its way is over in a moment.
+            if backoff.failures() == 2 {
+                return Ok(true);
             }
+            sleep(backoff.failed()).await;
         }
         Ok(false)
     }

@@ -17,6 +17,7 @@ use tokio::{
 use super::{
     Session, Table,
     in_flight::{SHORTEST, patience},
+    line::UNANSWERED,
 };
 use crate::{
     error::ServerError,
@@ -33,9 +34,6 @@ const ATTEMPTS: u32 = 8;
 
 /// Time that the server may take to connect: longer than the driver looks for a server, as the driver's error says more.
 const CONNECT_WITHIN: Duration = Duration::from_secs(120);
-
-/// Time after an answer for which the connection is expected to answer again.
-const ANSWERS_STILL: Duration = Duration::from_secs(1);
 
 /// The cost of a reading for the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,7 +148,7 @@ impl Session {
     /// connection first. No reading is needed where that one has answered just now.
     pub(super) async fn find_connection(self: &Arc<Self>) -> Result<(), ServerError> {
         self.ensure_usable()?;
-        if !self.in_flight.is_quiet() || !self.in_flight.was_answered_within(ANSWERS_STILL, Instant::now()) {
+        if !self.in_flight.is_quiet() || !self.in_flight.was_answered_within(UNANSWERED, Instant::now()) {
             let read = || {
                 let store = self.store.clone();
                 async move { store.read(View::Newest, &[]).await }

@@ -15,14 +15,11 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{Session, in_flight::patience};
-use crate::telemetry;
+use crate::{backoff::REST, telemetry};
 
 /// Time that the server may try at first, as all others may wait meanwhile. It doubles when that was not enough, as where
 /// there are many locks.
 const FIRST_LIMIT: Duration = Duration::from_millis(250);
-
-/// Pause after a try, as a multiple of the time for that try: others have at least that part of the time.
-const TRY_REST: u32 = 9;
 
 impl Session {
     /// Asks for the index on the first call, and waits a moment for the answer.
@@ -54,7 +51,7 @@ async fn ask(session: Weak<Session>, asked: DropGuard, ended: CancellationToken)
             let present = session.clone();
             session.spawn_for(async move { present.store.prepare(limit).await })
         };
-        let rest = limit * TRY_REST;
+        let rest = limit * REST;
         // After that time it runs on by itself.
         match timeout(patience(limit), asking).await {
             Ok(Ok(Ok(()))) | Ok(Err(_)) => return,

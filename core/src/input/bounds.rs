@@ -6,7 +6,7 @@ use super::InvalidInput;
 use crate::protocol::Kind;
 
 /// Longest duration of any setting; longer ones are slips, and their sums would not fit a date.
-pub(crate) const DURATION_MOST: Duration = Duration::from_secs(366 * 24 * 3600);
+pub const DURATION_MOST: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// A duration that somebody has set, or that follows from settings: to the millisecond.
 #[derive(Debug)]

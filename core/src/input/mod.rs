@@ -6,8 +6,8 @@ mod invalid;
 mod key;
 mod text;
 
-pub(crate) use bounds::{DURATION_MOST, above};
-pub use bounds::{Setting, at_least, at_most, below, check_count, check_duration, check_permits};
+pub(crate) use bounds::above;
+pub use bounds::{DURATION_MOST, Setting, at_least, at_most, below, check_count, check_duration, check_permits};
 pub use bson::{DEEPEST, LARGEST, check_document, check_id, check_size};
 pub use invalid::InvalidInput;
 pub use key::{check_code, check_key};

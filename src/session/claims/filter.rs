@@ -12,7 +12,10 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::{backoff::Backoff, store::Wanted};
+use crate::{
+    backoff::{Backoff, LONGEST_PAUSE},
+    store::Wanted,
+};
 
 /// Rest after work in vain, as a multiple of its duration: claims keep the server busy for a fifth of the time at most.
 pub(super) const REST: u32 = 4;
@@ -20,9 +23,6 @@ pub(super) const REST: u32 = 4;
 /// Pauses between tries in vain. The longest is the time for which a freed document may go unnoticed in a busy
 /// collection.
 const TRIED: Backoff = Backoff::between(Duration::from_millis(1), Duration::from_millis(100));
-
-/// Pause between scans: a lease that ends sooner than others may be noticed this much late.
-const SCANNED_EVERY: Duration = Duration::from_secs(1);
 
 /// Time for which a document that can't be claimed is passed over, and pause after a search that failed: nobody waits
 /// for either.
@@ -185,7 +185,8 @@ impl Drop for Scanning<'_> {
         let pause = match self.ended {
             // It is made again for each try as long as it finds some.
             Scanned::Answered { found_unfit: true, .. } => Duration::ZERO,
-            Scanned::Answered { .. } => rest.max(SCANNED_EVERY),
+            // A lease that ends sooner than others may be noticed this much late.
+            Scanned::Answered { .. } => rest.max(LONGEST_PAUSE),
             // One that failed, or that nobody waits for any more, may keep the server as busy.
             Scanned::GivenUp => rest.max(pace.failing.failed()),
             Scanned::FoundNoServer => pace.failing.failed(),
@@ -294,7 +295,7 @@ mod tests {
             millis(1_000)
         );
         filter.ask_for_scan();
-        assert_eq!(rest(&filter, millis(1), answered(false)).await, SCANNED_EVERY);
+        assert_eq!(rest(&filter, millis(1), answered(false)).await, LONGEST_PAUSE);
         assert_eq!(rest(&filter, millis(500), answered(false)).await, millis(2_000));
         assert_eq!(
             rest(&filter, millis(500), answered(true)).await,
@@ -356,7 +357,7 @@ mod tests {
             free_at,
         };
         assert_eq!(filter.again_at(false, polled), free_at);
-        assert_eq!(filter.again_at(true, polled), now + SCANNED_EVERY);
+        assert_eq!(filter.again_at(true, polled), now + LONGEST_PAUSE);
         advance(millis(6_000)).await;
         let polled = Instant::now() + millis(20);
         assert_eq!(filter.again_at(true, polled), polled, "that lease was renewed");

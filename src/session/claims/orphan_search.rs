@@ -14,18 +14,15 @@ use std::{
 use tokio::time::{Instant, sleep_until};
 
 use super::{
-    super::{Session, hedged_read::Cost},
+    super::{Session, hedged_read::Cost, timer_queue::AT_A_TIME},
     filter::{Filter, REST, SELDOM},
 };
 use crate::waitlist::SWEEPS;
 
-/// Maximum number of orphans: more than the claims of one process leave behind in a fail-over. Beyond it, those whose
-/// leases end first are left to their leases.
-const ORPHANS_MOST: usize = 1_000;
-
 /// The entries that a session searches for.
 #[derive(Debug, Default)]
 pub(super) struct Orphans {
+    /// No more than one search looks for: beyond it, those whose leases end first are left to their leases.
     all: Vec<Orphan>,
     /// The task that searches for them, unless it has ended.
     task: Weak<()>,
@@ -124,7 +121,7 @@ impl Session {
         }
         orphans.all.retain(|orphan| now < orphan.over);
         orphans.all.push(orphan);
-        if orphans.all.len() > ORPHANS_MOST {
+        if orphans.all.len() > AT_A_TIME {
             let ends = orphans.all.iter().enumerate().min_by_key(|(_, orphan)| orphan.over);
             if let Some((first, _)) = ends {
                 orphans.all.swap_remove(first);
@@ -248,10 +245,10 @@ mod tests {
         let before = Arc::strong_count(&session);
         let orphans = || session.claims.orphans().all.len();
         for _ in 0..2 {
-            for number in 0..2 * ORPHANS_MOST {
+            for number in 0..2 * AT_A_TIME {
                 session.search_orphan(&filter, format!("entry {number}"), LEASE, Instant::now());
             }
-            assert_eq!((orphans(), Arc::strong_count(&session)), (ORPHANS_MOST, before + 1));
+            assert_eq!((orphans(), Arc::strong_count(&session)), (AT_A_TIME, before + 1));
             sleep(SWEEPS.iter().sum::<Duration>() * 2).await;
             assert_eq!((orphans(), Arc::strong_count(&session)), (0, before));
         }
@@ -283,7 +280,7 @@ mod tests {
     async fn an_orphan_is_searched_for_as_long_as_it_can_be_live_and_the_longest_have_the_room() {
         let (filter, day) = (everything(), Duration::from_secs(86_400));
         let session = searching(&[(&filter, "of a day", day)]);
-        for number in 0..2 * ORPHANS_MOST {
+        for number in 0..2 * AT_A_TIME {
             session.search_orphan(&filter, format!("entry {number}"), LEASE, Instant::now());
         }
         let (mut failing, mut searches, begun) = (SELDOM, 0, Instant::now());

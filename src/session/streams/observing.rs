@@ -16,15 +16,11 @@ use super::{
     observers::{Observers, Reading, Scope},
 };
 use crate::{
-    backoff::{Backoff, LONGEST_PAUSE},
+    backoff::{Backoff, LONGEST_PAUSE, REST},
     error::ServerError,
     protocol::Exchange,
     store::{Listed, Selection, Unreadable, View, detached},
 };
-
-/// Multiple of the time for which a collection of the user's own was read to wait before the next time, where no stream
-/// reports changes, or for which the server read any in vain: a large one is not read without end.
-const READING_REST: u32 = 10;
 
 /// The observations of some locks, in order.
 #[derive(Debug)]
@@ -135,12 +131,9 @@ async fn observe(weak: &Weak<Session>, reading: Reading) -> Option<()> {
         match read {
             Ok(()) => {
                 failing = backoff;
+                // One of the user's own, which is not read without end where no stream reports changes.
                 let is_large = reading == Reading::List && session.store.is_in_place();
-                let pause = if is_large {
-                    pause.max(took * READING_REST)
-                } else {
-                    pause
-                };
+                let pause = if is_large { pause.max(took * REST) } else { pause };
                 register.read_again(reading, now + pause);
                 if register.has_all() {
                     // What is written meanwhile is read together.
@@ -153,7 +146,7 @@ async fn observe(weak: &Weak<Session>, reading: Reading) -> Option<()> {
                 if reading == Reading::List {
                     // One that has said nothing may be there again soon.
                     let rest = if error.ran_out_of_time() {
-                        took * READING_REST
+                        took * REST
                     } else {
                         Duration::ZERO
                     };
