@@ -11,7 +11,7 @@ pub(crate) mod watch;
 
 #[cfg(feature = "metrics")]
 #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
-pub use crate::telemetry::buckets::HISTOGRAM_BUCKETS;
+pub use crate::telemetry::meters::HISTOGRAM_BUCKETS;
 pub use crate::{
     inspect::{Access, HolderInfo, LockInfo, PastHold, WaiterInfo},
     protocol::{HoldEnd, Kind},

@@ -61,8 +61,7 @@ impl Session {
         let changing = async move {
             let (holder, signed) = ((held.id.as_str(), held.granted_as), (&operation[..], true));
             let (mut backoff, mut in_doubt) = (Backoff::default(), None);
-            held.begin_deleting();
-            let done = loop {
+            loop {
                 let changed = session.store.change(&held.name, holder, &update, signed, within).await;
                 match (changed, in_doubt) {
                     (Ok(Some(_)), _) => break Ok(true),
@@ -79,8 +78,23 @@ impl Session {
                     },
                 }
                 sleep(backoff.failed()).await;
-            };
+            }
+        };
+        self.end_by(hold, changing).await
+    }
+
+    /// Ends a hold by a write that takes its entry out, with the document or without; it returns whether it did.
+    async fn end_by(
+        self: &Arc<Self>,
+        hold: &Arc<Hold>,
+        writing: impl Future<Output = Result<bool, ServerError>> + Send + 'static,
+    ) -> Result<bool, ServerError> {
+        let (session, held) = (self.clone(), hold.clone());
+        let ending = async move {
+            held.begin_deleting();
+            let done = writing.await;
             if matches!(done, Ok(true)) {
+                // Nothing has to leave.
                 session.update(&held.name, None, |lines, _| {
                     lines.line(&held.name).waitlist.forget(&held.id)
                 });
@@ -89,7 +103,7 @@ impl Session {
             held.report_end();
             done
         };
-        self.in_time(within, changing).await
+        self.in_time(time_to_change(hold), ending).await
     }
 
     /// Reads whether a write of this operation has released the hold, after a try that was not answered with this error;
@@ -138,22 +152,9 @@ impl Session {
 
     /// Deletes a held document; `false` when it is no longer held.
     pub(crate) async fn delete(self: &Arc<Self>, hold: &Arc<Hold>) -> Result<bool, ServerError> {
-        let (session, held, within) = (self.clone(), hold.clone(), time_to_change(hold));
-        let deleting = async move {
-            let holder = (held.id.as_str(), held.granted_as);
-            held.begin_deleting();
-            let deleted = session.store.delete(&held.name, holder, within).await;
-            if matches!(deleted, Ok(true)) {
-                // The entry is gone with its document: nothing has to leave.
-                session.update(&held.name, None, |lines, _| {
-                    lines.line(&held.name).waitlist.forget(&held.id)
-                });
-            }
-            held.end_deleting(matches!(deleted, Ok(true)));
-            held.report_end();
-            deleted
-        };
-        self.in_time(within, deleting).await
+        let (store, held, within) = (self.store.clone(), hold.clone(), time_to_change(hold));
+        let deleting = async move { store.delete(&held.name, (&held.id, held.granted_as), within).await };
+        self.end_by(hold, deleting).await
     }
 
     /// Notes that the server denies a hold: looks up why, and ends it.

@@ -32,7 +32,6 @@ mod stream_demand;
 pub(crate) mod streams;
 mod task;
 mod timer_queue;
-mod user_handle;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -68,10 +67,10 @@ use in_flight::InFlight;
 pub(crate) use in_flight::TOGETHER as CLAIMED_MOST;
 use line::{Context, Effect, Ended, Line, Need, error_of, refused};
 use renewing::Room;
+pub(crate) use shut_down::{ClientLife, UserHandle};
 use stream_demand::{LOOKS_MOST, StreamDemand};
 use streams::{failover_detector::FailoverDetector, observers::Observers};
 use timer_queue::Timers;
-pub(crate) use user_handle::{ClientLife, UserHandle};
 
 /// Maximum number of names without a line to remember: as many as a service is likely to use again and again.
 const REMEMBERED: usize = 1_024;

@@ -8,9 +8,7 @@
 //! Nothing here is called while a mutex of the session is held: a subscriber may do anything, including using locks and
 //! panicking: see [`shield`].
 
-#[cfg(feature = "metrics")]
-pub(crate) mod buckets;
-mod meters;
+pub(crate) mod meters;
 mod shield;
 #[cfg(test)]
 mod tests;
