@@ -69,7 +69,7 @@ impl Session {
             }
         });
         // From here until the transaction ends, the server makes every renewal of this document wait.
-        hold.upkeep().guarded(Instant::now());
+        hold.upkeep().guarded_at = Some(Instant::now());
         self.reschedule(std::slice::from_ref(hold));
         let guarding = self.guarding(hold);
         // Here and not in a task of its own: the driver's session is the caller's, and a command in it can't outlive
@@ -88,7 +88,7 @@ impl Session {
             }
         };
         // A renewal that was answered meanwhile was done before the guard.
-        hold.upkeep().guarded(Instant::now());
+        hold.upkeep().guarded_at = Some(Instant::now());
         self.reschedule(std::slice::from_ref(hold));
         match (held, hold.lost_reason()) {
             (true, None) => Ok(()),
@@ -138,7 +138,7 @@ impl Session {
             return Ok(false);
         };
         let mut backoff = Backoff::default();
-        while hold.upkeep().is_guarded() {
+        while hold.upkeep().guarded_at.is_some() {
             let sent = Instant::now();
             let begun = Arc::new(OnceLock::new());
             let (session, held, asked, probe) = (self.clone(), hold.clone(), store.clone(), begun.clone());

@@ -328,7 +328,7 @@ impl Hold {
         let any = |is: fn(&Self) -> bool| is(self) || reader.as_deref().is_some_and(is);
         match self.look() {
             Err(_) => LockStatus::Lost,
-            Ok(_) if any(|hold| hold.upkeep().is_failing()) => LockStatus::AtRisk,
+            Ok(_) if any(|hold| hold.upkeep().failing) => LockStatus::AtRisk,
             Ok(_) if any(Self::is_held_too_long) => LockStatus::HeldTooLong,
             Ok(_) => LockStatus::Held,
         }
@@ -484,12 +484,12 @@ impl Hold {
 
     /// Returns the time that a renewal gives at present.
     pub(crate) fn length(&self) -> Duration {
-        self.upkeep().lease().length
+        self.upkeep().lease.length
     }
 
     /// Returns its lease with this length; `None` if it has no shorter one.
     pub(crate) fn longer_lease(&self, length: Duration, config: &Config) -> Result<Option<Lease>, InvalidInput> {
-        let present = self.upkeep().lease();
+        let present = self.upkeep().lease;
         let mut terms = Terms::default();
         match present.interval {
             Some(_) => terms.set_lease(length),

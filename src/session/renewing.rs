@@ -101,7 +101,7 @@ impl Table {
         let Some((_, hold)) = self.timers.first_renewal(Turn::Usual).filter(|(at, _)| *at <= now) else {
             return Vec::new();
         };
-        let soon = now + hold.upkeep().lease().interval.unwrap_or_default() / 2;
+        let soon = now + hold.upkeep().lease.interval.unwrap_or_default() / 2;
         self.timers.take_renewals(Turn::Usual, soon, AT_A_TIME)
     }
 
@@ -111,7 +111,7 @@ impl Table {
             && let Some((_, hold)) = self.timers.first_renewal(Turn::Apart).filter(|(at, _)| *at <= now)
         {
             // A transaction that is known of would hold up the others.
-            let goes_alone = hold.upkeep().is_guarded();
+            let goes_alone = hold.upkeep().guarded_at.is_some();
             if goes_alone && !holds.is_empty() {
                 break;
             }
@@ -277,7 +277,7 @@ impl Session {
             }
             // A renewal does not show whether others wait.
             self.verify(idle);
-            let intervals = holds.iter().filter_map(|hold| hold.upkeep().lease().interval);
+            let intervals = holds.iter().filter_map(|hold| hold.upkeep().lease.interval);
             let interval = intervals.chain([self.config.renewal_interval]).min();
             self.hear_the_clock(&holds[0].name, interval.unwrap_or_default(), sent);
             return Ok((asked.len() as u64, why));
@@ -298,16 +298,16 @@ impl Session {
             ids.dedup();
         }
         let longest = holds.iter().map(|hold| hold.length()).max();
-        idle.iter().for_each(|hold| hold.upkeep().note_shown_idle());
+        idle.iter().for_each(|hold| hold.upkeep().shown_idle = true);
         // Under the mutex under which tasks come and wait, so that the larger number knows of more.
         let mut table = self.table();
         let awaits = table.long_waits.awaited(holds);
         // Readers may share an entry.
         let waiting = holds.iter().filter(|hold| awaits.contains_key(&hold.id));
-        waiting.for_each(|hold| hold.upkeep().note_shown_awaiting());
+        waiting.for_each(|hold| hold.upkeep().shown_awaiting = true);
         let is_shown = |hold: &Arc<Hold>| {
             let upkeep = hold.upkeep();
-            upkeep.is_shown_idle() || upkeep.is_shown_awaiting()
+            upkeep.shown_idle || upkeep.shown_awaiting
         };
         let shows = !(idle.is_empty() && awaits.is_empty()) || holds.iter().any(is_shown);
         let shows = shows.then(|| Showing {

@@ -319,7 +319,7 @@ mod tests {
             .acknowledged(Deadline::at(now + LEASE + seconds(1)), now - seconds(6));
         timers.update(&hold, now);
         assert_eq!(turns(&timers), [Turn::Usual, Turn::Urgent]);
-        hold.upkeep().guarded(now);
+        hold.upkeep().guarded_at = Some(now);
         timers.update(&hold, now);
         assert_eq!(turns(&timers), [Turn::Apart]);
         hold.upkeep().no_transaction_before(now + seconds(1));

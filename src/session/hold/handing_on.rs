@@ -21,12 +21,11 @@ impl waitlist::Hold for Hold {
         hold.label = context.config.label(name);
         if let Some(before) = before {
             hold.logged_by = before.logged_by.clone();
-            if before.upkeep().is_shown_idle() {
-                hold.upkeep().show_held(context.now + WORTH_A_COMMAND);
+            let (before, mut upkeep) = (before.upkeep(), hold.upkeep());
+            if before.shown_idle {
+                upkeep.show_held(context.now + WORTH_A_COMMAND);
             }
-            if before.upkeep().is_shown_awaiting() {
-                hold.upkeep().note_shown_awaiting();
-            }
+            upkeep.shown_awaiting = before.shown_awaiting;
         }
         hold
     }
@@ -57,9 +56,10 @@ impl waitlist::Hold for Hold {
         let hold = Self::new(self.id.clone(), self.name.clone(), &grant);
         hold.state().reported = Reported::Over;
         // The hold that must be shown as held may not have been shown so.
-        hold.upkeep().idle(self.upkeep().is_shown_idle());
-        if self.upkeep().is_shown_awaiting() {
-            hold.upkeep().note_shown_awaiting();
+        {
+            let (before, mut upkeep) = (self.upkeep(), hold.upkeep());
+            upkeep.is_idle = true;
+            (upkeep.shown_idle, upkeep.shown_awaiting) = (before.shown_idle, before.shown_awaiting);
         }
         Self {
             is_idle: true,

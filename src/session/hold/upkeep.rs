@@ -18,18 +18,20 @@ pub(in crate::session) const REPEATED_AFTER: u32 = 6;
 /// The deadline of a hold, with what became of its renewals so far.
 #[derive(Debug)]
 pub(crate) struct Upkeep {
-    lease: Lease,
+    /// The lease that a renewal gives.
+    pub(in crate::session) lease: Lease,
     deadline: Deadline,
     /// `None`: nobody renews it.
     renew_at: Option<Instant>,
     /// Whether its lease is longer than that of the grant.
     lengthened: bool,
     /// Whether no task has the hold. Renewals show it as idle.
-    is_idle: bool,
+    pub(in crate::session) is_idle: bool,
     /// Whether the document may show it as idle.
-    shown_idle: bool,
-    /// Whether the document may show that its task waits: each further renewal shows whether it does.
-    shown_awaiting: bool,
+    pub(in crate::session) shown_idle: bool,
+    /// Whether the document may show that its task waits, for itself or for the hold before it: each further renewal shows
+    /// whether it does.
+    pub(in crate::session) shown_awaiting: bool,
     /// When it is renewed at the latest to show it as held.
     show_at: Option<Instant>,
     /// When its renewal is overdue, unless one is acknowledged before.
@@ -39,12 +41,13 @@ pub(crate) struct Upkeep {
     /// Whether the server refused the last renewal.
     refused: bool,
     /// Whether the last renewal failed or has not been answered in time.
-    failing: bool,
+    pub(super) failing: bool,
     /// When the deadline was last brought forward, as the server's clock was set ahead: a renewal that was sent before
     /// that leaves the next one due.
     shortened_at: Option<Instant>,
-    /// When the hold was made part of a transaction that may not have ended yet.
-    guarded_at: Option<Instant>,
+    /// When the hold was made part of a transaction that may not have ended yet: as long as that is open, renewals are not
+    /// answered.
+    pub(in crate::session) guarded_at: Option<Instant>,
 }
 
 impl Upkeep {
@@ -79,11 +82,6 @@ impl Upkeep {
         });
     }
 
-    /// Returns the lease that a renewal gives.
-    pub(in crate::session) fn lease(&self) -> Lease {
-        self.lease
-    }
-
     /// Notes that renewals give more time from now on. No other task inherits such a lease.
     pub(in crate::session) fn lengthen(&mut self, lease: Lease) {
         if lease.length > self.lease.length {
@@ -114,10 +112,6 @@ impl Upkeep {
     pub(super) fn urgent_at(&self) -> Instant {
         let deadline = self.deadline();
         deadline.checked_sub(self.lease.urgent_below).unwrap_or(deadline)
-    }
-
-    pub(super) fn is_failing(&self) -> bool {
-        self.failing
     }
 
     /// Returns the lease that another task takes over, unless it is in doubt: something about it has failed or is on
@@ -204,41 +198,9 @@ impl Upkeep {
         }
     }
 
-    /// Notes that no task has the hold, whose document may show that already.
-    pub(super) fn idle(&mut self, shown_idle: bool) {
-        (self.is_idle, self.shown_idle) = (true, shown_idle);
-    }
-
     /// Notes that a task has the hold, which its document shows as idle: it is renewed at that time at the latest.
     pub(super) fn show_held(&mut self, at: Instant) {
         (self.shown_idle, self.show_at) = (true, Some(at));
-    }
-
-    /// Notes that a renewal may have written it as idle.
-    pub(in crate::session) fn note_shown_idle(&mut self) {
-        self.shown_idle = true;
-    }
-
-    pub(in crate::session) fn is_shown_idle(&self) -> bool {
-        self.shown_idle
-    }
-
-    /// Notes that a renewal may have written that its task waits, for itself or for the hold before it.
-    pub(in crate::session) fn note_shown_awaiting(&mut self) {
-        self.shown_awaiting = true;
-    }
-
-    pub(in crate::session) fn is_shown_awaiting(&self) -> bool {
-        self.shown_awaiting
-    }
-
-    /// Notes that it becomes part of a transaction: as long as that is open, renewals are not answered.
-    pub(in crate::session) fn guarded(&mut self, at: Instant) {
-        self.guarded_at = Some(at);
-    }
-
-    pub(in crate::session) fn is_guarded(&self) -> bool {
-        self.guarded_at.is_some()
     }
 
     /// Notes that a renewal sent at that time was answered, so no transaction from before it is open any more.

@@ -208,7 +208,7 @@ async fn a_lease_in_doubt_and_a_lock_that_is_kept_go_through_the_server() {
     type Change = fn(&Hold);
     let changes: [Change; 5] = [
         |hold| hold.upkeep().sent(Instant::now(), Instant::now()),
-        |hold| hold.upkeep().guarded(Instant::now()),
+        |hold| hold.upkeep().guarded_at = Some(Instant::now()),
         |hold| assert!(hold.upkeep().refused(Instant::now())),
         |hold| assert!(hold.keep(KeptUntil::AfterRelease(9))),
         |hold| hold.begin_deleting(),

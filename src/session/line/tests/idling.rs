@@ -302,7 +302,7 @@ async fn what_is_shown_as_idle_is_soon_shown_as_held() {
     idle(&mut bench);
     let planned = {
         let stays = bench.line.waitlist.holds().next().unwrap();
-        stays.upkeep().note_shown_idle();
+        stays.upkeep().shown_idle = true;
         stays.renew_at()
     };
     let (hold, operations) = acquire(&mut bench, options());
@@ -311,7 +311,7 @@ async fn what_is_shown_as_idle_is_soon_shown_as_held() {
     // A task that is done before that need not show it, and hands the hold on as it is.
     assert!(release(&mut bench, &hold));
     let stays = bench.line.waitlist.holds().next().cloned().unwrap();
-    assert!(stays.upkeep().is_shown_idle());
+    assert!(stays.upkeep().shown_idle);
     assert_eq!(stays.renew_at(), planned);
     // While that is being written, it does not stay.
     let (hold, _) = acquire(&mut bench, options());
@@ -321,9 +321,9 @@ async fn what_is_shown_as_idle_is_soon_shown_as_held() {
     let sent = Instant::now();
     hold.upkeep()
         .acknowledged(Deadline::at(sent + Duration::from_secs(60)), sent);
-    assert!(!hold.upkeep().is_shown_idle());
+    assert!(!hold.upkeep().shown_idle);
     assert!(release(&mut bench, &hold));
-    assert!(!bench.line.waitlist.holds().next().unwrap().upkeep().is_shown_idle());
+    assert!(!bench.line.waitlist.holds().next().unwrap().upkeep().shown_idle);
     let (hold, _) = acquire(&mut bench, options());
     hold.upkeep().sent(Instant::now(), Instant::now() + SECOND);
     assert!(!release(&mut bench, &hold));

@@ -297,7 +297,7 @@ async fn a_lease_in_doubt_is_not_shared() {
     type Change = fn(&Hold);
     let changes: [Change; 5] = [
         |hold| hold.upkeep().sent(Instant::now(), Instant::now()),
-        |hold| hold.upkeep().guarded(Instant::now()),
+        |hold| hold.upkeep().guarded_at = Some(Instant::now()),
         |hold| assert!(hold.upkeep().refused(Instant::now())),
         |hold| assert!(hold.keep(KeptUntil::AfterRelease(9))),
         |hold| assert!(hold.lose(LostReason::Released)),
