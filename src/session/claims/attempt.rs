@@ -268,13 +268,7 @@ impl Session {
             {
                 telemetry::last_attempt(&claimed.name, attempt);
             }
-            match self.claimed(claimed, asked) {
-                Ok(Round { claimed, passed_over }) => {
-                    round.claimed.extend(claimed);
-                    round.passed_over = round.passed_over.or(passed_over);
-                }
-                Err(error) => failed = Some(error),
-            }
+            failed = self.claimed(claimed, asked, &mut round).err().or(failed);
         }
         match failed {
             Some(error) if round.claimed.is_empty() => Err(error),
@@ -284,7 +278,12 @@ impl Session {
 
     /// Adds a claimed document to the holds, unless the news came too late to be believed: then the server took too
     /// long for this lease.
-    fn claimed(self: &Arc<Self>, claimed: Claimed, (lease, how): (Lease, How)) -> Result<Round, ServerError> {
+    fn claimed(
+        self: &Arc<Self>,
+        claimed: Claimed,
+        (lease, how): (Lease, How),
+        round: &mut Round,
+    ) -> Result<(), ServerError> {
         let Claimed {
             entry,
             name,
@@ -302,10 +301,8 @@ impl Session {
                 self.take_out_claim(name, entry, lease.length);
                 let error = ServerError::from(malformed);
                 self.note_unclaimable(id, Arc::new(error.clone()), true);
-                return Ok(Round {
-                    passed_over: Some(error),
-                    ..Round::default()
-                });
+                round.passed_over.get_or_insert(error);
+                return Ok(());
             }
         };
         let holder = state.holders.iter().find(|holder| holder.id == entry);
@@ -316,21 +313,18 @@ impl Session {
         let Some(hold) = added else {
             self.take_out_claim(name, entry, lease.length);
             return match self.takes_nothing_new() {
-                true => Ok(Round::default()),
+                true => Ok(()),
                 false => Err(ServerError::overdue()),
             };
         };
         self.claims.skip_list().forget(&name::of_id(&id));
-        let claimed = ClaimedDocument {
+        round.claimed.push(ClaimedDocument {
             session: self.clone(),
             hold: Some(hold),
             document,
             attempt,
-        };
-        Ok(Round {
-            claimed: vec![claimed],
-            passed_over: None,
-        })
+        });
+        Ok(())
     }
 }
 

@@ -88,10 +88,9 @@ impl Scene {
 
     fn answered(&mut self) -> ClaimedDocument {
         let claimed = self.claimed.take().unwrap();
-        let mut round = self
-            .session
-            .claimed(claimed, (lease(&self.session), How::AtOnce))
-            .unwrap();
+        let mut round = Round::default();
+        let asked = (lease(&self.session), How::AtOnce);
+        self.session.claimed(claimed, asked, &mut round).unwrap();
         assert!(round.passed_over.is_none());
         round.claimed.pop().unwrap()
     }
@@ -142,7 +141,7 @@ async fn an_answer_that_comes_after_the_lease_is_one_that_took_too_long() {
     let claimed = scene.claimed.take().unwrap();
     let asked = (lease(&scene.session), How::AtOnce);
     tokio::time::advance(asked.0.length).await;
-    let answer = scene.session.claimed(claimed, asked);
+    let answer = scene.session.claimed(claimed, asked, &mut Round::default());
     assert!(matches!(&answer, Err(error) if !error.is_final()), "{answer:?}");
 }
 
