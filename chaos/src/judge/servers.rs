@@ -42,8 +42,8 @@ pub(super) fn lost_in_time(case: &Case<'_>) -> Vec<Violation> {
 /// Holders keep what they have when the number of permits is lowered.
 pub(super) fn capacity(case: &Case<'_>) -> Vec<Violation> {
     let mut violations = Vec::new();
-    // The token of the last version, and the largest of all.
-    let mut tokens: HashMap<&str, (i64, i64)> = HashMap::new();
+    // The document of the last version, its token, and the largest of all.
+    let mut tokens: HashMap<&str, (usize, i64, i64)> = HashMap::new();
     let mut held: HashMap<&str, Vec<Option<i64>>> = HashMap::new();
     for (version, saved) in case.versions() {
         let Some(state) = &version.state else { continue };
@@ -56,12 +56,10 @@ pub(super) fn capacity(case: &Case<'_>) -> Vec<Violation> {
             let text = format!("{taken} permits of {} are held in the document", state.capacity);
             violations.push(found(Promise::Exclusion, text));
         }
-        // An upgrade that finds its lock deleted makes a document in which nothing was granted yet.
-        if state.token == 0 && state.holders.is_empty() && state.version == 1 {
-            continue;
-        }
-        let (before, largest) = tokens.get(version.name.as_str()).copied().unwrap_or_default();
-        tokens.insert(&version.name, (state.token, largest.max(state.token)));
+        let (epoch, last, largest) = tokens.get(version.name.as_str()).copied().unwrap_or_default();
+        tokens.insert(&version.name, (version.epoch, state.token, largest.max(state.token)));
+        // A new document has issued none: its number of permits can be set before anybody acquires.
+        let before = if version.epoch == epoch { last } else { 0 };
         if state.token < before && !saved {
             let text = format!("the document's token fell from {before} to {}", state.token);
             violations.push(found(Promise::Tokens, text));

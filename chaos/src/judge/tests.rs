@@ -559,8 +559,8 @@ fn a_save_of_a_document_from_before_a_drop_is_a_save_too() {
 
 /// A lock that is deleted and made again without a grant has issued no token; the next one still has to rise.
 #[test]
-fn a_document_in_which_nothing_was_granted_issues_no_token() {
-    let breaches = |made: i64, next| {
+fn only_a_new_document_begins_without_a_token() {
+    let breaches = |epoch, made: i64, next| {
         let mut told = Told::default();
         told.asks("a", 1, 10, MUTEX())
             .gets("a", 1, 12, 101, 1_900)
@@ -568,15 +568,16 @@ fn a_document_in_which_nothing_was_granted_issues_no_token() {
         told.stands(11, 101, &[("a#1", 101, 2_011)], &[])
             .stands(21, 101, &[], &[]);
         told.stands(30, made, &[], &[]);
-        told.versions[2].state.as_mut().unwrap().version = 1;
         told.asks("b", 1, 40, MUTEX()).gets("b", 1, 42, next, 1_900);
         told.stands(41, next, &[("b#1", next, 2_041)], &[]);
+        told.versions[2..].iter_mut().for_each(|version| version.epoch = epoch);
         told.releases("b", 1, 50);
         told.breaches()
     };
-    assert_eq!(breaches(0, 102), []);
-    assert!(breaches(0, 100).contains(&Promise::Tokens));
-    assert!(breaches(99, 102).contains(&Promise::Tokens));
+    assert_eq!(breaches(1, 0, 102), []);
+    assert_eq!(breaches(0, 0, 102), [Promise::Tokens]);
+    assert!(breaches(1, 0, 100).contains(&Promise::Tokens));
+    assert!(breaches(1, 99, 102).contains(&Promise::Tokens));
 }
 
 #[test]

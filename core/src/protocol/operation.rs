@@ -251,9 +251,11 @@ impl Operation {
         self.entries().next().map_or("", |entry| &entry.id)
     }
 
-    /// Returns whether the operation may create the document of a lock that has none.
+    /// Returns whether the operation may create the document of a lock that has none. An upgrade does not: its reader was
+    /// in the document, and is lost with it.
     pub fn creates(&self) -> bool {
-        self.requests.is_some() && matches!(self.expects, Expects::Nothing | Expects::Alone)
+        let comes_by_itself = self.sets() || self.entries().any(|entry| entry.upgrades.is_none());
+        comes_by_itself && matches!(self.expects, Expects::Nothing | Expects::Alone)
     }
 
     /// Returns whether an unreadable document is the end of the operation: it is for a request in full, and for an
@@ -264,7 +266,7 @@ impl Operation {
     }
 
     /// Returns the requested entries that upgrade a holder, with the entry of that holder.
-    pub(super) fn upgrades(&self) -> impl Iterator<Item = (&String, &String)> {
+    pub(crate) fn upgrades(&self) -> impl Iterator<Item = (&String, &String)> {
         self.entries()
             .filter_map(|entry| Some((&entry.id, entry.upgrades.as_ref()?)))
     }

@@ -163,7 +163,7 @@ impl Operation {
             }
             Expects::Nothing => {
                 let mut leave = self.leave.iter();
-                self.creates()
+                self.requests.is_some()
                     || leave.any(|id| state.has_holder(id) || state.has_waiter(id))
                     || self.change.iter().flat_map(Change::ids).any(|id| state.has_holder(id))
                     || holders.any(|holder| self.evicts(holder, now))

@@ -13,6 +13,7 @@ use super::{
     timing, unsigned,
 };
 use crate::{
+    lost_reason::LostReason,
     protocol::{Exchange, Expects, Kept, Operation, Request, Requests, ServerTime, State, Waiter, wake},
     waitlist::How,
 };
@@ -152,10 +153,16 @@ impl<H: Hold> Step<'_, H> {
         list.effects.extend(held.cloned().map(Effect::Doubted));
     }
 
-    /// Answers the tasks that asked where there is no document to lock.
+    /// Answers the tasks that asked where there is no document to lock. Of an upgrade the reader is lost with it: it was
+    /// held before the operation was sent.
     fn missing(&mut self, operation: &Operation) {
+        for (_, reader) in operation.upgrades() {
+            self.lose(reader, LostReason::Deleted);
+        }
         let in_full = operation.expects == Expects::Nothing && operation.requests.is_some();
-        let asked = |waiting: &Waiting<H::Task>| operation.asks_for(&waiting.entry) || waiting.is_covered_try();
+        // Where others may make one, the next operation asks for the tries that were not in this one.
+        let is_decided = |waiting: &Waiting<H::Task>| operation.creates() && waiting.is_covered_try();
+        let asked = |waiting: &Waiting<H::Task>| operation.asks_for(&waiting.entry) || is_decided(waiting);
         for waiting in self.take_waiting(|waiting| in_full && asked(waiting)) {
             // An earlier request may still find a document.
             self.abandon(&waiting);

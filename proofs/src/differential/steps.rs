@@ -268,7 +268,7 @@ impl<'a> Draw<'a> {
     fn requests(&mut self) -> Requests {
         // In a lock with other uses, entries meet only if some are for the present one.
         let used = self.state.map(|state| (state.kind, state.capacity));
-        let used = used.filter(|_| self.one_in(3));
+        let used = used.filter(|_| self.one_in(2));
         let (kind, capacity) = used.unwrap_or_else(|| self.one_of(self.setup.uses));
         let by = match kind {
             Kind::Semaphore => self.one_of(&[CapacityIs::Demanded, CapacityIs::Offered]),
@@ -321,8 +321,12 @@ impl<'a> Draw<'a> {
     }
 
     /// Draws the holder that an entry upgrades, sometimes one that is not there; mostly none. With others in the queue
-    /// it is often one, as it then overtakes them.
+    /// it is often one, as it then overtakes them. As in use: no document of the user's that has no lock yet is asked for
+    /// an upgrade, as the locks in them have no readers.
     fn reader(&mut self, capacity: i64) -> Option<String> {
+        if self.state.is_none() && !self.setup.at.is_root() {
+            return None;
+        }
         let queued = self.state.is_some_and(|state| !state.queue.is_empty());
         let times = if queued && capacity > 1 { 2 } else { 16 };
         let another = self.any_id();

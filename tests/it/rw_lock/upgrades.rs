@@ -176,6 +176,51 @@ async fn a_writer_is_lost_with_its_reader_and_not_the_other_way_round() {
     }
 }
 
+/// By one that learns of a loss only by its answers.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upgrade_of_a_deleted_lock_makes_no_document_and_is_lost() {
+    let ground = Ground::replica_set("deleted_upgrade").await;
+    let (locks, theirs) = (ground.polling().await, ground.polling().await);
+    let (lock, documents) = (locks.rw_lock("x"), ground.documents().await);
+    let delete = async || documents.delete_one(doc! { "_id": "x" }).await.unwrap();
+    let see_lost = |error: AcquireError| {
+        let is_lost = matches!(&error, AcquireError::Lost(lost) if lost.reason == LostReason::Deleted);
+        assert!(is_lost, "{error}");
+    };
+    for way in ["waits", "tries", "asks once"] {
+        let read = lock.upgradeable_read().await.unwrap();
+        delete().await;
+        let upgraded = match way {
+            "waits" => read.upgrade().await.map(drop),
+            "tries" => read.try_upgrade().await.map(drop),
+            _ => read.upgrade().timeout(Duration::ZERO).await.map(drop),
+        };
+        see_lost(upgraded.unwrap_err());
+        assert_eq!(read.lost_reason(), Some(LostReason::Deleted));
+        assert_eq!(read.release().await.unwrap(), Released::WasLost);
+        assert_eq!(documents.find_one(doc! {}).await.unwrap(), None, "{way}");
+    }
+
+    let (read, other) = (
+        lock.upgradeable_read().await.unwrap(),
+        theirs.rw_lock("x").read().await.unwrap(),
+    );
+    let upgrade = in_line(&theirs, "x", 1, read.upgrade()).await;
+    delete().await;
+    see_lost(within(PATIENCE, "the loss", upgrade).await.unwrap().unwrap_err());
+    drop((read, other));
+    eventually(PATIENCE, "nothing is left", async || is_vacant(&theirs, "x").await).await;
+    assert_eq!(documents.find_one(doc! {}).await.unwrap(), None);
+
+    // Those who come beside it acquire the lock anew.
+    let read = lock.upgradeable_read().await.unwrap();
+    delete().await;
+    let beside = async { lock.try_write().await.unwrap() };
+    let (upgraded, write) = tokio::join!(read.upgrade().into_future(), beside);
+    see_lost(upgraded.map(drop).unwrap_err());
+    assert!(write.expect("the lock is taken").token() > read.token());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upgradeable_reader_and_what_it_becomes_can_be_plain_readers() {
     for (a, b) in places("plain").await {

@@ -46,7 +46,7 @@ use selecting::in_order;
 
 pub use claiming::{claim, fit, free, is_attempted_below, last};
 pub use renewing::{guard, holding, renewal};
-pub use selecting::{is_by_id, is_known, selection};
+pub use selecting::{is_known, selection};
 pub use sharing::{Together, all_held, renewal_of_all, sweep};
 pub use together::{claim_together, together};
 

@@ -18,7 +18,7 @@ pub fn selection(at: &Location, id: &Bson, operation: &Operation) -> Document {
         let last = format!("queue.{}", operation.room.saturating_sub(1));
         selection.insert(at.key(&last), doc! { "$exists": false });
     }
-    if is_by_id(operation) || operation.expects != Expects::Nothing {
+    if operation.requests.is_some() || operation.breaks() || operation.expects != Expects::Nothing {
         return selection;
     }
     let mut concerned = Vec::new();
@@ -39,15 +39,6 @@ pub fn selection(at: &Location, id: &Bson, operation: &Operation) -> Document {
     }
     selection.insert("$or", concerned);
     selection
-}
-
-/// Returns whether [`selection`] is by the `_id` alone.
-pub fn is_by_id(operation: &Operation) -> bool {
-    match operation.expects {
-        Expects::Nothing => operation.creates() || operation.breaks(),
-        Expects::Holding | Expects::Alone => true,
-        Expects::Room => false,
-    }
 }
 
 /// Returns the condition that the document is of a known protocol and its counter can be counted up, and meets these
@@ -104,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_selected_by_its_id_is_known_to_be() {
+    fn only_a_rare_operation_is_selected_by_more_than_its_id() {
         let root = Location::default();
         let expecting = |operation: Operation, expects| Operation { expects, ..operation };
         let requests = asking("a.1", request("a-1"));
@@ -119,15 +110,7 @@ mod tests {
             evicting(operation("a.1"), Evict::Everybody),
             evicting(operation("a.1"), Evict::Holder(7)),
         ];
-        let by_id = operations.map(|operation| {
-            let by_id = is_by_id(&operation);
-            assert_eq!(
-                by_id,
-                selection(&root, &"x".into(), &operation) == doc! { "_id": "x" },
-                "{operation:?}"
-            );
-            by_id
-        });
+        let by_id = operations.map(|operation| selection(&root, &"x".into(), &operation) == doc! { "_id": "x" });
         assert_eq!(by_id, [true, true, true, false, false, false, false, true, true]);
     }
 }

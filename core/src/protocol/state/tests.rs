@@ -291,6 +291,21 @@ fn a_request_creates_a_document_unless_it_expects_one() {
     assert_eq!(created(Expects::Alone), created(Expects::Nothing));
     assert_eq!(created(Expects::Room), None);
     assert_eq!(apply(None, &leaving("a.1", "a-1"), ServerTime(1)), None);
+    // An upgrade has no reader in it, and comes in with nobody: the token would be none. Another entry is granted.
+    let upgrade = Request {
+        upgrades: Some("a-1".to_owned()),
+        ..request("a-2")
+    };
+    let upgrades = [true, false].map(|wait| Request {
+        wait,
+        ..upgrade.clone()
+    });
+    for upgrade in upgrades {
+        assert_eq!(apply(None, &asking("a.2", upgrade), ServerTime(1)), None);
+    }
+    let beside = asking_for("a.2", MUTEX, [upgrade, request("a-3")]);
+    let state = apply(None, &beside, ServerTime(1)).expect("it is created");
+    assert_eq!((entries(&state), state.token), ((vec!["a-3"], vec![]), 1_000));
 }
 
 #[test]
