@@ -66,9 +66,9 @@ impl System {
         for message in &self.network {
             let applied = message.applied.as_ref().and_then(|applied| applied.shown.as_ref());
             tokens.extend(applied.into_iter().flat_map(|state| tokens_of(state)));
-            match &message.command {
-                Command::Renew { token, .. } => tokens.push(*token),
-                Command::Run(operation) => tokens.extend(operation.kept.iter().map(|kept| kept.token)),
+            tokens.extend(message.command.renews().map(|(_, token)| token));
+            if let Command::Run(operation) = &message.command {
+                tokens.extend(operation.kept.iter().map(|kept| kept.token));
             }
         }
         for notice in self.streams.iter().flatten() {
@@ -252,6 +252,10 @@ impl<'a> View<'a> {
 
     fn operation(&mut self, operation: &'a Operation) {
         self.words.push(operation.expects as i64);
+        if let Some(change) = &operation.change {
+            self.id(&change.id);
+            self.token(change.token);
+        }
         for id in &operation.leave {
             self.id(id);
             let kept = operation.kept.iter().find(|kept| kept.id == *id);

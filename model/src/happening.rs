@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     protocol::{
-        CapacityIs, Evict, Exchange, Holder, Operation, Requests, State,
+        CapacityIs, Change, Evict, Exchange, Holder, Operation, Requests, State,
         wake::{self, Signal},
     },
     waitlist::{Key, Setback, deadline::Deadline},
@@ -22,14 +22,18 @@ impl System {
     pub(super) fn step(&mut self, setup: &Setup, client: usize, lock: usize, step: Step, mode: Mode) -> bool {
         let line = &self.clients[client].lines[lock];
         let renewed = match step {
-            Step::Renew(hold) => line.holds.get(hold),
+            Step::Renew(hold) | Step::Change(hold) => line.holds.get(hold),
             Step::RenewIdle => line.idle.as_ref(),
             _ => None,
         };
         if let Some(hold) = renewed {
-            let command = Command::Renew {
-                id: hold.entry.clone(),
-                token: hold.granted_as,
+            let (id, token) = (hold.entry.clone(), hold.granted_as);
+            let command = match step {
+                Step::Change(_) => Command::Run(Arc::new(Operation {
+                    change: Some(Change::of(id, token)),
+                    ..self.blank(setup)
+                })),
+                _ => Command::Renew { id, token },
             };
             self.send(setup, client, lock, command, mode);
             return true;
@@ -46,7 +50,7 @@ impl System {
             Step::LetGo(place) => it.let_go(lock, place, world),
             Step::Upgrade { wait } => it.upgrade(lock, wait, met, world),
             Step::GiveBack => it.give_back(lock, world),
-            Step::Renew(_) | Step::RenewIdle | Step::Send | Step::Timer => {}
+            Step::Renew(_) | Step::Change(_) | Step::RenewIdle | Step::Send | Step::Timer => {}
         }
         let Some(operation) = it.next(lock, step == Step::Timer, world) else {
             return false;
@@ -314,44 +318,43 @@ impl System {
         let (client, lock) = (message.client, message.lock);
         let world = self.world(setup);
         let sent = instant(message.sent);
-        match message.command {
-            Command::Run(operation) => {
-                let exchange = Exchange {
-                    sent,
-                    received: instant(self.time),
-                    now: applied.shown.is_some().then_some(applied.at),
-                };
-                let client = &mut self.clients[client];
-                client.note(&exchange, &setup.rules);
-                client.answered(lock, &operation, applied.shown.as_deref(), &exchange, world);
+        if let Some((id, token)) = message.command.renews() {
+            let now = instant(self.time);
+            let read = Exchange {
+                sent: now,
+                received: now,
+                now: Some(self.now()),
+            };
+            let document = self.documents()[lock].state.clone();
+            let client = &mut self.clients[client];
+            if client.lines[lock].hold_of(id, token).is_none() {
+                return;
             }
-            Command::Renew { id, token } => {
-                let now = instant(self.time);
-                let read = Exchange {
-                    sent: now,
-                    received: now,
-                    now: Some(self.now()),
-                };
-                let document = self.documents()[lock].state.clone();
-                let client = &mut self.clients[client];
-                if client.lines[lock].hold_of(&id, token).is_none() {
-                    return;
-                }
-                let sent = if setup.rules.counts_from_sending { sent } else { now };
-                let config = setup.rules.config();
-                // Where some are gone, or were renewed by another meanwhile, the document is read.
-                let mut holders = document.iter().flat_map(|state| &state.holders);
-                let deadline = if applied.shown.is_some() {
-                    Some(Deadline::of_renewal(sent, config.lease, &client.clock, config))
-                } else {
-                    let holder = holders.find(|holder| holder.id == id && holder.token == token);
-                    holder.and_then(|holder| Deadline::of_reading(&read, holder.until, sent, config.lease, config))
-                };
-                match deadline {
-                    Some(deadline) => client.lines[lock].renewed((&id, token), deadline, self.time, &setup.rules),
-                    None => client.verified(lock, &id, document.as_deref().cloned(), world),
-                }
+            let sent = if setup.rules.counts_from_sending { sent } else { now };
+            let config = setup.rules.config();
+            let holder = |state: &Option<Arc<State>>| {
+                let mut holders = state.iter().flat_map(|state| &state.holders);
+                holders.find(|holder| holder.is_grant(id, token)).cloned()
+            };
+            // Where some are gone, or were renewed by another meanwhile, the document is read.
+            let deadline = match holder(&applied.shown) {
+                Some(_) => Some(Deadline::of_renewal(sent, config.lease, &client.clock, config)),
+                None => holder(&document)
+                    .and_then(|holder| Deadline::of_reading(&read, holder.until, sent, config.lease, config)),
+            };
+            match deadline {
+                Some(deadline) => client.lines[lock].renewed((id, token), deadline, self.time, &setup.rules),
+                None => client.verified(lock, id, document.as_deref().cloned(), world),
             }
+        } else if let Command::Run(operation) = message.command {
+            let exchange = Exchange {
+                sent,
+                received: instant(self.time),
+                now: applied.shown.is_some().then_some(applied.at),
+            };
+            let client = &mut self.clients[client];
+            client.note(&exchange, &setup.rules);
+            client.answered(lock, &operation, applied.shown.as_deref(), &exchange, world);
         }
     }
 
@@ -359,7 +362,9 @@ impl System {
     pub(super) fn lose(&mut self, setup: &Setup, number: usize) {
         let Message { client, lock, .. } = self.network[number];
         let command = self.network[number].command.clone();
-        if let Command::Run(operation) = &command {
+        if let Command::Run(operation) = &command
+            && operation.change.is_none()
+        {
             let world = self.world(setup);
             self.clients[client].failed(lock, operation, Setback::Interrupted, world);
         }
@@ -393,7 +398,7 @@ impl System {
     pub(super) fn put_out(&mut self, setup: &Setup, lock: usize) {
         let operation = Operation {
             evict: Evict::Everybody,
-            ..self.operators(setup)
+            ..self.blank(setup)
         };
         self.operate(setup, lock, &operation);
     }
@@ -410,12 +415,13 @@ impl System {
                 entries: Vec::new(),
                 adopts: None,
             }),
-            ..self.operators(setup)
+            ..self.blank(setup)
         };
         self.operate(setup, lock, &operation);
     }
 
-    fn operators(&mut self, setup: &Setup) -> Operation {
+    /// An operation beside those of the lines.
+    fn blank(&mut self, setup: &Setup) -> Operation {
         self.operations += 1;
         Operation {
             room: setup.rules.room,

@@ -9,9 +9,9 @@
 //!
 //! # What can happen
 //!
-//! Clients acquire by waiting or by a try, renew, release, hand a hold on from task to task, share one among readers,
-//! ask again and repeat failed operations, at any time. In each run a bounded number of *faults* happen, of any kind
-//! and at any time:
+//! Clients acquire by waiting or by a try, renew, change what they hold, release, hand a hold on from task to task,
+//! share one among readers, ask again and repeat failed operations, at any time. In each run a bounded number of
+//! *faults* happen, of any kind and at any time:
 //!
 //! - a command is delayed and applied late: before its client gives it up and repeats it, after that, or never;
 //! - an answer is delayed: it arrives late or never, although its command was applied;

@@ -54,6 +54,8 @@ pub(super) enum Step {
     /// The time of the hold that no task has is over.
     GiveBack,
     Renew(usize),
+    /// The holder changes its entry, beside the operations of its line.
+    Change(usize),
     /// Of the hold that no task has.
     RenewIdle,
     /// The inputs that came up while an operation was on its way.
@@ -173,9 +175,10 @@ impl Setup {
                     own.push(Step::Timer);
                 }
                 let renewable = line.holds.iter().enumerate();
-                let renewable =
-                    renewable.filter(|(_, hold)| self.renewals && state.may_renew(client, hold, &self.rules));
-                own.extend(renewable.map(|(hold, _)| Step::Renew(hold)));
+                for (hold, _) in renewable.filter(|(_, hold)| state.may_renew(client, hold, &self.rules)) {
+                    own.extend(self.renewals.then_some(Step::Renew(hold)));
+                    own.extend(self.changes.then_some(Step::Change(hold)));
+                }
                 let idle = line
                     .idle
                     .iter()

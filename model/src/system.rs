@@ -30,6 +30,8 @@ pub(super) struct Setup {
     pub(super) tries: bool,
     /// Holders may renew.
     pub(super) renewals: bool,
+    /// Holders may change their entry, which renews it too.
+    pub(super) changes: bool,
     /// The document of a free lock is purged in the end.
     pub(super) purge: bool,
     /// How many faults may come to pass in one run, and of which sorts.
@@ -119,6 +121,19 @@ pub(super) struct Message {
     /// Its client still waits for the answer.
     pub(super) awaited: bool,
     pub(super) applied: Option<Applied>,
+}
+
+impl Command {
+    /// The grant that it renews.
+    pub(super) fn renews(&self) -> Option<(&str, i64)> {
+        match self {
+            Self::Renew { id, token } => Some((id, *token)),
+            Self::Run(operation) => {
+                let change = operation.change.as_ref();
+                change.map(|change| (&*change.id, change.token))
+            }
+        }
+    }
 }
 
 impl Message {
@@ -252,9 +267,8 @@ impl System {
 
     pub(super) fn may_renew(&self, client: usize, hold: &PlainHold, rules: &Rules) -> bool {
         let on_its_way = self.network.iter().any(|message| {
-            message.client == client
-                && message.awaited
-                && matches!(&message.command, Command::Renew { id, .. } if *id == hold.entry)
+            let renews = message.command.renews();
+            message.client == client && message.awaited && renews.is_some_and(|(id, _)| id == hold.entry)
         });
         let gains = hold.deadline < instant(self.time + LEASE - rules.skew());
         instant(self.time) < hold.deadline && gains && !on_its_way

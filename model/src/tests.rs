@@ -28,6 +28,7 @@ fn mutex() -> Setup {
         tasks: 1,
         tries: false,
         renewals: false,
+        changes: false,
         purge: false,
         faults: 1,
         sorts: ALL_FAULTS,
@@ -435,6 +436,19 @@ fn two_mutexes() {
     daily(6, 5_000).check("two mutexes, three clients", two, 35_000);
 }
 
+/// A change lets in who waits, where the time of another holder is over.
+#[test]
+fn a_semaphore_whose_holders_change() {
+    let changed = Setup {
+        kind: Kind::Semaphore,
+        capacity: 2,
+        changes: true,
+        steps: 12,
+        ..mutex()
+    };
+    daily(10, 60_000).check("semaphore, three clients, changed", changed, 200_000);
+}
+
 #[test]
 fn a_mutex_that_is_renewed() {
     let renewed = Setup {
@@ -724,6 +738,26 @@ fn a_release_that_asks_nobody_s_id_is_found() {
         ..faulty(with_apply(apply), 1, &[Fault::Delay])
     };
     find("a release without its id", "exclusion", setup);
+}
+
+#[test]
+fn a_change_that_revives_is_found() {
+    fn apply(before: Option<&State>, operation: &Operation, now: ServerTime) -> Option<State> {
+        let mut before = before.cloned();
+        let holders = before.iter_mut().flat_map(|state| &mut state.holders);
+        for holder in holders {
+            let mut change = operation.change.iter();
+            if change.any(|change| holder.is_grant(&change.id, change.token)) {
+                holder.until = now.plus_millis(holder.lease);
+            }
+        }
+        state::apply(before.as_ref(), operation, now)
+    }
+    let setup = Setup {
+        changes: true,
+        ..faulty(with_apply(apply), 1, &[Fault::Delay])
+    };
+    find("a change that revives", "no revival", setup);
 }
 
 #[test]
