@@ -1,11 +1,16 @@
 //! Claims of many documents in few commands.
 
-use std::{collections::BTreeSet, sync::Mutex};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex},
+};
 
 use futures::future::join_all;
 use mongodb::{
-    Database,
+    Client, Collection, Database,
     bson::{Bson, Document, RawDocumentBuf, doc},
+    event::{EventHandler, command::CommandEvent},
+    options::ClientOptions,
 };
 use serde::Deserialize;
 use watchlock::{
@@ -323,13 +328,35 @@ async fn a_claim_of_many_whose_answer_is_lost_is_taken_back() {
     }
 }
 
+/// The documents by a client of the driver that notes how long a reading of some by their `_id`s may take.
+async fn noting_readings(ground: &Ground, limits: Arc<Mutex<Vec<i32>>>) -> Collection<Document> {
+    let mut options = ClientOptions::parse(ground.uri()).await.unwrap();
+    options.command_event_handler = Some(EventHandler::callback(move |event| {
+        if let CommandEvent::Started(started) = event
+            && started.command_name == "find"
+            && started
+                .command
+                .get_document("filter")
+                .is_ok_and(|filter| filter.contains_key("_id"))
+        {
+            limits
+                .lock()
+                .unwrap()
+                .push(started.command.get_i32("maxTimeMS").unwrap());
+        }
+    }));
+    let driver = Client::with_options(options).unwrap();
+    driver.database(&ground.database).collection("events")
+}
+
 /// A document that a transaction has written holds up its batch for as long as the server may take, and no more.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_blocked_document_costs_its_batch_one_round() {
     let ground = Ground::replica_set("claim_many_blocked").await;
     let (scene, driver) = (Scene::on(ground.clone()).await, ground.driver().await);
     insert(&scene, 6).await;
-    let (a, _) = scene.locks();
+    let limits = Arc::<Mutex<Vec<i32>>>::default();
+    let a = scene.a.documents(noting_readings(&ground, limits.clone()).await);
     drop(claim(&a, 1).await.unwrap());
     eventually(SOON * 5, "it is free", async || are_held(&scene).await == 0).await;
     let events = driver.database(&ground.database).collection::<Document>("events");
@@ -344,6 +371,9 @@ async fn a_blocked_document_costs_its_batch_one_round() {
     );
     let claimed = claimed.await.unwrap();
     assert!(!claimed.is_empty() && !ids(&claimed).contains(&3), "{claimed:?}");
+    // By the reading alone they are known, and a busy server takes longer than an instant for it.
+    let limits = std::mem::take(&mut *limits.lock().unwrap());
+    assert!(limits.iter().all(|limit| *limit >= 100), "{limits:?}");
     session.abort_transaction().await.unwrap();
     drop(claimed);
     eventually(PATIENCE, "nothing stays behind", async || are_held(&scene).await == 0).await;

@@ -140,7 +140,10 @@ impl MongoStore {
         within: Duration,
     ) -> Result<Taken, ServerError> {
         let begun = Instant::now();
-        let left = || within.saturating_sub(begun.elapsed());
+        // A document that a transaction has written holds up a statement for all of its time. The reading, by which the
+        // documents before it are known to be claimed, has a time of its own.
+        let to_read = within / 4;
+        let left = || (within - to_read).saturating_sub(begun.elapsed());
         let at = self.layout.base();
         let asked: Vec<(&Bson, &Operation)> = candidates.iter().zip(operations).collect();
         let (sent, mut taken, mut logged_by) = (Instant::now(), Taken::default(), None);
@@ -176,7 +179,7 @@ impl MongoStore {
                 }
             }
         }
-        let reading = self.read_claimed(candidates, logged_by, left(), &mut taken).await;
+        let reading = self.read_claimed(candidates, logged_by, to_read, &mut taken).await;
         let mut found = reading.unwrap_or_else(|error| {
             taken.failed = Some(after_write(error));
             HashMap::new()
