@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use mongodb::bson::{Document, doc};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use watchlock::{
     LockClient, LostReason,
     operate::{HoldWatch, WakeMode},
@@ -33,9 +33,14 @@ async fn holders_read_their_locks_while_the_set_is_too_busy_for_their_streams() 
     let writing = {
         let foreign = foreign.clone();
         spawn(async move {
+            // As many a second on a busy machine, where each write takes longer.
+            let (begun, mut written) = (Instant::now(), 0);
             loop {
-                foreign.insert_one(doc! {}).await.unwrap();
                 sleep(Duration::from_millis(3)).await;
+                let due = begun.elapsed().as_millis() / 3;
+                let documents = (written..due).map(|_| doc! {});
+                foreign.insert_many(documents).await.unwrap();
+                written = due;
             }
         })
     };

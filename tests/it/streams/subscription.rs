@@ -170,18 +170,25 @@ async fn a_claim_streams_again_soon_after_its_history_was_lost() {
         let data = doc! { "failCommands": [command], "errorCode": 286, "appName": &ground.database };
         cluster.fail_commands(0, doc! { "times": 1 }, data)
     };
+    let until_open_after = async |old: i64| {
+        let mut streams = Vec::new();
+        eventually(Duration::from_secs(5), "the stream is open again", async || {
+            streams = ground.streams(&admin).await;
+            streams.len() == 1 && streams[0] != old
+        })
+        .await;
+        streams[0]
+    };
     let breaks = lost("getMore").await.unwrap();
     // An event ends the `getMore` that is on its way.
     own.insert_one(doc! { "_id": 1, "done": true }).await.unwrap();
     breaks.wait_entered(1, PATIENCE).await.unwrap();
+    // One that is still being opened can't be killed.
+    let second = until_open_after(old).await;
     let again = lost("aggregate").await.unwrap();
     kill_streams(&ground, &admin, "events").await;
     again.wait_entered(1, PATIENCE).await.unwrap();
-    eventually(Duration::from_secs(5), "the stream is open again", async || {
-        let streams = ground.streams(&admin).await;
-        streams.len() == 1 && streams[0] != old
-    })
-    .await;
+    until_open_after(second).await;
     own.insert_one(doc! { "_id": 2, "done": false }).await.unwrap();
     let claimed = within(SOON, "the claim", claiming).await.unwrap().unwrap();
     claimed.release().await.unwrap();
