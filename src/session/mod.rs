@@ -111,7 +111,7 @@ pub(crate) struct Session {
     home: OnceLock<Handle>,
     /// Set when the index is asked for, and cancelled when nothing needs to wait for it any more.
     prepared: OnceLock<CancellationToken>,
-    /// Signs of fail-overs that commands notice, for the change stream.
+    /// The election of the primary, for the change stream.
     failover_detector: FailoverDetector,
 }
 

@@ -1,18 +1,16 @@
-//! Streams that fell silent with their server, noticed by other commands.
+//! Streams that fell silent with their server, noticed by the election of the primary.
 //!
 //! The driver sends the next `getMore` of a stream to the server that has its cursor. Once that server is gone, it
 //! waits for it in server selection, for half a minute by default, and the stream is silent meanwhile. Silence alone
-//! shows only after the await time. But the commands of the session learn of the new primary much earlier: one fails as
-//! its server is no longer the primary or broke the connection, and a later one is answered. A stream that has said
-//! nothing since the last failure is then given up, and resumed after its last event at the new primary. It may have
-//! been opened after the first failure, by a server that was about to go.
+//! shows only after the await time.
 //!
-//! A session whose waiters only wait has no command under way that could fail. Its stream falls silent only if there
-//! was news just as the server went: a `getMore` that the server has already is answered with an error. So once nothing
-//! has followed some news for a second, the primary is asked which election it has won. If it differs from the
-//! election when the stream was opened, the stream is resumed at the new primary too. The old one may still serve it,
-//! as a secondary, so no closing is reported, and nobody polls meanwhile. The answer to a renewal names the election
-//! too, so a client that holds locks finds out by itself.
+//! A stream falls silent only if there was news just as the server went: a `getMore` that the server has already is
+//! answered with an error. So once nothing has followed some news for a second, the primary is asked which election it
+//! has won. If it differs from the election when the stream was opened, the stream is resumed after its last event at
+//! the new primary. The old one may still serve it, as a secondary, so no closing is reported, and nobody polls
+//! meanwhile. The answer to a renewal names the election too, so a client that holds locks finds out by itself.
+//!
+//! A router has no election: its streams are given up when they are overdue.
 
 use std::sync::{
     Arc,
@@ -25,74 +23,42 @@ use tokio::{
 };
 
 use super::super::Session;
-use crate::{
-    error::ServerError,
-    store::{AWAIT_TIME, Elected},
-};
+use crate::store::{AWAIT_TIME, Elected};
 
-/// Fail-overs as the commands of a session notice them.
+/// The election of the primary as a session knows it.
 #[derive(Debug, Default)]
 pub(in crate::session) struct FailoverDetector {
-    signs: watch::Sender<Signs>,
+    /// By its last answer, to the question or to a renewal, and when that was sent.
+    primary: watch::Sender<Option<(Instant, Elected)>>,
     /// Whether a primary is being asked. One that does not answer is asked once at a time.
     is_asking: AtomicBool,
 }
 
-/// The last signs of fail-overs, by which each stream is judged.
-#[derive(Clone, Copy, Debug, Default)]
-pub(in crate::session) struct Signs {
-    /// When the last command was sent that failed and that no answer has followed.
-    pub(super) failed_at: Option<Instant>,
-    /// There was a fail-over: a stream is suspect that has said nothing since.
-    pub(in crate::session) failed_over: Option<Instant>,
-    /// The election of the primary by its last answer, to the question or to a renewal, and when that was sent.
-    pub(in crate::session) primary: Option<(Instant, Elected)>,
-}
-
 impl FailoverDetector {
-    /// Notes how a command ended that was sent at that time. A late answer of an old primary makes nothing suspect
-    /// that was heard of since.
-    pub(in crate::session) fn note<T>(&self, sent: Instant, ended: Result<T, &ServerError>) {
-        self.signs.send_if_modified(|signs| {
-            match ended {
-                Err(error) if error.lost_primary() => signs.failed_at = signs.failed_at.max(Some(sent)),
-                Err(_) => {}
-                // An answer to what was sent before may be the old primary's.
-                Ok(_) => {
-                    if let Some(at) = signs.failed_at.take_if(|at| *at < sent) {
-                        signs.failed_over = Some(at);
-                        return true;
-                    }
-                }
-            }
-            false
-        });
-    }
-
     /// Notes which primary answered a renewal that was sent at that time. It reveals a fail-over during which no
     /// command has failed. Each stream compares this with the election of its own.
     ///
     /// Only if a primary was asked before: a router has no election, and may pass on those of its shards.
     pub(in crate::session) fn note_primary(&self, sent: Instant, elected: Elected) {
-        if self.signs.borrow().primary.is_some() {
+        if self.primary.borrow().is_some() {
             self.answered(sent, elected);
         }
     }
 
     /// Notes an answer, unless one to a later command has come before it.
     fn answered(&self, sent: Instant, elected: Elected) {
-        self.signs.send_if_modified(|signs| {
-            let is_newer = signs.primary.is_none_or(|(asked, _)| asked < sent);
+        self.primary.send_if_modified(|primary| {
+            let is_newer = primary.is_none_or(|(asked, _)| asked < sent);
             if is_newer {
-                signs.primary = Some((sent, elected));
+                *primary = Some((sent, elected));
             }
             is_newer
         });
     }
 
-    /// Returns the signs as they change.
-    pub(in crate::session) fn signs(&self) -> watch::Receiver<Signs> {
-        self.signs.subscribe()
+    /// Returns the election as it changes.
+    pub(in crate::session) fn primary(&self) -> watch::Receiver<Option<(Instant, Elected)>> {
+        self.primary.subscribe()
     }
 }
 
@@ -111,11 +77,8 @@ impl Session {
             // answered must not keep the next stream from asking.
             let elected = timeout(AWAIT_TIME, asking).await;
             let Some(session) = session.upgrade() else { return };
-            if let Ok(Ok(elected)) = elected {
-                session.failover_detector.note(asked, elected.as_ref());
-                if let Ok(Some(elected)) = elected {
-                    session.failover_detector.answered(asked, elected);
-                }
+            if let Ok(Ok(Ok(Some(elected)))) = elected {
+                session.failover_detector.answered(asked, elected);
             }
             session.failover_detector.is_asking.store(false, Ordering::Relaxed);
         });
@@ -125,48 +88,16 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::decoding::error;
-
-    #[tokio::test(start_paused = true)]
-    async fn an_answer_after_a_fail_over_makes_the_streams_of_before_suspect() {
-        const NOT_WRITABLE_PRIMARY: i32 = 10_107;
-        const EXCEEDED_TIME: i32 = 50;
-        let detector = FailoverDetector::default();
-        let signs = detector.signs();
-        let note = |ended: Result<(), ServerError>| detector.note(Instant::now(), ended.as_ref());
-        note(Ok(()));
-        note(Err(error(EXCEEDED_TIME)));
-        note(Ok(()));
-        assert_eq!(signs.borrow().failed_over, None);
-        note(Err(error(NOT_WRITABLE_PRIMARY)));
-        tokio::time::advance(std::time::Duration::from_secs(1)).await;
-        let failed_at = Instant::now();
-        note(Err(error(NOT_WRITABLE_PRIMARY)));
-        note(Ok(()));
-        assert_eq!(signs.borrow().failed_over, None, "it was not sent later");
-        tokio::time::advance(std::time::Duration::from_secs(1)).await;
-        assert_eq!(signs.borrow().failed_over, None, "there is no other primary so far");
-        note(Ok(()));
-        assert_eq!(signs.borrow().failed_over, Some(failed_at));
-        // A server that stops may break its connections without a word.
-        tokio::time::advance(std::time::Duration::from_secs(1)).await;
-        let broke_at = Instant::now();
-        let broken = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
-        note(Err(mongodb::error::Error::from(broken).into()));
-        tokio::time::advance(std::time::Duration::from_secs(1)).await;
-        note(Ok(()));
-        assert_eq!(signs.borrow().failed_over, Some(broke_at));
-    }
 
     #[tokio::test(start_paused = true)]
     async fn the_last_renewal_tells_the_streams_of_its_primary() {
         let detector = FailoverDetector::default();
         let elected = |term: u8| Elected::from([term; 12]);
-        let mut signs = detector.signs();
+        let mut primary = detector.primary();
         let mut renewed = |sent, term| {
             detector.note_primary(sent, elected(term));
-            let changed = signs.has_changed().unwrap();
-            changed.then(|| signs.borrow_and_update().primary.unwrap())
+            let changed = primary.has_changed().unwrap();
+            changed.then(|| primary.borrow_and_update().unwrap())
         };
         let begun = Instant::now();
         let after = |seconds| begun + std::time::Duration::from_secs(seconds);
@@ -178,6 +109,6 @@ mod tests {
         // A stream that was heard of in between has not taken that one in.
         assert_eq!(renewed(after(5), 2), Some((after(5), elected(2))));
         detector.answered(after(3), elected(1));
-        assert_eq!(detector.signs().borrow().primary, Some((after(5), elected(2))));
+        assert_eq!(*detector.primary().borrow(), Some((after(5), elected(2))));
     }
 }

@@ -11,7 +11,6 @@ use tokio::{
     time::{Instant, sleep_until, timeout_at},
 };
 
-use super::failover_detector::Signs;
 use crate::{
     backoff::Backoff,
     error::ServerError,
@@ -223,28 +222,22 @@ impl Subscription {
         }
     }
 
-    /// Gives the stream up if it has said nothing since a fail-over; takes it up at another primary if it has said
-    /// nothing since that one was found.
-    pub(in crate::session) fn heed(&mut self, signs: Signs) -> Option<News> {
-        let Phase::Open {
+    /// Takes the stream up at another primary if it has said nothing since that one was asked for its election.
+    pub(in crate::session) fn heed(&mut self, (asked, found): (Instant, Elected)) {
+        if let Phase::Open {
             stream,
             since,
             heard_at,
             elected,
             ..
         } = &mut self.phase
-        else {
-            return None;
-        };
-        if signs.failed_over.is_some_and(|at| *heard_at < at) {
-            return Some(self.broke(None));
-        }
-        let (asked, found) = signs.primary.filter(|(asked, _)| *asked >= *since)?;
-        if *elected.get_or_insert(found) != found && *heard_at < asked {
+            && asked >= *since
+            && *elected.get_or_insert(found) != found
+            && *heard_at < asked
+        {
             self.resume = stream.resume_at();
             self.close();
         }
-        None
     }
 
     fn opened(&mut self, stream: Stream, watched: Watched) -> News {
@@ -365,13 +358,6 @@ mod tests {
         }
     }
 
-    fn failed_over(at: Instant) -> Signs {
-        Signs {
-            failed_over: Some(at),
-            ..Signs::default()
-        }
-    }
-
     async fn closed(subscription: &mut Subscription) -> PollingReason {
         match subscription.next().await {
             News::Closed(reason) => reason,
@@ -403,27 +389,6 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_suspect_stream_is_given_up_unless_it_has_said_something() {
-        let server = Server::new(Vec::new());
-        let mut subscription = server.subscribe();
-        assert!(
-            subscription.heed(failed_over(Instant::now())).is_none(),
-            "there is none"
-        );
-        opened(&mut subscription).await;
-        let before = Instant::now();
-        tokio::time::advance(Duration::from_secs(1)).await;
-        assert!(subscription.heed(failed_over(before)).is_none(), "it was opened later");
-        let news = subscription.heed(failed_over(Instant::now()));
-        assert!(
-            matches!(news, Some(News::Closed(PollingReason::Interrupted))),
-            "{news:?}"
-        );
-        opened(&mut subscription).await;
-        assert_eq!(server.openings.load(Ordering::Relaxed), 2);
-    }
-
-    #[tokio::test(start_paused = true)]
     async fn quiet_after_news_is_told_once() {
         let server = Server::new(Vec::new());
         let mut subscription = server.subscribe();
@@ -444,11 +409,7 @@ mod tests {
         let server = Server::new(Vec::new());
         let mut subscription = server.subscribe();
         let found = |subscription: &mut Subscription, asked, term: u8| {
-            let news = subscription.heed(Signs {
-                primary: Some((asked, Elected::from([term; 12]))),
-                ..Signs::default()
-            });
-            assert!(news.is_none(), "nobody polls for it: {news:?}");
+            subscription.heed((asked, Elected::from([term; 12])));
         };
         let before = Instant::now();
         tokio::time::advance(Duration::from_secs(1)).await;

@@ -49,7 +49,7 @@ pub(in crate::session) async fn run(session: Weak<Session>, demand: watch::Recei
 async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<bool>) -> Option<()> {
     demand.wait_for(|needed| *needed).await.ok()?;
     let mut watching = Watching::new(&weak.upgrade()?);
-    let mut signs = weak.upgrade()?.failover_detector.signs();
+    let mut primary = weak.upgrade()?.failover_detector.primary();
     let wake_watcher = weak.upgrade()?.wake_watcher.clone();
     loop {
         if std::mem::take(&mut watching.had_events) {
@@ -61,9 +61,10 @@ async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<bool>) -> Optio
         let news = tokio::select! {
             news = watching.subscription.next() => Some(news),
             () = wake_watcher.notified() => None,
-            changed = signs.changed() => {
+            changed = primary.changed() => {
                 changed.ok()?;
-                watching.subscription.heed(*signs.borrow_and_update())
+                primary.borrow_and_update().into_iter().for_each(|found| watching.subscription.heed(found));
+                None
             }
             () = sleep(LONGEST_PAUSE), if watching.open.is_none() => None,
         };
