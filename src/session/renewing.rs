@@ -9,10 +9,15 @@
 //! longer than the lease. It is repeated beside itself when a sixth of the time is over that its holds have left. Then
 //! its holds go out in as many commands as there may be at once, as a single document can be the one that hangs: one
 //! that a transaction has written, about which the server says nothing until the transaction ends. So it costs the
-//! others one round, and after two or three it is alone. The same is done with holds whose documents the server refuses
-//! to write. A failed renewal is not a loss; the deadline is.
+//! others one round, and after two or three it is alone. The elements of a document stay together. The same is done with
+//! holds whose documents the server refuses to write. A failed renewal is not a loss; the deadline is.
 
-use std::{collections::BTreeMap, pin::pin, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashSet},
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -27,7 +32,7 @@ use super::{
 use crate::{
     error::ServerError,
     protocol::{Exchange, Holder, Showing},
-    store::{Renewal, View},
+    store::{LockLayout, Renewal, View},
     telemetry,
     waitlist::deadline::Deadline,
 };
@@ -77,8 +82,9 @@ impl Table {
         due.div_ceil(AT_ONCE)
     }
 
-    /// Returns the next renewal for which there is room, and marks its holds as being renewed.
-    fn next_batch(&mut self, apart_together: usize, now: Instant) -> Option<Batch> {
+    /// Returns the next renewal for which there is room, and marks its holds as being renewed. `elements`: the locks are
+    /// those of elements, of which a document has many.
+    fn next_batch(&mut self, apart_together: usize, elements: Option<&LockLayout>, now: Instant) -> Option<Batch> {
         for turn in [Turn::Urgent, Turn::Usual, Turn::Apart] {
             let Ok(room) = self.room.0[turn as usize].clone().try_acquire_owned() else {
                 continue;
@@ -86,7 +92,7 @@ impl Table {
             let holds = match turn {
                 Turn::Urgent => self.timers.take_renewals(turn, now, AT_A_TIME),
                 Turn::Usual => self.take_usual(now),
-                Turn::Apart => self.take_apart(apart_together, now),
+                Turn::Apart => self.take_apart(apart_together, elements, now),
             };
             if !holds.is_empty() {
                 return Some(self.batch(holds, turn, room, now));
@@ -105,7 +111,7 @@ impl Table {
         self.timers.take_renewals(Turn::Usual, soon, AT_A_TIME)
     }
 
-    fn take_apart(&mut self, together: usize, now: Instant) -> Vec<Arc<Hold>> {
+    fn take_apart(&mut self, together: usize, elements: Option<&LockLayout>, now: Instant) -> Vec<Arc<Hold>> {
         let mut holds = Vec::new();
         while holds.len() < together
             && let Some((_, hold)) = self.timers.first_renewal(Turn::Apart).filter(|(at, _)| *at <= now)
@@ -119,6 +125,13 @@ impl Table {
             if goes_alone {
                 break;
             }
+        }
+        if let Some(elements) = elements {
+            // Commands that write one document keep each other from it.
+            let documents: HashSet<&str> = holds.iter().map(|hold| elements.document_of(&hold.name)).collect();
+            let is_in_them = |name: &str| documents.contains(elements.document_of(name));
+            let beside = self.timers.take_named(Turn::Apart, now, is_in_them);
+            holds.extend(beside);
         }
         holds
     }
@@ -153,9 +166,12 @@ impl Session {
     /// Renews the holds that are due, as far as there is room.
     pub(super) fn renew_due(self: &Arc<Self>, now: Instant) {
         let apart_together = self.table().apart_together(now);
+        let elements = self.store.in_place().filter(|layout| layout.is_of_elements());
         loop {
             // A binding of its own, so that the mutex is released after each.
-            let batch = self.table().next_batch(apart_together, now);
+            let batch = self
+                .table()
+                .next_batch(apart_together, elements.map(|layout| &**layout), now);
             let Some(batch) = batch else { return };
             self.send_renewal(batch);
         }
@@ -360,16 +376,67 @@ impl Session {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::{
         config::Settings,
         hold_options::Terms,
         protocol::{Kind, ServerTime},
-        store::{MemoryStore, Store},
+        store::{MemoryStore, Store, lock_layout::Paths},
         tests::simulated::Link,
         waitlist::{Grant, How, deadline::Deadline},
         wake_mode::WakeMode,
     };
+
+    fn grant(end: Instant, renew_at: Instant) -> Grant {
+        Grant {
+            token: 1,
+            granted_as: 1,
+            used: (Kind::Mutex, 1),
+            permits: 1,
+            lease: Terms::default().lease(&Settings::default().unchecked()),
+            deadline: Deadline::at(end),
+            renew_at: Some(renew_at),
+            how: How::AtOnce,
+        }
+    }
+
+    /// Several commands for one document would be in each other's way, and none would be answered in time.
+    #[tokio::test(start_paused = true)]
+    async fn a_document_is_renewed_by_one_command_at_a_time_whatever_its_elements() {
+        let elements = LockLayout::of_elements(None, "w_elements.lines", ("lines", "w"), &Paths::default()).unwrap();
+        let link = Link::new(Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000))), 1);
+        let config = Settings::default().validate().unwrap();
+        let session = Session::of(
+            "a".to_owned(),
+            config,
+            Store::Simulated(link),
+            None,
+            WakeMode::ChangeStream,
+        );
+        let now = Instant::now();
+        for number in 0..200 {
+            let grant = grant(now + Duration::from_secs(20), now);
+            let name = format!("{}/n={number}", number % 3);
+            let hold = Arc::new(Hold::new(format!("a-{number}"), name, &grant));
+            session.table().timers.came(&hold, now);
+        }
+        let next = |together| session.table().next_batch(together, Some(&elements), Instant::now());
+        let first = next(0).expect("they are due");
+        assert_eq!(first.holds.len(), 200);
+        tokio::time::advance(first.pause).await;
+        let together = session.table().apart_together(Instant::now());
+        let documents = |batch: Batch| -> Vec<String> {
+            let names = batch
+                .holds
+                .iter()
+                .map(|hold| elements.document_of(&hold.name).to_owned());
+            names.collect::<BTreeSet<_>>().into_iter().collect()
+        };
+        let apart: Vec<_> = std::iter::from_fn(|| next(together)).map(documents).collect();
+        assert_eq!(apart.concat().len(), 3, "{apart:?}");
+    }
 
     /// Whether they came to be late while they waited, or have been so before.
     #[tokio::test(start_paused = true)]
@@ -387,23 +454,14 @@ mod tests {
         let begun = Instant::now();
         for (left, count) in [(10, 5 * AT_A_TIME), (20, 3 * AT_A_TIME)] {
             for number in 0..count {
-                let grant = Grant {
-                    token: 1,
-                    granted_as: 1,
-                    used: (Kind::Mutex, 1),
-                    permits: 1,
-                    lease: Terms::default().lease(&Settings::default().unchecked()),
-                    deadline: Deadline::at(begun + left * second),
-                    renew_at: Some(begun),
-                    how: How::AtOnce,
-                };
+                let grant = grant(begun + left * second, begun);
                 let hold = Arc::new(Hold::new(format!("a-{number}"), format!("lock {number}"), &grant));
                 session.table().timers.came(&hold, begun);
             }
         }
         // Nothing else runs meanwhile.
         tokio::time::advance(6 * second).await;
-        let next = || session.table().next_batch(0, Instant::now());
+        let next = || session.table().next_batch(0, None, Instant::now());
         let mut batches: Vec<Batch> = std::iter::from_fn(next).collect();
         assert_eq!(batches.len(), URGENT_AT_ONCE + 1);
         for _ in 0..3 {

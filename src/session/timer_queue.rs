@@ -169,6 +169,16 @@ impl Timers {
             .collect()
     }
 
+    /// Takes those of the holds to be renewed by then in this turn that have such a name, as far as the first of them show.
+    pub(super) fn take_named(&mut self, turn: Turn, by: Instant, is_named: impl Fn(&str) -> bool) -> Vec<Arc<Hold>> {
+        let queue = &mut self.renewals[turn as usize];
+        let due = queue.queue.iter().take_while(|(at, _)| *at <= by).take(AT_A_TIME);
+        let holds = due.filter_map(|(_, number)| self.holds.get(number));
+        let named: Vec<Arc<Hold>> = holds.filter(|hold| is_named(&hold.name)).cloned().collect();
+        named.iter().for_each(|hold| queue.set(hold.number, None));
+        named
+    }
+
     /// Returns the hold that is to be renewed first in this turn, and when.
     pub(super) fn first_renewal(&self, turn: Turn) -> Option<(Instant, &Arc<Hold>)> {
         let (at, number) = self.renewals[turn as usize].first()?;

@@ -190,7 +190,7 @@ impl LockLayout {
     }
 
     /// Returns the name of the document that contains the lock with this name.
-    fn document_of<'a>(&self, name: &'a str) -> &'a str {
+    pub(crate) fn document_of<'a>(&self, name: &'a str) -> &'a str {
         match self.array {
             None => name,
             Some(_) => split(name).0,
