@@ -31,9 +31,6 @@ const QUIET: Duration = Duration::from_secs(1);
 /// that breaks sooner, again and again, is opened at the pace of the longest pause.
 const EARNED: Duration = Duration::from_secs(10);
 
-/// Time after which an opening counts as none so far. It goes on: at a slow server, a new one would take longer still.
-const OPENED_WITHIN: Duration = Duration::from_secs(2);
-
 /// Pause before the next try where the server has no change streams or does not permit them: both can change.
 const UNAVAILABLE: Duration = Duration::from_secs(30);
 
@@ -75,8 +72,6 @@ enum Phase {
     /// An attempt is on its way.
     Opening {
         attempt: Detached<Opened>,
-        /// When it is late, unless that has been told.
-        late_at: Option<Instant>,
         /// When it is given up: it closes the stream that it opens.
         until: Instant,
     },
@@ -162,24 +157,11 @@ impl Subscription {
                     // An attempt can hang on a server that is gone, although another stands already; but while the
                     // members of a replica set look for each other, every attempt can take long.
                     let patience = SILENT * 2_u32.pow(self.backoff.failures().saturating_sub(2).min(3));
-                    let now = Instant::now();
-                    self.phase = Phase::Opening {
-                        attempt,
-                        late_at: Some(now + OPENED_WITHIN),
-                        until: now + patience,
-                    };
+                    let until = Instant::now() + patience;
+                    self.phase = Phase::Opening { attempt, until };
                 }
-                Phase::Opening {
-                    attempt,
-                    late_at,
-                    until,
-                } => {
-                    let opened = timeout_at(late_at.unwrap_or(*until), attempt).await;
-                    if opened.is_err() && late_at.take().is_some() {
-                        self.is_turned = false;
-                        return News::Closed(PollingReason::Interrupted);
-                    }
-                    return match opened {
+                Phase::Opening { attempt, until } => {
+                    return match timeout_at(*until, attempt).await {
                         Ok(Ok(Ok((stream, watched)))) => self.opened(stream, watched),
                         Ok(Ok(Err(error))) => self.failed(&error),
                         Ok(Err(_)) | Err(_) => self.pause(PollingReason::Interrupted),
@@ -473,19 +455,10 @@ mod tests {
         let mut given_up = Vec::new();
         for _ in 0..5 {
             assert_eq!(closed(&mut subscription).await, PollingReason::Interrupted);
-            let late = begin.elapsed().as_millis();
-            assert_eq!(closed(&mut subscription).await, PollingReason::Interrupted);
-            given_up.push((late, begin.elapsed().as_millis()));
+            given_up.push(begin.elapsed().as_millis());
         }
         // After 5.25 s, and then after more, with pauses of 0, 50, 100 and 200 ms.
-        let expected = [
-            (2_000, 5_250),
-            (7_250, 10_500),
-            (12_550, 15_800),
-            (17_900, 26_400),
-            (28_600, 47_600),
-        ];
-        assert_eq!(given_up, expected);
+        assert_eq!(given_up, [5_250, 10_500, 15_800, 26_400, 47_600]);
         opened(&mut subscription).await;
     }
 
