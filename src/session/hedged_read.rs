@@ -16,7 +16,7 @@ use tokio::{
 
 use super::{
     Session, Table,
-    in_flight::{SHORTEST, patience},
+    in_flight::{DEAD_MOST, SHORTEST, TOGETHER, patience},
     line::UNANSWERED,
 };
 use crate::{
@@ -25,20 +25,13 @@ use crate::{
     store::{Documents, LONG_READ_WITHIN, LogTime, READ_WITHIN, View, detached},
 };
 
-/// Maximum number of documents that are read as fast as one, or nearly.
-const FEW: usize = 50;
-
-/// Maximum number of attempts at a reading that costs next to nothing: about as many connections carry commands at once
-/// by default, and all can be dead.
-const ATTEMPTS: u32 = 8;
-
 /// Time that the server may take to connect: longer than the driver looks for a server, as the driver's error says more.
 const CONNECT_WITHIN: Duration = Duration::from_secs(120);
 
 /// The cost of a reading for the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cost {
-    /// Of a few documents by their names, which are sent at once.
+    /// Of a few documents by their names, which are sent at once, and read as fast as one or nearly.
     Small,
     /// Of many documents, or of one of the user's own, which can have 16 MB.
     Large,
@@ -53,10 +46,10 @@ impl Cost {
     /// one, where it usually does an operation within this time.
     fn limits(self, usual: Duration) -> (Duration, u32, Duration) {
         match self {
-            Self::Small => (patience(usual), ATTEMPTS, READ_WITHIN),
-            Self::Large => (patience(usual) * 4, ATTEMPTS / 2, LONG_READ_WITHIN),
-            Self::Unknown => (LONG_READ_WITHIN / 3, ATTEMPTS / 4, LONG_READ_WITHIN),
-            Self::Connecting => (patience(SHORTEST) * 4, ATTEMPTS, CONNECT_WITHIN),
+            Self::Small => (patience(usual), DEAD_MOST, READ_WITHIN),
+            Self::Large => (patience(usual) * 4, DEAD_MOST / 2, LONG_READ_WITHIN),
+            Self::Unknown => (LONG_READ_WITHIN / 3, DEAD_MOST / 4, LONG_READ_WITHIN),
+            Self::Connecting => (patience(SHORTEST) * 4, DEAD_MOST, CONNECT_WITHIN),
         }
     }
 }
@@ -118,7 +111,11 @@ impl Session {
         view: View,
         names: &[String],
     ) -> Result<(Documents, Exchange, Option<LogTime>), ServerError> {
-        let cost = if names.len() > FEW { Cost::Large } else { Cost::Small };
+        let cost = if names.len() > TOGETHER {
+            Cost::Large
+        } else {
+            Cost::Small
+        };
         let read = || {
             let (store, names) = (self.store.clone(), names.to_vec());
             async move { store.read(view, &names).await }

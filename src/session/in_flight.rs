@@ -67,10 +67,10 @@ const RECENT: Duration = Duration::from_secs(5);
 /// that can renew leases at all.
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// Number of commands that are given up at full pace while nothing is answered at all: each can have taken a dead
-/// connection out of the pool. The pause before the next one grows by its time for each such number, as it occupies a
-/// connection too, or waits for one, and shows little more about the server.
-const ADRIFT_AT_EASE: u32 = 8;
+/// Number of dead connections that a command may meet one after the other: about as many carry commands at once by
+/// default. So many are given up at full pace while nothing is answered at all. The pause before the next one grows by its
+/// time for each such number, as it occupies a connection too, or waits for one, and shows little more about the server.
+pub(super) const DEAD_MOST: u32 = 8;
 
 /// The commands of a session that are on their way, and the recent speed of the server.
 #[derive(Debug)]
@@ -374,7 +374,7 @@ impl InFlight {
     /// more seldom another is given up.
     fn give_up(self: &Arc<Self>, sent: Instant, limit: Limit) -> Option<Adrift> {
         let (mut seen, now) = (self.seen(), Instant::now());
-        let pause = limit.patience() * (seen.adrift / ADRIFT_AT_EASE);
+        let pause = limit.patience() * (seen.adrift / DEAD_MOST);
         if seen.heard <= Some(sent) && seen.given_up.is_some_and(|at| now - at < pause) {
             return None;
         }
@@ -498,9 +498,9 @@ mod tests {
             (adrift, sent.elapsed())
         };
         let mut all = Vec::new();
-        for number in 0..3 * ADRIFT_AT_EASE {
+        for number in 0..3 * DEAD_MOST {
             let (adrift, waited) = hang().await;
-            assert_eq!(waited, limit.patience() * (number / ADRIFT_AT_EASE).max(1), "{number}");
+            assert_eq!(waited, limit.patience() * (number / DEAD_MOST).max(1), "{number}");
             all.push(adrift);
         }
         let (heard, ()) = tokio::join!(hang(), async {

@@ -4,7 +4,8 @@ use tokio::time::Instant;
 
 use super::line::Need;
 
-/// Maximum number of names whose queues a session looks at. Beyond that one stream costs less than the reads.
+/// Maximum number of names whose queues a session looks at, or whose next events it reckons. Beyond that one stream costs
+/// less than the reads.
 pub(super) const LOOKS_MOST: usize = 8;
 
 /// The number of lines with each need of the change stream.

@@ -11,6 +11,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout_at},
 };
 
+use super::super::line::UNANSWERED;
 use crate::{
     backoff::Backoff,
     error::ServerError,
@@ -22,10 +23,6 @@ use crate::{
 /// Longest silence of an open stream, which gives a sign of life at least once in the await time. A stream that is
 /// overdue by half a second is dropped. This is the back-stop of `failover_detector`, which explains such silences.
 const SILENT: Duration = AWAIT_TIME.saturating_add(Duration::from_millis(500));
-
-/// Time after the opening of a stream, or after events, in which the next batch is expected where there is much to
-/// tell. If none comes, the stream is quiet, or its server is gone: see `failover_detector`.
-const QUIET: Duration = Duration::from_secs(1);
 
 /// Age at which a stream has earned a fresh back-off: ten times the longest pause, and more than a silence. A stream
 /// that breaks sooner, again and again, is opened at the pace of the longest pause.
@@ -175,7 +172,9 @@ impl Subscription {
                     ..
                 } => {
                     let overdue_at_now = *overdue_at.get_or_insert_with(|| Instant::now() + SILENT);
-                    let quiet_at = *heard_at + QUIET;
+                    // Where there is much to tell, the next batch is expected soon after the opening, or after events. If none
+                    // comes, the stream is quiet, or its server is gone: see `failover_detector`.
+                    let quiet_at = *heard_at + UNANSWERED;
                     let until = if *busy {
                         overdue_at_now.min(quiet_at)
                     } else {
@@ -378,7 +377,7 @@ mod tests {
         opened(&mut subscription).await;
         let news = subscription.next().await;
         assert!(matches!(news, News::Quiet), "{news:?}");
-        assert_eq!(began.elapsed(), QUIET);
+        assert_eq!(began.elapsed(), UNANSWERED);
         for _ in 0..5 {
             // Signs of life are no news.
             let news = subscription.next().await;

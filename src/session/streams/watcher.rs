@@ -13,7 +13,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    super::Session,
+    super::{Session, stream_demand::LOOKS_MOST},
     subscription::{News, Opener, Subscription},
 };
 use crate::{
@@ -26,9 +26,6 @@ use crate::{
 /// Time without need after which the stream is closed, or reports less, so that short pauses don't cost opening it again.
 /// Meanwhile it costs the server for every write.
 const LINGER: Duration = Duration::from_secs(5);
-
-/// Maximum number of names for a pause before events are asked for: the pauses of more would seldom coincide.
-const LINES_MOST: usize = 4;
 
 /// Runs until the session ends.
 ///
@@ -195,7 +192,8 @@ impl Session {
         let mut table = self.table();
         table.calm = None;
         let is_reported_to_others = self.is_claiming() || !self.observers().are_none();
-        if table.lines.by_name.len() > LINES_MOST || is_reported_to_others || self.store.is_in_memory() {
+        // The pauses of many names would seldom coincide.
+        if table.lines.by_name.len() > LOOKS_MOST || is_reported_to_others || self.store.is_in_memory() {
             return None;
         }
         let context = self.context(table.streaming, &table.clock);
