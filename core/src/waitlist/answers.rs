@@ -297,6 +297,8 @@ impl<H: Hold> Step<'_, H> {
             list.note_pace(prospect.pace_until(context.now), context);
         }
         self.full = None;
+        // What looks have shown was so.
+        (self.blind_until, self.looks_failed) = Default::default();
         // The tokens that an older hold has left are smaller.
         self.hand_on_no_more();
         // The queue has changed since it was seen.

@@ -112,9 +112,8 @@ pub struct Waitlist<H: Hold> {
     pace: Duration,
     /// When the head looks at its queue position.
     look_at: Option<Instant>,
-    /// Whether the last look has shown that the head is not in the queue any more, or fits.
-    was_seen_gone: bool,
-    /// Until then the head only asks, as looks are expected to fail: they delay the request that follows.
+    /// Until then the head only asks, as looks are expected to fail, or to show what is not so: they delay the request that
+    /// follows.
     blind_until: Option<Instant>,
     looks_failed: Backoff,
     /// The number of plans for asking and looking, so that a look made for an earlier plan can't overthrow a later
@@ -427,7 +426,6 @@ impl<H: Hold> Waitlist<H> {
             prospect: None,
             pace,
             look_at: None,
-            was_seen_gone: false,
             blind_until: None,
             looks_failed: Backoff::default(),
             plan: 0,

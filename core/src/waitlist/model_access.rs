@@ -62,7 +62,7 @@ impl<H: Hold> Waitlist<H> {
         self.retry_at.iter_mut().for_each(put_off);
         (self.expiry, self.look_at, self.prospect) = (None, None, None);
         self.pace = Duration::ZERO;
-        (self.was_seen_gone, self.blind_until, self.looks_failed) = Default::default();
+        (self.blind_until, self.looks_failed) = Default::default();
         if !self.waiting.iter().any(Waiting::is_queued) {
             // The answer that shows a queued head sets these anew.
             (self.ask_at, self.others_absent) = (None, false);

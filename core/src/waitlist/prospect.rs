@@ -120,8 +120,9 @@ impl<H: Hold> Step<'_, H> {
         // Every write of the protocol grants to all that fit. If the first in line fits now, another program's write
         // has made room, and no client has written since.
         let Some(ahead) = ahead.filter(|ahead| ahead.position > 0 || head.wants.permits > ahead.free) else {
-            (list.ask_at, list.was_seen_gone) = (Some(context.now), true);
-            return;
+            list.ask_at = Some(context.now);
+            // The answer can show the opposite, and the next look too: an old primary answers looks for a while.
+            return list.rest_from_looks(context.now);
         };
         (list.blind_until, list.looks_failed) = (None, Backoff::default());
         let was_far = list.is_far();
@@ -203,7 +204,7 @@ impl<H: Hold> Waitlist<H> {
         Some(context.now + pause)
     }
 
-    /// Has the head only ask for a while, as a look failed.
+    /// Has the head only ask for a while, as a look failed, or has shown that the head is served.
     pub(super) fn rest_from_looks(&mut self, now: Instant) {
         self.blind_until = Some(now + self.looks_failed.failed());
     }
@@ -429,7 +430,7 @@ mod tests {
                 let look = look_of(&waitlist);
                 waitlist.step(&context).looked(&look, Some(seen));
                 assert_eq!(waitlist.ask_at == Some(context.now), asks, "{seen:?}");
-                assert_eq!(waitlist.was_seen_gone, asks, "{seen:?}");
+                assert_eq!(waitlist.blind_until.is_some(), asks, "{seen:?}");
             }
         });
     }

@@ -71,7 +71,7 @@ impl<H: Hold> Waitlist<H> {
     /// line together with a release: nobody confirmed its entry while another was the head, and it may fit beside this
     /// hold.
     pub(super) fn ask_after_grant(&mut self) {
-        (self.ask_at, self.expiry, self.look_at, self.was_seen_gone) = (None, None, None, false);
+        (self.ask_at, self.expiry, self.look_at) = (None, None, None);
     }
 }
 
@@ -79,7 +79,6 @@ impl<H: Hold> Step<'_, H> {
     /// Sets when the head asks again, by the leases of those ahead of it, and when it looks.
     pub(super) fn plan_asking(&mut self, state: &State, now: Option<ServerTime>) {
         let (list, context) = (&mut *self.list, self.context);
-        let was_seen_gone = list.was_seen_gone;
         list.ask_after_grant();
         list.plan += 1;
         let Some(head) = list.waiting.front().filter(|head| head.is_queued()) else {
@@ -89,10 +88,6 @@ impl<H: Hold> Step<'_, H> {
             return;
         };
         let (entry, lease) = (head.entry.clone(), head.wants.terms.lease(context.config));
-        if was_seen_gone {
-            // A look has shown the opposite, and the next one may too: an old primary answers looks for a while.
-            list.rest_from_looks(context.now);
-        }
         let holders = state.holders.iter().map(|holder| holder.until);
         let before = state.queue[..position].iter().map(|waiter| waiter.until);
         let first_end = holders.chain(before).min();
