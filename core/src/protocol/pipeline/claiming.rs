@@ -87,6 +87,6 @@ pub(super) fn fields(at: &Location, operation: &Operation, counts: bool, now: &B
         let attempts = doc! { "$ifNull": [at.value("attempts"), 0_i64] };
         fields.insert("attempts", doc! { "$add": [attempts, 1_i64] });
     }
-    fields.extend(ending::record_of(at, existing(at, "holders"), operation, now));
+    fields.extend(ending::record_of(at, || existing(at, "holders"), operation, now));
     fields
 }

@@ -12,7 +12,7 @@ use crate::protocol::{Evict, HoldEnd, Location, Operation};
 /// Records the holds that ended, if the client keeps a history: the holders that are not in `$$after`.
 pub(super) fn record(at: &Location, operation: &Operation, now: &Bson) -> Document {
     let gone = doc! { "$not": { "$in": ["$$this.token", "$$after.holders.token"] } };
-    record_of(at, filter(existing(at, "holders"), gone), operation, now)
+    record_of(at, || filter(existing(at, "holders"), gone), operation, now)
 }
 
 /// Returns the field of the history after an operation whose only entry leaves and is the only holder. Nothing of the
@@ -35,12 +35,12 @@ pub(super) fn record_of_release(at: &Location, operation: &Operation, now: &Bson
 
 /// Returns the field after an operation that removes those holders which do not stay by phase leave alone.
 pub(super) fn record_of_leave(at: &Location, operation: &Operation, now: &Bson) -> Document {
-    let gone = filter(existing(at, "holders"), doc! { "$not": [leave(operation, now)] });
+    let gone = || filter(existing(at, "holders"), doc! { "$not": [leave(operation, now)] });
     record_of(at, gone, operation, now)
 }
 
 /// Returns the field after these holders are gone, if there are any.
-pub(super) fn record_of(at: &Location, gone: Bson, operation: &Operation, now: &Bson) -> Document {
+pub(super) fn record_of(at: &Location, gone: impl FnOnce() -> Bson, operation: &Operation, now: &Bson) -> Document {
     if operation.record.most == 0 {
         return Document::new();
     }
@@ -51,7 +51,7 @@ pub(super) fn record_of(at: &Location, gone: Bson, operation: &Operation, now: &
     let ends = in_front(at, map("$$gone", ended), operation);
     // A missing field stays missing.
     let ends = cond(doc! { "$eq": ["$$gone", []] }, at.value("ends"), ends);
-    doc! { "ends": bind(doc! { "gone": gone }, ends) }
+    doc! { "ends": bind(doc! { "gone": gone() }, ends) }
 }
 
 /// Returns when and how the hold of an entry ended: [`Operation::end_of`](crate::protocol::Operation::end_of).

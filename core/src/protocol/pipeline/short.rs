@@ -34,7 +34,7 @@
 use mongodb::bson::{Bson, Document, doc};
 
 use super::{
-    ending, enqueue,
+    append, ending,
     expression::{bind, cond, literal},
     fields_of_enqueue, fields_of_stamp,
     granting::{asked_for, grant, grant_as_fits, next_token, room, with_reserve, with_room, words_of_grant},
@@ -194,7 +194,7 @@ fn line_up(at: &Location, operation: &Operation, requests: &Requests, now: &Bson
     stamped.extend(ending::record_of_leave(at, operation, now));
     let enqueued = fields_of_enqueue(at, requests, requests.capacity.into());
     let written = at.merged([enqueued.into(), after, stamped.into()]);
-    let written = bind(doc! { "all": enqueue(operation, now) }, written);
+    let written = bind(doc! { "all": append(operation, now) }, written);
     let live = leave(operation, now);
     bind(
         doc! { "holders": remaining(at, "holders", &live), "queue": remaining(at, "queue", &live) },
