@@ -205,14 +205,14 @@ impl Looks {
 fn blocked(locks: &BTreeMap<String, State>, now: ServerTime) -> BTreeSet<&str> {
     let mut blocked: BTreeSet<&str> = locks.keys().map(String::as_str).collect();
     let mut moving = Vec::new();
-    let mut behind = BTreeMap::<&str, Vec<&str>>::new();
+    let mut behind = BTreeMap::<&str, BTreeSet<&str>>::new();
     for (name, state) in locks {
         let awaited: Vec<Option<&str>> = live(state, now).map(awaited_lock).collect();
         let all: Option<Vec<&str>> = awaited.iter().copied().collect();
         match all.filter(|all| !all.is_empty() && all.iter().all(|awaited| locks.contains_key(*awaited))) {
-            Some(all) => all
-                .iter()
-                .for_each(|awaited| behind.entry(awaited).or_default().push(name)),
+            Some(all) => all.into_iter().for_each(|awaited| {
+                behind.entry(awaited).or_default().insert(name);
+            }),
             None => moving.push(name.as_str()),
         }
     }

@@ -40,7 +40,7 @@ impl MongoStore {
             true => Document::new(),
             false => all_fields(self.layout.base()),
         };
-        let (mut ids, mut wanted) = (Vec::new(), BTreeMap::<String, Vec<&String>>::new());
+        let (mut ids, mut wanted) = (Vec::new(), BTreeMap::<String, Vec<String>>::new());
         for name in names {
             if of_elements {
                 // Not the whole map: others may have hundreds of locks in the document.
@@ -51,7 +51,7 @@ impl MongoStore {
             if in_it.is_empty() {
                 ids.push(id);
             }
-            in_it.push(name);
+            in_it.push(name.clone());
         }
         let find = self.collection.find(doc! { "_id": { "$in": ids } });
         let find = find.projection(shown).read_concern(view.concern());
@@ -66,7 +66,7 @@ impl MongoStore {
             let named = id.and_then(|id| self.layout.document(&id));
             for name in named.and_then(|named| wanted.get(&named)).into_iter().flatten() {
                 if let Some(state) = self.layout.at(name).found(&document) {
-                    found.insert((*name).clone(), state);
+                    found.insert(name.clone(), state);
                 }
             }
         }
