@@ -54,6 +54,7 @@ pub mod guarantees {}
 #[cfg(any(doc, doctest))]
 pub mod guide;
 mod handle;
+mod hidden;
 mod inspect;
 pub mod locks;
 mod machine;

@@ -153,7 +153,7 @@ impl LockClient {
 
     /// Returns the connection to memory, on which a test can set faults; one without faults for a client of a server.
     pub(crate) fn connection(&self) -> Connection {
-        match &self.session.store {
+        match &**self.session.store {
             Store::Memory(store) => store.connection().clone(),
             _ => Connection::default(),
         }

@@ -46,7 +46,7 @@ impl Session {
         if !is_in_transaction(transaction).await {
             return Err(GuardError::NotInTransaction);
         }
-        let Store::Mongo(store) = &self.store else {
+        let Store::Mongo(store) = &**self.store else {
             abort(transaction).await;
             return Err(GuardError::InMemory);
         };
@@ -134,7 +134,7 @@ impl Session {
     /// Whether a transaction that the hold guards may still be open, so that a write of the document from outside of
     /// it would wait for its end, and be done then.
     pub(crate) async fn is_in_open_transaction(self: &Arc<Self>, hold: &Arc<Hold>) -> Result<bool, ServerError> {
-        let Store::Mongo(store) = &self.store else {
+        let Store::Mongo(store) = &**self.store else {
             return Ok(false);
         };
         let mut backoff = Backoff::default();

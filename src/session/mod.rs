@@ -50,6 +50,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     config::Config,
     error::ServerError,
+    hidden::{Hidden, hidden},
     machine::wall_clock,
     protocol::{Exchange, QUEUE_MOST},
     store::{Detached, Store, detached},
@@ -83,9 +84,9 @@ const FREE_IN_A_ROW: u8 = 4;
 /// The state of one client, shared by its handles and its tasks.
 pub(crate) struct Session {
     pub(crate) config: Config,
-    pub(crate) store: Store,
+    pub(crate) store: Hidden<Store>,
     ids: Ids,
-    table: Mutex<Table>,
+    table: Hidden<Mutex<Table>>,
     /// Wakes the heartbeat when something is due earlier than it knows.
     wake_heartbeat: Arc<Notify>,
     /// Wakes the watcher when an event is expected earlier than it knows.
@@ -95,7 +96,7 @@ pub(crate) struct Session {
     mode: watch::Sender<WakeMode>,
     /// Whether something needs the change stream.
     demand: watch::Sender<bool>,
-    observers: Mutex<Observers>,
+    observers: Hidden<Mutex<Observers>>,
     /// Notified when the last line goes, a claim settles, or nothing of claims is searched for; only the end of the
     /// session waits for it.
     drained: Notify,
@@ -106,9 +107,9 @@ pub(crate) struct Session {
     stopped: CancellationToken,
     /// The id of the process; a fork of it has another: see [`is_forked`](Self::is_forked).
     made_in: u32,
-    started: OnceLock<Handle>,
+    started: Hidden<OnceLock<Handle>>,
     /// The runtime on which the client was built, where there is a driver.
-    home: OnceLock<Handle>,
+    home: Hidden<OnceLock<Handle>>,
     /// Set when the index is asked for, and cancelled when nothing needs to wait for it any more.
     prepared: OnceLock<CancellationToken>,
     /// The election of the primary, for the change stream.
@@ -182,26 +183,26 @@ impl Session {
         let in_flight = InFlight::new(config.max_operations, !store.is_in_place());
         Arc::new(Self {
             config,
-            store,
+            store: hidden(store),
             ids: Ids::new(id),
-            table: Mutex::new(Table {
+            table: hidden(Mutex::new(Table {
                 clock,
                 ..Table::default()
-            }),
+            })),
             wake_heartbeat: Arc::default(),
             wake_watcher: Arc::default(),
             in_flight,
             claims: Claims::default(),
             mode: watch::Sender::new(mode),
             demand: watch::Sender::default(),
-            observers: Mutex::new(Observers::new(may_stream)),
+            observers: hidden(Mutex::new(Observers::new(may_stream))),
             drained: Notify::new(),
             closing: CancellationToken::new(),
             ended: CancellationToken::new(),
             stopped: CancellationToken::new(),
             made_in: process::id(),
-            started: OnceLock::new(),
-            home: OnceLock::new(),
+            started: hidden(OnceLock::new()),
+            home: hidden(OnceLock::new()),
             prepared: OnceLock::new(),
             failover_detector: FailoverDetector::default(),
         })

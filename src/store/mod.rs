@@ -46,7 +46,7 @@ pub(crate) use typed::{Mismatch, read_as, write_as};
 
 /// The place where a session's locks live: in documents of their own or in the user's, in MongoDB or in memory. Both
 /// keep the same documents by the same transitions.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) enum Store {
     Mongo(Arc<MongoStore>),
     Memory(Arc<MemoryStore>),

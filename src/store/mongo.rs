@@ -30,6 +30,7 @@ use super::{Answer, Elected, Failure, LockLayout, LogTime, Unreadable, lock_layo
 
 use crate::{
     error::ServerError,
+    hidden::{Hidden, hidden},
     machine::exchanged,
     protocol::{Evict, Exchange, Expects, Location, Operation, ServerTime, State, document::Malformed, pipeline, wake},
 };
@@ -62,11 +63,10 @@ const TTL_INDEX: &str = "watchlock_purge_at";
 const NOW: &str = "_watchlock_now";
 
 /// A collection whose documents are locks, or contain them.
-#[derive(Debug)]
 pub(crate) struct MongoStore {
     /// The database of the collection.
-    database: Database,
-    collection: Collection<Document>,
+    database: Hidden<Database>,
+    collection: Hidden<Collection<Document>>,
     pub(super) layout: Arc<LockLayout>,
     /// The members of the replica set that serve the streams of a session.
     streams: ReadPreference,
@@ -75,7 +75,6 @@ pub(crate) struct MongoStore {
 }
 
 /// A store of locks, and what the server told when it was connected.
-#[derive(Debug)]
 pub(crate) struct Connected {
     pub(crate) store: MongoStore,
     /// Whether the server is neither a member of a replica set nor a router.
@@ -141,11 +140,11 @@ impl MongoStore {
         let namespace = collection.namespace();
         let database = collection.client().database(&namespace.db);
         Self {
-            collection: database.collection_with_options(&namespace.coll, options),
+            collection: hidden(database.collection_with_options(&namespace.coll, options)),
             layout,
             streams,
             shapes: Shapes::default(),
-            database,
+            database: hidden(database),
             first_look: FirstLook::taken(),
         }
     }

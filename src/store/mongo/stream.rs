@@ -2,12 +2,12 @@
 
 mod elements;
 
-use futures::StreamExt;
+use futures::{StreamExt, stream::BoxStream};
 use mongodb::{
     bson::{Bson, Document, RawDocument, doc},
     error::Error,
     options::SelectionCriteria,
-    raw_batch_cursor::RawBatchCursor,
+    raw_batch_cursor::RawBatch,
 };
 
 use super::{AWAIT_TIME, MongoStore, lossy, not_utf8};
@@ -78,7 +78,7 @@ impl MongoStore {
             .await?;
         // The answer to the aggregation itself: the stream is open as of now.
         let mut stream = MongoStream {
-            cursor,
+            cursor: cursor.boxed(),
             read: Box::new(read),
             first: None,
             resume_at: resume.cloned(),
@@ -335,7 +335,8 @@ type Reader = dyn Fn(&Received, &mut Vec<Event>) + Send + Sync;
 
 /// An open stream; dropping it closes the server's cursor in the background.
 pub(crate) struct MongoStream {
-    cursor: RawBatchCursor,
+    /// Its type is hidden as in [`Hidden`](crate::hidden::Hidden).
+    cursor: BoxStream<'static, Result<RawBatch, Error>>,
     read: Box<Reader>,
     /// Events that came with the answer to the opening, and the position after them.
     first: Option<(Vec<Event>, Option<ResumeAt>)>,
