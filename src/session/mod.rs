@@ -179,7 +179,6 @@ impl Session {
             // The first exchange has nothing to contradict.
             let _ = clock.note(exchange, &config);
         }
-        let may_stream = config.may_stream();
         let in_flight = InFlight::new(config.max_operations, !store.is_in_place());
         Arc::new(Self {
             config,
@@ -195,7 +194,7 @@ impl Session {
             claims: Claims::default(),
             mode: watch::Sender::new(mode),
             demand: watch::Sender::default(),
-            observers: hidden(Mutex::new(Observers::new(may_stream))),
+            observers: hidden(Mutex::default()),
             drained: Notify::new(),
             closing: CancellationToken::new(),
             ended: CancellationToken::new(),

@@ -251,7 +251,7 @@ impl Session {
     fn stream_closed(self: &Arc<Self>, reason: PollingReason, was_open: bool) {
         self.table().streaming = false;
         self.set_mode(WakeMode::Polling(reason));
-        self.observers().stream_closed(true);
+        self.observers().stream_closed();
         if was_open {
             self.on_gap();
             self.note_freed(false);
@@ -282,7 +282,7 @@ impl Session {
         // No waiter is woken late any more, so there is no cause for alarm.
         let mode = self.mode.borrow().at_rest();
         self.set_mode(mode);
-        self.observers().stream_closed(!mode.is_streaming());
+        self.observers().stream_closed();
         self.show_hold_watch();
         if waits {
             // No event reported what happened since the last one.
