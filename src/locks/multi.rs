@@ -14,7 +14,11 @@ use std::{
     time::Duration,
 };
 
-use futures::{StreamExt, future::join_all, stream::FuturesUnordered};
+use futures::{
+    FutureExt, StreamExt,
+    future::{BoxFuture, join_all},
+    stream::FuturesUnordered,
+};
 use tokio::{runtime::Handle, time::Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -265,8 +269,12 @@ fn in_all(mut error: AcquireError, timeout: Option<Duration>) -> AcquireError {
 
 /// Waits until any of the parts is lost; forever if there are none.
 async fn any_lost(parts: impl Iterator<Item = &SeenHold>) {
-    let mut losses: FuturesUnordered<_> = parts.map(Seen::lost).collect();
-    if losses.next().await.is_none() {
+    any(parts.map(|part| part.lost().map(drop).boxed()).collect()).await;
+}
+
+/// Resolves when one of them does; never, if there is none.
+async fn any(mut all: FuturesUnordered<BoxFuture<'_, ()>>) {
+    if all.next().await.is_none() {
         std::future::pending::<()>().await;
     }
 }
@@ -304,12 +312,12 @@ impl Own for OwnedHolds {
     }
 
     async fn renew(&self) -> Result<Duration, RenewError> {
-        let renewed = join_all(self.parts.iter().map(Own::renew)).await;
+        let renewed = join_all(self.parts.iter().map(|part| part.renew().boxed())).await;
         self.renewed(renewed)
     }
 
     async fn renew_for(&self, length: Duration) -> Result<Duration, RenewError> {
-        let renewed = join_all(self.parts.iter().map(|part| part.renew_for(length))).await;
+        let renewed = join_all(self.parts.iter().map(|part| part.renew_for(length).boxed())).await;
         self.renewed(renewed)
     }
 
@@ -364,8 +372,7 @@ impl Seen for SeenHolds {
 
     /// Any part of it.
     async fn wanted(&self) {
-        let mut wanted: FuturesUnordered<_> = self.parts.iter().map(Seen::wanted).collect();
-        wanted.next().await;
+        any(self.parts.iter().map(|part| part.wanted().boxed()).collect()).await;
     }
 
     /// If several are lost, the first one observed.

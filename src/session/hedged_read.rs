@@ -22,7 +22,10 @@ use super::{
 use crate::{
     error::ServerError,
     protocol::Exchange,
-    store::{Documents, LONG_READ_WITHIN, LogTime, READ_WITHIN, View, detached},
+    store::{
+        Documents, LONG_READ_WITHIN, LogTime, READ_WITHIN, View,
+        detached::{Detached, Output, detached, downcast},
+    },
 };
 
 /// Time that the server may take to connect: longer than the driver looks for a server, as the driver's error says more.
@@ -60,19 +63,31 @@ impl Cost {
 /// Only for commands that change nothing.
 pub(crate) async fn read_beside<T, F>(
     runtime: &Handle,
-    (cost, usual): (Cost, Duration),
-    mut read: impl FnMut() -> F,
+    hedging: (Cost, Duration),
+    mut read: impl FnMut() -> F + Send,
 ) -> Result<T, ServerError>
 where
     T: Send + 'static,
     F: Future<Output = Result<T, ServerError>> + Send + 'static,
 {
+    let mut attempt = || {
+        let reading = read();
+        detached(runtime, async { reading.await.map(|read| Box::new(read) as Output) })
+    };
+    downcast(first_answer(hedging, &mut attempt).await?)
+}
+
+/// Does the same with attempts of one type, so that this is compiled once.
+async fn first_answer(
+    (cost, usual): (Cost, Duration),
+    attempt: &mut (dyn FnMut() -> Detached<Result<Output, ServerError>> + Send),
+) -> Result<Output, ServerError> {
     let begun = Instant::now();
     let (pause, most, within) = cost.limits(usual);
     let last = begun + patience(within);
     let mut attempts = FuturesUnordered::new();
     for number in 1..=most {
-        attempts.push(detached(runtime, read()));
+        attempts.push(attempt());
         let until = match number == most {
             true => last,
             // Where answers take long, there is time for fewer.
@@ -129,7 +144,7 @@ impl Session {
     }
 
     /// Reads in time. Before a reading of some cost, a small one finds a connection that works.
-    pub(crate) async fn read<T, F>(self: &Arc<Self>, cost: Cost, read: impl Fn() -> F) -> Result<T, ServerError>
+    pub(crate) async fn read<T, F>(self: &Arc<Self>, cost: Cost, read: impl Fn() -> F + Send) -> Result<T, ServerError>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, ServerError>> + Send + 'static,

@@ -6,7 +6,7 @@
 
 use std::{cmp::Reverse, fmt, ops::Deref, sync::Arc};
 
-use futures::{StreamExt, stream};
+use futures::{FutureExt, StreamExt, stream};
 use tokio::{
     sync::oneshot,
     time::{Instant, timeout},
@@ -146,13 +146,13 @@ impl Session {
         // Beyond that time, a release is repeated while others go on.
         let patience = self.in_flight.limit(0, &self.config).patience();
         stream::iter(ended)
-            .for_each_concurrent(AT_A_TIME, |hold| async move {
+            .for_each_concurrent(AT_A_TIME, |hold| {
                 let (to, released) = oneshot::channel();
                 // Unless it was lost meanwhile, and its entry is gone.
                 self.update(&hold.name, None, |lines, context| {
                     lines.let_go(&hold, Some(to), context)
                 });
-                let _ = timeout(patience, released).await;
+                timeout(patience, released).map(drop).boxed()
             })
             .await;
     }

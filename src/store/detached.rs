@@ -11,7 +11,7 @@ use tokio::{
 use crate::error::ServerError;
 
 /// The output of any future.
-type Output = Box<dyn Any + Send>;
+pub(crate) type Output = Box<dyn Any + Send>;
 
 /// A future in a task of its own, which runs to its end even if this is dropped; see [`detached`].
 pub(crate) type Detached<T> = Map<JoinHandle<Output>, fn(Result<Output, JoinError>) -> Result<T, ServerError>>;
@@ -31,8 +31,12 @@ pub(crate) fn detached<T: Send + 'static>(
     runtime.spawn(running).map(output)
 }
 
-/// Returns the output of a task, whose type is that of the future it was made of.
 fn output<T: 'static>(ended: Result<Output, JoinError>) -> Result<T, ServerError> {
-    let output = ended.map_err(ServerError::stopped)?.downcast();
+    downcast(ended.map_err(ServerError::stopped)?)
+}
+
+/// Returns the output of a future, of the type that it had.
+pub(crate) fn downcast<T: 'static>(output: Output) -> Result<T, ServerError> {
+    let output = output.downcast();
     output.map_or_else(|_| Err(ServerError::runtime_ended()), |output| Ok(*output))
 }

@@ -5,7 +5,7 @@
 
 mod claims;
 pub(crate) mod collection;
-mod detached;
+pub(crate) mod detached;
 mod documents;
 pub(crate) mod element;
 pub(crate) mod lock_layout;
