@@ -13,7 +13,7 @@
 //! acquires permits for others.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fmt::{self, Write as _},
 };
 
@@ -106,7 +106,7 @@ pub(crate) struct Looks {
     /// Their number.
     count: u64,
     /// The waits that the last of them saw, by the locks and tokens of their holders.
-    seen: BTreeMap<(String, i64), Seen>,
+    seen: HashMap<(String, i64), Seen>,
 }
 
 #[derive(Debug)]

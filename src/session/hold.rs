@@ -648,8 +648,8 @@ impl Hold {
 
 /// Returns the names of the locks of these holds, each once.
 pub(super) fn names_of<'a>(holds: impl IntoIterator<Item = &'a Arc<Hold>>) -> Vec<String> {
-    let names: BTreeSet<&String> = holds.into_iter().map(|hold| &hold.name).collect();
-    names.into_iter().cloned().collect()
+    let names: BTreeSet<&str> = holds.into_iter().map(|hold| hold.name.as_str()).collect();
+    names.into_iter().map(str::to_owned).collect()
 }
 
 #[cfg(test)]

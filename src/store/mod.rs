@@ -442,7 +442,7 @@ pub(crate) struct Renewed {
     /// The number of documents that were changed.
     pub(crate) renewed: u64,
     /// Documents that the server refused to change, by the names of their locks: nothing was written to them.
-    pub(crate) refused: BTreeMap<String, ServerError>,
+    pub(crate) refused: HashMap<String, ServerError>,
     /// The election of the primary that did this, if it is told.
     pub(crate) elected: Option<Elected>,
     /// The time in the server's log by which it was done, if it is told.

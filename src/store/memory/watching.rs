@@ -1,6 +1,6 @@
 //! The events of writes in memory, as a server's change stream would report them.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use mongodb::bson::{Bson, Document};
 use tokio::sync::mpsc;
@@ -100,10 +100,11 @@ impl Watcher {
     /// Returns the events of the observed locks that a write has changed.
     fn observed_elements(&self, name: &str, before: Option<&Document>, after: Option<&Document>) -> Vec<Event> {
         let base = self.layout.base();
-        let map = |document| -> BTreeMap<&String, &Bson> { base.lock(document).into_iter().flatten().collect() };
-        let (before, after) = (before.map(map).unwrap_or_default(), after.map(map).unwrap_or_default());
-        let gone = before.keys().filter(|code| !after.contains_key(*code));
-        let changed = after.keys().filter(|code| before.get(*code) != after.get(*code));
+        let nothing = Document::new();
+        let map = |document: Option<_>| document.and_then(|document| base.lock(document)).unwrap_or(&nothing);
+        let (before, after) = (map(before), map(after));
+        let gone = before.keys().filter(|code| !after.contains_key(code));
+        let changed = after.keys().filter(|code| before.get(code) != after.get(code));
         let names = gone.chain(changed).map(|code| element_name(name, code));
         let observed = names.filter(|name| self.watched.observed.has(name));
         observed.map(Event::Written).collect()

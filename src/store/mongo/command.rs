@@ -5,7 +5,7 @@
 //! protocol's writes may arrive twice anyway, and their senders repeat them; so this cost is avoided here. In addition,
 //! the driver has no time limit for updates, while the server has one for every command.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::HashMap, time::Duration};
 
 use mongodb::{
     bson::{Bson, Document, doc},
@@ -62,7 +62,7 @@ impl Updated {
         renewed: u64,
         names: impl Fn(usize) -> &'a [&'a String],
     ) -> Result<Renewed, ServerError> {
-        let mut refused = BTreeMap::new();
+        let mut refused = HashMap::new();
         for (position, error) in self.refused {
             let error = ServerError::from(error);
             // The server failed here, not a document.
