@@ -333,13 +333,11 @@ fn read_answer(
     operation: &Operation,
     document: Option<&Document>,
 ) -> Result<(Option<State>, Option<ServerTime>), Malformed> {
-    let obstacle = document.and_then(|document| at.obstacle(document));
-    if let Some(path) = obstacle.filter(|_| operation.needs_a_lock()) {
-        // An array would give the lock many values instead of one, so it is treated as another protocol.
-        return Err(Malformed::occupied(path));
-    }
-    let state = document.and_then(|document| at.lock(document));
-    let state = state.map(State::from_document).transpose();
+    let state = match document {
+        Some(document) if at.is_root() => State::from_document(document).map(Some),
+        Some(document) => at.state(document),
+        None => Ok(None),
+    };
     let written = state.as_ref().ok().and_then(Option::as_ref);
     let written = written.filter(|state| wake::left(&state.wake, &operation.id).is_some());
     let now = document.and_then(server_now);

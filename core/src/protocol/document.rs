@@ -175,7 +175,11 @@ impl State {
                 path: "holders.",
             };
             holders.push(Holder {
-                released: fields.optional_time("released")?,
+                // To the server a `null` is as good as nothing.
+                released: match holder.get("released") {
+                    None | Some(Bson::Null) => None,
+                    Some(_) => Some(fields.time("released")?),
+                },
                 // No decision depends on it. Earlier versions show it without a number.
                 shown: holder.get_bool("idle").ok().map(|is_idle| Shown {
                     is_idle,
@@ -348,14 +352,6 @@ impl<'a> Fields<'a> {
 
     fn time(&self, field: &str) -> Result<ServerTime, Malformed> {
         ServerTime::in_field(self.document, field).ok_or_else(|| self.malformed(field, "is not a date"))
-    }
-
-    /// Reads a date that may be missing. To the server a `null` is as good as nothing.
-    fn optional_time(&self, field: &str) -> Result<Option<ServerTime>, Malformed> {
-        match self.document.get(field) {
-            None | Some(Bson::Null) => Ok(None),
-            Some(_) => self.time(field).map(Some),
-        }
     }
 
     fn list(&self, field: &str) -> Result<Vec<&'a Document>, Malformed> {

@@ -1015,6 +1015,23 @@ async fn whole_numbers_are_one_id_and_foreign_fields_are_passed_over() {
     assert!(b.try_claim(doc! { "n": 2 }).await.unwrap().is_none());
 }
 
+/// A sub-document that has none of a lock's fields is the user's: nobody holds it, and an acquire adds the lock to it.
+#[tokio::test(flavor = "multi_thread")]
+async fn fields_of_the_users_own_in_the_place_of_a_lock_are_no_lock() {
+    for scene in Scene::everywhere("doc_own_fields").await {
+        let (a, b) = scene.locks();
+        let document = doc! { "_id": 1, "watchlock": { "size": 7 } };
+        scene.events.insert(document.clone()).await;
+        assert!(a.break_lock(1).await.unwrap().is_none());
+        assert_eq!(scene.find(1).await, document);
+        let held = a.acquire(1).await.unwrap();
+        assert!(b.try_acquire(1).await.unwrap().is_none());
+        assert_eq!(held.release().await.unwrap(), Released::Released);
+        let lock = scene.find(1).await.get_document("watchlock").unwrap().clone();
+        assert_eq!(lock.get_i32("size"), Ok(7));
+    }
+}
+
 /// A release that finds the lock gone makes room for the next task all the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_that_is_gone_is_handed_on() {
