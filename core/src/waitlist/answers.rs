@@ -182,7 +182,7 @@ impl<H: Hold> Step<'_, H> {
                 // Nothing here released it, so another program wrote that.
                 return self.ask_anew(position, true);
             }
-            let lease = self.waiting[position].wants.terms.lease(context.config);
+            let lease = self.waiting[position].lease;
             let deadline = Deadline::of_answer(
                 exchange,
                 holder.until,
@@ -308,7 +308,7 @@ impl<H: Hold> Step<'_, H> {
             granted_as: token,
             used: (waiting.wants.used.0, waiting.capacity),
             permits: unsigned(waiting.wants.permits),
-            lease: waiting.wants.terms.lease(context.config),
+            lease: waiting.lease,
             how: waiting.how,
             deadline,
             renew_at,
@@ -328,10 +328,9 @@ impl<H: Hold> Step<'_, H> {
         // one.
         (waiting.stage, waiting.above) = (Stage::Asked, 0);
         (waiting.how, waiting.covered) = (How::Asking, false);
-        let lease = waiting.wants.terms.lease(context.config).length;
         let leaving = Leaving::new(stale, context)
             .used_as(waiting.wants.used)
-            .of_lease(lease, context);
+            .of_lease(waiting.lease.length, context);
         self.leaving.push(leaving.swept_if(uncertain));
     }
 

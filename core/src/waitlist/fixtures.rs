@@ -145,7 +145,8 @@ mod of_tests {
             terms: Terms::default(),
             owner: Owner::default(),
         };
-        Waiting::new(key, key, format!("me-{key}"), options, Instant::now())
+        let config = Settings::default().validate().unwrap();
+        Waiting::new(key, key, format!("me-{key}"), options, Instant::now(), &config)
     }
 
     /// A hold under the entry `me-0`.

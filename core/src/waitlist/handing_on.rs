@@ -244,7 +244,7 @@ impl<H: Hold> Step<'_, H> {
             granted_as: held.token,
             used: next.wants.used,
             permits: unsigned(next.wants.permits),
-            lease: next.wants.terms.lease(context.config),
+            lease: next.lease,
             how: How::Local,
             deadline: left.deadline,
             renew_at: Some(left.renew_at),

@@ -331,7 +331,7 @@ impl<H: Hold> Step<'_, H> {
     /// the server to an operation that is sent after it came, and whatever is known before can change until then.
     pub fn join(&mut self, key: Key, to: H::Task, options: AcquireOptions) {
         let entry = self.context.ids.entry();
-        let waiting = Waiting::new(key, to, entry, options, self.context.now);
+        let waiting = Waiting::new(key, to, entry, options, self.context.now, self.context.config);
         if let Some(hold) = self.reenter(&waiting) {
             return self.effects.push(Effect::Granted { to: waiting.to, hold });
         }
@@ -371,9 +371,8 @@ impl<H: Hold> Step<'_, H> {
         // While an operation is on its way, its requests can be anywhere.
         let on_its_way = waiting.stage != Stage::New && self.under_way.is_some();
         if waiting.is_queued() || waiting.uncertain || on_its_way {
-            let lease = waiting.wants.terms.lease(self.context.config).length;
             let leaving = Leaving::new(waiting.entry.clone(), self.context).used_as(waiting.wants.used);
-            let leaving = leaving.of_lease(lease, self.context);
+            let leaving = leaving.of_lease(waiting.lease.length, self.context);
             self.leaving.push(leaving.swept_if(waiting.uncertain));
         }
     }

@@ -18,7 +18,7 @@ impl<H: Hold> Step<'_, H> {
             // A late event: that grant is over, and the entry has got in line again.
             (wake::Signal::Granted { token }, Some(position)) if token <= self.waiting[position].above => {}
             (wake::Signal::Granted { token }, Some(position)) => {
-                let lease = self.waiting[position].wants.terms.lease(context.config);
+                let lease = self.waiting[position].lease;
                 let deadline = Deadline::of_event(at, lease.claim, context.clock, context.now, context.config);
                 // The event is late; or the server's clock is not known well enough, as the last answers were slow. The
                 // entry may hold the lock all the same, and the answer to a request shows that clock.

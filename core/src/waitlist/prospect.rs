@@ -194,7 +194,7 @@ impl<H: Hold> Waitlist<H> {
             StreamState::Opening | StreamState::Unavailable => false,
         };
         let pause = if may_do_without {
-            look_every(head.wants.terms.lease(context.config).claim)
+            look_every(head.lease.claim)
         } else if self.blind_until.is_some_and(|until| until > context.now) {
             return None;
         } else {

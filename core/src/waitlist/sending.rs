@@ -129,7 +129,7 @@ impl<H: Hold> Step<'_, H> {
             let stays = waiting.waits() && (is_first || follows);
             entries.push(Request {
                 reserve: if position == 0 { reserve } else { 0 },
-                ..request(waiting, stays, context.config)
+                ..request(waiting, stays)
             });
             if adopting && !waiting.is_queued() {
                 adopts = waiting.wants.owner.identity.clone();
@@ -198,13 +198,12 @@ impl Full {
     }
 }
 
-fn request<T>(waiting: &Waiting<T>, wait: bool, config: &Config) -> Request {
-    let lease = waiting.wants.terms.lease(config);
+fn request<T>(waiting: &Waiting<T>, wait: bool) -> Request {
     Request {
         id: waiting.entry.clone(),
         permits: waiting.wants.permits,
-        lease: millis(lease.length),
-        claim: millis(lease.claim),
+        lease: millis(waiting.lease.length),
+        claim: millis(waiting.lease.claim),
         wait,
         fresh: waiting.stage == Stage::New,
         reserve: 0,

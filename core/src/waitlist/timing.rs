@@ -87,7 +87,7 @@ impl<H: Hold> Step<'_, H> {
         let Some(position) = state.queue.iter().position(|waiter| waiter.id == head.entry) else {
             return;
         };
-        let (entry, lease) = (head.entry.clone(), head.wants.terms.lease(context.config));
+        let (entry, lease) = (head.entry.clone(), head.lease);
         let holders = state.holders.iter().map(|holder| holder.until);
         let before = state.queue[..position].iter().map(|waiter| waiter.until);
         let first_end = holders.chain(before).min();
@@ -221,8 +221,7 @@ pub(super) fn poll_pause<T>(
 ) -> Duration {
     let waited = context.now.saturating_duration_since(head.since);
     let usual = poll_interval(context.config, position, waited);
-    let claim = head.wants.terms.lease(context.config).claim;
-    pace.unwrap_or(usual).min(usual).min(claim / 4)
+    pace.unwrap_or(usual).min(usual).min(head.lease.claim / 4)
 }
 
 /// Returns the pause between two questions without a stream. The head asks often, a waiter far back seldom. All of
@@ -437,19 +436,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_polls_follows_the_pace_of_the_lock_and_notices_a_grant_while_its_claim_lease_runs() {
         in_context(|context| {
-            let mut config = context.config.clone();
-            let head = queued(1, MUTEX);
-            let pause = |pace: Option<u64>, context: &Context<'_>| {
-                let pause = poll_pause(&head, 9, pace.map(millis), context);
-                pause.as_millis()
-            };
-            assert_eq!(
-                [None, Some(3), Some(200)].map(|pace| pause(pace, context)),
-                [100, 3, 100]
-            );
-            config.claim_lease = millis(40);
-            let config = &config;
-            assert_eq!(pause(None, &Context { config, ..*context }), 10);
+            let mut head = queued(1, MUTEX);
+            let pause = |head: &_, pace: Option<u64>| poll_pause(head, 9, pace.map(millis), context).as_millis();
+            assert_eq!([None, Some(3), Some(200)].map(|pace| pause(&head, pace)), [100, 3, 100]);
+            head.lease.claim = millis(40);
+            assert_eq!(pause(&head, None), 10);
         });
     }
 }

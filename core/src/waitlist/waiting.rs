@@ -4,7 +4,8 @@ use tokio::time::Instant;
 
 use super::{How, Key};
 use crate::{
-    hold_options::Terms,
+    config::Config,
+    hold_options::{Lease, Terms},
     protocol::{CapacityIs, Owner, Use},
 };
 
@@ -32,6 +33,8 @@ pub struct Waiting<T> {
     /// Its entry in the document.
     pub entry: String,
     pub wants: AcquireOptions,
+    /// The lease of its entry, and of the hold that it is granted.
+    pub(super) lease: Lease,
     pub since: Instant,
     pub(super) stage: Stage,
     /// The last token that had been issued when the entry was seen in the queue: its own will be larger.
@@ -69,12 +72,13 @@ pub(super) enum Stage {
 }
 
 impl<T> Waiting<T> {
-    pub(super) fn new(key: Key, to: T, entry: String, wants: AcquireOptions, since: Instant) -> Self {
+    pub(super) fn new(key: Key, to: T, entry: String, wants: AcquireOptions, since: Instant, config: &Config) -> Self {
         Self {
             key,
             to,
             entry,
             capacity: wants.used.1,
+            lease: wants.terms.lease(config),
             wants,
             since,
             stage: Stage::New,
