@@ -391,15 +391,14 @@ impl Session {
     }
 
     fn context<'a>(&'a self, streaming: bool, clock: &'a ServerClock) -> Context<'a> {
-        let expected = || self.config.may_stream() && self.mode.borrow().is_streaming();
         let stream = if streaming {
             StreamState::Open
-        } else if !expected() {
+        } else if !self.mode.borrow().is_streaming() {
             StreamState::Unavailable
-        } else if self.wants_to_stream() {
-            StreamState::OnDemand
-        } else {
+        } else if *self.demand.borrow() {
             StreamState::Opening
+        } else {
+            StreamState::OnDemand
         };
         Context {
             now: Instant::now(),
