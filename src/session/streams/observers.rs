@@ -68,8 +68,6 @@ pub(in crate::session) struct Observers {
     has_ended: bool,
     /// Notified when there is more to be read.
     pub(super) changed: Arc<Notify>,
-    /// Whether there is a task that reads.
-    pub(super) is_read: bool,
 }
 
 #[derive(Debug, Default)]
@@ -241,7 +239,7 @@ impl Observers {
             inbox.end(why.cloned());
         }
         (self.stream, self.as_of) = (ended.stream, ended.as_of);
-        (self.changed, self.is_read) = (ended.changed, ended.is_read);
+        self.changed = ended.changed;
     }
 
     /// Has everything read that is observed, but for what a stream has reported all the time.
