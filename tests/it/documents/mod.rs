@@ -1028,7 +1028,7 @@ async fn fields_of_the_users_own_in_the_place_of_a_lock_are_no_lock() {
         assert!(b.try_acquire(1).await.unwrap().is_none());
         assert_eq!(held.release().await.unwrap(), Released::Released);
         let lock = scene.find(1).await.get_document("watchlock").unwrap().clone();
-        assert_eq!(lock.get_i32("size"), Ok(7));
+        assert_eq!(lock.get_i32("size").ok(), Some(7));
     }
 }
 
