@@ -60,19 +60,21 @@ fn before_quotes(text: &str) -> &str {
 }
 
 /// Shortens the driver's message that no server is fit for an operation: it describes all servers that it knows. The
-/// first error of one of them speaks for all.
+/// first error of one of them speaks for all, or one that has said nothing so far.
 fn no_server(message: &str) -> String {
     let (found, topology) = message.split_once(". Topology: ").unwrap_or((message, ""));
-    let mut servers = topology.split("{ Address: ").skip(1);
-    let first = servers.find_map(|server| {
-        let (address, rest) = server.split_once(", ")?;
+    let servers = topology.split("{ Address: ").skip(1);
+    let mut servers = servers.filter_map(|server| server.split_once(", "));
+    let silent = servers.clone().find(|(_, rest)| rest.starts_with("Type: Unknown"));
+    let failed = servers.find_map(|(address, rest)| {
         let (_, error) = rest.split_once("Error: Kind: ")?;
         Some((address, error.split(", labels: ").next()?))
     });
     let found = before_quotes(found);
-    match first {
-        Some((address, error)) => format!("{found}: {address}: {}", before_quotes(error)),
-        None => found.to_owned(),
+    match (failed, silent) {
+        (Some((address, error)), _) => format!("{found}: {address}: {}", before_quotes(error)),
+        (None, Some((address, _))) => format!("{found}: {address} has not answered"),
+        (None, None) => found.to_owned(),
     }
 }
 
@@ -102,5 +104,10 @@ mod tests {
         let signed = message.replace("refused (os", "{ signature: 5 } (os");
         assert!(no_server(&signed).ends_with("a:1: I/O error: Connection"), "{signed}");
         assert_eq!(no_server("anything { else"), "anything");
+        // Connecting takes longer than the time for it; or there are servers, and none of them is the primary.
+        let silent = "No available servers. Topology: { Type: Unknown, Servers: [ { Address: a:1, Type: Unknown } ] }";
+        assert_eq!(no_server(silent), "No available servers: a:1 has not answered");
+        let secondary = silent.replace("a:1, Type: Unknown", "a:1, Type: RsSecondary");
+        assert_eq!(no_server(&secondary), "No available servers");
     }
 }

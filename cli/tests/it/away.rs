@@ -71,6 +71,13 @@ async fn a_server_out_of_reach_is_told_without_secrets() {
             );
         }
     }
+    // One that says nothing is named too. On a busy machine, so is one whose refusal comes late.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap();
+    let uri = format!("mongodb://locker:{PASSWORD}@{address}/app?serverSelectionTimeoutMS=200");
+    let told = done(bare().env("MONGODB_URI", &uri).arg("ls")).await.expect(69);
+    let all = format!("{told:?}");
+    assert!(!all.contains(PASSWORD) && all.contains(&address.to_string()), "{all}");
     // Text that is not a connection string could quote the password.
     for uri in [
         format!("mongodb://locker:{PASSWORD}/x@127.0.0.1/app"),
