@@ -20,7 +20,7 @@ const CLIENTS: usize = 8;
 const BUDGET: HoldWatch = HoldWatch::Budget { millicores: 10 };
 
 /// Renewals show how busy the set is, and come often with a short lease.
-const LEASE: Duration = Duration::from_secs(3);
+const LEASE: Duration = Duration::from_secs(6);
 
 /// A client of its own alone would have a stream: what counts is that all of them see how many they are.
 #[tokio::test(flavor = "multi_thread")]
