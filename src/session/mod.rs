@@ -92,7 +92,7 @@ pub(crate) struct Session {
     /// Wakes the watcher when an event is expected earlier than it knows.
     wake_watcher: Arc<Notify>,
     in_flight: Arc<InFlight>,
-    claims: Claims,
+    claims: Hidden<Claims>,
     mode: watch::Sender<WakeMode>,
     /// Whether something needs the change stream.
     demand: watch::Sender<bool>,
@@ -191,7 +191,7 @@ impl Session {
             wake_heartbeat: Arc::default(),
             wake_watcher: Arc::default(),
             in_flight,
-            claims: Claims::default(),
+            claims: hidden(Claims::default()),
             mode: watch::Sender::new(mode),
             demand: watch::Sender::default(),
             observers: hidden(Mutex::default()),

@@ -10,7 +10,7 @@
 //! is known to be the later one: a lock that is in both is read once more.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     ops::Bound,
     sync::Arc,
     time::Duration,
@@ -64,7 +64,7 @@ pub(in crate::session) struct Observers {
     /// The time in the log as of which is read.
     pub(super) as_of: Option<LogTime>,
     /// For each reading that is under way, the names that the other one has read or told since it began.
-    beside: BTreeMap<Reading, BTreeSet<String>>,
+    beside: HashMap<Reading, BTreeSet<String>>,
     has_ended: bool,
     /// Notified when there is more to be read.
     pub(super) changed: Arc<Notify>,
@@ -80,7 +80,7 @@ struct Lock {
 }
 
 /// The two readings, which go on beside each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Reading {
     /// The list of all locks.
     List,
