@@ -82,6 +82,11 @@ fn pattern(answer: &Document) -> Option<&Document> {
     error.unwrap_or(answer).get_document("keyPattern").ok()
 }
 
+/// Reports whether the connection broke, so that the server may be gone.
+pub(super) fn broke_off(error: &Error) -> bool {
+    matches!(&*error.kind, ErrorKind::Io(_) | ErrorKind::ConnectionPoolCleared { .. })
+}
+
 /// Reports whether a write was applied, and is not confirmed by as many members as it should be.
 pub(super) fn is_unconfirmed(error: &Error) -> bool {
     matches!(&*error.kind, ErrorKind::Write(WriteFailure::WriteConcernError(_)))

@@ -102,6 +102,15 @@ impl ServerError {
         self.code().is_some_and(|code| code != 50)
     }
 
+    /// Reports whether the server is not the primary any more, is about to stop, or broke the connection: then it may
+    /// be gone, and its streams with it.
+    pub(crate) fn lost_primary(&self) -> bool {
+        // ShutdownInProgress, PrimarySteppedDown, NotWritablePrimary, InterruptedAtShutdown,
+        // InterruptedDueToReplStateChange, NotPrimaryNoSecondaryOk, NotPrimaryOrSecondary
+        matches!(self.code(), Some(91 | 189 | 10107 | 11600 | 11602 | 13435 | 13436))
+            || self.driver().is_some_and(failure::broke_off)
+    }
+
     /// Reports whether the operation was not even sent: the driver found no server for as long as it is set to look for
     /// one.
     pub(crate) fn found_no_server(&self) -> bool {

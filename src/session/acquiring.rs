@@ -11,7 +11,7 @@ use tokio::{
 use super::{
     Session,
     hold::{AcquireOutcome, Hold, ReleaseOutcome, Remains},
-    line::{Context, Line},
+    line::Standing,
     task::Task,
 };
 use crate::{
@@ -58,17 +58,15 @@ impl Session {
         let answered = tokio::select! {
             biased;
             answered = &mut waiting.outcome => answered,
-            () = timed_out => match waiting.give_up(|line, position, context| {
-                line.overdue(name, position, timeout.unwrap_or_default(), context)
-            }) {
-                Some(overdue) => return Err(overdue),
+            () = timed_out => match waiting.give_up() {
+                Some(standing) => return Err(standing.overdue(name, timeout.unwrap_or_default(), &self.ids)),
                 // It is answered in this very moment, and the answer is sent once the session's mutex is free: a hold
                 // is ours and not too late, and as somebody else's it would be in the way of our next request.
                 None => (&mut waiting.outcome).await,
             },
             stands_still = self.stands_still() => return Err(stands_still.into()),
-            deadlock = self.deadlocked(key, name, fails_on_deadlock) => match waiting.give_up(|_, _, _| ()) {
-                Some(()) => return Err(AcquireError::Deadlock(deadlock)),
+            deadlock = self.deadlocked(key, name, fails_on_deadlock) => match waiting.give_up() {
+                Some(_) => return Err(AcquireError::Deadlock(deadlock)),
                 // As above.
                 None => (&mut waiting.outcome).await,
             },
@@ -164,19 +162,14 @@ struct InLine<'a> {
 }
 
 impl InLine<'_> {
-    /// Takes the task out of the line, unless it was answered before. Returns what was `asked` of the line before that,
-    /// with the position of the task.
-    fn give_up<T>(&self, asked: impl FnOnce(&Line, usize, &Context<'_>) -> T) -> Option<T> {
-        let mut answer = None;
+    fn give_up(&self) -> Option<Standing> {
+        let mut standing = None;
         self.session.update(self.name, None, |lines, context| {
-            if let Some(line) = lines.by_name.get_mut(self.name)
-                && let Some(position) = line.waitlist.position(self.key)
-            {
-                answer = Some(asked(line, position, context));
-                line.waitlist.step(context).cancel(self.key);
+            if let Some(line) = lines.by_name.get_mut(self.name) {
+                standing = line.cancel(self.key, context);
             }
         });
-        answer
+        standing
     }
 }
 
@@ -185,7 +178,7 @@ impl Drop for InLine<'_> {
         if self.answered {
             return;
         }
-        self.give_up(|_, _, _| ());
+        self.give_up();
         // From here on the sender gets back what it sends, and releases it.
         self.outcome.close();
         if let Ok(Ok(hold)) = self.outcome.try_recv() {

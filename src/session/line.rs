@@ -14,7 +14,7 @@ use crate::{
     protocol::{Operation, QUEUE_MOST, ServerTime, wake},
     store::{Answer, Failure, LogTime},
     waitlist::{
-        Refusal, Setback, Waitlist,
+        Key, Refusal, Setback, Waitlist,
         ids::Ids,
         timing::{PROMPT, SHORT_HOLD},
     },
@@ -73,6 +73,47 @@ pub(crate) fn error_of(ended: Option<&Ended>) -> ServerError {
     error.cloned().unwrap_or_else(ServerError::overdue)
 }
 
+/// The situation of a task in line, by the last news.
+#[derive(Debug)]
+pub(crate) struct Standing {
+    last_answer: Option<Arc<Answer>>,
+    /// Whether the server's queue had no room for this client.
+    full: bool,
+    /// Number of waiters ahead of it.
+    before: usize,
+    trouble: Option<ServerError>,
+    age: Duration,
+}
+
+impl Standing {
+    /// Returns the error of a task that gives up. Only an answer of the server says that the lock is taken. To be called
+    /// outside of the line, as it copies strings.
+    pub(crate) fn overdue(self, name: &str, waited: Duration, ids: &Ids) -> AcquireError {
+        let name = name.to_owned();
+        let answer = self.last_answer.as_ref();
+        let contention = answer.and_then(|answer| contention(answer, self.age, self.before, ids));
+        let contention = contention.map(|contention| {
+            Box::new(Contention {
+                queue_full: self.full,
+                ..contention
+            })
+        });
+        match (contention, self.trouble) {
+            (contention @ Some(_), None) => AcquireError::Timeout {
+                name,
+                waited,
+                contention,
+            },
+            (contention, error) => AcquireError::Unanswered {
+                name,
+                waited,
+                contention,
+                error,
+            },
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Line {
     pub(crate) waitlist: Waitlist<Hold>,
@@ -124,57 +165,34 @@ impl Line {
         Some(operation)
     }
 
-    /// Returns the error of the task at this position in line, which gives up after it has `waited`. Only an answer of the
-    /// server says that the lock is taken.
-    pub(super) fn overdue(&self, name: &str, position: usize, waited: Duration, context: &Context<'_>) -> AcquireError {
-        let since = |at: Instant| context.now.saturating_duration_since(at);
-        let line = self.waitlist.waiting();
-        let before = line.range(..position).filter(|ahead| ahead.waits()).count();
-        let waiting = &line[position];
-        // An answer that shows room for the task is to an earlier operation: its own request has had none.
-        let taken = self.last_answer.as_ref();
-        let taken = taken.filter(|(answer, _)| !has_room(answer, waiting.wants.permits));
-        let contention = taken.and_then(|(answer, came_at)| {
-            let before = before + self.clients_ahead(answer, context);
-            contention(answer, since(*came_at), before, context.ids)
-        });
-        let contention = contention.map(|contention| {
-            Box::new(Contention {
-                queue_full: self.waitlist.is_kept_out(),
-                ..contention
-            })
-        });
-        // An operation can hang for longer than a task wants to wait, so there may be no error yet.
-        let unanswered = || {
-            let for_long = since(self.silent_since?);
-            (taken.is_none() || for_long >= UNANSWERED).then(|| ServerError::unanswered(for_long))
-        };
-        let trouble = match &self.trouble {
-            // The silence lasts from its beginning, and not from the last operation.
-            Some(error) if error.is_unanswered() => self.silent_since.map(|at| ServerError::unanswered(since(at))),
-            trouble => trouble.clone().or_else(unanswered),
-        };
-        // Whatever others were told before, a try has had no answer.
-        let of_try = || (!waiting.waits()).then(|| ServerError::unanswered(since(waiting.since)));
-        let name = name.to_owned();
-        match (contention, trouble.or_else(of_try)) {
-            (contention @ Some(_), None) => AcquireError::Timeout {
-                name,
-                waited,
-                contention,
-            },
-            (contention, error) => AcquireError::Unanswered {
-                name,
-                waited,
-                contention,
-                error,
-            },
+    /// Takes out a task that gives up, unless it was answered before. Returns its situation.
+    pub(crate) fn cancel(&mut self, key: Key, context: &Context<'_>) -> Option<Standing> {
+        let position = self.waitlist.position(key)?;
+        let waiting = self.waitlist.waiting();
+        let before = waiting.range(..position).filter(|ahead| ahead.waits()).count();
+        let waiting = &waiting[position];
+        let mut standing = self.standing(before, waiting.wants.permits, context);
+        if !waiting.waits() {
+            // Whatever others were told before, this one has had no answer.
+            let unanswered = || ServerError::unanswered(context.now.saturating_duration_since(waiting.since));
+            standing.trouble.get_or_insert_with(unanswered);
         }
+        self.waitlist.step(context).cancel(key);
+        Some(standing)
     }
 
-    /// Returns the number of clients ahead of this one in the server's queue, by this answer and the looks since.
-    fn clients_ahead(&self, answer: &Answer, context: &Context<'_>) -> usize {
-        answer.state.as_ref().map_or(0, |state| {
+    /// Returns what is known of the lock to a task that wants so many permits, with `before` other waiters of this process
+    /// ahead of it.
+    fn standing(&self, before: usize, permits: i64, context: &Context<'_>) -> Standing {
+        let since = |at: Instant| context.now.saturating_duration_since(at);
+        // An answer that shows room for the task is to an earlier operation: its own request has had none.
+        let taken = self
+            .last_answer
+            .clone()
+            .filter(|(answer, _)| !has_room(answer, permits));
+        let (last_answer, came_at) = taken.unzip();
+        let state = last_answer.as_ref().and_then(|answer| answer.state.as_ref());
+        let ahead = state.map_or(0, |state| {
             let head = self.waitlist.waiting().front().map(|head| head.entry.as_str());
             let queue = state.queue.iter().map(|waiter| waiter.id.as_str());
             let answered = queue
@@ -187,7 +205,24 @@ impl Line {
                 .waiters_ahead()
                 .and_then(|ahead| usize::try_from(ahead).ok());
             seen.map_or(answered, |seen| seen.min(answered))
-        })
+        });
+        // An operation can hang for longer than a task wants to wait, so there may be no error yet.
+        let unanswered = || {
+            let for_long = since(self.silent_since?);
+            (last_answer.is_none() || for_long >= UNANSWERED).then(|| ServerError::unanswered(for_long))
+        };
+        let trouble = match &self.trouble {
+            // The silence lasts from its beginning, and not from the last operation.
+            Some(error) if error.is_unanswered() => self.silent_since.map(|at| ServerError::unanswered(since(at))),
+            trouble => trouble.clone().or_else(unanswered),
+        };
+        Standing {
+            before: before + ahead,
+            trouble,
+            age: came_at.map_or(Duration::ZERO, since),
+            last_answer,
+            full: self.waitlist.is_kept_out(),
+        }
     }
 
     /// Returns until when the line expects no event, if its client has requested none since `begun`. The events are

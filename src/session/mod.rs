@@ -112,7 +112,7 @@ pub(crate) struct Session {
     home: Hidden<OnceLock<Handle>>,
     /// Set when the index is asked for, and cancelled when nothing needs to wait for it any more.
     prepared: OnceLock<CancellationToken>,
-    /// The election of the primary, for the change stream.
+    /// Signs of fail-overs that commands notice, for the change stream.
     failover_detector: FailoverDetector,
 }
 
@@ -179,6 +179,7 @@ impl Session {
             // The first exchange has nothing to contradict.
             let _ = clock.note(exchange, &config);
         }
+        let may_stream = config.may_stream();
         let in_flight = InFlight::new(config.max_operations, !store.is_in_place());
         Arc::new(Self {
             config,
@@ -194,7 +195,7 @@ impl Session {
             claims: hidden(Claims::default()),
             mode: watch::Sender::new(mode),
             demand: watch::Sender::default(),
-            observers: hidden(Mutex::default()),
+            observers: hidden(Mutex::new(Observers::new(may_stream))),
             drained: Notify::new(),
             closing: CancellationToken::new(),
             ended: CancellationToken::new(),

@@ -3,7 +3,7 @@
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::{
     Session, Table,
@@ -34,9 +34,13 @@ impl Session {
     /// Runs operations in one command.
     async fn send(self: Arc<Self>, slot: Slot, all: Vec<Asked>, limit: Limit) {
         let (in_flight, store) = (self.in_flight.clone(), self.store.clone());
+        let sent = Instant::now();
         let mut command = pin!(run(&store, &all, limit.within));
         let adrift = match in_flight.answer(command.as_mut(), Some(slot), limit).await {
-            Ok(answers) => return self.ended(&all, answers, limit.within),
+            Ok(answers) => {
+                self.failover_detector.note(sent, answers.as_ref());
+                return self.ended(&all, answers, limit.within);
+            }
             Err(adrift) => adrift,
         };
         let error = ServerError::unanswered(limit.patience());
@@ -219,10 +223,7 @@ fn each(
 #[cfg(test)]
 mod tests {
     use futures::future::join_all;
-    use tokio::{
-        task::JoinHandle,
-        time::{Instant, sleep_until},
-    };
+    use tokio::{task::JoinHandle, time::sleep_until};
 
     use super::*;
     use crate::{

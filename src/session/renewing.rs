@@ -180,6 +180,7 @@ impl Session {
     fn send_renewal(self: &Arc<Self>, batch: Batch) {
         let session = self.clone();
         self.spawn(async move {
+            let sent = Instant::now();
             let mut renewing = pin!(session.renew_together(&batch.holds, batch.within));
             // One of a longer lease has a longer pause, for which holds of the client's own lease can't wait.
             let pause = batch.pause.min(session.config.lease / REPEATED_AFTER);
@@ -192,6 +193,7 @@ impl Session {
                 Err(_) => renewing.await,
             };
             session.table().overdue.failure = answered.as_ref().err().cloned();
+            session.failover_detector.note(sent, answered.as_ref());
             if let Err(error) = answered {
                 for hold in &batch.holds {
                     hold.upkeep().failed(batch.sent, error.was_answered(), Instant::now());

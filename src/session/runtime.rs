@@ -17,10 +17,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{
-    Session, heartbeat,
-    streams::{observing, watcher},
-};
+use super::{Session, heartbeat, streams::watcher};
 use crate::{
     error::{AcquireError, ServerError},
     store::detached,
@@ -57,10 +54,6 @@ impl Session {
                     watcher::run(Arc::downgrade(self), self.demand.subscribe(), self.ended.clone()),
                 ));
             }
-            drop(detached(
-                &runtime,
-                observing::run(Arc::downgrade(self), self.ended.clone()),
-            ));
             self.watch_over(&runtime);
             runtime
         })

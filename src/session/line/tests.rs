@@ -143,13 +143,8 @@ impl Bench {
 
     /// Gives up, and returns how it stood.
     fn give_up(&mut self, key: u64) -> (Option<Contention>, Option<ServerError>) {
-        let error = self.act(None, |line, context| {
-            let position = line.waitlist.position(key).expect("it waits");
-            let error = line.overdue("x", position, Duration::ZERO, context);
-            line.waitlist.step(context).cancel(key);
-            error
-        });
-        match error {
+        let standing = self.act(None, |line, context| line.cancel(key, context));
+        match standing.expect("it waits").overdue("x", Duration::ZERO, &self.ids) {
             AcquireError::Timeout { contention, .. } => (contention.map(|it| *it), None),
             AcquireError::Unanswered { contention, error, .. } => (contention.map(|it| *it), error),
             other => panic!("{other}"),

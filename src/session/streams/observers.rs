@@ -48,8 +48,7 @@ pub(in crate::session) struct Observers {
     /// Whether `locks` has all that are held.
     is_complete: bool,
     unreadable: usize,
-    /// What the stream reports; `None`: none is open, so everything is read again and again.
-    stream: Option<Watched>,
+    source: Source,
     /// Names that are to be read.
     pub(super) unread: BTreeSet<String>,
     /// When all locks are listed.
@@ -68,6 +67,8 @@ pub(in crate::session) struct Observers {
     has_ended: bool,
     /// Notified when there is more to be read.
     pub(super) changed: Arc<Notify>,
+    /// Whether there is a task that reads.
+    pub(super) is_read: bool,
 }
 
 #[derive(Debug, Default)]
@@ -77,6 +78,18 @@ struct Lock {
     last: Option<Seen>,
     /// The end of its first lease.
     end: Option<Instant>,
+}
+
+/// The source of news.
+#[derive(Debug, Default)]
+enum Source {
+    /// None: a stream is about to be opened.
+    #[default]
+    Pending,
+    /// The stream, of this.
+    Stream(Watched),
+    /// Reads at times.
+    Reads,
 }
 
 /// The two readings, which go on beside each other.
@@ -89,6 +102,14 @@ pub(super) enum Reading {
 }
 
 impl Observers {
+    pub(in crate::session) fn new(may_stream: bool) -> Self {
+        let source = if may_stream { Source::Pending } else { Source::Reads };
+        Self {
+            source,
+            ..Self::default()
+        }
+    }
+
     /// Returns what the stream must report for the observers: of all, if more are observed by name than are read
     /// together.
     pub(in crate::session) fn observed(&self) -> Observed {
@@ -111,14 +132,20 @@ impl Observers {
     /// Notes that a stream is open. Events of the time before may have been missed, unless the stream goes on where
     /// another one ended.
     pub(super) fn stream_opened(&mut self, watched: &Watched, is_gap: bool) {
-        let before = self.stream.replace(watched.clone()).filter(|_| !is_gap);
-        self.read_all_but(&before.unwrap_or_default().observed);
+        let before = std::mem::replace(&mut self.source, Source::Stream(watched.clone()));
+        let reported = match before {
+            Source::Stream(before) if !is_gap => before.observed,
+            _ => Observed::default(),
+        };
+        self.read_all_but(&reported);
     }
 
-    /// Notes that no stream is open.
-    pub(super) fn stream_closed(&mut self) {
-        self.stream = None;
-        self.everything();
+    /// Notes that no stream is open. Whoever observes waits for the next one, or `reads` until then.
+    pub(super) fn stream_closed(&mut self, reads: bool) {
+        self.source = if reads { Source::Reads } else { Source::Pending };
+        if reads {
+            self.everything();
+        }
     }
 
     /// Notes a time in the log up to which the stream has reported all events, before they are told, or which was read.
@@ -166,10 +193,14 @@ impl Observers {
             inbox.end(None);
             return;
         }
-        let watched = self.stream.as_ref().map(|watched| &watched.observed);
+        let watched = match &self.source {
+            Source::Stream(watched) => Some(&watched.observed),
+            _ => None,
+        };
+        let reads = matches!(self.source, Source::Reads);
         match scope {
             Scope::One(name) => {
-                let is_reported = watched.is_none_or(|observed| observed.has(name));
+                let is_reported = reads || watched.is_some_and(|observed| observed.has(name));
                 let lock = self.locks.entry(name.clone()).or_default();
                 lock.observers.push(inbox.clone());
                 match &lock.last {
@@ -185,7 +216,7 @@ impl Observers {
                         inbox.put(name, last);
                     }
                 }
-                if !self.is_complete && watched.is_none_or(|observed| *observed == Observed::All) {
+                if !self.is_complete && (reads || watched == Some(&Observed::All)) {
                     self.all_at = Some(Instant::now());
                 }
                 self.of_all.push(inbox.clone());
@@ -238,8 +269,8 @@ impl Observers {
         for inbox in by_name.chain(ended.of_all) {
             inbox.end(why.cloned());
         }
-        (self.stream, self.as_of) = (ended.stream, ended.as_of);
-        self.changed = ended.changed;
+        (self.source, self.as_of) = (ended.source, ended.as_of);
+        (self.changed, self.is_read) = (ended.changed, ended.is_read);
     }
 
     /// Has everything read that is observed, but for what a stream has reported all the time.
@@ -258,7 +289,7 @@ impl Observers {
 
     /// Plans the next reading of this kind, unless the stream reports what is written.
     pub(super) fn read_again(&mut self, reading: Reading, at: Instant) {
-        if self.stream.is_some() {
+        if !matches!(self.source, Source::Reads) {
             return;
         }
         let has_names = self.locks.values().any(|lock| !lock.observers.is_empty());
@@ -277,9 +308,10 @@ impl Observers {
 
     /// Returns when this reading is due.
     pub(super) fn due_at(&self, reading: Reading, now: Instant) -> Option<Instant> {
-        match reading {
-            Reading::List => self.all_at.filter(|_| self.has_all()),
-            Reading::Names => {
+        match (&self.source, reading) {
+            (Source::Pending, _) => None,
+            (_, Reading::List) => self.all_at.filter(|_| self.has_all()),
+            (_, Reading::Names) => {
                 let unread = (!self.unread.is_empty()).then_some(now);
                 let end = self.ends.first().map(|(end, _)| *end);
                 unread.into_iter().chain(self.names_at).chain(end).min()
@@ -487,9 +519,13 @@ mod tests {
 
     #[test]
     fn a_lock_is_read_once_the_stream_reports_it_and_whenever_it_was_written() {
-        let mut observers = Observers::default();
+        let mut observers = Observers::new(true);
         let one = join(&mut observers, "a");
-        assert_eq!(taken(&mut observers), ["a"], "the stream is not open yet");
+        assert_eq!(
+            observers.due_at(Reading::Names, Instant::now()),
+            None,
+            "the stream is not open yet"
+        );
         observers.stream_opened(&of(&["a"]), true);
         assert_eq!(taken(&mut observers), ["a"]);
         shown(&mut observers, "a", Ok(None));
@@ -513,7 +549,7 @@ mod tests {
             if is_open {
                 observers.stream_opened(&of(&["a", "b", "c"]), true);
             } else {
-                observers.stream_closed();
+                observers.stream_closed(true);
             }
             assert_eq!(taken(&mut observers), ["a", "b", "c"], "{is_open}");
         }
@@ -527,7 +563,7 @@ mod tests {
     /// As on a slow server, whose streams break as well.
     #[test]
     fn a_stream_that_opens_again_and_again_has_no_slow_collection_read_without_a_rest() {
-        let mut observers = Observers::default();
+        let mut observers = Observers::new(true);
         observers.join(&Scope::All, &Arc::new(Inbox::new(true)));
         let one = join(&mut observers, "x");
         let rest = Duration::from_secs(300);
@@ -538,7 +574,7 @@ mod tests {
         observers.begin_list();
         observers.list_later(rest);
         for _ in 0..3 {
-            observers.stream_closed();
+            observers.stream_closed(true);
             observers.stream_opened(&all(), true);
         }
         assert!(due_at(&observers, Reading::List).is_some_and(|at| at >= begun + rest));
@@ -551,7 +587,7 @@ mod tests {
     /// A list of many locks takes long, and may show each as it was at any time meanwhile.
     #[test]
     fn what_is_told_beside_a_list_is_not_taken_back_by_it() {
-        let mut observers = Observers::default();
+        let mut observers = Observers::new(true);
         let inbox = Arc::new(Inbox::new(true));
         observers.join(&Scope::All, &inbox);
         observers.stream_opened(&all(), true);
@@ -585,7 +621,7 @@ mod tests {
     /// Only lists and streams show them.
     #[test]
     fn a_document_without_a_name_is_there_until_a_list_does_not_show_it() {
-        let mut observers = Observers::default();
+        let mut observers = Observers::new(true);
         let inbox = Arc::new(Inbox::new(true));
         observers.join(&Scope::All, &inbox);
         observers.stream_opened(&all(), true);
@@ -614,7 +650,7 @@ mod tests {
 
     #[test]
     fn nothing_is_read_for_one_that_has_left() {
-        let mut observers = Observers::default();
+        let mut observers = Observers::new(true);
         let (scope, of_all) = (Scope::All, Arc::new(Inbox::new(true)));
         observers.join(&scope, &of_all);
         let (one, inbox) = join(&mut observers, "x");
@@ -631,7 +667,7 @@ mod tests {
     /// The list that it asked for shows nothing to those who come later.
     #[test]
     fn an_observer_that_leaves_before_its_list_leaves_none_to_the_next() {
-        let mut observers = Observers::default();
+        let mut observers = Observers::new(true);
         let (scope, first) = (Scope::All, Arc::new(Inbox::new(true)));
         observers.join(&scope, &first);
         observers.stream_opened(&all(), true);

@@ -19,7 +19,7 @@ use crate::{
     backoff::{Backoff, LONGEST_PAUSE, REST},
     error::ServerError,
     protocol::Exchange,
-    store::{Listed, Selection, Unreadable, View},
+    store::{Listed, Selection, Unreadable, View, detached},
 };
 
 /// The observations of some locks, in order.
@@ -38,7 +38,7 @@ impl Observations {
     pub(crate) fn begin(session: UserHandle, scope: Scope) -> Self {
         let inbox = Arc::new(Inbox::new(matches!(scope, Scope::All)));
         if session.ensure_usable().is_ok() {
-            session.start();
+            session.begin_observing();
             session.observers().join(&scope, &inbox);
             session.need_stream();
         } else {
@@ -84,16 +84,12 @@ impl Drop for Ending {
     }
 }
 
-/// Reads for the observers until the session ends. A task that was never run drops its future, and so ends the observers
-/// too.
-pub(in crate::session) fn run(session: Weak<Session>, ended: CancellationToken) -> impl Future<Output = ()> + Send {
-    let ending = Ending(session);
-    async move {
-        tokio::select! {
-            biased;
-            () = ended.cancelled() => {}
-            _ = async { tokio::join!(observe(&ending.0, Reading::Names), observe(&ending.0, Reading::List)) } => {}
-        }
+/// Runs until the session ends. A task that was never run drops its arguments, and so ends the observers too.
+async fn run(ending: Ending, ended: CancellationToken) {
+    tokio::select! {
+        biased;
+        () = ended.cancelled() => {}
+        _ = async { tokio::join!(observe(&ending.0, Reading::Names), observe(&ending.0, Reading::List)) } => {}
     }
 }
 
@@ -164,6 +160,14 @@ async fn observe(weak: &Weak<Session>, reading: Reading) -> Option<()> {
 impl Session {
     pub(in crate::session) fn observers(&self) -> MutexGuard<'_, Observers> {
         self.observers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the task that reads for the observers, on the first call.
+    fn begin_observing(self: &Arc<Self>) {
+        let runtime = self.start();
+        if !std::mem::replace(&mut self.observers().is_read, true) {
+            drop(detached(runtime, run(Ending(Arc::downgrade(self)), self.ended.clone())));
+        }
     }
 
     async fn list_observed(self: &Arc<Self>) -> Result<(), ServerError> {

@@ -11,7 +11,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout_at},
 };
 
-use super::super::line::UNANSWERED;
+use super::{super::line::UNANSWERED, failover_detector::Signs};
 use crate::{
     backoff::Backoff,
     error::ServerError,
@@ -27,6 +27,9 @@ const SILENT: Duration = AWAIT_TIME.saturating_add(Duration::from_millis(500));
 /// Age at which a stream has earned a fresh back-off: ten times the longest pause, and more than a silence. A stream
 /// that breaks sooner, again and again, is opened at the pace of the longest pause.
 const EARNED: Duration = Duration::from_secs(10);
+
+/// Time after which an opening counts as none so far. It goes on: at a slow server, a new one would take longer still.
+const OPENED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Pause before the next try where the server has no change streams or does not permit them: both can change.
 const UNAVAILABLE: Duration = Duration::from_secs(30);
@@ -69,6 +72,8 @@ enum Phase {
     /// An attempt is on its way.
     Opening {
         attempt: Detached<Opened>,
+        /// When it is late, unless that has been told.
+        late_at: Option<Instant>,
         /// When it is given up: it closes the stream that it opens.
         until: Instant,
     },
@@ -154,11 +159,24 @@ impl Subscription {
                     // An attempt can hang on a server that is gone, although another stands already; but while the
                     // members of a replica set look for each other, every attempt can take long.
                     let patience = SILENT * 2_u32.pow(self.backoff.failures().saturating_sub(2).min(3));
-                    let until = Instant::now() + patience;
-                    self.phase = Phase::Opening { attempt, until };
+                    let now = Instant::now();
+                    self.phase = Phase::Opening {
+                        attempt,
+                        late_at: Some(now + OPENED_WITHIN),
+                        until: now + patience,
+                    };
                 }
-                Phase::Opening { attempt, until } => {
-                    return match timeout_at(*until, attempt).await {
+                Phase::Opening {
+                    attempt,
+                    late_at,
+                    until,
+                } => {
+                    let opened = timeout_at(late_at.unwrap_or(*until), attempt).await;
+                    if opened.is_err() && late_at.take().is_some() {
+                        self.is_turned = false;
+                        return News::Closed(PollingReason::Interrupted);
+                    }
+                    return match opened {
                         Ok(Ok(Ok((stream, watched)))) => self.opened(stream, watched),
                         Ok(Ok(Err(error))) => self.failed(&error),
                         Ok(Err(_)) | Err(_) => self.pause(PollingReason::Interrupted),
@@ -203,22 +221,28 @@ impl Subscription {
         }
     }
 
-    /// Takes the stream up at another primary if it has said nothing since that one was asked for its election.
-    pub(in crate::session) fn heed(&mut self, (asked, found): (Instant, Elected)) {
-        if let Phase::Open {
+    /// Gives the stream up if it has said nothing since a fail-over; takes it up at another primary if it has said
+    /// nothing since that one was found.
+    pub(in crate::session) fn heed(&mut self, signs: Signs) -> Option<News> {
+        let Phase::Open {
             stream,
             since,
             heard_at,
             elected,
             ..
         } = &mut self.phase
-            && asked >= *since
-            && *elected.get_or_insert(found) != found
-            && *heard_at < asked
-        {
+        else {
+            return None;
+        };
+        if signs.failed_over.is_some_and(|at| *heard_at < at) {
+            return Some(self.broke(None));
+        }
+        let (asked, found) = signs.primary.filter(|(asked, _)| *asked >= *since)?;
+        if *elected.get_or_insert(found) != found && *heard_at < asked {
             self.resume = stream.resume_at();
             self.close();
         }
+        None
     }
 
     fn opened(&mut self, stream: Stream, watched: Watched) -> News {
@@ -339,6 +363,13 @@ mod tests {
         }
     }
 
+    fn failed_over(at: Instant) -> Signs {
+        Signs {
+            failed_over: Some(at),
+            ..Signs::default()
+        }
+    }
+
     async fn closed(subscription: &mut Subscription) -> PollingReason {
         match subscription.next().await {
             News::Closed(reason) => reason,
@@ -370,6 +401,27 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_suspect_stream_is_given_up_unless_it_has_said_something() {
+        let server = Server::new(Vec::new());
+        let mut subscription = server.subscribe();
+        assert!(
+            subscription.heed(failed_over(Instant::now())).is_none(),
+            "there is none"
+        );
+        opened(&mut subscription).await;
+        let before = Instant::now();
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!(subscription.heed(failed_over(before)).is_none(), "it was opened later");
+        let news = subscription.heed(failed_over(Instant::now()));
+        assert!(
+            matches!(news, Some(News::Closed(PollingReason::Interrupted))),
+            "{news:?}"
+        );
+        opened(&mut subscription).await;
+        assert_eq!(server.openings.load(Ordering::Relaxed), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn quiet_after_news_is_told_once() {
         let server = Server::new(Vec::new());
         let mut subscription = server.subscribe();
@@ -390,7 +442,11 @@ mod tests {
         let server = Server::new(Vec::new());
         let mut subscription = server.subscribe();
         let found = |subscription: &mut Subscription, asked, term: u8| {
-            subscription.heed((asked, Elected::from([term; 12])));
+            let news = subscription.heed(Signs {
+                primary: Some((asked, Elected::from([term; 12]))),
+                ..Signs::default()
+            });
+            assert!(news.is_none(), "nobody polls for it: {news:?}");
         };
         let before = Instant::now();
         tokio::time::advance(Duration::from_secs(1)).await;
@@ -454,10 +510,19 @@ mod tests {
         let mut given_up = Vec::new();
         for _ in 0..5 {
             assert_eq!(closed(&mut subscription).await, PollingReason::Interrupted);
-            given_up.push(begin.elapsed().as_millis());
+            let late = begin.elapsed().as_millis();
+            assert_eq!(closed(&mut subscription).await, PollingReason::Interrupted);
+            given_up.push((late, begin.elapsed().as_millis()));
         }
         // After 5.25 s, and then after more, with pauses of 0, 50, 100 and 200 ms.
-        assert_eq!(given_up, [5_250, 10_500, 15_800, 26_400, 47_600]);
+        let expected = [
+            (2_000, 5_250),
+            (7_250, 10_500),
+            (12_550, 15_800),
+            (17_900, 26_400),
+            (28_600, 47_600),
+        ];
+        assert_eq!(given_up, expected);
         opened(&mut subscription).await;
     }
 

@@ -46,7 +46,7 @@ pub(in crate::session) async fn run(session: Weak<Session>, demand: watch::Recei
 async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<bool>) -> Option<()> {
     demand.wait_for(|needed| *needed).await.ok()?;
     let mut watching = Watching::new(&weak.upgrade()?);
-    let mut primary = weak.upgrade()?.failover_detector.primary();
+    let mut signs = weak.upgrade()?.failover_detector.signs();
     let wake_watcher = weak.upgrade()?.wake_watcher.clone();
     loop {
         if std::mem::take(&mut watching.had_events) {
@@ -58,10 +58,9 @@ async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<bool>) -> Optio
         let news = tokio::select! {
             news = watching.subscription.next() => Some(news),
             () = wake_watcher.notified() => None,
-            changed = primary.changed() => {
+            changed = signs.changed() => {
                 changed.ok()?;
-                primary.borrow_and_update().into_iter().for_each(|found| watching.subscription.heed(found));
-                None
+                watching.subscription.heed(*signs.borrow_and_update())
             }
             () = sleep(LONGEST_PAUSE), if watching.open.is_none() => None,
         };
@@ -251,7 +250,7 @@ impl Session {
     fn stream_closed(self: &Arc<Self>, reason: PollingReason, was_open: bool) {
         self.table().streaming = false;
         self.set_mode(WakeMode::Polling(reason));
-        self.observers().stream_closed();
+        self.observers().stream_closed(true);
         if was_open {
             self.on_gap();
             self.note_freed(false);
@@ -282,7 +281,7 @@ impl Session {
         // No waiter is woken late any more, so there is no cause for alarm.
         let mode = self.mode.borrow().at_rest();
         self.set_mode(mode);
-        self.observers().stream_closed();
+        self.observers().stream_closed(!mode.is_streaming());
         self.show_hold_watch();
         if waits {
             // No event reported what happened since the last one.
