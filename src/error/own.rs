@@ -77,11 +77,6 @@ impl ServerError {
         self.driver().is_some_and(failure::ran_out_of_time)
     }
 
-    /// Reports whether it was not done within the time that it may take, although the server answered.
-    pub(crate) fn is_overdue(&self) -> bool {
-        matches!(self.own(), Some(Own::Overdue))
-    }
-
     /// Reports whether the document is not the document of a lock.
     pub(crate) fn is_malformed(&self) -> bool {
         matches!(self.own(), Some(Own::NotALock(_)))

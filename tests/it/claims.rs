@@ -870,6 +870,36 @@ async fn a_count_that_is_none_keeps_limited_claims_away_and_fails_nothing() {
     }
 }
 
+/// As a try for a lock does: a connection that broke and a fail-over are no answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_try_goes_on_after_a_command_that_failed() {
+    let (cluster, _turn) = faulty().await;
+    let ground = Ground::on(cluster, "claim_try_again").by_name();
+    let scene = Scene::on(ground.clone()).await;
+    let (locks, _) = counting(&ground, &scene.b).await;
+    let faults = [
+        doc! { "closeConnection": true },
+        doc! { "errorCode": 10_107 },
+        doc! { "errorCode": 112 },
+        doc! { "writeConcernError": { "code": 91, "errmsg": "soon" } },
+    ];
+    for (id, fault) in (0..).zip(faults) {
+        // An answer that was lost leaves its entry in one of them for a moment.
+        for number in 0..2 {
+            scene.events.insert(doc! { "_id": 2 * id + number, "n": id }).await;
+        }
+        let mut data = doc! { "failCommands": ["findAndModify"], "appName": &ground.database };
+        data.extend(fault);
+        let failing = cluster
+            .fail_commands(0, doc! { "times": 1 }, data.clone())
+            .await
+            .unwrap();
+        let claimed = locks.try_claim(doc! { "n": id }).await;
+        assert!(matches!(claimed, Ok(Some(_))), "{data}: {claimed:?}");
+        failing.off().await.unwrap();
+    }
+}
+
 /// An entry of a claim whose answer was lost is found by the claim's filter. Its own attempt may have been the last,
 /// and must not hide it.
 #[tokio::test(flavor = "multi_thread")]

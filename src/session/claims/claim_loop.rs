@@ -55,15 +55,21 @@ impl Session {
         attempts: &mut Attempts<'_>,
     ) -> Result<Vec<ClaimedDocument>, AcquireError> {
         let begun = Instant::now();
-        let mut backoff = Backoff::default();
+        let (mut backoff, mut in_doubt) = (Backoff::default(), None);
         loop {
             match attempts.once(How::AtOnce).await {
-                Ok(claimed) if claimed.is_empty() => break,
-                // Another try may get a connection that works, or a limit that is long enough, or be faster than others.
-                Err(error)
-                    if (error.is_unanswered() || error.ran_out_of_time() || error.is_overdue())
-                        && begun.elapsed() < TRY_FOR =>
-                {
+                Ok(claimed) if claimed.is_empty() => match in_doubt {
+                    // An entry of that attempt may be what holds the document.
+                    Some(error) => return Err(AcquireError::Server(error)),
+                    None => break,
+                },
+                // Another try may get a connection that works, the next primary, or a limit that is long enough, or be faster
+                // than others.
+                Err(error) if !error.is_final() && !error.found_no_server() && begun.elapsed() < TRY_FOR => {
+                    // A command for one document that the server refused has written nothing.
+                    if attempts.claiming.most > 1 || !error.was_answered() {
+                        in_doubt = Some(error);
+                    }
                     sleep(backoff.failed()).await;
                 }
                 claimed => return Ok(claimed?),

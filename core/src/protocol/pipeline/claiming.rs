@@ -2,10 +2,10 @@
 
 use mongodb::bson::{Bson, Document, doc};
 
-use super::{ending, existing, selecting::is_known, short::alone};
+use super::{ending, existing, expression::cond, selecting::is_known, short::alone};
 use crate::protocol::{
     Location, Operation,
-    document::{ID_MOST, NUMBER_MOST},
+    document::{DOUBLE_MOST, ID_MOST, NUMBER_MOST},
 };
 
 /// Returns the filter for the documents whose lock nobody holds and nobody waits for, as far as they are [`fit`]. It
@@ -21,8 +21,7 @@ pub fn last(at: &Location) -> Document {
 }
 
 /// Returns the condition that a document can be claimed once it is free: it has no lock so far, or one that stays
-/// readable when it is written, and its `_id` is not too long. Most other documents would fail the command for all; a few
-/// numbers that only a program could have written are found out by the claim's answer.
+/// readable when it is written, and its `_id` is not too long. Any other document would fail the command for all.
 ///
 /// It has few expressions, as the server parses them for each claim.
 pub fn fit(at: &Location) -> Document {
@@ -66,10 +65,11 @@ fn are(values: impl IntoIterator<Item = String>, types: &[&str]) -> Document {
 /// missing.
 fn is_whole(value: &str) -> Document {
     let number = doc! { "$ifNull": [value, 0_i64] };
+    let most = cond(doc! { "$eq": [{ "$type": value }, "double"] }, DOUBLE_MOST, NUMBER_MOST);
     // To the server, NaN is less than every number.
     doc! { "$and": [
         { "$eq": [{ "$max": [0_i64, { "$trunc": &number }] }, number] },
-        { "$lt": [value, NUMBER_MOST] },
+        { "$lt": [value, most] },
     ] }
 }
 
