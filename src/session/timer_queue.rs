@@ -62,11 +62,6 @@ impl<T: Clone + Hash + Ord> TimerQueue<T> {
         }
         taken
     }
-
-    /// Counts the things that are due by then, no further than `most`.
-    fn count(&self, by: Instant, most: usize) -> usize {
-        self.queue.iter().take_while(|(at, _)| *at <= by).take(most).count()
-    }
 }
 
 /// The way in which a renewal goes out.
@@ -169,25 +164,23 @@ impl Timers {
             .collect()
     }
 
-    /// Takes those of the holds to be renewed by then in this turn that have such a name, as far as the first of them show.
-    pub(super) fn take_named(&mut self, turn: Turn, by: Instant, is_named: impl Fn(&str) -> bool) -> Vec<Arc<Hold>> {
+    /// Takes these holds, which are to be renewed in this turn.
+    pub(super) fn take_these(&mut self, turn: Turn, holds: &[Arc<Hold>]) {
         let queue = &mut self.renewals[turn as usize];
-        let due = queue.queue.iter().take_while(|(at, _)| *at <= by).take(AT_A_TIME);
-        let holds = due.filter_map(|(_, number)| self.holds.get(number));
-        let named: Vec<Arc<Hold>> = holds.filter(|hold| is_named(&hold.name)).cloned().collect();
-        named.iter().for_each(|hold| queue.set(hold.number, None));
-        named
+        holds.iter().for_each(|hold| queue.set(hold.number, None));
+    }
+
+    /// Returns the holds that are to be renewed by then in this turn, the most urgent first.
+    pub(super) fn renewals(&self, turn: Turn, by: Instant) -> impl Iterator<Item = &Arc<Hold>> {
+        let queue = self.renewals[turn as usize].queue.iter();
+        let due = queue.take_while(move |(at, _)| *at <= by);
+        due.filter_map(|(_, number)| self.holds.get(number))
     }
 
     /// Returns the hold that is to be renewed first in this turn, and when.
     pub(super) fn first_renewal(&self, turn: Turn) -> Option<(Instant, &Arc<Hold>)> {
         let (at, number) = self.renewals[turn as usize].first()?;
         Some((*at, self.holds.get(number)?))
-    }
-
-    /// Counts the holds that are to be renewed by then in this turn, no further than `most`.
-    pub(super) fn count_renewals(&self, turn: Turn, by: Instant, most: usize) -> usize {
-        self.renewals[turn as usize].count(by, most)
     }
 
     /// Returns when a line or the attention to a hold is due next.
