@@ -297,7 +297,7 @@ impl MongoStore {
             if let Some(path) = at.obstacle(&document) {
                 return Malformed::occupied(path).into();
             }
-            if let Some(Err(malformed)) = at.lock(&document).map(State::from_document) {
+            if let Some(Err(malformed)) = at.found(&document) {
                 return malformed.into();
             }
         }

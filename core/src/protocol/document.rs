@@ -155,10 +155,10 @@ impl Ended {
 }
 
 impl State {
-    /// Returns whether a document has any field of a lock.
+    /// Returns whether a document has any field of a lock; of a later protocol's, the number may be all that is known.
     pub fn is_in(document: &Document) -> bool {
-        const FIELDS: [&str; 9] = [
-            "kind", "capacity", "token", "holders", "queue", "wake", "version", "at", "purge_at",
+        const FIELDS: [&str; 10] = [
+            "protocol", "kind", "capacity", "token", "holders", "queue", "wake", "version", "at", "purge_at",
         ];
         FIELDS.iter().any(|field| document.contains_key(field))
     }

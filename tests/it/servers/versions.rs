@@ -85,8 +85,17 @@ async fn who_holds_a_lock_that_was_upgraded_has_lost_it_and_leaves_it_alone() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_of_a_later_protocol_in_a_document_is_refused_and_passed_over() {
-    let lock = later();
-    let ground = Ground::replica_set("later_in_place").await;
+    // Whatever else is in it.
+    for (name, lock) in [
+        ("later_in_place", later()),
+        ("later_otherwise", doc! { "protocol": 3_i64, "owners": ["x"] }),
+    ] {
+        refuse_and_pass_over(name, &lock).await;
+    }
+}
+
+async fn refuse_and_pass_over(name: &str, lock: &Document) {
+    let ground = Ground::replica_set(name).await;
     let driver = ground.driver().await;
     let orders = driver.database(&ground.database).collection::<Document>("orders");
     orders
@@ -117,9 +126,9 @@ async fn a_lock_of_a_later_protocol_in_a_document_is_refused_and_passed_over() {
         claimed.release().await.unwrap();
     }
     let found = orders.find_one(doc! { "_id": 1 }).await.unwrap().unwrap();
-    assert_eq!(found.get_document("watchlock").ok(), Some(&lock));
+    assert_eq!(found.get_document("watchlock").ok(), Some(lock));
     let found = memory.find_one(doc! { "_id": 1 }).await.unwrap().unwrap();
-    assert_eq!(found.get_document("watchlock").ok(), Some(&lock));
+    assert_eq!(found.get_document("watchlock").ok(), Some(lock));
 }
 
 /// The first builds wrote no number.
