@@ -25,6 +25,9 @@ use crate::{
     telemetry,
 };
 
+/// Maximum number of locks in one look, which reads all of them: where more wait for each other, nothing is told.
+const LOOKED_MOST: usize = 256;
+
 /// Time after which a deadlock that is not certain is not listed: that of the default lease, twice.
 const LISTED_WITHIN: Duration = Duration::from_secs(60);
 
@@ -187,7 +190,7 @@ impl Session {
         });
     }
 
-    /// Reads these locks, those for which their holders wait, and so on; `None`: they are more than are read together.
+    /// Reads these locks, those for which their holders wait, and so on; `None`: they are too many.
     async fn read_awaited(
         self: &Arc<Self>,
         awaited: BTreeSet<String>,
@@ -196,7 +199,7 @@ impl Session {
         let mut next: Vec<String> = awaited.into_iter().collect();
         let mut locks = BTreeMap::new();
         loop {
-            if asked.len() > AT_A_TIME {
+            if asked.len() > LOOKED_MOST {
                 return Ok(None);
             }
             let (documents, exchange, _) = self.read_names(View::Newest, &next).await?;

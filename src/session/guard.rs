@@ -1,6 +1,9 @@
 //! Holds that guard a transaction of the user's.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use mongodb::{
     ClientSession,
@@ -11,7 +14,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{Session, admin::ONCE, hedged_read::Cost, hold::Hold};
 use crate::{
-    backoff::Backoff,
+    backoff::{Backoff, LONGEST_PAUSE},
     error::{GuardError, ServerError},
     status::LostReason,
     store::{Guarding, MongoStore, Store, View, abort, is_in_transaction},
@@ -137,7 +140,7 @@ impl Session {
         let Store::Mongo(store) = &**self.store else {
             return Ok(false);
         };
-        let mut backoff = Backoff::default();
+        let mut backoff = Backoff::between(Duration::from_millis(5), LONGEST_PAUSE);
         while hold.upkeep().guarded_at.is_some() {
             let sent = Instant::now();
             let begun = Arc::new(OnceLock::new());
@@ -162,7 +165,7 @@ impl Session {
                 return Ok(false);
             }
             // Other writes conflict too: a renewal that was on its way is over in a moment.
-            if backoff.failures() == 2 {
+            if backoff.failures() == 5 {
                 return Ok(true);
             }
             sleep(backoff.failed()).await;

@@ -267,7 +267,8 @@ impl InFlight {
 
     /// Returns the time that the server may try what it usually answers at once.
     pub(super) fn usual(&self) -> Duration {
-        self.seen().usual()
+        let slowest = self.seen().slowest.map_or(Duration::ZERO, |(slowest, _)| slowest);
+        slowest.saturating_mul(TIMES_THE_SLOWEST).clamp(SHORTEST, LONGEST)
     }
 
     /// Returns the time that the server may try: twice as long for each try in a row that it reported as overdue, so that
@@ -353,13 +354,12 @@ impl InFlight {
         if answer.as_ref().is_err_and(|error| !error.ran_out_of_time()) {
             return;
         }
-        let mut seen = self.seen();
-        seen.heard = seen.heard.max(Some(sent));
+        self.heard(sent);
         if answer.is_ok() && limit.tells != Tells::Nothing {
             // A single one that hung says little of the others; nor do several that hung at the same time, each of which
             // counts as if it had come within its own limit.
-            let took = sent.elapsed().min(seen.usual()).min(limit.within);
-            let now = Instant::now();
+            let took = sent.elapsed().min(self.usual()).min(limit.within);
+            let (mut seen, now) = (self.seen(), Instant::now());
             let stays = seen
                 .slowest
                 .is_some_and(|(slowest, at)| slowest > took && (now - at < RECENT || limit.tells == Tells::Slowness));
@@ -392,13 +392,6 @@ impl InFlight {
     fn seen(&self) -> MutexGuard<'_, Seen> {
         // As above.
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Seen {
-    fn usual(&self) -> Duration {
-        let slowest = self.slowest.map_or(Duration::ZERO, |(slowest, _)| slowest);
-        slowest.saturating_mul(TIMES_THE_SLOWEST).clamp(SHORTEST, LONGEST)
     }
 }
 
