@@ -77,14 +77,15 @@ impl Table {
     }
 
     /// Returns how many documents go together of those that are renewed apart. `elements`: the locks are those of
-    /// elements, of which a document has many.
+    /// elements, of which a document has many; their documents are counted among the first of them.
     fn apart_together(&self, elements: Option<&LockLayout>, now: Instant) -> usize {
-        let due = self.timers.renewals(Turn::Apart, now).take(AT_ONCE * AT_A_TIME);
+        let due = self.timers.count_renewals(Turn::Apart, now, AT_ONCE * AT_A_TIME);
         let documents = match elements {
-            None => due.count(),
+            None => due,
             Some(elements) => {
-                let documents: HashSet<&str> = due.map(|hold| elements.document_of(&hold.name)).collect();
-                documents.len()
+                let first = self.timers.renewals(Turn::Apart, now).take(AT_A_TIME);
+                let documents: HashSet<&str> = first.map(|hold| elements.document_of(&hold.name)).collect();
+                documents.len() * due.div_ceil(AT_A_TIME)
             }
         };
         documents.div_ceil(AT_ONCE)
@@ -119,33 +120,25 @@ impl Table {
     }
 
     fn take_apart(&mut self, together: usize, elements: Option<&LockLayout>, now: Instant) -> Vec<Arc<Hold>> {
-        let mut holds = Vec::new();
-        for _ in 0..together {
-            let first = self.timers.renewals(Turn::Apart, now).next().cloned();
-            let Some(first) = first else { break };
-            // A transaction that is known of would hold up the others.
-            let goes_alone = first.upkeep().guarded_at.is_some();
-            if goes_alone && !holds.is_empty() {
-                break;
-            }
-            let Some(elements) = elements else {
-                holds.extend(self.timers.take_renewals(Turn::Apart, now, 1));
-                if goes_alone {
-                    break;
+        let (mut holds, mut documents) = (Vec::<Arc<Hold>>::new(), HashSet::new());
+        for hold in self.timers.renewals(Turn::Apart, now).take(AT_A_TIME) {
+            // Commands that write one document keep each other from it.
+            let document = elements.map_or(&*hold.name, |elements| elements.document_of(&hold.name));
+            if !documents.contains(document) {
+                // A transaction that is known of would hold up the others.
+                let goes_alone = |hold: &Hold| hold.upkeep().guarded_at.is_some();
+                let is_full = documents.len() >= together || holds.first().is_some_and(|first| goes_alone(first));
+                if is_full || !holds.is_empty() && goes_alone(hold) {
+                    match elements {
+                        Some(_) => continue,
+                        None => break,
+                    }
                 }
-                continue;
-            };
-            // Commands that write one document keep each other from it. More than are renewed together are not looked through.
-            let document = elements.document_of(&first.name);
-            let due = self.timers.renewals(Turn::Apart, now).take(AT_A_TIME);
-            let of_it = due.filter(|hold| elements.document_of(&hold.name) == document);
-            let of_it: Vec<Arc<Hold>> = of_it.take(AT_A_TIME - holds.len()).cloned().collect();
-            self.timers.take_these(Turn::Apart, &of_it);
-            holds.extend(of_it);
-            if goes_alone || holds.len() == AT_A_TIME {
-                break;
+                documents.insert(document);
             }
+            holds.push(hold.clone());
         }
+        self.timers.take_these(Turn::Apart, &holds);
         holds
     }
 

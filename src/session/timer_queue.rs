@@ -183,6 +183,12 @@ impl Timers {
         Some((*at, self.holds.get(number)?))
     }
 
+    /// Counts the holds that are to be renewed by then in this turn, no further than `most`.
+    pub(super) fn count_renewals(&self, turn: Turn, by: Instant, most: usize) -> usize {
+        let queue = self.renewals[turn as usize].queue.iter();
+        queue.take_while(|(at, _)| *at <= by).take(most).count()
+    }
+
     /// Returns when a line or the attention to a hold is due next.
     pub(super) fn next(&self) -> Option<Instant> {
         let line = self.lines.first().map(|(at, _)| *at);
