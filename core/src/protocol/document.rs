@@ -155,12 +155,13 @@ impl Ended {
 }
 
 impl State {
-    /// Returns whether a document has any field of a lock; of a later protocol's, the number may be all that is known.
+    /// Returns whether a document has any field of a lock, or the number of a later protocol, whose fields are not known.
     pub fn is_in(document: &Document) -> bool {
-        const FIELDS: [&str; 10] = [
-            "protocol", "kind", "capacity", "token", "holders", "queue", "wake", "version", "at", "purge_at",
+        const FIELDS: [&str; 9] = [
+            "kind", "capacity", "token", "holders", "queue", "wake", "version", "at", "purge_at",
         ];
-        FIELDS.iter().any(|field| document.contains_key(field))
+        let is_newer = || Fields { document, path: "" }.protocol().is_err();
+        FIELDS.iter().any(|field| document.contains_key(field)) || is_newer()
     }
 
     /// Reads the lock's fields of a document, and ignores other fields.
