@@ -897,6 +897,14 @@ async fn a_try_goes_on_after_a_command_that_failed() {
         let claimed = locks.try_claim(doc! { "n": id }).await;
         assert!(matches!(claimed, Ok(Some(_))), "{data}: {claimed:?}");
         failing.off().await.unwrap();
+        // Where nothing is free, that is the answer.
+        let failing = cluster
+            .fail_commands(0, doc! { "times": 1 }, data.clone())
+            .await
+            .unwrap();
+        let none = locks.try_claim(doc! { "n": -1 }).await;
+        assert!(matches!(none, Ok(None)), "{data}: {none:?}");
+        failing.off().await.unwrap();
     }
 }
 

@@ -55,21 +55,28 @@ impl Session {
         attempts: &mut Attempts<'_>,
     ) -> Result<Vec<ClaimedDocument>, AcquireError> {
         let begun = Instant::now();
-        let (mut backoff, mut in_doubt) = (Backoff::default(), None);
+        let (mut backoff, mut is_in_doubt) = (Backoff::default(), false);
+        let filter = attempts.claiming.filter.clone();
         loop {
             match attempts.once(How::AtOnce).await {
-                Ok(claimed) if claimed.is_empty() => match in_doubt {
-                    // An entry of that attempt may be what holds the document.
-                    Some(error) => return Err(AcquireError::Server(error)),
-                    None => break,
-                },
+                Ok(claimed) if claimed.is_empty() => {
+                    // An entry of an attempt that failed may be what holds a document. Once none is, the next answer counts.
+                    if !is_in_doubt {
+                        break;
+                    }
+                    if begun.elapsed() >= TRY_FOR {
+                        return Err(AcquireError::Server(ServerError::overdue()));
+                    }
+                    is_in_doubt = self.find_orphans(&filter).await?;
+                    if is_in_doubt {
+                        sleep(backoff.failed()).await;
+                    }
+                }
                 // Another try may get a connection that works, the next primary, or a limit that is long enough, or be faster
                 // than others.
                 Err(error) if !error.is_final() && !error.found_no_server() && begun.elapsed() < TRY_FOR => {
-                    // A command for one document that the server refused has written nothing.
-                    if attempts.claiming.most > 1 || !error.was_answered() {
-                        in_doubt = Some(error);
-                    }
+                    is_in_doubt = true;
+                    attempts.note(error);
                     sleep(backoff.failed()).await;
                 }
                 claimed => return Ok(claimed?),
@@ -77,9 +84,8 @@ impl Session {
         }
         *attempts.failing = None;
         // The claim was answered; the scan is only for documents that may hold up all claims.
-        let filter = &attempts.claiming.filter;
         if let Some(scanning) = filter.begin_scan(false)
-            && let Ok(outlook) = self.scan(filter, scanning).await
+            && let Ok(outlook) = self.scan(&filter, scanning).await
         {
             self.some_are_claimable(&outlook, true)?;
         }

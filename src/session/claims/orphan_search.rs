@@ -17,7 +17,7 @@ use super::{
     super::{Session, hedged_read::Cost, timer_queue::AT_A_TIME},
     filter::{Filter, REST, SELDOM},
 };
-use crate::waitlist::SWEEPS;
+use crate::{error::ServerError, waitlist::SWEEPS};
 
 /// The entries that a session searches for.
 #[derive(Debug, Default)]
@@ -71,6 +71,12 @@ impl Orphans {
             self.task = Weak::new();
         }
         next
+    }
+
+    /// Returns the orphans of a filter.
+    fn of(&self, filter: &Arc<Filter>) -> Vec<(String, Instant)> {
+        let of_it = self.all.iter().filter(|orphan| Arc::ptr_eq(&orphan.filter, filter));
+        of_it.map(|orphan| (orphan.entry.clone(), orphan.over)).collect()
     }
 
     /// Returns the orphans of a filter that are due.
@@ -157,28 +163,53 @@ impl Session {
             let began = Instant::now();
             let due = orphans().due(&filter, began);
             let entries: Vec<String> = due.iter().map(|(entry, _)| entry.clone()).collect();
-            let reading = self.read(Cost::Unknown, || {
-                let (store, filter, entries) = (self.store.clone(), filter.clone(), entries.clone());
-                async move { store.held_by(&filter.wanted, &entries).await }
-            });
-            let found = reading.await;
+            let found = self.take_out_orphans(&filter, due).await;
             let now = Instant::now();
             // One that failed may have kept the server as busy.
             rests_until = now + (now - began) * REST;
-            let Ok(found) = found else {
-                orphans().searched(&entries, began, Some(now + backoff.failed()));
-                continue;
+            backoff = match found {
+                Ok(_) => SELDOM,
+                Err(_) => {
+                    orphans().searched(&entries, began, Some(now + backoff.failed()));
+                    continue;
+                }
             };
-            backoff = SELDOM;
-            for (name, found) in found {
-                let over = due.iter().find(|(entry, _)| *entry == found);
-                let left = over.map_or(Duration::ZERO, |(_, over)| over.saturating_duration_since(now));
-                self.take_out_claim(name, found, left);
-            }
             orphans().searched(&entries, began, None);
         }
         // A shutdown waits for searches too.
         self.drained.notify_waiters();
+    }
+
+    /// Takes out those of these entries, each with the end of its lease, that are in documents of the filter; reports
+    /// whether any was.
+    async fn take_out_orphans(
+        self: &Arc<Self>,
+        filter: &Arc<Filter>,
+        orphans: Vec<(String, Instant)>,
+    ) -> Result<bool, ServerError> {
+        let entries: Vec<String> = orphans.iter().map(|(entry, _)| entry.clone()).collect();
+        let reading = self.read(Cost::Unknown, || {
+            let (store, filter, entries) = (self.store.clone(), filter.clone(), entries.clone());
+            async move { store.held_by(&filter.wanted, &entries).await }
+        });
+        let (found, now) = (reading.await?, Instant::now());
+        let any = !found.is_empty();
+        for (name, found) in found {
+            let over = orphans.iter().find(|(entry, _)| *entry == found);
+            let left = over.map_or(Duration::ZERO, |(_, over)| over.saturating_duration_since(now));
+            self.take_out_claim(name, found, left);
+        }
+        Ok(any)
+    }
+
+    /// Looks for all orphans of the filter at once, as one of them may be what holds a document; reports whether any was
+    /// found, which is being taken out.
+    pub(super) async fn find_orphans(self: &Arc<Self>, filter: &Arc<Filter>) -> Result<bool, ServerError> {
+        let orphans = self.claims.orphans().of(filter);
+        match orphans.is_empty() {
+            true => Ok(false),
+            false => self.take_out_orphans(filter, orphans).await,
+        }
     }
 }
 
