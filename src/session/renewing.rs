@@ -397,6 +397,13 @@ mod tests {
         wake_mode::WakeMode,
     };
 
+    fn session() -> Arc<Session> {
+        let link = Link::new(Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000))), 1);
+        let config = Settings::default().validate().unwrap();
+        let store = Store::Simulated(link);
+        Session::of("a".to_owned(), config, store, None, WakeMode::ChangeStream)
+    }
+
     fn grant(end: Instant, renew_at: Instant) -> Grant {
         Grant {
             token: 1,
@@ -415,15 +422,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_document_is_renewed_by_one_command_at_a_time_whatever_its_elements() {
         let elements = LockLayout::of_elements(None, "w_elements.lines", ("lines", "w"), &Paths::default()).unwrap();
-        let link = Link::new(Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000))), 1);
-        let config = Settings::default().validate().unwrap();
-        let session = Session::of(
-            "a".to_owned(),
-            config,
-            Store::Simulated(link),
-            None,
-            WakeMode::ChangeStream,
-        );
+        let session = session();
         let begun = Instant::now();
         // One element of each of three documents, and all of the others of a fourth one.
         for number in 0..300 {
@@ -452,15 +451,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn renewals_that_are_late_do_not_go_out_all_at_once() {
         let second = Duration::from_secs(1);
-        let link = Link::new(Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000))), 1);
-        let config = Settings::default().validate().unwrap();
-        let session = Session::of(
-            "a".to_owned(),
-            config,
-            Store::Simulated(link),
-            None,
-            WakeMode::ChangeStream,
-        );
+        let session = session();
         let begun = Instant::now();
         for (left, count) in [(10, 5 * AT_A_TIME), (20, 3 * AT_A_TIME)] {
             for number in 0..count {

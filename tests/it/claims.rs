@@ -306,6 +306,8 @@ struct Sent {
     tries: AtomicUsize,
     failures: AtomicUsize,
     looks: AtomicUsize,
+    /// Those for entries of claims that were not answered.
+    searches: AtomicUsize,
     /// How long its tries took in all, in microseconds.
     tried_micros: AtomicU64,
     /// The limits of its tries at the server, in milliseconds.
@@ -341,8 +343,10 @@ async fn counting(ground: &Ground, client: &LockClient) -> (DocumentLocks<Docume
                 .command
                 .get_document("filter")
                 .is_ok_and(|filter| filter.contains_key("_id"));
-            let is_look = !by_name && shown.is_ok_and(|shown| shown.contains_key("_watchlock_now"));
+            let is_look = !by_name && shown.as_ref().is_ok_and(|shown| shown.contains_key("_watchlock_now"));
             sent.looks.fetch_add(usize::from(is_look), Ordering::Relaxed);
+            let is_search = shown.is_ok_and(|shown| shown.contains_key("watchlock.holders.id"));
+            sent.searches.fetch_add(usize::from(is_search), Ordering::Relaxed);
             let is_try = started.command_name == "findAndModify";
             let limit = started.command.get("maxTimeMS").filter(|_| is_try).and_then(whole);
             sent.limits.lock().unwrap().extend(limit);
@@ -906,6 +910,31 @@ async fn a_try_goes_on_after_a_command_that_failed() {
         assert!(matches!(none, Ok(None)), "{data}: {none:?}");
         failing.off().await.unwrap();
     }
+}
+
+/// They share the search for the entry of the one that was not answered.
+#[tokio::test(flavor = "multi_thread")]
+async fn fifty_tries_in_doubt_get_what_there_is_and_search_together() {
+    let (cluster, _turn) = faulty().await;
+    let ground = Ground::on(cluster, "claim_doubts").by_name();
+    let scene = Scene::on(ground.clone()).await;
+    let (locks, sent) = counting(&ground, &scene.b).await;
+    let all = doc! { "n": 1 };
+    assert!(locks.try_claim(all.clone()).await.unwrap().is_none());
+    scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
+    let data = doc! {
+        "failCommands": ["findAndModify"], "appName": &ground.database,
+        "writeConcernError": { "code": 91, "errmsg": "soon" },
+    };
+    let before = sent.searches.load(Ordering::Relaxed);
+    let failing = cluster.fail_commands(0, doc! { "times": 50 }, data).await.unwrap();
+    let tries = (0..50).map(|_| locks.try_claim(all.clone()));
+    let tried = within(PATIENCE, "the tries", futures::future::join_all(tries)).await;
+    failing.off().await.unwrap();
+    let claimed = tried.into_iter().filter_map(|tried| tried.unwrap()).count();
+    assert_eq!(claimed, 1);
+    let searches = sent.searches.load(Ordering::Relaxed) - before;
+    assert!((1..25).contains(&searches), "{searches}");
 }
 
 /// An entry of a claim whose answer was lost is found by the claim's filter. Its own attempt may have been the last,

@@ -55,27 +55,25 @@ impl Session {
         attempts: &mut Attempts<'_>,
     ) -> Result<Vec<ClaimedDocument>, AcquireError> {
         let begun = Instant::now();
-        let (mut backoff, mut is_in_doubt) = (Backoff::default(), false);
+        let (mut backoff, mut in_doubt) = (Backoff::default(), None);
         let filter = attempts.claiming.filter.clone();
         loop {
             match attempts.once(How::AtOnce).await {
                 Ok(claimed) if claimed.is_empty() => {
                     // An entry of an attempt that failed may be what holds a document. Once none is, the next answer counts.
-                    if !is_in_doubt {
-                        break;
-                    }
+                    let Some(since) = in_doubt.take() else { break };
                     if begun.elapsed() >= TRY_FOR {
                         return Err(AcquireError::Server(ServerError::overdue()));
                     }
-                    is_in_doubt = self.find_orphans(&filter).await?;
-                    if is_in_doubt {
+                    if self.find_orphans(&filter, since).await? {
+                        in_doubt = Some(Instant::now());
                         sleep(backoff.failed()).await;
                     }
                 }
                 // Another try may get a connection that works, the next primary, or a limit that is long enough, or be faster
                 // than others.
                 Err(error) if !error.is_final() && !error.found_no_server() && begun.elapsed() < TRY_FOR => {
-                    is_in_doubt = true;
+                    in_doubt = Some(Instant::now());
                     attempts.note(error);
                     sleep(backoff.failed()).await;
                 }

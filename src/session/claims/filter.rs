@@ -40,6 +40,8 @@ pub(super) struct Filter {
     pub(super) turn: tokio::sync::Mutex<()>,
     /// The turn of a claim of many: at once, they would find the same documents, and be in each other's way.
     pub(super) many: tokio::sync::Mutex<()>,
+    /// The turn of a search for orphans that a try waits for.
+    pub(super) search: tokio::sync::Mutex<()>,
     pace: Mutex<Pace>,
 }
 
@@ -79,6 +81,7 @@ impl Filter {
             wanted,
             turn: tokio::sync::Mutex::default(),
             many: tokio::sync::Mutex::default(),
+            search: tokio::sync::Mutex::default(),
             pace: Mutex::new(pace),
         }
     }

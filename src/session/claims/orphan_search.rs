@@ -36,6 +36,8 @@ struct Orphan {
     filter: Arc<Filter>,
     /// When to search for it, the next time first.
     due: Vec<Instant>,
+    /// When the last search for it began that was answered.
+    sought_at: Option<Instant>,
     /// When the server gives the claim up that asks for it.
     given_up_at: Instant,
     /// When its lease is over, if it was applied at once.
@@ -73,10 +75,11 @@ impl Orphans {
         next
     }
 
-    /// Returns the orphans of a filter.
-    fn of(&self, filter: &Arc<Filter>) -> Vec<(String, Instant)> {
+    /// Returns the orphans of a filter that were not searched for since then.
+    fn unsought(&self, filter: &Arc<Filter>, since: Instant) -> Vec<(String, Instant)> {
         let of_it = self.all.iter().filter(|orphan| Arc::ptr_eq(&orphan.filter, filter));
-        of_it.map(|orphan| (orphan.entry.clone(), orphan.over)).collect()
+        let unsought = of_it.filter(|orphan| orphan.sought_at.is_none_or(|at| at < since));
+        unsought.map(|orphan| (orphan.entry.clone(), orphan.over)).collect()
     }
 
     /// Returns the orphans of a filter that are due.
@@ -93,6 +96,9 @@ impl Orphans {
         for orphan in self.all.iter_mut().filter(|orphan| entries.contains(&orphan.entry)) {
             orphan.due.retain(|due| *due > began);
             orphan.due.splice(..0, again);
+            if again.is_none() {
+                orphan.sought_at = Some(began);
+            }
         }
         self.all.retain(|orphan| !orphan.due.is_empty());
     }
@@ -118,6 +124,7 @@ impl Session {
             entry,
             filter: filter.clone(),
             due: due.collect(),
+            sought_at: None,
             given_up_at,
             over: now + lease,
         };
@@ -180,36 +187,53 @@ impl Session {
         self.drained.notify_waiters();
     }
 
-    /// Takes out those of these entries, each with the end of its lease, that are in documents of the filter; reports
-    /// whether any was.
+    /// Takes out those of these entries, each with the end of its lease, that are in documents of the filter; returns
+    /// them.
     async fn take_out_orphans(
         self: &Arc<Self>,
         filter: &Arc<Filter>,
         orphans: Vec<(String, Instant)>,
-    ) -> Result<bool, ServerError> {
+    ) -> Result<Vec<String>, ServerError> {
         let entries: Vec<String> = orphans.iter().map(|(entry, _)| entry.clone()).collect();
         let reading = self.read(Cost::Unknown, || {
             let (store, filter, entries) = (self.store.clone(), filter.clone(), entries.clone());
             async move { store.held_by(&filter.wanted, &entries).await }
         });
         let (found, now) = (reading.await?, Instant::now());
-        let any = !found.is_empty();
+        let mut taken_out = Vec::new();
         for (name, found) in found {
             let over = orphans.iter().find(|(entry, _)| *entry == found);
             let left = over.map_or(Duration::ZERO, |(_, over)| over.saturating_duration_since(now));
-            self.take_out_claim(name, found, left);
+            self.take_out_claim(name, found.clone(), left);
+            taken_out.push(found);
         }
-        Ok(any)
+        Ok(taken_out)
     }
 
-    /// Looks for all orphans of the filter at once, as one of them may be what holds a document; reports whether any was
-    /// found, which is being taken out.
-    pub(super) async fn find_orphans(self: &Arc<Self>, filter: &Arc<Filter>) -> Result<bool, ServerError> {
-        let orphans = self.claims.orphans().of(filter);
-        match orphans.is_empty() {
-            true => Ok(false),
-            false => self.take_out_orphans(filter, orphans).await,
-        }
+    /// Looks at once for the orphans of a filter that nobody has looked for since then, as one of them may be what holds a
+    /// document. Returns whether any was found, which is being taken out. Tasks that are in doubt at the same time share a
+    /// search, as long as it finds nothing.
+    pub(super) async fn find_orphans(
+        self: &Arc<Self>,
+        filter: &Arc<Filter>,
+        since: Instant,
+    ) -> Result<bool, ServerError> {
+        let (session, filter) = (self.clone(), filter.clone());
+        // In a task of its own, as the caller may rest with the turn.
+        let finding = self.spawn_for(async move {
+            let _turn = filter.search.lock().await;
+            let began = Instant::now();
+            let orphans = session.claims.orphans().unsought(&filter, since);
+            if orphans.is_empty() {
+                return Ok(false);
+            }
+            let mut absent: Vec<String> = orphans.iter().map(|(entry, _)| entry.clone()).collect();
+            let found = session.take_out_orphans(&filter, orphans).await?;
+            absent.retain(|entry| !found.contains(entry));
+            session.claims.orphans().searched(&absent, began, None);
+            Ok(!found.is_empty())
+        });
+        finding.await?
     }
 }
 
