@@ -30,17 +30,16 @@ pub fn fit(at: &Location) -> Document {
     let counters = ["token", "version"].map(|counter| at.value(counter));
     // The document around it has eight bytes more.
     let longest = i64::try_from(ID_MOST + 8).unwrap_or(i64::MAX);
-    let mut conditions = vec![
+    doc! { "$and": [
         is_known(at),
         // The way to the lock and the lock itself.
         are(way, &["object"]),
         are(["holders", "queue"].map(|list| at.value(list)), &["array"]),
         are([at.value("purge_at")], &["date"]),
         are(counters.clone(), &NUMBERS),
-        doc! { "$lte": [{ "$bsonSize": { "i": "$_id" } }, longest] },
-    ];
-    conditions.extend(counters.iter().map(|counter| is_whole(counter)));
-    doc! { "$and": conditions }
+        are_whole(&counters),
+        { "$lte": [{ "$bsonSize": { "i": "$_id" } }, longest] },
+    ] }
 }
 
 /// Returns the filter for the documents that were claimed less than `most` times, by the claims that count. Where the
@@ -48,7 +47,7 @@ pub fn fit(at: &Location) -> Document {
 pub fn is_attempted_below(at: &Location, most: i64) -> Document {
     let attempts = at.value("attempts");
     let types = are([attempts.clone()], &NUMBERS);
-    doc! { "$expr": { "$and": [types, is_whole(&attempts), { "$lt": [attempts, most] }] } }
+    doc! { "$expr": { "$and": [types, are_whole(std::slice::from_ref(&attempts)), { "$lt": [attempts, most] }] } }
 }
 
 /// The types of numbers that a counter can have.
@@ -61,15 +60,22 @@ fn are(values: impl IntoIterator<Item = String>, types: &[&str]) -> Document {
     doc! { "$setIsSubset": [values, types] }
 }
 
-/// Returns the condition that a number is one that can be counted up, as [`crate::protocol::document`] reads them; or
-/// missing.
-fn is_whole(value: &str) -> Document {
-    let number = doc! { "$ifNull": [value, 0_i64] };
-    let most = cond(doc! { "$eq": [{ "$type": value }, "double"] }, DOUBLE_MOST, NUMBER_MOST);
-    // To the server, NaN is less than every number.
+/// Returns the condition that each of these numbers is one that can be counted up, as [`crate::protocol::document`] reads
+/// them; or missing.
+fn are_whole(values: &[String]) -> Document {
+    let (mut with_zero, mut rests) = (vec![Bson::from(0_i64)], Vec::new());
+    for value in values {
+        with_zero.push(value.into());
+        rests.push(doc! { "$mod": [value, 1_i64] });
+    }
+    let types: Vec<Document> = values.iter().map(|value| doc! { "$type": value }).collect();
+    // One double is enough for the lower bound: no lock has a number beyond it, but by hand.
+    let most = cond(doc! { "$in": ["double", types] }, DOUBLE_MOST, NUMBER_MOST);
+    // To the server, NaN is less than every number, and infinity has no rest.
     doc! { "$and": [
-        { "$eq": [{ "$max": [0_i64, { "$trunc": &number }] }, number] },
-        { "$lt": [value, most] },
+        { "$eq": [{ "$min": &with_zero }, 0_i64] },
+        { "$lt": [{ "$max": with_zero }, most] },
+        { "$setIsSubset": [rests, [0_i64, Bson::Null]] },
     ] }
 }
 
