@@ -26,6 +26,7 @@ use std::{error::Error, time::Instant};
 
 use board::Board;
 use load::{Idle, Renewals};
+use peer::LogReader;
 use samples::{Compared, Samples};
 use watchlock_testkit::Cluster;
 
@@ -132,7 +133,8 @@ async fn distinct(board: &mut Board) -> Result<()> {
 
 async fn one_node(board: &mut Board) -> Result<()> {
     let cluster = start(Cluster::replica_set(1), "one node").await?;
-    // First, as no stream is open on the server yet.
+    let _reader = LogReader::start(&cluster).await?;
+    // First, as no stream of a lock client is open yet.
     let uncontended = latency::uncontended(&cluster, ROUNDS_RS1).await?;
     board.compare(board::UNCONTENDED_RS1, &uncontended, "findOneAndUpdate + deleteOne");
     let fresh = latency::fresh(&cluster, ROUNDS_RS1).await?;

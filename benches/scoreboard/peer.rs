@@ -117,3 +117,29 @@ pub(crate) struct Acquired {
     pub(crate) at_clock: SystemTime,
     pub(crate) handle: Held,
 }
+
+/// What waits for the next entry of the log of a node alone, as the secondaries of a replica set always do: a stream of a
+/// database that nobody writes to.
+///
+/// A write by majority is answered when its entry can be read. Where somebody waits for entries, that is at once;
+/// otherwise the node looks once a millisecond (`WiredTigerOplogManager` in the server's source), so that answers come in
+/// two groups a millisecond apart, and a median tells which group is the larger one.
+#[derive(Debug)]
+pub(crate) struct LogReader(JoinHandle<mongodb::error::Result<()>>);
+
+impl LogReader {
+    pub(crate) async fn start(cluster: &Cluster) -> Result<Self> {
+        let mut stream = cluster.client().await?.database("untouched").watch().await?;
+        Ok(Self(tokio::spawn(async move {
+            loop {
+                stream.next_if_any().await?;
+            }
+        })))
+    }
+}
+
+impl Drop for LogReader {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
