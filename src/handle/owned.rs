@@ -378,6 +378,9 @@ impl SeenHold {
 
 impl Seen for SeenHold {
     async fn lost(&self) -> Lost {
+        if let Some(session) = self.session.upgrade() {
+            session.await_losses();
+        }
         self.lost_as(self.hold.lost().await)
     }
 

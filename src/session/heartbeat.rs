@@ -178,7 +178,7 @@ impl Session {
 mod tests {
     use std::cell::Cell;
 
-    use futures::future::join_all;
+    use futures::{FutureExt, future::join_all};
     use tokio::time::sleep;
 
     use super::{super::hold::LOOKS, *};
@@ -217,6 +217,28 @@ mod tests {
         let (config, store) = (settings.validate().unwrap(), Store::Simulated(link.clone()));
         let session = Session::of(id.to_owned(), config, store, None, WakeMode::ChangeStream);
         (link, session)
+    }
+
+    /// Where no task waits to be told, most holds end before one is worth a stream.
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_waits_to_be_told_of_a_loss_soon_has_a_stream() {
+        let memory = memory();
+        let (_, other) = client(&memory, "fedcba9876543210", LEASE);
+        let locks = client(&memory, "0123456789abcdef", LEASE).1;
+        let mutex = locks.mutex("x");
+        for waits in [false, true] {
+            let held = mutex.acquire().await.unwrap();
+            if waits {
+                assert!(held.lost().now_or_never().is_none());
+            }
+            sleep(Duration::from_millis(50)).await;
+            other.break_lock("x").await.unwrap();
+            sleep(Duration::from_millis(20)).await;
+            assert_eq!(held.lost_reason(), waits.then_some(LostReason::Broken));
+            assert_eq!(held.lost().await, LostReason::Broken);
+            // The stream is closed again.
+            sleep(Duration::from_secs(20)).await;
+        }
     }
 
     /// Also if the writer's task hangs, and its handle lives on.

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     Session, Table,
-    hold::{Hold, WORTH_A_COMMAND, names_of},
+    hold::{Hold, WORTH_A_COMMAND, WORTH_A_STREAM, names_of},
     timer_queue::AT_A_TIME,
 };
 use crate::{
@@ -27,11 +27,11 @@ const LATER_IN_THE_SECOND: Duration = Duration::from_millis(250);
 impl Table {
     /// Returns when a stream is demanded to report losses, or, where none can be, when the next holds are read.
     pub(super) fn watch_due_at(&self, wants_to_stream: bool, now: Instant) -> Option<Instant> {
-        let worth_it = self.timers.oldest()?.since + WORTH_A_COMMAND;
+        let since = self.timers.oldest()?.since;
         if wants_to_stream && !self.fleet.reads() {
-            return Some(worth_it);
+            return Some(since + if self.losses_awaited { WORTH_A_STREAM } else { WORTH_A_COMMAND });
         }
-        (!self.streaming).then(|| worth_it.max(self.verify_at.unwrap_or(now)))
+        (!self.streaming).then(|| (since + WORTH_A_COMMAND).max(self.verify_at.unwrap_or(now)))
     }
 
     /// Returns the next thousand holds to read while no stream reports losses, in turn.
@@ -46,6 +46,13 @@ impl Table {
 }
 
 impl Session {
+    /// Notes that a task waits to be told of a loss: from now on holds are worth a stream sooner.
+    pub(crate) fn await_losses(&self) {
+        if !self.is_forked() && !std::mem::replace(&mut self.table().losses_awaited, true) {
+            self.wake_heartbeat.notify_one();
+        }
+    }
+
     /// Has a stream report losses, or reads the next holds, if that is due.
     pub(super) fn watch_holds(self: &Arc<Self>, now: Instant) {
         let wants_to_stream = self.wants_to_stream();

@@ -122,6 +122,8 @@ struct Table {
     clock: ServerClock,
     /// Whether grants arrive as events.
     streaming: bool,
+    /// Whether a task has waited to be told of a loss.
+    losses_awaited: bool,
     /// While no event is asked for: since when, and until when.
     calm: Option<(Instant, Instant)>,
     /// The instant up to which the heartbeat sleeps.
