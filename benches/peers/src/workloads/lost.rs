@@ -50,7 +50,7 @@ pub(crate) async fn round(peer: &Peer, engine: &Engine) -> Result<Round> {
         let Some(signal) = lock.take_signal() else {
             lock.release().await?;
             close(clients).await;
-            return Err("none: the library never tells a holder that it has lost its lock".into());
+            return Err("none: this client has no call that tells a holder of its loss".into());
         };
         held.push(lock);
         signals.push((name, signal));
