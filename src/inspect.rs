@@ -5,7 +5,7 @@ use std::{fmt, time::SystemTime};
 use crate::{
     protocol::{Ended, Exchange, HoldEnd, Holder, Kind, Owner, ServerTime, State},
     token::FencingToken,
-    truncated_debug::shown_up_to,
+    truncated_debug::shown,
 };
 
 /// A lock as its document shows it.
@@ -376,16 +376,12 @@ impl fmt::Display for WaiterInfo {
     }
 }
 
-/// Limits the bytes of a label or a host in a line.
-const WHO_MOST: usize = 64;
-
 /// Writes who an entry is of, for people to read. Escapes control characters: text written by others may contain
 /// anything, and is shown on terminals.
 pub(crate) fn who(f: &mut fmt::Formatter<'_>, label: Option<&str>, host: &str, pid: u32) -> fmt::Result {
-    let shown = |text: &str| shown_up_to(WHO_MOST, text.escape_debug()).to_string();
-    let host = shown(host);
+    let host = shown(host.escape_debug());
     match label {
-        Some(label) => write!(f, "{} ({host}, process {pid})", shown(label)),
+        Some(label) => write!(f, "{} ({host}, process {pid})", shown(label.escape_debug())),
         None => write!(f, "process {pid} on {host}"),
     }
 }

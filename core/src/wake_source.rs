@@ -44,9 +44,6 @@ pub enum HoldWatch {
     Reads(Duration),
 }
 
-/// Budget of streams in thousandths of a core, if none is set.
-const MILLICORES: u32 = 100;
-
 /// Largest budget of change streams, in thousandths of a core: more cores than a server of a replica set has.
 const MILLICORES_MOST: u32 = 64_000;
 
@@ -80,6 +77,6 @@ impl HoldWatch {
 
 impl Default for HoldWatch {
     fn default() -> Self {
-        Self::Budget { millicores: MILLICORES }
+        Self::Budget { millicores: 100 }
     }
 }

@@ -49,7 +49,7 @@ const CLEARS_AFTER: Duration = Duration::from_millis(500);
 
 /// Maximum number of parties. In each generation every party writes the document a few times, and every party receives
 /// the events of all these writes.
-const PARTIES_MOST: u32 = 64;
+const PARTIES_MOST: usize = 64;
 
 /// The value in the place of a party that waits.
 const HERE: &str = "waits for the others";

@@ -20,14 +20,10 @@ use crate::{
         watched::{KEPT, Places},
     },
     name::LockName,
-    protocol::{Holder, KeptUntil, Kind, State},
+    protocol::{Holder, KeptUntil, Kind, QUEUE_MOST, State},
     session::UserHandle,
     world::{Async, World},
 };
-
-/// Maximum number of arrivals. Each is an entry of about 300 bytes in one document, which every write rewrites: the
-/// bound of a [queue](crate::protocol::QUEUE_MOST), for the same reason.
-const ARRIVALS_MOST: u32 = 256;
 
 /// A count-down latch among all processes: it opens when a number of arrivals has been counted. Made by
 /// [`LockClient::latch`](crate::LockClient::latch).
@@ -233,7 +229,8 @@ impl<W: World> Latch<W> {
     }
 
     fn check(&self) -> Result<(), InvalidInput> {
-        self.places.check("arrivals", ARRIVALS_MOST)?;
+        // Each is an entry in the document, as a waiter is.
+        self.places.check("arrivals", QUEUE_MOST)?;
         at_least("time for which an arrival counts", self.counts_for, KEPT_LEAST)?;
         check_duration("time for which an arrival counts", self.counts_for)
     }

@@ -32,9 +32,14 @@ pub(super) struct Places {
 
 impl Places {
     /// Refuses values that are out of bounds, before anything is sent.
-    pub(super) fn check(&self, of: &str, most: u32) -> Result<(), InvalidInput> {
+    pub(super) fn check(&self, of: &str, most: usize) -> Result<(), InvalidInput> {
         check_name(&self.name)?;
-        check_count(self.kind, self.count, of, 1..=most)
+        check_count(
+            self.kind,
+            usize::try_from(self.count).unwrap_or(usize::MAX),
+            of,
+            1..=most,
+        )
     }
 
     /// Acquires one place, with a value for others to read. The client's limits to holding don't apply: a place is held

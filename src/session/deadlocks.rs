@@ -25,12 +25,6 @@ use crate::{
     telemetry,
 };
 
-/// Maximum number of locks in one look, which reads all of them: where more wait for each other, nothing is told.
-const LOOKED_MOST: usize = 256;
-
-/// Time after which a deadlock that is not certain is not listed: that of the default lease, twice.
-const LISTED_WITHIN: Duration = Duration::from_secs(60);
-
 /// Part of the lease from which a wait is long: as often is a hold renewed by default, and no renewal is under way for as
 /// long.
 const LONG_FROM: u32 = 5;
@@ -190,7 +184,7 @@ impl Session {
         });
     }
 
-    /// Reads these locks, those for which their holders wait, and so on; `None`: they are too many.
+    /// Reads these locks, those for which their holders wait, and so on; `None`: they are more than go together.
     async fn read_awaited(
         self: &Arc<Self>,
         awaited: BTreeSet<String>,
@@ -199,7 +193,7 @@ impl Session {
         let mut next: Vec<String> = awaited.into_iter().collect();
         let mut locks = BTreeMap::new();
         loop {
-            if asked.len() > LOOKED_MOST {
+            if asked.len() > AT_A_TIME {
                 return Ok(None);
             }
             let (documents, exchange, _) = self.read_names(View::Newest, &next).await?;
@@ -273,7 +267,7 @@ impl Session {
     }
 
     /// Lists all deadlocks. Where there may be one, it looks until that is certain, or every holder in it has had the time
-    /// of its lease to show that it is none, up to a limit.
+    /// of its lease to show that it is none, up to twice this client's lease.
     pub(crate) async fn deadlocks(self: &Arc<Self>) -> Result<Vec<Deadlock>, OperateError> {
         if self.store.is_in_place() {
             return Ok(Vec::new());
@@ -294,7 +288,8 @@ impl Session {
                 let knots = looks.see(&locks, now.unwrap_or(ServerTime(0)));
                 let doubtful = knots.iter().filter(|knot| !knot.is_certain);
                 let leases = doubtful.flat_map(|knot| knot.held.iter().map(|(_, holder)| holder.lease));
-                let longest = Duration::from_millis(leases.max().unwrap_or(0).unsigned_abs()).min(LISTED_WITHIN);
+                let longest = Duration::from_millis(leases.max().unwrap_or(0).unsigned_abs());
+                let longest = longest.min(self.config.lease * 2);
                 if begun.elapsed() >= longest {
                     let certain = knots.iter().filter(|knot| knot.is_certain);
                     let circles = certain.filter_map(|knot| Some(knot.circle(*knot.held.first()?, &locks)));

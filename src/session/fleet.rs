@@ -15,7 +15,7 @@ use crate::{
     backoff::Backoff,
     config::Config,
     protocol::ServerTime,
-    store::LogTime,
+    store::{COUNTED_MOST, LogTime},
     telemetry,
     waitlist::clock::ServerClock,
     wake_mode::{HoldWatch, WakeMode},
@@ -40,9 +40,6 @@ const SMOOTHED_OVER: f64 = 5.0;
 
 /// Pauses between two counts of the clients that hold: short at first, as a fleet that was rolled out grows.
 const COUNTS: Backoff = Backoff::between(Duration::from_secs(10), Duration::from_secs(5 * 60));
-
-/// Number of clients that no count exceeds by much: where not even so many would exceed the budget, none are counted.
-const CLIENTS_MOST: f64 = 1_000.0;
 
 /// What a session knows of its fleet.
 #[derive(Debug, Default)]
@@ -114,7 +111,8 @@ impl Fleet {
         let HoldWatch::Budget { millicores } = config.hold_watch else {
             return false;
         };
-        let matters = CLIENTS_MOST * self.stream() > cores(millicores);
+        // No count exceeds the number of locks that it goes through.
+        let matters = f64::from(COUNTED_MOST) * self.stream() > cores(millicores);
         let must_count = matters && self.count_at.is_none_or(|at| now >= at);
         if must_count {
             self.counts = self.counts.saturating_add(1);
@@ -337,8 +335,8 @@ mod tests {
         let budget = config(HoldWatch::default());
         let now = Instant::now();
         assert!(
-            !fleet(1, 3.9, now).must_count(&budget, now),
-            "not even a thousand would cost too much"
+            !fleet(1, 0.39, now).must_count(&budget, now),
+            "not even ten thousand would cost too much"
         );
         let mut busy = fleet(1, 500.0, now);
         assert!(!busy.must_count(&config(HoldWatch::Stream), now));

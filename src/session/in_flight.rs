@@ -40,11 +40,9 @@ use crate::{config::Config, error::ServerError, store::Asked};
 /// done in time when it was last sent. Each can occupy a connection of the pool for as long as the server may try.
 const SLOW_AT_ONCE: usize = 4;
 
-/// Maximum number of commands beside those whose operation is stuck.
-const STUCK_AT_ONCE: usize = 2;
-
-/// Maximum number of commands beside those that only take entries out, as all others hang.
-const SPARE: usize = 2;
+/// Maximum number of commands whose operation is stuck, and of those that only take entries out, as all others hang: few,
+/// as each can occupy a connection for as long, and two, so that one which hangs does not stop the others.
+const ASIDE: usize = 2;
 
 /// Number of tries in a row that were not done in time, after which an operation is stuck. A server that stood still
 /// for a second makes two of them.
@@ -180,8 +178,8 @@ impl InFlight {
             shares,
             prompt: slots(most),
             slow: slots(SLOW_AT_ONCE),
-            stuck: slots(STUCK_AT_ONCE),
-            spare: slots(SPARE),
+            stuck: slots(ASIDE),
+            spare: slots(ASIDE),
             queue: Mutex::default(),
             seen: Mutex::default(),
         })
@@ -653,7 +651,7 @@ mod tests {
         while let Some(slot) = soon(slots.slot(STUCK_AFTER)).await {
             stuck.push(slot);
         }
-        assert_eq!(stuck.len(), STUCK_AT_ONCE);
+        assert_eq!(stuck.len(), ASIDE);
         // The spare slots are for others that leave.
         let mut waiting = Box::pin(async {
             let turn = |name| slots.turn(release(name), STUCK_AFTER);

@@ -6,20 +6,16 @@
 //! them, and until then every command on any lock waits. So the first operation waits a moment for the index, and if
 //! the index can't be created soon, it is requested only now and then.
 
-use std::{
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::sync::{Arc, Weak};
 
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::{Session, in_flight::patience};
+use super::{
+    Session,
+    in_flight::{SHORTEST, patience},
+};
 use crate::{backoff::REST, telemetry};
-
-/// Time that the server may try at first, as all others may wait meanwhile. It doubles when that was not enough, as where
-/// there are many locks.
-const FIRST_LIMIT: Duration = Duration::from_millis(250);
 
 impl Session {
     /// Asks for the index on the first call, and waits a moment for the answer.
@@ -35,7 +31,7 @@ impl Session {
         });
         if !asked.is_cancelled() {
             // A later caller waits no longer than the first, or a little longer.
-            let _ = timeout(FIRST_LIMIT * 2, asked.cancelled()).await;
+            let _ = timeout(SHORTEST * 2, asked.cancelled()).await;
             asked.cancel();
         }
     }
@@ -44,7 +40,8 @@ impl Session {
 /// Asks until the server has answered. `asked` is dropped after the first answer of any kind.
 async fn ask(session: Weak<Session>, asked: DropGuard, ended: CancellationToken) {
     let mut asked = Some(asked);
-    let (mut limit, mut told) = (FIRST_LIMIT, false);
+    // As all others may wait meanwhile. It doubles when that was not enough, as where there are many locks.
+    let (mut limit, mut told) = (SHORTEST, false);
     loop {
         let asking = {
             let Some(session) = session.upgrade() else { return };

@@ -39,7 +39,7 @@ pub(crate) use claims::{Claimed, Outlook, Taken, Wanted};
 pub(crate) use detached::{Detached, detached};
 pub(crate) use lock_layout::LockLayout;
 pub(crate) use memory::{Connection, MemoryDocuments, MemoryStore, MemoryStream};
-pub(crate) use mongo::{AWAIT_TIME, LONG_READ_WITHIN, MongoStore, READ_WITHIN, abort, is_in_transaction};
+pub(crate) use mongo::{AWAIT_TIME, COUNTED_MOST, LONG_READ_WITHIN, MongoStore, READ_WITHIN, abort, is_in_transaction};
 pub use observed::UnreadableInfo;
 pub(crate) use observed::{Listed, Selection, UNREADABLE_MOST, UnreadableInfo as Unreadable};
 pub(crate) use typed::{Mismatch, read_as, write_as};

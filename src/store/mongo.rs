@@ -41,6 +41,7 @@ use command::{Updated, limit, updated};
 use encoded::{Shapes, encode, joined};
 use first_look::FirstLook;
 pub(crate) use guard::{abort, is_in_transaction};
+pub(crate) use reading::COUNTED_MOST;
 pub(in crate::store) use stream::MongoStream;
 #[cfg(any(test, fuzzing))]
 pub(crate) use stream::{read_elements, read_event, read_observed};
@@ -79,6 +80,7 @@ pub(crate) struct Connected {
     pub(crate) store: MongoStore,
     /// Whether the server is neither a member of a replica set nor a router.
     pub(crate) standalone: bool,
+    /// With the last write in the log of the primary.
     pub(crate) exchange: Exchange,
     /// The last write in the log of the primary; `None` where it has none.
     pub(crate) logged: Option<LogTime>,

@@ -39,8 +39,10 @@ pub fn size_of_id(id: &Bson) -> usize {
 /// they are free. All other documents are of the first.
 pub(crate) const PROTOCOL: i64 = 2;
 
-/// The protocol of a document whose capacity was not set.
-pub(super) const FIRST_PROTOCOL: i64 = 1;
+/// Returns the protocol of a document, by whether its capacity was set.
+pub(super) fn protocol(is_set: bool) -> i64 {
+    if is_set { PROTOCOL } else { 1 }
+}
 
 /// A document under a lock's name that can't be read as a lock.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -262,9 +264,8 @@ impl State {
                 })
             })
             .collect();
-        let protocol = if self.is_set { PROTOCOL } else { FIRST_PROTOCOL };
         let mut document = doc! {
-            "protocol": protocol, "kind": self.kind.as_str(), "capacity": self.capacity, "token": self.token,
+            "protocol": protocol(self.is_set), "kind": self.kind.as_str(), "capacity": self.capacity, "token": self.token,
             "holders": holders, "queue": queue, "wake": &self.wake,
             "version": self.version, "at": self.at, "purge_at": self.purge_at,
         };

@@ -1,6 +1,6 @@
 //! Candidates that lead in the background, with callbacks.
 
-use std::{any::Any, panic::AssertUnwindSafe, time::Duration};
+use std::{any::Any, panic::AssertUnwindSafe};
 
 use futures::FutureExt;
 use tokio::{sync::watch, time::sleep};
@@ -17,15 +17,11 @@ use crate::{
     world::World,
 };
 
-/// Pauses before a name that is in use as another kind of lock is tried again. The other program must
-/// release it, and nothing announces when.
-const OTHER_USE: Backoff = Backoff::between(Duration::from_millis(100), Duration::from_secs(5));
-
 impl<W: World> Election<W> {
     /// Sets whether [`run`](Self::run) and [`stand`](Self::stand) wait while the name is in use as another kind of
     /// lock; by default they end with [`AcquireError::KindMismatch`].
     ///
-    /// They ask again after a tenth of a second, and then less and less often, down to once in five seconds.
+    /// They ask again soon, and then less and less often, down to once a second.
     ///
     /// # Examples
     ///
@@ -49,7 +45,8 @@ impl<W: World> Election<W> {
 
     /// Campaigns, and repeats it while the name is in other use, if the election waits for that.
     pub(super) async fn campaign_on(&self, value: &str) -> Result<Held<Election, W>, AcquireError> {
-        let mut backoff = OTHER_USE;
+        // Nothing announces when the other program releases it.
+        let mut backoff = Backoff::default();
         loop {
             match self.campaign(value).held().await {
                 Err(AcquireError::KindMismatch(_)) if self.waits_out_other_uses => {

@@ -13,7 +13,7 @@ use tokio::{
 
 use super::{super::line::UNANSWERED, failover_detector::Signs};
 use crate::{
-    backoff::Backoff,
+    backoff::{Backoff, LONGEST_PAUSE},
     error::ServerError,
     store::{AWAIT_TIME, Detached, Elected, Event, Failure, LogTime, ResumeAt, Stream, Watched, detached},
     telemetry,
@@ -23,10 +23,6 @@ use crate::{
 /// Longest silence of an open stream, which gives a sign of life at least once in the await time. A stream that is
 /// overdue by half a second is dropped. This is the back-stop of `failover_detector`, which explains such silences.
 const SILENT: Duration = AWAIT_TIME.saturating_add(Duration::from_millis(500));
-
-/// Age at which a stream has earned a fresh back-off: ten times the longest pause, and more than a silence. A stream
-/// that breaks sooner, again and again, is opened at the pace of the longest pause.
-const EARNED: Duration = Duration::from_secs(10);
 
 /// Time after which an opening counts as none so far. It goes on: at a slow server, a new one would take longer still.
 const OPENED_WITHIN: Duration = Duration::from_secs(2);
@@ -131,10 +127,11 @@ impl Subscription {
         }
     }
 
-    /// Resets the back-off of a stream that has lived for a while.
+    /// Resets the back-off of a stream that has lived for ten times the longest pause, and more than a silence. One that
+    /// breaks sooner, again and again, is opened at the pace of the longest pause.
     fn earn(&mut self) {
         if let Phase::Open { since, .. } = &self.phase
-            && since.elapsed() >= EARNED
+            && since.elapsed() >= LONGEST_PAUSE * 10
         {
             self.backoff = Backoff::default();
         }

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::{
     LONG_READ_WITHIN, MongoStore, NOW, READ_WITHIN,
-    command::{limit, updated},
+    command::{limit, some, updated},
     lossy, now, server_now,
 };
 use crate::{
@@ -28,9 +28,6 @@ use crate::{
     },
     store::{Claimed, LogTime, Outlook, Taken, Wanted, name},
 };
-
-/// Shortest limit of time: the server takes one of no whole millisecond for none.
-const SHORTEST: Duration = Duration::from_millis(1);
 
 /// Returns the error of a command that follows a write of the same claim: whatever it is, the write may have been done.
 fn after_write(error: Error) -> ServerError {
@@ -76,9 +73,7 @@ impl MongoStore {
         let claimed = if counts {
             // It must not be counted twice: the server recognises the repeat of a retryable write.
             let claiming = self.collection.find_one_and_update(free, update);
-            let claiming = claiming
-                .return_document(ReturnDocument::After)
-                .max_time(within.max(SHORTEST));
+            let claiming = claiming.return_document(ReturnDocument::After).max_time(some(within));
             match &wanted.sort {
                 Some(sort) => claiming.sort(sort.clone()).await?,
                 None => claiming.await?,
@@ -291,7 +286,7 @@ impl MongoStore {
         let find = find
             .projection(doc! { "_id": 1 })
             .limit(i64::try_from(most).unwrap_or(i64::MAX));
-        let find = find.read_concern(ReadConcern::local()).max_time(within.max(SHORTEST));
+        let find = find.read_concern(ReadConcern::local()).max_time(some(within));
         let (mut cursor, mut found) = (find.await?, Vec::new());
         while cursor.advance().await? {
             found.push(lossy::read_exactly(cursor.current(), "_id"));

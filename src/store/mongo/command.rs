@@ -125,9 +125,14 @@ fn count(answer: &Document, field: &str) -> Option<u64> {
     }
 }
 
-/// Returns the limit in milliseconds, at least one: zero would mean no limit.
+/// Returns the limit, at least a millisecond: zero would mean no limit.
+pub(super) fn some(within: Duration) -> Duration {
+    within.max(Duration::from_millis(1))
+}
+
+/// Returns the limit in milliseconds.
 pub(super) fn limit(within: Duration) -> i32 {
-    i32::try_from(within.as_millis()).unwrap_or(i32::MAX).max(1)
+    i32::try_from(some(within).as_millis()).unwrap_or(i32::MAX)
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Number of locks that a count of the clients goes through.
-const COUNTED_MOST: i32 = 10_000;
+pub(crate) const COUNTED_MOST: i32 = 10_000;
 
 impl MongoStore {
     /// Reads documents, each independently: an unreadable one hides no others.

@@ -35,7 +35,7 @@ use mongodb::bson::{Bson, Document, doc};
 
 use super::{
     CapacityIs, Change, Evict, Identity, Kept, KeptUntil, Operation, Owner, Request, Requests,
-    document::{FIRST_PROTOCOL, PROTOCOL},
+    document::{PROTOCOL, protocol},
     location::Location,
     state::kept_in_reserve,
     wake::Left,
@@ -377,11 +377,7 @@ fn capacity(requests: &Requests) -> Bson {
 /// Returns the kind and capacity of the lock from this request on. The number of the protocol is written with them: see
 /// [`super`].
 fn fields_of_enqueue(at: &Location, requests: &Requests, capacity: Bson) -> Document {
-    let least = match requests.by {
-        CapacityIs::Set => PROTOCOL,
-        CapacityIs::Demanded | CapacityIs::Offered => FIRST_PROTOCOL,
-    };
-    let protocol = doc! { "$max": [at.value("protocol"), least] };
+    let protocol = doc! { "$max": [at.value("protocol"), protocol(requests.by == CapacityIs::Set)] };
     doc! { "protocol": protocol, "kind": requests.kind.as_str(), "capacity": capacity }
 }
 
