@@ -36,5 +36,5 @@ pub(crate) fn wall_clock() -> ServerTime {
 /// Returns the exchange of an answer that has just come.
 pub(crate) fn exchanged(sent: Instant, now: Option<ServerTime>) -> Exchange {
     let received = Instant::now();
-    Exchange { sent, received, now }
+    Exchange::new(sent, received, now)
 }

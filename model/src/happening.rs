@@ -295,11 +295,11 @@ impl System {
                 let written = state
                     .iter()
                     .filter(|state| wake::left(&state.wake, &operation.id).is_some());
-                let exchange = Exchange {
-                    sent: instant(message.sent),
-                    received: instant(self.time),
-                    now: written.map(|state| state.at).next(),
-                };
+                let exchange = Exchange::new(
+                    instant(message.sent),
+                    instant(self.time),
+                    written.map(|state| state.at).next(),
+                );
                 client.note(&exchange, &setup.rules);
                 client.answered(lock, &operation, state.as_deref(), &exchange, world);
             }
@@ -320,11 +320,7 @@ impl System {
         let sent = instant(message.sent);
         if let Some((id, token)) = message.command.renews() {
             let now = instant(self.time);
-            let read = Exchange {
-                sent: now,
-                received: now,
-                now: Some(self.now()),
-            };
+            let read = Exchange::new(now, now, Some(self.now()));
             let document = self.documents()[lock].state.clone();
             let client = &mut self.clients[client];
             if client.lines[lock].hold_of(id, token).is_none() {
@@ -347,11 +343,7 @@ impl System {
                 None => client.verified(lock, id, document.as_deref().cloned(), world),
             }
         } else if let Command::Run(operation) = message.command {
-            let exchange = Exchange {
-                sent,
-                received: instant(self.time),
-                now: applied.shown.is_some().then_some(applied.at),
-            };
+            let exchange = Exchange::new(sent, instant(self.time), applied.shown.is_some().then_some(applied.at));
             let client = &mut self.clients[client];
             client.note(&exchange, &setup.rules);
             client.answered(lock, &operation, applied.shown.as_deref(), &exchange, world);

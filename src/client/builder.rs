@@ -12,7 +12,7 @@ use crate::{
     config::{Config, Settings},
     error::{BuildError, InvalidInput},
     input::{check_collection, check_database},
-    machine::{settings, wall_clock},
+    machine::settings,
     session::{
         Session,
         hedged_read::{Cost, read_beside},
@@ -503,7 +503,7 @@ impl<W: World> LockClientBuilder<W> {
     }
 
     pub(super) async fn built(self) -> Result<LockClient<W>, BuildError> {
-        let (mut config, database, collection) = match self.checked()? {
+        let (config, database, collection) = match self.checked()? {
             (config, Home::Database(database), collection) => (config, database, collection),
             (config, Home::Memory(memory), _) => return Ok(LockClient::over_memory(&memory, config).in_world()),
         };
@@ -518,7 +518,6 @@ impl<W: World> LockClientBuilder<W> {
             let namespace = format!("{}.{collection}", database.name());
             return Err(BuildError::Unsuitable { namespace, problem });
         }
-        config.begin(connected.exchange.now.unwrap_or_else(wall_clock), connected.logged);
         let mode = match config.wake_source {
             WakeSource::ChangeStream if connected.standalone => return Err(BuildError::NoChangeStream),
             WakeSource::Auto if connected.standalone => WakeMode::Polling(PollingReason::Standalone),

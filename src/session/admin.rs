@@ -21,7 +21,7 @@ impl Session {
     /// Reads the document of `name`, and the server's clock at that moment.
     pub(crate) async fn inspect(self: &Arc<Self>, name: &str) -> Result<Option<(State, Exchange)>, ServerError> {
         let read = self.read_names(View::Newest, &[name.to_owned()]).await;
-        let (mut documents, exchange, _) = read?;
+        let (mut documents, exchange) = read?;
         match documents.remove(name) {
             None => Ok(None),
             Some(Ok(state)) => Ok(Some((state, exchange))),
@@ -32,7 +32,7 @@ impl Session {
     /// Does the same with the state that a majority has: no fail-over undoes it, and it can be a little older.
     pub(crate) async fn observe(self: &Arc<Self>, name: &str) -> Result<Option<(State, Exchange)>, ServerError> {
         let names = [name.to_owned()];
-        let (mut documents, exchange, _) = self.read_names(View::Committed(None), &names).await?;
+        let (mut documents, exchange) = self.read_names(View::Committed(None), &names).await?;
         let found = documents.remove(name).transpose().map_err(ServerError::from)?;
         Ok(found.map(|state| (state, exchange)))
     }

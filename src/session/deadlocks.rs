@@ -196,7 +196,7 @@ impl Session {
             if asked.len() > AT_A_TIME {
                 return Ok(None);
             }
-            let (documents, exchange, _) = self.read_names(View::Newest, &next).await?;
+            let (documents, exchange) = self.read_names(View::Newest, &next).await?;
             let read: Vec<(String, State)> = documents
                 .into_iter()
                 .filter_map(|(name, state)| Some((name, state.ok()?)))
@@ -299,7 +299,7 @@ impl Session {
             };
             sleep(longest / 16).await;
             let names: Vec<String> = locks.keys().cloned().collect();
-            let (documents, exchange, _) = self.read_names(View::Newest, &names).await?;
+            let (documents, exchange) = self.read_names(View::Newest, &names).await?;
             now = exchange.now;
             locks = documents
                 .into_iter()

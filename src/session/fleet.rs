@@ -14,7 +14,7 @@ use super::{Session, Table, admin::ONCE, hold_check::VERIFY_EVERY, timer_queue::
 use crate::{
     backoff::Backoff,
     config::Config,
-    protocol::ServerTime,
+    protocol::{Exchange, ServerTime},
     store::{COUNTED_MOST, LogTime},
     telemetry,
     waitlist::clock::ServerClock,
@@ -58,11 +58,11 @@ pub(super) struct Fleet {
 impl Fleet {
     /// Notes the time in the log by which a command was done that wrote so many documents. These don't count: they are
     /// all in the time just before it.
-    pub(super) fn note_log(&mut self, logged: Option<LogTime>, written: u64, received: Instant, clock: &ServerClock) {
-        if let Some((mut logged, server)) = logged.zip(clock.at_least(received)) {
+    pub(super) fn note_log(&mut self, exchange: &Exchange, written: u64, clock: &ServerClock) {
+        if let Some((mut logged, server)) = exchange.logged_by.zip(clock.at_least(exchange.received)) {
             let written = u32::try_from(written).unwrap_or(u32::MAX);
             logged.increment = logged.increment.saturating_sub(written);
-            self.note_rate(logged, server, received);
+            self.note_rate(logged, server, exchange.received);
         }
     }
 

@@ -197,7 +197,7 @@ impl Session {
         guarding: &Guarding<'_>,
         transaction: &mut ClientSession,
     ) -> Option<GuardError> {
-        let (documents, exchange, _) = match self.read_names(View::Newest, std::slice::from_ref(&hold.name)).await {
+        let (documents, exchange) = match self.read_names(View::Newest, std::slice::from_ref(&hold.name)).await {
             Ok(read) => read,
             Err(error) => return Some(GuardError::Server(error)),
         };

@@ -23,7 +23,7 @@ use crate::{
     error::ServerError,
     protocol::Exchange,
     store::{
-        Documents, LONG_READ_WITHIN, LogTime, READ_WITHIN, View,
+        Documents, LONG_READ_WITHIN, READ_WITHIN, View,
         detached::{Detached, Output, detached, downcast},
     },
 };
@@ -119,13 +119,12 @@ fn is_for_all(error: &ServerError) -> bool {
 }
 
 impl Session {
-    /// Reads the documents of these names in this view, in time. Returns also a time in the log, no later than which they
-    /// were so.
+    /// Reads the documents of these names in this view, in time.
     pub(crate) async fn read_names(
         self: &Arc<Self>,
         view: View,
         names: &[String],
-    ) -> Result<(Documents, Exchange, Option<LogTime>), ServerError> {
+    ) -> Result<(Documents, Exchange), ServerError> {
         let cost = if names.len() > TOGETHER {
             Cost::Large
         } else {
@@ -135,12 +134,12 @@ impl Session {
             let (store, names) = (self.store.clone(), names.to_vec());
             async move { store.read(view, &names).await }
         };
-        let (documents, exchange, logged_by) = self.read(cost, read).await?;
+        let (documents, exchange) = self.read(cost, read).await?;
         if matches!(view, View::Newest) {
             let Table { fleet, clock, .. } = &mut *self.table();
-            fleet.note_log(logged_by, 0, exchange.received, clock);
+            fleet.note_log(&exchange, 0, clock);
         }
-        Ok((documents, exchange, logged_by))
+        Ok((documents, exchange))
     }
 
     /// Reads in time. Before a reading of some cost, a small one finds a connection that works.

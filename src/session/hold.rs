@@ -752,11 +752,7 @@ mod tests {
         let mut hear = |ahead: i64| {
             let (sent, begun) = (Instant::now(), 1_700_000_000_000);
             let now = i64::try_from(hold.since.elapsed().as_millis()).unwrap() + begun + ahead;
-            let exchange = Exchange {
-                sent,
-                received: sent,
-                now: Some(ServerTime(now)),
-            };
+            let exchange = Exchange::new(sent, sent, Some(ServerTime(now)));
             (clock.note(&exchange, &config), clock)
         };
         let lease = hold.lease.length;

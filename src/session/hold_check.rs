@@ -91,7 +91,7 @@ impl Session {
                     sleep(LATER_IN_THE_SECOND).await;
                 }
                 // If it fails, the next renewal asks again.
-                if let Ok((_, exchange, _)) = session.read_names(View::Newest, &names).await {
+                if let Ok((_, exchange)) = session.read_names(View::Newest, &names).await {
                     session.note(&exchange);
                     session.consider_fleet();
                 }
@@ -174,7 +174,7 @@ impl Session {
         let mut backoff = Backoff::default();
         while holds.iter().any(|hold| hold.lost_reason().is_none()) {
             match self.read_names(View::Newest, &names).await {
-                Ok((documents, exchange, _)) => {
+                Ok((documents, exchange)) => {
                     self.note(&exchange);
                     for hold in holds {
                         self.compare(hold, documents.get(&hold.name), exchange.sent);

@@ -260,7 +260,7 @@ impl Line {
         (self.silent_since, self.trouble) = (None, None);
         let (state, exchange) = (answer.state.as_ref(), &answer.exchange);
         self.waitlist.step(context).answered(operation, state, exchange);
-        self.note_logged(answer.logged_by);
+        self.note_logged(exchange.logged_by);
         if self.waitlist.waiting().is_empty() {
             self.last_answer = None;
         } else if state.is_some() {

@@ -170,7 +170,8 @@ impl Session {
         mode: WakeMode,
     ) -> Arc<Self> {
         let now = first.and_then(|exchange| exchange.now);
-        config.begin(now.unwrap_or_else(wall_clock), None);
+        let logged_by = first.and_then(|exchange| exchange.logged_by);
+        config.begin(now.unwrap_or_else(wall_clock), logged_by);
         if store.is_in_memory() {
             // An in-memory stream costs no server anything.
             config.near = u64::MAX;

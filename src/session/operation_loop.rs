@@ -69,7 +69,7 @@ impl Session {
                 self.report_recovery();
                 let Table { fleet, clock, .. } = &mut *self.table();
                 // All of them are in the log just before that time.
-                fleet.note_log(answer.logged_by, all.len() as u64, answer.exchange.received, clock);
+                fleet.note_log(&answer.exchange, all.len() as u64, clock);
             }
             let answer = answer.map(Arc::new);
             let mut holders = None;

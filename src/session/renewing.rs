@@ -31,6 +31,7 @@ use super::{
 };
 use crate::{
     error::ServerError,
+    machine::exchanged,
     protocol::{Exchange, Holder, Showing},
     store::{LockLayout, Renewal, View},
     telemetry,
@@ -259,11 +260,12 @@ impl Session {
             self.failover_detector.note_primary(sent, elected);
         }
         {
-            let mut table = self.table();
-            let table = &mut *table;
-            table
-                .fleet
-                .note_log(outcome.logged_by, outcome.renewed, Instant::now(), &table.clock);
+            let Table { fleet, clock, .. } = &mut *self.table();
+            let exchange = Exchange {
+                logged_by: outcome.logged_by,
+                ..exchanged(sent, None)
+            };
+            fleet.note_log(&exchange, outcome.renewed, clock);
         }
         self.consider_fleet();
         let mut asked = Vec::new();
@@ -354,7 +356,7 @@ impl Session {
     /// Reads which of these holds are still there after a renewal that was sent at that time, and returns their number.
     async fn confirm_by_reading(self: &Arc<Self>, asked: &[&Arc<Hold>], sent: Instant) -> Result<u64, ServerError> {
         let names = names_of(asked.iter().copied());
-        let (documents, exchange, _) = self.read_names(View::Newest, &names).await?;
+        let (documents, exchange) = self.read_names(View::Newest, &names).await?;
         self.note(&exchange);
         let mut renewed = 0;
         for hold in asked {

@@ -71,11 +71,7 @@ impl MemoryStore {
         let mut contents = self.documents.contents();
         let (exchange, now) = self.documents.clock.exchange();
         let member = self.layout.member(name);
-        let unknown = Answer {
-            state: None,
-            exchange,
-            logged_by: None,
-        };
+        let unknown = Answer { state: None, exchange };
         let document = self.live(&contents, &member.id, now);
         let before = document.map_or(Ok(None), |document| member.location.state(document));
         let before = match before {

@@ -32,9 +32,10 @@ use crate::{
     telemetry,
 };
 use futures::{FutureExt, TryFutureExt, future::BoxFuture};
-use mongodb::bson::{Document, Timestamp, oid::ObjectId};
+use mongodb::bson::{Document, oid::ObjectId};
 
 pub(crate) use crate::error::failure::Failure;
+pub(crate) use crate::protocol::LogTime;
 pub(crate) use claims::{Claimed, Outlook, Taken, Wanted};
 pub(crate) use detached::{Detached, detached};
 pub(crate) use lock_layout::LockLayout;
@@ -67,8 +68,6 @@ pub(crate) struct Answer {
     /// `None` when there is no document.
     pub(crate) state: Option<State>,
     pub(crate) exchange: Exchange,
-    /// No later than this in the server's log; `None` where the server has no log, or does not report it.
-    pub(crate) logged_by: Option<LogTime>,
 }
 
 impl Answer {
@@ -77,22 +76,14 @@ impl Answer {
         operation: &Operation,
         state: Option<State>,
         exchange: Exchange,
-        logged_by: Option<LogTime>,
     ) -> Result<Self, ServerError> {
         match operation.is_done_in(state.as_ref()) {
-            Some(true) => Ok(Self {
-                state,
-                exchange,
-                logged_by,
-            }),
+            Some(true) => Ok(Self { state, exchange }),
             Some(false) => Err(ServerError::not_done()),
             None => Err(ServerError::unsaid()),
         }
     }
 }
-
-/// A position in the log of a replica set's writes.
-pub(crate) type LogTime = Timestamp;
 
 /// Documents by name. `Err` marks a document that is not the document of a lock.
 pub(crate) type Documents = HashMap<String, Result<State, Malformed>>;
@@ -281,23 +272,18 @@ impl Store {
             .await
     }
 
-    /// Reads the documents of these names in this view; names without a document are left out. Returns also a time in
-    /// the log, no later than which the documents were so.
-    pub(crate) async fn read(
-        &self,
-        view: View,
-        names: &[String],
-    ) -> Result<(Documents, Exchange, Option<LogTime>), ServerError> {
+    /// Reads the documents of these names in this view; names without a document are left out.
+    pub(crate) async fn read(&self, view: View, names: &[String]) -> Result<(Documents, Exchange), ServerError> {
         #[cfg(test)]
         if let Self::Simulated(link) = self {
             return link.read(names).await;
         }
-        let of_memory = |store: &MemoryStore| {
-            let (documents, exchange) = store.read(names);
-            Ok((documents, exchange, None))
-        };
-        self.ask(("read", None), |store| store.read(names, view), of_memory)
-            .await
+        self.ask(
+            ("read", None),
+            |store| store.read(names, view),
+            |store| Ok(store.read(names)),
+        )
+        .await
     }
 
     /// Returns the entries ahead of a queue entry as they are now; `None` when it is not in the queue. The server gives

@@ -82,8 +82,6 @@ pub(crate) struct Connected {
     pub(crate) standalone: bool,
     /// With the last write in the log of the primary.
     pub(crate) exchange: Exchange,
-    /// The last write in the log of the primary; `None` where it has none.
-    pub(crate) logged: Option<LogTime>,
     /// Why locks can't be kept in the collection.
     pub(crate) unsuitable: Option<String>,
 }
@@ -101,19 +99,18 @@ impl MongoStore {
         // noticed here.
         let hello = store.ask_primary(doc! { "hello": 1 }).await?;
         let now = ServerTime::in_field(&hello, "localTime");
-        let exchange = exchanged(sent, now);
+        let mut exchange = exchanged(sent, now);
         let is_router = hello.get_str("msg").is_ok_and(|message| message == "isdbgrid");
         let standalone = !is_router && !hello.contains_key("setName");
         let last = hello
             .get_document("lastWrite")
             .and_then(|last| last.get_document("opTime"));
-        let logged = last.and_then(|time| time.get_timestamp("ts")).ok();
+        exchange.logged_by = last.and_then(|time| time.get_timestamp("ts")).ok();
         Ok(Connected {
             unsuitable: store.unsuitable(is_router).await?,
             store,
             standalone,
             exchange,
-            logged,
         })
     }
 
@@ -160,12 +157,13 @@ impl MongoStore {
         };
         let received = Instant::now();
         let (state, now) = read_answer(&member.location, operation, document.as_ref())?;
-        let exchange = Exchange { sent, received, now };
-        Ok(Answer {
-            state,
-            exchange,
+        let exchange = Exchange {
+            sent,
+            received,
+            now,
             logged_by,
-        })
+        };
+        Ok(Answer { state, exchange })
     }
 
     /// Sends an operation as the command that suits it. Returns the document after it, and the time in the server's log

@@ -382,12 +382,12 @@ impl Link {
             (memory.run(&name, &operation), logged_by)
         };
         let (answer, logged_by) = self.send(run).await?;
-        let answer = answer?;
-        Ok(Answer {
-            state: answer.state,
-            exchange: since(sent, &answer.exchange),
+        let Answer { state, exchange } = answer?;
+        let exchange = Exchange {
             logged_by,
-        })
+            ..since(sent, &exchange)
+        };
+        Ok(Answer { state, exchange })
     }
 
     /// Runs operations that share a command, one after the other, and reads their documents later. Some commands end
@@ -426,7 +426,7 @@ impl Link {
         let (mut documents, exchange) = self.send(move |memory| memory.read(&names)).await?;
         let outcomes = asked.iter().map(|Asked { name, operation }| {
             let state = documents.remove(name).and_then(Result::ok);
-            Answer::read_after(operation, state, since(sent, &exchange), None)
+            Answer::read_after(operation, state, since(sent, &exchange))
         });
         Ok(outcomes.collect())
     }
@@ -514,7 +514,7 @@ impl Link {
         self.reads.load(Ordering::Relaxed)
     }
 
-    pub(crate) async fn read(&self, names: &[String]) -> Result<(Documents, Exchange, Option<LogTime>), ServerError> {
+    pub(crate) async fn read(&self, names: &[String]) -> Result<(Documents, Exchange), ServerError> {
         self.reads.fetch_add(1, Ordering::Relaxed);
         let sent = Instant::now();
         let (names, log) = (names.to_vec(), self.log());
@@ -523,7 +523,11 @@ impl Link {
             (memory.read(&names), logged_by)
         };
         let ((documents, exchange), logged_by) = self.send(read).await?;
-        Ok((documents, since(sent, &exchange), logged_by))
+        let exchange = Exchange {
+            logged_by,
+            ..since(sent, &exchange)
+        };
+        Ok((documents, exchange))
     }
 
     pub(crate) async fn ahead(

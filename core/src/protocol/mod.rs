@@ -140,5 +140,5 @@ pub(crate) use operation::NOTIFIES_UP_TO;
 pub use operation::{
     AT_ONCE, CapacityIs, Change, Evict, Expects, Kept, KeptUntil, Operation, QUEUE_MOST, Request, Requests,
 };
-pub use server_time::{Exchange, ServerTime};
+pub use server_time::{Exchange, LogTime, ServerTime};
 pub use state::{State, clock_token};

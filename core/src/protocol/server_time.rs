@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use mongodb::bson::Document;
+use mongodb::bson::{Document, Timestamp};
 use tokio::time::Instant;
 
 /// A reading of the server's clock, in milliseconds since the Unix epoch (the resolution of a BSON date).
@@ -38,6 +38,9 @@ impl From<ServerTime> for SystemTime {
     }
 }
 
+/// A position in the log of a replica set's writes.
+pub type LogTime = Timestamp;
+
 /// One exchange with the server: its clock read `now` some time after `sent` and before `received` on ours.
 #[derive(Clone, Copy, Debug)]
 pub struct Exchange {
@@ -45,6 +48,22 @@ pub struct Exchange {
     pub received: Instant,
     /// `None` when the answer has no time: the server answers a retried command from its record of the first try.
     pub now: Option<ServerTime>,
+    /// A time in the server's log, no later than which its documents were as the answer has them; `None` where it has no
+    /// log, or does not report it.
+    pub logged_by: Option<LogTime>,
+}
+
+impl Exchange {
+    /// Returns an exchange that shows no time in the log.
+    pub fn new(sent: Instant, received: Instant, now: Option<ServerTime>) -> Self {
+        let logged_by = None;
+        Self {
+            sent,
+            received,
+            now,
+            logged_by,
+        }
+    }
 }
 
 #[cfg(test)]

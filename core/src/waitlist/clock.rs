@@ -155,11 +155,7 @@ mod tests {
     use crate::config::Settings;
 
     fn exchange(sent: Instant, round_trip: u64, now: i64) -> Exchange {
-        Exchange {
-            sent,
-            received: sent + Duration::from_millis(round_trip),
-            now: Some(ServerTime(now)),
-        }
+        Exchange::new(sent, sent + Duration::from_millis(round_trip), Some(ServerTime(now)))
     }
 
     #[tokio::test(start_paused = true)]

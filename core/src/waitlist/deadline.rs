@@ -158,11 +158,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_lease_of_any_length_ends_here_before_it_ends_on_a_clock_that_drifts() {
         let sent = Instant::now();
-        let exchange = Exchange {
+        let exchange = Exchange::new(
             sent,
-            received: sent + Duration::from_millis(2),
-            now: Some(ServerTime(1_700_000_000_000)),
-        };
+            sent + Duration::from_millis(2),
+            Some(ServerTime(1_700_000_000_000)),
+        );
         let mut clock = ServerClock::default();
         clock.note(&exchange, &config(DAY));
         for lease in [Duration::from_millis(500), Duration::from_secs(30), DAY, 366 * DAY] {
@@ -196,14 +196,7 @@ mod tests {
         let mut clock = ServerClock::default();
         let sent = Instant::now();
         let begun = ServerTime(1_700_000_000_000);
-        clock.note(
-            &Exchange {
-                sent,
-                received: sent,
-                now: Some(begun),
-            },
-            &config,
-        );
+        clock.note(&Exchange::new(sent, sent, Some(begun)), &config);
         tokio::time::advance(DAY / 24).await;
         let now = Instant::now();
         // An hour on a clock that is slower than ours.
@@ -219,11 +212,8 @@ mod tests {
         let millis = Duration::from_millis;
         let mut clock = ServerClock::default();
         let begun = 1_700_000_000_000;
-        let exchange = |sent: Instant, ahead: i64| Exchange {
-            sent,
-            received: sent + millis(2),
-            now: Some(ServerTime(begun + ahead)),
-        };
+        let exchange =
+            |sent: Instant, ahead: i64| Exchange::new(sent, sent + millis(2), Some(ServerTime(begun + ahead)));
         let sent = Instant::now();
         assert_eq!(clock.note(&exchange(sent, 0), &config), None);
         let until = ServerTime(begun + 30_000);

@@ -254,11 +254,7 @@ mod tests {
 
     /// An exchange that took no time, just now.
     fn exchange(context: &Context<'_>) -> Exchange {
-        Exchange {
-            sent: context.now,
-            received: context.now,
-            now: Some(NOW),
-        }
+        Exchange::new(context.now, context.now, Some(NOW))
     }
 
     /// Acts where the server's clock is known by such an exchange.

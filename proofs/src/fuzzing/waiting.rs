@@ -244,11 +244,7 @@ impl<H: Fuzzed> Bench<H> {
             return;
         };
         self.document = claimed;
-        let exchange = Exchange {
-            sent: self.now,
-            received: self.now,
-            now: choices.pick(&[None, Some(now)]),
-        };
+        let exchange = Exchange::new(self.now, self.now, choices.pick(&[None, Some(now)]));
         let lease = self.config.lease;
         let deadline = Deadline::of_answer(&exchange, holder.until, lease, &self.clock, self.now, &self.config);
         let Some(deadline) = deadline.filter(|deadline| deadline.instant() > self.now) else {
@@ -338,11 +334,7 @@ impl<H: Fuzzed> Bench<H> {
             1 => Some(ServerTime(choices.number())),
             _ => Some(now),
         };
-        let exchange = Exchange {
-            sent,
-            received: self.now,
-            now,
-        };
+        let exchange = Exchange::new(sent, self.now, now);
         let _ = self.clock.note(&exchange, &self.config);
         let until = |until: ServerTime| match now {
             Some(now) => Some(offset(sent, now, until)),

@@ -163,16 +163,11 @@ impl Bench {
         let selected = self.document.as_ref().is_none_or(|state| operation.selects(state));
         self.document = state::apply(self.document.as_ref(), operation, self.server_now());
         let now = Instant::now();
-        let exchange = Exchange {
-            sent: now,
-            received: now,
-            now: Some(self.server_now()),
-        };
+        let exchange = Exchange::new(now, now, Some(self.server_now()));
         let _ = self.clock.note(&exchange, &self.config);
         Answer {
             state: self.document.clone().filter(|_| selected),
             exchange,
-            logged_by: None,
         }
     }
 

@@ -190,7 +190,7 @@ impl Session {
             ..
         } = self.list(&selection, view).await?;
         let received = Instant::now();
-        self.note(&Exchange { sent, received, now });
+        self.note(&Exchange::new(sent, received, now));
         let found = found.into_iter().map(|(name, state)| (name, Ok(Some(Arc::new(state)))));
         let unreadable = unreadable
             .into_iter()
@@ -216,7 +216,7 @@ impl Session {
             return Ok(());
         }
         let read = self.read_names(view, &names).await;
-        let (mut documents, exchange, as_of) = match read {
+        let (mut documents, exchange) = match read {
             Ok(read) => read,
             Err(error) => {
                 self.observers().unread.extend(names);
@@ -226,7 +226,7 @@ impl Session {
         self.note(&exchange);
         let clock = self.table().clock;
         let mut register = self.observers();
-        register.seen_as_of(as_of);
+        register.seen_as_of(exchange.logged_by);
         for name in &names {
             let seen = match documents.remove(name) {
                 Some(Ok(state)) => Ok(Some(Arc::new(state))),

@@ -49,13 +49,6 @@ impl Clock {
     pub(super) fn exchange(&self) -> (Exchange, ServerTime) {
         let instant = Instant::now();
         let now = self.now();
-        (
-            Exchange {
-                sent: instant,
-                received: instant,
-                now: Some(now),
-            },
-            now,
-        )
+        (Exchange::new(instant, instant, Some(now)), now)
     }
 }

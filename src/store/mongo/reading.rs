@@ -33,7 +33,7 @@ impl MongoStore {
         &self,
         names: &[String],
         view: View,
-    ) -> Result<(Documents, Exchange, Option<LogTime>), ServerError> {
+    ) -> Result<(Documents, Exchange), ServerError> {
         let sent = Instant::now();
         let of_elements = self.layout.is_of_elements();
         let mut shown = match of_elements {
@@ -70,8 +70,11 @@ impl MongoStore {
                 }
             }
         }
-        let exchange = exchanged(sent, now);
-        Ok((found, exchange, session.operation_time()))
+        let exchange = Exchange {
+            logged_by: session.operation_time(),
+            ..exchanged(sent, now)
+        };
+        Ok((found, exchange))
     }
 
     /// Finds documents by their `_id`s as a majority has them after a write, which was in the log by then.

@@ -68,10 +68,15 @@ impl MongoStore {
             wake::left(&state.wake, &operation.id).map(|_| state.at)
         });
         let now = written.min();
-        let exchange = Exchange { sent, received, now };
+        let exchange = Exchange {
+            sent,
+            received,
+            now,
+            logged_by,
+        };
         let outcomes = asked.iter().map(|Asked { name, operation }| {
             let state = found.remove(name).flatten();
-            match Answer::read_after(operation, state, exchange, logged_by) {
+            match Answer::read_after(operation, state, exchange) {
                 Err(_) if !is_certain || unsaid.contains(name.as_str()) => Err(ServerError::unsaid()),
                 outcome => outcome,
             }

@@ -163,11 +163,11 @@ async fn a_grant_counts_by_a_clock_that_was_set_ahead_while_its_answer_was_on_it
         let answer = bench.apply(&request);
         tokio::time::advance(Duration::from_millis(100)).await;
         let now = Instant::now();
-        let later = Exchange {
-            sent: now,
-            received: now,
-            now: Some(bench.server_now().plus_millis(1_000 * i64::from(jumped))),
-        };
+        let later = Exchange::new(
+            now,
+            now,
+            Some(bench.server_now().plus_millis(1_000 * i64::from(jumped))),
+        );
         assert!(bench.clock.note(&later, &bench.config).is_some_and(|jump| jump.ahead));
         bench.answered(&request, &answer);
         let hold = held(&mut outcome);

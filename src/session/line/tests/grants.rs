@@ -45,11 +45,7 @@ async fn a_grant_is_not_given_up_as_the_servers_clock_is_hardly_known() {
         bench.foreign(&foreign("c.1", &[], Some("c-1")), false);
         let sent = Instant::now();
         tokio::time::advance(Duration::from_millis(4_500)).await;
-        let slow = Exchange {
-            sent,
-            received: Instant::now(),
-            now: Some(bench.server_now()),
-        };
+        let slow = Exchange::new(sent, Instant::now(), Some(bench.server_now()));
         bench.clock = ServerClock::default();
         let _ = bench.clock.note(&slow, &bench.config);
         // A question that is on its way has an answer from before the grant.
@@ -57,15 +53,7 @@ async fn a_grant_is_not_given_up_as_the_servers_clock_is_hardly_known() {
             bench.step(|step| step.doubt());
             let question = bench.next().unwrap();
             let state = state::apply(bench.document.as_ref(), &question, bench.server_now());
-            let (state, exchange) = (state, slow);
-            (
-                question,
-                Answer {
-                    state,
-                    exchange,
-                    logged_by: None,
-                },
-            )
+            (question, Answer { state, exchange: slow })
         });
         bench.foreign(&foreign("b.2", &["b-1"], None), true);
         outcome.try_recv().unwrap_err();

@@ -16,12 +16,8 @@ fn expecting() -> Bench {
 /// Ends an operation by a reading of the document as it is now.
 fn read(bench: &mut Bench, operation: &Operation) {
     let now = Instant::now();
-    let exchange = Exchange {
-        sent: now,
-        received: now,
-        now: None,
-    };
-    match Answer::read_after(operation, bench.document.clone(), exchange, None) {
+    let exchange = Exchange::new(now, now, None);
+    match Answer::read_after(operation, bench.document.clone(), exchange) {
         Ok(answer) => bench.answered(operation, &answer),
         Err(error) => bench.fails(operation, &error),
     }
