@@ -12,7 +12,11 @@ use watchlock::{
 };
 use watchlock_testkit::Cluster;
 
-use crate::{Result, peer::Peer, samples::Compared};
+use crate::{
+    Result,
+    measure::{Compared, claimed_and_freed},
+    peer::Peer,
+};
 
 /// Number of rounds that are thrown away.
 const WARM_UP: usize = 30;
@@ -37,13 +41,7 @@ pub(crate) async fn claim(cluster: &Cluster, rounds: usize) -> Result<Compared> 
     let documents = peer.locks.documents(documents);
     let mut compared = Compared::default();
     for round in 0..WARM_UP + rounds {
-        let sent = Instant::now();
-        let free = doc! { "state": "pending", "holder": null };
-        let taken = raw.find_one_and_update(free, doc! { "$set": { "holder": 1 } }).await?;
-        let id = taken.ok_or("no document is free")?.get_i32("_id")?;
-        raw.update_one(doc! { "_id": id }, doc! { "$set": { "holder": null } })
-            .await?;
-        let bare = sent.elapsed();
+        let bare = claimed_and_freed(raw.clone()).await?;
 
         let sent = Instant::now();
         let handle = documents.claim(doc! { "state": "pending" }).await?;
@@ -52,10 +50,7 @@ pub(crate) async fn claim(cluster: &Cluster, rounds: usize) -> Result<Compared> 
         }
         let lock = sent.elapsed();
 
-        if round >= WARM_UP {
-            compared.raw.push(bare);
-            compared.lock.push(lock);
-        }
+        compared.push(round >= WARM_UP, Some(bare), lock);
     }
     peer.locks.shutdown().await;
     Ok(compared)
@@ -94,10 +89,7 @@ pub(crate) async fn claim_done(cluster: &Cluster, rounds: usize) -> Result<Compa
         handle.update_and_release(doc! { "$set": { "done": done } }).await?;
         let lock = sent.elapsed();
 
-        if round >= WARM_UP {
-            compared.raw.push(bare);
-            compared.lock.push(lock);
-        }
+        compared.push(round >= WARM_UP, Some(bare), lock);
     }
     peer.locks.shutdown().await;
     Ok(compared)

@@ -23,8 +23,8 @@ use crate::{
     Result,
     counters::{Commands, Observer, processor_time},
     load::many_clients,
+    measure::Samples,
     peer::Peer,
-    samples::Samples,
 };
 
 /// Number of clients that wait, each with connections of its own.

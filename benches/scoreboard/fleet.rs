@@ -17,9 +17,9 @@ use crate::{
     Result,
     counters::float,
     crowd::{Tax, cost_of_writes},
-    latency::{Hop, LISTENING},
+    latency::{LISTENING, deleted},
+    measure::{Compared, Hop},
     peer::Peer,
-    samples::Compared,
 };
 
 /// Number of clients that hold a lock each, while another program writes 500 times a second.
@@ -108,11 +108,11 @@ pub(crate) async fn tax(cluster: &Cluster) -> Result<Tax> {
 pub(crate) async fn lost(cluster: &Cluster, holders: usize, pause: Option<Duration>) -> Result<Compared> {
     let mut fleet = Fleet::hold(cluster, holders, pause).await?;
     let (other, listener) = (Peer::new(cluster).await?, Peer::new(cluster).await?);
-    let mut hop = Hop::between(&other, &listener).await?;
-    let documents = other.locks_documents();
+    let mut hop = Hop::between(other.raw(), listener.raw()).await?;
+    let (raw_documents, documents) = (other.raw(), other.locks_documents());
     let mut compared = Compared::default();
     for number in 0..LOSSES {
-        let raw = hop.deleted().await?;
+        let raw = deleted(&mut hop, &raw_documents).await?;
         let (peer, held) = fleet.holders.remove(0);
         let name = held.name().to_owned();
         let losing = tokio::spawn(async move {
@@ -124,10 +124,7 @@ pub(crate) async fn lost(cluster: &Cluster, holders: usize, pause: Option<Durati
         documents.delete_one(doc! { "_id": &name }).await?;
         let lost = losing.await??;
         // The first makes connections.
-        if number > 0 {
-            compared.raw.push(raw);
-            compared.lock.push(lost - called);
-        }
+        compared.push(number > 0, Some(raw), lost - called);
         let held = peer.locks.mutex(name).acquire().await?;
         fleet.holders.push((peer, held));
         // Not in step with the reads, and so seldom that the set stays quiet: each round writes five times.

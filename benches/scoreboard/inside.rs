@@ -21,9 +21,8 @@ use watchlock_testkit::Cluster;
 use crate::{
     Result,
     counters::{Commands, Observer, float},
-    latency::Hop,
+    measure::{Compared, Hop, Samples},
     peer::Peer,
-    samples::{Compared, Samples},
 };
 
 const TASKS: usize = 50;
@@ -174,7 +173,7 @@ pub(crate) struct Visits {
 /// Measures how long another client waits for the lock that the tasks pass along.
 pub(crate) async fn visits(cluster: &Cluster) -> Result<Visits> {
     let (host, guest) = (Peer::new(cluster).await?, Peer::new(cluster).await?);
-    let mut hop = Hop::between(&host, &guest).await?;
+    let mut hop = Hop::between(host.raw(), guest.raw()).await?;
     let crowd = Crowd::of(&host.locks);
     let mutex = guest.locks.mutex("inside");
     sleep(WARM_UP).await;
@@ -240,7 +239,7 @@ pub(crate) async fn takes_of_idle(cluster: &Cluster) -> Result<(Compared, f64)> 
 /// Measures how long another client waits for a lock that is idle.
 pub(crate) async fn waits_for_idle(cluster: &Cluster) -> Result<Visits> {
     let (host, guest) = (Peer::keeping_idle(cluster, KEEP).await?, Peer::new(cluster).await?);
-    let mut hop = Hop::between(&host, &guest).await?;
+    let mut hop = Hop::between(host.raw(), guest.raw()).await?;
     let (ours, theirs) = (host.locks.mutex("lent"), guest.locks.mutex("lent"));
     let mut visits = Visits::default();
     for number in 0..VISITS + 10 {

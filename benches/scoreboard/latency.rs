@@ -4,22 +4,18 @@
 
 use std::time::Duration;
 
-use futures::TryStreamExt;
 use mongodb::{
     Collection,
     bson::{Document, doc},
 };
-use tokio::{
-    sync::mpsc,
-    time::{Instant, sleep},
-};
+use tokio::time::{Instant, sleep};
 use watchlock::{Acquire, Held, LostReason, Released, action::CanAcquire, operate::WakeMode};
 use watchlock_testkit::Cluster;
 
 use crate::{
     Result,
+    measure::{Compared, Hop, Samples, upserted_and_deleted},
     peer::{Peer, wait},
-    samples::{Compared, Samples},
 };
 
 /// Number of rounds that are thrown away: connections are made, streams opened, and the server gets to know its
@@ -29,66 +25,15 @@ const WARM_UP: usize = 30;
 /// The shortest lease there is, for the holder that dies.
 const SHORT_LEASE: Duration = Duration::from_millis(500);
 
-/// A change stream of one client that notes when an event came in, and another client whose writes make the events.
-#[derive(Debug)]
-pub(crate) struct Hop {
-    sender: Collection<Document>,
-    received: mpsc::UnboundedReceiver<Instant>,
-}
-
-impl Hop {
-    pub(crate) async fn between(sender: &Peer, receiver: &Peer) -> Result<Self> {
-        let sender = sender.raw();
-        sender
-            .update_one(doc! { "_id": "hop" }, doc! { "$set": { "round": 0 } })
-            .upsert(true)
-            .await?;
-        let mut stream = receiver.raw().watch().await?;
-        let (to, received) = mpsc::unbounded_channel();
-        tokio::spawn(async move {
-            while let Ok(Some(_)) = stream.try_next().await {
-                if to.send(Instant::now()).is_err() {
-                    return;
-                }
-            }
-        });
-        Ok(Self { sender, received })
-    }
-
-    /// Measures from the sending of the write to the arrival of the event.
-    pub(crate) async fn once(&mut self) -> Result<Duration> {
-        let sent = Instant::now();
-        self.sender
-            .update_one(doc! { "_id": "hop" }, doc! { "$inc": { "round": 1 } })
-            .await?;
-        let received = self.received.recv().await.ok_or("the raw change stream ended")?;
-        Ok(received - sent)
-    }
-
-    /// Measures from the sending of a deletion to the arrival of its event.
-    pub(crate) async fn deleted(&mut self) -> Result<Duration> {
-        self.sender.insert_one(doc! { "_id": "gone" }).await?;
-        self.received.recv().await.ok_or("the raw change stream ended")?;
-        sleep(LISTENING).await;
-        let sent = Instant::now();
-        self.sender.delete_one(doc! { "_id": "gone" }).await?;
-        let received = self.received.recv().await.ok_or("the raw change stream ended")?;
-        Ok(received - sent)
-    }
-}
-
 /// Pause before a loss, so that the holder is listening already; and before the raw write that it is compared with, as
 /// a processor that has been idle takes longer to answer.
 pub(crate) const LISTENING: Duration = Duration::from_millis(2);
 
-/// Measures an upsert and a deletion of the same document.
-async fn upserted_and_deleted(raw: &Collection<Document>, id: &str) -> Result<Duration> {
-    let sent = Instant::now();
-    raw.find_one_and_update(doc! { "_id": id }, doc! { "$set": { "holder": 1 } })
-        .upsert(true)
-        .await?;
-    raw.delete_one(doc! { "_id": id }).await?;
-    Ok(sent.elapsed())
+/// Measures from the sending of a deletion to the arrival of its event.
+pub(crate) async fn deleted(hop: &mut Hop, raw: &Collection<Document>) -> Result<Duration> {
+    hop.after(raw.insert_one(doc! { "_id": "gone" }).into_future()).await?;
+    sleep(LISTENING).await;
+    Ok(hop.after(raw.delete_one(doc! { "_id": "gone" }).into_future()).await?)
 }
 
 /// Measures `acquire` and `release` of names that are used once, beside an upsert and a deletion of such ids.
@@ -98,16 +43,13 @@ pub(crate) async fn fresh(cluster: &Cluster, rounds: usize) -> Result<Compared> 
     let mut compared = Compared::default();
     for round in 0..WARM_UP + rounds {
         let name = format!("invoice {round}");
-        let raw = upserted_and_deleted(&raw, &name).await?;
+        let raw = upserted_and_deleted(raw.clone(), name.clone()).await?;
 
         let sent = Instant::now();
         let handle = peer.locks.mutex(name).acquire().await?;
         expect_released(handle.release().await?)?;
         let lock = sent.elapsed();
-        if round >= WARM_UP {
-            compared.raw.push(raw);
-            compared.lock.push(lock);
-        }
+        compared.push(round >= WARM_UP, Some(raw), lock);
     }
     peer.locks.shutdown().await;
     Ok(compared)
@@ -119,17 +61,14 @@ pub(crate) async fn uncontended(cluster: &Cluster, rounds: usize) -> Result<Comp
     let (raw, mutex) = (peer.raw(), peer.locks.mutex("uncontended"));
     let mut compared = Compared::default();
     for round in 0..WARM_UP + rounds {
-        let raw = upserted_and_deleted(&raw, "free").await?;
+        let raw = upserted_and_deleted(raw.clone(), "free".to_owned()).await?;
 
         let sent = Instant::now();
         let handle = mutex.acquire().await?;
         expect_released(handle.release().await?)?;
         let lock = sent.elapsed();
 
-        if round >= WARM_UP {
-            compared.raw.push(raw);
-            compared.lock.push(lock);
-        }
+        compared.push(round >= WARM_UP, Some(raw), lock);
     }
     peer.locks.shutdown().await;
     Ok(compared)
@@ -203,7 +142,7 @@ impl Trio {
         rounds: usize,
         mut hand_over: impl AsyncFnMut(usize) -> Result<Duration>,
     ) -> Result<Compared> {
-        let mut hop = Hop::between(&self.holder, &self.waiter).await?;
+        let mut hop = Hop::between(self.holder.raw(), self.waiter.raw()).await?;
         let mut compared = Compared::default();
         for round in 0..WARM_UP + rounds {
             let raw = hop.once().await?;
@@ -212,10 +151,7 @@ impl Trio {
             if mode != WakeMode::ChangeStream {
                 return Err(format!("the waiter is woken by {mode}").into());
             }
-            if round >= WARM_UP {
-                compared.raw.push(raw);
-                compared.lock.push(lock);
-            }
+            compared.push(round >= WARM_UP, Some(raw), lock);
         }
         Ok(compared)
     }
@@ -321,8 +257,8 @@ pub(crate) async fn polling_handoff(cluster: &Cluster, rounds: usize) -> Result<
 /// holder.
 pub(crate) async fn lost_by_delete(cluster: &Cluster, rounds: usize) -> Result<Compared> {
     let (other, holder) = (Peer::new(cluster).await?, Peer::new(cluster).await?);
-    let mut hop = Hop::between(&other, &holder).await?;
-    let documents = other.locks_documents();
+    let mut hop = Hop::between(other.raw(), holder.raw()).await?;
+    let (raw_documents, documents) = (other.raw(), other.locks_documents());
     let mutex = holder.locks.mutex("deleted");
     // As for `lost`.
     let held = mutex.acquire().await?;
@@ -331,7 +267,7 @@ pub(crate) async fn lost_by_delete(cluster: &Cluster, rounds: usize) -> Result<C
 
     let mut compared = Compared::default();
     for round in 0..WARM_UP + rounds {
-        let raw = hop.deleted().await?;
+        let raw = deleted(&mut hop, &raw_documents).await?;
         let held = mutex.acquire().await?;
         let losing = tokio::spawn(async move { (held.lost().await, Instant::now()) });
         sleep(LISTENING).await;
@@ -341,10 +277,7 @@ pub(crate) async fn lost_by_delete(cluster: &Cluster, rounds: usize) -> Result<C
         if reason != LostReason::Deleted {
             return Err(format!("a deleted lock was lost for another reason: {reason}").into());
         }
-        if round >= WARM_UP {
-            compared.raw.push(raw);
-            compared.lock.push(at - called);
-        }
+        compared.push(round >= WARM_UP, Some(raw), at - called);
     }
     for peer in [other, holder] {
         peer.locks.shutdown().await;
@@ -356,7 +289,7 @@ pub(crate) async fn lost_by_delete(cluster: &Cluster, rounds: usize) -> Result<C
 /// how much of that is the signal's own: until `break_lock` has returned, and a raw update.
 pub(crate) async fn lost(cluster: &Cluster, rounds: usize) -> Result<(Compared, Compared)> {
     let (operator, holder) = (Peer::new(cluster).await?, Peer::new(cluster).await?);
-    let mut hop = Hop::between(&operator, &holder).await?;
+    let mut hop = Hop::between(operator.raw(), holder.raw()).await?;
     let mutex = holder.locks.mutex("broken");
     // No stream is opened for a holder before it has held for some time; from then on it stays open.
     let held = mutex.acquire().await?;
@@ -385,12 +318,8 @@ pub(crate) async fn lost(cluster: &Cluster, rounds: usize) -> Result<(Compared, 
         if reason != LostReason::Broken {
             return Err(format!("a broken lock was lost for another reason: {reason}").into());
         }
-        if round >= WARM_UP {
-            compared.raw.push(raw);
-            compared.lock.push(at - called);
-            commands.raw.push(update);
-            commands.lock.push(broken);
-        }
+        compared.push(round >= WARM_UP, Some(raw), at - called);
+        commands.push(round >= WARM_UP, Some(update), broken);
     }
     for peer in [operator, holder] {
         peer.locks.shutdown().await;

@@ -16,8 +16,9 @@ mod fleet;
 mod inside;
 mod latency;
 mod load;
+#[path = "../../cli/src/measure.rs"]
+mod measure;
 mod peer;
-mod samples;
 mod scaling;
 mod scaling_rows;
 mod throughput;
@@ -26,8 +27,8 @@ use std::{error::Error, time::Instant};
 
 use board::Board;
 use load::{Idle, Renewals};
+use measure::{Compared, Samples};
 use peer::LogReader;
-use samples::{Compared, Samples};
 use watchlock_testkit::Cluster;
 
 /// An error ends the run: a measurement on a server that does not answer has nothing to save.

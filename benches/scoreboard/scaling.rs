@@ -15,8 +15,8 @@ use crate::{
     Result,
     counters::processor_time,
     load::many_clients,
+    measure::Samples,
     peer::Peer,
-    samples::Samples,
     throughput::{self, Beside},
 };
 

@@ -24,6 +24,7 @@ use watchlock_testkit::Cluster;
 use crate::{
     Result,
     counters::{self, Commands, Observer, processor_time},
+    measure::pair,
     peer::Peer,
 };
 
@@ -75,7 +76,7 @@ pub(crate) async fn distinct(cluster: &Cluster) -> Result<(Pace, Pace)> {
     let (mut locks, mut pairs) = (Pace::default(), Pace::default());
     for round in 0..=ROUNDS {
         let raw = peer.raw();
-        let of_pairs = pace(cluster, move |name| pair(raw.clone(), name)).await?;
+        let of_pairs = pace(cluster, move |name| raw_pair(raw.clone(), name)).await?;
         let client = peer.locks.clone();
         let of_locks = pace(cluster, move |name| lock(client.clone(), name)).await?;
         // The first makes the documents and the connections.
@@ -116,19 +117,13 @@ pub(crate) async fn load(peer: &Peer, beside: Beside) -> Result<()> {
     match beside {
         Beside::Nothing => sleep(ROUND).await,
         Beside::Locks => drop(rate(move |name| lock(locks.clone(), name)).await?),
-        Beside::Pairs => drop(rate(move |name| pair(raw.clone(), name)).await?),
+        Beside::Pairs => drop(rate(move |name| raw_pair(raw.clone(), name)).await?),
     }
     Ok(())
 }
 
-async fn pair(raw: Collection<Document>, name: usize) -> Result<()> {
-    let id = format!("name {name}");
-    for holder in [1, 0] {
-        raw.find_one_and_update(doc! { "_id": &id }, doc! { "$set": { "holder": holder } })
-            .upsert(true)
-            .await?;
-    }
-    Ok(())
+async fn raw_pair(raw: Collection<Document>, name: usize) -> Result<()> {
+    Ok(pair(raw, format!("name {name}")).await?)
 }
 
 async fn lock(locks: LockClient, name: usize) -> Result<()> {

@@ -1,6 +1,6 @@
-//! Raw driver commands beside which locks are measured, and the latencies of both.
+//! Raw driver commands beside which locks are measured, and the latencies of both. The scoreboard measures with the same.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use futures::TryStreamExt as _;
 use mongodb::{
@@ -39,6 +39,13 @@ impl Samples {
         )]
         let place = (last as f64 * part).round() as usize;
         sorted.get(place).copied().unwrap_or(f64::NAN)
+    }
+}
+
+impl fmt::Display for Samples {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (p50, p99) = (self.median(), self.quantile(0.99));
+        write!(f, "p50 {p50:.3} ms, p99 {p99:.3} ms of {}", self.len())
     }
 }
 
@@ -123,12 +130,17 @@ impl Hop {
         Ok(Self { sender, received })
     }
 
-    /// Measures from the sending of the write to the arrival of the event.
+    /// Measures from the sending of a write to the arrival of its event.
     pub(crate) async fn once(&mut self) -> Result<Duration, Error> {
+        let (sender, update) = (self.sender.clone(), doc! { "$inc": { "round": 1 } });
+        self.after(sender.update_one(doc! { "_id": "hop" }, update).into_future())
+            .await
+    }
+
+    /// Measures the same of this write of the sender's.
+    pub(crate) async fn after<T>(&mut self, write: impl Future<Output = Result<T, Error>>) -> Result<Duration, Error> {
         let sent = Instant::now();
-        self.sender
-            .update_one(doc! { "_id": "hop" }, doc! { "$inc": { "round": 1 } })
-            .await?;
+        write.await?;
         let received = self.received.recv().await;
         let received = received.ok_or_else(|| Error::custom("the raw change stream ended"))?;
         Ok(received - sent)
