@@ -39,6 +39,11 @@ impl Ground {
         Self::on(shared::standalone().await, prefix)
     }
 
+    /// On each of the two.
+    pub(crate) async fn both(prefix: &str) -> [Self; 2] {
+        [Self::replica_set(prefix).await, Self::standalone(prefix).await]
+    }
+
     pub(crate) fn on(cluster: &Cluster, prefix: &str) -> Self {
         Self::at(cluster.uri(), prefix)
     }

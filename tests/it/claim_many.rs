@@ -180,10 +180,7 @@ async fn attempts_of_claims_of_many_are_each_counted() {
 /// By a validator that came later. The others of its batch are claimed all the same, with one command more.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refused_document_costs_its_batch_one_round() {
-    for ground in [
-        Ground::replica_set("claim_many_refused").await,
-        Ground::standalone("claim_many_refused").await,
-    ] {
+    for ground in Ground::both("claim_many_refused").await {
         let (driver, sent) = ground.noting_driver().await;
         let scene = Scene::on(ground.clone()).await;
         let locks = scene
@@ -270,11 +267,7 @@ async fn a_claim_of_many_passes_over_what_cannot_be_claimed() {
 async fn many_are_claimed_by_conditions_that_only_finds_have() {
     let ground = Ground::replica_set("claim_many_near").await;
     let scene = Scene::on(ground.clone()).await;
-    let events = ground
-        .driver()
-        .await
-        .database(&ground.database)
-        .collection::<Document>("events");
+    let events = ground.collection("events").await;
     let index = mongodb::IndexModel::builder().keys(doc! { "at": "2dsphere" }).build();
     events.create_index(index).await.unwrap();
     let point = doc! { "type": "Point", "coordinates": [1.0, 1.0] };

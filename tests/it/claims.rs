@@ -113,10 +113,7 @@ async fn claims_pass_over_what_is_no_lock() {
 /// By a validator that came later, and by the bound of 16 MB.
 #[tokio::test(flavor = "multi_thread")]
 async fn claims_pass_over_what_the_server_refuses_to_write() {
-    for ground in [
-        Ground::replica_set("claim_refused").await,
-        Ground::standalone("claim_refused").await,
-    ] {
+    for ground in Ground::both("claim_refused").await {
         let scene = Scene::on(ground.clone()).await;
         let (a, b) = scene.locks();
         let room = 16 * 1024 * 1024 - 60;
@@ -195,11 +192,7 @@ async fn a_dead_holder_is_noticed_whatever_the_condition() {
     let lease = Duration::from_secs(20);
     for ground in [Ground::replica_set("claim_where").await] {
         let scene = Scene::on(ground.clone()).await;
-        let events = ground
-            .driver()
-            .await
-            .database(&ground.database)
-            .collection::<Document>("events");
+        let events = ground.collection("events").await;
         let index = mongodb::IndexModel::builder().keys(doc! { "at": "2dsphere" }).build();
         events.create_index(index).await.unwrap();
         let point = doc! { "type": "Point", "coordinates": [1.0, 1.0] };

@@ -7,7 +7,7 @@ use mongodb::bson::{Bson, DateTime, Document, doc, oid::ObjectId};
 use serde::Deserialize;
 use tokio::time::Instant;
 use watchlock::{
-    Held, LockClient, Lost, LostReason, Released,
+    Held, LockClient, LostReason, Released,
     documents::{self, DocumentLocks, ElementLocks},
     errors::{AcquireError, DocumentError},
     operate::WakeMode,
@@ -15,7 +15,7 @@ use watchlock::{
 
 use crate::{
     documents::{Events, Scene},
-    setup::{Ground, PATIENCE, SOON, eventually, spawn, within},
+    setup::{Ground, PATIENCE, SOON, assert_lost, eventually, spawn, within},
 };
 
 const MAP: &str = "watchlock_elements";
@@ -311,16 +311,7 @@ async fn an_update_changes_that_element_only_and_only_under_the_lock() {
         held.update(doc! { "$set": { "n": 8 } }).await.unwrap();
         line(&b, "y").break_lock(1).await.unwrap();
         let error = held.update(doc! { "$set": { "n": 9 } }).await.unwrap_err();
-        assert!(
-            matches!(
-                error,
-                DocumentError::Lost(Lost {
-                    reason: LostReason::Broken,
-                    ..
-                })
-            ),
-            "{error}"
-        );
+        assert_lost!(DocumentError, Broken, error);
         let expected = Bson::from(vec![doc! { "sku": "y", "n": 8 }]);
         assert_eq!(scene.find(1).await.get("lines"), Some(&expected));
     }

@@ -97,7 +97,7 @@ async fn a_document_whose_lock_was_lost_stays_as_it_is() {
 /// The client has a driver of its own, which is the one that is struck.
 async fn struck(ground: &Ground) -> DocumentLocks<Document> {
     let locks = ground.locks().await;
-    locks.documents(ground.driver().await.database(&ground.database).collection("events"))
+    locks.documents(ground.collection("events").await)
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,10 +3,7 @@
 use std::time::Duration;
 
 use futures::future::join;
-use mongodb::{
-    Collection,
-    bson::{Document, doc},
-};
+use mongodb::bson::{Document, doc};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 use watchlock::{
@@ -85,7 +82,7 @@ macro_rules! told {
 #[tokio::test]
 async fn the_collection_in_memory_answers_as_the_drivers() {
     let ground = Ground::replica_set("memory").await;
-    let there: Collection<Order> = ground.driver().await.database(&ground.database).collection("orders");
+    let there = ground.collection("orders").await.clone_with_type::<Order>();
     let here = MemoryCollection::<Order>::new();
     assert_eq!(told!(&here), told!(&there));
 

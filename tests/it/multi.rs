@@ -410,10 +410,7 @@ async fn a_name_costs_one_round_trip() {
         }
     }));
     let driver = Client::with_options(options).unwrap();
-    let locks = LockClient::builder(driver.database(&ground.database))
-        .build()
-        .await
-        .unwrap();
+    let locks = ground.locks_over(&driver).await;
     // What the first use of a client costs it once.
     let warm = locks.mutex("warm").acquire().await.unwrap();
     warm.release().await.unwrap();

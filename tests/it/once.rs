@@ -191,12 +191,9 @@ async fn a_job_whose_client_was_shut_down_is_not_recorded() {
 /// come before the first is answered.
 #[tokio::test]
 async fn tasks_that_find_the_job_done_or_in_progress_learn_it_by_two_commands() {
-    for ground in [Ground::replica_set("shared").await, Ground::standalone("shared").await] {
+    for ground in Ground::both("shared").await {
         let (driver, sent) = ground.noting_driver().await;
-        let locks = LockClient::builder(driver.database(&ground.database))
-            .build()
-            .await
-            .unwrap();
+        let locks = ground.locks_over(&driver).await;
         let once = locks.once("job", DAY).since_success();
         let Turn::Ours(job) = once.begin().await.unwrap() else {
             panic!("it was never begun");

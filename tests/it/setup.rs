@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures::{FutureExt, future::select_all};
 use mongodb::{
-    Client,
+    Client, Collection,
     bson::{Document, doc},
     event::{EventHandler, command::CommandEvent},
     options::ClientOptions,
@@ -43,6 +43,17 @@ impl Ground {
             }
         }));
         (Client::with_options(options).unwrap(), sent)
+    }
+
+    /// A collection of the database, as another program has it.
+    pub(crate) async fn collection(&self, name: &str) -> Collection<Document> {
+        self.driver().await.database(&self.database).collection(name)
+    }
+
+    /// A lock client over this client of the driver.
+    pub(crate) async fn locks_over(&self, driver: &Client) -> LockClient {
+        let builder = LockClient::builder(driver.database(&self.database));
+        builder.build().await.unwrap()
     }
 
     /// As [`Self::locks`], without a stream: those that are open are others'.
@@ -182,7 +193,7 @@ pub(crate) async fn places_with(
 ) -> Vec<(LockClient, LockClient)> {
     let memory = InMemory::new();
     let mut builders = vec![(memory.builder(), memory.builder())];
-    for ground in [Ground::replica_set(name).await, Ground::standalone(name).await] {
+    for ground in Ground::both(name).await {
         builders.push((ground.builder().await, ground.builder().await));
     }
     let mut places = Vec::new();
@@ -208,3 +219,13 @@ pub(crate) async fn in_line<T: Send + 'static>(
 pub(crate) async fn granted<T: action::Target>(waiting: JoinHandle<Result<Held<T>, AcquireError>>) -> Held<T> {
     within(PATIENCE, "the grant", waiting).await.unwrap().unwrap()
 }
+
+/// Asserts that an error of this type says that the lock is lost, and why.
+macro_rules! assert_lost {
+    ($error:ident, $reason:ident, $found:expr) => {{
+        let found = $found;
+        let is_lost = matches!(&found, $error::Lost(lost) if lost.reason == watchlock::LostReason::$reason);
+        assert!(is_lost, "{found:?}");
+    }};
+}
+pub(crate) use assert_lost;

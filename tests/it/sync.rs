@@ -28,7 +28,7 @@ use watchlock::{
     testing::InMemory,
 };
 
-use crate::setup::{COLLECTION, Ground, PATIENCE, SOON};
+use crate::setup::{COLLECTION, Ground, PATIENCE, SOON, assert_lost};
 
 type LockClient = watchlock::LockClient<Blocking>;
 
@@ -250,16 +250,7 @@ fn run_does_the_work_under_the_lock() {
             b.break_lock("x").unwrap();
             held.lost()
         });
-        assert!(
-            matches!(
-                lost,
-                Err(RunError::Lost(Lost {
-                    reason: LostReason::Broken,
-                    ..
-                }))
-            ),
-            "{lost:?}"
-        );
+        assert_lost!(RunError, Broken, lost.unwrap_err());
         let unwound = std::panic::catch_unwind(AssertUnwindSafe(|| {
             a.mutex("x").acquire().run_with(|_| panic!("on purpose"))
         }));
@@ -393,12 +384,7 @@ fn every_kind_of_lock_works_without_async() {
 
 #[test]
 fn documents_are_locked_in_place_by_threads() {
-    for ground in prepared(async {
-        [
-            Ground::replica_set("sync_docs").await,
-            Ground::standalone("sync_docs").await,
-        ]
-    }) {
+    for ground in prepared(Ground::both("sync_docs")) {
         let client = driver(&ground);
         let own = client.database(&ground.database).collection::<Document>("own");
         let plain = mongodb::sync::Client::from(client)

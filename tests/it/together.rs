@@ -42,20 +42,11 @@ async fn release(held: Vec<Outcome>) {
 /// A client that has had all of the locks, so that they have documents and are expected to be free.
 async fn client(ground: &Ground) -> (LockClient, Sent, Client) {
     let (driver, sent) = ground.noting_driver().await;
-    let locks = LockClient::builder(driver.database(&ground.database))
-        .build()
-        .await
-        .unwrap();
+    let locks = ground.locks_over(&driver).await;
     // The first few show that unknown names are free.
     for number in 0..8 {
-        locks
-            .mutex(name(number))
-            .acquire()
-            .await
-            .unwrap()
-            .release()
-            .await
-            .unwrap();
+        let held = locks.mutex(name(number)).acquire().await.unwrap();
+        held.release().await.unwrap();
     }
     release(within(PATIENCE, "new names", acquire(&locks)).await).await;
     (locks, sent, driver)
@@ -271,10 +262,7 @@ async fn documents_are_locked_by_a_command_each() {
     let orders = driver.database(&ground.database).collection::<Document>("orders");
     let documents = (0..TASKS).map(|number| doc! { "_id": name(number), "paid": true });
     orders.insert_many(documents).await.unwrap();
-    let locks = LockClient::builder(driver.database(&ground.database))
-        .build()
-        .await
-        .unwrap();
+    let locks = ground.locks_over(&driver).await;
     let documents = locks.documents::<Document>(orders.clone());
     for _ in 0..2 {
         let held = join_all((0..TASKS).map(|number| documents.acquire(name(number)).into_future())).await;

@@ -82,10 +82,7 @@ async fn locks_in_documents_are_listed_and_shown_by_any_form_of_their_id() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn locks_in_documents_are_watched_and_broken() {
-    for ground in [
-        Ground::replica_set("cli_documents").await,
-        Ground::standalone("cli_documents").await,
-    ] {
+    for ground in Ground::both("cli_documents").await {
         let orders = orders(&ground).await;
         let first = orders.acquire("order-7").reason("why not").await.unwrap();
         let mut all = Started::run(&ground, &["watch", "--documents", "orders"]);

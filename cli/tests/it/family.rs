@@ -15,10 +15,7 @@ use crate::{
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wait_ends_when_the_lock_is_free_and_not_before() {
-    for ground in [
-        Ground::replica_set("cli_wait").await,
-        Ground::standalone("cli_wait").await,
-    ] {
+    for ground in Ground::both("cli_wait").await {
         let locks = ground.locks().await;
         // Nobody has ever held it.
         watchlock(&ground, ["wait", "x"]).await.expect(0);

@@ -277,10 +277,7 @@ async fn a_lock_is_broken() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn events_are_told_as_they_happen() {
-    for ground in [
-        Ground::replica_set("cli_watch").await,
-        Ground::standalone("cli_watch").await,
-    ] {
+    for ground in Ground::both("cli_watch").await {
         let locks = ground.locks().await;
         let first = locks.mutex("x").acquire().reason("why not").await.unwrap();
         let mut all = Started::run(&ground, &["watch"]);
@@ -559,16 +556,8 @@ async fn mongodb_srv_is_looked_up() {
         return;
     }
     let ground = Ground::replica_set("cli_srv").await;
-    ground
-        .locks()
-        .await
-        .mutex("by-srv")
-        .acquire()
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    let held = ground.locks().await.mutex("by-srv").acquire().await.unwrap();
+    held.release().await.unwrap();
     let (address, set) = ground.uri().split_once("/?").unwrap();
     let port = address.rsplit(':').next().unwrap().parse().unwrap();
     let serving = tokio::spawn(serve_names(socket, port));

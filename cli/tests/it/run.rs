@@ -61,10 +61,7 @@ async fn the_command_finds_token_and_name() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn runs_exclude_each_other() {
-    for ground in [
-        Ground::replica_set("cli_exclude").await,
-        Ground::standalone("cli_exclude").await,
-    ] {
+    for ground in Ground::both("cli_exclude").await {
         let folder = std::env::temp_dir().join(shared::unique_name("watchlock_cli"));
         // Fails if the folder exists already: while another run is in progress.
         let script = r#"mkdir "$0" && sleep 0.05 && rmdir "$0""#;
@@ -226,10 +223,7 @@ async fn whoever_is_told_to_end_while_it_waits_leaves_the_queue() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_lock_ends_the_command_and_what_it_started() {
-    for ground in [
-        Ground::replica_set("cli_lost").await,
-        Ground::standalone("cli_lost").await,
-    ] {
+    for ground in Ground::both("cli_lost").await {
         let locks = ground.locks().await;
         // One child in its own session, one whose parent has ended, and all deaf to SIGTERM.
         let script =

@@ -13,10 +13,7 @@ use crate::{
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_later_step_gives_back_what_an_earlier_one_took() {
-    for ground in [
-        Ground::replica_set("cli_steps").await,
-        Ground::standalone("cli_steps").await,
-    ] {
+    for ground in Ground::both("cli_steps").await {
         let locks = ground.locks().await;
         let taken = watchlock(&ground, ["acquire", "deploy", "--for", "30m", "--reason", "run 7"]).await;
         let taken = taken.expect(0);
@@ -74,10 +71,7 @@ async fn a_later_step_gives_back_what_an_earlier_one_took() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_later_step_renews_what_an_earlier_one_took() {
-    for ground in [
-        Ground::replica_set("cli_renew").await,
-        Ground::standalone("cli_renew").await,
-    ] {
+    for ground in Ground::both("cli_renew").await {
         let locks = ground.locks().await;
         let taken = watchlock(&ground, ["acquire", "deploy", "--for", "30m"])
             .await
@@ -174,10 +168,7 @@ async fn a_lock_whose_token_can_not_be_written_is_given_back() {
 /// A step that took longer than its time is told so, whether or not anybody has asked for the lock since.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hold_whose_time_is_over_is_not_there_to_release_or_to_break() {
-    for ground in [
-        Ground::replica_set("cli_over").await,
-        Ground::standalone("cli_over").await,
-    ] {
+    for ground in Ground::both("cli_over").await {
         let locks = ground.locks().await;
         let taken = watchlock(&ground, ["acquire", "deploy", "--for", "2200ms"])
             .await

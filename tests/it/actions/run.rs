@@ -10,7 +10,7 @@ use std::{
 
 use mongodb::bson::{Document, doc};
 use watchlock::{
-    Acquire, Held, LockClient, Lost, LostReason, View,
+    Acquire, Held, LockClient, View,
     action::{CanAcquire, Try},
     documents,
     errors::{AcquireError, RunError},
@@ -18,7 +18,7 @@ use watchlock::{
 
 use crate::{
     documents::Scene,
-    setup::{Ground, PATIENCE, eventually, info, is_vacant, within},
+    setup::{Ground, PATIENCE, assert_lost, eventually, info, is_vacant, within},
 };
 
 /// Counts the futures that were dropped before their end.
@@ -107,16 +107,7 @@ async fn work_under_locks_of_every_kind_takes_their_options_and_releases() {
             std::future::pending::<()>().await;
         });
         let lost = within(PATIENCE, "the loss", lost).await;
-        assert!(
-            matches!(
-                lost,
-                Err(RunError::Lost(Lost {
-                    reason: LostReason::Broken,
-                    ..
-                }))
-            ),
-            "{lost:?}"
-        );
+        assert_lost!(RunError, Broken, lost.unwrap_err());
         let lost = a.multi(["p", "q"]).acquire().reason("both").run(async |_| {
             let _dropped = Dropped(dropped.clone());
             assert_eq!(reason(b, "q").await.as_deref(), Some("both"));
@@ -200,16 +191,7 @@ async fn work_on_a_document_may_change_or_delete_it() {
             std::future::pending::<()>().await;
         });
         let ended = within(PATIENCE, "the end", ended).await;
-        assert!(
-            matches!(
-                ended,
-                Err(RunError::Lost(Lost {
-                    reason: LostReason::Released,
-                    ..
-                }))
-            ),
-            "{ended:?}"
-        );
+        assert_lost!(RunError, Released, ended.unwrap_err());
         assert_eq!(dropped.load(Ordering::SeqCst), 1);
     }
 }

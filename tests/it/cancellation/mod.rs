@@ -20,7 +20,7 @@ use mongodb::{
     },
     options::ClientOptions,
 };
-use watchlock::{LockClient, LockStatus};
+use watchlock::LockStatus;
 
 use crate::setup::{
     Dice, Ground, PATIENCE, SOON, eventually, info, is_vacant, pause, spawn, until_streaming, until_waiting, within,
@@ -145,10 +145,7 @@ async fn cancelled_acquires_do_not_stall_a_small_pool() {
     let driver = Client::with_options(options).unwrap();
     let own = driver.database(&ground.database).collection::<Document>("own");
     own.insert_one(doc! { "_id": 1 }).await.unwrap();
-    let locks = LockClient::builder(driver.database(&ground.database))
-        .build()
-        .await
-        .unwrap();
+    let locks = ground.locks_over(&driver).await;
 
     let (done, ended) = tokio::sync::watch::channel(false);
     let user = spawn(async move {

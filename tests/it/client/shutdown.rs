@@ -116,10 +116,7 @@ async fn a_shutdown_takes_out_what_a_claim_without_an_answer_has_taken() {
     proxy.black_hole_replies();
     let claiming = spawn(documents.claim(doc! {}));
     let other = direct.driver().await;
-    let seen = LockClient::builder(other.database(&ground.database))
-        .build()
-        .await
-        .unwrap();
+    let seen = ground.locks_over(&other).await;
     let seen = seen.documents(other.database(&ground.database).collection::<Document>("events"));
     eventually(PATIENCE, "it is claimed", async || {
         seen.inspect(1).await.unwrap().is_some_and(|lock| lock.is_held())

@@ -34,7 +34,7 @@ async fn counted<T>(
 /// On one thread, so that all of them have come before the first is answered.
 #[tokio::test]
 async fn as_many_tasks_as_there_are_permits_get_in_by_three_commands() {
-    for ground in [Ground::replica_set("tries").await, Ground::standalone("tries").await] {
+    for ground in Ground::both("tries").await {
         let (locks, sent) = noting(&ground).await;
         // Their releases are commands too.
         let mut held = Vec::new();

@@ -21,13 +21,13 @@ use mongodb::{
 use serde::Deserialize;
 use tokio::sync::Mutex;
 use watchlock::{
-    Held, LockClient, Lost, LostReason, Released,
+    Held, LockClient, LostReason, Released,
     documents::{self, DocumentLocks},
     errors::{AcquireError, DocumentError},
     testing::{InMemory, MemoryCollection},
 };
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, faulty, spawn, until_streaming, within};
+use crate::setup::{Ground, PATIENCE, SOON, assert_lost, eventually, faulty, spawn, until_streaming, within};
 
 /// Two clients, and the collection as its owner sees it.
 pub(crate) struct Scene {
@@ -53,7 +53,7 @@ impl Scene {
         Self {
             a: ground.locks().await,
             b: ground.locks().await,
-            events: Events::Server(ground.driver().await.database(&ground.database).collection("events")),
+            events: Events::Server(ground.collection("events").await),
             place: Place::Server(ground),
         }
     }
@@ -317,10 +317,7 @@ async fn counting(ground: &Ground, client: &LockClient) -> (DocumentLocks<Docume
 async fn a_claim_waits_until_a_document_is_free() {
     // Without an event the next look would be a routine one, after 15 s.
     let soon = SOON * 5;
-    for ground in [
-        Ground::replica_set("claim_waits").await,
-        Ground::standalone("claim_waits").await,
-    ] {
+    for ground in Ground::both("claim_waits").await {
         let scene = Scene::on(ground.clone()).await;
         let a = scene.locks_of::<Document>(&scene.a);
         let (b, sent) = counting(&ground, &scene.b).await;
@@ -503,27 +500,9 @@ async fn updates_are_done_under_the_lock_or_not_at_all() {
         b.break_lock(1).await.unwrap();
         let next = b.acquire(1).await.unwrap();
         let error = held.update(doc! { "$set": { "m": 9 } }).await.unwrap_err();
-        assert!(
-            matches!(
-                error,
-                DocumentError::Lost(Lost {
-                    reason: LostReason::Broken,
-                    ..
-                })
-            ),
-            "{error:?}"
-        );
+        assert_lost!(DocumentError, Broken, error);
         let error = held.delete().await.unwrap_err();
-        assert!(
-            matches!(
-                error,
-                DocumentError::Lost(Lost {
-                    reason: LostReason::Broken,
-                    ..
-                })
-            ),
-            "{error:?}"
-        );
+        assert_lost!(DocumentError, Broken, error);
         assert_eq!(scene.find(1).await.get_i32("m").unwrap(), 3);
         assert_eq!(held.release().await.unwrap(), Released::WasLost);
         // A waiter of a document that is deleted is told so.
@@ -892,16 +871,7 @@ async fn time_in_memory_is_the_tests() {
     let next = b.try_claim(doc! { "done": false }).await.unwrap().unwrap();
     assert!(next.token() > held.token());
     let late = held.update(doc! { "$set": { "done": true } }).await.unwrap_err();
-    assert!(
-        matches!(
-            late,
-            DocumentError::Lost(Lost {
-                reason: LostReason::Expired,
-                ..
-            })
-        ),
-        "{late:?}"
-    );
+    assert_lost!(DocumentError, Expired, late);
     assert!(matches!(held.delete().await, Err(DocumentError::Lost(_))));
     assert!(!scene.find(1).await.get_bool("done").unwrap());
 

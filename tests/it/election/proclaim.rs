@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use mongodb::bson::doc;
-use watchlock::{Lost, LostReason, errors::RenewError, operate::WakeSource};
+use watchlock::{errors::RenewError, operate::WakeSource};
 use watchlock_testkit::shared;
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, faulty, spawn, within};
+use crate::setup::{Ground, PATIENCE, SOON, assert_lost, eventually, faulty, spawn, within};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_value_that_comes_late_does_not_replace_a_later_one() {
@@ -64,25 +64,7 @@ async fn a_write_that_comes_after_the_loss_tells_how_it_was_lost() {
         other.break_lock(name).await.unwrap().expect("it was held");
     }
     let late = leading.proclaim("one").await.unwrap_err();
-    assert!(
-        matches!(
-            late,
-            RenewError::Lost(Lost {
-                reason: LostReason::Broken,
-                ..
-            })
-        ),
-        "{late:?}"
-    );
+    assert_lost!(RenewError, Broken, late);
     let late = writing.downgrade().await.unwrap_err();
-    assert!(
-        matches!(
-            late,
-            RenewError::Lost(Lost {
-                reason: LostReason::Broken,
-                ..
-            })
-        ),
-        "{late:?}"
-    );
+    assert_lost!(RenewError, Broken, late);
 }

@@ -157,13 +157,7 @@ async fn documents_that_transactions_have_written_hold_up_no_others() {
         .unwrap();
     // The pool of the locks is the driver's default.
     let locks = ground.locks().await;
-    let documents = locks.documents(
-        ground
-            .driver()
-            .await
-            .database(&ground.database)
-            .collection::<Document>("events"),
-    );
+    let documents = locks.documents(ground.collection("events").await);
     let held = documents.acquire(BLOCKED).await.unwrap();
     let mutex = locks.mutex("m").acquire().await.unwrap();
     let mut transactions = Vec::new();

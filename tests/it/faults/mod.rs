@@ -597,10 +597,7 @@ async fn a_lock_that_is_deleted_or_replaced_is_lost_without_a_look() {
             let ground = Ground::replica_set("unread").await;
             let (documents, driver) = (ground.documents().await, ground.driver().await);
             let (noting, sent) = ground.by_name().noting_driver().await;
-            let locks = LockClient::builder(noting.database(&ground.database))
-                .build()
-                .await
-                .unwrap();
+            let locks = ground.locks_over(&noting).await;
             let handle = if waited {
                 let held = ground.polling().await.mutex("x").acquire().await.unwrap();
                 let mutex = locks.mutex("x");

@@ -202,11 +202,7 @@ async fn a_question_that_is_never_answered_leaves_the_document_to_others() {
     proxy.black_hole_replies();
     let updated = within(PATIENCE, "an error", held.update(doc! { "$set": { "n": 1 } })).await;
     assert!(matches!(updated, Err(DocumentError::Server(_))), "{updated:?}");
-    let other = direct
-        .driver()
-        .await
-        .database(&direct.database)
-        .collection::<Document>("jobs");
+    let other = direct.collection("jobs").await;
     let writing = other.find_one_and_update(doc! { "_id": 1 }, doc! { "$set": { "beside": 1 } });
     let written = writing.max_time(Duration::from_secs(5)).await.unwrap();
     assert!(written.is_some_and(|document| !document.contains_key("n")));

@@ -27,7 +27,7 @@ use watchlock_testkit::{Cluster, shared, signal};
 
 use crate::{
     faults::processes::{Process, TASK, say},
-    setup::{Ground, PATIENCE, SOON, eventually, info, spawn, within},
+    setup::{Ground, PATIENCE, SOON, assert_lost, eventually, info, spawn, within},
 };
 
 const NAME: &str = "x";
@@ -62,14 +62,8 @@ async fn pair_for(ground: &Ground, lease: Duration) -> (LockClient, Client) {
 
 /// The making of the index takes the collection for itself, for a moment, and ends transactions that would write to it.
 async fn prepared(ground: &Ground, locks: &LockClient) {
-    locks
-        .mutex("first of all")
-        .acquire()
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    let held = locks.mutex("first of all").acquire().await.unwrap();
+    held.release().await.unwrap();
     // Answered when it is made, by whomever.
     let options = IndexOptions::builder()
         .name("watchlock_purge_at".to_owned())
@@ -384,16 +378,7 @@ async fn a_takeover_after_the_transaction_began_is_a_conflict_and_then_a_loss() 
         })
         .await;
     let error = outcome.unwrap_err();
-    assert!(
-        matches!(
-            error.get_custom::<GuardError>(),
-            Some(GuardError::Lost(Lost {
-                reason: LostReason::Broken,
-                ..
-            }))
-        ),
-        "{error}"
-    );
+    assert_lost!(GuardError, Broken, error.get_custom::<GuardError>().unwrap());
     assert_eq!(attempts, 1, "a loss is final");
     assert_eq!(handle.lost_reason(), Some(LostReason::Broken));
     assert_eq!(document(&data, 1).await, Some(doc! { "_id": 1 }));
@@ -465,16 +450,7 @@ async fn after_a_refused_guard_nothing_can_be_committed() {
             session
         };
         let refused = view.guard_transaction(&mut session).await;
-        assert!(
-            matches!(
-                refused,
-                Err(GuardError::Lost(Lost {
-                    reason: LostReason::Released,
-                    ..
-                }))
-            ),
-            "{refused:?}"
-        );
+        assert_lost!(GuardError, Released, refused.unwrap_err());
         // A program that goes on all the same.
         let late = data.update_one(doc! { "_id": 1 }, doc! { "$set": { "after": true } });
         late.session(&mut session).await.unwrap_err();
@@ -498,16 +474,7 @@ async fn a_lease_that_ran_out_on_the_server_is_a_loss() {
     documents.update_one(doc! { "_id": NAME }, vec![expire]).await.unwrap();
     let mut session = writing(&client, &ground, "written").await;
     let refused = handle.guard_transaction(&mut session).await;
-    assert!(
-        matches!(
-            refused,
-            Err(GuardError::Lost(Lost {
-                reason: LostReason::Expired,
-                ..
-            }))
-        ),
-        "{refused:?}"
-    );
+    assert_lost!(GuardError, Expired, refused.unwrap_err());
     assert_eq!(handle.lost_reason(), Some(LostReason::Expired));
     session.commit_transaction().await.unwrap_err();
 }
@@ -626,16 +593,7 @@ async fn a_document_lock_guards_a_transaction_too() {
     held.release().await.unwrap();
     let mut session = writing(&client, &ground, "second").await;
     let refused = view.guard_transaction(&mut session).await;
-    assert!(
-        matches!(
-            refused,
-            Err(GuardError::Lost(Lost {
-                reason: LostReason::Released,
-                ..
-            }))
-        ),
-        "{refused:?}"
-    );
+    assert_lost!(GuardError, Released, refused.unwrap_err());
     session.commit_transaction().await.unwrap_err();
     assert!(!document(&data, 1).await.unwrap().contains_key("second"));
 }

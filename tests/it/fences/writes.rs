@@ -57,11 +57,7 @@ async fn a_write_that_lost_a_race_is_done_again() {
     let direct = Ground::on(cluster, "fence_race");
     let ground = direct.by_name();
     let (_client, data, _) = noting(&ground).await;
-    let others = direct
-        .driver()
-        .await
-        .database(&direct.database)
-        .collection::<Document>("data");
+    let others = direct.collection("data").await;
     others
         .insert_one(doc! { "_id": "upserted", "fence": 9_i64 })
         .await
@@ -183,7 +179,7 @@ async fn a_write_that_was_dropped_sends_nothing_more() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_document_that_an_upsert_makes_has_the_token() {
     let ground = Ground::replica_set("equality").await;
-    let data: Collection<Document> = ground.driver().await.database(&ground.database).collection("data");
+    let data: Collection<Document> = ground.collection("data").await;
     let fence = Fence::new(7);
     let one = |id: i32| doc! { "_id": id, "other": { "$gt": 1 } };
     let writes = [
@@ -221,10 +217,7 @@ async fn a_document_that_an_upsert_makes_has_the_token() {
 async fn the_fence_of_a_document_leaves_its_lock_alone() {
     let ground = Ground::replica_set("own").await;
     let client = ground.driver().await;
-    let locks = LockClient::builder(client.database(&ground.database))
-        .build()
-        .await
-        .unwrap();
+    let locks = ground.locks_over(&client).await;
     let data: Collection<Document> = client.database(&ground.database).collection("data");
     let server = client
         .database("admin")

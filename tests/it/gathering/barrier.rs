@@ -10,9 +10,9 @@ use std::{
 
 use futures::future::join_all;
 use tokio::time::sleep;
-use watchlock::{LockClient, Lost, LostReason, errors::BarrierError, operate::Kind, testing::InMemory};
+use watchlock::{LockClient, errors::BarrierError, operate::Kind, testing::InMemory};
 
-use crate::setup::{PATIENCE, SOON, eventually, is_vacant, places, spawn, within};
+use crate::setup::{PATIENCE, SOON, assert_lost, eventually, is_vacant, places, spawn, within};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_parties_of_a_barrier_pass_together_phase_by_phase() {
@@ -152,15 +152,6 @@ async fn a_place_that_is_lost_is_told() {
         .await;
         b.break_lock("x").await.unwrap();
         let error = within(PATIENCE, "the loss", waiting).await.unwrap().unwrap_err();
-        assert!(
-            matches!(
-                error,
-                BarrierError::Lost(Lost {
-                    reason: LostReason::Broken,
-                    ..
-                })
-            ),
-            "{error}"
-        );
+        assert_lost!(BarrierError, Broken, error);
     }
 }

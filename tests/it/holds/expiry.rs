@@ -66,10 +66,7 @@ async fn a_hold_that_is_over_is_nobodys_to_break_to_renew_or_to_release() {
 /// Of several holders an operator evicts those that still hold.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_break_leaves_out_the_holders_whose_time_is_over() {
-    for ground in [
-        Ground::replica_set("some_over").await,
-        Ground::standalone("some_over").await,
-    ] {
+    for ground in Ground::both("some_over").await {
         let (a, b) = (ground.locks().await, ground.locks().await);
         let live = a.semaphore("s", 3).acquire().await.unwrap();
         let over = of_a_dead_process(async move || {
@@ -105,7 +102,7 @@ async fn a_break_leaves_out_the_holders_whose_time_is_over() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_document_and_an_element_whose_time_is_over_are_nobodys_to_break() {
-    for ground in [Ground::replica_set("over").await, Ground::standalone("over").await] {
+    for ground in Ground::both("over").await {
         let orders = async |ground: &Ground| {
             let database = ground.driver().await.database(&ground.database);
             database.collection::<Document>("orders")

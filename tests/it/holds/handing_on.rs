@@ -210,10 +210,7 @@ async fn older_is_refused(ground: &Ground, ahead: bool) {
     let accounts = driver.database(&ground.database).collection::<Document>("accounts");
     let account = || doc! { "_id": "a" };
     accounts.insert_one(doc! { "_id": "a", "balance": 1 }).await.unwrap();
-    let locks = LockClient::builder(driver.database(&ground.database))
-        .build()
-        .await
-        .unwrap();
+    let locks = ground.locks_over(&driver).await;
     let mut session = driver.start_session().await.unwrap();
     let older = async || {
         // The one of an earlier name, perhaps.

@@ -69,7 +69,7 @@ async fn a_refused_user_is_told_which_privilege_is_missing() {
     assert!(refused.driver().unwrap().to_string().len() > 1_000);
     told(locks.mutex("x").try_acquire().await, &missing);
     told(locks.break_lock("x").await, &missing);
-    let documents = locks.documents::<Document>(ground.driver().await.database(&ground.database).collection("others"));
+    let documents = locks.documents::<Document>(ground.collection("others").await);
     told(documents.acquire(1).await, "Unauthorized (13): missing one of ");
     told(documents.claim(doc! {}).await, "Unauthorized (13): missing one of ");
     told(documents.list().await, "Unauthorized (13): missing `find` on ");

@@ -46,14 +46,8 @@ async fn inhabited(prefix: &str) -> (Ground, Database, LockClient) {
     let ground = Ground::replica_set(prefix).await;
     let database = ground.driver().await.database(&ground.database);
     let resident = ground.locks().await;
-    resident
-        .mutex("resident")
-        .acquire()
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    let held = resident.mutex("resident").acquire().await.unwrap();
+    held.release().await.unwrap();
     let data = [
         doc! { "_id": 1, "n": 7, "a": { "b": 1 } },
         doc! { "_id": "$$ROOT", "n": 7 },

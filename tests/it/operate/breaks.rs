@@ -55,11 +55,7 @@ async fn a_break_is_one_command() {
 
     let documents = database.collection::<Document>("documents");
     documents.insert_one(doc! { "_id": 1 }).await.unwrap();
-    let theirs = ground
-        .driver()
-        .await
-        .database(&ground.database)
-        .collection::<Document>("documents");
+    let theirs = ground.collection("documents").await;
     let held = locks.documents(theirs).acquire(1).await.unwrap();
     let lock = operator.documents(documents).break_lock(1).await.unwrap().unwrap();
     assert_eq!((count(), lock.holders.len()), (13, 0));

@@ -429,10 +429,7 @@ async fn observers_are_sent_no_field_but_that_of_the_lock() {
     let scene = Scene::on(ground.clone()).await;
     let (a, _) = scene.locks();
     let (client, answers) = overheard(&ground).await;
-    let locks = watchlock::LockClient::builder(client.database(&ground.database))
-        .build()
-        .await
-        .unwrap();
+    let locks = ground.locks_over(&client).await;
     let observer: DocumentLocks<Document> = locks.documents(client.database(&ground.database).collection("events"));
     for id in [1, 2] {
         scene

@@ -123,21 +123,11 @@ async fn every_end_is_told_apart() {
 /// Nobody releases it: the next client that asks finds it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_that_ran_out_is_recorded_by_the_next_client() {
-    for ground in [
-        Ground::replica_set("history_expired").await,
-        Ground::standalone("history_expired").await,
-    ] {
+    for ground in Ground::both("history_expired").await {
         let locks = ground.builder().await.history(3).build().await.unwrap();
         // As of a process that died.
-        locks
-            .mutex("x")
-            .acquire()
-            .reason("dies")
-            .await
-            .unwrap()
-            .release()
-            .await
-            .unwrap();
+        let held = locks.mutex("x").acquire().reason("dies").await.unwrap();
+        held.release().await.unwrap();
         let documents = ground.documents().await;
         let dead = doc! { "$set": { "holders": [{
             "$let": { "vars": { "past": { "$arrayElemAt": ["$ends", 0] } }, "in": {

@@ -161,10 +161,7 @@ async fn one_watcher_sees_all_locks() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_watcher_sees_leases_run_out_and_documents_go() {
-    for ground in [
-        Ground::replica_set("watch_end").await,
-        Ground::standalone("watch_end").await,
-    ] {
+    for ground in Ground::both("watch_end").await {
         let locks = ground.locks().await;
         let mut events = locks.watch_all();
         let mut next = async |what: &str| {

@@ -359,11 +359,7 @@ async fn who_holds_a_lock_whose_document_is_spoiled_has_lost_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_spoiled_lock_in_a_document_is_told_and_never_granted_twice() {
     let ground = Ground::replica_set("spoiled_in_place").await;
-    let orders = ground
-        .driver()
-        .await
-        .database(&ground.database)
-        .collection::<Document>("orders");
+    let orders = ground.collection("orders").await;
     let mut cases = spoiled();
     cases.retain(|(case, _)| !case.contains("xxx"));
     for value in values() {

@@ -32,10 +32,7 @@ async fn is_there(ground: &Ground) -> bool {
 async fn the_index_is_asked_for_before_the_first_operation() {
     let ground = Ground::replica_set("first").await;
     let (client, sent) = ground.noting_driver().await;
-    let locks = LockClient::builder(client.database(&ground.database))
-        .build()
-        .await
-        .unwrap();
+    let locks = ground.locks_over(&client).await;
     locks.inspect("x").await.unwrap();
     locks.list().await.unwrap();
     // Who only looks makes nothing.
@@ -105,10 +102,7 @@ async fn the_index_is_asked_for_again_after_a_failure_that_passes() {
     let (client, sent) = ground.noting_driver().await;
     let failing = doc! { "failCommands": ["createIndexes"], "appName": &ground.database, "closeConnection": true };
     let failing = cluster.fail_commands(0, doc! { "times": 2 }, failing).await.unwrap();
-    let locks = LockClient::builder(client.database(&ground.database))
-        .build()
-        .await
-        .unwrap();
+    let locks = ground.locks_over(&client).await;
     let _held = locks.mutex("x").acquire().await.unwrap();
     eventually(PATIENCE, "it is there", async || is_there(&ground).await).await;
     // Two that failed, and one that was answered, or more where a busy server takes longer than the first of them give

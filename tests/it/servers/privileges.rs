@@ -64,10 +64,7 @@ async fn the_least_role_is_enough_for_a_guard() {
     database.collection("data").insert_one(doc! { "_id": 1 }).await.unwrap();
 
     let client = ground.driver().await;
-    let locks = LockClient::builder(client.database(&ground.database))
-        .build()
-        .await
-        .unwrap();
+    let locks = ground.locks_over(&client).await;
     let handle = locks.mutex("x").acquire().await.unwrap();
     let data = client.database(&ground.database).collection::<Document>("data");
     let mut session = client.start_session().await.unwrap();
@@ -206,11 +203,7 @@ async fn who_looks_at_locks_in_documents_needs_no_right_to_write() {
         orders.insert_one(doc! { "_id": 1 }).await.unwrap();
         let owner = LockClient::builder(database).build().await.unwrap().documents(orders);
         let held = owner.acquire(1).await.unwrap();
-        let orders = ground
-            .driver()
-            .await
-            .database(&ground.database)
-            .collection::<Document>("orders");
+        let orders = ground.collection("orders").await;
         let locks = ground.locks().await.documents(orders);
         assert_eq!(locks.list().held(true).await.unwrap().len(), 1);
         assert_eq!(locks.inspect(1).await.unwrap().unwrap().holders[0].token, held.token());
@@ -282,11 +275,7 @@ async fn a_fence_needs_what_the_guide_says() {
         let actions: Vec<&str> = all.into_iter().filter(|action| Some(*action) != missing).collect();
         let (ground, database) = user_of("fenced", &[("data", &actions)]).await;
         database.collection("data").insert_one(doc! { "_id": 1 }).await.unwrap();
-        let data = ground
-            .driver()
-            .await
-            .database(&ground.database)
-            .collection::<Document>("data");
+        let data = ground.collection("data").await;
         let (fence, set) = (Fence::new(7), doc! { "$set": { "n": 1 } });
         let expect = |done: Result<(), FenceError>, needs: &[&str]| match done {
             Ok(()) => assert!(
@@ -335,10 +324,7 @@ async fn a_fence_needs_what_the_guide_says() {
 async fn a_guard_needs_the_right_to_update_locks() {
     let (ground, database) = user("guards", &LEAST).await;
     let client = ground.driver().await;
-    let locks = LockClient::builder(client.database(&ground.database))
-        .build()
-        .await
-        .unwrap();
+    let locks = ground.locks_over(&client).await;
     let handle = locks.mutex("x").acquire().await.unwrap();
     let resource = doc! { "db": &ground.database, "collection": COLLECTION };
     let revoked = doc! { "resource": resource, "actions": ["update"] };

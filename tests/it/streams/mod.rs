@@ -404,10 +404,7 @@ async fn the_driver_can_be_shut_down_after_the_locks() {
     let holder = ground.locks().await;
     let held = holder.mutex("x").acquire().await.unwrap();
     let driver = ground.driver().await;
-    let locks = LockClient::builder(driver.database(&ground.database))
-        .build()
-        .await
-        .unwrap();
+    let locks = ground.locks_over(&driver).await;
     let waiting = spawn(locks.mutex("x").acquire());
     until_waiting(&holder, "x", 1).await;
     until_mode(&locks, PATIENCE, |mode| mode == WakeMode::ChangeStream).await;

@@ -152,15 +152,8 @@ async fn a_claim_streams_again_soon_after_its_history_was_lost() {
     let ground = Ground::on(cluster, "claimlost");
     let (_, driver) = Sent::counting(&ground, |_| {}).await;
     let admin = ground.driver().await;
-    let locks = LockClient::builder(driver.database(&ground.database))
-        .build()
-        .await
-        .unwrap();
-    let own = ground
-        .driver()
-        .await
-        .database(&ground.database)
-        .collection::<Document>("events");
+    let locks = ground.locks_over(&driver).await;
+    let own = ground.collection("events").await;
     let events = locks.documents(driver.database(&ground.database).collection::<Document>("events"));
     let claiming = spawn(events.claim(doc! { "done": false }));
     until_streaming(&ground, &admin, 1).await;
@@ -353,10 +346,7 @@ async fn an_observer_is_never_faster_than_it_may_poll() {
     let documents = ground.documents().await;
     let locks = ground.locks().await;
     let held = locks.mutex("x").acquire().await.unwrap();
-    let observer = LockClient::builder(driver.database(&ground.database))
-        .build()
-        .await
-        .unwrap();
+    let observer = ground.locks_over(&driver).await;
     let mut watching = observer.watch("x");
     let first = within(PATIENCE, "the holder", watching.next()).await;
     assert!(matches!(first, Some(Ok(LockEvent::Granted { .. }))), "{first:?}");
@@ -678,11 +668,7 @@ async fn streams_are_served_by_the_members_that_the_client_prefers() {
         }
         open
     };
-    let own = ground
-        .driver()
-        .await
-        .database(&ground.database)
-        .collection::<Document>("orders");
+    let own = ground.collection("orders").await;
     own.insert_one(doc! { "_id": 1 }).await.unwrap();
     let (held, order) = (
         holder.mutex("x").acquire().await.unwrap(),
