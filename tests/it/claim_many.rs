@@ -379,6 +379,126 @@ async fn a_blocked_document_costs_its_batch_one_round() {
     eventually(PATIENCE, "nothing stays behind", async || are_held(&scene).await == 0).await;
 }
 
+/// A claim that counts, in the order of the `_id`s.
+async fn claim_counted(locks: &DocumentLocks<Document>, attempts: u32) -> Result<Option<Claimed>, AcquireError> {
+    let claiming = locks.try_claim_many(doc! { "n": 1 }, 8).max_attempts(attempts);
+    claiming.sort(doc! { "_id": 1 }).await
+}
+
+fn attempts(claimed: &Claimed) -> Vec<u32> {
+    claimed.iter().filter_map(|held| held.attempt()).collect()
+}
+
+/// What the lost answer has claimed is used up by one, and a try that says that there is none holds none.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_counted_claim_of_many_whose_answer_is_lost_has_used_one_attempt() {
+    let (cluster, _turn) = faulty().await;
+    let not_applied = [doc! { "closeConnection": true }, doc! { "errorCode": 10_107 }];
+    let applied = doc! { "writeConcernError": { "code": 91, "errmsg": "soon" } };
+    let faults = not_applied.map(|fault| (fault, 0)).into_iter().chain([(applied, 1)]);
+    for (fault, lost) in faults {
+        for most in 1..=2 {
+            let ground = Ground::on(cluster, "claim_many_counted").by_name();
+            let scene = Scene::on(ground.clone()).await;
+            let (a, _) = scene.locks();
+            assert!(claim_counted(&a, most).await.unwrap().is_none());
+            insert(&scene, 4).await;
+            let mut data = doc! { "failCommands": ["update"], "appName": &ground.database };
+            data.extend(fault.clone());
+            let failing = cluster.fail_commands(0, doc! { "times": 1 }, data).await.unwrap();
+            let claimed = claim_counted(&a, most).await.unwrap();
+            let held = are_held(&scene).await;
+            failing.off().await.unwrap();
+            match claimed {
+                None => assert_eq!((lost, held), (most, 0), "{fault}"),
+                Some(claimed) => assert_eq!(attempts(&claimed), [1 + lost; 4], "{fault}"),
+            }
+            let counted = doc! { "watchlock.attempts": i64::from((1 + lost).min(most)) };
+            assert_eq!(scene.events.find(counted).await.len(), 4, "{fault}");
+        }
+    }
+}
+
+/// What a transaction has written is counted when it is claimed, and not when a claim met it.
+#[tokio::test(flavor = "multi_thread")]
+async fn counted_claims_that_a_transaction_holds_up_have_used_no_attempt() {
+    let ground = Ground::replica_set("claim_many_unused").await;
+    let (scene, driver) = (Scene::on(ground.clone()).await, ground.driver().await);
+    insert(&scene, 6).await;
+    let (a, _) = scene.locks();
+    let events = driver.database(&ground.database).collection::<Document>("events");
+    let mut session = driver.start_session().await.unwrap();
+    session.start_transaction().await.unwrap();
+    let written = doc! { "_id": { "$in": [2, 4] } };
+    let write = events.update_many(written, doc! { "$set": { "x": 1 } });
+    write.session(&mut session).await.unwrap();
+    let first = within(PATIENCE, "a part", claim_counted(&a, 1)).await.unwrap().unwrap();
+    let found = ids(&first);
+    assert!(
+        found.contains(&0) && !found.contains(&2) && !found.contains(&4),
+        "{found:?}"
+    );
+    let rest = a.clone();
+    let rest = spawn(async move { claim_counted(&rest, 1).await });
+    tokio::time::sleep(SOON / 2).await;
+    session.abort_transaction().await.unwrap();
+    let mut claimed = first;
+    claimed.extend(within(PATIENCE, "the rest", rest).await.unwrap().unwrap().unwrap());
+    while let Some(more) = claim_counted(&a, 1).await.unwrap() {
+        claimed.extend(more);
+    }
+    let mut found = ids(&claimed);
+    found.sort_unstable();
+    assert_eq!(found, [0, 1, 2, 3, 4, 5]);
+    assert_eq!(attempts(&claimed), [1; 6]);
+}
+
+/// Whatever answers the fail-overs take: nothing is claimed twice at once or too often, and a try that says that there is
+/// none has left none.
+#[tokio::test(flavor = "multi_thread")]
+async fn counted_tries_of_many_are_true_while_the_primary_steps_down() {
+    const DOCUMENTS: i32 = 400;
+    const FAIL_OVERS: u32 = 2;
+    let (cluster, _turn) = faulty().await;
+    let ground = Ground::on(cluster, "claim_many_stepdown");
+    let scene = Scene::on(ground.clone()).await;
+    insert(&scene, DOCUMENTS).await;
+    let (a, _) = scene.locks();
+    let stepping = spawn(async move {
+        for _ in 0..FAIL_OVERS {
+            cluster.step_down(0, 1).await.unwrap();
+            cluster.wait_until_ready(PATIENCE).await.unwrap();
+            tokio::time::sleep(SOON / 4).await;
+        }
+    });
+    let (mut done, mut failed) = (BTreeSet::new(), 0);
+    let work = async {
+        loop {
+            let to_do = doc! { "done": { "$exists": false } };
+            match a.try_claim_many(to_do.clone(), 5).max_attempts(1 + FAIL_OVERS).await {
+                Ok(Some(batch)) => {
+                    for held in batch {
+                        let id = held.id().as_i32().unwrap();
+                        assert!(held.attempt().is_some_and(|attempt| attempt <= 1 + FAIL_OVERS));
+                        // Without an answer it is not known whether it was done, and it is claimed again if not.
+                        let written = held.update_and_release(doc! { "$set": { "done": true } }).await;
+                        if written.is_ok() {
+                            assert!(done.insert(id), "{id} was done before");
+                        }
+                    }
+                }
+                Ok(None) if scene.events.find(to_do).await.is_empty() => break,
+                Ok(None) => panic!("{:?}", scene.events.find(doc! { "done": { "$exists": false } }).await),
+                Err(_) => failed += 1,
+            }
+        }
+    };
+    within(PATIENCE * 3, "the work", work).await;
+    stepping.await.unwrap();
+    println!("{} known to be done, {failed} tries failed", done.len());
+    assert_eq!(are_held(&scene).await, 0);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn claims_of_many_that_are_dropped_leave_nothing_behind() {
     for scene in Scene::everywhere("claim_many_drop").await {

@@ -905,6 +905,49 @@ async fn a_try_goes_on_after_a_command_that_failed() {
     }
 }
 
+/// The driver repeats what it may, by which the server counts once. What it does not repeat has used the attempt up, and
+/// a try that says that there is none holds none.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_counted_try_whose_answer_is_lost_has_used_one_attempt() {
+    let (cluster, _turn) = faulty().await;
+    let ground = Ground::on(cluster, "claim_counted").by_name();
+    let scene = Scene::on(ground.clone()).await;
+    let (locks, _) = scene.locks();
+    let write_concern = |code| doc! { "writeConcernError": { "code": code, "errmsg": "soon" } };
+    // Whether it is repeated by the driver or not done, or neither.
+    let faults = [
+        (doc! { "closeConnection": true }, 1_i32),
+        (doc! { "errorCode": 10_107 }, 1),
+        (write_concern(6), 1),
+        (write_concern(64), 2),
+    ];
+    for (id, (fault, attempt)) in (0..).zip(faults) {
+        for most in 1..=2_i32 {
+            let wanted = doc! { "_id": 10 * id + most };
+            scene.events.insert(wanted.clone()).await;
+            let mut data = doc! { "failCommands": ["findAndModify"], "appName": &ground.database };
+            data.extend(fault.clone());
+            let failing = cluster.fail_commands(0, doc! { "times": 1 }, data).await.unwrap();
+            let claimed = locks.try_claim(wanted.clone()).max_attempts(most.unsigned_abs()).await;
+            let found = scene.events.find(wanted).await.remove(0);
+            failing.off().await.unwrap();
+            let lock = found.get_document("watchlock").unwrap();
+            let expected = (attempt <= most).then_some(attempt.unsigned_abs());
+            let claimed = claimed.map(|claimed| claimed.map(|held| held.attempt().unwrap()));
+            assert!(
+                matches!(&claimed, Ok(attempt) if *attempt == expected),
+                "{fault}, {most}: {claimed:?}"
+            );
+            assert_eq!(
+                lock.get_i64("attempts").ok(),
+                Some(attempt.min(most).into()),
+                "{fault}, {most}"
+            );
+            assert_eq!(lock.get_array("holders").unwrap().is_empty(), expected.is_none());
+        }
+    }
+}
+
 /// They share the search for the entry of the one that was not answered.
 #[tokio::test(flavor = "multi_thread")]
 async fn fifty_tries_in_doubt_get_what_there_is_and_search_together() {

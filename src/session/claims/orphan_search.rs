@@ -36,7 +36,7 @@ struct Orphan {
     filter: Arc<Filter>,
     /// When to search for it, the next time first.
     due: Vec<Instant>,
-    /// When the last search for it began that was answered.
+    /// When the last search began that was answered and did not find it.
     sought_at: Option<Instant>,
     /// When the server gives the claim up that asks for it.
     given_up_at: Instant,
@@ -75,10 +75,17 @@ impl Orphans {
         next
     }
 
-    /// Returns the orphans of a filter that were not searched for since then.
+    /// Returns when the server has given up all orphans of a filter.
+    fn given_up_at(&self, filter: &Arc<Filter>) -> Option<Instant> {
+        let of_it = self.all.iter().filter(|orphan| Arc::ptr_eq(&orphan.filter, filter));
+        of_it.map(|orphan| orphan.given_up_at).max()
+    }
+
+    /// Returns the orphans of a filter that no search has missed since then, and since the server gave them up.
     fn unsought(&self, filter: &Arc<Filter>, since: Instant) -> Vec<(String, Instant)> {
         let of_it = self.all.iter().filter(|orphan| Arc::ptr_eq(&orphan.filter, filter));
-        let unsought = of_it.filter(|orphan| orphan.sought_at.is_none_or(|at| at < since));
+        let is_sought = |orphan: &&Orphan| orphan.sought_at.is_some_and(|at| at >= since.max(orphan.given_up_at));
+        let unsought = of_it.filter(|orphan| !is_sought(orphan));
         unsought.map(|orphan| (orphan.entry.clone(), orphan.over)).collect()
     }
 
@@ -91,12 +98,13 @@ impl Orphans {
         due.map(|orphan| (orphan.entry.clone(), orphan.over)).collect()
     }
 
-    /// Notes that a search for these entries was answered, or failed and is due `again`.
-    fn searched(&mut self, entries: &[String], began: Instant, again: Option<Instant>) {
+    /// Notes that a search for these entries has found some of them, which are being taken out, or failed and is due
+    /// `again`.
+    fn searched(&mut self, entries: &[String], began: Instant, ended: Result<&[String], Instant>) {
         for orphan in self.all.iter_mut().filter(|orphan| entries.contains(&orphan.entry)) {
             orphan.due.retain(|due| *due > began);
-            orphan.due.splice(..0, again);
-            if again.is_none() {
+            orphan.due.splice(..0, ended.err());
+            if ended.is_ok_and(|found| !found.contains(&orphan.entry)) {
                 orphan.sought_at = Some(began);
             }
         }
@@ -174,14 +182,11 @@ impl Session {
             let now = Instant::now();
             // One that failed may have kept the server as busy.
             rests_until = now + (now - began) * REST;
-            backoff = match found {
-                Ok(_) => SELDOM,
-                Err(_) => {
-                    orphans().searched(&entries, began, Some(now + backoff.failed()));
-                    continue;
-                }
-            };
-            orphans().searched(&entries, began, None);
+            if found.is_ok() {
+                backoff = SELDOM;
+            }
+            let ended = found.as_deref().map_err(|_| now + backoff.failed());
+            orphans().searched(&entries, began, ended);
         }
         // A shutdown waits for searches too.
         self.drained.notify_waiters();
@@ -222,15 +227,17 @@ impl Session {
         // In a task of its own, as the caller may rest with the turn.
         let finding = self.spawn_for(async move {
             let _turn = filter.search.lock().await;
+            // Until then one may be applied between a search that misses it and the next attempt.
+            let given_up_at = session.claims.orphans().given_up_at(&filter);
+            sleep_until(given_up_at.unwrap_or_else(Instant::now)).await;
             let began = Instant::now();
             let orphans = session.claims.orphans().unsought(&filter, since);
             if orphans.is_empty() {
                 return Ok(false);
             }
-            let mut absent: Vec<String> = orphans.iter().map(|(entry, _)| entry.clone()).collect();
+            let entries: Vec<String> = orphans.iter().map(|(entry, _)| entry.clone()).collect();
             let found = session.take_out_orphans(&filter, orphans).await?;
-            absent.retain(|entry| !found.contains(entry));
-            session.claims.orphans().searched(&absent, began, None);
+            session.claims.orphans().searched(&entries, began, Ok(&found));
             Ok(!found.is_empty())
         });
         finding.await?
@@ -322,12 +329,52 @@ mod tests {
                     (due_at, &due),
                     (at, &entries.iter().map(|it| (*it).to_owned()).collect())
                 );
-                session.claims.orphans().searched(&due, at, None);
+                session.claims.orphans().searched(&due, at, Ok(&[]));
             }
         }
         assert!(next(&session, at).is_none());
         let session = searching(&[(&a, "4", LEASE)]);
         assert!(next(&session, Instant::now() + LEASE).is_none(), "its lease is over");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_orphan_that_was_found_is_in_doubt_until_a_search_misses_it() {
+        let filter = everything();
+        let session = searching(&[(&filter, "1", LEASE), (&filter, "2", LEASE)]);
+        let (both, since) = (["1", "2"].map(str::to_owned), Instant::now());
+        for (found, in_doubt) in [(&both[..1], vec!["1"]), (&[], vec![])] {
+            let mut orphans = session.claims.orphans();
+            orphans.searched(&both, Instant::now(), Ok(found));
+            let unsought = orphans.unsought(&filter, since);
+            let unsought: Vec<&str> = unsought.iter().map(|(entry, _)| entry.as_str()).collect();
+            assert_eq!(unsought, in_doubt);
+        }
+    }
+
+    /// A search before that says nothing of what the next attempt meets.
+    #[tokio::test(start_paused = true)]
+    async fn a_try_in_doubt_searches_when_the_server_has_given_the_claim_up() {
+        let documents = Arc::new(MemoryDocuments::default());
+        documents.insert(doc! { "_id": 1 }).unwrap();
+        let (session, filter) = (session(&documents), everything());
+        let (entry, since) = (session.ids.claim(), Instant::now());
+        let operation = session.operation_of_claim(entry.clone(), session.config.owner(None), lease(&session));
+        session.ids.pending_claims.settled(&entry);
+        let given_up_at = since + SWEEPS[0] * 2;
+        session.search_orphan(&filter, entry, LEASE, given_up_at);
+        let (claiming, wanted) = (session.clone(), filter.clone());
+        let applied = tokio::spawn(async move {
+            sleep_until(given_up_at - Duration::from_millis(1)).await;
+            let within = Duration::from_secs(1);
+            claiming
+                .store
+                .claim(&wanted.wanted, &[], &[operation], within)
+                .await
+                .unwrap();
+        });
+        assert!(session.find_orphans(&filter, since).await.unwrap());
+        assert_eq!(Instant::now(), given_up_at);
+        applied.await.unwrap();
     }
 
     /// A claim with a long lease may be applied as a server goes away for longer than the client's own.
@@ -343,7 +390,7 @@ mod tests {
         while let Some((at, entries)) = next(&session, now) {
             assert!(entries.iter().any(|entry| entry == "of a day"), "after {searches}");
             now = at.max(now) + failing.failed();
-            session.claims.orphans().searched(&entries, at, Some(now));
+            session.claims.orphans().searched(&entries, at, Err(now));
             searches += 1;
         }
         assert!(now >= begun + day && (200..2_000).contains(&searches), "{searches}");
