@@ -173,7 +173,7 @@ impl<'a> Draw<'a> {
             2..4 if leaves_one => release(drawn, capacity, Expects::Holding),
             2..5 => release(drawn, capacity, Expects::Nothing),
             5..7 if is_for_one => request_alone(drawn),
-            7 | 8 if is_alike && !adopts => request_with_room(drawn),
+            7 | 8 if (is_alike || used.is_none()) && !adopts => request_with_room(drawn),
             11 => self.evict_one(drawn),
             10 | 12 => self.change(drawn),
             1 | 13 if self.has_semaphores() && self.one_in(2) => self.set(drawn),
@@ -321,12 +321,8 @@ impl<'a> Draw<'a> {
     }
 
     /// Draws the holder that an entry upgrades, sometimes one that is not there; mostly none. With others in the queue
-    /// it is often one, as it then overtakes them. As in use: no document of the user's that has no lock yet is asked for
-    /// an upgrade, as the locks in them have no readers.
+    /// it is often one, as it then overtakes them.
     fn reader(&mut self, capacity: i64) -> Option<String> {
-        if self.state.is_none() && !self.setup.at.is_root() {
-            return None;
-        }
         let queued = self.state.is_some_and(|state| !state.queue.is_empty());
         let times = if queued && capacity > 1 { 2 } else { 16 };
         let another = self.any_id();

@@ -18,6 +18,10 @@ pub fn selection(at: &Location, id: &Bson, operation: &Operation) -> Document {
         let last = format!("queue.{}", operation.room.saturating_sub(1));
         selection.insert(at.key(&last), doc! { "$exists": false });
     }
+    if operation.requests.is_some() && !operation.creates() && !at.is_root() {
+        // A document of the user's is there without a lock too, in which none may be made.
+        selection.insert(at.key("queue"), doc! { "$exists": true });
+    }
     if operation.requests.is_some() || operation.breaks() || operation.expects != Expects::Nothing {
         return selection;
     }
