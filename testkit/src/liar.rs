@@ -30,6 +30,8 @@ pub enum Told {
     Server,
     /// The client gets this answer, and the server hears nothing of it.
     Client(Document),
+    /// The server hears nothing of it, and the client waits in vain: its connection stays open and silent.
+    Nobody,
 }
 
 /// A proxy before one server that changes the commands and answers of its clients. Dropping it closes everything.
@@ -128,6 +130,7 @@ async fn serve(mut client: TcpStream, server: SocketAddr, lie: Arc<Lie>) -> io::
         };
         let answered = match (lie.command)(&mut command) {
             Told::Client(answer) => Message::new(asked.id(), asked.id(), &answer)?,
+            Told::Nobody => std::future::pending().await,
             Told::Server => {
                 server.write_all(&Message::new(asked.id(), 0, &command)?.0).await?;
                 let answered = Message::read(&mut server).await?;

@@ -1,6 +1,7 @@
 //! The change stream: what it brings, how it breaks, and what happens until it is back.
 
 mod polling;
+mod silence;
 mod subscription;
 
 use std::time::{Duration, Instant, SystemTime};
