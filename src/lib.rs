@@ -9,7 +9,7 @@
 //!
 //! #[tokio::main]
 //! async fn main() -> Result<(), Error> {
-//!     let client = mongodb::Client::with_uri_str("mongodb://localhost:27017/?replicaSet=rs0").await?;
+//!     let client = mongodb::Client::with_uri_str("mongodb://localhost:27017/app?replicaSet=rs0").await?;
 //!     // One lock client per process. The scope shuts it down, also after an error or a panic, so no lock stays taken.
 //!     let billed = LockClient::builder(client.database("app")).label("billing").scope(bill).await?;
 //!     // After the locks, which need it.
