@@ -20,7 +20,7 @@ use std::{
 use crate::{
     inspect::LockInfo,
     protocol::{Awaited, Holder, ServerTime, State},
-    truncated_debug::{MESSAGE_MOST, shown, shown_up_to},
+    truncated_debug::{MESSAGE_MOST, shown, shown_in_a_line, shown_up_to},
 };
 
 /// A deadlock: locks whose holders wait for each other. Unless one of them gives up, loses its lock or has more to do than
@@ -40,7 +40,7 @@ impl fmt::Display for Deadlock {
         let mut line = "deadlock: ".to_owned();
         let next = self.locks.iter().cycle().skip(1);
         for (position, (lock, next)) in self.locks.iter().zip(next).enumerate() {
-            let [name, next] = [lock, next].map(|lock| shown(lock.name.escape_debug()).to_string());
+            let [name, next] = [lock, next].map(|lock| shown_in_a_line(&lock.name).to_string());
             write!(line, "{}`{name}` is held by ", if position > 0 { "; " } else { "" })?;
             for holder in &lock.holders {
                 write!(line, "{holder}")?;

@@ -5,7 +5,7 @@ use std::{fmt, time::SystemTime};
 use crate::{
     protocol::{Ended, Exchange, HoldEnd, Holder, Kind, Owner, ServerTime, State},
     token::FencingToken,
-    truncated_debug::shown,
+    truncated_debug::shown_in_a_line,
 };
 
 /// A lock as its document shows it.
@@ -379,9 +379,9 @@ impl fmt::Display for WaiterInfo {
 /// Writes who an entry is of, for people to read. Escapes control characters: text written by others may contain
 /// anything, and is shown on terminals.
 pub(crate) fn who(f: &mut fmt::Formatter<'_>, label: Option<&str>, host: &str, pid: u32) -> fmt::Result {
-    let host = shown(host.escape_debug());
+    let host = shown_in_a_line(host);
     match label {
-        Some(label) => write!(f, "{} ({host}, process {pid})", shown(label.escape_debug())),
+        Some(label) => write!(f, "{} ({host}, process {pid})", shown_in_a_line(label)),
         None => write!(f, "process {pid} on {host}"),
     }
 }

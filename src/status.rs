@@ -4,7 +4,7 @@ use std::{error::Error, fmt};
 
 pub use watchlock_core::lost_reason::LostReason;
 
-use crate::{token::FencingToken, truncated_debug::shown};
+use crate::{token::FencingToken, truncated_debug::shown_in_a_line};
 
 /// The safety of a held lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -67,7 +67,7 @@ impl PartialEq<LostReason> for Lost {
 
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, reason) = (shown(self.name.escape_debug()), self.reason);
+        let (name, reason) = (shown_in_a_line(&self.name), self.reason);
         match reason {
             LostReason::Released => write!(f, "`{name}` is no longer held: {reason}"),
             _ => write!(f, "`{name}` is lost: {reason}"),

@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use mongodb::bson::Bson;
 
-use crate::{input::InvalidInput, truncated_debug::shown};
+use crate::{input::InvalidInput, truncated_debug::shown_in_a_line};
 
 /// A number that is larger than that of every earlier holder of the same lock.
 ///
@@ -89,6 +89,6 @@ fn no_token(value: &dyn fmt::Display) -> InvalidInput {
     let (value, most) = (value.to_string(), i64::MAX);
     InvalidInput::new(format!(
         "`{}` is not a fencing token; it must be a whole number from 0 to {most}",
-        shown(value.escape_debug())
+        shown_in_a_line(&value)
     ))
 }

@@ -43,6 +43,22 @@ impl<T: fmt::Display> fmt::Display for Shown<T> {
     }
 }
 
+/// Shows the beginning of a text in one line: control characters, and whatever else can't be seen, as escapes.
+pub fn shown_in_a_line(text: &str) -> Shown<impl fmt::Display> {
+    shown(InALine(text))
+}
+
+struct InALine<'a>(&'a str);
+
+impl fmt::Display for InALine<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.chars().try_for_each(|c| match c {
+            '"' | '\'' => f.write_char(c),
+            other => write!(f, "{}", other.escape_debug()),
+        })
+    }
+}
+
 fn beginning(f: &mut fmt::Formatter<'_>, most: usize, text: fmt::Arguments<'_>) -> fmt::Result {
     let mut beginning = Beginning { of: f, left: most };
     let written = beginning.write_fmt(text);
@@ -87,7 +103,7 @@ mod tests {
             brief.len()
         );
         assert_eq!(shown_up_to(3, "ääb").to_string(), "ä…");
-        assert_eq!(shown("a\nb".escape_debug()).to_string(), "a\\nb");
+        assert_eq!(shown_in_a_line("a\n\"'b").to_string(), "a\\n\"'b");
         let exact = "x".repeat(2 * TEXT_MOST - 2);
         assert_eq!(format!("{:?}", Brief(&exact)).len(), 2 * TEXT_MOST);
     }

@@ -6,7 +6,7 @@ use crate::{
     error::InvalidInput,
     input::check_document,
     store::lock_layout::{LockLayout, overlap},
-    truncated_debug::shown,
+    truncated_debug::shown_in_a_line,
 };
 
 /// Checks that an update can be written as BSON.
@@ -37,10 +37,7 @@ pub(crate) fn check_update(update: &UpdateModifications, place: &LockLayout) -> 
             for (operator, fields) in operators {
                 let fields = fields.as_document();
                 if !operator.starts_with('$') || fields.is_none() {
-                    problem = Some(format!(
-                        "`{}` is not an update operator",
-                        shown(operator.escape_debug())
-                    ));
+                    problem = Some(format!("`{}` is not an update operator", shown_in_a_line(operator)));
                 }
                 for (field, value) in fields.into_iter().flatten() {
                     let renamed = value.as_str().filter(|_| operator == "$rename");
@@ -48,13 +45,13 @@ pub(crate) fn check_update(update: &UpdateModifications, place: &LockLayout) -> 
                         problem = Some(format!(
                             "the `$` in `{}` would point to the holder's entry in the lock; name the element in a \
                              pipeline, or by `$[identifier]` with the array filters of `fence().update_one(..)`",
-                            shown(field.escape_debug())
+                            shown_in_a_line(field)
                         ));
                     }
                     if touches(field) || renamed.is_some_and(touches) {
                         problem = Some(format!(
                             "`{operator}` of `{}` would touch the lock",
-                            shown(field.escape_debug())
+                            shown_in_a_line(field)
                         ));
                     }
                 }
@@ -69,7 +66,7 @@ pub(crate) fn check_update(update: &UpdateModifications, place: &LockLayout) -> 
                     _ => {
                         problem = Some(format!(
                             "the stage `{}` is not `$set`, `$addFields` or `$unset`",
-                            shown(stage.escape_debug())
+                            shown_in_a_line(stage)
                         ));
                         continue;
                     }
@@ -77,7 +74,7 @@ pub(crate) fn check_update(update: &UpdateModifications, place: &LockLayout) -> 
                 if let Some(field) = fields.into_iter().find(|field| touches(field)) {
                     problem = Some(format!(
                         "`{stage}` of `{}` would touch the lock",
-                        shown(field.escape_debug())
+                        shown_in_a_line(field)
                     ));
                 }
             }

@@ -29,7 +29,7 @@ use crate::{
     protocol::{Kind, State, Use},
     status::Lost,
     token::FencingToken,
-    truncated_debug::{MESSAGE_MOST, shown, shown_up_to},
+    truncated_debug::{MESSAGE_MOST, shown, shown_in_a_line, shown_up_to},
 };
 
 pub use crate::input::InvalidInput;
@@ -53,7 +53,7 @@ debug_as_message!(
 /// A kind mismatch: the name belongs to another kind of lock, to one of another capacity, or to a semaphore of fewer
 /// permits than were requested.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{}` is {}, and {}", shown(name.escape_debug()), described(*found, *found_capacity), self.request())]
+#[error("`{}` is {}, and {}", shown_in_a_line(name), described(*found, *found_capacity), self.request())]
 #[non_exhaustive]
 pub struct KindMismatch {
     /// The name of the lock.
@@ -123,7 +123,7 @@ pub enum BuildError {
     NoChangeStream,
     /// The collection would lose locks that are held, or take one lock for another: it is a view, a time series or
     /// capped, compares texts by a collation, or has a TTL index by which the server deletes locks that are held.
-    #[error("locks can't be kept in {}: {}", shown(namespace.escape_debug()), shown(problem))]
+    #[error("locks can't be kept in {}: {}", shown_in_a_line(namespace), shown(problem))]
     #[non_exhaustive]
     Unsuitable {
         /// The database and the collection.
@@ -180,7 +180,7 @@ pub enum AcquireError {
     },
     /// The lock was not free at once, and the try asked for the holder:
     /// [`Acquire::or_held`](crate::Acquire::or_held).
-    #[error("{}", shown_up_to(MESSAGE_MOST, format_args!("`{}` is not free: {contention}", shown(name.escape_debug()))))]
+    #[error("{}", shown_up_to(MESSAGE_MOST, format_args!("`{}` is not free: {contention}", shown_in_a_line(name))))]
     #[non_exhaustive]
     Held {
         /// The name of the lock.
@@ -196,7 +196,7 @@ pub enum AcquireError {
     #[error(transparent)]
     Server(#[from] ServerError),
     /// There is no document with this `_id` to lock. Only from [`DocumentLocks`](crate::documents::DocumentLocks).
-    #[error("there is no document {} to lock", shown(name.escape_debug()))]
+    #[error("there is no document {} to lock", shown_in_a_line(name))]
     #[non_exhaustive]
     NoDocument {
         /// The requested `_id`, as text.
@@ -204,7 +204,7 @@ pub enum AcquireError {
     },
     /// There is no element with this key in the array to lock, or no such document. Only from
     /// [`ElementLocks`](crate::documents::ElementLocks).
-    #[error("there is no element in `{array}` to lock as {}", shown(name.escape_debug()))]
+    #[error("there is no element in `{array}` to lock as {}", shown_in_a_line(name))]
     #[non_exhaustive]
     NoElement {
         /// The requested `_id` and key, as text.
@@ -214,7 +214,10 @@ pub enum AcquireError {
     },
     /// Several elements of the array have this key, so it does not say which to lock; none is. Only from
     /// [`ElementLocks`](crate::documents::ElementLocks).
-    #[error("{matched} elements in `{array}` match {}; the key of an element must match one", shown(name.escape_debug()))]
+    #[error(
+        "{matched} elements in `{array}` match {}; the key of an element must match one",
+        shown_in_a_line(name)
+    )]
     #[non_exhaustive]
     AmbiguousElement {
         /// The requested `_id` and key, as text.
@@ -226,7 +229,7 @@ pub enum AcquireError {
     },
     /// A document was locked but could not be read as the requested type; its lock is released. Only from
     /// [`DocumentLocks`](crate::documents::DocumentLocks).
-    #[error("the document {} could not be read: {cause}", shown(name.escape_debug()))]
+    #[error("the document {} could not be read: {cause}", shown_in_a_line(name))]
     #[non_exhaustive]
     Unreadable {
         /// The `_id` of the document, as text.
@@ -238,7 +241,10 @@ pub enum AcquireError {
     /// to write them, or their `_id` is too long. Only from [`DocumentLocks`](crate::documents::DocumentLocks).
     ///
     /// An event `watchlock.passed_over` reports each of them.
-    #[error("the document {} can't be claimed, and no other matches: {cause}", shown(name.escape_debug()))]
+    #[error(
+        "the document {} can't be claimed, and no other matches: {cause}",
+        shown_in_a_line(name)
+    )]
     #[non_exhaustive]
     Unclaimable {
         /// The `_id` of one of them, as text; the beginning of a long one.
@@ -276,7 +282,7 @@ impl AcquireError {
 
 /// Returns the message of an acquire that found the lock taken.
 fn overdue(name: &str, waited: Duration, contention: Option<&Contention>) -> String {
-    let (name, within) = (shown(name.escape_debug()), within(waited));
+    let (name, within) = (shown_in_a_line(name), within(waited));
     let message = match contention {
         Some(contention) => format!("`{name}` was not free{within}: {contention}"),
         None => format!("`{name}` was not acquired{within}"),
@@ -286,7 +292,7 @@ fn overdue(name: &str, waited: Duration, contention: Option<&Contention>) -> Str
 
 /// Returns the message of an acquire that the server did not answer.
 fn silent(name: &str, waited: Duration, contention: Option<&Contention>, error: Option<&ServerError>) -> String {
-    let (name, within) = (shown(name.escape_debug()), within(waited));
+    let (name, within) = (shown_in_a_line(name), within(waited));
     let cause = error.map_or(
         "there was no time for an answer of the server".to_owned(),
         ToString::to_string,
@@ -313,7 +319,7 @@ fn within(timeout: Duration) -> String {
 #[non_exhaustive]
 pub enum ReleaseError {
     /// The server refused, or could not be reached for the time of a lease.
-    #[error("the release of `{}` was not confirmed: {error}", shown(name.escape_debug()))]
+    #[error("the release of `{}` was not confirmed: {error}", shown_in_a_line(name))]
     #[non_exhaustive]
     Server {
         /// The name of the lock.
@@ -331,7 +337,7 @@ pub enum CandidacyError {
     #[error(transparent)]
     Campaign(#[from] AcquireError),
     /// A callback of the candidate panicked.
-    #[error("a callback of the candidate panicked: {}", shown(message.escape_debug()))]
+    #[error("a callback of the candidate panicked: {}", shown_in_a_line(message))]
     #[non_exhaustive]
     Panicked {
         /// The panic's message; the beginning of a long one.
@@ -468,7 +474,7 @@ pub enum FenceError {
     /// The place of the token in the document holds something else. Nothing was written.
     #[error(
         "the field `{}` of the document can't hold a fencing token, as it holds something else: {found}",
-        shown(field.escape_debug())
+        shown_in_a_line(field)
     )]
     #[non_exhaustive]
     Occupied {

@@ -8,7 +8,7 @@ use super::{
     cause,
     failure::{self, Failure, UNAUTHORIZED},
 };
-use crate::truncated_debug::shown;
+use crate::truncated_debug::shown_in_a_line;
 
 /// The server could not be reached, or it refused.
 ///
@@ -140,7 +140,7 @@ impl ServerError {
         };
         write!(f, "{kind}: {}", self.cause())?;
         match self.driver().and_then(cause::message) {
-            Some(message) => write!(f, ": {}", shown(message.escape_debug())),
+            Some(message) => write!(f, ": {}", shown_in_a_line(message)),
             None => Ok(()),
         }
     }
@@ -191,7 +191,7 @@ impl fmt::Display for MissingPrivilege {
             actions => write!(f, "one of `{}`", actions.join("`, `"))?,
         }
         match &self.namespace {
-            Some(namespace) => write!(f, " on {}", shown(namespace.escape_debug())),
+            Some(namespace) => write!(f, " on {}", shown_in_a_line(namespace)),
             None => Ok(()),
         }
     }

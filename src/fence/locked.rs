@@ -13,7 +13,7 @@ use crate::{
     error::InvalidInput,
     protocol::Location,
     store::{LockLayout, lock_layout::overlap},
-    truncated_debug::shown,
+    truncated_debug::shown_in_a_line,
 };
 
 /// Checks that the token and the locks have separate fields.
@@ -22,7 +22,7 @@ pub(super) fn check_field_apart(field: &str, place: &LockLayout) -> Result<(), I
         None => Ok(()),
         Some(path) => Err(InvalidInput::new(format!(
             "the fence keeps its token in `{}`, but the lock of the document is in `{path}`",
-            shown(field.escape_debug())
+            shown_in_a_line(field)
         ))),
     }
 }

@@ -31,7 +31,7 @@ use crate::{
     protocol::document::whole,
     store::LockLayout,
     token::FencingToken,
-    truncated_debug::shown,
+    truncated_debug::shown_in_a_line,
     world::World,
 };
 pub use write::FencedWrite;
@@ -275,7 +275,7 @@ impl Fence {
         let change = match named {
             Some(operator) => Err(InvalidInput::new(format!(
                 "the replacement has the operator `{}`; update_one takes an update",
-                shown(operator.escape_debug())
+                shown_in_a_line(operator)
             ))),
             None => self.document(replacement).and_then(|replacement| {
                 let Some(place) = self.locked_in(collection) else {
@@ -371,7 +371,7 @@ impl Fence {
             if !operator.starts_with('$') {
                 return Err(InvalidInput::new(format!(
                     "the update has `{}`, which is not an operator; replace_one takes a whole document",
-                    shown(operator.escape_debug())
+                    shown_in_a_line(operator)
                 )));
             }
             for (path, argument) in arguments.as_document().into_iter().flatten() {
@@ -430,8 +430,8 @@ impl Fence {
         }
         Err(InvalidInput::new(format!(
             "the update touches `{}`, but the fence keeps its token in `{}`",
-            shown(path.escape_debug()),
-            shown(self.field.escape_debug())
+            shown_in_a_line(path),
+            shown_in_a_line(&self.field)
         )))
     }
 

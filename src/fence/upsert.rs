@@ -2,7 +2,7 @@
 
 use mongodb::bson::{Bson, Document, doc};
 
-use crate::{error::InvalidInput, store::lock_layout::overlap, truncated_debug::shown};
+use crate::{error::InvalidInput, store::lock_layout::overlap, truncated_debug::shown_in_a_line};
 
 /// Returns the document that an upsert's filter names by its `_id`.
 ///
@@ -14,8 +14,8 @@ pub(super) fn named_id(filter: &Document, field: &str) -> Result<Document, Inval
     if let Some(path) = path_of_token(filter, field) {
         return Err(InvalidInput::new(format!(
             "the filter of a fenced upsert has a condition on `{}`, but the fence keeps its token in `{}`",
-            shown(path.escape_debug()),
-            shown(field.escape_debug())
+            shown_in_a_line(path),
+            shown_in_a_line(field)
         )));
     }
     let id = match filter.get("_id") {

@@ -29,7 +29,7 @@ use crate::{
     store::LockLayout,
     telemetry,
     token::FencingToken,
-    truncated_debug::shown,
+    truncated_debug::shown_in_a_line,
     waitlist::Hold as _,
 };
 
@@ -96,7 +96,7 @@ impl OwnedHold {
         taken.map(drop).map_err(|held| {
             InvalidInput::new(format!(
                 "{permits} of the {held} permits of `{}` can't be given away; it must be from 1 to one less than are held",
-                shown(self.name().escape_debug())
+                shown_in_a_line(self.name())
             ))
             .into()
         })
@@ -111,7 +111,7 @@ impl OwnedHold {
         if let Some(reason) = reader.lost_reason() {
             return Err(reader.lost_as(reason).into());
         }
-        let name = shown(reader.name.escape_debug());
+        let name = shown_in_a_line(&reader.name);
         let why = format!("the reader of `{name}` was downgraded and can't be upgraded; acquire a new one");
         Err(InvalidInput::new(why).into())
     }
@@ -133,7 +133,7 @@ impl OwnedHold {
         if let Err(handles) = self.hold().downgrade(1) {
             return Err(InvalidInput::new(format!(
                 "the hold of `{}` has {handles} handles and can't be downgraded; it must have 1",
-                shown(self.name().escape_debug())
+                shown_in_a_line(self.name())
             ))
             .into());
         }

@@ -13,7 +13,7 @@ use crate::{
     session::{UserHandle, hold::Hold},
     status::LostReason,
     telemetry::{self, Attempt},
-    truncated_debug::shown,
+    truncated_debug::shown_in_a_line,
     waitlist::{AcquireOptions, Patience},
 };
 
@@ -68,7 +68,7 @@ impl Share {
         {
             return Err(InvalidInput::new(format!(
                 "an upgrade of `{}` has terms of its own; it must have none, as those of its reader count",
-                shown(reader.name.escape_debug())
+                shown_in_a_line(&reader.name)
             )));
         }
         check_permits(self.kind, self.capacity, self.permits)

@@ -18,7 +18,7 @@ use crate::{
     protocol::{Change, DETACHED, Exchange, Holder, Kind, Owner, State},
     status::LostReason,
     token::FencingToken,
-    truncated_debug::shown,
+    truncated_debug::shown_in_a_line,
     waitlist::{Grant, How},
 };
 
@@ -49,7 +49,7 @@ impl Drop for TakenUp {
 impl Session {
     /// Prepares a hold to be detached, unless others share it. From now on no task of this client gets it.
     pub(crate) fn begin_detaching(&self, hold: &Arc<Hold>) -> Result<Detached, InvalidInput> {
-        let name = shown(hold.name.escape_debug());
+        let name = shown_in_a_line(&hold.name);
         if self.store.is_in_place() {
             let why = format!("the lock of the document {name} can't be detached; only locks with names can");
             return Err(InvalidInput::new(why));

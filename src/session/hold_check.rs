@@ -29,7 +29,14 @@ impl Table {
     pub(super) fn watch_due_at(&self, wants_to_stream: bool, now: Instant) -> Option<Instant> {
         let since = self.timers.oldest()?.since;
         if wants_to_stream && !self.fleet.reads() {
-            return Some(since + if self.losses_awaited { WORTH_A_STREAM } else { WORTH_A_COMMAND });
+            return Some(
+                since
+                    + if self.losses_awaited {
+                        WORTH_A_STREAM
+                    } else {
+                        WORTH_A_COMMAND
+                    },
+            );
         }
         (!self.streaming).then(|| (since + WORTH_A_COMMAND).max(self.verify_at.unwrap_or(now)))
     }

@@ -5,7 +5,7 @@ use mongodb::bson::{Bson, Document, RawDocumentBuf, doc};
 use super::{InvalidInput, check_count};
 use crate::{
     protocol::document::{ID_MOST, size_of_id},
-    truncated_debug::shown,
+    truncated_debug::{shown, shown_in_a_line},
 };
 
 /// Maximum nesting depth that a server stores: the document itself, and 180 levels inside.
@@ -39,7 +39,7 @@ fn check_fields(document: &Document, depth: usize) -> Result<(), String> {
         if field.contains('\0') {
             return Err(format!(
                 "has the field `{}` with a NUL, which can't be written as BSON",
-                shown(field.escape_debug())
+                shown_in_a_line(field)
             ));
         }
         check_value(value, depth)
@@ -85,7 +85,7 @@ pub fn check_id(id: &Bson) -> Result<(), InvalidInput> {
     let id = id.to_string();
     Err(InvalidInput::new(format!(
         "the id {} is {kind}; no document has such an `_id`",
-        shown(id.escape_debug())
+        shown_in_a_line(&id)
     )))
 }
 

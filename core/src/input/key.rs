@@ -3,7 +3,7 @@
 use mongodb::bson::{Bson, Document, spec::BinarySubtype};
 
 use super::{InvalidInput, check_count};
-use crate::truncated_debug::shown;
+use crate::truncated_debug::shown_in_a_line;
 
 /// Maximum number of fields of a key.
 const FIELDS_MOST: usize = 4;
@@ -38,7 +38,7 @@ fn check_key_field(field: &str) -> Result<(), InvalidInput> {
     };
     Err(InvalidInput::new(format!(
         "the field `{}` in the key of an element {problem}; it must be the name of a field of the element itself",
-        shown(field.escape_debug())
+        shown_in_a_line(field)
     )))
 }
 
@@ -65,7 +65,7 @@ fn check_key_value(field: &str, value: &Bson) -> Result<(), InvalidInput> {
     Err(InvalidInput::new(format!(
         "the value of `{}` in the key of an element is {kind}; it must be a text, a number, a boolean, an `ObjectId`, a \
          date or a UUID",
-        shown(field.escape_debug())
+        shown_in_a_line(field)
     )))
 }
 

@@ -1,7 +1,7 @@
 //! Names of locks and collections, paths of fields, and texts for people.
 
 use super::{InvalidInput, check_count};
-use crate::truncated_debug::shown;
+use crate::truncated_debug::{shown, shown_in_a_line};
 
 /// Longest name of a lock, label or reason, in bytes. Labels and reasons are stored with every entry, and much longer
 /// names would kill every change stream on the collection.
@@ -83,7 +83,7 @@ pub fn check_collection(name: &str) -> Result<(), InvalidInput> {
     };
     Err(InvalidInput::new(format!(
         "the collection name `{}` {problem}",
-        shown(name.escape_debug())
+        shown_in_a_line(name)
     )))
 }
 
@@ -108,7 +108,7 @@ pub fn check_path(path: &str, purpose: &str) -> Result<(), InvalidInput> {
     };
     Err(InvalidInput::new(format!(
         "the field `{}` {purpose} {problem}",
-        shown(path.escape_debug())
+        shown_in_a_line(path)
     )))
 }
 

@@ -2,7 +2,9 @@
 
 use mongodb::options::UpdateModifications;
 
-use crate::{documents::check_encodable, error::InvalidInput, store::element::ElementKey, truncated_debug::shown};
+use crate::{
+    documents::check_encodable, error::InvalidInput, store::element::ElementKey, truncated_debug::shown_in_a_line,
+};
 
 /// Checks that an update by operators changes an element and leaves its key alone.
 pub(super) fn check_update(update: &UpdateModifications, array: &str, key: &ElementKey) -> Result<(), InvalidInput> {
@@ -23,7 +25,7 @@ pub(super) fn check_update(update: &UpdateModifications, array: &str, key: &Elem
     };
     let mut is_empty = true;
     for (operator, fields) in operators {
-        let called = shown(operator.escape_debug()).to_string();
+        let called = shown_in_a_line(operator).to_string();
         let Some(fields) = fields.as_document().filter(|_| operator.starts_with('$')) else {
             return Err(refused(format!("`{called}` is not an update operator")));
         };
@@ -34,7 +36,7 @@ pub(super) fn check_update(update: &UpdateModifications, array: &str, key: &Elem
         }
         for path in fields.keys() {
             check_path_in_element(path, key)
-                .map_err(|problem| refused(format!("`{called}` of `{}` {problem}", shown(path.escape_debug()))))?;
+                .map_err(|problem| refused(format!("`{called}` of `{}` {problem}", shown_in_a_line(path))))?;
             is_empty = false;
         }
     }
