@@ -25,7 +25,7 @@ use crate::{
     config::{Config, LockLabel, millis},
     error::{AcquireError, InvalidInput, ServerError},
     hold_options::{Lease, Terms},
-    protocol::{Holder, KeptUntil, ServerTime, Use, clock_token, wake},
+    protocol::{Holder, KeptUntil, ServerTime, Use, is_issued_after, wake},
     status::{LockStatus, Lost, LostReason},
     store::LogTime,
     token::FencingToken,
@@ -210,11 +210,9 @@ impl Hold {
         holder.is_grant(&self.id, self.granted_as)
     }
 
-    /// Whether it was granted later than this, by the server's clock, from which every token starts.
-    ///
-    /// Where the counter was ahead of the clock, it can be `true` for a time that was later.
+    /// Whether it was granted later than this; or earlier, where the token's counter was ahead of the clock.
     pub(crate) fn is_granted_after(&self, at: ServerTime) -> bool {
-        clock_token(at.plus_millis(1)) <= self.granted_as
+        is_issued_after(self.granted_as, at)
     }
 
     /// Whether its grant is known to come before this in the server's log.

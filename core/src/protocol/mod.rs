@@ -141,4 +141,4 @@ pub use operation::{
     AT_ONCE, CapacityIs, Change, Evict, Expects, Kept, KeptUntil, Operation, QUEUE_MOST, Request, Requests,
 };
 pub use server_time::{Exchange, LogTime, ServerTime};
-pub use state::{State, clock_token};
+pub use state::{State, is_issued_after};

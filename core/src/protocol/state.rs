@@ -563,3 +563,10 @@ pub(crate) fn kept_in_reserve(keep: i64) -> i64 {
 pub fn clock_token(now: ServerTime) -> i64 {
     now.0.saturating_mul(1000)
 }
+
+/// Returns whether a token was issued later than this, by the server's clock, from which every token starts.
+///
+/// Where the counter was ahead of the clock, it can be `true` for a time that was later.
+pub fn is_issued_after(token: i64, at: ServerTime) -> bool {
+    clock_token(at.plus_millis(1)) <= token
+}

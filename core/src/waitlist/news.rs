@@ -5,7 +5,7 @@ use tokio::time::Instant;
 use super::{Held, Hold, Leaving, Step, Waitlist, answers::others_wait, deadline::Deadline, timing};
 use crate::{
     lost_reason::{self, LostReason},
-    protocol::{ServerTime, State, document::Malformed, wake},
+    protocol::{ServerTime, State, document::Malformed, is_issued_after, wake},
     waitlist::How,
 };
 
@@ -49,7 +49,12 @@ impl<H: Hold> Step<'_, H> {
                     self.put_out(entry, LostReason::Broken);
                 }
             }
-            (wake::Signal::Adopted, None) => self.put_out(entry, LostReason::Adopted),
+            // The same, where only the time can show it. A hold that it does not place before the event is to be read.
+            (wake::Signal::Adopted, None) => {
+                if self.holds.get(entry).is_some_and(|held| !is_issued_after(held.token, at)) {
+                    self.put_out(entry, LostReason::Adopted);
+                }
+            }
             (wake::Signal::Ask, Some(_)) => self.doubt(),
             (wake::Signal::Ask, None) => {}
             (wake::Signal::AskedFor, None) => {

@@ -347,7 +347,8 @@ impl Session {
             if added.is_some() {
                 // News of its end may have come first.
                 let overtaken = context.ids.pending_claims.settled(entry);
-                doubted = overtaken.doubts(name);
+                // The time of an adoption may not show that it came later than the grant.
+                doubted = overtaken.doubts(name) || overtaken.put_out.is_some();
                 if let Some((signal, at)) = overtaken.put_out {
                     line.signalled(entry, signal, at, None, context);
                 }

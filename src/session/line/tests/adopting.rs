@@ -96,13 +96,24 @@ async fn an_earlier_incarnation_that_waits_is_put_out_and_asks_again_behind() {
         bench.settle();
         bench.foreign(&foreign_as(2, "b.1", "b-1"), announced);
         assert_eq!(bench.ids_in_document(), ["c-1", "b-1"]);
+        let adopted = bench.document.clone().unwrap();
+        tokio::time::advance(Duration::from_millis(10)).await;
         bench.step(|step| step.doubt());
         bench.settle();
         assert_eq!(bench.ids_in_document()[..2], ["c-1", "b-1"]);
         assert_eq!(bench.ids_in_document().len(), 3);
         bench.foreign(&foreign("c.2", &["c-1"], None), true);
         bench.foreign(&foreign("b.2", &["b-1"], None), true);
-        held(&mut waiting);
+        let hold = held(&mut waiting);
+        if !announced {
+            // The event comes late, and is about the entry's earlier place in the queue.
+            for (id, signal) in wake::signals(&adopted.wake, "me") {
+                assert_eq!((id, signal), (hold.id.as_str(), wake::Signal::Adopted));
+                bench.signalled(id, signal, adopted.at);
+            }
+            assert_eq!(hold.lost_reason(), None);
+            assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
+        }
     }
 }
 
