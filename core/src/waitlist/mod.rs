@@ -625,12 +625,6 @@ impl<H: Hold> Waitlist<H> {
         let gone = self.remove_hold(entry).into_iter().flat_map(|held| held.tasks);
         self.effects.extend(gone.map(Effect::Gone));
     }
-
-    /// Ends the hold of an entry that the document no longer has.
-    fn lose(&mut self, entry: &str, reason: LostReason) {
-        let lost = self.remove_hold(entry).into_iter().flat_map(|held| held.tasks);
-        self.effects.extend(lost.map(|hold| Effect::Lost { hold, reason }));
-    }
 }
 
 fn unsigned(value: i64) -> u64 {

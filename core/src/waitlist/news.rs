@@ -2,7 +2,7 @@
 
 use tokio::time::Instant;
 
-use super::{Held, Hold, Leaving, Step, Waitlist, answers::others_wait, deadline::Deadline, timing};
+use super::{Effect, Held, Hold, Leaving, Step, answers::others_wait, deadline::Deadline, timing};
 use crate::{
     lost_reason::{self, LostReason},
     protocol::{ServerTime, State, document::Malformed, is_issued_after, wake},
@@ -46,13 +46,13 @@ impl<H: Hold> Step<'_, H> {
             // The entry may have asked again since, and been granted anew: then the event is about the earlier hold.
             (wake::Signal::Evicted { token }, None) => {
                 if self.holds.get(entry).is_some_and(|held| held.token == token) {
-                    self.put_out(entry, LostReason::Broken);
+                    self.lose(entry, LostReason::Broken);
                 }
             }
             // The same, where only the time can show it. A hold that it does not place before the event is to be read.
             (wake::Signal::Adopted, None) => {
                 if self.holds.get(entry).is_some_and(|held| !is_issued_after(held.token, at)) {
-                    self.put_out(entry, LostReason::Adopted);
+                    self.lose(entry, LostReason::Adopted);
                 }
             }
             (wake::Signal::Ask, Some(_)) => self.doubt(),
@@ -70,18 +70,18 @@ impl<H: Hold> Step<'_, H> {
         }
     }
 
-    /// Ends a hold that another client evicted.
-    fn put_out(&mut self, entry: &str, reason: LostReason) {
+    /// Ends the hold of an entry that the document no longer has.
+    pub(super) fn lose(&mut self, entry: &str, reason: LostReason) {
         let context = self.context;
-        let Some(held) = self.holds.get(entry) else { return };
+        let Some(held) = self.remove_hold(entry) else { return };
         // A request that is on its way, or whose outcome is unknown, can put the entry in once more.
         if self.under_way.is_some() || held.uncertain {
             let leaving = Leaving::new(entry.to_owned(), context).used_as(held.used);
             let leaving = leaving.of_lease(held.lease, context);
-            let leaving = leaving.swept_if(held.uncertain);
-            self.leaving.push(leaving);
+            self.leaving.push(leaving.swept_if(held.uncertain));
         }
-        self.lose(entry, reason);
+        let lost = held.tasks.into_iter();
+        self.effects.extend(lost.map(|hold| Effect::Lost { hold, reason }));
     }
 
     /// Notes that anything known of the document may be wrong: the head asks at once.
@@ -142,9 +142,7 @@ impl<H: Hold> Step<'_, H> {
         let leaving = |entry| Leaving::new(entry, context).used_as((state.kind, state.capacity));
         self.leaving.extend(orphans.into_iter().map(leaving));
     }
-}
 
-impl<H: Hold> Waitlist<H> {
     /// Ends the holds that the document no longer has. A document with a smaller token is older than the hold, as is one
     /// before a hold was taken up under the token that it had.
     pub(super) fn compare_holds(&mut self, state: &State) {
