@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     lost_reason::LostReason,
-    protocol::{Exchange, Expects, Kept, Operation, Request, Requests, ServerTime, State, Waiter, wake},
+    protocol::{Exchange, Expects, Kept, Operation, Request, Requests, ServerTime, State, wake},
     waitlist::How,
 };
 
@@ -233,26 +233,27 @@ impl<H: Hold> Step<'_, H> {
     /// or a waiter in their way, by the document that it left behind, are denied. The others go into the next operation.
     ///
     /// Of several entries that were asked for together, a large one that did not fit kept the smaller ones behind it out,
-    /// which is no reason to deny those. The first that was not granted was kept out by the lock.
+    /// which is no reason to deny those. The first that was not granted was kept out by the lock, or by an orphan.
     fn answer_tries(&mut self, operation: &Operation, state: &State, exchange: &Exchange) {
         let context = self.context;
         if !self.may_have_tries {
             return;
         }
+        // They leave with the next operation.
+        let orphans = self.orphans(state);
         let tries = std::mem::take(&mut self.waiting);
         // An operation that found the lock in another use wrote nothing, and left what is over where it was.
-        let is_live = |until: ServerTime| exchange.now.is_none_or(|now| until > now);
-        let holders = || state.holders.iter().filter(|holder| is_live(holder.until));
-        let queue = || state.queue.iter().filter(|waiter| is_live(waiter.until));
+        let stays = |id: &String, until| exchange.now.is_none_or(|now| until > now) && !orphans.contains(&id);
+        let holders = || state.holders.iter().filter(|holder| stays(&holder.id, holder.until));
+        let queue = || state.queue.iter().filter(|waiter| stays(&waiter.id, waiter.until));
         let held = holders().fold(0_i64, |held, holder| held.saturating_add(holder.permits));
         let free = state.capacity.saturating_sub(held);
         let others = queue().filter(|waiter| !context.ids.made(&waiter.id)).count();
-        // An entry of ours that no task wants any more leaves with the next operation.
-        let is_wanted = |waiter: &Waiter| tries.iter().any(|waiting| waiting.entry == waiter.id);
-        let is_queue = others > 0 || queue().any(is_wanted);
+        let is_queue = queue().next().is_some();
         let is_free = holders().next().is_none() && !is_queue;
         let is_granted = |entry: &Request| state.holders.iter().any(|holder| holder.id == entry.id);
-        let mut asked = operation.requests.iter().flat_map(|requests| &requests.entries);
+        let asked = operation.requests.iter().flat_map(|requests| &requests.entries);
+        let mut asked = asked.filter(|_| orphans.is_empty());
         let first = asked.find(|entry| !is_granted(entry)).map(|entry| &entry.id);
         let mut before = others;
         for waiting in tries {
@@ -435,16 +436,11 @@ impl<H: Hold> Step<'_, H> {
         let ids = asked_for(operation, state).filter(|id| !self.is_left_to_the_server(id, state));
         let ids: Vec<String> = ids.map(str::to_owned).collect();
         for id in ids {
-            if let Some(leaving) = self.leaving.iter_mut().find(|leaving| leaving.entry == id) {
-                leaving.not_before = leaving.not_before.min(context.now);
-            } else if !self.knows(&id) {
-                let leases = operation.requests.iter().flat_map(|it| &it.entries);
-                let lease = leases.map(|entry| unsigned(entry.lease)).max().unwrap_or(0);
-                let lease = Duration::from_millis(lease);
-                let mut leaving = Leaving::new(id, context).holding().of_lease(lease, context);
-                leaving.used = operation.requests.as_ref().map(|it| (it.kind, it.capacity));
-                self.leaving.push(leaving);
-            }
+            let leases = operation.requests.iter().flat_map(|it| &it.entries);
+            let lease = leases.map(|entry| unsigned(entry.lease)).max().unwrap_or(0);
+            let leaving = Leaving::new(id, context).used_as((state.kind, state.capacity));
+            let leaving = leaving.holding().of_lease(Duration::from_millis(lease), context);
+            self.take_out_unwanted(leaving);
         }
     }
 }

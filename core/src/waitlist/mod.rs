@@ -587,9 +587,12 @@ impl<H: Hold> Waitlist<H> {
     }
 
     pub fn knows(&self, entry: &str) -> bool {
-        self.holds.contains_key(entry)
-            || self.waiting.iter().any(|waiting| waiting.entry == entry)
-            || self.leaving.iter().any(|leaving| leaving.entry == entry)
+        self.wants(entry) || self.leaving.iter().any(|leaving| leaving.entry == entry)
+    }
+
+    /// Whether a task holds or awaits the lock by this entry.
+    fn wants(&self, entry: &str) -> bool {
+        self.holds.contains_key(entry) || self.waiting.iter().any(|waiting| waiting.entry == entry)
     }
 
     /// Notes that the lease of an entry is no shorter than this.

@@ -34,8 +34,8 @@ impl<H: Hold> Step<'_, H> {
             }
             (wake::Signal::Granted { token }, None) => {
                 let leaves = self.under_way.iter().flatten().any(|leaving| leaving.entry == entry);
-                if !leaves && !self.knows(entry) && !self.has_expired(entry, token) {
-                    self.leaving.push(Leaving::new(entry.to_owned(), context).holding());
+                if !leaves && !self.has_expired(entry, token) {
+                    self.take_out_unwanted(Leaving::new(entry.to_owned(), context).holding());
                 }
             }
             (wake::Signal::Evicted { token }, Some(position)) if token <= self.waiting[position].above => {}
@@ -51,7 +51,11 @@ impl<H: Hold> Step<'_, H> {
             }
             // The same, where only the time can show it. A hold that it does not place before the event is to be read.
             (wake::Signal::Adopted, None) => {
-                if self.holds.get(entry).is_some_and(|held| !is_issued_after(held.token, at)) {
+                if self
+                    .holds
+                    .get(entry)
+                    .is_some_and(|held| !is_issued_after(held.token, at))
+                {
                     self.lose(entry, LostReason::Adopted);
                 }
             }
@@ -130,17 +134,31 @@ impl<H: Hold> Step<'_, H> {
         }
     }
 
-    /// Takes out entries of this session that nothing here knows: requests that were applied late.
+    /// Takes out the orphans in a document.
     pub(super) fn take_out_orphans(&mut self, state: &State) {
-        let context = self.context;
+        for id in self.orphans(state) {
+            let leaving = Leaving::new(id.clone(), self.context).used_as((state.kind, state.capacity));
+            self.take_out_unwanted(leaving);
+        }
+    }
+
+    /// Returns the entries of this session in a document that no task wants: of requests that were applied late, or
+    /// whose tasks gave up meanwhile.
+    pub(super) fn orphans<'s>(&self, state: &'s State) -> Vec<&'s String> {
         let ids = state.holders.iter().map(|holder| &holder.id);
         let ids = ids.chain(state.queue.iter().map(|waiter| &waiter.id));
-        let orphans: Vec<String> = ids
-            .filter(|id| context.ids.made(id) && !self.knows(id) && !self.is_left_to_the_server(id, state))
-            .cloned()
-            .collect();
-        let leaving = |entry| Leaving::new(entry, context).used_as((state.kind, state.capacity));
-        self.leaving.extend(orphans.into_iter().map(leaving));
+        let ids = ids.filter(|id| self.context.ids.made(id) && !self.wants(id));
+        ids.filter(|id| !self.is_left_to_the_server(id, state)).collect()
+    }
+
+    /// Takes out an entry that the document has, unless a task wants it or it leaves with the next operation anyway. A
+    /// sweep that is planned for later stays, as another request may still come.
+    pub(super) fn take_out_unwanted(&mut self, leaving: Leaving<H::Release>) {
+        let now = self.context.now;
+        let is_same = |planned: &Leaving<_>| planned.entry == leaving.entry && planned.not_before <= now;
+        if !self.wants(&leaving.entry) && !self.leaving.iter().any(is_same) {
+            self.leaving.push(leaving);
+        }
     }
 
     /// Ends the holds that the document no longer has. A document with a smaller token is older than the hold, as is one

@@ -54,6 +54,20 @@ async fn a_grant_that_no_task_wants_is_taken_out_and_one_that_is_known_or_leaves
     bench.answered(&leave, &answer);
     assert!(bench.next().is_none(), "it would leave twice");
 
+    // It is to be swept out later: it stood in line by a request that came late.
+    let mut bench = Bench::new();
+    let (key, _outcome) = bench.join(true);
+    let late = bench.next().unwrap();
+    bench.fails(&late, &unanswered());
+    bench.give_up(key);
+    bench.settle();
+    bench.foreign(&foreign("a.1", &[], Some("a-1")), false);
+    bench.apply(&late);
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+    bench.foreign(&foreign("a.2", &["a-1"], None), true);
+    bench.settle();
+    assert_eq!(bench.ids_in_document(), ["b-1"]);
+
     // A hold.
     let mut bench = Bench::new();
     let (_, mut outcome) = bench.join(true);

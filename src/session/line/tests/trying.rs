@@ -400,3 +400,32 @@ async fn an_entry_of_ours_that_nobody_wants_any_more_refuses_no_try() {
     bench.settle();
     held(&mut tried);
 }
+
+/// The same where the entry was granted in that moment, or by a request that came late and whose next sweep is far away.
+#[tokio::test(start_paused = true)]
+async fn a_hold_of_ours_that_nobody_wants_any_more_refuses_no_try() {
+    let mut bench = Bench::new();
+    let (key, _waiting) = bench.join(true);
+    let (_, mut tried) = bench.join(false);
+    let request = bench.next().unwrap();
+    let answer = bench.apply(&request);
+    bench.give_up(key);
+    bench.answered(&request, &answer);
+    bench.settle();
+    let hold = held(&mut tried);
+    assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
+
+    let mut bench = Bench::new();
+    let (key, _waiting) = bench.join(true);
+    let late = bench.next().unwrap();
+    bench.fails(&late, &unanswered());
+    bench.give_up(key);
+    bench.settle();
+    bench.apply(&late);
+    let planned = bench.line.waitlist.due_at();
+    let (_, mut tried) = bench.join(false);
+    bench.settle();
+    let hold = held(&mut tried);
+    assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
+    assert_eq!(bench.line.waitlist.due_at(), planned, "another request may be late too");
+}
