@@ -60,7 +60,7 @@ impl Session {
             // The watcher notifies the claims once for each batch.
             Event::Freed => {}
             Event::Written(name) => self.observers().written(name),
-            Event::Unreadable(unreadable) => self.observers().unreadable(unreadable),
+            Event::Unreadable(unreadable) => self.tell_observers(|register| register.unreadable(unreadable)),
             Event::Everything => {
                 self.on_gap();
                 self.observers().everything();

@@ -26,7 +26,6 @@ use crate::{
     error::ServerError,
     protocol::State,
     store::{LogTime, Observed, UNREADABLE_MOST, Unreadable, Watched},
-    telemetry,
     waitlist::clock::ServerClock,
 };
 
@@ -65,6 +64,8 @@ pub(in crate::session) struct Observers {
     /// For each reading that is under way, the names that the other one has read or told since it began.
     beside: HashMap<Reading, BTreeSet<String>>,
     has_ended: bool,
+    /// What is no lock, and is to be told to operators.
+    pub(super) untold: Vec<Unreadable>,
     /// Notified when there is more to be read.
     pub(super) changed: Arc<Notify>,
     /// Whether there is a task that reads.
@@ -412,8 +413,8 @@ impl Observers {
         let last = self.locks.get(name).and_then(|lock| lock.last.as_ref());
         let is_new = last != Some(&seen);
         let was_unreadable = matches!(last, Some(Err(_)));
-        if let (Err(Unreadable { problem, .. }), true) = (&seen, is_new) {
-            telemetry::unreadable(name, problem);
+        if let (Err(unreadable), true) = (&seen, is_new) {
+            self.untold.push(unreadable.clone());
         }
         self.unreadable = self.unreadable - usize::from(was_unreadable) + usize::from(seen.is_err());
         let lock = self.locks.entry(name.to_owned()).or_default();

@@ -20,6 +20,7 @@ use crate::{
     error::ServerError,
     protocol::Exchange,
     store::{Listed, Selection, Unreadable, View, detached},
+    telemetry,
 };
 
 /// The observations of some locks, in order.
@@ -162,6 +163,18 @@ impl Session {
         self.observers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Tells the observers, and then operators, once the mutex is released: a subscriber may end an observation.
+    pub(in crate::session) fn tell_observers(&self, tell: impl FnOnce(&mut Observers)) {
+        let untold = {
+            let mut register = self.observers();
+            tell(&mut register);
+            std::mem::take(&mut register.untold)
+        };
+        for Unreadable { name, problem, .. } in untold {
+            telemetry::unreadable(&name, &problem);
+        }
+    }
+
     /// Starts the task that reads for the observers, on the first call.
     fn begin_observing(self: &Arc<Self>) {
         let runtime = self.start();
@@ -198,10 +211,11 @@ impl Session {
         let listed: BTreeMap<String, Seen> = found.chain(unreadable).collect();
         let clock = self.table().clock;
         let can_be_read = |document: &Unreadable| document.has_name() && self.store.has_place_of(&document.name);
-        let mut register = self.observers();
-        register.seen_as_of(as_of);
         let pause = self.config.poll_interval.1;
-        register.listed(listed, can_be_read, (&clock, received), pause);
+        self.tell_observers(|register| {
+            register.seen_as_of(as_of);
+            register.listed(listed, can_be_read, (&clock, received), pause);
+        });
         Ok(())
     }
 
@@ -225,16 +239,17 @@ impl Session {
         };
         self.note(&exchange);
         let clock = self.table().clock;
-        let mut register = self.observers();
-        register.seen_as_of(exchange.logged_by);
-        for name in &names {
-            let seen = match documents.remove(name) {
-                Some(Ok(state)) => Ok(Some(Arc::new(state))),
-                Some(Err(malformed)) => Err(Unreadable::new(name.clone(), &malformed)),
-                None => Ok(None),
-            };
-            register.read(name, seen, &clock, exchange.received);
-        }
+        self.tell_observers(|register| {
+            register.seen_as_of(exchange.logged_by);
+            for name in &names {
+                let seen = match documents.remove(name) {
+                    Some(Ok(state)) => Ok(Some(Arc::new(state))),
+                    Some(Err(malformed)) => Err(Unreadable::new(name.clone(), &malformed)),
+                    None => Ok(None),
+                };
+                register.read(name, seen, &clock, exchange.received);
+            }
+        });
         Ok(())
     }
 }
