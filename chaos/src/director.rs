@@ -1,7 +1,6 @@
 //! A whole run: bursts of faults, pauses in which everything has to recover, and the judgement.
 
 use std::{
-    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
     sync::Arc,
@@ -26,11 +25,11 @@ use crate::{
     evidence::{self, Evidence},
     fault::NODES,
     history::{HISTORY, History, JOURNAL, SERVERS},
-    journal::{Entry, Note, SLOW},
-    judge::{Case, IDLE, PROBE},
-    locks::{ALL, CROSSED, FEW_PERMITS, JOBS, Kind, LOCKS, OWN_DOCUMENT, OWN_MUTEX, Share},
+    journal::{Note, SLOW},
+    judge::{Case, PROBE},
+    locks::{ALL, CROSSED, FEW_PERMITS, JOBS, Kind, Share},
     oplog::Reader,
-    record::{self, Log},
+    record::Log,
     schedule::{Burst, Mix},
     stage::Stage,
     streams::Stream,
@@ -146,7 +145,7 @@ async fn perform(play: &Play, stage: &Arc<Stage>, probe: &Actor) -> Result<()> {
             inflicted.await?;
         }
         stage.make_whole().await?;
-        look(probe, PROBE, Way::Waits(PROBE_PATIENCE)).await;
+        look(probe).await;
         match probe.deadlocks().await {
             Ok(texts) => texts.into_iter().for_each(|text| stage.note(Note::Deadlock { text })),
             Err(error) => stage.note(Note::Trouble {
@@ -163,17 +162,16 @@ async fn perform(play: &Play, stage: &Arc<Stage>, probe: &Actor) -> Result<()> {
     let whole_since = DateTime::now().timestamp_millis();
     stage.note(Note::Calm);
     sleep(CALM).await;
-    pulse.abort();
     stage.note(Note::Dismissing);
     stage.dismiss().await?;
-    // The remains of killed clients.
+    // The remains of killed clients, and of holds that were lost.
     sleep(LEASE + Duration::from_secs(1)).await;
-    stage.note(Note::Silence);
-    look(probe, IDLE, Way::Tries).await;
+    pulse.abort();
     probe.end().await;
+    stage.note(Note::Silence);
     clock();
     read(stage, &mut reader, &servers).await?;
-    leftovers(stage, whole_since).await
+    left_streams(stage, whole_since).await
 }
 
 /// Writes again and again, as a client that no fault strikes, and notes slow answers.
@@ -196,7 +194,7 @@ async fn feel_pulse(stage: Arc<Stage>) -> Result<()> {
 }
 
 /// Acquires every lock, all at the same time: whole, but for semaphores, of which the smaller number may be in force.
-async fn look(probe: &Actor, task: usize, way: Way) {
+async fn look(probe: &Actor) {
     let (_never, stopping) = watch::channel(false);
     let looks = ALL.into_iter().chain(CROSSED).map(|lock| {
         let share = match lock.kind {
@@ -206,12 +204,12 @@ async fn look(probe: &Actor, task: usize, way: Way) {
         };
         let plan = Plan {
             parts: vec![(lock.name, share)],
-            way,
+            way: Way::Waits(PROBE_PATIENCE),
             hold: Duration::ZERO,
             ending: Ending::Released,
         };
         let mut stopping = stopping.clone();
-        async move { probe.operate(task, plan, &mut stopping).await }
+        async move { probe.operate(PROBE, plan, &mut stopping).await }
     });
     join_all(looks).await;
 }
@@ -221,35 +219,9 @@ async fn read(stage: &Stage, reader: &mut Reader, servers: &Log) -> Result<()> {
     reader.read(&stage.cluster.node_client(primary).await?, servers).await
 }
 
-/// Notes everything that is left although all clients have gone. Nothing has been disturbed since `whole_since`, by
-/// the servers' clock.
-async fn leftovers(stage: &Stage, whole_since: i64) -> Result<()> {
-    let database = stage.cluster.client().await?.database(DATABASE);
-    // Nothing else asks for a killed client's own locks, so its entries stay until the document is purged.
-    let journal: Vec<Entry> = record::read(&stage.folder.join(JOURNAL))?;
-    let killed = journal.iter().filter_map(|entry| match &entry.note {
-        Note::Killed { client } => Some(client.as_str()),
-        _ => None,
-    });
-    let orphans: BTreeSet<String> = killed
-        .flat_map(|client| [OWN_MUTEX, OWN_DOCUMENT].map(|own| format!("{own}{client}")))
-        .collect();
-    for (collection, path) in [(LOCKS, ""), (JOBS, "watchlock.")] {
-        let taken = ["holders", "queue"].map(|field| doc! { format!("{path}{field}.0"): { "$exists": true } });
-        let taken = doc! { "$or": taken.to_vec() };
-        for name in database
-            .collection::<Document>(collection)
-            .distinct("_id", taken)
-            .await?
-        {
-            if name.as_str().is_some_and(|name| orphans.contains(name)) {
-                continue;
-            }
-            stage.note(Note::Remains {
-                text: format!("{name} of `{collection}` has holders or waiters"),
-            });
-        }
-    }
+/// Notes the change streams that are left although all clients have gone. Nothing has been disturbed since `whole_since`,
+/// by the servers' clock.
+async fn left_streams(stage: &Stage, whole_since: i64) -> Result<()> {
     let deadline = Instant::now() + STREAM_PATIENCE;
     loop {
         // A client that was killed or cut off between two reads of its stream can't cancel the stream at the server.

@@ -51,7 +51,7 @@ pub(crate) enum Note {
     /// The primary took so long to answer the director's own write: after the fact. The machine had no time then, or
     /// the servers did not work.
     Slow { millis: u64 },
-    /// All clients have ended and all leases have run out: after the fact.
+    /// All clients have ended, the director's too, and all leases have run out: after the fact.
     Silence,
     /// A deadlock of tasks that never wait for each other was listed: after the fact.
     Deadlock { text: String },

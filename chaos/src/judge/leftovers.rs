@@ -2,20 +2,21 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::{Case, Held, IDLE, PROBE, Promise, Violation};
+use super::{
+    Case, Held, PROBE, Promise, Violation,
+    harm::{Sky, nanos},
+};
 use crate::{
+    client::LEASE,
     clock::{MILLI, SECOND},
+    history::LetGo,
     journal::{Note, Reach},
+    oplog::{Entry, Version},
 };
 
 /// Checks that every operation of a client that was not killed has an end, and so has the client.
 pub(super) fn ended(case: &Case<'_>) -> Vec<Violation> {
-    let killed: HashSet<&str> = notes(case)
-        .filter_map(|(_, note)| match note {
-            Note::Killed { client } => Some(client.as_str()),
-            _ => None,
-        })
-        .collect();
+    let killed: HashSet<&str> = killed(case).collect();
     let open = case
         .history
         .operations
@@ -110,21 +111,11 @@ pub(super) fn progress(case: &Case<'_>) -> Vec<Violation> {
         .collect()
 }
 
-/// Checks that at the end every lock is free at once, and nothing was found that should not be there.
+/// Checks that at the end no entry is left, and nothing else was found that should not be there.
+///
+/// A hold that ran out leaves its entry to whoever comes next, who may be nobody. So an entry whose time is over is no
+/// breach where its client lost the hold, left it behind, was killed, or had no processor at the end of the lease.
 pub(super) fn remains(case: &Case<'_>) -> Vec<Violation> {
-    let last = case
-        .history
-        .operations
-        .iter()
-        .filter(|operation| operation.task == IDLE);
-    let taken = last
-        .filter(|operation| operation.grant.is_none())
-        .map(|operation| Violation {
-            promise: Promise::NothingLeft,
-            text: format!("{} was not idle at the end: {:?}", operation.name, operation.ended),
-            at: operation.requested,
-            name: Some(operation.name.clone()),
-        });
     let found = notes(case).filter_map(|(at, note)| match note {
         Note::Remains { text } => Some(Violation {
             promise: Promise::NothingLeft,
@@ -134,7 +125,45 @@ pub(super) fn remains(case: &Case<'_>) -> Vec<Violation> {
         }),
         _ => None,
     });
-    taken.chain(found).collect()
+    let silence = notes(case).find_map(|(at, note)| matches!(note, Note::Silence).then_some(at));
+    let entries = silence.into_iter().flat_map(|at| left_entries(case, at));
+    found.chain(entries).collect()
+}
+
+fn left_entries(case: &Case<'_>, silence: u64) -> Vec<Violation> {
+    let killed: HashSet<&str> = killed(case).collect();
+    let ran_out = |held: &Held<'_>| {
+        let (grant, let_go) = (held.grant, held.grant.let_go.as_ref());
+        let outcome = let_go.and_then(|let_go| let_go.outcome.as_ref());
+        let was_lost = outcome.is_some_and(|(_, outcome)| outcome == "WasLost");
+        was_lost || grant.lost.is_some() || grant.valid_until.is_none() || let_go.is_some_and(LetGo::is_left)
+    };
+    let ran_out = case.held().into_iter().filter(ran_out);
+    let ran_out: HashSet<(&str, Option<i64>)> = ran_out
+        .map(|held| (held.operation.name.as_str(), case.entries.token(held)))
+        .collect();
+    let sky = Sky::of(case);
+    let is_excused = |name: &str, entry: &Entry| {
+        let over = case.history.moment(entry.until);
+        let client = entry.reason.split('#').next().unwrap_or_default();
+        let is_slow = || sky.is_slow(over.saturating_sub(nanos(LEASE)), over);
+        over <= silence && (killed.contains(client) || ran_out.contains(&(name, entry.token)) || is_slow())
+    };
+    let versions = case.history.versions.iter();
+    let last: BTreeMap<&str, &Version> = versions.map(|version| (version.name.as_str(), version)).collect();
+    let states = last
+        .into_iter()
+        .filter_map(|(name, version)| Some((name, version.state.as_ref()?)));
+    let entries =
+        states.flat_map(|(name, state)| state.holders.iter().chain(&state.queue).map(move |entry| (name, entry)));
+    let left = entries.filter(|(name, entry)| !is_excused(name, entry));
+    left.map(|(name, entry)| Violation {
+        promise: Promise::NothingLeft,
+        text: format!("the entry of {} is left in {name}", entry.reason),
+        at: silence,
+        name: Some(name.to_owned()),
+    })
+    .collect()
 }
 
 /// Checks that each write under a document's lock counts up a number that was read under it: no number is written
@@ -192,6 +221,14 @@ pub(super) fn complaints(case: &Case<'_>) -> Vec<Violation> {
         _ => None,
     });
     clients.chain(run).collect()
+}
+
+/// Returns the clients that were killed.
+fn killed<'a>(case: &Case<'a>) -> impl Iterator<Item = &'a str> {
+    notes(case).filter_map(|(_, note)| match note {
+        Note::Killed { client } => Some(client.as_str()),
+        _ => None,
+    })
 }
 
 fn notes<'a>(case: &Case<'a>) -> impl Iterator<Item = (u64, &'a Note)> {

@@ -53,9 +53,6 @@ const SAVED: &str = "old document saved";
 /// The task number of the operations by which the director checks whether there is progress.
 pub(crate) const PROBE: usize = 1_000;
 
-/// The task number of those by which it checks, at the end, that every lock is idle.
-pub(crate) const IDLE: usize = 1_001;
-
 /// A promise that was broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Promise {
@@ -89,7 +86,7 @@ impl fmt::Display for Promise {
             Self::Turn => "turn: the tasks of one client are served in the order in which they asked",
             Self::Ended => "ended: every acquire and every release comes to an end",
             Self::Progress => "progress: with the cluster whole, every lock is to be had",
-            Self::NothingLeft => "nothing left: at the end there is no entry, no holder and no change stream",
+            Self::NothingLeft => "nothing left: at the end there is no change stream, and no entry but of a hold that was lost",
             Self::Unharmed => "unharmed: what no fault strikes is neither lost nor held up",
             Self::Told => {
                 "told: a holder finds out about a break within the pause between two readings and a little more"

@@ -414,42 +414,87 @@ fn a_client_that_does_not_end() {
 }
 
 #[test]
-fn a_lock_that_is_not_to_be_had_and_one_that_is_not_idle() {
-    for (task, promise) in [(PROBE, Promise::Progress), (IDLE, Promise::NothingLeft)] {
-        let mut told = well();
-        let (name, share) = ("lock".to_owned(), MUTEX());
-        told.says(
-            "director",
-            1,
-            300,
-            What::Request {
-                name,
-                share,
-                task,
-                waits: true,
-                limit: None,
-                upon: None,
-            },
-        );
-        told.says(
-            "director",
-            1,
-            400,
-            What::Ended {
-                how: End::TimedOut,
-                error: None,
-            },
-        );
-        assert_eq!(told.breaches(), [promise]);
-    }
+fn a_lock_that_is_not_to_be_had() {
     let mut told = well();
-    told.notes(
-        300,
-        Note::Remains {
-            text: "a stream".to_owned(),
-        },
-    );
+    let what = What::Request {
+        name: "lock".to_owned(),
+        share: MUTEX(),
+        task: PROBE,
+        waits: true,
+        limit: None,
+        upon: None,
+    };
+    told.says("director", 1, 300, what);
+    let (how, error) = (End::TimedOut, None);
+    told.says("director", 1, 400, What::Ended { how, error });
+    assert_eq!(told.breaches(), [Promise::Progress]);
+}
+
+#[test]
+fn what_is_left_at_the_end() {
+    let mut told = well();
+    told.notes(300, Note::Silence);
+    assert_eq!(told.breaches(), []);
+    let text = "a stream".to_owned();
+    told.notes(300, Note::Remains { text });
     assert_eq!(told.breaches(), [Promise::NothingLeft]);
+}
+
+/// A hold that ran out leaves its entry to nobody where nobody else asks.
+#[test]
+fn an_entry_that_is_left_and_one_that_nobody_could_take_out() {
+    let left = |until: i64, waits: bool, more: &dyn Fn(&mut Told)| {
+        let mut told = well();
+        told.asks("c", 1, 200, MUTEX());
+        match waits {
+            true => told.stands(201, 102, &[], &[("c#1", until)]),
+            false => told.stands(201, 103, &[("c#1", 103, until)], &[]),
+        };
+        more(&mut told);
+        told.notes(9_000, Note::Silence);
+        told.breaches()
+    };
+    let gets = |told: &mut Told| {
+        told.gets("c", 1, 202, 103, 900);
+    };
+    let loses = |told: &mut Told| {
+        gets(told);
+        let reason = "Expired".to_owned();
+        told.says("c", 1, 1_102, What::Lost { reason });
+    };
+    let finds_it_lost = |told: &mut Told| {
+        gets(told);
+        told.says("c", 1, 1_102, What::LettingGo { released: true });
+        let outcome = "WasLost".to_owned();
+        told.says("c", 1, 1_103, What::LetGo { outcome });
+    };
+    let drops = |told: &mut Told| {
+        gets(told);
+        told.says("c", 1, 250, What::LettingGo { released: false });
+    };
+    let drops_without_time = |told: &mut Told| {
+        drops(told);
+        told.notes(1_000, Note::Slow { millis: 700 });
+    };
+    let detaches = |told: &mut Told| {
+        gets(told);
+        told.detaches("c", 1, 250);
+    };
+    let cancels = |told: &mut Told| {
+        let (how, error) = (End::Cancelled, None);
+        told.says("c", 1, 250, What::Ended { how, error });
+    };
+    let dies = |told: &mut Told| {
+        told.notes(250, Note::Killed { client: "c".to_owned() });
+    };
+    let excused: [&dyn Fn(&mut Told); 5] = [&loses, &finds_it_lost, &drops_without_time, &detaches, &dies];
+    for (number, more) in excused.into_iter().enumerate() {
+        assert_eq!(left(1_201, false, more), [], "{number}");
+        assert_eq!(left(9_001, false, more).last(), Some(&Promise::NothingLeft), "{number}");
+    }
+    assert_eq!(left(1_201, false, &drops), [Promise::NothingLeft]);
+    assert_eq!(left(1_201, true, &cancels), [Promise::NothingLeft]);
+    assert_eq!(left(1_201, true, &dies), []);
 }
 
 #[test]
