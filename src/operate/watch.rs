@@ -107,7 +107,7 @@ fn between(last: Option<&State>, state: Option<&State>) -> Vec<LockEvent> {
     let after = state.map_or(&[][..], |state| &state.holders);
     for gone in before
         .iter()
-        .filter(|holder| after.iter().all(|other| other.id != holder.id))
+        .filter(|holder| after.iter().all(|other| other.token != holder.token))
     {
         let token = FencingToken::new(gone.token);
         // It was left out when its time came, or evicted by a write after that.

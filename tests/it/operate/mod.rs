@@ -129,6 +129,30 @@ async fn watchers_see_grants_releases_breaks_and_expiries() {
     }
 }
 
+/// The lock is held all along.
+#[tokio::test(flavor = "multi_thread")]
+async fn watchers_see_no_end_of_a_hold_that_is_detached_and_attached() {
+    for (a, b) in places("watch_detached").await {
+        let mut events = b.watch("x");
+        let mut next = async || {
+            let next = within(PATIENCE, "the next event", events.next()).await;
+            next.unwrap().unwrap()
+        };
+        let held = a.mutex("x").acquire().await.unwrap();
+        assert!(matches!(next().await, LockEvent::Granted { .. }));
+        let detached = held.detach().await.unwrap();
+        let held = b.attach(&detached).await.unwrap().expect("it is held");
+        held.release().await.unwrap();
+        assert_eq!(next().await.to_string(), format!("released, token {}", detached.token()));
+        let held = a.mutex("x").acquire().await.unwrap();
+        let told = next().await;
+        assert!(
+            matches!(&told, LockEvent::Granted { holder, .. } if holder.token == held.token()),
+            "{told:?}"
+        );
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn one_watcher_sees_all_locks() {
     for (a, b) in places("watch_all").await {
