@@ -1,6 +1,6 @@
 //! Acquires of documents, and claims.
 
-use std::{fmt, marker::PhantomData, time::Duration};
+use std::{fmt, marker::PhantomData, sync::PoisonError, time::Duration};
 
 use mongodb::bson::{Bson, Document};
 use serde::de::DeserializeOwned;
@@ -27,7 +27,7 @@ use crate::{
     },
     name::LockName,
     protocol::Kind,
-    session::{CLAIMED_MOST, SKIPPED_AT_ONCE, UserHandle},
+    session::{CLAIMED_MOST, Failing, SKIPPED_AT_ONCE, UserHandle},
     store::{Wanted, read_as},
     telemetry::Attempt,
     truncated_debug::Brief,
@@ -197,13 +197,14 @@ impl<T: DeserializeOwned + Send + Sync + 'static, C: Count> Ask for Claim<T, C> 
                 return Err(unanswered(None));
             }
             // Until the first answer comes.
-            let mut failing = timeout.map(ServerError::unanswered);
-            let claiming = request.claim(options, waits, &mut failing);
+            let failing = Failing::new(timeout.map(ServerError::unanswered).into());
+            let claiming = request.claim(options, waits, &failing);
             let claimed = match timeout.filter(|timeout| !timeout.is_zero()) {
                 // Dropping a claim releases a document that it got at that moment.
                 Some(timeout) => tokio::time::timeout(timeout, claiming).await.ok(),
                 None => Some(claiming.await),
             };
+            let failing = failing.lock().unwrap_or_else(PoisonError::into_inner).take();
             match (claimed.transpose()?, failing) {
                 (Some(claimed), _) if tries || !claimed.is_empty() => Ok(claimed),
                 (None, _) if tries => Err(unanswered(timeout.map(ServerError::unanswered))),
@@ -251,7 +252,7 @@ impl<T: DeserializeOwned, C> Claim<T, C> {
         &self,
         options: Options,
         waits: bool,
-        failing: &mut Option<ServerError>,
+        failing: &Failing,
     ) -> Result<Vec<(OwnedHold, HeldDocument<T>)>, AcquireError> {
         let session = self.locks.session()?;
         let owner = session.config.owner(options.reason);

@@ -1,6 +1,7 @@
 //! Claims beside documents that can't be claimed, with conditions of every kind, and under a stream of changes.
 
 use std::{
+    pin::pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
@@ -1030,5 +1031,27 @@ async fn a_claim_behind_one_without_an_answer_says_that_nobody_answered() {
         let behind = events.claim(doc! {}).timeout(SOON).await.unwrap_err();
         assert_eq!(matches!(behind, AcquireError::Unanswered { .. }), outage, "{behind:?}");
         first.abort();
+    }
+}
+
+/// As in a `select!` loop whose other branch takes long.
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_is_not_polled_keeps_no_other_waiting() {
+    for is_waiting in [true, false] {
+        let collection = MemoryCollection::new();
+        let events = InMemory::new().client().documents_in_memory::<Document>(&collection);
+        let mut left = pin!(events.claim_many(doc! {}, 1));
+        let mut left_in_a_round = pin!(events.claim_many(doc! {}, 2));
+        if is_waiting {
+            tokio::time::timeout(SOON, &mut left).await.unwrap_err();
+        } else {
+            assert!(futures::poll!(&mut left_in_a_round).is_pending());
+        }
+        for id in 0..5 {
+            collection.insert_one(doc! { "_id": id }).await.unwrap();
+        }
+        let next = events.claim(doc! {}).timeout(PATIENCE).await.unwrap();
+        let tried = tokio::time::timeout(PATIENCE, events.try_claim_many(doc! {}, 2));
+        assert_eq!(tried.await.unwrap().unwrap().unwrap().len(), 2, "beside {next:?}");
     }
 }

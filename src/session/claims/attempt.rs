@@ -1,6 +1,9 @@
 //! One attempt to claim a document, and the handling of its answer.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use mongodb::bson::Bson;
 use tokio::time::{Instant, timeout};
@@ -32,42 +35,49 @@ struct Round {
     passed_over: Option<ServerError>,
 }
 
+/// The last error of a claim, unless the server has answered since. Its caller begins with a silence.
+pub(crate) type Failing = Arc<Mutex<Option<ServerError>>>;
+
 /// A claim, and the outcome of its attempts so far.
-pub(super) struct Attempts<'a> {
-    session: &'a Arc<Session>,
+pub(super) struct Attempts {
+    session: Arc<Session>,
     pub(super) claiming: Claiming,
     /// Attempts in a row that ran out of time.
     overdue: u32,
     /// Whether a document was passed over.
     pub(super) have_passed: bool,
-    /// The last error, unless the server has answered since. The caller begins with a silence.
-    pub(super) failing: &'a mut Option<ServerError>,
+    failing: Failing,
 }
 
-impl<'a> Attempts<'a> {
-    pub(super) fn new(
-        session: &'a Arc<Session>,
-        claiming: &Claiming,
-        has_passed: bool,
-        failing: &'a mut Option<ServerError>,
-    ) -> Self {
+impl Attempts {
+    pub(super) fn new(session: &Arc<Session>, claiming: &Claiming, has_passed: bool, failing: &Failing) -> Self {
         if has_passed {
             claiming.filter.ask_for_scan();
         }
         Self {
-            session,
+            session: session.clone(),
             claiming: claiming.clone(),
             overdue: 0,
             have_passed: has_passed,
-            failing,
+            failing: failing.clone(),
         }
     }
 
+    fn failing(&self) -> MutexGuard<'_, Option<ServerError>> {
+        self.failing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes the answer that nothing is free.
+    pub(super) fn answered(&self) {
+        *self.failing() = None;
+    }
+
     /// Notes an error that a later try may get over. A silence lasts from its beginning, and not from the last try.
-    pub(super) fn note(&mut self, error: ServerError) {
-        let is_silent = self.failing.as_ref().is_some_and(|error| error.is_unanswered());
-        if !(is_silent && error.is_unanswered()) {
-            *self.failing = Some(error);
+    pub(super) fn note(&self, error: ServerError) {
+        let is_silence = |error: &ServerError| error.is_unanswered();
+        let mut failing = self.failing();
+        if !(failing.as_ref().is_some_and(is_silence) && is_silence(&error)) {
+            *failing = Some(error);
         }
         self.claiming.filter.note_answer(false);
     }

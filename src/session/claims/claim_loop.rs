@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{
     super::{Session, hedged_read::Cost},
-    ClaimedDocument, Claiming,
+    ClaimedDocument,
     attempt::Attempts,
     filter::{Filter, Scanned, Scanning},
     skip_list::Why,
@@ -23,11 +23,9 @@ impl Session {
     /// Claims what is free; otherwise waits, or returns no document if the claim must not wait.
     pub(super) async fn claim_or_wait(
         self: &Arc<Self>,
-        claiming: &Claiming,
-        (waits, has_passed): (bool, bool),
-        failing: &mut Option<ServerError>,
+        mut attempts: Attempts,
+        waits: bool,
     ) -> Result<Vec<ClaimedDocument>, AcquireError> {
-        let mut attempts = Attempts::new(self, claiming, has_passed, failing);
         if !waits {
             return self.claim_at_once(&mut attempts).await;
         }
@@ -37,23 +35,20 @@ impl Session {
         if nobody_waits {
             match attempts.once(How::AtOnce).await {
                 Ok(claimed) if !claimed.is_empty() => return Ok(claimed),
-                Ok(_) => *attempts.failing = None,
+                Ok(_) => attempts.answered(),
                 Err(error) if error.is_final() => return Err(error.into()),
                 Err(error) => attempts.note(error),
             }
         } else if filter.is_answered() {
             // That of the task that has the turn.
-            *attempts.failing = None;
+            attempts.answered();
         }
         let _turn = filter.turn.lock().await;
         self.claim_when_free(&mut attempts).await
     }
 
     /// Claims what is free now, and tries for some seconds if the server gives no answer.
-    async fn claim_at_once(
-        self: &Arc<Self>,
-        attempts: &mut Attempts<'_>,
-    ) -> Result<Vec<ClaimedDocument>, AcquireError> {
+    async fn claim_at_once(self: &Arc<Self>, attempts: &mut Attempts) -> Result<Vec<ClaimedDocument>, AcquireError> {
         let begun = Instant::now();
         let (mut backoff, mut in_doubt) = (Backoff::default(), None);
         let filter = attempts.claiming.filter.clone();
@@ -80,7 +75,7 @@ impl Session {
                 claimed => return Ok(claimed?),
             }
         }
-        *attempts.failing = None;
+        attempts.answered();
         // The claim was answered; the scan is only for documents that may hold up all claims.
         if let Some(scanning) = filter.begin_scan(false)
             && let Ok(outlook) = self.scan(&filter, scanning).await
@@ -91,10 +86,7 @@ impl Session {
     }
 
     /// Claims again whenever a document may have become free. The caller has the turn.
-    async fn claim_when_free(
-        self: &Arc<Self>,
-        attempts: &mut Attempts<'_>,
-    ) -> Result<Vec<ClaimedDocument>, AcquireError> {
+    async fn claim_when_free(self: &Arc<Self>, attempts: &mut Attempts) -> Result<Vec<ClaimedDocument>, AcquireError> {
         let filter = attempts.claiming.filter.clone();
         let since = Instant::now();
         let mut how = How::Asking;
@@ -109,7 +101,7 @@ impl Session {
             let (after_event, again) = match attempts.once(how).await {
                 Ok(claimed) if !claimed.is_empty() => return Ok(claimed),
                 Ok(_) => {
-                    *attempts.failing = None;
+                    attempts.answered();
                     backoff = Backoff::default();
                     let soonest = filter.tried_in_vain(began);
                     let polled = Instant::now() + timing::poll_interval(&self.config, 0, since.elapsed());

@@ -18,15 +18,17 @@ use std::{
 };
 
 use mongodb::bson::Document;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use super::{Session, hold::Hold};
 use crate::{
-    error::{AcquireError, ServerError},
+    error::AcquireError,
     hold_options::{Lease, Terms},
     protocol::Owner,
     store::Wanted,
 };
+use attempt::Attempts;
+pub(crate) use attempt::Failing;
 pub(super) use attempt::grant_of;
 use filter::{Filter, KNOWN_MOST};
 use orphan_search::Orphans;
@@ -133,7 +135,7 @@ impl Session {
     }
 
     /// Claims documents; where none is free, waits or returns none. `has_passed`: it has met a document that
-    /// can't be claimed. While it waits, `failing` has the last error, unless the server has answered since.
+    /// can't be claimed. While it waits, `failing` has the last error.
     ///
     /// Cancel safe: documents claimed at the moment the future is dropped are given back.
     pub(crate) async fn claim(
@@ -141,13 +143,25 @@ impl Session {
         claiming: &Claiming,
         waits: bool,
         has_passed: bool,
-        failing: &mut Option<ServerError>,
+        failing: &Failing,
     ) -> Result<Vec<ClaimedDocument>, AcquireError> {
         self.ensure_usable()?;
+        let attempts = Attempts::new(self, claiming, has_passed, failing);
+        let (session, (mut to, claimed)) = (self.clone(), oneshot::channel());
+        // It has turns for which other claims wait. So it runs in a task of its own, which ends with the future: the
+        // caller may not poll that for a while.
+        self.spawn(async move {
+            tokio::select! {
+                biased;
+                () = to.closed() => {}
+                claimed = session.claim_or_wait(attempts, waits) => drop(to.send(claimed)),
+            }
+        });
         tokio::select! {
             biased;
             () = self.closing.cancelled() => Err(self.why_closed()),
-            claimed = self.claim_or_wait(claiming, (waits, has_passed), failing) => match claimed {
+            // The sender is dropped without an answer only when the session's runtime ends.
+            claimed = claimed => match claimed.unwrap_or_else(|_| Err(self.why_closed())) {
                 // Of a client that takes nothing new, that says nothing of the documents.
                 Ok(claimed) if claimed.is_empty() && self.takes_nothing_new() => Err(self.why_closed()),
                 claimed => claimed,

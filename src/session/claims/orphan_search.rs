@@ -223,24 +223,19 @@ impl Session {
         filter: &Arc<Filter>,
         since: Instant,
     ) -> Result<bool, ServerError> {
-        let (session, filter) = (self.clone(), filter.clone());
-        // In a task of its own, as the caller may rest with the turn.
-        let finding = self.spawn_for(async move {
-            let _turn = filter.search.lock().await;
-            // Until then one may be applied between a search that misses it and the next attempt.
-            let given_up_at = session.claims.orphans().given_up_at(&filter);
-            sleep_until(given_up_at.unwrap_or_else(Instant::now)).await;
-            let began = Instant::now();
-            let orphans = session.claims.orphans().unsought(&filter, since);
-            if orphans.is_empty() {
-                return Ok(false);
-            }
-            let entries: Vec<String> = orphans.iter().map(|(entry, _)| entry.clone()).collect();
-            let found = session.take_out_orphans(&filter, orphans).await?;
-            session.claims.orphans().searched(&entries, began, Ok(&found));
-            Ok(!found.is_empty())
-        });
-        finding.await?
+        let _turn = filter.search.lock().await;
+        // Until then one may be applied between a search that misses it and the next attempt.
+        let given_up_at = self.claims.orphans().given_up_at(filter);
+        sleep_until(given_up_at.unwrap_or_else(Instant::now)).await;
+        let began = Instant::now();
+        let orphans = self.claims.orphans().unsought(filter, since);
+        if orphans.is_empty() {
+            return Ok(false);
+        }
+        let entries: Vec<String> = orphans.iter().map(|(entry, _)| entry.clone()).collect();
+        let found = self.take_out_orphans(filter, orphans).await?;
+        self.claims.orphans().searched(&entries, began, Ok(&found));
+        Ok(!found.is_empty())
     }
 }
 

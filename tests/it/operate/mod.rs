@@ -143,7 +143,10 @@ async fn watchers_see_no_end_of_a_hold_that_is_detached_and_attached() {
         let detached = held.detach().await.unwrap();
         let held = b.attach(&detached).await.unwrap().expect("it is held");
         held.release().await.unwrap();
-        assert_eq!(next().await.to_string(), format!("released, token {}", detached.token()));
+        assert_eq!(
+            next().await.to_string(),
+            format!("released, token {}", detached.token())
+        );
         let held = a.mutex("x").acquire().await.unwrap();
         let told = next().await;
         assert!(

@@ -171,8 +171,8 @@ async fn a_client_that_takes_nothing_new_does_not_say_that_nothing_is_free() {
     for waits in [false, true] {
         let owner = scene.session.config.owner(None);
         let claiming = scene.session.claiming(everything(), owner, Terms::default(), 1);
-        let mut failing = None;
-        let claimed = scene.session.claim(&claiming, waits, false, &mut failing);
+        let failing = Failing::default();
+        let claimed = scene.session.claim(&claiming, waits, false, &failing);
         let claimed = timeout(Duration::from_millis(1), claimed).await;
         // A wait goes on until the next step of the end.
         let told = match claimed {
