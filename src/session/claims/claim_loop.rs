@@ -50,25 +50,25 @@ impl Session {
     /// Claims what is free now, and tries for some seconds if the server gives no answer.
     async fn claim_at_once(self: &Arc<Self>, attempts: &mut Attempts) -> Result<Vec<ClaimedDocument>, AcquireError> {
         let begun = Instant::now();
-        let (mut backoff, mut in_doubt) = (Backoff::default(), None);
+        let mut backoff = Backoff::default();
         let filter = attempts.claiming.filter.clone();
+        let is_doubtful = || self.may_have_orphans_in(&filter);
         loop {
+            let was_doubtful = is_doubtful();
             match attempts.once(How::AtOnce).await {
-                Ok(claimed) if claimed.is_empty() => {
-                    // An entry of an attempt that failed may be what holds a document. Once none is, the next answer counts.
-                    let Some(since) = in_doubt.take() else { break };
+                // Once no orphan holds a document, the next answer counts.
+                Ok(claimed) if claimed.is_empty() && (was_doubtful || is_doubtful()) => {
                     if begun.elapsed() >= TRY_FOR {
                         return Err(AcquireError::Server(ServerError::overdue()));
                     }
-                    if self.find_orphans(&filter, since).await? {
-                        in_doubt = Some(Instant::now());
+                    if self.find_orphans(&filter).await? {
                         sleep(backoff.failed()).await;
                     }
                 }
+                Ok(claimed) if claimed.is_empty() => break,
                 // Another try may get a connection that works, the next primary, or a limit that is long enough, or be faster
                 // than others.
                 Err(error) if !error.is_final() && !error.found_no_server() && begun.elapsed() < TRY_FOR => {
-                    in_doubt = Some(Instant::now());
                     attempts.note(error);
                     sleep(backoff.failed()).await;
                 }

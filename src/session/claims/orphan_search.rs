@@ -36,8 +36,8 @@ struct Orphan {
     filter: Arc<Filter>,
     /// When to search for it, the next time first.
     due: Vec<Instant>,
-    /// When the last search began that was answered and did not find it.
-    sought_at: Option<Instant>,
+    /// Whether a search has found it in no document, after the server had given the claim up.
+    is_absent: bool,
     /// When the server gives the claim up that asks for it.
     given_up_at: Instant,
     /// When its lease is over, if it was applied at once.
@@ -48,6 +48,11 @@ impl Orphan {
     /// Makes its search due now, with one more when the server has given the claim up.
     fn hasten(&mut self, now: Instant) {
         self.due = vec![now, self.given_up_at];
+    }
+
+    /// Returns its entry and the end of its lease.
+    fn to_seek(&self) -> (String, Instant) {
+        (self.entry.clone(), self.over)
     }
 }
 
@@ -75,38 +80,22 @@ impl Orphans {
         next
     }
 
-    /// Returns when the server has given up all orphans of a filter.
-    fn given_up_at(&self, filter: &Arc<Filter>) -> Option<Instant> {
-        let of_it = self.all.iter().filter(|orphan| Arc::ptr_eq(&orphan.filter, filter));
-        of_it.map(|orphan| orphan.given_up_at).max()
-    }
-
-    /// Returns the orphans of a filter that no search has missed since then, and since the server gave them up.
-    fn unsought(&self, filter: &Arc<Filter>, since: Instant) -> Vec<(String, Instant)> {
-        let of_it = self.all.iter().filter(|orphan| Arc::ptr_eq(&orphan.filter, filter));
-        let is_sought = |orphan: &&Orphan| orphan.sought_at.is_some_and(|at| at >= since.max(orphan.given_up_at));
-        let unsought = of_it.filter(|orphan| !is_sought(orphan));
-        unsought.map(|orphan| (orphan.entry.clone(), orphan.over)).collect()
+    fn of(&self, filter: &Arc<Filter>) -> impl Iterator<Item = &Orphan> {
+        self.all.iter().filter(|orphan| Arc::ptr_eq(&orphan.filter, filter))
     }
 
     /// Returns the orphans of a filter that are due.
     fn due(&self, filter: &Arc<Filter>, now: Instant) -> Vec<(String, Instant)> {
-        let due = self
-            .all
-            .iter()
-            .filter(|orphan| Arc::ptr_eq(&orphan.filter, filter) && orphan.due.first().is_some_and(|due| *due <= now));
-        due.map(|orphan| (orphan.entry.clone(), orphan.over)).collect()
+        let of_it = self.of(filter);
+        let due = of_it.filter(|orphan| orphan.due.first().is_some_and(|due| *due <= now));
+        due.map(Orphan::to_seek).collect()
     }
 
-    /// Notes that a search for these entries has found some of them, which are being taken out, or failed and is due
-    /// `again`.
-    fn searched(&mut self, entries: &[String], began: Instant, ended: Result<&[String], Instant>) {
+    /// Notes a search for these entries, which may be due `again`.
+    fn searched(&mut self, entries: &[String], began: Instant, again: Option<Instant>) {
         for orphan in self.all.iter_mut().filter(|orphan| entries.contains(&orphan.entry)) {
             orphan.due.retain(|due| *due > began);
-            orphan.due.splice(..0, ended.err());
-            if ended.is_ok_and(|found| !found.contains(&orphan.entry)) {
-                orphan.sought_at = Some(began);
-            }
+            orphan.due.splice(..0, again);
         }
         self.all.retain(|orphan| !orphan.due.is_empty());
     }
@@ -132,7 +121,7 @@ impl Session {
             entry,
             filter: filter.clone(),
             due: due.collect(),
-            sought_at: None,
+            is_absent: false,
             given_up_at,
             over: now + lease,
         };
@@ -182,11 +171,14 @@ impl Session {
             let now = Instant::now();
             // One that failed may have kept the server as busy.
             rests_until = now + (now - began) * REST;
-            if found.is_ok() {
-                backoff = SELDOM;
+            // Those that were found are only about to be taken out. A shutdown waits for that by itself.
+            let is_due = |entry: &String| found.as_ref().map_or(true, |found| !is_closed && found.contains(entry));
+            let (again, absent): (Vec<_>, Vec<_>) = entries.into_iter().partition(is_due);
+            orphans().searched(&absent, began, None);
+            backoff = if again.is_empty() { SELDOM } else { backoff };
+            if !again.is_empty() {
+                orphans().searched(&again, began, Some(now + backoff.failed()));
             }
-            let ended = found.as_deref().map_err(|_| now + backoff.failed());
-            orphans().searched(&entries, began, ended);
         }
         // A shutdown waits for searches too.
         self.drained.notify_waiters();
@@ -200,6 +192,7 @@ impl Session {
         orphans: Vec<(String, Instant)>,
     ) -> Result<Vec<String>, ServerError> {
         let entries: Vec<String> = orphans.iter().map(|(entry, _)| entry.clone()).collect();
+        let began = Instant::now();
         let reading = self.read(Cost::Unknown, || {
             let (store, filter, entries) = (self.store.clone(), filter.clone(), entries.clone());
             async move { store.held_by(&filter.wanted, &entries).await }
@@ -212,30 +205,39 @@ impl Session {
             self.take_out_claim(name, found.clone(), left);
             taken_out.push(found);
         }
+        let mut orphans = self.claims.orphans();
+        for orphan in orphans.all.iter_mut().filter(|orphan| entries.contains(&orphan.entry)) {
+            orphan.is_absent = began >= orphan.given_up_at && !taken_out.contains(&orphan.entry);
+        }
+        drop(orphans);
         Ok(taken_out)
     }
 
-    /// Looks at once for the orphans of a filter that nobody has looked for since then, as one of them may be what holds a
-    /// document. Returns whether any was found, which is being taken out. Tasks that are in doubt at the same time share a
-    /// search, as long as it finds nothing.
-    pub(super) async fn find_orphans(
-        self: &Arc<Self>,
-        filter: &Arc<Filter>,
-        since: Instant,
-    ) -> Result<bool, ServerError> {
+    /// Looks at once for the orphans of a filter if one of them may be what holds a document. Returns whether any was
+    /// found, which is being taken out. Tasks that are in doubt at the same time share a search, as long as it finds
+    /// nothing.
+    pub(super) async fn find_orphans(self: &Arc<Self>, filter: &Arc<Filter>) -> Result<bool, ServerError> {
         let _turn = filter.search.lock().await;
-        // Until then one may be applied between a search that misses it and the next attempt.
-        let given_up_at = self.claims.orphans().given_up_at(filter);
-        sleep_until(given_up_at.unwrap_or_else(Instant::now)).await;
-        let began = Instant::now();
-        let orphans = self.claims.orphans().unsought(filter, since);
-        if orphans.is_empty() {
+        let in_doubt = |orphan: &&Orphan| !orphan.is_absent;
+        let given_up_at = self
+            .claims
+            .orphans()
+            .of(filter)
+            .filter(in_doubt)
+            .map(|orphan| orphan.given_up_at)
+            .max();
+        let Some(given_up_at) = given_up_at else {
             return Ok(false);
-        }
-        let entries: Vec<String> = orphans.iter().map(|(entry, _)| entry.clone()).collect();
-        let found = self.take_out_orphans(filter, orphans).await?;
-        self.claims.orphans().searched(&entries, began, Ok(&found));
-        Ok(!found.is_empty())
+        };
+        // Until then one may be applied between a search that misses it and the next attempt.
+        sleep_until(given_up_at).await;
+        let orphans = self.claims.orphans().of(filter).map(Orphan::to_seek).collect();
+        Ok(!self.take_out_orphans(filter, orphans).await?.is_empty())
+    }
+
+    /// Whether an orphan may be what holds a document of the filter.
+    pub(super) fn may_have_orphans_in(&self, filter: &Arc<Filter>) -> bool {
+        self.claims.orphans().of(filter).any(|orphan| !orphan.is_absent)
     }
 }
 
@@ -243,14 +245,18 @@ impl Session {
 mod tests {
     use mongodb::bson::doc;
 
-    use tokio::time::sleep;
+    use tokio::time::{sleep, timeout};
 
-    use super::*;
+    use super::{
+        super::{Claiming, Failing},
+        *,
+    };
     use crate::{
         config::Settings,
         hold_options::{Lease, Terms},
         session::Session,
         store::{Connection, LockLayout, MemoryDocuments, MemoryStore, Store, Wanted, lock_layout::Paths},
+        tests::simulated::Link,
         wake_mode::WakeMode,
     };
 
@@ -278,6 +284,75 @@ mod tests {
         let config = Settings::default().validate().unwrap();
         let id = "0123456789abcdef".to_owned();
         Session::of(id, config, store, None, WakeMode::ChangeStream)
+    }
+
+    /// A claim of all documents, and an orphan that holds the only one: after an earlier claim, whose answer was lost.
+    async fn beside_an_orphan() -> (Arc<Session>, Arc<Link>, Claiming) {
+        let documents = Arc::new(MemoryDocuments::default());
+        documents.insert(doc! { "_id": 1 }).unwrap();
+        let place = LockLayout::in_documents(None, "lock", &Paths::default()).unwrap();
+        let memory = MemoryStore::new(documents, place, Connection::default());
+        let link = Link::new(Arc::new(memory), 1);
+        link.calm();
+        let config = Settings::default().validate().unwrap();
+        let store = Store::Simulated(link.clone());
+        let session = Session::of("0123456789abcdef".into(), config, store, None, WakeMode::ChangeStream);
+        let (entry, owner) = (session.ids.claim(), session.config.owner(None));
+        let claiming = session.claiming(everything().wanted.clone(), owner.clone(), Terms::default(), 1);
+        let operation = session.operation_of_claim(entry.clone(), owner, claiming.lease);
+        let (filter, within) = (&claiming.filter, Duration::from_secs(1));
+        let claimed = session.store.claim(&filter.wanted, &[], &[operation], within).await;
+        assert_eq!(claimed.unwrap().claimed.len(), 1);
+        session.search_orphan(filter, entry, LEASE, Instant::now() + within);
+        (session, link, claiming)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_claim_is_told_that_nothing_is_free_while_an_orphan_may_be_what_holds_it() {
+        let failing = Failing::default();
+        let tries = async |(session, _, claiming): &(Arc<Session>, Arc<Link>, Claiming)| {
+            let claimed = session.claim(claiming, false, false, &failing).await;
+            claimed.unwrap().len()
+        };
+        assert_eq!(tries(&beside_an_orphan().await).await, 1);
+
+        // The time of a claim is over before the search for it.
+        let waits = &beside_an_orphan().await;
+        let claim = waits.0.claim(&waits.2, true, false, &failing);
+        timeout(SWEEPS[0] / 2, claim).await.unwrap_err();
+        assert!(failing.lock().unwrap().is_some());
+
+        // It was found, and is not taken out yet.
+        let late = &beside_an_orphan().await;
+        late.1.block("1", true);
+        sleep(SWEEPS[0] * 3 / 2).await;
+        let taken_out = async {
+            sleep(SWEEPS[1]).await;
+            late.1.block("1", false);
+        };
+        assert_eq!(tokio::join!(tries(late), taken_out).0, 1);
+    }
+
+    /// A search before that says nothing of what the next attempt meets.
+    #[tokio::test(start_paused = true)]
+    async fn a_try_in_doubt_searches_when_the_server_has_given_the_claim_up() {
+        let documents = Arc::new(MemoryDocuments::default());
+        documents.insert(doc! { "_id": 1 }).unwrap();
+        let (session, filter) = (session(&documents), everything());
+        let (entry, begun) = (session.ids.claim(), Instant::now());
+        let operation = session.operation_of_claim(entry.clone(), session.config.owner(None), lease(&session));
+        session.ids.pending_claims.settled(&entry);
+        let given_up_at = begun + SWEEPS[0] * 2;
+        session.search_orphan(&filter, entry, LEASE, given_up_at);
+        let (claiming, wanted) = (session.clone(), filter.clone());
+        let applied = tokio::spawn(async move {
+            sleep_until(given_up_at - Duration::from_millis(1)).await;
+            let (store, within) = (&claiming.store, Duration::from_secs(1));
+            store.claim(&wanted.wanted, &[], &[operation], within).await.unwrap();
+        });
+        assert!(session.find_orphans(&filter).await.unwrap());
+        assert_eq!(Instant::now(), given_up_at);
+        applied.await.unwrap();
     }
 
     /// A session with these orphans of a filter each.
@@ -324,52 +399,12 @@ mod tests {
                     (due_at, &due),
                     (at, &entries.iter().map(|it| (*it).to_owned()).collect())
                 );
-                session.claims.orphans().searched(&due, at, Ok(&[]));
+                session.claims.orphans().searched(&due, at, None);
             }
         }
         assert!(next(&session, at).is_none());
         let session = searching(&[(&a, "4", LEASE)]);
         assert!(next(&session, Instant::now() + LEASE).is_none(), "its lease is over");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_orphan_that_was_found_is_in_doubt_until_a_search_misses_it() {
-        let filter = everything();
-        let session = searching(&[(&filter, "1", LEASE), (&filter, "2", LEASE)]);
-        let (both, since) = (["1", "2"].map(str::to_owned), Instant::now());
-        for (found, in_doubt) in [(&both[..1], vec!["1"]), (&[], vec![])] {
-            let mut orphans = session.claims.orphans();
-            orphans.searched(&both, Instant::now(), Ok(found));
-            let unsought = orphans.unsought(&filter, since);
-            let unsought: Vec<&str> = unsought.iter().map(|(entry, _)| entry.as_str()).collect();
-            assert_eq!(unsought, in_doubt);
-        }
-    }
-
-    /// A search before that says nothing of what the next attempt meets.
-    #[tokio::test(start_paused = true)]
-    async fn a_try_in_doubt_searches_when_the_server_has_given_the_claim_up() {
-        let documents = Arc::new(MemoryDocuments::default());
-        documents.insert(doc! { "_id": 1 }).unwrap();
-        let (session, filter) = (session(&documents), everything());
-        let (entry, since) = (session.ids.claim(), Instant::now());
-        let operation = session.operation_of_claim(entry.clone(), session.config.owner(None), lease(&session));
-        session.ids.pending_claims.settled(&entry);
-        let given_up_at = since + SWEEPS[0] * 2;
-        session.search_orphan(&filter, entry, LEASE, given_up_at);
-        let (claiming, wanted) = (session.clone(), filter.clone());
-        let applied = tokio::spawn(async move {
-            sleep_until(given_up_at - Duration::from_millis(1)).await;
-            let within = Duration::from_secs(1);
-            claiming
-                .store
-                .claim(&wanted.wanted, &[], &[operation], within)
-                .await
-                .unwrap();
-        });
-        assert!(session.find_orphans(&filter, since).await.unwrap());
-        assert_eq!(Instant::now(), given_up_at);
-        applied.await.unwrap();
     }
 
     /// A claim with a long lease may be applied as a server goes away for longer than the client's own.
@@ -385,7 +420,7 @@ mod tests {
         while let Some((at, entries)) = next(&session, now) {
             assert!(entries.iter().any(|entry| entry == "of a day"), "after {searches}");
             now = at.max(now) + failing.failed();
-            session.claims.orphans().searched(&entries, at, Err(now));
+            session.claims.orphans().searched(&entries, at, Some(now));
             searches += 1;
         }
         assert!(now >= begun + day && (200..2_000).contains(&searches), "{searches}");
