@@ -182,14 +182,10 @@ impl fmt::Display for Rounded {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::{Holder, Kind, Owner};
+    use crate::protocol::{Holder, Owner, fixtures};
 
     fn holder(id: &str, label: Option<&str>, reason: Option<&str>) -> Holder {
         Holder {
-            id: id.to_owned(),
-            permits: 1,
-            lease: 30_000,
-            claim: 5_000,
             since: ServerTime(1_000),
             until: ServerTime(31_000),
             owner: Owner {
@@ -199,29 +195,12 @@ mod tests {
                 reason: reason.map(str::to_owned),
                 ..Owner::default()
             },
-            token: 7,
-            released: None,
-            shown: None,
+            ..fixtures::holder(id, 7)
         }
     }
 
     fn told(holders: Vec<Holder>, before: usize, age: Duration) -> String {
-        let state = State {
-            kind: Kind::Mutex,
-            capacity: 1,
-            is_set: false,
-            token: 7,
-            holders,
-            queue: Vec::new(),
-            wake: String::new(),
-            version: 1,
-            at: ServerTime(1_000),
-            purge_at: ServerTime(1_000_000),
-            broken: None,
-            adopted: Vec::new(),
-            evicted: None,
-            ends: Vec::new(),
-        };
+        let state = fixtures::lock(fixtures::MUTEX, holders, []);
         Contention::new(&state, ServerTime(13_400), age, before, |id| id.starts_with("us-")).to_string()
     }
 

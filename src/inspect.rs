@@ -192,14 +192,7 @@ impl fmt::Display for Access {
 
 impl HolderInfo {
     pub(crate) fn new(state: &State, holder: &Holder) -> Self {
-        let Owner {
-            host,
-            label,
-            reason,
-            value,
-            identity,
-            ..
-        } = holder.owner.clone();
+        let (host, pid, label, reason, value, owner_id) = owner(holder.owner.clone());
         Self {
             token: FencingToken::new(holder.token),
             permits: permits(state, holder.permits),
@@ -210,25 +203,18 @@ impl HolderInfo {
             idle: holder.is_idle(),
             detached: holder.is_detached(),
             host,
-            pid: pid(&holder.owner),
+            pid,
             label,
             reason,
             value,
-            owner_id: identity.map(|identity| identity.id),
+            owner_id,
         }
     }
 }
 
 impl PastHold {
     fn new(state: &State, past: &Ended) -> Self {
-        let Owner {
-            host,
-            label,
-            reason,
-            value,
-            identity,
-            ..
-        } = past.owner.clone();
+        let (host, pid, label, reason, value, owner_id) = owner(past.owner.clone());
         Self {
             token: FencingToken::new(past.token),
             permits: permits(state, past.permits),
@@ -237,11 +223,11 @@ impl PastHold {
             ended: SystemTime::from(past.ended),
             how: past.how,
             host,
-            pid: pid(&past.owner),
+            pid,
             label,
             reason,
             value,
-            owner_id: identity.map(|identity| identity.id),
+            owner_id,
         }
     }
 }
@@ -291,25 +277,18 @@ impl LockInfo {
     pub(crate) fn new(name: &str, state: &State, as_of: ServerTime) -> Self {
         let holders = state.holders.iter().map(|holder| HolderInfo::new(state, holder));
         let waiters = state.queue.iter().map(|waiter| {
-            let Owner {
-                host,
-                label,
-                reason,
-                value,
-                identity,
-                ..
-            } = waiter.owner.clone();
+            let (host, pid, label, reason, value, owner_id) = owner(waiter.owner.clone());
             WaiterInfo {
                 permits: permits(state, waiter.permits),
                 access: Access::of(state, waiter.permits),
                 since: SystemTime::from(waiter.since),
                 until: SystemTime::from(waiter.until),
                 host,
-                pid: pid(&waiter.owner),
+                pid,
                 label,
                 reason,
                 value,
-                owner_id: identity.map(|identity| identity.id),
+                owner_id,
             }
         });
         Self {
@@ -399,6 +378,18 @@ fn permits(state: &State, number: i64) -> Option<u64> {
     (state.kind != Kind::RwLock).then_some(u64::try_from(number).unwrap_or(0))
 }
 
-fn pid(owner: &Owner) -> u32 {
-    u32::try_from(owner.pid).unwrap_or(0)
+/// The host, the process id, the label, the reason, the value and the owner id of an entry.
+type Parts = (
+    String,
+    u32,
+    Option<String>,
+    Option<String>,
+    Option<String>,
+    Option<String>,
+);
+
+fn owner(owner: Owner) -> Parts {
+    let pid = u32::try_from(owner.pid).unwrap_or(0);
+    let owner_id = owner.identity.map(|identity| identity.id);
+    (owner.host, pid, owner.label, owner.reason, owner.value, owner_id)
 }

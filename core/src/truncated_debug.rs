@@ -2,7 +2,8 @@
 
 use std::fmt::{self, Write};
 
-use crate::input::TEXT_MOST;
+/// Limits the bytes of a value that are shown: more than the longest name of a lock.
+const BRIEF_MOST: usize = 2_048;
 
 /// Limits the bytes of a name or a cause in a message, which is to fit into a line of a log.
 const SHOWN_MOST: usize = 200;
@@ -15,8 +16,7 @@ pub struct Brief<T>(pub T);
 
 impl<T: fmt::Debug> fmt::Debug for Brief<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The longest name of a lock in full, also where many of its characters are escaped.
-        beginning(f, 2 * TEXT_MOST, format_args!("{:?}", self.0))
+        beginning(f, BRIEF_MOST, format_args!("{:?}", self.0))
     }
 }
 
@@ -98,13 +98,13 @@ mod tests {
         let long = "ä".repeat(1 << 20);
         let brief = format!("{:?}", Brief(&long));
         assert!(
-            brief.starts_with("\"ää") && brief.ends_with("ä…") && brief.len() < 2 * TEXT_MOST + 8,
+            brief.starts_with("\"ää") && brief.ends_with("ä…") && brief.len() < BRIEF_MOST + 8,
             "{}",
             brief.len()
         );
         assert_eq!(shown_up_to(3, "ääb").to_string(), "ä…");
         assert_eq!(shown_in_a_line("a\n\"'b").to_string(), "a\\n\"'b");
-        let exact = "x".repeat(2 * TEXT_MOST - 2);
-        assert_eq!(format!("{:?}", Brief(&exact)).len(), 2 * TEXT_MOST);
+        let exact = "x".repeat(BRIEF_MOST - 2);
+        assert_eq!(format!("{:?}", Brief(&exact)).len(), BRIEF_MOST);
     }
 }

@@ -638,7 +638,7 @@ impl<T, W: World> DocumentLocks<T, W> {
         }
         self.check_database()?;
         check_path(&self.path, "for the locks")?;
-        let place = LockLayout::in_documents(self.namespace(), &self.path, &self.paths());
+        let place = LockLayout::in_documents(self.namespace(), &self.path, None, &self.paths());
         let place = place.map_err(|other| {
             InvalidInput::new(format!(
                 "the field `{}` for the locks of {} overlaps with `{other}`, where this client already has locks",

@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn a_replacement_has_room_for_the_lock() {
-        let place = LockLayout::in_documents(None, "a.b", &Paths::default()).unwrap();
+        let place = LockLayout::in_documents(None, "a.b", None, &Paths::default()).unwrap();
         for replacement in [doc! { "a": 7 }, doc! { "a": [1] }] {
             let refused = replace(replacement, &place).unwrap_err().to_string();
             assert!(refused.contains("`a`") && refused.contains("`a.b`"), "{refused}");
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn an_update_may_be_empty_and_leaves_the_lock_alone() {
-        let place = LockLayout::in_documents(None, "a.b", &Paths::default()).unwrap();
+        let place = LockLayout::in_documents(None, "a.b", None, &Paths::default()).unwrap();
         let check = |update: Document| check_update_of_locked(&update.into(), &place);
         for update in [doc! {}, doc! { "$set": { "c": 1 } }] {
             check(update).unwrap();
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn the_token_is_not_kept_in_the_lock() {
-        let place = LockLayout::in_documents(None, "a.b", &Paths::default()).unwrap();
+        let place = LockLayout::in_documents(None, "a.b", None, &Paths::default()).unwrap();
         for field in ["a", "a.b", "a.b.fence"] {
             check_field_apart(field, &place).unwrap_err();
         }

@@ -423,7 +423,8 @@ mod tests {
     /// holds up no other, however many elements it has.
     #[tokio::test(start_paused = true)]
     async fn a_document_is_renewed_by_one_command_at_a_time_whatever_its_elements() {
-        let elements = LockLayout::of_elements(None, "w_elements.lines", ("lines", "w"), &Paths::default()).unwrap();
+        let elements =
+            LockLayout::in_documents(None, "w_elements.lines", Some(("lines", "w")), &Paths::default()).unwrap();
         let session = session();
         let begun = Instant::now();
         // One element of each of three documents, and all of the others of a fourth one.

@@ -58,39 +58,25 @@ pub(crate) struct Element<'a> {
 }
 
 impl LockLayout {
-    /// Registers the path of the lock of a user's document with the client. If a lock there would lie within another
-    /// lock, or contain it, returns the path of that other lock as the error.
-    pub(crate) fn in_documents(namespace: Option<Namespace>, path: &str, all: &Paths) -> Result<Arc<Self>, String> {
-        Self::register(namespace, path, None, None, all)
-    }
-
-    /// Does the same for the locks of an array's elements, beside the lock of the whole document under its path.
-    pub(crate) fn of_elements(
+    /// Registers a path in a user's document with the client: that of its lock, or, with the array and the path of the lock
+    /// of the whole document, that of the locks of the array's elements. If a lock there would lie within another lock, or
+    /// contain it, returns the path of that other lock as the error.
+    pub(crate) fn in_documents(
         namespace: Option<Namespace>,
         path: &str,
-        (array, whole): (&str, &str),
+        elements: Option<(&str, &str)>,
         all: &Paths,
     ) -> Result<Arc<Self>, String> {
-        if let Some(other) = all.paths().keys().find(|other| overlap(other, array)) {
-            return Err(other.clone());
-        }
-        Self::register(namespace, path, Some(array), Some(whole), all)
-    }
-
-    fn register(
-        namespace: Option<Namespace>,
-        path: &str,
-        array: Option<&str>,
-        whole: Option<&str>,
-        all: &Paths,
-    ) -> Result<Arc<Self>, String> {
+        let (array, whole) = elements
+            .map(|(array, whole)| (array.to_owned(), whole.to_owned()))
+            .unzip();
         let mut paths = all.paths();
-        let array = array.map(str::to_owned);
-        let same = |other: &str, of: &Option<String>| other == path && *of == array;
-        if let Some((other, _)) = paths
-            .iter()
-            .find(|(other, of)| overlap(other, path) && !same(other, of))
-        {
+        let is_in_the_way = |(other, of): &(&String, &Option<String>)| {
+            let is_same = *other == path && **of == array;
+            let is_of_array = array.as_ref().is_some_and(|array| overlap(other, array));
+            is_of_array || (overlap(other, path) && !is_same)
+        };
+        if let Some((other, _)) = paths.iter().find(is_in_the_way) {
             return Err(other.clone());
         }
         paths.insert(path.to_owned(), array.clone());
@@ -99,7 +85,7 @@ impl LockLayout {
             namespace,
             base: Location::under(path),
             array,
-            whole: whole.map(str::to_owned),
+            whole,
             all: all.clone(),
         }))
     }
@@ -279,28 +265,29 @@ mod tests {
     #[test]
     fn a_lock_has_no_place_within_another() {
         let all = Paths::default();
-        let one = LockLayout::in_documents(None, "p.x", &all).unwrap();
-        LockLayout::in_documents(None, "p.x", &all).unwrap();
-        LockLayout::in_documents(None, "p.xy", &all).unwrap();
+        let one = LockLayout::in_documents(None, "p.x", None, &all).unwrap();
+        LockLayout::in_documents(None, "p.x", None, &all).unwrap();
+        LockLayout::in_documents(None, "p.xy", None, &all).unwrap();
         for within in ["p", "p.x.y"] {
-            assert_eq!(LockLayout::in_documents(None, within, &all).unwrap_err(), "p.x");
+            assert_eq!(LockLayout::in_documents(None, within, None, &all).unwrap_err(), "p.x");
         }
         assert_eq!(one.paths(), ["p.x", "p.x_elements", "p.xy"]);
-        let elements = LockLayout::of_elements(None, "p.x_elements.lines", ("lines", "p.x"), &all).unwrap();
+        let elements = LockLayout::in_documents(None, "p.x_elements.lines", Some(("lines", "p.x")), &all).unwrap();
         assert_eq!(one.paths(), ["p.x", "p.x_elements", "p.xy"]);
         assert_eq!(elements.paths(), ["p.x", "p.x_elements", "p.xy"]);
         // The lock of a document is none of an element, nor of another array.
-        LockLayout::in_documents(None, "p.x_elements.lines", &all).unwrap_err();
-        LockLayout::of_elements(None, "p.x_elements.lines", ("others", "p.x"), &all).unwrap_err();
+        LockLayout::in_documents(None, "p.x_elements.lines", None, &all).unwrap_err();
+        LockLayout::in_documents(None, "p.x_elements.lines", Some(("others", "p.x")), &all).unwrap_err();
     }
 
     #[test]
     fn the_locks_of_elements_and_that_of_the_whole_document_know_of_each_other() {
-        let elements = LockLayout::of_elements(None, "w_elements.lines", ("lines", "w"), &Paths::default()).unwrap();
+        let elements =
+            LockLayout::in_documents(None, "w_elements.lines", Some(("lines", "w")), &Paths::default()).unwrap();
         assert_eq!(elements.paths(), ["w", "w_elements"]);
         let all = Paths::default();
-        let whole = LockLayout::in_documents(None, "w", &all).unwrap();
-        LockLayout::in_documents(None, "other", &all).unwrap();
+        let whole = LockLayout::in_documents(None, "w", None, &all).unwrap();
+        LockLayout::in_documents(None, "other", None, &all).unwrap();
         assert_eq!(whole.paths(), ["w", "w_elements", "other"]);
     }
 }

@@ -32,7 +32,7 @@ pub fn read_event(event: &Document) {
 
 /// Checks that an event, read as one of the locks of elements, concerns only locks in its own document.
 fn read_event_of_elements(event: &Document) {
-    let Ok(layout) = LockLayout::of_elements(None, "locks.lines", ("lines", "lock"), &Paths::default()) else {
+    let Ok(layout) = LockLayout::in_documents(None, "locks.lines", Some(("lines", "lock")), &Paths::default()) else {
         return;
     };
     let id = event.get_document("documentKey").ok().and_then(|key| key.get("_id"));

@@ -109,7 +109,7 @@ mod of_tests {
     use crate::{
         config::Settings,
         hold_options::Terms,
-        protocol::{Ahead, CapacityIs, Holder, Kind, Owner, ServerTime, State, Waiter},
+        protocol::{Ahead, CapacityIs, Holder, Kind, Owner, ServerTime, State, Waiter, fixtures},
     };
 
     pub(in crate::waitlist) const MUTEX: (Use, i64) = ((Kind::Mutex, 1), 1);
@@ -210,49 +210,31 @@ mod of_tests {
     /// A holder since now, until so many milliseconds later.
     pub(in crate::waitlist) fn holder(lasts: i64) -> Holder {
         Holder {
-            id: "other-0".to_owned(),
-            permits: 1,
             lease: 30_000,
             claim: 5_000,
             since: NOW,
             until: NOW.plus_millis(lasts),
-            owner: Owner::default(),
-            token: 1,
-            released: None,
-            shown: None,
+            ..fixtures::holder("other-0", 1)
         }
     }
 
     /// A waiter since now, until so many milliseconds later.
     pub(in crate::waitlist) fn waiter(id: &str, lasts: i64) -> Waiter {
         Waiter {
-            id: id.to_owned(),
-            permits: 1,
             lease: 30_000,
             claim: 5_000,
             since: NOW,
             until: NOW.plus_millis(lasts),
-            owner: Owner::default(),
+            ..fixtures::waiter(id)
         }
     }
 
     /// A mutex that another client holds for a minute.
     pub(in crate::waitlist) fn state(queue: Vec<Waiter>) -> State {
         State {
-            kind: Kind::Mutex,
-            capacity: 1,
-            is_set: false,
-            token: 1,
-            holders: vec![holder(60_000)],
-            queue,
-            wake: String::new(),
-            version: 1,
             at: NOW,
             purge_at: NOW,
-            broken: None,
-            adopted: Vec::new(),
-            evicted: None,
-            ends: Vec::new(),
+            ..fixtures::lock(fixtures::MUTEX, [holder(60_000)], queue)
         }
     }
 }

@@ -358,7 +358,10 @@ impl<H: Hold> Waitlist<H> {
 mod tests {
     use super::*;
     use crate::{
-        protocol::{Holder, Owner, ServerTime, Use, Waiter, fixtures::lock},
+        protocol::{
+            Use,
+            fixtures::{holder, lock, request, waiter},
+        },
         waitlist::{
             Patience,
             fixtures::{MUTEX, PERMIT, PlainHold, READER, WRITER, held, in_context, queued, task, waitlist},
@@ -420,28 +423,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_gives_the_right_to_hand_on_only_of_a_hold_of_ones_own_with_a_range() {
-        let holder = |id: &str, token| Holder {
-            id: id.to_owned(),
-            permits: 1,
-            lease: 30_000,
-            claim: 5_000,
-            since: ServerTime(0),
-            until: ServerTime(30_000),
-            owner: Owner::default(),
-            token,
-            released: None,
-            shown: None,
-        };
         let request = Request {
-            id: "me-1".to_owned(),
-            permits: 1,
-            lease: 30_000,
-            claim: 5_000,
-            wait: true,
-            fresh: true,
             reserve: RANGE - 1,
-            upgrades: None,
-            owner: Owner::default(),
+            ..request("me-1")
         };
         let again = Request {
             fresh: false,
@@ -451,21 +435,12 @@ mod tests {
             reserve: 0,
             ..request.clone()
         };
-        let waiter = Waiter {
-            id: "other-1".to_owned(),
-            permits: 1,
-            lease: 30_000,
-            claim: 5_000,
-            since: ServerTime(0),
-            until: ServerTime(30_000),
-            owner: Owner::default(),
-        };
         in_context(|context| {
             let requested =
                 |request: &Request, waiting: Waiting<u64>, id: &str, counter: i64, others: bool, hands_on: bool| {
                     let state = State {
                         token: counter,
-                        ..lock(waiting.wants.used, [holder(id, 100)], others.then(|| waiter.clone()))
+                        ..lock(waiting.wants.used, [holder(id, 100)], others.then(|| waiter("other-1")))
                     };
                     let mut config = context.config.clone();
                     config.hands_on = hands_on;

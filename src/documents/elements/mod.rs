@@ -464,10 +464,10 @@ impl<E, W: World> ElementLocks<E, W> {
                 return Err(overlaps(own));
             }
         }
-        let place = LockLayout::of_elements(
+        let place = LockLayout::in_documents(
             self.locks.namespace(),
             &path,
-            (&self.array, &self.locks.path),
+            Some((&self.array, &self.locks.path)),
             &self.locks.paths(),
         );
         let place = place.map_err(|other| match overlap(&self.array, &other) {

@@ -275,7 +275,7 @@ mod tests {
     }
 
     fn session(documents: &Arc<MemoryDocuments>) -> Arc<Session> {
-        let place = LockLayout::in_documents(None, "lock", &Paths::default()).unwrap();
+        let place = LockLayout::in_documents(None, "lock", None, &Paths::default()).unwrap();
         let store = Store::Memory(Arc::new(MemoryStore::new(
             documents.clone(),
             place,

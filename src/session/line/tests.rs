@@ -37,8 +37,8 @@ use crate::{
     error::ServerError,
     hold_options::Terms,
     protocol::{
-        Ahead, CapacityIs, Evict, Exchange, Expects, Kept, KeptUntil, Kind, Owner, QUEUE_MOST, Record, Request,
-        Requests, State, Use, state,
+        Ahead, CapacityIs, Evict, Exchange, Expects, Kept, KeptUntil, Kind, Owner, QUEUE_MOST, Request, Requests,
+        State, Use, fixtures, state,
     },
     status::{LockStatus, LostReason},
     waitlist::{AcquireOptions, Patience, SWEEPS, Step, StreamState, clock::ServerClock, deadline::Deadline},
@@ -151,6 +151,29 @@ impl Bench {
         }
     }
 
+    /// Has a task acquire the lock.
+    fn take(&mut self) -> Arc<Hold> {
+        let (_, mut outcome) = self.join(true);
+        self.settle();
+        held(&mut outcome)
+    }
+
+    /// Creates one whose task has the lock.
+    fn holding() -> (Self, Arc<Hold>) {
+        let mut bench = Self::new();
+        let hold = bench.take();
+        (bench, hold)
+    }
+
+    /// Creates one whose task waits behind another client's.
+    fn behind_another() -> (Self, Receiver) {
+        let mut bench = Self::new();
+        bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+        let (_, outcome) = bench.join(true);
+        bench.settle();
+        (bench, outcome)
+    }
+
     fn next(&mut self) -> Option<Operation> {
         self.step(|step| step.attend_to_idle());
         self.act(None, |line, context| line.next(context))
@@ -179,6 +202,12 @@ impl Bench {
         self.act(Some(&Ok(answer.clone())), |line, context| {
             line.answered(operation, &answer, context)
         });
+    }
+
+    /// Has the server carry an operation out, and its answer come.
+    fn answer(&mut self, operation: &Operation) {
+        let answer = self.apply(operation);
+        self.answered(operation, &answer);
     }
 
     fn failed(&mut self, operation: &Operation, kind: Failure) {
@@ -301,23 +330,12 @@ fn held(outcome: &mut Receiver) -> Arc<Hold> {
 
 fn foreign(id: &str, leave: &[&str], request: Option<&str>) -> Operation {
     let entry = |id: &str| Request {
-        id: id.to_owned(),
-        permits: 1,
         lease: 30_000,
         claim: 5_000,
-        wait: true,
-        fresh: true,
-        reserve: 0,
-        upgrades: None,
-        owner: Owner::default(),
+        ..fixtures::request(id)
     };
     Operation {
-        id: id.to_owned(),
         leave: leave.iter().map(|id| (*id).to_owned()).collect(),
-        kept: Vec::new(),
-        leave_capacity: None,
-        evict: Evict::Nobody,
-        change: None,
         requests: request.map(|id| Requests {
             kind: Kind::Mutex,
             capacity: 1,
@@ -325,10 +343,7 @@ fn foreign(id: &str, leave: &[&str], request: Option<&str>) -> Operation {
             entries: vec![entry(id)],
             adopts: None,
         }),
-        expects: Expects::Nothing,
-        room: QUEUE_MOST,
-        keep: 60_000,
-        record: Record::default(),
+        ..Operation::blank(id.to_owned(), 60_000)
     }
 }
 

@@ -267,7 +267,7 @@ mod tests {
             "at": until, "purge_at": until,
         };
         collection.insert(doc! { "_id": 1, "lock": lock }).unwrap();
-        let place = LockLayout::in_documents(None, "lock", &Paths::default()).unwrap();
+        let place = LockLayout::in_documents(None, "lock", None, &Paths::default()).unwrap();
         let store = MemoryStore::new(collection, place, Connection::default());
         let change = |holder| {
             let update = UpdateModifications::Document(doc! { "$inc": { "n": 1 } });

@@ -78,7 +78,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_stream_that_nobody_reads_ends_and_keeps_no_more_events() {
         let collection = Arc::new(MemoryDocuments::default());
-        let place = LockLayout::in_documents(None, "lock", &Paths::default()).unwrap();
+        let place = LockLayout::in_documents(None, "lock", None, &Paths::default()).unwrap();
         let locks = MemoryStore::new(collection.clone(), place, Connection::default());
         let lock = doc! {
             "kind": "document", "capacity": 1, "token": 7, "holders": [], "queue": [], "wake": "", "version": 1,

@@ -170,7 +170,7 @@ mod tests {
     use mongodb::bson::doc;
 
     use super::*;
-    use crate::protocol::{CapacityIs, Expects, Kind, Owner, Request, Requests};
+    use crate::protocol::{CapacityIs, Expects, Kind, Owner, Request, Requests, fixtures};
 
     fn release(number: u32) -> Operation {
         Operation {
@@ -182,18 +182,12 @@ mod tests {
 
     fn request(number: u32, reason: &str) -> Operation {
         let entry = Request {
-            id: format!("0123456789a1-{number}"),
-            permits: 1,
-            lease: 30_000,
-            claim: 5_000,
-            wait: true,
-            fresh: true,
             reserve: 64,
-            upgrades: None,
             owner: Owner {
                 reason: Some(reason.to_owned()),
                 ..Owner::default()
             },
+            ..fixtures::request(&format!("0123456789a1-{number}"))
         };
         Operation {
             requests: Some(Requests {

@@ -37,7 +37,7 @@ impl Scene {
     async fn new() -> Self {
         let documents = Arc::new(MemoryDocuments::default());
         documents.insert(doc! { "_id": 1 }).unwrap();
-        let place = LockLayout::in_documents(None, "lock", &Paths::default()).unwrap();
+        let place = LockLayout::in_documents(None, "lock", None, &Paths::default()).unwrap();
         let store = Store::Memory(Arc::new(MemoryStore::new(
             documents.clone(),
             place,
@@ -198,7 +198,7 @@ async fn on_a_server(name: &str, count: usize) -> (Store, Database) {
     let collection = database.collection::<Document>("events");
     let documents = (0..count as i32).map(|id| doc! { "_id": id });
     collection.insert_many(documents).await.unwrap();
-    let place = LockLayout::in_documents(Some(collection.namespace()), "lock", &Paths::default()).unwrap();
+    let place = LockLayout::in_documents(Some(collection.namespace()), "lock", None, &Paths::default()).unwrap();
     let store = MongoStore::in_place(&collection, place, ReadPreference::Primary);
     (Store::Mongo(Arc::new(store)), database)
 }

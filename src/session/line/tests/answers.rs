@@ -229,8 +229,7 @@ async fn leaves_of(bench: &mut Bench, entry: &str) -> usize {
     while begun.elapsed() < Duration::from_secs(60) {
         while let Some(operation) = bench.next() {
             leaves += usize::from(operation.leave.iter().any(|id| id == entry));
-            let answer = bench.apply(&operation);
-            bench.answered(&operation, &answer);
+            bench.answer(&operation);
         }
         tokio::time::advance(Duration::from_millis(100)).await;
     }
@@ -314,10 +313,7 @@ async fn an_entry_leaves_once_unless_a_request_for_it_may_still_arrive() {
 #[tokio::test(start_paused = true)]
 async fn a_release_without_an_answer_goes_on_until_its_lease_is_over() {
     for (early, goes_on) in [(1, true), (0, false)] {
-        let mut bench = Bench::new();
-        let (_, mut outcome) = bench.join(true);
-        bench.settle();
-        let hold = held(&mut outcome);
+        let (mut bench, hold) = Bench::holding();
         let mut left = bench.let_go(&hold);
         let release = bench.next().unwrap();
         tokio::time::advance(bench.config.lease - Duration::from_millis(early)).await;

@@ -4,10 +4,7 @@ use super::*;
 
 #[tokio::test(start_paused = true)]
 async fn an_event_grants_and_the_claim_is_checked_soon() {
-    let mut bench = Bench::new();
-    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
-    let (_, mut outcome) = bench.join(true);
-    bench.settle();
+    let (mut bench, mut outcome) = Bench::behind_another();
     assert_eq!(bench.ids_in_document().len(), 2);
     bench.foreign(&foreign("b.2", &["b-1"], None), true);
     let hold = held(&mut outcome);
@@ -17,10 +14,7 @@ async fn an_event_grants_and_the_claim_is_checked_soon() {
 
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_comes_too_late_is_not_believed() {
-    let mut bench = Bench::new();
-    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
-    let (_, mut outcome) = bench.join(true);
-    bench.settle();
+    let (mut bench, mut outcome) = Bench::behind_another();
     bench.foreign(&foreign("b.2", &["b-1"], None), false);
     let stale = bench.document.as_ref().unwrap().holders[0].token;
     // The process was frozen: the claim is over before the event is seen.
@@ -38,10 +32,7 @@ async fn a_grant_that_comes_too_late_is_not_believed() {
 #[tokio::test(start_paused = true)]
 async fn a_grant_is_not_given_up_as_the_servers_clock_is_hardly_known() {
     for asks in [false, true] {
-        let mut bench = Bench::new();
-        bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
-        let (_, mut outcome) = bench.join(true);
-        bench.settle();
+        let (mut bench, mut outcome) = Bench::behind_another();
         bench.foreign(&foreign("c.1", &[], Some("c-1")), false);
         let sent = Instant::now();
         tokio::time::advance(Duration::from_millis(4_500)).await;
@@ -70,10 +61,7 @@ async fn a_grant_is_not_given_up_as_the_servers_clock_is_hardly_known() {
 
 #[tokio::test(start_paused = true)]
 async fn a_grant_is_not_stretched_by_a_server_clock_that_was_set_ahead() {
-    let mut bench = Bench::new();
-    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
-    let (_, mut outcome) = bench.join(true);
-    bench.settle();
+    let (mut bench, mut outcome) = Bench::behind_another();
     let ahead = ServerTime(bench.server_now().0 + 3_600_000);
     let id = bench.ids_in_document()[1].to_owned();
     let granted = wake::Signal::Granted { token: 1_000_000_002 };
@@ -99,10 +87,7 @@ async fn an_answer_older_than_a_grant_does_not_undo_it() {
 
 #[tokio::test(start_paused = true)]
 async fn a_hold_that_the_document_no_longer_has_is_lost() {
-    let mut bench = Bench::new();
-    let (_, mut outcome) = bench.join(true);
-    bench.settle();
-    let hold = held(&mut outcome);
+    let (mut bench, hold) = Bench::holding();
     let id = hold.id.clone();
     bench.foreign(&foreign("b.1", &[&id], Some("b-1")), false);
     assert_eq!(hold.lost_reason(), None);

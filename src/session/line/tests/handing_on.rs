@@ -95,8 +95,7 @@ async fn another_client_whose_event_is_lost_is_seen_in_whatever_shows_it() {
         let mut bench = Bench::new();
         let mut tasks = waiters(&mut bench, 10).into_iter();
         let operation = bench.next().unwrap();
-        let answer = bench.apply(&operation);
-        bench.answered(&operation, &answer);
+        bench.answer(&operation);
         if by_reading {
             bench.settle();
         }
@@ -296,16 +295,14 @@ async fn two_tasks_that_take_turns_need_the_server_only_for_the_place_in_its_que
         bench.step(|step| step.let_go(&hold, None));
         while next.is_empty() {
             let operation = on_its_way.take().or_else(|| bench.next()).expect("it is asked for");
-            let answer = bench.apply(&operation);
-            bench.answered(&operation, &answer);
+            bench.answer(&operation);
         }
         hold = held(&mut next);
         assert!(hold.token > last && hold.lost_reason().is_none());
         last = hold.token;
         on_its_way = match on_its_way.take() {
             Some(operation) if turn % 20 == 0 => {
-                let answer = bench.apply(&operation);
-                bench.answered(&operation, &answer);
+                bench.answer(&operation);
                 bench.next()
             }
             None => bench.next(),
@@ -315,8 +312,7 @@ async fn two_tasks_that_take_turns_need_the_server_only_for_the_place_in_its_que
     }
     assert!(bench.operations < 150, "{} operations", bench.operations);
     if let Some(operation) = on_its_way {
-        let answer = bench.apply(&operation);
-        bench.answered(&operation, &answer);
+        bench.answer(&operation);
     }
     drop(bench.let_go(&hold));
     bench.settle();

@@ -17,14 +17,8 @@ fn keeping() -> Bench {
 
 fn options() -> AcquireOptions {
     AcquireOptions {
-        used: (Kind::Mutex, 1),
-        by: CapacityIs::Demanded,
-        permits: 1,
         patience: Patience::Wait,
-        reentrant: false,
-        upgrades: None,
-        terms: Terms::default(),
-        owner: Owner::default(),
+        ..tries()
     }
 }
 

@@ -146,10 +146,7 @@ async fn a_lock_whose_lease_ended_before_its_release_was_not_kept() {
 
 #[tokio::test(start_paused = true)]
 async fn a_waiter_is_told_that_the_lock_is_kept_for_another_time() {
-    let mut bench = Bench::new();
-    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
-    let (_, mut waiting) = bench.join(true);
-    bench.settle();
+    let (mut bench, mut waiting) = Bench::behind_another();
     let in_line = bench.line.waitlist.due_at().unwrap() - Instant::now();
     assert!(in_line > Duration::from_secs(10), "{in_line:?}");
     let token = bench.document.as_ref().unwrap().token;

@@ -10,8 +10,7 @@ async fn a_leave_follows_the_request_it_undoes() {
     bench.step(|step| step.cancel(key));
     drop(outcome);
     assert!(bench.next().is_none(), "nothing overtakes what is on its way");
-    let answer = bench.apply(&request);
-    bench.answered(&request, &answer);
+    bench.answer(&request);
     assert_eq!(bench.ids_in_document().len(), 1);
     bench.settle();
     assert_eq!(bench.ids_in_document().len(), 0);
@@ -48,10 +47,7 @@ async fn what_was_applied_late_is_swept_out() {
 
 #[tokio::test(start_paused = true)]
 async fn a_release_whose_answer_was_lost_is_a_release() {
-    let mut bench = Bench::new();
-    let (_, mut outcome) = bench.join(true);
-    bench.settle();
-    let hold = held(&mut outcome);
+    let (mut bench, hold) = Bench::holding();
     let mut left = bench.let_go(&hold);
     let release = bench.next().unwrap();
     bench.apply(&release);
@@ -79,8 +75,7 @@ async fn a_release_of_a_permit_takes_for_granted_that_it_is_held() {
     let mut left = bench.let_go(&first);
     let release = bench.next().unwrap();
     assert!(release.expects == Expects::Holding);
-    let answer = bench.apply(&release);
-    bench.answered(&release, &answer);
+    bench.answer(&release);
     bench.settle();
     assert_eq!(left.try_recv().unwrap().unwrap(), wake::Left::Holder);
     assert_eq!(bench.ids_in_document(), [second.id.as_str(), "b-1"]);
@@ -95,10 +90,7 @@ async fn a_release_of_a_permit_takes_for_granted_that_it_is_held() {
 
 #[tokio::test(start_paused = true)]
 async fn who_expects_to_be_alone_and_is_not_asks_in_full() {
-    let mut bench = Bench::new();
-    let (_, mut outcome) = bench.join(true);
-    bench.settle();
-    let hold = held(&mut outcome);
+    let (mut bench, hold) = Bench::holding();
     let mut left = bench.let_go(&hold);
     let release = bench.next().unwrap();
     assert!(release.expects == Expects::Alone, "nobody else was seen a moment ago");
@@ -129,8 +121,7 @@ async fn who_expects_to_be_alone_and_is_not_asks_in_full() {
     let (_, mut outcome) = bench.join(true);
     let request = bench.next().unwrap();
     assert!(request.expects == Expects::Alone);
-    let answer = bench.apply(&request);
-    bench.answered(&request, &answer);
+    bench.answer(&request);
     bench.settle();
     outcome.try_recv().unwrap_err();
     assert_eq!(bench.document.as_ref().unwrap().queue.len(), 1, "it waits in line");

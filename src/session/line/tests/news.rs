@@ -50,8 +50,7 @@ async fn a_grant_that_no_task_wants_is_taken_out_and_one_that_is_known_or_leaves
     assert_eq!(leave.leave, ["me-9"]);
     // It leaves with the operation that is on its way.
     signalled(&mut bench, "me-9", granted);
-    let answer = bench.apply(&leave);
-    bench.answered(&leave, &answer);
+    bench.answer(&leave);
     assert!(bench.next().is_none(), "it would leave twice");
 
     // It is to be swept out later: it stood in line by a request that came late.
@@ -69,10 +68,7 @@ async fn a_grant_that_no_task_wants_is_taken_out_and_one_that_is_known_or_leaves
     assert_eq!(bench.ids_in_document(), ["b-1"]);
 
     // A hold.
-    let mut bench = Bench::new();
-    let (_, mut outcome) = bench.join(true);
-    bench.settle();
-    let hold = held(&mut outcome);
+    let (mut bench, hold) = Bench::holding();
     signalled(&mut bench, &hold.id, wake::Signal::Granted { token: i64::MAX });
     assert!(bench.next().is_none());
 }
@@ -102,10 +98,7 @@ async fn an_event_grants_a_lease_that_nobody_renews_in_full_only_if_the_claim_le
 
 #[tokio::test(start_paused = true)]
 async fn a_hold_of_which_an_event_tells_late_is_renewed_while_there_is_time() {
-    let mut bench = Bench::new();
-    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
-    let (_, mut outcome) = bench.join(true);
-    bench.settle();
+    let (mut bench, mut outcome) = Bench::behind_another();
     bench.foreign(&foreign("b.2", &["b-1"], None), false);
     let usable = bench.config.claim_lease - bench.config.skew_margin;
     tokio::time::advance(usable - Duration::from_millis(300)).await;
@@ -158,15 +151,11 @@ async fn who_got_in_line_behind_the_head_asks_once_an_event_grants_to_the_head()
 /// As after a break: no grant has come since, so the token is still that of the hold.
 #[tokio::test(start_paused = true)]
 async fn a_hold_that_an_answer_of_the_same_token_does_not_show_is_lost() {
-    let mut bench = Bench::new();
-    let (_, mut outcome) = bench.join(true);
-    bench.settle();
-    let hold = held(&mut outcome);
+    let (mut bench, hold) = Bench::holding();
     let (_, _waits) = bench.join(true);
     // The short form finds that the lock is not free.
     let short = bench.next().unwrap();
-    let answer = bench.apply(&short);
-    bench.answered(&short, &answer);
+    bench.answer(&short);
     let request = bench.next().unwrap();
     let mut answer = bench.apply(&request);
     let state = answer.state.as_mut().unwrap();

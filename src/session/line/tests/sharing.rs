@@ -12,13 +12,8 @@ const ALL: i64 = 1 << 30;
 fn reader() -> AcquireOptions {
     AcquireOptions {
         used: (Kind::RwLock, ALL),
-        by: CapacityIs::Demanded,
-        permits: 1,
         patience: Patience::Wait,
-        reentrant: false,
-        upgrades: None,
-        terms: Terms::default(),
-        owner: Owner::default(),
+        ..tries()
     }
 }
 
@@ -412,8 +407,7 @@ async fn readers_that_give_up_leave_nothing() {
     for (key, _) in &tasks[..5] {
         bench.step(|step| step.cancel(*key));
     }
-    let answer = bench.apply(&request);
-    bench.answered(&request, &answer);
+    bench.answer(&request);
     bench.settle();
     for (_, mut outcome) in tasks.into_iter().skip(5) {
         let hold = held(&mut outcome);

@@ -4,10 +4,7 @@ use super::*;
 
 /// A line that expects its lock to be free.
 fn expecting() -> Bench {
-    let mut bench = Bench::new();
-    let (_, mut outcome) = bench.join(true);
-    bench.settle();
-    let hold = held(&mut outcome);
+    let (mut bench, hold) = Bench::holding();
     let _left = bench.let_go(&hold);
     bench.settle();
     bench
@@ -49,8 +46,7 @@ async fn an_entry_that_is_not_there_asks_at_once_by_itself() {
     read(&mut bench, &request);
     let again = bench.next().expect("without a pause");
     assert!(!again.is_shareable() && again.id != request.id, "{again:?}");
-    let answer = bench.apply(&again);
-    bench.answered(&again, &answer);
+    bench.answer(&again);
     assert_eq!(bench.ids_in_document().len(), 2);
     bench.give_up(key);
     bench.settle();
@@ -61,9 +57,7 @@ async fn an_entry_that_is_not_there_asks_at_once_by_itself() {
 #[tokio::test(start_paused = true)]
 async fn a_release_that_the_reading_does_not_show_is_one_all_the_same() {
     let mut bench = expecting();
-    let (_, mut outcome) = bench.join(true);
-    bench.settle();
-    let hold = held(&mut outcome);
+    let hold = bench.take();
     let mut left = bench.let_go(&hold);
     let release = bench.next().unwrap();
     assert!(release.is_shareable(), "{release:?}");
@@ -80,17 +74,14 @@ async fn a_release_that_the_reading_does_not_show_is_one_all_the_same() {
 #[tokio::test(start_paused = true)]
 async fn a_release_that_was_not_done_is_asked_for_again() {
     let mut bench = expecting();
-    let (_, mut outcome) = bench.join(true);
-    bench.settle();
-    let hold = held(&mut outcome);
+    let hold = bench.take();
     let mut left = bench.let_go(&hold);
     let release = bench.next().unwrap();
     read(&mut bench, &release);
     assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
     let again = bench.next().unwrap();
     assert!(!again.is_shareable(), "its own answer says why: {again:?}");
-    let answer = bench.apply(&again);
-    bench.answered(&again, &answer);
+    bench.answer(&again);
     bench.settle();
     assert_eq!(left.try_recv().unwrap().unwrap(), wake::Left::Holder);
     assert!(bench.ids_in_document().is_empty());

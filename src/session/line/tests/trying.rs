@@ -136,8 +136,7 @@ async fn a_try_that_is_refused_keeps_no_other_out() {
     let request = bench.next().unwrap();
     let [mut large, mut small, mut too_large, mut last] =
         [5, 2, 2, 1].map(|wanted| bench.join_for(permits(10, wanted)).1);
-    let answer = bench.apply(&request);
-    bench.answered(&request, &answer);
+    bench.answer(&request);
     assert!(large.try_recv().is_err(), "its request was sent before that came");
     bench.settle();
     assert_eq!(refused(&mut large).waiting_before, 0, "three are left");
@@ -183,8 +182,7 @@ async fn waiters_and_tries_go_into_one_operation_in_the_order_in_which_they_came
     let request = bench.next().unwrap();
     let (_, mut waiting) = bench.join_for(waits(permits(10, 1)));
     let (_, mut tried) = bench.join_for(permits(10, 1));
-    let answer = bench.apply(&request);
-    bench.answered(&request, &answer);
+    bench.answer(&request);
     bench.settle();
     let tokens = [&mut first, &mut waiting, &mut tried].map(|outcome| held(outcome).token);
     assert!(tokens.is_sorted() && bench.operations == 2, "{tokens:?}");
@@ -193,10 +191,7 @@ async fn waiters_and_tries_go_into_one_operation_in_the_order_in_which_they_came
 /// It does not repeat what the waiter was told when it got in line.
 #[tokio::test(start_paused = true)]
 async fn a_try_behind_a_waiter_has_a_report_of_now() {
-    let mut bench = Bench::new();
-    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
-    let (_, _waiting) = bench.join(true);
-    bench.settle();
+    let (mut bench, _waiting) = Bench::behind_another();
     tokio::time::advance(Duration::from_secs(5)).await;
     let (_, mut tried) = bench.join_for(tries());
     assert_eq!(
@@ -295,8 +290,7 @@ async fn a_try_that_wants_another_kind_is_told_so_by_the_answer_to_another() {
     let request = bench.next().unwrap();
     let (_, mut other) = bench.join_for(permits(5, 1));
     // The request was sent before it came.
-    let answer = bench.apply(&request);
-    bench.answered(&request, &answer);
+    bench.answer(&request);
     let hold = held(&mut first);
     assert!(other.try_recv().is_err());
     bench.settle();
@@ -330,8 +324,7 @@ async fn a_try_that_gives_up_in_line_leaves_nothing_behind() {
     let (key, _second) = bench.join(false);
     let (_, mut third) = bench.join_for(tries());
     bench.give_up(key);
-    let answer = bench.apply(&request);
-    bench.answered(&request, &answer);
+    bench.answer(&request);
     bench.settle();
     let hold = held(&mut first);
     assert_eq!(refused(&mut third).waiting_before, 0, "a try is no waiter");
@@ -344,10 +337,7 @@ async fn a_try_that_gives_up_in_line_leaves_nothing_behind() {
 /// The holder that its report names may be gone.
 #[tokio::test(start_paused = true)]
 async fn a_try_whose_time_is_over_before_its_answer_does_not_read_like_a_taken_lock() {
-    let mut bench = Bench::new();
-    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
-    let (_, _waiting) = bench.join(true);
-    bench.settle();
+    let (mut bench, _waiting) = Bench::behind_another();
     let (key, _tried) = bench.join(false);
     let _request = bench.next().unwrap();
     tokio::time::advance(Duration::from_millis(50)).await;

@@ -50,10 +50,7 @@ async fn beside_others_a_client_has_one_place_in_the_queue() {
 
 #[tokio::test(start_paused = true)]
 async fn the_head_asks_when_the_holder_expires() {
-    let mut bench = Bench::new();
-    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
-    let (_, mut outcome) = bench.join(true);
-    bench.settle();
+    let (mut bench, mut outcome) = Bench::behind_another();
     let started = Instant::now();
     while outcome.try_recv().is_err() {
         tokio::time::sleep_until(bench.line.waitlist.due_at().expect("it asks again")).await;

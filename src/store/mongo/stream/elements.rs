@@ -513,7 +513,7 @@ mod tests {
     }
 
     fn layout() -> Arc<LockLayout> {
-        LockLayout::of_elements(None, "w.lines", ("lines", "lock"), &Paths::default()).unwrap()
+        LockLayout::in_documents(None, "w.lines", Some(("lines", "lock")), &Paths::default()).unwrap()
     }
 
     /// Returns the event as a server tells it, if it does.
