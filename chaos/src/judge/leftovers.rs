@@ -141,6 +141,7 @@ fn left_entries(case: &Case<'_>, silence: u64) -> Vec<Violation> {
     let ran_out = case.held().into_iter().filter(ran_out);
     let ran_out: HashSet<(&str, Option<i64>)> = ran_out
         .map(|held| (held.operation.name.as_str(), case.entries.token(held)))
+        .filter(|(_, token)| token.is_some())
         .collect();
     let sky = Sky::of(case);
     let is_excused = |name: &str, entry: &Entry| {
