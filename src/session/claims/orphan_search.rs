@@ -290,7 +290,7 @@ mod tests {
     async fn beside_an_orphan() -> (Arc<Session>, Arc<Link>, Claiming) {
         let documents = Arc::new(MemoryDocuments::default());
         documents.insert(doc! { "_id": 1 }).unwrap();
-        let place = LockLayout::in_documents(None, "lock", &Paths::default()).unwrap();
+        let place = LockLayout::in_documents(None, "lock", None, &Paths::default()).unwrap();
         let memory = MemoryStore::new(documents, place, Connection::default());
         let link = Link::new(Arc::new(memory), 1);
         link.calm();
