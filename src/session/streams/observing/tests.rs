@@ -1,6 +1,12 @@
-use std::collections::HashSet;
+use std::{
+    collections::HashSet,
+    sync::{Mutex, mpsc},
+    thread,
+};
 
 use tokio::time::{sleep, timeout};
+use tracing::{Dispatch, Subscriber, subscriber::NoSubscriber};
+use tracing_subscriber::layer::{Layer, SubscriberExt};
 
 use super::*;
 use crate::{
@@ -8,7 +14,7 @@ use crate::{
     config::Settings,
     operate::watch::LockEvent,
     protocol::{Operation, Request, ServerTime, fixtures},
-    store::{MemoryStore, Store},
+    store::{Event, MemoryStore, Store},
     tests::simulated::{LISTS, Link},
     wake_mode::{PollingReason, WakeMode, WakeSource},
 };
@@ -150,4 +156,47 @@ async fn an_observer_of_one_lock_does_not_wait_for_a_list_of_all() {
         }
         held.release().await.unwrap();
     }
+}
+
+/// Ends an observation when it is told of a document that is no lock, and notes whether it could.
+struct Ender {
+    observed: Mutex<Option<Box<dyn Send>>>,
+    ended: Arc<Mutex<Option<bool>>>,
+}
+
+impl<S: Subscriber> Layer<S> for Ender {
+    fn on_event(&self, event: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
+        if event.metadata().name() != "watchlock.unreadable" {
+            return;
+        }
+        let observed = self.observed.lock().unwrap().take();
+        // In a thread of its own, as one that waits for itself would never fail the test.
+        let (done, ended) = mpsc::channel();
+        thread::spawn(move || {
+            drop(observed);
+            let _ = done.send(());
+        });
+        let ended = ended.recv_timeout(Duration::from_secs(5)).is_ok();
+        *self.ended.lock().unwrap() = Some(ended);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_subscriber_that_is_told_of_what_is_no_lock_may_end_the_observation() {
+    // Otherwise a thread of another test could say that nobody listens there.
+    let _another = Dispatch::new(NoSubscriber::default());
+    let config = Settings::default().unchecked();
+    let mode = WakeMode::of(config.wake_source);
+    let session = Session::new(config, Store::Memory(Arc::default()), None, mode);
+    let locks = LockClient::new(session.clone());
+    let ended = Arc::<Mutex<Option<bool>>>::default();
+    let ender = Ender {
+        observed: Mutex::new(Some(Box::new(locks.watch("odd")))),
+        ended: ended.clone(),
+    };
+    let _listening = tracing::subscriber::set_default(tracing_subscriber::registry().with(ender));
+    let unreadable = Unreadable::new("odd".to_owned(), &"it is odd");
+    session.on_event(&Event::Unreadable(unreadable));
+    assert_eq!(*ended.lock().unwrap(), Some(true));
+    assert!(session.observers().are_none());
 }
