@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use futures::FutureExt;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -285,17 +286,18 @@ impl Own for OwnedHold {
         if let Remains::Lost(_) = remains {
             self.session.discard_upgraded(self.hold());
         }
-        match remains {
-            Remains::Nothing => {}
+        let left = match remains {
+            Remains::Nothing => self.session.let_go(self.hold()).left_future(),
             Remains::Held => return Ok(Released::StillHeld),
             Remains::Parts(left) => return self.release_part(left).await,
-            // The client's shutdown released it.
-            Remains::Lost(LostReason::Released) if self.session.stays_taken(self.hold()) => return Ok(Released::Kept),
-            Remains::Lost(LostReason::Released) => return Ok(Released::Released),
+            // The client's shutdown releases it, or its document was deleted.
+            Remains::Lost(LostReason::Released) => match self.hold().left_by_shutdown.get() {
+                Some(left) => left.clone().right_future(),
+                None => return Ok(Released::Released),
+            },
             // A lost lock is not touched: its entry is gone, or the server ends it.
             Remains::Lost(_) => return Ok(Released::WasLost),
-        }
-        let left = self.session.let_go(self.hold());
+        };
         let left = tokio::select! {
             biased;
             left = tokio::time::timeout(self.session.config.lease, left) => left,

@@ -3,10 +3,7 @@
 
 use std::{future::pending, sync::Arc, time::Duration};
 
-use tokio::{
-    sync::oneshot,
-    time::{Instant, sleep},
-};
+use tokio::{sync::oneshot, time::sleep};
 
 use super::{
     Session,
@@ -14,13 +11,7 @@ use super::{
     line::Standing,
     task::Task,
 };
-use crate::{
-    error::AcquireError,
-    protocol::wake::Left,
-    status::LostReason,
-    telemetry,
-    waitlist::{AcquireOptions, Hold as _, LeftAs},
-};
+use crate::{error::AcquireError, protocol::wake::Left, status::LostReason, telemetry, waitlist::AcquireOptions};
 
 impl Session {
     /// Acquires the lock `name` as a task in its line, for `timeout` at most, and fails on a deadlock if it is to. Dropping
@@ -115,12 +106,6 @@ impl Session {
         if let Some(reader) = hold.take_upgraded() {
             self.discard(&reader);
         }
-    }
-
-    /// Whether the lock stays taken although this hold of it was released, by what is known of the server's clock.
-    pub(crate) fn stays_taken(&self, hold: &Hold) -> bool {
-        let now = self.table().clock.at_least(Instant::now());
-        matches!(hold.left_as(), LeftAs::Kept(kept) if !now.is_some_and(|now| kept.is_over(now)))
     }
 
     /// Drops a handle whose end nobody asks about, and lets go of the hold if it was the last.

@@ -14,8 +14,9 @@ use std::{
     time::Duration,
 };
 
+use futures::future::Shared;
 use tokio::{
-    sync::SetOnce,
+    sync::{SetOnce, oneshot},
     time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
@@ -74,6 +75,8 @@ pub(crate) struct Hold {
     ended: CancellationToken,
     /// Set once somebody waits for the lock.
     wanted: SetOnce<()>,
+    /// The outcome of its release by a shutdown of the client, if that has ended it.
+    pub(crate) left_by_shutdown: OnceLock<Shared<oneshot::Receiver<ReleaseOutcome>>>,
     /// The id of the process.
     held_in: u32,
 }
@@ -201,6 +204,7 @@ impl Hold {
             }),
             ended: CancellationToken::new(),
             wanted: SetOnce::new(),
+            left_by_shutdown: OnceLock::new(),
             held_in: std::process::id(),
         }
     }

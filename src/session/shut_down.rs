@@ -130,10 +130,14 @@ impl Session {
                 held.sort_unstable_by_key(|hold| Reverse(hold.number));
                 for hold in held {
                     // This ends all handles of the hold; one that is over without anybody having looked has expired.
-                    if hold.lost_reason().is_none() && hold.lose(LostReason::Released) {
+                    let (to, released) = oneshot::channel();
+                    let released = released.shared();
+                    let is_held = hold.lost_reason().is_none();
+                    if is_held && hold.left_by_shutdown.set(released.clone()).is_ok() && hold.lose(LostReason::Released)
+                    {
                         hold.report_end();
                         self.table().timers.update(&hold, Instant::now());
-                        ended.push(hold);
+                        ended.push((hold, to, released));
                     }
                 }
             }
@@ -146,8 +150,7 @@ impl Session {
         // Beyond that time, a release is repeated while others go on.
         let patience = self.in_flight.limit(0, &self.config).patience();
         stream::iter(ended)
-            .for_each_concurrent(AT_A_TIME, |hold| {
-                let (to, released) = oneshot::channel();
+            .for_each_concurrent(AT_A_TIME, |(hold, to, released)| {
                 // Unless it was lost meanwhile, and its entry is gone.
                 self.update(&hold.name, None, |lines, context| {
                     lines.let_go(&hold, Some(to), context)
@@ -166,7 +169,14 @@ mod tests {
 
     use super::*;
     use crate::{
-        client::LockClient, config::Settings, store::Store, tests::simulated::Link, waitlist::SWEEPS,
+        client::LockClient,
+        config::Settings,
+        error::ReleaseError,
+        handle::Released,
+        protocol::{Evict, Operation},
+        store::Store,
+        tests::simulated::Link,
+        waitlist::SWEEPS,
         wake_mode::WakeMode,
     };
 
@@ -217,6 +227,37 @@ mod tests {
         locks.shutdown().await;
         assert!(session.is_unused());
         assert!(begun.elapsed() < SWEEPS[0], "{:?}", begun.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_release_that_a_shutdown_overtakes_says_what_the_server_has_answered_to_that() {
+        let breaking = Operation {
+            evict: Evict::Everybody,
+            ..Operation::blank("other.1".to_owned(), 60_000)
+        };
+        let is_unanswered = |released: &Result<_, _>| matches!(released, Err(ReleaseError::Server { .. }));
+        for (at_least, is_cut, is_broken, expected) in [
+            (0, false, false, Some(Released::Released)),
+            (60, false, false, Some(Released::Kept)),
+            (0, false, true, Some(Released::WasLost)),
+            (0, true, false, None),
+        ] {
+            let (link, _, locks) = client();
+            let acquire = locks.mutex("x").acquire().at_least_for(Duration::from_secs(at_least));
+            let handle = acquire.await.unwrap();
+            link.cut(is_cut);
+            if is_broken {
+                link.memory().run("x", &breaking).unwrap();
+            }
+            let ending = tokio::spawn(async move { locks.shutdown().await });
+            while handle.is_held() {
+                tokio::task::yield_now().await;
+            }
+            let released = handle.release().await;
+            assert_eq!(released.as_ref().ok(), expected.as_ref());
+            assert!(released.is_ok() || is_unanswered(&released), "{released:?}");
+            ending.await.unwrap();
+        }
     }
 
     #[tokio::test(start_paused = true)]
