@@ -31,12 +31,12 @@ use crate::{
     store::{Wanted, read_as},
     telemetry::Attempt,
     truncated_debug::Brief,
-    waitlist,
+    waitlist::{self, answers::TRY_FOR},
     world::{Sealed, World},
 };
 
-/// Acquires a lock in a document, and reads what was locked in the rest of the timeout: on an error of the reading the
-/// lock is released again. A timeout of zero asks once, and takes as long as that takes.
+/// Acquires a lock in a document, and reads what was locked in the rest of the timeout, or of the time of a try: on an
+/// error of the reading the lock is released again. A timeout of zero asks once, and takes as long as that takes.
 pub(super) async fn acquire_and_read(
     session: &UserHandle,
     name: String,
@@ -44,7 +44,9 @@ pub(super) async fn acquire_and_read(
     patience: waitlist::Patience,
 ) -> Result<(OwnedHold, Vec<Document>), AcquireError> {
     let timeout = options.timeout.filter(|timeout| !timeout.is_zero());
-    let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    let is_try = patience == waitlist::Patience::Try;
+    let most = timeout.or(is_try.then_some(TRY_FOR));
+    let until = most.and_then(|most| Instant::now().checked_add(most));
     let share = Share::whole(session.clone(), LockName::new(name.clone()), Kind::Document);
     let own = share.acquire(options, patience).await?;
     let (begun, read) = (Instant::now(), session.fetch(&name));

@@ -974,6 +974,27 @@ async fn fifty_tries_in_doubt_get_what_there_is_and_search_together() {
     assert!((1..25).contains(&searches), "{searches}");
 }
 
+/// The server answers for the locks, but not what is read after that.
+#[tokio::test(flavor = "multi_thread")]
+async fn tries_take_no_longer_for_readings_that_are_not_answered() {
+    let (cluster, _turn) = faulty().await;
+    let ground = Ground::on(cluster, "tries_read").by_name();
+    let scene = Scene::on(ground.clone()).await;
+    scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
+    let (locks, _) = counting(&ground, &scene.b).await;
+    let data = doc! {
+        "failCommands": ["find"], "appName": &ground.database, "blockConnection": true, "blockTimeMS": 20_000,
+    };
+    let failing = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
+    let begun = Instant::now();
+    let (claimed, acquired) = tokio::join!(locks.try_claim(doc! { "n": 2 }), locks.lock(1).try_acquire());
+    let took = begun.elapsed().as_secs();
+    failing.off().await.unwrap();
+    assert!(matches!(claimed, Ok(None)), "{claimed:?}");
+    assert!(matches!(acquired, Err(AcquireError::Unanswered { .. })), "{acquired:?}");
+    assert!((10..12).contains(&took), "{took}");
+}
+
 /// An entry of a claim whose answer was lost is found by the claim's filter. Its own attempt may have been the last,
 /// and must not hide it.
 #[tokio::test(flavor = "multi_thread")]

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use super::{
     super::{Session, hedged_read::Cost},
@@ -49,7 +49,7 @@ impl Session {
 
     /// Claims what is free now, and tries for some seconds if the server gives no answer.
     async fn claim_at_once(self: &Arc<Self>, attempts: &mut Attempts) -> Result<Vec<ClaimedDocument>, AcquireError> {
-        let begun = Instant::now();
+        let until = Instant::now() + TRY_FOR;
         let mut backoff = Backoff::default();
         let filter = attempts.claiming.filter.clone();
         let is_doubtful = || self.may_have_orphans_in(&filter);
@@ -58,17 +58,15 @@ impl Session {
             match attempts.once(How::AtOnce).await {
                 // Once no orphan holds a document, the next answer counts.
                 Ok(claimed) if claimed.is_empty() && (was_doubtful || is_doubtful()) => {
-                    if begun.elapsed() >= TRY_FOR {
-                        return Err(AcquireError::Server(ServerError::overdue()));
-                    }
-                    if self.find_orphans(&filter).await? {
+                    let found = timeout_at(until, self.find_orphans(&filter)).await;
+                    if found.map_err(|_| ServerError::overdue())?? {
                         sleep(backoff.failed()).await;
                     }
                 }
                 Ok(claimed) if claimed.is_empty() => break,
                 // Another try may get a connection that works, the next primary, or a limit that is long enough, or be faster
                 // than others.
-                Err(error) if !error.is_final() && !error.found_no_server() && begun.elapsed() < TRY_FOR => {
+                Err(error) if !error.is_final() && !error.found_no_server() && Instant::now() < until => {
                     attempts.note(error);
                     sleep(backoff.failed()).await;
                 }
@@ -78,7 +76,7 @@ impl Session {
         attempts.answered();
         // The claim was answered; the scan is only for documents that may hold up all claims.
         if let Some(scanning) = filter.begin_scan(false)
-            && let Ok(outlook) = self.scan(&filter, scanning).await
+            && let Ok(Ok(outlook)) = timeout_at(until, self.scan(&filter, scanning)).await
         {
             self.some_are_claimable(&outlook, true)?;
         }

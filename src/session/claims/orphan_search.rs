@@ -243,8 +243,8 @@ impl Session {
 
 #[cfg(test)]
 mod tests {
+    use futures::future::join_all;
     use mongodb::bson::doc;
-
     use tokio::time::{sleep, timeout};
 
     use super::{
@@ -253,10 +253,12 @@ mod tests {
     };
     use crate::{
         config::Settings,
+        error::AcquireError,
         hold_options::{Lease, Terms},
         session::Session,
         store::{Connection, LockLayout, MemoryDocuments, MemoryStore, Store, Wanted, lock_layout::Paths},
         tests::simulated::Link,
+        waitlist::answers::TRY_FOR,
         wake_mode::WakeMode,
     };
 
@@ -353,6 +355,21 @@ mod tests {
         assert!(session.find_orphans(&filter).await.unwrap());
         assert_eq!(Instant::now(), given_up_at);
         applied.await.unwrap();
+    }
+
+    /// Their searches are made one after the other, and none is answered.
+    #[tokio::test(start_paused = true)]
+    async fn tries_in_doubt_end_in_time_while_searches_are_not_answered() {
+        let (session, link, claiming) = beside_an_orphan().await;
+        link.block("1", true);
+        let (_turn, begun, failing) = (claiming.filter.search.lock().await, Instant::now(), Failing::default());
+        let tries = (0..50).map(|_| session.claim(&claiming, false, false, &failing));
+        let tried = timeout(TRY_FOR * 2, join_all(tries)).await.unwrap();
+        assert!(
+            tried.iter().all(|tried| matches!(tried, Err(AcquireError::Server(_)))),
+            "{tried:?}"
+        );
+        assert_eq!(begun.elapsed(), TRY_FOR);
     }
 
     /// A session with these orphans of a filter each.
