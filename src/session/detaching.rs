@@ -85,6 +85,8 @@ impl Session {
     pub(crate) async fn detach(self: &Arc<Self>, hold: &Hold) -> Result<Option<LostReason>, ServerError> {
         let change = Change {
             becomes: format!("{DETACHED}{}", hold.id),
+            // What gives the others back may come later, and find no entry.
+            permits: i64::try_from(hold.permits()).unwrap_or(i64::MAX),
             ..Change::of(hold.id.clone(), hold.granted_as)
         };
         let changed = self.change_hold(hold, change).await;
@@ -285,6 +287,22 @@ mod tests {
         let (config, store) = (Settings::default().validate().unwrap(), Store::Simulated(link.clone()));
         let session = Session::of(id.to_owned(), config, store, None, WakeMode::ChangeStream);
         LockClient::new(session)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_is_detached_without_the_permits_that_are_on_their_way_back() {
+        let link = Link::new(Arc::default(), 1);
+        link.calm();
+        let locks = client("0123456789abcdef", &link);
+        let held = locks.semaphore("x", 4).acquire_many(4).await.unwrap();
+        let part = held.split(3).unwrap();
+        link.kill_idle(1);
+        drop(part);
+        sleep(BRIEFLY).await;
+        assert_eq!(link.kill_idle(0), 0, "the part is on its way");
+        let detached = held.detach().await.unwrap();
+        assert!(locks.semaphore("x", 4).try_acquire_many(3).await.unwrap().is_some());
+        assert_eq!(locks.attach(&detached).await.unwrap().unwrap().permits(), 1);
     }
 
     #[tokio::test(start_paused = true)]
