@@ -255,7 +255,11 @@ impl Session {
         };
         let is_live = |holder: &&Holder| exchange.now.is_none_or(|now| holder.is_live(now)) && !holder.is_kept();
         let mut holders = state.holders.iter().filter(is_live);
-        let holder = holders.find(|holder| holder.token == detached.entry_token()).cloned();
+        // The entry has reserved the tokens after its own, up to the counter at most.
+        let is_of = |holder: &&Holder| {
+            holder.token == detached.entry_token() && (holder.token..=state.token).contains(&detached.token.as_i64())
+        };
+        let holder = holders.find(is_of).cloned();
         Ok(holder.map(|holder| (state, exchange, holder)))
     }
 
@@ -303,6 +307,26 @@ mod tests {
         let detached = held.detach().await.unwrap();
         assert!(locks.semaphore("x", 4).try_acquire_many(3).await.unwrap().is_some());
         assert_eq!(locks.attach(&detached).await.unwrap().unwrap().permits(), 1);
+    }
+
+    /// It went through other hands, as a cookie does.
+    #[tokio::test(start_paused = true)]
+    async fn a_token_that_the_hold_can_not_have_attaches_nothing() {
+        let link = Link::new(Arc::default(), 1);
+        link.calm();
+        let locks = client("0123456789abcdef", &link);
+        let detached = locks.mutex("x").acquire().await.unwrap().detach().await.unwrap();
+        let token = detached.token.as_i64();
+        for other in [token - 1, token + (1 << 40)] {
+            let forged = Detached {
+                token: FencingToken::new(other),
+                granted_as: Some(detached.token),
+                ..detached.clone()
+            };
+            assert!(locks.attach(&forged).await.unwrap().is_none(), "{other}");
+            assert!(locks.renew_detached(&forged).await.unwrap().is_none(), "{other}");
+        }
+        assert!(locks.attach(&detached).await.unwrap().is_some());
     }
 
     #[tokio::test(start_paused = true)]
