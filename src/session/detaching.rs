@@ -17,6 +17,7 @@ use crate::{
     lost_reason,
     protocol::{Change, DETACHED, Exchange, Holder, Kind, Owner, State},
     status::LostReason,
+    telemetry,
     token::FencingToken,
     truncated_debug::shown_in_a_line,
     waitlist::{Grant, How},
@@ -117,6 +118,7 @@ impl Session {
     /// hold is detached again.
     pub(crate) async fn attach(self: &Arc<Self>, detached: &Detached) -> Result<Option<Arc<Hold>>, AcquireError> {
         self.ensure_usable()?;
+        let begun = Instant::now();
         let (to, taken_up) = oneshot::channel();
         let (session, detached) = (self.clone(), detached.clone());
         self.spawn(async move {
@@ -131,7 +133,11 @@ impl Session {
         };
         // The sender is dropped without an answer only when the session's runtime ends.
         let taken_up = taken_up.map_err(|_| self.why_closed())?;
-        Ok(taken_up?.hold.take())
+        let hold = taken_up?.hold.take();
+        if let Some(hold) = &hold {
+            telemetry::attached(&hold.granted(), begun.elapsed());
+        }
+        Ok(hold)
     }
 
     async fn take_up(self: &Arc<Self>, detached: &Detached) -> Result<Option<Arc<Hold>>, AcquireError> {

@@ -425,6 +425,24 @@ async fn what_came_to_nothing_tells_why() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_hold_that_was_attached_is_told_as_one_that_was_acquired() {
+    let (ear, _listening) = Ear::listen();
+    let (a, b) = pair(WakeSource::Auto).await;
+    let mut detached = a.mutex("x").acquire().await.unwrap().detach().await.unwrap();
+    detached = b.attach(&detached).await.unwrap().unwrap().detach().await.unwrap();
+    assert_eq!(
+        (ear.all("watchlock.granted").len(), ear.all("watchlock.released").len()),
+        (2, 2)
+    );
+    let held = b.attach(&detached).await.unwrap().unwrap();
+    a.break_lock("x").await.unwrap();
+    held.lost().await;
+    ear.until("watchlock.lost").await;
+    assert_eq!(ear.only("watchlock.lost").field("reason"), "broken");
+    ear.assert_documented();
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_broken_lock_is_told_on_both_sides() {
     let (ear, _listening) = Ear::listen();
     let (a, b) = pair(WakeSource::Auto).await;
