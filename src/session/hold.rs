@@ -467,14 +467,25 @@ impl Hold {
             .is_some_and(|upgrades| upgrades.number == reader.number)
     }
 
+    /// Whether this is a copy in a fork: a thread of the parent may have had its mutexes, which then stay locked.
+    fn is_forked(&self) -> bool {
+        self.held_in != std::process::id()
+    }
+
     /// Returns the reader's hold that became a writer's with this one.
     pub(crate) fn upgraded(&self) -> Option<Arc<Self>> {
-        self.state().upgrades.clone()
+        match self.is_forked() {
+            true => None,
+            false => self.state().upgrades.clone(),
+        }
     }
 
     /// Takes out the reader's hold that became a writer's with this one, to give back the handle of it.
     pub(crate) fn take_upgraded(&self) -> Option<Arc<Self>> {
-        self.state().upgrades.take()
+        match self.is_forked() {
+            true => None,
+            false => self.state().upgrades.take(),
+        }
     }
 
     /// Prepares it to be detached, unless it has more than one handle; returns their number then. Decided under the same
@@ -578,7 +589,7 @@ impl Hold {
     /// Returns when the hold is over unless it is renewed, or why it is over: as soon as its deadline or its limit has
     /// come.
     fn look(&self) -> Result<Instant, LostReason> {
-        if self.held_in != std::process::id() {
+        if self.is_forked() {
             return Err(LostReason::Forked);
         }
         let (lost, reader) = {
@@ -680,6 +691,19 @@ mod tests {
             how: How::AtOnce,
         };
         Hold::new("a-1".to_owned(), "7".to_owned(), &grant)
+    }
+
+    /// A thread of the parent had it at the fork.
+    #[test]
+    fn what_a_fork_asks_of_a_hold_waits_for_no_mutex() {
+        let mut forked = hold();
+        forked.held_in = 0;
+        let forked = Arc::new(forked);
+        let _locked = forked.state();
+        let (asked, (to, told)) = (forked.clone(), std::sync::mpsc::channel());
+        std::thread::spawn(move || to.send((asked.status(), asked.take_upgraded().is_none())));
+        let told = told.recv_timeout(Duration::from_secs(10));
+        assert_eq!(told, Ok((LockStatus::Lost, true)));
     }
 
     /// It may wait behind others of longer leases.

@@ -66,8 +66,11 @@ impl Session {
     /// Lets go of everything in the background, also of locks that are idle. The sweeps take their time, unless the
     /// session was closed before.
     pub(crate) fn end_in_background(self: &Arc<Self>) {
-        let lives = self.started.get().is_some() && !self.stopped.is_cancelled() && !self.ended.is_cancelled();
-        if lives && !self.is_forked() {
+        if self.is_forked() {
+            // The tokens below have mutexes, which a thread of the parent may have had.
+            return;
+        }
+        if self.started.get().is_some() && !self.stopped.is_cancelled() && !self.ended.is_cancelled() {
             self.table().lines.closed = true;
             self.spawn(self.clone().end());
         }
