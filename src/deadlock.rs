@@ -24,7 +24,8 @@ use crate::{
 };
 
 /// A deadlock: locks whose holders wait for each other. Unless one of them gives up, loses its lock or has more to do than
-/// to wait, they do so for ever.
+/// to wait, they do so for ever. A waiter ahead of one of them in a queue counts as one that never gives up: where it alone
+/// keeps a holder from free permits, or a reader from other readers, the deadlock also ends with its wait.
 ///
 /// Its `Display` is a sentence for people: ``"a" is held by web-1, who waits for "b"; ...``.
 #[derive(Clone, Debug, PartialEq, Eq)]
