@@ -277,7 +277,9 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// Use it for short jobs that several hosts start at about the same time: the second finds the lock taken, although
     /// the first is done. An early release marks the lock as released, and nobody renews it any more. [`inspect`] shows
     /// when it was released and until when it is kept taken. The first waiter is granted the lock when that time ends,
-    /// by the server's clock. A release after `least` opens the lock at once, as usual.
+    /// by the server's clock. A release after `least` opens the lock at once, as usual. Only a release of the
+    /// whole hold keeps the lock taken: permits that a part gives back are free at once, and a writer that becomes a reader
+    /// lets others read.
     ///
     /// A dropped handle keeps the lock taken as well, and so does a holder that dies or [loses](crate::View::lost) the
     /// lock: its lease is no shorter than `least`, so after a death it is free when that lease is over. A waiter that
