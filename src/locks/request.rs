@@ -95,7 +95,7 @@ impl Share {
         let asks_once = !tries && timeout == Some(Duration::ZERO);
         let label = session.config.label(&name);
         let reason = options.reason.as_deref();
-        let attempt = Attempt::begin(Some(&name), label, kind, permits, !tries && !asks_once, reason);
+        let attempt = Attempt::begin(Some(name.clone()), label, kind, permits, !tries && !asks_once, reason);
         let wants = AcquireOptions {
             used: (kind, capacity),
             by,

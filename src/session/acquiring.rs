@@ -76,22 +76,21 @@ impl Session {
         self: &Arc<Self>,
         hold: &Hold,
     ) -> impl Future<Output = Result<ReleaseOutcome, oneshot::error::RecvError>> + use<> {
-        let ((to, left), (to_reader, reader_left)) = (oneshot::channel(), oneshot::channel());
+        let (to, left) = oneshot::channel();
         let reader = hold.take_upgraded().map(|reader| (reader.exit(), reader));
+        let (to_reader, reader_left) = reader.as_ref().map(|_| oneshot::channel()).unzip();
         self.update(&hold.name, None, |lines, context| {
             let mut step = lines.line(&hold.name).waitlist.step(context);
             step.let_go(hold, Some(to));
             if let Some((Remains::Nothing, reader)) = &reader {
-                step.let_go(reader, Some(to_reader));
+                step.let_go(reader, to_reader);
             }
         });
-        if let Some((_, reader)) = &reader {
-            reader.report_end();
-        }
+        reader.iter().for_each(|(_, reader)| reader.report_end());
         async move {
             let left = left.await;
-            match reader {
-                Some((remains, reader)) if matches!(left, Ok(Ok(Left::Holder))) => match remains {
+            match reader.zip(reader_left) {
+                Some(((remains, reader), reader_left)) if matches!(left, Ok(Ok(Left::Holder))) => match remains {
                     Remains::Nothing => reader_left.await,
                     _ if matches!(reader.lost_reason(), None | Some(LostReason::Released)) => left,
                     _ => Ok(Ok(Left::Nowhere)),

@@ -305,10 +305,10 @@ impl Session {
             // What was only expected is not worth remembering.
             let free_at = line.waitlist.alone_at().filter(|_| !line.is_unknown);
             let pace = line.waitlist.pace();
-            if free_at.is_some() || !pace.is_zero() {
+            let gone = table.lines.by_name.remove_entry(name);
+            if let Some((name, _)) = gone.filter(|_| free_at.is_some() || !pace.is_zero()) {
                 table.lines.remember(name, free_at, pace);
             }
-            table.lines.by_name.remove(name);
             if table.lines.by_name.is_empty() {
                 self.drained.notify_waiters();
             }
@@ -445,10 +445,12 @@ impl Drop for Session {
 impl Lines {
     fn line(&mut self, name: &str) -> &mut Line {
         let expects_free = self.expects_free();
-        self.by_name.entry(name.to_owned()).or_insert_with(|| {
-            let (free_at, pace) = self.remembered.remove(name).unwrap_or_default();
+        // A name with a line is not remembered.
+        let remembered = self.remembered.remove_entry(name);
+        let (name, (free_at, pace)) = remembered.unwrap_or_else(|| (name.to_owned(), Default::default()));
+        self.by_name.entry(name).or_insert_with_key(|name| {
             let expected_at = expects_free.then(Instant::now).or(free_at);
-            let mut line = Line::new(name.to_owned(), expected_at, pace);
+            let mut line = Line::new(name.clone(), expected_at, pace);
             line.is_unknown = free_at.is_none();
             line
         })
@@ -494,12 +496,12 @@ impl Lines {
         line.waitlist.stop()
     }
 
-    fn remember(&mut self, name: &str, free_at: Option<Instant>, pace: Duration) {
+    fn remember(&mut self, name: String, free_at: Option<Instant>, pace: Duration) {
         if self.remembered.len() >= REMEMBERED {
             // Only hints: a forgotten name costs the server a little more work the next time.
             self.remembered.clear();
         }
-        self.remembered.insert(name.to_owned(), (free_at, pace));
+        self.remembered.insert(name, (free_at, pace));
     }
 }
 

@@ -31,7 +31,7 @@ use crate::{
     protocol::{Ahead, Exchange, Operation, ServerTime, Showing, State, document::Malformed},
     telemetry,
 };
-use futures::{FutureExt, TryFutureExt, future::BoxFuture};
+use futures::{FutureExt, TryFutureExt};
 use mongodb::bson::{Document, oid::ObjectId};
 
 pub(crate) use crate::error::failure::Failure;
@@ -194,29 +194,16 @@ async fn contained<T>(running: impl Future<Output = Result<T, ServerError>>) -> 
     })
 }
 
-/// Asks the server, after the first look at it. The question is boxed, so that this is compiled once for each type of
-/// answer.
-async fn answered<T>(store: &MongoStore, question: BoxFuture<'_, Result<T, ServerError>>) -> Result<T, ServerError> {
-    contained(async {
-        store.look().await?;
-        question.await
-    })
-    .await
-}
-
 impl Store {
     /// Asks the server, or memory. An error is reported under this purpose, with the name of the lock if it is about one.
-    async fn ask<'a, T, F>(
+    async fn ask<'a, T, F: Future<Output = Result<T, ServerError>>>(
         &'a self,
         (purpose, name): (&'static str, Option<&str>),
         of_server: impl FnOnce(&'a MongoStore) -> F,
         of_memory: impl FnOnce(&'a MemoryStore) -> Result<T, ServerError>,
-    ) -> Result<T, ServerError>
-    where
-        F: Future<Output = Result<T, ServerError>> + Send + 'a,
-    {
+    ) -> Result<T, ServerError> {
         match self {
-            Self::Mongo(store) => answered(store, of_server(store).boxed()).await,
+            Self::Mongo(store) => contained(store.look().and_then(|()| of_server(store))).await,
             Self::Memory(store) => store.connection().reach().await.and_then(|()| of_memory(store)),
             #[cfg(test)]
             Self::Simulated(link) => of_memory(link.memory()),

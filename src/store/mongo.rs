@@ -38,7 +38,7 @@ use crate::{
 #[cfg(any(test, fuzzing))]
 pub(crate) use command::refusals;
 use command::{Updated, limit, updated};
-use encoded::{Shapes, encode, joined};
+use encoded::{Shapes, completed, encode};
 use first_look::FirstLook;
 pub(crate) use guard::{abort, is_in_transaction};
 pub(crate) use reading::COUNTED_MOST;
@@ -150,13 +150,12 @@ impl MongoStore {
 
     pub(super) async fn run(&self, name: &str, operation: &Operation, within: Duration) -> Result<Answer, ServerError> {
         let sent = Instant::now();
-        let member = self.layout.member(name);
-        let (document, logged_by) = match self.write(&member, operation, within).await {
+        let (document, logged_by) = match self.write(self.layout.member(name), operation, within).await {
             Ok(answer) => answer,
             Err(error) => return Err(self.explain(name, error).await),
         };
         let received = Instant::now();
-        let (state, now) = read_answer(&member.location, operation, document.as_ref())?;
+        let (state, now) = read_answer(&self.layout.at(name), operation, document.as_ref())?;
         let exchange = Exchange {
             sent,
             received,
@@ -170,7 +169,7 @@ impl MongoStore {
     /// by which it was done, where the command tells.
     async fn write(
         &self,
-        member: &LockRef<'_>,
+        member: LockRef<'_>,
         operation: &Operation,
         within: Duration,
     ) -> Result<(Option<Document>, Option<LogTime>), Error> {
@@ -180,11 +179,11 @@ impl MongoStore {
             // repeats the server recognises. It refuses an answer with text that is not UTF-8, so there is nothing in
             // it but the lock's own fields. None of these operations needs a reading of the server's clock, and without
             // an expression the server makes the answer sooner.
-            let mut shown = all_fields(at);
+            let (mut shown, pipeline) = (all_fields(at), self.pipeline(at, operation));
             shown.remove(NOW);
             return self
                 .collection
-                .find_one_and_update(selection(member, operation), self.pipeline(at, operation))
+                .find_one_and_update(selection(member, operation), pipeline)
                 .upsert(operation.sets())
                 .return_document(ReturnDocument::After)
                 .projection(shown)
@@ -214,10 +213,7 @@ impl MongoStore {
             true => encode(&command(operation)),
             false => self.shapes.encode(operation, command),
         };
-        let command = joined(
-            command?,
-            &doc! { "query": selection(member, operation), "maxTimeMS": limit(within) },
-        )?;
+        let command = completed(command?, &selection(member, operation), limit(within))?;
         let mut answer = self
             .database
             .run_raw_command(command)
@@ -312,9 +308,9 @@ fn primary() -> SelectionCriteria {
 /// Returns the filter for the document of an operation. A requested element must be there, so that nothing is written
 /// for a missing one. The exception is an operation with an entry that leaves, as the entry may have outlived its
 /// element.
-fn selection(member: &LockRef<'_>, operation: &Operation) -> Document {
+fn selection(member: LockRef<'_>, operation: &Operation) -> Document {
     let at = &*member.location;
-    let mut selection = pipeline::selection(at, &member.id, operation);
+    let mut selection = pipeline::selection(at, member.id, operation);
     if let (Some(element), Some(_)) = (&member.element, &operation.requests) {
         let is_there = doc! { "$expr": { "$ne": [element.key.elements(element.array), []] } };
         let leaves = |list: &str| doc! { at.key(list): { "$in": &operation.leave } };

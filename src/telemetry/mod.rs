@@ -25,6 +25,7 @@ use crate::{
     grant_path::How,
     input::check_name,
     lost_reason::{self, LostReason},
+    name::LockName,
     protocol::{Evict, Kind, Operation},
     token::FencingToken,
     wake_mode::{PollingReason, WakeMode},
@@ -72,7 +73,7 @@ pub(crate) fn attached(granted: &Granted<'_>, waited: Duration) {
 pub(crate) struct Attempt {
     span: Span,
     /// A claim does not know it before it has a document.
-    lock: Option<String>,
+    lock: Option<LockName>,
     /// Set if the lock has metrics of its own.
     label: Option<LockLabel>,
     kind: Kind,
@@ -83,7 +84,7 @@ pub(crate) struct Attempt {
 impl Attempt {
     /// Begins an attempt. Call it with input that has passed the checks, as it is reported unchanged.
     pub(crate) fn begin(
-        lock: Option<&str>,
+        lock: Option<LockName>,
         label: Option<LockLabel>,
         kind: Kind,
         permits: i64,
@@ -94,7 +95,7 @@ impl Attempt {
             info_span!(
                 target: TARGET,
                 "watchlock.acquire",
-                lock,
+                lock = lock.as_deref(),
                 kind = kind.as_str(),
                 permits,
                 waits,
@@ -108,7 +109,7 @@ impl Attempt {
         meters::change(&meters::WAITING, 1.0, &[kind.as_str()], label.as_ref());
         Self {
             span,
-            lock: lock.map(str::to_owned),
+            lock,
             label,
             kind,
             since: Instant::now(),

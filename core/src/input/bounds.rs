@@ -55,29 +55,29 @@ pub fn check_permits(kind: Kind, capacity: i64, permits: i64) -> Result<(), Inva
 }
 
 pub fn at_least(name: &str, value: Duration, least: Duration) -> Result<(), InvalidInput> {
-    check(value >= least, name, value, "shorter than", least)
+    check(value >= least, name, value, &["shorter than"], least)
 }
 
 pub fn at_most(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
-    let than = format!("longer than the {bound_name},");
+    let than = ["longer than the ", bound_name, ","];
     check(value <= bound, name, value, &than, bound)
 }
 
 pub fn below(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
-    let than = format!("not shorter than the {bound_name},");
+    let than = ["not shorter than the ", bound_name, ","];
     check(value < bound, name, value, &than, bound)
 }
 
 pub(crate) fn above(name: &str, value: Duration, bound_name: &str, bound: Duration) -> Result<(), InvalidInput> {
-    let than = format!("not longer than {bound_name},");
+    let than = ["not longer than ", bound_name, ","];
     check(value > bound, name, value, &than, bound)
 }
 
-fn check(is_fit: bool, name: &str, value: Duration, than: &str, bound: Duration) -> Result<(), InvalidInput> {
+fn check(is_fit: bool, name: &str, value: Duration, than: &[&str], bound: Duration) -> Result<(), InvalidInput> {
     if is_fit {
         return Ok(());
     }
-    let (value, bound) = (Setting(value), Setting(bound));
+    let (value, than, bound) = (Setting(value), than.concat(), Setting(bound));
     Err(InvalidInput::new(format!("the {name} of {value} is {than} {bound}")))
 }
 

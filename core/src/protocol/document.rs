@@ -173,6 +173,7 @@ impl State {
         let kind = kind::read(fields.text("kind")?).ok_or_else(|| fields.malformed("kind", "is not a kind of lock"))?;
         let mut holders = Vec::new();
         for holder in fields.list("holders")? {
+            let holder = holder?;
             let fields = Fields {
                 document: holder,
                 path: "holders.",
@@ -194,7 +195,7 @@ impl State {
         }
         let mut queue = Vec::new();
         for document in fields.list("queue")? {
-            let path = "queue.";
+            let (document, path) = (document?, "queue.");
             queue.push(Fields { document, path }.entry()?);
         }
         Ok(Self {
@@ -356,15 +357,14 @@ impl<'a> Fields<'a> {
         ServerTime::in_field(self.document, field).ok_or_else(|| self.malformed(field, "is not a date"))
     }
 
-    fn list(&self, field: &str) -> Result<Vec<&'a Document>, Malformed> {
+    fn list(&self, field: &str) -> Result<impl Iterator<Item = Result<&'a Document, Malformed>>, Malformed> {
         let list = self
             .document
             .get_array(field)
             .map_err(|_| self.malformed(field, "is not an array"))?;
-        let documents = list.iter().map(|entry| entry.as_document());
-        documents
-            .map(|entry| entry.ok_or_else(|| self.malformed(field, "has an entry that is not a document")))
-            .collect()
+        let documents = list.iter().map(Bson::as_document);
+        Ok(documents
+            .map(move |entry| entry.ok_or_else(|| self.malformed(field, "has an entry that is not a document"))))
     }
 }
 

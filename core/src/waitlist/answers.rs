@@ -14,7 +14,10 @@ use super::{
 };
 use crate::{
     lost_reason::LostReason,
-    protocol::{Exchange, Expects, Kept, Operation, Request, Requests, ServerTime, State, wake},
+    protocol::{
+        Exchange, Expects, Kept, Operation, Request, Requests, ServerTime, State,
+        wake::{self, Left},
+    },
     waitlist::How,
 };
 
@@ -77,7 +80,7 @@ impl<H: Hold> Step<'_, H> {
             }
             return;
         }
-        let handed_over = self.departed(&left.unwrap_or_default(), state, exchange);
+        let handed_over = self.departed(left.into_iter().flatten(), state, exchange);
         let Some(state) = state else {
             // There is no document, and none may be made.
             self.missing(operation);
@@ -111,19 +114,19 @@ impl<H: Hold> Step<'_, H> {
 
     /// Notes what became of the entries that the operation was to take out; `left` has that for each, in their order.
     /// Returns whether one of them was a holder, so that the lock was let go of.
-    fn departed(&mut self, left: &[wake::Left], state: Option<&State>, exchange: &Exchange) -> bool {
+    fn departed(&mut self, mut left: impl Iterator<Item = Left>, state: Option<&State>, exchange: &Exchange) -> bool {
         let mut handed_over = false;
-        for (position, mut leaving) in self.under_way.take().unwrap_or_default().into_iter().enumerate() {
-            let found = match left.get(position).copied().unwrap_or(wake::Left::Nowhere) {
+        for mut leaving in self.under_way.take().into_iter().flatten() {
+            let found = match left.next().unwrap_or(Left::Nowhere) {
                 // Our earlier try took it out: its answer was lost on the way.
-                wake::Left::Nowhere if leaving.repeated => wake::Left::Holder,
+                Left::Nowhere if leaving.repeated => Left::Holder,
                 found => found,
             };
             let found = match (found, leaving.left_as.kept()) {
-                (wake::Left::Holder, Some(kept)) => kept_or_lost(kept, state, exchange.now),
+                (Left::Holder, Some(kept)) => kept_or_lost(kept, state, exchange.now),
                 (found, _) => found,
             };
-            handed_over |= found == wake::Left::Holder;
+            handed_over |= found == Left::Holder;
             let to = leaving.release.take();
             self.effects.extend(to.map(|to| Effect::Released { to, found }));
             self.sweep_after(leaving, exchange.sent);
@@ -463,14 +466,14 @@ fn read_by(exchange: &Exchange, context: &Context<'_>) -> Instant {
 ///
 /// An entry that is gone although its time is not over was not kept: its lease had ended, and somebody else may have
 /// the lock since.
-fn kept_or_lost(kept: &Kept, state: Option<&State>, now: Option<ServerTime>) -> wake::Left {
+fn kept_or_lost(kept: &Kept, state: Option<&State>, now: Option<ServerTime>) -> Left {
     let mut holders = state.into_iter().flat_map(|state| &state.holders);
     if holders.any(|holder| holder.id == kept.id && holder.token == kept.token && holder.is_kept()) {
-        wake::Left::Kept
+        Left::Kept
     } else if now.is_some_and(|now| kept.is_over(now)) {
-        wake::Left::Holder
+        Left::Holder
     } else {
-        wake::Left::Nowhere
+        Left::Nowhere
     }
 }
 

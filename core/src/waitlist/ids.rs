@@ -3,6 +3,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    fmt::Write as _,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -50,7 +51,7 @@ impl Ids {
     }
 
     pub fn entry(&self) -> String {
-        format!("{}-{}", self.session, self.number())
+        self.id('-')
     }
 
     /// Returns the entry of a new claim; until that is settled, nothing takes it for an orphan.
@@ -61,7 +62,15 @@ impl Ids {
     }
 
     pub fn operation(&self) -> String {
-        format!("{}.{}", self.session, self.number())
+        self.id('.')
+    }
+
+    fn id(&self, separator: char) -> String {
+        // The number has 20 digits at most.
+        let mut id = String::with_capacity(self.session.len() + 21);
+        // Writing to a String can't fail.
+        let _ = write!(id, "{}{separator}{}", self.session, self.number());
+        id
     }
 
     /// Whether the entry is of this session, and its document is known.

@@ -14,17 +14,15 @@ impl<H: Hold> Step<'_, H> {
     /// Returns the next operation, if there is cause for one. It is on its way from now on, until it is answered or
     /// has failed.
     pub fn next_operation(&mut self) -> Option<Operation> {
-        let context = self.context;
-        self.forget_expired(context.now);
-        if self.under_way.is_some() || self.retry_at.is_some_and(|retry| context.now < retry) {
+        let (context, now) = (self.context, self.context.now);
+        self.forget_expired(now);
+        if self.under_way.is_some() || self.retry_at.is_some_and(|retry| now < retry) {
             return None;
         }
-        let (leaves, later): (Vec<_>, Vec<_>) = std::mem::take(&mut self.leaving)
-            .into_iter()
-            .partition(|leaving| leaving.not_before <= context.now);
-        self.leaving = later;
+        let mut leaves = std::mem::take(&mut self.leaving);
+        self.leaving = leaves.extract_if(.., |leaving| leaving.not_before > now).collect();
         self.may_have_tries = self.may_have_tries && self.waiting.iter().any(|waiting| !waiting.waits());
-        let asks = self.asks_at().is_some_and(|at| at <= context.now);
+        let asks = self.asks_at().is_some_and(|at| at <= now);
         if leaves.is_empty() && !asks {
             return None;
         }
@@ -40,7 +38,7 @@ impl<H: Hold> Step<'_, H> {
             _ => used == Some(head.wants.used) && head.wants.used.0 != Kind::Semaphore,
         };
         let together = leaves.is_empty() || self.waiting.front().is_some_and(matches);
-        let expects = self.expects(&leaves, context.now, context.config);
+        let expects = self.expects(&leaves, now, context.config);
         // The next task in line joins the queue together with the release of a hold, so that handing the lock from task
         // to task costs one command. While the head is queued already, the client has two queue positions. That harms
         // no one as long as no other client waits; beside others a client has one position for all its waiting tasks.

@@ -165,7 +165,7 @@ impl Sequence {
                 false,
             ),
             _ => (
-                pipeline::selection(&setup.at, &self.id, operation),
+                pipeline::selection(&setup.at, self.id.clone(), operation),
                 pipeline::operation(&setup.at, operation, &date),
                 operation.creates() && setup.at.is_root(),
             ),

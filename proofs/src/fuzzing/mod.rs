@@ -110,7 +110,7 @@ fn read_words(text: &str) {
     }
     let operation = text.split(':').next().unwrap_or_default();
     if let Some(left) = wake::left(text, operation) {
-        assert!(left.len() <= text.len());
+        assert!(left.count() <= text.len());
     }
     wake::is_freeing(text);
 }

@@ -53,7 +53,7 @@ async fn document_after(collection: &Collection<Document>, operation: &Operation
     let at = Location::default();
     collection
         .find_one_and_update(
-            pipeline::selection(&at, &"x".into(), operation),
+            pipeline::selection(&at, "x".into(), operation),
             pipeline::operation(&at, operation, now),
         )
         .upsert(true)

@@ -185,10 +185,10 @@ impl Session {
             ..self.operation_of_claim(entry.clone(), owner.clone(), lease)
         });
         let operations: Vec<Operation> = operations.collect();
-        let (store, wanted) = (self.store.clone(), filter.wanted.clone());
+        let (store, asked) = (self.store.clone(), filter.clone());
         let skipped = self.claims.skip_list().ids(Instant::now());
         let sent = Instant::now();
-        let mut claim = Box::pin(async move { store.claim(&wanted, &skipped, &operations, limit.within).await });
+        let mut claim = Box::pin(async move { store.claim(&asked.wanted, &skipped, &operations, limit.within).await });
         let (answer, adrift) = match self.in_flight.answer(claim.as_mut(), slot, limit).await {
             Ok(answer) => (answer, None),
             Err(adrift) => (Err(ServerError::unanswered(limit.patience())), Some(adrift)),

@@ -21,6 +21,9 @@ use crate::protocol::Operation;
 /// that of a reason that names an invoice, is never encoded.
 const SHAPES_MOST: usize = 16;
 
+/// Number of bytes of the filter and the limit that most commands are completed with.
+const COMPLETED: usize = 128;
+
 /// What stands for the digits of an operation's ids, one letter for each id. No id contains them.
 const MARKS: [[u8; 3]; 2] = [*b"\x01\x02\x03", *b"\x04\x05\x06"];
 
@@ -30,7 +33,7 @@ pub(super) struct Shapes(Mutex<VecDeque<Shape>>);
 
 #[derive(Debug)]
 struct Shape {
-    /// The operation, with marks in place of numbers.
+    /// The operation of the shape that came last.
     operation: Operation,
     /// `None` before it comes again.
     encoded: Option<Encoded>,
@@ -50,22 +53,22 @@ impl Shapes {
         operation: &Operation,
         build: impl Fn(&Operation) -> Document,
     ) -> Result<Vec<u8>, Error> {
+        let anew = || encode(&build(operation));
         if !operation.is_simple() {
-            return encode(&build(operation));
+            return anew();
         }
-        let marked = marked(operation, MARKS[0]);
         let mut shapes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = shapes.iter().position(|shape| shape.operation == marked);
+        let known = shapes.iter_mut().position(|shape| shape.is_of(operation));
         let Some(mut shape) = known.and_then(|known| shapes.remove(known)) else {
             if shapes.len() == SHAPES_MOST {
                 shapes.pop_front();
             }
             shapes.push_back(Shape {
-                operation: marked,
+                operation: operation.clone(),
                 encoded: None,
             });
             drop(shapes);
-            return encode(&build(operation));
+            return anew();
         };
         if shape.encoded.is_none() {
             shape.encoded = Encoded::new(operation, &build);
@@ -73,15 +76,22 @@ impl Shapes {
         let filled_in = shape.encoded.as_ref().map(|encoded| encoded.filled_in(operation));
         shapes.push_back(shape);
         drop(shapes);
-        let Some(filled_in) = filled_in else {
-            return encode(&build(operation));
-        };
-        debug_assert_eq!(
-            Some(&filled_in),
-            encode(&build(operation)).ok().as_ref(),
-            "{operation:?}"
-        );
-        Ok(filled_in)
+        debug_assert!(filled_in.is_none() || filled_in == anew().ok(), "{operation:?}");
+        filled_in.map_or_else(anew, Ok)
+    }
+}
+
+impl Shape {
+    /// Whether an operation differs from the last one of the shape in nothing but the numbers of its ids, and takes
+    /// these over: two operations with the same ids can be compared as they are.
+    fn is_of(&mut self, operation: &Operation) -> bool {
+        let shape = |id| (str::len(id), id.strip_suffix(number(id)));
+        if !ids(&self.operation).map(shape).eq(ids(operation).map(shape)) {
+            return false;
+        }
+        let last = ids_mut(&mut self.operation);
+        last.zip(ids(operation)).for_each(|(last, id)| id.clone_into(last));
+        self.operation == *operation
     }
 }
 
@@ -111,7 +121,8 @@ impl Encoded {
     }
 
     fn filled_in(&self, operation: &Operation) -> Vec<u8> {
-        let mut bytes = self.bytes.clone();
+        let mut bytes = Vec::with_capacity(self.bytes.len() + COMPLETED);
+        bytes.extend_from_slice(&self.bytes);
         for (which, at) in &self.places {
             let number = ids(operation).nth(*which).map_or("", number);
             bytes[*at..*at + number.len()].copy_from_slice(number.as_bytes());
@@ -127,12 +138,17 @@ fn ids(operation: &Operation) -> impl Iterator<Item = &str> {
     std::iter::once(&operation.id).chain(entries).map(String::as_str)
 }
 
+/// Returns the same ids, to be changed.
+fn ids_mut(operation: &mut Operation) -> impl Iterator<Item = &mut String> {
+    let requested = operation.requests.iter_mut().flat_map(|requests| &mut requests.entries);
+    let entries = operation.leave.iter_mut().chain(requested.map(|entry| &mut entry.id));
+    std::iter::once(&mut operation.id).chain(entries)
+}
+
 /// Returns the operation with marks in place of the numbers in its ids.
 fn marked(operation: &Operation, marks: [u8; 3]) -> Operation {
     let mut marked = operation.clone();
-    let requested = marked.requests.iter_mut().flat_map(|requests| &mut requests.entries);
-    let entries = marked.leave.iter_mut().chain(requested.map(|entry| &mut entry.id));
-    for (id, mark) in std::iter::once(&mut marked.id).chain(entries).zip(marks) {
+    for (id, mark) in ids_mut(&mut marked).zip(marks) {
         let digits = number(id).len();
         id.truncate(id.len() - digits);
         id.extend(std::iter::repeat_n(char::from(mark), digits));
@@ -142,13 +158,9 @@ fn marked(operation: &Operation, marks: [u8; 3]) -> Operation {
 
 /// Returns the digits at the end of an id, after the id of its session, which may end in digits too.
 fn number(id: &str) -> &str {
-    let at = id.rfind(['-', '.']).map_or(id.len(), |separator| separator + 1);
-    let number = &id[at..];
-    if number.bytes().all(|byte| byte.is_ascii_digit()) {
-        number
-    } else {
-        ""
-    }
+    let last = id.rsplit(['-', '.']).next().filter(|last| last.len() < id.len());
+    let is_number = |last: &&str| last.bytes().all(|byte| byte.is_ascii_digit());
+    last.filter(is_number).unwrap_or_default()
 }
 
 pub(super) fn encode(document: &Document) -> Result<Vec<u8>, Error> {
@@ -156,13 +168,16 @@ pub(super) fn encode(document: &Document) -> Result<Vec<u8>, Error> {
     Ok(encoded.into_bytes())
 }
 
-/// Returns a document with these further fields. In BSON a document is its length, its fields and a zero.
-pub(super) fn joined(mut first: Vec<u8>, further: &Document) -> Result<RawDocumentBuf, Error> {
-    first.pop();
-    first.extend_from_slice(encode(further)?.get(4..).unwrap_or_default());
-    let length = i32::try_from(first.len()).map_err(Error::custom)?;
-    first.splice(..4, length.to_le_bytes());
-    RawDocumentBuf::from_bytes(first).map_err(Error::custom)
+/// Returns a command with its filter and its limit in milliseconds. In BSON a document is its length, its fields and a
+/// zero, and a field is its type, its name and its value.
+pub(super) fn completed(mut command: Vec<u8>, query: &Document, limit: i32) -> Result<RawDocumentBuf, Error> {
+    command.pop();
+    command.extend_from_slice(b"\x03query\0");
+    query.to_writer(&mut command).map_err(Error::custom)?;
+    command.extend(b"\x10maxTimeMS\0".iter().chain(&limit.to_le_bytes()).chain(b"\0"));
+    let length = i32::try_from(command.len()).map_err(Error::custom)?;
+    command.splice(..4, length.to_le_bytes());
+    RawDocumentBuf::from_bytes(command).map_err(Error::custom)
 }
 
 #[cfg(test)]
@@ -213,9 +228,10 @@ mod tests {
     }
 
     fn is_encoded(shapes: &Shapes, operation: &Operation) -> bool {
-        let marked = marked(operation, MARKS[0]);
-        let shapes = shapes.0.lock().unwrap();
-        let known = shapes.iter().find(|shape| shape.operation == marked);
+        let mut shapes = shapes.0.lock().unwrap();
+        let known = shapes
+            .iter_mut()
+            .find_map(|shape| shape.is_of(operation).then_some(shape));
         known.is_some_and(|shape| shape.encoded.is_some())
     }
 
@@ -275,14 +291,11 @@ mod tests {
     }
 
     #[test]
-    fn a_joined_document_has_the_fields_of_both() {
-        let (first, further) = (
-            doc! { "findAndModify": "locks" },
-            doc! { "query": { "_id": "a" }, "maxTimeMS": 5 },
-        );
-        let joined = joined(encode(&first).unwrap(), &further).unwrap();
+    fn a_completed_command_has_its_filter_and_limit() {
+        let command = encode(&doc! { "findAndModify": "locks" }).unwrap();
+        let completed = completed(command, &doc! { "_id": "a" }, 5).unwrap();
         let expected = doc! { "findAndModify": "locks", "query": { "_id": "a" }, "maxTimeMS": 5 };
-        assert_eq!(joined.to_document().unwrap(), expected);
+        assert_eq!(completed.to_document().unwrap(), expected);
     }
 
     /// Where a number does not stand as it is, nothing is remembered.

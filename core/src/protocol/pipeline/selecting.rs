@@ -10,7 +10,7 @@ use crate::protocol::{
 /// Returns the filter for the document; for the rare operations, only if there is anything to do in it. An operator who
 /// takes a lock away waits for the answer, so that is decided in the pipeline instead: the server finds a document by
 /// its `_id` alone in less time.
-pub fn selection(at: &Location, id: &Bson, operation: &Operation) -> Document {
+pub fn selection(at: &Location, id: Bson, operation: &Operation) -> Document {
     let mut selection = doc! { "_id": id };
     if operation.expects == Expects::Room {
         // A full queue has an entry at its last place. An operation that finds it full gets no document, and costs the
@@ -86,7 +86,7 @@ mod tests {
         let root = Location::default();
         let later = doc! { "protocol": { "$gt": PROTOCOL } };
         let tells = |operation: &Operation| {
-            let selection = selection(&root, &"x".into(), operation);
+            let selection = selection(&root, "x".into(), operation);
             let concerned = selection.get_array("$or").unwrap();
             concerned
                 .iter()
@@ -114,7 +114,7 @@ mod tests {
             evicting(operation("a.1"), Evict::Everybody),
             evicting(operation("a.1"), Evict::Holder(7)),
         ];
-        let by_id = operations.map(|operation| selection(&root, &"x".into(), &operation) == doc! { "_id": "x" });
+        let by_id = operations.map(|operation| selection(&root, "x".into(), &operation) == doc! { "_id": "x" });
         assert_eq!(by_id, [true, true, true, false, false, false, false, true, true]);
     }
 }

@@ -440,7 +440,7 @@ fn a_hold_whose_time_is_over_is_nobodys_to_break_or_to_release() {
         for expects in [Expects::Holding, Expects::Alone, Expects::Nothing] {
             let letter = |now| {
                 let after = applied(before, &releases(expects), now);
-                wake::left(&after.wake, "a.1").map(|left| left[0])
+                wake::left(&after.wake, "a.1").and_then(|mut left| left.next())
             };
             let in_full = expects == Expects::Nothing;
             let suits = in_full || expects == Expects::Holding || before.queue.is_empty();
