@@ -181,8 +181,7 @@ impl<T, W: World> Held<Document<T>, W> {
             let place = session.store.in_place();
             place.map_or(Ok(()), |place| check_update(&update, place))?;
             before_write(&own).await?;
-            let done = session.spawn_for(async move { finish(own, update).await });
-            done.await.unwrap_or_else(|error| Err(error.into()))
+            session.spawn_for(finish(own, update)).await?
         })
     }
 

@@ -3,8 +3,9 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures::FutureExt;
 use mongodb::{bson::Document, options::UpdateModifications};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::{Session, admin::ONCE, hedged_read::Cost, hold::Hold, in_flight::patience};
 use crate::{
@@ -38,8 +39,7 @@ impl Session {
         let (store, held, within) = (self.store.clone(), hold.clone(), time_to_change(hold));
         let operation = self.ids.operation();
         let changing = async move {
-            let holder = (held.id.as_str(), held.granted_as);
-            let signed = (&operation[..], false);
+            let (holder, signed) = ((held.id.as_str(), held.granted_as), (&operation[..], false));
             store.change(&held.name, holder, &update, signed, within).await
         };
         // It can take its time, and is not repeated.
@@ -50,7 +50,8 @@ impl Session {
     /// `false`: it is no longer held, or others wait for it, and nothing was written.
     ///
     /// It is repeated until it is answered: the write removes the entry that it needs, so it is applied once at most.
-    /// Where an earlier try may have been applied, the document shows whether it was.
+    /// Where an earlier try may have been applied, the document shows whether it was. Await it in a task that nobody
+    /// drops; what is not answered in time runs on in a task of its own.
     pub(crate) async fn change_and_release(
         self: &Arc<Self>,
         hold: &Arc<Hold>,
@@ -80,17 +81,21 @@ impl Session {
                 sleep(backoff.failed()).await;
             }
         };
-        self.end_by(hold, changing).await
+        let mut ending = Box::pin(self.end_by(hold, changing));
+        timeout(within, ending.as_mut()).await.unwrap_or_else(|_| {
+            self.spawn(ending.map(drop));
+            Err(ServerError::unanswered(within))
+        })
     }
 
     /// Ends a hold by a write that takes its entry out, with the document or without; it returns whether it did.
-    async fn end_by(
+    fn end_by(
         self: &Arc<Self>,
         hold: &Arc<Hold>,
         writing: impl Future<Output = Result<bool, ServerError>> + Send + 'static,
-    ) -> Result<bool, ServerError> {
+    ) -> impl Future<Output = Result<bool, ServerError>> + Send + 'static {
         let (session, held) = (self.clone(), hold.clone());
-        let ending = async move {
+        async move {
             held.begin_deleting();
             let done = writing.await;
             if matches!(done, Ok(true)) {
@@ -102,8 +107,7 @@ impl Session {
             held.end_deleting(matches!(done, Ok(true)));
             held.report_end();
             done
-        };
-        self.in_time(time_to_change(hold), ending).await
+        }
     }
 
     /// Reads whether a write of this operation has released the hold, after a try that was not answered with this error;
@@ -154,7 +158,7 @@ impl Session {
     pub(crate) async fn delete(self: &Arc<Self>, hold: &Arc<Hold>) -> Result<bool, ServerError> {
         let (store, held, within) = (self.store.clone(), hold.clone(), time_to_change(hold));
         let deleting = async move { store.delete(&held.name, (&held.id, held.granted_as), within).await };
-        self.end_by(hold, deleting).await
+        self.in_time(within, self.end_by(hold, deleting)).await
     }
 
     /// Notes that the server denies a hold: looks up why, and ends it.

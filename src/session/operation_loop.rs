@@ -191,10 +191,8 @@ impl Session {
         command: impl Future<Output = Result<T, ServerError>> + Send + 'static,
     ) -> Result<T, ServerError> {
         self.ensure_usable()?;
-        match timeout(patience, self.spawn_for(command)).await {
-            Ok(answer) => answer.and_then(|answer| answer),
-            Err(_) => Err(ServerError::unanswered(patience)),
-        }
+        let answered = timeout(patience, self.spawn_for(command)).await;
+        answered.map_err(|_| ServerError::unanswered(patience))??
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use futures::future::join;
+use futures::future::{join, join_all};
 use mongodb::bson::{Document, doc};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
@@ -231,6 +231,34 @@ async fn a_frozen_client_loses_its_locks_at_the_deadline_and_another_takes_over(
     next.release().await.unwrap();
     assert!(waiting.await.unwrap().unwrap().token() > next_token);
     assert_eq!(begun.elapsed(), Duration::ZERO, "it is woken by an event");
+}
+
+/// Once it is thawed, the updates and the releases that followed them come in any order.
+#[tokio::test(start_paused = true)]
+async fn the_callers_of_updates_that_are_not_answered_are_told_in_time_and_the_updates_go_on() {
+    let (memory, events) = (InMemory::new(), MemoryCollection::<Document>::new());
+    let client = memory.client();
+    let jobs = client.documents_in_memory(&events);
+    let mut held = Vec::new();
+    for id in 0..30 {
+        events.insert_one(doc! { "_id": id, "n": 0 }).await.unwrap();
+        held.push(jobs.acquire(id).lease(Duration::from_secs(3_600)).await.unwrap());
+    }
+    memory.set_frozen(&client, true).unwrap();
+    let begun = Instant::now();
+    let updates = held
+        .into_iter()
+        .map(|job| job.update_and_release(doc! { "$inc": { "n": 1 } }));
+    for told in join_all(updates).await {
+        assert!(matches!(&told, Err(DocumentError::Server(_))), "{told:?}");
+    }
+    // Ten minutes, as their lease is longer.
+    assert_eq!(begun.elapsed().as_secs(), 600);
+    memory.set_frozen(&client, false).unwrap();
+    for id in 0..30 {
+        drop(jobs.acquire(id).timeout(LEASE).await.unwrap());
+    }
+    assert_ne!(events.find(doc! { "n": 1 }).await.unwrap().len(), 0);
 }
 
 #[tokio::test]
