@@ -15,9 +15,9 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{
     super::{Session, hedged_read::Cost, timer_queue::AT_A_TIME},
-    filter::{Filter, SELDOM},
+    filter::{Filter, REST, SELDOM},
 };
-use crate::{backoff::REST, error::ServerError, waitlist::SWEEPS};
+use crate::{error::ServerError, waitlist::SWEEPS};
 
 /// The entries that a session searches for.
 #[derive(Debug, Default)]
