@@ -219,8 +219,8 @@ async fn read(stage: &Stage, reader: &mut Reader, servers: &Log) -> Result<()> {
     reader.read(&stage.cluster.node_client(primary).await?, servers).await
 }
 
-/// Notes the change streams that are left although all clients have gone. Nothing has been disturbed since `whole_since`,
-/// by the servers' clock.
+/// Notes the change streams that are left although all clients have gone. Nothing has been disturbed since
+/// `whole_since`, by the servers' clock.
 async fn left_streams(stage: &Stage, whole_since: i64) -> Result<()> {
     let deadline = Instant::now() + STREAM_PATIENCE;
     loop {

@@ -453,8 +453,8 @@ async fn counted_claims_that_a_transaction_holds_up_have_used_no_attempt() {
     assert_eq!(attempts(&claimed), [1; 6]);
 }
 
-/// Whatever answers the fail-overs take: nothing is claimed twice at once or too often, and a try that says that there is
-/// none has left none.
+/// Whatever answers the fail-overs take: nothing is claimed twice at once or too often, and a try that says that there
+/// is none has left none.
 #[tokio::test(flavor = "multi_thread")]
 async fn counted_tries_of_many_are_true_while_the_primary_steps_down() {
     const DOCUMENTS: i32 = 400;

@@ -906,8 +906,8 @@ async fn a_try_goes_on_after_a_command_that_failed() {
     }
 }
 
-/// The driver repeats what it may, by which the server counts once. What it does not repeat has used the attempt up, and
-/// a try that says that there is none holds none.
+/// The driver repeats what it may, by which the server counts once. What it does not repeat has used the attempt up,
+/// and a try that says that there is none holds none.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_counted_try_whose_answer_is_lost_has_used_one_attempt() {
     let (cluster, _turn) = faulty().await;

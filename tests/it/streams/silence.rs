@@ -162,8 +162,8 @@ impl Scene {
     }
 }
 
-/// A router names no election, so its silence alone shows that a stream is gone. What it passes on of the elections of its
-/// shards shows nothing.
+/// A router names no election, so its silence alone shows that a stream is gone. What it passes on of the elections of
+/// its shards shows nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_behind_a_router_is_opened_anew_when_it_is_silent_and_not_before() {
     let direct = Ground::replica_set("silent_router").await;
