@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures::future::{join, select_all};
 use mongodb::{
     Client,
     bson::{Bson, Document, doc},
@@ -184,6 +185,25 @@ async fn claims_pass_over_what_cannot_be_read() {
             scene.events.find(free).await.len() == 3
         })
         .await;
+    }
+}
+
+/// Whoever of several tasks meets it is told, while the others wait.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_of_several_that_claim_is_told_what_cannot_be_read() {
+    for scene in Scene::everywhere("claim_unreadable_of_many").await {
+        let locks = scene.locks_of::<Job>(&scene.a);
+        let claims = (0..3).map(|_| Box::pin(async { locks.claim(doc! {}).await }));
+        let claims = select_all(claims.collect::<Vec<_>>());
+        let inserted = async {
+            tokio::time::sleep(SOON).await;
+            scene.events.insert(doc! { "_id": 1, "size": "large" }).await;
+        };
+        let ((first, _, others), ()) = within(PATIENCE, "the first", join(claims, inserted)).await;
+        assert!(matches!(first, Err(AcquireError::Unreadable { .. })), "{first:?}");
+        scene.events.insert(doc! { "_id": 2, "size": 2 }).await;
+        let (second, ..) = within(PATIENCE, "the second", select_all(others)).await;
+        assert_eq!(second.unwrap().document().size, 2);
     }
 }
 

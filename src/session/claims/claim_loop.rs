@@ -43,7 +43,11 @@ impl Session {
             // That of the task that has the turn.
             attempts.answered();
         }
-        let _turn = filter.turn.lock().await;
+        // Who has met a document that can't be claimed looks for others itself: whoever has the turn may wait for long.
+        let _turn = match attempts.have_passed {
+            true => None,
+            false => Some(filter.turn.lock().await),
+        };
         self.claim_when_free(&mut attempts).await
     }
 
@@ -83,7 +87,7 @@ impl Session {
         Ok(Vec::new())
     }
 
-    /// Claims again whenever a document may have become free. The caller has the turn.
+    /// Claims again whenever a document may have become free. The caller has the turn, or has met one that can't be claimed.
     async fn claim_when_free(self: &Arc<Self>, attempts: &mut Attempts) -> Result<Vec<ClaimedDocument>, AcquireError> {
         let filter = attempts.claiming.filter.clone();
         let since = Instant::now();
