@@ -1,6 +1,6 @@
 //! Holds that no client has: how one leaves this client, and how this client takes it up.
 
-use std::{sync::Arc, time::Duration};
+use std::{future::ready, sync::Arc, time::Duration};
 
 use tokio::{
     sync::oneshot,
@@ -15,9 +15,10 @@ use crate::{
     error::{AcquireError, InvalidInput, ServerError},
     hold_options::Terms,
     lost_reason,
+    name::LockName,
     protocol::{Change, DETACHED, Exchange, Holder, Kind, Owner, State},
     status::LostReason,
-    telemetry,
+    telemetry::Attempt,
     token::FencingToken,
     truncated_debug::shown_in_a_line,
     waitlist::{Grant, How},
@@ -118,7 +119,6 @@ impl Session {
     /// hold is detached again.
     pub(crate) async fn attach(self: &Arc<Self>, detached: &Detached) -> Result<Option<Arc<Hold>>, AcquireError> {
         self.ensure_usable()?;
-        let begun = Instant::now();
         let (to, taken_up) = oneshot::channel();
         let (session, detached) = (self.clone(), detached.clone());
         self.spawn(async move {
@@ -133,11 +133,15 @@ impl Session {
         };
         // The sender is dropped without an answer only when the session's runtime ends.
         let taken_up = taken_up.map_err(|_| self.why_closed())?;
-        let hold = taken_up?.hold.take();
-        if let Some(hold) = &hold {
-            telemetry::attached(&hold.granted(), begun.elapsed());
-        }
-        Ok(hold)
+        let Some(hold) = taken_up?.hold.take() else {
+            return Ok(None);
+        };
+        // Its end will be reported. What is attached was not known before.
+        let (name, permits) = (LockName::new(hold.name.clone()), i64::try_from(hold.permits()));
+        let permits = permits.unwrap_or(i64::MAX);
+        let attempt = Attempt::begin(Some(name), hold.label.clone(), hold.used.0, permits, false, None);
+        let reported = attempt.follow(ready(Ok(hold)), |hold| vec![hold.granted()]);
+        reported.await.map(Some)
     }
 
     async fn take_up(self: &Arc<Self>, detached: &Detached) -> Result<Option<Arc<Hold>>, AcquireError> {

@@ -46,27 +46,6 @@ pub(crate) struct Granted<'a> {
     pub(crate) label: Option<&'a LockLabel>,
 }
 
-impl Granted<'_> {
-    fn tell(&self, waited_ms: f64) {
-        let (lock, kind, token, how) = (self.lock, self.kind.as_str(), self.token.as_i64(), self.how.as_str());
-        debug!(name: "watchlock.granted", target: TARGET, lock, kind, token, how, waited_ms, "lock granted");
-    }
-
-    fn count(&self) {
-        let (kind, how) = (self.kind.as_str(), self.how.as_str());
-        meters::count(&meters::GRANTS, 1, &[kind, how], self.label);
-        if how != How::Reentered.as_str() {
-            meters::change(&meters::HELD, 1.0, &[kind], self.label);
-        }
-    }
-}
-
-/// Reports a hold that was taken up after this time, as its end will be.
-pub(crate) fn attached(granted: &Granted<'_>, waited: Duration) {
-    shielded(|| granted.tell(millis(waited)));
-    granted.count();
-}
-
 /// An acquire in progress, with its span. Dropping it reports that the acquire was cancelled.
 #[derive(Debug)]
 #[must_use = "an attempt that is dropped was cancelled"]
@@ -146,8 +125,15 @@ impl Attempt {
                 .record("token", first.token.as_i64());
         });
         for granted in granted {
-            self.tell_in_span(|| granted.tell(waited_ms));
-            granted.count();
+            let Granted { lock, label, .. } = *granted;
+            let (kind, token, how) = (granted.kind.as_str(), granted.token.as_i64(), granted.how.as_str());
+            self.tell_in_span(|| {
+                debug!(name: "watchlock.granted", target: TARGET, lock, kind, token, how, waited_ms, "lock granted");
+            });
+            meters::count(&meters::GRANTS, 1, &[kind, how], label);
+            if how != How::Reentered.as_str() {
+                meters::change(&meters::HELD, 1.0, &[kind], label);
+            }
         }
     }
 
