@@ -726,8 +726,8 @@ pub(crate) struct Permits {
 /// a problem.
 ///
 /// With --json, one object: healthy (true or false), checks. A check has name (server, version, topology, privileges,
-/// writes, journal, pool, clock, member-clocks, wake-mode, collection, updates, index; there is one of privileges for
-/// each that is missing), status (ok, warning, problem, unknown), found, advice (or null).
+/// writes, journal, pool, clock, member-clocks, wake-mode, collection, updates, index, deadlocks; there is one of
+/// privileges for each that is missing), status (ok, warning, problem, unknown), found, advice (or null).
 #[derive(Args, Debug)]
 #[command(after_help = exit::table(Some("doctor")), override_usage = "watchlock doctor [OPTIONS]")]
 pub(crate) struct Doctor {

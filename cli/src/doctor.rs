@@ -25,7 +25,7 @@ use mongodb::{
 use serde::Serialize;
 use tokio::time::{sleep, timeout};
 use watchlock::{
-    errors::ServerError,
+    errors::{OperateError, ServerError},
     operate::{WakeMode, WakeSource},
 };
 
@@ -235,8 +235,12 @@ async fn look(
 
 /// Looks for locks whose holders wait for each other.
 async fn deadlocks(place: &Place) -> Result<Check, Failure> {
-    let Ok(found) = place.locks().await?.deadlocks().await else {
-        return Ok(unseen("deadlocks", None));
+    let found = match place.locks().await?.deadlocks().await {
+        Ok(found) => found,
+        Err(OperateError::Server(error)) if error.code() == Some(UNAUTHORIZED) => {
+            return Ok(unseen("deadlocks", None).advice("see privileges"));
+        }
+        Err(_) => return Ok(unseen("deadlocks", None)),
     };
     let Some(first) = found.first() else {
         return Ok(Check::ok("deadlocks", "no holders wait for each other"));

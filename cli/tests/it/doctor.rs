@@ -41,6 +41,10 @@ async fn a_replica_set_is_well() {
     let ground = Ground::replica_set("cli_doctor").await;
     let report = watchlock(&ground, ["doctor", "--json"]).await.expect(0).json();
     assert_eq!(report["healthy"], json!(true));
+    let help = watchlock(&ground, ["doctor", "--help"]).await.expect(0).out;
+    for check in report["checks"].as_array().unwrap() {
+        assert!(help.contains(check["name"].as_str().unwrap()), "{check}: {help}");
+    }
     for name in [
         "server",
         "version",
