@@ -76,6 +76,9 @@ pub(crate) fn in_full(lock: &LockInfo, now: SystemTime) -> String {
                     "          idle   nobody holds it; its client gives it back as soon as another client waits"
                 );
             }
+            if holder.detached {
+                let _ = writeln!(text, "          detached: no process has it");
+            }
             writeln!(
                 text,
                 "          until  {until}, in {}, unless renewed",

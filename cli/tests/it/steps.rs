@@ -26,6 +26,10 @@ async fn a_later_step_gives_back_what_an_earlier_one_took() {
         assert_eq!(holder.reason.as_deref(), Some("run 7"));
         assert_eq!(holder.until.duration_since(holder.since).unwrap().as_secs() / 60, 30);
 
+        // Its process is gone, and is not looked for.
+        let shown = watchlock(&ground, ["show", "deploy"]).await.expect(0);
+        assert!(shown.out.contains("detached: no process has it\n"), "{shown:?}");
+
         // Others wait, or do not.
         watchlock(&ground, ["acquire", "deploy", "--for", "1m", "--try"])
             .await
