@@ -703,7 +703,8 @@ pub(crate) struct Break {
 ///
 /// The number is in force at once, for all clients, whatever number they were deployed with. If it is larger, waiters
 /// get permits at once; if it is smaller, holders keep theirs until they release. It stays while nobody holds the
-/// semaphore, for a year at least. Clients of a version without this command lose a lock whose number is set.
+/// semaphore, for a year at least; a semaphore that was not there is made, and standard error says so. Clients of a
+/// version without this command lose a lock whose number is set.
 ///
 /// With --json, one object: the lock, as in `watchlock show`.
 #[derive(Args, Debug)]

@@ -22,6 +22,7 @@ pub(crate) async fn permits(connection: &Connection, arguments: Permits) -> Outc
     let locks = connection.prompt().await?.locks().await?;
     // A number turns whatever has the name into a semaphore, also a mutex that is free at the moment.
     let there = locks.inspect(&name).await?;
+    let is_new = there.is_none() && number.is_some();
     let is_another = there.as_ref().is_some_and(|lock| lock.kind != Kind::Semaphore);
     let lock = match number {
         _ if is_another => there,
@@ -31,6 +32,9 @@ pub(crate) async fn permits(connection: &Connection, arguments: Permits) -> Outc
     if let Some(lock) = lock.as_ref().filter(|lock| lock.kind != Kind::Semaphore) {
         let told = format!("`{}` is used as {}, not as a semaphore", plain(&name), lock.kind);
         return Err(Failure::new(DATA, told));
+    }
+    if is_new {
+        say(&format!("there was no semaphore `{}`: made it", plain(&name)));
     }
     let code = if lock.is_some() {
         ExitCode::SUCCESS

@@ -755,7 +755,9 @@ async fn the_number_of_permits_is_printed_and_set_while_they_are_held() {
     until_waiting(&locks, "pool", 1).await;
     let permits = async |arguments: &[&str]| watchlock(&ground, [&["permits"], arguments].concat()).await;
     assert_eq!(permits(&["pool"]).await.expect(0).out, "1\n");
-    let set = permits(&["--json", "pool", "2"]).await.expect(0).json();
+    let set = permits(&["--json", "pool", "2"]).await.expect(0);
+    assert_eq!(set.err, "");
+    let set = set.json();
     assert_eq!(
         (&set["capacity"], set["holders"].as_array().unwrap().len()),
         (&2.into(), 2)
@@ -783,4 +785,9 @@ async fn the_number_of_permits_is_printed_and_set_while_they_are_held() {
         "{told:?}"
     );
     drop(locks.mutex("nightly").acquire().await.unwrap());
+    // A name with a mistake in it makes another semaphore, and the one that was meant keeps its number.
+    let told = permits(&["pol", "5"]).await.expect(0);
+    assert_eq!(told.out, "5\n");
+    assert!(told.err.contains("there was no semaphore `pol`: made it"), "{told:?}");
+    assert_eq!(permits(&["pol", "6"]).await.expect(0).err, "");
 }
