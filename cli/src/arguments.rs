@@ -604,6 +604,8 @@ pub(crate) struct List {
     #[arg(long)]
     pub(crate) free: bool,
     /// Deadlocks instead, each in a line: holders that wait for each other. Takes up to a lease where it looks like one
+    ///
+    /// They are found among tasks of one process each. A `watchlock run` inside another is not seen: use one with --and.
     #[arg(long, conflicts_with_all = ["documents", "kind", "held", "free", "owner", "prefix", "older_than"])]
     pub(crate) deadlocks: bool,
     /// Only locks with a holder whose label, host or owner id is this

@@ -35,6 +35,7 @@ use crate::{
     connection::{Connection, Place, to_its_end},
     exit::{self, Failure, Outcome},
     json,
+    list::SEEN,
     text::{plain, span_of},
 };
 
@@ -243,7 +244,7 @@ async fn deadlocks(place: &Place) -> Result<Check, Failure> {
         Err(_) => return Ok(unseen("deadlocks", None)),
     };
     let Some(first) = found.first() else {
-        return Ok(Check::ok("deadlocks", "no holders wait for each other"));
+        return Ok(Check::ok("deadlocks", format!("no holders wait for each other, {SEEN}")));
     };
     let more = match found.len() - 1 {
         0 => String::new(),

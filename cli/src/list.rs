@@ -43,6 +43,11 @@ pub(crate) const WHY: Column = Column::text("WHY", "WHY", 14);
 /// Limits the documents that are not locks and are named one by one: this many show that something is wrong.
 const UNREADABLE_SHOWN: usize = 10;
 
+/// The deadlocks that can be found. A lock is held by the task that acquired it, and each `watchlock run` is a task of
+/// its own: one inside another waits for a lock, but holds none.
+pub(crate) const SEEN: &str =
+    "among tasks of one process each; a `watchlock run` inside another is not seen";
+
 pub(crate) async fn list(connection: &Connection, arguments: List) -> Outcome {
     arguments.kept.check().await?;
     let is_selective = arguments.held
@@ -104,7 +109,7 @@ async fn deadlocks(place: &Place, arguments: &List) -> Outcome {
         return exit::after(json::print(&found), ExitCode::SUCCESS);
     }
     if found.is_empty() {
-        say(&format!("no deadlocks in {}", arguments.kept.place(place)));
+        say(&format!("no deadlocks in {}, {SEEN}", arguments.kept.place(place)));
     }
     let lines: String = found
         .iter()

@@ -61,6 +61,8 @@ async fn deadlocks_are_listed_and_found_by_doctor() {
     })
     .await;
     let words = "deadlock: `a` is held by crossing (";
+    // That of two jobs which take a lock inside another would be missed.
+    let unseen = "a `watchlock run` inside another is not seen";
     let listed = watchlock(&ground, ["ls", "--deadlocks"]).await.expect(0);
     assert!(
         listed.out.starts_with(words) && listed.out.lines().count() == 1,
@@ -78,9 +80,11 @@ async fn deadlocks_are_listed_and_found_by_doctor() {
     locks.shutdown().await;
     let listed = watchlock(&ground, ["ls", "--deadlocks"]).await.expect(0);
     assert!(
-        listed.out.is_empty() && listed.err.contains("no deadlocks in"),
+        listed.out.is_empty() && listed.err.contains("no deadlocks in") && listed.err.contains(unseen),
         "{listed:?}"
     );
+    let report = watchlock(&ground, ["doctor"]).await.expect(0);
+    assert!(crate::doctor::in_a_line(&report).contains(unseen), "{report:?}");
     let listed = watchlock(&ground, ["ls", "--deadlocks", "--json"]).await.expect(0);
     assert_eq!(listed.json(), json!([]));
 }
