@@ -680,7 +680,8 @@ pub(crate) struct Watch {
 
 /// Take a lock away from its holders, and hand it to the next waiter
 ///
-/// The holders find out at once. At a terminal it asks first.
+/// The holders find out at once. The command of an evicted `watchlock run` may go on for its --grace (5s by default),
+/// while the next holder begins. At a terminal it asks first.
 ///
 /// With --json, one object: name, broken (the evicted holders, as in `watchlock show`), lock (its state afterwards, or
 /// null).

@@ -22,6 +22,9 @@ use crate::{
     text::plain,
 };
 
+/// The reason why the next holder may not be alone at first.
+const GRACE: &str = "The command of an evicted `watchlock run` may go on for its --grace (5s by default).";
+
 #[derive(Debug, Serialize)]
 struct Broken<'a> {
     name: &'a str,
@@ -61,7 +64,7 @@ pub(crate) async fn break_lock(connection: &Connection, arguments: Break) -> Out
         }
     };
     if !yes {
-        if !terminal::confirms(&format!("{before}\n{}", question(&before, token)))? {
+        if !terminal::confirms(&format!("{before}\n{GRACE}\n{}", question(&before, token)))? {
             return not_broken(&name, Some(&before), "nothing was broken", output);
         }
         // It may have changed hands while the user thought about it.

@@ -590,6 +590,7 @@ async fn a_lock_is_only_broken_when_that_is_confirmed() {
     for answer in ["n\n", "\n", "\u{4}"] {
         let mut terminal = Terminal::new(&ground, "exec $W break nightly-7");
         terminal.until_shown("[y/N]").await;
+        assert!(terminal.shown().contains("may go on for its --grace (5s by default)"));
         terminal.type_in(answer);
         let (code, shown) = terminal.end().await;
         assert!(code == Some(1) && shown.contains("nothing was broken"), "{shown}");
