@@ -54,6 +54,7 @@ pub(crate) fn in_full(lock: &LockInfo, now: SystemTime) -> String {
     let mut text = String::new();
     let _ = writeln!(text, "name    {}", plain(&lock.name));
     let _ = match (lock.kind, lock.capacity) {
+        (Kind::Semaphore, Some(1)) => writeln!(text, "kind    semaphore of 1 permit"),
         (Kind::Semaphore, Some(permits)) => writeln!(text, "kind    semaphore of {permits} permits"),
         (kind, _) => writeln!(text, "kind    {kind}"),
     };

@@ -759,6 +759,8 @@ async fn the_number_of_permits_is_printed_and_set_while_they_are_held() {
     until_waiting(&locks, "pool", 1).await;
     let permits = async |arguments: &[&str]| watchlock(&ground, [&["permits"], arguments].concat()).await;
     assert_eq!(permits(&["pool"]).await.expect(0).out, "1\n");
+    let shown = watchlock(&ground, ["show", "pool"]).await.expect(0);
+    assert!(shown.out.contains("semaphore of 1 permit\n"), "{shown:?}");
     let set = permits(&["--json", "pool", "2"]).await.expect(0);
     assert_eq!(set.err, "");
     let set = set.json();
@@ -767,6 +769,8 @@ async fn the_number_of_permits_is_printed_and_set_while_they_are_held() {
         (&2.into(), 2)
     );
     let two = within(PATIENCE, "the permit", waiting).await.unwrap().unwrap();
+    let shown = watchlock(&ground, ["show", "pool"]).await.expect(0);
+    assert!(shown.out.contains("semaphore of 2 permits\n"), "{shown:?}");
     assert_eq!(permits(&["pool"]).await.expect(0).out, "2\n");
     drop((one, two));
 
