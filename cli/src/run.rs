@@ -21,7 +21,7 @@ use crate::{
     arguments::Run,
     attend::attend,
     connection::{Connection, NAME, Place, URI},
-    exit::{Failure, LOST, NOT_OBTAINED, Outcome, UNAVAILABLE, ended_by},
+    exit::{self, Failure, LOST, NOT_OBTAINED, Outcome, UNAVAILABLE, ended_by},
     held::Held,
     job,
     leaving::{LEAVE, caught, give_back, hold_may_stay, run_may_count},
@@ -165,7 +165,7 @@ async fn under_lock(
     }
     let command = arguments.command();
     if command.is_empty() {
-        return Ok(hold(handle, &token, arguments, signals).await);
+        return hold(handle, &token, arguments, signals).await;
     }
     // Names and numbers always have a form.
     let tokens = handle
@@ -202,10 +202,16 @@ async fn under_lock(
 }
 
 /// Prints the token, and holds the lock without a command until a signal asks the program to end.
-async fn hold(held: Held, token: &str, arguments: &Run, signals: &mut Signals) -> Finished {
+async fn hold(
+    held: Held,
+    token: &str,
+    arguments: &Run,
+    signals: &mut Signals,
+) -> Result<Finished, Failure> {
     let name = plain(&held.name());
-    // It is held whether or not anybody reads this.
-    let _ = writeln!(io::stdout().lock(), "{token}");
+    let written = writeln!(io::stdout().lock(), "{token}");
+    // It is held whether or not anybody reads this; without room for it, the lock goes back with the handle.
+    exit::after(written, ExitCode::SUCCESS)?;
     let given = tokio::select! {
         biased;
         reason = held.lost() => Given::Lost(reason.to_string()),
@@ -220,7 +226,7 @@ async fn hold(held: Held, token: &str, arguments: &Run, signals: &mut Signals) -
             LOST.into()
         }
     };
-    Finished { code, is_left }
+    Ok(Finished { code, is_left })
 }
 
 /// Waits for the lock; returns the code to exit with if a signal comes first.

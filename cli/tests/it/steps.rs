@@ -157,16 +157,23 @@ async fn a_process_that_holds_the_lock_learns_that_it_was_given_back_under_its_t
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_whose_token_can_not_be_written_is_given_back() {
     let ground = Ground::replica_set("cli_unwritten").await;
-    let full = File::options().write(true).open("/dev/full").unwrap();
-    let mut taking = program(&ground);
-    taking.args(["acquire", "deploy", "--for", "30m"]).stdout(full);
-    let ended = taking.stderr(Stdio::piped()).spawn().unwrap().wait_with_output();
-    let ended = within(PATIENCE, "the end", ended).await.unwrap();
-    let told = String::from_utf8(ended.stderr).unwrap();
-    let words = "the token of `deploy` can't be written, so the lock is given back: ";
-    assert!(told.contains(words) && told.lines().count() == 1, "{told}");
-    assert_eq!(ended.status.code(), Some(70));
-    assert!(is_vacant(&ground.locks().await, "deploy").await);
+    for (command, words) in [
+        (
+            &["acquire", "deploy", "--for", "30m"][..],
+            "the token of `deploy` can't be written, so the lock is given back: ",
+        ),
+        (&["hold", "deploy"], "the output can't be written: "),
+    ] {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let mut taking = program(&ground);
+        taking.args(command).stdout(full);
+        let ended = taking.stderr(Stdio::piped()).spawn().unwrap().wait_with_output();
+        let ended = within(PATIENCE, "the end", ended).await.unwrap();
+        let told = String::from_utf8(ended.stderr).unwrap();
+        assert!(told.contains(words) && told.lines().count() == 1, "{told}");
+        assert_eq!(ended.status.code(), Some(70));
+        assert!(is_vacant(&ground.locks().await, "deploy").await);
+    }
 }
 
 /// A step that took longer than its time is told so, whether or not anybody has asked for the lock since.
