@@ -172,9 +172,9 @@ impl View {
     /// Returns whether renewals seem to fail: they normally come with four fifths of the lease left.
     pub(super) fn is_at_risk(&self, holder: &HolderInfo, now: SystemTime) -> bool {
         let left = holder.until.duration_since(now).unwrap_or_default();
-        // Nobody renews a lock that is kept taken.
-        let held = holder.released.is_none();
-        held && self.leases.get(&holder.token).is_some_and(|lease| left < *lease / 2)
+        // Nobody renews a lock that is kept taken, or detached.
+        let is_renewed = holder.released.is_none() && !holder.detached;
+        is_renewed && self.leases.get(&holder.token).is_some_and(|lease| left < *lease / 2)
     }
 
     pub(super) fn obey(&mut self, key: Key) -> Option<Deed> {

@@ -445,22 +445,29 @@ async fn the_view_is_drawn_when_events_have_been_taken_in() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_that_is_not_renewed_has_a_colour() {
+async fn a_lock_that_is_not_renewed_has_a_colour_and_a_word() {
     let ground = Ground::replica_set("cli_colour").await;
     let mut frozen = crate::Started::run(
         &ground,
         &["run", "--lease", "8s", "x", "--", "sh", "-c", "echo; sleep 300"],
     );
     frozen.line().await;
-    let mut terminal = Terminal::new(&ground, "exec $W watch");
+    let terminal = Terminal::new(&ground, "exec $W watch");
     terminal.until_seen("sh").await;
     let yellow = "38;5;3;";
     assert!(!terminal.shown().contains(yellow), "{:?}", terminal.shown());
+    // Where colours are not wanted, a word says it.
+    let plain = Terminal::new(&ground, "NO_COLOR=1 exec $W watch");
+    plain.until_seen("sh").await;
+    assert!(!plain.screen().contains("not renewed"));
     signal("STOP", frozen.pid());
     terminal.until_shown(yellow).await;
+    plain.until_listed("not renewed").await;
     signal("CONT", frozen.pid());
-    terminal.type_in("q");
-    assert_eq!(terminal.end().await.0, Some(0));
+    for mut terminal in [terminal, plain] {
+        terminal.type_in("q");
+        assert_eq!(terminal.end().await.0, Some(0));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
