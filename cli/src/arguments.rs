@@ -655,10 +655,11 @@ pub(crate) struct Show {
 ///
 /// At a terminal: a full-screen view; q leaves it. Up and down select a row and show its lock in full, b breaks it
 /// after a question, / filters by name or holder, s sorts, f shows free locks too (not those of documents). A yellow
-/// lock has a holder that does not seem to renew it, a red one a holder whose lease has expired. The view marks stale
-/// data while the server does not answer. Otherwise (in a pipe, with --plain, or with TERM=dumb) one line per event,
-/// starting with a grant for each present holder. Times are by the server's clock: that of a grant is when it was
-/// granted, that of another event when it was seen. A change stream drives it, or polling if the server has none.
+/// lock has a holder that does not seem to renew it (LEFT: not renewed, or silent), a red one a holder whose lease has
+/// expired (over). The view marks stale data while the server does not answer. Otherwise (in a pipe, with --plain, or
+/// with TERM=dumb) one line per event, starting with a grant for each present holder. Times are by the server's clock:
+/// that of a grant is when it was granted, that of another event when it was seen. A change stream drives it, or polling
+/// if the server has none.
 ///
 /// With --json, one object per line for each event: at (when it was seen, by this machine's clock, RFC 3339 in UTC),
 /// lock, event (granted, kept, released, expired, adopted, broken, deleted, unreadable), token, until (for kept, when
