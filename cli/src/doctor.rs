@@ -244,7 +244,10 @@ async fn deadlocks(place: &Place) -> Result<Check, Failure> {
         Err(_) => return Ok(unseen("deadlocks", None)),
     };
     let Some(first) = found.first() else {
-        return Ok(Check::ok("deadlocks", format!("no holders wait for each other, {SEEN}")));
+        return Ok(Check::ok(
+            "deadlocks",
+            format!("no holders wait for each other, {SEEN}"),
+        ));
     };
     let more = match found.len() - 1 {
         0 => String::new(),

@@ -45,8 +45,7 @@ const UNREADABLE_SHOWN: usize = 10;
 
 /// The deadlocks that can be found. A lock is held by the task that acquired it, and each `watchlock run` is a task of
 /// its own: one inside another waits for a lock, but holds none.
-pub(crate) const SEEN: &str =
-    "among tasks of one process each; a `watchlock run` inside another is not seen";
+pub(crate) const SEEN: &str = "among tasks of one process each; a `watchlock run` inside another is not seen";
 
 pub(crate) async fn list(connection: &Connection, arguments: List) -> Outcome {
     arguments.kept.check().await?;

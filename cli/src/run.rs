@@ -202,12 +202,7 @@ async fn under_lock(
 }
 
 /// Prints the token, and holds the lock without a command until a signal asks the program to end.
-async fn hold(
-    held: Held,
-    token: &str,
-    arguments: &Run,
-    signals: &mut Signals,
-) -> Result<Finished, Failure> {
+async fn hold(held: Held, token: &str, arguments: &Run, signals: &mut Signals) -> Result<Finished, Failure> {
     let name = plain(&held.name());
     let written = writeln!(io::stdout().lock(), "{token}");
     // It is held whether or not anybody reads this; without room for it, the lock goes back with the handle.

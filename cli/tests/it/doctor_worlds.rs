@@ -342,7 +342,10 @@ async fn a_user_who_may_not_acquire_is_a_problem() {
     let told = watchlock(&without_find, ["doctor", "--json"]).await.expect(1).json();
     let mut checks = told["checks"].as_array().unwrap().iter();
     let check = checks.find(|check| check["name"] == "deadlocks").unwrap();
-    assert_eq!((&check["status"], &check["advice"]), (&"unknown".into(), &"see privileges".into()));
+    assert_eq!(
+        (&check["status"], &check["advice"]),
+        (&"unknown".into(), &"see privileges".into())
+    );
     // Each missing action has its own line, and one without which locks can be acquired is no problem.
     let (blind, _) = user("cli_blind", &["find", "insert", "update"]).await;
     let told = succeeds(&blind).await;
