@@ -504,9 +504,9 @@ impl<T: Target, W: World> View<T, W> {
     }
 
     /// Returns a token that is cancelled as soon as the lock, or any part of a multi-lock, is no longer ours: when it
-    /// is lost, released or dropped. When the runtime ends, nobody renews the lock any more: the token of a multi-lock is
-    /// cancelled at once then, and that of another lock never. [`lost`](View::lost) resolves at the lock's deadline all
-    /// the same.
+    /// is lost, released or dropped. When the runtime ends, nobody watches the lock any more: the token of a multi-lock is
+    /// cancelled at once then, and that of another lock at the first look at it after its deadline. So await
+    /// [`lost`](View::lost) beside it, which looks by itself.
     pub fn lost_token(&self) -> CancellationToken {
         self.seen.lost_token()
     }
