@@ -131,13 +131,13 @@ impl Session {
                 });
                 // A writer before the reader that it has upgraded, with which it would be over.
                 held.sort_unstable_by_key(|hold| Reverse(hold.number));
-                for hold in held {
-                    // This ends all handles of the hold; one that is over without anybody having looked has expired.
+                // One that is over without anybody having looked has expired.
+                for hold in held.into_iter().filter(|hold| hold.lost_reason().is_none()) {
                     let (to, released) = oneshot::channel();
                     let released = released.shared();
-                    let is_held = hold.lost_reason().is_none();
-                    if is_held && hold.left_by_shutdown.set(released.clone()).is_ok() && hold.lose(LostReason::Released)
-                    {
+                    // Before its end, as its handles await this from then on.
+                    let _ = hold.left_by_shutdown.set(released.clone());
+                    if hold.lose(LostReason::Released) {
                         hold.report_end();
                         self.table().timers.update(&hold, Instant::now());
                         ended.push((hold, to, released));

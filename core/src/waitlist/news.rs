@@ -51,11 +51,8 @@ impl<H: Hold> Step<'_, H> {
             }
             // The same, where only the time can show it. A hold that it does not place before the event is to be read.
             (wake::Signal::Adopted, None) => {
-                if self
-                    .holds
-                    .get(entry)
-                    .is_some_and(|held| !is_issued_after(held.token, at))
-                {
+                let held = self.holds.get(entry);
+                if held.is_some_and(|held| !is_issued_after(held.token, at)) {
                     self.lose(entry, LostReason::Adopted);
                 }
             }

@@ -391,9 +391,9 @@ async fn an_entry_of_ours_that_nobody_wants_any_more_refuses_no_try() {
     held(&mut tried);
 }
 
-/// The same where the entry was granted in that moment, or by a request that came late and whose next sweep is far away.
+/// The same where the entry was granted in that moment.
 #[tokio::test(start_paused = true)]
-async fn a_hold_of_ours_that_nobody_wants_any_more_refuses_no_try() {
+async fn a_grant_of_ours_that_nobody_wants_any_more_refuses_no_try() {
     let mut bench = Bench::new();
     let (key, _waiting) = bench.join(true);
     let (_, mut tried) = bench.join(false);
@@ -404,7 +404,11 @@ async fn a_hold_of_ours_that_nobody_wants_any_more_refuses_no_try() {
     bench.settle();
     let hold = held(&mut tried);
     assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
+}
 
+/// Its request came late, and the next sweep is far away.
+#[tokio::test(start_paused = true)]
+async fn a_grant_of_ours_that_is_to_be_swept_out_later_refuses_no_try() {
     let mut bench = Bench::new();
     let (key, _waiting) = bench.join(true);
     let late = bench.next().unwrap();
