@@ -38,10 +38,14 @@ struct Round {
 /// The last error of a claim, unless the server has answered since. Its caller begins with a silence.
 pub(crate) type Failing = Arc<Mutex<Option<ServerError>>>;
 
+/// What an attempt has claimed, and whether an orphan may have been what held a document before it.
+pub(super) type AtOnce = (Result<Vec<ClaimedDocument>, ServerError>, bool);
+
 /// A claim, and the outcome of its attempts so far.
 pub(super) struct Attempts {
     session: Arc<Session>,
     pub(super) claiming: Claiming,
+    pub(super) begun: Instant,
     /// Attempts in a row that ran out of time.
     overdue: u32,
     /// Whether a document was passed over.
@@ -57,6 +61,7 @@ impl Attempts {
         Self {
             session: session.clone(),
             claiming: claiming.clone(),
+            begun: Instant::now(),
             overdue: 0,
             have_passed: has_passed,
             failing: failing.clone(),
@@ -86,6 +91,12 @@ impl Attempts {
             *failing = Some(error);
         }
         self.claiming.filter.note_answer(false);
+    }
+
+    /// Claims what is free now.
+    pub(super) async fn at_once(&mut self) -> AtOnce {
+        let was_doubtful = self.session.may_have_orphans_in(&self.claiming.filter);
+        (self.once(How::AtOnce).await, was_doubtful)
     }
 
     /// Claims, and goes on with the next document if one can't be claimed. Returns no document if none is free.

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use super::{
     super::{Session, hedged_read::Cost},
     ClaimedDocument,
-    attempt::Attempts,
+    attempt::{AtOnce, Attempts},
     filter::{Filter, Scanned, Scanning},
     skip_list::Why,
 };
@@ -20,28 +20,30 @@ use crate::{
 };
 
 impl Session {
-    /// Claims what is free; otherwise waits, or returns no document if the claim must not wait.
+    /// Claims what is free; otherwise waits, or returns no document if the claim must not wait. `first`: the first
+    /// attempt, if it was made.
     pub(super) async fn claim_or_wait(
         self: &Arc<Self>,
         mut attempts: Attempts,
+        mut first: Option<AtOnce>,
         waits: bool,
     ) -> Result<Vec<ClaimedDocument>, AcquireError> {
         if !waits {
-            return self.claim_at_once(&mut attempts).await;
+            return self.claim_at_once(&mut attempts, first).await;
         }
         let filter = attempts.claiming.filter.clone();
         // As long as there is enough for all, no task waits for another.
-        let nobody_waits = filter.turn.try_lock().is_ok();
-        if nobody_waits {
-            match attempts.once(How::AtOnce).await {
-                Ok(claimed) if !claimed.is_empty() => return Ok(claimed),
-                Ok(_) => attempts.answered(),
-                Err(error) if error.is_final() => return Err(error.into()),
-                Err(error) => attempts.note(error),
-            }
-        } else if filter.is_answered() {
+        if first.is_none() && filter.nobody_waits() {
+            first = Some(attempts.at_once().await);
+        }
+        match first {
+            Some((Ok(claimed), _)) if !claimed.is_empty() => return Ok(claimed),
+            Some((Ok(_), _)) => attempts.answered(),
+            Some((Err(error), _)) if error.is_final() => return Err(error.into()),
+            Some((Err(error), _)) => attempts.note(error),
             // That of the task that has the turn.
-            attempts.answered();
+            None if filter.is_answered() => attempts.answered(),
+            None => {}
         }
         // Who has met a document that can't be claimed looks for others itself: whoever has the turn may wait for long.
         let _turn = match attempts.have_passed {
@@ -52,16 +54,22 @@ impl Session {
     }
 
     /// Claims what is free now, and tries for some seconds if the server gives no answer.
-    async fn claim_at_once(self: &Arc<Self>, attempts: &mut Attempts) -> Result<Vec<ClaimedDocument>, AcquireError> {
-        let until = Instant::now() + TRY_FOR;
+    async fn claim_at_once(
+        self: &Arc<Self>,
+        attempts: &mut Attempts,
+        mut first: Option<AtOnce>,
+    ) -> Result<Vec<ClaimedDocument>, AcquireError> {
+        let until = attempts.begun + TRY_FOR;
         let mut backoff = Backoff::default();
         let filter = attempts.claiming.filter.clone();
-        let is_doubtful = || self.may_have_orphans_in(&filter);
         loop {
-            let was_doubtful = is_doubtful();
-            match attempts.once(How::AtOnce).await {
+            let (claimed, was_doubtful) = match first.take() {
+                Some(first) => first,
+                None => attempts.at_once().await,
+            };
+            match claimed {
                 // Once no orphan holds a document, the next answer counts.
-                Ok(claimed) if claimed.is_empty() && (was_doubtful || is_doubtful()) => {
+                Ok(claimed) if claimed.is_empty() && (was_doubtful || self.may_have_orphans_in(&filter)) => {
                     let found = timeout_at(until, self.find_orphans(&filter)).await;
                     if found.map_err(|_| ServerError::overdue())?? {
                         sleep(backoff.failed()).await;

@@ -134,6 +134,11 @@ impl Filter {
         }
     }
 
+    /// Whether no claim has the turn or waits for it.
+    pub(super) fn nobody_waits(&self) -> bool {
+        self.turn.try_lock().is_ok()
+    }
+
     /// Begins a scan, if one is due and none is under way. A claim that waits `rests` between its scans, as it would
     /// make one after every event where some document can't be claimed.
     pub(super) fn begin_scan(&self, rests: bool) -> Option<Scanning<'_>> {

@@ -146,22 +146,35 @@ impl Session {
         failing: &Failing,
     ) -> Result<Vec<ClaimedDocument>, AcquireError> {
         self.ensure_usable()?;
-        let attempts = Attempts::new(self, claiming, has_passed, failing);
-        let (session, (mut to, claimed)) = (self.clone(), oneshot::channel());
-        // It has turns for which other claims wait. So it runs in a task of its own, which ends with the future: the
-        // caller may not poll that for a while.
-        self.spawn(async move {
-            tokio::select! {
-                biased;
-                () = to.closed() => {}
-                claimed = session.claim_or_wait(attempts, waits) => drop(to.send(claimed)),
+        let claimed = async {
+            let mut attempts = Attempts::new(self, claiming, has_passed, failing);
+            // Most get what they want by the first attempt, which needs no turn.
+            let mut first = match claiming.most == 1 && (!waits || claiming.filter.nobody_waits()) {
+                true => Some(attempts.at_once().await),
+                false => None,
+            };
+            if let Some((Ok(claimed), _)) =
+                first.take_if(|(claimed, _)| claimed.as_ref().is_ok_and(|all| !all.is_empty()))
+            {
+                return Ok(claimed);
             }
-        });
+            let (session, (mut to, claimed)) = (self.clone(), oneshot::channel());
+            // It has turns for which other claims wait. So it runs in a task of its own, which ends with the future: the
+            // caller may not poll that for a while.
+            self.spawn(async move {
+                tokio::select! {
+                    biased;
+                    () = to.closed() => {}
+                    claimed = session.claim_or_wait(attempts, first, waits) => drop(to.send(claimed)),
+                }
+            });
+            // The sender is dropped without an answer only when the session's runtime ends.
+            claimed.await.unwrap_or_else(|_| Err(self.why_closed()))
+        };
         tokio::select! {
             biased;
             () = self.closing.cancelled() => Err(self.why_closed()),
-            // The sender is dropped without an answer only when the session's runtime ends.
-            claimed = claimed => match claimed.unwrap_or_else(|_| Err(self.why_closed())) {
+            claimed = claimed => match claimed {
                 // Of a client that takes nothing new, that says nothing of the documents.
                 Ok(claimed) if claimed.is_empty() && self.takes_nothing_new() => Err(self.why_closed()),
                 claimed => claimed,
