@@ -5,7 +5,7 @@ use std::{fmt, time::SystemTime};
 use crate::{
     protocol::{Ended, Exchange, HoldEnd, Holder, Kind, Owner, ServerTime, State},
     token::FencingToken,
-    truncated_debug::shown_in_a_line,
+    truncated_debug::{InALine, shown_in_a_line},
 };
 
 /// A lock as its document shows it.
@@ -307,7 +307,7 @@ impl LockInfo {
 /// One line: ``mutex `invoice-42`, held by billing (web-1, process 4711) under token 7, 2 waiting``.
 impl fmt::Display for LockInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} `{}`, ", self.kind, self.name.escape_debug())?;
+        write!(f, "{} `{}`, ", self.kind, InALine(&self.name))?;
         if !self.is_held() {
             f.write_str("free")?;
         }

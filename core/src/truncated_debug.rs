@@ -48,13 +48,15 @@ pub fn shown_in_a_line(text: &str) -> Shown<impl fmt::Display> {
     shown(InALine(text))
 }
 
-struct InALine<'a>(&'a str);
+/// A text in one line.
+#[derive(Debug)]
+pub struct InALine<'a>(pub &'a str);
 
 impl fmt::Display for InALine<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.chars().try_for_each(|c| match c {
-            '"' | '\'' => f.write_char(c),
-            other => write!(f, "{}", other.escape_debug()),
+        self.0.split_inclusive(['"', '\'']).try_for_each(|part| {
+            let text = part.trim_end_matches(['"', '\'']);
+            write!(f, "{}{}", text.escape_debug(), &part[text.len()..])
         })
     }
 }
@@ -103,7 +105,7 @@ mod tests {
             brief.len()
         );
         assert_eq!(shown_up_to(3, "ääb").to_string(), "ä…");
-        assert_eq!(shown_in_a_line("a\n\"'b").to_string(), "a\\n\"'b");
+        assert_eq!(shown_in_a_line("a\n\"'Mu\u{308}").to_string(), "a\\n\"'Mu\u{308}");
         let exact = "x".repeat(BRIEF_MOST - 2);
         assert_eq!(format!("{:?}", Brief(&exact)).len(), BRIEF_MOST);
     }

@@ -210,6 +210,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static, C: Count> Ask for Claim<T, C> 
             match (claimed.transpose()?, failing) {
                 (Some(claimed), _) if tries || !claimed.is_empty() => Ok(claimed),
                 (None, _) if tries => Err(unanswered(timeout.map(ServerError::unanswered))),
+                (_, None) if request.is_in_doubt() => Err(unanswered(Some(ServerError::overdue()))),
                 (_, None) => Err(AcquireError::Timeout {
                     name: name.clone(),
                     waited: timeout.unwrap_or_default(),
@@ -248,6 +249,12 @@ impl<T: DeserializeOwned, C> Claim<T, C> {
         options.check(&self.locks.session()?.config)?;
         let reason = options.reason.as_deref();
         Ok(Attempt::begin(None, None, Kind::Document, 1, waits, reason))
+    }
+
+    /// Whether the lost answer of an earlier claim may be why nothing is free.
+    fn is_in_doubt(&self) -> bool {
+        let session = self.locks.session();
+        session.is_ok_and(|session| session.is_claim_in_doubt(&self.wanted))
     }
 
     async fn claim(

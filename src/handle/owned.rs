@@ -75,7 +75,9 @@ impl OwnedHold {
         }
         other.gone = true;
         self.seen.permits.fetch_add(other.permits(), Ordering::Relaxed);
-        self.hold().merge();
+        if !self.session.is_forked() {
+            self.hold().merge();
+        }
         Ok(())
     }
 
@@ -193,7 +195,7 @@ impl OwnedHold {
         let done = tokio::select! {
             biased;
             done = operation => done,
-            lost = Seen::lost(&self.seen) => return Err(lost.into()),
+            lost = self.hold().lost() => return Err(self.lost_as(lost).into()),
         };
         self.check()?;
         Ok(done?)
@@ -302,11 +304,14 @@ impl Own for OwnedHold {
             biased;
             left = tokio::time::timeout(self.session.config.lease, left) => left,
             stands_still = self.session.stands_still() => return Err(self.unconfirmed(stands_still)),
+            // After a shutdown nothing is sent any more.
+            () = self.session.has_ended() => return Err(self.unconfirmed(ServerError::overdue())),
         };
         match left {
             Ok(Ok(Ok(Left::Holder))) => Ok(Released::Released),
             Ok(Ok(Ok(Left::Kept))) => Ok(Released::Kept),
             Ok(Ok(Err(error))) => Err(self.unconfirmed(error)),
+            Ok(Err(_)) if self.session.has_stopped() => Err(self.unconfirmed(ServerError::runtime_ended())),
             Ok(Ok(Ok(_)) | Err(_)) => Ok(Released::WasLost),
             // The release goes on in the background.
             Err(_) => Err(self.unconfirmed(ServerError::overdue())),
@@ -365,6 +370,13 @@ impl SeenHold {
         self.loss().map_or(Ok(()), Err)
     }
 
+    /// Notes that a task waits for the loss.
+    fn await_losses(&self) {
+        if let Some(session) = self.session.upgrade() {
+            session.await_losses();
+        }
+    }
+
     pub(crate) fn lost_as(&self, reason: LostReason) -> Lost {
         self.hold.lost_as(reason)
     }
@@ -380,9 +392,7 @@ impl SeenHold {
 
 impl Seen for SeenHold {
     async fn lost(&self) -> Lost {
-        if let Some(session) = self.session.upgrade() {
-            session.await_losses();
-        }
+        self.await_losses();
         self.lost_as(self.hold.lost().await)
     }
 
@@ -407,6 +417,13 @@ impl Seen for SeenHold {
     }
 
     fn lost_token(&self) -> CancellationToken {
+        if self.lost_reason() == Some(LostReason::Forked) {
+            // Another thread of the parent may have had the mutex of the token.
+            let lost = CancellationToken::new();
+            lost.cancel();
+            return lost;
+        }
+        self.await_losses();
         // A child: cancelling the user's token must not end the lock.
         self.hold.ended().child_token()
     }

@@ -29,6 +29,9 @@ use crate::{
 /// long.
 const LONG_FROM: u32 = 5;
 
+/// Maximum time that a list of deadlocks waits for the renewals that make one certain.
+const LISTED_WITHIN: Duration = Duration::from_secs(60);
+
 /// The long waits of a session, and the looks at them.
 #[derive(Debug, Default)]
 pub(super) struct LongWaits {
@@ -289,7 +292,7 @@ impl Session {
                 let doubtful = knots.iter().filter(|knot| !knot.is_certain);
                 let leases = doubtful.flat_map(|knot| knot.held.iter().map(|(_, holder)| holder.lease));
                 let longest = Duration::from_millis(leases.max().unwrap_or(0).unsigned_abs());
-                let longest = longest.min(self.config.lease * 2);
+                let longest = longest.min(LISTED_WITHIN);
                 if begun.elapsed() >= longest {
                     let certain = knots.iter().filter(|knot| knot.is_certain);
                     let circles = certain.filter_map(|knot| Some(knot.circle(*knot.held.first()?, &locks)));

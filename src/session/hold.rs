@@ -305,8 +305,9 @@ impl Hold {
     pub(crate) async fn wanted(&self) {
         tokio::select! {
             biased;
-            _ = self.wanted.wait() => {}
+            // First, as a fork must not ask the other one.
             _ = self.lost() => {}
+            _ = self.wanted.wait() => {}
         }
     }
 

@@ -137,6 +137,16 @@ impl Session {
         self.made_in != process::id()
     }
 
+    /// Whether its runtime has ended.
+    pub(crate) fn has_stopped(&self) -> bool {
+        self.stopped.is_cancelled()
+    }
+
+    /// Waits for the end of its shutdown.
+    pub(crate) async fn has_ended(&self) {
+        self.ended.cancelled().await;
+    }
+
     /// Returns why nothing new is acquired.
     pub(super) fn why_closed(&self) -> AcquireError {
         self.ensure_usable()

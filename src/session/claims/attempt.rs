@@ -72,15 +72,9 @@ impl Attempts {
         self.failing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes the answer that nothing is free; it is none if an orphan may be what holds a document.
+    /// Notes the answer that nothing is free.
     pub(super) fn answered(&self) {
-        let is_doubtful = self.session.may_have_orphans_in(&self.claiming.filter);
-        let mut failing = self.failing();
-        if is_doubtful {
-            failing.get_or_insert_with(ServerError::overdue);
-        } else {
-            *failing = None;
-        }
+        *self.failing() = None;
     }
 
     /// Notes an error that a later try may get over. A silence lasts from its beginning, and not from the last try.

@@ -45,11 +45,6 @@ impl Session {
             None if filter.is_answered() => attempts.answered(),
             None => {}
         }
-        // Who has met a document that can't be claimed looks for others itself: whoever has the turn may wait for long.
-        let _turn = match attempts.have_passed {
-            true => None,
-            false => Some(filter.turn.lock().await),
-        };
         self.claim_when_free(&mut attempts).await
     }
 
@@ -65,7 +60,9 @@ impl Session {
         loop {
             let (claimed, was_doubtful) = match first.take() {
                 Some(first) => first,
-                None => attempts.at_once().await,
+                None => timeout_at(until, attempts.at_once())
+                    .await
+                    .unwrap_or_else(|_| (Err(ServerError::overdue()), false)),
             };
             match claimed {
                 // Once no orphan holds a document, the next answer counts.
@@ -98,6 +95,12 @@ impl Session {
     /// Claims again whenever a document may have become free. The caller has the turn, or has met one that can't be claimed.
     async fn claim_when_free(self: &Arc<Self>, attempts: &mut Attempts) -> Result<Vec<ClaimedDocument>, AcquireError> {
         let filter = attempts.claiming.filter.clone();
+        // Who has met a document that can't be claimed looks for others before its turn, and is told if there are none:
+        // whoever has the turn may wait for long.
+        let mut turn = match attempts.have_passed {
+            true => None,
+            false => Some(filter.turn.lock().await),
+        };
         let since = Instant::now();
         let mut how = How::Asking;
         let mut freed = self.claims.freed.subscribe();
@@ -119,7 +122,12 @@ impl Session {
                     let is_old = scan.is_none();
                     if let Some(scanning) = scan {
                         match self.scan(&filter, scanning).await {
-                            Ok(outlook) => self.some_are_claimable(&outlook, attempts.have_passed)?,
+                            Ok(outlook) => {
+                                self.some_are_claimable(&outlook, attempts.have_passed)?;
+                                if turn.is_none() {
+                                    turn = Some(filter.turn.lock().await);
+                                }
+                            }
                             Err(error) => attempts.note(error),
                         }
                     }

@@ -22,7 +22,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::{Session, hold::Hold};
 use crate::{
-    error::AcquireError,
+    error::{AcquireError, ServerError},
     hold_options::{Lease, Terms},
     protocol::Owner,
     store::Wanted,
@@ -169,17 +169,25 @@ impl Session {
                 }
             });
             // The sender is dropped without an answer only when the session's runtime ends.
-            claimed.await.unwrap_or_else(|_| Err(self.why_closed()))
+            claimed
+                .await
+                .unwrap_or_else(|_| Err(ServerError::runtime_ended().into()))
         };
         tokio::select! {
             biased;
             () = self.closing.cancelled() => Err(self.why_closed()),
+            stands_still = self.stands_still() => Err(stands_still.into()),
             claimed = claimed => match claimed {
                 // Of a client that takes nothing new, that says nothing of the documents.
                 Ok(claimed) if claimed.is_empty() && self.takes_nothing_new() => Err(self.why_closed()),
                 claimed => claimed,
             },
         }
+    }
+
+    /// Whether an entry of this client, of which no task knows, may be what holds what is wanted.
+    pub(crate) fn is_claim_in_doubt(&self, wanted: &Wanted) -> bool {
+        self.may_have_orphans_in(&self.claims.filter(wanted.clone()))
     }
 
     /// Notes that a document may be free now, and whether the stream reports the next one that becomes free.
