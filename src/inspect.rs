@@ -1,6 +1,9 @@
 //! A lock as seen from outside.
 
-use std::{fmt, time::SystemTime};
+use std::{
+    fmt,
+    time::{Duration, SystemTime},
+};
 
 use crate::{
     protocol::{Ended, Exchange, HoldEnd, Holder, Kind, Owner, ServerTime, State},
@@ -91,6 +94,12 @@ pub struct HolderInfo {
     /// When the lease expires unless it is renewed; for a lock that is kept taken, when that time ends.
     #[cfg_attr(feature = "serde", serde(with = "crate::rfc3339"))]
     pub until: SystemTime,
+    /// The lease: the time that a renewal adds to the server's now. The first, after a hand-over, adds less.
+    #[cfg_attr(
+        feature = "serde",
+        serde(default, rename = "lease_ms", with = "crate::rfc3339::millis")
+    )]
+    pub lease: Duration,
     /// When the holder released the lock, if it is [kept taken](crate::Acquire::at_least_for) beyond that: nobody holds
     /// it, and it stays taken until [`until`](Self::until). `None` while it is held.
     #[cfg_attr(feature = "serde", serde(with = "crate::rfc3339::option", default))]
@@ -199,6 +208,7 @@ impl HolderInfo {
             access: Access::of(state, holder.permits),
             since: SystemTime::from(holder.since),
             until: SystemTime::from(holder.until),
+            lease: Duration::from_millis(u64::try_from(holder.lease).unwrap_or(0)),
             released: holder.released.map(SystemTime::from),
             idle: holder.is_idle(),
             detached: holder.is_detached(),

@@ -621,7 +621,8 @@ pub(crate) struct List {
 
 /// Show one lock: its holders and waiters, since when and why; its last holds
 ///
-/// The last holds are those of `watchlock run` and of other clients that keep a history.
+/// The last holds are those of `watchlock run` and of other clients that keep a history. A holder is not renewed in time
+/// if less than half of its lease is left.
 ///
 /// With --json, one object, or null if there is no trace of the lock:
 ///
@@ -630,7 +631,7 @@ pub(crate) struct List {
 ///   the order in which they are served), past (the last holds that ended, newest first).
 ///
 ///   A holder has token, access (read or write for an rwlock, else null), permits (null for an rwlock), since, until,
-///   released (when it released a lock that is kept taken until `until`, else null), idle (whether nobody holds the
+///   lease_ms (what a renewal adds to the server's time), released (when it released a lock that is kept taken until `until`, else null), idle (whether nobody holds the
 ///   lock, and its client keeps it for its next task), detached (whether no process has the hold), host, pid, label,
 ///   reason, value (proclaimed by a leader), owner_id. A waiter has access, permits, since, until, host, pid, label,
 ///   reason, value (of a candidate), owner_id. A holder or waiter whose `until` has passed is dead: the next operation

@@ -12,7 +12,7 @@ use crate::{
     arguments::List,
     connection::{Connection, Place},
     exit::{self, Outcome},
-    holder::{who, why},
+    holder::{is_at_risk, who, why},
     json,
     messages::say,
     table::{Cell, Column, Digits, table},
@@ -156,10 +156,14 @@ fn rows(lock: &LockInfo, digits: Digits) -> Vec<[Cell; 8]> {
     }
 }
 
-/// Returns how much of the lease is left; nothing for a dead holder.
+/// Returns how much of the lease is left, and whether nobody seems to renew it; nothing for a dead holder.
 pub(crate) fn left(holder: &HolderInfo, now: SystemTime) -> Cell {
     if holder.until <= now {
         return "over".into();
+    }
+    if is_at_risk(holder, now) {
+        let (whole, brief) = (text::span(now, holder.until), text::brief_span(now, holder.until));
+        return Cell::of(format!("{whole}, not renewed"), format!("{brief}, silent"));
     }
     span(now, holder.until)
 }

@@ -13,6 +13,7 @@ use crate::{
     arguments::Show,
     connection::Connection,
     exit::{self, Outcome},
+    holder::is_at_risk,
     json,
     messages::say,
     text::{plain, span, time},
@@ -80,11 +81,9 @@ pub(crate) fn in_full(lock: &LockInfo, now: SystemTime) -> String {
             if holder.detached {
                 let _ = writeln!(text, "          detached: no process has it");
             }
-            writeln!(
-                text,
-                "          until  {until}, in {}, unless renewed",
-                span(now, holder.until)
-            )
+            let (left, late) = (span(now, holder.until), is_at_risk(holder, now));
+            let told = if late { "not renewed in time" } else { "unless renewed" };
+            writeln!(text, "          until  {until}, in {left}, {told}")
         } else {
             let over = span(holder.until, now);
             writeln!(

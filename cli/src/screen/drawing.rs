@@ -19,11 +19,11 @@ use super::{
 };
 use crate::{
     events::{Seen, lines},
-    holder::{short, who, why},
+    holder::{is_at_risk, short, who, why},
     list::{NAME, WHY, left, span},
     show::in_full,
     table::{self, Column, Digits, Layout as Columns},
-    text::{self, plain, span_of},
+    text::{plain, span_of},
 };
 
 /// Number of lines for the events.
@@ -147,23 +147,20 @@ impl View {
             Part::Free => (row([name, kind], ["-"; 5].map(table::Cell::from)), Style::new()),
             Part::Holder(holder) => {
                 let holder = &lock.holders[holder];
-                let (left, style) = if holder.until <= now {
-                    (left(holder, now), Style::new().red())
-                } else if self.is_at_risk(holder, now) {
-                    // Not by the colour alone, which NO_COLOR takes away.
-                    let (whole, brief) = (text::span(now, holder.until), text::brief_span(now, holder.until));
-                    let cell = table::Cell::of(format!("{whole}, not renewed"), format!("{brief}, silent"));
-                    (cell, Style::new().yellow())
-                } else {
-                    (left(holder, now), Style::new())
-                };
                 let cells = [
                     who(holder).into(),
                     span(holder.since, now),
-                    left,
+                    left(holder, now),
                     digits.cell(holder.token),
                     why(holder).into(),
                 ];
+                let style = if holder.until <= now {
+                    Style::new().red()
+                } else if is_at_risk(holder, now) {
+                    Style::new().yellow()
+                } else {
+                    Style::new()
+                };
                 (row([name, kind], cells), style)
             }
             Part::Waiter(waiter) => {

@@ -1,18 +1,10 @@
 //! The state of the full-screen view: the locks that were listed, the rows made of them, and what the keyboard asks
 //! for.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    ops::Range,
-    time::{Duration, SystemTime},
-};
+use std::{collections::VecDeque, ops::Range, time::Duration};
 
 use tokio::time::Instant;
-use watchlock::{
-    FencingToken,
-    errors::OperateError,
-    operate::{HolderInfo, LockInfo},
-};
+use watchlock::{FencingToken, errors::OperateError, operate::LockInfo};
 
 use crate::{break_lock::question, clock::Offset, events::Seen, holder::who, keyboard::Key, locks::Locks, text::plain};
 
@@ -45,8 +37,6 @@ pub(super) struct View {
     /// Time of the last listing, and its duration.
     pub(super) listed_at: Instant,
     pub(super) took: Duration,
-    /// The longest remaining lease seen for each grant: approximately the lease.
-    leases: HashMap<FencingToken, Duration>,
     /// Only locks with this text in their name or holder are shown.
     pub(super) filter: String,
     /// Whether the keyboard edits the filter.
@@ -129,7 +119,6 @@ impl View {
             trouble: None,
             listed_at: Instant::now(),
             took: Duration::ZERO,
-            leases: HashMap::new(),
             filter: String::new(),
             filtering: false,
             sort: Sort::Name,
@@ -151,30 +140,10 @@ impl View {
                 self.locks = locks;
                 self.trouble = None;
                 (self.listed_at, self.took) = (Instant::now(), took);
-                self.note_leases();
                 self.arrange();
             }
             Err(error) => self.trouble = Some(error.to_string()),
         }
-    }
-
-    fn note_leases(&mut self) {
-        let now = self.offset.now();
-        let mut leases = HashMap::new();
-        for holder in self.locks.iter().flat_map(|lock| &lock.holders) {
-            let left = holder.until.duration_since(now).unwrap_or_default();
-            let known = self.leases.get(&holder.token).copied().unwrap_or_default();
-            leases.insert(holder.token, left.max(known));
-        }
-        self.leases = leases;
-    }
-
-    /// Returns whether renewals seem to fail: they normally come with four fifths of the lease left.
-    pub(super) fn is_at_risk(&self, holder: &HolderInfo, now: SystemTime) -> bool {
-        let left = holder.until.duration_since(now).unwrap_or_default();
-        // Nobody renews a lock that is kept taken, or detached.
-        let is_renewed = holder.released.is_none() && !holder.detached;
-        is_renewed && self.leases.get(&holder.token).is_some_and(|lease| left < *lease / 2)
     }
 
     pub(super) fn obey(&mut self, key: Key) -> Option<Deed> {

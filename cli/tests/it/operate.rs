@@ -27,9 +27,9 @@ fn sorted<const N: usize>(mut names: [&str; N]) -> Vec<&str> {
 const LOCK: [&str; 8] = [
     "name", "kind", "capacity", "token", "holders", "waiters", "past", "as_of",
 ];
-const HOLDER: [&str; 14] = [
-    "token", "access", "permits", "since", "until", "released", "idle", "host", "pid", "label", "reason", "value",
-    "owner_id", "detached",
+const HOLDER: [&str; 15] = [
+    "token", "access", "permits", "since", "until", "lease_ms", "released", "idle", "host", "pid", "label", "reason",
+    "value", "owner_id", "detached",
 ];
 const WAITER: [&str; 10] = [
     "access", "permits", "since", "until", "host", "pid", "label", "reason", "value", "owner_id",
@@ -186,6 +186,7 @@ async fn one_lock_is_shown_in_full() {
         (&Value::Null, &json!("billing"))
     );
     assert_eq!(holder["pid"], json!(std::process::id()));
+    assert_eq!(holder["lease_ms"], json!(30_000));
     for time in [&holder["since"], &holder["until"], &waiter["since"]] {
         let time = time.as_str().unwrap();
         assert!(

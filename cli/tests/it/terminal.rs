@@ -449,7 +449,7 @@ async fn a_lock_that_is_not_renewed_has_a_colour_and_a_word() {
     let ground = Ground::replica_set("cli_colour").await;
     let mut frozen = crate::Started::run(
         &ground,
-        &["run", "--lease", "8s", "x", "--", "sh", "-c", "echo; sleep 300"],
+        &["run", "--lease", "10s", "x", "--", "sh", "-c", "echo; sleep 300"],
     );
     frozen.line().await;
     let terminal = Terminal::new(&ground, "exec $W watch");
@@ -463,6 +463,13 @@ async fn a_lock_that_is_not_renewed_has_a_colour_and_a_word() {
     signal("STOP", frozen.pid());
     terminal.until_shown(yellow).await;
     plain.until_listed("not renewed").await;
+    for (command, words) in [
+        (&["ls"][..], ", not renewed"),
+        (&["show", "x"], ", not renewed in time"),
+    ] {
+        let told = crate::watchlock(&ground, command).await.expect(0);
+        assert!(told.out.contains(words), "{told:?}");
+    }
     signal("CONT", frozen.pid());
     for mut terminal in [terminal, plain] {
         terminal.type_in("q");

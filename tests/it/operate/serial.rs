@@ -124,7 +124,7 @@ fn forms_are_written_as_they_were_read() {
     const OWNER: &str = r#""host":"web-1","pid":7,"label":"billing","reason":null"#;
     let holder = |share: &str| {
         format!(
-            r#"{{"token":5,{share},{TIMES},"released":null,"idle":false,"detached":false,{OWNER},"value":null,"owner_id":"job-1"}}"#
+            r#"{{"token":5,{share},{TIMES},"lease_ms":30000,"released":null,"idle":false,"detached":false,{OWNER},"value":null,"owner_id":"job-1"}}"#
         )
     };
     let past = format!(
