@@ -210,7 +210,7 @@ impl<T: DeserializeOwned + Send + Sync + 'static, C: Count> Ask for Claim<T, C> 
             match (claimed.transpose()?, failing) {
                 (Some(claimed), _) if tries || !claimed.is_empty() => Ok(claimed),
                 (None, _) if tries => Err(unanswered(timeout.map(ServerError::unanswered))),
-                (_, None) if request.is_in_doubt() => Err(unanswered(Some(ServerError::overdue()))),
+                (None, None) if request.is_in_doubt() => Err(unanswered(Some(ServerError::overdue()))),
                 (_, None) => Err(AcquireError::Timeout {
                     name: name.clone(),
                     waited: timeout.unwrap_or_default(),

@@ -304,15 +304,19 @@ impl Own for OwnedHold {
             biased;
             left = tokio::time::timeout(self.session.config.lease, left) => left,
             stands_still = self.session.stands_still() => return Err(self.unconfirmed(stands_still)),
-            // After a shutdown nothing is sent any more.
+            // After a shutdown it is not known whether it is still sent.
             () = self.session.has_ended() => return Err(self.unconfirmed(ServerError::overdue())),
         };
         match left {
             Ok(Ok(Ok(Left::Holder))) => Ok(Released::Released),
             Ok(Ok(Ok(Left::Kept))) => Ok(Released::Kept),
             Ok(Ok(Err(error))) => Err(self.unconfirmed(error)),
-            Ok(Err(_)) if self.session.has_stopped() => Err(self.unconfirmed(ServerError::runtime_ended())),
-            Ok(Ok(Ok(_)) | Err(_)) => Ok(Released::WasLost),
+            Ok(Ok(Ok(_))) => Ok(Released::WasLost),
+            // Nothing is left to be answered, or the runtime ends, and with it the task of a shutdown.
+            Ok(Err(_)) => match self.session.spawn_for(async {}).await {
+                Ok(()) => Ok(Released::WasLost),
+                Err(ended) => Err(self.unconfirmed(ended)),
+            },
             // The release goes on in the background.
             Err(_) => Err(self.unconfirmed(ServerError::overdue())),
         }
@@ -390,6 +394,13 @@ impl SeenHold {
     }
 }
 
+/// Returns a token for a fork, in which that of the hold is not asked: a thread of the parent may have had its mutex.
+pub(crate) fn cancelled() -> CancellationToken {
+    let token = CancellationToken::new();
+    token.cancel();
+    token
+}
+
 impl Seen for SeenHold {
     async fn lost(&self) -> Lost {
         self.await_losses();
@@ -418,10 +429,7 @@ impl Seen for SeenHold {
 
     fn lost_token(&self) -> CancellationToken {
         if self.lost_reason() == Some(LostReason::Forked) {
-            // Another thread of the parent may have had the mutex of the token.
-            let lost = CancellationToken::new();
-            lost.cancel();
-            return lost;
+            return cancelled();
         }
         self.await_losses();
         // A child: cancelling the user's token must not end the lock.

@@ -34,7 +34,7 @@ use crate::{
         Released, View,
         count::One,
         own::{Own, Seen},
-        owned::{OwnedHold, SeenHold},
+        owned::{OwnedHold, SeenHold, cancelled},
         target::{AnyLock, CanLimit, HasHolder, Target},
     },
     input::check_names,
@@ -403,6 +403,9 @@ impl Seen for SeenHolds {
 
     /// Cancelled also when the runtime ends, as nobody renews the parts any more then.
     fn lost_token(&self) -> CancellationToken {
+        if self.lost_reason() == Some(LostReason::Forked) {
+            return cancelled();
+        }
         let ended = self.ended.get_or_init(|| {
             let ended = CancellationToken::new();
             let (seen, guard) = (self.clone(), ended.clone().drop_guard());

@@ -270,7 +270,7 @@ impl Session {
     }
 
     /// Lists all deadlocks. Where there may be one, it looks until that is certain, or every holder in it has had the time
-    /// of its lease to show that it is none, up to twice this client's lease.
+    /// of its lease to show that it is none, a minute at most.
     pub(crate) async fn deadlocks(self: &Arc<Self>) -> Result<Vec<Deadlock>, OperateError> {
         if self.store.is_in_place() {
             return Ok(Vec::new());

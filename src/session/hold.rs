@@ -39,10 +39,6 @@ use upkeep::Upkeep;
 /// Most critical sections are shorter.
 pub(super) const WORTH_A_COMMAND: Duration = Duration::from_millis(200);
 
-/// The same for the stream alone that reports its loss, where a task waits for that. Before, most of what tasks do under
-/// a lock is over.
-pub(super) const WORTH_A_STREAM: Duration = Duration::from_millis(20);
-
 /// A grant, with the local deadline up to which it is surely ours.
 ///
 /// The deadline is counted on this machine's monotonic clock from before the request was sent, so it comes before the

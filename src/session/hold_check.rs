@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     Session, Table,
-    hold::{Hold, WORTH_A_COMMAND, WORTH_A_STREAM, names_of},
+    hold::{Hold, WORTH_A_COMMAND, names_of},
     timer_queue::AT_A_TIME,
 };
 use crate::{
@@ -29,14 +29,9 @@ impl Table {
     pub(super) fn watch_due_at(&self, wants_to_stream: bool, now: Instant) -> Option<Instant> {
         let since = self.timers.oldest()?.since;
         if wants_to_stream && !self.fleet.reads() {
-            return Some(
-                since
-                    + if self.losses_awaited {
-                        WORTH_A_STREAM
-                    } else {
-                        WORTH_A_COMMAND
-                    },
-            );
+            // Where a task waits to be told, it is worth it sooner; most critical sections are over by then, too.
+            let worth_it = WORTH_A_COMMAND / if self.losses_awaited { 10 } else { 1 };
+            return Some(since + worth_it);
         }
         (!self.streaming).then(|| (since + WORTH_A_COMMAND).max(self.verify_at.unwrap_or(now)))
     }

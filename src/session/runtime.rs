@@ -137,11 +137,6 @@ impl Session {
         self.made_in != process::id()
     }
 
-    /// Whether its runtime has ended.
-    pub(crate) fn has_stopped(&self) -> bool {
-        self.stopped.is_cancelled()
-    }
-
     /// Waits for the end of its shutdown.
     pub(crate) async fn has_ended(&self) {
         self.ended.cancelled().await;

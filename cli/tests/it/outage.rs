@@ -282,8 +282,8 @@ async fn a_release_without_an_answer_is_told_with_its_end() {
         let mut holding = Started::run(&ground.through(proxy.uri()), &command);
         holding.line().await;
         match name {
-            // The server gets the release.
-            "e" => proxy.black_hole_replies(),
+            // The server gets the release, and nothing after it.
+            "e" => proxy.black_hole_after("findAndModify"),
             _ => proxy.black_hole(),
         }
         if name == "a" {

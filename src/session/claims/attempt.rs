@@ -6,7 +6,7 @@ use std::{
 };
 
 use mongodb::bson::Bson;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::super::{
     Session,
@@ -21,7 +21,7 @@ use crate::{
     protocol::{CapacityIs, Exchange, Holder, Kind, Operation, Owner, Request, Requests},
     store::{Claimed, Taken, name},
     telemetry,
-    waitlist::{Grant, How, Step, deadline::Deadline, timing},
+    waitlist::{Grant, How, Step, answers::TRY_FOR, deadline::Deadline, timing},
 };
 
 /// The kind and capacity of a claimed document's lock.
@@ -87,10 +87,17 @@ impl Attempts {
         self.claiming.filter.note_answer(false);
     }
 
-    /// Claims what is free now.
-    pub(super) async fn at_once(&mut self) -> AtOnce {
+    /// Claims what is free now; a try ends in time.
+    pub(super) async fn at_once(&mut self, waits: bool) -> AtOnce {
         let was_doubtful = self.session.may_have_orphans_in(&self.claiming.filter);
-        (self.once(How::AtOnce).await, was_doubtful)
+        let until = self.begun + TRY_FOR;
+        let claimed = match waits {
+            true => self.once(How::AtOnce).await,
+            false => timeout_at(until, self.once(How::AtOnce))
+                .await
+                .unwrap_or_else(|_| Err(ServerError::overdue())),
+        };
+        (claimed, was_doubtful)
     }
 
     /// Claims, and goes on with the next document if one can't be claimed. Returns no document if none is free.

@@ -34,7 +34,7 @@ impl Session {
         let filter = attempts.claiming.filter.clone();
         // As long as there is enough for all, no task waits for another.
         if first.is_none() && filter.nobody_waits() {
-            first = Some(attempts.at_once().await);
+            first = Some(attempts.at_once(waits).await);
         }
         match first {
             Some((Ok(claimed), _)) if !claimed.is_empty() => return Ok(claimed),
@@ -60,9 +60,7 @@ impl Session {
         loop {
             let (claimed, was_doubtful) = match first.take() {
                 Some(first) => first,
-                None => timeout_at(until, attempts.at_once())
-                    .await
-                    .unwrap_or_else(|_| (Err(ServerError::overdue()), false)),
+                None => attempts.at_once(false).await,
             };
             match claimed {
                 // Once no orphan holds a document, the next answer counts.
@@ -92,7 +90,7 @@ impl Session {
         Ok(Vec::new())
     }
 
-    /// Claims again whenever a document may have become free. The caller has the turn, or has met one that can't be claimed.
+    /// Claims again whenever a document may have become free, in its turn.
     async fn claim_when_free(self: &Arc<Self>, attempts: &mut Attempts) -> Result<Vec<ClaimedDocument>, AcquireError> {
         let filter = attempts.claiming.filter.clone();
         // Who has met a document that can't be claimed looks for others before its turn, and is told if there are none:

@@ -150,7 +150,7 @@ impl Session {
             let mut attempts = Attempts::new(self, claiming, has_passed, failing);
             // Most get what they want by the first attempt, which needs no turn.
             let mut first = match claiming.most == 1 && (!waits || claiming.filter.nobody_waits()) {
-                true => Some(attempts.at_once().await),
+                true => Some(attempts.at_once(waits).await),
                 false => None,
             };
             if let Some((Ok(claimed), _)) =

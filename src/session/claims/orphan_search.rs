@@ -364,6 +364,18 @@ mod tests {
         applied.await.unwrap();
     }
 
+    /// Far more of them than commands that may be in flight.
+    #[tokio::test(start_paused = true)]
+    async fn tries_end_in_time_while_no_claim_is_answered() {
+        let (session, link, claiming) = beside_an_orphan().await;
+        link.kill_idle(u64::MAX);
+        let (begun, failing) = (Instant::now(), Failing::default());
+        let tries = (0..50).map(|_| session.claim(&claiming, false, false, &failing));
+        let tried = timeout(TRY_FOR * 20, join_all(tries)).await.unwrap();
+        assert!(tried.iter().all(Result::is_err), "{tried:?}");
+        assert_eq!(begun.elapsed(), TRY_FOR);
+    }
+
     /// Their searches are made one after the other, and none is answered.
     #[tokio::test(start_paused = true)]
     async fn tries_in_doubt_end_in_time_while_searches_are_not_answered() {
