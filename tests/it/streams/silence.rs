@@ -60,7 +60,7 @@ fn opens_stream(command: &Document) -> bool {
 
 /// Whether it asks for the primary, and is not the driver's own.
 fn is_question(database: &str, command: &Document) -> bool {
-    command.contains_key("hello") && command.get_str("$db") == Ok(database)
+    command.contains_key("hello") && command.get_str("$db").is_ok_and(|of| of == database)
 }
 
 /// Changes what a member of a replica set says of itself to what a router says.
@@ -171,7 +171,7 @@ async fn a_stream_behind_a_router_is_opened_anew_when_it_is_silent_and_not_befor
     let (silence, shard) = (silent.clone(), AtomicU8::default());
     let drops = move |asked: &Asked, command: &Document| {
         let first = asked.cursor.load(Ordering::SeqCst);
-        silence.load(Ordering::SeqCst) && command.get_i64("getMore") == Ok(first)
+        silence.load(Ordering::SeqCst) && command.get_i64("getMore").is_ok_and(|cursor| cursor == first)
     };
     let (scene, hand_over) = Scene::behind(&direct, drops, move |_, _, answer| {
         as_router(answer);
