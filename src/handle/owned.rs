@@ -313,9 +313,13 @@ impl Own for OwnedHold {
             Ok(Ok(Err(error))) => Err(self.unconfirmed(error)),
             Ok(Ok(Ok(_))) => Ok(Released::WasLost),
             // Nothing is left to be answered, or the runtime ends, and with it the task of a shutdown.
-            Ok(Err(_)) => match self.session.spawn_for(async {}).await {
-                Ok(()) => Ok(Released::WasLost),
-                Err(ended) => Err(self.unconfirmed(ended)),
+            Ok(Err(_)) => tokio::select! {
+                biased;
+                ran = self.session.spawn_for(async {}) => match ran {
+                    Ok(()) => Ok(Released::WasLost),
+                    Err(ended) => Err(self.unconfirmed(ended)),
+                },
+                stands_still = self.session.stands_still() => Err(self.unconfirmed(stands_still)),
             },
             // The release goes on in the background.
             Err(_) => Err(self.unconfirmed(ServerError::overdue())),
