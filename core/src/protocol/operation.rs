@@ -290,15 +290,6 @@ impl Operation {
         Some(asking.id.rfind('-').map_or(&asking.id, |end| &asking.id[..=end]))
     }
 
-    /// Returns the capacity that the document has when the operation applies, where it is known: of a semaphore it is
-    /// not.
-    pub(super) fn capacity(&self) -> Option<i64> {
-        match &self.requests {
-            Some(requests) => (requests.kind != Kind::Semaphore).then_some(requests.capacity),
-            None => self.leave_capacity,
-        }
-    }
-
     /// Returns whether the operation sets the lock's capacity.
     pub fn sets(&self) -> bool {
         self.requests
@@ -562,13 +553,6 @@ mod tests {
         assert_eq!((both.reserving(), both.asks_as()), (Some(&with_range), Some("me-")));
         let only_tries = asking("me.4", tries);
         assert_eq!((only_tries.reserving(), only_tries.asks_as()), (None, None));
-
-        let leaves = Operation {
-            leave_capacity: Some(4),
-            ..leaving("me.5", "me-1")
-        };
-        let capacities = [both, leaves, operation("me.6")].map(|operation| operation.capacity());
-        assert_eq!(capacities, [None, Some(4), None]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use mongodb::bson::{Bson, Document, doc};
 use super::{
     existing,
     expression::{bind, cond, filter, literal, map},
-    leave, live,
+    live,
 };
 use crate::protocol::{Evict, HoldEnd, Location, Operation};
 
@@ -31,12 +31,6 @@ pub(super) fn record_of_release(at: &Location, operation: &Operation, now: &Bson
         "ended": now, "how": how.as_str(),
     };
     doc! { "ends": in_front(at, map(at.value("holders"), end), operation) }
-}
-
-/// Returns the field after an operation that removes those holders which do not stay by phase leave alone.
-pub(super) fn record_of_leave(at: &Location, operation: &Operation, now: &Bson) -> Document {
-    let gone = || filter(existing(at, "holders"), doc! { "$not": [leave(operation, now)] });
-    record_of(at, gone, operation, now)
 }
 
 /// Returns the field after these holders are gone, if there are any.

@@ -10,18 +10,11 @@ use super::{
 use crate::protocol::{AT_ONCE, Location, NOTIFIES_UP_TO, Operation};
 
 /// Grants the lock to the head of the queue as long as it fits the free capacity, and cuts the queue to its room. The
-/// words for the entries that did not ask follow the first value of the named field.
+/// words for the entries that did not ask are in `granted`.
 ///
 /// It first counts the grants, and then cuts the queue there: an array that grew by an element for each waiter would be
 /// copied as often.
-pub(super) fn grant_as_fits(
-    at: &Location,
-    queue: Bson,
-    words: (&str, Bson),
-    operation: &Operation,
-    now: &Bson,
-) -> Bson {
-    let (words, first) = words;
+pub(super) fn grant_as_fits(at: &Location, queue: Bson, operation: &Operation, now: &Bson) -> Bson {
     let capacity = match (&operation.requests, operation.leave_capacity) {
         (Some(requests), _) => capacity(requests),
         (None, Some(capacity)) => Bson::from(capacity),
@@ -55,9 +48,9 @@ pub(super) fn grant_as_fits(
             "holders": { "$concatArrays": ["$$holders", "$$came"] },
             "token": with_reserve(doc! { "$add": ["$$first", "$$count", -1] }.into(), "$$came.id".into(), operation),
             "queue": { "$slice": ["$$line", "$$count", &room] },
-            words: { "$reduce": {
+            "granted": { "$reduce": {
                 "input": "$$came",
-                "initialValue": &first,
+                "initialValue": "",
                 "in": words_of_grant("$$value".into(), ("$$this", "$$this.token"), "$$behind", operation),
             } },
         },
@@ -71,7 +64,7 @@ pub(super) fn grant_as_fits(
         true => doc! { "$ifNull": [at.value("token"), 0_i64] }.into(),
         false => Bson::from(at.value("token")),
     };
-    let unchanged = doc! { "holders": "$$holders", "token": token, "queue": line, words: first };
+    let unchanged = doc! { "holders": "$$holders", "token": token, "queue": line, "granted": "" };
     // Only for a grant: a counter to which nothing can be added must keep nobody from leaving.
     let granted = bind(doc! { "first": next_token(at.value("token"), now) }, granted);
     let after = cond(doc! { "$eq": ["$$count", 0] }, unchanged, granted);
@@ -88,7 +81,7 @@ pub(super) fn grant(waiter: &str, operation: &Operation, now: &Bson) -> Document
 }
 
 /// Returns the counter after grants of which the last was under `token`; `ids`: the entries that were granted.
-pub(super) fn with_reserve(token: Bson, ids: Bson, operation: &Operation) -> Bson {
+fn with_reserve(token: Bson, ids: Bson, operation: &Operation) -> Bson {
     let Some(reserving) = operation.reserving() else {
         return token;
     };
@@ -100,38 +93,33 @@ pub(super) fn with_reserve(token: Bson, ids: Bson, operation: &Operation) -> Bso
 ///
 /// Read from the conditions that are mostly wrong to those that need strings: an entry that another program wrote can
 /// have an id of any type.
-pub(super) fn asked_for(at: &Location, (holders, queue): (&str, &str), operation: &Operation) -> Option<Bson> {
+pub(super) fn asked_for(at: &Location, operation: &Operation) -> Option<Bson> {
+    let (holders, queue) = ("$$after.holders", "$$after.queue");
     let (asks_as, sets) = (operation.asks_as(), operation.sets());
     if asks_as.is_none() && !sets {
         return None;
     }
-    let asked_for = |holder: &str| {
-        let id = format!("{holder}.id");
-        let mut conditions = vec![
-            doc! { "$lte": [format!("{holder}.token"), at.value("token")] },
-            doc! { "$eq": [{ "$type": &id }, "string"] },
-        ];
-        let is_not_theirs = asks_as.map(|asks_as| doc! { "$ne": [{ "$indexOfBytes": [&id, literal(asks_as)] }, 0] });
-        conditions.extend(is_not_theirs);
-        doc! { "$and": conditions }
-    };
-    let word = |holder: &str| doc! { "$concat": [format!("{holder}.id"), "?;"] };
+    let mut is_asked_for = vec![
+        doc! { "$lte": ["$$this.token", at.value("token")] },
+        doc! { "$eq": [{ "$type": "$$this.id" }, "string"] },
+    ];
+    is_asked_for
+        .extend(asks_as.map(|asks_as| doc! { "$ne": [{ "$indexOfBytes": ["$$this.id", literal(asks_as)] }, 0] }));
+    let word = cond(
+        doc! { "$and": is_asked_for },
+        doc! { "$concat": ["$$this.id", "?;"] },
+        "",
+    );
     let mut conditions = Vec::new();
     if !sets {
         let few = i64::try_from(NOTIFIES_UP_TO).unwrap_or(ALL);
         conditions.extend([doc! { "$ne": [queue, []] }, doc! { "$lte": [{ "$size": queue }, few] }]);
     }
-    if operation.capacity() == Some(1) {
-        // Such a lock has one holder at most.
-        conditions.push(asked_for("$$holder"));
-        let word = cond(doc! { "$and": conditions }, word("$$holder"), "");
-        return Some(bind(doc! { "holder": { "$arrayElemAt": [holders, 0] } }, word));
-    }
     conditions.push(doc! { "$lte": [{ "$size": holders }, i64::try_from(AT_ONCE).unwrap_or(ALL)] });
     let words = doc! { "$reduce": {
         "input": holders,
         "initialValue": "",
-        "in": { "$concat": ["$$value", cond(asked_for("$$this"), word("$$this"), "")] },
+        "in": { "$concat": ["$$value", word] },
     } };
     Some(cond(doc! { "$and": conditions }, words, ""))
 }
@@ -172,23 +160,8 @@ fn room_or_more(operation: &Operation) -> Bson {
     if operation.adopts().is_some() {
         stay = cond(adopts_a_hold(), doc! { "$size": "$$line" }, stay);
     }
-    doc! { "$max": [room(operation), stay] }.into()
-}
-
-/// Returns the part of the queue that it has room for, in a lock with one permit: there an entry that takes the place
-/// of a holder has the lock at once. An operation that requests nothing has added nothing.
-pub(super) fn with_room(queue: &str, operation: &Operation) -> Bson {
-    match operation.requests {
-        Some(_) => Bson::from(doc! { "$slice": [queue, room(operation)] }),
-        None => Bson::from(queue),
-    }
-}
-
-pub(super) fn room(operation: &Operation) -> i64 {
-    match operation.requests {
-        Some(_) => i64::try_from(operation.room).unwrap_or(ALL).clamp(1, ALL),
-        None => ALL,
-    }
+    let room = i64::try_from(operation.room).unwrap_or(ALL).clamp(1, ALL);
+    doc! { "$max": [room, stay] }.into()
 }
 
 /// Returns the token of a grant: see [`super::state`]. A missing counter, or a value that nothing can be added to,

@@ -34,7 +34,7 @@ mod together;
 use mongodb::bson::{Bson, Document, doc};
 
 use super::{
-    CapacityIs, Change, Evict, Identity, Kept, KeptUntil, Operation, Owner, Request, Requests,
+    CapacityIs, Change, Evict, Expects, Identity, Kept, KeptUntil, Operation, Owner, Request, Requests,
     document::{PROTOCOL, protocol},
     location::Location,
     state::kept_in_reserve,
@@ -56,9 +56,24 @@ const ALL: i64 = 1 << 30;
 /// Returns the pipeline of [`super::state::apply`] for a document that [`selection`] selects. `now` is the server's
 /// clock, `"$$NOW"`, except in tests.
 pub fn operation(at: &Location, operation: &Operation, now: &Bson) -> Vec<Document> {
-    let (expected, written) = short::form(at, operation, now)
-        .unwrap_or_else(|| (has_evicted(at, operation, now), general(at, operation, now)));
+    let (expected, written) = match short::form(at, operation, now) {
+        Some((expected, written)) => (Some(expected), written),
+        None => (is_as_expected(at, operation, now), general(at, operation, now)),
+    };
     vec![doc! { "$replaceWith": cond(in_order(at, expected), written, "$$ROOT") }]
+}
+
+/// Returns the condition that the document must meet for the general form, if there is one: the entry that leaves is
+/// one of the holders, and has not left before; or an operator evicts somebody, if that is what the operation is for.
+fn is_as_expected(at: &Location, operation: &Operation, now: &Bson) -> Option<Document> {
+    if operation.expects == Expects::Holding {
+        let holders = remaining(at, "holders", &doc! { "$and": [live(now), is_not_kept()] });
+        let ids = bind(doc! { "holders": holders }, "$$holders.id");
+        return Some(doc! { "$setIsSubset": [literal(operation.leave.as_slice()), ids] });
+    }
+    operation
+        .breaks()
+        .then(|| doc! { "$ne": [evicted(at, operation, now), []] })
 }
 
 /// Takes the document through all phases.
@@ -280,13 +295,6 @@ fn owner_after(owner: Option<&Owner>, value: Option<&(String, i64)>) -> Option<B
     ))
 }
 
-/// Returns the condition that an operator evicts somebody by the operation, if that is what it is for.
-fn has_evicted(at: &Location, operation: &Operation, now: &Bson) -> Option<Document> {
-    operation
-        .breaks()
-        .then(|| doc! { "$ne": [evicted(at, operation, now), []] })
-}
-
 /// Returns the holders that an operator evicts by the operation: none whose time is over.
 fn evicted(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     let live = live(now);
@@ -505,7 +513,7 @@ fn waiter(entry: &Request, now: &Bson) -> Document {
 ///
 /// The result has the holders, the queue and the token, and in `granted` the words for the entries that did not ask.
 fn advance(at: &Location, queue: Bson, operation: &Operation, now: &Bson) -> Bson {
-    let after = grant_as_fits(at, queue, ("granted", "".into()), operation, now);
+    let after = grant_as_fits(at, queue, operation, now);
     let tries = tries(operation);
     if tries.is_empty() {
         return after;
@@ -536,7 +544,7 @@ fn stamp(at: &Location, operation: &Operation, ends: Document, now: &Bson) -> Bs
     wake.extend(words_of_adopt(operation));
     wake.extend(words_of_too_large(operation));
     wake.extend(asks(operation));
-    wake.extend(asked_for(at, ("$$after.holders", "$$after.queue"), operation));
+    wake.extend(asked_for(at, operation));
 
     let requests = operation.requests.as_ref();
     let mut fields = requests.map_or_else(Document::new, |requests| {
