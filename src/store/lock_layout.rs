@@ -170,6 +170,17 @@ impl LockLayout {
         whole.into_iter().chain(of_elements)
     }
 
+    /// Returns the locks in a document of this name, by their names, without reading them.
+    pub(super) fn locks_in<'a>(&self, name: &str, document: Option<&'a Document>) -> BTreeMap<String, &'a Document> {
+        let base = document.and_then(|document| self.base.lock(document));
+        if self.array.is_none() {
+            return base.map(|lock| (name.to_owned(), lock)).into_iter().collect();
+        }
+        let locks = base.into_iter().flatten();
+        let named = locks.filter_map(|(code, lock)| Some((element_name(name, code), lock.as_document()?)));
+        named.collect()
+    }
+
     /// Returns the `_id` of the document that contains the lock with this name.
     pub(crate) fn id_of(&self, name: &str) -> Bson {
         name::id_of(&self.base, self.document_of(name))

@@ -1,9 +1,8 @@
 //! Locks in the memory of this process: the protocol's specification run under a mutex, on tokio's clock.
 //!
 //! A lock is in a document here too, its own or the user's: so whatever happens to the document has the same effect on
-//! the lock as on a server.
+//! the lock as on a server. Only free locks are never purged, as memory that holds tests is not short.
 
-mod bounds;
 mod claims;
 mod clock;
 mod connection;
@@ -18,11 +17,12 @@ mod watching;
 use crate::error::{InvalidInput, ServerError};
 use std::sync::Arc;
 
-use mongodb::bson::{Bson, Document};
+use mongodb::bson::Document;
 
 use super::{AWAIT_TIME, Answer, Documents, Event, Failure, Listed, LockLayout, Renewal, Selection, Watched};
-use crate::protocol::{Ahead, Exchange, Operation, ServerTime, State, state};
-use documents::Contents;
+use crate::protocol::{Ahead, Exchange, Operation, state};
+#[cfg(test)]
+use crate::protocol::{ServerTime, State};
 use watching::Watcher;
 
 pub(crate) use connection::Connection;
@@ -72,7 +72,7 @@ impl MemoryStore {
         let (exchange, now) = self.documents.clock.exchange();
         let member = self.layout.member(name);
         let unknown = Answer { state: None, exchange };
-        let document = self.live(&contents, &member.id, now);
+        let document = contents.get(&member.id);
         let before = document.map_or(Ok(None), |document| member.location.state(document));
         let before = match before {
             Ok(before) => before,
@@ -104,25 +104,12 @@ impl MemoryStore {
             let mut document: Document = former.map(|(field, value)| (field.clone(), value.clone())).collect();
             document.entry("_id".to_owned()).or_insert_with(|| member.id.clone());
             member.location.set_lock(&mut document, fields);
-            if self.layout.is_of_elements() && operation.requests.is_some() {
-                self.sweep(&mut document, now);
-            }
             contents.put(document);
         }
         Ok(Answer {
             state: after.filter(|_| concerned),
             ..unknown
         })
-    }
-
-    /// Removes the free locks of elements that a server would sweep now.
-    fn sweep(&self, document: &mut Document, now: ServerTime) {
-        if let Some(locks) = self.layout.base().lock_mut(document) {
-            let kept = std::mem::take(locks)
-                .into_iter()
-                .filter(|(_, lock)| !is_purged(lock, now));
-            *locks = kept.collect();
-        }
     }
 
     pub(crate) fn renew(&self, renewal: &Renewal) -> u64 {
@@ -147,9 +134,9 @@ impl MemoryStore {
 
     pub(crate) fn read(&self, names: &[String]) -> (Documents, Exchange) {
         let contents = self.documents.contents();
-        let (exchange, now) = self.documents.clock.exchange();
+        let (exchange, _) = self.documents.clock.exchange();
         let found = names.iter().filter_map(|name| {
-            let document = self.live(&contents, &self.layout.id_of(name), now)?;
+            let document = contents.get(&self.layout.id_of(name))?;
             Some((name.clone(), self.layout.at(name).found(document)?))
         });
         (found.collect(), exchange)
@@ -158,7 +145,7 @@ impl MemoryStore {
     pub(crate) fn ahead(&self, name: &str, entry: &str) -> Result<(Option<Ahead>, Exchange), ServerError> {
         let contents = self.documents.contents();
         let (exchange, now) = self.documents.clock.exchange();
-        let document = self.live(&contents, &self.layout.id_of(name), now);
+        let document = contents.get(&self.layout.id_of(name));
         let state = document.and_then(|document| self.layout.at(name).found(document));
         let ahead = state.transpose()?.and_then(|state| Ahead::of(&state, entry, now));
         Ok((ahead, exchange))
@@ -166,13 +153,12 @@ impl MemoryStore {
 
     pub(crate) fn list(&self, selection: &Selection) -> Listed {
         let contents = self.documents.contents();
-        let now = self.documents.clock.now();
         let mut listed = Listed {
-            now: Some(now),
+            now: Some(self.documents.clock.now()),
             ..Listed::default()
         };
         let base = self.layout.base();
-        for document in contents.all().filter(|document| self.is_live(document, now)) {
+        for document in contents.all() {
             let name = document.get("_id").and_then(|id| self.layout.document(id));
             if let Some(name) = name.filter(|name| base.is_root() || selection.selects(name)) {
                 for (name, found) in self.layout.found_in(name, document) {
@@ -189,23 +175,6 @@ impl MemoryStore {
         self.documents.contents().watchers.push(watcher);
         opened
     }
-
-    /// Returns the document with this `_id`, unless a server would have purged it by now.
-    fn live<'a>(&self, contents: &'a Contents, id: &Bson, now: ServerTime) -> Option<&'a Document> {
-        contents.get(id).filter(|document| self.is_live(document, now))
-    }
-
-    fn is_live(&self, document: &Document, now: ServerTime) -> bool {
-        !self.layout.is_root() || ServerTime::in_field(document, "purge_at").is_none_or(|at| at > now)
-    }
-}
-
-/// Reports whether a lock can be read, and [is purged](State::is_purged) by now.
-fn is_purged(lock: &Bson, now: ServerTime) -> bool {
-    let lock = lock.as_document();
-    let is_due = |lock: &&Document| ServerTime::in_field(lock, "purge_at").is_some_and(|at| at <= now);
-    let state = lock.filter(is_due).and_then(|lock| State::from_document(lock).ok());
-    state.is_some_and(|state| state.is_purged(now))
 }
 
 #[cfg(test)]

@@ -441,7 +441,7 @@ impl Request {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::fixtures::{PERMITS, asking, asking_for, holder, kept, leaving, operation, request};
+    use crate::protocol::fixtures::{PERMITS, asking, asking_for, holder, kept, leaving, request};
 
     #[test]
     fn the_time_for_which_a_lock_is_kept_counts_from_the_grant_that_the_token_shows() {

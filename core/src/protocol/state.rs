@@ -79,12 +79,6 @@ impl State {
         holders.chain(waiters).all(|until| until <= now)
     }
 
-    /// Returns whether a collection of locks would have purged this one by now. Where locks share a document, nothing
-    /// else removes the free ones: an operation that writes one of them removes those of the others that are due.
-    pub fn is_purged(&self, now: ServerTime) -> bool {
-        self.purge_at <= now && self.is_free(now)
-    }
-
     /// Returns whether an entry with so many permits that is requested in this way can't be in the lock as it is used
     /// now.
     pub fn refuses(&self, (kind, capacity): Use, by: CapacityIs, permits: i64) -> bool {

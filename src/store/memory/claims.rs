@@ -8,13 +8,14 @@ use mongodb::{
 };
 
 use super::{
-    MemoryStore, bounds,
+    MemoryStore,
     documents::{Contents, id_of},
     matching::{Filter, Sort, is_same},
     updating::Update,
 };
 use crate::{
     error::ServerError,
+    input::check_document,
     protocol::{
         Holder, Operation, ServerTime, State,
         document::{ID_MOST, size_of_id, whole},
@@ -217,7 +218,7 @@ impl MemoryStore {
     fn signed(&self, mut changed: Document, name: &str, operation: &str) -> Result<Document, ServerError> {
         let wake = doc! { "wake": wake::of_change(operation) };
         self.layout.at(name).set_lock(&mut changed, wake);
-        bounds::check(&changed)?;
+        check_document("the document", &changed)?;
         Ok(changed)
     }
 

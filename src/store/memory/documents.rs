@@ -14,13 +14,12 @@ use mongodb::{
 };
 
 use super::{
-    bounds,
     clock::Clock,
     matching::{Filter, is_same},
     updating::Update,
     watching::Watcher,
 };
-use crate::{error::InvalidInput, store::name};
+use crate::{error::InvalidInput, input::check_document, store::name};
 
 /// A collection in memory.
 #[derive(Debug)]
@@ -98,7 +97,7 @@ impl MemoryDocuments {
         let mut contents = self.contents();
         let updated = contents.matching(&filter).take(most).map(|document| {
             let updated = update.apply(document)?;
-            bounds::check(&updated)?;
+            check_document("the document", &updated)?;
             Ok(updated)
         });
         let writes: Vec<Document> = updated.collect::<Result<_, InvalidInput>>()?;
@@ -110,7 +109,7 @@ impl MemoryDocuments {
     /// Replaces the first document that matches, and returns how many matched, and how many were changed.
     pub(crate) fn replace(&self, filter: &Document, mut replacement: Document) -> Result<(u64, u64), InvalidInput> {
         let filter = Filter::read(filter)?;
-        bounds::check_replacement(&replacement)?;
+        check_replacement(&replacement)?;
         let mut contents = self.contents();
         let Some(id) = contents.matching(&filter).next().map(id_of) else {
             return Ok((0, 0));
@@ -191,11 +190,22 @@ pub(super) fn id_of(document: &Document) -> Bson {
     document.get("_id").cloned().unwrap_or(Bson::Null)
 }
 
+/// Refuses a replacement that a server would interpret as an update, or refuse.
+pub(super) fn check_replacement(replacement: &Document) -> Result<(), InvalidInput> {
+    match replacement.keys().find(|key| key.starts_with('$')) {
+        Some(field) => Err(InvalidInput::new(format!(
+            "a replacement can't have the field `{}`, as fields with `$` are operators",
+            field.escape_debug()
+        ))),
+        None => Ok(()),
+    }
+}
+
 /// Returns the document of these fields, as a server would store it.
 fn whole(id: Bson, fields: Document) -> Result<Document, InvalidInput> {
     let mut whole = Document::new();
     whole.insert("_id", id);
     whole.extend(fields);
-    bounds::check(&whole)?;
+    check_document("the document", &whole)?;
     Ok(whole)
 }

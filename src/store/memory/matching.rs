@@ -6,7 +6,6 @@ use std::cmp::Ordering;
 
 use mongodb::bson::{Bson, Document};
 
-use super::bounds;
 use crate::{
     error::InvalidInput,
     protocol::document::whole,
@@ -143,7 +142,7 @@ fn read_operand(value: &Bson) -> Result<Bson, InvalidInput> {
         Bson::Document(operators) if has_operators(operators) => Err(InvalidInput::new(
             "operators beside fields, or where a value must be, are not supported in memory",
         )),
-        value => bounds::check_value(value).map(|()| value.clone()),
+        value => Ok(value.clone()),
     }
 }
 

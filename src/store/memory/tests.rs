@@ -11,6 +11,7 @@ use watchlock_proofs::Random;
 use watchlock_testkit::shared;
 
 use super::{
+    documents::check_replacement,
     matching::{Filter, Sort},
     updating::Update,
 };
@@ -237,4 +238,24 @@ async fn updates_come_to_the_same() {
             "{applied} applied, {refused} refused"
         );
     }
+}
+
+/// A server refuses the same replacements.
+#[tokio::test]
+async fn what_is_no_replacement_to_a_server_is_refused() {
+    let client = mongodb::Client::with_uri_str(shared::replica_set().await.uri())
+        .await
+        .unwrap();
+    let database = client.database(&shared::unique_name("watchlock_bounds"));
+    let collection: Collection<Document> = database.collection("documents");
+    collection.insert_one(doc! { "_id": 1 }).await.unwrap();
+    for replacement in [doc! { "$a": 1 }, doc! { "a": 1, "$b": 1 }, doc! { "a": { "b": 1 } }] {
+        assert_eq!(
+            check_replacement(&replacement).is_ok(),
+            collection.replace_one(doc! { "_id": 1 }, &replacement).await.is_ok(),
+            "{replacement}"
+        );
+    }
+    assert!(collection.update_many(doc! {}, doc! {}).await.is_err());
+    database.drop().await.unwrap();
 }

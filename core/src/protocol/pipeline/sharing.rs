@@ -18,9 +18,9 @@ fn locks(base: &Location) -> Document {
     doc! { "$objectToArray": cond(doc! { "$eq": [{ "$type": &map }, "object"] }, map, doc! {}) }
 }
 
-/// Returns a stage that removes the locks from the map that [are purged](crate::protocol::State::is_purged) by now. It
-/// follows the pipeline of an operation on the lock `at`, and does nothing unless that wrote: a removal alone would be
-/// taken for another program's.
+/// Returns a stage that removes the locks from the map that a collection of locks would have purged by now: those that
+/// are free and due. It follows the pipeline of an operation on the lock `at`, and does nothing unless that wrote: a
+/// removal alone would be taken for another program's.
 pub fn sweep(base: &Location, at: &Location, operation: &str, now: &Bson) -> Document {
     let lock = Location::of_variable("this.v");
     let purge_at = lock.value("purge_at");

@@ -154,13 +154,6 @@ fn a_state_tells_who_is_there() {
     for (state, end) in [(&held, 1_100), (&waited_for, 1_150)] {
         assert!(!state.is_free(ServerTime(end - 1)) && state.is_free(ServerTime(end)));
     }
-    let mut due = held.clone();
-    due.purge_at = ServerTime(1_120);
-    let is_purged = [1_099, 1_119, 1_120].map(|now| due.is_purged(ServerTime(now)));
-    assert_eq!(is_purged, [false, false, true]);
-    due.purge_at = ServerTime(1_000);
-    assert!(!due.is_purged(ServerTime(1_099)), "it is held");
-
     let has = |ids: &[&str]| waited_for.has_any(&ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>());
     assert!(has(&["a-1"]) && has(&["c-1", "b-1"]) && !has(&["c-1"]) && !has(&[]));
 
