@@ -153,7 +153,7 @@ impl Client {
         let mut step = line.waitlist.step(&context);
         let output = input(&mut step);
         step.attend_to_idle();
-        step.stop_timers(context.now, TICK, *NEVER, world.rules.knocks_in_full);
+        step.stop_timers(context.now, TICK, *NEVER);
         line.take_in();
         let waitlist = &line.waitlist;
         line.tries.retain(|key, _| waitlist.position(*key).is_some());
@@ -279,11 +279,24 @@ impl Client {
         self.feed(lock, world, |step| step.give_back_idle());
     }
 
-    /// The next operation. `timer`: a pause is over, and a head that is queued asks again.
-    pub(super) fn next(&mut self, lock: usize, timer: bool, world: World<'_>) -> Option<Operation> {
+    /// The next operation. `timer`: a pause is over, and a head that is queued asks again; one that found the queue full
+    /// looks at this document for room, as it is at that time of the server.
+    pub(super) fn next(
+        &mut self,
+        lock: usize,
+        timer: Option<(Option<State>, ServerTime)>,
+        world: World<'_>,
+    ) -> Option<Operation> {
         self.feed(lock, world, |step| {
-            if timer {
-                step.fire_timers(instant(world.now), world.rules.knocks_again);
+            if let Some((mut state, at)) = timer {
+                step.fire_timers(instant(world.now));
+                let queue = state.iter_mut().flat_map(|state| &mut state.queue);
+                for waiter in queue.filter(|_| !world.rules.looks_for_the_dead) {
+                    waiter.until = at.plus_millis(LEASE);
+                }
+                if world.rules.looks_for_room && step.is_kept_out() && step.next_look() {
+                    step.looked(state.as_ref(), Some(at));
+                }
             }
             step.next_operation()
         })

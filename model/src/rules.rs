@@ -46,10 +46,10 @@ pub(super) struct Rules {
     pub(super) tries_await_answers: bool,
     /// An eviction ends the hold of the grant that was broken, and no later one of the same entry.
     pub(super) tells_grants_apart: bool,
-    /// A client that found the queue full knocks again.
-    pub(super) knocks_again: bool,
-    /// Some of the knocks are requests in full.
-    pub(super) knocks_in_full: bool,
+    /// A client that found the queue full looks for room.
+    pub(super) looks_for_room: bool,
+    /// Entries whose time is over leave room.
+    pub(super) looks_for_the_dead: bool,
     /// For how many ticks after a release a lock is kept; 0: not at all.
     pub(super) keeps: i64,
     /// A hold that is handed on inside a process ends when it would have ended, and not a lease later.
@@ -85,8 +85,8 @@ impl Rules {
         leaves_when_giving_up: true,
         tries_await_answers: true,
         tells_grants_apart: true,
-        knocks_again: true,
-        knocks_in_full: true,
+        looks_for_room: true,
+        looks_for_the_dead: true,
         keeps: 0,
         hands_on_what_is_left: true,
         last_reader_releases: true,

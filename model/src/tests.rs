@@ -652,7 +652,7 @@ fn a_try_of_an_upgrade_that_is_refused_for_a_waiter_is_found() {
     );
 }
 
-/// The third finds no room and knocks, while any client may die or fall silent.
+/// The third finds no room and looks for it, while any client may die or fall silent.
 #[test]
 fn a_mutex_whose_queue_is_full() {
     let full = Setup {
@@ -1056,27 +1056,27 @@ fn starved(rules: Rules, sorts: &'static [Fault]) -> Setup {
 }
 
 #[test]
-fn a_client_that_does_not_knock_again_is_found() {
+fn a_client_that_does_not_look_for_room_is_found() {
     let rules = Rules {
-        knocks_again: false,
+        looks_for_room: false,
         ..Rules::REAL
     };
     find(
-        "a client that does not knock",
+        "a client that does not look for room",
         "everybody gets its turn",
         starved(rules, &[]),
     );
 }
 
 #[test]
-fn knocks_that_put_nobody_out_are_found() {
+fn a_client_that_finds_no_room_in_the_place_of_the_dead_is_found() {
     let rules = Rules {
-        knocks_in_full: false,
+        looks_for_the_dead: false,
         ..Rules::REAL
     };
     // The restored document has a queue of entries that are over.
     find(
-        "knocks that are never in full",
+        "a client that waits for the dead",
         "everybody gets its turn",
         starved(rules, &[Fault::Restore]),
     );

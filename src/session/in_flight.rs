@@ -116,16 +116,9 @@ struct Seen {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limit {
     pub(super) within: Duration,
-    tells: Tells,
-}
-
-/// What an answer time says about that of other commands. A claim searches documents by a filter of the user's, which
-/// says nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Tells {
-    Speed,
-    Slowness,
-    Nothing,
+    /// Whether the answer time says anything about that of other commands. That of a claim does not, which searches
+    /// documents by a filter of the user's; nor that of a read, as a majority confirms a write.
+    is_usual: bool,
 }
 
 impl Limit {
@@ -274,15 +267,14 @@ impl InFlight {
     pub(super) fn limit(&self, overdue: u32, config: &Config) -> Limit {
         Limit {
             within: grown(self.usual(), overdue, config.lease),
-            tells: Tells::Speed,
+            is_usual: true,
         }
     }
 
-    /// Returns the same for a look at a queue position. A slow one shows that the server is slow, but a fast one says
-    /// nothing of a write, which a majority confirms.
-    pub(super) fn limit_of_look(&self, config: &Config) -> Limit {
+    /// Returns the same for a read.
+    pub(super) fn limit_of_read(&self, config: &Config) -> Limit {
         Limit {
-            tells: Tells::Slowness,
+            is_usual: false,
             ..self.limit(0, config)
         }
     }
@@ -293,7 +285,7 @@ impl InFlight {
         Limit {
             // A time that was too short is part of what such claims take.
             within: grown(usual, 0, lease),
-            tells: Tells::Nothing,
+            is_usual: false,
         }
     }
 
@@ -353,15 +345,13 @@ impl InFlight {
             return;
         }
         self.heard(sent);
-        if answer.is_ok() && limit.tells != Tells::Nothing {
+        if answer.is_ok() && limit.is_usual {
             // A single one that hung says little of the others; nor do several that hung at the same time, each of which
             // counts as if it had come within its own limit.
             let took = sent.elapsed().min(self.usual()).min(limit.within);
             let (mut seen, now) = (self.seen(), Instant::now());
-            let stays = seen
-                .slowest
-                .is_some_and(|(slowest, at)| slowest > took && (now - at < RECENT || limit.tells == Tells::Slowness));
-            if !stays {
+            let stays = |(slowest, at): (Duration, Instant)| slowest > took && now - at < RECENT;
+            if !seen.slowest.is_some_and(stays) {
                 seen.slowest = Some((took, now));
             }
         }
@@ -449,9 +439,9 @@ mod tests {
         }
         tokio::time::advance(RECENT).await;
         // A small read is fast where writes are slow.
-        let look = in_flight.limit_of_look(&config);
-        assert_eq!(look.within, millis(1_600));
-        took(look, 1).await;
+        let read = in_flight.limit_of_read(&config);
+        assert_eq!(read.within, millis(1_600));
+        took(read, 1).await;
         assert_eq!(limit(0), millis(1_600));
         took(in_flight.limit(0, &config), 1).await;
         assert_eq!(limit(0), SHORTEST);

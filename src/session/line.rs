@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::hold::Hold;
-pub(crate) use crate::waitlist::{Context, Need, PositionLook};
+pub(crate) use crate::waitlist::{Context, Need};
 use crate::{
     backoff::LONGEST_PAUSE,
     contention::Contention,

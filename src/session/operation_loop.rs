@@ -1,19 +1,18 @@
-//! The run of an operation: one at a time for each name, and beside the unanswered ones that were given up. Looks at queue
-//! positions are sent in the same way.
+//! The run of an operation: one at a time for each name, and beside the unanswered ones that were given up. A look at a
+//! queue position is sent in place of one.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 
 use super::{
     Session, Table,
     in_flight::{Limit, Slot},
-    line::PositionLook,
 };
 use crate::{
     error::ServerError,
-    protocol::{Ahead, Exchange, Operation},
-    store::{Answer, Asked, Store},
+    protocol::{Exchange, Operation},
+    store::{Answer, Asked, Documents, Store, View},
     telemetry,
     waitlist::answers::asked_for,
 };
@@ -117,68 +116,37 @@ impl Session {
         }
     }
 
-    /// Looks at the queue position of an entry. If there is no answer in time, the entry asks, and the error of that
-    /// shows why.
-    pub(super) async fn look_at_position(self: Arc<Self>, name: String, look: PositionLook) {
-        let slot = self.in_flight.slot(0).await;
-        if !self.admits(&name, &look) {
-            // It had to wait, and another operation's answer has come meanwhile, or is about to.
-            return;
-        }
-        let limit = self.in_flight.limit_of_look(&self.config);
-        let (store, in_flight) = (self.store.clone(), self.in_flight.clone());
-        let mut looking = pin!(store.ahead(&name, &look.entry, limit.within));
-        let mut is_overdue = false;
-        let answered = {
-            let mut answering = pin!(in_flight.answer(looking.as_mut(), slot, limit));
-            tokio::select! {
-                biased;
-                // The entry asks then, also where the look may not be given up yet.
-                () = sleep(limit.patience()) => {
-                    is_overdue = true;
-                    self.looked(&name, &look, Err(ServerError::unanswered(limit.patience())));
-                    answering.await
-                }
-                answered = answering.as_mut() => answered,
-            }
+    /// Reads the document of a line whose head looks at its queue position. If there is no answer in time, the head asks,
+    /// and the error of that shows why.
+    pub(super) async fn look(self: Arc<Self>, name: String) {
+        let limit = self.in_flight.limit_of_read(&self.config);
+        // An entry that leaves waits for the look, and for no slot that it waits for.
+        let Ok(slot) = timeout(limit.patience(), self.in_flight.slot(0)).await else {
+            return self.looked(&name, None);
         };
-        match answered {
-            // By its late answer the entry has asked.
-            Ok(seen) if is_overdue => {
-                if let Ok((_, exchange)) = &seen {
-                    self.note(exchange);
-                }
-            }
-            Ok(seen) => self.looked(&name, &look, seen),
+        let (store, in_flight) = (self.store.clone(), self.in_flight.clone());
+        let names = std::slice::from_ref(&name);
+        let mut reading = pin!(store.read(View::Newest, names));
+        match in_flight.answer(reading.as_mut(), slot, limit).await {
+            Ok(seen) => self.looked(&name, seen.ok()),
             Err(adrift) => {
-                if let (Some(session), Ok((_, exchange))) = adrift.outlast(self, looking).await {
+                self.looked(&name, None);
+                if let (Some(session), Ok((_, exchange))) = adrift.outlast(self, reading).await {
                     session.note(&exchange);
                 }
             }
         }
     }
 
-    /// Whether a look is still of use.
-    fn admits(&self, name: &str, look: &PositionLook) -> bool {
-        let mut table = self.table();
-        let table = &mut *table;
-        let context = self.context(table.streaming, &table.clock);
-        let line = table.lines.by_name.get_mut(name);
-        line.is_some_and(|line| line.waitlist.step(&context).admit(look))
-    }
-
-    fn looked(self: &Arc<Self>, name: &str, look: &PositionLook, seen: Result<(Option<Ahead>, Exchange), ServerError>) {
-        if let Ok((_, exchange)) = &seen {
-            self.note(exchange);
-        }
+    fn looked(self: &Arc<Self>, name: &str, seen: Option<(Documents, Exchange)>) {
+        let (documents, exchange) = seen.unzip();
+        exchange.iter().for_each(|exchange| self.note(exchange));
+        let document = documents.as_ref().and_then(|documents| documents.get(name));
+        let state = document.and_then(|document| document.as_ref().ok());
+        let now = exchange.and_then(|exchange| exchange.now);
         self.update(name, None, |lines, context| {
-            let Some(line) = lines.by_name.get_mut(name) else {
-                return;
-            };
-            let mut step = line.waitlist.step(context);
-            match &seen {
-                Ok((ahead, _)) => step.looked(look, *ahead),
-                Err(_) => step.look_failed(look),
+            if let Some(line) = lines.by_name.get_mut(name) {
+                line.waitlist.step(context).looked(state, now);
             }
         });
     }
@@ -221,7 +189,7 @@ fn each(
 #[cfg(test)]
 mod tests {
     use futures::future::join_all;
-    use tokio::{task::JoinHandle, time::sleep_until};
+    use tokio::{task::JoinHandle, time::sleep};
 
     use super::*;
     use crate::{
@@ -324,7 +292,7 @@ mod tests {
         bench.locks.mutex("y").acquire().await.unwrap().release().await.unwrap();
         assert!(sent.elapsed() < Duration::from_millis(100), "{:?}", sent.elapsed());
         sleep(Duration::from_millis(260)).await;
-        // It has a connection still.
+        // It is given up, and has a connection still.
         assert!(!bench.session.in_flight.is_quiet());
         bench.held.release().await.unwrap();
         let released = Instant::now();
@@ -340,55 +308,5 @@ mod tests {
         assert!(!bench.session.in_flight.is_quiet());
         sleep(Duration::from_secs(1_000)).await;
         assert!(bench.session.in_flight.is_quiet());
-    }
-
-    /// Where many commands have hung and nothing is answered, one more is given up only after a while.
-    #[tokio::test(start_paused = true)]
-    async fn the_entry_of_a_look_that_hangs_asks_also_where_the_look_is_not_given_up_yet() {
-        let bench = waiting().await;
-        let in_flight = &bench.session.in_flight;
-        let limit = in_flight.limit(0, &bench.session.config);
-        let hang = async |_| {
-            let mut hung = pin!(std::future::pending::<Result<(), ServerError>>());
-            in_flight.answer(hung.as_mut(), None, limit).await.unwrap_err()
-        };
-        let _adrift = join_all((0..24).map(hang)).await;
-        bench.link.kill_idle(1);
-        bench.looks().await;
-        sleep(limit.patience() + Duration::from_millis(5)).await;
-        bench.held.release().await.unwrap();
-        let released = Instant::now();
-        bench.waiting.await.unwrap().unwrap().release().await.unwrap();
-        assert!(
-            released.elapsed() < Duration::from_millis(100),
-            "{:?}",
-            released.elapsed()
-        );
-    }
-
-    /// It has waited for a slot, and meanwhile the entry has cause to ask.
-    #[tokio::test(start_paused = true)]
-    async fn a_look_that_is_of_no_use_any_more_is_not_sent() {
-        let bench = waiting().await;
-        bench.looks().await;
-        let line = |session: &Arc<Session>| session.table().lines.by_name["x"].waitlist.due_at();
-        // The answer comes.
-        sleep(Duration::from_millis(15)).await;
-        let (reads, due_at) = (bench.link.reads(), line(&bench.session).unwrap());
-        sleep_until(due_at - Duration::from_millis(5)).await;
-        bench.link.block("y", true);
-        let _blocked = tokio::spawn(bench.locks.mutex("y").acquire());
-        sleep_until(due_at + Duration::from_millis(5)).await;
-        assert_eq!(bench.link.reads(), reads, "it waits for a slot");
-        bench.session.update("x", None, |lines, context| {
-            lines.line("x").waitlist.step(context).doubt()
-        });
-        assert_eq!(line(&bench.session), None, "it asks");
-        while line(&bench.session).is_none() {
-            sleep(Duration::from_millis(1)).await;
-        }
-        assert_eq!(bench.link.reads(), reads);
-        bench.link.block("y", false);
-        bench.looks().await;
     }
 }

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use mongodb::bson::Document;
 
 use super::{AWAIT_TIME, Answer, Documents, Event, Failure, Listed, LockLayout, Renewal, Selection, Watched};
-use crate::protocol::{Ahead, Exchange, Operation, state};
+use crate::protocol::{Exchange, Operation, state};
 #[cfg(test)]
 use crate::protocol::{ServerTime, State};
 use watching::Watcher;
@@ -140,15 +140,6 @@ impl MemoryStore {
             Some((name.clone(), self.layout.at(name).found(document)?))
         });
         (found.collect(), exchange)
-    }
-
-    pub(crate) fn ahead(&self, name: &str, entry: &str) -> Result<(Option<Ahead>, Exchange), ServerError> {
-        let contents = self.documents.contents();
-        let (exchange, now) = self.documents.clock.exchange();
-        let document = contents.get(&self.layout.id_of(name));
-        let state = document.and_then(|document| self.layout.at(name).found(document));
-        let ahead = state.transpose()?.and_then(|state| Ahead::of(&state, entry, now));
-        Ok((ahead, exchange))
     }
 
     pub(crate) fn list(&self, selection: &Selection) -> Listed {

@@ -28,7 +28,7 @@ use std::{
 use crate::tests::simulated;
 use crate::{
     error::ServerError,
-    protocol::{Ahead, Exchange, Operation, ServerTime, Showing, State, document::Malformed},
+    protocol::{Exchange, Operation, ServerTime, Showing, State, document::Malformed},
     telemetry,
 };
 use futures::{FutureExt, TryFutureExt};
@@ -269,26 +269,6 @@ impl Store {
             ("read", None),
             |store| store.read(names, view),
             |store| Ok(store.read(names)),
-        )
-        .await
-    }
-
-    /// Returns the entries ahead of a queue entry as they are now; `None` when it is not in the queue. The server gives
-    /// up after `within`.
-    pub(crate) async fn ahead(
-        &self,
-        name: &str,
-        entry: &str,
-        within: Duration,
-    ) -> Result<(Option<Ahead>, Exchange), ServerError> {
-        #[cfg(test)]
-        if let Self::Simulated(link) = self {
-            return link.ahead(name, entry, within).await;
-        }
-        self.ask(
-            ("read", Some(name)),
-            |store| store.ahead(name, entry, within),
-            |store| store.ahead(name, entry),
         )
         .await
     }

@@ -23,10 +23,10 @@ use crate::{
     error::ServerError,
     error::own::OutOfTime,
     machine::exchanged,
-    protocol::{Ahead, Evict, Exchange, Operation, ServerTime},
+    protocol::{Evict, Exchange, Operation, ServerTime},
     store::{
         AWAIT_TIME, Answer, Asked, Documents, Event, Failure, LONG_READ_WITHIN, Listed, LogTime, MemoryStore,
-        MemoryStream, Renewal, Renewed, Selection, Watched,
+        MemoryStream, READ_WITHIN, Renewal, Renewed, Selection, Watched,
     },
 };
 
@@ -515,6 +515,7 @@ impl Link {
     }
 
     pub(crate) async fn read(&self, names: &[String]) -> Result<(Documents, Exchange), ServerError> {
+        self.served(1, READ_WITHIN).await?;
         self.reads.fetch_add(1, Ordering::Relaxed);
         let sent = Instant::now();
         let (names, log) = (names.to_vec(), self.log());
@@ -528,20 +529,6 @@ impl Link {
             ..since(sent, &exchange)
         };
         Ok((documents, exchange))
-    }
-
-    pub(crate) async fn ahead(
-        &self,
-        name: &str,
-        entry: &str,
-        within: Duration,
-    ) -> Result<(Option<Ahead>, Exchange), ServerError> {
-        self.served(1, within).await?;
-        self.reads.fetch_add(1, Ordering::Relaxed);
-        let sent = Instant::now();
-        let (name, entry) = (name.to_owned(), entry.to_owned());
-        let (ahead, exchange) = self.send(move |memory| memory.ahead(&name, &entry)).await??;
-        Ok((ahead, since(sent, &exchange)))
     }
 
     pub(crate) async fn watch(

@@ -161,8 +161,6 @@ pub enum Expects {
     /// The lock has one permit. The holder that leaves is its only entry; if an entry is requested instead, there is
     /// none, or the lock has no document so far.
     Alone,
-    /// There is a document, and room in its queue.
-    Room,
 }
 
 /// One or more entries that are requested in a lock that is used as `kind` with `capacity`; none, if the capacity is to
@@ -368,7 +366,7 @@ impl Operation {
         let is_expected = match self.expects {
             Expects::Alone => is_release || (self.requests.is_some() && self.leave.is_empty()),
             Expects::Holding => is_release,
-            Expects::Nothing | Expects::Room => false,
+            Expects::Nothing => false,
         };
         is_expected && self.is_simple()
     }

@@ -147,7 +147,6 @@ impl Operation {
         let mut holders = state.holders.iter();
         match self.expects {
             Expects::Holding => self.leave.iter().all(|id| state.is_held_by(id, now)),
-            Expects::Room => state.queue.len() < self.room,
             Expects::Alone => {
                 let mut requests = self.requests.iter();
                 requests.all(|requests| (requests.kind, requests.capacity) == (state.kind, state.capacity))

@@ -71,15 +71,6 @@ impl<H: Hold> Step<'_, H> {
             }
             return self.see(state);
         }
-        if operation.expects == Expects::Room && state.is_none() {
-            self.under_way = None;
-            if self.overtaken {
-                self.doubt_everything();
-            } else {
-                self.knock_later();
-            }
-            return;
-        }
         let handed_over = self.departed(left.into_iter().flatten(), state, exchange);
         let Some(state) = state else {
             // There is no document, and none may be made.
@@ -211,7 +202,7 @@ impl<H: Hold> Step<'_, H> {
         if state.queue.iter().any(|waiter| waiter.id == entry.id) {
             (waiting.stage, waiting.above) = (Stage::Queued, state.token);
             waiting.capacity = state.capacity;
-            self.full = None;
+            self.is_full = false;
         } else if state.refuses((requests.kind, requests.capacity), requests.by, entry.permits) {
             let wanted = waiting.wants.used;
             // An earlier request may still find the lock in another use again.
@@ -224,7 +215,7 @@ impl<H: Hold> Step<'_, H> {
         } else if entry.wait {
             waiting.stage = Stage::Asked;
             if state.queue.len() >= context.room {
-                self.knock_later();
+                self.look_for_room();
             } else {
                 self.retry_at = Some(context.now + timing::PROMPT);
             }
@@ -300,9 +291,7 @@ impl<H: Hold> Step<'_, H> {
         if let Some(prospect) = list.prospect.take_if(|prospect| prospect.entry == waiting.entry) {
             list.note_pace(prospect.pace_until(context.now), context);
         }
-        self.full = None;
-        // What looks have shown was so.
-        (self.blind_until, self.looks_failed) = Default::default();
+        self.is_full = false;
         // The tokens that an older hold has left are smaller.
         self.hand_on_no_more();
         // The queue has changed since it was seen.
@@ -341,7 +330,7 @@ impl<H: Hold> Step<'_, H> {
     /// Notes that the operation on its way has failed.
     pub fn failed(&mut self, operation: &Operation, setback: Setback) {
         self.alone_at = None;
-        // The plan stays: nothing new is known, and a look that is on its way is as good as before.
+        // The plan stays, as nothing new is known.
         let told = self.told_of(operation, setback);
         let leaves = self.under_way.take().unwrap_or_default();
         match setback {

@@ -18,10 +18,10 @@
 //!
 //! Time and events come in by a [`Step`], which knows the [`Context`]: [`join`](Step::join), [`cancel`](Step::cancel),
 //! [`let_go`](Step::let_go), [`answered`](Step::answered), [`failed`](Step::failed), [`signalled`](Step::signalled),
-//! [`doubt`](Step::doubt), [`verified`](Step::verified), [`looked`](Step::looked),
-//! [`look_failed`](Step::look_failed). Four things come out: the [`Effect`]s, which carry the channels by which tasks and
-//! releases are answered; the [next operation](Step::next_operation) to send; the [next look](Step::next_look) at the queue
-//! position; and the [instant](Waitlist::due_at) at which the waitlist wants to be asked again. Its [`Hold`]s say what
+//! [`doubt`](Step::doubt), [`verified`](Step::verified), [`looked`](Step::looked). Four things come out: the
+//! [`Effect`]s, which carry the channels by which tasks and releases are answered; the
+//! [next operation](Step::next_operation) to send; the [next look](Step::next_look) at the document instead of one; and
+//! the [instant](Waitlist::due_at) at which the waitlist wants to be asked again. Its [`Hold`]s say what
 //! these channels are, so that it can be cloned and compared where they are numbers. The session runs it for real tasks
 //! against a real server, and the model (`model/`) runs the same value through every state that a few clients get into.
 
@@ -70,7 +70,6 @@ pub use leaving::SWEEPS;
 use leaving::{Leaving, Unsettled};
 #[cfg(any(test, feature = "testing"))]
 pub use model_access::Word;
-pub use prospect::PositionLook;
 use prospect::Prospect;
 use timing::Expiry;
 use waiting::Stage;
@@ -90,7 +89,7 @@ pub struct Waitlist<H: Hold> {
     /// The holds that were over here before the server has ended them.
     expired: Vec<Expired>,
     leaving: Vec<Leaving<H::Release>>,
-    /// The entries that leave with the operation that is on its way.
+    /// The entries that leave with the operation that is on its way; none with a look.
     under_way: Option<Vec<Leaving<H::Release>>>,
     /// What is owed to the outside since it was taken last.
     effects: Vec<Effect<H>>,
@@ -110,17 +109,10 @@ pub struct Waitlist<H: Hold> {
     prospect: Option<Prospect>,
     /// The time of a hand-over in the queue, rather less than more.
     pace: Duration,
-    /// When the head looks at its queue position.
+    /// When the head looks at its queue position, or for room in the queue.
     look_at: Option<Instant>,
-    /// Until then the head only asks, as looks are expected to fail, or to show what is not so: they delay the request that
-    /// follows.
-    blind_until: Option<Instant>,
-    looks_failed: Backoff,
-    /// The number of plans for asking and looking, so that a look made for an earlier plan can't overthrow a later
-    /// one.
-    plan: u64,
-    /// Set while the head is not in the server's queue because that was full.
-    full: Option<Full>,
+    /// Whether the head is not in the server's queue because that was full.
+    is_full: bool,
     /// Nothing is sent before this, as the last try failed.
     retry_at: Option<Instant>,
     backoff: Backoff,
@@ -297,14 +289,6 @@ pub enum Need {
     Stream,
 }
 
-/// The state of a head that found the queue full.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Full {
-    knock_at: Instant,
-    /// Number of knocks since the last request in full.
-    knocks: u32,
-}
-
 /// A step of a waitlist, in the present context.
 #[derive(Debug)]
 pub struct Step<'a, H: Hold> {
@@ -338,7 +322,7 @@ impl<H: Hold> Step<'_, H> {
         self.may_have_tries |= !waiting.waits();
         self.may_have_reentering |= waiting.wants.reentrant;
         if waiting.upgrades() {
-            self.full = None;
+            self.is_full = false;
             let place = self.place();
             self.waiting.insert(place, waiting);
         } else {
@@ -425,10 +409,7 @@ impl<H: Hold> Waitlist<H> {
             prospect: None,
             pace,
             look_at: None,
-            blind_until: None,
-            looks_failed: Backoff::default(),
-            plan: 0,
-            full: None,
+            is_full: false,
             retry_at: None,
             backoff: Backoff::default(),
             races: 0,
@@ -537,7 +518,7 @@ impl<H: Hold> Waitlist<H> {
 
     /// Whether the server's queue had no room for our head.
     pub fn is_kept_out(&self) -> bool {
-        self.full.is_some() && !self.is_queued()
+        self.is_full && self.waiting.front().is_some_and(|head| !head.is_queued())
     }
 
     /// Returns the need of the holders and the head once the stream is open.
@@ -546,7 +527,7 @@ impl<H: Hold> Waitlist<H> {
             None if self.leaving.is_empty() && self.idle.is_none() && !self.holds.is_empty() => Need::Losses,
             _ if !self.holds.is_empty() => Need::Stream,
             Some(_) if self.is_far() => Need::Looks,
-            Some(head) if self.knocks(head).is_some() => Need::Nothing,
+            Some(_) if self.is_kept_out() => Need::Nothing,
             None if self.is_at_rest() => Need::Nothing,
             // A head without an answer to its request may be next; and a client that leaves may come again.
             _ => Need::Stream,
@@ -672,7 +653,7 @@ mod tests {
             for (head, is_full, is_kept_out) in cases {
                 let mut waitlist = waitlist([head]);
                 if is_full {
-                    waitlist.step(context).knock_later();
+                    waitlist.step(context).look_for_room();
                 }
                 assert_eq!(waitlist.is_kept_out(), is_kept_out, "{waitlist:?}");
             }
@@ -689,7 +670,7 @@ mod tests {
             far.holds.insert("me-0".to_owned(), held());
             assert_eq!(far.need(), Need::Stream);
             let mut kept_out = waitlist([task(1, MUTEX)]);
-            kept_out.step(context).knock_later();
+            kept_out.step(context).look_for_room();
             assert_eq!(kept_out.need(), Need::Nothing);
             let mut leaves = waitlist([]);
             leaves.leaving.push(Leaving::new("me-1".to_owned(), context));

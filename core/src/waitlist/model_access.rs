@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Full, Hold, Leaving, SWEEPS, Stage, Waiting, Waitlist, timing};
+use super::{Hold, Leaving, SWEEPS, Stage, Waiting, Waitlist, timing};
 use crate::protocol::KeptUntil;
 
 /// One word of a value for its comparison with other values: times count from now, and tokens by their order.
@@ -40,19 +40,14 @@ impl<H: Hold> Waitlist<H> {
         self.under_way.is_none() && (!self.waiting.is_empty() || leaves())
     }
 
-    /// Fires the timers: a pause is over, and a queued head asks again. With `knocks`, a head that found the queue
-    /// full asks too.
-    pub fn fire_timers(&mut self, now: Instant, knocks: bool) {
-        self.retry_at = None;
-        self.ask_at = Some(now);
-        if let Some(full) = self.full.as_mut().filter(|_| knocks) {
-            full.knock_at = now;
-        }
+    /// Fires the timers: a pause is over, and the head looks and asks again.
+    pub fn fire_timers(&mut self, now: Instant) {
+        (self.retry_at, self.ask_at, self.look_at) = (None, Some(now), Some(now));
     }
 
-    /// Puts every timer off until the checker fires it. Sweeps follow each other by a `tick`, and there is one. Every
-    /// other knock is in full, or none with `in_full` unset. Entries are never left to the server's expiry.
-    pub fn stop_timers(&mut self, now: Instant, tick: Duration, never: Instant, in_full: bool) {
+    /// Puts every timer off until the checker fires it. Sweeps follow each other by a `tick`, and there is one. Entries
+    /// are never left to the server's expiry.
+    pub fn stop_timers(&mut self, now: Instant, tick: Duration, never: Instant) {
         let put_off = |at: &mut Instant| {
             if *at > now {
                 *at = never;
@@ -62,7 +57,6 @@ impl<H: Hold> Waitlist<H> {
         self.retry_at.iter_mut().for_each(put_off);
         (self.expiry, self.look_at, self.prospect) = (None, None, None);
         self.pace = Duration::ZERO;
-        (self.blind_until, self.looks_failed) = Default::default();
         if !self.waiting.iter().any(Waiting::is_queued) {
             // The answer that shows a queued head sets these anew.
             (self.ask_at, self.others_absent) = (None, false);
@@ -72,18 +66,8 @@ impl<H: Hold> Waitlist<H> {
         if self.alone_at.is_some_and(|at| at < now || self.holds.is_empty()) {
             self.alone_at = Some(old);
         }
-        (self.plan, self.races) = (0, 0);
+        self.races = 0;
         (self.backoff, self.overdue) = Default::default();
-        if let Some(Full { knock_at, knocks }) = &mut self.full {
-            put_off(knock_at);
-            match *knocks % timing::KNOCKS {
-                0 | 1 => {}
-                _ => *knocks = timing::KNOCKS,
-            }
-            if !in_full {
-                *knocks = 1;
-            }
-        }
         if let Some(idle) = &mut self.idle {
             put_off(&mut idle.attend_at);
         }
@@ -179,8 +163,6 @@ impl<H: Hold> Waitlist<H> {
         }
         write(Word::Number(self.leaving.len().try_into().unwrap_or(-1)));
         let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
-        let knocks = self.full.map(|full| full.knocks % timing::KNOCKS);
-        write(Word::Number(knocks.map_or(-1, i64::from)));
         let alone = self.alone_at.map(|at| i64::from(at == now));
         write(Word::Number(alone.unwrap_or(-1)));
         flags.extend([
@@ -191,7 +173,7 @@ impl<H: Hold> Waitlist<H> {
             is_due(self.ask_at),
             self.ask_at.is_none(),
             self.retry_at.is_some(),
-            is_due(self.full.map(|full| full.knock_at)),
+            self.is_full,
         ]);
         for part in flags.chunks(60) {
             let bits = part.iter().fold(1, |bits, flag| bits << 1 | i64::from(*flag));

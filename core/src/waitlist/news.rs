@@ -91,9 +91,8 @@ impl<H: Hold> Step<'_, H> {
         self.overtaken = self.under_way.is_some();
         // The event that would have shown other waiters may be among the lost ones.
         self.doubt_holds();
-        self.full = None;
+        self.is_full = false;
         if self.is_queued() {
-            self.plan += 1;
             self.ask_at = Some(context.now);
         }
     }

@@ -6,11 +6,12 @@
 //! queue position by a small read from time to time, and has the stream opened when its turn comes near. If all those
 //! ahead of it go at once, it is served late: by the time between two looks, which is less than a claim lease.
 //!
-//! Where there is no stream, all waiters look, as often as the lock's pace asks for.
+//! Where there is no stream, all waiters look, as often as the lock's pace asks for. A client that the queue had no room
+//! for looks for room.
 //!
-//! A look grants nothing, so each hand-over costs a request on top of it. A look is answered by one member alone, which
-//! may be the primary no more, and what it shows can still be undone. The answer to a request, also to one that writes
-//! nothing, is what a majority has; and it brings the token and the end of the lease, which a look does not show.
+//! A look is on its way in place of an operation, so neither overtakes the other. It grants nothing, so each hand-over
+//! costs a request on top of it. A look is answered by one member alone, which may be the primary no more, and what it
+//! shows can still be undone. The answer to a request, also to one that writes nothing, is what a majority has.
 
 use std::time::Duration;
 
@@ -18,24 +19,16 @@ use tokio::time::Instant;
 
 use super::{
     Context, Hold, Step, StreamState, Waiting, Waitlist,
-    timing::{Expiry, poll_pause},
+    timing::{Expiry, poll_interval},
 };
 use crate::{
-    backoff::Backoff,
     config::Config,
-    protocol::{Ahead, Kind},
+    protocol::{Ahead, Kind, ServerTime, State},
 };
 
 /// Pause between two looks of a head that does without the stream: how late it may be served if its turn comes before
 /// its next look. A head whose turn may come sooner needs the stream.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-
-/// A look at the queue position of an entry.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PositionLook {
-    pub entry: String,
-    plan: u64,
-}
 
 /// A head's knowledge of the queue, from one sight of it to the next.
 #[derive(Clone, Debug, PartialEq)]
@@ -96,78 +89,58 @@ impl Prospect {
 }
 
 impl<H: Hold> Step<'_, H> {
-    /// Returns the due look at the head's queue position, once. It is sent if it is [admitted](Self::admit) then, and
-    /// [`looked`](Self::looked) or [`look_failed`](Self::look_failed) notes the result.
-    pub fn next_look(&mut self) -> Option<PositionLook> {
-        let context = self.context;
-        let entry = self.waiting.front().filter(|head| head.is_queued())?.entry.clone();
-        if self.under_way.is_some() || self.look_at.is_none_or(|at| at > context.now) {
-            return None;
+    /// Whether the head's look at the document is due. It is on its way from now on, as an operation would be, until
+    /// [`looked`](Self::looked) notes what it shows.
+    pub fn next_look(&mut self) -> bool {
+        let now = self.context.now;
+        let is_due = self.under_way.is_none() && self.may_look() && self.look_at.is_some_and(|at| at <= now);
+        if is_due {
+            (self.look_at, self.under_way, self.overtaken) = (None, Some(Vec::new()), false);
         }
-        self.look_at = None;
-        let plan = self.plan;
-        Some(PositionLook { entry, plan })
+        is_due
     }
 
-    /// Notes the head's sight of its queue position. A head that is no longer in the queue asks, and so does one that
-    /// has come near the front and is about to have the stream.
-    pub fn looked(&mut self, look: &PositionLook, ahead: Option<Ahead>) {
-        if !self.admit(look) {
+    /// Notes what a look has shown, and the server's time then; `None`: there is no lock, or no answer. A head that is no
+    /// longer in the queue asks, and so does one that has come near the front and is about to have the stream.
+    pub fn looked(&mut self, state: Option<&State>, now: Option<ServerTime>) {
+        self.under_way = None;
+        if self.overtaken {
+            // The head asks already.
             return;
         }
+        if self.is_kept_out() {
+            let live = |state: &State| state.queue.iter().filter(|waiter| now < Some(waiter.until)).count();
+            if state.is_some_and(|state| live(state) >= self.context.room) {
+                return self.look_for_room();
+            }
+            self.is_full = false;
+        }
         let (list, context) = (&mut *self.list, self.context);
-        let head = &list.waiting[0];
+        let Some(head) = list.waiting.front().filter(|head| head.is_queued()) else {
+            return;
+        };
+        let ahead = state.zip(now).and_then(|(state, now)| Ahead::of(state, &head.entry, now));
         // Every write of the protocol grants to all that fit. If the first in line fits now, another program's write
         // has made room, and no client has written since.
         let Some(ahead) = ahead.filter(|ahead| ahead.position > 0 || head.wants.permits > ahead.free) else {
             list.ask_at = Some(context.now);
-            // The answer can show the opposite, and the next look too: an old primary answers looks for a while.
-            return list.rest_from_looks(context.now);
+            return;
         };
-        (list.blind_until, list.looks_failed) = (None, Backoff::default());
         let was_far = list.is_far();
         list.see_ahead(ahead, context);
         list.look_at = list.next_look_at(context);
         if context.stream.opens_on_demand() && was_far && !list.is_far() {
             list.ask_at = Some(context.now);
-            return;
         }
-        let expiry = ahead
-            .first_end
-            .and_then(|end| Expiry::of(end, ahead.position, context))
-            .map(|expiry| expiry.after(list.expiry));
-        list.expiry = expiry.or(list.expiry.filter(|_| ahead.first_end.is_some()));
-    }
-
-    /// Notes that the head has not seen its queue position: it asks, and only asks for a while.
-    pub fn look_failed(&mut self, look: &PositionLook) {
-        let context = self.context;
-        self.rest_from_looks(context.now);
-        if self.admit(look) {
-            self.ask_at = Some(context.now);
-        }
-    }
-
-    /// Admits a look, before it is sent and with what it has shown, if it is of the present plan. It is not while an
-    /// operation is on its way, whose answer knows better. Another look is due then, in case there is no answer.
-    pub fn admit(&mut self, look: &PositionLook) -> bool {
-        let context = self.context;
-        let is_head = self
-            .waiting
-            .front()
-            .is_some_and(|head| head.is_queued() && head.entry == look.entry);
-        if look.plan != self.plan || !is_head {
-            return false;
-        }
-        if self.under_way.is_some() {
-            self.look_at = Some(context.now);
-            return false;
-        }
-        true
     }
 }
 
 impl<H: Hold> Waitlist<H> {
+    /// Whether a look shows anything to the head: its queue position, or that there is room for it.
+    pub(super) fn may_look(&self) -> bool {
+        self.is_queued() || self.is_kept_out()
+    }
+
     /// Notes the head's present sight of the queue.
     pub(super) fn see_ahead(&mut self, ahead: Ahead, context: &Context<'_>) {
         let Some(head) = self.waiting.front() else { return };
@@ -175,6 +148,12 @@ impl<H: Hold> Waitlist<H> {
         let took = self.prospect.as_ref().and_then(|before| prospect.pace_since(before));
         took.into_iter().for_each(|took| self.note_pace(took, context));
         self.prospect = Some(prospect);
+        // Only a write makes the first lease end later: a renewal, or a new holder. Without one a look must not put the
+        // question off, as there may be another look before that.
+        if self.expiry.map(|expiry| expiry.end) != ahead.first_end {
+            let end = ahead.first_end;
+            self.expiry = end.and_then(|end| Expiry::of(end, ahead.position, context));
+        }
     }
 
     /// Notes that hand-overs took this long each.
@@ -195,18 +174,15 @@ impl<H: Hold> Waitlist<H> {
         };
         let pause = if may_do_without {
             look_every(head.lease.claim)
-        } else if self.blind_until.is_some_and(|until| until > context.now) {
-            return None;
         } else {
-            let pace = prospect.pause(self.pace, context.config);
-            poll_pause(head, prospect.ahead.position, pace, context)
+            // By the pace of the lock where that is known, and never longer than where it is not; and a grant must be
+            // noticed while its claim lease runs.
+            let waited = context.now.saturating_duration_since(head.since);
+            let usual = poll_interval(context.config, prospect.ahead.position, waited);
+            let paced = prospect.pause(self.pace, context.config).unwrap_or(usual);
+            paced.min(usual).min(head.lease.claim / 4)
         };
         Some(context.now + pause)
-    }
-
-    /// Has the head only ask for a while, as a look failed, or has shown that the head is served.
-    pub(super) fn rest_from_looks(&mut self, now: Instant) {
-        self.blind_until = Some(now + self.looks_failed.failed());
     }
 }
 
@@ -257,10 +233,7 @@ mod tests {
     use crate::{
         config::Settings,
         protocol::ServerTime,
-        waitlist::{
-            fixtures::{MUTEX, NOW, PERMIT, PlainHold, ahead, in_context, queued, state, task, waiter, waitlist},
-            waiting::Stage,
-        },
+        waitlist::fixtures::{MUTEX, NOW, PERMIT, PlainHold, ahead, in_context, queued, state, task, waiter, waitlist},
     };
 
     fn millis(millis: u64) -> Duration {
@@ -384,33 +357,32 @@ mod tests {
         });
     }
 
-    /// A look of the head under the present plan.
-    fn look_of(waitlist: &Waitlist<PlainHold>) -> PositionLook {
-        PositionLook {
-            entry: waitlist.waiting[0].entry.clone(),
-            plan: waitlist.plan,
-        }
+    /// Has the head look at a document with so many other waiters ahead of it, and so many permits of the holder.
+    fn look(waitlist: &mut Waitlist<PlainHold>, others: usize, permits: i64, context: &Context<'_>) {
+        waitlist.look_at = Some(context.now);
+        assert!(waitlist.step(context).next_look());
+        let others = (1..=others).map(|number| waiter(&format!("other-{number}"), 30_000));
+        let mut shown = state(others.chain([waiter("me-1", 30_000)]).collect());
+        (shown.capacity, shown.holders[0].permits) = (waitlist.waiting[0].wants.used.1, permits);
+        shown.holders[0].since = NOW.plus_millis(-1_000);
+        waitlist.step(context).looked(Some(&shown), Some(NOW));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_look_is_of_use_to_the_head_that_it_was_for_until_an_answer_comes() {
+    async fn a_look_is_on_its_way_in_place_of_an_operation() {
         in_context(|context| {
-            let mut waitlist = waitlist([queued(1, MUTEX), queued(2, MUTEX)]);
+            let mut waitlist = waitlist([queued(1, MUTEX)]);
             waitlist.look_at = Some(context.now + millis(1));
-            assert_eq!(waitlist.step(context).next_look(), None);
+            assert!(!waitlist.step(context).next_look());
             waitlist.look_at = Some(context.now);
-            let look = waitlist.step(context).next_look().expect("it is due");
-            assert!(waitlist.step(context).admit(&look));
-            let mut answered = waitlist.clone();
-            answered
-                .step(context)
-                .plan_asking(&state(vec![waiter("me-1", 30_000)]), Some(NOW));
-            assert!(!answered.step(context).admit(&look));
-            let mut unqueued = waitlist.clone();
-            unqueued.waiting[0].stage = Stage::Asked;
-            assert!(!unqueued.step(context).admit(&look));
-            waitlist.waiting.pop_front();
-            assert!(!waitlist.step(context).admit(&look), "another is the head");
+            assert!(waitlist.step(context).next_look());
+            waitlist.ask_at = Some(context.now);
+            assert!(waitlist.step(context).next_operation().is_none() && !waitlist.step(context).next_look());
+            // What comes meanwhile is asked for, whatever the look shows.
+            waitlist.step(context).doubt();
+            let shown = state(vec![waiter("other-1", 30_000), waiter("me-1", 30_000)]);
+            waitlist.step(context).looked(Some(&shown), Some(NOW));
+            assert!(waitlist.step(context).next_operation().is_some());
         });
     }
 
@@ -419,18 +391,11 @@ mod tests {
         in_context(|context| {
             let stream = StreamState::Unavailable;
             let context = Context { stream, ..*context };
-            for (position, free, asks) in [(0, 1, true), (0, 0, false), (1, 3, false)] {
+            for (others, permits, asks) in [(0, 3, true), (0, 4, false), (1, 1, false)] {
                 let mut waitlist = waitlist([queued(1, PERMIT)]);
                 waitlist.ask_at = Some(context.now + millis(9));
-                let seen = Ahead {
-                    position,
-                    free,
-                    ..ahead(0, 1_000)
-                };
-                let look = look_of(&waitlist);
-                waitlist.step(&context).looked(&look, Some(seen));
-                assert_eq!(waitlist.ask_at == Some(context.now), asks, "{seen:?}");
-                assert_eq!(waitlist.blind_until.is_some(), asks, "{seen:?}");
+                look(&mut waitlist, others, permits, &context);
+                assert_eq!(waitlist.ask_at == Some(context.now), asks, "{others}, {permits}");
             }
         });
     }
@@ -438,7 +403,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_look_has_the_head_ask_if_it_comes_near_the_front_and_is_about_to_have_the_stream() {
         in_context(|context| {
-            let (far, near) = (ahead(7, 1_000), ahead(3, 1_000));
+            let (far, near) = (7, 3);
             for (stream, before, seen, asks) in [
                 (StreamState::OnDemand, far, near, true),
                 (StreamState::OnDemand, near, near, false),
@@ -449,10 +414,9 @@ mod tests {
                 let context = Context { stream, ..*context };
                 let mut waitlist = waitlist([queued(1, MUTEX)]);
                 let head = &waitlist.waiting[0];
-                waitlist.prospect = Some(Prospect::new(head, before, None, &context));
+                waitlist.prospect = Some(Prospect::new(head, ahead(before, 1_000), None, &context));
                 waitlist.ask_at = Some(context.now + millis(9));
-                let look = look_of(&waitlist);
-                waitlist.step(&context).looked(&look, Some(seen));
+                look(&mut waitlist, usize::try_from(seen).unwrap(), 1, &context);
                 let has_asked = waitlist.ask_at == Some(context.now);
                 assert_eq!(has_asked, asks, "{stream:?}, {before:?}, {seen:?}");
             }
@@ -462,30 +426,26 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_head_looks_again_by_its_distance_from_the_front_and_by_the_stream_that_it_has() {
         in_context(|context| {
-            let looks = |stream, seen: Ahead, is_blind: bool| {
+            let looks = |stream, seen: Ahead| {
                 let context = Context { stream, ..*context };
                 let mut waitlist = waitlist([queued(1, MUTEX)]);
-                if is_blind {
-                    waitlist.rest_from_looks(context.now);
-                }
                 waitlist.see_ahead(seen, &context);
                 let look_at = waitlist.next_look_at(&context);
                 look_at.map(|at| (at - context.now).as_millis())
             };
             // Its turn is four holds of a second away.
             let far = ahead(7, 1_000);
-            assert_eq!(looks(StreamState::OnDemand, far, false), Some(1_666));
-            assert_eq!(looks(StreamState::OnDemand, far, true), Some(1_666));
+            assert_eq!(looks(StreamState::OnDemand, far), Some(1_666));
             // The stream is open for others: beyond a number of heads that look, one stream costs less.
-            assert_eq!(looks(StreamState::Open, far, false), None);
-            // Who polls does so after 10 ms for itself and for each waiter ahead, unless it only asks for a while.
-            assert_eq!(looks(StreamState::Unavailable, far, false), Some(80));
-            assert_eq!(looks(StreamState::OnDemand, ahead(3, 1_000), false), Some(40));
-            assert_eq!(looks(StreamState::Unavailable, far, true), None);
-            assert_eq!(looks(StreamState::Unavailable, ahead(4, 10), true), None);
+            assert_eq!(looks(StreamState::Open, far), None);
+            // Who polls does so after 10 ms for itself and for each waiter ahead, by the pace of the lock at the most, and
+            // in time for a grant.
+            assert_eq!(looks(StreamState::Unavailable, far), Some(80));
+            assert_eq!(looks(StreamState::OnDemand, ahead(3, 1_000)), Some(40));
+            assert_eq!(looks(StreamState::Unavailable, ahead(4, 10)), Some(8));
             // Near the front only as the lock changes hands fast; and one of the next.
-            assert_eq!(looks(StreamState::Open, ahead(4, 10), false), Some(1_666));
-            assert_eq!(looks(StreamState::Open, ahead(3, 10), false), None);
+            assert_eq!(looks(StreamState::Open, ahead(4, 10)), Some(1_666));
+            assert_eq!(looks(StreamState::Open, ahead(3, 10)), None);
         });
     }
 }

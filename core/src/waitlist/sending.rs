@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Full, Hold, Leaving, LeftAs, Stage, Step, Waiting, Waitlist, timing, unsigned};
+use super::{Hold, Leaving, LeftAs, Stage, Step, Waiting, Waitlist, timing, unsigned};
 use crate::{
     config::{Config, millis},
     protocol::{AT_ONCE, CapacityIs, Evict, Expects, Kept, Kind, Operation, Record, Request, Requests, Use},
@@ -147,12 +147,6 @@ impl<H: Hold> Step<'_, H> {
 }
 
 impl<H: Hold> Waitlist<H> {
-    /// Returns the state of a head that only knocks from time to time, as there was no room for it. A try is not kept
-    /// waiting.
-    pub(super) fn knocks(&self, head: &Waiting<H::Task>) -> Option<Full> {
-        self.full.filter(|_| head.waits() && !head.is_queued())
-    }
-
     /// Returns the assumptions of the next operation about the document.
     ///
     /// A wrong one costs another round trip. Before an acquire that is acceptable. A release that hands over must not
@@ -163,14 +157,6 @@ impl<H: Hold> Waitlist<H> {
                 .is_some_and(|at| now.saturating_duration_since(at) <= limit)
         };
         match (leaves, self.waiting.len()) {
-            // Where there is no room, such a request has no answer, and a try needs one. An upgrade has room.
-            ([], 1..)
-                if !self.may_have_tries
-                    && !self.waiting[0].upgrades()
-                    && self.knocks(&self.waiting[0]).is_some_and(Full::asks_for_room) =>
-            {
-                Expects::Room
-            }
             ([], 1) => {
                 let head = &self.waiting[0];
                 let alone = head.wants.used.1 == 1 && head.stage == Stage::New && alone_for(config.recent());
@@ -184,15 +170,6 @@ impl<H: Hold> Waitlist<H> {
             },
             _ => Expects::Nothing,
         }
-    }
-}
-
-impl Full {
-    /// Whether the next knock is answered only if there is a document with room in its queue, as most are. Such knocks
-    /// don't show that the document was deleted, or who holds it now, and they remove no holder whose lease is over; so
-    /// some knocks are requests in full.
-    fn asks_for_room(self) -> bool {
-        !self.knocks.is_multiple_of(timing::KNOCKS)
     }
 }
 

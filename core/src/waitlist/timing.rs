@@ -1,10 +1,10 @@
-//! The timers of the waitlist: when it asks again, looks at its queue position, knocks, or takes entries out.
+//! The timers of the waitlist: when it asks again, looks at the document, or takes entries out.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Context, Full, Hold, Step, Waiting, Waitlist, deadline::Deadline, unsigned};
+use super::{Context, Hold, Step, Waitlist, deadline::Deadline, unsigned};
 use crate::{
     backoff::LONGEST_PAUSE,
     config::Config,
@@ -21,14 +21,11 @@ pub const SHORT_HOLD: Duration = Duration::from_millis(2);
 /// does a head ask more often about what an answer has left open.
 pub const PROMPT: Duration = Duration::from_millis(20);
 
-/// Number of knocks of which one is a request in full.
-pub(super) const KNOCKS: u32 = 8;
-
 /// The question of the head that is due because a lease ahead of it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Expiry {
     /// The end of that lease, as it was seen last.
-    end: ServerTime,
+    pub(super) end: ServerTime,
     at: Instant,
 }
 
@@ -39,7 +36,7 @@ impl<H: Hold> Waitlist<H> {
         if self.under_way.is_some() {
             return None;
         }
-        let looks_at = self.look_at.filter(|_| self.is_queued());
+        let looks_at = self.look_at.filter(|_| self.may_look());
         let leaves_at = self.leaving.iter().map(|leaving| leaving.not_before).min();
         let forgets_at = self.forgets_at().filter(|_| self.is_at_rest());
         let due = [self.asks_at(), looks_at, leaves_at, forgets_at]
@@ -50,7 +47,7 @@ impl<H: Hold> Waitlist<H> {
         due.into_iter().chain(self.attend_at()).min()
     }
 
-    /// Returns when the tasks in line ask; `None`: nobody waits.
+    /// Returns when the tasks in line ask; `None`: nobody waits, or the head looks for room first.
     pub(super) fn asks_at(&self) -> Option<Instant> {
         let head = self.waiting.front()?;
         if self.may_have_tries
@@ -59,8 +56,8 @@ impl<H: Hold> Waitlist<H> {
             // A try asks at once, wherever it stands in line.
             return Some(first.since);
         }
-        if let Some(full) = self.knocks(head) {
-            return Some(full.knock_at);
+        if self.is_kept_out() {
+            return None;
         }
         // Where nothing says when, it asks now.
         let ask_at = self.ask_at.filter(|_| head.is_queued()).unwrap_or(head.since);
@@ -79,53 +76,36 @@ impl<H: Hold> Step<'_, H> {
     /// Sets when the head asks again, by the leases of those ahead of it, and when it looks.
     pub(super) fn plan_asking(&mut self, state: &State, now: Option<ServerTime>) {
         let (list, context) = (&mut *self.list, self.context);
-        list.ask_after_grant();
-        list.plan += 1;
         let Some(head) = list.waiting.front().filter(|head| head.is_queued()) else {
             return;
         };
-        let Some(position) = state.queue.iter().position(|waiter| waiter.id == head.entry) else {
+        let position = state.queue.iter().position(|waiter| waiter.id == head.entry);
+        // The server's record of a repeated command has no time.
+        let ahead = Ahead::of(state, &head.entry, now.unwrap_or(state.at));
+        let Some((position, ahead)) = position.zip(ahead) else {
             return;
         };
-        let (entry, lease) = (head.entry.clone(), head.lease);
-        let holders = state.holders.iter().map(|holder| holder.until);
-        let before = state.queue[..position].iter().map(|waiter| waiter.until);
-        let first_end = holders.chain(before).min();
-        list.expiry = first_end.and_then(|end| Expiry::of(end, position as u64, context));
+        let pause = confirmation(state, position, &head.lease, context);
         let was_near = list.prospect_of_head().is_some_and(|prospect| prospect.is_near);
-        match now.and_then(|now| Ahead::of(state, &entry, now)) {
-            Some(ahead) => list.see_ahead(ahead, context),
-            None => list.prospect = None,
-        }
+        list.ask_after_grant();
+        list.see_ahead(ahead, context);
         if let Some(prospect) = &mut list.prospect {
             // Only a look, a while after the sight before, shows that it can do without the stream.
             prospect.is_near |= was_near;
         }
         list.look_at = list.next_look_at(context);
-        let pause = if context.stream.is_open() || list.look_at.is_some() {
-            confirmation(state, position, &lease, context)
-        } else {
-            let pace = list
-                .prospect
-                .as_ref()
-                .and_then(|it| it.pause(list.pace, context.config));
-            poll_pause(&list.waiting[0], position as u64, pace, context)
-        };
         list.ask_at = Some(context.now + pause);
     }
 
-    /// Plans the next knock, as there is no room in the queue.
-    pub(super) fn knock_later(&mut self) {
-        let knocks = self.full.map_or(0, |full| full.knocks);
-        // Clients that came together should not knock together: their sessions are random numbers.
-        let digits = self
+    /// Has the head look for room in the queue from time to time before it asks again, as there is none.
+    pub(super) fn look_for_room(&mut self) {
+        self.is_full = true;
+        // Clients that came together should not look together: their sessions are random numbers.
+        let digits: u32 = self
             .waiting
             .front()
             .map_or(0, |head| head.entry.bytes().map(u32::from).sum());
-        self.full = Some(Full {
-            knock_at: self.context.now + LONGEST_PAUSE - LONGEST_PAUSE / 4 * (digits % 256) / 256,
-            knocks: knocks + 1,
-        });
+        self.look_at = Some(self.context.now + LONGEST_PAUSE - LONGEST_PAUSE / 4 * (digits % 256) / 256);
     }
 }
 
@@ -138,18 +118,6 @@ impl Expiry {
         // Never at once: a new primary's clock can be behind the one by which the expiry was reckoned.
         let at = at.max(context.now + PROMPT);
         Some(Self { end, at })
-    }
-
-    /// Follows an earlier plan. Only a write makes the first lease end later: a renewal, or a new holder. Without one a
-    /// look must not put the question off, as there may be another look before that.
-    pub(super) fn after(self, before: Option<Self>) -> Self {
-        match before {
-            Some(before) if self.end <= before.end => Self {
-                at: self.at.min(before.at),
-                ..self
-            },
-            _ => self,
-        }
     }
 }
 
@@ -211,19 +179,6 @@ pub fn in_time(renew_at: Instant, deadline: Deadline, now: Instant) -> Instant {
     renew_at.max(now).min(now + left / 2)
 }
 
-/// Returns the pause of a waiter without a stream, by the pace of the lock where that is known. It is never longer than
-/// where it is not; and a grant must be noticed while its claim lease runs.
-pub(super) fn poll_pause<T>(
-    head: &Waiting<T>,
-    position: u64,
-    pace: Option<Duration>,
-    context: &Context<'_>,
-) -> Duration {
-    let waited = context.now.saturating_duration_since(head.since);
-    let usual = poll_interval(context.config, position, waited);
-    pace.unwrap_or(usual).min(usual).min(head.lease.claim / 4)
-}
-
 /// Returns the pause between two questions without a stream. The head asks often, a waiter far back seldom. All of
 /// them ask less often the longer they have waited, as the same delay then matters less.
 pub fn poll_interval(config: &Config, position: u64, waited: Duration) -> Duration {
@@ -243,7 +198,7 @@ mod tests {
         protocol::Waiter,
         waitlist::{
             clock::ServerClock,
-            fixtures::{MUTEX, NOW, holder, in_context, queued, state, task, waiter, waitlist},
+            fixtures::{MUTEX, NOW, ahead, holder, in_context, queued, state, task, waiter, waitlist},
             leaving::Leaving,
         },
     };
@@ -327,15 +282,16 @@ mod tests {
                 [1_981, 2_001, 2_001]
             );
             assert_eq!([-1_000, 0, 19, 20].map(|lasts| asks(lasts, 0)), [20, 20, 20, 21]);
-            // A look puts the question off only if that lease ends later by now.
-            let expiry = |end, at| Expiry {
-                end: NOW.plus_millis(end),
-                at: context.now + millis(at),
-            };
-            for (end, at, follows) in [(5, 9, 7), (5, 6, 6), (4, 9, 7), (6, 9, 9)] {
-                let (seen, before) = (expiry(end, at), expiry(5, 7));
-                assert_eq!(seen.after(Some(before)), expiry(end, follows));
-                assert_eq!(seen.after(None), seen);
+            // A look puts the question off only if that lease ends at another time by now.
+            for (end, asks) in [(1_000, 7), (1_001, 1_062)] {
+                let mut waitlist = waitlist([queued(1, MUTEX)]);
+                waitlist.expiry = Some(Expiry {
+                    end: NOW.plus_millis(1_000),
+                    at: context.now + millis(7),
+                });
+                let first_end = Some(NOW.plus_millis(end));
+                waitlist.see_ahead(Ahead { first_end, ..ahead(3, 1_000) }, context);
+                assert_eq!(waitlist.expiry.map(|expiry| expiry.at - context.now), Some(millis(asks)));
             }
         });
     }
@@ -354,13 +310,13 @@ mod tests {
 
     /// Their first entries differ by their sessions alone.
     #[tokio::test(start_paused = true)]
-    async fn clients_that_come_together_do_not_knock_together() {
+    async fn clients_that_come_together_do_not_look_for_room_together() {
         in_context(|context| {
             let pause = |session: u128| {
                 let mut waitlist = waitlist([task(1, MUTEX)]);
                 waitlist.waiting[0].entry = format!("{session:032x}-1");
-                waitlist.step(context).knock_later();
-                waitlist.full.unwrap().knock_at - context.now
+                waitlist.step(context).look_for_room();
+                waitlist.due_at().unwrap() - context.now
             };
             // As random as sessions are.
             let sessions = (1..=500).map(|number: u128| number.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835));
@@ -427,16 +383,5 @@ mod tests {
             [3, 48, 49, u64::MAX].map(|position| pause(position, 0)),
             [40, 490, 500, 500]
         );
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn who_polls_follows_the_pace_of_the_lock_and_notices_a_grant_while_its_claim_lease_runs() {
-        in_context(|context| {
-            let mut head = queued(1, MUTEX);
-            let pause = |head: &_, pace: Option<u64>| poll_pause(head, 9, pace.map(millis), context).as_millis();
-            assert_eq!([None, Some(3), Some(200)].map(|pace| pause(&head, pace)), [100, 3, 100]);
-            head.lease.claim = millis(40);
-            assert_eq!(pause(&head, None), 10);
-        });
     }
 }

@@ -163,7 +163,6 @@ impl<'a> Draw<'a> {
             CapacityIs::Offered => requests.kind == used.0,
             _ => (requests.kind, requests.capacity) == used,
         });
-        let adopts = requests.is_some_and(|requests| requests.adopts.is_some());
         let is_for_one = requests.is_some_and(is_for_one);
         let leaves_one = drawn.leave.len() == 1;
         let capacity = self.capacity();
@@ -173,7 +172,6 @@ impl<'a> Draw<'a> {
             2..4 if leaves_one => release(drawn, capacity, Expects::Holding),
             2..5 => release(drawn, capacity, Expects::Nothing),
             5..7 if is_for_one => request_alone(drawn),
-            7 | 8 if (is_alike || used.is_none()) && !adopts => request_with_room(drawn),
             11 => self.evict_one(drawn),
             10 | 12 => self.change(drawn),
             1 | 13 if self.has_semaphores() && self.one_in(2) => self.set(drawn),
@@ -474,15 +472,6 @@ fn request_alone(drawn: Operation) -> Operation {
             adopts: None,
             ..without_upgrades(requests)
         }),
-        ..drawn
-    }
-}
-
-fn request_with_room(drawn: Operation) -> Operation {
-    let drawn = only_request(drawn);
-    Operation {
-        expects: Expects::Room,
-        requests: drawn.requests.map(without_upgrades),
         ..drawn
     }
 }

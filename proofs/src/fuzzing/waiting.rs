@@ -8,11 +8,11 @@ use watchlock_core::{
     config::{Config, Settings, millis},
     hold_options::Terms,
     protocol::{
-        Ahead, CapacityIs, Exchange, Kind, Operation, Owner, QUEUE_MOST, Request, ServerTime, State,
+        CapacityIs, Exchange, Kind, Operation, Owner, QUEUE_MOST, Request, ServerTime, State,
         document::Malformed, fixtures, state, wake,
     },
     waitlist::{
-        AcquireOptions, Context, Effect, Grant, Hold, How, LeftAs, Need, Patience, PositionLook, Setback, Step,
+        AcquireOptions, Context, Effect, Grant, Hold, How, LeftAs, Need, Patience, Setback, Step,
         StreamState, Waitlist,
         clock::{ServerClock, offset},
         deadline::Deadline,
@@ -113,8 +113,8 @@ struct Bench<H: Hold> {
     granted: Vec<Arc<H>>,
     /// The entries that were requested.
     asked: Vec<String>,
-    /// The looks at its queue position that are on their way.
-    looks: Vec<PositionLook>,
+    /// Whether a look at its queue position is on its way.
+    looks: bool,
     course: Course,
 }
 
@@ -141,7 +141,7 @@ pub(super) fn drive<H: Fuzzed>(choices: &mut Choices<'_>) -> Course {
         keys: 0,
         granted: Vec::new(),
         asked: Vec::new(),
-        looks: Vec::new(),
+        looks: false,
         course: Course::default(),
     };
     bench.join(choices);
@@ -180,7 +180,7 @@ impl<H: Fuzzed> Bench<H> {
             _ => self.exchange(choices),
         }
         // Its queue position is confirmed twice a lease, whatever it has been shown.
-        if self.client.waits_for_event() || self.client.need() == Need::Looks {
+        if !self.looks && (self.client.waits_for_event() || self.client.need() == Need::Looks) {
             let due_at = self.client.due_at();
             assert!(
                 due_at.is_some_and(|at| at <= self.now + self.config.lease),
@@ -357,56 +357,32 @@ impl<H: Fuzzed> Bench<H> {
         self.feed(&Permitted::new(), |client| client.failed(operation, setback));
     }
 
-    /// Lets the time go by until something is due, sends the look if it is one, and ends one of those on their way in
-    /// one of several ways.
+    /// Lets the time go by until something is due, sends the look if it is one, and ends the one on its way in one of
+    /// several ways.
     fn look(&mut self, choices: &mut Choices<'_>) {
         for _ in 0..4 {
             if let Some(due_at) = self.client.due_at() {
                 self.now = self.now.max(due_at);
             }
-            let look = self.feed(&Permitted::new(), |client| client.next_look());
-            self.course.looks += usize::from(look.is_some());
-            self.looks.extend(look);
-            if !self.looks.is_empty() {
+            self.looks |= self.feed(&Permitted::new(), |client| client.next_look());
+            if self.looks {
                 break;
             }
             // A request was due instead.
             self.exchange(choices);
         }
-        if self.looks.is_empty() || choices.one_in(3) {
+        if !self.looks || choices.one_in(3) {
             return;
         }
-        let look = self.looks.remove(choices.below(self.looks.len().min(256)));
-        let time = |choices: &mut Choices<'_>| match choices.below(3) {
+        (self.looks, self.course.looks) = (false, self.course.looks + 1);
+        let read = self.corrupted(choices).filter(|_| choices.one_in(2));
+        let state = read.and_then(Result::ok);
+        let now = match choices.below(3) {
             0 => None,
             1 => Some(ServerTime(choices.number())),
-            _ => Some(ServerTime(NOW)),
+            _ => Some(ServerTime(NOW + 60_000)),
         };
-        let now = time(choices).unwrap_or(ServerTime(NOW + 60_000));
-        let state = self.document.as_ref().filter(|_| choices.one_in(2));
-        let shown = state.and_then(|state| Ahead::of(state, &look.entry, now));
-        let ahead = shown.unwrap_or_else(|| Ahead {
-            turns: u64::try_from(choices.number()).unwrap_or(u64::MAX),
-            position: choices.pick(&[0, 0, 1, 7, u64::MAX]),
-            free: choices.number(),
-            served_at: time(choices),
-            first_end: time(choices),
-            now,
-        });
-        let end = choices.below(6);
-        let is_waited_for = self.feed(&Permitted::new(), |client| {
-            match end {
-                // It has waited for a slot, and is sent now.
-                0 => return client.admit(&look),
-                1 => client.look_failed(&look),
-                2 => client.looked(&look, None),
-                _ => client.looked(&look, Some(ahead)),
-            }
-            false
-        });
-        if is_waited_for {
-            self.looks.push(look);
-        }
+        self.feed(&Permitted::new(), |client| client.looked(state.as_ref(), now));
     }
 
     /// Delivers an event: of the last write, or a forged one.

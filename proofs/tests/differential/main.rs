@@ -4,13 +4,11 @@
 //! specification what is no step of a sequence:
 //!
 //! - [`sharing`]: renewals of many locks in one document, and the removal of those that are idle for long.
-//! - [`ahead`]: reads of the entries ahead of a waiter.
 //! - [`later`]: documents of a later protocol, which no pipeline changes.
 //! - [`single`]: single operations: those that write nothing, and the one with the most entries.
 //! - [`sizes`]: the bounds of documents in commands.
 //! - [`together`]: operations on several locks in one statement.
 
-mod ahead;
 mod later;
 mod sharing;
 mod single;

@@ -37,7 +37,7 @@ use crate::{
     error::ServerError,
     hold_options::Terms,
     protocol::{
-        Ahead, CapacityIs, Evict, Exchange, Expects, Kept, KeptUntil, Kind, Owner, QUEUE_MOST, Request, Requests,
+        CapacityIs, Evict, Exchange, Expects, Kept, KeptUntil, Kind, Owner, QUEUE_MOST, Request, Requests,
         State, Use, fixtures, state,
     },
     status::{LockStatus, LostReason},
@@ -235,40 +235,26 @@ impl Bench {
 
     /// Carries out the look that is due, and returns whether it shows the entry in the queue.
     fn look(&mut self) -> Option<bool> {
-        let look = self.next_look()?;
-        Some(self.looked(&look))
+        self.next_look().then(|| self.looked())
     }
 
-    fn next_look(&mut self) -> Option<PositionLook> {
+    fn next_look(&mut self) -> bool {
         self.step(|step| step.next_look())
     }
 
-    /// Shows the queue position as it is now.
-    fn looked(&mut self, look: &PositionLook) -> bool {
-        let state = self.document.as_ref();
-        let ahead = state.and_then(|state| Ahead::of(state, &look.entry, self.server_now()));
-        self.step(|step| step.looked(look, ahead));
-        ahead.is_some()
+    /// Shows the document as it is now.
+    fn looked(&mut self) -> bool {
+        let (state, now) = (self.document.clone(), self.server_now());
+        let head = self.line.waitlist.waiting().front().map(|head| head.entry.clone());
+        self.step(|step| step.looked(state.as_ref(), Some(now)));
+        let mut queue = state.iter().flat_map(|state| &state.queue);
+        queue.any(|waiter| Some(&waiter.id) == head.as_ref())
     }
 
-    fn look_failed(&mut self, look: &PositionLook) {
-        self.step(|step| step.look_failed(look));
-    }
-
-    /// Lets the time go by until the line looks. Returns the look, and when it has asked before that.
-    async fn asks_until_it_looks(&mut self) -> (PositionLook, Vec<Instant>) {
-        let mut asked = Vec::new();
-        loop {
-            self.pass().await;
-            let before = self.operations;
-            self.settle();
-            if self.operations > before {
-                asked.push(Instant::now());
-            }
-            if let Some(look) = self.next_look() {
-                return (look, asked);
-            }
-        }
+    /// Lets the time go by until the line looks, which asks nothing before that.
+    async fn until_it_looks(&mut self) {
+        self.pass().await;
+        assert!(self.next().is_none() && self.next_look(), "it asks");
     }
 
     /// Creates one whose task waits behind another client's, without a stream.

@@ -1,4 +1,4 @@
-//! Plain reads of locks: some by name, a look at a queue position, and lists.
+//! Plain reads of locks: some by name, and lists.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -11,13 +11,13 @@ use mongodb::{
 use tokio::time::Instant;
 
 use super::{
-    LONG_READ_WITHIN, MongoStore, NOW, READ_WITHIN, all_fields, command::limit, ids_with_prefix, lossy, not_utf8,
+    LONG_READ_WITHIN, MongoStore, READ_WITHIN, all_fields, command::limit, ids_with_prefix, lossy, not_utf8,
     primary, server_now,
 };
 use crate::{
     error::ServerError,
     machine::exchanged,
-    protocol::{Ahead, Exchange, ahead},
+    protocol::Exchange,
     store::{Documents, Listed, LogTime, Selection, View},
 };
 
@@ -110,25 +110,6 @@ impl MongoStore {
             session.advance_operation_time(time);
         }
         Ok(session)
-    }
-
-    pub(in crate::store) async fn ahead(
-        &self,
-        name: &str,
-        entry: &str,
-        within: Duration,
-    ) -> Result<(Option<Ahead>, Exchange), ServerError> {
-        let sent = Instant::now();
-        let member = self.layout.member(name);
-        let mut projection = ahead::projection(&member.location, entry);
-        projection.insert(NOW, "$$NOW");
-        let id = member.id;
-        let find = self.collection.find_one(doc! { "_id": id }).projection(projection);
-        let found = find.read_concern(ReadConcern::local()).max_time(within).await?;
-        let now = found.as_ref().and_then(server_now);
-        let exchange = exchanged(sent, now);
-        let ahead = found.zip(now).map(|(found, now)| ahead::read(&found, now));
-        Ok((ahead.transpose()?.flatten(), exchange))
     }
 
     /// Goes through the newest locks by the index that purges them: what is held was written or renewed lately. So the

@@ -12,12 +12,6 @@ use crate::protocol::{
 /// its `_id` alone in less time.
 pub fn selection(at: &Location, id: Bson, operation: &Operation) -> Document {
     let mut selection = doc! { "_id": id };
-    if operation.expects == Expects::Room {
-        // A full queue has an entry at its last place. An operation that finds it full gets no document, and costs the
-        // server little.
-        let last = format!("queue.{}", operation.room.saturating_sub(1));
-        selection.insert(at.key(&last), doc! { "$exists": false });
-    }
     if operation.requests.is_some() && !operation.creates() && !at.is_root() {
         // A document of the user's is there without a lock too, in which none may be made.
         selection.insert(at.key("queue"), doc! { "$exists": true });
@@ -105,9 +99,8 @@ mod tests {
         let requests = asking("a.1", request("a-1"));
         let operations = [
             requests.clone(),
-            expecting(requests.clone(), Expects::Alone),
+            expecting(requests, Expects::Alone),
             expecting(leaving("a.1", "a-1"), Expects::Holding),
-            expecting(Operation { room: 256, ..requests }, Expects::Room),
             leaving("a.1", "a-1"),
             changing(),
             evicting(operation("a.1"), Evict::Kept(7)),
@@ -115,6 +108,6 @@ mod tests {
             evicting(operation("a.1"), Evict::Holder(7)),
         ];
         let by_id = operations.map(|operation| selection(&root, "x".into(), &operation) == doc! { "_id": "x" });
-        assert_eq!(by_id, [true, true, true, false, false, false, false, true, true]);
+        assert_eq!(by_id, [true, true, true, false, false, false, true, true]);
     }
 }

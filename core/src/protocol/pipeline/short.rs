@@ -47,7 +47,7 @@ pub(super) fn form(at: &Location, operation: &Operation, now: &Bson) -> Option<(
         Expects::Holding if operation.leave_capacity == Some(1) => {
             Some((is_the_holder(at, leaving, now), hand_over(at, operation, now)))
         }
-        Expects::Holding | Expects::Nothing | Expects::Room => None,
+        Expects::Holding | Expects::Nothing => None,
     }
 }
 

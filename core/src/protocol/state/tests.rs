@@ -252,26 +252,6 @@ fn an_operation_changes_nothing_where_the_document_is_not_as_expected() {
 }
 
 #[test]
-fn a_request_that_expects_room_gets_in_line_only_if_there_is_some() {
-    let waited_for = |ids: &[&str]| lock(MUTEX, [holder("a-1", 7)], ids.iter().map(|id| waiter(id)));
-    let knocks = Operation {
-        expects: Expects::Room,
-        room: 2,
-        ..asking("c.1", request("c-1"))
-    };
-    let before = waited_for(&["b-1"]);
-    assert!(knocks.selects(&before));
-    assert_eq!(
-        entries(&applied(&before, &knocks, 1)),
-        (vec!["a-1"], vec!["b-1", "c-1"])
-    );
-    for full in [waited_for(&["b-1", "b-2"]), waited_for(&["b-1", "b-2", "b-3"])] {
-        assert!(!knocks.selects(&full));
-        assert_eq!(applied(&full, &knocks, 1), full);
-    }
-}
-
-#[test]
 fn a_request_creates_a_document_unless_it_expects_one() {
     let created = |expects| {
         let asks = Operation {
@@ -282,7 +262,6 @@ fn a_request_creates_a_document_unless_it_expects_one() {
     };
     assert_eq!(entries(&created(Expects::Nothing).expect("it is created")).0, ["a-1"]);
     assert_eq!(created(Expects::Alone), created(Expects::Nothing));
-    assert_eq!(created(Expects::Room), None);
     assert_eq!(apply(None, &leaving("a.1", "a-1"), ServerTime(1)), None);
     // An upgrade has no reader in it, and comes in with nobody: the token would be none. Another entry is granted.
     let upgrade = Request {
@@ -797,11 +776,11 @@ fn an_adopter_that_has_to_wait_cuts_nobody_off_the_queue() {
     let after = applied(&before, &asks, 1);
     assert_eq!(entries(&after), (vec!["b-1"], vec!["n-1", "c-1", "c-2"]));
     // Others don't cut it either, and come in when there is room.
-    let knocks = |id: &str, entry: &str| Operation {
+    let asks = |id: &str, entry: &str| Operation {
         room: 2,
         ..asking_for(id, PERMITS, [request(entry)])
     };
-    let after = applied(&after, &knocks("d.1", "d-1"), 2);
+    let after = applied(&after, &asks("d.1", "d-1"), 2);
     assert_eq!(entries(&after), (vec!["b-1"], vec!["n-1", "c-1", "c-2"]));
     let after = applied(&after, &leaving("b.1", "b-1"), 3);
     assert_eq!(entries(&after), (vec!["n-1", "c-1", "c-2"], vec![]));
