@@ -277,18 +277,21 @@ impl Line {
         is_first.then_some(holders)
     }
 
-    /// Notes that the operation on its way has failed.
-    pub(crate) fn failed(&mut self, operation: &Operation, error: &ServerError, context: &Context<'_>) {
+    /// Notes that the operation on its way has failed, on which the server may work `within` that time once it has it.
+    pub(crate) fn failed(
+        &mut self,
+        operation: &Operation,
+        error: &ServerError,
+        within: Duration,
+        context: &Context<'_>,
+    ) {
         self.trouble = (error.kind == Failure::Unavailable).then(|| error.clone());
         if !error.is_unanswered() {
             self.silent_since = None;
         }
-        self.waitlist.step(context).failed(operation, setback(error));
-    }
-
-    /// Notes for how long the server may work on an operation that has failed, once it has it.
-    pub(super) fn note_limit(&mut self, operation: &Operation, error: &ServerError, within: Duration) {
-        let may_come = matches!(setback(error), Setback::Unanswered | Setback::Interrupted) && !error.was_answered();
+        let setback = setback(error);
+        self.waitlist.step(context).failed(operation, setback);
+        let may_come = matches!(setback, Setback::Unanswered | Setback::Interrupted) && !error.was_answered();
         if may_come && operation.requests.is_some() {
             self.waitlist.may_be_applied(within);
         }

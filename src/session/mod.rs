@@ -335,9 +335,8 @@ impl Session {
                 // The task may be gone.
                 Effect::Refused { to, why } => drop(to.send(Err(refused(why, name, ended, &self.ids)))),
                 // A release need not wait for its answer.
-                Effect::Released { to, found } => drop(to.send(Ok(found))),
-                Effect::NotReleased { to } => {
-                    if let Err(Err(error)) = to.send(Err(error_of(ended))) {
+                Effect::Released { to, found } => {
+                    if let Err(Err(error)) = to.send(found.ok_or_else(|| error_of(ended))) {
                         telemetry::release_failed(name, &error);
                     }
                 }

@@ -84,10 +84,7 @@ impl Session {
                             lines.met(free);
                         }
                     }
-                    Err(error) => {
-                        line.failed(operation, error, context);
-                        line.note_limit(operation, error, within);
-                    }
+                    Err(error) => line.failed(operation, error, within, context),
                 }
             });
             if let Some(holders) = holders {

@@ -55,7 +55,6 @@ impl<H: Hold> Step<'_, H> {
     fn take_in(&mut self, operation: &Operation, state: Option<&State>, exchange: &Exchange) {
         let context = self.context;
         self.races = 0;
-        self.is_answering(context.now);
         (self.backoff, self.overdue) = Default::default();
         self.retry_at = None;
         self.alone_at = None;
@@ -119,8 +118,9 @@ impl<H: Hold> Step<'_, H> {
             };
             handed_over |= found == Left::Holder;
             let to = leaving.release.take();
-            self.effects.extend(to.map(|to| Effect::Released { to, found }));
-            self.sweep_after(leaving, exchange.sent);
+            self.effects
+                .extend(to.map(|to| Effect::Released { to, found: Some(found) }));
+            self.sweep_after(leaving);
         }
         handed_over
     }
@@ -321,10 +321,12 @@ impl<H: Hold> Step<'_, H> {
         // one.
         (waiting.stage, waiting.above) = (Stage::Asked, 0);
         (waiting.how, waiting.covered) = (How::Asking, false);
-        let leaving = Leaving::new(stale, context)
-            .used_as(waiting.wants.used)
-            .of_lease(waiting.lease.length, context);
-        self.leaving.push(leaving.swept_if(uncertain));
+        let leaving = Leaving {
+            used: Some(waiting.wants.used),
+            sweep: uncertain.then_some(0),
+            ..Leaving::new(stale, waiting.lease.length, context)
+        };
+        self.leaving.push(leaving);
     }
 
     /// Notes that the operation on its way has failed.
@@ -341,7 +343,8 @@ impl<H: Hold> Step<'_, H> {
             }
             Setback::Raced | Setback::Refused | Setback::Unreadable => {
                 let releases = leaves.into_iter().filter_map(|leaving| leaving.release);
-                self.effects.extend(releases.map(|to| Effect::NotReleased { to }));
+                self.effects
+                    .extend(releases.map(|to| Effect::Released { to, found: None }));
             }
             // The server answers, so there is nothing to wait for.
             Setback::Unsaid => self.outcome_unknown(operation, leaves),
@@ -404,7 +407,7 @@ impl<H: Hold> Step<'_, H> {
                 let repeated = true;
                 self.leaving.push(Leaving { repeated, ..leaving });
             } else if let Some(to) = leaving.release {
-                self.effects.push(Effect::NotReleased { to });
+                self.effects.push(Effect::Released { to, found: None });
             }
         }
         for waiting in &mut self.waiting {
@@ -430,9 +433,11 @@ impl<H: Hold> Step<'_, H> {
         for id in ids {
             let leases = operation.requests.iter().flat_map(|it| &it.entries);
             let lease = leases.map(|entry| unsigned(entry.lease)).max().unwrap_or(0);
-            let leaving = Leaving::new(id, context).used_as((state.kind, state.capacity));
-            let leaving = leaving.holding().of_lease(Duration::from_millis(lease), context);
-            self.take_out_unwanted(leaving);
+            self.take_out_unwanted(Leaving {
+                used: Some((state.kind, state.capacity)),
+                may_hold: true,
+                ..Leaving::new(id, Duration::from_millis(lease), context)
+            });
         }
     }
 }

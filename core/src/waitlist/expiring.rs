@@ -7,7 +7,7 @@
 
 use tokio::time::Instant;
 
-use super::{Effect, Hold, Leaving, LeftAs, Step, Waitlist};
+use super::{Effect, Hold, LeftAs, Step, Waitlist};
 use crate::protocol::State;
 
 /// A hold whose time was over here.
@@ -27,13 +27,9 @@ impl<H: Hold> Step<'_, H> {
         let Some(held) = self.remove_hold(&entry) else {
             return;
         };
+        // It may come once more, with another grant.
+        self.leave_again(&entry, &held, left_as);
         self.effects.extend(held.tasks.into_iter().map(Effect::Gone));
-        // A request that is on its way, or whose outcome is unknown, can put it in once more: with another grant.
-        if self.under_way.is_some() || held.uncertain {
-            let leaving = Leaving::new(entry.clone(), context).used_as(hold.used()).holding();
-            let leaving = leaving.of_lease(held.lease, context).left_as(left_as);
-            self.leaving.push(leaving.swept_if(held.uncertain));
-        }
         if self.closed {
             // Nothing of its own comes to this lock any more.
             return;

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Context, Effect, Hold, LeftAs, Step, Waitlist};
+use super::{Context, Effect, Held, Hold, LeftAs, Step, Waitlist};
 use crate::protocol::{Use, wake};
 
 /// Pauses before an entry whose request has an unknown outcome is taken out once more, in case the request was applied
@@ -44,15 +44,6 @@ pub(super) struct Leaving<R> {
     pub(super) sweep: Option<usize>,
 }
 
-/// The requests for one lock that may still be applied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Unsettled {
-    /// The longest of their limits.
-    within: Duration,
-    /// When the server has given up the last of those that have reached it; `None`: it has not answered since.
-    over_at: Option<Instant>,
-}
-
 impl<H: Hold> Step<'_, H> {
     /// Lets go of a hold: by release, by drop, or because it was lost. The next task in line gets it where it can be
     /// handed on without the server. Where no task waits, it may stay with the client. A hold that readers share stays
@@ -71,7 +62,8 @@ impl<H: Hold> Step<'_, H> {
             return self.leave(hold, left_as, to);
         };
         // It was held up to this moment, and is no longer: all that a release promises.
-        self.effects.extend(to.map(|to| Effect::Released { to, found }));
+        self.effects
+            .extend(to.map(|to| Effect::Released { to, found: Some(found) }));
         self.let_reenter();
     }
 
@@ -105,28 +97,44 @@ impl<H: Hold> Step<'_, H> {
         // An unknown entry may be anywhere.
         let uncertain = held.is_none_or(|held| held.uncertain);
         let lease = held.map_or(self.context.config.lease, |held| held.lease);
-        let leaving = Leaving::new(hold.entry().to_owned(), self.context)
-            .used_as(hold.used())
-            .holding();
-        let leaving = leaving.of_lease(lease, self.context).left_as(left_as);
-        self.leaving.push(leaving.swept_if(uncertain).answering(to));
+        let leaving = Leaving {
+            used: Some(hold.used()),
+            may_hold: true,
+            left_as,
+            release: to,
+            sweep: uncertain.then_some(0),
+            ..Leaving::new(hold.entry().to_owned(), lease, self.context)
+        };
+        self.leaving.push(leaving);
         self.forget(hold.entry());
     }
 
-    /// Plans the next sweep of an entry that has left with an operation that was sent then, if one is to follow.
-    pub(super) fn sweep_after(&mut self, leaving: Leaving<H::Release>, sent: Instant) {
+    /// Takes out the entry of a hold that ends here, if a request that is on its way, or whose outcome is unknown, can put
+    /// it in once more.
+    pub(super) fn leave_again(&mut self, entry: &str, held: &Held<H>, left_as: LeftAs) {
+        if self.under_way.is_some() || held.uncertain {
+            let leaving = Leaving {
+                used: Some(held.used),
+                may_hold: left_as != LeftAs::Free,
+                left_as,
+                sweep: held.uncertain.then_some(0),
+                ..Leaving::new(entry.to_owned(), held.lease, self.context)
+            };
+            self.leaving.push(leaving);
+        }
+    }
+
+    /// Plans the next sweep of an entry that has left, if one is to follow. In haste it is the last.
+    pub(super) fn sweep_after(&mut self, leaving: Leaving<H::Release>) {
         let context = self.context;
         let Some(sweep) = leaving.sweep else { return };
-        let next = if self.hastens {
-            let over_at = self.unsettled.and_then(|requests| requests.over_at);
-            over_at.filter(|over_at| sent < *over_at)
-        } else {
-            SWEEPS.get(sweep).map(|pause| context.now + *pause)
-        };
-        if let Some(not_before) = next {
+        let hasty = self.hastens.then_some((SWEEPS.len() - 1, self.applied_within));
+        let (least, pause) = hasty.unwrap_or((0, SWEEPS.get(sweep).copied().unwrap_or_default()));
+        let sweep = sweep.max(least);
+        if sweep < SWEEPS.len() && !pause.is_zero() {
             self.leaving.push(Leaving {
                 release: None,
-                not_before,
+                not_before: context.now + pause,
                 sweep: Some(sweep + 1),
                 ..leaving
             });
@@ -139,6 +147,7 @@ impl<H: Hold> Step<'_, H> {
         self.hastens = true;
         for leaving in &mut self.leaving {
             leaving.not_before = leaving.not_before.min(context.now);
+            leaving.sweep = leaving.sweep.map(|sweep| sweep.min(SWEEPS.len() - 1));
         }
     }
 }
@@ -157,24 +166,14 @@ impl<H: Hold> Waitlist<H> {
 
     /// Notes that a request has failed which the server may still apply, for this long once it has it.
     pub fn may_be_applied(&mut self, within: Duration) {
-        let before = self.unsettled.map_or(Duration::ZERO, |before| before.within);
-        self.unsettled = Some(Unsettled {
-            within: within.max(before),
-            over_at: None,
-        });
-    }
-
-    /// Notes that the server has answered an operation that was sent after all requests that have failed.
-    pub(super) fn is_answering(&mut self, now: Instant) {
-        if let Some(Unsettled { within, over_at }) = &mut self.unsettled {
-            over_at.get_or_insert(now + *within);
-        }
+        self.applied_within = self.applied_within.max(within);
     }
 }
 
 impl<R> Leaving<R> {
-    /// Creates a leave of a waiting entry whose request came to its end.
-    pub(super) fn new(entry: String, context: &Context<'_>) -> Self {
+    /// Creates a leave of an entry of this lease, by which it lasts for as long as the entry can be live. It waits, and
+    /// its request came to its end.
+    pub(super) fn new(entry: String, lease: Duration, context: &Context<'_>) -> Self {
         Self {
             entry,
             used: None,
@@ -183,44 +182,14 @@ impl<R> Leaving<R> {
             may_hold: false,
             repeated: false,
             not_before: context.now,
-            give_up: context.now + context.config.lease,
+            give_up: context.now + lease.max(context.config.lease),
             sweep: None,
         }
-    }
-
-    pub(super) fn used_as(self, used: Use) -> Self {
-        let used = Some(used);
-        Self { used, ..self }
-    }
-
-    pub(super) fn holding(self) -> Self {
-        let may_hold = true;
-        Self { may_hold, ..self }
-    }
-
-    pub(super) fn left_as(self, left_as: LeftAs) -> Self {
-        Self { left_as, ..self }
-    }
-
-    /// Goes on for as long as the entry can be live.
-    pub(super) fn of_lease(self, lease: Duration, context: &Context<'_>) -> Self {
-        let give_up = self.give_up.max(context.now + lease);
-        Self { give_up, ..self }
-    }
-
-    pub(super) fn answering(self, release: Option<R>) -> Self {
-        Self { release, ..self }
     }
 
     /// Whether it is a holder whose request came to its end, and which leaves for the first time and for good.
     pub(super) fn is_plain_release(&self) -> bool {
         self.may_hold && !self.repeated && self.sweep.is_none() && self.left_as.kept().is_none()
-    }
-
-    /// Adds sweeps if a request for the entry may still be on its way.
-    pub(super) fn swept_if(self, uncertain: bool) -> Self {
-        let sweep = if uncertain { Some(0) } else { self.sweep };
-        Self { sweep, ..self }
     }
 
     /// Whether the entry has left before, and may have come again.
@@ -265,8 +234,7 @@ mod tests {
     async fn an_entry_leaves_for_as_long_as_its_lease_or_the_clients_can_run() {
         in_context(|context| {
             let given_up_after = |seconds| {
-                let leaving =
-                    Leaving::<u64>::new("me-1".to_owned(), context).of_lease(Duration::from_secs(seconds), context);
+                let leaving = Leaving::<u64>::new("me-1".to_owned(), Duration::from_secs(seconds), context);
                 (leaving.give_up - context.now).as_secs()
             };
             assert_eq!([1, 30, 90].map(given_up_after), [30, 30, 90]);
@@ -274,16 +242,20 @@ mod tests {
     }
 
     fn released(context: &Context<'_>) -> Leaving<u64> {
-        Leaving::new("me-1".to_owned(), context).swept_if(true)
+        Leaving {
+            sweep: Some(0),
+            ..Leaving::new("me-1".to_owned(), Duration::ZERO, context)
+        }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_sweep_answers_no_release_again() {
         in_context(|context| {
             let mut swept = waitlist([]);
-            swept
-                .step(context)
-                .sweep_after(released(context).answering(Some(7)), context.now);
+            swept.step(context).sweep_after(Leaving {
+                release: Some(7),
+                ..released(context)
+            });
             let [sweep] = &swept.leaving[..] else {
                 panic!("{:?}", swept.leaving)
             };
@@ -294,47 +266,34 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn in_haste_the_last_sweep_comes_when_the_server_has_given_up_the_request() {
-        let (limit, second) = (Duration::from_millis(200), Duration::from_secs(1));
+        let limit = Duration::from_millis(200);
         in_context(|context| {
-            let mut swept = waitlist([]);
-            swept.may_be_applied(limit);
-            swept.is_answering(context.now);
-            swept.step(context).sweep_after(released(context), context.now);
-            swept.step(context).hasten_sweeps();
-            let due = |swept: &mut Waitlist<PlainHold>| {
-                let [sweep] = &std::mem::take(&mut swept.leaving)[..] else {
-                    panic!("{swept:?}")
+            for sweeps in 0..=SWEEPS.len() {
+                let mut swept = waitlist([]);
+                swept.may_be_applied(limit / 2);
+                swept.may_be_applied(limit);
+                swept.may_be_applied(limit / 2);
+                swept.leaving.push(Leaving {
+                    sweep: Some(sweeps),
+                    not_before: context.now + limit,
+                    ..released(context)
+                });
+                swept.step(context).hasten_sweeps();
+                let due = |swept: &mut Waitlist<PlainHold>| {
+                    let [sweep] = &std::mem::take(&mut swept.leaving)[..] else {
+                        panic!("{swept:?}")
+                    };
+                    sweep.clone()
                 };
-                sweep.clone()
-            };
-            // What was planned for later is due, and once more when the limit is over.
-            let first = due(&mut swept);
-            assert_eq!(first.not_before, context.now);
-            swept.step(context).sweep_after(first, context.now);
-            let last = due(&mut swept);
-            assert_eq!(last.not_before, context.now + limit);
-            swept.step(context).sweep_after(last, context.now + limit);
-            assert!(swept.leaving.is_empty());
-            // What leaves later leaves once.
-            swept.step(context).sweep_after(released(context), context.now + second);
-            assert!(swept.leaving.is_empty());
-        });
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_limit_of_a_request_counts_from_the_next_answer() {
-        let second = Duration::from_secs(1);
-        in_context(|context| {
-            let mut swept = waitlist([]);
-            swept.step(context).hasten_sweeps();
-            swept.may_be_applied(2 * second);
-            swept.may_be_applied(second);
-            // The server answers after a long time, and then it has all that was sent to it.
-            let now = context.now + 60 * second;
-            let context = Context { now, ..*context };
-            swept.is_answering(now);
-            swept.step(&context).sweep_after(released(&context), now - 59 * second);
-            assert_eq!(swept.leaving[0].not_before, now + 2 * second);
+                // What was planned for later is due, and once more when the limit is over.
+                let first = due(&mut swept);
+                assert_eq!(first.not_before, context.now);
+                swept.step(context).sweep_after(first);
+                let last = due(&mut swept);
+                assert_eq!(last.not_before, context.now + limit);
+                swept.step(context).sweep_after(last);
+                assert!(swept.leaving.is_empty());
+            }
         });
     }
 }

@@ -66,8 +66,8 @@ use handing_on::HandingOn;
 pub use hold::{Grant, Hold, LeftAs, RemainingLease};
 use idling::Idle;
 use ids::Ids;
+use leaving::Leaving;
 pub use leaving::SWEEPS;
-use leaving::{Leaving, Unsettled};
 #[cfg(any(test, feature = "testing"))]
 pub use model_access::Word;
 use prospect::Prospect;
@@ -132,8 +132,8 @@ pub struct Waitlist<H: Hold> {
     guards: bool,
     /// Whether the client shuts down: nothing stays with it.
     closed: bool,
-    /// The requests that may still be applied, as far as a client that shuts down waits for them.
-    unsettled: Option<Unsettled>,
+    /// The longest time for which the server may still work on a request that has failed, once it has it.
+    applied_within: Duration,
     /// Whether the client shuts down, and waits for the sweeps.
     hastens: bool,
 }
@@ -173,11 +173,8 @@ pub enum Effect<H: Hold> {
     /// A release was answered, or needs no answer.
     Released {
         to: H::Release,
-        found: wake::Left,
-    },
-    /// A release was refused, or was not answered until its entry was left to the server's expiry.
-    NotReleased {
-        to: H::Release,
+        /// `None`: it was refused, or was not answered until its entry was left to the server's expiry.
+        found: Option<wake::Left>,
     },
     /// A hold has begun. Like the next one, it is not to be late: see to it before the waitlist is asked again.
     Came(Arc<H>),
@@ -355,16 +352,22 @@ impl<H: Hold> Step<'_, H> {
         // While an operation is on its way, its requests can be anywhere.
         let on_its_way = waiting.stage != Stage::New && self.under_way.is_some();
         if waiting.is_queued() || waiting.uncertain || on_its_way {
-            let leaving = Leaving::new(waiting.entry.clone(), self.context).used_as(waiting.wants.used);
-            let leaving = leaving.of_lease(waiting.lease.length, self.context);
-            self.leaving.push(leaving.swept_if(waiting.uncertain));
+            let leaving = Leaving {
+                used: Some(waiting.wants.used),
+                sweep: waiting.uncertain.then_some(0),
+                ..Leaving::new(waiting.entry.clone(), waiting.lease.length, self.context)
+            };
+            self.leaving.push(leaving);
         }
     }
 
     /// Takes out an entry with this lease that no task here holds or waits for.
     pub fn take_out(&mut self, entry: String, used: Use, lease: Duration) {
-        let leaving = Leaving::new(entry, self.context).used_as(used).holding();
-        let leaving = leaving.of_lease(lease, self.context);
+        let leaving = Leaving {
+            used: Some(used),
+            may_hold: true,
+            ..Leaving::new(entry, lease, self.context)
+        };
         self.leaving.push(leaving);
     }
 
@@ -420,7 +423,7 @@ impl<H: Hold> Waitlist<H> {
             may_have_reentering: false,
             guards: false,
             closed: false,
-            unsettled: None,
+            applied_within: Duration::ZERO,
             hastens: false,
         }
     }
@@ -464,7 +467,8 @@ impl<H: Hold> Waitlist<H> {
         }
         let leaving = self.under_way.into_iter().flatten().chain(self.leaving);
         let releases = leaving.filter_map(|leaving| leaving.release);
-        self.effects.extend(releases.map(|to| Effect::NotReleased { to }));
+        self.effects
+            .extend(releases.map(|to| Effect::Released { to, found: None }));
         self.effects
     }
 
@@ -673,7 +677,9 @@ mod tests {
             kept_out.step(context).look_for_room();
             assert_eq!(kept_out.need(), Need::Nothing);
             let mut leaves = waitlist([]);
-            leaves.leaving.push(Leaving::new("me-1".to_owned(), context));
+            leaves
+                .leaving
+                .push(Leaving::new("me-1".to_owned(), Duration::ZERO, context));
             assert_eq!(leaves.need(), Need::Stream, "it may come again");
             let mut holds = waitlist([]);
             holds.holds.insert("me-1".to_owned(), held());
@@ -713,7 +719,9 @@ mod tests {
         in_context(|context| {
             let mut waitlist = waitlist([task(1, MUTEX)]);
             waitlist.holds.insert("me-2".to_owned(), held());
-            waitlist.leaving.push(Leaving::new("me-3".to_owned(), context));
+            waitlist
+                .leaving
+                .push(Leaving::new("me-3".to_owned(), Duration::ZERO, context));
             let known = ["me-1", "me-2", "me-3", "me-4"].map(|entry| waitlist.knows(entry));
             assert_eq!(known, [true, true, true, false]);
             waitlist.forget("me-2");

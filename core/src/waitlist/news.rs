@@ -1,8 +1,10 @@
 //! The news that reaches the waitlist between its own operations: events, doubts, and readings of the document.
 
+use std::time::Duration;
+
 use tokio::time::Instant;
 
-use super::{Effect, Held, Hold, Leaving, Step, answers::others_wait, deadline::Deadline, timing};
+use super::{Effect, Held, Hold, Leaving, LeftAs, Step, answers::others_wait, deadline::Deadline, timing};
 use crate::{
     lost_reason::{self, LostReason},
     protocol::{ServerTime, State, document::Malformed, is_issued_after, wake},
@@ -35,7 +37,10 @@ impl<H: Hold> Step<'_, H> {
             (wake::Signal::Granted { token }, None) => {
                 let leaves = self.under_way.iter().flatten().any(|leaving| leaving.entry == entry);
                 if !leaves && !self.has_expired(entry, token) {
-                    self.take_out_unwanted(Leaving::new(entry.to_owned(), context).holding());
+                    self.take_out_unwanted(Leaving {
+                        may_hold: true,
+                        ..Leaving::new(entry.to_owned(), Duration::ZERO, context)
+                    });
                 }
             }
             (wake::Signal::Evicted { token }, Some(position)) if token <= self.waiting[position].above => {}
@@ -73,14 +78,8 @@ impl<H: Hold> Step<'_, H> {
 
     /// Ends the hold of an entry that the document no longer has.
     pub(super) fn lose(&mut self, entry: &str, reason: LostReason) {
-        let context = self.context;
         let Some(held) = self.remove_hold(entry) else { return };
-        // A request that is on its way, or whose outcome is unknown, can put the entry in once more.
-        if self.under_way.is_some() || held.uncertain {
-            let leaving = Leaving::new(entry.to_owned(), context).used_as(held.used);
-            let leaving = leaving.of_lease(held.lease, context);
-            self.leaving.push(leaving.swept_if(held.uncertain));
-        }
+        self.leave_again(entry, &held, LeftAs::Free);
         let lost = held.tasks.into_iter();
         self.effects.extend(lost.map(|hold| Effect::Lost { hold, reason }));
     }
@@ -133,8 +132,10 @@ impl<H: Hold> Step<'_, H> {
     /// Takes out the orphans in a document.
     pub(super) fn take_out_orphans(&mut self, state: &State) {
         for id in self.orphans(state) {
-            let leaving = Leaving::new(id.clone(), self.context).used_as((state.kind, state.capacity));
-            self.take_out_unwanted(leaving);
+            self.take_out_unwanted(Leaving {
+                used: Some((state.kind, state.capacity)),
+                ..Leaving::new(id.clone(), Duration::ZERO, self.context)
+            });
         }
     }
 
@@ -181,8 +182,7 @@ fn has<H>(state: &State, entry: &str, held: &Held<H>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
+    use super::*;
     use crate::{
         protocol::wake::Signal,
         waitlist::{

@@ -119,7 +119,9 @@ impl<H: Hold> Step<'_, H> {
         let Some(head) = list.waiting.front().filter(|head| head.is_queued()) else {
             return;
         };
-        let ahead = state.zip(now).and_then(|(state, now)| Ahead::of(state, &head.entry, now));
+        let ahead = state
+            .zip(now)
+            .and_then(|(state, now)| Ahead::of(state, &head.entry, now));
         // Every write of the protocol grants to all that fit. If the first in line fits now, another program's write
         // has made room, and no client has written since.
         let Some(ahead) = ahead.filter(|ahead| ahead.position > 0 || head.wants.permits > ahead.free) else {

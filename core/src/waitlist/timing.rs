@@ -100,12 +100,7 @@ impl<H: Hold> Step<'_, H> {
     /// Has the head look for room in the queue from time to time before it asks again, as there is none.
     pub(super) fn look_for_room(&mut self) {
         self.is_full = true;
-        // Clients that came together should not look together: their sessions are random numbers.
-        let digits: u32 = self
-            .waiting
-            .front()
-            .map_or(0, |head| head.entry.bytes().map(u32::from).sum());
-        self.look_at = Some(self.context.now + LONGEST_PAUSE - LONGEST_PAUSE / 4 * (digits % 256) / 256);
+        self.look_at = Some(self.context.now + LONGEST_PAUSE);
     }
 }
 
@@ -189,8 +184,6 @@ pub fn poll_interval(config: &Config, position: u64, waited: Duration) -> Durati
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
     use crate::{
         config::Settings,
@@ -198,7 +191,7 @@ mod tests {
         protocol::Waiter,
         waitlist::{
             clock::ServerClock,
-            fixtures::{MUTEX, NOW, ahead, holder, in_context, queued, state, task, waiter, waitlist},
+            fixtures::{MUTEX, NOW, ahead, holder, in_context, queued, state, waiter, waitlist},
             leaving::Leaving,
         },
     };
@@ -233,7 +226,7 @@ mod tests {
             for not_before in [later, soon] {
                 waitlist.leaving.push(Leaving {
                     not_before,
-                    ..Leaving::new("me-1".to_owned(), context)
+                    ..Leaving::new("me-1".to_owned(), Duration::ZERO, context)
                 });
             }
             assert_eq!(waitlist.due_at(), Some(soon));
@@ -290,8 +283,17 @@ mod tests {
                     at: context.now + millis(7),
                 });
                 let first_end = Some(NOW.plus_millis(end));
-                waitlist.see_ahead(Ahead { first_end, ..ahead(3, 1_000) }, context);
-                assert_eq!(waitlist.expiry.map(|expiry| expiry.at - context.now), Some(millis(asks)));
+                waitlist.see_ahead(
+                    Ahead {
+                        first_end,
+                        ..ahead(3, 1_000)
+                    },
+                    context,
+                );
+                assert_eq!(
+                    waitlist.expiry.map(|expiry| expiry.at - context.now),
+                    Some(millis(asks))
+                );
             }
         });
     }
@@ -305,28 +307,6 @@ mod tests {
             let config = &config;
             let expiry = Expiry::of(NOW.plus_millis(1_000), 3, &Context { config, ..*context });
             assert_eq!(expiry.map(|expiry| expiry.at - context.now), Some(millis(1_061)));
-        });
-    }
-
-    /// Their first entries differ by their sessions alone.
-    #[tokio::test(start_paused = true)]
-    async fn clients_that_come_together_do_not_look_for_room_together() {
-        in_context(|context| {
-            let pause = |session: u128| {
-                let mut waitlist = waitlist([task(1, MUTEX)]);
-                waitlist.waiting[0].entry = format!("{session:032x}-1");
-                waitlist.step(context).look_for_room();
-                waitlist.due_at().unwrap() - context.now
-            };
-            // As random as sessions are.
-            let sessions = (1..=500).map(|number: u128| number.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835));
-            let pauses: BTreeSet<_> = sessions.map(pause).collect();
-            assert!(
-                pauses
-                    .iter()
-                    .all(|pause| *pause > millis(750) && *pause <= LONGEST_PAUSE)
-            );
-            assert!(pauses.len() > 150, "{}", pauses.len());
         });
     }
 

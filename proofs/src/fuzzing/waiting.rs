@@ -8,12 +8,12 @@ use watchlock_core::{
     config::{Config, Settings, millis},
     hold_options::Terms,
     protocol::{
-        CapacityIs, Exchange, Kind, Operation, Owner, QUEUE_MOST, Request, ServerTime, State,
-        document::Malformed, fixtures, state, wake,
+        CapacityIs, Exchange, Kind, Operation, Owner, QUEUE_MOST, Request, ServerTime, State, document::Malformed,
+        fixtures, state, wake,
     },
     waitlist::{
-        AcquireOptions, Context, Effect, Grant, Hold, How, LeftAs, Need, Patience, Setback, Step,
-        StreamState, Waitlist,
+        AcquireOptions, Context, Effect, Grant, Hold, How, LeftAs, Need, Patience, Setback, Step, StreamState,
+        Waitlist,
         clock::{ServerClock, offset},
         deadline::Deadline,
         fixtures::PlainHold,

@@ -37,8 +37,8 @@ use crate::{
     error::ServerError,
     hold_options::Terms,
     protocol::{
-        CapacityIs, Evict, Exchange, Expects, Kept, KeptUntil, Kind, Owner, QUEUE_MOST, Request, Requests,
-        State, Use, fixtures, state,
+        CapacityIs, Evict, Exchange, Expects, Kept, KeptUntil, Kind, Owner, QUEUE_MOST, Request, Requests, State, Use,
+        fixtures, state,
     },
     status::{LockStatus, LostReason},
     waitlist::{AcquireOptions, Patience, SWEEPS, Step, StreamState, clock::ServerClock, deadline::Deadline},
@@ -111,8 +111,7 @@ impl Bench {
             match effect {
                 Effect::Granted { to, hold } => drop(to.send(Ok(hold))),
                 Effect::Refused { to, why } => drop(to.send(Err(refused(why, "x", ended, &self.ids)))),
-                Effect::Released { to, found } => drop(to.send(Ok(found))),
-                Effect::NotReleased { to } => drop(to.send(Err(error_of(ended)))),
+                Effect::Released { to, found } => drop(to.send(found.ok_or_else(|| error_of(ended)))),
                 Effect::Lost { hold, reason } => drop(hold.lose(reason)),
                 Effect::Doubted(_) | Effect::Wanted(_) | Effect::Came(_) | Effect::Gone(_) => {}
             }
@@ -216,7 +215,9 @@ impl Bench {
 
     fn fails(&mut self, operation: &Operation, error: &ServerError) {
         let ended = Err(error.clone());
-        self.act(Some(&ended), |line, context| line.failed(operation, error, context));
+        self.act(Some(&ended), |line, context| {
+            line.failed(operation, error, Duration::ZERO, context)
+        });
     }
 
     fn signalled(&mut self, id: &str, signal: wake::Signal, at: ServerTime) {

@@ -11,8 +11,8 @@ use mongodb::{
 use tokio::time::Instant;
 
 use super::{
-    LONG_READ_WITHIN, MongoStore, READ_WITHIN, all_fields, command::limit, ids_with_prefix, lossy, not_utf8,
-    primary, server_now,
+    LONG_READ_WITHIN, MongoStore, READ_WITHIN, all_fields, command::limit, ids_with_prefix, lossy, not_utf8, primary,
+    server_now,
 };
 use crate::{
     error::ServerError,

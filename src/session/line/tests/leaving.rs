@@ -135,8 +135,7 @@ async fn a_client_that_shuts_down_sweeps_until_the_server_has_given_up_its_reque
     let (_, _outcome) = bench.join(true);
     let request = bench.next().unwrap();
     bench.act(None, |line, context| {
-        line.failed(&request, &unanswered(), context);
-        line.note_limit(&request, &unanswered(), limit);
+        line.failed(&request, &unanswered(), limit, context);
         let mut step = line.waitlist.step(context);
         step.close();
         step.hasten_sweeps();
