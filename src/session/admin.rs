@@ -9,7 +9,7 @@ use crate::{
     input::DURATION_MOST,
     inspect::LockInfo,
     protocol::{CapacityIs, Evict, Exchange, Kind, Operation, Requests, State, wake},
-    store::{Failure, Listed, Selection, View},
+    store::{Failure, Listed, Selection, Store, View},
     telemetry,
     waitlist::answers::RACES,
 };
@@ -113,10 +113,7 @@ impl Session {
 
     /// Lists what is selected.
     pub(crate) async fn list(self: &Arc<Self>, selection: &Selection, view: View) -> Result<Listed, ServerError> {
-        let listing = self.read(Cost::Unknown, || {
-            let (store, selection) = (self.store.clone(), selection.clone());
-            async move { store.list(&selection, view).await }
-        });
-        listing.await
+        let list = move |store: Store, selection: Selection| async move { store.list(&selection, view).await };
+        self.read(Cost::Unknown, selection.clone(), list).await
     }
 }

@@ -13,6 +13,7 @@ use crate::{
     error::ServerError,
     protocol::wake,
     status::{Lost, LostReason},
+    store::Store,
 };
 
 /// Maximum time for a change of a held document, however long its lease is: far longer than a transaction of another
@@ -22,11 +23,8 @@ const CHANGED_WITHIN: Duration = Duration::from_secs(600);
 impl Session {
     /// Reads what is locked under the name: the user's part of a document, or the elements that have the key in it.
     pub(crate) async fn fetch(self: &Arc<Self>, name: &str) -> Result<Vec<Document>, ServerError> {
-        let fetching = self.read(Cost::Large, || {
-            let (store, name) = (self.store.clone(), name.to_owned());
-            async move { store.fetch(&name).await }
-        });
-        fetching.await
+        let fetch = |store: Store, name: String| async move { store.fetch(&name).await };
+        self.read(Cost::Large, name.to_owned(), fetch).await
     }
 
     /// Changes the user's part of a held document, or a held element, and returns it; `None` when it is no longer held,

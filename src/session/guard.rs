@@ -16,7 +16,6 @@ use super::{Session, admin::ONCE, hedged_read::Cost, hold::Hold};
 use crate::{
     backoff::{Backoff, LONGEST_PAUSE},
     error::{GuardError, ServerError},
-    status::LostReason,
     store::{Guarding, MongoStore, Store, View, abort, is_in_transaction},
     telemetry,
 };
@@ -179,11 +178,8 @@ impl Session {
         let session = self.clone();
         self.spawn(async move {
             // Repeated beside itself, as a reading is: it changes nothing the second time.
-            let ended = session.read(Cost::Small, || {
-                let (store, probe) = (store.clone(), probe.clone());
-                async move { store.end_session(&probe).await }
-            });
-            if let Err(error) = ended.await {
+            let end = |_, (store, probe): (Arc<MongoStore>, Document)| async move { store.end_session(&probe).await };
+            if let Err(error) = session.read(Cost::Small, (store, probe), end).await {
                 telemetry::operation_failed("abort", None, &error);
             }
         });
@@ -213,10 +209,7 @@ impl Session {
         let holds = |until| exchange.now.is_some_and(|now| now < until);
         if !holders.any(|holder| hold.is(holder) && holds(holder.until)) {
             // The server's clock is further ahead than the skew margin allows for.
-            hold.lose(LostReason::Expired);
-            self.let_go_if_over(hold);
-            let reason = hold.lost_reason().unwrap_or(LostReason::Expired);
-            return Some(hold.lost_as(reason).into());
+            return Some(self.give_up(hold).await.into());
         }
         // It is held, and the transaction does not see it: not yet, or no longer.
         let (reader, name) = (store.clone(), hold.name.clone());

@@ -23,7 +23,7 @@ use crate::{
     error::ServerError,
     protocol::Exchange,
     store::{
-        Documents, LONG_READ_WITHIN, READ_WITHIN, View,
+        Documents, LONG_READ_WITHIN, READ_WITHIN, Store, View,
         detached::{Detached, Output, detached, downcast},
     },
 };
@@ -130,11 +130,8 @@ impl Session {
         } else {
             Cost::Small
         };
-        let read = || {
-            let (store, names) = (self.store.clone(), names.to_vec());
-            async move { store.read(view, &names).await }
-        };
-        let (documents, exchange) = self.read(cost, read).await?;
+        let read = move |store: Store, names: Vec<String>| async move { store.read(view, &names).await };
+        let (documents, exchange) = self.read(cost, names.to_vec(), read).await?;
         if matches!(view, View::Newest) {
             let Table { fleet, clock, .. } = &mut *self.table();
             fleet.note_log(&exchange, 0, clock);
@@ -142,9 +139,15 @@ impl Session {
         Ok((documents, exchange))
     }
 
-    /// Reads in time. Before a reading of some cost, a small one finds a connection that works.
-    pub(crate) async fn read<T, F>(self: &Arc<Self>, cost: Cost, read: impl Fn() -> F + Send) -> Result<T, ServerError>
+    /// Reads what is `asked` for in time. Before a reading of some cost, a small one finds a connection that works.
+    pub(crate) async fn read<A, T, F>(
+        self: &Arc<Self>,
+        cost: Cost,
+        asked: A,
+        read: impl Fn(Store, A) -> F + Send,
+    ) -> Result<T, ServerError>
     where
+        A: Clone + Send,
         T: Send + 'static,
         F: Future<Output = Result<T, ServerError>> + Send + 'static,
     {
@@ -152,7 +155,8 @@ impl Session {
         if cost != Cost::Small {
             self.find_connection().await?;
         }
-        read_beside(self.start(), (cost, self.in_flight.usual()), read).await
+        let (store, hedging) = (self.store.clone(), (cost, self.in_flight.usual()));
+        read_beside(self.start(), hedging, move || read(store.clone(), asked.clone())).await
     }
 
     /// Has a small reading find a connection that works, for a command that is sent once: the driver reuses its last

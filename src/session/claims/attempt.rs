@@ -6,7 +6,7 @@ use std::{
 };
 
 use mongodb::bson::Bson;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout};
 
 use super::super::{
     Session,
@@ -21,7 +21,7 @@ use crate::{
     protocol::{CapacityIs, Exchange, Holder, Kind, Operation, Owner, Request, Requests},
     store::{Claimed, Taken, name},
     telemetry,
-    waitlist::{Grant, How, Step, answers::TRY_FOR, deadline::Deadline, timing},
+    waitlist::{Grant, How, Step, deadline::Deadline, timing},
 };
 
 /// The kind and capacity of a claimed document's lock.
@@ -38,14 +38,10 @@ struct Round {
 /// The last error of a claim, unless the server has answered since. Its caller begins with a silence.
 pub(crate) type Failing = Arc<Mutex<Option<ServerError>>>;
 
-/// What an attempt has claimed, and whether an orphan may have been what held a document before it.
-pub(super) type AtOnce = (Result<Vec<ClaimedDocument>, ServerError>, bool);
-
 /// A claim, and the outcome of its attempts so far.
 pub(super) struct Attempts {
     session: Arc<Session>,
     pub(super) claiming: Claiming,
-    pub(super) begun: Instant,
     /// Attempts in a row that ran out of time.
     overdue: u32,
     /// Whether a document was passed over.
@@ -61,7 +57,6 @@ impl Attempts {
         Self {
             session: session.clone(),
             claiming: claiming.clone(),
-            begun: Instant::now(),
             overdue: 0,
             have_passed: has_passed,
             failing: failing.clone(),
@@ -85,19 +80,6 @@ impl Attempts {
             *failing = Some(error);
         }
         self.claiming.filter.note_answer(false);
-    }
-
-    /// Claims what is free now; a try ends in time.
-    pub(super) async fn at_once(&mut self, waits: bool) -> AtOnce {
-        let was_doubtful = self.session.may_have_orphans_in(&self.claiming.filter);
-        let until = self.begun + TRY_FOR;
-        let claimed = match waits {
-            true => self.once(How::AtOnce).await,
-            false => timeout_at(until, self.once(How::AtOnce))
-                .await
-                .unwrap_or_else(|_| Err(ServerError::overdue())),
-        };
-        (claimed, was_doubtful)
     }
 
     /// Claims, and goes on with the next document if one can't be claimed. Returns no document if none is free.

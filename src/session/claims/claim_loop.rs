@@ -2,73 +2,65 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio::{
+    sync::MutexGuard,
+    time::{Instant, sleep, sleep_until, timeout_at},
+};
 
 use super::{
     super::{Session, hedged_read::Cost},
     ClaimedDocument,
-    attempt::{AtOnce, Attempts},
-    filter::{Filter, Scanned, Scanning},
+    attempt::Attempts,
+    filter::Filter,
     skip_list::Why,
 };
 use crate::{
     backoff::Backoff,
     error::{AcquireError, ServerError},
-    store::{Outlook, name},
+    store::{Outlook, Store, name},
     truncated_debug::shown,
     waitlist::{How, answers::TRY_FOR, timing},
 };
 
 impl Session {
-    /// Claims what is free; otherwise waits, or returns no document if the claim must not wait. `first`: the first
-    /// attempt, if it was made.
+    /// Claims what is free; otherwise waits, or returns no document if the claim must not wait.
     pub(super) async fn claim_or_wait(
         self: &Arc<Self>,
         mut attempts: Attempts,
-        mut first: Option<AtOnce>,
         waits: bool,
     ) -> Result<Vec<ClaimedDocument>, AcquireError> {
         if !waits {
-            return self.claim_at_once(&mut attempts, first).await;
+            return self.claim_at_once(&mut attempts).await;
         }
         let filter = attempts.claiming.filter.clone();
         // As long as there is enough for all, no task waits for another.
-        if first.is_none() && filter.nobody_waits() {
-            first = Some(attempts.at_once(waits).await);
-        }
-        match first {
-            Some((Ok(claimed), _)) if !claimed.is_empty() => return Ok(claimed),
-            Some((Ok(_), _)) => attempts.answered(),
-            Some((Err(error), _)) if error.is_final() => return Err(error.into()),
-            Some((Err(error), _)) => attempts.note(error),
+        if filter.nobody_waits() {
+            match attempts.once(How::AtOnce).await {
+                Ok(claimed) if !claimed.is_empty() => return Ok(claimed),
+                Ok(_) => attempts.answered(),
+                Err(error) if error.is_final() => return Err(error.into()),
+                Err(error) => attempts.note(error),
+            }
+        } else if filter.is_answered() {
             // That of the task that has the turn.
-            None if filter.is_answered() => attempts.answered(),
-            None => {}
+            attempts.answered();
         }
         self.claim_when_free(&mut attempts).await
     }
 
     /// Claims what is free now, and tries for some seconds if the server gives no answer.
-    async fn claim_at_once(
-        self: &Arc<Self>,
-        attempts: &mut Attempts,
-        mut first: Option<AtOnce>,
-    ) -> Result<Vec<ClaimedDocument>, AcquireError> {
-        let until = attempts.begun + TRY_FOR;
+    async fn claim_at_once(self: &Arc<Self>, attempts: &mut Attempts) -> Result<Vec<ClaimedDocument>, AcquireError> {
+        let until = Instant::now() + TRY_FOR;
         let mut backoff = Backoff::default();
         let filter = attempts.claiming.filter.clone();
         loop {
-            let (claimed, was_doubtful) = match first.take() {
-                Some(first) => first,
-                None => attempts.at_once(false).await,
-            };
+            let was_doubtful = self.may_have_orphans_in(&filter);
+            let claimed = timeout_at(until, attempts.once(How::AtOnce)).await;
+            let claimed = claimed.unwrap_or_else(|_| Err(ServerError::overdue()));
             match claimed {
                 // Once no orphan holds a document, the next answer counts.
                 Ok(claimed) if claimed.is_empty() && (was_doubtful || self.may_have_orphans_in(&filter)) => {
-                    let found = timeout_at(until, self.find_orphans(&filter)).await;
-                    if found.map_err(|_| ServerError::overdue())?? {
-                        sleep(backoff.failed()).await;
-                    }
+                    sleep_until((Instant::now() + backoff.failed()).min(until)).await;
                 }
                 Ok(claimed) if claimed.is_empty() => break,
                 // Another try may get a connection that works, the next primary, or a limit that is long enough, or be faster
@@ -82,8 +74,8 @@ impl Session {
         }
         attempts.answered();
         // The claim was answered; the scan is only for documents that may hold up all claims.
-        if let Some(scanning) = filter.begin_scan(false)
-            && let Ok(Ok(outlook)) = timeout_at(until, self.scan(&filter, scanning)).await
+        if let Some(turn) = filter.begin_scan(false)
+            && let Ok(Ok(outlook)) = timeout_at(until, self.scan(&filter, turn)).await
         {
             self.some_are_claimable(&outlook, true)?;
         }
@@ -118,8 +110,8 @@ impl Session {
                     let polled = Instant::now() + timing::poll_interval(&self.config, 0, since.elapsed());
                     let scan = filter.begin_scan(true);
                     let is_old = scan.is_none();
-                    if let Some(scanning) = scan {
-                        match self.scan(&filter, scanning).await {
+                    if let Some(turn_to_scan) = scan {
+                        match self.scan(&filter, turn_to_scan).await {
                             Ok(outlook) => {
                                 self.some_are_claimable(&outlook, attempts.have_passed)?;
                                 if turn.is_none() {
@@ -168,29 +160,22 @@ impl Session {
 
     /// Scans everything that is wanted, none of which is free: for when the next lease ends, and for documents that can
     /// never be claimed.
-    async fn scan(self: &Arc<Self>, filter: &Arc<Filter>, mut scanning: Scanning<'_>) -> Result<Outlook, ServerError> {
-        let skipped = self.claims.skip_list().ids(Instant::now());
+    async fn scan(self: &Arc<Self>, filter: &Arc<Filter>, _turn: MutexGuard<'_, ()>) -> Result<Outlook, ServerError> {
+        let began = Instant::now();
+        let skipped = self.claims.skip_list().ids(began);
         let skipped: HashSet<String> = skipped.iter().map(name::of_id).collect();
-        let reading = self.read(Cost::Unknown, || {
-            let (store, filter, skipped) = (self.store.clone(), filter.clone(), skipped.clone());
-            async move { store.outlook(&filter.wanted, &skipped).await }
-        });
-        match reading.await {
-            Ok(outlook) => {
-                self.note(&outlook.exchange);
-                scanning.ended = Scanned::Answered {
-                    found_unfit: outlook.unfit.is_some(),
-                    free_at: self.free_at(&outlook),
-                };
-                Ok(outlook)
-            }
-            Err(error) => {
-                if error.found_no_server() {
-                    scanning.ended = Scanned::FoundNoServer;
-                }
-                Err(error)
-            }
+        let read = |store: Store, (filter, skipped): (Arc<Filter>, HashSet<String>)| async move {
+            store.outlook(&filter.wanted, &skipped).await
+        };
+        let outlook = self.read(Cost::Unknown, (filter.clone(), skipped), read).await;
+        if let Ok(outlook) = &outlook {
+            self.note(&outlook.exchange);
         }
+        let ended = outlook
+            .as_ref()
+            .map(|outlook| (outlook.unfit.is_some(), self.free_at(outlook)));
+        filter.scanned(began, ended.map_err(|error| !error.found_no_server()));
+        outlook
     }
 
     /// Returns when to try again without an event: at the first end of a lease, or after a while.

@@ -6,15 +6,15 @@
 //! matches, and is made more seldom still. Whatever was in vain is followed by a rest of several times its duration.
 
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{self, Mutex, PoisonError},
     time::Duration,
 };
 
-use tokio::time::Instant;
+use tokio::{sync::MutexGuard, time::Instant};
 
 use crate::{
     backoff::{Backoff, LONGEST_PAUSE},
-    store::Wanted,
+    store::{LONG_READ_WITHIN, Wanted},
 };
 
 /// Rest after work in vain, as a multiple of its duration: claims keep the server busy for a fifth of the time at most.
@@ -40,8 +40,8 @@ pub(super) struct Filter {
     pub(super) turn: tokio::sync::Mutex<()>,
     /// The turn of a claim of many: at once, they would find the same documents, and be in each other's way.
     pub(super) many: tokio::sync::Mutex<()>,
-    /// The turn of a search for orphans that a try waits for.
-    pub(super) search: tokio::sync::Mutex<()>,
+    /// The turn of a scan: one at a time.
+    scan: tokio::sync::Mutex<()>,
     pace: Mutex<Pace>,
 }
 
@@ -54,7 +54,6 @@ struct Pace {
     scan_at: Instant,
     /// When the rest after the last scan ends.
     rested_at: Instant,
-    is_being_scanned: bool,
     /// The pauses after scans that failed one after the other.
     failing: Backoff,
     /// When the first lease ends, as the last scan saw it.
@@ -72,7 +71,6 @@ impl Filter {
             try_at: now,
             scan_at: now,
             rested_at: now,
-            is_being_scanned: false,
             failing: Backoff::default(),
             free_at: None,
             is_answered: false,
@@ -81,12 +79,12 @@ impl Filter {
             wanted,
             turn: tokio::sync::Mutex::default(),
             many: tokio::sync::Mutex::default(),
-            search: tokio::sync::Mutex::default(),
+            scan: tokio::sync::Mutex::default(),
             pace: Mutex::new(pace),
         }
     }
 
-    fn pace(&self) -> MutexGuard<'_, Pace> {
+    fn pace(&self) -> sync::MutexGuard<'_, Pace> {
         self.pace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -141,15 +139,38 @@ impl Filter {
 
     /// Begins a scan, if one is due and none is under way. A claim that waits `rests` between its scans, as it would
     /// make one after every event where some document can't be claimed.
-    pub(super) fn begin_scan(&self, rests: bool) -> Option<Scanning<'_>> {
-        let (began, mut pace) = (Instant::now(), self.pace());
-        if pace.is_being_scanned || began < pace.scan_at || (rests && began < pace.rested_at) {
+    pub(super) fn begin_scan(&self, rests: bool) -> Option<MutexGuard<'_, ()>> {
+        let (now, mut pace) = (Instant::now(), self.pace());
+        if now < pace.scan_at || (rests && now < pace.rested_at) {
             return None;
         }
-        pace.is_being_scanned = true;
-        drop(pace);
-        let (filter, ended) = (self, Scanned::GivenUp);
-        Some(Scanning { filter, began, ended })
+        let turn = self.scan.try_lock().ok()?;
+        // If nobody waits for its end any more, the server may go on with it.
+        (pace.scan_at, pace.rested_at) = (now + LONG_READ_WITHIN, now + LONG_READ_WITHIN);
+        Some(turn)
+    }
+
+    /// Notes the end of a scan. `Ok`: whether it has found a document that can't be claimed, and when to try again without
+    /// an event. `Err`: whether the server may have worked on it.
+    pub(super) fn scanned(&self, began: Instant, ended: Result<(bool, Instant), bool>) {
+        let (now, mut pace) = (Instant::now(), self.pace());
+        let rest = if ended == Err(false) {
+            Duration::ZERO
+        } else {
+            (now - began) * REST
+        };
+        pace.free_at = ended.ok().map(|(_, free_at)| free_at);
+        let pause = match ended {
+            Err(_) => rest.max(pace.failing.failed()),
+            // It is made again for each try as long as it finds some.
+            Ok((true, _)) => Duration::ZERO,
+            // A lease that ends sooner than others may be noticed this much late.
+            Ok((false, _)) => rest.max(LONGEST_PAUSE),
+        };
+        if ended.is_ok() {
+            pace.failing = Backoff::default();
+        }
+        (pace.scan_at, pace.rested_at) = (now + pause, now + rest);
     }
 
     /// Makes a scan due, as a document can't be claimed; unless the last one failed.
@@ -158,55 +179,6 @@ impl Filter {
         if pace.failing.failures() == 0 {
             pace.scan_at = Instant::now();
         }
-    }
-}
-
-/// The end of a scan.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Scanned {
-    /// With the instant at which to try again without an event.
-    Answered {
-        found_unfit: bool,
-        free_at: Instant,
-    },
-    GivenUp,
-    /// Nothing was sent.
-    FoundNoServer,
-}
-
-/// A scan that is under way. Dropping it ends it.
-#[derive(Debug)]
-pub(super) struct Scanning<'a> {
-    filter: &'a Filter,
-    began: Instant,
-    pub(super) ended: Scanned,
-}
-
-impl Drop for Scanning<'_> {
-    fn drop(&mut self) {
-        let (now, mut pace) = (Instant::now(), self.filter.pace());
-        let rest = (now - self.began) * REST;
-        (pace.is_being_scanned, pace.free_at) = (false, None);
-        if matches!(self.ended, Scanned::Answered { .. }) {
-            pace.failing = Backoff::default();
-        }
-        let pause = match self.ended {
-            // It is made again for each try as long as it finds some.
-            Scanned::Answered { found_unfit: true, .. } => Duration::ZERO,
-            // A lease that ends sooner than others may be noticed this much late.
-            Scanned::Answered { .. } => rest.max(LONGEST_PAUSE),
-            // One that failed, or that nobody waits for any more, may keep the server as busy.
-            Scanned::GivenUp => rest.max(pace.failing.failed()),
-            Scanned::FoundNoServer => pace.failing.failed(),
-        };
-        if let Scanned::Answered { free_at, .. } = self.ended {
-            pace.free_at = Some(free_at);
-        }
-        pace.scan_at = now + pause;
-        pace.rested_at = match self.ended {
-            Scanned::FoundNoServer => now,
-            _ => now + rest,
-        };
     }
 }
 
@@ -272,10 +244,10 @@ mod tests {
     }
 
     /// Ends a scan in this way, and returns how long the filter rests after it.
-    async fn rest(filter: &Filter, takes: Duration, ended: Scanned) -> Duration {
-        let mut scanning = filter.begin_scan(false).unwrap();
+    async fn rest(filter: &Filter, takes: Duration, ended: Result<(bool, Instant), bool>) -> Duration {
+        let (began, scanning) = (Instant::now(), filter.begin_scan(false).unwrap());
         advance(takes).await;
-        scanning.ended = ended;
+        filter.scanned(began, ended);
         drop(scanning);
         let rest = filter.pace().scan_at - Instant::now();
         if rest > Duration::ZERO {
@@ -289,19 +261,16 @@ mod tests {
     async fn scans_that_fail_are_made_ever_more_seldom() {
         let filter = Filter::new(wanting(1));
         let free_at = Instant::now();
-        let answered = |found_unfit| Scanned::Answered { found_unfit, free_at };
+        let answered = |found_unfit| Ok((found_unfit, free_at));
         let mut rests = Vec::new();
         for _ in 0..6 {
-            rests.push(rest(&filter, Duration::ZERO, Scanned::GivenUp).await.as_millis());
+            rests.push(rest(&filter, Duration::ZERO, Err(true)).await.as_millis());
         }
         assert_eq!(rests, [50, 100, 200, 400, 800, 1_000]);
         // However often it failed before.
-        assert_eq!(rest(&filter, millis(30_000), Scanned::GivenUp).await, millis(120_000));
+        assert_eq!(rest(&filter, millis(30_000), Err(true)).await, millis(120_000));
         // As in a fail-over, in which finding a server takes long: it made no server busy.
-        assert_eq!(
-            rest(&filter, millis(30_000), Scanned::FoundNoServer).await,
-            millis(1_000)
-        );
+        assert_eq!(rest(&filter, millis(30_000), Err(false)).await, millis(1_000));
         filter.ask_for_scan();
         assert_eq!(rest(&filter, millis(1), answered(false)).await, LONGEST_PAUSE);
         assert_eq!(rest(&filter, millis(500), answered(false)).await, millis(2_000));
@@ -315,31 +284,21 @@ mod tests {
             "a claim that waits rests all the same"
         );
         advance(millis(2_000)).await;
-        filter.begin_scan(true).unwrap().ended = answered(true);
-        assert_eq!(
-            rest(&filter, millis(1), Scanned::GivenUp).await,
-            millis(50),
-            "after a success"
-        );
+        assert!(filter.begin_scan(true).is_some());
+        filter.scanned(Instant::now(), answered(true));
+        let failed = rest(&filter, millis(1), Err(true)).await;
+        assert_eq!(failed, millis(50), "after a success");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_document_that_can_t_be_claimed_makes_a_scan_due_unless_scans_fail() {
         let filter = Filter::new(wanting(1));
-        for (ended, is_due) in [
-            (Scanned::GivenUp, false),
-            (
-                Scanned::Answered {
-                    found_unfit: false,
-                    free_at: Instant::now(),
-                },
-                true,
-            ),
-        ] {
-            filter.begin_scan(false).unwrap().ended = ended;
+        for (ended, is_due) in [(Err(true), false), (Ok((false, Instant::now())), true)] {
+            assert!(filter.begin_scan(false).is_some());
+            filter.scanned(Instant::now(), ended);
             filter.ask_for_scan();
             assert_eq!(filter.begin_scan(false).is_some(), is_due);
-            advance(millis(1_000)).await;
+            advance(LONG_READ_WITHIN).await;
         }
     }
 
@@ -347,10 +306,14 @@ mod tests {
     async fn a_scan_that_is_under_way_is_one_for_all_claims() {
         let filter = Filter::new(wanting(1));
         let scanning = filter.begin_scan(false).unwrap();
-        advance(millis(10_000)).await;
+        advance(LONG_READ_WITHIN).await;
         assert!(filter.begin_scan(false).is_none());
+        // One that nobody waits for any more has ended by then.
         drop(scanning);
-        advance(millis(40_000)).await;
+        let given_up = filter.begin_scan(false).unwrap();
+        drop(given_up);
+        assert!(filter.begin_scan(false).is_none());
+        advance(LONG_READ_WITHIN).await;
         assert!(filter.begin_scan(false).is_some());
     }
 
@@ -360,10 +323,7 @@ mod tests {
         let (now, polled) = (Instant::now(), Instant::now() + millis(20));
         assert_eq!(filter.again_at(true, polled), polled);
         let free_at = now + millis(5_000);
-        filter.begin_scan(false).unwrap().ended = Scanned::Answered {
-            found_unfit: false,
-            free_at,
-        };
+        filter.scanned(now, Ok((false, free_at)));
         assert_eq!(filter.again_at(false, polled), free_at);
         assert_eq!(filter.again_at(true, polled), now + LONGEST_PAUSE);
         advance(millis(6_000)).await;

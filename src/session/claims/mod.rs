@@ -31,7 +31,7 @@ use attempt::Attempts;
 pub(crate) use attempt::Failing;
 pub(super) use attempt::grant_of;
 use filter::{Filter, KNOWN_MOST};
-use orphan_search::Orphans;
+use orphan_search::Orphan;
 use skip_list::SkipList;
 
 /// The state that all claims of one session share.
@@ -41,7 +41,7 @@ pub(super) struct Claims {
     skip_list: Mutex<SkipList>,
     /// Sent whenever a document may have become free: whether the stream reports the next one that does.
     freed: watch::Sender<bool>,
-    orphans: Mutex<Orphans>,
+    orphans: Mutex<Vec<Orphan>>,
 }
 
 impl Claims {
@@ -63,13 +63,13 @@ impl Claims {
         self.skip_list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn orphans(&self) -> MutexGuard<'_, Orphans> {
+    fn orphans(&self) -> MutexGuard<'_, Vec<Orphan>> {
         self.orphans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether no entry of a claim is searched for.
     pub(super) fn have_no_orphans(&self) -> bool {
-        self.orphans().is_done()
+        self.orphans().is_empty()
     }
 }
 
@@ -146,38 +146,23 @@ impl Session {
         failing: &Failing,
     ) -> Result<Vec<ClaimedDocument>, AcquireError> {
         self.ensure_usable()?;
-        let claimed = async {
-            let mut attempts = Attempts::new(self, claiming, has_passed, failing);
-            // Most get what they want by the first attempt, which needs no turn.
-            let mut first = match claiming.most == 1 && (!waits || claiming.filter.nobody_waits()) {
-                true => Some(attempts.at_once(waits).await),
-                false => None,
-            };
-            if let Some((Ok(claimed), _)) =
-                first.take_if(|(claimed, _)| claimed.as_ref().is_ok_and(|all| !all.is_empty()))
-            {
-                return Ok(claimed);
+        let attempts = Attempts::new(self, claiming, has_passed, failing);
+        let (session, (mut to, claimed)) = (self.clone(), oneshot::channel());
+        // It has turns for which other claims wait. So it runs in a task of its own, which ends with the future: the
+        // caller may not poll that for a while.
+        self.spawn(async move {
+            tokio::select! {
+                biased;
+                () = to.closed() => {}
+                claimed = session.claim_or_wait(attempts, waits) => drop(to.send(claimed)),
             }
-            let (session, (mut to, claimed)) = (self.clone(), oneshot::channel());
-            // It has turns for which other claims wait. So it runs in a task of its own, which ends with the future: the
-            // caller may not poll that for a while.
-            self.spawn(async move {
-                tokio::select! {
-                    biased;
-                    () = to.closed() => {}
-                    claimed = session.claim_or_wait(attempts, first, waits) => drop(to.send(claimed)),
-                }
-            });
-            // The sender is dropped without an answer only when the session's runtime ends.
-            claimed
-                .await
-                .unwrap_or_else(|_| Err(ServerError::runtime_ended().into()))
-        };
+        });
         tokio::select! {
             biased;
             () = self.closing.cancelled() => Err(self.why_closed()),
             stands_still = self.stands_still() => Err(stands_still.into()),
-            claimed = claimed => match claimed {
+            // The sender is dropped without an answer only when the session's runtime ends.
+            claimed = claimed => match claimed.unwrap_or_else(|_| Err(ServerError::runtime_ended().into())) {
                 // Of a client that takes nothing new, that says nothing of the documents.
                 Ok(claimed) if claimed.is_empty() && self.takes_nothing_new() => Err(self.why_closed()),
                 claimed => claimed,
