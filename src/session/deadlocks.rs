@@ -38,7 +38,6 @@ pub(super) struct LongWaits {
     /// By the keys of the tasks in line.
     waits: BTreeMap<u64, LongWait>,
     looks: Looks,
-    is_looking: bool,
     looked_at: Option<Instant>,
 }
 
@@ -166,11 +165,10 @@ impl Session {
         let pause = self.config.lease / LONG_FROM / 2;
         {
             let long = &mut self.table().long_waits;
-            let is_recent = long.looked_at.is_some_and(|at| at.elapsed() < pause);
-            if long.is_looking || is_recent {
+            if long.looked_at.is_some_and(|at| at.elapsed() < pause) {
                 return;
             }
-            (long.is_looking, long.looked_at) = (true, Some(Instant::now()));
+            long.looked_at = Some(Instant::now());
         }
         let session = self.clone();
         self.spawn(async move {
@@ -183,7 +181,6 @@ impl Session {
             if let Ok(Ok(Some((locks, exchange)))) = timeout(pause, session.read_awaited(awaited)).await {
                 session.looked_at_long_waits(&locks, &exchange);
             }
-            session.table().long_waits.is_looking = false;
         });
     }
 

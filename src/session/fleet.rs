@@ -10,7 +10,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Session, Table, admin::ONCE, hold_check::VERIFY_EVERY, timer_queue::AT_A_TIME};
+use super::{Session, admin::ONCE, hold_check::VERIFY_EVERY, timer_queue::AT_A_TIME};
 use crate::{
     backoff::Backoff,
     config::Config,
@@ -51,8 +51,8 @@ pub(super) struct Fleet {
     /// When they are counted again, and the number of counts so far.
     count_at: Option<Instant>,
     counts: u32,
-    /// Whether holders read.
-    reads: bool,
+    /// Whether holders read their locks rather than follow a stream.
+    pub(super) reads: bool,
 }
 
 impl Fleet {
@@ -88,11 +88,6 @@ impl Fleet {
         !is_known && matches!(config.hold_watch, HoldWatch::Budget { .. })
     }
 
-    /// Whether holders read their locks rather than follow a stream.
-    pub(super) fn reads(&self) -> bool {
-        self.reads
-    }
-
     /// Returns the pause between two readings of so many holds.
     pub(super) fn read_every(&self, config: &Config, holds: usize) -> Duration {
         match config.hold_watch {
@@ -121,9 +116,9 @@ impl Fleet {
         must_count
     }
 
-    /// Decides between streams and reads. The streams come back once they would cost half of the budget, so that holders
+    /// Decides anew between streams and reads. The streams come back once they would cost half of the budget, so that holders
     /// don't go to and fro.
-    fn decide(&mut self, config: &Config) {
+    pub(super) fn decide(&mut self, config: &Config) {
         self.reads = match config.hold_watch {
             HoldWatch::Stream => false,
             HoldWatch::Reads(_) => true,
@@ -155,25 +150,13 @@ fn cores(millicores: u32) -> f64 {
     f64::from(millicores) / 1_000.0
 }
 
-impl Table {
-    /// Decides anew whether holders read their locks.
-    pub(super) fn reads_losses(&mut self, config: &Config) -> bool {
-        let before = self.fleet.reads;
-        self.fleet.decide(config);
-        if self.fleet.reads != before {
-            self.lines.stream_demand.read_losses(self.fleet.reads);
-        }
-        self.fleet.reads
-    }
-}
-
 impl Session {
     /// Decides anew whether this client's holders need a stream; counts the fleet before, if that is due.
     pub(super) fn consider_fleet(self: &Arc<Self>) {
         let must_count = {
-            let mut table = self.table();
-            table.reads_losses(&self.config);
-            self.config.may_stream() && table.fleet.must_count(&self.config, Instant::now())
+            let fleet = &mut self.table().fleet;
+            fleet.decide(&self.config);
+            self.config.may_stream() && fleet.must_count(&self.config, Instant::now())
         };
         self.show_hold_watch();
         if must_count {
@@ -191,7 +174,7 @@ impl Session {
     pub(super) fn show_hold_watch(&self) {
         let reads = {
             let table = self.table();
-            table.fleet.reads() && !table.streaming
+            table.fleet.reads && !table.streaming
         };
         let (from, to) = match reads {
             true => (WakeMode::ChangeStream, WakeMode::StreamForWaiters),

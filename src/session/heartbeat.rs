@@ -15,7 +15,11 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Session, Table, hold::Hold, timer_queue::AT_A_TIME};
+use super::{
+    Session, Table,
+    hold::Hold,
+    timer_queue::{AT_A_TIME, Due},
+};
 use crate::{error::ServerError, protocol::Kind, status::LostReason, telemetry};
 
 /// The state of the reports of overdue renewals: once for all locks, in time to do something about it, and once when they
@@ -24,7 +28,7 @@ use crate::{error::ServerError, protocol::Kind, status::LostReason, telemetry};
 pub(super) struct Overdue {
     /// When it was reported that renewals are overdue, until they are not any more.
     pub(super) reported_at: Option<Instant>,
-    /// Since when none has been, as far as the server has acknowledged a write since.
+    /// Since when none has been.
     in_time_since: Option<Instant>,
     /// The reason for which the last renewal failed.
     pub(super) failure: Option<ServerError>,
@@ -66,7 +70,7 @@ impl Session {
         let now = Instant::now();
         let (holds, lines) = {
             let timers = &mut self.table().timers;
-            (timers.take_attention(now), timers.take_lines(now))
+            (timers.take(Due::Attention, now), timers.take_lines(now))
         };
         for hold in &holds {
             hold.report_too_long();
@@ -117,49 +121,33 @@ impl Session {
         upgrades.for_each(|hold| self.let_go_if_over(hold));
     }
 
-    /// Reports that renewals are overdue: once, until they are not any more.
-    pub(super) fn report_overdue(&self, now: Instant) {
-        let (count, left, failure) = {
-            let mut table = self.table();
-            let count = table.timers.overdue();
-            if count == 0 {
-                return;
+    /// Reports that renewals are overdue: once, until they are not any more, which is reported too. For that the last
+    /// renewal must have been answered, as holds that were lost meanwhile are not overdue either; and none may have been
+    /// overdue for a whole interval, as others may be about to be.
+    fn report_overdue(&self, now: Instant) {
+        let mut table = self.table();
+        let Table { timers, overdue, .. } = &mut *table;
+        let count = timers.overdue();
+        if count > 0 {
+            overdue.in_time_since = None;
+        }
+        match overdue.reported_at {
+            None if count > 0 => {
+                overdue.reported_at = Some(now);
+                let (left, failure) = (timers.left_to_overdue(now), overdue.failure.clone());
+                drop(table);
+                telemetry::renewals_overdue(count, left, failure.as_ref());
             }
-            table.overdue.in_time_since = None;
-            if table.overdue.reported_at.is_some() {
-                return;
+            Some(since) if count == 0 && overdue.failure.is_none() => {
+                let until = *overdue.in_time_since.get_or_insert(now);
+                if now >= until + self.config.renewal_interval {
+                    *overdue = Overdue::default();
+                    drop(table);
+                    telemetry::renewals_recovered(until.saturating_duration_since(since));
+                }
             }
-            table.overdue.reported_at = Some(now);
-            let left = table.timers.left_to_overdue(now);
-            (count, left, table.overdue.failure.clone())
-        };
-        telemetry::renewals_overdue(count, left, failure.as_ref());
-    }
-
-    /// Reports that renewals are not overdue any more, if that was reported. Call it as the server has acknowledged a
-    /// write: holds that were lost meanwhile are not overdue either.
-    ///
-    /// None may be for a whole interval: of the holds whose renewals are on their way or wait for their turn, others
-    /// may be about to be.
-    pub(super) fn report_recovery(&self) {
-        let overdue_for = {
-            let mut table = self.table();
-            let Some(since) = table.overdue.reported_at else {
-                return;
-            };
-            if table.timers.overdue() > 0 {
-                table.overdue.in_time_since = None;
-                return;
-            }
-            let now = Instant::now();
-            let until = *table.overdue.in_time_since.get_or_insert(now);
-            if table.timers.oldest().is_some() && now < until + self.config.renewal_interval {
-                return;
-            }
-            (table.overdue.reported_at, table.overdue.in_time_since) = (None, None);
-            until.saturating_duration_since(since)
-        };
-        telemetry::renewals_recovered(overdue_for);
+            _ => {}
+        }
     }
 
     /// Wakes the heart if it would sleep for too long.

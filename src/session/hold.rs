@@ -125,7 +125,7 @@ thread_local! {
 /// The times at which the heartbeat acts on a hold.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Schedule {
-    /// When it is renewed, by the [turns](super::timer_queue::Turn). `None`: not in that turn.
+    /// When it is renewed, by the [turns](super::timer_queue::Due). `None`: not in that turn.
     pub(super) renewals: [Option<Instant>; 3],
     /// When it wants attention: it is over unless it is renewed, its renewal is overdue, or it is held too long. `None`:
     /// its holder let go of it, and the release sees to the rest.

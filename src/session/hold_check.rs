@@ -28,7 +28,7 @@ impl Table {
     /// Returns when a stream is demanded to report losses, or, where none can be, when the next holds are read.
     pub(super) fn watch_due_at(&self, wants_to_stream: bool, now: Instant) -> Option<Instant> {
         let since = self.timers.oldest()?.since;
-        if wants_to_stream && !self.fleet.reads() {
+        if wants_to_stream && !self.fleet.reads {
             // Where a task waits to be told, it is worth it sooner; most critical sections are over by then, too.
             let worth_it = WORTH_A_COMMAND / if self.losses_awaited { 10 } else { 1 };
             return Some(since + worth_it);
@@ -63,7 +63,8 @@ impl Session {
             if table.watch_due_at(wants_to_stream, now).is_none_or(|at| at > now) {
                 return;
             }
-            if wants_to_stream && !table.reads_losses(&self.config) {
+            table.fleet.decide(&self.config);
+            if wants_to_stream && !table.fleet.reads {
                 self.demand_stream();
                 Vec::new()
             } else {

@@ -67,10 +67,9 @@ use hold::{Hold, ReleaseOutcome};
 use in_flight::InFlight;
 pub(crate) use in_flight::TOGETHER as CLAIMED_MOST;
 use line::{Context, Effect, Ended, Line, Need, error_of, refused};
-use renewing::Room;
 pub(crate) use shut_down::{ClientLife, UserHandle};
 use stream_demand::{LOOKS_MOST, StreamDemand};
-use streams::{failover_detector::FailoverDetector, observers::Observers};
+use streams::{failover_detector::Signs, observers::Observers};
 use timer_queue::Timers;
 
 /// Maximum number of names without a line to remember: as many as a service is likely to use again and again.
@@ -89,12 +88,10 @@ pub(crate) struct Session {
     table: Hidden<Mutex<Table>>,
     /// Wakes the heartbeat when something is due earlier than it knows.
     wake_heartbeat: Arc<Notify>,
-    /// Wakes the watcher when an event is expected earlier than it knows.
-    wake_watcher: Arc<Notify>,
     in_flight: Arc<InFlight>,
     claims: Hidden<Claims>,
     mode: watch::Sender<WakeMode>,
-    /// Whether something needs the change stream.
+    /// Whether something needs the change stream. Sent anew when an event is expected earlier than its task knows.
     demand: watch::Sender<bool>,
     observers: Hidden<Mutex<Observers>>,
     /// Notified when the last line goes, a claim settles, or nothing of claims is searched for; only the end of the
@@ -113,7 +110,7 @@ pub(crate) struct Session {
     /// Set when the index is asked for, and cancelled when nothing needs to wait for it any more.
     prepared: OnceLock<CancellationToken>,
     /// Signs of fail-overs that commands notice, for the change stream.
-    failover_detector: FailoverDetector,
+    signs: watch::Sender<Signs>,
 }
 
 #[derive(Debug, Default)]
@@ -137,7 +134,8 @@ struct Table {
     verify_at: Option<Instant>,
     /// The number of the hold that was read last.
     last_verified: u64,
-    room: Room,
+    /// Number of renewals that are awaited, by their turns: those that had another sent beside them are not.
+    awaited: [usize; 3],
     overdue: Overdue,
     long_waits: LongWaits,
 }
@@ -193,7 +191,6 @@ impl Session {
                 ..Table::default()
             })),
             wake_heartbeat: Arc::default(),
-            wake_watcher: Arc::default(),
             in_flight,
             claims: hidden(Claims::default()),
             mode: watch::Sender::new(mode),
@@ -207,7 +204,7 @@ impl Session {
             started: hidden(OnceLock::new()),
             home: hidden(OnceLock::new()),
             prepared: OnceLock::new(),
-            failover_detector: FailoverDetector::default(),
+            signs: watch::Sender::default(),
         })
     }
 
@@ -296,7 +293,7 @@ impl Session {
             let context = self.context(table.streaming, &table.clock);
             if line.calm_until(begun, &context) < until {
                 table.calm = None;
-                self.wake_watcher.notify_one();
+                self.demand.send_modify(|_| {});
             }
         }
         if line.waitlist.is_unused() {

@@ -37,7 +37,7 @@ impl Session {
         let mut command = pin!(run(&store, &all, limit.within));
         let adrift = match in_flight.answer(command.as_mut(), Some(slot), limit).await {
             Ok(answers) => {
-                self.failover_detector.note(sent, answers.as_ref());
+                self.signs.send_if_modified(|signs| signs.note(sent, answers.as_ref()));
                 return self.ended(&all, answers, limit.within);
             }
             Err(adrift) => adrift,
@@ -65,7 +65,6 @@ impl Session {
             // Before the answer is acted on: its times are reckoned by this clock.
             if let Ok(answer) = &answer {
                 self.note(&answer.exchange);
-                self.report_recovery();
                 let Table { fleet, clock, .. } = &mut *self.table();
                 // All of them are in the log just before that time.
                 fleet.note_log(&answer.exchange, all.len() as u64, clock);

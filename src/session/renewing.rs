@@ -12,22 +12,14 @@
 //! others one round, and after two or three it is alone. The elements of a document stay together. The same is done with
 //! holds whose documents the server refuses to write. A failed renewal is not a loss; the deadline is.
 
-use std::{
-    collections::{BTreeMap, HashSet},
-    pin::pin,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, pin::pin, sync::Arc, time::Duration};
 
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, timeout},
-};
+use tokio::time::{Instant, timeout};
 
 use super::{
     Session, Table,
     hold::{Hold, REPEATED_AFTER, names_of, next_number},
-    timer_queue::{AT_A_TIME, Turn},
+    timer_queue::{AT_A_TIME, Due},
 };
 use crate::{
     error::ServerError,
@@ -38,23 +30,13 @@ use crate::{
     waitlist::deadline::Deadline,
 };
 
-/// Maximum number of renewals of holds that go [apart](Turn::Apart) that are awaited at once, and number of commands for
+/// Maximum number of renewals of holds that go [apart](Due::Apart) that are awaited at once, and number of commands for
 /// the holds of one that was not answered.
 const AT_ONCE: usize = 32;
 
-/// Maximum number of [urgent](Turn::Urgent) renewals at once: one alone could hang, and those of more than four thousand
+/// Maximum number of [urgent](Due::Urgent) renewals at once: one alone could hang, and those of more than four thousand
 /// holds are sooner done one after the other.
 const URGENT_AT_ONCE: usize = 4;
-
-/// The room for renewals that are awaited, by their turns: those that had another sent beside them have left it.
-#[derive(Debug)]
-pub(super) struct Room([Arc<Semaphore>; 3]);
-
-impl Default for Room {
-    fn default() -> Self {
-        Self([1, URGENT_AT_ONCE, AT_ONCE].map(|most| Arc::new(Semaphore::new(most))))
-    }
-}
 
 /// The holds that one command renews.
 struct Batch {
@@ -64,47 +46,34 @@ struct Batch {
     pause: Duration,
     /// Time that the server may take.
     within: Duration,
-    room: OwnedSemaphorePermit,
+    turn: Due,
 }
 
 impl Table {
     /// Returns when the next renewal is due for which there is room.
     pub(super) fn next_renewal(&self) -> Option<Instant> {
-        let turns = Turn::ALL.into_iter().zip(&self.room.0);
-        let turns = turns.filter(|(_, room)| room.available_permits() > 0);
-        turns
-            .filter_map(|(turn, _)| Some(self.timers.first_renewal(turn)?.0))
-            .min()
+        let turns = Due::RENEWALS.into_iter().filter(|turn| self.has_room(*turn));
+        turns.filter_map(|turn| Some(self.timers.first(turn)?.0)).min()
     }
 
-    /// Returns how many documents go together of those that are renewed apart. `elements`: the locks are those of
-    /// elements, of which a document has many; their documents are counted among the first of them.
-    fn apart_together(&self, elements: Option<&LockLayout>, now: Instant) -> usize {
-        let due = self.timers.count_renewals(Turn::Apart, now, AT_ONCE * AT_A_TIME);
-        let documents = match elements {
-            None => due,
-            Some(elements) => {
-                let first = self.timers.renewals(Turn::Apart, now).take(AT_A_TIME);
-                let documents: HashSet<&str> = first.map(|hold| elements.document_of(&hold.name)).collect();
-                documents.len() * due.div_ceil(AT_A_TIME)
-            }
-        };
-        documents.div_ceil(AT_ONCE)
+    fn has_room(&self, turn: Due) -> bool {
+        self.awaited[turn as usize] < [1, URGENT_AT_ONCE, AT_ONCE][turn as usize]
     }
 
     /// Returns the next renewal for which there is room, and marks its holds as being renewed.
     fn next_batch(&mut self, apart_together: usize, elements: Option<&LockLayout>, now: Instant) -> Option<Batch> {
-        for turn in [Turn::Urgent, Turn::Usual, Turn::Apart] {
-            let Ok(room) = self.room.0[turn as usize].clone().try_acquire_owned() else {
+        for turn in Due::RENEWALS {
+            if !self.has_room(turn) {
                 continue;
-            };
+            }
             let holds = match turn {
-                Turn::Urgent => self.timers.take_renewals(turn, now, AT_A_TIME),
-                Turn::Usual => self.take_usual(now),
-                Turn::Apart => self.take_apart(apart_together, elements, now),
+                Due::Usual => self.take_usual(now),
+                Due::Apart => self.take_apart(apart_together, elements, now),
+                _ => self.timers.take(turn, now),
             };
             if !holds.is_empty() {
-                return Some(self.batch(holds, turn, room, now));
+                self.awaited[turn as usize] += 1;
+                return Some(self.batch(holds, turn, now));
             }
         }
         None
@@ -113,43 +82,46 @@ impl Table {
     /// Takes the holds that are due, if any are, and those that are due soon: so holds acquired at different times come to
     /// be renewed together.
     fn take_usual(&mut self, now: Instant) -> Vec<Arc<Hold>> {
-        let Some((_, hold)) = self.timers.first_renewal(Turn::Usual).filter(|(at, _)| *at <= now) else {
+        let Some((_, hold)) = self.timers.first(Due::Usual).filter(|(at, _)| *at <= now) else {
             return Vec::new();
         };
         let soon = now + hold.upkeep().lease.interval.unwrap_or_default() / 2;
-        self.timers.take_renewals(Turn::Usual, soon, AT_A_TIME)
+        self.timers.take(Due::Usual, soon)
     }
 
+    /// Takes up to so many of the holds that are due apart, and at least those in one document, which go together:
+    /// commands that write one document keep each other from it. `elements`: the locks are those of elements, of which
+    /// a document has many.
     fn take_apart(&mut self, together: usize, elements: Option<&LockLayout>, now: Instant) -> Vec<Arc<Hold>> {
-        let (mut holds, mut documents) = (Vec::<Arc<Hold>>::new(), HashSet::new());
-        for hold in self.timers.renewals(Turn::Apart, now).take(AT_A_TIME) {
-            // Commands that write one document keep each other from it.
+        let due = self.timers.due(Due::Apart, now).take(AT_A_TIME);
+        let mut documents = BTreeMap::<&str, Vec<Arc<Hold>>>::new();
+        for hold in due {
             let document = elements.map_or(&*hold.name, |elements| elements.document_of(&hold.name));
-            if !documents.contains(document) {
-                // A transaction that is known of would hold up the others.
-                let goes_alone = |hold: &Hold| hold.upkeep().guarded_at.is_some();
-                let is_full = documents.len() >= together || holds.first().is_some_and(|first| goes_alone(first));
-                if is_full || !holds.is_empty() && goes_alone(hold) {
-                    match elements {
-                        Some(_) => continue,
-                        None => break,
-                    }
-                }
-                documents.insert(document);
-            }
-            holds.push(hold.clone());
+            documents.entry(document).or_default().push(hold.clone());
         }
-        self.timers.take_these(Turn::Apart, &holds);
-        holds
+        let mut taken = Vec::new();
+        for mut holds in documents.into_values() {
+            // A transaction that is known of would hold up the others.
+            let goes_alone = holds.iter().any(|hold| hold.upkeep().guarded_at.is_some());
+            if !taken.is_empty() && (goes_alone || taken.len() + holds.len() > together) {
+                continue;
+            }
+            taken.append(&mut holds);
+            if goes_alone || taken.len() >= together {
+                break;
+            }
+        }
+        self.timers.take_these(Due::Apart, &taken);
+        taken
     }
 
-    fn batch(&mut self, holds: Vec<Arc<Hold>>, turn: Turn, room: OwnedSemaphorePermit, now: Instant) -> Batch {
+    fn batch(&mut self, holds: Vec<Arc<Hold>>, turn: Due, now: Instant) -> Batch {
         // One time for all of them keeps them together.
         let pauses = holds.iter().map(|hold| hold.upkeep().pause(now));
         let pause = pauses.min().unwrap_or_default();
         // A command that hangs occupies a connection of the pool. So the first may hang for as long as it is of use,
         // and each repetition until the next but one is sent, which keeps few beside it.
-        let within = if turn == Turn::Apart {
+        let within = if turn == Due::Apart {
             pause * 2
         } else {
             let last = holds.iter().map(|hold| hold.deadline()).max().unwrap_or(now);
@@ -164,7 +136,7 @@ impl Table {
             sent: now,
             pause,
             within,
-            room,
+            turn,
         }
     }
 }
@@ -173,12 +145,17 @@ impl Session {
     /// Renews the holds that are due, as far as there is room.
     pub(super) fn renew_due(self: &Arc<Self>, now: Instant) {
         let elements = self.store.in_place().filter(|layout| layout.is_of_elements());
-        let apart_together = self.table().apart_together(elements.map(|layout| &**layout), now);
+        let apart = self
+            .table()
+            .timers
+            .due(Due::Apart, now)
+            .take(AT_ONCE * AT_A_TIME)
+            .count();
         loop {
             // A binding of its own, so that the mutex is released after each.
             let batch = self
                 .table()
-                .next_batch(apart_together, elements.map(|layout| &**layout), now);
+                .next_batch(apart.div_ceil(AT_ONCE), elements.map(|layout| &**layout), now);
             let Some(batch) = batch else { return };
             self.send_renewal(batch);
         }
@@ -193,14 +170,16 @@ impl Session {
             let pause = batch.pause.min(session.config.lease / REPEATED_AFTER);
             let answered = timeout(pause, renewing.as_mut()).await;
             // A late answer does not keep the next renewal from being sent: there may be another primary by now.
-            drop(batch.room);
+            session.table().awaited[batch.turn as usize] -= 1;
             session.wake_heartbeat.notify_one();
             let answered = match answered {
                 Ok(answered) => answered,
                 Err(_) => renewing.await,
             };
             session.table().overdue.failure = answered.as_ref().err().cloned();
-            session.failover_detector.note(sent, answered.as_ref());
+            session
+                .signs
+                .send_if_modified(|signs| signs.note(sent, answered.as_ref()));
             if let Err(error) = answered {
                 for hold in &batch.holds {
                     hold.upkeep().failed(batch.sent, error.was_answered(), Instant::now());
@@ -233,7 +212,6 @@ impl Session {
         self.reschedule(holds);
         let (renewed, refused) = renewed.inspect_err(|_| telemetry::renewals_failed(holds.len()))?;
         telemetry::renewed(renewed);
-        self.report_recovery();
         Ok(refused)
     }
 
@@ -257,7 +235,7 @@ impl Session {
             self.look_at_long_waits();
         }
         if let Some(elected) = outcome.elected {
-            self.failover_detector.note_primary(sent, elected);
+            self.signs.send_if_modified(|signs| signs.note_primary(sent, elected));
         }
         {
             let Table { fleet, clock, .. } = &mut *self.table();
@@ -438,7 +416,6 @@ mod tests {
         let first = next(0).expect("they are due");
         assert_eq!(first.holds.len(), 300);
         tokio::time::advance(first.pause).await;
-        let together = session.table().apart_together(Some(&elements), Instant::now());
         let documents = |batch: Batch| -> Vec<String> {
             let names = batch
                 .holds
@@ -446,8 +423,8 @@ mod tests {
                 .map(|hold| elements.document_of(&hold.name).to_owned());
             names.collect::<BTreeSet<_>>().into_iter().collect()
         };
-        let apart: Vec<_> = std::iter::from_fn(|| next(together)).map(documents).collect();
-        assert_eq!(apart, [["0"], ["1"], ["2"], ["3"]]);
+        let apart: Vec<_> = std::iter::from_fn(|| next(2)).map(documents).collect();
+        assert_eq!(apart, [vec!["0", "1"], vec!["2"], vec!["3"]]);
     }
 
     /// Whether they came to be late while they waited, or have been so before.
@@ -469,11 +446,11 @@ mod tests {
         let mut batches: Vec<Batch> = std::iter::from_fn(next).collect();
         assert_eq!(batches.len(), URGENT_AT_ONCE + 1);
         for _ in 0..3 {
-            drop(batches.remove(0));
+            session.table().awaited[batches.remove(0).turn as usize] -= 1;
             batches.extend(next());
         }
         assert_eq!(batches.len(), URGENT_AT_ONCE + 1);
-        drop(batches.pop());
+        session.table().awaited = [0; 3];
         assert!(next().is_none(), "all have gone out");
     }
 }

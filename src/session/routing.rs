@@ -108,23 +108,8 @@ impl Session {
     /// Notes that events may have been missed: the same for every name.
     pub(super) fn on_gap(self: &Arc<Self>) {
         self.ids.pending_claims.doubt(None);
-        self.spawn(self.clone().doubt_all());
-    }
-
-    /// Doubts every name, a bounded number at a time, so that nothing else has to wait for long.
-    async fn doubt_all(self: Arc<Self>) {
-        let mut last: Option<String> = None;
-        loop {
-            let names = self.names_after(last.as_deref());
-            for name in &names {
-                self.on_doubt(name);
-            }
-            last = names.into_iter().next_back();
-            if last.is_none() {
-                return;
-            }
-            tokio::task::yield_now().await;
-        }
+        let session = self.clone();
+        self.spawn(async move { session.for_each_name(|name| session.on_doubt(name)).await });
     }
 
     /// Returns the names in a document of the user's own that have lines.
@@ -140,11 +125,23 @@ impl Session {
         names.cloned().collect()
     }
 
-    /// Returns the next names that have lines, in their order.
-    pub(super) fn names_after(&self, last: Option<&str>) -> Vec<String> {
-        let from = last.map_or(Bound::Unbounded, Bound::Excluded);
-        let table = self.table();
-        let names = table.lines.by_name.range::<str, _>((from, Bound::Unbounded));
-        names.take(AT_A_TIME).map(|(name, _)| name.clone()).collect()
+    /// Does this for every name that has a line, in their order: a bounded number at a time, so that nothing else has to
+    /// wait for long.
+    pub(super) async fn for_each_name(&self, mut act: impl FnMut(&str)) {
+        let mut last: Option<String> = None;
+        loop {
+            let names: Vec<String> = {
+                let from = last.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+                let table = self.table();
+                let names = table.lines.by_name.range::<str, _>((from, Bound::Unbounded));
+                names.take(AT_A_TIME).map(|(name, _)| name.clone()).collect()
+            };
+            names.iter().for_each(|name| act(name));
+            last = names.into_iter().next_back();
+            if last.is_none() {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
     }
 }

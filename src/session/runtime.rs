@@ -17,7 +17,10 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{Session, heartbeat, streams::watcher};
+use super::{
+    Session, heartbeat,
+    streams::{observing, watcher},
+};
 use crate::{
     error::{AcquireError, ServerError},
     store::detached,
@@ -47,6 +50,10 @@ impl Session {
             drop(detached(
                 &runtime,
                 heartbeat::run(Arc::downgrade(self), self.wake_heartbeat.clone(), self.ended.clone()),
+            ));
+            drop(detached(
+                &runtime,
+                observing::run(Arc::downgrade(self), self.ended.clone()),
             ));
             if self.config.may_stream() {
                 drop(detached(
@@ -113,6 +120,7 @@ impl Session {
         for name in names {
             self.update(&name, None, |_, _| {});
         }
+        self.observers().end();
         self.closing.cancel();
         self.drained.notify_waiters();
     }
@@ -135,6 +143,12 @@ impl Session {
     /// knowledge. So every request in a fork fails before it looks at anything else.
     pub(crate) fn is_forked(&self) -> bool {
         self.made_in != process::id()
+    }
+
+    /// Ends the session's tasks and observers.
+    pub(super) fn end_tasks(&self) {
+        self.ended.cancel();
+        self.observers().end();
     }
 
     /// Waits for the end of its shutdown.

@@ -60,7 +60,7 @@ impl Session {
         let ending = self.spawn_for(self.clone().end());
         // Beyond that the leases have run out, except those that are longer than the client's own.
         let _ = timeout(self.config.lease, ending).await;
-        self.ended.cancel();
+        self.end_tasks();
     }
 
     /// Lets go of everything in the background, also of locks that are idle. The sweeps take their time, unless the
@@ -94,7 +94,7 @@ impl Session {
                 () = self.ended.cancelled() => return,
             }
         }
-        self.ended.cancel();
+        self.end_tasks();
     }
 
     /// Refuses new acquires and claims.
@@ -109,47 +109,40 @@ impl Session {
 
     /// Whether acquires and claims are refused: from the first step of an end, before any wait of theirs ends.
     pub(super) fn takes_nothing_new(&self) -> bool {
-        self.is_closed() || self.table().lines.closed
+        self.table().lines.closed
     }
 
     /// Ends every wait and every hold, and then reports this to the server. Nothing new comes to the lines meanwhile.
     async fn let_all_go(self: &Arc<Self>) {
-        let (mut last, mut ended) = (None::<String>, Vec::new());
-        loop {
-            let names = self.names_after(last.as_deref());
-            for name in &names {
-                let mut held = Vec::new();
-                self.update(name, None, |lines, context| {
-                    if let Some(line) = lines.by_name.get_mut(name) {
-                        let mut step = line.waitlist.step(context);
-                        step.close();
-                        if self.is_closed() {
-                            step.hasten_sweeps();
-                        }
-                        held.extend(step.holds().cloned());
+        let mut ended = Vec::new();
+        self.for_each_name(|name| {
+            let mut held = Vec::new();
+            self.update(name, None, |lines, context| {
+                if let Some(line) = lines.by_name.get_mut(name) {
+                    let mut step = line.waitlist.step(context);
+                    step.close();
+                    if self.is_closed() {
+                        step.hasten_sweeps();
                     }
-                });
-                // A writer before the reader that it has upgraded, with which it would be over.
-                held.sort_unstable_by_key(|hold| Reverse(hold.number));
-                // One that is over without anybody having looked has expired.
-                for hold in held.into_iter().filter(|hold| hold.lost_reason().is_none()) {
-                    let (to, released) = oneshot::channel();
-                    let released = released.shared();
-                    // Before its end, as its handles await this from then on.
-                    let _ = hold.left_by_shutdown.set(released.clone());
-                    if hold.lose(LostReason::Released) {
-                        hold.report_end();
-                        self.table().timers.update(&hold, Instant::now());
-                        ended.push((hold, to, released));
-                    }
+                    held.extend(step.holds().cloned());
+                }
+            });
+            // A writer before the reader that it has upgraded, with which it would be over.
+            held.sort_unstable_by_key(|hold| Reverse(hold.number));
+            // One that is over without anybody having looked has expired.
+            for hold in held.into_iter().filter(|hold| hold.lost_reason().is_none()) {
+                let (to, released) = oneshot::channel();
+                let released = released.shared();
+                // Before its end, as its handles await this from then on.
+                let _ = hold.left_by_shutdown.set(released.clone());
+                if hold.lose(LostReason::Released) {
+                    hold.report_end();
+                    self.table().timers.update(&hold, Instant::now());
+                    ended.push((hold, to, released));
                 }
             }
-            last = names.into_iter().next_back();
-            if last.is_none() {
-                break;
-            }
-            tokio::task::yield_now().await;
-        }
+        })
+        .await;
         // Beyond that time, a release is repeated while others go on.
         let patience = self.in_flight.limit(0, &self.config).patience();
         stream::iter(ended)

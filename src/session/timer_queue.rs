@@ -21,7 +21,7 @@ pub(super) const AT_A_TIME: usize = 1_000;
 
 /// Things that are due, each at one time.
 #[derive(Debug)]
-struct TimerQueue<T> {
+pub(super) struct TimerQueue<T> {
     queue: BTreeSet<(Instant, T)>,
     times: HashMap<T, Instant>,
 }
@@ -35,7 +35,7 @@ impl<T> Default for TimerQueue<T> {
 
 impl<T: Clone + Hash + Ord> TimerQueue<T> {
     /// Sets when a thing is due; `None`: not at all.
-    fn set(&mut self, thing: T, at: Option<Instant>) {
+    pub(super) fn set(&mut self, thing: T, at: Option<Instant>) {
         if let Some(before) = self.times.remove(&thing) {
             self.queue.remove(&(before, thing.clone()));
         }
@@ -46,12 +46,12 @@ impl<T: Clone + Hash + Ord> TimerQueue<T> {
     }
 
     /// Returns the first thing, and when it is due.
-    fn first(&self) -> Option<&(Instant, T)> {
+    pub(super) fn first(&self) -> Option<&(Instant, T)> {
         self.queue.first()
     }
 
     /// Takes the things that are due by then, up to `most`.
-    fn take(&mut self, by: Instant, most: usize) -> Vec<T> {
+    pub(super) fn take(&mut self, by: Instant, most: usize) -> Vec<T> {
         let mut taken = Vec::new();
         while taken.len() < most
             && self.first().is_some_and(|(at, _)| *at <= by)
@@ -64,20 +64,24 @@ impl<T: Clone + Hash + Ord> TimerQueue<T> {
     }
 }
 
-/// The way in which a renewal goes out.
+/// What is due for a hold: attention, or a renewal, by the way in which it goes out. One that is well has its turn as
+/// usual, and if that does not come in time, as an urgent one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turn {
-    /// After the usual one that is on its way.
+pub(super) enum Due {
+    /// A renewal after the usual one that is on its way.
     Usual,
-    /// Beside others: there is too little time left to wait.
+    /// One beside others: there is too little time left to wait.
     Urgent,
-    /// Beside others, and apart from those that are well: the last one was not answered or was refused, or a transaction
-    /// of the user's holds it up.
+    /// One beside others, and apart from those that are well: the last one was not answered or was refused, or a
+    /// transaction of the user's holds it up.
     Apart,
+    /// The hold is over unless it is renewed, its renewal is overdue, or it is held too long.
+    Attention,
 }
 
-impl Turn {
-    pub(super) const ALL: [Self; 3] = [Self::Usual, Self::Urgent, Self::Apart];
+impl Due {
+    /// The renewals.
+    pub(super) const RENEWALS: [Self; 3] = [Self::Urgent, Self::Usual, Self::Apart];
 }
 
 /// All timers of a session, with the holds that they are for.
@@ -85,12 +89,8 @@ impl Turn {
 pub(super) struct Timers {
     /// Names whose lines want to be asked for an operation.
     lines: TimerQueue<Arc<str>>,
-    /// Holds that want attention: they are over unless they are renewed, their renewals are overdue, or they are held too
-    /// long. By their numbers.
-    attention: TimerQueue<u64>,
-    /// Holds that want to be renewed, by their turns: one that is well has its turn as usual, and if that does not come in
-    /// time, as an urgent one.
-    renewals: [TimerQueue<u64>; 3],
+    /// The numbers of holds, by what is due.
+    due: [TimerQueue<u64>; 4],
     /// By their numbers, which rise: the oldest first.
     holds: BTreeMap<u64, Arc<Hold>>,
     /// The numbers of the holds whose renewals are overdue.
@@ -114,8 +114,7 @@ impl Timers {
         let number = hold.number;
         self.holds.remove(&number);
         self.overdue.remove(&number);
-        self.attention.set(number, None);
-        self.renewals.iter_mut().for_each(|queue| queue.set(number, None));
+        self.due.iter_mut().for_each(|queue| queue.set(number, None));
     }
 
     /// Whether the hold has come, and not gone.
@@ -130,13 +129,13 @@ impl Timers {
             return;
         }
         let schedule = hold.schedule(now);
-        self.attention.set(number, schedule.attend_at);
         if schedule.is_overdue {
             self.overdue.insert(number);
         } else {
             self.overdue.remove(&number);
         }
-        for (queue, at) in self.renewals.iter_mut().zip(schedule.renewals) {
+        let times = schedule.renewals.into_iter().chain([schedule.attend_at]);
+        for (queue, at) in self.due.iter_mut().zip(times) {
             queue.set(number, at);
         }
     }
@@ -146,54 +145,40 @@ impl Timers {
         self.lines.take(now, AT_A_TIME)
     }
 
-    /// Takes the holds that want attention now. The caller puts those that go on back by [`Timers::update`].
-    pub(super) fn take_attention(&mut self, now: Instant) -> Vec<Arc<Hold>> {
-        let taken = self.attention.take(now, AT_A_TIME);
+    /// Takes the holds for which this is due by then. The caller puts those that go on back by [`Timers::update`].
+    pub(super) fn take(&mut self, due: Due, by: Instant) -> Vec<Arc<Hold>> {
+        let taken = self.due[due as usize].take(by, AT_A_TIME);
         taken
             .iter()
             .filter_map(|number| self.holds.get(number).cloned())
             .collect()
     }
 
-    /// Takes the holds that are to be renewed by then in this turn. The caller puts them back by [`Timers::update`].
-    pub(super) fn take_renewals(&mut self, turn: Turn, by: Instant, most: usize) -> Vec<Arc<Hold>> {
-        let taken = self.renewals[turn as usize].take(by, most);
-        taken
-            .iter()
-            .filter_map(|number| self.holds.get(number).cloned())
-            .collect()
-    }
-
-    /// Takes these holds, which are to be renewed in this turn.
-    pub(super) fn take_these(&mut self, turn: Turn, holds: &[Arc<Hold>]) {
-        let queue = &mut self.renewals[turn as usize];
+    /// Takes these holds, for which this is due.
+    pub(super) fn take_these(&mut self, due: Due, holds: &[Arc<Hold>]) {
+        let queue = &mut self.due[due as usize];
         holds.iter().for_each(|hold| queue.set(hold.number, None));
     }
 
-    /// Returns the holds that are to be renewed by then in this turn, the most urgent first.
-    pub(super) fn renewals(&self, turn: Turn, by: Instant) -> impl Iterator<Item = &Arc<Hold>> {
-        let queue = self.renewals[turn as usize].queue.iter();
+    /// Returns the holds for which this is due by then, the first one first.
+    pub(super) fn due(&self, due: Due, by: Instant) -> impl Iterator<Item = &Arc<Hold>> {
+        let queue = self.due[due as usize].queue.iter();
         let due = queue.take_while(move |(at, _)| *at <= by);
         due.filter_map(|(_, number)| self.holds.get(number))
     }
 
-    /// Returns the hold that is to be renewed first in this turn, and when.
-    pub(super) fn first_renewal(&self, turn: Turn) -> Option<(Instant, &Arc<Hold>)> {
-        let (at, number) = self.renewals[turn as usize].first()?;
+    /// Returns the hold for which this is due first, and when.
+    pub(super) fn first(&self, due: Due) -> Option<(Instant, &Arc<Hold>)> {
+        let (at, number) = self.due[due as usize].first()?;
         Some((*at, self.holds.get(number)?))
-    }
-
-    /// Counts the holds that are to be renewed by then in this turn, no further than `most`.
-    pub(super) fn count_renewals(&self, turn: Turn, by: Instant, most: usize) -> usize {
-        let queue = self.renewals[turn as usize].queue.iter();
-        queue.take_while(|(at, _)| *at <= by).take(most).count()
     }
 
     /// Returns when a line or the attention to a hold is due next.
     pub(super) fn next(&self) -> Option<Instant> {
         let line = self.lines.first().map(|(at, _)| *at);
-        let attention = self.attention.first().map(|(at, _)| *at);
-        line.into_iter().chain(attention).min()
+        line.into_iter()
+            .chain(self.first(Due::Attention).map(|(at, _)| at))
+            .min()
     }
 
     /// Returns the number of holds whose renewals are overdue.
@@ -217,9 +202,8 @@ impl Timers {
 
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        let queues = self.renewals.iter().chain([&self.attention]);
         let is_empty = self.lines.queue.is_empty() && self.overdue.is_empty() && self.holds.is_empty();
-        is_empty && queues.into_iter().all(|queue| queue.queue.is_empty())
+        is_empty && self.due.iter().all(|queue| queue.queue.is_empty())
     }
 
     /// Returns the hold that was granted first.
@@ -266,7 +250,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_due_comes_in_order_and_no_more_of_it_than_is_asked_for() {
+    async fn what_is_due_comes_in_order() {
         let now = Instant::now();
         let mut timers = Timers::default();
         let holds: Vec<_> = (0..100_u32)
@@ -275,21 +259,21 @@ mod tests {
         for hold in &holds {
             timers.came(hold, now);
         }
-        let first = timers.first_renewal(Turn::Usual).unwrap();
+        let first = timers.first(Due::Usual).unwrap();
         assert_eq!((first.0, first.1.number), (now + seconds(1), holds[99].number));
-        assert!(timers.take_renewals(Turn::Usual, now, 10).is_empty());
+        assert!(timers.take(Due::Usual, now).is_empty());
         let numbers = |taken: Vec<Arc<Hold>>| -> Vec<u64> { taken.iter().map(|hold| hold.number).collect() };
         let last: Vec<u64> = holds.iter().rev().map(|hold| hold.number).collect();
-        let mut take = |by, most| numbers(timers.take_renewals(Turn::Usual, now + seconds(by), most));
-        assert_eq!(take(50, 10), last[..10]);
-        assert_eq!(take(50, 100), last[10..50]);
+        let mut take = |by| numbers(timers.take(Due::Usual, now + seconds(by)));
+        assert_eq!(take(10), last[..10]);
+        assert_eq!(take(50), last[10..50]);
         // A hold that was renewed meanwhile has another place, and so has one that was taken and is put back.
         holds[49]
             .upkeep()
             .acknowledged(Deadline::at(now + 5 * LEASE), now + seconds(194));
         timers.update(&holds[49], now);
         timers.update(&holds[99], now);
-        let due = timers.take_renewals(Turn::Usual, now + seconds(51), 100);
+        let due = timers.take(Due::Usual, now + seconds(51));
         assert_eq!(numbers(due), [holds[99].number]);
         // By age, whatever is due.
         assert_eq!(
@@ -309,39 +293,39 @@ mod tests {
         let hold = hold(1, now, now + LEASE);
         timers.came(&hold, now);
         let due = |timers: &Timers, by| {
-            let is_due = |turn: &Turn| timers.first_renewal(*turn).is_some_and(|(at, _)| at <= by);
-            Turn::ALL.into_iter().filter(is_due).collect::<Vec<_>>()
+            let is_due = |turn: &Due| timers.first(*turn).is_some_and(|(at, _)| at <= by);
+            Due::RENEWALS.into_iter().filter(is_due).collect::<Vec<_>>()
         };
         let turns = |timers: &Timers| due(timers, now + LEASE);
-        assert_eq!(turns(&timers), [Turn::Usual, Turn::Urgent]);
+        assert_eq!(turns(&timers), [Due::Urgent, Due::Usual]);
         hold.upkeep().sent(now, now);
         timers.update(&hold, now);
-        assert_eq!(turns(&timers), [Turn::Apart]);
+        assert_eq!(turns(&timers), [Due::Apart]);
         hold.upkeep().failed(now, true, now);
         timers.update(&hold, now);
-        assert_eq!(turns(&timers), [Turn::Usual, Turn::Urgent]);
+        assert_eq!(turns(&timers), [Due::Urgent, Due::Usual]);
         assert!(hold.upkeep().refused(Instant::now()));
         assert!(!hold.upkeep().refused(Instant::now()));
         timers.update(&hold, now);
-        assert_eq!(turns(&timers), [Turn::Apart]);
+        assert_eq!(turns(&timers), [Due::Apart]);
         hold.upkeep()
             .acknowledged(Deadline::at(now + LEASE + seconds(1)), now - seconds(6));
         timers.update(&hold, now);
-        assert_eq!(turns(&timers), [Turn::Usual, Turn::Urgent]);
+        assert_eq!(turns(&timers), [Due::Urgent, Due::Usual]);
         hold.upkeep().guarded_at = Some(now);
         timers.update(&hold, now);
-        assert_eq!(turns(&timers), [Turn::Apart]);
+        assert_eq!(turns(&timers), [Due::Apart]);
         hold.upkeep().no_transaction_before(now + seconds(1));
         // Most of its lease is over.
         let late = now + seconds(20);
-        assert_eq!((timers.overdue(), timers.take_attention(late).len()), (0, 1));
+        assert_eq!((timers.overdue(), timers.take(Due::Attention, late).len()), (0, 1));
         timers.update(&hold, late);
-        assert_eq!(due(&timers, late), [Turn::Usual, Turn::Urgent]);
+        assert_eq!(due(&timers, late), [Due::Urgent, Due::Usual]);
         assert_eq!((timers.overdue(), timers.left_to_overdue(late)), (1, seconds(11)));
-        assert!(timers.take_attention(late).is_empty());
+        assert!(timers.take(Due::Attention, late).is_empty());
         let over = now + LEASE + seconds(1);
-        assert_eq!(timers.take_attention(over).len(), 1);
-        assert!(timers.take_attention(over).is_empty());
+        assert_eq!(timers.take(Due::Attention, over).len(), 1);
+        assert!(timers.take(Due::Attention, over).is_empty());
         timers.gone(&hold);
         assert!(timers.is_empty(), "{timers:?}");
     }

@@ -36,12 +36,9 @@ struct Content {
     /// For an observer of all locks: those that are present by what it has taken or has in the queue. Of the others it
     /// is told nothing but that they are present, so what it lags behind by is bounded by the locks that are held.
     known: Option<HashSet<String>>,
-    end: Option<End>,
+    /// Set once no more states come; with the reason, if there is one that has not been taken yet.
+    end: Option<Option<ServerError>>,
 }
-
-/// The end of all states: without a reason, or with one that has not been taken yet.
-#[derive(Debug)]
-struct End(Option<ServerError>);
 
 impl Content {
     fn take_later(&mut self) -> Option<(String, Seen)> {
@@ -102,7 +99,7 @@ impl Inbox {
 
     /// Ends the states: those that were put so far can still be taken, and then the reason.
     pub(super) fn end(&self, why: Option<ServerError>) {
-        self.content().end.get_or_insert(End(why));
+        self.content().end.get_or_insert(why);
         self.taker.wake();
     }
 
@@ -114,7 +111,7 @@ impl Inbox {
             return Poll::Ready(Some(Ok(next)));
         }
         match &mut content.end {
-            Some(End(why)) => Poll::Ready(why.take().map(Err)),
+            Some(why) => Poll::Ready(why.take().map(Err)),
             None => Poll::Pending,
         }
     }

@@ -4,7 +4,7 @@
 pub(in crate::session) mod failover_detector;
 mod inbox;
 pub(crate) mod observers;
-mod observing;
+pub(in crate::session) mod observing;
 mod subscription;
 pub(in crate::session) mod watcher;
 

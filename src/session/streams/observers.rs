@@ -7,25 +7,24 @@
 //! observed is read again and again.
 //!
 //! A list of all locks can take long, so locks are read by their names beside it. Neither of two readings that overlap
-//! is known to be the later one: a lock that is in both is read once more.
+//! is known to be the later one, and the list says nothing of a lock that is in both.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     ops::Bound,
     sync::Arc,
-    time::Duration,
 };
 
 use tokio::{sync::Notify, time::Instant};
 
 use super::{
-    super::timer_queue::AT_A_TIME,
+    super::timer_queue::{AT_A_TIME, TimerQueue},
     inbox::{Inbox, Seen, is_present},
 };
 use crate::{
     error::ServerError,
     protocol::State,
-    store::{LogTime, Observed, UNREADABLE_MOST, Unreadable, Watched},
+    store::{LogTime, Observed, UNREADABLE_MOST, Unreadable},
     waitlist::clock::ServerClock,
 };
 
@@ -44,32 +43,25 @@ pub(in crate::session) struct Observers {
     /// The locks that are observed by their names, and, for those who observe all, those that are held or unreadable.
     locks: BTreeMap<String, Lock>,
     of_all: Vec<Arc<Inbox>>,
-    /// Whether `locks` has all that are held.
-    is_complete: bool,
     unreadable: usize,
     source: Source,
     /// Names that are to be read.
     pub(super) unread: BTreeSet<String>,
-    /// When all locks are listed.
-    all_at: Option<Instant>,
-    /// When all are read that are observed by their names, while no stream reports them.
-    names_at: Option<Instant>,
-    /// Until when not all locks are read, whatever the stream reports, as they were read just now, or the server was too
-    /// slow for it.
-    rests_until: Option<Instant>,
+    /// Whether all locks are to be listed.
+    unlisted: bool,
     /// The ends of the first leases: no event reports that a lease is over.
-    ends: BTreeSet<(Instant, String)>,
+    ends: TimerQueue<String>,
     /// The time in the log as of which is read.
     pub(super) as_of: Option<LogTime>,
-    /// For each reading that is under way, the names that the other one has read or told since it began.
-    beside: HashMap<Reading, BTreeSet<String>>,
+    /// The names that are being read.
+    being_read: Vec<String>,
+    /// While a list is under way, the names that were read or told beside it.
+    beside: Option<BTreeSet<String>>,
     has_ended: bool,
     /// What is no lock, and is to be told to operators.
     pub(super) untold: Vec<Unreadable>,
     /// Notified when there is more to be read.
     pub(super) changed: Arc<Notify>,
-    /// Whether there is a task that reads.
-    pub(super) is_read: bool,
 }
 
 #[derive(Debug, Default)]
@@ -77,8 +69,6 @@ struct Lock {
     observers: Vec<Arc<Inbox>>,
     /// The last state that was told.
     last: Option<Seen>,
-    /// The end of its first lease.
-    end: Option<Instant>,
 }
 
 /// The source of news.
@@ -87,14 +77,14 @@ enum Source {
     /// None: a stream is about to be opened.
     #[default]
     Pending,
-    /// The stream, of this.
-    Stream(Watched),
+    /// The stream, of these locks.
+    Stream(Observed),
     /// Reads at times.
     Reads,
 }
 
 /// The two readings, which go on beside each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reading {
     /// The list of all locks.
     List,
@@ -125,17 +115,17 @@ impl Observers {
     }
 
     /// Ends all observers. There are none from now on.
-    pub(super) fn end(&mut self) {
+    pub(in crate::session) fn end(&mut self) {
         self.end_all(None);
         self.has_ended = true;
     }
 
     /// Notes that a stream is open. Events of the time before may have been missed, unless the stream goes on where
     /// another one ended.
-    pub(super) fn stream_opened(&mut self, watched: &Watched, is_gap: bool) {
-        let before = std::mem::replace(&mut self.source, Source::Stream(watched.clone()));
+    pub(super) fn stream_opened(&mut self, observed: &Observed, is_gap: bool) {
+        let before = std::mem::replace(&mut self.source, Source::Stream(observed.clone()));
         let reported = match before {
-            Source::Stream(before) if !is_gap => before.observed,
+            Source::Stream(before) if !is_gap => before,
             _ => Observed::default(),
         };
         self.read_all_but(&reported);
@@ -176,7 +166,9 @@ impl Observers {
     /// Notes a document that is not a lock.
     pub(in crate::session) fn unreadable(&mut self, unreadable: &Unreadable) {
         let (now, clock) = (Instant::now(), ServerClock::default());
-        self.note_beside(Reading::List, &unreadable.name);
+        self.beside
+            .iter_mut()
+            .for_each(|beside| beside.extend([unreadable.name.clone()]));
         self.report(&unreadable.name, Err(unreadable.clone()), &clock, now);
     }
 
@@ -194,14 +186,13 @@ impl Observers {
             inbox.end(None);
             return;
         }
-        let watched = match &self.source {
-            Source::Stream(watched) => Some(&watched.observed),
-            _ => None,
-        };
-        let reads = matches!(self.source, Source::Reads);
         match scope {
             Scope::One(name) => {
-                let is_reported = reads || watched.is_some_and(|observed| observed.has(name));
+                let is_reported = match &self.source {
+                    Source::Pending => false,
+                    Source::Stream(observed) => observed.has(name),
+                    Source::Reads => true,
+                };
                 let lock = self.locks.entry(name.clone()).or_default();
                 lock.observers.push(inbox.clone());
                 match &lock.last {
@@ -217,9 +208,7 @@ impl Observers {
                         inbox.put(name, last);
                     }
                 }
-                if !self.is_complete && (reads || watched == Some(&Observed::All)) {
-                    self.all_at = Some(Instant::now());
-                }
+                self.unlisted |= !self.has_all();
                 self.of_all.push(inbox.clone());
             }
         }
@@ -241,7 +230,7 @@ impl Observers {
             Scope::All => {
                 without(&mut self.of_all);
                 if !self.has_all() {
-                    (self.is_complete, self.all_at) = (false, None);
+                    self.unlisted = false;
                     let names: Vec<String> = self.locks.keys().cloned().collect();
                     names.iter().for_each(|name| self.forget_if_unobserved(name));
                     self.unread.retain(|name| self.locks.contains_key(name));
@@ -256,9 +245,7 @@ impl Observers {
         let is_present = lock.last.as_ref().is_some_and(is_present);
         if lock.observers.is_empty() && !(self.has_all() && is_present) {
             self.unreadable -= usize::from(matches!(lock.last, Some(Err(_))));
-            if let Some(end) = lock.end {
-                self.ends.remove(&(end, name.to_owned()));
-            }
+            self.ends.set(name.to_owned(), None);
             self.locks.remove(name);
         }
     }
@@ -271,7 +258,7 @@ impl Observers {
             inbox.end(why.cloned());
         }
         (self.source, self.as_of) = (ended.source, ended.as_of);
-        (self.changed, self.is_read) = (ended.changed, ended.is_read);
+        (self.changed, self.has_ended) = (ended.changed, ended.has_ended);
     }
 
     /// Has everything read that is observed, but for what a stream has reported all the time.
@@ -281,134 +268,100 @@ impl Observers {
             .iter()
             .filter(|(name, lock)| !lock.observers.is_empty() && !reported.has(name));
         self.unread.extend(unread.map(|(name, _)| name.clone()));
-        if self.has_all() && *reported != Observed::All {
-            self.is_complete = false;
-            self.all_at = Some(Instant::now()).max(self.rests_until);
-        }
+        self.unlisted |= self.has_all() && *reported != Observed::All;
         self.changed.notify_waiters();
     }
 
-    /// Plans the next reading of this kind, unless the stream reports what is written.
-    pub(super) fn read_again(&mut self, reading: Reading, at: Instant) {
-        if !matches!(self.source, Source::Reads) {
-            return;
-        }
-        let has_names = self.locks.values().any(|lock| !lock.observers.is_empty());
-        match reading {
-            Reading::List if self.has_all() => drop(self.all_at.get_or_insert(at)),
-            Reading::Names if has_names => drop(self.names_at.get_or_insert(at)),
-            _ => {}
-        }
-    }
-
-    /// Has all locks listed later, as that failed now. If the server had no time for it, it gets a rest.
-    pub(super) fn list_later(&mut self, rest: Duration) {
-        let at = Instant::now() + rest;
-        (self.all_at, self.rests_until) = (Some(at), Some(at));
-    }
-
-    /// Returns when this reading is due.
-    pub(super) fn due_at(&self, reading: Reading, now: Instant) -> Option<Instant> {
+    /// Returns when this reading is due; `again_at`: when it is repeated where no stream reports what is written.
+    pub(super) fn due_at(&self, reading: Reading, again_at: Instant, now: Instant) -> Option<Instant> {
+        let again = matches!(self.source, Source::Reads).then_some(again_at);
         match (&self.source, reading) {
             (Source::Pending, _) => None,
-            (_, Reading::List) => self.all_at.filter(|_| self.has_all()),
+            (Source::Stream(Observed::These(_)), Reading::List) => None,
+            (_, Reading::List) if self.unlisted => Some(now),
+            (_, Reading::List) => again.filter(|_| self.has_all()),
+            (_, Reading::Names) if !self.unread.is_empty() => Some(now),
             (_, Reading::Names) => {
-                let unread = (!self.unread.is_empty()).then_some(now);
-                let end = self.ends.first().map(|(end, _)| *end);
-                unread.into_iter().chain(self.names_at).chain(end).min()
+                let again = again.filter(|_| self.observed_by_name().next().is_some());
+                again.into_iter().chain(self.ends.first().map(|(end, _)| *end)).min()
             }
         }
     }
 
+    fn observed_by_name(&self) -> impl Iterator<Item = &String> {
+        let locks = self.locks.iter().filter(|(_, lock)| !lock.observers.is_empty());
+        locks.map(|(name, _)| name)
+    }
+
     /// Begins the list of all locks.
     pub(super) fn begin_list(&mut self) {
-        self.all_at = None;
-        self.beside.insert(Reading::List, BTreeSet::new());
+        self.unlisted = false;
+        self.beside = Some(self.being_read.iter().cloned().collect());
     }
 
-    /// Begins to read names, at most so many.
-    pub(super) fn begin_names(&mut self, most: usize, now: Instant) -> Vec<String> {
-        self.beside.insert(Reading::Names, BTreeSet::new());
-        if self.names_at.is_some_and(|at| at <= now) {
-            self.names_at = None;
-            let by_name = self.locks.iter().filter(|(_, lock)| !lock.observers.is_empty());
-            self.unread.extend(by_name.map(|(name, _)| name.clone()));
+    /// Notes that a list has failed: it is made again.
+    pub(super) fn list_failed(&mut self) {
+        (self.unlisted, self.beside) = (self.has_all(), None);
+    }
+
+    /// Begins to read names, at most so many; `again`: what is observed by its name is to be read again, unless the
+    /// stream reports what is written.
+    pub(super) fn begin_names(&mut self, most: usize, again: bool, now: Instant) -> Vec<String> {
+        if again && matches!(self.source, Source::Reads) {
+            let names: Vec<String> = self.observed_by_name().cloned().collect();
+            self.unread.extend(names);
         }
-        while self.ends.first().is_some_and(|(end, _)| *end <= now)
-            && let Some((_, name)) = self.ends.pop_first()
-        {
-            self.unread.insert(name);
-        }
+        self.unread.extend(self.ends.take(now, usize::MAX));
         let rest = self.unread.iter().nth(most).cloned();
         let rest = rest.map_or_else(BTreeSet::new, |first| self.unread.split_off(&first));
-        std::mem::replace(&mut self.unread, rest).into_iter().collect()
-    }
-
-    /// Notes that a reading is over.
-    pub(super) fn end_reading(&mut self, reading: Reading) {
-        self.beside.remove(&reading);
-    }
-
-    /// Notes what a reading of names shows of one. If a list has told it meanwhile, it is read once more.
-    pub(super) fn read(&mut self, name: &str, seen: Seen, clock: &ServerClock, now: Instant) {
-        if self.beside.get(&Reading::Names).is_some_and(|told| told.contains(name)) {
-            self.written(name);
-        } else {
-            // The list may show it as it was before, also where nobody has to be told of it.
-            self.note_beside(Reading::List, name);
-            self.report(name, seen, clock, now);
+        self.being_read = std::mem::replace(&mut self.unread, rest).into_iter().collect();
+        if let Some(beside) = &mut self.beside {
+            beside.extend(self.being_read.iter().cloned());
         }
+        self.being_read.clone()
     }
 
-    fn note_beside(&mut self, reading: Reading, name: &str) {
-        if let Some(beside) = self.beside.get_mut(&reading) {
-            beside.insert(name.to_owned());
-        }
+    /// Notes that names were read.
+    pub(super) fn end_names(&mut self) {
+        self.being_read.clear();
     }
 
-    /// Reports what a list of all locks shows. Those that it does not show are read: a free one may be there. They are
-    /// not listed again before the end of the pause, unless for somebody who begins to observe all.
+    /// Reports what a list of all locks shows. Those that it does not show are read: a free one may be there.
     ///
     /// What is no lock may have a name by which it can't be read. Of that, the list shows whether it is there.
     pub(super) fn listed(
         &mut self,
         listed: BTreeMap<String, Seen>,
         can_be_read: impl Fn(&Unreadable) -> bool,
-        (clock, now): (&ServerClock, Instant),
-        pause: Duration,
+        clock: &ServerClock,
+        now: Instant,
     ) {
-        self.rests_until = Some(now + pause);
         let has_no_name = |seen: &Seen| seen.as_ref().is_err_and(|document| !can_be_read(document));
         let mut gone = Vec::new();
         for (name, lock) in self.locks.iter().filter(|(name, _)| !listed.contains_key(*name)) {
             match &lock.last {
-                Some(last) if lock.observers.is_empty() && has_no_name(last) => gone.push(name.clone()),
+                Some(last) if lock.observers.is_empty() && has_no_name(last) => gone.push((name.clone(), Ok(None))),
                 Some(last) if is_present(last) => drop(self.unread.insert(name.clone())),
                 _ => {}
             }
         }
-        let beside = self.beside.remove(&Reading::List).unwrap_or_default();
-        gone.retain(|name| !beside.contains(name));
-        let gone = gone.into_iter().map(|name| (name, Ok(None)));
+        let beside = self.beside.take().unwrap_or_default();
         for (name, seen) in listed.into_iter().chain(gone) {
-            if beside.contains(&name) && !has_no_name(&seen) {
-                self.written(&name);
-            } else if self.report(&name, seen, clock, now) {
-                self.note_beside(Reading::Names, &name);
+            // What was read of others beside it may be newer.
+            if !beside.contains(&name) {
+                self.report(&name, seen, clock, now);
             }
         }
-        // Those who asked for the list may have gone.
-        self.is_complete = self.has_all();
         self.changed.notify_waiters();
     }
 
-    /// Reports what was seen of a document, unless it is as it was told last. Returns whether it was new.
-    fn report(&mut self, name: &str, seen: Seen, clock: &ServerClock, now: Instant) -> bool {
+    /// Reports what was seen of a document, unless it is as it was told last.
+    pub(super) fn report(&mut self, name: &str, seen: Seen, clock: &ServerClock, now: Instant) {
         let seen = seen.map(|state| state.map(|state| without_expired(state, clock, now)));
         let is_too_much = seen.is_err() && self.unreadable >= UNREADABLE_MOST;
         let is_observed = self.has_all() && is_present(&seen) && !is_too_much;
         if !is_observed && !self.locks.contains_key(name) {
-            return false;
+            return;
         }
         let last = self.locks.get(name).and_then(|lock| lock.last.as_ref());
         let is_new = last != Some(&seen);
@@ -417,12 +370,8 @@ impl Observers {
             self.untold.push(unreadable.clone());
         }
         self.unreadable = self.unreadable - usize::from(was_unreadable) + usize::from(seen.is_err());
+        self.ends.set(name.to_owned(), first_end(&seen, clock));
         let lock = self.locks.entry(name.to_owned()).or_default();
-        if let Some(end) = lock.end.take() {
-            self.ends.remove(&(end, name.to_owned()));
-        }
-        lock.end = first_end(&seen, clock);
-        self.ends.extend(lock.end.map(|end| (end, name.to_owned())));
         if is_new {
             for inbox in lock.observers.iter().chain(&self.of_all) {
                 inbox.put(name, &seen);
@@ -430,7 +379,6 @@ impl Observers {
             lock.last = Some(seen);
         }
         self.forget_if_unobserved(name);
-        is_new
     }
 }
 
@@ -460,37 +408,31 @@ mod tests {
 
     const MANY: usize = 9;
 
-    fn of(names: &[&str]) -> Watched {
-        Watched {
-            observed: Observed::These(names.iter().map(|name| (*name).to_owned()).collect()),
-            ..Watched::default()
-        }
+    fn of(names: &[&str]) -> Observed {
+        Observed::These(names.iter().map(|name| (*name).to_owned()).collect())
     }
 
-    fn all() -> Watched {
-        Watched {
-            observed: Observed::All,
-            ..Watched::default()
-        }
+    fn is_due(observers: &Observers, reading: Reading) -> bool {
+        let now = Instant::now();
+        observers.due_at(reading, now, now).is_some_and(|at| at <= now)
     }
 
     /// The names that are to be read now.
     fn taken(observers: &mut Observers) -> Vec<String> {
-        let names = observers.begin_names(MANY, Instant::now());
-        observers.end_reading(Reading::Names);
+        let names = observers.begin_names(MANY, true, Instant::now());
+        observers.end_names();
         names
     }
 
     fn shown(register: &mut Observers, name: &str, seen: Seen) {
-        register.read(name, seen, &ServerClock::default(), Instant::now());
+        register.report(name, seen, &ServerClock::default(), Instant::now());
     }
 
     /// Ends a list that shows these, of which those that can't be read have no name.
     fn listed(register: &mut Observers, listed: &[(&str, Seen)]) {
         let listed = listed.iter().map(|(name, seen)| ((*name).to_owned(), seen.clone()));
         let clock = ServerClock::default();
-        register.listed(listed.collect(), |_| false, (&clock, Instant::now()), Duration::ZERO);
-        register.end_reading(Reading::List);
+        register.listed(listed.collect(), |_| false, &clock, Instant::now());
     }
 
     /// A lock that is held under this token.
@@ -522,18 +464,14 @@ mod tests {
     fn a_lock_is_read_once_the_stream_reports_it_and_whenever_it_was_written() {
         let mut observers = Observers::new(true);
         let one = join(&mut observers, "a");
-        assert_eq!(
-            observers.due_at(Reading::Names, Instant::now()),
-            None,
-            "the stream is not open yet"
-        );
+        assert!(!is_due(&observers, Reading::Names), "the stream is not open yet");
         observers.stream_opened(&of(&["a"]), true);
         assert_eq!(taken(&mut observers), ["a"]);
         shown(&mut observers, "a", Ok(None));
         // Another is read once the stream has been turned to it, and the first not again.
         let other = join(&mut observers, "b");
         assert_eq!(taken(&mut observers), [""; 0]);
-        assert_eq!(observers.observed(), of(&["a", "b"]).observed);
+        assert_eq!(observers.observed(), of(&["a", "b"]));
         observers.stream_opened(&of(&["a", "b"]), false);
         assert_eq!(taken(&mut observers), ["b"]);
         observers.written("a");
@@ -561,62 +499,34 @@ mod tests {
         assert!(observers.are_none());
     }
 
-    /// As on a slow server, whose streams break as well.
-    #[test]
-    fn a_stream_that_opens_again_and_again_has_no_slow_collection_read_without_a_rest() {
-        let mut observers = Observers::new(true);
-        observers.join(&Scope::All, &Arc::new(Inbox::new(true)));
-        let one = join(&mut observers, "x");
-        let rest = Duration::from_secs(300);
-        observers.stream_opened(&all(), true);
-        let begun = Instant::now();
-        let due_at = |observers: &Observers, reading| observers.due_at(reading, begun);
-        assert!(due_at(&observers, Reading::List).is_some_and(|at| at <= Instant::now()));
-        observers.begin_list();
-        observers.list_later(rest);
-        for _ in 0..3 {
-            observers.stream_closed(true);
-            observers.stream_opened(&all(), true);
-        }
-        assert!(due_at(&observers, Reading::List).is_some_and(|at| at >= begun + rest));
-        // What is observed by its name is read meanwhile.
-        assert_eq!(due_at(&observers, Reading::Names), Some(begun));
-        assert_eq!(taken(&mut observers), ["x"]);
-        drop(one);
-    }
-
     /// A list of many locks takes long, and may show each as it was at any time meanwhile.
     #[test]
     fn what_is_told_beside_a_list_is_not_taken_back_by_it() {
         let mut observers = Observers::new(true);
         let inbox = Arc::new(Inbox::new(true));
         observers.join(&Scope::All, &inbox);
-        observers.stream_opened(&all(), true);
+        observers.stream_opened(&Observed::All, true);
         let register = &mut observers;
+        // One is being read already, as it was before.
+        register.unread.insert("d".to_owned());
+        register.begin_names(MANY, false, Instant::now());
         register.begin_list();
+        shown(register, "d", held(4));
+        register.end_names();
         // One is held by another by now, and one was released that nobody had been told of.
         for (name, seen) in [("a", held(2)), ("b", Ok(None))] {
             register.unread.insert(name.to_owned());
-            assert_eq!(register.begin_names(MANY, Instant::now()), [name]);
+            assert_eq!(taken(register), [name]);
             shown(register, name, seen);
-            register.end_reading(Reading::Names);
         }
-        listed(register, &[("a", held(1)), ("b", held(1)), ("c", held(3))]);
-        assert_eq!(told(&inbox), [2, 3]);
-        // Which of the two readings was the later one shows another.
-        assert_eq!(register.begin_names(MANY, Instant::now()), ["a", "b"]);
-        // Nor does a reading of names take back what a list has told meanwhile.
-        register.begin_list();
-        listed(register, &[("a", held(4)), ("c", held(3))]);
-        shown(register, "a", held(2));
-        shown(register, "b", held(5));
-        register.end_reading(Reading::Names);
-        assert_eq!(told(&inbox), [4, 5]);
-        assert_eq!(taken(register), ["a"]);
+        let lists = [("a", held(1)), ("b", held(1)), ("c", held(3)), ("d", held(5))];
+        listed(register, &lists);
+        assert_eq!(told(&inbox), [2, 3, 4]);
         // One that the list does not show any more may be free.
         register.begin_list();
-        listed(register, &[("a", held(4)), ("b", held(5))]);
-        assert_eq!(taken(register), ["c"]);
+        listed(register, &lists[..3]);
+        assert_eq!(told(&inbox), [1, 1]);
+        assert_eq!(taken(register), ["d"]);
     }
 
     /// Only lists and streams show them.
@@ -625,7 +535,7 @@ mod tests {
         let mut observers = Observers::new(true);
         let inbox = Arc::new(Inbox::new(true));
         observers.join(&Scope::All, &inbox);
-        observers.stream_opened(&all(), true);
+        observers.stream_opened(&Observed::All, true);
         let nameless = |name: &str| Unreadable::new(name.to_owned(), &"of the test");
         let told = || {
             let mut context = Context::from_waker(Waker::noop());
@@ -655,7 +565,7 @@ mod tests {
         let (scope, of_all) = (Scope::All, Arc::new(Inbox::new(true)));
         observers.join(&scope, &of_all);
         let (one, inbox) = join(&mut observers, "x");
-        observers.stream_opened(&all(), true);
+        observers.stream_opened(&Observed::All, true);
         for name in ["a", "x"] {
             observers.written(name);
         }
@@ -671,13 +581,13 @@ mod tests {
         let mut observers = Observers::new(true);
         let (scope, first) = (Scope::All, Arc::new(Inbox::new(true)));
         observers.join(&scope, &first);
-        observers.stream_opened(&all(), true);
+        observers.stream_opened(&Observed::All, true);
         observers.begin_list();
         observers.leave(&scope, &first);
         listed(&mut observers, &[("a", held(1))]);
         let second = Arc::new(Inbox::new(true));
         observers.join(&scope, &second);
-        assert!(observers.due_at(Reading::List, Instant::now()).is_some());
+        assert!(is_due(&observers, Reading::List));
         observers.begin_list();
         listed(&mut observers, &[("a", held(1))]);
         assert_eq!(told(&second), [1]);

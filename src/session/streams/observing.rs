@@ -4,7 +4,6 @@ use std::{
     collections::BTreeMap,
     sync::{Arc, MutexGuard, PoisonError, Weak},
     task::{self, Poll},
-    time::Duration,
 };
 
 use tokio::time::{Instant, sleep_until};
@@ -19,7 +18,7 @@ use crate::{
     backoff::{Backoff, LONGEST_PAUSE, REST},
     error::ServerError,
     protocol::Exchange,
-    store::{Listed, Selection, Unreadable, View, detached},
+    store::{Listed, Selection, Unreadable, View},
     telemetry,
 };
 
@@ -39,7 +38,7 @@ impl Observations {
     pub(crate) fn begin(session: UserHandle, scope: Scope) -> Self {
         let inbox = Arc::new(Inbox::new(matches!(scope, Scope::All)));
         if session.ensure_usable().is_ok() {
-            session.begin_observing();
+            session.start();
             session.observers().join(&scope, &inbox);
             session.need_stream();
         } else {
@@ -74,23 +73,12 @@ impl Drop for Observations {
     }
 }
 
-/// Ends the observers when the task is dropped that reads for them, also by the end of its runtime.
-struct Ending(Weak<Session>);
-
-impl Drop for Ending {
-    fn drop(&mut self) {
-        if let Some(session) = self.0.upgrade() {
-            session.observers().end();
-        }
-    }
-}
-
-/// Runs until the session ends. A task that was never run drops its arguments, and so ends the observers too.
-async fn run(ending: Ending, ended: CancellationToken) {
+/// Runs until the session ends.
+pub(in crate::session) async fn run(session: Weak<Session>, ended: CancellationToken) {
     tokio::select! {
         biased;
         () = ended.cancelled() => {}
-        _ = async { tokio::join!(observe(&ending.0, Reading::Names), observe(&ending.0, Reading::List)) } => {}
+        _ = async { tokio::join!(observe(&session, Reading::Names), observe(&session, Reading::List)) } => {}
     }
 }
 
@@ -102,14 +90,14 @@ async fn observe(weak: &Weak<Session>, reading: Reading) -> Option<()> {
     };
     let backoff = Backoff::between(pause, LONGEST_PAUSE.max(pause));
     let mut failing = backoff;
-    // After a failure nothing is read for a while, whatever the stream reports.
-    let mut rests_until = Instant::now();
+    // Nothing is read for a while after a failure, whatever the stream reports, and where it does not, all is read again.
+    let (mut rests_until, mut again_at) = (Instant::now(), Instant::now());
     loop {
         // Made before the look, so that no change is missed.
         let has_changed = changed.notified();
         let session = weak.upgrade()?;
         let now = Instant::now();
-        let due_at = session.observers().due_at(reading, now);
+        let due_at = session.observers().due_at(reading, again_at, now);
         let due_at = due_at.map(|at| at.max(rests_until));
         if due_at.is_none_or(|at| at > now) {
             drop(session);
@@ -123,35 +111,40 @@ async fn observe(weak: &Weak<Session>, reading: Reading) -> Option<()> {
             continue;
         }
         let read = match reading {
-            Reading::Names => session.read_observed_names(now).await,
+            Reading::Names => session.read_observed_names(again_at <= now).await,
             Reading::List => session.list_observed().await,
         };
-        let took = now.elapsed();
+        let (began, took) = (now, now.elapsed());
         let (now, mut register) = (Instant::now(), session.observers());
-        register.end_reading(reading);
+        if reading == Reading::Names {
+            register.end_names();
+        }
         match read {
             Ok(()) => {
                 failing = backoff;
                 // One of the user's own, which is not read without end where no stream reports changes.
                 let is_large = reading == Reading::List && session.store.is_in_place();
                 let pause = if is_large { pause.max(took * REST) } else { pause };
-                register.read_again(reading, now + pause);
-                if register.has_all() {
+                if reading == Reading::List || again_at <= began {
+                    again_at = now + pause;
+                }
+                match reading {
+                    // A stream that opens again and again has all locks listed no sooner.
+                    Reading::List => rests_until = again_at,
                     // What is written meanwhile is read together.
-                    rests_until = now + least;
+                    Reading::Names if register.has_all() => rests_until = now + least,
+                    Reading::Names => {}
                 }
             }
             Err(error) if error.is_final() => register.end_all(Some(&error)),
             Err(error) => {
                 rests_until = now + failing.failed();
                 if reading == Reading::List {
+                    register.list_failed();
                     // One that has said nothing may be there again soon.
-                    let rest = if error.ran_out_of_time() {
-                        took * REST
-                    } else {
-                        Duration::ZERO
-                    };
-                    register.list_later(rest);
+                    if error.ran_out_of_time() {
+                        rests_until = rests_until.max(now + took * REST);
+                    }
                 }
             }
         }
@@ -172,14 +165,6 @@ impl Session {
         };
         for Unreadable { name, problem, .. } in untold {
             telemetry::unreadable(&name, &problem);
-        }
-    }
-
-    /// Starts the task that reads for the observers, on the first call.
-    fn begin_observing(self: &Arc<Self>) {
-        let runtime = self.start();
-        if !std::mem::replace(&mut self.observers().is_read, true) {
-            drop(detached(runtime, run(Ending(Arc::downgrade(self)), self.ended.clone())));
         }
     }
 
@@ -211,18 +196,18 @@ impl Session {
         let listed: BTreeMap<String, Seen> = found.chain(unreadable).collect();
         let clock = self.table().clock;
         let can_be_read = |document: &Unreadable| document.has_name() && self.store.has_place_of(&document.name);
-        let pause = self.config.poll_interval.1;
         self.tell_observers(|register| {
             register.seen_as_of(as_of);
-            register.listed(listed, can_be_read, (&clock, received), pause);
+            register.listed(listed, can_be_read, &clock, received);
         });
         Ok(())
     }
 
-    async fn read_observed_names(self: &Arc<Self>, now: Instant) -> Result<(), ServerError> {
+    async fn read_observed_names(self: &Arc<Self>, again: bool) -> Result<(), ServerError> {
         let (mut names, view) = {
             let mut register = self.observers();
-            (register.begin_names(AT_A_TIME, now), View::Committed(register.as_of))
+            let names = register.begin_names(AT_A_TIME, again, Instant::now());
+            (names, View::Committed(register.as_of))
         };
         // Lists show what else there is.
         names.retain(|name| self.store.has_place_of(name));
@@ -247,7 +232,7 @@ impl Session {
                     Some(Err(malformed)) => Err(Unreadable::new(name.clone(), &malformed)),
                     None => Ok(None),
                 };
-                register.read(name, seen, &clock, exchange.received);
+                register.report(name, seen, &clock, exchange.received);
             }
         });
         Ok(())

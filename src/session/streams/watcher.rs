@@ -13,7 +13,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    super::{Session, stream_demand::LOOKS_MOST},
+    super::{Session, Table, stream_demand::LOOKS_MOST},
     subscription::{News, Opener, Subscription},
 };
 use crate::{
@@ -46,18 +46,20 @@ pub(in crate::session) async fn run(session: Weak<Session>, demand: watch::Recei
 async fn watch(weak: &Weak<Session>, mut demand: watch::Receiver<bool>) -> Option<()> {
     demand.wait_for(|needed| *needed).await.ok()?;
     let mut watching = Watching::new(&weak.upgrade()?);
-    let mut signs = weak.upgrade()?.failover_detector.signs();
-    let wake_watcher = weak.upgrade()?.wake_watcher.clone();
+    let mut signs = weak.upgrade()?.signs.subscribe();
     loop {
         if std::mem::take(&mut watching.had_events) {
-            calm(weak).await?;
+            calm(weak, &mut demand).await?;
             // It may have taken the notice of somebody who came meanwhile.
             let session = weak.upgrade()?;
             watching.turn(&session, Instant::now());
         }
         let news = tokio::select! {
             news = watching.subscription.next() => Some(news),
-            () = wake_watcher.notified() => None,
+            changed = demand.changed() => {
+                changed.ok()?;
+                None
+            }
             changed = signs.changed() => {
                 changed.ok()?;
                 watching.subscription.heed(*signs.borrow_and_update())
@@ -89,7 +91,7 @@ struct Watching {
     open: Option<Watched>,
     /// Whether the last report had events: after some, the task pauses while none is expected.
     had_events: bool,
-    /// The last time that something needed the stream, and that something needed all that it reports.
+    /// The last look at which something needed the stream, and at which something needed all that it reports.
     needed_at: Instant,
     all_needed_at: Instant,
 }
@@ -135,14 +137,8 @@ impl Watching {
     }
 
     fn note_need(&mut self, session: &Session, now: Instant) {
-        let (needed, unneeded_since) = {
-            let demand = &session.table().lines.stream_demand;
-            (demand.need_stream(), demand.unneeded_since)
-        };
-        if needed || session.is_claiming() || !session.observers().are_none() {
+        if session.table().need_stream() || session.is_claiming() || !session.observers().are_none() {
             self.needed_at = now;
-        } else if let Some(at) = unneeded_since {
-            self.needed_at = self.needed_at.max(at);
         }
     }
 
@@ -169,19 +165,23 @@ impl Watching {
 }
 
 /// Waits as long as no event is expected: the next ones are not asked for before.
-async fn calm(weak: &Weak<Session>) -> Option<()> {
+async fn calm(weak: &Weak<Session>, demand: &mut watch::Receiver<bool>) -> Option<()> {
     let begun = Instant::now();
     loop {
-        let session = weak.upgrade()?;
-        let Some(until) = session.calm_until(begun) else {
+        let Some(until) = weak.upgrade()?.calm_until(begun) else {
             return Some(());
         };
-        let wake_watcher = session.wake_watcher.clone();
-        drop(session);
         tokio::select! {
             () = sleep_until(until) => {}
-            () = wake_watcher.notified() => {}
+            changed = demand.changed() => changed.ok()?,
         }
+    }
+}
+
+impl Table {
+    /// Whether a line needs the stream.
+    fn need_stream(&self) -> bool {
+        self.lines.stream_demand.need_stream(self.fleet.reads)
     }
 }
 
@@ -229,8 +229,7 @@ impl Session {
     /// Has the stream opened, or turned to what is to be watched by now.
     pub(in crate::session) fn need_stream(&self) {
         if self.config.may_stream() {
-            self.demand_stream();
-            self.wake_watcher.notify_one();
+            self.demand.send_replace(true);
         }
     }
 
@@ -240,7 +239,7 @@ impl Session {
         if is_gap {
             self.on_gap();
         }
-        self.observers().stream_opened(watched, is_gap);
+        self.observers().stream_opened(&watched.observed, is_gap);
     }
 
     /// Notes that the stream is closed. Events may be missed from now on, so nothing known of a document is trusted:
@@ -263,7 +262,7 @@ impl Session {
             // A task that comes to need it says so under the same lock, or after it has subscribed to freed documents
             // or has begun to observe.
             let mut table = self.table();
-            let idle = !table.lines.stream_demand.need_stream()
+            let idle = !table.need_stream()
                 && self.demand.send_if_modified(|demand| {
                     let idle = !self.is_claiming() && self.observers().are_none();
                     *demand &= !idle;

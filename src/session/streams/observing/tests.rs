@@ -2,6 +2,7 @@ use std::{
     collections::HashSet,
     sync::{Mutex, mpsc},
     thread,
+    time::Duration,
 };
 
 use tokio::time::{sleep, timeout};
