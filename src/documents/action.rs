@@ -7,8 +7,9 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use super::{
-    DocumentLocks,
-    handle::{self, HeldDocument},
+    DocumentLocks, ItemLocks,
+    elements::ElementPlace,
+    handle::{self, HeldItem, Item},
 };
 use crate::{
     contention::Contention,
@@ -27,7 +28,7 @@ use crate::{
     },
     name::LockName,
     protocol::Kind,
-    session::{CLAIMED_MOST, Failing, SKIPPED_AT_ONCE, UserHandle},
+    session::{CLAIMED_MOST, Failing, SKIPPED_AT_ONCE},
     store::{Wanted, read_as},
     telemetry::Attempt,
     truncated_debug::Brief,
@@ -37,54 +38,69 @@ use crate::{
 
 /// Acquires a lock in a document, and reads what was locked in the rest of the timeout, or of the time of a try: on an
 /// error of the reading the lock is released again. A timeout of zero asks once, and takes as long as that takes.
-pub(super) async fn acquire_and_read(
-    session: &UserHandle,
-    name: String,
+pub(super) async fn acquire_and_read<K: Item<Value: DeserializeOwned>>(
+    locks: &ItemLocks<K>,
+    id: Bson,
     options: Options,
     patience: waitlist::Patience,
-) -> Result<(OwnedHold, Vec<Document>), AcquireError> {
+) -> Result<Got<K>, AcquireError> {
+    let (session, name) = locks.place(&id)?;
     let timeout = options.timeout.filter(|timeout| !timeout.is_zero());
     let is_try = patience == waitlist::Patience::Try;
     let most = timeout.or(is_try.then_some(TRY_FOR));
     let until = most.and_then(|most| Instant::now().checked_add(most));
-    let share = Share::whole(session.clone(), LockName::new(name.clone()), Kind::Document);
-    let own = share.acquire(options, patience).await?;
-    let (begun, read) = (Instant::now(), session.fetch(&name));
-    let read = match until {
-        Some(until) => tokio::time::timeout_at(until, read).await.ok(),
-        None => Some(read.await),
+    let array = locks.element.as_ref().map(|element| &element.array);
+    let missing = |name| match array.cloned() {
+        None => AcquireError::NoDocument { name },
+        Some(array) => AcquireError::NoElement { name, array },
     };
-    match read {
-        Some(read) => Ok((own, read?)),
-        None => Err(AcquireError::Unanswered {
+    let share = Share::whole(session.clone(), LockName::new(name.clone()), Kind::Document);
+    let own = share.acquire(options, patience).await.map_err(|error| match error {
+        AcquireError::NoDocument { name } => missing(name),
+        error => error,
+    })?;
+    let (begun, reading) = (Instant::now(), session.fetch(&name));
+    let found = match until {
+        Some(until) => tokio::time::timeout_at(until, reading).await.ok(),
+        None => Some(reading.await),
+    };
+    let Some(found) = found else {
+        return Err(AcquireError::Unanswered {
             name,
             waited: timeout.unwrap_or_default(),
             contention: None,
             error: Some(ServerError::unanswered(begun.elapsed())),
+        });
+    };
+    match (&found?[..], array) {
+        ([], _) => Err(missing(name)),
+        (found @ [_, _, ..], Some(array)) => Err(AcquireError::AmbiguousElement {
+            name,
+            array: array.clone(),
+            matched: found.len(),
         }),
+        ([found, ..], _) => read(own, id, found, locks.element.clone(), None),
     }
 }
 
-impl<T: DeserializeOwned + Send + Sync + 'static> Ask for handle::Document<T> {
-    async fn ask(request: Self, options: Options, patience: waitlist::Patience) -> Result<Got<Self>, AcquireError> {
-        let (session, name) = request.locks.place(&request.id)?;
-        let (own, found) = acquire_and_read(session, name.clone(), options, patience).await?;
-        match found.first() {
-            Some(document) => read(own, request.id, document, None),
-            None => Err(AcquireError::NoDocument { name }),
-        }
-    }
-}
-
-/// Returns the hold with its document; an unreadable document is released with the hold.
-fn read<T: DeserializeOwned>(
+/// Returns the hold with what it locks; something unreadable is released with the hold.
+fn read<V: DeserializeOwned>(
     own: OwnedHold,
     id: Bson,
-    document: &Document,
+    found: &Document,
+    element: Option<ElementPlace>,
     attempt: Option<i64>,
-) -> Result<(OwnedHold, HeldDocument<T>), AcquireError> {
-    match read_as(document) {
-        Ok(document) => Ok((own, HeldDocument::new(id, document, attempt))),
+) -> Result<(OwnedHold, HeldItem<V>), AcquireError> {
+    match read_as(found) {
+        Ok(value) => Ok((
+            own,
+            HeldItem {
+                id,
+                value,
+                attempt,
+                element,
+            },
+        )),
         Err(cause) => Err(AcquireError::Unreadable {
             name: own.name().to_owned(),
             cause,
@@ -125,7 +141,7 @@ impl<T, C: Count> Target for Claim<T, C> {
     type Count = C;
     type Request = Self;
     type Own = OwnedHold;
-    type Data = HeldDocument<T>;
+    type Data = HeldItem<T>;
 }
 
 impl<T, C: Count> CanLimit for Claim<T, C> {}
@@ -262,7 +278,7 @@ impl<T: DeserializeOwned, C> Claim<T, C> {
         options: Options,
         waits: bool,
         failing: &Failing,
-    ) -> Result<Vec<(OwnedHold, HeldDocument<T>)>, AcquireError> {
+    ) -> Result<Vec<(OwnedHold, HeldItem<T>)>, AcquireError> {
         let session = self.locks.session()?;
         let owner = session.config.owner(options.reason);
         let claiming = session.claiming(self.wanted.clone(), owner, options.terms, self.most);
@@ -280,7 +296,7 @@ impl<T: DeserializeOwned, C> Claim<T, C> {
                 let (Some(hold), document) = given.take() else { continue };
                 let own = OwnedHold::new(session.clone(), hold);
                 let id = document.get("_id").cloned().unwrap_or(Bson::Null);
-                match read(own, id.clone(), &document, attempt) {
+                match read(own, id.clone(), &document, None, attempt) {
                     Ok(read) => claimed.push(read),
                     Err(error) => {
                         // It was released when it was dropped, and others are claimed.

@@ -1,14 +1,13 @@
-//! Locked documents.
+//! Locked documents, and locked elements of them.
 
-use std::{fmt, future::Future};
+use std::{future::Future, marker::PhantomData};
 
 use mongodb::{bson::Bson, options::UpdateModifications};
 use serde::de::DeserializeOwned;
-use tokio::sync::Mutex;
 
-use super::{DocumentLocks, check::check_update};
+use super::{ItemLocks, action::acquire_and_read, check, elements::ElementPlace};
 use crate::{
-    error::{DocumentError, ReleaseError},
+    error::{AcquireError, DocumentError, InvalidInput, ReleaseError},
     handle::{
         Held,
         count::One,
@@ -16,68 +15,86 @@ use crate::{
         owned::OwnedHold,
         target::{AnyLock, CanFix, CanLimit, HasHolder, IsKnown, IsOne, Target},
     },
+    locks::{
+        acquire::{Ask, Got},
+        options::Options,
+    },
     store::read_as,
-    truncated_debug::Brief,
+    waitlist::Patience,
     world::{Sealed, World},
 };
+
+/// Maximum tries of an update that was not done, though right after each the lock is held and the element is there: it
+/// was removed and added again in between, or the lease is over by the server's clock.
+const UPDATE_TRIES: u32 = 2;
+
+/// A [`Document`] or an [`Element`].
+pub trait Item: IsKnown + Target<Request = (ItemLocks<Self>, Bson), Data = HeldItem<Self::Value>> + Sized {
+    /// The type as which it is read.
+    type Value;
+}
 
 /// A [document](crate::documents::DocumentLocks) of a collection of yours, read as a `T`.
 ///
 /// [`View::name`](crate::View::name) is the `_id` as text.
-pub struct Document<T> {
-    pub(super) locks: DocumentLocks<T>,
-    pub(super) id: Bson,
+#[derive(Clone, Copy, Debug)]
+pub struct Document<T>(PhantomData<fn() -> T>);
+
+/// An [element](crate::documents::ElementLocks) of an array in a document of yours, read as an `E`.
+///
+/// [`View::name`](crate::View::name) is the `_id` of the document and the key as text. The lock is that of the key: if
+/// the element is removed meanwhile, the lock stays held until it is released.
+#[derive(Clone, Copy, Debug)]
+pub struct Element<E>(PhantomData<fn() -> E>);
+
+macro_rules! items {
+    ($($item:ident),*) => {$(
+        impl<V> Sealed for $item<V> {}
+
+        impl<V> Target for $item<V> {
+            type Held = Self;
+            type Count = One;
+            type Request = (ItemLocks<Self>, Bson);
+            type Own = OwnedHold;
+            type Data = HeldItem<V>;
+        }
+
+        impl<V> Item for $item<V> {
+            type Value = V;
+        }
+
+        impl<V: DeserializeOwned + Send + Sync + 'static> Ask for $item<V> {
+            async fn ask(
+                (locks, id): Self::Request,
+                options: Options,
+                patience: Patience,
+            ) -> Result<Got<Self>, AcquireError> {
+                acquire_and_read(&locks, id, options, patience).await
+            }
+        }
+
+        impl<V> IsOne for $item<V> {}
+        impl<V> IsKnown for $item<V> {}
+        impl<V> HasHolder for $item<V> {}
+        impl<V> CanLimit for $item<V> {}
+        impl<V> CanFix for $item<V> {}
+    )*};
 }
 
-impl<T> Document<T> {
-    pub(super) fn new(locks: DocumentLocks<T>, id: Bson) -> Self {
-        Self { locks, id }
-    }
-}
+items!(Document, Element);
 
-impl<T> Sealed for Document<T> {}
-
-impl<T> Target for Document<T> {
-    type Held = Self;
-    type Count = One;
-    type Request = Self;
-    type Own = OwnedHold;
-    type Data = HeldDocument<T>;
-
-    fn deleted(data: &HeldDocument<T>) -> Option<&Mutex<bool>> {
-        Some(&data.deleted)
-    }
-}
-
-impl<T> IsOne for Document<T> {}
-impl<T> IsKnown for Document<T> {}
-impl<T> HasHolder for Document<T> {}
-impl<T> CanLimit for Document<T> {}
-impl<T> CanFix for Document<T> {}
-
-/// The data of a locked document.
+/// The data of a locked document or element.
 #[expect(
     missing_debug_implementations,
     reason = "it has values of the user's, which may be megabytes"
 )]
-pub struct HeldDocument<T> {
-    id: Bson,
-    document: T,
+pub struct HeldItem<V> {
+    pub(super) id: Bson,
+    pub(super) value: V,
     /// How often the document was claimed, this time included, if that is counted.
-    attempt: Option<i64>,
-    /// Whether this handle has deleted the document; locked while that is being decided.
-    deleted: Mutex<bool>,
-}
-
-impl<T> HeldDocument<T> {
-    pub(super) fn new(id: Bson, document: T, attempt: Option<i64>) -> Self {
-        Self {
-            id,
-            document,
-            attempt,
-            deleted: Mutex::new(false),
-        }
-    }
+    pub(super) attempt: Option<i64>,
+    /// `None`: a document.
+    pub(super) element: Option<ElementPlace>,
 }
 
 /// # A locked document
@@ -87,12 +104,7 @@ impl<T> HeldDocument<T> {
 impl<T, W: World> Held<Document<T>, W> {
     /// Returns the document as it was when it was locked, or right after.
     pub fn document(&self) -> &T {
-        &self.data.document
-    }
-
-    /// Returns the `_id` of the document.
-    pub fn id(&self) -> &Bson {
-        &self.data.id
+        &self.data.value
     }
 
     /// Returns how often the document was claimed, this time included: 1 for the first attempt. `None` unless it was
@@ -129,13 +141,11 @@ impl<T, W: World> Held<Document<T>, W> {
     /// ```
     pub fn delete(&self) -> W::Call<impl Future<Output = Result<(), DocumentError>>> {
         W::call(async move {
-            let mut deleted = self.data.deleted.lock().await;
             before_write(&self.own).await?;
-            if self.own.session().delete(self.hold()).await? {
-                *deleted = true;
-                return Ok(());
+            match self.own.session().delete(self.hold()).await? {
+                true => Ok(()),
+                false => Err(self.own.session().give_up(self.hold()).await.into()),
             }
-            Err(self.lost_it().await)
         })
     }
 
@@ -178,44 +188,57 @@ impl<T, W: World> Held<Document<T>, W> {
         let (own, update) = (self.own, update.into());
         W::call(async move {
             let session = (**own.session()).clone();
-            let place = session.store.in_place();
-            place.map_or(Ok(()), |place| check_update(&update, place))?;
+            check_update(&own, None, &update)?;
             before_write(&own).await?;
             session.spawn_for(finish(own, update)).await?
         })
     }
+}
 
-    /// Splits this into the handle of the lock alone, and the document.
-    pub fn into_parts(self) -> (Held<AnyLock, W>, T) {
-        let (lock, data) = self.into_lock();
-        (lock, data.document)
-    }
-
-    /// Finds the reason after the server said that this handle no longer holds the lock.
-    async fn lost_it(&self) -> DocumentError {
-        self.own.session().give_up(self.hold()).await.into()
+/// # A locked element
+impl<E, W: World> Held<Element<E>, W> {
+    /// Returns the element as it was when it was locked, or right after.
+    pub fn element(&self) -> &E {
+        &self.data.value
     }
 }
 
-impl<T: DeserializeOwned, W: World> Held<Document<T>, W> {
-    /// Updates the document if this handle still locks it, and returns it as it is then.
+/// # A locked document or element
+impl<K: Item, W: World> Held<K, W> {
+    /// Returns the `_id` of the document.
+    pub fn id(&self) -> &Bson {
+        &self.data.id
+    }
+
+    /// Splits this into the handle of the lock alone, and the document or element.
+    pub fn into_parts(self) -> (Held<AnyLock, W>, K::Value) {
+        let (lock, data) = self.into_lock();
+        (lock, data.value)
+    }
+
+    /// Updates the document or element if this handle still locks it, and returns it as it is then.
     ///
-    /// `update` is a document of update operators or an aggregation pipeline; it must leave the lock's field alone, and
-    /// the fields of the other locks that this client has in the same documents
-    /// ([`DocumentLocks::field`](crate::documents::DocumentLocks::field)). The positional `$` is refused, as it stands
-    /// for a place found by the filter, which is the library's; `$[]` and pipelines work.
+    /// - For a document, `update` is a document of update operators or an aggregation pipeline; it must leave the lock's
+    ///   field alone, and the fields of the other locks that this client has in the same documents
+    ///   ([`DocumentLocks::field`](crate::documents::DocumentLocks::field)). The positional `$` is refused, as it stands
+    ///   for a place found by the filter, which is the library's; `$[]` and pipelines work.
+    /// - For an element, it is a document of update operators whose paths lead from the element: `{ "$set": { "picked":
+    ///   true } }`. It must leave the fields of the key alone. Pipelines and `$rename` are refused, and so are paths with
+    ///   `$`.
     ///
     /// # Errors
     ///
-    /// [`DocumentError::Invalid`] if the update would touch the lock, replaces the document, or can't be written as
-    /// BSON: nothing was sent.
-    /// [`DocumentError::Lost`] if the lock was lost before: nothing was changed. [`DocumentError::InTransaction`] if a
+    /// [`DocumentError::Invalid`] if the update would touch the lock or the key, replaces the document, or can't be
+    /// written as BSON: nothing was sent.
+    /// [`DocumentError::Lost`] if the lock was lost before: nothing was changed. [`DocumentError::NoElement`] if the
+    /// element was removed, and [`DocumentError::AmbiguousElement`] if others have its key by now: nothing was changed,
+    /// and the lock is held. [`DocumentError::InTransaction`] if a
     /// transaction is open that this lock [guards](crate::View::guard_transaction): nothing was changed; within the
     /// transaction, write to the document with its session ([`Fence::update_one`](crate::fence::Fence::update_one) with
     /// [`session`](crate::fence::FencedWrite::session) does so). [`DocumentError::Server`] if the server could not be
-    /// reached or did not answer for the time of the lease, ten minutes at most (the document may have been changed, or
-    /// may still be: the update is not repeated beyond the driver's own retry) or refused.
-    /// [`DocumentError::Unreadable`] if the document was changed but can't be read as a `T`.
+    /// reached or did not answer for the time of the lease, ten minutes at most (it may have been changed, or may
+    /// still be: the update is not repeated beyond the driver's own retry) or refused.
+    /// [`DocumentError::Unreadable`] if it was changed but can't be read as its type.
     ///
     /// # Cancel safety
     ///
@@ -232,22 +255,60 @@ impl<T: DeserializeOwned, W: World> Held<Document<T>, W> {
     /// let event = events.claim(doc! { "done": false }).await?;
     /// let updated = event.update(doc! { "$set": { "done": true }, "$inc": { "tries": 1 } }).await?;
     /// assert!(updated.get_bool("done")?);
+    ///
+    /// # memory.insert_one(doc! { "_id": 7, "lines": [{ "sku": "x", "n": 1 }, { "sku": "y", "n": 1 }] }).await?;
+    /// let line = events.element::<Document>("lines", doc! { "sku": "y" }).acquire(7).await?;
+    /// let updated = line.update(doc! { "$inc": { "n": 1 } }).await?;
+    /// assert_eq!(updated, doc! { "sku": "y", "n": 2 });
     /// # Ok(()) }
     /// ```
     pub fn update(
         &self,
         update: impl Into<UpdateModifications>,
-    ) -> W::Call<impl Future<Output = Result<T, DocumentError>>> {
+    ) -> W::Call<impl Future<Output = Result<K::Value, DocumentError>>>
+    where
+        K::Value: DeserializeOwned,
+    {
         let update = update.into();
         W::call(async move {
-            let place = self.own.session().store.in_place();
-            place.map_or(Ok(()), |place| check_update(&update, place))?;
+            check_update(&self.own, self.data.element.as_ref(), &update)?;
             before_write(&self.own).await?;
-            match self.own.session().change(self.hold(), update).await? {
-                Some(document) => read_as(&document).map_err(|cause| DocumentError::Unreadable { cause }),
-                None => Err(self.lost_it().await),
+            let (session, hold) = (self.own.session(), self.hold());
+            for _ in 0..UPDATE_TRIES {
+                if let Some(changed) = session.change(hold, update.clone()).await? {
+                    return read_as(&changed).map_err(|cause| DocumentError::Unreadable { cause });
+                }
+                if self.data.element.is_none() {
+                    break;
+                }
+                self.check_after_refusal().await?;
             }
+            // Of an element that is there and held, the lease is over by the server's clock.
+            Err(session.give_up(hold).await.into())
         })
+    }
+
+    /// Finds the reason after the server said that this handle no longer holds the lock, or that there is not exactly
+    /// one such element; there may be none any more.
+    async fn check_after_refusal(&self) -> Result<(), DocumentError> {
+        self.own.session().verified(self.hold()).await?;
+        match self.own.session().fetch(self.name()).await?.len() {
+            0 => Err(DocumentError::NoElement),
+            1 => Ok(()),
+            matched => Err(DocumentError::AmbiguousElement { matched }),
+        }
+    }
+}
+
+fn check_update(
+    own: &OwnedHold,
+    element: Option<&ElementPlace>,
+    update: &UpdateModifications,
+) -> Result<(), InvalidInput> {
+    match (element, own.session().store.in_place()) {
+        (Some(element), _) => check::check_update_of_element(update, &element.array, &element.key()),
+        (None, Some(place)) => check::check_update(update, place),
+        (None, None) => Ok(()),
     }
 }
 
@@ -270,25 +331,10 @@ async fn finish(own: OwnedHold, update: UpdateModifications) -> Result<(), Docum
 
 /// Checks that the lock is held as far as is known, and that no transaction is open that it guards: the server would
 /// carry out the write when that transaction has ended, however long after the caller gave up.
-pub(super) async fn before_write(own: &OwnedHold) -> Result<(), DocumentError> {
+async fn before_write(own: &OwnedHold) -> Result<(), DocumentError> {
     own.check()?;
     match own.session().is_in_open_transaction(own.hold()).await? {
         true => Err(DocumentError::InTransaction),
         false => Ok(()),
-    }
-}
-
-impl<T> Clone for Document<T> {
-    fn clone(&self) -> Self {
-        Self::new(self.locks.clone(), self.id.clone())
-    }
-}
-
-impl<T> fmt::Debug for Document<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Document")
-            .field("locks", &self.locks)
-            .field("id", &Brief(&self.id))
-            .finish_non_exhaustive()
     }
 }

@@ -35,17 +35,35 @@ use crate::{
     session::{UserHandle, streams::observers::Scope},
     store::{LockLayout, MemoryStore, MongoStore, Store, collection::UserCollection, lock_layout::Paths, name},
     token::FencingToken,
+    truncated_debug::Brief,
     wake_mode::WakeMode,
     world::{Async, World},
 };
+use elements::ElementPlace;
 
 pub use action::Claim;
-pub(crate) use check::{check_encodable, check_update};
-pub use elements::{ElementLocks, handle::Element};
-pub use handle::Document;
+pub(crate) use check::{check_encodable, check_update, written};
+pub use elements::ElementLocks;
+pub use handle::{Document, Element, Item};
 
 /// Default field of the documents for their locks.
 const DEFAULT_FIELD: &str = "watchlock";
+
+/// Locks for items of a collection of yours, in place: its documents ([`DocumentLocks`]), or an element of an array in
+/// each ([`ElementLocks`]).
+pub struct ItemLocks<K, W: World = Async> {
+    locks: LockClient,
+    collection: UserCollection,
+    /// The field of the documents' own locks.
+    path: String,
+    /// `None`: documents.
+    element: Option<ElementPlace>,
+    session: Arc<OnceLock<UserHandle>>,
+    /// The sessions over the elements of arrays, by the paths of these: they last as long as the locks of the
+    /// documents.
+    elements: Arc<Mutex<BTreeMap<String, Arc<OnceLock<UserHandle>>>>>,
+    of: PhantomData<fn() -> (K, W)>,
+}
 
 /// Locks for the documents of a collection of yours, in place. Made by [`LockClient::documents`], and for tests without
 /// a server by [`LockClient::documents_in_memory`].
@@ -63,8 +81,8 @@ const DEFAULT_FIELD: &str = "watchlock";
 ///
 /// - One valid [handle](crate::Held) for a document at a time, with the guarantees of every [`Held`](crate::Held):
 ///   renewal, [`lost`](crate::View::lost), fencing tokens. The lock of a holder that died is free after its lease.
-/// - [`acquire`](Self::acquire) is first come, first served. [`claim`](Self::claim) takes documents that nobody holds
-///   and nobody waits for.
+/// - [`acquire`](ItemLocks::acquire) is first come, first served. [`claim`](ItemLocks::claim) takes documents that nobody
+///   holds and nobody waits for.
 /// - `update` and `delete` of the handle are done while the lock is held or not at all.
 /// - No other field than that of the lock is ever touched.
 ///
@@ -105,16 +123,7 @@ const DEFAULT_FIELD: &str = "watchlock";
 /// }
 /// # }
 /// ```
-pub struct DocumentLocks<T, W: World = Async> {
-    locks: LockClient,
-    collection: UserCollection,
-    path: String,
-    session: Arc<OnceLock<UserHandle>>,
-    /// The sessions over the elements of arrays, by the paths of these: they last as long as the locks of the
-    /// documents.
-    elements: Arc<Mutex<BTreeMap<String, UserHandle>>>,
-    of: PhantomData<fn() -> (T, W)>,
-}
+pub type DocumentLocks<T, W = Async> = ItemLocks<Document<T>, W>;
 
 impl<W: World> LockClient<W> {
     /// Returns locks for the documents of a collection of yours, in place; see [`DocumentLocks`].
@@ -132,6 +141,7 @@ impl<T, W: World> DocumentLocks<T, W> {
             locks,
             collection,
             path: DEFAULT_FIELD.to_owned(),
+            element: None,
             session: Arc::default(),
             elements: Arc::default(),
             of: PhantomData,
@@ -155,64 +165,6 @@ impl<T, W: World> DocumentLocks<T, W> {
             elements: Arc::default(),
             ..self
         }
-    }
-
-    /// Acquires the lock of the document with this `_id`, waiting for its turn. Await the returned action.
-    ///
-    /// The document is read once the lock is held, with one more round trip.
-    ///
-    /// # Errors
-    ///
-    /// Same as for [`Mutex::acquire`](crate::locks::Mutex::acquire); and
-    /// [`AcquireError::NoDocument`](crate::errors::AcquireError::NoDocument) if there is no such document, or it was
-    /// deleted in the meantime.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe, like [`Mutex::acquire`](crate::locks::Mutex::acquire).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use mongodb::bson::{Document, doc};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # memory.insert_one(doc! { "_id": "order-7" }).await?;
-    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
-    /// let order = orders.acquire("order-7").timeout(std::time::Duration::from_secs(5)).await?;
-    /// println!("{}", order.document());
-    /// # Ok(()) }
-    /// ```
-    pub fn acquire(&self, id: impl Into<Bson>) -> Acquire<Document<T>, Wait, W> {
-        Acquire::new(Document::new(self.read_as(), id.into()))
-    }
-
-    /// Acquires the lock of the document with this `_id` if it is free and nobody waits for it; `None` otherwise.
-    /// Await the returned action.
-    ///
-    /// # Errors
-    ///
-    /// Same as for [`acquire`](Self::acquire), except its timeout.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe, like [`acquire`](Self::acquire).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use mongodb::bson::{Document, doc};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # memory.insert_one(doc! { "_id": 7 }).await?;
-    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
-    /// if let Some(order) = orders.try_acquire(7).await? {
-    ///     println!("{}", order.document());
-    /// }
-    /// # Ok(()) }
-    /// ```
-    pub fn try_acquire(&self, id: impl Into<Bson>) -> Acquire<Document<T>, Try, W> {
-        Acquire::new(Document::new(self.read_as(), id.into()))
     }
 
     /// Locks any free document that matches the filter, and reads it, in one atomic step; waits until there is one.
@@ -244,7 +196,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     ///
     /// See [`DocumentLocks`].
     pub fn claim(&self, filter: bson::Document) -> Acquire<Claim<T>, Wait, W> {
-        Acquire::new(Claim::new(self.read_as(), filter, 1))
+        Acquire::new(Claim::new(self.of_kind(), filter, 1))
     }
 
     /// Locks any free document that matches the filter, and reads it, in one atomic step; `None` if there is none.
@@ -275,7 +227,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// # Ok(()) }
     /// ```
     pub fn try_claim(&self, filter: bson::Document) -> Acquire<Claim<T>, Try, W> {
-        Acquire::new(Claim::new(self.read_as(), filter, 1))
+        Acquire::new(Claim::new(self.of_kind(), filter, 1))
     }
 
     /// Locks up to `most` free documents that match the filter, and reads them, in a few commands; waits until there is
@@ -311,7 +263,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// # Ok(()) }
     /// ```
     pub fn claim_many(&self, filter: bson::Document, most: usize) -> Acquire<Claim<T, Several>, Wait, W> {
-        Acquire::new(Claim::new(self.read_as(), filter, most))
+        Acquire::new(Claim::new(self.of_kind(), filter, most))
     }
 
     /// Locks up to `most` free documents that match the filter, as [`claim_many`](Self::claim_many) does; `None` if
@@ -343,15 +295,121 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// # Ok(()) }
     /// ```
     pub fn try_claim_many(&self, filter: bson::Document, most: usize) -> Acquire<Claim<T, Several>, Try, W> {
-        Acquire::new(Claim::new(self.read_as(), filter, most))
+        Acquire::new(Claim::new(self.of_kind(), filter, most))
     }
 
-    /// Returns the holders and waiters of the lock of the document with this `_id`; `None` if it was never locked, or
-    /// there is no such document.
+    /// Returns the `_id` of a name under which a document is listed, watched or reported: `"order-7"` (with the quotes)
+    /// is a text, `ObjectId(507f191e810c19729de860ea)` an object id, `7` a number, and `bson:` with hexadecimal digits
+    /// anything else. `None` if the text is not such a name.
+    ///
+    /// The server treats the value as the same `_id` as that of the document, though its type may differ: a whole
+    /// number has 64 bits.
+    ///
+    /// # Examples
+    ///
+    /// See [`list`](Self::list).
+    pub fn id_of(&self, name: &str) -> Option<Bson> {
+        name::to_id(name)
+    }
+
+    /// Clears the count of claims of the document with this `_id`, so that claims with
+    /// [`max_attempts`](crate::Acquire::max_attempts) take it again. Returns `false` if there is no count, or no such
+    /// document.
+    ///
+    /// The lock stays as it is, even if somebody holds it. A claim that waits for such a document is woken.
     ///
     /// # Errors
     ///
-    /// If the `_id` or the field is out of bounds, the server can't be reached, or the field is not a lock.
+    /// If the `_id` or the field is out of bounds, or the server refuses, can't be reached, or has not answered for
+    /// some seconds. It is safe to try again.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the count may or may not be cleared: a command that was sent runs to its end.
+    ///
+    /// # Examples
+    ///
+    /// See [`Acquire::max_attempts`].
+    pub fn clear_attempts(&self, id: impl Into<Bson>) -> W::Call<impl Future<Output = Result<bool, OperateError>>> {
+        W::call(async move {
+            let (session, name) = self.place(&id.into())?;
+            Ok(session.clear_attempts(&name).await?)
+        })
+    }
+}
+
+impl<K: Item, W: World> ItemLocks<K, W> {
+    /// Acquires the lock of the document with this `_id`, or of the element in it, waiting for its turn. Await the
+    /// returned action.
+    ///
+    /// The item is read once the lock is held, with one more round trip.
+    ///
+    /// # Errors
+    ///
+    /// Same as for [`Mutex::acquire`](crate::locks::Mutex::acquire); and
+    /// [`AcquireError::NoDocument`](crate::errors::AcquireError::NoDocument) if there is no such document, or it was
+    /// deleted in the meantime. For an element,
+    /// [`AcquireError::NoElement`](crate::errors::AcquireError::NoElement) if there is no such element or document: then
+    /// nothing is written; and [`AcquireError::AmbiguousElement`](crate::errors::AcquireError::AmbiguousElement) if
+    /// several elements have the key: the lock is released.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe, like [`Mutex::acquire`](crate::locks::Mutex::acquire).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use mongodb::bson::{Document, doc};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let memory = watchlock::testing::MemoryCollection::new();
+    /// # memory.insert_one(doc! { "_id": "order-7" }).await?;
+    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
+    /// let order = orders.acquire("order-7").timeout(std::time::Duration::from_secs(5)).await?;
+    /// println!("{}", order.document());
+    /// # Ok(()) }
+    /// ```
+    pub fn acquire(&self, id: impl Into<Bson>) -> Acquire<K, Wait, W> {
+        Acquire::new((self.of_kind(), id.into()))
+    }
+
+    /// Acquires the lock of the document with this `_id`, or of the element in it, if it is free and nobody waits for
+    /// it; `None` otherwise. Await the returned action.
+    ///
+    /// # Errors
+    ///
+    /// Same as for [`acquire`](Self::acquire), except its timeout.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe, like [`acquire`](Self::acquire).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use mongodb::bson::{Document, doc};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let memory = watchlock::testing::MemoryCollection::new();
+    /// # memory.insert_one(doc! { "_id": 7 }).await?;
+    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
+    /// if let Some(order) = orders.try_acquire(7).await? {
+    ///     println!("{}", order.document());
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn try_acquire(&self, id: impl Into<Bson>) -> Acquire<K, Try, W> {
+        Acquire::new((self.of_kind(), id.into()))
+    }
+}
+
+impl<K, W: World> ItemLocks<K, W> {
+    /// Returns the holders and waiters of the lock of the document with this `_id`, or of the element in it; `None` if it
+    /// was never locked, or there is no such document. The lock of an element that nobody used for long is gone too.
+    ///
+    /// # Errors
+    ///
+    /// If the `_id`, the field, the array or the key is out of bounds, the server can't be reached, or the field is not a
+    /// lock.
     ///
     /// # Cancel safety
     ///
@@ -382,16 +440,18 @@ impl<T, W: World> DocumentLocks<T, W> {
         })
     }
 
-    /// Lists the locks in the documents, sorted by name. Set conditions on the returned action, and await it.
+    /// Lists the locks in the documents, or those of all elements of the array, whatever their keys, sorted by name. Set
+    /// conditions on the returned action, and await it.
     ///
-    /// A document is listed as soon as it has been locked once, as a free lock stays in its document; restrict the list
-    /// to [held](List::held) locks, or to a [prefix](List::prefix) of the `_id`s. [`id_of`](Self::id_of) returns the
-    /// `_id` of a name in the list. Unless a prefix is given, the server reads the whole collection.
+    /// An item is listed as soon as it has been locked once, as a free lock stays in its document, that of an element
+    /// until nobody has used it for long; restrict the list to [held](List::held) locks, or to a [prefix](List::prefix)
+    /// of the `_id`s. [`id_of`](DocumentLocks::id_of) and [`element_of`](DocumentLocks::element_of) read the names in the
+    /// list. Unless a prefix is given, the server reads the whole collection.
     ///
     /// # Errors
     ///
-    /// If the prefix or the field is out of bounds, the server can't be reached or does not get through the collection
-    /// within 30 s, or it refuses. [`OperateError::TooMany`] if more than 100,000 documents that have a lock match.
+    /// If the prefix or the place of the locks is out of bounds, the server can't be reached or does not get through the collection
+    /// within 30 s, or it refuses. [`OperateError::TooMany`] if more than 100,000 locks match.
     ///
     /// # Cancel safety
     ///
@@ -415,7 +475,7 @@ impl<T, W: World> DocumentLocks<T, W> {
         List::new(self.session().cloned())
     }
 
-    /// Returns the events of the lock of the document with this `_id`, as they happen; see
+    /// Returns the events of the lock of the document with this `_id`, or of the element in it, as they happen; see
     /// [`LockClient::watch`], which has the same guarantees and errors.
     ///
     /// [`LockEvent::Deleted`] reports a document that was deleted, or replaced
@@ -447,9 +507,8 @@ impl<T, W: World> DocumentLocks<T, W> {
         Events::new(place.map(|(session, name)| (session.clone(), Scope::One(name))))
     }
 
-    /// Returns the events of every lock in the documents, as they happen, each with the name of its document:
-    /// [`id_of`](Self::id_of) returns the `_id`. See [`LockClient::watch_all`], which has the same guarantees and
-    /// errors.
+    /// Returns the events of every lock that is [listed](Self::list), as they happen, each with its name. See
+    /// [`LockClient::watch_all`], which has the same guarantees and errors.
     ///
     /// The stream begins with a grant for each present holder, for which the server reads the whole collection. Without
     /// a change stream, the server reads it again and again, with pauses ten times as long as the last read.
@@ -470,14 +529,21 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// let order = orders.acquire("order-7").await?;
     /// let (name, _) = orders.watch_all().next().await.expect("the client lives")?;
     /// assert_eq!(orders.id_of(&name), Some("order-7".into()));
+    ///
+    /// # memory.insert_one(doc! { "_id": 8, "lines": [{ "sku": "x" }] }).await?;
+    /// let line = orders.element::<Document>("lines", doc! { "sku": "x" });
+    /// let held = line.acquire(8).await?;
+    /// let (name, _) = line.watch_all().next().await.expect("the client lives")?;
+    /// assert_eq!(orders.element_of(&name), Some((8_i64.into(), doc! { "sku": "x" })));
     /// # Ok(()) }
     /// ```
     pub fn watch_all(&self) -> Events<(String, LockEvent), W> {
         Events::new(self.session().map(|session| (session.clone(), Scope::All)))
     }
 
-    /// Returns the name under which the document with this `_id` is listed, watched and reported; the reverse of
-    /// [`id_of`](Self::id_of). Values that the server treats as the same `_id` have the same name.
+    /// Returns the name under which the document with this `_id`, or the element in it, is listed, watched and reported;
+    /// the reverse of [`id_of`](DocumentLocks::id_of) and [`element_of`](DocumentLocks::element_of). Values that the
+    /// server treats as the same have the same name.
     ///
     /// # Examples
     ///
@@ -488,27 +554,15 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// assert_eq!(orders.name_of("order-7"), r#""order-7""#);
     /// assert_eq!(orders.name_of(7), "7");
     /// assert_eq!(orders.name_of(7.0), "7");
+    /// let line = orders.element::<Document>("lines", doc! { "sku": "x" });
+    /// assert_eq!(line.name_of("order-7"), r#""order-7"/sku="x""#);
     /// ```
     pub fn name_of(&self, id: impl Into<Bson>) -> String {
-        name::of_id(&id.into())
+        self.name(&id.into())
     }
 
-    /// Returns the `_id` of a name under which a document is listed, watched or reported: `"order-7"` (with the quotes)
-    /// is a text, `ObjectId(507f191e810c19729de860ea)` an object id, `7` a number, and `bson:` with hexadecimal digits
-    /// anything else. `None` if the text is not such a name.
-    ///
-    /// The server treats the value as the same `_id` as that of the document, though its type may differ: a whole
-    /// number has 64 bits.
-    ///
-    /// # Examples
-    ///
-    /// See [`list`](Self::list).
-    pub fn id_of(&self, name: &str) -> Option<Bson> {
-        name::to_id(name)
-    }
-
-    /// Takes the lock of the document with this `_id` away from its holder, and hands it to the next in the queue.
-    /// Returns the state of the lock afterwards; `None` if it was never locked, or there is no such document.
+    /// Takes the lock of the document with this `_id`, or of the element in it, away from its holder, and hands it to the
+    /// next in the queue. Returns the state of the lock afterwards; `None` where [`inspect`](Self::inspect) returns it.
     ///
     /// The holder sees [`LostReason::Broken`](crate::LostReason::Broken) at once.
     ///
@@ -543,16 +597,15 @@ impl<T, W: World> DocumentLocks<T, W> {
         })
     }
 
-    /// Takes the lock of the document with this `_id` away from the holder whose grant has this token, and from nobody
-    /// else. Returns the state of the lock afterwards; `None` if nobody holds it under this token, and then nothing was
-    /// changed.
+    /// Takes the lock away as [`break_lock`](Self::break_lock) does, but only from the holder whose grant has this token.
+    /// Returns the state of the lock afterwards; `None` if nobody holds it under this token, and then nothing was changed.
     ///
     /// [`HolderInfo::token`](crate::operate::HolderInfo::token) has the token.
     ///
     /// # Errors
     ///
-    /// Same as for [`break_lock`](Self::break_lock). It is safe to try again: no other grant of the document ever has
-    /// the same token.
+    /// Same as for [`break_lock`](Self::break_lock). It is safe to try again: no other grant of the lock ever has the
+    /// same token.
     ///
     /// # Cancel safety
     ///
@@ -583,31 +636,6 @@ impl<T, W: World> DocumentLocks<T, W> {
         })
     }
 
-    /// Clears the count of claims of the document with this `_id`, so that claims with
-    /// [`max_attempts`](crate::Acquire::max_attempts) take it again. Returns `false` if there is no count, or no such
-    /// document.
-    ///
-    /// The lock stays as it is, even if somebody holds it. A claim that waits for such a document is woken.
-    ///
-    /// # Errors
-    ///
-    /// If the `_id` or the field is out of bounds, or the server refuses, can't be reached, or has not answered for
-    /// some seconds. It is safe to try again.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the count may or may not be cleared: a command that was sent runs to its end.
-    ///
-    /// # Examples
-    ///
-    /// See [`Acquire::max_attempts`].
-    pub fn clear_attempts(&self, id: impl Into<Bson>) -> W::Call<impl Future<Output = Result<bool, OperateError>>> {
-        W::call(async move {
-            let (session, name) = self.place(&id.into())?;
-            Ok(session.clear_attempts(&name).await?)
-        })
-    }
-
     /// Returns how waiters and claims are woken at present; see [`LockClient::wake_mode`]. If the client has as many
     /// change streams open as it may have, those of this collection poll.
     ///
@@ -625,30 +653,41 @@ impl<T, W: World> DocumentLocks<T, W> {
             .map_or_else(|_| self.locks.wake_mode(), |session| *session.mode().borrow())
     }
 
-    /// Returns the session, and its name for the document.
+    /// Returns the session, and its name for the item.
     fn place(&self, id: &Bson) -> Result<(&UserHandle, String), InvalidInput> {
         check_id(id)?;
         check_size(id)?;
-        Ok((self.session()?, name::of_id(id)))
+        Ok((self.session()?, self.name(id)))
+    }
+
+    fn name(&self, id: &Bson) -> String {
+        let document = name::of_id(id);
+        match &self.element {
+            None => document,
+            Some(element) => element.name_in(&document),
+        }
     }
 
     fn session(&self) -> Result<&UserHandle, InvalidInput> {
+        // All keys of an array share a session.
+        self.element.as_ref().map_or(Ok(()), ElementPlace::check_key)?;
         if let Some(session) = self.session.get() {
             return Ok(session);
         }
         self.check_database()?;
         check_path(&self.path, "for the locks")?;
-        let place = LockLayout::in_documents(self.namespace(), &self.path, None, &self.paths());
-        let place = place.map_err(|other| {
-            InvalidInput::new(format!(
-                "the field `{}` for the locks of {} overlaps with `{other}`, where this client already has locks",
-                self.path, self.collection
-            ))
-        })?;
-        Ok(self.session.get_or_init(|| self.session_in(&place)))
+        let layout = match &self.element {
+            None => LockLayout::in_documents(self.namespace(), &self.path, None, &self.paths()).map_err(|other| {
+                InvalidInput::new(format!(
+                    "the field `{}` for the locks of {} overlaps with `{other}`, where this client already has locks",
+                    self.path, self.collection
+                ))
+            })?,
+            Some(element) => element.layout(self)?,
+        };
+        Ok(self.session.get_or_init(|| self.session_in(&layout)))
     }
 
-    /// Returns the session over the locks in this place of the documents.
     fn session_in(&self, place: &Arc<LockLayout>) -> UserHandle {
         let id = self.collection.place(place.base().path());
         self.locks.session_over(id, || match &self.collection {
@@ -664,12 +703,13 @@ impl<T, W: World> DocumentLocks<T, W> {
         })
     }
 
-    /// Returns the same locks for documents that are read as another type, in another world.
-    fn read_as<O, V: World>(&self) -> DocumentLocks<O, V> {
-        DocumentLocks {
+    /// Returns the same locks of another kind, or in another world.
+    fn of_kind<L, V: World>(&self) -> ItemLocks<L, V> {
+        ItemLocks {
             locks: self.locks.clone(),
             collection: self.collection.clone(),
             path: self.path.clone(),
+            element: self.element.clone(),
             session: self.session.clone(),
             elements: self.elements.clone(),
             of: PhantomData,
@@ -697,18 +737,19 @@ impl<T, W: World> DocumentLocks<T, W> {
     }
 }
 
-impl<T, W: World> Clone for DocumentLocks<T, W> {
+impl<K, W: World> Clone for ItemLocks<K, W> {
     fn clone(&self) -> Self {
-        self.read_as()
+        self.of_kind()
     }
 }
 
-impl<T, W: World> fmt::Debug for DocumentLocks<T, W> {
+impl<K, W: World> fmt::Debug for ItemLocks<K, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The collection is left out: the driver's client shows the user's connection options.
-        f.debug_struct("DocumentLocks")
+        f.debug_struct("ItemLocks")
             .field("namespace", &self.collection.to_string())
             .field("field", &self.path)
+            .field("element", &Brief(&self.element))
             .finish_non_exhaustive()
     }
 }

@@ -172,9 +172,19 @@ impl Fence {
     pub fn update(&self, update: impl Into<UpdateModifications>) -> Result<UpdateModifications, InvalidInput> {
         let update = update.into();
         documents::check_encodable(&update)?;
+        for (by, paths) in documents::written(&update) {
+            if !by.starts_with('$') {
+                return Err(InvalidInput::new(format!(
+                    "the update has `{}`, which is not an operator; replace_one takes a whole document",
+                    shown_in_a_line(by)
+                )));
+            }
+            let mut paths = paths.into_iter().flatten();
+            paths.try_for_each(|path| self.check_apart_from(path))?;
+        }
         match update {
             UpdateModifications::Document(update) => self.update_by_operators(update).map(Into::into),
-            UpdateModifications::Pipeline(update) => self.update_by_pipeline(update).map(Into::into),
+            UpdateModifications::Pipeline(update) => Ok(self.update_by_pipeline(update).into()),
             _ => Err(InvalidInput::new("the update is neither a document nor a pipeline")),
         }
     }
@@ -367,20 +377,6 @@ impl Fence {
     }
 
     fn update_by_operators(&self, mut update: Document) -> Result<Document, InvalidInput> {
-        for (operator, arguments) in &update {
-            if !operator.starts_with('$') {
-                return Err(InvalidInput::new(format!(
-                    "the update has `{}`, which is not an operator; replace_one takes a whole document",
-                    shown_in_a_line(operator)
-                )));
-            }
-            for (path, argument) in arguments.as_document().into_iter().flatten() {
-                self.check_apart_from(path)?;
-                if let ("$rename", Bson::String(to)) = (operator.as_str(), argument) {
-                    self.check_apart_from(to)?;
-                }
-            }
-        }
         if !update.contains_key("$max") {
             update.insert("$max", Document::new());
         }
@@ -393,22 +389,7 @@ impl Fence {
         Ok(update)
     }
 
-    fn update_by_pipeline(&self, mut update: Vec<Document>) -> Result<Vec<Document>, InvalidInput> {
-        for (stage, arguments) in update.iter().flatten() {
-            match (stage.as_str(), arguments) {
-                ("$set" | "$addFields" | "$project", Bson::Document(fields)) => {
-                    fields.keys().try_for_each(|path| self.check_apart_from(path))?;
-                }
-                ("$unset", Bson::String(path)) => self.check_apart_from(path)?,
-                ("$unset", Bson::Array(paths)) => {
-                    paths
-                        .iter()
-                        .filter_map(Bson::as_str)
-                        .try_for_each(|path| self.check_apart_from(path))?;
-                }
-                _ => {}
-            }
-        }
+    fn update_by_pipeline(&self, mut update: Vec<Document>) -> Vec<Document> {
         // A plain `$set` of the path would overwrite anything in its way, and write into each element of an array.
         let mut value = Bson::from(self.token);
         let parents: Vec<&str> = self.parents().collect();
@@ -418,7 +399,7 @@ impl Fence {
             value = Bson::from(doc! { "$mergeObjects": [format!("${parent}"), { name: value }] });
         }
         update.push(doc! { "$set": { names.next().unwrap_or_default(): value } });
-        Ok(update)
+        update
     }
 
     /// Checks that neither `path` nor the fence's field contains the other.

@@ -221,18 +221,15 @@ impl<T: Target, W: World> Held<T, W> {
     /// Waits until it is lost, other than by a deletion through this handle.
     pub(crate) async fn lost_otherwise(&self) -> Lost {
         let lost = self.view.seen.lost().await;
-        if self.is_deletion(&lost).await {
+        if self.is_deletion(&lost) {
             std::future::pending::<()>().await;
         }
         lost
     }
 
     /// Whether the loss is a deletion through this handle.
-    pub(crate) async fn is_deletion(&self, lost: &Lost) -> bool {
-        match T::deleted(&self.data) {
-            Some(deleted) if *lost == LostReason::Released => *deleted.lock().await,
-            _ => false,
-        }
+    pub(crate) fn is_deletion(&self, lost: &Lost) -> bool {
+        *lost == LostReason::Released && self.view.seen.is_deleted()
     }
 
     /// Keeps `held.clone()` from being a clone of the view.

@@ -36,6 +36,11 @@ pub trait Seen: Clone + fmt::Debug + Send + Sync + Unpin {
         self.loss().map(|loss| loss.reason)
     }
 
+    /// Reports whether its handle has deleted what it locks.
+    fn is_deleted(&self) -> bool {
+        false
+    }
+
     fn status(&self) -> LockStatus;
 
     fn safe_for(&self) -> Duration;

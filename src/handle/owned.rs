@@ -423,6 +423,10 @@ impl Seen for SeenHold {
         self.hold.lost_reason()
     }
 
+    fn is_deleted(&self) -> bool {
+        self.hold.is_deleted()
+    }
+
     fn status(&self) -> LockStatus {
         self.hold.status()
     }

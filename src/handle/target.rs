@@ -2,8 +2,6 @@
 
 use std::convert::Infallible;
 
-use tokio::sync::Mutex as AsyncMutex;
-
 use super::{
     count::{Count, One},
     own::Own,
@@ -33,12 +31,6 @@ pub trait Target: Sealed {
     /// The data that comes with the hold.
     #[doc(hidden)]
     type Data;
-
-    /// Whether the holder itself has deleted the lock, with what it locks.
-    #[doc(hidden)]
-    fn deleted(_: &Self::Data) -> Option<&AsyncMutex<bool>> {
-        None
-    }
 }
 
 /// A lock of any kind, for code that works with all of them: [`Held`](crate::Held) and [`View`](crate::View) without

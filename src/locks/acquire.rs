@@ -27,6 +27,7 @@ use crate::{
         target::{CanFix, CanIdle, CanLimit, CanReenter, HasHolder, IsLock, Target},
     },
     status::{Lost, LostReason},
+    truncated_debug::Brief,
     waitlist,
     world::{Async, Awaits, World},
 };
@@ -650,7 +651,7 @@ impl<T: CanAcquire, P: Patience> Acquire<T, P, Blocking> {
         };
         let output = work(&held);
         if let Err(lost) = held.check()
-            && !Blocking::call(held.is_deletion(&lost))
+            && !held.is_deletion(&lost)
         {
             return Err(lost.into());
         }
@@ -668,7 +669,7 @@ impl<T: Target<Request: Clone>, P: Patience, W: World> Clone for Acquire<T, P, W
 impl<T: Target<Request: fmt::Debug>, P: Patience, W: World> fmt::Debug for Acquire<T, P, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Acquire")
-            .field("request", &self.request)
+            .field("request", &Brief(&self.request))
             .field("timeout", &self.options.timeout)
             .finish_non_exhaustive()
     }

@@ -100,6 +100,8 @@ struct HoldState {
     /// Number of writes by its holder that are on their way and end it, with the document or without: their answers
     /// decide the reason of the loss.
     deleting: usize,
+    /// Whether one of them did.
+    deleted: bool,
     /// The reason for which it was seen to be gone during such a write.
     gone: Option<LostReason>,
     over_at: Option<Instant>,
@@ -193,6 +195,7 @@ impl Hold {
                 detaching: false,
                 lost: None,
                 deleting: 0,
+                deleted: false,
                 gone: None,
                 over_at: None,
                 reported: Reported::Nothing(grant.how),
@@ -389,6 +392,7 @@ impl Hold {
         let gone = {
             let mut state = self.state();
             state.deleting = state.deleting.saturating_sub(1);
+            state.deleted |= deleted;
             state.gone.filter(|_| state.deleting == 0)
         };
         if deleted {
@@ -396,6 +400,11 @@ impl Hold {
         } else if let Some(reason) = gone {
             self.lose(reason);
         }
+    }
+
+    /// Reports whether its holder ended it by a write.
+    pub(crate) fn is_deleted(&self) -> bool {
+        self.state().deleted
     }
 
     pub(crate) fn permits(&self) -> u64 {
