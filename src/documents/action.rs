@@ -140,7 +140,6 @@ impl<T, C: Count> Target for Claim<T, C> {
     type Held = handle::Document<T>;
     type Count = C;
     type Request = Self;
-    type Own = OwnedHold;
     type Data = HeldItem<T>;
 }
 

@@ -11,7 +11,6 @@ use crate::{
     handle::{
         Held,
         count::One,
-        own::Own as _,
         owned::OwnedHold,
         target::{AnyLock, CanFix, CanLimit, HasHolder, IsKnown, IsOne, Target},
     },
@@ -55,7 +54,6 @@ macro_rules! items {
             type Held = Self;
             type Count = One;
             type Request = (ItemLocks<Self>, Bson);
-            type Own = OwnedHold;
             type Data = HeldItem<V>;
         }
 

@@ -2,24 +2,36 @@
 
 pub(crate) mod count;
 pub(crate) mod guard;
-pub(crate) mod own;
 pub(crate) mod owned;
 pub(crate) mod target;
 
-use std::{fmt, future::Future, marker::PhantomData, ops::Deref, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    future::Future,
+    marker::PhantomData,
+    ops::Deref,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
+use futures::{
+    FutureExt, StreamExt,
+    future::{BoxFuture, join_all},
+    stream::FuturesUnordered,
+};
+use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     detached::Detached,
     error::{ReleaseError, RenewError},
     handle::{
-        own::{Own, Seen},
-        owned::SeenHold,
+        owned::{OwnedHold, SeenHold, cancelled},
         target::{AnyLock, IsKnown, IsLock, IsOne, Target},
     },
     session::hold::Hold,
     status::{LockStatus, Lost, LostReason},
+    store::detached,
     token::FencingToken,
     world::{Async, World},
 };
@@ -95,13 +107,16 @@ pub enum Released {
 #[must_use = "dropping the handle releases the lock: `let _ = ..` does so at once"]
 pub struct Held<T: Target = AnyLock, W: World = Async> {
     view: View<T, W>,
-    pub(crate) own: T::Own,
+    /// The first part of a multi-lock, whose others are in the data.
+    pub(crate) own: OwnedHold,
     pub(crate) data: T::Data,
 }
 
 impl<T: Target, W: World> Held<T, W> {
-    pub(crate) fn new((own, data): (T::Own, T::Data)) -> Self {
-        let view = View::new(own.seen());
+    pub(crate) fn new((own, data): (OwnedHold, T::Data)) -> Self {
+        let others = T::others(&data);
+        let others = (!others.is_empty()).then(|| Others::new(others));
+        let view = View::new(own.seen(), others.map(Arc::new));
         Self { view, own, data }
     }
 
@@ -133,7 +148,7 @@ impl<T: Target, W: World> Held<T, W> {
     /// ```
     #[doc(alias("keepalive", "keep_alive", "extend"))]
     pub fn renew(&self) -> W::Call<impl Future<Output = Result<Duration, RenewError>>> {
-        W::call(self.own.renew())
+        W::call(self.renewed(None))
     }
 
     /// Renews the lock now for `length`, and from now on in the background too, where the lease was shorter. The bounds
@@ -167,7 +182,7 @@ impl<T: Target, W: World> Held<T, W> {
     /// ```
     #[doc(alias("extend", "updateLeaseTime"))]
     pub fn renew_for(&self, length: Duration) -> W::Call<impl Future<Output = Result<Duration, RenewError>>> {
-        W::call(self.own.renew_for(length))
+        W::call(self.renewed(Some(length)))
     }
 
     /// Releases it: the lock is handed to the next in the queue, or is free, unless it is [kept
@@ -203,7 +218,7 @@ impl<T: Target, W: World> Held<T, W> {
     /// ```
     #[doc(alias = "unlock")]
     pub fn release(self) -> W::Call<impl Future<Output = Result<Released, ReleaseError>>> {
-        W::call(async move { self.own.release().await })
+        W::call(self.released())
     }
 
     /// Returns the same handle for async code.
@@ -218,9 +233,38 @@ impl<T: Target, W: World> Held<T, W> {
         Held::new((self.own, self.data))
     }
 
+    async fn renewed(&self, length: Option<Duration>) -> Result<Duration, RenewError> {
+        let parts = [&self.own].into_iter().chain(T::others(&self.data));
+        let renewing = parts.map(|part| match length {
+            Some(length) => part.renew_for(length).boxed(),
+            None => part.renew().boxed(),
+        });
+        let renewed = join_all(renewing).await;
+        self.check()?;
+        renewed.into_iter().collect::<Result<Vec<_>, _>>()?;
+        Ok(self.safe_for())
+    }
+
+    pub(crate) async fn released(self) -> Result<Released, ReleaseError> {
+        let (own, others) = (self.own, T::into_others(self.data));
+        if others.is_empty() {
+            return own.release().await;
+        }
+        let released = join_all([own].into_iter().chain(others).map(OwnedHold::release)).await;
+        let worst = released.into_iter().min_by_key(|part| match part {
+            Ok(Released::WasLost) => 0,
+            Err(_) => 1,
+            // Another task of this client that re-entered a part still holds it, and a caller that needs everything free
+            // learns of it.
+            Ok(Released::StillHeld) => 2,
+            Ok(_) => 3,
+        });
+        worst.unwrap_or(Ok(Released::Released))
+    }
+
     /// Waits until it is lost, other than by a deletion through this handle.
     pub(crate) async fn lost_otherwise(&self) -> Lost {
-        let lost = self.view.seen.lost().await;
+        let lost = self.ended().await;
         if self.is_deletion(&lost) {
             std::future::pending::<()>().await;
         }
@@ -229,7 +273,7 @@ impl<T: Target, W: World> Held<T, W> {
 
     /// Whether the loss is a deletion through this handle.
     pub(crate) fn is_deletion(&self, lost: &Lost) -> bool {
-        *lost == LostReason::Released && self.view.seen.is_deleted()
+        *lost == LostReason::Released && self.own.is_deleted()
     }
 
     /// Keeps `held.clone()` from being a clone of the view.
@@ -326,7 +370,7 @@ impl<T: Target, W: World> Deref for Held<T, W> {
 
 impl<T: Target, W: World> fmt::Debug for Held<T, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Held").field(&self.view.seen).finish()
+        self.view.fmt_as("Held", f)
     }
 }
 
@@ -348,18 +392,99 @@ impl<T: Target, W: World> fmt::Debug for Held<T, W> {
 /// # Ok(()) }
 /// ```
 pub struct View<T: Target = AnyLock, W: World = Async> {
-    pub(crate) seen: <T::Own as Own>::Seen,
+    pub(crate) seen: SeenHold,
+    /// The other parts of a multi-lock.
+    others: Option<Arc<Others>>,
     of: PhantomData<fn() -> (T, W)>,
 }
 
+/// The parts of a multi-lock after the first; never empty.
+struct Others {
+    /// Sorted by name.
+    parts: Vec<SeenHold>,
+    runtime: Handle,
+    /// The first observed loss stays, as with a single lock.
+    lost: OnceLock<Lost>,
+    ended: OnceLock<CancellationToken>,
+}
+
+impl Others {
+    fn new(parts: &[OwnedHold]) -> Self {
+        Self {
+            parts: parts.iter().map(OwnedHold::seen).collect(),
+            runtime: Handle::current(),
+            lost: OnceLock::new(),
+            ended: OnceLock::new(),
+        }
+    }
+}
+
+/// Resolves when one of them does; never, if there is none.
+pub(crate) async fn any(mut all: FuturesUnordered<BoxFuture<'_, ()>>) {
+    if all.next().await.is_none() {
+        std::future::pending::<()>().await;
+    }
+}
+
 impl<T: Target, W: World> View<T, W> {
-    pub(crate) fn new(seen: <T::Own as Own>::Seen) -> Self {
-        Self { seen, of: PhantomData }
+    fn new(seen: SeenHold, others: Option<Arc<Others>>) -> Self {
+        Self {
+            seen,
+            others,
+            of: PhantomData,
+        }
+    }
+
+    pub(crate) fn of(seen: SeenHold) -> Self {
+        Self::new(seen, None)
+    }
+
+    /// Returns the holds that it is of: those of all parts of a multi-lock, sorted by name.
+    pub(crate) fn holds(&self) -> impl Iterator<Item = &SeenHold> {
+        let others = self.others.iter().flat_map(|others| &others.parts);
+        [&self.seen].into_iter().chain(others)
+    }
+
+    /// If several are lost, the first one observed.
+    fn loss(&self) -> Option<Lost> {
+        let Some(others) = &self.others else {
+            return self.seen.loss();
+        };
+        if let Some(lost) = others.lost.get() {
+            return Some(lost.clone());
+        }
+        let losses = || self.holds().filter_map(SeenHold::loss);
+        // A loss says more than the release of the other parts after it.
+        let lost = losses()
+            .find(|lost| *lost != LostReason::Released)
+            .or_else(|| losses().next())?;
+        Some(others.lost.get_or_init(|| lost).clone())
+    }
+
+    /// Waits for the loss.
+    pub(crate) async fn ended(&self) -> Lost {
+        if self.others.is_none() {
+            return self.seen.lost().await;
+        }
+        loop {
+            if let Some(lost) = self.loss() {
+                return lost;
+            }
+            any(self.holds().map(|part| part.lost().map(drop).boxed()).collect()).await;
+        }
+    }
+
+    fn fmt_as(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_tuple(name);
+        self.holds().for_each(|hold| {
+            shown.field(hold);
+        });
+        shown.finish()
     }
 
     /// Returns the same view for async code.
     pub fn as_async(&self) -> View<T> {
-        View::new(self.seen.clone())
+        View::new(self.seen.clone(), self.others.clone())
     }
 
     /// Waits until the lock is lost, and returns the loss: an error that names the lock and the reason. A multi-lock is
@@ -386,7 +511,7 @@ impl<T: Target, W: World> View<T, W> {
     /// ```
     #[doc(alias("Done", "lost lease"))]
     pub fn lost(&self) -> W::Call<impl Future<Output = Lost>> {
-        W::call(self.seen.lost())
+        W::call(self.ended())
     }
 
     /// Waits until somebody waits for the lock: another client, or another task of this one. For work that can stop early
@@ -429,7 +554,7 @@ impl<T: Target, W: World> View<T, W> {
     /// ```
     #[doc(alias("makeRevocable", "revocable", "yield"))]
     pub fn wanted(&self) -> W::Call<impl Future<Output = ()>> {
-        W::call(self.seen.wanted())
+        W::call(any(self.holds().map(|part| part.wanted().boxed()).collect()))
     }
 
     /// Returns the loss if the lock is lost: an error that names the lock and the reason. If several parts of a
@@ -455,14 +580,14 @@ impl<T: Target, W: World> View<T, W> {
     /// # Ok(()) }
     /// ```
     pub fn check(&self) -> Result<(), Lost> {
-        self.seen.loss().map_or(Ok(()), Err)
+        self.loss().map_or(Ok(()), Err)
     }
 
     /// Returns why the lock was lost; `None` while it is held.
     ///
     /// Checks the clock on the spot: the answer is right even if no task of the program has run for a while.
     pub fn lost_reason(&self) -> Option<LostReason> {
-        self.seen.lost_reason()
+        self.loss().map(|lost| lost.reason)
     }
 
     /// Returns whether the lock is still held: whether there is no [`lost_reason`](Self::lost_reason), with whatever
@@ -489,7 +614,12 @@ impl<T: Target, W: World> View<T, W> {
 
     /// Returns how safe the lock is at present; for a multi-lock, the status of the least safe part.
     pub fn status(&self) -> LockStatus {
-        self.seen.status()
+        if self.lost_reason().is_some() {
+            return LockStatus::Lost;
+        }
+        self.holds()
+            .map(SeenHold::status)
+            .fold(LockStatus::Held, LockStatus::worse)
     }
 
     /// Returns for how long the lock, or every part of a multi-lock, is surely ours, even if the server can't be
@@ -497,7 +627,7 @@ impl<T: Target, W: World> View<T, W> {
     ///
     /// Right after a hand-over that is the claim lease, until the first renewal a few hundred milliseconds later.
     pub fn safe_for(&self) -> Duration {
-        self.seen.safe_for()
+        self.holds().map(SeenHold::safe_for).min().unwrap_or_default()
     }
 
     /// Returns a token that is cancelled as soon as the lock, or any part of a multi-lock, is no longer ours: when it
@@ -505,7 +635,28 @@ impl<T: Target, W: World> View<T, W> {
     /// cancelled at once then, and that of another lock at the first look at it after its deadline. So await
     /// [`lost`](View::lost) beside it, which looks by itself.
     pub fn lost_token(&self) -> CancellationToken {
-        self.seen.lost_token()
+        let Some(others) = &self.others else {
+            return self.seen.lost_token();
+        };
+        if self.lost_reason() == Some(LostReason::Forked) {
+            return cancelled();
+        }
+        let ended = others.ended.get_or_init(|| {
+            let ended = CancellationToken::new();
+            let view = View::<AnyLock>::new(self.seen.clone(), self.others.clone());
+            let guard = ended.clone().drop_guard();
+            // The task ends with the hold. It is dropped with the runtime, and the guard with it.
+            drop(detached(&others.runtime, async move {
+                view.ended().await;
+                drop(guard);
+            }));
+            ended
+        });
+        if self.lost_reason().is_some() {
+            ended.cancel();
+        }
+        // A child: cancelling the user's token must not cancel those of others.
+        ended.child_token()
     }
 
     /// Returns the name of the lock.
@@ -545,18 +696,18 @@ impl<T: Target, W: World> View<T, W> {
 
 impl<T: IsKnown, W: World> From<View<T, W>> for View<AnyLock, W> {
     fn from(view: View<T, W>) -> Self {
-        Self::new(view.seen)
+        Self::of(view.seen)
     }
 }
 
 impl<T: Target, W: World> Clone for View<T, W> {
     fn clone(&self) -> Self {
-        Self::new(self.seen.clone())
+        Self::new(self.seen.clone(), self.others.clone())
     }
 }
 
 impl<T: Target, W: World> fmt::Debug for View<T, W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("View").field(&self.seen).finish()
+        self.fmt_as("View", f)
     }
 }

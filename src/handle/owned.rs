@@ -14,10 +14,7 @@ use std::{
 use futures::FutureExt;
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    Released,
-    own::{Own, Seen},
-};
+use super::Released;
 use crate::{
     detached::Detached,
     error::{AcquireError, InvalidInput, ReleaseError, RenewError, ServerError},
@@ -227,7 +224,7 @@ impl OwnedHold {
     pub(crate) async fn loss(&self) -> Lost {
         match self.renew().await {
             Err(RenewError::Lost(lost)) => lost,
-            _ => Seen::loss(&self.seen).unwrap_or(self.lost_as(LostReason::Overwritten)),
+            _ => self.seen.loss().unwrap_or(self.lost_as(LostReason::Overwritten)),
         }
     }
 
@@ -239,16 +236,12 @@ impl OwnedHold {
             error,
         }
     }
-}
 
-impl Own for OwnedHold {
-    type Seen = SeenHold;
-
-    fn seen(&self) -> SeenHold {
+    pub(super) fn seen(&self) -> SeenHold {
         self.seen.clone()
     }
 
-    async fn renew(&self) -> Result<Duration, RenewError> {
+    pub(crate) async fn renew(&self) -> Result<Duration, RenewError> {
         self.check()?;
         self.session.ensure_usable()?;
         // Not as its user: the answer can take longer than the user keeps the handle.
@@ -261,7 +254,7 @@ impl Own for OwnedHold {
         }
     }
 
-    async fn renew_for(&self, length: Duration) -> Result<Duration, RenewError> {
+    pub(crate) async fn renew_for(&self, length: Duration) -> Result<Duration, RenewError> {
         self.check()?;
         self.session.ensure_usable()?;
         let holds = self.with_reader();
@@ -281,7 +274,7 @@ impl Own for OwnedHold {
         }
     }
 
-    async fn release(mut self) -> Result<Released, ReleaseError> {
+    pub(crate) async fn release(mut self) -> Result<Released, ReleaseError> {
         self.gone = true;
         let remains = self.hold().exit_part(self.permits());
         self.hold().report_end();
@@ -396,46 +389,37 @@ impl SeenHold {
     pub(crate) fn parts(&self) -> (&Arc<Hold>, Option<Arc<Session>>) {
         (&self.hold, self.session.upgrade())
     }
-}
 
-/// Returns a token for a fork, in which that of the hold is not asked: a thread of the parent may have had its mutex.
-pub(crate) fn cancelled() -> CancellationToken {
-    let token = CancellationToken::new();
-    token.cancel();
-    token
-}
-
-impl Seen for SeenHold {
-    async fn lost(&self) -> Lost {
+    pub(crate) async fn lost(&self) -> Lost {
         self.await_losses();
         self.lost_as(self.hold.lost().await)
     }
 
-    async fn wanted(&self) {
+    pub(crate) async fn wanted(&self) {
         self.hold.wanted().await;
     }
 
-    fn loss(&self) -> Option<Lost> {
+    pub(crate) fn loss(&self) -> Option<Lost> {
         self.lost_reason().map(|reason| self.lost_as(reason))
     }
 
-    fn lost_reason(&self) -> Option<LostReason> {
+    pub(crate) fn lost_reason(&self) -> Option<LostReason> {
         self.hold.lost_reason()
     }
 
-    fn is_deleted(&self) -> bool {
+    pub(crate) fn is_deleted(&self) -> bool {
         self.hold.is_deleted()
     }
 
-    fn status(&self) -> LockStatus {
+    pub(crate) fn status(&self) -> LockStatus {
         self.hold.status()
     }
 
-    fn safe_for(&self) -> Duration {
+    pub(crate) fn safe_for(&self) -> Duration {
         self.hold.safe_for()
     }
 
-    fn lost_token(&self) -> CancellationToken {
+    pub(crate) fn lost_token(&self) -> CancellationToken {
         if self.lost_reason() == Some(LostReason::Forked) {
             return cancelled();
         }
@@ -443,6 +427,13 @@ impl Seen for SeenHold {
         // A child: cancelling the user's token must not end the lock.
         self.hold.ended().child_token()
     }
+}
+
+/// Returns a token for a fork, in which that of the hold is not asked: a thread of the parent may have had its mutex.
+pub(crate) fn cancelled() -> CancellationToken {
+    let token = CancellationToken::new();
+    token.cancel();
+    token
 }
 
 impl fmt::Debug for SeenHold {

@@ -4,7 +4,6 @@ use std::convert::Infallible;
 
 use super::{
     count::{Count, One},
-    own::Own,
     owned::OwnedHold,
 };
 use crate::world::Sealed;
@@ -18,19 +17,27 @@ use crate::world::Sealed;
 pub trait Target: Sealed {
     /// The target that is held afterwards: the same, except that a [`Claim`](crate::documents::Claim) holds a
     /// [`Document`](crate::documents::Document).
-    type Held: Target<Own = Self::Own, Data = Self::Data>;
+    type Held: Target<Data = Self::Data>;
     /// How many handles an acquire gives: [`One`], except that
     /// [`claim_many`](crate::documents::DocumentLocks::claim_many) gives several.
     type Count: Count;
     /// The request by which it is acquired.
     #[doc(hidden)]
     type Request;
-    /// The hold itself.
-    #[doc(hidden)]
-    type Own: Own;
     /// The data that comes with the hold.
     #[doc(hidden)]
     type Data;
+
+    /// The holds of the other parts of a multi-lock.
+    #[doc(hidden)]
+    fn others(_: &Self::Data) -> &[OwnedHold] {
+        &[]
+    }
+
+    #[doc(hidden)]
+    fn into_others(_: Self::Data) -> Vec<OwnedHold> {
+        Vec::new()
+    }
 }
 
 /// A lock of any kind, for code that works with all of them: [`Held`](crate::Held) and [`View`](crate::View) without
@@ -44,7 +51,6 @@ impl Target for AnyLock {
     type Held = Self;
     type Count = One;
     type Request = Infallible;
-    type Own = OwnedHold;
     type Data = ();
 }
 
@@ -53,7 +59,7 @@ impl Target for AnyLock {
     message = "`{Self}` has a name and a token for each part",
     note = "take those of a part: `token_of(name)`, `part(name)`"
 )]
-pub trait IsOne: Target<Own = OwnedHold> {}
+pub trait IsOne: Target {}
 
 /// A lock of its own: a mutex, permits, a reader or a writer. It can stay taken after its release, and its hold can be
 /// left to another client: all that it is stands in its lock.

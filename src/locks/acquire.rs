@@ -23,7 +23,7 @@ use crate::{
     handle::{
         Held, Released,
         count::{Count, One},
-        own::{Own, Seen},
+        owned::OwnedHold,
         target::{CanFix, CanIdle, CanLimit, CanReenter, HasHolder, IsLock, Target},
     },
     status::{Lost, LostReason},
@@ -53,7 +53,7 @@ pub trait Ask: Target<Request: Clone + Send + Sync + Unpin, Data: Send + Sync> +
 }
 
 /// A hold, and the data that come with it.
-pub(crate) type Got<T> = (<T as Target>::Own, <T as Target>::Data);
+pub(crate) type Got<T> = (OwnedHold, <T as Target>::Data);
 
 /// One `X`, or several: what an acquire of a `T` gives.
 type Of<T, X> = <<T as Target>::Count as Count>::Of<X>;
@@ -531,12 +531,12 @@ pub(crate) async fn unless_lost<L, Fut: Future>(lost: impl Future<Output = L>, w
 
 /// Releases what the work is done with. The release may be the first to find that it was lost.
 async fn given_back<T: Target, W: World>(held: Held<T, W>) -> Result<(), Lost> {
-    let seen = held.own.seen();
+    let view = held.view();
     // An event reports an unconfirmed release.
-    if !matches!(held.own.release().await, Ok(Released::WasLost)) {
+    if !matches!(held.released().await, Ok(Released::WasLost)) {
         return Ok(());
     }
-    let lost = seen.lost().await;
+    let lost = view.ended().await;
     Err(match lost.reason {
         LostReason::Released => Lost {
             reason: LostReason::Overwritten,

@@ -11,27 +11,18 @@
 //! that all were here at the same time. Tokens rise, so the generation's last place was granted after this party's, and
 //! after that grant all places were held, each by a party that was here.
 
-use std::{
-    collections::hash_map::RandomState,
-    fmt,
-    future::{Future, pending},
-    hash::BuildHasher,
-    marker::PhantomData,
-    str::FromStr,
-    time::Duration,
-};
+use std::{fmt, future::Future, marker::PhantomData, str::FromStr, time::Duration};
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, interval_at};
 
 use crate::{
     config::millis,
     error::{AcquireError, BarrierError, ReleaseError},
-    handle::{
-        Released,
-        own::{Own as _, Seen as _},
-        owned::OwnedHold,
+    handle::{Released, owned::OwnedHold},
+    locks::{
+        request::Share,
+        watched::{self, KEPT, Watch, place_of},
     },
-    locks::watched::{KEPT, Places, Watch},
     name::LockName,
     protocol::{Holder, KeptUntil, Kind, State},
     session::{UserHandle, hold::Hold},
@@ -42,9 +33,8 @@ use crate::{
 #[cfg(feature = "sync")]
 use crate::{input::check_duration, world::Blocking};
 
-/// Least time after which a party that waits clears the places of a generation that has passed, in case the last of its
-/// parties died before it did. By then that one has had time for a read and a write many times over. The most is three
-/// times that, at random: of a thousand calls that wait, few send the same write before they see that it was done.
+/// Pause between two looks of a party that waits at whether the places of a generation that has passed are still there,
+/// in case the last of its parties died before it cleared them. That one takes a read and a write for it.
 const CLEARS_AFTER: Duration = Duration::from_millis(500);
 
 /// Maximum number of parties. In each generation every party writes the document a few times, and every party receives
@@ -108,9 +98,10 @@ const HERE: &str = "waits for the others";
 /// # Ok(()) }
 /// ```
 #[doc(alias("DoubleBarrier", "CyclicBarrier"))]
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Barrier<W: World = Async> {
-    places: Places,
+    place: Share,
+    parties: u32,
     of: PhantomData<fn() -> W>,
 }
 
@@ -138,26 +129,21 @@ impl BarrierPass {
 
 impl<W: World> Barrier<W> {
     pub(crate) fn new(session: UserHandle, name: LockName, parties: u32) -> Self {
-        let kind = Kind::Barrier;
         Self {
-            places: Places {
-                session,
-                name,
-                kind,
-                count: parties,
-            },
+            place: place_of(session, name, Kind::Barrier, parties),
+            parties,
             of: PhantomData,
         }
     }
 
     /// Returns the name of the barrier.
     pub fn name(&self) -> &str {
-        &self.places.name
+        &self.place.name
     }
 
     /// Returns the number of parties that wait for each other.
     pub fn parties(&self) -> u32 {
-        self.places.count
+        self.parties
     }
 
     /// Waits until as many calls as there are parties wait, and passes with them. Wrap it in `tokio::time::timeout` to
@@ -195,8 +181,8 @@ impl<W: World> Barrier<W> {
     }
 
     async fn passed(&self) -> Result<BarrierPass, BarrierError> {
-        self.places.check("parties", PARTIES_MOST).map_err(AcquireError::from)?;
-        let mut watch = self.places.watch();
+        watched::check(&self.place, "parties", PARTIES_MOST).map_err(AcquireError::from)?;
+        let mut watch = Watch::begin(&self.place);
         let place = self.enter(&mut watch).await?;
         let generation = self.gather(&place, &mut watch).await?;
         let pass = BarrierPass {
@@ -206,7 +192,7 @@ impl<W: World> Barrier<W> {
         let lost = place.lost_as(LostReason::Released);
         // Runs to its end, even if its future was dropped: the others go by its mark.
         let leaving = self.clone().leave(place, generation);
-        match self.places.session.spawn_for(leaving).await {
+        match self.place.session.spawn_for(leaving).await {
             Ok(left) => left.map(|()| pass),
             // The runtime ended.
             Err(_) => Err(lost.into()),
@@ -216,16 +202,15 @@ impl<W: World> Barrier<W> {
     /// Takes a place (of the next generation, if that of the last one is still taken) and records that this party is
     /// here.
     async fn enter(&self, watch: &mut Watch<'_>) -> Result<OwnedHold, BarrierError> {
-        let mut acquiring = self.places.acquire(None);
-        let mut leftovers = Leftovers::default();
+        let mut acquiring = watched::take(&self.place, None);
+        let mut overdue = interval_at(Instant::now() + CLEARS_AFTER, CLEARS_AFTER);
         let place = loop {
             tokio::select! {
                 biased;
                 place = &mut acquiring => break place?,
                 changed = watch.changed() => changed?,
-                last = leftovers.overdue() => self.clear(last),
+                _ = overdue.tick() => self.clear(watch.last()),
             }
-            leftovers.note(watch.last());
         };
         self.say(&place, HERE.to_owned()).await?;
         Ok(place)
@@ -234,18 +219,17 @@ impl<W: World> Barrier<W> {
     /// Waits until all parties are there, or until the mark of one of them says so.
     async fn gather(&self, place: &OwnedHold, watch: &mut Watch<'_>) -> Result<Generation, BarrierError> {
         let hold = place.hold();
-        let mut leftovers = Leftovers::default();
+        let mut overdue = interval_at(Instant::now() + CLEARS_AFTER, CLEARS_AFTER);
         loop {
             let complete = |state| Generation::marked(state, hold).or_else(|| Generation::complete(state, hold));
             if let Some(generation) = watch.last().and_then(complete) {
                 return Ok(generation);
             }
-            leftovers.note(watch.last());
             tokio::select! {
                 biased;
                 lost = place.lost() => return Err(lost.into()),
                 changed = watch.changed() => changed.map_err(|error| while_waiting(place, error))?,
-                last = leftovers.overdue() => self.clear(last),
+                _ = overdue.tick() => self.clear(watch.last()),
             }
         }
     }
@@ -267,65 +251,29 @@ impl<W: World> Barrier<W> {
         // The last party clears the places. Nobody waits for that, and otherwise a party of the next generation does
         // it.
         let barrier = self.clone();
-        drop(self.places.session.spawn_for(async move {
-            let state = barrier.places.newest().await.ok().flatten();
-            if let Some(last) = state.as_ref().and_then(passed) {
-                barrier.clear(last);
-            }
+        drop(self.place.session.spawn_for(async move {
+            let state = barrier.place.newest::<AcquireError>().await.ok().flatten();
+            barrier.clear(state.as_ref());
         }));
         Ok(())
     }
 
     /// Writes a value into the place for the others to read.
     async fn say(&self, place: &OwnedHold, word: String) -> Result<(), BarrierError> {
-        if self.places.session.proclaim(place.hold(), word).await? {
+        if self.place.session.proclaim(place.hold(), word).await? {
             return Ok(());
         }
         Err(place.loss().await.into())
     }
 
-    /// Clears, in the background, the places of a generation that all its parties have passed. The write itself checks
-    /// that they have, as the state that shows it may be old.
-    fn clear(&self, last: i64) {
-        let (session, name) = (self.places.session.clone(), self.places.name.clone());
+    /// Clears, in the background, the places of a generation that all its parties have passed, if there are any. The
+    /// write itself checks that they have, as the state that shows it may be old.
+    fn clear(&self, state: Option<&State>) {
+        let Some(last) = state.and_then(passed) else { return };
+        let (session, name) = (self.place.session.clone(), self.place.name.clone());
         let clearing = session.clone();
         drop(session.spawn_for(async move { clearing.clear(&name, last).await }));
     }
-}
-
-/// The places of a generation that has passed, as a party of the next one sees them: those that have passed clear them,
-/// and all that wait would send the same write.
-///
-/// The last token of the generation, and when this party clears them.
-#[derive(Debug, Default)]
-struct Leftovers(Option<(i64, Instant)>);
-
-impl Leftovers {
-    fn note(&mut self, state: Option<&State>) {
-        let last = state.and_then(passed);
-        if last != self.0.map(|(last, _)| last) {
-            self.0 = last.map(|last| (last, clear_at(last)));
-        }
-    }
-
-    /// Waits until the places should have been cleared, and returns the last token of their generation. Does not return
-    /// where there are none.
-    async fn overdue(&mut self) -> i64 {
-        let Some((last, at)) = &mut self.0 else {
-            return pending().await;
-        };
-        sleep_until(*at).await;
-        // Once more later: the write may fail.
-        *at = clear_at(*last);
-        *last
-    }
-}
-
-/// Returns when one of the parties clears the places of a generation that has passed by now.
-fn clear_at(last: i64) -> Instant {
-    let most = 1 + 2 * millis(CLEARS_AFTER).unsigned_abs();
-    let spread = Duration::from_millis(RandomState::new().hash_one(last) % most);
-    Instant::now() + CLEARS_AFTER + spread
 }
 
 /// The parties that pass together.
@@ -401,15 +349,6 @@ fn while_waiting(place: &OwnedHold, error: AcquireError) -> BarrierError {
         AcquireError::Server(error) => error.into(),
         // The client was shut down, and has released the place.
         _ => place.lost_as(LostReason::Released).into(),
-    }
-}
-
-impl<W: World> fmt::Debug for Barrier<W> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Barrier")
-            .field("name", &self.places.name)
-            .field("parties", &self.parties())
-            .finish_non_exhaustive()
     }
 }
 

@@ -8,7 +8,7 @@ use super::{acquire::Acquire, options::Options, patience::Wait, request::Share};
 #[cfg(feature = "sync")]
 use crate::world::Blocking;
 use crate::{
-    error::{AcquireError, KindMismatch, OperateError, ReleaseError, RenewError},
+    error::{AcquireError, OperateError, ReleaseError, RenewError},
     handle::{Held, Released, View},
     input::{check_name, check_text},
     inspect::HolderInfo,
@@ -47,8 +47,7 @@ pub use candidacy::Candidacy;
 #[doc(alias("leader election", "leader"))]
 #[derive(Clone, Debug)]
 pub struct Election<W: World = Async> {
-    session: UserHandle,
-    name: LockName,
+    share: Share,
     waits_out_other_uses: bool,
     of: PhantomData<fn() -> W>,
 }
@@ -105,8 +104,7 @@ impl Followed for Option<Leader> {
 impl<W: World> Election<W> {
     pub(crate) fn new(session: UserHandle, name: LockName) -> Self {
         Self {
-            session,
-            name,
+            share: Share::whole(session, name, Kind::Election),
             waits_out_other_uses: false,
             of: PhantomData,
         }
@@ -114,7 +112,7 @@ impl<W: World> Election<W> {
 
     /// Returns the name of the election.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.share.name
     }
 
     /// Campaigns until elected, proclaiming `value` (up to 1,024 bytes) from then on. Await the returned action.
@@ -143,7 +141,7 @@ impl<W: World> Election<W> {
     pub fn campaign(&self, value: impl Into<String>) -> Acquire<Election, Wait, W> {
         let share = Share {
             value: Some(value.into()),
-            ..Share::whole(self.session.clone(), self.name.clone(), Kind::Election)
+            ..self.share.clone()
         };
         // A leader leads for as long as it can.
         Acquire::with(share, Options::unlimited())
@@ -169,17 +167,9 @@ impl<W: World> Election<W> {
     /// ```
     pub fn leader(&self) -> W::Call<impl Future<Output = Result<Option<Leader>, OperateError>>> {
         W::call(async move {
-            check_name(&self.name)?;
-            let Some((mut state, exchange)) = self.session.inspect(&self.name).await? else {
-                return Ok(None);
-            };
-            state
-                .holders
-                .retain(|holder| exchange.now.is_none_or(|now| holder.until > now));
-            if !state.holders.is_empty() && state.kind != Kind::Election {
-                return Err(KindMismatch::new(&self.name, &state, (Kind::Election, 1), 0).into());
-            }
-            Ok(Leader::of(&state))
+            check_name(&self.share.name)?;
+            let state = self.share.newest::<OperateError>().await?;
+            Ok(state.as_ref().and_then(Leader::of))
         })
     }
 
@@ -211,8 +201,8 @@ impl<W: World> Election<W> {
     /// # Ok(()) }
     /// ```
     pub fn observe(&self) -> Events<Option<Leader>, W> {
-        let scope = Scope::One(self.name.to_string());
-        Events::new(check_name(&self.name).map(|()| (self.session.clone(), scope)))
+        let Share { session, name, .. } = &self.share;
+        Events::new(check_name(name).map(|()| (session.clone(), Scope::One(name.to_string()))))
     }
 }
 

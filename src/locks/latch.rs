@@ -3,7 +3,7 @@
 //! An arrival is a hold of one place that was released and is kept taken: the document's holders are the record of the
 //! arrivals, and waiting calls only watch the document.
 
-use std::{fmt, future::Future, marker::PhantomData, time::Duration};
+use std::{future::Future, marker::PhantomData, time::Duration};
 
 use tokio::time::sleep;
 
@@ -13,11 +13,12 @@ use crate::{
     backoff::{Backoff, LONGEST_PAUSE},
     config::millis,
     error::{AcquireError, InvalidInput, ReleaseError},
-    handle::{Released, own::Own as _, owned::OwnedHold},
+    handle::{Released, owned::OwnedHold},
     input::{at_least, check_duration, check_text},
     locks::{
         once::KEPT_LEAST,
-        watched::{KEPT, Places},
+        request::Share,
+        watched::{self, KEPT, Watch, place_of},
     },
     name::LockName,
     protocol::{Holder, KeptUntil, Kind, QUEUE_MOST, State},
@@ -64,23 +65,19 @@ use crate::{
 /// # Ok(()) }
 /// ```
 #[doc(alias("CountDownLatch", "RCountDownLatch"))]
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Latch<W: World = Async> {
-    places: Places,
+    place: Share,
+    count: u32,
     counts_for: Duration,
     of: PhantomData<fn() -> W>,
 }
 
 impl<W: World> Latch<W> {
     pub(crate) fn new(session: UserHandle, name: LockName, count: u32) -> Self {
-        let kind = Kind::Latch;
         Self {
-            places: Places {
-                session,
-                name,
-                kind,
-                count,
-            },
+            place: place_of(session, name, Kind::Latch, count),
+            count,
             counts_for: KEPT,
             of: PhantomData,
         }
@@ -88,12 +85,12 @@ impl<W: World> Latch<W> {
 
     /// Returns the name of the latch.
     pub fn name(&self) -> &str {
-        &self.places.name
+        &self.place.name
     }
 
     /// Returns the number of arrivals that open it.
     pub fn count(&self) -> u32 {
-        self.places.count
+        self.count
     }
 
     /// Sets for how long each arrival of this process counts: a day unless set, from a second to 366 days. Afterwards
@@ -192,7 +189,7 @@ impl<W: World> Latch<W> {
 
     async fn opened(&self) -> Result<(), AcquireError> {
         self.check()?;
-        let mut watch = self.places.watch();
+        let mut watch = Watch::begin(&self.place);
         while !watch.last().is_some_and(|state| self.is_open(state)) {
             watch.changed().await?;
             watch.mismatch().await?;
@@ -222,21 +219,21 @@ impl<W: World> Latch<W> {
     pub fn missing(&self) -> W::Call<impl Future<Output = Result<u32, AcquireError>>> {
         W::call(async move {
             self.check()?;
-            let state = self.places.newest().await?;
+            let state = self.place.newest::<AcquireError>().await?;
             let arrived = state.map_or(0, |state| arrivals(&state).count());
-            Ok(self.count().saturating_sub(u32::try_from(arrived).unwrap_or(u32::MAX)))
+            Ok(self.count.saturating_sub(u32::try_from(arrived).unwrap_or(u32::MAX)))
         })
     }
 
     fn check(&self) -> Result<(), InvalidInput> {
         // Each is an entry in the document, as a waiter is.
-        self.places.check("arrivals", QUEUE_MOST)?;
+        watched::check(&self.place, "arrivals", QUEUE_MOST)?;
         at_least("time for which an arrival counts", self.counts_for, KEPT_LEAST)?;
         check_duration("time for which an arrival counts", self.counts_for)
     }
 
     fn is_open(&self, state: &State) -> bool {
-        arrivals(state).count() >= usize::try_from(self.count()).unwrap_or(usize::MAX)
+        arrivals(state).count() >= usize::try_from(self.count).unwrap_or(usize::MAX)
     }
 
     /// Takes a place, and leaves it taken.
@@ -266,13 +263,13 @@ impl<W: World> Latch<W> {
 
     /// Whether there is nothing left to count, in the state that a majority has.
     async fn is_done(&self, party: Option<&str>) -> Result<bool, AcquireError> {
-        let state = self.places.committed().await?;
+        let state = self.place.committed().await?;
         Ok(state.is_some_and(|state| self.is_open(&state) || party.is_some_and(|party| has(&state, party))))
     }
 
     /// Takes a place. `None`: other arrivals have all places, or this party has arrived.
     async fn take(&self, party: Option<&str>) -> Result<Option<OwnedHold>, AcquireError> {
-        let mut acquire = self.places.acquire(party.map(str::to_owned));
+        let mut acquire = watched::take(&self.place, party.map(str::to_owned));
         loop {
             tokio::select! {
                 biased;
@@ -290,7 +287,7 @@ impl<W: World> Latch<W> {
     /// places are in the document before either party looks, so at least the later one sees the other.
     async fn has_twin(&self, place: &OwnedHold, party: &str) -> Result<bool, AcquireError> {
         let hold = place.hold();
-        let state = self.places.newest().await?;
+        let state = self.place.newest::<AcquireError>().await?;
         let mut holders = state.iter().flat_map(|state| &state.holders);
         // It was lost, or a member answered that is no longer the primary.
         let is_missing = !holders.clone().any(|holder| hold.is(holder));
@@ -321,16 +318,6 @@ fn arrivals(state: &State) -> impl Iterator<Item = &Holder> {
 /// Whether the party has arrived.
 fn has(state: &State, party: &str) -> bool {
     arrivals(state).any(|arrival| arrival.owner.value.as_deref() == Some(party))
-}
-
-impl<W: World> fmt::Debug for Latch<W> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Latch")
-            .field("name", &self.places.name)
-            .field("count", &self.count())
-            .field("counts_for", &self.counts_for)
-            .finish_non_exhaustive()
-    }
 }
 
 #[cfg(feature = "sync")]

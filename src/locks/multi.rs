@@ -6,21 +6,10 @@
 //! or permits a name admits. The order also holds when a part is lost on the way: the later parts are released before
 //! the client waits for the lost one again.
 
-use std::{
-    fmt,
-    marker::PhantomData,
-    ops::Deref,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{fmt, marker::PhantomData, time::Duration};
 
-use futures::{
-    FutureExt, StreamExt,
-    future::{BoxFuture, join_all},
-    stream::FuturesUnordered,
-};
-use tokio::{runtime::Handle, time::Instant};
-use tokio_util::sync::CancellationToken;
+use futures::FutureExt;
+use tokio::time::Instant;
 
 use super::{
     acquire::{Acquire, Ask, Got},
@@ -29,20 +18,17 @@ use super::{
     request::Share,
 };
 use crate::{
-    error::{AcquireError, ReleaseError, RenewError},
+    error::AcquireError,
     handle::{
-        Released, View,
+        View, any,
         count::One,
-        own::{Own, Seen},
-        owned::{OwnedHold, SeenHold, cancelled},
+        owned::OwnedHold,
         target::{AnyLock, CanLimit, HasHolder, Target},
     },
     input::check_names,
     name::LockName,
     protocol::Kind,
     session::UserHandle,
-    status::{LockStatus, Lost, LostReason},
-    store::detached,
     token::FencingToken,
     truncated_debug::Brief,
     waitlist::Patience,
@@ -142,8 +128,16 @@ impl Target for MultiLock {
     type Held = Self;
     type Count = One;
     type Request = Vec<Share>;
-    type Own = OwnedHolds;
-    type Data = ();
+    /// The holds of all parts but the first.
+    type Data = Vec<OwnedHold>;
+
+    fn others(others: &Vec<OwnedHold>) -> &[OwnedHold] {
+        others
+    }
+
+    fn into_others(others: Vec<OwnedHold>) -> Vec<OwnedHold> {
+        others
+    }
 }
 
 impl CanLimit for MultiLock {}
@@ -215,7 +209,8 @@ impl Ask for MultiLock {
     async fn ask(parts: Vec<Share>, options: Options, patience: Patience) -> Result<Got<Self>, AcquireError> {
         check_names(parts.iter().map(|part| &*part.name))?;
         parts.iter().try_for_each(|part| part.check(&options))?;
-        Ok((OwnedHolds::new(all(&parts, options, patience).await?), ()))
+        let mut held = all(&parts, options, patience).await?;
+        Ok((held.remove(0), held))
     }
 }
 
@@ -251,7 +246,7 @@ async fn all(parts: &[Share], options: Options, patience: Patience) -> Result<Ve
         let acquiring = part.clone().acquire(options, patience);
         tokio::select! {
             biased;
-            () = any_lost(held.iter().map(Deref::deref)) => {}
+            () = any(held.iter().map(|part| part.lost().map(drop).boxed()).collect()) => {}
             acquired = acquiring => held.push(acquired.map_err(|error| in_all(error, timeout))?),
         }
     }
@@ -267,197 +262,15 @@ fn in_all(mut error: AcquireError, timeout: Option<Duration>) -> AcquireError {
     error
 }
 
-/// Waits until any of the parts is lost; forever if there are none.
-async fn any_lost(parts: impl Iterator<Item = &SeenHold>) {
-    any(parts.map(|part| part.lost().map(drop).boxed()).collect()).await;
-}
-
-/// Resolves when one of them does; never, if there is none.
-async fn any(mut all: FuturesUnordered<BoxFuture<'_, ()>>) {
-    if all.next().await.is_none() {
-        std::future::pending::<()>().await;
-    }
-}
-
-/// Holds of all parts, sorted by name.
-pub struct OwnedHolds {
-    parts: Vec<OwnedHold>,
-    seen: SeenHolds,
-}
-
-impl OwnedHolds {
-    fn new(parts: Vec<OwnedHold>) -> Self {
-        let seen = SeenHolds {
-            parts: parts.iter().map(Own::seen).collect(),
-            runtime: Handle::current(),
-            lost: Arc::default(),
-            ended: Arc::default(),
-        };
-        Self { parts, seen }
-    }
-
-    /// Returns for how long all parts are safe, now that they were renewed.
-    fn renewed(&self, renewed: Vec<Result<Duration, RenewError>>) -> Result<Duration, RenewError> {
-        self.seen.loss().map_or(Ok(()), Err)?;
-        renewed.into_iter().collect::<Result<Vec<_>, _>>()?;
-        Ok(self.seen.safe_for())
-    }
-}
-
-impl Own for OwnedHolds {
-    type Seen = SeenHolds;
-
-    fn seen(&self) -> SeenHolds {
-        self.seen.clone()
-    }
-
-    async fn renew(&self) -> Result<Duration, RenewError> {
-        let renewed = join_all(self.parts.iter().map(|part| part.renew().boxed())).await;
-        self.renewed(renewed)
-    }
-
-    async fn renew_for(&self, length: Duration) -> Result<Duration, RenewError> {
-        let renewed = join_all(self.parts.iter().map(|part| part.renew_for(length).boxed())).await;
-        self.renewed(renewed)
-    }
-
-    async fn release(self) -> Result<Released, ReleaseError> {
-        let released = join_all(self.parts.into_iter().map(Own::release)).await;
-        if released
-            .iter()
-            .any(|part| part.as_ref().is_ok_and(|part| *part == Released::WasLost))
-        {
-            return Ok(Released::WasLost);
-        }
-        // Another task of this client that re-entered a part still holds it, and a caller that needs everything free
-        // learns of it.
-        let still_held = released
-            .iter()
-            .any(|part| part.as_ref().is_ok_and(|part| *part == Released::StillHeld));
-        let released_all = if still_held {
-            Released::StillHeld
-        } else {
-            Released::Released
-        };
-        released.into_iter().find(Result::is_err).unwrap_or(Ok(released_all))
-    }
-}
-
-impl fmt::Debug for OwnedHolds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.seen.fmt(f)
-    }
-}
-
-/// A view of the holds of all parts.
-#[derive(Clone)]
-pub struct SeenHolds {
-    /// Sorted by name; never empty.
-    parts: Arc<[SeenHold]>,
-    runtime: Handle,
-    /// The first observed loss stays, as with a single lock.
-    lost: Arc<OnceLock<Lost>>,
-    ended: Arc<OnceLock<CancellationToken>>,
-}
-
-impl Seen for SeenHolds {
-    async fn lost(&self) -> Lost {
-        loop {
-            if let Some(lost) = self.loss() {
-                return lost;
-            }
-            any_lost(self.parts.iter()).await;
-        }
-    }
-
-    /// Any part of it.
-    async fn wanted(&self) {
-        any(self.parts.iter().map(|part| part.wanted().boxed()).collect()).await;
-    }
-
-    /// If several are lost, the first one observed.
-    fn loss(&self) -> Option<Lost> {
-        if let Some(lost) = self.lost.get() {
-            return Some(lost.clone());
-        }
-        let losses = || self.parts.iter().filter_map(Seen::loss);
-        // A loss says more than the release of the other parts after it.
-        let lost = losses()
-            .find(|lost| *lost != LostReason::Released)
-            .or_else(|| losses().next())?;
-        Some(self.lost.get_or_init(|| lost).clone())
-    }
-
-    /// The status of the least safe part.
-    fn status(&self) -> LockStatus {
-        if self.loss().is_some() {
-            return LockStatus::Lost;
-        }
-        let statuses = self.parts.iter().map(Seen::status);
-        statuses.fold(LockStatus::Held, LockStatus::worse)
-    }
-
-    fn safe_for(&self) -> Duration {
-        self.parts.iter().map(Seen::safe_for).min().unwrap_or_default()
-    }
-
-    /// Cancelled also when the runtime ends, as nobody renews the parts any more then.
-    fn lost_token(&self) -> CancellationToken {
-        if self.lost_reason() == Some(LostReason::Forked) {
-            return cancelled();
-        }
-        let ended = self.ended.get_or_init(|| {
-            let ended = CancellationToken::new();
-            let (seen, guard) = (self.clone(), ended.clone().drop_guard());
-            // The task ends with the hold. It is dropped with the runtime, and the guard with it.
-            drop(detached(&self.runtime, async move {
-                seen.lost().await;
-                drop(guard);
-            }));
-            ended
-        });
-        if self.loss().is_some() {
-            ended.cancel();
-        }
-        // A child: cancelling the user's token must not cancel those of others.
-        ended.child_token()
-    }
-}
-
-/// # The parts of a multi-lock
-///
-/// It has no token of its own: [`View::token_of`](crate::View::token_of) has that of a part.
-///
-/// ```compile_fail,E0277
-/// # async fn example(locks: watchlock::LockClient) -> Result<(), Box<dyn std::error::Error>> {
-/// let token = locks.multi(["a", "b"]).acquire().await?.token();
-/// # Ok(()) }
-/// ```
-///
-/// ```
-/// # async fn example(locks: watchlock::LockClient) -> Result<(), Box<dyn std::error::Error>> {
-/// let token = locks.multi(["a", "b"]).acquire().await?.token_of("a");
-/// # Ok(()) }
-/// ```
-///
-/// Nor can it be detached.
-///
-/// ```compile_fail,E0599
-/// # async fn example(locks: watchlock::LockClient) -> Result<(), Box<dyn std::error::Error>> {
-/// let detached = locks.multi(["a", "b"]).acquire().await?.detach().await?;
-/// # Ok(()) }
-/// ```
 impl<W: World> View<MultiLock, W> {
     /// Returns the parts, in the order of their names.
     pub fn parts(&self) -> impl Iterator<Item = View<AnyLock, W>> {
-        self.seen.parts.iter().cloned().map(View::new)
+        self.holds().cloned().map(View::of)
     }
 
     /// Returns the part with this name.
     pub fn part(&self, name: &str) -> Option<View<AnyLock, W>> {
-        let parts = &self.seen.parts;
-        let found = parts.binary_search_by(|part| part.name().cmp(name));
-        found.ok().map(|position| View::new(parts[position].clone()))
+        self.holds().find(|part| part.name() == name).cloned().map(View::of)
     }
 
     /// Returns the fencing token of the part with this name. Tokens of different names are unrelated.
@@ -467,13 +280,7 @@ impl<W: World> View<MultiLock, W> {
 
     /// Returns the names and their fencing tokens, in the order of the names.
     pub fn tokens(&self) -> impl Iterator<Item = (&str, FencingToken)> {
-        self.seen.parts.iter().map(|part| (part.name(), part.token()))
-    }
-}
-
-impl fmt::Debug for SeenHolds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.parts.fmt(f)
+        self.holds().map(|part| (part.name(), part.token()))
     }
 }
 

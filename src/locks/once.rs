@@ -21,8 +21,6 @@ use crate::{
     handle::{
         Held, Released, View,
         count::One,
-        own::Own,
-        owned::OwnedHold,
         target::{IsOne, Target},
     },
     hold_options::Terms,
@@ -425,7 +423,6 @@ impl Target for Once {
     type Held = Self;
     type Count = One;
     type Request = Infallible;
-    type Own = OwnedHold;
     type Data = KeptUntil;
 }
 

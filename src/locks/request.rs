@@ -4,12 +4,12 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use super::{acquire::unless_lost, options::Options};
 use crate::{
-    error::{AcquireError, InvalidInput},
-    handle::{own::Seen, owned::OwnedHold},
+    error::{AcquireError, InvalidInput, KindMismatch, ServerError},
+    handle::owned::OwnedHold,
     hold_options::Terms,
     input::{check_name, check_permits, check_text},
     name::LockName,
-    protocol::{CapacityIs, Kind, Owner},
+    protocol::{CapacityIs, Exchange, Kind, Owner, State},
     session::{UserHandle, hold::Hold},
     status::LostReason,
     telemetry::{self, Attempt},
@@ -53,6 +53,40 @@ impl Share {
             permits,
             ..self.clone()
         }
+    }
+
+    /// Reads the lock as the primary has it, without entries whose time is over; `None`: it has no document.
+    pub(crate) async fn newest<E>(&self) -> Result<Option<State>, E>
+    where
+        E: From<ServerError> + From<KindMismatch>,
+    {
+        Ok(self.read(self.session.inspect(&self.name).await?)?)
+    }
+
+    /// Reads it as a majority has it: what it shows is not undone.
+    pub(crate) async fn committed(&self) -> Result<Option<State>, AcquireError> {
+        Ok(self.read(self.session.observe(&self.name).await?)?)
+    }
+
+    fn read(&self, read: Option<(State, Exchange)>) -> Result<Option<State>, KindMismatch> {
+        let Some((mut state, exchange)) = read else {
+            return Ok(None);
+        };
+        if let Some(now) = exchange.now {
+            state.holders.retain(|holder| holder.until > now);
+        }
+        self.check_fit(&state)?;
+        Ok(Some(state))
+    }
+
+    /// Refuses a lock that is in use as another kind, or with another capacity.
+    pub(crate) fn check_fit(&self, state: &State) -> Result<(), KindMismatch> {
+        let wanted = (self.kind, self.capacity);
+        let is_used = state.is_set || !state.holders.is_empty();
+        if is_used && state.refuses(wanted, self.by, 0) {
+            return Err(KindMismatch::new(&self.name, state, wanted, 0));
+        }
+        Ok(())
     }
 
     /// Refuses values that are out of bounds, before anything is sent.
@@ -135,7 +169,7 @@ impl Share {
         let acquiring = async {
             match &reader {
                 None => acquiring.await,
-                Some(reader) => match unless_lost(Seen::lost(&**reader), acquiring).await {
+                Some(reader) => match unless_lost(reader.lost(), acquiring).await {
                     Ok(acquired) => acquired,
                     // As this is a handle of it, only a shutdown has released it.
                     Err(lost) if lost.reason == LostReason::Released => Err(AcquireError::Closed),

@@ -9,7 +9,7 @@ use super::{
     request::Share,
 };
 use crate::{
-    error::{KindMismatch, OperateError, RenewError},
+    error::{OperateError, RenewError},
     handle::Held,
     input::{check_name, check_permits},
     inspect::LockInfo,
@@ -188,25 +188,13 @@ impl<W: World> Semaphore<W> {
     /// ```
     pub fn available_permits(&self) -> W::Call<impl Future<Output = Result<u32, OperateError>>> {
         W::call(async move {
-            let Share {
-                session,
-                name,
-                capacity,
-                by,
-                ..
-            } = &self.share;
-            check_name(name)?;
-            let Some((state, exchange)) = session.inspect(name).await? else {
+            check_name(&self.share.name)?;
+            let Some(state) = self.share.newest::<OperateError>().await? else {
                 return Ok(self.permits);
             };
-            let live = |until| exchange.now.is_none_or(|now| until > now);
-            let mut holders = state.holders.iter().filter(|holder| live(holder.until)).peekable();
-            let is_ours = !state.is_set && holders.peek().is_none();
-            if !is_ours && state.refuses((Kind::Semaphore, *capacity), *by, 0) {
-                return Err(KindMismatch::new(name, &state, (Kind::Semaphore, *capacity), 0).into());
-            }
-            let capacity = if is_ours { *capacity } else { state.capacity };
-            let held: i64 = holders.map(|holder| holder.permits).sum();
+            let is_ours = !state.is_set && state.holders.is_empty();
+            let capacity = if is_ours { self.share.capacity } else { state.capacity };
+            let held: i64 = state.holders.iter().map(|holder| holder.permits).sum();
             // More can be held than there are, after the number was lowered.
             Ok(u32::try_from(capacity - held).unwrap_or(0))
         })

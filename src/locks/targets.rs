@@ -12,7 +12,6 @@ use crate::{
     error::AcquireError,
     handle::{
         count::One,
-        owned::OwnedHold,
         target::{CanFix, CanIdle, CanLimit, CanReenter, HasHolder, IsKnown, IsLock, IsOne, Target},
     },
     waitlist::Patience,
@@ -40,7 +39,6 @@ macro_rules! targets {
             type Held = Self;
             type Count = One;
             type Request = Share;
-            type Own = OwnedHold;
             type Data = ();
         }
 

@@ -163,7 +163,7 @@ use tokio::runtime::{Builder, Runtime};
 pub use crate::world::Blocking;
 use crate::{
     client::LockClient,
-    handle::{View, own::Seen, target::Target},
+    handle::{View, target::Target},
     status::Lost,
     world::World,
 };
@@ -194,7 +194,7 @@ impl<T: Target> View<T, Blocking> {
     ///
     /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
     pub fn lost_within(&self, limit: Duration) -> Option<Lost> {
-        Blocking::call(async { tokio::time::timeout(limit, self.seen.lost()).await.ok() })
+        Blocking::call(async { tokio::time::timeout(limit, self.ended()).await.ok() })
     }
 }
 
