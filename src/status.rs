@@ -6,32 +6,19 @@ pub use watchlock_core::lost_reason::LostReason;
 
 use crate::{token::FencingToken, truncated_debug::shown_in_a_line};
 
-/// The safety of a held lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// The safety of a held lock, from the most to the least.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum LockStatus {
     /// Held, and renewals get through.
     Held,
+    /// Held and renewed, but for longer than the [limit](crate::LockClientBuilder::warn_after) that was set for it.
+    HeldTooLong,
     /// Held, but the last renewal failed or was not answered in time. Unless one gets through before
     /// [`safe_for`](crate::View::safe_for) is over, the lock will be lost.
     AtRisk,
-    /// Held and renewed, but for longer than the [limit](crate::LockClientBuilder::warn_after) that was set for it.
-    HeldTooLong,
     /// Lost, or released.
     Lost,
-}
-
-impl LockStatus {
-    /// Returns the status of two locks that are held together: that of the less safe one.
-    pub(crate) fn worse(self, other: Self) -> Self {
-        let rank = |status| match status {
-            Self::Held => 0,
-            Self::HeldTooLong => 1,
-            Self::AtRisk => 2,
-            Self::Lost => 3,
-        };
-        if rank(other) > rank(self) { other } else { self }
-    }
 }
 
 impl fmt::Display for LockStatus {

@@ -196,17 +196,9 @@ impl<W: World> LockClientBuilder<W> {
     /// Sets whether the tasks of this client pass a released lock along, and its readers share one hold, without the
     /// server while no other client is known to wait; on by default.
     ///
-    /// Passing a lock along this way is thousands of times faster, and costs about one command for 64 tasks.
-    /// [Guarantees](crate::guarantees#inside-a-process) lists the differences. Each task has a larger token than the
-    /// task before, but the lock's document shows the first of these tasks, with its reason and its token. A client
-    /// that begins to wait at that moment may see a few more tasks of this process served before it.
-    ///
-    /// Readers that share a hold have a token and a handle each; the last handle to go releases the lock. An operator
-    /// who breaks the one holder that the document shows breaks the hold of all of them.
-    ///
-    /// The setting applies to mutexes, to readers and writers of readers-writer locks, and to acquires of all permits
-    /// of a semaphore. Elections, locks in documents, re-entrant acquires, fixed leases and locks that are kept taken
-    /// after their release always go through the server.
+    /// Passing a lock along this way is thousands of times faster, and costs about one command for 64 tasks. It applies
+    /// to mutexes, to readers and writers of readers-writer locks, and to acquires of all permits of a semaphore.
+    /// [Guarantees](crate::guarantees#inside-a-process) lists the differences.
     pub fn hand_on_locally(mut self, hand_on: bool) -> Self {
         self.settings.hands_on = Some(hand_on);
         self
@@ -217,31 +209,18 @@ impl<W: World> LockClientBuilder<W> {
     /// time](crate::Acquire::keep_idle).
     ///
     /// Use it for a lock that one process takes again and again, and others seldom. Taking the idle lock again, by an
-    /// acquire or a try, costs no command and no round trip, and gives a larger fencing token as usual. The lock goes
-    /// back
+    /// acquire or a try, costs no command and no round trip, and gives a larger fencing token as usual. It goes back as
+    /// soon as another client **waits** for it, after this time, when a task of this client uses it otherwise (as a
+    /// reader, with another lease), after 64 tasks, and with a [shutdown](LockClient::shutdown). **Shut the client down
+    /// at the end of the program**: one that ends without leaves its idle locks taken for the rest of their lease.
     ///
-    /// - as soon as another client **waits** for it. An event notifies this client, so the other client is served one
-    ///   change-stream hop and one write later than it would get a free lock;
-    /// - after this time, and with a [shutdown](LockClient::shutdown). **Shut the client down at the end of the
-    ///   program**: a client that is only dropped gives its idle locks back in the background, and a program that ends
-    ///   right then leaves them taken for the rest of their lease;
-    /// - when a task of this client uses it otherwise (as a reader, with another lease), and after 64 tasks.
-    ///
-    /// # Other clients find it taken
-    ///
-    /// A request of another client that does not wait finds an idle lock taken: a
-    /// [try](crate::locks::Mutex::try_acquire), or a request with another number of permits, which fails as for a held
-    /// lock. If the process crashes, others wait for the rest of the lease, though nobody held the lock. So don't use
-    /// it for locks that several clients try. [`inspect`](LockClient::inspect) and the command line show such a lock as
-    /// [idle](crate::operate::HolderInfo::idle) after its next renewal. The document shows one holder all the while,
-    /// whose time counts from the first grant, in the [history](Self::history) too.
+    /// A [try](crate::locks::Mutex::try_acquire) of another client finds an idle lock taken, so don't use it for locks that
+    /// several clients try. [`inspect`](LockClient::inspect) and the command line show it as
+    /// [idle](crate::operate::HolderInfo::idle). [Guarantees](crate::guarantees#an-idle-lock) has the rest.
     ///
     /// The setting applies to locks that are [handed on locally](Self::hand_on_locally), except those of readers, and
     /// requires that switch and a change stream: without a stream no lock stays. A lock for which this client had to
-    /// wait for another client does not stay, nor does that of a [job](crate::locks::Once). While a lock is idle, its
-    /// lease is renewed and its document read at least every five seconds, for all idle locks of a client together. A
-    /// lock whose document has not been read for 15 seconds goes back, so another client whose event was lost waits no
-    /// longer than that.
+    /// wait for another client does not stay, nor does that of a [job](crate::locks::Once).
     ///
     /// # Examples
     ///

@@ -27,16 +27,11 @@ use crate::{
     input::check_name,
     inspect::LockInfo,
     locks::{
-        barrier::Barrier,
-        election::Election,
-        latch::Latch,
-        multi::{MultiLock, Part},
-        mutex, once,
-        rw_lock::RwLock,
-        semaphore::Semaphore,
+        self, Barrier, Latch, MultiLock, Once, Part, RwLock, Semaphore, election::Election, request::Share, rw_lock,
     },
     name::LockName,
     operate::{events::Events, list::List, watch::LockEvent},
+    protocol::Kind,
     session::{ClientLife, Session, UserHandle, streams::observers::Scope},
     store::{Connection, MemoryStore, Store, lock_layout::Paths},
     token::FencingToken,
@@ -82,16 +77,9 @@ use builder::{Home, LockClientBuilder};
 ///
 /// # How long a call may take
 ///
-/// An acquire has its [`timeout`](crate::Acquire::timeout); without one it waits through any outage. A
-/// [try](crate::Acquire::timeout) has one too, and fails after 10 s without an answer by default.
-/// [`Held::release`](crate::Held::release) and [`shutdown`](Self::shutdown) give up after the time of a
-/// lease, [`Held::renew`](crate::Held::renew) when the lock is lost. Every other call to the server fails
-/// if it gets no answer: `inspect`, `leader` and `available_permits` after 10 s, `break_lock` and `break_holder` after
-/// 17 s (`break_lock` of one that nobody holds 10 s later), `list` after 40 s at most, `build` after two minutes,
-/// `proclaim` when the lock is lost, and a change of a locked document after the time of a lease. While the driver
-/// finds no server, they fail with its server selection timeout (30 s unless set) if that comes first.
-/// [Operating](crate::guide::operating#how-long-a-call-may-take) has a table of them. You can wrap these calls in
-/// `tokio::time::timeout`: each command runs in its own task, so no command of the driver is abandoned half-way.
+/// An acquire without a [`timeout`](crate::Acquire::timeout) waits through any outage. Every other call fails if it gets
+/// no answer: [Operating](crate::guide::operating#how-long-a-call-may-take) has a table of them. You can wrap all calls
+/// in `tokio::time::timeout`: each command runs in its own task, so no command of the driver is abandoned half-way.
 #[doc(alias("LockProvider", "RedissonClient", "Session"))]
 #[derive(Clone)]
 pub struct LockClient<W: World = Async> {
@@ -238,19 +226,25 @@ impl<W: World> LockClient<W> {
         }
     }
 
+    /// Returns the demand of one permit of a lock of so many.
+    fn share(&self, name: impl Into<String>, kind: Kind, capacity: impl Into<i64>) -> Share {
+        let name = LockName::new(name.into());
+        Share::one_of(capacity.into(), self.session.clone(), name, kind)
+    }
+
     /// Returns a mutex: one holder at a time among all processes.
     ///
     /// Any text of 1 to 1,024 bytes is a name; acquiring refuses other names. Making a mutex sends nothing.
-    pub fn mutex(&self, name: impl Into<String>) -> mutex::Mutex<W> {
-        mutex::Mutex::new(self.session.clone(), LockName::new(name.into()))
+    pub fn mutex(&self, name: impl Into<String>) -> locks::Mutex<W> {
+        locks::Mutex::new(self.share(name, Kind::Mutex, 1))
     }
 
     /// Returns a job that is done at most once in each `period`, among all processes.
     ///
     /// The name is that of a [`mutex`](Self::mutex). Making a job sends nothing; beginning it refuses a period shorter
     /// than a second or longer than 366 days.
-    pub fn once(&self, name: impl Into<String>, period: Duration) -> once::Once<W> {
-        once::Once::new(self.session.clone(), LockName::new(name.into()), period)
+    pub fn once(&self, name: impl Into<String>, period: Duration) -> Once<W> {
+        Once::new(self.share(name, Kind::Mutex, 1), period)
     }
 
     /// Returns a semaphore with `permits` permits among all processes.
@@ -258,21 +252,21 @@ impl<W: World> LockClient<W> {
     /// Names are as for [`mutex`](Self::mutex), and both share them: one name is one kind of lock. Making a semaphore
     /// sends nothing; acquiring refuses a semaphore without permits.
     pub fn semaphore(&self, name: impl Into<String>, permits: u32) -> Semaphore<W> {
-        Semaphore::new(self.session.clone(), LockName::new(name.into()), permits)
+        Semaphore::new(self.share(name, Kind::Semaphore, permits))
     }
 
     /// Returns a readers-writer lock: many readers or one writer at a time among all processes.
     ///
     /// Names are as for [`mutex`](Self::mutex). Making a lock sends nothing.
     pub fn rw_lock(&self, name: impl Into<String>) -> RwLock<W> {
-        RwLock::new(self.session.clone(), LockName::new(name.into()))
+        RwLock::new(self.share(name, Kind::RwLock, rw_lock::PERMITS))
     }
 
     /// Returns an election: one leader at a time among all processes.
     ///
     /// Names are as for [`mutex`](Self::mutex). Making an election sends nothing.
     pub fn election(&self, name: impl Into<String>) -> Election<W> {
-        Election::new(self.session.clone(), LockName::new(name.into()))
+        Election::new(self.share(name, Kind::Election, 1))
     }
 
     /// Returns a count-down latch: it opens when `count` arrivals have been counted, from any processes.
@@ -280,7 +274,7 @@ impl<W: World> LockClient<W> {
     /// Names are as for [`mutex`](Self::mutex). Making a latch sends nothing; using it refuses a count of 0 or of more
     /// than 256.
     pub fn latch(&self, name: impl Into<String>, count: u32) -> Latch<W> {
-        Latch::new(self.session.clone(), LockName::new(name.into()), count)
+        Latch::new(self.share(name, Kind::Latch, count))
     }
 
     /// Returns a barrier: `parties` calls of [`wait`](Barrier::wait), from any processes, wait for each other, again
@@ -289,7 +283,7 @@ impl<W: World> LockClient<W> {
     /// Names are as for [`mutex`](Self::mutex). Making a barrier sends nothing; waiting at it refuses 0 parties or more
     /// than 64.
     pub fn barrier(&self, name: impl Into<String>, parties: u32) -> Barrier<W> {
-        Barrier::new(self.session.clone(), LockName::new(name.into()), parties)
+        Barrier::new(self.share(name, Kind::Barrier, parties))
     }
 
     /// Returns a multi-lock: several locks, held together or not at all, given in any order. A name is that of a mutex,

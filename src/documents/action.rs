@@ -54,7 +54,7 @@ pub(super) async fn acquire_and_read<K: Item<Value: DeserializeOwned>>(
         None => AcquireError::NoDocument { name },
         Some(array) => AcquireError::NoElement { name, array },
     };
-    let share = Share::whole(session.clone(), LockName::new(name.clone()), Kind::Document);
+    let share = Share::one_of(1, session.clone(), LockName::new(name.clone()), Kind::Document);
     let own = share.acquire(options, patience).await.map_err(|error| match error {
         AcquireError::NoDocument { name } => missing(name),
         error => error,
@@ -102,7 +102,7 @@ fn read<V: DeserializeOwned>(
             },
         )),
         Err(cause) => Err(AcquireError::Unreadable {
-            name: own.name().to_owned(),
+            name: own.name.clone(),
             cause,
         }),
     }

@@ -202,14 +202,8 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// Locks any free document that matches the filter, and reads it, in one atomic step; `None` if there is none.
     /// Await the returned action.
     ///
-    /// # Errors
-    ///
-    /// Same as for [`claim`](Self::claim), except its timeout. If none of the matching documents can be claimed, every
-    /// try fails.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe, like [`claim`](Self::claim).
+    /// Errors and cancel safety are those of [`claim`](Self::claim). If none of the matching documents can be claimed,
+    /// every try fails.
     ///
     /// # Examples
     ///
@@ -238,14 +232,8 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// its reading. From then on each is by itself: renewed, lost and released. Those that you have not begun to work on
     /// are held too, so claim no more than you will soon be done with.
     ///
-    /// # Errors
-    ///
-    /// Same as for [`claim`](Self::claim); they concern the whole list. A number beyond its bounds is an
-    /// [`AcquireError::Invalid`](crate::errors::AcquireError::Invalid).
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: documents that were claimed at that moment are released in the background.
+    /// Errors and cancel safety are those of [`claim`](Self::claim), for the whole list. A number beyond its bounds is
+    /// [invalid](crate::errors::AcquireError::Invalid).
     ///
     /// # Examples
     ///
@@ -269,14 +257,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// Locks up to `most` free documents that match the filter, as [`claim_many`](Self::claim_many) does; `None` if
     /// there is none. Await the returned action.
     ///
-    /// # Errors
-    ///
-    /// Same as for [`try_claim`](Self::try_claim), and for the bounds of the number as for
-    /// [`claim_many`](Self::claim_many).
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe, like [`claim_many`](Self::claim_many).
+    /// Errors and cancel safety are those of [`try_claim`](Self::try_claim) and [`claim_many`](Self::claim_many).
     ///
     /// # Examples
     ///
@@ -346,16 +327,11 @@ impl<K: Item, W: World> ItemLocks<K, W> {
     ///
     /// # Errors
     ///
-    /// Same as for [`Mutex::acquire`](crate::locks::Mutex::acquire); and
-    /// [`AcquireError::NoDocument`](crate::errors::AcquireError::NoDocument) if there is no such document, or it was
+    /// Those of an [`Acquire`], and [`AcquireError::NoDocument`](crate::errors::AcquireError::NoDocument) if there is no such document, or it was
     /// deleted in the meantime. For an element,
     /// [`AcquireError::NoElement`](crate::errors::AcquireError::NoElement) if there is no such element or document: then
     /// nothing is written; and [`AcquireError::AmbiguousElement`](crate::errors::AcquireError::AmbiguousElement) if
     /// several elements have the key: the lock is released.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe, like [`Mutex::acquire`](crate::locks::Mutex::acquire).
     ///
     /// # Examples
     ///
@@ -376,13 +352,7 @@ impl<K: Item, W: World> ItemLocks<K, W> {
     /// Acquires the lock of the document with this `_id`, or of the element in it, if it is free and nobody waits for
     /// it; `None` otherwise. Await the returned action.
     ///
-    /// # Errors
-    ///
-    /// Same as for [`acquire`](Self::acquire), except its timeout.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe, like [`acquire`](Self::acquire).
+    /// Errors and cancel safety are those of [`acquire`](Self::acquire).
     ///
     /// # Examples
     ///

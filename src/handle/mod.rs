@@ -618,8 +618,8 @@ impl<T: Target, W: World> View<T, W> {
             return LockStatus::Lost;
         }
         self.holds()
-            .map(SeenHold::status)
-            .fold(LockStatus::Held, LockStatus::worse)
+            .map(|hold| hold.status())
+            .fold(LockStatus::Held, LockStatus::max)
     }
 
     /// Returns for how long the lock, or every part of a multi-lock, is surely ours, even if the server can't be
@@ -627,7 +627,7 @@ impl<T: Target, W: World> View<T, W> {
     ///
     /// Right after a hand-over that is the claim lease, until the first renewal a few hundred milliseconds later.
     pub fn safe_for(&self) -> Duration {
-        self.holds().map(SeenHold::safe_for).min().unwrap_or_default()
+        self.holds().map(|hold| hold.safe_for()).min().unwrap_or_default()
     }
 
     /// Returns a token that is cancelled as soon as the lock, or any part of a multi-lock, is no longer ours: when it
@@ -664,7 +664,7 @@ impl<T: Target, W: World> View<T, W> {
     where
         T: IsOne,
     {
-        self.one().name()
+        &self.one().name
     }
 
     /// Returns the fencing token of this grant.
@@ -675,7 +675,7 @@ impl<T: Target, W: World> View<T, W> {
     where
         T: IsOne,
     {
-        self.one().token()
+        self.one().token
     }
 
     /// Returns the number of held permits: 1 for a mutex, the requested number for a semaphore.

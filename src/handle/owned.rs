@@ -23,10 +23,9 @@ use crate::{
         Session, UserHandle,
         hold::{Hold, Remains},
     },
-    status::{LockStatus, Lost, LostReason},
+    status::{Lost, LostReason},
     store::LockLayout,
     telemetry,
-    token::FencingToken,
     truncated_debug::shown_in_a_line,
     waitlist::Hold as _,
 };
@@ -84,10 +83,14 @@ impl OwnedHold {
         self.keep_permits(self.hold().give_up(permits)).await
     }
 
+    fn ensure_usable(&self) -> Result<(), RenewError> {
+        self.check()?;
+        Ok(self.session.ensure_usable()?)
+    }
+
     /// Takes so many permits out of this handle, which keeps at least one.
     fn take(&self, permits: u64) -> Result<(), RenewError> {
-        self.check()?;
-        self.session.ensure_usable()?;
+        self.ensure_usable()?;
         let left = |held: u64| held.checked_sub(permits).filter(|left| permits > 0 && *left > 0);
         let taken = self
             .seen
@@ -96,7 +99,7 @@ impl OwnedHold {
         taken.map(drop).map_err(|held| {
             InvalidInput::new(format!(
                 "{permits} of the {held} permits of `{}` can't be given away; it must be from 1 to one less than are held",
-                shown_in_a_line(self.name())
+                shown_in_a_line(&self.name)
             ))
             .into()
         })
@@ -128,12 +131,11 @@ impl OwnedHold {
 
     /// Keeps one permit, that of a plain reader.
     pub(crate) async fn become_reader(&self) -> Result<(), RenewError> {
-        self.check()?;
-        self.session.ensure_usable()?;
+        self.ensure_usable()?;
         if let Err(handles) = self.hold().downgrade(1) {
             return Err(InvalidInput::new(format!(
                 "the hold of `{}` has {handles} handles and can't be downgraded; it must have 1",
-                shown_in_a_line(self.name())
+                shown_in_a_line(&self.name)
             ))
             .into());
         }
@@ -174,10 +176,17 @@ impl OwnedHold {
     }
 
     /// Keeps so many permits of the hold, and gives up the others.
-    pub(crate) async fn keep_permits(&self, permits: u64) -> Result<(), RenewError> {
+    async fn keep_permits(&self, permits: u64) -> Result<(), RenewError> {
         let permits = i64::try_from(permits).unwrap_or(i64::MAX);
-        let kept = self.session.downgrade(self.hold(), permits);
-        match self.unless_lost(kept).await? {
+        self.changed(self.session.downgrade(self.hold(), permits)).await
+    }
+
+    /// Runs a change of the hold, which reports whether it still holds.
+    pub(crate) async fn changed(
+        &self,
+        change: impl Future<Output = Result<bool, ServerError>>,
+    ) -> Result<(), RenewError> {
+        match self.unless_lost(change).await? {
             true => Ok(()),
             false => Err(self.loss().await.into()),
         }
@@ -185,10 +194,7 @@ impl OwnedHold {
 
     /// Runs an operation on the hold to its end, or to that of the hold: it can hang in the driver for longer than the
     /// lease, which renewals extend in the meantime.
-    pub(crate) async fn unless_lost<O>(
-        &self,
-        operation: impl Future<Output = Result<O, ServerError>>,
-    ) -> Result<O, RenewError> {
+    async fn unless_lost<O>(&self, operation: impl Future<Output = Result<O, ServerError>>) -> Result<O, RenewError> {
         let done = tokio::select! {
             biased;
             done = operation => done,
@@ -200,8 +206,7 @@ impl OwnedHold {
 
     /// Gives the hold up here, and leaves the lock taken for the client that takes it up.
     pub(crate) async fn detach(mut self) -> Result<Detached, RenewError> {
-        self.check()?;
-        self.session.ensure_usable()?;
+        self.ensure_usable()?;
         let (session, hold) = ((**self.session).clone(), self.hold().clone());
         let detached = session.begin_detaching(&hold)?;
         self.gone = true;
@@ -242,8 +247,7 @@ impl OwnedHold {
     }
 
     pub(crate) async fn renew(&self) -> Result<Duration, RenewError> {
-        self.check()?;
-        self.session.ensure_usable()?;
+        self.ensure_usable()?;
         // Not as its user: the answer can take longer than the user keeps the handle.
         let (session, holds) = ((**self.session).clone(), self.with_reader());
         let within = self.safe_for();
@@ -255,17 +259,14 @@ impl OwnedHold {
     }
 
     pub(crate) async fn renew_for(&self, length: Duration) -> Result<Duration, RenewError> {
-        self.check()?;
-        self.session.ensure_usable()?;
+        self.ensure_usable()?;
         let holds = self.with_reader();
         let longer = holds.iter().map(|hold| hold.longer_lease(length, &self.session.config));
         let longer = longer.collect::<Result<Vec<_>, _>>()?;
         let is_long = longer.iter().any(Option::is_none);
         for (hold, lease) in holds.iter().zip(longer) {
             let Some(lease) = lease else { continue };
-            if !self.unless_lost(self.session.lengthen(hold, lease)).await? {
-                return Err(self.loss().await.into());
-            }
+            self.changed(self.session.lengthen(hold, lease)).await?;
         }
         if is_long {
             self.renew().await
@@ -355,14 +356,6 @@ pub struct SeenHold {
 }
 
 impl SeenHold {
-    pub(crate) fn name(&self) -> &str {
-        &self.hold.name
-    }
-
-    pub(crate) fn token(&self) -> FencingToken {
-        self.hold.token
-    }
-
     pub(crate) fn permits(&self) -> u64 {
         self.permits.load(Ordering::Relaxed)
     }
@@ -378,10 +371,6 @@ impl SeenHold {
         }
     }
 
-    pub(crate) fn lost_as(&self, reason: LostReason) -> Lost {
-        self.hold.lost_as(reason)
-    }
-
     pub(crate) fn locked(&self) -> Option<&Arc<LockLayout>> {
         self.locked.as_ref()
     }
@@ -395,28 +384,8 @@ impl SeenHold {
         self.lost_as(self.hold.lost().await)
     }
 
-    pub(crate) async fn wanted(&self) {
-        self.hold.wanted().await;
-    }
-
     pub(crate) fn loss(&self) -> Option<Lost> {
         self.lost_reason().map(|reason| self.lost_as(reason))
-    }
-
-    pub(crate) fn lost_reason(&self) -> Option<LostReason> {
-        self.hold.lost_reason()
-    }
-
-    pub(crate) fn is_deleted(&self) -> bool {
-        self.hold.is_deleted()
-    }
-
-    pub(crate) fn status(&self) -> LockStatus {
-        self.hold.status()
-    }
-
-    pub(crate) fn safe_for(&self) -> Duration {
-        self.hold.safe_for()
     }
 
     pub(crate) fn lost_token(&self) -> CancellationToken {
@@ -426,6 +395,14 @@ impl SeenHold {
         self.await_losses();
         // A child: cancelling the user's token must not end the lock.
         self.hold.ended().child_token()
+    }
+}
+
+impl Deref for SeenHold {
+    type Target = Hold;
+
+    fn deref(&self) -> &Hold {
+        &self.hold
     }
 }
 

@@ -21,11 +21,10 @@ use crate::{
     handle::{Released, owned::OwnedHold},
     locks::{
         request::Share,
-        watched::{self, KEPT, Watch, place_of},
+        watched::{self, KEPT, Watch},
     },
-    name::LockName,
-    protocol::{Holder, KeptUntil, Kind, State},
-    session::{UserHandle, hold::Hold},
+    protocol::{Holder, KeptUntil, State},
+    session::hold::Hold,
     status::LostReason,
     token::FencingToken,
     world::{Async, World},
@@ -101,7 +100,6 @@ const HERE: &str = "waits for the others";
 #[derive(Clone, Debug)]
 pub struct Barrier<W: World = Async> {
     place: Share,
-    parties: u32,
     of: PhantomData<fn() -> W>,
 }
 
@@ -128,12 +126,8 @@ impl BarrierPass {
 }
 
 impl<W: World> Barrier<W> {
-    pub(crate) fn new(session: UserHandle, name: LockName, parties: u32) -> Self {
-        Self {
-            place: place_of(session, name, Kind::Barrier, parties),
-            parties,
-            of: PhantomData,
-        }
+    pub(crate) fn new(place: Share) -> Self {
+        Self { place, of: PhantomData }
     }
 
     /// Returns the name of the barrier.
@@ -143,7 +137,7 @@ impl<W: World> Barrier<W> {
 
     /// Returns the number of parties that wait for each other.
     pub fn parties(&self) -> u32 {
-        self.parties
+        self.place.count()
     }
 
     /// Waits until as many calls as there are parties wait, and passes with them. Wrap it in `tokio::time::timeout` to

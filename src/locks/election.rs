@@ -12,10 +12,9 @@ use crate::{
     handle::{Held, Released, View},
     input::{check_name, check_text},
     inspect::HolderInfo,
-    name::LockName,
     operate::events::{Events, Followed},
     protocol::{Kind, State},
-    session::{UserHandle, streams::observers::Scope},
+    session::streams::observers::Scope,
     token::FencingToken,
     world::{Async, World},
 };
@@ -102,9 +101,9 @@ impl Followed for Option<Leader> {
 }
 
 impl<W: World> Election<W> {
-    pub(crate) fn new(session: UserHandle, name: LockName) -> Self {
+    pub(crate) fn new(share: Share) -> Self {
         Self {
-            share: Share::whole(session, name, Kind::Election),
+            share,
             waits_out_other_uses: false,
             of: PhantomData,
         }
@@ -346,11 +345,7 @@ impl<W: World> Held<Election, W> {
         W::call(async move {
             check_text("value", &value)?;
             self.check()?;
-            let proclaiming = self.own.session().proclaim(self.hold(), value);
-            match self.own.unless_lost(proclaiming).await? {
-                true => Ok(()),
-                false => Err(self.own.loss().await.into()),
-            }
+            self.own.changed(self.own.session().proclaim(self.hold(), value)).await
         })
     }
 

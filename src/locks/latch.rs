@@ -18,11 +18,9 @@ use crate::{
     locks::{
         once::KEPT_LEAST,
         request::Share,
-        watched::{self, KEPT, Watch, place_of},
+        watched::{self, KEPT, Watch},
     },
-    name::LockName,
-    protocol::{Holder, KeptUntil, Kind, QUEUE_MOST, State},
-    session::UserHandle,
+    protocol::{Holder, KeptUntil, QUEUE_MOST, State},
     world::{Async, World},
 };
 
@@ -68,16 +66,14 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Latch<W: World = Async> {
     place: Share,
-    count: u32,
     counts_for: Duration,
     of: PhantomData<fn() -> W>,
 }
 
 impl<W: World> Latch<W> {
-    pub(crate) fn new(session: UserHandle, name: LockName, count: u32) -> Self {
+    pub(crate) fn new(place: Share) -> Self {
         Self {
-            place: place_of(session, name, Kind::Latch, count),
-            count,
+            place,
             counts_for: KEPT,
             of: PhantomData,
         }
@@ -90,7 +86,7 @@ impl<W: World> Latch<W> {
 
     /// Returns the number of arrivals that open it.
     pub fn count(&self) -> u32 {
-        self.count
+        self.place.count()
     }
 
     /// Sets for how long each arrival of this process counts: a day unless set, from a second to 366 days. Afterwards
@@ -221,7 +217,7 @@ impl<W: World> Latch<W> {
             self.check()?;
             let state = self.place.newest::<AcquireError>().await?;
             let arrived = state.map_or(0, |state| arrivals(&state).count());
-            Ok(self.count.saturating_sub(u32::try_from(arrived).unwrap_or(u32::MAX)))
+            Ok(self.count().saturating_sub(u32::try_from(arrived).unwrap_or(u32::MAX)))
         })
     }
 
@@ -233,7 +229,7 @@ impl<W: World> Latch<W> {
     }
 
     fn is_open(&self, state: &State) -> bool {
-        arrivals(state).count() >= usize::try_from(self.count).unwrap_or(usize::MAX)
+        arrivals(state).count() >= usize::try_from(self.count()).unwrap_or(usize::MAX)
     }
 
     /// Takes a place, and leaves it taken.

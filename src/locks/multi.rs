@@ -145,7 +145,8 @@ impl HasHolder for MultiLock {}
 
 impl<W: World> MultiLock<W> {
     pub(crate) fn new(session: &UserHandle, parts: impl IntoIterator<Item = impl Into<Part>>) -> Self {
-        let share = |Part { name, share }| share.unwrap_or_else(|| Share::whole(session.clone(), name, Kind::Mutex));
+        let share =
+            |Part { name, share }| share.unwrap_or_else(|| Share::one_of(1, session.clone(), name, Kind::Mutex));
         let mut parts: Vec<Share> = parts.into_iter().map(|part| share(part.into())).collect();
         parts.sort_by(|one, other| one.name.cmp(&other.name));
         Self { parts, of: PhantomData }
@@ -160,13 +161,9 @@ impl<W: World> MultiLock<W> {
     ///
     /// # Errors
     ///
-    /// See [`AcquireError`]. No names, more than 128, and a name given twice, in whatever ways, are invalid; nothing is
+    /// Those of an [`Acquire`]. No names, more than 128, and a name given twice, in whatever ways, are invalid; nothing is
     /// sent then. After any error nothing is held: parts already acquired are released in the background.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: if the future is dropped, its queue position and the parts it held are given back in the
-    /// background. It takes its first queue position when it is first polled.
+    /// So are they, and the queue position, if the future is dropped.
     ///
     /// # Examples
     ///
@@ -270,7 +267,7 @@ impl<W: World> View<MultiLock, W> {
 
     /// Returns the part with this name.
     pub fn part(&self, name: &str) -> Option<View<AnyLock, W>> {
-        self.holds().find(|part| part.name() == name).cloned().map(View::of)
+        self.holds().find(|part| part.name == name).cloned().map(View::of)
     }
 
     /// Returns the fencing token of the part with this name. Tokens of different names are unrelated.
@@ -280,7 +277,7 @@ impl<W: World> View<MultiLock, W> {
 
     /// Returns the names and their fencing tokens, in the order of the names.
     pub fn tokens(&self) -> impl Iterator<Item = (&str, FencingToken)> {
-        self.holds().map(|part| (part.name(), part.token()))
+        self.holds().map(|part| (&part.name[..], part.token))
     }
 }
 

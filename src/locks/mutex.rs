@@ -8,12 +8,7 @@ use super::{
     patience::{Try, Wait},
     request::Share,
 };
-use crate::{
-    name::LockName,
-    protocol::Kind,
-    session::UserHandle,
-    world::{Async, World},
-};
+use crate::world::{Async, World};
 
 /// A lock with one holder at a time, among all processes. Made by [`LockClient::mutex`](crate::LockClient::mutex).
 ///
@@ -46,11 +41,8 @@ pub struct Mutex<W: World = Async> {
 }
 
 impl<W: World> Mutex<W> {
-    pub(crate) fn new(session: UserHandle, name: LockName) -> Self {
-        Self {
-            share: Share::whole(session, name, Kind::Mutex),
-            of: PhantomData,
-        }
+    pub(crate) fn new(share: Share) -> Self {
+        Self { share, of: PhantomData }
     }
 
     /// Returns the name of the lock.
@@ -63,14 +55,7 @@ impl<W: World> Mutex<W> {
     /// While the server can't be reached it keeps waiting and asking: set a [`timeout`](Acquire::timeout) to limit that
     /// too.
     ///
-    /// # Errors
-    ///
-    /// See [`AcquireError`](crate::errors::AcquireError).
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: if the future is dropped, its queue position, or the lock if it was granted at that moment, is
-    /// given back in the background. It takes its queue position when it is first polled.
+    /// Errors and cancel safety are those of an [`Acquire`].
     ///
     /// # Examples
     ///
@@ -92,18 +77,9 @@ impl<W: World> Mutex<W> {
     /// Only the server refuses it, in an answer to a request that was sent after the call. Tasks of one client that try
     /// at once share requests: a hundred that find the lock taken cost two commands.
     ///
-    /// It fails with [`AcquireError::Server`](crate::errors::AcquireError::Server) if the server has not answered for
-    /// ten seconds, in which it asks several times; sooner if the driver finds no server within its server selection
-    /// timeout. Set a [`timeout`](Acquire::timeout) to change that. With [`or_held`](Acquire::or_held) the error
-    /// of a lock that is not free names the holder.
-    ///
-    /// # Errors
-    ///
-    /// See [`AcquireError`](crate::errors::AcquireError).
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe, like [`acquire`](Self::acquire).
+    /// It fails if the server has not answered for ten seconds, or for its [`timeout`](Acquire::timeout). With
+    /// [`or_held`](Acquire::or_held) the error of a lock that is not free names the holder. Errors and cancel safety are
+    /// those of an [`Acquire`].
     ///
     /// # Examples
     ///

@@ -26,9 +26,7 @@ use crate::{
     hold_options::Terms,
     input::{at_least, below, check_duration},
     inspect::HolderInfo,
-    name::LockName,
-    protocol::{KeptUntil, Kind},
-    session::UserHandle,
+    protocol::KeptUntil,
     waitlist::Patience,
     world::{Async, Sealed, World},
 };
@@ -90,8 +88,8 @@ pub(super) const KEPT_LEAST: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 #[must_use = "a job does nothing until it is begun or run"]
 pub struct Once<W: World = Async> {
-    session: UserHandle,
-    name: LockName,
+    /// That of a mutex.
+    share: Share,
     period: Duration,
     /// One window begins at this time after the Unix epoch; `None`: a period begins with each success.
     offset: Option<Duration>,
@@ -189,10 +187,9 @@ pub struct LastRun {
 }
 
 impl<W: World> Once<W> {
-    pub(crate) fn new(session: UserHandle, name: LockName, period: Duration) -> Self {
+    pub(crate) fn new(share: Share, period: Duration) -> Self {
         Self {
-            session,
-            name,
+            share,
             period,
             offset: Some(Duration::ZERO),
             failures_count: false,
@@ -211,7 +208,7 @@ impl<W: World> Once<W> {
 
     /// Returns the name of the lock.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.share.name
     }
 
     /// Moves the windows: they begin `offset` after the multiples of the period. It must be shorter than the period.
@@ -287,9 +284,7 @@ impl<W: World> Once<W> {
 
     async fn turn(&self) -> Result<Turn<W>, AcquireError> {
         self.check()?;
-        // The name is that of a mutex.
-        let share = Share::whole(self.session.clone(), self.name.clone(), Kind::Mutex);
-        let contention = match share.acquire(self.options.clone(), Patience::Try).await {
+        let contention = match self.share.clone().acquire(self.options.clone(), Patience::Try).await {
             Ok(own) => return Ok(Turn::Ours(Held::new((own, self.kept())))),
             Err(AcquireError::Held { contention, .. }) => contention,
             Err(error) => return Err(error),
@@ -504,7 +499,7 @@ impl<W: World> Held<Once, W> {
 impl<W: World> fmt::Debug for Once<W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Once")
-            .field("name", &self.name)
+            .field("name", &self.share.name)
             .field("period", &self.period)
             .field("offset", &self.offset)
             .finish_non_exhaustive()

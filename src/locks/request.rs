@@ -33,13 +33,13 @@ pub struct Share {
 }
 
 impl Share {
-    /// Returns the demand on a lock with one holder.
-    pub(crate) fn whole(session: UserHandle, name: LockName, kind: Kind) -> Self {
+    /// Returns the demand of one permit of a lock of so many.
+    pub(crate) fn one_of(capacity: i64, session: UserHandle, name: LockName, kind: Kind) -> Self {
         Self {
             session,
             name,
             kind,
-            capacity: 1,
+            capacity,
             by: CapacityIs::Demanded,
             permits: 1,
             value: None,
@@ -53,6 +53,11 @@ impl Share {
             permits,
             ..self.clone()
         }
+    }
+
+    /// Returns the capacity as the user gave it.
+    pub(crate) fn count(&self) -> u32 {
+        u32::try_from(self.capacity).unwrap_or(u32::MAX)
     }
 
     /// Reads the lock as the primary has it, without entries whose time is over; `None`: it has no document.

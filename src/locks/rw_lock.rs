@@ -14,7 +14,6 @@ use crate::{
     handle::Held,
     name::LockName,
     protocol::Kind,
-    session::UserHandle,
     world::{Async, World},
 };
 
@@ -61,15 +60,8 @@ pub struct RwLock<W: World = Async> {
 }
 
 impl<W: World> RwLock<W> {
-    pub(crate) fn new(session: UserHandle, name: LockName) -> Self {
-        let share = Share::whole(session, name, Kind::RwLock);
-        Self {
-            share: Share {
-                capacity: PERMITS,
-                ..share
-            },
-            of: PhantomData,
-        }
+    pub(crate) fn new(share: Share) -> Self {
+        Self { share, of: PhantomData }
     }
 
     /// Returns the name of the lock.
@@ -348,16 +340,12 @@ impl<W: World> Held<UpgradeableRead, W> {
 
     /// Returns the demand of the permits that it lacks as a writer.
     fn writer(&self) -> Share {
-        let hold = self.hold();
-        let lock = Share::whole(
-            self.own.session().clone(),
-            LockName::new(hold.name.clone()),
-            Kind::RwLock,
-        );
+        let (hold, session) = (self.hold(), self.own.session());
+        let name = LockName::new(hold.name.clone());
         Share {
-            capacity: PERMITS,
+            permits: PERMITS - UPGRADEABLE,
             upgrades: Some(hold.clone()),
-            ..lock.of(PERMITS - UPGRADEABLE)
+            ..Share::one_of(PERMITS, session.clone(), name, Kind::RwLock)
         }
     }
 }

@@ -13,9 +13,7 @@ use crate::{
     handle::Held,
     input::{check_name, check_permits},
     inspect::LockInfo,
-    name::LockName,
     protocol::{CapacityIs, Kind},
-    session::UserHandle,
     world::{Async, World},
 };
 
@@ -59,20 +57,16 @@ use crate::{
 pub struct Semaphore<W: World = Async> {
     /// That of one permit.
     share: Share,
-    permits: u32,
     of: PhantomData<fn() -> W>,
 }
 
 impl<W: World> Semaphore<W> {
-    pub(crate) fn new(session: UserHandle, name: LockName, permits: u32) -> Self {
-        let share = Share::whole(session, name, Kind::Semaphore);
+    pub(crate) fn new(share: Share) -> Self {
         Self {
             share: Share {
-                capacity: i64::from(permits),
                 by: CapacityIs::Offered,
                 ..share
             },
-            permits,
             of: PhantomData,
         }
     }
@@ -91,7 +85,7 @@ impl<W: World> Semaphore<W> {
 
     /// Returns the number of permits that it was made with. The lock can have [another](Held::total_permits).
     pub fn permits(&self) -> u32 {
-        self.permits
+        self.share.count()
     }
 
     /// Acquires one permit, waiting for its turn. Await the returned action.
@@ -190,7 +184,7 @@ impl<W: World> Semaphore<W> {
         W::call(async move {
             check_name(&self.share.name)?;
             let Some(state) = self.share.newest::<OperateError>().await? else {
-                return Ok(self.permits);
+                return Ok(self.permits());
             };
             let is_ours = !state.is_set && state.holders.is_empty();
             let capacity = if is_ours { self.share.capacity } else { state.capacity };

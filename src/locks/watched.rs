@@ -10,25 +10,13 @@ use crate::{
     handle::owned::OwnedHold,
     input::{check_count, check_name},
     locks::{options::Options, request::Share},
-    name::LockName,
-    protocol::{Kind, State},
-    session::{
-        UserHandle,
-        streams::{Observations, observers::Scope},
-    },
+    protocol::State,
+    session::streams::{Observations, observers::Scope},
     waitlist::Patience,
 };
 
 /// Time for which a place stays taken if nobody says otherwise.
 pub(super) const KEPT: Duration = Duration::from_secs(24 * 3600);
-
-/// Returns one place of so many.
-pub(super) fn place_of(session: UserHandle, name: LockName, kind: Kind, count: u32) -> Share {
-    Share {
-        capacity: i64::from(count),
-        ..Share::whole(session, name, kind)
-    }
-}
 
 /// Refuses values that are out of bounds, before anything is sent.
 pub(super) fn check(share: &Share, of: &str, most: usize) -> Result<(), InvalidInput> {

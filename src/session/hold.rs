@@ -45,7 +45,7 @@ pub(super) const WORTH_A_COMMAND: Duration = Duration::from_millis(200);
 /// server's own `until`. Every look at the hold compares the clock with the deadline on the spot: a process that was
 /// frozen sees the loss with its first look, before any task of the session has run.
 #[derive(Debug)]
-pub(crate) struct Hold {
+pub struct Hold {
     /// Larger than that of any earlier hold of this process.
     pub(super) number: u64,
     pub(crate) id: String,

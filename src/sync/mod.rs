@@ -54,8 +54,6 @@
 //!
 //! # Examples
 //!
-//! Each kind of lock:
-//!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let locks = watchlock::LockClient::in_memory().blocking();
@@ -64,18 +62,6 @@
 //! let handle = locks.mutex("invoice-42").acquire().timeout(Duration::from_secs(5)).reason("billing").run()?;
 //! assert!(locks.mutex("invoice-42").try_acquire().run()?.is_none());
 //! handle.release()?;
-//!
-//! let exports = locks.semaphore("exports", 4);
-//! let two = exports.acquire_many(2).run()?;
-//! assert_eq!(exports.available_permits()?, 2);
-//!
-//! let prices = locks.rw_lock("prices");
-//! let (one, other) = (prices.read().run()?, prices.read().run()?);
-//! assert!(prices.try_write().run()?.is_none());
-//!
-//! let both = locks.multi(["account-7", "account-3"]).acquire().run()?;
-//! assert!(locks.mutex("account-3").try_acquire().run()?.is_none());
-//! both.release()?;
 //!
 //! let election = locks.election("scheduler");
 //! let mut leaders = election.observe();
@@ -108,30 +94,6 @@
 //! locks.break_lock("invoice-42")?;
 //! assert_eq!(handle.lost_within(Duration::from_secs(5)).expect("a loss"), LostReason::Broken);
 //! guard.join().expect("it ends with the hold");
-//! # Ok(()) }
-//! ```
-//!
-//! Documents, elements, and a job that is done once in a period:
-//!
-//! ```
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! use std::time::Duration;
-//! use mongodb::bson::{Document, doc};
-//! use watchlock::{LockClient, locks::OnceOutcome, testing::MemoryCollection};
-//!
-//! let memory = MemoryCollection::new();
-//! let order = doc! { "_id": "order-7", "done": false, "lines": [{ "sku": "x" }] };
-//! tokio::runtime::Runtime::new()?.block_on(memory.insert_one(order))?;
-//! let locks = LockClient::in_memory().blocking();
-//! let orders = locks.documents_in_memory::<Document>(&memory);
-//! let order = orders.claim(doc! { "done": false }).sort(doc! { "created": 1 }).run()?;
-//! order.update(doc! { "$set": { "done": true } })?;
-//! let line = orders.element::<Document>("lines", doc! { "sku": "x" }).acquire("order-7").run()?;
-//! line.update(doc! { "$set": { "picked": true } })?;
-//!
-//! let nightly = locks.once("nightly-report", Duration::from_secs(24 * 3600));
-//! let first = nightly.run(|_| Ok::<_, std::io::Error>(12))?;
-//! assert!(matches!(first, OnceOutcome::Done { output: 12, recorded: true, .. }));
 //! # Ok(()) }
 //! ```
 //!
