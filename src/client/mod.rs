@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use mongodb::{Database, options::ReadPreference};
+use mongodb::Database;
 use tokio::sync::watch;
 
 #[cfg(feature = "sync")]
@@ -83,7 +83,7 @@ use builder::{Home, LockClientBuilder};
 #[doc(alias("LockProvider", "RedissonClient", "Session"))]
 #[derive(Clone)]
 pub struct LockClient<W: World = Async> {
-    session: UserHandle,
+    pub(crate) session: UserHandle,
     /// Sessions over the user's own collections, by place: they end with this client.
     others: Arc<Mutex<Vec<Other>>>,
     /// Places of the locks in the user's own collections, by collection: as many as a program names.
@@ -145,11 +145,6 @@ impl LockClient {
             Store::Memory(store) => store.connection().clone(),
             _ => Connection::default(),
         }
-    }
-
-    /// Returns which members serve the streams of holders, waiters and claims.
-    pub(crate) fn stream_read_preference(&self) -> &ReadPreference {
-        &self.session.config.stream_read_preference
     }
 
     /// Returns this client's session over the locks of a place, or creates one with that store. An unknown place gets
@@ -482,13 +477,7 @@ impl<W: World> LockClient<W> {
     /// The guarantees are those of [`watch`](Self::watch). As long as it lives, the client's change stream also receives
     /// each renewal of each lock, so it is for operators and not for every process of an application.
     ///
-    /// # Panics
-    ///
-    /// If the client was not used yet and this is called outside a tokio runtime.
-    ///
-    /// # Errors
-    ///
-    /// Same as for [`watch`](Self::watch).
+    /// Errors and panics are those of [`watch`](Self::watch).
     ///
     /// # Examples
     ///

@@ -83,10 +83,6 @@ impl LockClientBuilder<Blocking> {
     ///
     /// Those of [`build`](Self::build); `work` is not called then.
     ///
-    /// # Panics
-    ///
-    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
-    ///
     /// # Examples
     ///
     /// ```

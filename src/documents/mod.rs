@@ -376,14 +376,8 @@ impl<K, W: World> ItemLocks<K, W> {
     /// Returns the holders and waiters of the lock of the document with this `_id`, or of the element in it; `None` if it
     /// was never locked, or there is no such document. The lock of an element that nobody used for long is gone too.
     ///
-    /// # Errors
-    ///
-    /// If the `_id`, the field, the array or the key is out of bounds, the server can't be reached, or the field is not a
-    /// lock.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: it only reads.
+    /// Errors and cancel safety are those of [`LockClient::inspect`]; the `_id`, the field, the array and the key have
+    /// bounds.
     ///
     /// # Examples
     ///
@@ -446,14 +440,10 @@ impl<K, W: World> ItemLocks<K, W> {
     }
 
     /// Returns the events of the lock of the document with this `_id`, or of the element in it, as they happen; see
-    /// [`LockClient::watch`], which has the same guarantees and errors.
+    /// [`LockClient::watch`], which has the same guarantees, errors and panics.
     ///
     /// [`LockEvent::Deleted`] reports a document that was deleted, or replaced
     /// without its lock. The change stream brings no field but that of the lock.
-    ///
-    /// # Panics
-    ///
-    /// If the client was not used yet and this is called outside a tokio runtime.
     ///
     /// # Examples
     ///
@@ -478,14 +468,10 @@ impl<K, W: World> ItemLocks<K, W> {
     }
 
     /// Returns the events of every lock that is [listed](Self::list), as they happen, each with its name. See
-    /// [`LockClient::watch_all`], which has the same guarantees and errors.
+    /// [`LockClient::watch_all`], which has the same guarantees, errors and panics.
     ///
     /// The stream begins with a grant for each present holder, for which the server reads the whole collection. Without
     /// a change stream, the server reads it again and again, with pauses ten times as long as the last read.
-    ///
-    /// # Panics
-    ///
-    /// If the client was not used yet and this is called outside a tokio runtime.
     ///
     /// # Examples
     ///
@@ -536,13 +522,7 @@ impl<K, W: World> ItemLocks<K, W> {
     ///
     /// The holder sees [`LostReason::Broken`](crate::LostReason::Broken) at once.
     ///
-    /// # Errors
-    ///
-    /// Same as for [`inspect`](Self::inspect). If the server does not answer, the lock may have been broken.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, it goes on in the background.
+    /// Errors and cancel safety are those of [`LockClient::break_lock`], with the bounds of [`inspect`](Self::inspect).
     ///
     /// # Examples
     ///
@@ -572,14 +552,7 @@ impl<K, W: World> ItemLocks<K, W> {
     ///
     /// [`HolderInfo::token`](crate::operate::HolderInfo::token) has the token.
     ///
-    /// # Errors
-    ///
-    /// Same as for [`break_lock`](Self::break_lock). It is safe to try again: no other grant of the lock ever has the
-    /// same token.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the holder may or may not be evicted: a command that was sent runs to its end.
+    /// Errors and cancel safety are those of [`LockClient::break_holder`], with the bounds of [`inspect`](Self::inspect).
     ///
     /// # Examples
     ///
@@ -644,7 +617,8 @@ impl<K, W: World> ItemLocks<K, W> {
         if let Some(session) = self.session.get() {
             return Ok(session);
         }
-        self.check_database()?;
+        let namespace = self.namespace();
+        namespace.map_or(Ok(()), |namespace| check_database(&namespace.db))?;
         check_path(&self.path, "for the locks")?;
         let layout = match &self.element {
             None => LockLayout::in_documents(self.namespace(), &self.path, None, &self.paths()).map_err(|other| {
@@ -662,7 +636,7 @@ impl<K, W: World> ItemLocks<K, W> {
         let id = self.collection.place(place.base().path());
         self.locks.session_over(id, || match &self.collection {
             UserCollection::Mongo(collection) => {
-                let streams = self.locks.stream_read_preference().clone();
+                let streams = self.locks.session.config.stream_read_preference.clone();
                 let store = MongoStore::in_place(collection, place.clone(), streams);
                 Store::Mongo(Arc::new(store))
             }
@@ -684,11 +658,6 @@ impl<K, W: World> ItemLocks<K, W> {
             elements: self.elements.clone(),
             of: PhantomData,
         }
-    }
-
-    fn check_database(&self) -> Result<(), InvalidInput> {
-        self.namespace()
-            .map_or(Ok(()), |namespace| check_database(&namespace.db))
     }
 
     fn namespace(&self) -> Option<Namespace> {

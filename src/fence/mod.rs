@@ -63,7 +63,7 @@ impl<T: IsOne, W: World> View<T, W> {
     /// ```
     pub fn fence(&self) -> Fence {
         Fence {
-            locked: self.one().locked().cloned(),
+            locked: self.seen.locked.clone(),
             ..Fence::new(self.token())
         }
     }
@@ -260,13 +260,8 @@ impl Fence {
                 .and_then(|()| locked::check_update_of_locked(&update, place)),
             None => Ok(()),
         };
-        let change = Update {
-            change: checked.and_then(|()| self.update(update)),
-            replaces: false,
-            upsert: false,
-            array_filters: None,
-        };
-        FencedWrite::new(self, collection, filter, change)
+        let change = checked.and_then(|()| self.update(update));
+        FencedWrite::new(self, collection, filter, Update::new(change, false))
     }
 
     /// Replaces one document, if it was not written under a larger token; the token is added. Otherwise like
@@ -295,13 +290,7 @@ impl Fence {
                 Ok(locked::replace(replacement, place)?.into())
             }),
         };
-        let change = Update {
-            change,
-            replaces: true,
-            upsert: false,
-            array_filters: None,
-        };
-        FencedWrite::new(self, collection, filter, change)
+        FencedWrite::new(self, collection, filter, Update::new(change, true))
     }
 
     /// Inserts a document with the token in it.

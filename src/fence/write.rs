@@ -177,31 +177,29 @@ impl FencedWrite<'_, UpdateResult> {
     /// documents would create a second one when the fence refuses the first. And it must have no condition on the
     /// fence's field: the server would put a value that it asks for into the new document, in place of the token.
     pub fn upsert(mut self, upsert: bool) -> Self {
-        self.change.upsert = upsert;
+        self.change.options.upsert = Some(upsert);
         self
     }
 
     /// Sets which array elements the update's `$[name]` stand for, as with the driver's method. A pipeline or a
     /// replacement has none.
     pub fn array_filters(mut self, filters: impl IntoIterator<Item = Document>) -> Self {
-        self.change.array_filters = Some(filters.into_iter().collect());
+        self.change.options.array_filters = Some(filters.into_iter().collect());
         self
     }
 
     async fn write(&mut self, change: UpdateModifications) -> Result<UpdateResult, Error> {
-        let (filter, upsert, replaces) = (self.fenced(), self.change.upsert, self.change.replaces);
-        let mut options = UpdateOptions::default();
-        options.array_filters = self.change.array_filters.clone();
+        let (filter, replaces, options) = (self.fenced(), self.change.replaces, self.change.options.clone());
         let changing = self.sent(move |collection, session| {
             let changing = async move {
                 match change {
                     UpdateModifications::Document(replacement) if replaces => {
                         let replace = collection.replace_one(filter, replacement);
-                        replace.upsert(upsert).session(session).await
+                        replace.upsert(options.upsert == Some(true)).session(session).await
                     }
                     change => {
                         let update = collection.update_one(filter, change).with_options(options);
-                        update.upsert(upsert).session(session).await
+                        update.session(session).await
                     }
                 }
             };
@@ -235,11 +233,21 @@ impl<'a, R: Written + 'a> IntoFuture for FencedWrite<'a, R> {
 /// The change to a document that may already exist.
 #[derive(Debug)]
 pub struct Update {
-    pub(super) change: Result<UpdateModifications, InvalidInput>,
+    change: Result<UpdateModifications, InvalidInput>,
     /// Whether it replaces the document: by the change, or by a pipeline that keeps its locks.
-    pub(super) replaces: bool,
-    pub(super) upsert: bool,
-    pub(super) array_filters: Option<Vec<Document>>,
+    replaces: bool,
+    /// Whether it may insert, and its array filters.
+    options: UpdateOptions,
+}
+
+impl Update {
+    pub(super) fn new(change: Result<UpdateModifications, InvalidInput>, replaces: bool) -> Self {
+        Self {
+            change,
+            replaces,
+            options: UpdateOptions::default(),
+        }
+    }
 }
 
 impl Written for UpdateResult {
@@ -251,15 +259,14 @@ impl Written for UpdateResult {
         let change = mem::replace(&mut write.change.change, Ok(nothing))?;
         let update = &write.change;
         check_document("the filter", &write.filter)?;
-        for filter in update.array_filters.iter().flatten() {
+        for filter in update.options.array_filters.iter().flatten() {
             check_document("an array filter", filter)?;
         }
-        if update.replaces && update.array_filters.is_some() {
+        if update.replaces && update.options.array_filters.is_some() {
             return Err(InvalidInput::new("a replacement can't have array filters").into());
         }
-        let id = update
-            .upsert
-            .then(|| upsert::named_id(&write.filter, &write.fence.field));
+        let is_upsert = update.options.upsert == Some(true);
+        let id = is_upsert.then(|| upsert::named_id(&write.filter, &write.fence.field));
         let id = id.transpose()?;
         if let (Some(id), Some(_)) = (&id, &write.session) {
             // A refusal would be a duplicate key, which ends a transaction, so nothing can be checked afterwards. But a

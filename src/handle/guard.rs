@@ -89,11 +89,12 @@ impl<T: IsOne> View<T> {
     /// # Ok(()) }
     /// ```
     pub async fn guard_transaction(&self, session: &mut ClientSession) -> Result<(), GuardError> {
-        match self.one().parts() {
-            (hold, Some(locks)) => locks.guard(hold, session).await,
-            (_, None) if !is_in_transaction(session).await => Err(GuardError::NotInTransaction),
+        let hold = &self.seen.hold;
+        match self.seen.session.upgrade() {
+            Some(locks) => locks.guard(hold, session).await,
+            None if !is_in_transaction(session).await => Err(GuardError::NotInTransaction),
             // No client is left that could hold it.
-            (hold, None) => {
+            None => {
                 abort(session).await;
                 let reason = hold.lost_reason().unwrap_or(LostReason::Released);
                 Err(hold.lost_as(reason).into())

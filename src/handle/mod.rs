@@ -664,7 +664,7 @@ impl<T: Target, W: World> View<T, W> {
     where
         T: IsOne,
     {
-        &self.one().name
+        &self.seen.name
     }
 
     /// Returns the fencing token of this grant.
@@ -675,7 +675,7 @@ impl<T: Target, W: World> View<T, W> {
     where
         T: IsOne,
     {
-        self.one().token
+        self.seen.token
     }
 
     /// Returns the number of held permits: 1 for a mutex, the requested number for a semaphore.
@@ -683,14 +683,7 @@ impl<T: Target, W: World> View<T, W> {
     where
         T: IsOne,
     {
-        self.one().permits()
-    }
-
-    pub(crate) fn one(&self) -> &SeenHold
-    where
-        T: IsOne,
-    {
-        &self.seen
+        self.seen.permits()
     }
 }
 

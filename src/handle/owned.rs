@@ -346,11 +346,11 @@ impl fmt::Debug for OwnedHold {
 /// A view of a hold of one lock.
 #[derive(Clone)]
 pub struct SeenHold {
-    hold: Arc<Hold>,
+    pub(super) hold: Arc<Hold>,
     /// A view that outlives handles and clients keeps nothing alive.
-    session: Weak<Session>,
+    pub(super) session: Weak<Session>,
     /// For a document: the place of such locks.
-    locked: Option<Arc<LockLayout>>,
+    pub(crate) locked: Option<Arc<LockLayout>>,
     /// The permits of its handle: those of the hold, unless that has several parts.
     permits: Arc<AtomicU64>,
 }
@@ -369,14 +369,6 @@ impl SeenHold {
         if let Some(session) = self.session.upgrade() {
             session.await_losses();
         }
-    }
-
-    pub(crate) fn locked(&self) -> Option<&Arc<LockLayout>> {
-        self.locked.as_ref()
-    }
-
-    pub(crate) fn parts(&self) -> (&Arc<Hold>, Option<Arc<Session>>) {
-        (&self.hold, self.session.upgrade())
     }
 
     pub(crate) async fn lost(&self) -> Lost {

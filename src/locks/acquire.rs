@@ -609,10 +609,6 @@ impl<T: Ask, P: Patience> Acquire<T, P, Blocking> {
     /// # Errors
     ///
     /// See [`AcquireError`].
-    ///
-    /// # Panics
-    ///
-    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
     pub fn run(self) -> Result<P::Given<Handles<T, Blocking>>, AcquireError> {
         P::given(Blocking::call(self.held()))
     }

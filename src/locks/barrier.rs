@@ -160,16 +160,7 @@ impl<W: World> Barrier<W> {
     ///
     /// # Examples
     ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// use std::time::Duration;
-    ///
-    /// let phase = locks.barrier("rebuild/phase", 2);
-    /// let alone = tokio::time::timeout(Duration::from_millis(10), phase.wait()).await;
-    /// assert!(alone.is_err(), "the other one did not come");
-    /// # Ok(()) }
-    /// ```
+    /// See [`Barrier`].
     pub fn wait(&self) -> W::Call<impl Future<Output = Result<BarrierPass, BarrierError>>> {
         W::call(self.passed())
     }
@@ -354,10 +345,6 @@ impl Barrier<Blocking> {
     /// # Errors
     ///
     /// See [`wait`](Self::wait); a timeout out of bounds is invalid.
-    ///
-    /// # Panics
-    ///
-    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
     pub fn wait_timeout(&self, timeout: Duration) -> Result<Option<BarrierPass>, BarrierError> {
         check_duration("timeout", timeout).map_err(AcquireError::from)?;
         let waited = Blocking::call(async { tokio::time::timeout(timeout, self.passed()).await });

@@ -116,13 +116,7 @@ impl<W: World> Election<W> {
 
     /// Campaigns until elected, proclaiming `value` (up to 1,024 bytes) from then on. Await the returned action.
     ///
-    /// # Errors
-    ///
-    /// See [`AcquireError`].
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe, like [`Mutex::acquire`](crate::locks::Mutex::acquire): dropping the future ends the campaign.
+    /// Errors and cancel safety are those of an [`Acquire`].
     ///
     /// # Examples
     ///
@@ -158,12 +152,7 @@ impl<W: World> Election<W> {
     ///
     /// # Examples
     ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// assert_eq!(locks.election("scheduler").leader().await?, None);
-    /// # Ok(()) }
-    /// ```
+    /// See [`Election`].
     pub fn leader(&self) -> W::Call<impl Future<Output = Result<Option<Leader>, OperateError>>> {
         W::call(async move {
             check_name(&self.share.name)?;
@@ -272,10 +261,6 @@ impl Election<Blocking> {
     ///
     /// See [`AcquireError`].
     ///
-    /// # Panics
-    ///
-    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
-    ///
     /// # Examples
     ///
     /// ```
@@ -351,22 +336,11 @@ impl<W: World> Held<Election, W> {
 
     /// Resigns: the next candidate leads at once.
     ///
-    /// # Errors
-    ///
-    /// Same as for [`release`](Self::release).
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the resignation goes on in the background.
+    /// Errors and cancel safety are those of [`release`](Self::release).
     ///
     /// # Examples
     ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// locks.election("scheduler").campaign("node 7").await?.resign().await?;
-    /// # Ok(()) }
-    /// ```
+    /// See [`Election`].
     pub fn resign(self) -> W::Call<impl Future<Output = Result<Released, ReleaseError>>> {
         self.release()
     }

@@ -127,25 +127,11 @@ impl<W: World> Latch<W> {
     ///
     /// [`HolderInfo::value`](crate::operate::HolderInfo::value) shows the name.
     ///
-    /// # Errors
-    ///
-    /// See [`count_down`](Self::count_down). It is safe to repeat after any of them.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the arrival may or may not be counted; it is safe to repeat.
+    /// Errors and cancel safety are those of [`count_down`](Self::count_down). It is safe to repeat.
     ///
     /// # Examples
     ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let ready = locks.latch("deploy-7/ready", 3);
-    /// ready.count_down_as("worker-0").await?;
-    /// ready.count_down_as("worker-0").await?;
-    /// assert_eq!(ready.missing().await?, 2);
-    /// # Ok(()) }
-    /// ```
+    /// See [`Latch`].
     pub fn count_down_as(&self, party: impl Into<String>) -> W::Call<impl Future<Output = Result<(), AcquireError>>> {
         W::call(async move {
             let party = party.into();
@@ -168,17 +154,7 @@ impl<W: World> Latch<W> {
     ///
     /// # Examples
     ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// use std::time::Duration;
-    ///
-    /// let ready = locks.latch("deploy-7/ready", 1);
-    /// assert!(tokio::time::timeout(Duration::from_millis(10), ready.wait()).await.is_err());
-    /// ready.count_down().await?;
-    /// ready.wait().await?;
-    /// # Ok(()) }
-    /// ```
+    /// See [`Latch`].
     pub fn wait(&self) -> W::Call<impl Future<Output = Result<(), AcquireError>>> {
         W::call(self.opened())
     }
@@ -206,12 +182,7 @@ impl<W: World> Latch<W> {
     ///
     /// # Examples
     ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// assert_eq!(locks.latch("deploy-7/ready", 3).missing().await?, 3);
-    /// # Ok(()) }
-    /// ```
+    /// See [`Latch`].
     pub fn missing(&self) -> W::Call<impl Future<Output = Result<u32, AcquireError>>> {
         W::call(async move {
             self.check()?;
@@ -323,10 +294,6 @@ impl Latch<Blocking> {
     /// # Errors
     ///
     /// See [`wait`](Self::wait); a timeout out of bounds is invalid.
-    ///
-    /// # Panics
-    ///
-    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
     ///
     /// # Examples
     ///

@@ -167,15 +167,7 @@ impl<W: World> MultiLock<W> {
     ///
     /// # Examples
     ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// use std::time::Duration;
-    ///
-    /// let handle = locks.multi(["b", "a"]).acquire().timeout(Duration::from_secs(5)).reason("transfer").await?;
-    /// assert_eq!(handle.tokens().map(|(name, _)| name).collect::<Vec<_>>(), ["a", "b"]);
-    /// # Ok(()) }
-    /// ```
+    /// See [`MultiLock`].
     pub fn acquire(&self) -> Acquire<MultiLock, Wait, W> {
         Acquire::new(self.parts.clone())
     }

@@ -354,19 +354,7 @@ impl Once {
     ///
     /// # Examples
     ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// use std::time::Duration;
-    /// use watchlock::locks::OnceOutcome;
-    ///
-    /// let hourly = locks.once("sweep", Duration::from_secs(3600));
-    /// let failed = hourly.run(async |_| Err::<(), _>("no disk")).await?;
-    /// assert!(matches!(failed, OnceOutcome::Failed("no disk")));
-    /// let done = hourly.run(async |_| Ok::<_, &str>(3)).await?;
-    /// assert!(matches!(done, OnceOutcome::Done { output: 3, recorded: true, .. }));
-    /// # Ok(()) }
-    /// ```
+    /// See [`Once`].
     pub async fn run<F, Fut, T, E>(&self, work: F) -> Result<OnceOutcome<T, E>, RunError>
     where
         F: FnOnce(View<Once>) -> Fut,
@@ -462,13 +450,7 @@ impl<W: World> Held<Once, W> {
 
     /// Leaves the period open, as the job was not done: the next process that asks begins it.
     ///
-    /// # Errors
-    ///
-    /// As for [`release`](Self::release).
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the release goes on in the background.
+    /// Errors and cancel safety are those of [`release`](Self::release).
     ///
     /// # Examples
     ///

@@ -75,12 +75,7 @@ impl<W: World> RwLock<W> {
     ///
     /// # Examples
     ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let read = locks.rw_lock("prices").read().await?;
-    /// # Ok(()) }
-    /// ```
+    /// See [`RwLock`].
     pub fn read(&self) -> Acquire<Read, Wait, W> {
         Acquire::new(self.share.clone())
     }
@@ -111,12 +106,7 @@ impl<W: World> RwLock<W> {
     ///
     /// # Examples
     ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let write = locks.rw_lock("prices").write().await?;
-    /// # Ok(()) }
-    /// ```
+    /// See [`RwLock`].
     pub fn write(&self) -> Acquire<Write, Wait, W> {
         Acquire::new(self.share.of(PERMITS))
     }
@@ -162,12 +152,7 @@ impl<W: World> RwLock<W> {
     ///
     /// # Examples
     ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// assert!(locks.rw_lock("prices").try_write().await?.is_some());
-    /// # Ok(()) }
-    /// ```
+    /// See [`RwLock`].
     pub fn try_write(&self) -> Acquire<Write, Try, W> {
         Acquire::new(self.share.of(PERMITS))
     }
@@ -314,14 +299,8 @@ impl<W: World> Held<UpgradeableRead, W> {
 
     /// Makes it a plain reader, without letting go: from now on another client can be the upgradeable reader.
     ///
-    /// # Errors
-    ///
-    /// Those of a [writer's](Held::downgrade). [`RenewError::Invalid`] also while the reader is, or waits to become, a
-    /// writer.
-    ///
-    /// # Cancel safety
-    ///
-    /// That of a [writer's](Held::downgrade).
+    /// Errors and cancel safety are those of a [writer's](Held::downgrade). [`RenewError::Invalid`] comes also while the
+    /// reader is, or waits to become, a writer.
     ///
     /// # Examples
     ///

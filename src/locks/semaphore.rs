@@ -94,12 +94,7 @@ impl<W: World> Semaphore<W> {
     ///
     /// # Examples
     ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let permit = locks.semaphore("exports", 4).acquire().reason("report 7").await?;
-    /// # Ok(()) }
-    /// ```
+    /// See [`Semaphore`].
     pub fn acquire(&self) -> Acquire<Semaphore, Wait, W> {
         self.acquire_many(1)
     }
@@ -110,13 +105,7 @@ impl<W: World> Semaphore<W> {
     ///
     /// # Examples
     ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let permits = locks.semaphore("exports", 4).acquire_many(3).await?;
-    /// assert_eq!(permits.permits(), 3);
-    /// # Ok(()) }
-    /// ```
+    /// See [`Semaphore`].
     pub fn acquire_many(&self, permits: u32) -> Acquire<Semaphore, Wait, W> {
         Acquire::new(self.share.of(i64::from(permits)))
     }
@@ -174,12 +163,7 @@ impl<W: World> Semaphore<W> {
     ///
     /// # Examples
     ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// assert_eq!(locks.semaphore("exports", 4).available_permits().await?, 4);
-    /// # Ok(()) }
-    /// ```
+    /// See [`Semaphore`].
     pub fn available_permits(&self) -> W::Call<impl Future<Output = Result<u32, OperateError>>> {
         W::call(async move {
             check_name(&self.share.name)?;

@@ -135,13 +135,7 @@ impl IntoFuture for List {
 impl<W: World> List<W> {
     /// Lists the locks, and with them the documents that can't be read as locks.
     ///
-    /// # Errors
-    ///
-    /// Same as for [`LockClient::list`](crate::LockClient::list).
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: it only reads.
+    /// Errors and cancel safety are those of [`LockClient::list`](crate::LockClient::list).
     ///
     /// # Examples
     ///
@@ -195,10 +189,6 @@ impl List<Blocking> {
     /// # Errors
     ///
     /// If a condition is out of bounds, the server can't be reached, or it refuses.
-    ///
-    /// # Panics
-    ///
-    /// On a thread of an async runtime; see [`sync`](crate::sync#panics).
     ///
     /// # Examples
     ///

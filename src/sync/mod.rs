@@ -124,17 +124,10 @@ use tokio::runtime::{Builder, Runtime};
 
 pub use crate::world::Blocking;
 use crate::{
-    client::LockClient,
     handle::{View, target::Target},
     status::Lost,
     world::World,
 };
-
-impl From<LockClient> for LockClient<Blocking> {
-    fn from(locks: LockClient) -> Self {
-        locks.blocking()
-    }
-}
 
 impl World for Blocking {
     type Call<F: Future> = F::Output;

@@ -144,7 +144,7 @@ fn is_to_be_right(view: &View, state: Option<&State>) -> bool {
 
 /// Returns the token that the document has for a hold: its own, or that of the task which handed it on first.
 fn granted_as(view: &View) -> i64 {
-    view.one().parts().0.granted_as
+    view.seen.granted_as
 }
 
 /// Whether an operator has put the handle out, of which it may not know yet.

@@ -2,8 +2,11 @@
 
 use std::{any::Any, panic::AssertUnwindSafe};
 
-use futures::FutureExt;
-use tokio::{sync::watch, time::sleep};
+use futures::{
+    FutureExt,
+    future::{BoxFuture, Shared},
+};
+use tokio::time::sleep;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use super::Election;
@@ -91,8 +94,7 @@ impl Election {
         elected: impl FnMut(View<Election>) + Send + 'static,
         lost: impl FnMut(Lost) + Send + 'static,
     ) -> Candidacy {
-        let (withdrawn, result) = (CancellationToken::new(), watch::Sender::new(None));
-        let ended = result.subscribe();
+        let withdrawn = CancellationToken::new();
         let (election, value, until) = (self.clone(), value.into(), withdrawn.clone());
         let task = tokio::spawn(async move {
             // The callbacks own their state, and they are not called again.
@@ -106,12 +108,13 @@ impl Election {
             if let Err(error) = &end {
                 telemetry::candidacy_ended(election.name(), error);
             }
-            result.send_replace(Some(end));
+            end
         });
+        // Without an answer the task can only end with its runtime.
+        let ended = AbortOnDropHandle::new(task).map(|ended| ended.unwrap_or(Err(CandidacyError::Stopped)));
         Candidacy {
             withdrawn,
-            ended,
-            _task: AbortOnDropHandle::new(task),
+            ended: ended.boxed().shared(),
         }
     }
 
@@ -154,8 +157,8 @@ fn message(panic: &(dyn Any + Send)) -> String {
 #[derive(Debug)]
 pub struct Candidacy {
     withdrawn: CancellationToken,
-    ended: watch::Receiver<Option<Result<(), CandidacyError>>>,
-    _task: AbortOnDropHandle<()>,
+    /// Has the task, which ends with it.
+    ended: Shared<BoxFuture<'static, Result<(), CandidacyError>>>,
 }
 
 impl Candidacy {
@@ -179,7 +182,7 @@ impl Candidacy {
     /// # Ok(()) }
     /// ```
     pub async fn ended(&self) -> CandidacyError {
-        match self.end().await {
+        match self.ended.clone().await {
             Err(error) => error,
             // Only a withdrawal ends it without an error, and consumes the candidacy.
             Ok(()) => CandidacyError::Stopped,
@@ -201,13 +204,6 @@ impl Candidacy {
     /// See [`Election::stand`].
     pub async fn withdraw(self) -> Result<(), CandidacyError> {
         self.withdrawn.cancel();
-        self.end().await
-    }
-
-    async fn end(&self) -> Result<(), CandidacyError> {
-        let mut ended = self.ended.clone();
-        let end = ended.wait_for(Option::is_some).await.map(|end| end.clone());
-        // Without an answer the task can only end with its runtime.
-        end.ok().flatten().unwrap_or(Err(CandidacyError::Stopped))
+        self.ended.await
     }
 }
