@@ -252,23 +252,17 @@ impl<W: World> LockClientBuilder<W> {
     /// Sets a name that this process keeps across restarts, of 1 to 1,024 bytes: with it, the process takes its own
     /// locks back at once.
     ///
-    /// The locks of a killed process stay taken for the rest of their lease. A process that comes back with the same
-    /// owner id need not wait for that. Its acquire (or try) of such a lock evicts every hold and every wait of earlier
-    /// clients with the id, and gets the lock, in one write and under a new token, before the waiters behind. On a
-    /// semaphore all permits of the earlier clients become free, and the new request is first in line. A
-    /// [claim](crate::documents::DocumentLocks::claim) takes only free documents.
+    /// Its acquire (or try) of a lock evicts every hold and every wait of earlier clients with the id, and gets the lock, in
+    /// one write and under a new token, before the waiters behind. On a semaphore all permits of the earlier clients
+    /// become free. A [claim](crate::documents::DocumentLocks::claim) takes only free documents.
     ///
     /// # One client at a time
     ///
     /// **Two clients that run at the same time must not have the same owner id: the one built later takes the locks of
-    /// the earlier one away whenever it acquires them.** The earlier one finds out at once, through
-    /// [`LostReason::Adopted`](crate::LostReason::Adopted), and the new fencing token is larger. But its work under the
-    /// lock is cut off as by a crash, and until the news arrives (within a hop; about half a second while polling; at
-    /// most its lease, if it can't reach the server) both believe that they hold the lock, as after a
-    /// [`break_lock`](LockClient::break_lock). So derive the id from something unique to the instance, not from the
-    /// service: `billing-3` of a stateful set, but not a host name if several instances run on a host. In a rolling
-    /// deploy that starts the new instance before it stops the old, the new one takes over. Tasks of one client never
-    /// take locks from each other.
+    /// the earlier one away whenever it acquires them.** The earlier one finds out through
+    /// [`LostReason::Adopted`](crate::LostReason::Adopted); until the news arrives both believe that they hold the lock,
+    /// as after a [`break_lock`](LockClient::break_lock). So derive the id from something unique to the instance, not from
+    /// the service: `billing-3` of a stateful set, but not a host name if several instances run on a host.
     ///
     /// The server's clock at the time each client was built decides which one is later; the server's log does, if the
     /// clock is behind it after a fail-over. A standalone and a sharded cluster don't show a log: if their clock was

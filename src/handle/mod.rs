@@ -93,14 +93,6 @@ pub enum Released {
 /// # Ok(()) }
 /// ```
 ///
-/// ```
-/// #![deny(unused_must_use)]
-/// # async fn example(locks: watchlock::LockClient) -> Result<(), Box<dyn std::error::Error>> {
-/// let handle = locks.mutex("invoice-42").acquire().await?;
-/// let (one, other) = (handle.view(), handle.view().clone());
-/// # Ok(()) }
-/// ```
-///
 /// Code that works with locks of all kinds takes `Held`, which is `Held<AnyLock>`: `handle.into()` converts into it,
 /// and so does a view.
 #[doc(alias("lock guard", "MutexGuard"))]
@@ -223,14 +215,23 @@ impl<T: Target, W: World> Held<T, W> {
 
     /// Returns the same handle for async code.
     pub fn into_async(self) -> Held<T> {
-        Held::new((self.own, self.data))
+        self.into_world()
     }
 
     /// Returns the same handle for code that blocks its thread.
     #[cfg(feature = "sync")]
     #[cfg_attr(docsrs, doc(cfg(feature = "sync")))]
     pub fn into_blocking(self) -> Held<T, crate::world::Blocking> {
-        Held::new((self.own, self.data))
+        self.into_world()
+    }
+
+    fn into_world<V: World>(self) -> Held<T, V> {
+        let view = View::new(self.view.seen, self.view.others);
+        Held {
+            view,
+            own: self.own,
+            data: self.data,
+        }
     }
 
     async fn renewed(&self, length: Option<Duration>) -> Result<Duration, RenewError> {

@@ -70,21 +70,9 @@ pub trait IsOne: Target {}
 /// # }
 /// ```
 ///
-/// ```
-/// # async fn example(locks: watchlock::LockClient, time: std::time::Duration) {
-/// locks.mutex("a").acquire().at_least_for(time).await;
-/// # }
-/// ```
-///
 /// ```compile_fail,E0277
 /// # async fn example(leadership: watchlock::Held<watchlock::locks::Election>) {
 /// leadership.detach().await;
-/// # }
-/// ```
-///
-/// ```
-/// # async fn example(held: watchlock::Held<watchlock::locks::Mutex>) {
-/// let detached = held.detach().await;
 /// # }
 /// ```
 #[diagnostic::on_unimplemented(
@@ -104,12 +92,6 @@ pub trait IsKnown: IsOne {}
 /// locks.rw_lock("prices").read().keep_idle(time).await;
 /// # }
 /// ```
-///
-/// ```
-/// # async fn example(locks: watchlock::LockClient, time: std::time::Duration) {
-/// locks.rw_lock("prices").write().keep_idle(time).await;
-/// # }
-/// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` can't stay idle with the client after its release",
     note = "a mutex, a writer and all permits of a semaphore can"
@@ -121,12 +103,6 @@ pub trait CanIdle: Target {}
 /// ```compile_fail,E0277
 /// # async fn example(locks: watchlock::LockClient, time: std::time::Duration) {
 /// locks.semaphore("exports", 4).acquire().reentrant().await;
-/// # }
-/// ```
-///
-/// ```
-/// # async fn example(locks: watchlock::LockClient, time: std::time::Duration) {
-/// locks.rw_lock("prices").read().reentrant().await;
 /// # }
 /// ```
 #[diagnostic::on_unimplemented(
@@ -142,12 +118,6 @@ pub trait CanReenter: Target {}
 /// locks.election("scheduler").campaign("node 7").warn_after(time).await;
 /// # }
 /// ```
-///
-/// ```
-/// # async fn example(locks: watchlock::LockClient, time: std::time::Duration) {
-/// locks.multi(["a", "b"]).acquire().warn_after(time).await;
-/// # }
-/// ```
 #[diagnostic::on_unimplemented(
     message = "a hold of `{Self}` has no limit",
     note = "a leader leads for as long as it can"
@@ -161,12 +131,6 @@ pub trait CanLimit: Target {}
 /// locks.multi(["a", "b"]).acquire().fixed(time).await;
 /// # }
 /// ```
-///
-/// ```
-/// # async fn example(locks: watchlock::LockClient, time: std::time::Duration) {
-/// locks.semaphore("exports", 4).acquire().fixed(time).await;
-/// # }
-/// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` can't be held for a fixed time",
     note = "the parts of a multi-lock and a leadership are always renewed"
@@ -178,12 +142,6 @@ pub trait CanFix: Target {}
 /// ```compile_fail,E0277
 /// # async fn example(events: watchlock::documents::DocumentLocks<mongodb::bson::Document>) {
 /// events.try_claim(mongodb::bson::doc! { "done": false }).or_held().await;
-/// # }
-/// ```
-///
-/// ```
-/// # async fn example(events: watchlock::documents::DocumentLocks<mongodb::bson::Document>) {
-/// events.try_acquire(7).or_held().await;
 /// # }
 /// ```
 #[diagnostic::on_unimplemented(message = "`{Self}` has no holder to name", note = "a claim takes any free document")]

@@ -404,20 +404,14 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// without waiting for the lock.
     ///
     /// All handles to a hold have the same token and are lost together. The lock is released with the last of them, in
-    /// any order. The first reason that was given stays, and so do the first terms: [`lease`](Self::lease),
-    /// [`fixed`](Self::fixed), [`at_least_for`](Self::at_least_for), [`warn_after`](Self::warn_after),
-    /// [`lose_after`](Self::lose_after).
+    /// any order. The first reason that was given stays, and so do the first terms.
     ///
-    /// # By client, not by task
-    ///
-    /// Any task of this client that asks re-entrantly gets in next to the task that holds the lock, even while others
-    /// wait for it: exclusion is then among clients, and the tasks must coordinate among themselves. To exclude tasks
-    /// from one another, give each its own client, or use an acquire that is not re-entrant, which is the default.
+    /// **Any task** of this client that asks re-entrantly gets in next to the task that holds the lock, even while others
+    /// wait for it: exclusion is then among clients. To exclude tasks from one another, give each its own client.
     ///
     /// Only holds of the same kind are shared: a reader of a readers-writer lock gets in next to a reader, even though
     /// a writer waits, and a writer next to a writer. An upgradeable reader gets in next to one that has become a writer
-    /// too. A plain reader that asks to write waits for itself. A semaphore can't be asked for re-entrantly: acquire more
-    /// permits.
+    /// too. A plain reader that asks to write waits for itself.
     ///
     /// # Examples
     ///

@@ -161,18 +161,8 @@ impl Share {
                 return Err(AcquireError::unanswered(&name, Duration::ZERO));
             }
             let timeout = timeout.filter(|_| !asks_once);
-            match session.acquire(&name, wants, timeout, options.fails_on_deadlock).await {
-                Ok(hold) => Ok(OwnedHold::new(session, hold)),
-                Err(AcquireError::Held { name, contention }) if asks_once => Err(AcquireError::Timeout {
-                    name,
-                    waited: Duration::ZERO,
-                    contention: Some(contention),
-                }),
-                Err(error) => Err(error),
-            }
-        };
-        let acquiring = async {
-            match &reader {
+            let acquiring = session.acquire(&name, wants, timeout, options.fails_on_deadlock);
+            let acquired = match &reader {
                 None => acquiring.await,
                 Some(reader) => match unless_lost(reader.lost(), acquiring).await {
                     Ok(acquired) => acquired,
@@ -180,6 +170,15 @@ impl Share {
                     Err(lost) if lost.reason == LostReason::Released => Err(AcquireError::Closed),
                     Err(lost) => Err(lost.into()),
                 },
+            };
+            match acquired {
+                Ok(hold) => Ok(OwnedHold::new(session, hold)),
+                Err(AcquireError::Held { name, contention }) if asks_once => Err(AcquireError::Timeout {
+                    name,
+                    waited: Duration::ZERO,
+                    contention: Some(contention),
+                }),
+                Err(error) => Err(error),
             }
         };
         let held = attempt.follow(acquiring, |held| vec![held.hold().granted()]).await?;

@@ -341,6 +341,8 @@ fn every_kind_of_lock_works_without_async() {
         let multi = a.multi(names());
         assert_eq!(multi.names().collect::<Vec<_>>(), ["x", "y", "z"]);
         let held = multi.acquire().timeout(PATIENCE).run().unwrap();
+        // On a thread without a runtime.
+        let held = held.into_async().into_blocking();
         assert!(b.multi(names()).try_acquire().run().unwrap().is_none());
         let error = b.multi(names()).try_acquire().or_held().run().unwrap_err();
         assert!(
