@@ -4,7 +4,10 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::{client, clock, director::Play, schedule::Mix};
+use crate::{
+    client, clock,
+    schedule::{Mix, Play},
+};
 
 /// Faults of every kind against watchlock on a replica set of three, and a judge of what came of it.
 ///
@@ -32,7 +35,7 @@ pub(crate) enum Command {
         #[arg(long)]
         folder: PathBuf,
     },
-    /// A bit of everything, for long: nothing grows, and nothing is left
+    /// Normal use, for long: nothing is lost, nothing grows, and nothing is left
     Soak {
         #[arg(long, default_value_t = 60)]
         minutes: u64,
@@ -96,6 +99,7 @@ impl Arguments {
             lasts: Duration::from_secs(seconds.unwrap_or(minutes.saturating_mul(60))),
             folder: folder.unwrap_or_else(|| PathBuf::from(format!("target/chaos/{seed}"))),
             ignores_loss: sabotage.is_some(),
+            soaks: false,
         }
     }
 }

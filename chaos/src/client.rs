@@ -31,11 +31,12 @@ use watchlock::{
 use crate::{
     Result,
     clock::now,
+    gauge,
     locks::{ALL, CROSSED, FEW_PERMITS, JOBS, Kind, LOCKS, Lock, OWN_DOCUMENT, OWN_MUTEX, PERMITS, Share, is_crossed},
     random::Random,
     record::{Log, Record, Upon, What},
 };
-use asking::{Asked, acquired, limit, tried};
+use asking::Asked;
 pub(crate) use holding::Held;
 use holding::Left;
 
@@ -47,6 +48,9 @@ pub(crate) const CLAIM_LEASE: Duration = Duration::from_secs(1);
 
 /// How long a lock stays with a client that keeps it for its next task.
 const IDLE: Duration = Duration::from_millis(700);
+
+/// How long the document of a free lock stays in a soak: the shortest there is.
+pub(crate) const RETENTION: Duration = Duration::from_secs(60);
 
 /// Pause between two readings of its holds, of a client that has no stream for them.
 pub(crate) const READS: Duration = Duration::from_millis(250);
@@ -87,6 +91,9 @@ pub(crate) struct Options {
     /// Whether it goes on after the loss of a lock as if nothing had happened. The judge has to find it.
     #[arg(long)]
     pub(crate) ignores_loss: bool,
+    /// Whether it is normal use, in which nothing may grow: documents of free locks are removed soon.
+    #[arg(long)]
+    pub(crate) soaks: bool,
 }
 
 /// The way to make an acquire.
@@ -154,7 +161,7 @@ pub(crate) async fn run(options: Options) -> Result<()> {
         })
         .collect();
     let watching = actor.clone();
-    let watch = tokio::spawn(async move { watching.watch_wakes().await });
+    let watch = tokio::spawn(async move { tokio::join!(watching.watch_wakes(), watching.note_readings()) });
 
     // Only the end of the input matters, and not its content.
     let mut rest = Vec::new();
@@ -188,6 +195,9 @@ impl Actor {
                 builder = builder.max_operations(1);
             } else if stays {
                 builder = builder.keep_idle(IDLE);
+            }
+            if options.soaks {
+                builder = builder.retention(RETENTION);
             }
             if reads {
                 builder = builder.hold_watch(HoldWatch::Reads(READS));
@@ -296,11 +306,12 @@ impl Actor {
 
     /// Acquires and releases a mutex and a document that nobody else asks for: no holder keeps it waiting.
     async fn keep_to_itself(&self, mut random: Random, stopping: &mut watch::Receiver<bool>) {
-        // One name for the life of the process.
-        let name = |kind: &str| -> &'static str { Box::leak(format!("{kind}{}", self.label).into_boxed_str()) };
-        let (mutex, document) = (name(OWN_MUTEX), name(OWN_DOCUMENT));
+        // Names for the life of the process, which takes some thousands at the most.
+        let name = |kind: &str, end: &str| -> &'static str {
+            Box::leak(format!("{kind}{}{end}", self.label).into_boxed_str())
+        };
+        let (mutex, document) = (name(OWN_MUTEX, ""), name(OWN_DOCUMENT, ""));
         let of = |name, kind| Lock { name, kind };
-        let locks = [of(mutex, Kind::Mutex), of(document, Kind::Document)];
         // It may be started in the middle of a fault.
         while !*stopping.borrow() {
             let there = doc! { "$setOnInsert": { "count": 0_i64 } };
@@ -310,7 +321,15 @@ impl Actor {
             }
         }
         while !*stopping.borrow() {
-            let lock = random.pick(&locks);
+            let lock = match random.within(0..5) {
+                0..2 => of(mutex, Kind::Mutex),
+                2..4 => of(document, Kind::Document),
+                // One that nobody has used before, nor will again.
+                _ => of(
+                    name(OWN_MUTEX, &format!("-{}", self.ops.load(Ordering::Relaxed))),
+                    Kind::Mutex,
+                ),
+            };
             let plan = Plan {
                 parts: vec![(lock.name, Share::whole(lock.kind))],
                 way: Way::Waits(OWN_PATIENCE),
@@ -339,6 +358,15 @@ impl Actor {
                 self.log(0, now(), What::Wakes { by_stream });
             }
             sleep(WAKE_LOOK).await;
+        }
+    }
+
+    /// Records what the process uses, again and again.
+    async fn note_readings(&self) {
+        loop {
+            let figures = gauge::of_this_process();
+            self.log(0, now(), What::Reading { figures });
+            sleep(gauge::PAUSE).await;
         }
     }
 
@@ -426,10 +454,7 @@ impl Actor {
             way,
             parts: &[(name, Share::upgrade())],
         };
-        let acquiring = match way {
-            Way::Tries => tried(held.try_upgrade(), limit(way), self.reason(op)),
-            _ => acquired(held.upgrade(), limit(way), self.reason(op)),
-        };
+        let acquiring = asking::asked(held.upgrade(), held.try_upgrade(), way, self.reason(op));
         if let Some(held) = self.ask(asked, acquiring, stopping).await
             && self
                 .hold(op, &held, BRIEFLY / 100 * u32::try_from(op % 8).unwrap_or(0))
@@ -479,8 +504,9 @@ impl Actor {
             way: Way::Waits(CROSSING_PATIENCE),
             parts: &[(name, Share::whole(Kind::Mutex))],
         };
-        let acquire = self.locks.mutex(name).acquire().fail_on_deadlock();
-        let acquiring = acquired(acquire, CROSSING_PATIENCE, self.reason(op));
+        let mutex = self.locks.mutex(name);
+        let acquire = mutex.acquire().fail_on_deadlock();
+        let acquiring = asking::asked(acquire, mutex.try_acquire(), asked.way, self.reason(op));
         Some((op, self.ask(asked, acquiring, stopping).await?))
     }
 

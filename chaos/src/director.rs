@@ -1,11 +1,6 @@
 //! A whole run: bursts of faults, pauses in which everything has to recover, and the judgement.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{fs, path::Path, sync::Arc, time::Duration};
 
 use futures::future::join_all;
 use mongodb::{
@@ -24,13 +19,14 @@ use crate::{
     clock::wall_ahead,
     evidence::{self, Evidence},
     fault::NODES,
+    gauge,
     history::{HISTORY, History, JOURNAL, SERVERS},
     journal::{Note, SLOW},
-    judge::{Case, PROBE},
+    judge::{Case, PROBE, growth},
     locks::{ALL, CROSSED, FEW_PERMITS, JOBS, Kind, Share},
     oplog::Reader,
     record::Log,
-    schedule::{Burst, Mix},
+    schedule::Play,
     stage::Stage,
     streams::Stream,
     summary::Summary,
@@ -60,15 +56,16 @@ const PULSE: Duration = Duration::from_millis(100);
 /// Maximum number of violations whose events are written to a file.
 const TOLD: usize = 10;
 
-/// The settings of a run.
-#[derive(Clone, Debug)]
-pub(crate) struct Play {
-    pub(crate) seed: u64,
-    pub(crate) mix: Mix,
-    pub(crate) lasts: Duration,
-    pub(crate) folder: PathBuf,
-    pub(crate) ignores_loss: bool,
-}
+/// Time of normal use before each burst of a soak.
+const EVERYDAY: Duration = Duration::from_secs(20);
+
+/// Settings of a soak's servers. A dead client's stream stays open at the server until its session is over: half an hour,
+/// unless told otherwise; with less than this the driver would use no session twice.
+const SOAKING: [&str; 3] = [
+    "--setParameter=localLogicalSessionTimeoutMinutes=3",
+    "--setParameter=logicalSessionRefreshMillis=10000",
+    "--setParameter=ttlMonitorSleepSecs=5",
+];
 
 /// Runs and judges. Returns whether no promise was broken.
 pub(crate) async fn run(play: Play) -> Result<bool> {
@@ -83,6 +80,7 @@ pub(crate) async fn run(play: Play) -> Result<bool> {
         // Without the library those faults are missed, and the summary says so.
         .clocks(clock::library().is_some())
         .election_timeout(ELECTION_TIMEOUT)
+        .args(SOAKING.into_iter().filter(|_| play.soaks))
         .start()
         .await?;
     let jobs = connect(&cluster.uri(), DATABASE, "director")
@@ -101,24 +99,19 @@ pub(crate) async fn run(play: Play) -> Result<bool> {
             seed: play.seed,
             history: play.folder.join(format!("director{HISTORY}")),
             ignores_loss: false,
+            soaks: play.soaks,
         })
         .await?,
     );
-    let stage = Arc::new(Stage::new(
-        cluster,
-        DATABASE.to_owned(),
-        play.folder.clone(),
-        journal,
-        play.seed,
-        play.ignores_loss,
-        probe.clone(),
-    ));
-    perform(&play, &stage, &probe).await?;
+    let folder = play.folder.clone();
+    let stage = Arc::new(Stage::new(cluster, DATABASE.to_owned(), journal, play, probe.clone()));
+    perform(&stage, &probe).await?;
     drop((stage, probe));
-    judge(&play.folder)
+    judge(&folder)
 }
 
-async fn perform(play: &Play, stage: &Arc<Stage>, probe: &Actor) -> Result<()> {
+async fn perform(stage: &Arc<Stage>, probe: &Actor) -> Result<()> {
+    let play = &stage.play;
     let servers = Log::open(&play.folder.join(SERVERS))?;
     let mut reader = Reader::new(DATABASE);
     let clock = || {
@@ -130,11 +123,15 @@ async fn perform(play: &Play, stage: &Arc<Stage>, probe: &Actor) -> Result<()> {
     let pulse = tokio::spawn(feel_pulse(stage.clone()));
     stage.fill().await?;
     stage.await_clients().await;
+    let gauging = play.soaks.then(|| tokio::spawn(note_readings(stage.clone())));
 
     let start = Instant::now();
     let mut faults = 0;
     for number in 0.. {
-        let burst = Burst::of(play.seed, number, &play.mix);
+        if play.soaks {
+            sleep(EVERYDAY).await;
+        }
+        let burst = play.burst(number);
         println!("burst {number}, after {} s\n{burst}", start.elapsed().as_secs());
         let inflicted = burst.faults.into_iter().map(|planned| {
             faults += 1;
@@ -160,6 +157,7 @@ async fn perform(play: &Play, stage: &Arc<Stage>, probe: &Actor) -> Result<()> {
     }
 
     let whole_since = DateTime::now().timestamp_millis();
+    gauging.inspect(tokio::task::JoinHandle::abort);
     stage.note(Note::Calm);
     sleep(CALM).await;
     stage.note(Note::Dismissing);
@@ -190,6 +188,17 @@ async fn feel_pulse(stage: Arc<Stage>) -> Result<()> {
             stage.note(Note::Slow { millis });
         }
         sleep(PULSE).await;
+    }
+}
+
+/// Notes what the primary uses, again and again.
+async fn note_readings(stage: Arc<Stage>) -> Result<()> {
+    let primary = stage.cluster.primary().await?;
+    let database = stage.cluster.node_client(primary).await?.database(DATABASE);
+    loop {
+        let figures = gauge::of_server(&database).await?;
+        stage.note(Note::Reading { figures });
+        sleep(gauge::PAUSE).await;
     }
 }
 
@@ -271,6 +280,7 @@ pub(crate) fn judge(folder: &Path) -> Result<bool> {
         history: &history,
         violations: &violations,
         judged,
+        growth: growth::verdicts(&history),
         folder,
     };
     let evidence = serde_json::to_string(&Evidence::of(&summary))?;

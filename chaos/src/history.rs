@@ -27,6 +27,8 @@ pub(crate) struct History {
     pub(crate) complaints: Vec<(String, Moment, String)>,
     /// Whether a client is woken by its stream from then on.
     pub(crate) wakes: Vec<(String, Moment, bool)>,
+    /// What each client used at some moments.
+    pub(crate) readings: Vec<(String, Moment, BTreeMap<String, u64>)>,
     /// Clients that said farewell.
     pub(crate) farewells: Vec<String>,
     pub(crate) journal: Vec<Entry>,
@@ -187,6 +189,7 @@ impl History {
                 What::Complaint { text } => self.complaints.push((client.to_owned(), at, text)),
                 What::Farewell => self.farewells.push(client.to_owned()),
                 What::Wakes { by_stream } => self.wakes.push((client.to_owned(), at, by_stream)),
+                What::Reading { figures } => self.readings.push((client.to_owned(), at, figures)),
                 What::Ready { .. } => {}
                 what => match operations.get_mut(&op) {
                     Some(operation) => operation.add(at, what),

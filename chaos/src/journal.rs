@@ -1,6 +1,6 @@
 //! The director's notes: the faults as they came, the ends of clients, and the differences between the clocks.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -60,6 +60,10 @@ pub(crate) enum Note {
     /// Change streams of clients that were killed or cut off, or on nodes that have stepped down, which the servers
     /// close in their own time.
     Abandoned { streams: usize },
+    /// So many change streams were killed by one fault: after the fact.
+    CursorsKilled { streams: usize },
+    /// What the primary uses at this moment of a soak.
+    Reading { figures: BTreeMap<String, u64> },
     /// Something is wrong with the run itself.
     Trouble { text: String },
 }

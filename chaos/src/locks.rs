@@ -41,54 +41,25 @@ pub(crate) struct Lock {
     pub(crate) kind: Kind,
 }
 
+const fn lock(name: &'static str, kind: Kind) -> Lock {
+    Lock { name, kind }
+}
+
 /// All of them. Few, so that there is contention.
 pub(crate) const ALL: [Lock; 8] = [
-    Lock {
-        name: "mutex-0",
-        kind: Kind::Mutex,
-    },
-    Lock {
-        name: "mutex-1",
-        kind: Kind::Mutex,
-    },
-    Lock {
-        name: "semaphore-0",
-        kind: Kind::Semaphore,
-    },
-    Lock {
-        name: "rwlock-0",
-        kind: Kind::RwLock,
-    },
-    Lock {
-        name: "rwlock-1",
-        kind: Kind::RwLock,
-    },
-    Lock {
-        name: "election-0",
-        kind: Kind::Election,
-    },
-    Lock {
-        name: "document-0",
-        kind: Kind::Document,
-    },
-    Lock {
-        name: "document-1",
-        kind: Kind::Document,
-    },
+    lock("mutex-0", Kind::Mutex),
+    lock("mutex-1", Kind::Mutex),
+    lock("semaphore-0", Kind::Semaphore),
+    lock("rwlock-0", Kind::RwLock),
+    lock("rwlock-1", Kind::RwLock),
+    lock("election-0", Kind::Election),
+    lock("document-0", Kind::Document),
+    lock("document-1", Kind::Document),
 ];
 
 /// Two mutexes that a task of each client takes together, in either order: where two of them wait for each other, one is
 /// to be told.
-pub(crate) const CROSSED: [Lock; 2] = [
-    Lock {
-        name: "crossed-0",
-        kind: Kind::Mutex,
-    },
-    Lock {
-        name: "crossed-1",
-        kind: Kind::Mutex,
-    },
-];
+pub(crate) const CROSSED: [Lock; 2] = [lock("crossed-0", Kind::Mutex), lock("crossed-1", Kind::Mutex)];
 
 /// Whether the lock of that name is one of those that are crossed.
 pub(crate) fn is_crossed(name: &str) -> bool {
@@ -118,48 +89,35 @@ pub(crate) struct Share {
 impl Share {
     /// Returns the whole of a lock that only one can have.
     pub(crate) fn whole(kind: Kind) -> Self {
-        Self {
-            kind,
-            permits: 1,
-            capacity: 1,
-        }
+        Self::of(kind, 1, 1)
     }
 
     pub(crate) fn permits(permits: u32) -> Self {
-        Self {
-            kind: Kind::Semaphore,
-            permits,
-            capacity: PERMITS,
-        }
+        Self::of(Kind::Semaphore, permits, PERMITS)
     }
 
     pub(crate) fn reader() -> Self {
-        Self {
-            kind: Kind::RwLock,
-            permits: 1,
-            capacity: WRITER,
-        }
+        Self::of(Kind::RwLock, 1, WRITER)
     }
 
     pub(crate) fn writer() -> Self {
-        Self {
-            permits: WRITER,
-            ..Self::reader()
-        }
+        Self::of(Kind::RwLock, WRITER, WRITER)
     }
 
     pub(crate) fn upgradeable_reader() -> Self {
-        Self {
-            permits: UPGRADEABLE,
-            ..Self::reader()
-        }
+        Self::of(Kind::RwLock, UPGRADEABLE, WRITER)
     }
 
     /// Returns what an upgradeable reader lacks as a writer.
     pub(crate) fn upgrade() -> Self {
+        Self::of(Kind::RwLock, WRITER - UPGRADEABLE, WRITER)
+    }
+
+    fn of(kind: Kind, permits: u32, capacity: u32) -> Self {
         Self {
-            permits: WRITER - UPGRADEABLE,
-            ..Self::reader()
+            kind,
+            permits,
+            capacity,
         }
     }
 

@@ -7,6 +7,7 @@ mod director;
 mod evidence;
 mod fault;
 mod foreign;
+mod gauge;
 mod history;
 mod journal;
 mod judge;
@@ -15,17 +16,16 @@ mod oplog;
 mod random;
 mod record;
 mod schedule;
-mod soak;
 mod stage;
 mod streams;
 mod summary;
 mod timeline;
 
-use std::{process::ExitCode, time::Duration};
+use std::process::ExitCode;
 
 use arguments::{Arguments, Command};
 use clap::Parser;
-use schedule::Burst;
+use schedule::{Burst, Play};
 
 type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
@@ -57,8 +57,7 @@ fn act(arguments: Arguments) -> Result<bool> {
             std::process::exit(0)
         }
         Some(Command::Soak { minutes, seed }) => {
-            let lasts = Duration::from_secs(minutes.saturating_mul(60));
-            tokio::runtime::Runtime::new()?.block_on(soak::run(lasts, seed))
+            tokio::runtime::Runtime::new()?.block_on(director::run(Play::soak(seed, minutes)))
         }
         None => {
             let play = arguments.play();

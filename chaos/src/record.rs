@@ -21,6 +21,7 @@
 //! worst half a line.
 
 use std::{
+    collections::BTreeMap,
     fs::{File, OpenOptions},
     io::{self, Write},
     path::Path,
@@ -79,6 +80,8 @@ pub(crate) enum What {
     Wrote { written: Option<bool> },
     /// The way in which the client waits has changed.
     Wakes { by_stream: bool },
+    /// What the process uses at this moment.
+    Reading { figures: BTreeMap<String, u64> },
     /// Something is wrong, and needs no judge.
     Complaint { text: String },
     /// Everything has been given back; the process ends.

@@ -1,6 +1,6 @@
 //! The schedule of faults: a pure function of the seed.
 
-use std::{collections::BTreeSet, fmt, time::Duration};
+use std::{collections::BTreeSet, fmt, path::PathBuf, time::Duration};
 
 use crate::{
     Result,
@@ -10,6 +10,47 @@ use crate::{
 
 /// Additional time of faults that make something wait in vain: long beside any deadline.
 const MORE: Duration = Duration::from_secs(8);
+
+/// The faults of a soak: those of every day.
+const EVERY_DAY: [&str; 2] = ["client killed", "cursors killed"];
+
+/// The one client that is killed in a soak; the others live as long as it lasts.
+const DOOMED: usize = 0;
+
+/// The settings of a run.
+#[derive(Clone, Debug)]
+pub(crate) struct Play {
+    pub(crate) seed: u64,
+    pub(crate) mix: Mix,
+    pub(crate) lasts: Duration,
+    pub(crate) folder: PathBuf,
+    pub(crate) ignores_loss: bool,
+    /// Whether it is normal use, in which nothing may grow.
+    pub(crate) soaks: bool,
+}
+
+impl Play {
+    pub(crate) fn soak(seed: u64, minutes: u64) -> Self {
+        Self {
+            seed,
+            mix: Mix(EVERY_DAY.into_iter().collect()),
+            lasts: Duration::from_secs(minutes.saturating_mul(60)),
+            folder: PathBuf::from(format!("target/chaos/soak-{seed}")),
+            ignores_loss: false,
+            soaks: true,
+        }
+    }
+
+    /// Returns the burst of that number.
+    pub(crate) fn burst(&self, number: u64) -> Burst {
+        let mut burst = Burst::of(self.seed, number, &self.mix);
+        if self.soaks {
+            let is_of_every_day = |planned: &Planned| planned.fault.victim().is_none_or(|client| client == DOOMED);
+            burst.faults.retain(is_of_every_day);
+        }
+        burst
+    }
+}
 
 /// A fault with its time, counted from the start of the burst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

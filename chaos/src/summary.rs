@@ -6,7 +6,7 @@ use crate::{
     clock::{MILLI, SECOND},
     history::{Grant, History, Operation},
     journal::Note,
-    judge::{Judged, Violation},
+    judge::{Judged, Violation, growth::Verdict},
     record::{End, Upon},
 };
 
@@ -16,6 +16,7 @@ pub(crate) struct Summary<'a> {
     pub(crate) history: &'a History,
     pub(crate) violations: &'a [Violation],
     pub(crate) judged: Judged,
+    pub(crate) growth: Vec<Verdict>,
     pub(crate) folder: &'a Path,
 }
 
@@ -35,6 +36,7 @@ impl fmt::Display for Summary<'_> {
         self.write_operations(f)?;
         self.write_faults(f)?;
         self.write_judgement(f)?;
+        self.growth.iter().try_for_each(|verdict| writeln!(f, "  {verdict}"))?;
         self.write_violations(f)?;
         write!(f, "All of it is in {}", self.folder.display())
     }

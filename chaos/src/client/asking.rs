@@ -156,19 +156,17 @@ impl Actor {
                 Ok(handle.map(Held::Upgradeable))
             });
         }
-        if tries {
-            return match share.kind {
-                Kind::Semaphore => tried(semaphore.try_acquire_many(share.permits), limit, reason),
-                Kind::RwLock if share.is_exclusive() => tried(lock.try_write(), limit, reason),
-                Kind::RwLock => tried(lock.try_read(), limit, reason),
-                _ => tried(mutex.try_acquire(), limit, reason),
-            };
-        }
         match share.kind {
-            Kind::Semaphore => acquired(semaphore.acquire_many(share.permits), limit, reason),
-            Kind::RwLock if share.is_exclusive() => acquired(lock.write(), limit, reason),
-            Kind::RwLock => acquired(lock.read(), limit, reason),
-            _ => acquired(mutex.acquire(), limit, reason),
+            Kind::Semaphore => {
+                let (waits, tries) = (
+                    semaphore.acquire_many(share.permits),
+                    semaphore.try_acquire_many(share.permits),
+                );
+                asked(waits, tries, way, reason)
+            }
+            Kind::RwLock if share.is_exclusive() => asked(lock.write(), lock.try_write(), way, reason),
+            Kind::RwLock => asked(lock.read(), lock.try_read(), way, reason),
+            _ => asked(mutex.acquire(), mutex.try_acquire(), way, reason),
         }
     }
 
@@ -212,18 +210,21 @@ pub(super) fn limit(way: Way) -> Duration {
     }
 }
 
-pub(super) fn acquired<T: CanAcquire>(acquire: Acquire<T>, limit: Duration, reason: String) -> Acquiring<'static>
+/// Waits for a lock of any kind, or tries.
+pub(super) fn asked<T: CanAcquire>(
+    acquire: Acquire<T>,
+    attempt: Acquire<T, Try>,
+    way: Way,
+    reason: String,
+) -> Acquiring<'static>
 where
     watchlock::Held<T::Held>: Into<watchlock::Held>,
 {
+    let limit = limit(way);
+    if matches!(way, Way::Tries) {
+        let attempt = attempt.timeout(limit).reason(reason);
+        return Box::pin(async move { Ok(attempt.await?.map(|handle| Held::Lock(handle.into()))) });
+    }
     let acquire = acquire.timeout(limit).reason(reason);
     Box::pin(async move { Ok(Some(Held::Lock(acquire.await?.into()))) })
-}
-
-pub(super) fn tried<T: CanAcquire>(attempt: Acquire<T, Try>, limit: Duration, reason: String) -> Acquiring<'static>
-where
-    watchlock::Held<T::Held>: Into<watchlock::Held>,
-{
-    let attempt = attempt.timeout(limit).reason(reason);
-    Box::pin(async move { Ok(attempt.await?.map(|handle| Held::Lock(handle.into()))) })
 }

@@ -119,12 +119,9 @@ pub(super) fn untrue(case: &Case<'_>) -> Vec<Violation> {
     }
     // The cluster was whole when they were looked for.
     let found = case.history.journal.iter().filter_map(|entry| match &entry.note {
-        Note::Deadlock { text } if !sky.is_slow(entry.at.saturating_sub(BEFORE), entry.at) => Some(Violation {
-            promise: Promise::Deadlocks,
-            text: text.clone(),
-            at: entry.at,
-            name: None,
-        }),
+        Note::Deadlock { text } if !sky.is_slow(entry.at.saturating_sub(BEFORE), entry.at) => {
+            Some(Violation::new(Promise::Deadlocks, entry.at, None, text))
+        }
         _ => None,
     });
     violations.extend(found);

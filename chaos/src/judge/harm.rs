@@ -207,13 +207,8 @@ pub(super) fn unharmed(case: &Case<'_>, judged: &mut Judged) -> Vec<Violation> {
     let sky = Sky::of(case);
     let mut violations = Vec::new();
     for operation in &case.history.operations {
-        let mut found = |at, text| {
-            violations.push(Violation {
-                promise: Promise::Unharmed,
-                text,
-                at,
-                name: Some(operation.name.clone()),
-            });
+        let mut found = |at, text: String| {
+            violations.push(Violation::new(Promise::Unharmed, at, Some(&operation.name), text));
         };
         for (from, to, what) in waits(operation) {
             judged.waits += 1;
@@ -320,14 +315,10 @@ pub(super) fn woken(case: &Case<'_>) -> Vec<Violation> {
         .into_iter()
         .filter(|(_, (at, by_stream))| !by_stream && *at + SETTLE < end.at);
     polling
-        .map(|(client, (at, _))| Violation {
-            promise: Promise::Woken,
-            text: format!(
-                "{client} has polled for {} ms, and nothing is wrong any more",
-                (end.at - at) / MILLI
-            ),
-            at: end.at,
-            name: None,
+        .map(|(client, (at, _))| {
+            let millis = (end.at - at) / MILLI;
+            let text = format!("{client} has polled for {millis} ms, and nothing is wrong any more");
+            Violation::new(Promise::Woken, end.at, None, text)
         })
         .collect()
 }

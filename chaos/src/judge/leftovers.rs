@@ -22,22 +22,15 @@ pub(super) fn ended(case: &Case<'_>) -> Vec<Violation> {
         .operations
         .iter()
         .filter(|operation| !operation.is_over() && !killed.contains(operation.client.as_str()));
-    let open = open.map(|operation| Violation {
-        promise: Promise::Ended,
-        text: format!("{} never came to an end", operation.reason()),
-        at: operation.requested,
-        name: Some(operation.name.clone()),
+    let open = open.map(|operation| {
+        let text = format!("{} never came to an end", operation.reason());
+        Violation::new(Promise::Ended, operation.requested, Some(&operation.name), text)
     });
     let ends = notes(case).filter_map(|(at, note)| match note {
         Note::Dismissed {
             client,
             problem: Some(problem),
-        } => Some(Violation {
-            promise: Promise::Ended,
-            text: format!("{client}: {problem}"),
-            at,
-            name: None,
-        }),
+        } => Some(Violation::new(Promise::Ended, at, None, format!("{client}: {problem}"))),
         _ => None,
     });
     open.chain(ends).chain(late(case)).collect()
@@ -73,16 +66,9 @@ fn late(case: &Case<'_>) -> Vec<Violation> {
         let is_frozen = |(from, to): &(u64, u64)| *from <= end && *to >= due;
         let frozen = frozen.get(operation.client.as_str());
         if end > due + GIVES_UP && !frozen.is_some_and(|times| times.iter().any(is_frozen)) {
-            violations.push(Violation {
-                promise: Promise::Ended,
-                text: format!(
-                    "{} went on for {} ms after its time",
-                    operation.reason(),
-                    (end - due) / MILLI
-                ),
-                at: due,
-                name: Some(operation.name.clone()),
-            });
+            let (reason, millis) = (operation.reason(), (end - due) / MILLI);
+            let text = format!("{reason} went on for {millis} ms after its time");
+            violations.push(Violation::new(Promise::Ended, due, Some(&operation.name), text));
         }
     }
     violations
@@ -97,16 +83,10 @@ pub(super) fn progress(case: &Case<'_>) -> Vec<Violation> {
         .filter(|operation| operation.task == PROBE);
     let failed = probes.filter(|operation| operation.grant.is_none());
     failed
-        .map(|operation| Violation {
-            promise: Promise::Progress,
-            text: format!(
-                "{} was not to be had: {:?} {}",
-                operation.name,
-                operation.ended,
-                operation.error.as_deref().unwrap_or_default()
-            ),
-            at: operation.requested,
-            name: Some(operation.name.clone()),
+        .map(|operation| {
+            let (name, error) = (&operation.name, operation.error.as_deref().unwrap_or_default());
+            let text = format!("{name} was not to be had: {:?} {error}", operation.ended);
+            Violation::new(Promise::Progress, operation.requested, Some(name), text)
         })
         .collect()
 }
@@ -117,12 +97,7 @@ pub(super) fn progress(case: &Case<'_>) -> Vec<Violation> {
 /// breach where its client lost the hold, left it behind, was killed, or had no processor at the end of the lease.
 pub(super) fn remains(case: &Case<'_>) -> Vec<Violation> {
     let found = notes(case).filter_map(|(at, note)| match note {
-        Note::Remains { text } => Some(Violation {
-            promise: Promise::NothingLeft,
-            text: text.clone(),
-            at,
-            name: None,
-        }),
+        Note::Remains { text } => Some(Violation::new(Promise::NothingLeft, at, None, text)),
         _ => None,
     });
     let silence = notes(case).find_map(|(at, note)| matches!(note, Note::Silence).then_some(at));
@@ -158,11 +133,9 @@ fn left_entries(case: &Case<'_>, silence: u64) -> Vec<Violation> {
     let entries =
         states.flat_map(|(name, state)| state.holders.iter().chain(&state.queue).map(move |entry| (name, entry)));
     let left = entries.filter(|(name, entry)| !is_excused(name, entry));
-    left.map(|(name, entry)| Violation {
-        promise: Promise::NothingLeft,
-        text: format!("the entry of {} is left in {name}", entry.reason),
-        at: silence,
-        name: Some(name.to_owned()),
+    left.map(|(name, entry)| {
+        let text = format!("the entry of {} is left in {name}", entry.reason);
+        Violation::new(Promise::NothingLeft, silence, Some(name), text)
     })
     .collect()
 }
@@ -209,12 +182,7 @@ fn saves_before(case: &Case<'_>, held: Held<'_>) -> Option<usize> {
 
 /// Returns the complaints of clients and the director.
 pub(super) fn complaints(case: &Case<'_>) -> Vec<Violation> {
-    let complaint = |text, at| Violation {
-        promise: Promise::Complaint,
-        text,
-        at,
-        name: None,
-    };
+    let complaint = |text, at| Violation::new(Promise::Complaint, at, None, text);
     let clients = case.history.complaints.iter();
     let clients = clients.map(|(client, at, text)| complaint(format!("{client}: {text}"), *at));
     let run = notes(case).filter_map(|(at, note)| match note {

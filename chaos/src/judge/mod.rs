@@ -18,6 +18,7 @@
 mod deadlocks;
 mod entries;
 mod exclusion;
+pub(crate) mod growth;
 mod harm;
 mod leftovers;
 mod order;
@@ -70,6 +71,7 @@ pub(crate) enum Promise {
     Woken,
     GuardedWrites,
     Deadlocks,
+    Flat,
     Complaint,
 }
 
@@ -94,6 +96,7 @@ impl fmt::Display for Promise {
             Self::Woken => "woken: with nothing wrong any more, clients are woken by their streams",
             Self::GuardedWrites => "guarded writes: what is written under a document's lock is not lost",
             Self::Deadlocks => "deadlocks: tasks that wait for each other are told, and no others",
+            Self::Flat => "flat: what a long soak takes does not grow",
             Self::Complaint => "complaint: a client saw what must not be",
         })
     }
@@ -107,6 +110,17 @@ pub(crate) struct Violation {
     /// Its position in the time-line, with its lock.
     pub(crate) at: Moment,
     pub(crate) name: Option<String>,
+}
+
+impl Violation {
+    fn new(promise: Promise, at: Moment, name: Option<&str>, text: impl Into<String>) -> Self {
+        Self {
+            promise,
+            text: text.into(),
+            at,
+            name: name.map(str::to_owned),
+        }
+    }
 }
 
 /// The waits for locks of a client's own, and for releases; and those that no fault struck while the machine had time. The
@@ -274,12 +288,7 @@ impl<'a> Case<'a> {
     }
 
     fn violation(&self, promise: Promise, held: Held<'_>, at: Moment, text: String) -> Violation {
-        Violation {
-            promise,
-            text,
-            at,
-            name: Some(held.operation.name.clone()),
-        }
+        Violation::new(promise, at, Some(&held.operation.name), text)
     }
 
     /// Returns all breaches, and how many waits were judged.
@@ -302,6 +311,7 @@ impl<'a> Case<'a> {
             harm::unharmed(self, &mut judged),
             harm::told(self),
             harm::woken(self),
+            growth::check(self),
         ];
         let mut violations: Vec<Violation> = checks.into_iter().flatten().collect();
         violations.sort_by_key(|violation| (violation.promise, violation.at));

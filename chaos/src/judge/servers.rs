@@ -132,10 +132,5 @@ fn overtaken(from: &State, to: &State, at: i64, upgrades: &HashSet<String>) -> O
 }
 
 fn at_servers(case: &Case<'_>, promise: Promise, version: &Version, text: String) -> Violation {
-    Violation {
-        promise,
-        text,
-        at: case.history.moment(version.at),
-        name: Some(version.name.clone()),
-    }
+    Violation::new(promise, case.history.moment(version.at), Some(&version.name), text)
 }

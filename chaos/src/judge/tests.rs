@@ -136,6 +136,27 @@ impl Told {
     }
 }
 
+fn lost(reason: &str) -> What {
+    let reason = reason.to_owned();
+    What::Lost { reason }
+}
+
+fn ended(how: End) -> What {
+    What::Ended { how, error: None }
+}
+
+/// An acquire of that task, which waits for its turn.
+fn request(name: &str, share: Share, task: usize) -> What {
+    What::Request {
+        name: name.to_owned(),
+        share,
+        task,
+        waits: true,
+        limit: None,
+        upon: None,
+    }
+}
+
 const MUTEX: fn() -> Share = || Share::whole(Kind::Mutex);
 
 /// Two clients, one after the other; the second waits for the first.
@@ -197,14 +218,7 @@ fn who_acts_after_the_loss_is_found() {
         journal: told.journal.clone(),
         versions: told.versions.clone(),
     };
-    right.says(
-        "a",
-        1,
-        2_400,
-        What::Lost {
-            reason: "Expired".to_owned(),
-        },
-    );
+    right.says("a", 1, 2_400, lost("Expired"));
     assert_eq!(right.breaches(), []);
     told.says("a", 1, 2_400, What::Look { safe_for: 0 })
         .releases("a", 1, 2_410);
@@ -274,14 +288,7 @@ fn a_foreign_hand_voids_what_it_strikes_and_nothing_else() {
             .gets("b", 1, 38, 5_000, 900)
             .releases("b", 1, 60);
         told.says("a", 1, 39, What::Look { safe_for: 0 });
-        told.says(
-            "a",
-            1,
-            45,
-            What::Lost {
-                reason: "Deleted".to_owned(),
-            },
-        );
+        told.says("a", 1, 45, lost("Deleted"));
         told.stands(37, 5_000, &[("b#1", 5_000, 1_037)], &[]);
         told.versions.last_mut().unwrap().epoch = usize::from(struck);
         told.breaches()
@@ -367,14 +374,7 @@ fn a_task_is_served_before_one_that_asked_earlier() {
     let mut told = Told::default();
     told.notes(0, Note::Clock { ahead: 0 });
     told.asks("a", 1, 10, MUTEX()).asks("a", 2, 11, MUTEX());
-    told.clients.get_mut("a").unwrap()[1].what = What::Request {
-        name: "lock".to_owned(),
-        share: MUTEX(),
-        task: 1,
-        waits: true,
-        limit: None,
-        upon: None,
-    };
+    told.clients.get_mut("a").unwrap()[1].what = request("lock", MUTEX(), 1);
     told.gets("a", 2, 20, 101, 900)
         .releases("a", 2, 30)
         .gets("a", 1, 40, 102, 900)
@@ -416,17 +416,8 @@ fn a_client_that_does_not_end() {
 #[test]
 fn a_lock_that_is_not_to_be_had() {
     let mut told = well();
-    let what = What::Request {
-        name: "lock".to_owned(),
-        share: MUTEX(),
-        task: PROBE,
-        waits: true,
-        limit: None,
-        upon: None,
-    };
-    told.says("director", 1, 300, what);
-    let (how, error) = (End::TimedOut, None);
-    told.says("director", 1, 400, What::Ended { how, error });
+    told.says("director", 1, 300, request("lock", MUTEX(), PROBE));
+    told.says("director", 1, 400, ended(End::TimedOut));
     assert_eq!(told.breaches(), [Promise::Progress]);
 }
 
@@ -459,8 +450,7 @@ fn an_entry_that_is_left_and_one_that_nobody_could_take_out() {
     };
     let loses = |told: &mut Told| {
         gets(told);
-        let reason = "Expired".to_owned();
-        told.says("c", 1, 1_102, What::Lost { reason });
+        told.says("c", 1, 1_102, lost("Expired"));
     };
     let finds_it_lost = |told: &mut Told| {
         gets(told);
@@ -481,8 +471,7 @@ fn an_entry_that_is_left_and_one_that_nobody_could_take_out() {
         told.detaches("c", 1, 250);
     };
     let cancels = |told: &mut Told| {
-        let (how, error) = (End::Cancelled, None);
-        told.says("c", 1, 250, What::Ended { how, error });
+        told.says("c", 1, 250, ended(End::Cancelled));
     };
     let dies = |told: &mut Told| {
         told.notes(250, Note::Killed { client: "c".to_owned() });
@@ -534,15 +523,7 @@ impl Told {
     fn keeps_to_itself(&mut self, client: &'static str, op: u64, from: u64, waits: u64, release: u64) -> &mut Self {
         let (name, granted) = (format!("{OWN_MUTEX}{client}"), from + waits);
         let (token, at) = (i64::try_from(op).unwrap(), i64::try_from(granted).unwrap());
-        let request = What::Request {
-            name: name.clone(),
-            share: MUTEX(),
-            task: 4,
-            waits: true,
-            limit: Some(30_000),
-            upon: None,
-        };
-        self.says(client, op, from, request)
+        self.says(client, op, from, request(&name, MUTEX(), 4))
             .gets(client, op, granted, token, 900);
         self.says(client, op, granted + 1, What::LettingGo { released: true });
         let outcome = "Released".to_owned();
@@ -574,8 +555,7 @@ fn saved_over(kind: &str, told_at: u64, third: i64) -> Told {
         .releases("c", 1, 600);
     told.stands(512, third, &[("c#1", third, 1_512)], &[]);
     told.says("b", 1, told_at - 1, What::Look { safe_for: 0 });
-    let reason = "Evicted".to_owned();
-    told.says("b", 1, told_at, What::Lost { reason });
+    told.says("b", 1, told_at, lost("Evicted"));
     told
 }
 
@@ -697,14 +677,13 @@ fn what_no_fault_strikes_is_held_up() {
 
 #[test]
 fn what_no_fault_strikes_is_lost() {
-    let play = |reach: Reach, safe_for: u64, looked: u64, lost: u64| {
+    let play = |reach: Reach, safe_for: u64, looked: u64, gone: u64| {
         let mut told = well();
         told.suffers("document refused", &[], reach, 10_000, 20_000);
         told.asks("c", 1, 11_000, MUTEX()).gets("c", 1, 11_002, 103, safe_for);
         told.stands(11_001, 103, &[("c#1", 103, 14_000)], &[]);
-        let reason = "Expired".to_owned();
         told.says("c", 1, looked, What::Look { safe_for: 0 })
-            .says("c", 1, lost, What::Lost { reason });
+            .says("c", 1, gone, lost("Expired"));
         told.breaches()
     };
     let nothing = || Reach::Locks(Vec::new());
@@ -740,8 +719,7 @@ fn a_break_that_its_holder_hears_of_late() {
         for look in (11_003..=valid).step_by(pause).chain([valid]) {
             told.says("c", 1, look, What::Look { safe_for: 100 * MILLI });
         }
-        let reason = "Broken".to_owned();
-        told.says("c", 1, valid + 1, What::Lost { reason });
+        told.says("c", 1, valid + 1, lost("Broken"));
         told.breaches()
     };
     assert_eq!(play(25, 11_900, &[]), []);
@@ -773,8 +751,7 @@ fn an_acquire_that_does_not_give_up_in_time() {
         if let What::Request { limit, .. } = &mut told.clients.get_mut("c").unwrap()[0].what {
             *limit = Some(500);
         }
-        let (how, error) = (End::TimedOut, None);
-        told.says("c", 1, 7_000, What::Ended { how, error });
+        told.says("c", 1, 7_000, ended(End::TimedOut));
         told.suffers(kind, &[], Reach::Client("c".to_owned()), 1_200, 6_900);
         told.breaches()
     };
@@ -806,21 +783,8 @@ fn a_lock_that_is_handed_on_inside_a_process() {
         let mut told = Told::default();
         told.notes(0, Note::Clock { ahead: 0 });
         for op in 1..=4 {
-            let (name, share) = ("lock".to_owned(), MUTEX());
-            let (task, waits, limit) = (usize::try_from(op).unwrap(), true, None);
-            told.says(
-                "a",
-                op,
-                100 + op,
-                What::Request {
-                    name,
-                    share,
-                    task,
-                    waits,
-                    limit,
-                    upon: None,
-                },
-            );
+            let task = usize::try_from(op).unwrap();
+            told.says("a", op, 100 + op, request("lock", MUTEX(), task));
         }
         told.gets("a", 1, 110, 1_000, 850).releases("a", 1, 120);
         told.gets("a", 2, 122, second, 830).releases("a", 2, 130);
@@ -919,9 +883,8 @@ fn a_hold_that_is_left_behind_stays_until_its_time_is_over() {
         told.asks("a", 1, 10, MUTEX()).gets("a", 1, 12, 101, 1_900);
         told.detaches("a", 1, 100);
         if let Some(how) = tried {
-            let error = None;
             told.takes_up("c", 1, 200, ("a#1", MUTEX()))
-                .says("c", 1, 290, What::Ended { how, error });
+                .says("c", 1, 290, ended(how));
         }
         told.asks("b", 1, 20, MUTEX()).gets("b", 1, next, 102, 900);
         told.releases("b", 1, next + 10);
@@ -1038,9 +1001,9 @@ fn crossed(end: u64, how: End, holds: bool) -> Told {
         let upon = Some(Upon::Holding(format!("{client}#1")));
         told.asks_upon(client, 2, at, (other, MUTEX()), upon);
     }
-    told.says("a", 2, end, What::Ended { how, error: None });
+    told.says("a", 2, end, ended(how));
     let how = if how == End::Deadlock { End::Cancelled } else { how };
-    told.says("b", 2, end, What::Ended { how, error: None });
+    told.says("b", 2, end, ended(how));
     told.says("a", 1, end + 1, safe_for.clone()).releases("a", 1, end + 2);
     if holds {
         told.says("b", 1, end + 1, safe_for).releases("b", 1, end + 2);
@@ -1108,4 +1071,38 @@ fn a_deadlock_that_is_told_is_one() {
     };
     assert_eq!(listed(false), [Promise::Deadlocks]);
     assert_eq!(listed(true), []);
+}
+
+/// Readings of a soak, one a second: of the server's cursors, and of a client's tasks from some moment on.
+fn soaked(cursors: impl Fn(u64) -> u64, tasks: impl Fn(u64) -> u64, from: u64) -> Vec<Promise> {
+    let reading = |figure: &str, value| [(figure.to_owned(), value)].into();
+    let mut told = well();
+    for second in 0..400 {
+        let figures = reading("server cursors", cursors(second));
+        told.notes(1_000 * second, Note::Reading { figures });
+        if second >= from {
+            let figures = reading("client tasks", tasks(second));
+            told.says("a", 0, 1_000 * second, What::Reading { figures });
+        }
+    }
+    told.breaches()
+}
+
+#[test]
+fn what_grows_is_told_from_what_fills_up() {
+    let (same, grows) = (|_| 100, |second| 1_000 + second);
+    assert_eq!(soaked(|second| 100 * second.min(99), same, 0), []);
+    assert_eq!(soaked(grows, same, 0), [Promise::Flat]);
+    assert_eq!(soaked(same, grows, 0), [Promise::Flat]);
+    // A single high reading is none, and a client that came later says nothing.
+    assert_eq!(soaked(|second| if second == 390 { 9_999 } else { 100 }, same, 0), []);
+    assert_eq!(soaked(same, grows, 60), []);
+    // At the bound, and beyond it.
+    assert_eq!(soaked(|second| if second < 250 { 100 } else { 120 }, same, 0), []);
+    assert_eq!(
+        soaked(|second| if second < 250 { 100 } else { 121 }, same, 0),
+        [Promise::Flat]
+    );
+    // What piles up and is done later has not grown.
+    assert_eq!(soaked(same, |second| 100 + 9 * (second % 40), 0), []);
 }

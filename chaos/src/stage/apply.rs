@@ -12,6 +12,7 @@ use crate::{
     Result,
     fault::{Failure, Fault, LOST_MOST, Locks, NODES, Network, Node, Which},
     foreign,
+    journal::Note,
     locks::LOCKS,
     schedule::Planned,
     streams,
@@ -219,6 +220,7 @@ impl Stage {
         if killed == 0 {
             return Err("there are none".into());
         }
+        self.note(Note::CursorsKilled { streams: killed });
         Ok(Remedy::Nothing)
     }
 

@@ -35,7 +35,7 @@ impl Stage {
     pub(crate) async fn await_clients(&self) {
         let start = Instant::now();
         for slot in &self.clients {
-            let history = self.folder.join(format!("{}{HISTORY}", slot.lock().await.label));
+            let history = self.play.folder.join(format!("{}{HISTORY}", slot.lock().await.label));
             let is_empty = || fs::metadata(&history).map_or(true, |file| file.len() == 0);
             while is_empty() && start.elapsed() < PATIENCE {
                 sleep(Duration::from_millis(20)).await;
@@ -53,7 +53,7 @@ impl Stage {
         self.note(Note::Started {
             client: slot.label.clone(),
         });
-        let seed = self.seed ^ (u64::try_from(index)? << 32) ^ (slot.incarnation << 48);
+        let seed = self.play.seed ^ (u64::try_from(index)? << 32) ^ (slot.incarnation << 48);
         let mut command = Command::new(env::current_exe()?);
         command
             .arg("client")
@@ -66,11 +66,14 @@ impl Stage {
                 &slot.label,
             ])
             .args(["--seed", &seed.to_string(), "--history"])
-            .arg(self.folder.join(format!("{}{HISTORY}", slot.label)))
+            .arg(self.play.folder.join(format!("{}{HISTORY}", slot.label)))
             .stdin(Stdio::piped())
             .kill_on_drop(true);
-        if self.ignores_loss {
+        if self.play.ignores_loss {
             command.arg("--ignores-loss");
+        }
+        if self.play.soaks {
+            command.arg("--soaks");
         }
         slot.child = Some(command.spawn()?);
         Ok(())

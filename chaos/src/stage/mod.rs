@@ -4,7 +4,7 @@ mod apply;
 mod clients;
 mod remedy;
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use mongodb::{
     Database,
@@ -25,7 +25,7 @@ use crate::{
     journal::{Entry, Note, Reach},
     locks::{JOBS, LOCKS},
     record::Log,
-    schedule::Planned,
+    schedule::{Planned, Play},
     streams::{self, Stream},
 };
 
@@ -38,37 +38,25 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum time for the cluster to be whole again.
 const RECOVERY: Duration = Duration::from_secs(120);
 
-/// The cluster, the clients and the folder of a run.
+/// The cluster, the clients and the settings of a run.
 #[derive(Debug)]
 pub(crate) struct Stage {
     pub(crate) cluster: Cluster,
     pub(crate) database: String,
-    pub(crate) folder: PathBuf,
     pub(crate) journal: Log,
-    seed: u64,
-    ignores_loss: bool,
+    pub(crate) play: Play,
     clients: Vec<Mutex<Slot>>,
     operator: Arc<Actor>,
 }
 
 impl Stage {
-    pub(crate) fn new(
-        cluster: Cluster,
-        database: String,
-        folder: PathBuf,
-        journal: Log,
-        seed: u64,
-        ignores_loss: bool,
-        operator: Arc<Actor>,
-    ) -> Self {
+    pub(crate) fn new(cluster: Cluster, database: String, journal: Log, play: Play, operator: Arc<Actor>) -> Self {
         let clients = (0..CLIENTS).map(|_| Mutex::default()).collect();
         Self {
             cluster,
             database,
-            folder,
             journal,
-            seed,
-            ignores_loss,
+            play,
             clients,
             operator,
         }
