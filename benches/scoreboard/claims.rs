@@ -7,19 +7,17 @@ use mongodb::{
 };
 use tokio::time::Instant;
 use watchlock::{
-    Held, Released,
+    Held,
     documents::{self, DocumentLocks},
 };
 use watchlock_testkit::Cluster;
 
 use crate::{
     Result,
+    latency::{compare, expect_released},
     measure::{Compared, claimed_and_freed},
     peer::Peer,
 };
-
-/// Number of rounds that are thrown away.
-const WARM_UP: usize = 30;
 
 /// Number of documents to choose from.
 const DOCUMENTS: i32 = 100;
@@ -39,19 +37,17 @@ pub(crate) async fn claim(cluster: &Cluster, rounds: usize) -> Result<Compared> 
         have_pending(collection).await?;
     }
     let documents = peer.locks.documents(documents);
-    let mut compared = Compared::default();
-    for round in 0..WARM_UP + rounds {
-        let bare = claimed_and_freed(raw.clone()).await?;
-
-        let sent = Instant::now();
-        let handle = documents.claim(doc! { "state": "pending" }).await?;
-        if handle.release().await? != Released::Released {
-            return Err("a document was lost while it was measured".into());
-        }
-        let lock = sent.elapsed();
-
-        compared.push(round >= WARM_UP, Some(bare), lock);
-    }
+    let compared = compare(
+        rounds,
+        async |_| Ok(claimed_and_freed(raw.clone()).await?),
+        async |_| {
+            let sent = Instant::now();
+            let handle = documents.claim(doc! { "state": "pending" }).await?;
+            expect_released(handle.release().await?)?;
+            Ok(sent.elapsed())
+        },
+    );
+    let compared = compared.await?;
     peer.locks.shutdown().await;
     Ok(compared)
 }
@@ -73,24 +69,23 @@ pub(crate) async fn claim_done(cluster: &Cluster, rounds: usize) -> Result<Compa
         have_pending(collection).await?;
     }
     let documents = peer.locks.documents(documents);
-    let mut compared = Compared::default();
-    for round in 0..WARM_UP + rounds {
-        let done = i64::try_from(round)?;
+    let mark_raw = async |round: usize| {
         let sent = Instant::now();
         let free = doc! { "state": "pending", "holder": null };
         let taken = raw.find_one_and_update(free, doc! { "$set": { "holder": 1 } }).await?;
         let id = taken.ok_or("no document is free")?.get_i32("_id")?;
-        let update = doc! { "$set": { "holder": null, "done": done } };
+        let update = doc! { "$set": { "holder": null, "done": round as i64 } };
         raw.update_one(doc! { "_id": id, "holder": 1 }, update).await?;
-        let bare = sent.elapsed();
-
+        Ok(sent.elapsed())
+    };
+    let mark = async |round: usize| {
         let sent = Instant::now();
         let handle = documents.claim(doc! { "state": "pending" }).await?;
-        handle.update_and_release(doc! { "$set": { "done": done } }).await?;
-        let lock = sent.elapsed();
-
-        compared.push(round >= WARM_UP, Some(bare), lock);
-    }
+        let done = doc! { "$set": { "done": round as i64 } };
+        handle.update_and_release(done).await?;
+        Ok(sent.elapsed())
+    };
+    let compared = compare(rounds, mark_raw, mark).await?;
     peer.locks.shutdown().await;
     Ok(compared)
 }

@@ -1,12 +1,13 @@
-//! The commands that a server has executed, and its processor time.
+//! The commands that a server has executed.
 
-use std::{collections::BTreeMap, fmt, fs, time::Duration};
+use std::{collections::BTreeMap, fmt, time::Duration};
 
 use mongodb::{
     Client,
     bson::{Bson, Document, doc},
     options::{ClientOptions, ServerMonitoringMode},
 };
+use tokio::time::{Instant, sleep};
 use watchlock_testkit::Cluster;
 
 use crate::Result;
@@ -41,6 +42,14 @@ impl Observer {
                 .collect(),
         ))
     }
+
+    /// Counts what is executed in this time, which is returned as it was.
+    pub(crate) async fn count_for(&self, time: Duration) -> Result<(Commands, Duration)> {
+        let (before, begun) = (self.read().await?, Instant::now());
+        sleep(time).await;
+        let elapsed = begun.elapsed();
+        Ok((self.read().await?.since(&before), elapsed))
+    }
 }
 
 fn total(counts: &Document) -> i64 {
@@ -74,7 +83,7 @@ impl Commands {
 
     /// Returns the number of all but `getMore` and the drivers' monitoring.
     pub(crate) fn of_use(&self) -> f64 {
-        float(self.all() - self.of("getMore") - self.monitoring())
+        (self.all() - self.of("getMore") - self.monitoring()) as f64
     }
 
     pub(crate) fn monitoring(&self) -> i64 {
@@ -82,29 +91,9 @@ impl Commands {
     }
 }
 
-/// Returns the first node's processor time so far, as the kernel counts it, in hundredths of a second.
-pub(crate) fn processor_time(cluster: &Cluster) -> Result<Duration> {
-    let pid = cluster.pid(0).ok_or("the server has no process")?;
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let (_, fields) = stat.rsplit_once(") ").ok_or("no name in stat")?;
-    // The 14th and 15th of all fields: in user mode and in the kernel.
-    let ticks: u64 = fields
-        .split(' ')
-        .skip(11)
-        .take(2)
-        .map(str::parse::<u64>)
-        .sum::<std::result::Result<_, _>>()?;
-    Ok(Duration::from_millis(ticks * 10))
-}
-
 impl fmt::Display for Commands {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let counts: Vec<String> = self.0.iter().map(|(name, count)| format!("{name} {count}")).collect();
         f.write_str(&counts.join(", "))
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "counts of this size are exact")]
-pub(crate) fn float(count: i64) -> f64 {
-    count as f64
 }

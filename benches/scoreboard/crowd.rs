@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeSet,
-    fmt,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -21,7 +20,9 @@ use watchlock_testkit::Cluster;
 
 use crate::{
     Result,
-    counters::{Commands, Observer, processor_time},
+    board::{self, Board},
+    cost::{Beside, cost_of_writes},
+    counters::Observer,
     load::many_clients,
     measure::Samples,
     peer::Peer,
@@ -39,12 +40,6 @@ const COUNTED: Duration = Duration::from_secs(30);
 /// Number of clients that wait while another client writes.
 const TAXING: usize = 64;
 
-/// Number of writes by which the time of the server's processor is measured.
-const WRITES: i32 = 3_000;
-
-/// Pause between two of these writes, as one writer after the other would wake waiting cursors together.
-const PAUSE: Duration = Duration::from_millis(2);
-
 /// Number of observers, of latches, of barriers and of holds of one client.
 const OBSERVERS: usize = 16;
 
@@ -54,30 +49,11 @@ const STREAMS_END: Duration = Duration::from_secs(10);
 /// Time for the connections of dropped clients to be closed.
 const CLOSING: Duration = Duration::from_secs(2);
 
-#[derive(Debug)]
-pub(crate) struct Crowd {
-    pub(crate) streams: usize,
-    elapsed: Duration,
-    commands: Commands,
-}
-
-impl Crowd {
-    /// Without the drivers' monitoring, and without the holder's renewals.
-    pub(crate) fn commands_per_client(&self) -> f64 {
-        let counted = self.commands.all() - self.commands.monitoring() - self.commands.of("update");
-        counted as f64 / self.elapsed.as_secs_f64() / CLIENTS as f64
-    }
-}
-
-impl fmt::Display for Crowd {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let seconds = self.elapsed.as_secs_f64();
-        write!(f, "{CLIENTS} clients wait, in {seconds:.0} s: {}", self.commands)
-    }
-}
+/// A client that holds a lock, its hold, and those that wait for it.
+type Waiting = (Peer, Held<locks::Mutex>, Vec<LockClient>, JoinSet<()>);
 
 /// Makes this many clients wait for a lock that is held for long.
-async fn waiting(cluster: &Cluster, count: usize) -> Result<(Peer, Held<locks::Mutex>, Vec<LockClient>, JoinSet<()>)> {
+async fn waiting(cluster: &Cluster, count: usize) -> Result<Waiting> {
     let holder = Peer::new(cluster).await?;
     let held = holder.locks.mutex("held").acquire().await?;
     let clients = many_clients(cluster, count).await?;
@@ -91,23 +67,23 @@ async fn waiting(cluster: &Cluster, count: usize) -> Result<(Peer, Held<locks::M
     Ok((holder, held, clients, waiters))
 }
 
-pub(crate) async fn crowd(cluster: &Cluster) -> Result<Crowd> {
+/// Counts the streams and commands of the clients that wait.
+pub(crate) async fn crowd(cluster: &Cluster, board: &mut Board) -> Result<()> {
     let observer = Observer::new(cluster).await?;
     let (holder, _held, _clients, mut waiters) = waiting(cluster, CLIENTS).await?;
     let streams = streams(&holder.driver).await?;
-    let before = observer.read().await?;
-    let begun = Instant::now();
-    sleep(COUNTED).await;
-    let elapsed = begun.elapsed();
-    let commands = observer.read().await?.since(&before);
+    let (commands, elapsed) = observer.count_for(COUNTED).await?;
     if waiters.try_join_next().is_some() {
         return Err("somebody did not wait".into());
     }
-    Ok(Crowd {
-        streams,
-        elapsed,
-        commands,
-    })
+    let seconds = elapsed.as_secs_f64();
+    let from = format!("{CLIENTS} clients wait, in {seconds:.0} s: {commands}");
+    board.enter(board::STREAMS_200, streams as f64, from);
+    // Without the drivers' monitoring, and without the holder's renewals.
+    let counted = commands.all() - commands.monitoring() - commands.of("update");
+    let each = counted as f64 / seconds / CLIENTS as f64;
+    board.enter(board::IDLE_CLIENT, each, String::from("(the same run)"));
+    Ok(())
 }
 
 /// Returns the number of open change streams of one client that observes, waits at latches and barriers, and holds.
@@ -152,74 +128,32 @@ pub(crate) async fn streams(driver: &Client) -> Result<usize> {
     Ok(operations.iter().filter_map(id).collect::<BTreeSet<_>>().len())
 }
 
-/// Measures the server's processor time for a write to another collection, in microseconds, with nobody and with many
-/// waiting.
-#[derive(Debug)]
-pub(crate) struct Tax {
-    pub(crate) alone: f64,
-    pub(crate) beside: f64,
-}
-
-impl Tax {
-    pub(crate) fn ratio(&self) -> f64 {
-        self.beside / self.alone
-    }
-}
-
-impl fmt::Display for Tax {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { alone, beside } = self;
-        write!(
-            f,
-            "{beside:.0} us / {alone:.0} us of the server's processor a foreign write"
-        )
-    }
-}
-
-pub(crate) async fn tax(cluster: &Cluster) -> Result<Tax> {
+/// Measures the server's processor time for a write to another collection, with nobody and with many waiting.
+pub(crate) async fn tax(cluster: &Cluster) -> Result<Beside> {
     let writer = cluster.client().await?;
-    // This makes the connections and the collection.
-    cost_of_writes(cluster, &writer).await?;
-    let before = cost_of_writes(cluster, &writer).await?;
-    let (holder, held, clients, waiters) = waiting(cluster, TAXING).await?;
-    let beside = cost_of_writes(cluster, &writer).await?;
-    drop((held, waiters));
-    for locks in clients.iter().chain([&holder.locks]) {
-        locks.shutdown().await;
-    }
-    // A dropped waiter's stream ends with its `getMore`.
-    let ended = async {
-        while streams(&holder.driver).await? > 0 {
-            sleep(Duration::from_millis(100)).await;
+    let leave = async |(holder, held, clients, waiters): Waiting| {
+        drop((held, waiters));
+        for locks in clients.iter().chain([&holder.locks]) {
+            locks.shutdown().await;
         }
-        Result::Ok(())
+        // A dropped waiter's stream ends with its `getMore`.
+        let ended = async {
+            while streams(&holder.driver).await? > 0 {
+                sleep(Duration::from_millis(100)).await;
+            }
+            Result::Ok(())
+        };
+        timeout(STREAMS_END, ended).await??;
+        drop(clients);
+        sleep(CLOSING).await;
+        Ok(())
     };
-    timeout(STREAMS_END, ended).await??;
-    drop(clients);
-    sleep(CLOSING).await;
-    // Before and after, as the machine may get slower or faster meanwhile.
-    let after = cost_of_writes(cluster, &writer).await?;
-    Ok(Tax {
-        alone: f64::midpoint(before, after),
-        beside,
-    })
-}
-
-/// Returns microseconds a write, without the server's idle work.
-pub(crate) async fn cost_of_writes(cluster: &Cluster, writer: &Client) -> Result<f64> {
-    let foreign = writer.database("foreign").collection::<Document>("events");
-    let pause = PAUSE * u32::try_from(WRITES)?;
-    let (idle_before, begun) = (processor_time(cluster)?, Instant::now());
-    sleep(pause).await;
-    let idle = (processor_time(cluster)? - idle_before).as_secs_f64() / begun.elapsed().as_secs_f64();
-    let (before, begun) = (processor_time(cluster)?, Instant::now());
-    for number in 0..WRITES {
-        foreign.insert_one(doc! { "n": number }).await?;
-        sleep(PAUSE).await;
-    }
-    let elapsed = begun.elapsed().as_secs_f64();
-    let taken = (processor_time(cluster)? - before).as_secs_f64() - idle * elapsed;
-    Ok(taken * 1e6 / f64::from(WRITES))
+    Beside::measure(
+        async || cost_of_writes(cluster, &writer).await,
+        waiting(cluster, TAXING),
+        leave,
+    )
+    .await
 }
 
 /// Number of tasks that wait for one lock.

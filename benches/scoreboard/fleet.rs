@@ -1,6 +1,6 @@
 //! The cost of many clients that each hold a lock, for everybody else, and what they learn of a loss meanwhile.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use mongodb::{
     Client,
@@ -15,8 +15,7 @@ use watchlock_testkit::Cluster;
 
 use crate::{
     Result,
-    counters::float,
-    crowd::{Tax, cost_of_writes},
+    cost::{Beside, cost_of_writes, others_write},
     latency::{LISTENING, deleted},
     measure::{Compared, Hop},
     peer::Peer,
@@ -29,10 +28,7 @@ pub(crate) const HOLDERS: usize = 64;
 pub(crate) const FEW: usize = 4;
 
 /// Number of them while another program writes as fast as it can.
-const MANY: usize = 128;
-
-/// Pause between two writes at 500 a second.
-pub(crate) const PAUSE: Duration = Duration::from_millis(2);
+pub(crate) const MANY: usize = 128;
 
 /// Number of losses that are measured.
 const LOSSES: usize = 128;
@@ -46,24 +42,17 @@ const MEASURED: Duration = Duration::from_secs(10);
 /// Maximum time for a loss to be told: more than the lease.
 const PATIENCE: Duration = Duration::from_secs(40);
 
-/// Clients that hold a lock each, and a program that writes to another collection all the while.
+/// Clients that hold a lock each, and perhaps a program that writes to another collection all the while.
 struct Fleet {
     holders: Vec<(Peer, Held<Mutex>)>,
-    writing: JoinHandle<()>,
+    writing: Option<JoinHandle<()>>,
 }
 
 impl Fleet {
-    /// Makes them hold, while another program writes with these pauses.
-    async fn hold(cluster: &Cluster, count: usize, pause: Option<Duration>) -> Result<Self> {
+    /// Makes them hold, on a set to which others write, or do not.
+    async fn hold(cluster: &Cluster, count: usize, is_busy: bool) -> Result<Self> {
         let writer = cluster.client().await?;
-        let foreign = writer.database("foreign").collection::<Document>("others");
-        let writing = tokio::spawn(async move {
-            while let Some(pause) = pause {
-                // What this writer is told does not matter.
-                drop(foreign.insert_one(doc! {}).await);
-                sleep(pause).await;
-            }
-        });
+        let writing = is_busy.then(|| others_write(&writer));
         let mut holders = Vec::with_capacity(count);
         for number in 0..count {
             let peer = Peer::new(cluster).await?;
@@ -74,39 +63,48 @@ impl Fleet {
         Ok(Self { holders, writing })
     }
 
+    /// Makes them hold on a set that others have just stopped to write to.
+    async fn accustomed(cluster: &Cluster, count: usize) -> Result<Self> {
+        let fleet = Self::hold(cluster, count, true).await?;
+        fleet.writing.as_ref().inspect(|writing| writing.abort());
+        Ok(fleet)
+    }
+
     async fn leave(self) -> Result<()> {
-        self.writing.abort();
+        self.writing.inspect(JoinHandle::abort);
         for (peer, held) in self.holders {
             drop(held);
             peer.locks.shutdown().await;
         }
         Ok(())
     }
+
+    /// Leaves, and waits until the set is as it was.
+    async fn leave_nothing(self) -> Result<()> {
+        self.leave().await?;
+        sleep(Duration::from_secs(10)).await;
+        Ok(())
+    }
 }
 
 /// Measures the server's processor time for a foreign write at 500 a second, with nobody and with many holding.
-pub(crate) async fn tax(cluster: &Cluster) -> Result<Tax> {
+pub(crate) async fn tax(cluster: &Cluster) -> Result<Beside> {
     let writer = cluster.client().await?;
-    // This makes the connections and the collection.
-    cost_of_writes(cluster, &writer).await?;
-    let before = cost_of_writes(cluster, &writer).await?;
-    let fleet = Fleet::hold(cluster, HOLDERS, Some(PAUSE)).await?;
-    fleet.writing.abort();
-    let beside = cost_of_writes(cluster, &writer).await?;
-    fleet.leave().await?;
-    sleep(Duration::from_secs(10)).await;
-    // Before and after, as the machine may get slower or faster meanwhile.
-    let after = cost_of_writes(cluster, &writer).await?;
-    Ok(Tax {
-        alone: f64::midpoint(before, after),
-        beside,
-    })
+    let measure = async || cost_of_writes(cluster, &writer).await;
+    Beside::measure(measure, Fleet::accustomed(cluster, HOLDERS), Fleet::leave_nothing).await
+}
+
+/// Measures the writes a second of a program that writes as fast as it can, with nobody and with many holding.
+pub(crate) async fn rate(cluster: &Cluster) -> Result<Beside> {
+    let writer = cluster.client().await?;
+    let measure = async || writes_a_second(&writer).await;
+    Beside::measure(measure, Fleet::accustomed(cluster, MANY), Fleet::leave_nothing).await
 }
 
 /// Measures the time from the deletion of a lock until its holder knows, beside all the other holders; and in turns, the
 /// time from a raw deletion to its event.
-pub(crate) async fn lost(cluster: &Cluster, holders: usize, pause: Option<Duration>) -> Result<Compared> {
-    let mut fleet = Fleet::hold(cluster, holders, pause).await?;
+pub(crate) async fn lost(cluster: &Cluster, holders: usize, is_busy: bool) -> Result<Compared> {
+    let mut fleet = Fleet::hold(cluster, holders, is_busy).await?;
     let (other, listener) = (Peer::new(cluster).await?, Peer::new(cluster).await?);
     let mut hop = Hop::between(other.raw(), listener.raw()).await?;
     let (raw_documents, documents) = (other.raw(), other.locks_documents());
@@ -137,46 +135,6 @@ pub(crate) async fn lost(cluster: &Cluster, holders: usize, pause: Option<Durati
     Ok(compared)
 }
 
-/// The number of writes a second of a program that writes as fast as it can.
-#[derive(Debug)]
-pub(crate) struct Rate {
-    alone: f64,
-    beside: f64,
-}
-
-impl Rate {
-    pub(crate) fn ratio(&self) -> f64 {
-        self.beside / self.alone
-    }
-}
-
-impl fmt::Display for Rate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { alone, beside } = self;
-        write!(
-            f,
-            "{beside:.0} foreign writes/s beside {MANY} holders / {alone:.0} alone"
-        )
-    }
-}
-
-/// Measures that number with nobody and with many holding.
-pub(crate) async fn rate(cluster: &Cluster) -> Result<Rate> {
-    let writer = cluster.client().await?;
-    writes_a_second(&writer).await?;
-    let before = writes_a_second(&writer).await?;
-    let fleet = Fleet::hold(cluster, MANY, Some(PAUSE)).await?;
-    fleet.writing.abort();
-    let beside = writes_a_second(&writer).await?;
-    fleet.leave().await?;
-    sleep(Duration::from_secs(10)).await;
-    let after = writes_a_second(&writer).await?;
-    Ok(Rate {
-        alone: f64::midpoint(before, after),
-        beside,
-    })
-}
-
 async fn writes_a_second(writer: &Client) -> Result<f64> {
     let foreign = writer.database("foreign").collection::<Document>("fast");
     let (begun, mut written) = (Instant::now(), 0);
@@ -184,5 +142,5 @@ async fn writes_a_second(writer: &Client) -> Result<f64> {
         foreign.insert_one(doc! { "n": written }).await?;
         written += 1;
     }
-    Ok(float(written) / begun.elapsed().as_secs_f64())
+    Ok(f64::from(written) / begun.elapsed().as_secs_f64())
 }

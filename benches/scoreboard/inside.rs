@@ -2,7 +2,6 @@
 //! that tasks of one client read at once.
 
 use std::{
-    fmt,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -20,7 +19,7 @@ use watchlock_testkit::Cluster;
 
 use crate::{
     Result,
-    counters::{Commands, Observer, float},
+    counters::{Commands, Observer},
     measure::{Compared, Hop, Samples},
     peer::Peer,
 };
@@ -108,23 +107,16 @@ pub(crate) async fn handoff(cluster: &Cluster) -> Result<Samples> {
 const READS: usize = 20;
 const READ_FOR: Duration = Duration::from_millis(5);
 
-/// The commands of reads that overlap inside one client.
-#[derive(Debug)]
-pub(crate) struct Reads {
-    count: usize,
-    commands: Commands,
-}
-
-/// Counts the commands for reads of one readers-writer lock by many tasks of one client at once.
-pub(crate) async fn reads(cluster: &Cluster) -> Result<Reads> {
+/// Counts the commands for reads of one readers-writer lock by many tasks of one client at once. Returns the number of
+/// reads as well.
+pub(crate) async fn reads(cluster: &Cluster) -> Result<(Commands, usize)> {
     let (peer, observer) = (Peer::new(cluster).await?, Observer::new(cluster).await?);
     read(&peer.locks, 1).await?;
     let before = observer.read().await?;
     read(&peer.locks, READS).await?;
     let commands = observer.read().await?.since(&before);
     peer.locks.shutdown().await;
-    let count = TASKS * READS;
-    Ok(Reads { count, commands })
+    Ok((commands, TASKS * READS))
 }
 
 async fn read(locks: &LockClient, times: usize) -> Result<()> {
@@ -146,32 +138,8 @@ async fn read(locks: &LockClient, times: usize) -> Result<()> {
     Ok(())
 }
 
-impl Reads {
-    /// Everything but `getMore` and the drivers' monitoring.
-    pub(crate) fn commands_per_read(&self) -> f64 {
-        self.commands.of_use() / float(i64::try_from(self.count).unwrap_or(i64::MAX))
-    }
-}
-
-impl fmt::Display for Reads {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} reads: {}; without getMore, hello, ping",
-            self.count, self.commands
-        )
-    }
-}
-
-/// The waits of another client beside the tasks, and three raw hops of the same time.
-#[derive(Debug, Default)]
-pub(crate) struct Visits {
-    waits: Samples,
-    hops: Samples,
-}
-
-/// Measures how long another client waits for the lock that the tasks pass along.
-pub(crate) async fn visits(cluster: &Cluster) -> Result<Visits> {
+/// Measures how long another client waits for the lock that the tasks pass along, beside three raw hops of the same time.
+pub(crate) async fn visits(cluster: &Cluster) -> Result<Compared> {
     let (host, guest) = (Peer::new(cluster).await?, Peer::new(cluster).await?);
     let mut hop = Hop::between(host.raw(), guest.raw()).await?;
     let crowd = Crowd::of(&host.locks);
@@ -182,16 +150,14 @@ pub(crate) async fn visits(cluster: &Cluster) -> Result<Visits> {
         mutex.acquire().await?.release().await?;
         hop.once().await?;
     }
-    let mut visits = Visits::default();
+    let mut visits = Compared::default();
     for _ in 0..VISITS {
         sleep(PAUSE).await;
-        visits
-            .hops
-            .push(hop.once().await? + hop.once().await? + hop.once().await?);
+        let raw = hop.once().await? + hop.once().await? + hop.once().await?;
         sleep(PAUSE).await;
         let asked = Instant::now();
         let handle = mutex.acquire().await?;
-        visits.waits.push(asked.elapsed());
+        visits.push(true, Some(raw), asked.elapsed());
         handle.release().await?;
     }
     crowd.end().await?;
@@ -236,12 +202,12 @@ pub(crate) async fn takes_of_idle(cluster: &Cluster) -> Result<(Compared, f64)> 
     Ok((compared, commands / f64::from(TAKES)))
 }
 
-/// Measures how long another client waits for a lock that is idle.
-pub(crate) async fn waits_for_idle(cluster: &Cluster) -> Result<Visits> {
+/// Measures how long another client waits for a lock that is idle, beside three raw hops.
+pub(crate) async fn waits_for_idle(cluster: &Cluster) -> Result<Compared> {
     let (host, guest) = (Peer::keeping_idle(cluster, KEEP).await?, Peer::new(cluster).await?);
     let mut hop = Hop::between(host.raw(), guest.raw()).await?;
     let (ours, theirs) = (host.locks.mutex("lent"), guest.locks.mutex("lent"));
-    let mut visits = Visits::default();
+    let mut visits = Compared::default();
     for number in 0..VISITS + 10 {
         // By an answer and not by an event: only then it stays.
         ours.acquire().await?.release().await?;
@@ -249,30 +215,10 @@ pub(crate) async fn waits_for_idle(cluster: &Cluster) -> Result<Visits> {
         let asked = Instant::now();
         let handle = theirs.acquire().await?;
         // The first open streams and connections.
-        if number >= 10 {
-            visits.waits.push(asked.elapsed());
-            visits.hops.push(raw);
-        }
+        visits.push(number >= 10, Some(raw), asked.elapsed());
         handle.release().await?;
     }
     host.locks.shutdown().await;
     guest.locks.shutdown().await;
     Ok(visits)
-}
-
-impl Visits {
-    pub(crate) fn median_ratio(&self) -> f64 {
-        self.waits.median() / self.hops.median()
-    }
-
-    /// Returns the longest wait but for one in a hundred, over the longest three raw hops but for as many.
-    pub(crate) fn ratio(&self) -> f64 {
-        self.waits.quantile(0.99) / self.hops.quantile(0.99)
-    }
-}
-
-impl fmt::Display for Visits {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}; three raw hops {}", self.waits, self.hops)
-    }
 }

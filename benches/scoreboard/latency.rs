@@ -9,7 +9,7 @@ use mongodb::{
     bson::{Document, doc},
 };
 use tokio::time::{Instant, sleep};
-use watchlock::{Acquire, Held, LostReason, Released, action::CanAcquire, operate::WakeMode};
+use watchlock::{Acquire, Held, LostReason, Released, action::CanAcquire, locks::Mutex, operate::WakeMode};
 use watchlock_testkit::Cluster;
 
 use crate::{
@@ -36,41 +36,38 @@ pub(crate) async fn deleted(hop: &mut Hop, raw: &Collection<Document>) -> Result
     Ok(hop.after(raw.delete_one(doc! { "_id": "gone" }).into_future()).await?)
 }
 
-/// Measures `acquire` and `release` of names that are used once, beside an upsert and a deletion of such ids.
-pub(crate) async fn fresh(cluster: &Cluster, rounds: usize) -> Result<Compared> {
+/// Measures `acquire` and `release` of free locks, beside an upsert and a deletion of such ids: the least that any lock in a
+/// document does. `name` has the name of each round.
+pub(crate) async fn taken(cluster: &Cluster, rounds: usize, name: impl Fn(usize) -> String) -> Result<Compared> {
     let peer = Peer::new(cluster).await?;
     let raw = peer.raw();
-    let mut compared = Compared::default();
-    for round in 0..WARM_UP + rounds {
-        let name = format!("invoice {round}");
-        let raw = upserted_and_deleted(raw.clone(), name.clone()).await?;
-
-        let sent = Instant::now();
-        let handle = peer.locks.mutex(name).acquire().await?;
-        expect_released(handle.release().await?)?;
-        let lock = sent.elapsed();
-        compared.push(round >= WARM_UP, Some(raw), lock);
-    }
+    let compared = compare(
+        rounds,
+        async |round| Ok(upserted_and_deleted(raw.clone(), name(round)).await?),
+        async |round| {
+            let mutex = peer.locks.mutex(name(round));
+            let sent = Instant::now();
+            expect_released(mutex.acquire().await?.release().await?)?;
+            Ok(sent.elapsed())
+        },
+    );
+    let compared = compared.await?;
     peer.locks.shutdown().await;
     Ok(compared)
 }
 
-/// Measures `acquire` and `release` of a free lock, beside the least that any lock in a document does.
-pub(crate) async fn uncontended(cluster: &Cluster, rounds: usize) -> Result<Compared> {
-    let peer = Peer::new(cluster).await?;
-    let (raw, mutex) = (peer.raw(), peer.locks.mutex("uncontended"));
+/// Compares rounds of a lock with raw commands, in turns.
+pub(crate) async fn compare(
+    rounds: usize,
+    mut raw: impl AsyncFnMut(usize) -> Result<Duration>,
+    mut lock: impl AsyncFnMut(usize) -> Result<Duration>,
+) -> Result<Compared> {
     let mut compared = Compared::default();
     for round in 0..WARM_UP + rounds {
-        let raw = upserted_and_deleted(raw.clone(), "free".to_owned()).await?;
-
-        let sent = Instant::now();
-        let handle = mutex.acquire().await?;
-        expect_released(handle.release().await?)?;
-        let lock = sent.elapsed();
-
+        let raw = raw(round).await?;
+        let lock = lock(round).await?;
         compared.push(round >= WARM_UP, Some(raw), lock);
     }
-    peer.locks.shutdown().await;
     Ok(compared)
 }
 
@@ -143,17 +140,14 @@ impl Trio {
         mut hand_over: impl AsyncFnMut(usize) -> Result<Duration>,
     ) -> Result<Compared> {
         let mut hop = Hop::between(self.holder.raw(), self.waiter.raw()).await?;
-        let mut compared = Compared::default();
-        for round in 0..WARM_UP + rounds {
-            let raw = hop.once().await?;
+        let by_stream = async |round| {
             let lock = hand_over(round).await?;
-            let mode = self.waiter.locks.wake_mode();
-            if mode != WakeMode::ChangeStream {
-                return Err(format!("the waiter is woken by {mode}").into());
+            match self.waiter.locks.wake_mode() {
+                WakeMode::ChangeStream => Ok(lock),
+                mode => Err(format!("the waiter is woken by {mode}").into()),
             }
-            compared.push(round >= WARM_UP, Some(raw), lock);
-        }
-        Ok(compared)
+        };
+        compare(rounds, async |_| Ok(hop.once().await?), by_stream).await
     }
 
     async fn shutdown(self) {
@@ -259,26 +253,14 @@ pub(crate) async fn lost_by_delete(cluster: &Cluster, rounds: usize) -> Result<C
     let (other, holder) = (Peer::new(cluster).await?, Peer::new(cluster).await?);
     let mut hop = Hop::between(other.raw(), holder.raw()).await?;
     let (raw_documents, documents) = (other.raw(), other.locks_documents());
-    let mutex = holder.locks.mutex("deleted");
-    // As for `lost`.
-    let held = mutex.acquire().await?;
-    sleep(Duration::from_secs(1)).await;
-    held.release().await?;
-
-    let mut compared = Compared::default();
-    for round in 0..WARM_UP + rounds {
-        let raw = deleted(&mut hop, &raw_documents).await?;
-        let held = mutex.acquire().await?;
-        let losing = tokio::spawn(async move { (held.lost().await, Instant::now()) });
-        sleep(LISTENING).await;
-        let called = Instant::now();
-        documents.delete_one(doc! { "_id": "deleted" }).await?;
-        let (reason, at) = losing.await?;
-        if reason != LostReason::Deleted {
-            return Err(format!("a deleted lock was lost for another reason: {reason}").into());
-        }
-        compared.push(round >= WARM_UP, Some(raw), at - called);
-    }
+    let mutex = listening(&holder, "deleted").await?;
+    let delete = async || documents.delete_one(doc! { "_id": "deleted" }).await.map(drop);
+    let compared = compare(
+        rounds,
+        async |_| deleted(&mut hop, &raw_documents).await,
+        async |_| Ok(lose(&mutex, LostReason::Deleted, async || Ok(delete().await?)).await?.0),
+    );
+    let compared = compared.await?;
     for peer in [other, holder] {
         peer.locks.shutdown().await;
     }
@@ -290,12 +272,7 @@ pub(crate) async fn lost_by_delete(cluster: &Cluster, rounds: usize) -> Result<C
 pub(crate) async fn lost(cluster: &Cluster, rounds: usize) -> Result<(Compared, Compared)> {
     let (operator, holder) = (Peer::new(cluster).await?, Peer::new(cluster).await?);
     let mut hop = Hop::between(operator.raw(), holder.raw()).await?;
-    let mutex = holder.locks.mutex("broken");
-    // No stream is opened for a holder before it has held for some time; from then on it stays open.
-    let held = mutex.acquire().await?;
-    sleep(Duration::from_secs(1)).await;
-    held.release().await?;
-
+    let mutex = listening(&holder, "broken").await?;
     let (mut compared, mut commands) = (Compared::default(), Compared::default());
     // Not in the collection of the hop, whose stream would report it.
     let written = operator.collection("written");
@@ -308,23 +285,44 @@ pub(crate) async fn lost(cluster: &Cluster, rounds: usize) -> Result<(Compared, 
             .upsert(true)
             .await?;
         let update = sent.elapsed();
-        let held = mutex.acquire().await?;
-        let losing = tokio::spawn(async move { (held.lost().await, Instant::now()) });
-        sleep(LISTENING).await;
-        let called = Instant::now();
-        operator.locks.break_lock("broken").await?;
-        let broken = called.elapsed();
-        let (reason, at) = losing.await?;
-        if reason != LostReason::Broken {
-            return Err(format!("a broken lock was lost for another reason: {reason}").into());
-        }
-        compared.push(round >= WARM_UP, Some(raw), at - called);
+        let breaking = async || Ok(operator.locks.break_lock("broken").await.map(drop)?);
+        let (lost, broken) = lose(&mutex, LostReason::Broken, breaking).await?;
+        compared.push(round >= WARM_UP, Some(raw), lost);
         commands.push(round >= WARM_UP, Some(update), broken);
     }
     for peer in [operator, holder] {
         peer.locks.shutdown().await;
     }
     Ok((compared, commands))
+}
+
+/// Returns a mutex whose holder listens for its loss: no stream is opened for one before it has held for some time, and it
+/// stays open from then on.
+async fn listening(holder: &Peer, name: &str) -> Result<Mutex> {
+    let mutex = holder.locks.mutex(name);
+    let held = mutex.acquire().await?;
+    sleep(Duration::from_secs(1)).await;
+    held.release().await?;
+    Ok(mutex)
+}
+
+/// Takes a mutex, and has it taken away. Measures until its holder knows, and until the command has returned.
+async fn lose(
+    mutex: &Mutex,
+    expected: LostReason,
+    take_away: impl AsyncFnOnce() -> Result<()>,
+) -> Result<(Duration, Duration)> {
+    let held = mutex.acquire().await?;
+    let losing = tokio::spawn(async move { (held.lost().await, Instant::now()) });
+    sleep(LISTENING).await;
+    let called = Instant::now();
+    take_away().await?;
+    let returned = called.elapsed();
+    let (reason, at) = losing.await?;
+    if reason != expected {
+        return Err(format!("a lock was lost for another reason: {reason}").into());
+    }
+    Ok((at - called, returned))
 }
 
 /// Measures from the end of a dead holder's lease, on the server's clock, until `acquire` has returned in a waiter.
@@ -368,7 +366,7 @@ fn acquire_and_die(uri: &str, name: &str) -> Result<()> {
     Ok(())
 }
 
-fn expect_released(released: Released) -> Result<()> {
+pub(crate) fn expect_released(released: Released) -> Result<()> {
     if released != Released::Released {
         return Err("a lock was lost while it was measured".into());
     }

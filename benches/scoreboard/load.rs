@@ -1,6 +1,6 @@
 //! The number of commands that a server executes for many clients, tasks or locks. Each load has a server of its own.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt, stream};
 use mongodb::bson::doc;
@@ -13,7 +13,7 @@ use watchlock_testkit::Cluster;
 
 use crate::{
     Result,
-    counters::{Commands, Observer, float},
+    counters::{Commands, Observer},
     peer::Peer,
 };
 
@@ -34,7 +34,7 @@ const RENEWAL_INTERVAL: Duration = Duration::from_secs(10);
 const SLOWER: i32 = 300;
 
 /// Number of renewal rounds that are counted.
-const RENEWAL_ROUNDS: u32 = 3;
+pub(crate) const RENEWAL_ROUNDS: u32 = 3;
 
 /// Makes lock clients that each stand for a process.
 pub(crate) async fn many_clients(cluster: &Cluster, count: usize) -> Result<Vec<LockClient>> {
@@ -50,15 +50,8 @@ pub(crate) async fn many_tasks(cluster: &Cluster, count: usize) -> Result<Vec<Lo
     Ok(vec![Peer::new(cluster).await?.locks; count])
 }
 
-/// The cost of waiting.
-#[derive(Debug)]
-pub(crate) struct Idle {
-    elapsed: Duration,
-    commands: Commands,
-}
-
-/// Measures fifty tasks of five clients that wait for a lock that a sixth holds.
-pub(crate) async fn idle(cluster: &Cluster) -> Result<Idle> {
+/// Counts the commands of fifty tasks of five clients that wait for a lock that a sixth holds.
+pub(crate) async fn idle(cluster: &Cluster) -> Result<(Commands, Duration)> {
     let observer = Observer::new(cluster).await?;
     let holder = Peer::new(cluster).await?;
     let held = holder.locks.mutex("held").acquire().await?;
@@ -71,47 +64,19 @@ pub(crate) async fn idle(cluster: &Cluster) -> Result<Idle> {
     holder.until_queued("held", clients.len()).await?;
     sleep(SETTLING).await;
 
-    let before = observer.read().await?;
-    let begun = Instant::now();
-    sleep(IDLE_FOR).await;
-    let elapsed = begun.elapsed();
-    let commands = observer.read().await?.since(&before);
+    let counted = observer.count_for(IDLE_FOR).await?;
     if let Some(reason) = held.lost_reason() {
         return Err(format!("the lock that all wait for was lost: {reason}").into());
     }
     if let Some(ended) = waiters.try_join_next() {
         return Err(format!("a waiter did not wait: {ended:?}").into());
     }
-    Ok(Idle { elapsed, commands })
+    Ok(counted)
 }
 
-impl Idle {
-    /// Everything, the drivers' monitors included, except the holder's renewals: nothing else sends an `update`.
-    pub(crate) fn commands_per_second(&self) -> f64 {
-        float(self.commands.all() - self.commands.of("update")) / self.elapsed.as_secs_f64()
-    }
-}
-
-impl fmt::Display for Idle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{:.0} s of 6 clients: {}; without the holder's update",
-            self.elapsed.as_secs_f64(),
-            self.commands
-        )
-    }
-}
-
-/// The cost of holding many locks.
-#[derive(Debug)]
-pub(crate) struct Renewals {
-    acquired_in: Duration,
-    commands: Commands,
-}
-
-/// Measures one client that holds ten thousand locks.
-pub(crate) async fn renewals(cluster: &Cluster) -> Result<Renewals> {
+/// Counts the commands of one client that holds ten thousand locks, in some rounds of renewals. Returns also how long it
+/// took to acquire them.
+pub(crate) async fn renewals(cluster: &Cluster) -> Result<(Commands, Duration)> {
     let observer = Observer::new(cluster).await?;
     let holder = Peer::with_lease(&cluster.uri(), LEASE).await?;
     let begun = Instant::now();
@@ -124,9 +89,7 @@ pub(crate) async fn renewals(cluster: &Cluster) -> Result<Renewals> {
     // Locks that were acquired one after the other are drawn together by their first renewal.
     sleep(RENEWAL_INTERVAL).await;
 
-    let before = observer.read().await?;
-    sleep(RENEWAL_INTERVAL * RENEWAL_ROUNDS).await;
-    let commands = observer.read().await?.since(&before);
+    let (commands, _) = observer.count_for(RENEWAL_INTERVAL * RENEWAL_ROUNDS).await?;
     // For the time of a lease every command takes longer.
     let data = doc! { "failCommands": ["update", "find", "getMore"], "blockConnection": true, "blockTimeMS": SLOWER };
     let slow = cluster.fail_commands(0, "alwaysOn", data).await?;
@@ -138,22 +101,5 @@ pub(crate) async fn renewals(cluster: &Cluster) -> Result<Renewals> {
     if lost > 0 {
         return Err(format!("{lost} of {LOCKS} locks were lost").into());
     }
-    Ok(Renewals { acquired_in, commands })
-}
-
-impl Renewals {
-    pub(crate) fn commands_per_round(&self) -> f64 {
-        float(self.commands.of("update") + self.commands.of("find")) / f64::from(RENEWAL_ROUNDS)
-    }
-}
-
-impl fmt::Display for Renewals {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let seconds = self.acquired_in.as_secs_f64();
-        write!(
-            f,
-            "{RENEWAL_ROUNDS} rounds: {}; acquired in {seconds:.1} s, none lost; update, find",
-            self.commands
-        )
-    }
+    Ok((commands, acquired_in))
 }

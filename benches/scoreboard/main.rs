@@ -10,6 +10,7 @@
 mod allocations;
 mod board;
 mod claims;
+mod cost;
 mod counters;
 mod crowd;
 mod fleet;
@@ -23,10 +24,14 @@ mod scaling;
 mod scaling_rows;
 mod throughput;
 
-use std::{error::Error, time::Instant};
+use std::{
+    error::Error,
+    time::{Duration, Instant},
+};
 
 use board::Board;
-use load::{Idle, Renewals};
+use cost::Beside;
+use load::RENEWAL_ROUNDS;
 use measure::{Compared, Samples};
 use peer::LogReader;
 use watchlock_testkit::Cluster;
@@ -136,9 +141,9 @@ async fn one_node(board: &mut Board) -> Result<()> {
     let cluster = start(Cluster::replica_set(1), "one node").await?;
     let _reader = LogReader::start(&cluster).await?;
     // First, as no stream of a lock client is open yet.
-    let uncontended = latency::uncontended(&cluster, ROUNDS_RS1).await?;
+    let uncontended = latency::taken(&cluster, ROUNDS_RS1, |_| "free".to_owned()).await?;
     board.compare(board::UNCONTENDED_RS1, &uncontended, "findOneAndUpdate + deleteOne");
-    let fresh = latency::fresh(&cluster, ROUNDS_RS1).await?;
+    let fresh = latency::taken(&cluster, ROUNDS_RS1, |round| format!("invoice {round}")).await?;
     board.compare(board::FRESH_RS1, &fresh, "upsert + deleteOne");
     let handoff = latency::handoff(&cluster, ROUNDS_RS1).await?;
     board.compare(board::HANDOFF_RS1, &handoff, "hop");
@@ -181,7 +186,7 @@ async fn one_node(board: &mut Board) -> Result<()> {
 
 async fn three_nodes(board: &mut Board) -> Result<()> {
     let cluster = start(Cluster::replica_set(3), "three nodes").await?;
-    let uncontended = latency::uncontended(&cluster, ROUNDS_RS3).await?;
+    let uncontended = latency::taken(&cluster, ROUNDS_RS3, |_| "free".to_owned()).await?;
     board.compare(board::UNCONTENDED_RS3, &uncontended, "findOneAndUpdate + deleteOne");
     let handoff = latency::handoff(&cluster, ROUNDS_RS3).await?;
     board.compare(board::HANDOFF_RS3, &handoff, "hop");
@@ -197,7 +202,7 @@ async fn three_nodes(board: &mut Board) -> Result<()> {
 
 async fn standalone(board: &mut Board) -> Result<()> {
     let cluster = start(Cluster::standalone(), "a standalone").await?;
-    let uncontended = latency::uncontended(&cluster, ROUNDS_RS1).await?;
+    let uncontended = latency::taken(&cluster, ROUNDS_RS1, |_| "free".to_owned()).await?;
     board.compare(
         board::UNCONTENDED_STANDALONE,
         &uncontended,
@@ -254,27 +259,25 @@ async fn inside(board: &mut Board) -> Result<()> {
     board.remark(format!("50 tasks of one client: {:.0} locks/s", local.per_second()));
     let handoff = inside::handoff(&cluster).await?;
     board.enter(board::LOCAL_HANDOFF, handoff.median() * 1e3, handoff.to_string());
-    let reads = inside::reads(&cluster).await?;
-    board.enter(board::SHARED_READ, reads.commands_per_read(), reads.to_string());
+    let (commands, reads) = inside::reads(&cluster).await?;
+    let from = format!("{reads} reads: {commands}; without getMore, hello, ping");
+    board.enter(board::SHARED_READ, commands.of_use() / reads as f64, from);
     let visits = inside::visits(&cluster).await?;
-    board.enter(board::FOREIGN_WAIT, visits.ratio(), visits.to_string());
+    let beside_hops = |compared: &Compared| format!("{}; three raw hops {}", compared.lock, compared.raw);
+    // The longest wait but for one in a hundred, over the longest three hops but for as many.
+    let longest = visits.lock.quantile(0.99) / visits.raw.quantile(0.99);
+    board.enter(board::FOREIGN_WAIT, longest, beside_hops(&visits));
     let (takes, per_take) = inside::takes_of_idle(&cluster).await?;
     board.compare(board::IDLE_TAKE, &takes, "update");
     board.enter(board::IDLE_TAKE_COMMANDS, per_take, String::from("(the same run)"));
     let waits = inside::waits_for_idle(&cluster).await?;
-    board.enter(board::IDLE_WAIT, waits.median_ratio(), waits.to_string());
+    board.enter(board::IDLE_WAIT, waits.ratio(), beside_hops(&waits));
     Ok(())
 }
 
 async fn crowd(board: &mut Board) -> Result<()> {
     let cluster = start(Cluster::replica_set(1), "200 clients that wait for one lock").await?;
-    let crowd = crowd::crowd(&cluster).await?;
-    board.enter(board::STREAMS_200, crowd.streams as f64, crowd.to_string());
-    board.enter(
-        board::IDLE_CLIENT,
-        crowd.commands_per_client(),
-        String::from("(the same run)"),
-    );
+    crowd::crowd(&cluster, board).await?;
     let cluster = start(Cluster::replica_set(1), "2,000 waiters of 200 clients, and of 10").await?;
     let (many, few) = crowd::served(&cluster).await?;
     let from = format!("{many} / {few}");
@@ -282,7 +285,7 @@ async fn crowd(board: &mut Board) -> Result<()> {
     drop(cluster);
     let cluster = start(Cluster::replica_set(1), "what 64 clients that wait cost everybody else").await?;
     let tax = crowd::tax(&cluster).await?;
-    board.enter(board::TAX_64, tax.ratio(), tax.to_string());
+    board.enter(board::TAX_64, tax.ratio(), taxed(&tax));
     drop(cluster);
     let cluster = start(Cluster::replica_set(1), "the streams of one client with 64 observers").await?;
     let streams = crowd::streams_of_observers(&cluster).await?;
@@ -294,19 +297,24 @@ async fn crowd(board: &mut Board) -> Result<()> {
 async fn fleet(board: &mut Board) -> Result<()> {
     let cluster = start(Cluster::replica_set(1), "what 64 clients that hold cost everybody else").await?;
     let tax = fleet::tax(&cluster).await?;
-    board.enter(board::FLEET_TAX_64, tax.ratio(), tax.to_string());
+    board.enter(board::FLEET_TAX_64, tax.ratio(), taxed(&tax));
     drop(cluster);
     let cluster = start(Cluster::replica_set(1), "a fast writer beside 128 clients that hold").await?;
     let rate = fleet::rate(&cluster).await?;
-    board.enter(board::FLEET_RATE_128, rate.ratio(), rate.to_string());
+    let Beside { alone, beside } = rate;
+    let from = format!(
+        "{beside:.0} foreign writes/s beside {} holders / {alone:.0} alone",
+        fleet::MANY
+    );
+    board.enter(board::FLEET_RATE_128, rate.ratio(), from);
     drop(cluster);
     let cluster = start(Cluster::replica_set(1), "losses of 64 clients that hold").await?;
-    let lost = fleet::lost(&cluster, fleet::HOLDERS, Some(fleet::PAUSE)).await?.lock;
+    let lost = fleet::lost(&cluster, fleet::HOLDERS, true).await?.lock;
     board.enter(board::FLEET_LOST, lost.quantile(0.99), lost.to_string());
-    let quiet = fleet::lost(&cluster, fleet::HOLDERS, None).await?;
+    let quiet = fleet::lost(&cluster, fleet::HOLDERS, false).await?;
     drop(cluster);
     let cluster = start(Cluster::replica_set(1), "losses of 4 clients that hold on a busy set").await?;
-    let few = fleet::lost(&cluster, fleet::FEW, Some(fleet::PAUSE)).await?;
+    let few = fleet::lost(&cluster, fleet::FEW, true).await?;
     let of = |losses: &Compared| format!("{:.3} ms / {:.3} ms raw", losses.lock.median(), losses.raw.median());
     let from = format!(
         "the larger of {} of 64 holders on a quiet set, and {} of 4 at 500 writes/s",
@@ -349,11 +357,25 @@ async fn scaling(board: &mut Board) -> Result<()> {
 async fn steady_state(board: &mut Board) -> Result<()> {
     let waited = start(Cluster::replica_set(1), "50 waiters of 5 clients").await?;
     let held = start(Cluster::replica_set(1), "10,000 locks of one client").await?;
-    let (idle, renewals): (Result<Idle>, Result<Renewals>) = tokio::join!(load::idle(&waited), load::renewals(&held));
-    let (idle, renewals) = (idle?, renewals?);
-    board.enter(board::IDLE, idle.commands_per_second(), idle.to_string());
-    board.enter(board::RENEW_10K, renewals.commands_per_round(), renewals.to_string());
+    let (idle, renewals) = tokio::join!(load::idle(&waited), load::renewals(&held));
+    let ((commands, elapsed), seconds) = (idle?, |time: Duration| time.as_secs_f64());
+    // Everything, the drivers' monitors included, except the holder's renewals: nothing else sends an `update`.
+    let a_second = (commands.all() - commands.of("update")) as f64 / seconds(elapsed);
+    let from = format!(
+        "{:.0} s of 6 clients: {commands}; without the holder's update",
+        seconds(elapsed)
+    );
+    board.enter(board::IDLE, a_second, from);
+    let (commands, acquired_in) = renewals?;
+    let a_round = (commands.of("update") + commands.of("find")) as f64 / f64::from(RENEWAL_ROUNDS);
+    let acquired_in = seconds(acquired_in);
+    let from = format!("{RENEWAL_ROUNDS} rounds: {commands}; acquired in {acquired_in:.1} s, none lost; update, find");
+    board.enter(board::RENEW_10K, a_round, from);
     Ok(())
+}
+
+fn taxed(Beside { alone, beside }: &Beside) -> String {
+    format!("{beside:.0} us / {alone:.0} us of the server's processor a foreign write")
 }
 
 /// Starts a cluster and prints the next step: the run takes minutes.

@@ -7,13 +7,13 @@ use std::{
     time::Duration,
 };
 
-use mongodb::bson::{Document, doc};
+use mongodb::bson::doc;
 use tokio::time::{Instant, sleep};
 use watchlock_testkit::Cluster;
 
 use crate::{
     Result,
-    counters::processor_time,
+    cost::{PAUSE, cost, cost_of},
     load::many_clients,
     measure::Samples,
     peer::Peer,
@@ -23,9 +23,8 @@ use crate::{
 /// Numbers of clients that hold a lock each, and so have a stream each.
 const HOLDERS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
 
-/// Number of writes by which the time of the server's processor is measured, and the pause between two.
+/// Number of writes by which the time of the server's processor is measured.
 const WRITES: u32 = 1_500;
-const PAUSE: Duration = Duration::from_millis(2);
 
 /// Time after which all holders have their stream.
 const SETTLING: Duration = Duration::from_secs(3);
@@ -52,58 +51,35 @@ impl fmt::Display for Cost {
 
 /// Measures both with more and more holders.
 pub(crate) async fn streams(cluster: &Cluster) -> Result<Vec<Cost>> {
-    let (peer, mut costs, mut kept) = (Peer::new(cluster).await?, Vec::new(), Vec::new());
+    let (peer, mut found, mut kept) = (Peer::new(cluster).await?, Vec::new(), Vec::new());
     // This makes the connections and the collections.
-    cost(cluster, &peer).await?;
-    let (foreign, lock) = cost(cluster, &peer).await?;
-    costs.push(Cost {
-        streams: 0,
-        foreign,
-        lock,
-    });
+    costs(cluster, &peer, 0).await?;
+    found.push(costs(cluster, &peer, 0).await?);
     for holders in HOLDERS {
         for locks in many_clients(cluster, holders - kept.len()).await? {
             let handle = locks.mutex(format!("held {}", kept.len())).acquire().await?;
             kept.push((locks, handle));
         }
         sleep(SETTLING).await;
-        let (foreign, lock) = cost(cluster, &peer).await?;
-        costs.push(Cost {
-            streams: holders,
-            foreign,
-            lock,
-        });
+        found.push(costs(cluster, &peer, holders).await?);
     }
     for (locks, handle) in kept {
         drop(handle);
         locks.shutdown().await;
     }
     peer.locks.shutdown().await;
-    Ok(costs)
+    Ok(found)
 }
 
 /// Returns the microseconds of a foreign write, and of an acquire and release, without the server's idle work.
-async fn cost(cluster: &Cluster, peer: &Peer) -> Result<(f64, f64)> {
-    let (before, begun) = (processor_time(cluster)?, Instant::now());
-    sleep(PAUSE * WRITES).await;
-    let idle = (processor_time(cluster)? - before).as_secs_f64() / begun.elapsed().as_secs_f64();
-    let foreign = peer.driver.database("foreign").collection::<Document>("events");
+async fn costs(cluster: &Cluster, peer: &Peer, streams: usize) -> Result<Cost> {
     let mutex = peer.locks.mutex("beside");
-    let each = |before: Duration, after: Duration, elapsed: Duration| {
-        ((after - before).as_secs_f64() - idle * elapsed.as_secs_f64()) * 1e6 / f64::from(WRITES)
-    };
-    let (before, begun) = (processor_time(cluster)?, Instant::now());
-    for number in 0..WRITES {
-        foreign.insert_one(doc! { "n": number }).await?;
-        sleep(PAUSE).await;
-    }
-    let of_foreign = each(before, processor_time(cluster)?, begun.elapsed());
-    let (before, begun) = (processor_time(cluster)?, Instant::now());
-    for _ in 0..WRITES {
-        mutex.acquire().await?.release().await?;
-        sleep(PAUSE).await;
-    }
-    Ok((of_foreign, each(before, processor_time(cluster)?, begun.elapsed())))
+    let take = async |_| Ok(mutex.acquire().await?.release().await.map(drop)?);
+    Ok(Cost {
+        streams,
+        foreign: cost_of(cluster, &peer.driver, WRITES).await?,
+        lock: cost(cluster, WRITES, take).await?,
+    })
 }
 
 /// Fits a line through the costs: what the write costs without a stream, and what each stream adds.

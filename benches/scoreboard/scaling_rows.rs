@@ -3,19 +3,15 @@
 
 use std::{fmt, time::Duration};
 
-use mongodb::bson::{Document, doc};
-use tokio::{
-    task::JoinSet,
-    time::{Instant, sleep},
-};
+use tokio::{task::JoinSet, time::sleep};
 use watchlock::{Held, LockClient, locks::Mutex};
 use watchlock_testkit::Cluster;
 
 use crate::{
     Result,
-    counters::{Commands, Observer, float},
-    crowd::{cost_of_writes, streams},
-    fleet::PAUSE,
+    cost::{cost_of_writes, others_write},
+    counters::{Commands, Observer},
+    crowd::streams,
     load::many_clients,
     peer::Peer,
     scaling::line,
@@ -75,7 +71,7 @@ impl Cost {
     /// Without the drivers' monitoring and the writes of others.
     fn commands_a_second(&self) -> f64 {
         let counted = self.commands.all() - self.commands.monitoring() - self.commands.of("insert");
-        float(counted) / self.elapsed.as_secs_f64()
+        counted as f64 / self.elapsed.as_secs_f64()
     }
 }
 
@@ -117,17 +113,10 @@ pub(crate) async fn rows(cluster: &Cluster, doing: Doing) -> Result<Vec<Row>> {
             clients.push(locks);
         }
         sleep(SETTLING).await;
-        let quiet = cost(&observer, &peer, sleep(COUNTED)).await?;
-        let foreign = peer.driver.database("foreign").collection::<Document>("others");
-        let writing = tokio::spawn(async move {
-            loop {
-                // What this writer is told does not matter.
-                drop(foreign.insert_one(doc! {}).await);
-                sleep(PAUSE).await;
-            }
-        });
+        let quiet = cost(&observer, &peer).await?;
+        let writing = others_write(&peer.driver);
         sleep(SETTLING).await;
-        let busy = cost(&observer, &peer, sleep(COUNTED)).await?;
+        let busy = cost(&observer, &peer).await?;
         writing.abort();
         let beside = cost_of_writes(cluster, &peer.driver).await?;
         rows.push(Row {
@@ -171,13 +160,13 @@ async fn begin(
     Ok(())
 }
 
-async fn cost(observer: &Observer, peer: &Peer, time: impl Future<Output = ()>) -> Result<Cost> {
-    let (before, begun) = (observer.read().await?, Instant::now());
-    time.await;
+async fn cost(observer: &Observer, peer: &Peer) -> Result<Cost> {
+    let (commands, elapsed) = observer.count_for(COUNTED).await?;
+    let streams = streams(&peer.driver).await?;
     Ok(Cost {
-        commands: observer.read().await?.since(&before),
-        elapsed: begun.elapsed(),
-        streams: streams(&peer.driver).await?,
+        streams,
+        commands,
+        elapsed,
     })
 }
 

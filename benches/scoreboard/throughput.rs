@@ -23,7 +23,8 @@ use watchlock_testkit::Cluster;
 
 use crate::{
     Result,
-    counters::{self, Commands, Observer, processor_time},
+    cost::processor_time,
+    counters::{Commands, Observer},
     measure::pair,
     peer::Peer,
 };
@@ -54,8 +55,8 @@ pub(crate) struct Pace {
 
 impl Pace {
     fn add(&mut self, round: Self) {
-        self.per_second += round.per_second / float(ROUNDS);
-        self.server += round.server / float(ROUNDS);
+        self.per_second += round.per_second / ROUNDS as f64;
+        self.server += round.server / ROUNDS as f64;
     }
 }
 
@@ -153,7 +154,7 @@ where
     while let Some(ended) = tasks.join_next().await {
         ended??;
     }
-    Ok(float(done.load(Ordering::Relaxed)) / begun.elapsed().as_secs_f64())
+    Ok(done.load(Ordering::Relaxed) as f64 / begun.elapsed().as_secs_f64())
 }
 
 /// How fast a lock goes round among clients, and how evenly.
@@ -167,21 +168,21 @@ pub(crate) struct Round {
 
 impl Round {
     pub(crate) fn per_second(&self) -> f64 {
-        float(self.locks()) / self.elapsed.as_secs_f64()
+        self.locks() as f64 / self.elapsed.as_secs_f64()
     }
 
     /// Returns the server's processor time for each, in milliseconds.
     pub(crate) fn server_millis(&self) -> f64 {
-        self.server.as_secs_f64() * 1e3 / float(self.locks())
+        self.server.as_secs_f64() * 1e3 / self.locks() as f64
     }
 
     /// Returns the number of commands for each, but for `getMore` and the drivers' monitoring.
     pub(crate) fn commands_each(&self) -> f64 {
-        self.commands.of_use() / float(self.locks())
+        self.commands.of_use() / self.locks() as f64
     }
 
     pub(crate) fn getmores_each(&self) -> f64 {
-        counters::float(self.commands.of("getMore")) / float(self.locks())
+        self.commands.of("getMore") as f64 / self.locks() as f64
     }
 
     fn locks(&self) -> usize {
@@ -190,11 +191,11 @@ impl Round {
 
     /// Returns Jain's index: 1 if all clients had the lock equally often.
     fn evenness(&self) -> f64 {
-        let counts = self.counts.iter().map(|count| float(*count));
+        let counts = self.counts.iter().map(|count| *count as f64);
         let (sum, squares) = counts.fold((0.0, 0.0), |(sum, squares), count| {
             (sum + count, squares + count * count)
         });
-        sum * sum / (float(self.counts.len()) * squares)
+        sum * sum / (self.counts.len() as f64 * squares)
     }
 }
 
@@ -276,12 +277,9 @@ async fn contend(cluster: &Cluster, contenders: Vec<Contender>) -> Result<Round>
     }
     let read = || -> Vec<usize> { counts.iter().map(|count| count.load(Ordering::Relaxed)).collect() };
     sleep(WARM_UP).await;
-    let (sent, server) = (observer.read().await?, processor_time(cluster)?);
-    let (before, begun) = (read(), Instant::now());
-    sleep(COUNTED).await;
-    let (after, elapsed) = (read(), begun.elapsed());
-    let server = processor_time(cluster)? - server;
-    let commands = observer.read().await?.since(&sent);
+    let (before, server) = (read(), processor_time(cluster)?);
+    let (commands, elapsed) = observer.count_for(COUNTED).await?;
+    let (after, server) = (read(), processor_time(cluster)? - server);
     while let Some(ended) = tasks.join_next().await {
         ended??;
     }
@@ -292,9 +290,4 @@ async fn contend(cluster: &Cluster, contenders: Vec<Contender>) -> Result<Round>
         commands,
         server,
     })
-}
-
-#[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52")]
-fn float(count: usize) -> f64 {
-    count as f64
 }
