@@ -2,7 +2,11 @@
 
 use std::{ffi::OsString, path::PathBuf, str::FromStr as _, time::Duration};
 
-use clap::{Arg, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum, error::ErrorKind};
+use clap::{
+    Arg, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand,
+    builder::{PossibleValuesParser, TypedValueParser},
+    error::ErrorKind,
+};
 use clap_complete::Shell;
 use rustix::process::Signal;
 use watchlock::operate::Kind;
@@ -32,6 +36,9 @@ pub(crate) struct Arguments {
     pub(crate) connection: Connection,
     #[command(subcommand)]
     pub(crate) command: Command,
+    /// Whether the answer should be JSON.
+    #[arg(skip)]
+    pub(crate) as_json: bool,
 }
 
 /// Returns the definition of the command line. The options of the connection stand before a command or after it, but
@@ -62,6 +69,8 @@ pub(crate) fn read() -> Result<Arguments, clap::Error> {
         (_, after) => {
             if let Some((_, of_command)) = after {
                 arguments.connection.prefer(&of_command);
+                // An error for a command that prints none.
+                arguments.as_json = matches!(of_command.try_get_one("json"), Ok(Some(true)));
             }
             Ok(arguments)
         }
@@ -595,8 +604,8 @@ pub(crate) struct List {
     #[command(flatten)]
     pub(crate) kept: Kept,
     /// Only locks of this kind
-    #[arg(long, conflicts_with = "documents")]
-    pub(crate) kind: Option<KindName>,
+    #[arg(long, conflicts_with = "documents", value_parser = kind())]
+    pub(crate) kind: Option<Kind>,
     /// Only locks that somebody holds
     #[arg(long, conflicts_with = "free")]
     pub(crate) held: bool,
@@ -813,53 +822,18 @@ pub(crate) struct Output {
 }
 
 /// The kinds by their names in JSON.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum KindName {
-    Mutex,
-    Semaphore,
-    Rwlock,
-    Election,
-    Latch,
-    Barrier,
-}
+const KINDS: [(&str, Kind); 6] = [
+    ("mutex", Kind::Mutex),
+    ("semaphore", Kind::Semaphore),
+    ("rwlock", Kind::RwLock),
+    ("election", Kind::Election),
+    ("latch", Kind::Latch),
+    ("barrier", Kind::Barrier),
+];
 
-impl Command {
-    /// Returns whether the answer should be JSON.
-    pub(crate) fn is_json(&self) -> bool {
-        match self {
-            Self::Ls(List { output, .. })
-            | Self::Show(Show { output, .. })
-            | Self::Watch(Watch { output, .. })
-            | Self::Break(Break { output, .. })
-            | Self::Permits(Permits { output, .. })
-            | Self::Observe(Observe { output, .. })
-            | Self::Acquire(Acquire { output, .. })
-            | Self::Renew(Renew { output, .. })
-            | Self::Release(Release { output, .. })
-            | Self::Doctor(Doctor { output })
-            | Self::Verify(Verify { output, .. })
-            | Self::Bench(Bench { output, .. }) => output.json,
-            Self::Run(_)
-            | Self::Elect(_)
-            | Self::Hold(_)
-            | Self::Wait(_)
-            | Self::Completions { .. }
-            | Self::Man { .. } => false,
-        }
-    }
-}
-
-impl From<KindName> for Kind {
-    fn from(name: KindName) -> Self {
-        match name {
-            KindName::Mutex => Self::Mutex,
-            KindName::Semaphore => Self::Semaphore,
-            KindName::Rwlock => Self::RwLock,
-            KindName::Election => Self::Election,
-            KindName::Latch => Self::Latch,
-            KindName::Barrier => Self::Barrier,
-        }
-    }
+fn kind() -> impl TypedValueParser<Value = Kind> {
+    let of = |name: String| KINDS.into_iter().find_map(|(its, kind)| (its == name).then_some(kind));
+    PossibleValuesParser::new(KINDS.map(|(name, _)| name)).try_map(move |name| of(name).ok_or("no kind"))
 }
 
 /// Reads a signal: by its name, with or without `SIG`, or by its number.
@@ -919,13 +893,9 @@ fn period(text: &str) -> Result<Duration, String> {
 
 /// Returns whether a command line that can't be read asks for JSON: its command, the first word that is one, can print
 /// it. What belongs to a command that is run asks for nothing.
-pub(crate) fn is_json_asked_for(words: impl Iterator<Item = OsString>) -> bool {
-    const PRINTS_JSON: [&str; 15] = [
-        "ls", "list", "show", "watch", "break", "permits", "observe", "acquire", "lock", "renew", "release", "unlock",
-        "doctor", "verify", "bench",
-    ];
-    const PRINTS_NONE: [&str; 4] = ["run", "elect", "hold", "wait"];
-    let mut words = words.map(|word| word.to_string_lossy().into_owned());
-    let command = words.find(|word| PRINTS_JSON.contains(&&word[..]) || PRINTS_NONE.contains(&&word[..]));
-    command.is_some_and(|command| PRINTS_JSON.contains(&&command[..])) && words.any(|word| word == "--json")
+pub(crate) fn is_json_asked_for(mut words: impl Iterator<Item = OsString>) -> bool {
+    let whole = definition();
+    let command = words.find_map(|word| whole.find_subcommand(word));
+    let prints_json = |command: &clap::Command| command.get_arguments().any(|option| option.get_id() == "json");
+    command.is_some_and(prints_json) && words.any(|word| word == "--json")
 }

@@ -62,7 +62,7 @@ pub(crate) async fn list(connection: &Connection, arguments: List) -> Outcome {
     let locks = arguments.kept.locks(&place).await?;
     let mut list = locks.list();
     if let Some(kind) = arguments.kind {
-        list = list.kind(kind.into());
+        list = list.kind(kind);
     }
     if arguments.held || arguments.free {
         list = list.held(arguments.held);

@@ -87,7 +87,7 @@ fn perform() -> ExitCode {
         }
     };
     signals::unblock();
-    let as_json = arguments.command.is_json();
+    let as_json = arguments.as_json;
     match dispatch(arguments) {
         Ok(code) => code,
         Err(failure) => failure.report(as_json),
@@ -95,7 +95,9 @@ fn perform() -> ExitCode {
 }
 
 fn dispatch(arguments: Arguments) -> Outcome {
-    let Arguments { connection, command } = arguments;
+    let Arguments {
+        connection, command, ..
+    } = arguments;
     match command {
         Command::Completions { shell } => return completions::completions(shell),
         Command::Man { into: Some(folder), .. } => return manual::pages(&folder),
