@@ -2,7 +2,6 @@
 
 mod apply;
 mod clients;
-mod remedy;
 
 use std::{sync::Arc, time::Duration};
 
@@ -30,7 +29,6 @@ use crate::{
 };
 
 use clients::Slot;
-use remedy::Remedy;
 
 /// Maximum time for a fault that needs a server's answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -83,10 +81,10 @@ impl Stage {
         };
         match remedy {
             Ok(remedy) => {
-                if !matches!(remedy, Remedy::Nothing) {
+                if let Some(remedy) = remedy {
                     sleep(planned.lasts).await;
+                    remedy.await;
                 }
-                self.remedy(remedy).await;
                 self.note(Note::Over { fault });
             }
             Err(error) => self.note(Note::Missed {
