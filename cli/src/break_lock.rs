@@ -5,7 +5,6 @@ use std::{
     process::ExitCode,
 };
 
-use serde::Serialize;
 use watchlock::{
     FencingToken,
     operate::{HolderInfo, LockInfo},
@@ -15,7 +14,7 @@ use crate::{
     arguments::{Break, Output},
     connection::Connection,
     exit::{self, Failure, Outcome},
-    json,
+    json::{self, Changed},
     messages::say,
     show::{live, no_trace},
     terminal,
@@ -24,13 +23,6 @@ use crate::{
 
 /// The reason why the next holder may not be alone at first.
 const GRACE: &str = "The command of an evicted `watchlock run` may go on for its --grace (5s by default).";
-
-#[derive(Debug, Serialize)]
-struct Broken<'a> {
-    name: &'a str,
-    broken: Vec<&'a HolderInfo>,
-    lock: Option<&'a LockInfo>,
-}
 
 pub(crate) async fn break_lock(connection: &Connection, arguments: Break) -> Outcome {
     let Break {
@@ -103,9 +95,8 @@ fn broken(name: &str, before: &LockInfo, after: Option<&LockInfo>, output: Outpu
     let broken: Vec<&HolderInfo> = live(before)
         .filter(|holder| !remaining.contains(&holder.token))
         .collect();
-    let lock = after;
     let written = if output.json {
-        json::print(&Broken { name, broken, lock })
+        print(name, broken, after)
     } else {
         let evicted = broken.iter().map(|holder| format!("evicted: {holder}\n"));
         let now = after.map(|after| format!("now: {after}\n"));
@@ -117,13 +108,17 @@ fn broken(name: &str, before: &LockInfo, after: Option<&LockInfo>, output: Outpu
 
 fn not_broken(name: &str, lock: Option<&LockInfo>, why: &str, output: Output) -> Outcome {
     say(why);
-    let broken = Vec::new();
     let written = if output.json {
-        json::print(&Broken { name, broken, lock })
+        print(name, Vec::new(), lock)
     } else {
         Ok(())
     };
     exit::after(written, ExitCode::FAILURE)
+}
+
+fn print(name: &str, broken: Vec<&HolderInfo>, lock: Option<&LockInfo>) -> io::Result<()> {
+    let change = ("broken", broken);
+    json::print(&Changed { name, change, lock })
 }
 
 fn tokens(lock: &LockInfo) -> Vec<FencingToken> {

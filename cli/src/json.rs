@@ -6,8 +6,8 @@ use std::{
     time::SystemTime,
 };
 
-use serde::Serialize;
-use watchlock::operate::LockEvent;
+use serde::{Serialize, Serializer, ser::SerializeMap as _};
+use watchlock::operate::{LockEvent, LockInfo};
 
 use crate::text;
 
@@ -16,6 +16,24 @@ use crate::text;
 pub(crate) struct Failed<'a> {
     pub(crate) error: &'a str,
     pub(crate) code: u8,
+}
+
+/// The answer of a command that changes a lock: what it has changed, under a name of its own, and the lock afterwards.
+#[derive(Debug)]
+pub(crate) struct Changed<'a, T> {
+    pub(crate) name: &'a str,
+    pub(crate) change: (&'static str, T),
+    pub(crate) lock: Option<&'a LockInfo>,
+}
+
+impl<T: Serialize> Serialize for Changed<'_, T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(3))?;
+        map.serialize_entry("name", self.name)?;
+        map.serialize_entry(self.change.0, &self.change.1)?;
+        map.serialize_entry("lock", &self.lock)?;
+        map.end()
+    }
 }
 
 /// An event, with the time at which it was seen and the name of its lock.

@@ -191,15 +191,12 @@ mod tests {
     use super::*;
     use crate::{live, made_up::some, screen, show};
 
-    /// Random numbers, the same for each seed (splitmix64).
-    struct Random(u64);
+    /// Random locks, the same for each seed.
+    struct Random(watchlock_proofs::Random);
 
     impl Random {
-        fn below(&mut self, most: u64) -> u64 {
-            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            (mixed ^ (mixed >> 31)) % most
+        fn below(&mut self, bound: u64) -> u64 {
+            self.0.below(bound)
         }
 
         fn text(&mut self) -> String {
@@ -289,7 +286,7 @@ free             election   -                                     -       -     
     fn whatever_a_document_has_can_be_printed() {
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_767_225_600);
         for seed in 0..12 {
-            let mut random = Random(seed);
+            let mut random = Random(watchlock_proofs::Random::new(seed));
             let locks = [random.lock(), random.lock()];
             let digits = Digits::of(std::iter::empty());
             let rows: Vec<_> = locks.iter().flat_map(|lock| rows(lock, digits)).collect();

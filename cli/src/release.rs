@@ -2,7 +2,6 @@
 
 use std::process::ExitCode;
 
-use serde::Serialize;
 use watchlock::{
     FencingToken,
     operate::{HolderInfo, LockInfo},
@@ -12,17 +11,10 @@ use crate::{
     arguments::{Output, Release},
     connection::Connection,
     exit::{self, Failure, Outcome},
-    json,
+    json::{self, Changed},
     messages::say_not_held,
     show::live,
 };
-
-#[derive(Debug, Serialize)]
-struct Given<'a> {
-    name: &'a str,
-    released: Option<&'a HolderInfo>,
-    lock: Option<&'a LockInfo>,
-}
 
 pub(crate) async fn release(connection: &Connection, arguments: Release) -> Outcome {
     let Release { output, token, name } = arguments;
@@ -31,31 +23,32 @@ pub(crate) async fn release(connection: &Connection, arguments: Release) -> Outc
     let before = locks.inspect(&name).await?;
     let held = before.iter().flat_map(live);
     let Some(holder) = { held }.find(|holder| holder.token == token) else {
-        return not_held(&name, before.as_ref(), token, output);
+        return told(&name, token, None, before.as_ref(), output);
     };
     // An eviction, so that a process that holds the lock all the same learns of it.
     let Some(after) = locks.break_holder(&name, token).await? else {
-        return not_held(&name, locks.inspect(&name).await?.as_ref(), token, output);
+        return told(&name, token, None, locks.inspect(&name).await?.as_ref(), output);
     };
-    let given = Given {
-        name: &name,
-        released: Some(holder),
-        lock: Some(&after),
-    };
-    told(&given, output, ExitCode::SUCCESS)
+    told(&name, token, Some(holder), Some(&after), output)
 }
 
-fn not_held(name: &str, lock: Option<&LockInfo>, token: FencingToken, output: Output) -> Outcome {
-    say_not_held(name, token);
-    let given = Given {
-        name,
-        released: None,
-        lock,
+fn told(
+    name: &str,
+    token: FencingToken,
+    released: Option<&HolderInfo>,
+    lock: Option<&LockInfo>,
+    output: Output,
+) -> Outcome {
+    let code = if released.is_some() {
+        ExitCode::SUCCESS
+    } else {
+        say_not_held(name, token);
+        ExitCode::FAILURE
     };
-    told(&given, output, ExitCode::FAILURE)
-}
-
-fn told(given: &Given<'_>, output: Output, code: ExitCode) -> Outcome {
-    let written = if output.json { json::print(given) } else { Ok(()) };
+    let change = ("released", released);
+    let written = match output.json {
+        true => json::print(&Changed { name, change, lock }),
+        false => Ok(()),
+    };
     exit::after(written, code)
 }

@@ -5,29 +5,18 @@ use std::{
     process::ExitCode,
 };
 
-use serde::Serialize;
-use watchlock::{
-    Detached, FencingToken,
-    operate::{HolderInfo, LockInfo},
-};
+use watchlock::{Detached, FencingToken};
 
 use crate::{
     arguments::Renew,
     connection::Connection,
     exit::{self, Failure, Outcome},
     holder::who,
-    json,
+    json::{self, Changed},
     messages::{say_held_by, say_not_held},
     show::live,
     text::time,
 };
-
-#[derive(Debug, Serialize)]
-struct Renewed<'a> {
-    name: &'a str,
-    renewed: Option<&'a HolderInfo>,
-    lock: Option<&'a LockInfo>,
-}
 
 pub(crate) async fn renew(connection: &Connection, arguments: Renew) -> Outcome {
     let Renew { output, token, name } = arguments;
@@ -49,9 +38,9 @@ pub(crate) async fn renew(connection: &Connection, arguments: Renew) -> Outcome 
         ExitCode::FAILURE
     };
     let written = match renewed {
-        _ if output.json => json::print(&Renewed {
+        _ if output.json => json::print(&Changed {
             name: &name,
-            renewed,
+            change: ("renewed", renewed),
             lock: after.as_ref(),
         }),
         Some(holder) => writeln!(io::stdout().lock(), "{}", time(holder.until)),

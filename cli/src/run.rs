@@ -11,7 +11,7 @@ use std::{
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use watchlock::{
     Acquire, LockClient, LockClientBuilder, Released,
-    action::{CanAcquire, IsLock, Patience, Try},
+    action::{CanAcquire, IsLock, OrHeld, Patience, Try},
     errors::{AcquireError, ReleaseError},
     locks::{Once, Turn},
     testing::InMemory,
@@ -264,12 +264,18 @@ pub(crate) fn unanswered(limit: Duration) -> Failure {
     Failure::new(UNAVAILABLE, format!("the server did not answer within {limit}"))
 }
 
-/// Acquires the lock within the time that is left.
+/// Acquires the lock, several of them, or the lead in an election, within the time that is left.
 async fn ask(locks: &LockClient, arguments: &Run, left: Option<Duration>) -> Result<Held, AcquireError> {
-    if arguments.value.is_some() || !arguments.and.is_empty() {
-        return ask_for_other(locks, arguments, left).await;
-    }
     let name = &arguments.name;
+    if let Some(value) = &arguments.value {
+        let lead = wait(locks.election(name).campaign(value), arguments, left).await;
+        return lead.map(Held::Lead);
+    }
+    if !arguments.and.is_empty() {
+        let several = locks.multi(arguments.names());
+        let held = wait_or_try(several.acquire(), several.try_acquire().or_held(), arguments, left).await;
+        return held.map(Held::Locks);
+    }
     let (mutex, rw_lock) = (locks.mutex(name), locks.rw_lock(name));
     let acquired = match arguments.share.semaphore {
         Some(permits) => {
@@ -284,7 +290,7 @@ async fn ask(locks: &LockClient, arguments: &Run, left: Option<Duration>) -> Res
     acquired.map(Held::Lock)
 }
 
-/// Acquires a lock of any kind, or tries it once, with the options of the command line.
+/// Acquires a lock of any kind, or tries it once, to hold it as long as the command line says.
 async fn lock<T: CanAcquire + IsLock>(
     acquire: Acquire<T>,
     attempt: Acquire<T, Try>,
@@ -294,26 +300,54 @@ async fn lock<T: CanAcquire + IsLock>(
 where
     watchlock::Held<T::Held>: Into<watchlock::Held>,
 {
-    if arguments.share.once {
-        let attempt = with_options(attempt.or_held(), arguments).timeout(left.unwrap_or(TRY));
-        return attempt.await.map(Into::into);
-    }
-    let acquire = match left {
-        Some(left) => acquire.timeout(left),
-        None => acquire,
-    };
-    in_all(with_options(acquire, arguments).await.map(Into::into), arguments)
+    let attempt = for_its_time(attempt.or_held(), arguments);
+    let acquire = for_its_time(acquire, arguments);
+    wait_or_try(acquire, attempt, arguments, left).await.map(Into::into)
 }
 
-fn with_options<T: IsLock, P: Patience>(acquire: Acquire<T, P>, arguments: &Run) -> Acquire<T, P> {
-    let acquire = match reason(arguments) {
-        Some(reason) => acquire.reason(reason),
-        None => acquire,
-    };
+fn for_its_time<T: IsLock, P: Patience>(acquire: Acquire<T, P>, arguments: &Run) -> Acquire<T, P> {
     match arguments.fixed {
         Some(length) => acquire.fixed(length),
         None => acquire.at_least_for(arguments.at_least_for.unwrap_or_default()),
     }
+}
+
+async fn wait_or_try<T: CanAcquire>(
+    acquire: Acquire<T>,
+    attempt: Acquire<T, OrHeld>,
+    arguments: &Run,
+    left: Option<Duration>,
+) -> Result<watchlock::Held<T::Held>, AcquireError> {
+    if !arguments.share.once {
+        return wait(acquire, arguments, left).await;
+    }
+    let attempt = attempt.timeout(left.unwrap_or(TRY));
+    match reason(arguments) {
+        Some(reason) => attempt.reason(reason).await,
+        None => attempt.await,
+    }
+}
+
+/// Waits, and has an error report the whole limit.
+async fn wait<T: CanAcquire>(
+    acquire: Acquire<T>,
+    arguments: &Run,
+    left: Option<Duration>,
+) -> Result<watchlock::Held<T::Held>, AcquireError> {
+    let acquire = match left {
+        Some(left) => acquire.timeout(left),
+        None => acquire,
+    };
+    let mut acquired = match reason(arguments) {
+        Some(reason) => acquire.reason(reason).await,
+        None => acquire.await,
+    };
+    if let (Err(AcquireError::Timeout { waited, .. } | AcquireError::Unanswered { waited, .. }), Some(timeout)) =
+        (&mut acquired, arguments.patience.timeout)
+    {
+        *waited = timeout;
+    }
+    acquired
 }
 
 /// Acquires the lock, or begins the job unless it is done for this period.
@@ -360,37 +394,6 @@ fn once(locks: &LockClient, arguments: &Run, period: Duration) -> Once {
     once
 }
 
-/// Acquires several locks, or the lead in an election.
-async fn ask_for_other(locks: &LockClient, arguments: &Run, left: Option<Duration>) -> Result<Held, AcquireError> {
-    let reason = reason(arguments);
-    if let Some(value) = &arguments.value {
-        let mut campaign = locks.election(&arguments.name).campaign(value);
-        if let Some(left) = left {
-            campaign = campaign.timeout(left);
-        }
-        if let Some(reason) = reason {
-            campaign = campaign.reason(reason);
-        }
-        return in_all(campaign.await.map(Held::Lead), arguments);
-    }
-    let locks = locks.multi(arguments.names());
-    if arguments.share.once {
-        let mut attempt = locks.try_acquire().timeout(left.unwrap_or(TRY));
-        if let Some(reason) = reason {
-            attempt = attempt.reason(reason);
-        }
-        return attempt.or_held().await.map(Held::Locks);
-    }
-    let mut acquire = locks.acquire();
-    if let Some(left) = left {
-        acquire = acquire.timeout(left);
-    }
-    if let Some(reason) = reason {
-        acquire = acquire.reason(reason);
-    }
-    in_all(acquire.await.map(Held::Locks), arguments)
-}
-
 /// Returns what is left of the limit. Connecting has used up a part of it.
 fn left(arguments: &Run, deadline: Option<Instant>) -> Option<Duration> {
     let Some(deadline) = deadline else {
@@ -406,16 +409,6 @@ fn reason(arguments: &Run) -> Option<String> {
         None => program_name(&arguments.command()),
     };
     Some(reason).filter(|reason| !reason.is_empty())
-}
-
-/// Has an error report the whole limit.
-fn in_all<T>(mut acquired: Result<T, AcquireError>, arguments: &Run) -> Result<T, AcquireError> {
-    if let (Err(AcquireError::Timeout { waited, .. } | AcquireError::Unanswered { waited, .. }), Some(timeout)) =
-        (&mut acquired, arguments.patience.timeout)
-    {
-        *waited = timeout;
-    }
-    acquired
 }
 
 /// Returns only the name of the program: its arguments may have a secret, and would end up in the database.
