@@ -183,7 +183,9 @@ impl LockLayout {
 
     /// Returns the `_id` of the document that contains the lock with this name.
     pub(crate) fn id_of(&self, name: &str) -> Bson {
-        name::id_of(&self.base, self.document_of(name))
+        let name = self.document_of(name);
+        let id = if self.is_root() { None } else { name::to_id(name) };
+        id.unwrap_or_else(|| Bson::from(name))
     }
 
     /// Returns the name of the document that contains the lock with this name.
@@ -204,7 +206,10 @@ impl LockLayout {
     /// Returns the name of the document with this `_id`, as the names of its locks begin; `None` when no lock can have
     /// that `_id`.
     pub(crate) fn document(&self, id: &Bson) -> Option<String> {
-        name::of_document(&self.base, id)
+        match self.is_root() {
+            true => id.as_str().map(str::to_owned),
+            false => Some(name::of_id(id)),
+        }
     }
 }
 

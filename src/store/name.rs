@@ -6,23 +6,8 @@
 use mongodb::bson::{Bson, Document, doc, oid::ObjectId};
 
 use super::number::Number;
-use crate::protocol::Location;
 
 const ANY: &str = "bson:";
-
-/// Returns the name of the document with this `_id`; `None` when no lock can have that `_id`.
-pub(crate) fn of_document(location: &Location, id: &Bson) -> Option<String> {
-    if location.is_root() {
-        return id.as_str().map(str::to_owned);
-    }
-    Some(of_id(id))
-}
-
-/// Returns the `_id` of the document with this name.
-pub(crate) fn id_of(location: &Location, name: &str) -> Bson {
-    let id = if location.is_root() { None } else { to_id(name) };
-    id.unwrap_or_else(|| Bson::from(name))
-}
 
 /// Returns the name of a document of the user's own. Values that the server treats as the same `_id`, whatever their
 /// types, have the same name.
@@ -272,7 +257,7 @@ mod tests {
             assert_eq!(duplicate, known.contains_key(&name), "{id:?} {name}");
             let first = *known.entry(name.clone()).or_insert(number_of_it);
             // The server finds the document by its name.
-            let asked = id_of(&Location::under("lock"), &name);
+            let asked = to_id(&name).unwrap();
             assert_eq!(of_id(&asked), name);
             let found = collection
                 .find_one(doc! { "_id": { "$in": [asked.clone()] } })

@@ -14,20 +14,25 @@ use crate::{
     error::ServerError,
     input::check_id,
     inspect::LockInfo,
-    protocol::{Location, ServerTime, State, wake},
-    store::{Event, Failure, LockLayout, Observed, element::ElementKey, lock_layout::Paths, mongo, name},
+    protocol::{ServerTime, State, wake},
+    store::{Event, Failure, LockLayout, Observed, element::ElementKey, lock_layout::Paths, mongo},
 };
 
 /// Reads an event as one of a collection of locks, and as one of documents with locks in them.
 pub fn read_event(event: &Document) {
     read_event_of_elements(event);
-    for location in [Location::default(), Location::under("a.b")] {
-        if let Event::Addressed { name, wake, .. } = mongo::read_event(&location, event) {
+    for layout in [Arc::default(), in_documents()] {
+        if let Event::Addressed { name, wake, .. } = mongo::read_event(&layout, event) {
             assert_eq!(event.get_str("wake").ok(), Some(&wake[..]));
             wake::signals(&wake, "me").for_each(drop);
-            name::id_of(&location, &name);
+            layout.id_of(&name);
         }
     }
+}
+
+/// Returns the layout of locks in documents of the user's own.
+fn in_documents() -> Arc<LockLayout> {
+    LockLayout::in_documents(None, "a.b", None, &Paths::default()).unwrap_or_default()
 }
 
 /// Checks that an event, read as one of the locks of elements, concerns only locks in its own document.
@@ -63,9 +68,8 @@ pub fn read_name(text: &str) {
     if let Some(key) = ElementKey::from_code(text) {
         assert_eq!(key.code(), text);
     }
-    assert_eq!(name::id_of(&Location::default(), text), Bson::from(text));
-    let id = name::id_of(&Location::under("lock"), text);
-    read_id(&id);
+    assert_eq!(LockLayout::default().id_of(text), Bson::from(text));
+    read_id(&in_documents().id_of(text));
 }
 
 /// Checks that the name of an accepted id leads to the same document, and that this document has the same name.
@@ -73,15 +77,15 @@ pub fn read_id(id: &Bson) {
     if check_id(id).is_err() {
         return;
     }
-    let at = Location::under("lock");
-    let Some(named) = name::of_document(&at, id) else {
+    let layout = in_documents();
+    let Some(named) = layout.document(id) else {
         panic!("every document of the user's has a name: {id}");
     };
-    let found = name::id_of(&at, &named);
-    assert_eq!(name::of_document(&at, &found).as_ref(), Some(&named), "{id}");
+    let found = layout.id_of(&named);
+    assert_eq!(layout.document(&found).as_ref(), Some(&named), "{id}");
     if let Some(text) = id.as_str() {
         assert_eq!(
-            (found.as_str(), name::of_document(&Location::default(), id).as_deref()),
+            (found.as_str(), LockLayout::default().document(id).as_deref()),
             (Some(text), Some(text))
         );
     }

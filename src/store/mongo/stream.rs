@@ -2,6 +2,8 @@
 
 mod elements;
 
+use std::sync::Arc;
+
 use futures::{StreamExt, stream::BoxStream};
 use mongodb::{
     bson::{Bson, Document, RawDocument, doc},
@@ -14,61 +16,38 @@ use super::{AWAIT_TIME, MongoStore, lossy, not_utf8};
 use crate::{
     error::ServerError,
     protocol::{Location, ServerTime, State, wake},
-    store::{Event, ForeignWrite, LogTime, Observed, ResumeAt, Watched, name},
+    store::{Event, ForeignWrite, LockLayout, LogTime, Observed, ResumeAt, Watched},
 };
 
 impl MongoStore {
     /// Opens a stream of the events that concern `session`, and of those that are watched.
+    ///
+    /// It is a plain aggregation and not the driver's `watch`, whose own resuming can lose events unnoticed (a retried
+    /// resume starts from now) and whose errors come late: here every gap is known, and every batch, empty ones too, is
+    /// a sign of life.
     pub(in crate::store) async fn watch(
         &self,
         session: &str,
         watched: &Watched,
         resume: Option<&ResumeAt>,
     ) -> Result<MongoStream, ServerError> {
-        let (ours, watched) = (wake::pattern(session), watched.clone());
-        let location = self.layout.base().clone();
+        let location = self.layout.base();
         let ids = match &watched.observed {
             Observed::All => None,
             Observed::These(names) => Some(names.iter().map(|name| self.layout.id_of(name)).collect()),
         };
-        if self.layout.is_of_elements() {
-            let layout = self.layout.clone();
-            let read = move |event: &Received, to: &mut Vec<Event>| match event {
-                Received::Nothing => to.push(Event::Everything),
-                Received::Event { fields, has_name: true } => {
-                    to.extend(read_elements(&layout, &ours, fields));
-                    to.extend(read_observed(&layout, &watched.observed, fields));
-                }
-                // No lock is in it.
-                Received::Event { .. } => {}
-            };
-            return self
-                .stream(elements::concerning(session, &location, ids), read, resume)
-                .await;
-        }
-        let selection = match location.is_root() {
-            true => concerning(session, ids),
-            false => concerning_in_place(session, &location, watched.free, ids),
-        };
-        let read = move |event: &Received, to: &mut Vec<Event>| read_any(&location, &ours, &watched, event, to);
-        self.stream(selection, read, resume).await
-    }
-
-    /// Opens the stream as a plain aggregation and not through the driver's `watch`, whose own resuming can lose events
-    /// unnoticed (a retried resume starts from now) and whose errors come late: here every gap is known, and every
-    /// batch, empty ones too, is a sign of life.
-    async fn stream(
-        &self,
-        selection: Vec<Document>,
-        read: impl Fn(&Received, &mut Vec<Event>) + Send + Sync + 'static,
-        resume: Option<&ResumeAt>,
-    ) -> Result<MongoStream, ServerError> {
         let mut options = Document::new();
         if let Some(token) = resume {
             options.insert("resumeAfter", token);
         }
         let mut stages = vec![doc! { "$changeStream": options }];
-        stages.extend(selection);
+        stages.extend(if self.layout.is_of_elements() {
+            elements::concerning(session, location, ids)
+        } else if location.is_root() {
+            concerning(session, ids)
+        } else {
+            concerning_in_place(session, location, watched.free, ids)
+        });
         let cursor = self
             .collection
             .aggregate(stages)
@@ -79,7 +58,9 @@ impl MongoStore {
         // The answer to the aggregation itself: the stream is open as of now.
         let mut stream = MongoStream {
             cursor: cursor.boxed(),
-            read: Box::new(read),
+            layout: self.layout.clone(),
+            ours: wake::pattern(session),
+            watched: watched.clone(),
             first: None,
             resume_at: resume.cloned(),
             as_of: None,
@@ -197,35 +178,6 @@ fn concerning_in_place(session: &str, location: &Location, free: bool, observed:
     stages
 }
 
-/// The parties that an event concerns.
-struct Concern {
-    /// Whether it concerns the session's entries.
-    session: bool,
-    /// Whether it concerns claims.
-    frees: bool,
-    /// Whether it concerns those who observe the lock.
-    observers: bool,
-}
-
-/// Evaluates the conditions of the server's selection again: the event does not include which of them it met.
-fn concern(location: &Location, event: &Document, ours: &str) -> Concern {
-    let wake = event.get_str("wake").ok();
-    let kind = event.get_str("operationType").unwrap_or_default();
-    let touched = event.get_bool("touched").unwrap_or(true);
-    let old = event.get_bool("old").unwrap_or(false);
-    let session = match kind {
-        "insert" => location.is_root() && wake.is_some_and(|wake| wake.contains(ours)),
-        "update" | "replace" => wake.map_or(touched, |wake| old || wake.contains(ours)),
-        _ => true,
-    };
-    let frees = kind != "delete" && wake.is_none_or(wake::is_freeing);
-    Concern {
-        session,
-        frees,
-        observers: touched,
-    }
-}
-
 /// Returns the value that an event's write gave to a field of the lock; missing if it gave none.
 ///
 /// A delta has it under a key with literal dots, or inside the value of a key that is a part of the path; `$match` by
@@ -307,37 +259,14 @@ fn when() -> Document {
     doc! { "$ifNull": ["$wallTime", second] }
 }
 
-/// An event, as far as it is readable.
-enum Received {
-    Event {
-        /// Fields, with anything that is not UTF-8 replaced.
-        fields: Document,
-        /// Whether the `_id` of its document is unchanged. If it is not, no lock has it, as no program could ask for
-        /// it.
-        has_name: bool,
-    },
-    /// Bytes that are not BSON.
-    Nothing,
-}
-
-impl Received {
-    fn read(raw: &RawDocument) -> Self {
-        let Some(fields) = lossy::read(raw) else {
-            return Self::Nothing;
-        };
-        let has_name = !fields.contains_key("documentKey") || lossy::read_exactly(raw, "documentKey").is_some();
-        Self::Event { fields, has_name }
-    }
-}
-
-/// A function that adds the content of an event.
-type Reader = dyn Fn(&Received, &mut Vec<Event>) + Send + Sync;
-
 /// An open stream; dropping it closes the server's cursor in the background.
 pub(crate) struct MongoStream {
     /// Its type is hidden as in [`Hidden`](crate::hidden::Hidden).
     cursor: BoxStream<'static, Result<RawBatch, Error>>,
-    read: Box<Reader>,
+    layout: Arc<LockLayout>,
+    /// The pattern of the session's entries.
+    ours: String,
+    watched: Watched,
     /// Events that came with the answer to the opening, and the position after them.
     first: Option<(Vec<Event>, Option<ResumeAt>)>,
     resume_at: Option<ResumeAt>,
@@ -379,49 +308,65 @@ impl MongoStream {
         self.resume_at = token.and_then(lossy::read);
         let mut events = Vec::new();
         let Ok(received) = batch.doc_slices() else {
-            (self.read)(&Received::Nothing, &mut events);
-            return Ok(events);
+            return Ok(vec![Event::Everything]);
         };
         for event in received.into_iter() {
             let event = event.as_ref().ok().and_then(|event| event.as_document());
-            let event = event.map_or(Received::Nothing, Received::read);
-            (self.read)(&event, &mut events);
+            let read = event.and_then(|event| Some((event, lossy::read(event)?)));
+            match read {
+                Some((raw, fields)) => self.read_fields(raw, &fields, &mut events),
+                // Bytes that are not BSON.
+                None => events.push(Event::Everything),
+            }
         }
         Ok(events)
     }
+
+    /// Adds the content of an event with these fields, in which anything that is not UTF-8 is replaced. It evaluates the
+    /// conditions of the server's selection again: the event does not include which of them it met.
+    fn read_fields(&self, raw: &RawDocument, fields: &Document, to: &mut Vec<Event>) {
+        let Self { layout, watched, .. } = self;
+        // No lock has an `_id` that is not UTF-8, as no program could ask for it.
+        let has_name = !fields.contains_key("documentKey") || lossy::read_exactly(raw, "documentKey").is_some();
+        if layout.is_of_elements() {
+            if has_name {
+                to.extend(read_elements(layout, &self.ours, fields));
+                to.extend(read_observed(layout, &watched.observed, fields));
+            }
+            return;
+        }
+        let wake = fields.get_str("wake").ok();
+        let kind = fields.get_str("operationType").unwrap_or_default();
+        let touched = fields.get_bool("touched").unwrap_or(true);
+        if watched.free && kind != "delete" && wake.is_none_or(wake::is_freeing) {
+            to.push(Event::Freed);
+        }
+        let key = fields.get_document("documentKey").ok();
+        if !has_name {
+            let shown = key.filter(|_| watched.observed == Observed::All && touched && kind != "delete");
+            to.extend(shown.map(|key| Event::Unreadable(not_utf8(key))));
+            return;
+        }
+        let is_ours = |wake: &str| wake.contains(&self.ours);
+        let concerns_session = match kind {
+            "insert" => layout.is_root() && wake.is_some_and(is_ours),
+            "update" | "replace" => {
+                wake.map_or(touched, |wake| fields.get_bool("old").unwrap_or(false) || is_ours(wake))
+            }
+            _ => true,
+        };
+        if concerns_session {
+            to.push(read_event(layout, fields));
+        }
+        let name = key.and_then(|key| layout.document(key.get("_id")?));
+        let observed = name.filter(|name| touched && watched.observed.has(name));
+        to.extend(observed.map(Event::Written));
+    }
 }
 
-fn read_any(location: &Location, ours: &str, watched: &Watched, event: &Received, to: &mut Vec<Event>) {
-    let Received::Event { fields, has_name } = event else {
-        to.push(Event::Everything);
-        return;
-    };
-    let concern = concern(location, fields, ours);
-    if watched.free && concern.frees {
-        to.push(Event::Freed);
-    }
-    let key = fields.get_document("documentKey").ok();
-    if !has_name {
-        // Nobody holds it or waits for it.
-        let is_deleted = fields.get_str("operationType").is_ok_and(|kind| kind == "delete");
-        let shown = key.filter(|_| watched.observed == Observed::All && concern.observers && !is_deleted);
-        to.extend(shown.map(|key| Event::Unreadable(not_utf8(key))));
-        return;
-    }
-    if concern.session {
-        to.push(read_event(location, fields));
-    }
-    let name = key.and_then(|key| name::of_document(location, key.get("_id")?));
-    let observed = name.filter(|name| concern.observers && watched.observed.has(name));
-    to.extend(observed.map(Event::Written));
-}
-
-pub(crate) fn read_event(location: &Location, event: &Document) -> Event {
+pub(crate) fn read_event(layout: &LockLayout, event: &Document) -> Event {
     let id = event.get_document("documentKey").ok().and_then(|key| key.get("_id"));
-    match (
-        event.get_str("operationType"),
-        id.map(|id| name::of_document(location, id)),
-    ) {
+    match (event.get_str("operationType"), id.map(|id| layout.document(id))) {
         (Ok("insert" | "update" | "replace" | "delete"), Some(Some(name))) => {
             match (event.get_str("wake"), ServerTime::in_field(event, "at")) {
                 (Ok(wake), Some(at)) => Event::Addressed {
