@@ -4,19 +4,13 @@ use std::{sync::OnceLock, time::Duration};
 
 use mongodb::{
     ClientSession,
-    bson::{Bson, Document, doc},
+    bson::{Document, doc},
     error::{Error, ErrorKind},
     options::{Acknowledgment, ReadConcern, WriteConcern},
 };
 
 use super::{MongoStore, now};
-use crate::{
-    error::ServerError,
-    error::failure::code,
-    protocol::{Location, pipeline},
-    store::Guarding,
-    telemetry,
-};
+use crate::{error::ServerError, error::failure::code, protocol::pipeline, store::Guarding, telemetry};
 
 impl MongoStore {
     /// Renews a holder within the transaction, and reports whether it holds the lock as the transaction sees it.
@@ -24,30 +18,27 @@ impl MongoStore {
     /// Work that is due is left to the next operation from outside: a transaction that is never committed must not have
     /// notified anybody.
     pub(crate) async fn guard(&self, guarding: &Guarding<'_>, transaction: &mut ClientSession) -> Result<bool, Error> {
-        let member = self.layout.member(guarding.name);
-        let (at, document) = (&*member.location, member.id);
-        let selection = pipeline::holding(at, &document, guarding.holder, &now());
-        let (id, _) = guarding.holder;
-        let update = pipeline::guard(at, &guarding.operation, id, guarding.keep, &now());
-        let updated = self
-            .collection
-            .update_one(selection, update)
-            .session(transaction)
-            .await?;
-        Ok(updated.matched_count > 0)
+        let (selection, update) = self.guarded(guarding);
+        let updating = self.collection.update_one(selection, update).session(transaction);
+        Ok(updating.await?.matched_count > 0)
     }
 
     /// Writes the lock's document as [`Self::guard`] does, outside of any transaction. Returns whether the lock is
     /// held.
     pub(crate) async fn write_under(&self, guarding: &Guarding<'_>, within: Duration) -> Result<bool, ServerError> {
+        let (selection, update) = self.guarded(guarding);
+        self.update_one(doc! { "q": selection, "u": update }, within).await
+    }
+
+    /// Returns the filter for the lock's document while it is held, and the update that renews it.
+    fn guarded(&self, guarding: &Guarding<'_>) -> (Document, Vec<Document>) {
         let member = self.layout.member(guarding.name);
-        let (at, document) = (&*member.location, member.id);
+        let at = &*member.location;
         let (id, _) = guarding.holder;
-        let statement = doc! {
-            "q": pipeline::holding(at, &document, guarding.holder, &now()),
-            "u": pipeline::guard(at, &guarding.operation, id, guarding.keep, &now()),
-        };
-        self.update_one(statement, within).await
+        (
+            pipeline::holding(at, &member.id, guarding.holder, &now()),
+            pipeline::guard(at, &guarding.operation, id, guarding.keep, &now()),
+        )
     }
 
     /// Returns the whole document, as others see it.
@@ -69,24 +60,23 @@ impl MongoStore {
     pub(crate) async fn was_removed(
         &self,
         guarding: &Guarding<'_>,
-        mut whole: Document,
+        whole: Document,
         transaction: &mut ClientSession,
     ) -> Result<bool, Error> {
         let member = self.layout.member(guarding.name);
         let (at, one) = (&*member.location, doc! { "_id": member.id });
         let inside = self.collection.find_one(one.clone()).session(&mut *transaction).await?;
         let (id, token) = guarding.holder;
+        let holds = |inside: &Document| {
+            let state = at.state(inside).ok().flatten();
+            state.is_some_and(|state| state.holders.iter().any(|holder| holder.is_grant(id, token)))
+        };
         let put_back = match &inside {
-            Some(inside) if holds(at, inside, id, token) => return Ok(false),
+            Some(inside) if holds(inside) => return Ok(false),
             // Changed slightly, as the server does not count a write that changes nothing.
-            Some(_) if at.is_root() => self
+            Some(_) => self
                 .collection
-                .update_one(one, doc! { "$set": { "wake": &guarding.operation } }),
-            Some(_) => {
-                let mut lock = at.take_lock(&mut whole).unwrap_or_default();
-                lock.insert("wake", &guarding.operation);
-                self.collection.update_one(one, doc! { "$set": { at.path(): lock } })
-            }
+                .update_one(one, doc! { "$set": { at.key("wake"): &guarding.operation } }),
             None => {
                 let inserted = self.collection.insert_one(whole).session(&mut *transaction).await;
                 return inserted.map(|_| true);
@@ -129,15 +119,6 @@ impl MongoStore {
     pub(crate) fn has_no_transactions(error: &Error) -> bool {
         code(error) == Some(20)
     }
-}
-
-/// Reports whether this entry holds the lock in a document under this token.
-fn holds(at: &Location, document: &Document, id: &str, token: i64) -> bool {
-    let holders = at.lock(document).and_then(|lock| lock.get_array("holders").ok());
-    let mut holders = holders.into_iter().flatten().filter_map(Bson::as_document);
-    holders.any(|holder| {
-        holder.get_str("id").is_ok_and(|its| its == id) && holder.get_i64("token").is_ok_and(|its| its == token)
-    })
 }
 
 /// Reports whether the session has a transaction that was started and not ended. Sends nothing.

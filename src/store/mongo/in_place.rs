@@ -107,17 +107,9 @@ impl MongoStore {
     }
 
     /// Selects the document while this holder's lease runs.
-    fn held(&self, name: &str, (id, token): (&str, i64)) -> Document {
+    fn held(&self, name: &str, holder: (&str, i64)) -> Document {
         let member = self.layout.member(name);
-        let at = &*member.location;
-        doc! {
-            "_id": member.id,
-            at.key("holders"): { "$elemMatch": { "id": id, "token": token } },
-            "$expr": { "$and": [
-                pipeline::is_known(at),
-                { "$gt": [{ "$max": at.value("holders.until") }, now()] },
-            ] },
-        }
+        pipeline::holding(&member.location, &member.id, holder, &now())
     }
 
     /// Returns the user's part of a document, or the elements in the answer for one of them. By the collation of the
