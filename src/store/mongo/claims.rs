@@ -26,7 +26,7 @@ use crate::{
         document::{ID_MOST, size_of_id, whole},
         pipeline,
     },
-    store::{Claimed, LogTime, Outlook, Taken, Wanted, name},
+    store::{Claimed, LogTime, Outlook, Taken, View, Wanted, name},
 };
 
 /// Returns the error of a command that follows a write of the same claim: whatever it is, the write may have been done.
@@ -221,11 +221,11 @@ impl MongoStore {
         within: Duration,
         taken: &mut Taken,
     ) -> Result<HashMap<String, Document>, Error> {
-        let reading = self.find_written(candidates, Document::new(), logged_by, within);
-        let (mut cursor, mut found) = (reading.await?, HashMap::new());
-        while cursor.advance().await? {
-            let raw = cursor.current();
-            match Document::try_from(raw) {
+        let view = View::Committed(logged_by);
+        let (read, _) = self.find(candidates.to_vec(), Document::new(), view, within).await?;
+        let mut found = HashMap::new();
+        for raw in &read {
+            match Document::try_from(&**raw) {
                 Ok(document) => drop(found.insert(self.name_in(&document), document)),
                 Err(error) => {
                     let error = ServerError::from(Error::custom(error));

@@ -3,15 +3,15 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use mongodb::{
-    ClientSession, Cursor,
-    bson::{Bson, Document, doc},
+    ClientSession,
+    bson::{Bson, Document, RawDocumentBuf, doc},
     error::Error,
     options::ReadConcern,
 };
 use tokio::time::Instant;
 
 use super::{
-    LONG_READ_WITHIN, MongoStore, READ_WITHIN, all_fields, command::limit, ids_with_prefix, lossy, not_utf8, primary,
+    LONG_READ_WITHIN, MongoStore, READ_WITHIN, all_fields, command::some, ids_with_prefix, lossy, not_utf8,
     server_now,
 };
 use crate::{
@@ -53,13 +53,9 @@ impl MongoStore {
             }
             in_it.push(name.clone());
         }
-        let find = self.collection.find(doc! { "_id": { "$in": ids } });
-        let find = find.projection(shown).read_concern(view.concern());
-        let mut session = self.session_of(view).await?;
-        let mut cursor = find.max_time(READ_WITHIN).session(&mut session).await?;
+        let (read, logged_by) = self.find(ids, shown, view, READ_WITHIN).await?;
         let (mut found, mut now) = (Documents::new(), None);
-        while cursor.advance(&mut session).await? {
-            let raw = cursor.current();
+        for raw in &read {
             let document = lossy::read(raw).unwrap_or_default();
             now = server_now(&document).or(now);
             let id = lossy::read_exactly(raw, "_id");
@@ -71,39 +67,36 @@ impl MongoStore {
             }
         }
         let exchange = Exchange {
-            logged_by: session.operation_time(),
+            logged_by,
             ..exchanged(sent, now)
         };
         Ok((found, exchange))
     }
 
-    /// Finds documents by their `_id`s as a majority has them after a write, which was in the log by then.
-    pub(super) async fn find_written<I: Clone + Into<Bson>>(
+    /// Finds documents by their `_id`s in this view. Returns a time in the log, no later than which they were so.
+    pub(super) async fn find(
         &self,
-        ids: &[I],
+        ids: Vec<Bson>,
         shown: Document,
-        logged_by: Option<LogTime>,
+        view: View,
         within: Duration,
-    ) -> Result<Cursor<Document>, Error> {
-        let mut concern = doc! { "level": "majority" };
-        concern.extend(logged_by.map(|written| ("afterClusterTime".to_owned(), Bson::from(written))));
-        let ids: Vec<Bson> = ids.iter().cloned().map(Into::into).collect();
-        let find = doc! {
-            "find": self.collection.name(),
-            // With room for one more, the first batch is the end.
-            "batchSize": i32::try_from(ids.len() + 1).unwrap_or(i32::MAX),
-            "filter": { "_id": { "$in": ids } },
-            "projection": shown,
-            "readConcern": concern,
-            "maxTimeMS": limit(within),
-        };
-        let finding = self.database.run_cursor_command(find);
-        finding.selection_criteria(primary()).await
+    ) -> Result<(Vec<RawDocumentBuf>, Option<LogTime>), Error> {
+        // With room for one more, the first batch is the end.
+        let batch = u32::try_from(ids.len() + 1).unwrap_or(u32::MAX);
+        let find = self.collection.find(doc! { "_id": { "$in": ids } }).projection(shown);
+        let find = find.batch_size(batch).read_concern(view.concern());
+        let mut session = self.session_of(view).await?;
+        let mut cursor = find.max_time(some(within)).session(&mut session).await?;
+        let mut found = Vec::new();
+        while cursor.advance(&mut session).await? {
+            found.push(cursor.current().to_raw_document_buf());
+        }
+        Ok((found, session.operation_time()))
     }
 
     /// Returns a session of the driver for a read in this view: the server waits until it has what the view demands, also
     /// where another member has become the primary.
-    pub(super) async fn session_of(&self, view: View) -> Result<ClientSession, ServerError> {
+    async fn session_of(&self, view: View) -> Result<ClientSession, Error> {
         let starting = self.database.client().start_session().causal_consistency(true);
         let mut session = starting.await?;
         if let View::Committed(Some(time)) = view {
@@ -187,7 +180,7 @@ impl MongoStore {
 }
 
 impl View {
-    pub(super) fn concern(self) -> ReadConcern {
+    fn concern(self) -> ReadConcern {
         match self {
             Self::Newest => ReadConcern::local(),
             Self::Committed(_) => ReadConcern::majority(),

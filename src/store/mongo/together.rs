@@ -10,7 +10,7 @@ use std::{
 };
 
 use mongodb::{
-    bson::{Document, doc},
+    bson::{Bson, Document, doc},
     error::Error,
 };
 use tokio::time::Instant;
@@ -19,7 +19,7 @@ use super::{MongoStore, command::Updated, lossy, now};
 use crate::{
     error::ServerError,
     protocol::{Exchange, Operation, State, pipeline, wake},
-    store::{Answer, Asked, Failure, LogTime},
+    store::{Answer, Asked, Failure, LogTime, View},
 };
 
 /// The documents by their names. `None`: it is not the document of a lock.
@@ -97,12 +97,13 @@ impl MongoStore {
         // answer may still be done.
         let is_refused = |(_, error)| ServerError::of_lock(error).kind == Failure::Refused;
         let is_certain = refused.into_iter().all(is_refused);
-        let names: Vec<&str> = asked.iter().map(|asked| asked.name.as_str()).collect();
+        let names = asked.iter().map(|asked| Bson::from(asked.name.as_str())).collect();
         let left = within.saturating_sub(sent.elapsed());
-        let reading = self.find_written(&names, doc! { "ends": 0 }, logged_by, left);
-        let (mut cursor, mut found) = (reading.await?, Found::new());
-        while cursor.advance().await? {
-            let raw = cursor.current();
+        let (read, _) = self
+            .find(names, doc! { "ends": 0 }, View::Committed(logged_by), left)
+            .await?;
+        let mut found = Found::new();
+        for raw in &read {
             if let Ok(name) = raw.get_str("_id") {
                 let state = lossy::read(raw).and_then(|document| State::from_document(&document).ok());
                 found.insert(name.to_owned(), state);
