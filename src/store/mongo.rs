@@ -179,7 +179,7 @@ impl MongoStore {
             // repeats the server recognises. It refuses an answer with text that is not UTF-8, so there is nothing in
             // it but the lock's own fields. None of these operations needs a reading of the server's clock, and without
             // an expression the server makes the answer sooner.
-            let (mut shown, pipeline) = (all_fields(at), self.pipeline(at, operation));
+            let (mut shown, pipeline) = (fields(at), self.pipeline(at, operation));
             shown.remove(NOW);
             return self
                 .collection
@@ -347,22 +347,13 @@ fn read_answer(
 }
 
 /// Returns the projection of all fields of a lock, and of the server's clock when the answer is made.
-fn all_fields(at: &Location) -> Document {
-    let mut fields = fields(at);
-    if at.is_root() {
-        fields.insert("ends", 1);
-    }
-    fields
-}
-
-/// Returns the same without the history, which no operation needs.
 fn fields(at: &Location) -> Document {
     if !at.is_root() {
         return doc! { at.path(): 1, NOW: "$$NOW" };
     }
     doc! {
         "protocol": 1, "kind": 1, "capacity": 1, "token": 1, "holders": 1, "queue": 1, "wake": 1, "version": 1, "at": 1,
-        "purge_at": 1, "broken": 1, "adopted": 1, "evicted": 1,
+        "purge_at": 1, "broken": 1, "adopted": 1, "evicted": 1, "ends": 1,
         NOW: "$$NOW",
     }
 }

@@ -11,8 +11,7 @@ use mongodb::{
 use tokio::time::Instant;
 
 use super::{
-    LONG_READ_WITHIN, MongoStore, READ_WITHIN, all_fields, command::some, ids_with_prefix, lossy, not_utf8,
-    server_now,
+    LONG_READ_WITHIN, MongoStore, READ_WITHIN, command::some, fields, ids_with_prefix, lossy, not_utf8, server_now,
 };
 use crate::{
     error::ServerError,
@@ -38,13 +37,13 @@ impl MongoStore {
         let of_elements = self.layout.is_of_elements();
         let mut shown = match of_elements {
             true => Document::new(),
-            false => all_fields(self.layout.base()),
+            false => fields(self.layout.base()),
         };
         let (mut ids, mut wanted) = (Vec::new(), BTreeMap::<String, Vec<String>>::new());
         for name in names {
             if of_elements {
                 // Not the whole map: others may have hundreds of locks in the document.
-                shown.extend(all_fields(&self.layout.at(name)));
+                shown.extend(fields(&self.layout.at(name)));
             }
             let id = self.layout.id_of(name);
             let in_it = wanted.entry(self.layout.document(&id).unwrap_or_default()).or_default();
@@ -153,7 +152,7 @@ impl MongoStore {
             let no_lock = doc! { at.key("token"): { "$exists": false } };
             query.extend(held.map(|held| doc! { "$or": [held, no_lock] }).unwrap_or_default());
         }
-        let find = self.collection.find(query).projection(all_fields(at));
+        let find = self.collection.find(query).projection(fields(at));
         let mut session = self.session_of(view).await?;
         let find = find.read_concern(view.concern()).max_time(LONG_READ_WITHIN);
         let mut cursor = find.session(&mut session).await?;
