@@ -54,28 +54,27 @@ impl MemoryStore {
         let mut contents = self.documents.contents();
         let (exchange, now) = self.documents.clock.exchange();
         let base = self.layout.base();
-        let mut first: Option<(Vec<&Bson>, &Document)> = None;
+        let mut first: Option<(Vec<&Bson>, &Document, Option<State>)> = None;
         for document in contents.matching(&filter) {
-            let lock = base.lock(document).map(State::from_document);
-            // A document of a later protocol is passed over too.
-            let is_taken = lock.is_some_and(|lock| lock.map_or_else(|lock| lock.is_newer(), |lock| !lock.is_free(now)));
             let id = id_of(document);
-            let is_passed = passed.iter().any(|passed| is_same(passed, &id));
-            if is_taken || is_passed || !self.is_fit(document) || !self.is_claimable(wanted, document) {
+            // One that can't be locked is passed over, and so is one of a later protocol.
+            let Ok(before) = base.state(document) else { continue };
+            let is_taken = before.as_ref().is_some_and(|before| !before.is_free(now));
+            let is_passed = size_of_id(&id) > ID_MOST || passed.iter().any(|passed| is_same(passed, &id));
+            if is_taken || is_passed || !self.is_claimable(wanted, document) {
                 continue;
             }
             let key = sort.key(document)?;
             if first
                 .as_ref()
-                .is_none_or(|(first, _)| sort.compare(&key, first).is_lt())
+                .is_none_or(|(first, ..)| sort.compare(&key, first).is_lt())
             {
-                first = Some((key, document));
+                first = Some((key, document, before));
             }
         }
-        let Some((_, document)) = first else {
+        let Some((_, document, before)) = first else {
             return Ok(None);
         };
-        let before = base.state(document)?;
         let Some(state) = state::apply(before.as_ref(), operation, now) else {
             return Ok(None);
         };
@@ -234,11 +233,6 @@ impl MemoryStore {
             None | Some(Bson::Null | Bson::Undefined) => Some(0),
             Some(attempts) => whole(attempts).filter(|attempts| *attempts >= 0),
         }
-    }
-
-    /// Reports whether the document can be claimed once it is free.
-    fn is_fit(&self, document: &Document) -> bool {
-        size_of_id(&id_of(document)) <= ID_MOST && self.layout.base().state(document).is_ok()
     }
 
     fn users(&self, mut document: Document) -> Document {
