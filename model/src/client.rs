@@ -16,7 +16,7 @@ use crate::{
     },
     waitlist::{
         AcquireOptions, Context, Effect, Key, LeftAs, Patience, Refusal, Setback, Step, StreamState, Waitlist,
-        clock::ServerClock, deadline::Deadline, fixtures::PlainHold, ids::Ids,
+        clock::ServerClock, fixtures::PlainHold, ids::Ids,
     },
 };
 
@@ -474,11 +474,11 @@ impl Line {
     }
 
     /// A renewal of a hold was acknowledged, or a reading shows it renewed.
-    pub(super) fn renewed(&mut self, (id, token): (&str, i64), deadline: Deadline, now: i64, rules: &Rules) {
+    pub(super) fn renewed(&mut self, (id, token): (&str, i64), deadline: Instant, now: i64, rules: &Rules) {
         let Some(hold) = self.hold_of(id, token).filter(|hold| is_believed(hold, now, rules)) else {
             return;
         };
-        let until = hold.deadline.max(instant(tick(deadline.instant())));
+        let until = hold.deadline.max(instant(tick(deadline)));
         believe_until(hold, until);
         let hold = hold.clone();
         self.waitlist.change_hold(&hold, |hold| believe_until(hold, until));

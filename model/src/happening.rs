@@ -14,7 +14,7 @@ use crate::{
         CapacityIs, Change, Evict, Exchange, Holder, Operation, Requests, State,
         wake::{self, Signal},
     },
-    waitlist::{Key, Setback, deadline::Deadline},
+    waitlist::{Key, Setback, deadline},
 };
 
 impl System {
@@ -336,9 +336,9 @@ impl System {
             };
             // Where some are gone, or were renewed by another meanwhile, the document is read.
             let deadline = match holder(&applied.shown) {
-                Some(_) => Some(Deadline::of_renewal(sent, config.lease, &client.clock, config)),
+                Some(_) => Some(deadline::of_renewal(sent, config.lease, config)),
                 None => holder(&document)
-                    .and_then(|holder| Deadline::of_reading(&read, holder.until, sent, config.lease, config)),
+                    .and_then(|holder| deadline::of_reading(&read, holder.until, sent, config.lease, config)),
             };
             match deadline {
                 Some(deadline) => client.lines[lock].renewed((id, token), deadline, self.time, &setup.rules),

@@ -13,7 +13,7 @@ use crate::{
     hold_options::Lease,
     protocol::{Change, Evict, Holder, Operation},
     store::Answer,
-    waitlist::deadline::Deadline,
+    waitlist::deadline,
 };
 
 impl Session {
@@ -50,8 +50,7 @@ impl Session {
             ..Change::of(hold.id.clone(), hold.granted_as)
         };
         // Before the first try, as that may be the one that was applied.
-        let (sent, clock_then) = (Instant::now(), self.table().clock);
-        let deadline = Deadline::of_renewal(sent, lease.length, &clock_then, &self.config);
+        let sent = Instant::now();
         if self
             .change_entry(&hold.name, change, lease.length, hold.deadline())
             .await?
@@ -62,10 +61,11 @@ impl Session {
         {
             // Under the mutex of the clock, so that a jump ahead does not miss it.
             let mut table = self.table();
-            let deadline = deadline.corrected(&table.clock, &self.config);
             let mut upkeep = hold.upkeep();
             upkeep.lengthen(lease);
-            upkeep.acknowledged(deadline, sent);
+            if !table.clock.ran_ahead_since(sent) {
+                upkeep.acknowledged(deadline::of_renewal(sent, lease.length, &self.config), sent);
+            }
             drop(upkeep);
             if let Some(line) = table.lines.by_name.get_mut(&hold.name) {
                 line.waitlist.note_lease(&hold.id, lease.length);

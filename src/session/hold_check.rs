@@ -106,15 +106,15 @@ impl Session {
     pub(super) fn note(self: &Arc<Self>, exchange: &Exchange) {
         let jump = self.table().clock.note(exchange, &self.config);
         let Some(jump) = jump else { return };
-        if jump.ahead {
-            // Without a pause: every look at a hold after this must see the corrected deadline.
+        if let Some(by) = jump.ahead {
+            // Without a pause: every look at a hold after this must see the earlier deadline.
             let mut last = 0;
             loop {
                 let holds = {
                     let mut table = self.table();
                     let holds = table.timers.after(last);
                     for hold in &holds {
-                        hold.upkeep().shorten(&table.clock, &self.config, Instant::now());
+                        hold.upkeep().shorten(by, Instant::now());
                         table.timers.update(hold, Instant::now());
                     }
                     holds
@@ -126,7 +126,7 @@ impl Session {
             }
             self.wake_heartbeat.notify_one();
         }
-        telemetry::clock_jumped(jump.by, jump.ahead);
+        telemetry::clock_jumped(jump.by, jump.ahead.is_some());
     }
 
     /// Compares a hold with its document, as asked for at `sent`.

@@ -27,7 +27,7 @@ use crate::{
     protocol::{Exchange, Holder, Showing},
     store::{LockLayout, Renewal, View},
     telemetry,
-    waitlist::deadline::Deadline,
+    waitlist::deadline,
 };
 
 /// Maximum number of renewals of holds that go [apart](Due::Apart) that are awaited at once, and number of commands for
@@ -224,12 +224,10 @@ impl Session {
     ) -> Result<(u64, Option<ServerError>), ServerError> {
         let idle: Vec<Arc<Hold>> = holds.iter().filter(|hold| hold.is_idle).cloned().collect();
         let renewal = self.renewal_of(holds, &idle, within);
-        // Reckoned from the server's clock as known at sending: by the time of the answer it may be another server's.
         let sent = Instant::now();
-        let clock_then = self.table().clock;
-        // By the lease as it is at sending, too: one that is made longer meanwhile may not be in the document yet.
-        let deadline_of = |hold: &Arc<Hold>| Deadline::of_renewal(sent, hold.length(), &clock_then, &self.config);
-        let deadlines: Vec<Deadline> = holds.iter().map(deadline_of).collect();
+        // By the lease as it is at sending: one that is made longer meanwhile may not be in the document yet.
+        let deadline_of = |hold: &Arc<Hold>| deadline::of_renewal(sent, hold.length(), &self.config);
+        let deadlines: Vec<Instant> = holds.iter().map(deadline_of).collect();
         let outcome = self.store.renew(&renewal).await?;
         if renewal.shows.is_some_and(|shows| !shows.awaits.is_empty()) {
             self.look_at_long_waits();
@@ -271,9 +269,11 @@ impl Session {
                 // Under the mutex of the clock, so that a jump ahead misses none of them.
                 let clock = &self.table().clock;
                 for (hold, deadline) in some {
-                    let deadline = deadline.corrected(clock, &self.config);
                     let mut upkeep = hold.upkeep();
-                    upkeep.acknowledged(deadline, sent);
+                    // One that goes out by that clock is planned.
+                    if !clock.ran_ahead_since(sent) {
+                        upkeep.acknowledged(*deadline, sent);
+                    }
                     upkeep.no_transaction_before(sent);
                 }
             }
@@ -350,13 +350,15 @@ impl Session {
     /// not show until when.
     fn seen_renewed(&self, hold: &Hold, holder: &Holder, exchange: &Exchange, sent: Instant) -> bool {
         let lease = hold.length();
-        let Some(deadline) = Deadline::of_reading(exchange, holder.until, sent, lease, &self.config) else {
+        let Some(deadline) = deadline::of_reading(exchange, holder.until, sent, lease, &self.config) else {
             return false;
         };
         // Under the mutex of the clock, so that a jump ahead does not miss it.
         let clock = &self.table().clock;
         let mut upkeep = hold.upkeep();
-        upkeep.acknowledged(deadline.corrected(clock, &self.config), sent);
+        if !clock.ran_ahead_since(exchange.sent) {
+            upkeep.acknowledged(deadline, sent);
+        }
         upkeep.no_transaction_before(sent);
         true
     }
@@ -373,7 +375,7 @@ mod tests {
         protocol::{Kind, ServerTime},
         store::{MemoryStore, Store, lock_layout::Paths},
         tests::simulated::Link,
-        waitlist::{Grant, How, deadline::Deadline},
+        waitlist::{Grant, How},
         wake_mode::WakeMode,
     };
 
@@ -391,7 +393,7 @@ mod tests {
             used: (Kind::Mutex, 1),
             permits: 1,
             lease: Terms::default().lease(&Settings::default().unchecked()),
-            deadline: Deadline::at(end),
+            deadline: end,
             renew_at: Some(renew_at),
             how: How::AtOnce,
         }

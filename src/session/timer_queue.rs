@@ -226,7 +226,7 @@ mod tests {
         config::Settings,
         hold_options::Terms,
         protocol::Kind,
-        waitlist::{Grant, How, deadline::Deadline},
+        waitlist::{Grant, How},
     };
 
     const LEASE: Duration = Duration::from_secs(30);
@@ -238,7 +238,7 @@ mod tests {
             used: (Kind::Mutex, 1),
             permits: 1,
             lease: Terms::default().lease(&Settings::default().unchecked()),
-            deadline: Deadline::at(end),
+            deadline: end,
             renew_at: Some(renew_at),
             how: How::AtOnce,
         };
@@ -268,9 +268,7 @@ mod tests {
         assert_eq!(take(10), last[..10]);
         assert_eq!(take(50), last[10..50]);
         // A hold that was renewed meanwhile has another place, and so has one that was taken and is put back.
-        holds[49]
-            .upkeep()
-            .acknowledged(Deadline::at(now + 5 * LEASE), now + seconds(194));
+        holds[49].upkeep().acknowledged(now + 5 * LEASE, now + seconds(194));
         timers.update(&holds[49], now);
         timers.update(&holds[99], now);
         let due = timers.take(Due::Usual, now + seconds(51));
@@ -308,8 +306,7 @@ mod tests {
         assert!(!hold.upkeep().refused(Instant::now()));
         timers.update(&hold, now);
         assert_eq!(turns(&timers), [Due::Apart]);
-        hold.upkeep()
-            .acknowledged(Deadline::at(now + LEASE + seconds(1)), now - seconds(6));
+        hold.upkeep().acknowledged(now + LEASE + seconds(1), now - seconds(6));
         timers.update(&hold, now);
         assert_eq!(turns(&timers), [Due::Urgent, Due::Usual]);
         hold.upkeep().guarded_at = Some(now);

@@ -9,8 +9,8 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    Context, Effect, Grant, Hold, Key, Leaving, Refusal, Setback, Stage, Step, Waiting, Waitlist, deadline::Deadline,
-    timing, unsigned,
+    Context, Effect, Grant, Hold, Key, Leaving, Refusal, Setback, Stage, Step, Waiting, Waitlist, deadline, timing,
+    unsigned,
 };
 use crate::{
     lost_reason::LostReason,
@@ -177,7 +177,7 @@ impl<H: Hold> Step<'_, H> {
                 return self.ask_anew(position, true);
             }
             let lease = self.waiting[position].lease;
-            let deadline = Deadline::of_answer(
+            let deadline = deadline::of_answer(
                 exchange,
                 holder.until,
                 lease.length,
@@ -277,9 +277,9 @@ impl<H: Hold> Step<'_, H> {
         }
     }
 
-    pub(super) fn grant(&mut self, position: usize, token: i64, deadline: Option<Deadline>, renew_at: Option<Instant>) {
+    pub(super) fn grant(&mut self, position: usize, token: i64, deadline: Option<Instant>, renew_at: Option<Instant>) {
         let context = self.context;
-        let Some(deadline) = deadline.filter(|deadline| deadline.instant() > context.now) else {
+        let Some(deadline) = deadline.filter(|deadline| *deadline > context.now) else {
             // The news came too late to be believed.
             return self.ask_anew(position, true);
         };

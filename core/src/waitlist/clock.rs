@@ -41,8 +41,8 @@ struct Reading {
 pub struct Jump {
     /// By at least this much.
     pub by: Duration,
-    /// Whether leases end earlier than calculated; otherwise later.
-    pub ahead: bool,
+    /// Maximum time by which leases end earlier than calculated; `None`: they end later.
+    pub ahead: Option<Duration>,
 }
 
 impl ServerClock {
@@ -58,7 +58,7 @@ impl ServerClock {
         let jump = self.base.filter(|base| base.sent < seen.sent);
         if let Some(jump) = jump.and_then(|base| base.contradicted_by(&seen, config)) {
             (self.reference, self.base) = (Some(seen), Some(seen));
-            if jump.ahead {
+            if jump.ahead.is_some() {
                 self.ran_ahead_at = Some(seen.received);
             }
             return Some(jump);
@@ -93,8 +93,8 @@ impl ServerClock {
     }
 
     /// Whether the server's clock may have been set ahead since then.
-    pub(crate) fn ran_ahead_since(&self, instant: Instant) -> bool {
-        self.ran_ahead_at.is_some_and(|at| at >= instant)
+    pub fn ran_ahead_since(&self, instant: Instant) -> bool {
+        self.ran_ahead_at.is_some_and(|at| at > instant)
     }
 
     /// Returns a time that the server's clock has surely reached then; `None` before the first exchange.
@@ -133,7 +133,12 @@ impl Reading {
         let ahead = passed.saturating_sub(millis(most)).saturating_sub(2);
         let behind = millis(least).saturating_sub(passed).saturating_sub(2);
         let by = Duration::from_millis(u64::try_from(ahead.max(behind)).unwrap_or(0));
-        (by > config.margin(most)).then_some(Jump { by, ahead: ahead > 0 })
+        let at_most = passed.saturating_sub(millis(least)).saturating_add(2);
+        let at_most = Duration::from_millis(u64::try_from(at_most).unwrap_or(0));
+        (by > config.margin(most)).then_some(Jump {
+            by,
+            ahead: (ahead > 0).then_some(at_most),
+        })
     }
 }
 
@@ -200,7 +205,9 @@ mod tests {
         let at = |seconds: u64| start + Duration::from_secs(seconds);
         let ahead = |millis| {
             let by = Duration::from_millis(millis);
-            Some(Jump { by, ahead: true })
+            // The two exchanges took ten milliseconds each, and their readings are cut.
+            let ahead = Some(by + Duration::from_millis(24));
+            Some(Jump { by, ahead })
         };
         let mut clock = ServerClock::default();
         assert_eq!(clock.note(&exchange(start, 10, 100_000), &config), None);
@@ -217,7 +224,7 @@ mod tests {
         assert_eq!(clock.note(&exchange(at(19), 2_500, 119_000), &config), None);
         // And back.
         let back = Duration::from_millis(2_990);
-        let jump = Jump { by: back, ahead: false };
+        let jump = Jump { by: back, ahead: None };
         assert_eq!(clock.note(&exchange(at(22), 10, 121_010), &config), Some(jump));
         assert!(!clock.ran_ahead_since(at(21)));
 
@@ -225,7 +232,10 @@ mod tests {
         let mut clock = ServerClock::default();
         let steps = (0..10).map(|step| exchange(at(2 * step), 10, 100_000 + 2_500 * i64::try_from(step).unwrap()));
         let jumps: Vec<Jump> = steps.filter_map(|step| clock.note(&step, &config)).collect();
-        assert!(!jumps.is_empty() && jumps.iter().all(|jump| jump.ahead), "{jumps:?}");
+        assert!(
+            !jumps.is_empty() && jumps.iter().all(|jump| jump.ahead.is_some()),
+            "{jumps:?}"
+        );
     }
 
     /// The margin for 5 s is 1,005 ms. Each of the two readings is cut to milliseconds, which leaves open 2 ms more.
@@ -241,7 +251,8 @@ mod tests {
         let later = start + Duration::from_millis(4_990);
         assert_eq!(noted(later, 106_007), None);
         let by = Duration::from_millis(1_006);
-        assert_eq!(noted(later, 106_008), Some(Jump { by, ahead: true }));
+        let ahead = Some(Duration::from_millis(1_030));
+        assert_eq!(noted(later, 106_008), Some(Jump { by, ahead }));
         // Of two that began at once none is the later one.
         assert_eq!(noted(start, 106_008), None);
     }

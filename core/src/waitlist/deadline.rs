@@ -6,6 +6,9 @@
 //! the one that began the lease. The *drift* covers that the two clocks don't run equally fast, so it grows with the
 //! counted time.
 //!
+//! When the server's clock turns out to have been set ahead, all deadlines come earlier by as much
+//! ([`Jump::ahead`](super::clock::Jump)).
+//!
 //! Only this file takes the margins off an end; [`Config::usable`] is the same rule for the length of a lease, where
 //! there is no instant yet: settings are checked by it, and renewals planned.
 
@@ -19,115 +22,64 @@ use crate::{
     protocol::{Exchange, ServerTime},
 };
 
-/// The latest instant at which a hold is over, unless it is renewed.
-#[derive(Clone, Copy, Debug)]
-pub struct Deadline {
-    at: Instant,
-    /// The instant as of which the server's clock was known for it.
-    as_of: Instant,
-    /// When the lease ends on the server's clock, or later. `None`: unknown, as that clock is.
-    until: Option<ServerTime>,
+/// Returns the deadline for an answer that shows the entry as a holder until `until`; `None` if nothing is known of the
+/// server's clock.
+///
+/// The server read its clock after we sent, so counting from the send instant is on the safe side. From now on the
+/// lease is no longer than the requested one, whatever the document says.
+pub fn of_answer(
+    exchange: &Exchange,
+    until: ServerTime,
+    lease: Duration,
+    clock: &ServerClock,
+    now: Instant,
+    config: &Config,
+) -> Option<Instant> {
+    let sent = exchange.sent;
+    let by_answer = exchange.now.map(|read| (sent, offset(sent, read, until)));
+    // A repeated command is answered from the server's record of it, which has no time. And that clock may have been set
+    // ahead while the answer was on its way.
+    let by_clock = clock.until(until);
+    let by_clock = by_clock.filter(|_| by_answer.is_none() || clock.ran_ahead_since(sent));
+    let (from, end) = by_answer.into_iter().chain(by_clock).min_by_key(|(_, end)| *end)?;
+    Some(before(from, end.min(now + lease), config))
 }
 
-impl Deadline {
-    /// Returns the deadline for an answer that shows the entry as a holder until `until`; `None` if nothing is known
-    /// of the server's clock.
-    ///
-    /// The server read its clock after we sent, so counting from the send instant is on the safe side. From now on the
-    /// lease is no longer than the requested one, whatever the document says.
-    pub fn of_answer(
-        exchange: &Exchange,
-        until: ServerTime,
-        lease: Duration,
-        clock: &ServerClock,
-        now: Instant,
-        config: &Config,
-    ) -> Option<Self> {
-        let (from, end) = match exchange.now {
-            Some(read) => (exchange.sent, offset(exchange.sent, read, until)),
-            // A repeated command is answered from the server's record of it, which has no time.
-            None => clock.until(until)?,
-        };
-        let at = before(from, end.min(now + lease), config);
-        let (as_of, until) = (exchange.sent, Some(until));
-        // That clock may have been set ahead while the answer was on its way.
-        Some(Self { at, as_of, until }.corrected(clock, config))
-    }
+/// Returns the deadline for an event of a grant that was written at `at`, by the server's clock, on this claim lease;
+/// `None` if nothing is known of that clock.
+///
+/// The grant is older than its event, so the claim can't run longer than from now on, wherever the server's clock
+/// was set since we last heard of it.
+pub(crate) fn of_event(
+    at: ServerTime,
+    claim: Duration,
+    clock: &ServerClock,
+    now: Instant,
+    config: &Config,
+) -> Option<Instant> {
+    let (from, end) = clock.until(at.plus_millis(millis(claim)))?;
+    Some(before(from, end.min(now + claim), config))
+}
 
-    /// Returns the deadline for an event of a grant that was written at `at`, by the server's clock, on this claim
-    /// lease; `None` if nothing is known of that clock.
-    ///
-    /// The grant is older than its event, so the claim can't run longer than from now on, wherever the server's clock
-    /// was set since we last heard of it.
-    pub(crate) fn of_event(
-        at: ServerTime,
-        claim: Duration,
-        clock: &ServerClock,
-        now: Instant,
-        config: &Config,
-    ) -> Option<Self> {
-        let until = at.plus_millis(millis(claim));
-        let (from, end) = clock.until(until)?;
-        let at = before(from, end.min(now + claim), config);
-        let (as_of, until) = (now, Some(until));
-        Some(Self { at, as_of, until })
-    }
+/// Returns the deadline for a renewal that is sent now, if it is acknowledged, and the server's clock was not set ahead
+/// meanwhile: the server counts the lease from a later time.
+pub fn of_renewal(sent: Instant, lease: Duration, config: &Config) -> Instant {
+    before(sent, sent + lease, config)
+}
 
-    /// Returns the deadline for a renewal that is sent now, if it is acknowledged: the server counts the lease from a
-    /// later time.
-    pub fn of_renewal(sent: Instant, lease: Duration, clock: &ServerClock, config: &Config) -> Self {
-        Self {
-            at: before(sent, sent + lease, config),
-            as_of: sent,
-            until: clock.at_least(sent).map(|now| now.plus_millis(millis(lease))),
-        }
-    }
-
-    /// Returns the deadline for a reading that shows the holder until `until`, after a renewal that was sent at
-    /// `renewed` and acknowledged; `None` if the reading does not show the server's clock.
-    ///
-    /// The reading may show a later renewal that is not committed yet: the acknowledged one is, and no more.
-    pub fn of_reading(
-        exchange: &Exchange,
-        until: ServerTime,
-        renewed: Instant,
-        lease: Duration,
-        config: &Config,
-    ) -> Option<Self> {
-        let end = offset(exchange.sent, exchange.now?, until).min(renewed + lease);
-        Some(Self {
-            at: before(renewed.min(exchange.sent), end, config),
-            as_of: exchange.sent,
-            until: Some(until),
-        })
-    }
-
-    /// Returns the deadline corrected by the present knowledge of the server's clock: earlier if that was set ahead
-    /// since.
-    ///
-    /// It makes no difference how often the clock is set between the same two times, as where two routers take turns.
-    pub fn corrected(self, clock: &ServerClock, config: &Config) -> Self {
-        if !clock.ran_ahead_since(self.as_of) {
-            return self;
-        }
-        let by_clock = self.until.and_then(|until| clock.until(until));
-        let at = by_clock.map_or(self.at, |(from, end)| self.at.min(before(from, end, config)));
-        Self { at, ..self }
-    }
-
-    pub fn instant(self) -> Instant {
-        self.at
-    }
-
-    /// Creates a deadline that no clock corrects: of a test, or of the model.
-    #[cfg(any(test, feature = "testing"))]
-    pub fn at(instant: Instant) -> Self {
-        Self {
-            at: instant,
-            as_of: instant,
-            until: None,
-        }
-    }
+/// Returns the deadline for a reading that shows the holder until `until`, after a renewal that was sent at `renewed` and
+/// acknowledged; `None` if the reading does not show the server's clock.
+///
+/// The reading may show a later renewal that is not committed yet: the acknowledged one is, and no more.
+pub fn of_reading(
+    exchange: &Exchange,
+    until: ServerTime,
+    renewed: Instant,
+    lease: Duration,
+    config: &Config,
+) -> Option<Instant> {
+    let end = offset(exchange.sent, exchange.now?, until).min(renewed + lease);
+    Some(before(renewed.min(exchange.sent), end, config))
 }
 
 /// Returns the deadline of a lease that ends at `end`, if the clocks agreed at `from`.
@@ -169,23 +121,18 @@ mod tests {
             let config = config(lease);
             let until = ServerTime(1_700_000_000_000).plus_millis(millis(config.lease));
             let given_away = |lease: Duration| sent + lease.mul_f64(1.0 / 1.001) - config.skew_margin;
-            let answer = Deadline::of_answer(&exchange, until, config.lease, &clock, sent, &config).unwrap();
+            let answer = of_answer(&exchange, until, config.lease, &clock, sent, &config).unwrap();
             let late = Exchange { now: None, ..exchange };
-            let late = Deadline::of_answer(&late, until, config.lease, &clock, sent, &config).unwrap();
-            let renewal = Deadline::of_renewal(sent, lease, &clock, &config);
-            let reading = Deadline::of_reading(&exchange, until, sent, lease, &config).unwrap();
+            let late = of_answer(&late, until, config.lease, &clock, sent, &config).unwrap();
+            let renewal = of_renewal(sent, lease, &config);
+            let reading = of_reading(&exchange, until, sent, lease, &config).unwrap();
             for deadline in [answer, late, renewal, reading] {
-                assert!(
-                    deadline.instant() <= given_away(lease),
-                    "{lease:?}: {:?}",
-                    deadline.instant() - sent
-                );
-                assert!(deadline.instant() > sent + lease.mul_f64(0.89));
+                assert!(deadline <= given_away(lease), "{lease:?}: {:?}", deadline - sent);
+                assert!(deadline > sent + lease.mul_f64(0.89));
             }
-            let event =
-                Deadline::of_event(ServerTime(1_700_000_000_000), config.claim_lease, &clock, sent, &config).unwrap();
-            assert!(event.instant() <= given_away(config.claim_lease));
-            assert!(event.instant() > sent + config.claim_lease / 2);
+            let event = of_event(ServerTime(1_700_000_000_000), config.claim_lease, &clock, sent, &config).unwrap();
+            assert!(event <= given_away(config.claim_lease));
+            assert!(event > sent + config.claim_lease / 2);
         }
     }
 
@@ -201,13 +148,13 @@ mod tests {
         let now = Instant::now();
         // An hour on a clock that is slower than ours.
         let at = begun.plus_millis(3_600_000 - 3_600);
-        let event = Deadline::of_event(at, config.claim_lease, &clock, now, &config).unwrap();
+        let event = of_event(at, config.claim_lease, &clock, now, &config).unwrap();
         let most = now + config.claim_lease - config.skew_margin - Duration::from_millis(3_600);
-        assert!(event.instant() <= most, "{:?}", event.instant() - now);
+        assert!(event <= most, "{:?}", event - now);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_deadline_comes_earlier_by_as_much_as_the_servers_clock_was_set_ahead() {
+    async fn an_answer_counts_by_the_clock_that_was_set_ahead_while_it_was_on_its_way() {
         let config = config(Duration::from_secs(30));
         let millis = Duration::from_millis;
         let mut clock = ServerClock::default();
@@ -217,23 +164,15 @@ mod tests {
         let sent = Instant::now();
         assert_eq!(clock.note(&exchange(sent, 0), &config), None);
         let until = ServerTime(begun + 30_000);
-        let answer = Deadline::of_answer(&exchange(sent, 0), until, config.lease, &clock, sent, &config).unwrap();
-        let renewal = Deadline::of_renewal(sent, config.lease, &clock, &config);
-        assert_eq!(answer.corrected(&clock, &config).instant(), answer.instant());
-
+        let deadline = |clock: &ServerClock| {
+            let now = Instant::now();
+            of_answer(&exchange(sent, 0), until, config.lease, clock, now, &config).unwrap()
+        };
+        let before = deadline(&clock);
         tokio::time::advance(millis(1_000)).await;
-        let later = Instant::now();
-        assert!(clock.note(&exchange(later, 6_000), &config).is_some());
-        for before in [answer, renewal] {
-            let after = before.corrected(&clock, &config);
-            let earlier = before.instant() - after.instant();
-            assert!((millis(4_980)..millis(5_020)).contains(&earlier), "{earlier:?}");
-            // Once is enough.
-            assert_eq!(after.corrected(&clock, &config).instant(), after.instant());
-        }
-        // A deadline that was calculated by that clock stays as it is.
-        tokio::time::advance(millis(1_000)).await;
-        let renewal = Deadline::of_renewal(Instant::now(), config.lease, &clock, &config);
-        assert_eq!(renewal.corrected(&clock, &config).instant(), renewal.instant());
+        let jump = clock.note(&exchange(Instant::now(), 6_000), &config).unwrap();
+        let earlier = before - deadline(&clock);
+        assert!((millis(4_980)..millis(5_020)).contains(&earlier), "{earlier:?}");
+        assert!(jump.by <= earlier && Some(earlier) <= jump.ahead, "{jump:?}");
     }
 }

@@ -2,7 +2,7 @@
 
 use tokio::time::Instant;
 
-use super::{Context, Grant, Hold, LeftAs, RemainingLease, deadline::Deadline};
+use super::{Context, Grant, Hold, LeftAs, RemainingLease};
 use crate::protocol::Use;
 
 /// A hold of plain values; numbers stand for the tasks and releases that are answered.
@@ -34,8 +34,8 @@ impl Hold for PlainHold {
             permits: i64::try_from(grant.permits).unwrap_or(i64::MAX),
             token: grant.token,
             granted_as: grant.granted_as,
-            deadline: grant.deadline.instant(),
-            renew_at: grant.deadline.instant(),
+            deadline: grant.deadline,
+            renew_at: grant.deadline,
             released: false,
             left_as: LeftAs::Free,
             is_idle: false,
@@ -44,7 +44,7 @@ impl Hold for PlainHold {
 
     fn idle(&self, left: RemainingLease) -> Self {
         Self {
-            deadline: left.deadline.instant(),
+            deadline: left.deadline,
             is_idle: true,
             ..self.clone()
         }
@@ -78,14 +78,14 @@ impl Hold for PlainHold {
 
     fn released_lease(&self) -> Option<RemainingLease> {
         (self.released && self.left_as == LeftAs::Free).then(|| RemainingLease {
-            deadline: Deadline::at(self.deadline),
+            deadline: self.deadline,
             renew_at: self.renew_at,
         })
     }
 
     fn shared_lease(&self) -> Option<RemainingLease> {
         Some(RemainingLease {
-            deadline: Deadline::at(self.deadline),
+            deadline: self.deadline,
             renew_at: self.renew_at,
         })
     }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use tokio::time::Instant;
 
-use super::{Context, How, deadline::Deadline};
+use super::{Context, How};
 use crate::{
     hold_options::Lease,
     protocol::{Kept, KeptUntil, Use},
@@ -56,7 +56,7 @@ pub trait Hold: Sized {
 /// The lease of a hold, as another task of the client has it: the next one, or one beside it.
 #[derive(Clone, Copy, Debug)]
 pub struct RemainingLease {
-    pub deadline: Deadline,
+    pub deadline: Instant,
     /// When the hold is due to be renewed.
     pub renew_at: Instant,
 }
@@ -64,7 +64,7 @@ pub struct RemainingLease {
 impl RemainingLease {
     /// Whether it lasts, and needs no renewal now.
     pub(super) fn is_sound(self, now: Instant) -> bool {
-        self.deadline.instant() > now && self.renew_at > now
+        self.deadline > now && self.renew_at > now
     }
 }
 
@@ -78,7 +78,7 @@ pub struct Grant {
     pub permits: u64,
     pub lease: Lease,
     pub how: How,
-    pub deadline: Deadline,
+    pub deadline: Instant,
     /// `None`: not at all.
     pub renew_at: Option<Instant>,
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Effect, Held, Hold, Leaving, LeftAs, Step, answers::others_wait, deadline::Deadline, timing};
+use super::{Effect, Held, Hold, Leaving, LeftAs, Step, answers::others_wait, deadline, timing};
 use crate::{
     lost_reason::{self, LostReason},
     protocol::{ServerTime, State, document::Malformed, is_issued_after, wake},
@@ -21,10 +21,10 @@ impl<H: Hold> Step<'_, H> {
             (wake::Signal::Granted { token }, Some(position)) if token <= self.waiting[position].above => {}
             (wake::Signal::Granted { token }, Some(position)) => {
                 let lease = self.waiting[position].lease;
-                let deadline = Deadline::of_event(at, lease.claim, context.clock, context.now, context.config);
+                let deadline = deadline::of_event(at, lease.claim, context.clock, context.now, context.config);
                 // The event is late; or the server's clock is not known well enough, as the last answers were slow. The
                 // entry may hold the lock all the same, and the answer to a request shows that clock.
-                let Some(deadline) = deadline.filter(|deadline| deadline.instant() > context.now) else {
+                let Some(deadline) = deadline.filter(|deadline| *deadline > context.now) else {
                     return self.doubt();
                 };
                 // A claim lease that is no shorter than the lease is the whole of it.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Context, Hold, Step, Waitlist, deadline::Deadline, unsigned};
+use super::{Context, Hold, Step, Waitlist, unsigned};
 use crate::{
     backoff::LONGEST_PAUSE,
     config::Config,
@@ -135,12 +135,12 @@ fn confirmation(state: &State, position: usize, lease: &Lease, context: &Context
 
 /// Returns when a hold on a claim lease is renewed first, which shows that the woken waiter is alive: sooner if the news
 /// of it came late, and little of that is left; and at once if the lock is to stay taken for longer, also where its holder dies in the next moment.
-pub(super) fn check(lease: &Lease, deadline: Deadline, now: Instant) -> Instant {
+pub(super) fn check(lease: &Lease, deadline: Instant, now: Instant) -> Instant {
     if lease.at_least > lease.claim {
         return now;
     }
     // Most critical sections are over by then, and cost no further write.
-    now + lease.claim.min(deadline.instant().saturating_duration_since(now)) / 16
+    now + lease.claim.min(deadline.saturating_duration_since(now)) / 16
 }
 
 /// Returns when a hold that an answer shows is renewed first, if at all.
@@ -151,7 +151,7 @@ pub(crate) fn first_renewal(
     lease: &Lease,
     holder: &Holder,
     exchange: &Exchange,
-    deadline: Deadline,
+    deadline: Instant,
     now: Instant,
 ) -> Option<Instant> {
     if holder.until.since(holder.since) < Duration::from_millis(unsigned(holder.lease)) {
@@ -169,8 +169,8 @@ pub(crate) fn first_renewal(
 
 /// Brings a first renewal forward to the middle of the time that is left, if it comes later: the server's clock may
 /// have been set ahead since the request was sent.
-pub fn in_time(renew_at: Instant, deadline: Deadline, now: Instant) -> Instant {
-    let left = deadline.instant().saturating_duration_since(now);
+pub fn in_time(renew_at: Instant, deadline: Instant, now: Instant) -> Instant {
+    let left = deadline.saturating_duration_since(now);
     renew_at.max(now).min(now + left / 2)
 }
 
@@ -314,7 +314,7 @@ mod tests {
     async fn a_hold_on_its_claim_lease_is_renewed_soon_and_any_other_in_its_time() {
         in_context(|context| {
             let lease = Terms::default().lease(context.config);
-            let left = |left| Deadline::at(context.now + millis(left));
+            let left = |left| context.now + millis(left);
             let checked = |remains| {
                 let check_at = check(&lease, left(remains), context.now);
                 (check_at - context.now).as_millis()

@@ -15,7 +15,7 @@ use watchlock_core::{
         AcquireOptions, Context, Effect, Grant, Hold, How, LeftAs, Need, Patience, Setback, Step, StreamState,
         Waitlist,
         clock::{ServerClock, offset},
-        deadline::Deadline,
+        deadline,
         fixtures::PlainHold,
         ids::Ids,
     },
@@ -246,8 +246,8 @@ impl<H: Fuzzed> Bench<H> {
         self.document = claimed;
         let exchange = Exchange::new(self.now, self.now, choices.pick(&[None, Some(now)]));
         let lease = self.config.lease;
-        let deadline = Deadline::of_answer(&exchange, holder.until, lease, &self.clock, self.now, &self.config);
-        let Some(deadline) = deadline.filter(|deadline| deadline.instant() > self.now) else {
+        let deadline = deadline::of_answer(&exchange, holder.until, lease, &self.clock, self.now, &self.config);
+        let Some(deadline) = deadline.filter(|deadline| *deadline > self.now) else {
             return;
         };
         let grant = Grant {

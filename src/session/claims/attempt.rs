@@ -21,7 +21,7 @@ use crate::{
     protocol::{CapacityIs, Exchange, Holder, Kind, Operation, Owner, Request, Requests},
     store::{Claimed, Taken, name},
     telemetry,
-    waitlist::{Grant, How, Step, deadline::Deadline, timing},
+    waitlist::{Grant, How, Step, deadline, timing},
 };
 
 /// The kind and capacity of a claimed document's lock.
@@ -137,8 +137,8 @@ pub(in crate::session) fn grant_of(
     context: &Context<'_>,
 ) -> Option<Grant> {
     let Context { clock, config, now, .. } = *context;
-    let deadline = Deadline::of_answer(exchange, holder.until, lease.length, clock, now, config)?;
-    (deadline.instant() > now).then(|| Grant {
+    let deadline = deadline::of_answer(exchange, holder.until, lease.length, clock, now, config)?;
+    (deadline > now).then(|| Grant {
         token: holder.token,
         granted_as: holder.token,
         used: USED,

@@ -6,9 +6,8 @@ use tokio::time::Instant;
 
 use crate::{
     backoff::{FIRST_PAUSE, LONGEST_PAUSE},
-    config::Config,
     hold_options::Lease,
-    waitlist::{Grant, RemainingLease, clock::ServerClock, deadline::Deadline},
+    waitlist::{Grant, RemainingLease},
 };
 
 /// Part of the time left after which a renewal is repeated that was not answered. So there are many more before the
@@ -20,7 +19,7 @@ pub(in crate::session) const REPEATED_AFTER: u32 = 6;
 pub(crate) struct Upkeep {
     /// The lease that a renewal gives.
     pub(in crate::session) lease: Lease,
-    deadline: Deadline,
+    deadline: Instant,
     /// `None`: nobody renews it.
     renew_at: Option<Instant>,
     /// Whether its lease is longer than that of the grant.
@@ -42,9 +41,6 @@ pub(crate) struct Upkeep {
     refused: bool,
     /// Whether the last renewal failed or has not been answered in time.
     pub(super) failing: bool,
-    /// When the deadline was last brought forward, as the server's clock was set ahead: a renewal that was sent before
-    /// that leaves the next one due.
-    shortened_at: Option<Instant>,
     /// When the hold was made part of a transaction that may not have ended yet: as long as that is open, renewals are not
     /// answered.
     pub(in crate::session) guarded_at: Option<Instant>,
@@ -65,7 +61,6 @@ impl Upkeep {
             under_way: None,
             refused: false,
             failing: false,
-            shortened_at: None,
             guarded_at: None,
         };
         upkeep.plan(grant.renew_at);
@@ -90,7 +85,7 @@ impl Upkeep {
     }
 
     pub(in crate::session) fn deadline(&self) -> Instant {
-        self.deadline.instant()
+        self.deadline
     }
 
     pub(super) fn renew_at(&self) -> Option<Instant> {
@@ -141,20 +136,19 @@ impl Upkeep {
         (self.renew_at, self.show_at) = (Some(again), None);
     }
 
-    /// Notes that a renewal that was sent at `sent` was acknowledged. A lost hold stays lost.
+    /// Notes that a renewal that was sent at `sent` was acknowledged, and that the server's clock was not set ahead since. A
+    /// lost hold stays lost.
     ///
     /// It wakes no task: one that waits for the loss looks again at the deadline that it knows of.
-    pub(in crate::session) fn acknowledged(&mut self, deadline: Deadline, sent: Instant) {
+    pub(in crate::session) fn acknowledged(&mut self, deadline: Instant, sent: Instant) {
         // Renewals overtake each other.
-        if deadline.instant() <= self.deadline() {
+        if deadline <= self.deadline {
             return;
         }
         self.deadline = deadline;
         (self.under_way, self.refused) = (None, false);
-        if self.shortened_at.is_none_or(|at| at <= sent) {
-            self.plan(self.lease.next_renewal(sent));
-            self.failing = false;
-        }
+        self.plan(self.lease.next_renewal(sent));
+        self.failing = false;
         self.shown_idle &= self.is_idle || self.show_at.is_some();
     }
 
@@ -184,17 +178,13 @@ impl Upkeep {
         !std::mem::replace(&mut self.refused, true)
     }
 
-    /// Brings the deadline forward because the server's clock was set ahead, and has the hold renewed at once by that
+    /// Brings the deadline forward by as much as the server's clock was set ahead, and has the hold renewed at once by that
     /// clock.
-    pub(in crate::session) fn shorten(&mut self, clock: &ServerClock, config: &Config, now: Instant) {
-        let before = self.deadline();
-        self.deadline = self.deadline.corrected(clock, config);
+    pub(in crate::session) fn shorten(&mut self, by: Duration, now: Instant) {
+        self.deadline = self.deadline.checked_sub(by).unwrap_or(now);
         if self.lease.interval.is_some() {
             self.failing = true;
             self.plan(Some(now));
-            if self.deadline() < before {
-                self.shortened_at = Some(now);
-            }
         }
     }
 

@@ -41,7 +41,7 @@ use crate::{
         fixtures, state,
     },
     status::{LockStatus, LostReason},
-    waitlist::{AcquireOptions, Patience, SWEEPS, Step, StreamState, clock::ServerClock, deadline::Deadline},
+    waitlist::{AcquireOptions, Patience, SWEEPS, Step, StreamState, clock::ServerClock, deadline},
 };
 
 /// One line, and the one document behind it.

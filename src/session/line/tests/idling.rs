@@ -313,8 +313,7 @@ async fn what_is_shown_as_idle_is_soon_shown_as_held() {
     hold.upkeep().sent(Instant::now(), Instant::now() + SECOND);
     assert_eq!(hold.renew_at(), Some(Instant::now() + SECOND));
     let sent = Instant::now();
-    hold.upkeep()
-        .acknowledged(Deadline::at(sent + Duration::from_secs(60)), sent);
+    hold.upkeep().acknowledged(sent + Duration::from_secs(60), sent);
     assert!(!hold.upkeep().shown_idle);
     assert!(release(&mut bench, &hold));
     assert!(!bench.line.waitlist.holds().next().unwrap().upkeep().shown_idle);
@@ -333,7 +332,7 @@ async fn what_was_held_for_long_stays_once_its_document_is_read() {
             tokio::time::advance(SECOND).await;
             hold.upkeep().sent(Instant::now(), Instant::now() + SECOND);
             hold.upkeep()
-                .acknowledged(Deadline::at(Instant::now() + Duration::from_secs(29)), Instant::now());
+                .acknowledged(Instant::now() + Duration::from_secs(29), Instant::now());
         }
         if others {
             bench.foreign(&foreign("b.1", &[], Some("b-1")), false);

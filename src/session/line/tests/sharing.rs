@@ -426,7 +426,7 @@ async fn of_two_holds_the_younger_is_shared_so_that_tokens_rise() {
         .sent(Instant::now(), Instant::now() + Duration::from_secs(1));
     let third = bench.read();
     assert_ne!(third.id, second.id);
-    let later = Deadline::at(second.deadline() + Duration::from_secs(1));
+    let later = second.deadline() + Duration::from_secs(1);
     second.upkeep().acknowledged(later, Instant::now());
     let fourth = bench.read();
     assert_eq!(fourth.id, third.id);
