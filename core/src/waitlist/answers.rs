@@ -185,8 +185,7 @@ impl<H: Hold> Step<'_, H> {
                 context.now,
                 context.config,
             );
-            let renew_at =
-                deadline.and_then(|deadline| timing::first_renewal(&lease, holder, exchange, deadline, context.now));
+            let renew_at = deadline.and_then(|deadline| timing::first_renewal(&lease, holder, deadline, context));
             let handing_on = self.handing_on(position, entry, state, exchange.sent);
             self.waiting[position].capacity = state.capacity;
             self.grant(position, holder.token, deadline, renew_at);

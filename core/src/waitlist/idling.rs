@@ -14,7 +14,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Context, Effect, Held, Hold, Step, Waitlist};
+use super::{Context, Effect, Held, Hold, Step, StreamState, Waitlist};
 use crate::{backoff::LONGEST_PAUSE, hold_options::Terms};
 
 /// Pause between two readings of an idle hold's document: with so few, thousands of idle locks cost a few commands a
@@ -28,7 +28,7 @@ pub(super) fn unseen(terms: &Terms, context: &Context<'_>) -> Option<Duration> {
         // Two readings may fail.
         true if context.stream.is_open() => Some(IDLE_LOOK_EVERY * 3),
         // The document is read once the stream is open.
-        true if context.stream.is_expected() => Some(LONGEST_PAUSE),
+        true if context.stream != StreamState::Unavailable => Some(LONGEST_PAUSE),
         _ => None,
     }
 }
@@ -168,7 +168,6 @@ impl<H> Held<H> {
 mod tests {
     use super::*;
     use crate::waitlist::{
-        StreamState,
         fixtures::{MUTEX, PlainHold, held, in_context, waitlist},
         handing_on::{HandingOn, RANGE},
     };

@@ -71,7 +71,6 @@ pub use leaving::SWEEPS;
 #[cfg(any(test, feature = "testing"))]
 pub use model_access::Word;
 use prospect::Prospect;
-use timing::Expiry;
 use waiting::Stage;
 pub use waiting::{AcquireOptions, Patience, Waiting};
 
@@ -104,7 +103,7 @@ pub struct Waitlist<H: Hold> {
     /// When the head asks again if nothing wakes it. A look at its queue position brings that forward at most.
     ask_at: Option<Instant>,
     /// When it asks before that, as a lease ahead of it ends.
-    expiry: Option<Expiry>,
+    expiry_at: Option<Instant>,
     /// The prospect of the head, as far as it is known.
     prospect: Option<Prospect>,
     /// The time of a hand-over in the queue, rather less than more.
@@ -233,15 +232,6 @@ pub enum StreamState {
 impl StreamState {
     pub fn is_open(self) -> bool {
         self == Self::Open
-    }
-
-    pub(crate) fn opens_on_demand(self) -> bool {
-        self == Self::OnDemand
-    }
-
-    /// Whether it is open, or expected to be as soon as it is needed.
-    pub(crate) fn is_expected(self) -> bool {
-        self != Self::Unavailable
     }
 }
 
@@ -408,7 +398,7 @@ impl<H: Hold> Waitlist<H> {
             overtaken: false,
             alone_at,
             ask_at: None,
-            expiry: None,
+            expiry_at: None,
             prospect: None,
             pace,
             look_at: None,

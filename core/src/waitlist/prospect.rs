@@ -3,7 +3,7 @@
 //!
 //! An open stream costs the server some of its time for every write of the whole replica set. So it is for holders,
 //! which learn of a loss by it, and for waiters that may be served within moments. A waiter further back looks at its
-//! queue position by a small read from time to time, and has the stream opened when its turn comes near. If all those
+//! queue position by a read from time to time, and has the stream opened when its turn comes near. If all those
 //! ahead of it go at once, it is served late: by the time between two looks, which is less than a claim lease.
 //!
 //! Where there is no stream, all waiters look, as often as the lock's pace asks for. A client that the queue had no room
@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use super::{
     Context, Hold, Step, StreamState, Waiting, Waitlist,
-    timing::{Expiry, poll_interval},
+    timing::{asks_after, poll_interval},
 };
 use crate::{
     config::Config,
@@ -131,7 +131,7 @@ impl<H: Hold> Step<'_, H> {
         let was_far = list.is_far();
         list.see_ahead(ahead, context);
         list.look_at = list.next_look_at(context);
-        if context.stream.opens_on_demand() && was_far && !list.is_far() {
+        if context.stream == StreamState::OnDemand && was_far && !list.is_far() {
             list.ask_at = Some(context.now);
         }
     }
@@ -149,12 +149,15 @@ impl<H: Hold> Waitlist<H> {
         let prospect = Prospect::new(head, ahead, self.prospect.as_ref(), context);
         let took = self.prospect.as_ref().and_then(|before| prospect.pace_since(before));
         took.into_iter().for_each(|took| self.note_pace(took, context));
-        self.prospect = Some(prospect);
+        let end = ahead.first_end;
+        let before = self
+            .prospect
+            .replace(prospect)
+            .and_then(|before| before.ahead.first_end);
         // Only a write makes the first lease end later: a renewal, or a new holder. Without one a look must not put the
         // question off, as there may be another look before that.
-        if self.expiry.map(|expiry| expiry.end) != ahead.first_end {
-            let end = ahead.first_end;
-            self.expiry = end.and_then(|end| Expiry::of(end, ahead.position, context));
+        if self.expiry_at.is_none() || before != end {
+            self.expiry_at = end.and_then(|end| asks_after(end, ahead.position, context));
         }
     }
 
@@ -175,7 +178,8 @@ impl<H: Hold> Waitlist<H> {
             StreamState::Opening | StreamState::Unavailable => false,
         };
         let pause = if may_do_without {
-            look_every(head.lease.claim)
+            // One that is served out of turn has a claim lease to notice.
+            LOOK_EVERY.min(head.lease.claim / 3)
         } else {
             // By the pace of the lock where that is known, and never longer than where it is not; and a grant must be
             // noticed while its claim lease runs.
@@ -196,12 +200,6 @@ impl<H: Hold> Waitlist<H> {
 pub(super) fn paced(before: Duration, took: Duration, config: &Config) -> Duration {
     let quickest = config.poll_quickest;
     took.clamp(quickest, before.max(quickest).saturating_mul(2))
-}
-
-/// Returns the pause between two looks of a head that does without the stream. One that is served out of turn has a
-/// claim lease to notice.
-pub(super) fn look_every(claim: Duration) -> Duration {
-    LOOK_EVERY.min(claim / 3)
 }
 
 /// Returns the age of the present hold; `None` while nobody holds the lock.

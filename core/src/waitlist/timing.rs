@@ -9,7 +9,7 @@ use crate::{
     backoff::LONGEST_PAUSE,
     config::Config,
     hold_options::Lease,
-    protocol::{Ahead, Exchange, Holder, ServerTime, State},
+    protocol::{Ahead, Holder, ServerTime, State},
 };
 
 /// Time within which the shortest critical sections are over: these are the ones that feel what a release costs. A
@@ -20,14 +20,6 @@ pub const SHORT_HOLD: Duration = Duration::from_millis(2);
 /// and others have come since it was read; so where a majority always takes longer, every release expects others. Nor
 /// does a head ask more often about what an answer has left open.
 pub const PROMPT: Duration = Duration::from_millis(20);
-
-/// The question of the head that is due because a lease ahead of it ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Expiry {
-    /// The end of that lease, as it was seen last.
-    pub(super) end: ServerTime,
-    at: Instant,
-}
 
 impl<H: Hold> Waitlist<H> {
     /// Returns the latest instant at which [`next_operation`](Step::next_operation) and
@@ -61,14 +53,14 @@ impl<H: Hold> Waitlist<H> {
         }
         // Where nothing says when, it asks now.
         let ask_at = self.ask_at.filter(|_| head.is_queued()).unwrap_or(head.since);
-        Some(self.expiry.map_or(ask_at, |expiry| expiry.at.min(ask_at)))
+        Some(self.expiry_at.map_or(ask_at, |at| at.min(ask_at)))
     }
 
     /// Has the next head ask now, if it is queued already, unless the answer that shows the grant says more. It got in
     /// line together with a release: nobody confirmed its entry while another was the head, and it may fit beside this
     /// hold.
     pub(super) fn ask_after_grant(&mut self) {
-        (self.ask_at, self.expiry, self.look_at) = (None, None, None);
+        (self.ask_at, self.expiry_at, self.look_at) = (None, None, None);
     }
 }
 
@@ -104,16 +96,14 @@ impl<H: Hold> Step<'_, H> {
     }
 }
 
-impl Expiry {
-    /// Plans the question of a waiter at this queue position; `None` while the server's clock is not known.
-    pub(super) fn of(end: ServerTime, position: u64, context: &Context<'_>) -> Option<Self> {
-        // Those further back ask in case those before them are dead.
-        let stagger = PROMPT.saturating_mul(u32::try_from(position).unwrap_or(u32::MAX));
-        let at = context.clock.after(end)? + stagger.min(LONGEST_PAUSE);
-        // Never at once: a new primary's clock can be behind the one by which the expiry was reckoned.
-        let at = at.max(context.now + PROMPT);
-        Some(Self { end, at })
-    }
+/// Returns when a waiter at this queue position asks because a lease ahead of it ends then; `None` while the server's clock
+/// is not known.
+pub(super) fn asks_after(end: ServerTime, position: u64, context: &Context<'_>) -> Option<Instant> {
+    // Those further back ask in case those before them are dead.
+    let stagger = PROMPT.saturating_mul(u32::try_from(position).unwrap_or(u32::MAX));
+    let at = context.clock.after(end)? + stagger.min(LONGEST_PAUSE);
+    // Never at once: a new primary's clock can be behind the one by which the expiry was reckoned.
+    Some(at.max(context.now + PROMPT))
 }
 
 /// Returns the pause before a queue position is confirmed: also the back-stop if an event is lost, so it is no longer for
@@ -150,21 +140,15 @@ pub(super) fn check(lease: &Lease, deadline: Instant, now: Instant) -> Instant {
 pub(crate) fn first_renewal(
     lease: &Lease,
     holder: &Holder,
-    exchange: &Exchange,
     deadline: Instant,
-    now: Instant,
+    context: &Context<'_>,
 ) -> Option<Instant> {
+    let now = context.now;
     if holder.until.since(holder.since) < Duration::from_millis(unsigned(holder.lease)) {
         return Some(check(lease, deadline, now));
     }
-    let interval = lease.interval?;
-    // A repeated command is answered from the server's record of it, which has no time: so it is not known what is
-    // left.
-    let Some(read) = exchange.now else {
-        return Some(check(lease, deadline, now));
-    };
-    let gone = lease.length.saturating_sub(holder.until.since(read));
-    Some(in_time(exchange.sent + interval.saturating_sub(gone), deadline, now))
+    let last = context.config.usable(lease.length).saturating_sub(lease.interval?);
+    Some(in_time(deadline.checked_sub(last).unwrap_or(now), deadline, now))
 }
 
 /// Brings a first renewal forward to the middle of the time that is left, if it comes later: the server's clock may
@@ -188,7 +172,7 @@ mod tests {
     use crate::{
         config::Settings,
         hold_options::Terms,
-        protocol::Waiter,
+        protocol::{Exchange, Waiter},
         waitlist::{
             clock::ServerClock,
             fixtures::{MUTEX, NOW, ahead, holder, in_context, queued, state, waiter, waitlist},
@@ -266,8 +250,8 @@ mod tests {
     async fn a_waiter_asks_after_the_end_of_a_lease_by_its_position_and_never_at_once() {
         by_the_clock(|context| {
             let asks = |lasts: i64, position: u64| {
-                let expiry = Expiry::of(NOW.plus_millis(lasts), position, context).expect("the clock is known");
-                (expiry.at - context.now).as_millis()
+                let at = asks_after(NOW.plus_millis(lasts), position, context).expect("the clock is known");
+                (at - context.now).as_millis()
             };
             assert_eq!([0, 1, 3].map(|position| asks(1_000, position)), [1_001, 1_021, 1_061]);
             assert_eq!(
@@ -278,22 +262,14 @@ mod tests {
             // A look puts the question off only if that lease ends at another time by now.
             for (end, asks) in [(1_000, 7), (1_001, 1_062)] {
                 let mut waitlist = waitlist([queued(1, MUTEX)]);
-                waitlist.expiry = Some(Expiry {
-                    end: NOW.plus_millis(1_000),
-                    at: context.now + millis(7),
-                });
-                let first_end = Some(NOW.plus_millis(end));
-                waitlist.see_ahead(
-                    Ahead {
-                        first_end,
-                        ..ahead(3, 1_000)
-                    },
-                    context,
-                );
-                assert_eq!(
-                    waitlist.expiry.map(|expiry| expiry.at - context.now),
-                    Some(millis(asks))
-                );
+                let seen = |end| Ahead {
+                    first_end: Some(NOW.plus_millis(end)),
+                    ..ahead(3, 1_000)
+                };
+                waitlist.see_ahead(seen(1_000), context);
+                waitlist.expiry_at = Some(context.now + millis(7));
+                waitlist.see_ahead(seen(end), context);
+                assert_eq!(waitlist.expiry_at, Some(context.now + millis(asks)));
             }
         });
     }
@@ -305,8 +281,8 @@ mod tests {
             let mut config = context.config.clone();
             config.poll_interval = (millis(10_000), millis(60_000));
             let config = &config;
-            let expiry = Expiry::of(NOW.plus_millis(1_000), 3, &Context { config, ..*context });
-            assert_eq!(expiry.map(|expiry| expiry.at - context.now), Some(millis(1_061)));
+            let asks_at = asks_after(NOW.plus_millis(1_000), 3, &Context { config, ..*context });
+            assert_eq!(asks_at, Some(context.now + millis(1_061)));
         });
     }
 
@@ -325,16 +301,14 @@ mod tests {
             let check_at = check(&Lease { at_least, ..lease }, left(4_000), context.now);
             assert_eq!(check_at, context.now);
             let renewed = |lasts, remains| {
-                let (holder, exchange) = (holder(lasts), exchange(context));
-                let renew_at = first_renewal(&lease, &holder, &exchange, left(remains), context.now);
+                let renew_at = first_renewal(&lease, &holder(lasts), left(remains), context);
                 renew_at.map(|at| (at - context.now).as_millis())
             };
             assert_eq!((renewed(5_000, 4_000), renewed(29_999, 25_000)), (Some(250), Some(312)));
-            // In full, and with less time left than it has by the server.
-            assert_eq!(
-                (renewed(30_000, 25_000), renewed(30_000, 8_000)),
-                (Some(6_000), Some(4_000))
-            );
+            // In full; late by two seconds; and with less time left than the last of them has.
+            let full = context.config.usable(lease.length).as_millis().try_into().unwrap();
+            let renewed = [full, full - 2_000, 8_000].map(|left| renewed(30_000, left));
+            assert_eq!(renewed, [Some(6_000), Some(4_000), Some(0)]);
         });
     }
 

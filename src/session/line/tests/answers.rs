@@ -140,16 +140,9 @@ async fn a_hold_that_a_later_answer_shows_is_renewed_as_if_the_first_had_come() 
         answer.exchange.now = answer.exchange.now.filter(|_| has_time);
         bench.answered(&again, &answer);
         let renew_at = held(&mut outcome).renew_at().unwrap();
-        if has_time {
-            assert_eq!(
-                renew_at.max(Instant::now()),
-                (begun + interval).max(Instant::now()),
-                "{later} s later"
-            );
-        } else {
-            // The time of the grant is not known.
-            assert!(renew_at < Instant::now() + Duration::from_secs(1));
-        }
+        // Where an answer has no time, the clock is known by others. The less of the lease is left, the less it can drift.
+        let late = renew_at.max(Instant::now()) - (begun + interval).max(Instant::now());
+        assert!(late <= Duration::from_millis(5), "{late:?}, {later} s later, {has_time}");
     }
 }
 
@@ -168,7 +161,12 @@ async fn a_grant_counts_by_a_clock_that_was_set_ahead_while_its_answer_was_on_it
             now,
             Some(bench.server_now().plus_millis(1_000 * i64::from(jumped))),
         );
-        assert!(bench.clock.note(&later, &bench.config).is_some_and(|jump| jump.ahead.is_some()));
+        assert!(
+            bench
+                .clock
+                .note(&later, &bench.config)
+                .is_some_and(|jump| jump.ahead.is_some())
+        );
         bench.answered(&request, &answer);
         let hold = held(&mut outcome);
         assert!(hold.safe_for() < bench.config.lease - Duration::from_secs(jumped.into()));
