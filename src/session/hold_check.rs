@@ -141,34 +141,24 @@ impl Session {
 
     /// Reads the documents of holds whose state is in doubt. Holds that come up meanwhile go into the next reading.
     pub(super) fn verify(self: &Arc<Self>, holds: Vec<Arc<Hold>>) {
-        if holds.is_empty() {
-            return;
-        }
-        {
-            let mut table = self.table();
-            table.doubted.extend(holds.into_iter().map(|hold| (hold.number, hold)));
-            if std::mem::replace(&mut table.verifying, true) {
-                return;
-            }
-        }
-        let session = self.clone();
-        self.spawn(async move {
-            loop {
-                let doubted = {
-                    let mut table = session.table();
-                    let doubted = std::mem::take(&mut table.doubted);
-                    table.verifying = !doubted.is_empty();
-                    doubted
-                };
-                if doubted.is_empty() {
-                    return;
-                }
+        let is_first = {
+            let doubted = &mut self.table().doubted;
+            let is_first = doubted.is_empty() && !holds.is_empty();
+            doubted.extend(holds.into_iter().map(|hold| (hold.number, hold)));
+            is_first
+        };
+        // The others are read with the first, once the reading before is over.
+        if is_first {
+            let session = self.clone();
+            self.spawn(async move {
+                let _turn = session.verifying.lock().await;
+                let doubted = std::mem::take(&mut session.table().doubted);
                 let doubted: Vec<Arc<Hold>> = doubted.into_values().collect();
                 for together in doubted.chunks(AT_A_TIME) {
                     session.verify_together(together).await;
                 }
-            }
-        });
+            });
+        }
     }
 
     /// Reads the documents of holds until the server answers. After the last of their deadlines that shows no more.
