@@ -142,7 +142,10 @@ async fn a_hold_that_a_later_answer_shows_is_renewed_as_if_the_first_had_come() 
         let renew_at = held(&mut outcome).renew_at().unwrap();
         // Where an answer has no time, the clock is known by others. The less of the lease is left, the less it can drift.
         let late = renew_at.max(Instant::now()) - (begun + interval).max(Instant::now());
-        assert!(late <= Duration::from_millis(5), "{late:?}, {later} s later, {has_time}");
+        assert!(
+            late <= Duration::from_millis(5),
+            "{late:?}, {later} s later, {has_time}"
+        );
     }
 }
 
