@@ -77,7 +77,7 @@ impl Hold for PlainHold {
     }
 
     fn released_lease(&self) -> Option<RemainingLease> {
-        (self.released && self.left_as == LeftAs::Free).then(|| RemainingLease {
+        (self.released && self.left_as == LeftAs::Free).then_some(RemainingLease {
             deadline: self.deadline,
             renew_at: self.renew_at,
         })
