@@ -291,8 +291,9 @@ impl<T: DeserializeOwned, C> Claim<T, C> {
             };
             let mut claimed = Vec::with_capacity(given.len());
             for given in given {
-                let attempt = given.attempt();
-                let (Some(hold), document) = given.take() else { continue };
+                let (Some(hold), document, attempt) = given.take() else {
+                    continue;
+                };
                 let own = OwnedHold::new(session.clone(), hold);
                 let id = document.get("_id").cloned().unwrap_or(Bson::Null);
                 match read(own, id.clone(), &document, None, attempt) {

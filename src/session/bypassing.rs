@@ -58,18 +58,10 @@ impl Session {
         {
             return Ok(false);
         }
-        {
-            // Under the mutex of the clock, so that a jump ahead does not miss it.
-            let mut table = self.table();
-            let mut upkeep = hold.upkeep();
-            upkeep.lengthen(lease);
-            if !table.clock.ran_ahead_since(sent) {
-                upkeep.acknowledged(deadline::of_renewal(sent, lease.length, &self.config), sent);
-            }
-            drop(upkeep);
-            if let Some(line) = table.lines.by_name.get_mut(&hold.name) {
-                line.waitlist.note_lease(&hold.id, lease.length);
-            }
+        hold.upkeep().lengthen(lease);
+        self.acknowledged(hold, deadline::of_renewal(sent, lease.length, &self.config), sent);
+        if let Some(line) = self.table().lines.by_name.get_mut(&hold.name) {
+            line.waitlist.note_lease(&hold.id, lease.length);
         }
         self.reschedule(std::slice::from_ref(hold));
         Ok(true)

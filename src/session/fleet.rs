@@ -10,14 +10,13 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Session, admin::ONCE, hold_check::VERIFY_EVERY, timer_queue::AT_A_TIME};
+use super::{Session, Table, admin::ONCE, hold_check::VERIFY_EVERY, timer_queue::AT_A_TIME};
 use crate::{
     backoff::Backoff,
     config::Config,
     protocol::{Exchange, ServerTime},
     store::{COUNTED_MOST, LogTime},
     telemetry,
-    waitlist::clock::ServerClock,
     wake_mode::{HoldWatch, WakeMode},
 };
 
@@ -56,16 +55,6 @@ pub(super) struct Fleet {
 }
 
 impl Fleet {
-    /// Notes the time in the log by which a command was done that wrote so many documents. These don't count: they are
-    /// all in the time just before it.
-    pub(super) fn note_log(&mut self, exchange: &Exchange, written: u64, clock: &ServerClock) {
-        if let Some((mut logged, server)) = exchange.logged_by.zip(clock.at_least(exchange.received)) {
-            let written = u32::try_from(written).unwrap_or(u32::MAX);
-            logged.increment = logged.increment.saturating_sub(written);
-            self.note_rate(logged, server, exchange.received);
-        }
-    }
-
     /// Notes that the log of the server was at `logged` when its clock showed `server`.
     fn note_rate(&mut self, logged: LogTime, server: ServerTime, now: Instant) {
         let into = server.0 - i64::from(logged.time) * 1_000;
@@ -151,6 +140,17 @@ fn cores(millicores: u32) -> f64 {
 }
 
 impl Session {
+    /// Notes the time in the log by which a command was done that wrote so many documents. These don't count: they are
+    /// all in the time just before it.
+    pub(super) fn note_log(&self, exchange: &Exchange, written: u64) {
+        let Table { fleet, clock, .. } = &mut *self.table();
+        if let Some((mut logged, server)) = exchange.logged_by.zip(clock.at_least(exchange.received)) {
+            let written = u32::try_from(written).unwrap_or(u32::MAX);
+            logged.increment = logged.increment.saturating_sub(written);
+            fleet.note_rate(logged, server, exchange.received);
+        }
+    }
+
     /// Decides anew whether this client's holders need a stream; counts the fleet before, if that is due.
     pub(super) fn consider_fleet(self: &Arc<Self>) {
         let must_count = {

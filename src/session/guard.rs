@@ -197,8 +197,6 @@ impl Session {
             Ok(read) => read,
             Err(error) => return Some(GuardError::Server(error)),
         };
-        // A clock that is further ahead than was known is news for all holds.
-        self.note(&exchange);
         let document = documents.get(&hold.name);
         self.compare(hold, document, exchange.sent);
         if let Some(reason) = hold.lost_reason() {

@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::{
-    Session, Table,
+    Session,
     in_flight::{DEAD_MOST, SHORTEST, TOGETHER, patience},
     line::UNANSWERED,
 };
@@ -119,7 +119,7 @@ fn is_for_all(error: &ServerError) -> bool {
 }
 
 impl Session {
-    /// Reads the documents of these names in this view, in time.
+    /// Reads the documents of these names in this view, in time, and notes the server's clock.
     pub(crate) async fn read_names(
         self: &Arc<Self>,
         view: View,
@@ -132,9 +132,9 @@ impl Session {
         };
         let read = move |store: Store, names: Vec<String>| async move { store.read(view, &names).await };
         let (documents, exchange) = self.read(cost, names.to_vec(), read).await?;
+        self.note(&exchange);
         if matches!(view, View::Newest) {
-            let Table { fleet, clock, .. } = &mut *self.table();
-            fleet.note_log(&exchange, 0, clock);
+            self.note_log(&exchange, 0);
         }
         Ok((documents, exchange))
     }

@@ -94,8 +94,7 @@ impl Session {
                     sleep(LATER_IN_THE_SECOND).await;
                 }
                 // If it fails, the next renewal asks again.
-                if let Ok((_, exchange)) = session.read_names(View::Newest, &names).await {
-                    session.note(&exchange);
+                if session.read_names(View::Newest, &names).await.is_ok() {
                     session.consider_fleet();
                 }
             });
@@ -168,7 +167,6 @@ impl Session {
         while holds.iter().any(|hold| hold.lost_reason().is_none()) {
             match self.read_names(View::Newest, &names).await {
                 Ok((documents, exchange)) => {
-                    self.note(&exchange);
                     for hold in holds {
                         self.compare(hold, documents.get(&hold.name), exchange.sent);
                     }

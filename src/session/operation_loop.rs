@@ -6,7 +6,7 @@ use std::{pin::pin, sync::Arc, time::Duration};
 use tokio::time::{Instant, timeout};
 
 use super::{
-    Session, Table,
+    Session,
     in_flight::{Limit, Slot},
 };
 use crate::{
@@ -65,9 +65,8 @@ impl Session {
             // Before the answer is acted on: its times are reckoned by this clock.
             if let Ok(answer) = &answer {
                 self.note(&answer.exchange);
-                let Table { fleet, clock, .. } = &mut *self.table();
                 // All of them are in the log just before that time.
-                fleet.note_log(&answer.exchange, all.len() as u64, clock);
+                self.note_log(&answer.exchange, all.len() as u64);
             }
             let answer = answer.map(Arc::new);
             let mut holders = None;

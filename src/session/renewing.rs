@@ -235,14 +235,11 @@ impl Session {
         if let Some(elected) = outcome.elected {
             self.signs.send_if_modified(|signs| signs.note_primary(sent, elected));
         }
-        {
-            let Table { fleet, clock, .. } = &mut *self.table();
-            let exchange = Exchange {
-                logged_by: outcome.logged_by,
-                ..exchanged(sent, None)
-            };
-            fleet.note_log(&exchange, outcome.renewed, clock);
-        }
+        let exchange = Exchange {
+            logged_by: outcome.logged_by,
+            ..exchanged(sent, None)
+        };
+        self.note_log(&exchange, outcome.renewed);
         self.consider_fleet();
         let mut asked = Vec::new();
         for (hold, deadline) in holds.iter().zip(deadlines) {
@@ -265,17 +262,8 @@ impl Session {
         // The server counts documents, not holders: with two of our holds in one document, a missing one would not
         // show.
         if outcome.renewed == documents as u64 && renewal.entries.values().all(|ids| ids.len() == 1) {
-            for some in asked.chunks(AT_A_TIME) {
-                // Under the mutex of the clock, so that a jump ahead misses none of them.
-                let clock = &self.table().clock;
-                for (hold, deadline) in some {
-                    let mut upkeep = hold.upkeep();
-                    // One that goes out by that clock is planned.
-                    if !clock.ran_ahead_since(sent) {
-                        upkeep.acknowledged(*deadline, sent);
-                    }
-                    upkeep.no_transaction_before(sent);
-                }
+            for (hold, deadline) in &asked {
+                self.acknowledged(hold, *deadline, sent);
             }
             // A renewal does not show whether others wait.
             self.verify(idle);
@@ -335,7 +323,6 @@ impl Session {
     async fn confirm_by_reading(self: &Arc<Self>, asked: &[&Arc<Hold>], sent: Instant) -> Result<u64, ServerError> {
         let names = names_of(asked.iter().copied());
         let (documents, exchange) = self.read_names(View::Newest, &names).await?;
-        self.note(&exchange);
         let mut renewed = 0;
         for hold in asked {
             let state = documents.get(&hold.name).and_then(|document| document.as_ref().ok());
@@ -353,14 +340,20 @@ impl Session {
         let Some(deadline) = deadline::of_reading(exchange, holder.until, sent, lease, &self.config) else {
             return false;
         };
+        self.acknowledged(hold, deadline, sent);
+        true
+    }
+
+    /// Notes that a write that renews a hold was sent at that time and answered: the hold lasts up to this deadline.
+    pub(super) fn acknowledged(&self, hold: &Hold, deadline: Deadline, sent: Instant) {
         // Under the mutex of the clock, so that a jump ahead does not miss it.
         let clock = &self.table().clock;
         let mut upkeep = hold.upkeep();
-        if !clock.ran_ahead_since(exchange.sent) {
+        // One that goes out by that clock is planned.
+        if !clock.ran_ahead_since(sent) {
             upkeep.acknowledged(deadline, sent);
         }
         upkeep.no_transaction_before(sent);
-        true
     }
 }
 

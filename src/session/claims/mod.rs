@@ -104,14 +104,10 @@ pub(crate) struct ClaimedDocument {
 }
 
 impl ClaimedDocument {
-    /// Returns how often the document was claimed, this time included, if its claims are counted.
-    pub(crate) fn attempt(&self) -> Option<i64> {
-        self.attempt
-    }
-
-    /// Returns the hold, now the caller's to let go of, and the user's part of the document.
-    pub(crate) fn take(mut self) -> (Option<Arc<Hold>>, Document) {
-        (self.hold.take(), std::mem::take(&mut self.document))
+    /// Returns the hold, now the caller's to let go of, the user's part of the document, and how often it was claimed, this
+    /// time included, if its claims are counted.
+    pub(crate) fn take(mut self) -> (Option<Arc<Hold>>, Document, Option<i64>) {
+        (self.hold.take(), std::mem::take(&mut self.document), self.attempt)
     }
 }
 

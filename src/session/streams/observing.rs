@@ -222,7 +222,6 @@ impl Session {
                 return Err(error);
             }
         };
-        self.note(&exchange);
         let clock = self.table().clock;
         self.tell_observers(|register| {
             register.seen_as_of(exchange.logged_by);

@@ -101,7 +101,7 @@ async fn an_eviction_that_comes_before_the_answer_of_a_claim_ends_it() {
     let mut scene = Scene::new().await;
     let broken = scene.broken().await;
     scene.session.on_event(&broken);
-    let (hold, _) = scene.answered().take();
+    let (hold, ..) = scene.answered().take();
     assert_eq!(hold.unwrap().lost_reason(), Some(LostReason::Broken));
 }
 
@@ -118,7 +118,7 @@ async fn a_foreign_write_that_comes_before_the_answer_of_a_claim_is_looked_into(
                 after: None,
             }
         });
-        let (hold, _) = scene.answered().take();
+        let (hold, ..) = scene.answered().take();
         let since = Instant::now();
         // The lock was overwritten together with the document.
         assert_eq!(hold.unwrap().lost().await, LostReason::Deleted);
@@ -129,7 +129,7 @@ async fn a_foreign_write_that_comes_before_the_answer_of_a_claim_is_looked_into(
             name: "2".into(),
             after: None,
         });
-        let (hold, _) = scene.answered().take();
+        let (hold, ..) = scene.answered().take();
         assert_eq!(hold.unwrap().lost_reason(), None);
     }
 }
