@@ -301,7 +301,7 @@ impl<T: DeserializeOwned, C> Claim<T, C> {
                     Err(error) => {
                         // It was released when it was dropped, and others are claimed.
                         if let AcquireError::Unreadable { cause, .. } = &error {
-                            session.pass_over(id, cause.clone());
+                            session.pass_over(id, cause.clone(), true);
                         }
                         unreadable = Some(error);
                     }

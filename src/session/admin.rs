@@ -20,19 +20,16 @@ pub(super) const ONCE: Duration = Duration::from_secs(5);
 impl Session {
     /// Reads the document of `name`, and the server's clock at that moment.
     pub(crate) async fn inspect(self: &Arc<Self>, name: &str) -> Result<Option<(State, Exchange)>, ServerError> {
-        let read = self.read_names(View::Newest, &[name.to_owned()]).await;
-        let (mut documents, exchange) = read?;
-        match documents.remove(name) {
-            None => Ok(None),
-            Some(Ok(state)) => Ok(Some((state, exchange))),
-            Some(Err(malformed)) => Err(ServerError::from(malformed)),
-        }
+        self.inspect_in(View::Newest, name).await
     }
 
-    /// Does the same with the state that a majority has: no fail-over undoes it, and it can be a little older.
-    pub(crate) async fn observe(self: &Arc<Self>, name: &str) -> Result<Option<(State, Exchange)>, ServerError> {
-        let names = [name.to_owned()];
-        let (mut documents, exchange) = self.read_names(View::Committed(None), &names).await?;
+    /// Does so in this view.
+    pub(crate) async fn inspect_in(
+        self: &Arc<Self>,
+        view: View,
+        name: &str,
+    ) -> Result<Option<(State, Exchange)>, ServerError> {
+        let (mut documents, exchange) = self.read_names(view, &[name.to_owned()]).await?;
         let found = documents.remove(name).transpose().map_err(ServerError::from)?;
         Ok(found.map(|state| (state, exchange)))
     }

@@ -43,16 +43,16 @@ async fn ask(session: Weak<Session>, asked: DropGuard, ended: CancellationToken)
     // As all others may wait meanwhile. It doubles when that was not enough, as where there are many locks.
     let (mut limit, mut told) = (SHORTEST, false);
     loop {
-        let asking = {
-            let Some(session) = session.upgrade() else { return };
-            let present = session.clone();
-            session.spawn_for(async move { present.store.prepare(limit).await })
-        };
-        let rest = limit * REST;
-        // After that time it runs on by itself.
-        match timeout(patience(limit), asking).await {
-            Ok(Ok(Ok(()))) | Ok(Err(_)) => return,
-            Ok(Ok(Err(error))) => {
+        let Some(present) = session.upgrade() else { return };
+        let store = present.store.clone();
+        let asking = present.in_time(patience(limit), async move { store.prepare(limit).await });
+        let (answer, rest) = (asking.await, limit * REST);
+        drop(present);
+        match answer {
+            Ok(()) => return,
+            // It runs on by itself.
+            Err(error) if error.is_unanswered() => {}
+            Err(error) => {
                 // One report is enough for an error that may pass by itself.
                 if error.is_final() || !std::mem::replace(&mut told, true) {
                     telemetry::index_missing(&error);
@@ -64,7 +64,6 @@ async fn ask(session: Weak<Session>, asked: DropGuard, ended: CancellationToken)
                     limit *= 2;
                 }
             }
-            Err(_) => {}
         }
         asked.take();
         tokio::select! {

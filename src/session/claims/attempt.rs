@@ -269,7 +269,7 @@ impl Session {
     fn outcome(self: &Arc<Self>, taken: Taken, filter: &Filter, asked: (Lease, How)) -> Result<Round, ServerError> {
         let (mut round, mut failed) = (Round::default(), taken.failed.or(taken.unsent));
         for (document, error) in taken.refused {
-            self.note_unclaimable(document, Arc::new(error.clone()), true);
+            self.pass_over(document, Arc::new(error.clone()), true);
             round.passed_over = Some(error);
         }
         for claimed in taken.claimed {
@@ -310,7 +310,7 @@ impl Session {
                 // Nobody could ever release it.
                 self.take_out_claim(name, entry, lease.length);
                 let error = ServerError::from(malformed);
-                self.note_unclaimable(id, Arc::new(error.clone()), true);
+                self.pass_over(id, Arc::new(error.clone()), true);
                 round.passed_over.get_or_insert(error);
                 return Ok(());
             }

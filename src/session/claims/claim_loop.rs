@@ -202,7 +202,7 @@ impl Session {
         };
         if news {
             // The server would not choose it, so it can be claimed as soon as it is mended.
-            self.note_unclaimable(id.clone(), why.clone(), false);
+            self.pass_over(id.clone(), why.clone(), false);
         }
         if outlook.others || !(news || fails_again) {
             return Ok(());

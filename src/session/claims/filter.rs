@@ -24,8 +24,7 @@ pub(super) const REST: u32 = 4;
 /// collection.
 const TRIED: Backoff = Backoff::between(Duration::from_millis(1), Duration::from_millis(100));
 
-/// Time for which a document that can't be claimed is passed over, and pause after a search that failed: nobody waits
-/// for either.
+/// Time for which a document that can't be claimed is passed over.
 pub(super) const SELDOM: Backoff = Backoff::between(Duration::from_secs(1), Duration::from_secs(300));
 
 /// Maximum number of filters, and of documents that can't be claimed, to remember. The `_id`s of these, of up to 8 KiB

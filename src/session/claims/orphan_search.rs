@@ -4,8 +4,8 @@
 //! documents that are wanted, as the claim did. Where claims fail because the server is slow, searches make it slower.
 //! So a session has one task that searches, which looks for all orphans of a filter at once, and rests after each
 //! search. A search that fails is made again for as long as the entry can be live: its lease is never renewed, but it
-//! can be a long one. A shutdown waits for one when the server has given up the claim. Until the first
-//! search after that, a try that finds nothing free is repeated.
+//! can be a long one. A shutdown waits for one when the server has given up the claim. Until the first search after
+//! that, a try that finds nothing free is repeated.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{
     super::{Session, hedged_read::Cost, timer_queue::AT_A_TIME},
-    filter::{Filter, REST, SELDOM},
+    filter::{Filter, REST},
 };
 use crate::{error::ServerError, store::Store, waitlist::SWEEPS};
 
@@ -88,7 +88,7 @@ impl Session {
     }
 
     async fn search_orphans(self: Arc<Self>) {
-        let (mut backoff, mut rests_until) = (SELDOM, Instant::now());
+        let mut rests_until = Instant::now();
         loop {
             let (began, is_closed) = (Instant::now(), self.is_closed());
             let Some((due_at, filter)) = next(&mut self.claims.orphans(), is_closed, began) else {
@@ -107,29 +107,24 @@ impl Session {
             let now = Instant::now();
             // One that failed may have kept the server as busy.
             rests_until = now + (now - began) * REST;
-            let pause = backoff.failed();
-            let mut is_repeated = false;
             for orphan in self.claims.orphans().iter_mut() {
                 if !orphan.is_due(&filter, began) {
                     continue;
                 }
-                // Those that were found are only about to be taken out. A shutdown waits for that by itself.
-                let is_there = found
-                    .as_ref()
-                    .map_or(true, |found| !is_closed && found.contains(&orphan.entry));
-                if is_there {
-                    (orphan.due_at, is_repeated) = (now + pause, true);
-                    orphan.searches = if is_closed { orphan.searches } else { 0 };
-                    continue;
+                match &found {
+                    // Those that were found are only about to be taken out. A shutdown waits for that by itself.
+                    Ok(found) if found.contains(&orphan.entry) && !is_closed => {
+                        (orphan.searches, orphan.due_at) = (0, now + SWEEPS[1]);
+                    }
+                    Err(_) => orphan.due_at = now + SWEEPS[1],
+                    Ok(_) => {
+                        orphan.searches += 1;
+                        match SWEEPS.get(orphan.searches) {
+                            Some(pause) => orphan.due_at = began + *pause,
+                            None => orphan.over = began,
+                        }
+                    }
                 }
-                orphan.searches += 1;
-                match SWEEPS.get(orphan.searches) {
-                    Some(pause) => orphan.due_at = began + *pause,
-                    None => orphan.over = began,
-                }
-            }
-            if !is_repeated {
-                backoff = SELDOM;
             }
         }
         // A shutdown waits for searches too.
@@ -279,7 +274,7 @@ mod tests {
         let lock = session.inspect(&name).await.unwrap().unwrap().0;
         assert!(lock.holders.is_empty(), "{lock:?}");
         assert!(session.may_have_orphans_in(&filter), "it was only found");
-        sleep(SELDOM.after(1).pause()).await;
+        sleep(SWEEPS[1]).await;
         assert!(!session.may_have_orphans_in(&filter));
     }
 

@@ -88,13 +88,9 @@ impl SkipList {
 }
 
 impl Session {
-    /// Leaves a document out of the coming claims for a while, as it can't be read as the requested type.
-    pub(crate) fn pass_over(&self, id: Bson, why: Why) {
-        self.note_unclaimable(id, why, true);
-    }
-
-    /// Notes a document that can't be claimed; `is_chosen`: the server would choose it, and is told to leave it out.
-    pub(super) fn note_unclaimable(&self, id: Bson, why: Why, is_chosen: bool) {
+    /// Leaves a document that can't be claimed out of the coming claims for a while; `is_chosen`: the server would choose
+    /// it, and is told to leave it out.
+    pub(crate) fn pass_over(&self, id: Bson, why: Why, is_chosen: bool) {
         let name = name::of_id(&id);
         let shown = shown(&name).to_string();
         if self

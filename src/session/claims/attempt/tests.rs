@@ -290,7 +290,9 @@ async fn documents_whose_long_ids_begin_alike_are_passed_over_each_by_itself() {
     let scene = Scene::new().await;
     let ids = ["a", "b"].map(|end| Bson::from(format!("{}{end}", "x".repeat(300))));
     for id in &ids {
-        scene.session.pass_over(id.clone(), Arc::new(ServerError::overdue()));
+        scene
+            .session
+            .pass_over(id.clone(), Arc::new(ServerError::overdue()), true);
     }
     assert_eq!(scene.session.claims.skip_list().ids(Instant::now()).len(), ids.len());
 }
