@@ -150,18 +150,6 @@ impl<W: World> LockClientBuilder<W> {
     /// [`wake_mode`](LockClient::wake_mode) tells which. By reads, `lost()` is late by the pause between two of them for
     /// each thousand locks that the client holds; they are less often where the budget asks for it. Locks in documents
     /// count as one client.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use watchlock::{operate::HoldWatch, testing::InMemory};
-    ///
-    /// // The streams of all holders together may cost the server a quarter of a core.
-    /// let watch = HoldWatch::Budget { millicores: 250 };
-    /// let locks = InMemory::new().builder().hold_watch(watch).build().await?;
-    /// # Ok(()) }
-    /// ```
     pub fn hold_watch(mut self, watch: HoldWatch) -> Self {
         self.settings.hold_watch = watch;
         self
@@ -221,22 +209,6 @@ impl<W: World> LockClientBuilder<W> {
     /// The setting applies to locks that are [handed on locally](Self::hand_on_locally), except those of readers, and
     /// requires that switch and a change stream: without a stream no lock stays. A lock for which this client had to
     /// wait for another client does not stay, nor does that of a [job](crate::locks::Once).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use std::time::Duration;
-    ///
-    /// let locks = watchlock::testing::InMemory::new().builder().keep_idle(Duration::from_secs(10)).build().await?;
-    /// let first = locks.mutex("account-7").acquire().await?;
-    /// let token = first.token();
-    /// first.release().await?;
-    /// // This acquire sends no command.
-    /// let second = locks.mutex("account-7").acquire().await?;
-    /// assert!(second.token() > token);
-    /// # Ok(()) }
-    /// ```
     pub fn keep_idle(mut self, keep: Duration) -> Self {
         self.settings.keep_idle = Some(keep);
         self
@@ -298,23 +270,6 @@ impl<W: World> LockClientBuilder<W> {
     /// and a metric](crate::observability) report it once. The lock stays held; to lose it instead, set
     /// [`lose_after`](Self::lose_after). The limit applies to claimed documents and [jobs](crate::locks::Once), but not
     /// to leaderships.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use std::time::Duration;
-    /// use watchlock::{LockStatus, LostReason, testing::InMemory};
-    ///
-    /// let minute = Duration::from_secs(60);
-    /// let locks = InMemory::new().builder().warn_after(5 * minute).lose_after(30 * minute).build().await?;
-    /// let handle = locks.mutex("report").acquire().await?;
-    /// tokio::time::sleep(6 * minute).await;
-    /// assert_eq!(handle.status(), LockStatus::HeldTooLong);
-    /// assert_eq!(handle.lost().await, LostReason::HeldTooLong);
-    /// # Ok(()) }
-    /// ```
     pub fn warn_after(mut self, limit: Duration) -> Self {
         self.settings.limits.report = Some(limit);
         self

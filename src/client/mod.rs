@@ -189,16 +189,6 @@ impl LockClient {
     }
 
     /// Returns the same client for threads: see [`sync`](crate::sync).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let locks = watchlock::LockClient::in_memory().blocking();
-    /// let handle = locks.mutex("invoice-42").acquire().run()?;
-    /// handle.release()?;
-    /// # Ok(()) }
-    /// ```
     #[cfg(feature = "sync")]
     #[cfg_attr(docsrs, doc(cfg(feature = "sync")))]
     pub fn blocking(&self) -> LockClient<Blocking> {
@@ -292,17 +282,6 @@ impl<W: World> LockClient<W> {
     /// Returns the name of this machine, as [`HolderInfo::host`](crate::operate::HolderInfo::host) and
     /// [`WaiterInfo::host`](crate::operate::WaiterInfo::host) show it for this client: together with the process id, by
     /// which a program recognizes itself.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let handle = locks.mutex("invoice-42").acquire().await?;
-    /// let lock = locks.inspect("invoice-42").await?.expect("it is held");
-    /// assert_eq!((&lock.holders[0].host[..], lock.holders[0].pid), (locks.host(), std::process::id()));
-    /// # Ok(()) }
-    /// ```
     pub fn host(&self) -> &str {
         self.session.config.host()
     }

@@ -581,15 +581,6 @@ impl<K, W: World> ItemLocks<K, W> {
 
     /// Returns how waiters and claims are woken at present; see [`LockClient::wake_mode`]. If the client has as many
     /// change streams open as it may have, those of this collection poll.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use mongodb::bson::Document;
-    /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
-    /// assert_eq!(orders.wake_mode(), watchlock::operate::WakeMode::ChangeStream);
-    /// ```
     pub fn wake_mode(&self) -> WakeMode {
         // Nobody is ever woken under a field that is refused.
         self.session()

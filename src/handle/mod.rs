@@ -596,19 +596,6 @@ impl<T: Target, W: World> View<T, W> {
     ///
     /// It can be lost a moment later. So use [`lost`](Self::lost) beside the work, and a [fence](Self::fence) where a
     /// late write would do harm.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let handle = locks.mutex("invoice-42").acquire().await?;
-    /// let view = handle.view();
-    /// assert!(view.is_held());
-    /// handle.release().await?;
-    /// assert!(!view.is_held());
-    /// # Ok(()) }
-    /// ```
     pub fn is_held(&self) -> bool {
         self.lost_reason().is_none()
     }
