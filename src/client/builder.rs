@@ -54,10 +54,6 @@ impl LockClientBuilder {
         }
     }
 
-    pub(crate) fn in_memory(memory: Arc<MemoryStore>) -> Self {
-        Self::new(Home::Memory(memory))
-    }
-
     /// Returns the same builder for threads: it builds a client of the blocking API.
     #[cfg(feature = "sync")]
     #[cfg_attr(docsrs, doc(cfg(feature = "sync")))]
@@ -202,8 +198,8 @@ impl<W: World> LockClientBuilder<W> {
     /// reader, with another lease), after 64 tasks, and with a [shutdown](LockClient::shutdown). **Shut the client down
     /// at the end of the program**: one that ends without leaves its idle locks taken for the rest of their lease.
     ///
-    /// A [try](crate::locks::Mutex::try_acquire) of another client finds an idle lock taken, so don't use it for locks that
-    /// several clients try. [`inspect`](LockClient::inspect) and the command line show it as
+    /// A [try](crate::locks::Mutex::try_acquire) of another client finds an idle lock taken, so don't use it for locks
+    /// that several clients try. [`inspect`](LockClient::inspect) and the command line show it as
     /// [idle](crate::operate::HolderInfo::idle). [Guarantees](crate::guarantees#an-idle-lock) has the rest.
     ///
     /// The setting applies to locks that are [handed on locally](Self::hand_on_locally), except those of readers, and
@@ -224,17 +220,17 @@ impl<W: World> LockClientBuilder<W> {
     /// Sets a name that this process keeps across restarts, of 1 to 1,024 bytes: with it, the process takes its own
     /// locks back at once.
     ///
-    /// Its acquire (or try) of a lock evicts every hold and every wait of earlier clients with the id, and gets the lock, in
-    /// one write and under a new token, before the waiters behind. On a semaphore all permits of the earlier clients
-    /// become free. A [claim](crate::documents::DocumentLocks::claim) takes only free documents.
+    /// Its acquire (or try) of a lock evicts every hold and every wait of earlier clients with the id, and gets the
+    /// lock, in one write and under a new token, before the waiters behind. On a semaphore all permits of the earlier
+    /// clients become free. A [claim](crate::documents::DocumentLocks::claim) takes only free documents.
     ///
     /// # One client at a time
     ///
     /// **Two clients that run at the same time must not have the same owner id: the one built later takes the locks of
     /// the earlier one away whenever it acquires them.** The earlier one finds out through
-    /// [`LostReason::Adopted`](crate::LostReason::Adopted); until the news arrives both believe that they hold the lock,
-    /// as after a [`break_lock`](LockClient::break_lock). So derive the id from something unique to the instance, not from
-    /// the service: `billing-3` of a stateful set, but not a host name if several instances run on a host.
+    /// [`LostReason::Adopted`](crate::LostReason::Adopted); until the news arrives both believe that they hold the
+    /// lock, as after a [`break_lock`](LockClient::break_lock). So derive the id from something unique to the instance,
+    /// not from the service: `billing-3` of a stateful set, but not a host name if several instances run on a host.
     ///
     /// The server's clock at the time each client was built decides which one is later; the server's log does, if the
     /// clock is behind it after a fail-over. A standalone and a sharded cluster don't show a log: if their clock was

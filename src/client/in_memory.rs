@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use crate::{
-    client::{LockClient, LockClientBuilder},
+    client::{
+        LockClient,
+        builder::{Home, LockClientBuilder},
+    },
     error::InvalidInput,
     machine::settings,
     store::MemoryStore,
@@ -95,17 +98,8 @@ impl InMemory {
     }
 
     /// Returns a builder of a client with other settings. Settings that concern a server have no effect.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let lease = std::time::Duration::from_secs(5);
-    /// let locks = watchlock::testing::InMemory::new().builder().lease(lease).build().await?;
-    /// # Ok(()) }
-    /// ```
     pub fn builder(&self) -> LockClientBuilder {
-        LockClientBuilder::in_memory(self.store.clone())
+        LockClientBuilder::new(Home::Memory(self.store.clone()))
     }
 
     /// Begins an outage, or ends it: while there is one, every command of every client fails at once, as if no server

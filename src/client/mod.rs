@@ -77,9 +77,10 @@ use builder::{Home, LockClientBuilder};
 ///
 /// # How long a call may take
 ///
-/// An acquire without a [`timeout`](crate::Acquire::timeout) waits through any outage. Every other call fails if it gets
-/// no answer: [Operating](crate::guide::operating#how-long-a-call-may-take) has a table of them. You can wrap all calls
-/// in `tokio::time::timeout`: each command runs in its own task, so no command of the driver is abandoned half-way.
+/// An acquire without a [`timeout`](crate::Acquire::timeout) waits through any outage. Every other call fails if it
+/// gets no answer: [Operating](crate::guide::operating#how-long-a-call-may-take) has a table of them. You can wrap all
+/// calls in `tokio::time::timeout`: each command runs in its own task, so no command of the driver is abandoned
+/// half-way.
 #[doc(alias("LockProvider", "RedissonClient", "Session"))]
 #[derive(Clone)]
 pub struct LockClient<W: World = Async> {

@@ -24,8 +24,8 @@ pub(crate) fn check_encodable(update: &UpdateModifications) -> Result<(), Invali
     }
 }
 
-/// Returns the operators or stages of an update, each with the paths that it writes, among them those to which it renames.
-/// `None`: it is no operator, or a stage that may write anywhere.
+/// Returns the operators or stages of an update, each with the paths that it writes, among them those to which it
+/// renames. `None`: it is no operator, or a stage that may write anywhere.
 pub(crate) fn written(update: &UpdateModifications) -> Vec<(&str, Option<Vec<&str>>)> {
     match update {
         UpdateModifications::Document(operators) => operators
@@ -92,8 +92,8 @@ pub(crate) fn check_update(update: &UpdateModifications, place: &LockLayout) -> 
             let shown = shown_in_a_line(field);
             if !is_pipeline && field.split('.').any(|name| name == "$") {
                 return Err(refused(format!(
-                    "the `$` in `{shown}` would point to the holder's entry in the lock; name the element in a pipeline, \
-                     or by `$[identifier]` with the array filters of `fence().update_one(..)`"
+                    "the `$` in `{shown}` would point to the holder's entry in the lock; name the element in a \
+                     pipeline, or by `$[identifier]` with the array filters of `fence().update_one(..)`"
                 )));
             }
             if locks.iter().any(|lock| overlap(field, lock)) {

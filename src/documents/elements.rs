@@ -96,8 +96,8 @@ impl<T, W: World> DocumentLocks<T, W> {
         }
     }
 
-    /// Returns the `_id` and the key of a name under which the lock of an element is listed, watched or reported; `None`
-    /// if the text is not such a name.
+    /// Returns the `_id` and the key of a name under which the lock of an element is listed, watched or reported;
+    /// `None` if the text is not such a name.
     ///
     /// The server treats the values as the same, though their types may differ: a whole number has 64 bits.
     ///

@@ -216,13 +216,13 @@ impl<K: Item, W: World> Held<K, W> {
 
     /// Updates the document or element if this handle still locks it, and returns it as it is then.
     ///
-    /// - For a document, `update` is a document of update operators or an aggregation pipeline; it must leave the lock's
-    ///   field alone, and the fields of the other locks that this client has in the same documents
-    ///   ([`DocumentLocks::field`](crate::documents::DocumentLocks::field)). The positional `$` is refused, as it stands
-    ///   for a place found by the filter, which is the library's; `$[]` and pipelines work.
+    /// - For a document, `update` is a document of update operators or an aggregation pipeline; it must leave the
+    ///   lock's field alone, and the fields of the other locks that this client has in the same documents
+    ///   ([`DocumentLocks::field`](crate::documents::DocumentLocks::field)). The positional `$` is refused, as it
+    ///   stands for a place found by the filter, which is the library's; `$[]` and pipelines work.
     /// - For an element, it is a document of update operators whose paths lead from the element: `{ "$set": { "picked":
-    ///   true } }`. It must leave the fields of the key alone. Pipelines and `$rename` are refused, and so are paths with
-    ///   `$`.
+    ///   true } }`. It must leave the fields of the key alone. Pipelines and `$rename` are refused, and so are paths
+    ///   with `$`.
     ///
     /// # Errors
     ///

@@ -81,8 +81,8 @@ pub struct ItemLocks<K, W: World = Async> {
 ///
 /// - One valid [handle](crate::Held) for a document at a time, with the guarantees of every [`Held`](crate::Held):
 ///   renewal, [`lost`](crate::View::lost), fencing tokens. The lock of a holder that died is free after its lease.
-/// - [`acquire`](ItemLocks::acquire) is first come, first served. [`claim`](ItemLocks::claim) takes documents that nobody
-///   holds and nobody waits for.
+/// - [`acquire`](ItemLocks::acquire) is first come, first served. [`claim`](ItemLocks::claim) takes documents that
+///   nobody holds and nobody waits for.
 /// - `update` and `delete` of the handle are done while the lock is held or not at all.
 /// - No other field than that of the lock is ever touched.
 ///
@@ -327,11 +327,11 @@ impl<K: Item, W: World> ItemLocks<K, W> {
     ///
     /// # Errors
     ///
-    /// Those of an [`Acquire`], and [`AcquireError::NoDocument`](crate::errors::AcquireError::NoDocument) if there is no such document, or it was
-    /// deleted in the meantime. For an element,
-    /// [`AcquireError::NoElement`](crate::errors::AcquireError::NoElement) if there is no such element or document: then
-    /// nothing is written; and [`AcquireError::AmbiguousElement`](crate::errors::AcquireError::AmbiguousElement) if
-    /// several elements have the key: the lock is released.
+    /// Those of an [`Acquire`], and [`AcquireError::NoDocument`](crate::errors::AcquireError::NoDocument) if there is
+    /// no such document, or it was deleted in the meantime. For an element,
+    /// [`AcquireError::NoElement`](crate::errors::AcquireError::NoElement) if there is no such element or document:
+    /// then nothing is written; and [`AcquireError::AmbiguousElement`](crate::errors::AcquireError::AmbiguousElement)
+    /// if several elements have the key: the lock is released.
     ///
     /// # Examples
     ///
@@ -373,8 +373,8 @@ impl<K: Item, W: World> ItemLocks<K, W> {
 }
 
 impl<K, W: World> ItemLocks<K, W> {
-    /// Returns the holders and waiters of the lock of the document with this `_id`, or of the element in it; `None` if it
-    /// was never locked, or there is no such document. The lock of an element that nobody used for long is gone too.
+    /// Returns the holders and waiters of the lock of the document with this `_id`, or of the element in it; `None` if
+    /// it was never locked, or there is no such document. The lock of an element that nobody used for long is gone too.
     ///
     /// Errors and cancel safety are those of [`LockClient::inspect`]; the `_id`, the field, the array and the key have
     /// bounds.
@@ -404,18 +404,18 @@ impl<K, W: World> ItemLocks<K, W> {
         })
     }
 
-    /// Lists the locks in the documents, or those of all elements of the array, whatever their keys, sorted by name. Set
-    /// conditions on the returned action, and await it.
+    /// Lists the locks in the documents, or those of all elements of the array, whatever their keys, sorted by name.
+    /// Set conditions on the returned action, and await it.
     ///
     /// An item is listed as soon as it has been locked once, as a free lock stays in its document, that of an element
     /// until nobody has used it for long; restrict the list to [held](List::held) locks, or to a [prefix](List::prefix)
-    /// of the `_id`s. [`id_of`](DocumentLocks::id_of) and [`element_of`](DocumentLocks::element_of) read the names in the
-    /// list. Unless a prefix is given, the server reads the whole collection.
+    /// of the `_id`s. [`id_of`](DocumentLocks::id_of) and [`element_of`](DocumentLocks::element_of) read the names in
+    /// the list. Unless a prefix is given, the server reads the whole collection.
     ///
     /// # Errors
     ///
-    /// If the prefix or the place of the locks is out of bounds, the server can't be reached or does not get through the collection
-    /// within 30 s, or it refuses. [`OperateError::TooMany`] if more than 100,000 locks match.
+    /// If the prefix or the place of the locks is out of bounds, the server can't be reached or does not get through
+    /// the collection within 30 s, or it refuses. [`OperateError::TooMany`] if more than 100,000 locks match.
     ///
     /// # Cancel safety
     ///
@@ -497,9 +497,9 @@ impl<K, W: World> ItemLocks<K, W> {
         Events::new(self.session().map(|session| (session.clone(), Scope::All)))
     }
 
-    /// Returns the name under which the document with this `_id`, or the element in it, is listed, watched and reported;
-    /// the reverse of [`id_of`](DocumentLocks::id_of) and [`element_of`](DocumentLocks::element_of). Values that the
-    /// server treats as the same have the same name.
+    /// Returns the name under which the document with this `_id`, or the element in it, is listed, watched and
+    /// reported; the reverse of [`id_of`](DocumentLocks::id_of) and [`element_of`](DocumentLocks::element_of). Values
+    /// that the server treats as the same have the same name.
     ///
     /// # Examples
     ///
@@ -517,8 +517,9 @@ impl<K, W: World> ItemLocks<K, W> {
         self.name(&id.into())
     }
 
-    /// Takes the lock of the document with this `_id`, or of the element in it, away from its holder, and hands it to the
-    /// next in the queue. Returns the state of the lock afterwards; `None` where [`inspect`](Self::inspect) returns it.
+    /// Takes the lock of the document with this `_id`, or of the element in it, away from its holder, and hands it to
+    /// the next in the queue. Returns the state of the lock afterwards; `None` where [`inspect`](Self::inspect) returns
+    /// it.
     ///
     /// The holder sees [`LostReason::Broken`](crate::LostReason::Broken) at once.
     ///
@@ -547,12 +548,14 @@ impl<K, W: World> ItemLocks<K, W> {
         })
     }
 
-    /// Takes the lock away as [`break_lock`](Self::break_lock) does, but only from the holder whose grant has this token.
-    /// Returns the state of the lock afterwards; `None` if nobody holds it under this token, and then nothing was changed.
+    /// Takes the lock away as [`break_lock`](Self::break_lock) does, but only from the holder whose grant has this
+    /// token. Returns the state of the lock afterwards; `None` if nobody holds it under this token, and then nothing
+    /// was changed.
     ///
     /// [`HolderInfo::token`](crate::operate::HolderInfo::token) has the token.
     ///
-    /// Errors and cancel safety are those of [`LockClient::break_holder`], with the bounds of [`inspect`](Self::inspect).
+    /// Errors and cancel safety are those of [`LockClient::break_holder`], with the bounds of
+    /// [`inspect`](Self::inspect).
     ///
     /// # Examples
     ///

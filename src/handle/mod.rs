@@ -255,8 +255,8 @@ impl<T: Target, W: World> Held<T, W> {
         let worst = released.into_iter().min_by_key(|part| match part {
             Ok(Released::WasLost) => 0,
             Err(_) => 1,
-            // Another task of this client that re-entered a part still holds it, and a caller that needs everything free
-            // learns of it.
+            // Another task of this client that re-entered a part still holds it, and a caller that needs everything
+            // free learns of it.
             Ok(Released::StillHeld) => 2,
             Ok(_) => 3,
         });

@@ -406,8 +406,9 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// All handles to a hold have the same token and are lost together. The lock is released with the last of them, in
     /// any order. The first reason that was given stays, and so do the first terms.
     ///
-    /// **Any task** of this client that asks re-entrantly gets in next to the task that holds the lock, even while others
-    /// wait for it: exclusion is then among clients. To exclude tasks from one another, give each its own client.
+    /// **Any task** of this client that asks re-entrantly gets in next to the task that holds the lock, even while
+    /// others wait for it: exclusion is then among clients. To exclude tasks from one another, give each its own
+    /// client.
     ///
     /// Only holds of the same kind are shared: a reader of a readers-writer lock gets in next to a reader, even though
     /// a writer waits, and a writer next to a writer. An upgradeable reader gets in next to one that has become a writer

@@ -161,9 +161,9 @@ impl<W: World> MultiLock<W> {
     ///
     /// # Errors
     ///
-    /// Those of an [`Acquire`]. No names, more than 128, and a name given twice, in whatever ways, are invalid; nothing is
-    /// sent then. After any error nothing is held: parts already acquired are released in the background.
-    /// So are they, and the queue position, if the future is dropped.
+    /// Those of an [`Acquire`]. No names, more than 128, and a name given twice, in whatever ways, are invalid; nothing
+    /// is sent then. After any error nothing is held: parts already acquired are released in the background. So are
+    /// they, and the queue position, if the future is dropped.
     ///
     /// # Examples
     ///

@@ -78,8 +78,8 @@ impl<W: World> Mutex<W> {
     /// at once share requests: a hundred that find the lock taken cost two commands.
     ///
     /// It fails if the server has not answered for ten seconds, or for its [`timeout`](Acquire::timeout). With
-    /// [`or_held`](Acquire::or_held) the error of a lock that is not free names the holder. Errors and cancel safety are
-    /// those of an [`Acquire`].
+    /// [`or_held`](Acquire::or_held) the error of a lock that is not free names the holder. Errors and cancel safety
+    /// are those of an [`Acquire`].
     ///
     /// # Examples
     ///

@@ -299,8 +299,8 @@ impl<W: World> Held<UpgradeableRead, W> {
 
     /// Makes it a plain reader, without letting go: from now on another client can be the upgradeable reader.
     ///
-    /// Errors and cancel safety are those of a [writer's](Held::downgrade). [`RenewError::Invalid`] comes also while the
-    /// reader is, or waits to become, a writer.
+    /// Errors and cancel safety are those of a [writer's](Held::downgrade). [`RenewError::Invalid`] comes also while
+    /// the reader is, or waits to become, a writer.
     ///
     /// # Examples
     ///

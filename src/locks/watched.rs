@@ -1,5 +1,5 @@
-//! A lock whose document is watched, and not only asked for: the common part of the latch and the barrier. Each of their
-//! places takes one permit.
+//! A lock whose document is watched, and not only asked for: the common part of the latch and the barrier. Each of
+//! their places takes one permit.
 
 use std::{sync::Arc, time::Duration};
 

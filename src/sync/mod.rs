@@ -30,9 +30,9 @@
 //!
 //! # Connecting
 //!
-//! A [`LockClient`] is made from an async one, or from its builder, by `blocking()`. That takes the driver's
-//! `mongodb::Database`, as a `mongodb::sync::Database` gives no access to the connections beneath it. The other
-//! direction works: make one async client, and derive the synchronous one from it.
+//! A [`LockClient`](crate::LockClient) is made from an async one, or from its builder, by `blocking()`. That takes the
+//! driver's `mongodb::Database`, as a `mongodb::sync::Database` gives no access to the connections beneath it. The
+//! other direction works: make one async client, and derive the synchronous one from it.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -100,9 +100,9 @@
 //! # In the background
 //!
 //! Two threads of the library's own runtime renew held locks, wake waiters, and carry out dropped releases, regardless
-//! of the program's threads. The first call starts them, and they end with the process: call [`LockClient::shutdown`]
-//! before that, or do the work in a [`scope`](crate::LockClientBuilder::scope), which does so after an error or a panic
-//! too.
+//! of the program's threads. The first call starts them, and they end with the process: call
+//! [`LockClient::shutdown`](crate::LockClient::shutdown) before that, or do the work in a
+//! [`scope`](crate::LockClientBuilder::scope), which does so after an error or a panic too.
 //!
 //! A forked process has none of these threads, and does not own the locks of its parent: every client and handle of the
 //! parent reports that at once ([`LostReason::Forked`](crate::LostReason::Forked)). The driver has its own threads,
