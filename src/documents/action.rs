@@ -36,11 +36,30 @@ use crate::{
     world::{Sealed, World},
 };
 
+impl<T: DeserializeOwned + Send + Sync + 'static> Ask for handle::Document<T> {
+    async fn ask(
+        request: Self::Request,
+        options: Options,
+        patience: waitlist::Patience,
+    ) -> Result<Got<Self>, AcquireError> {
+        acquire_and_read(request, options, patience).await
+    }
+}
+
+impl<E: DeserializeOwned + Send + Sync + 'static> Ask for handle::Element<E> {
+    async fn ask(
+        request: Self::Request,
+        options: Options,
+        patience: waitlist::Patience,
+    ) -> Result<Got<Self>, AcquireError> {
+        acquire_and_read(request, options, patience).await
+    }
+}
+
 /// Acquires a lock in a document, and reads what was locked in the rest of the timeout, or of the time of a try: on an
 /// error of the reading the lock is released again. A timeout of zero asks once, and takes as long as that takes.
-pub(super) async fn acquire_and_read<K: Item<Value: DeserializeOwned>>(
-    locks: &ItemLocks<K>,
-    id: Bson,
+async fn acquire_and_read<K: Item<Value: DeserializeOwned>>(
+    (locks, id): (ItemLocks<K>, Bson),
     options: Options,
     patience: waitlist::Patience,
 ) -> Result<Got<K>, AcquireError> {

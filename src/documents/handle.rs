@@ -5,21 +5,16 @@ use std::{future::Future, marker::PhantomData};
 use mongodb::{bson::Bson, options::UpdateModifications};
 use serde::de::DeserializeOwned;
 
-use super::{ItemLocks, action::acquire_and_read, check, elements::ElementPlace};
+use super::{ItemLocks, check, elements::ElementPlace};
 use crate::{
-    error::{AcquireError, DocumentError, InvalidInput, ReleaseError},
+    error::{DocumentError, InvalidInput, ReleaseError},
     handle::{
         Held,
         count::One,
         owned::OwnedHold,
         target::{AnyLock, CanFix, CanLimit, HasHolder, IsKnown, IsOne, Target},
     },
-    locks::{
-        acquire::{Ask, Got},
-        options::Options,
-    },
     store::read_as,
-    waitlist::Patience,
     world::{Sealed, World},
 };
 
@@ -59,16 +54,6 @@ macro_rules! items {
 
         impl<V> Item for $item<V> {
             type Value = V;
-        }
-
-        impl<V: DeserializeOwned + Send + Sync + 'static> Ask for $item<V> {
-            async fn ask(
-                (locks, id): Self::Request,
-                options: Options,
-                patience: Patience,
-            ) -> Result<Got<Self>, AcquireError> {
-                acquire_and_read(&locks, id, options, patience).await
-            }
         }
 
         impl<V> IsOne for $item<V> {}
