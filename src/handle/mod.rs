@@ -19,7 +19,6 @@ use futures::{
     future::{BoxFuture, join_all},
     stream::FuturesUnordered,
 };
-use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -31,7 +30,6 @@ use crate::{
     },
     session::hold::Hold,
     status::{LockStatus, Lost, LostReason},
-    store::detached,
     token::FencingToken,
     world::{Async, World},
 };
@@ -403,7 +401,6 @@ pub struct View<T: Target = AnyLock, W: World = Async> {
 struct Others {
     /// Sorted by name.
     parts: Vec<SeenHold>,
-    runtime: Handle,
     /// The first observed loss stays, as with a single lock.
     lost: OnceLock<Lost>,
     ended: OnceLock<CancellationToken>,
@@ -413,7 +410,6 @@ impl Others {
     fn new(parts: &[OwnedHold]) -> Self {
         Self {
             parts: parts.iter().map(OwnedHold::seen).collect(),
-            runtime: Handle::current(),
             lost: OnceLock::new(),
             ended: OnceLock::new(),
         }
@@ -626,15 +622,17 @@ impl<T: Target, W: World> View<T, W> {
         let Some(others) = &self.others else {
             return self.seen.lost_token();
         };
-        if self.lost_reason() == Some(LostReason::Forked) {
+        // Without a session nobody watches the parts any more.
+        let session = self.seen.session.upgrade();
+        let Some(session) = session.filter(|_| self.lost_reason() != Some(LostReason::Forked)) else {
             return cancelled();
-        }
+        };
         let ended = others.ended.get_or_init(|| {
             let ended = CancellationToken::new();
             let view = View::<AnyLock>::new(self.seen.clone(), self.others.clone());
             let guard = ended.clone().drop_guard();
             // The task ends with the hold. It is dropped with the runtime, and the guard with it.
-            drop(detached(&others.runtime, async move {
+            drop(session.spawn_for(async move {
                 view.ended().await;
                 drop(guard);
             }));
