@@ -141,37 +141,3 @@ pub(crate) fn packages() -> BTreeMap<String, String> {
     }
     found
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sources_with_changes_say_so() {
-        let sources = Sources {
-            commit: String::from("0123456789abcdef"),
-            changed: true,
-            compiler: String::from("rustc 1.89.0"),
-        };
-        assert_eq!(sources.to_string(), "commit 0123456789ab with changes, rustc 1.89.0");
-        assert_eq!(Sources::default().to_string(), "an unknown commit");
-    }
-
-    #[test]
-    fn every_peer_is_in_the_lock_file() {
-        let packages = super::packages();
-        for peer in crate::peers::PEERS {
-            assert!(packages.contains_key(peer.package), "{}", peer.package);
-        }
-    }
-
-    #[test]
-    fn processors_are_in_use_while_they_neither_rest_nor_wait_for_a_disk() {
-        let before = times("cpu  100 0 50 800 40 0 10 0 7 7\ncpu0 1 2 3 4 5 6 7 8 9 10\n");
-        assert_eq!(before, (840, 1_000));
-        let after = times("cpu  160 10 60 880 60 0 20 10 7 7\n");
-        assert!((part_in_use(before, after) - 0.5).abs() < 1e-9);
-        assert!(part_in_use(before, before) < 1e-9);
-        assert_eq!(times(""), (0, 0));
-    }
-}

@@ -18,7 +18,8 @@ use std::{
     process::ExitCode,
 };
 
-use arguments::{Run, Task};
+use arguments::{Arguments, Run, Task};
+use clap::Parser as _;
 use client::Result;
 use report::{Results, table};
 
@@ -49,20 +50,18 @@ fn main() -> ExitCode {
 }
 
 async fn perform() -> Result<()> {
-    match arguments::read(std::env::args().skip(1))? {
-        Task::Run(run) => {
+    let mut arguments = Arguments::parse();
+    match arguments.task.take() {
+        None => {
+            let run = arguments.run()?;
             let results = run::run(&run).await?;
             write(&results, &folder(&run))
         }
-        Task::Render { results } => {
+        Some(Task::Render { results }) => {
             let folder = results.parent().unwrap_or(Path::new("")).to_owned();
             write(&Results::read(&results)?, &folder)
         }
-        Task::Hold { peer, address, prefix } => workloads::crash::hold(peer, &address, &prefix).await,
-        Task::Help => {
-            print!("{}", arguments::USAGE);
-            Ok(())
-        }
+        Some(Task::Hold { peer, address, prefix }) => workloads::crash::hold(peer, &address, &prefix).await,
     }
 }
 

@@ -512,18 +512,3 @@ impl Engines {
         self.running.values()
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn counters_are_read_from_what_servers_say() {
-        let metrics = "# HELP grpc\nsent_bytes_total 1.5e+03\nreceived{a=\"1\"} 2\nreceived{a=\"2\"} 3\n";
-        assert_eq!(sum_of(metrics, "received{"), 5);
-        assert_eq!(sum_of(metrics, "sent_bytes_total "), 1_500);
-        assert_eq!(sum_of(metrics, "nothing"), 0);
-        assert_eq!(number_after("a:1\r\nb:23\r\n", "b:").ok(), Some(23));
-        assert!(number_after("a:1", "b:").is_err());
-    }
-}

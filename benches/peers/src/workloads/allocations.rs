@@ -58,32 +58,3 @@ fn each(change: &Stats, cycles: usize) -> (f64, f64) {
         each(change.bytes_allocated),
     )
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn allocations_are_counted_for_each_cycle() {
-        let change = Stats {
-            allocations: 300,
-            reallocations: 100,
-            bytes_allocated: 4_000,
-            ..Stats::default()
-        };
-        assert_eq!(each(&change, 200), (2.0, 20.0));
-    }
-
-    #[test]
-    fn the_allocator_of_this_program_counts() {
-        let region = Region::new(COUNTED);
-        let memory: Vec<Vec<u8>> = (0..100).map(|_| Vec::with_capacity(1_000)).collect();
-        let change = region.change();
-        drop(memory);
-        // Other tests allocate meanwhile.
-        assert!(
-            change.allocations >= 100 && change.bytes_allocated >= 100_000,
-            "{change:?}"
-        );
-    }
-}

@@ -47,15 +47,3 @@ fn rate(before: Option<u64>, after: Option<u64>, without: u64, seconds: f64) -> 
     let growth = after?.saturating_sub(before?).saturating_sub(without);
     Some(growth as f64 / seconds)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::rate;
-
-    #[test]
-    fn a_rate_leaves_out_the_question_itself() {
-        assert_eq!(rate(Some(100), Some(500), 200, 2.0), Some(100.0));
-        assert_eq!(rate(Some(100), Some(150), 200, 2.0), Some(0.0));
-        assert_eq!(rate(None, Some(150), 0, 2.0), None);
-    }
-}

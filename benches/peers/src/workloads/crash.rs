@@ -125,16 +125,3 @@ pub(crate) async fn hold(peer: &Peer, address: &str, prefix: &str) -> Result<()>
     client.close().await;
     Ok(())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_take_over_before_the_end_is_less_than_nothing() {
-        let now = Instant::now();
-        let later = now + Duration::from_millis(5_003);
-        assert!((beyond(later, now, LEASE) - 3.0).abs() < 1e-6);
-        assert!((beyond(now, later, Duration::ZERO) + 5_003.0).abs() < 1e-6);
-    }
-}

@@ -108,36 +108,3 @@ async fn listen(
     taken??;
     Ok(signalled.map_or(Heard::Never, Heard::After))
 }
-
-#[cfg(test)]
-mod tests {
-    use std::future::{pending, ready};
-
-    use super::*;
-
-    const SHORT: Duration = Duration::from_millis(200);
-
-    fn taking() -> Option<BoxFuture<'static, Result<()>>> {
-        Some(Box::pin(ready(Ok(()))))
-    }
-
-    #[tokio::test]
-    async fn a_signal_is_early_late_or_missing() {
-        let heard = listen(Box::pin(ready(())), taking(), SHORT).await.expect("it is early");
-        assert_eq!(heard, Heard::Early);
-        let signal = Box::pin(time::sleep(Duration::from_millis(5)));
-        let heard = listen(signal, taking(), PATIENCE).await.expect("it comes");
-        assert!(matches!(heard, Heard::After(_)));
-        let heard = listen(Box::pin(pending()), taking(), SHORT)
-            .await
-            .expect("it never comes");
-        assert_eq!(heard, Heard::Never);
-    }
-
-    #[tokio::test]
-    async fn a_lock_that_was_not_taken_away_measures_nothing() {
-        let refused: BoxFuture<'static, Result<()>> = Box::pin(ready(Err("no such lock".into())));
-        assert!(listen(Box::pin(pending()), Some(refused), SHORT).await.is_err());
-        assert!(listen(Box::pin(pending()), None, SHORT).await.is_err());
-    }
-}
