@@ -1,7 +1,7 @@
 //! The end of the program: its exit codes, and its messages when it fails.
 
 use std::{
-    fmt::Display,
+    fmt::{Display, Write as _},
     io::{self, ErrorKind},
     process::ExitCode,
 };
@@ -10,7 +10,7 @@ use mongodb::error::Error as DriverError;
 use rustix::process::Signal;
 use watchlock::errors::{AcquireError, BuildError, OperateError, ServerError, ServerErrorKind};
 
-use crate::{json, messages};
+use crate::{json, messages, text::wrapped};
 
 /// The command line, or a value in it, is wrong. The numbers are those of sysexits.h, as small numbers belong to the
 /// command that is run.
@@ -122,9 +122,6 @@ const CODES: [(&str, &[&str], &str); 22] = [
     ),
 ];
 
-/// Width of the help where the terminal is no wider, as it is by default.
-const HELP_WIDTH: usize = 78;
-
 /// Returns the exit codes of a command for people, at the end of its help and of its manual page; without a command,
 /// those of all.
 pub(crate) fn table(command: Option<&str>) -> String {
@@ -137,17 +134,8 @@ pub(crate) fn table(command: Option<&str>) -> String {
             None if !of.is_empty() && of.len() < OF_ONE.len() => format!("{}: ", of.join(", ")),
             _ => String::new(),
         };
-        let mut line = format!("{code:>6} ");
-        for word in format!("{which}{meaning}").split(' ') {
-            if line.len() + 1 + word.len() > HELP_WIDTH {
-                table += &line;
-                line = format!("\n{:6} ", "");
-            }
-            line.push(' ');
-            line += word;
-        }
-        table += &line;
-        table.push('\n');
+        // Writing to a String can't fail.
+        let _ = writeln!(table, "{code:>6}  {}", wrapped(&format!("{which}{meaning}"), 8));
     }
     if command.is_none_or(|command| RUNNING.contains(&command)) {
         table += "\nOtherwise run and elect exit with the command's code.";
@@ -343,7 +331,7 @@ mod tests {
     fn each_command_lists_its_own_codes_in_lines_that_fit() {
         for command in [None, Some("run"), Some("show"), Some("man")] {
             let table = table(command);
-            assert!(table.lines().all(|line| line.len() <= HELP_WIDTH), "{table}");
+            assert!(table.lines().all(|line| line.len() <= 79), "{table}");
         }
         let (run, show) = (table(Some("run")), table(Some("show")));
         assert!(

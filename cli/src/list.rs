@@ -134,18 +134,7 @@ fn formatted(found: &[LockInfo], within: Option<usize>) -> String {
 fn rows(lock: &LockInfo, digits: Digits) -> Vec<[Cell; 8]> {
     let now = lock.as_of;
     let row = |holder: Option<&HolderInfo>| {
-        let [by, held, left, token, why] = holder.map_or_else(
-            || ["-"; 5].map(Cell::from),
-            |holder| {
-                [
-                    who(holder).into(),
-                    span(holder.since, now),
-                    left(holder, now),
-                    digits.cell(holder.token),
-                    why(holder).into(),
-                ]
-            },
-        );
+        let [by, held, left, token, why] = cells(holder, digits, now);
         let (name, kind) = (text::plain(&lock.name), lock.kind.to_string());
         let waiting = waiting(lock, now);
         [name.into(), kind.into(), by, held, left, token, waiting.into(), why]
@@ -156,8 +145,22 @@ fn rows(lock: &LockInfo, digits: Digits) -> Vec<[Cell; 8]> {
     }
 }
 
+/// Returns the cells of a holder, or of nobody: who it is, since when, the time left of the lease, token and reason.
+pub(crate) fn cells(holder: Option<&HolderInfo>, digits: Digits, now: SystemTime) -> [Cell; 5] {
+    let Some(holder) = holder else {
+        return ["-"; 5].map(Cell::from);
+    };
+    [
+        who(holder).into(),
+        span(holder.since, now),
+        left(holder, now),
+        digits.cell(holder.token),
+        why(holder).into(),
+    ]
+}
+
 /// Returns how much of the lease is left, and whether nobody seems to renew it; nothing for a dead holder.
-pub(crate) fn left(holder: &HolderInfo, now: SystemTime) -> Cell {
+fn left(holder: &HolderInfo, now: SystemTime) -> Cell {
     if holder.until <= now {
         return "over".into();
     }

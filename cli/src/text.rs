@@ -140,6 +140,40 @@ pub(crate) fn cut(text: &str, columns: usize) -> String {
     text.to_owned()
 }
 
+/// Width of a line where the terminal is no wider, as it is by default.
+const WIDTH: usize = 79;
+
+/// Longest word that is left whole, as a part of a command is.
+const WORD_MOST: usize = 150;
+
+/// Breaks a text into lines that begin at a column, between its words.
+pub(crate) fn wrapped(text: &str, column: usize) -> String {
+    let room = WIDTH.saturating_sub(column);
+    let (mut lines, mut line, mut taken) = (Vec::new(), String::new(), 0);
+    for word in text.split(' ') {
+        let mut length = word.chars().count();
+        let mut word = word;
+        if taken > 0 && taken + 1 + length > room {
+            lines.push(std::mem::take(&mut line));
+            taken = 0;
+        }
+        while length > WORD_MOST {
+            let (at, _) = word.char_indices().nth(WORD_MOST).unwrap_or_default();
+            let (part, rest) = word.split_at(at);
+            lines.push(part.to_owned());
+            (word, length) = (rest, length - WORD_MOST);
+        }
+        if taken > 0 {
+            line.push(' ');
+            taken += 1;
+        }
+        line.push_str(word);
+        taken += length;
+    }
+    lines.push(line);
+    lines.join(&format!("\n{:column$}", ""))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -207,6 +241,24 @@ mod tests {
         assert_eq!(
             plain("\u{9b}31m \u{202e}abc שלום 👩\u{200d}💻"),
             "\\u{9b}31m \\u{202e}abc שלום 👩\u{200d}💻"
+        );
+    }
+
+    #[test]
+    fn lines_are_broken_between_words_and_no_line_is_long() {
+        let lines = |text: &str| -> Vec<usize> { wrapped(text, 20).lines().map(|line| line.chars().count()).collect() };
+        assert_eq!(wrapped("a b", 20), "a b");
+        assert_eq!(lines(&"word ".repeat(24)), [59, 79, 20]);
+        // A command is copied, so its words stay whole; a name that somebody else chose may be of any length.
+        let command = "x".repeat(100);
+        assert_eq!(
+            wrapped(&format!("run {command} now"), 2),
+            format!("run\n  {command}\n  now")
+        );
+        assert!(
+            lines(&"\u{e4}".repeat(10_000))
+                .iter()
+                .all(|length| *length <= 20 + WORD_MOST)
         );
     }
 }

@@ -19,8 +19,8 @@ use super::{
 };
 use crate::{
     events::{Seen, lines},
-    holder::{is_at_risk, short, who, why},
-    list::{NAME, WHY, left, span},
+    holder::{is_at_risk, short},
+    list::{NAME, WHY, cells, span},
     show::in_full,
     table::{self, Column, Digits, Layout as Columns},
     text::{plain, span_of},
@@ -144,16 +144,9 @@ impl View {
         let lock = &self.locks[at];
         let (name, kind) = (plain(&lock.name), lock.kind.to_string());
         match part {
-            Part::Free => (row([name, kind], ["-"; 5].map(table::Cell::from)), Style::new()),
+            Part::Free => (row([name, kind], cells(None, digits, now)), Style::new()),
             Part::Holder(holder) => {
                 let holder = &lock.holders[holder];
-                let cells = [
-                    who(holder).into(),
-                    span(holder.since, now),
-                    left(holder, now),
-                    digits.cell(holder.token),
-                    why(holder).into(),
-                ];
                 let style = if holder.until <= now {
                     Style::new().red()
                 } else if is_at_risk(holder, now) {
@@ -161,7 +154,7 @@ impl View {
                 } else {
                     Style::new()
                 };
-                (row([name, kind], cells), style)
+                (row([name, kind], cells(Some(holder), digits, now)), style)
             }
             Part::Waiter(waiter) => {
                 let (position, waiter) = (waiter + 1, &lock.waiters[waiter]);
