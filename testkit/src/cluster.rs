@@ -532,12 +532,6 @@ impl Cluster {
         Proxy::before(self.addr(i))
     }
 
-    /// Returns the last `lines` lines of the log of node `i`.
-    #[must_use]
-    pub fn log_tail(&self, i: usize, lines: usize) -> String {
-        self.nodes[i].log_tail(lines)
-    }
-
     /// Makes a replica set of the nodes.
     async fn initiate(&self, election_timeout: Option<Duration>) -> Result<(), Error> {
         let members: Vec<Bson> = (0..self.len())
@@ -660,21 +654,5 @@ impl Cluster {
         }))
         .await;
         answers.into_iter().flatten().max().map(|(_, i)| i)
-    }
-}
-
-/// Returns the connection string of the deployment for an example: the one that `MONGODB_URI` names, or else a new
-/// replica set of `nodes` nodes, which the caller keeps as long as it is needed.
-///
-/// # Errors
-///
-/// As for [`ClusterBuilder::start`].
-pub async fn uri_or_replica_set(nodes: usize) -> Result<(String, Option<Cluster>), Error> {
-    match std::env::var("MONGODB_URI") {
-        Ok(uri) if !uri.is_empty() => Ok((uri, None)),
-        _ => {
-            let cluster = Cluster::replica_set(nodes).await?;
-            Ok((cluster.uri(), Some(cluster)))
-        }
     }
 }

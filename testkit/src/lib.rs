@@ -37,7 +37,7 @@ mod node;
 mod origin;
 mod proxy;
 
-pub use cluster::{Cluster, ClusterBuilder, uri_or_replica_set};
+pub use cluster::{Cluster, ClusterBuilder};
 pub use error::Error;
 pub use failpoint::FailPoint;
 pub use flow::Flow;

@@ -262,7 +262,7 @@ impl Node {
     }
 
     /// Returns the last lines of the log.
-    pub(crate) fn log_tail(&self, lines: usize) -> String {
+    fn log_tail(&self, lines: usize) -> String {
         let log = self.read_log(0);
         let all: Vec<&str> = log.lines().collect();
         all[all.len().saturating_sub(lines)..].join("\n")

@@ -5,10 +5,11 @@
 use std::{
     fs, io,
     path::Path,
-    process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
+
+use rustix::process::{Pid, Signal, kill_process};
 
 /// Stops the process with `SIGSTOP`. It keeps its memory, its sockets and its locks, and does nothing until [`thaw`].
 ///
@@ -18,7 +19,7 @@ use std::{
 ///
 /// There is no such process, or it belongs to another user.
 pub fn freeze(pid: u32) -> io::Result<()> {
-    send("STOP", pid)?;
+    send(Signal::STOP, pid)?;
     // The signal is only queued when `kill` returns; a thread may run on for a moment.
     let deadline = Instant::now() + Duration::from_secs(5);
     while !stopped(pid) {
@@ -39,7 +40,7 @@ pub fn freeze(pid: u32) -> io::Result<()> {
 ///
 /// There is no such process, or it belongs to another user.
 pub fn thaw(pid: u32) -> io::Result<()> {
-    send("CONT", pid)
+    send(Signal::CONT, pid)
 }
 
 /// Kills the process with `SIGKILL`, frozen or not. Its parent has still to wait for it.
@@ -48,7 +49,7 @@ pub fn thaw(pid: u32) -> io::Result<()> {
 ///
 /// There is no such process, or it belongs to another user.
 pub fn kill(pid: u32) -> io::Result<()> {
-    send("KILL", pid)
+    send(Signal::KILL, pid)
 }
 
 /// Asks the process to end, with `SIGTERM`.
@@ -57,23 +58,13 @@ pub fn kill(pid: u32) -> io::Result<()> {
 ///
 /// There is no such process, or it belongs to another user.
 pub fn terminate(pid: u32) -> io::Result<()> {
-    send("TERM", pid)
+    send(Signal::TERM, pid)
 }
 
-/// Sends a signal through the shell's own `kill`, which is there even where `/bin/kill` is not.
-fn send(signal: &str, pid: u32) -> io::Result<()> {
-    let output = Command::new("sh")
-        .args(["-c", r#"kill -s "$1" "$2""#, "sh", signal])
-        .arg(pid.to_string())
-        .stdin(Stdio::null())
-        .output()?;
-    if output.status.success() {
-        return Ok(());
-    }
-    Err(io::Error::other(format!(
-        "SIG{signal} could not be sent to process {pid}: {}",
-        String::from_utf8_lossy(&output.stderr).trim()
-    )))
+fn send(signal: Signal, pid: u32) -> io::Result<()> {
+    let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let process = process.ok_or_else(|| io::Error::other(format!("{pid} is no process")))?;
+    Ok(kill_process(process, signal)?)
 }
 
 /// Whether every thread of the process is stopped (or gone); also `true` where there is no `/proc` to ask.

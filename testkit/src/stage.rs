@@ -16,7 +16,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{shared::unique_name, signal, uri_or_replica_set};
+use crate::{Cluster, shared::unique_name, signal};
 
 /// An error for the people who watch; nothing looks at its kind.
 pub type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
@@ -65,7 +65,13 @@ pub async fn play(
         // A thread may still wait for standard input.
         std::process::exit(0);
     }
-    let (uri, _cluster) = uri_or_replica_set(1).await?;
+    let (uri, _cluster) = match env::var("MONGODB_URI") {
+        Ok(uri) if !uri.is_empty() => (uri, None),
+        _ => {
+            let cluster = Cluster::replica_set(1).await?;
+            (cluster.uri(), Some(cluster))
+        }
+    };
     // Another machine may play the same example on the same server.
     let moment = SystemTime::UNIX_EPOCH.elapsed()?.as_millis();
     let database = format!("{}_{moment:x}", unique_name(&format!("watchlock_{example}")));
