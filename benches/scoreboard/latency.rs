@@ -120,19 +120,6 @@ impl Trio {
         Ok(acquired.at - called)
     }
 
-    /// Measures a mutex.
-    async fn handoff(self, rounds: usize) -> Result<Compared> {
-        let name = "handed over";
-        let (held, wanted) = (self.holder.locks.mutex(name), self.waiter.locks.mutex(name));
-        let one = async |_| {
-            self.hand_over(name, held.acquire(), wanted.acquire(), Duration::ZERO)
-                .await
-        };
-        let compared = self.compare(rounds, one).await?;
-        self.shutdown().await;
-        Ok(compared)
-    }
-
     /// Compares rounds of a hand-over, each beside a raw hop the same way.
     async fn compare(
         &self,
@@ -159,17 +146,16 @@ impl Trio {
 
 /// Measures from the call of `release` until `acquire` has returned in another client that stands in the queue.
 pub(crate) async fn handoff(cluster: &Cluster, rounds: usize) -> Result<Compared> {
-    Trio::of(cluster).await?.handoff(rounds).await
-}
-
-/// Measures the same where secondaries serve the waiter's stream; the raw hop's is the primary's.
-pub(crate) async fn handoff_by_secondaries(cluster: &Cluster, rounds: usize) -> Result<Compared> {
-    let waiter = Peer::streaming_from_secondaries(cluster).await?;
-    let trio = Trio {
-        waiter,
-        ..Trio::of(cluster).await?
+    let trio = Trio::of(cluster).await?;
+    let name = "handed over";
+    let (held, wanted) = (trio.holder.locks.mutex(name), trio.waiter.locks.mutex(name));
+    let one = async |_| {
+        trio.hand_over(name, held.acquire(), wanted.acquire(), Duration::ZERO)
+            .await
     };
-    trio.handoff(rounds).await
+    let compared = trio.compare(rounds, one).await?;
+    trio.shutdown().await;
+    Ok(compared)
 }
 
 /// Measures the same of a readers-writer lock: from a writer to a reader, and from a reader to a writer, in turns.

@@ -45,11 +45,6 @@ pub(crate) async fn many_clients(cluster: &Cluster, count: usize) -> Result<Vec<
     Ok(peers.into_iter().map(|peer| peer.locks).collect())
 }
 
-/// Makes one lock client, for many tasks to use.
-pub(crate) async fn many_tasks(cluster: &Cluster, count: usize) -> Result<Vec<LockClient>> {
-    Ok(vec![Peer::new(cluster).await?.locks; count])
-}
-
 /// Counts the commands of fifty tasks of five clients that wait for a lock that a sixth holds.
 pub(crate) async fn idle(cluster: &Cluster) -> Result<(Commands, Duration)> {
     let observer = Observer::new(cluster).await?;

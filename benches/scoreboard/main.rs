@@ -190,11 +190,9 @@ async fn three_nodes(board: &mut Board) -> Result<()> {
     board.compare(board::UNCONTENDED_RS3, &uncontended, "findOneAndUpdate + deleteOne");
     let handoff = latency::handoff(&cluster, ROUNDS_RS3).await?;
     board.compare(board::HANDOFF_RS3, &handoff, "hop");
-    let by_secondaries = latency::handoff_by_secondaries(&cluster, ROUNDS_RS3).await?;
 
     board.note("raw hop, three nodes", &handoff.raw);
     board.note("hand-over, three nodes", &handoff.lock);
-    board.note("hand-over by a secondary's stream, three nodes", &by_secondaries.lock);
     board.note("raw findOneAndUpdate + deleteOne, three nodes", &uncontended.raw);
     board.note("acquire + release, three nodes", &uncontended.lock);
     Ok(())
@@ -253,8 +251,8 @@ async fn contention(board: &mut Board) -> Result<()> {
 
 async fn inside(board: &mut Board) -> Result<()> {
     let cluster = start(Cluster::replica_set(1), "50 tasks of one client in contention").await?;
-    let clients = load::many_tasks(&cluster, 50).await?;
-    let local = throughput::contended(&cluster, clients).await?;
+    let one = load::many_clients(&cluster, 1).await?;
+    let local = throughput::contended(&cluster, vec![one[0].clone(); 50]).await?;
     board.enter(board::COMMANDS_LOCAL, local.commands_each(), local.to_string());
     board.remark(format!("50 tasks of one client: {:.0} locks/s", local.per_second()));
     let from = String::from("(the same run: from grant to grant)");

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use mongodb::{
     Client, Collection,
     bson::Document,
-    options::{CollectionOptions, ReadPreference, WriteConcern},
+    options::{CollectionOptions, WriteConcern},
 };
 use tokio::{
     task::JoinHandle,
@@ -39,15 +39,6 @@ impl Peer {
     /// Makes one with which released locks stay.
     pub(crate) async fn keeping_idle(cluster: &Cluster, keep: Duration) -> Result<Self> {
         Self::of(cluster.client().await?, |builder| builder.keep_idle(keep)).await
-    }
-
-    /// Makes one whose streams are served by the secondaries.
-    pub(crate) async fn streaming_from_secondaries(cluster: &Cluster) -> Result<Self> {
-        let secondary = ReadPreference::Secondary { options: None };
-        Self::of(cluster.client().await?, |builder| {
-            builder.stream_read_preference(secondary)
-        })
-        .await
     }
 
     async fn of(driver: Client, set: impl FnOnce(LockClientBuilder) -> LockClientBuilder) -> Result<Self> {
