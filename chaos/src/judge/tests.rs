@@ -105,6 +105,12 @@ impl Told {
         self
     }
 
+    fn have_room(&mut self, capacity: impl Into<i64>) {
+        let capacity = capacity.into();
+        let states = self.versions.iter_mut().filter_map(|version| version.state.as_mut());
+        states.for_each(|state| state.capacity = capacity);
+    }
+
     fn history(&self) -> History {
         let mut history = History {
             journal: self.journal.clone(),
@@ -263,18 +269,7 @@ fn a_foreign_hand_voids_what_it_strikes_and_nothing_else() {
         told.notes(0, Note::Clock { ahead: 0 });
         told.asks("a", 1, 10, MUTEX()).gets("a", 1, 12, 101, 1_900);
         told.stands(11, 101, &[("a#1", 101, 2_011)], &[]);
-        let (kind, text, takes) = ("k".to_owned(), "t".to_owned(), vec!["lock".to_owned()]);
-        told.notes(
-            30,
-            Note::Began {
-                fault: 1,
-                kind,
-                text,
-                takes,
-                reach: Reach::Everything,
-            },
-        )
-        .notes(40, Note::Over { fault: 1 });
+        told.suffers("k", &["lock"], Reach::Everything, 30, 40);
         if struck {
             told.versions.push(Version {
                 name: "lock".to_owned(),
@@ -817,9 +812,7 @@ fn readers_that_share_an_entry_beside_others() {
         told.stands(21, 228, &[("a#1", 101, 1_011), ("b#1", 165, 1_021)], &[]);
         told.stands(51, 228, &[("b#1", 165, 1_021)], &[]);
         told.stands(52, 228, &[], &[]);
-        for version in &mut told.versions {
-            version.state.as_mut().unwrap().capacity = i64::from(Share::reader().capacity);
-        }
+        told.have_room(Share::reader().capacity);
         told.breaches()
     };
     assert_eq!(play(Share::reader(), 102, 103), []);
@@ -928,9 +921,7 @@ fn an_upgrade_goes_before_others_and_is_alone() {
         told.stands(16, 102, &[reader, ("b#1", 102, 4_000)], &[("a#2", 4_000)]);
         told.stands(41, 103, &[reader, ("a#3", 103, 4_000)], &[("a#2", 4_000)]);
         told.stands(71, 104, &[("a#2", 104, 4_000)], &[]);
-        for version in &mut told.versions {
-            version.state.as_mut().unwrap().capacity = 9;
-        }
+        told.have_room(9);
         told.breaches()
     };
     let upgrade = || Some(Upon::Reader("a#1".to_owned()));
@@ -954,9 +945,7 @@ fn an_upgrade_goes_before_others_and_is_alone() {
     told.stands(11, 101, &[reader], &[]);
     told.stands(15, 102, &[reader, beside], &[]);
     told.stands(31, 103, &[reader, beside, ("a#2", 103, 1_031)], &[]);
-    for version in &mut told.versions {
-        version.state.as_mut().unwrap().capacity = 9;
-    }
+    told.have_room(9);
     assert_eq!(told.breaches(), [Promise::Exclusion]);
 }
 
