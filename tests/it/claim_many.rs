@@ -5,26 +5,13 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use futures::future::join_all;
-use mongodb::{
-    Client, Collection, Database,
-    bson::{Bson, Document, RawDocumentBuf, doc},
-    event::{EventHandler, command::CommandEvent},
-    options::ClientOptions,
-};
 use serde::Deserialize;
-use watchlock::{
-    Held, Released,
-    documents::{self, DocumentLocks},
-    errors::AcquireError,
-};
+use watchlock::documents;
+
+use crate::{documents::Scene, setup::*};
+
 #[cfg(feature = "sync")]
 use watchlock::{LockClient, testing::MemoryCollection};
-
-use crate::{
-    documents::Scene,
-    setup::{Ground, PATIENCE, SOON, eventually, faulty, spawn, within},
-};
 
 type Claimed = Vec<Held<documents::Document<Document>>>;
 
@@ -34,7 +21,7 @@ fn ids(claimed: &Claimed) -> Vec<i32> {
 
 async fn insert(scene: &Scene, count: i32) {
     for id in 0..count {
-        scene.events.insert(doc! { "_id": id, "n": 1 }).await;
+        scene.insert(doc! { "_id": id, "n": 1 }).await;
     }
 }
 
@@ -100,10 +87,7 @@ async fn a_claim_of_many_waits_for_one_document_and_takes_all_that_are_free_then
         assert_eq!(held.len(), 4);
         let waiting = spawn(b.claim_many(doc! { "n": 1 }, 64));
         let refused = b.claim_many(doc! { "n": 1 }, 64).timeout(SOON / 4).await.unwrap_err();
-        assert!(matches!(
-            refused,
-            AcquireError::Timeout { .. } | AcquireError::Unanswered { .. }
-        ));
+        assert_is!(refused, AcquireError::Timeout { .. } | AcquireError::Unanswered { .. });
         for one in held {
             one.release().await.unwrap();
         }
@@ -112,6 +96,7 @@ async fn a_claim_of_many_waits_for_one_document_and_takes_all_that_are_free_then
     }
 }
 
+/// One half of them each document by itself.
 #[tokio::test(flavor = "multi_thread")]
 async fn fifty_workers_claim_each_document_once() {
     const DOCUMENTS: i32 = 120;
@@ -119,9 +104,14 @@ async fn fifty_workers_claim_each_document_once() {
         insert(&scene, DOCUMENTS).await;
         let (a, b) = scene.locks();
         let (at_work, done) = (Mutex::new(BTreeSet::new()), Mutex::new(Vec::new()));
-        let worker = async |locks: &DocumentLocks<Document>| {
-            let to_do = doc! { "done": { "$exists": false } };
-            while let Some(batch) = locks.try_claim_many(to_do.clone(), 5).await.unwrap() {
+        let worker = async |number: usize| {
+            let locks = if number % 2 == 0 { &a } else { &b };
+            let to_do = || doc! { "done": { "$exists": false } };
+            let claim = async || match number % 4 {
+                0 | 1 => locks.try_claim_many(to_do(), 5).await.unwrap(),
+                _ => locks.try_claim(to_do()).await.unwrap().map(|held| vec![held]),
+            };
+            while let Some(batch) = claim().await {
                 let ids = ids(&batch);
                 for id in &ids {
                     assert!(at_work.lock().unwrap().insert(*id), "{id} is at work twice");
@@ -137,8 +127,7 @@ async fn fifty_workers_claim_each_document_once() {
             let never_claimed = doc! { "watchlock": { "$exists": false } };
             assert_eq!(scene.events.find(never_claimed).await.len(), 0);
         };
-        let workers = (0..50).map(|number| worker(if number % 2 == 0 { &a } else { &b }));
-        within(PATIENCE * 2, "the work", join_all(workers)).await;
+        within(PATIENCE * 2, "the work", join_all((0..50).map(worker))).await;
         let mut done = done.into_inner().unwrap();
         done.sort_unstable();
         assert_eq!(done, (0..DOCUMENTS).collect::<Vec<_>>());
@@ -183,11 +172,9 @@ async fn a_refused_document_costs_its_batch_one_round() {
     for ground in Ground::both("claim_many_refused").await {
         let (driver, sent) = ground.noting_driver().await;
         let scene = Scene::on(ground.clone()).await;
-        let locks = scene
-            .a
-            .documents(driver.database(&ground.database).collection("events"));
+        let locks = scene.a.documents(ground.of(&driver, "events"));
         for id in 0..8 {
-            scene.events.insert(doc! { "_id": id, "n": 1, "ok": id != 3 }).await;
+            scene.insert(doc! { "_id": id, "n": 1, "ok": id != 3 }).await;
         }
         let validator = doc! { "collMod": "events", "validator": { "ok": true } };
         driver.database(&ground.database).run_command(validator).await.unwrap();
@@ -205,23 +192,13 @@ async fn a_refused_document_costs_its_batch_one_round() {
     }
 }
 
-/// The `?` of the document stands for a byte that no text has.
-async fn insert_bad(database: &Database, document: Document) {
-    let mut bytes = Vec::new();
-    let insert = doc! { "insert": "events", "documents": [document] };
-    insert.to_writer(&mut bytes).unwrap();
-    let at = bytes.iter().position(|byte| *byte == b'?').unwrap();
-    bytes[at] = 0xff;
-    let inserted = database.run_raw_command(RawDocumentBuf::from_bytes(bytes).unwrap());
-    assert_eq!(inserted.await.unwrap().get_i32("n").ok(), Some(1));
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_document_that_cannot_be_read_holds_up_no_others() {
     for bad in [doc! { "_id": "?", "n": 1 }, doc! { "_id": -1, "n": 1, "text": "?" }] {
         let ground = Ground::replica_set("claim_many_unreadable").await;
         let scene = Scene::on(ground.clone()).await;
-        insert_bad(&ground.driver().await.database(&ground.database), bad).await;
+        let bad = doc! { "insert": "events", "documents": [bad] };
+        run_with_bad_text(&ground.driver().await.database(&ground.database), bad).await;
         insert(&scene, 4).await;
         // It is not told by an error while others can be claimed.
         let claimed = within(PATIENCE, "the others", scene.locks().0.claim_many(doc! { "n": 1 }, 8));
@@ -246,12 +223,9 @@ async fn a_claim_of_many_passes_over_what_cannot_be_claimed() {
             } else {
                 Bson::from(id)
             };
-            scene.events.insert(doc! { "_id": id, "size": size }).await;
+            scene.insert(doc! { "_id": id, "size": size }).await;
         }
-        scene
-            .events
-            .insert(doc! { "_id": 6, "size": 6, "watchlock": "mine" })
-            .await;
+        scene.insert(doc! { "_id": 6, "size": 6, "watchlock": "mine" }).await;
         let claimed = locks.claim_many(doc! {}, 16).sort(doc! { "_id": 1 }).await.unwrap();
         let sizes: Vec<i32> = claimed.iter().map(|held| held.document().size).collect();
         assert_eq!(sizes, [1, 3, 5]);
@@ -262,7 +236,6 @@ async fn a_claim_of_many_passes_over_what_cannot_be_claimed() {
     }
 }
 
-/// Some conditions are for finds alone.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_are_claimed_by_conditions_that_only_finds_have() {
     let ground = Ground::replica_set("claim_many_near").await;
@@ -272,7 +245,7 @@ async fn many_are_claimed_by_conditions_that_only_finds_have() {
     events.create_index(index).await.unwrap();
     let point = doc! { "type": "Point", "coordinates": [1.0, 1.0] };
     for id in 0..3 {
-        scene.events.insert(doc! { "_id": id, "n": 1, "at": &point }).await;
+        scene.insert(doc! { "_id": id, "n": 1, "at": &point }).await;
     }
     let near = doc! { "at": { "$near": { "$geometry": &point, "$maxDistance": 10 } } };
     for condition in [doc! { "$where": "this.n == 1" }, near] {
@@ -282,32 +255,26 @@ async fn many_are_claimed_by_conditions_that_only_finds_have() {
     }
 }
 
-/// The write is done, and its answer does not say so: whatever was claimed is found and taken out.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_of_many_whose_answer_is_lost_is_taken_back() {
     let (cluster, _turn) = faulty().await;
     // A refusal says nothing of the statement before it.
     for (command, code) in [("update", 64), ("find", 202), ("find", 1)] {
         let ground = Ground::on(cluster, "claim_many_lost").by_name();
-        let name = ground.database.clone();
-        let scene = Scene::on(ground).await;
+        let scene = Scene::on(ground.clone()).await;
         insert(&scene, 4).await;
         let (a, b) = scene.locks();
         drop(claim(&a, 1).await.unwrap());
         eventually(SOON * 5, "it is free", async || are_held(&scene).await == 0).await;
-        let fault = match command {
-            "update" => doc! { "writeConcernError": { "code": code, "errmsg": "timed out" } },
-            _ => doc! { "errorCode": code },
-        };
-        let mut data = doc! { "failCommands": [command], "appName": &name };
-        data.extend(fault);
         // The candidates are found first, and the documents are read last.
-        let mode = if command == "update" {
-            doc! { "times": 1 }
-        } else {
-            doc! { "skip": 1 }
+        let (mode, fault) = match command {
+            "update" => (
+                times(1),
+                doc! { "writeConcernError": { "code": code, "errmsg": "timed out" } },
+            ),
+            _ => (doc! { "skip": 1 }, doc! { "errorCode": code }),
         };
-        let fault = cluster.fail_commands(0, mode, data).await.unwrap();
+        let fault = ground.fail(cluster, mode, &[command], fault).await;
         let claimed = claim(&a, 4).await;
         match command {
             // What holds them is found out in time.
@@ -327,8 +294,7 @@ async fn a_claim_of_many_whose_answer_is_lost_is_taken_back() {
 
 /// The documents by a client of the driver that notes how long a reading of some by their `_id`s may take.
 async fn noting_readings(ground: &Ground, limits: Arc<Mutex<Vec<i32>>>) -> Collection<Document> {
-    let mut options = ClientOptions::parse(ground.uri()).await.unwrap();
-    options.command_event_handler = Some(EventHandler::callback(move |event| {
+    let hear = move |event| {
         if let CommandEvent::Started(started) = event
             && started.command_name == "find"
             && started
@@ -341,12 +307,11 @@ async fn noting_readings(ground: &Ground, limits: Arc<Mutex<Vec<i32>>>) -> Colle
                 .unwrap()
                 .push(started.command.get_i32("maxTimeMS").unwrap());
         }
-    }));
-    let driver = Client::with_options(options).unwrap();
-    driver.database(&ground.database).collection("events")
+    };
+    let driver = ground.overheard_driver(hear).await;
+    ground.of(&driver, "events")
 }
 
-/// A document that a transaction has written holds up its batch for as long as the server may take, and no more.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_blocked_document_costs_its_batch_one_round() {
     let ground = Ground::replica_set("claim_many_blocked").await;
@@ -356,11 +321,8 @@ async fn a_blocked_document_costs_its_batch_one_round() {
     let a = scene.a.documents(noting_readings(&ground, limits.clone()).await);
     drop(claim(&a, 1).await.unwrap());
     eventually(SOON * 5, "it is free", async || are_held(&scene).await == 0).await;
-    let events = driver.database(&ground.database).collection::<Document>("events");
-    let mut session = driver.start_session().await.unwrap();
-    session.start_transaction().await.unwrap();
-    let write = events.update_one(doc! { "_id": 3 }, doc! { "$set": { "x": 1 } });
-    write.session(&mut session).await.unwrap();
+    let events = ground.of(&driver, "events");
+    let mut session = writing(&driver, &events, 3).await;
     let claimed = within(
         PATIENCE,
         "a part of them",
@@ -403,9 +365,7 @@ async fn a_counted_claim_of_many_whose_answer_is_lost_has_used_one_attempt() {
             let (a, _) = scene.locks();
             assert!(claim_counted(&a, most).await.unwrap().is_none());
             insert(&scene, 4).await;
-            let mut data = doc! { "failCommands": ["update"], "appName": &ground.database };
-            data.extend(fault.clone());
-            let failing = cluster.fail_commands(0, doc! { "times": 1 }, data).await.unwrap();
+            let failing = ground.fail(cluster, times(1), &["update"], fault.clone()).await;
             let claimed = claim_counted(&a, most).await.unwrap();
             let held = are_held(&scene).await;
             failing.off().await.unwrap();
@@ -426,9 +386,8 @@ async fn counted_claims_that_a_transaction_holds_up_have_used_no_attempt() {
     let (scene, driver) = (Scene::on(ground.clone()).await, ground.driver().await);
     insert(&scene, 6).await;
     let (a, _) = scene.locks();
-    let events = driver.database(&ground.database).collection::<Document>("events");
-    let mut session = driver.start_session().await.unwrap();
-    session.start_transaction().await.unwrap();
+    let events = ground.of(&driver, "events");
+    let mut session = transaction(&driver).await;
     let written = doc! { "_id": { "$in": [2, 4] } };
     let write = events.update_many(written, doc! { "$set": { "x": 1 } });
     write.session(&mut session).await.unwrap();
@@ -511,18 +470,36 @@ async fn counted_tries_of_many_are_true_while_the_primary_steps_down() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn claims_of_many_that_are_dropped_leave_nothing_behind() {
+async fn claims_of_one_and_of_many_that_are_dropped_leave_nothing_behind() {
     for scene in Scene::everywhere("claim_many_drop").await {
         insert(&scene, 9).await;
         let (a, b) = scene.locks();
         for micros in (0..60).map(|step| step * 150) {
-            let claiming = a.claim_many(doc! {}, 5);
-            let _ = tokio::time::timeout(std::time::Duration::from_micros(micros), claiming).await;
+            // Given up somewhere on their way.
+            let limit = Duration::from_micros(micros);
+            let _ = tokio::time::timeout(limit, a.claim(doc! {})).await;
+            let _ = tokio::time::timeout(limit, a.claim_many(doc! {}, 5)).await;
         }
         eventually(SOON * 3, "all are free", async || are_held(&scene).await == 0).await;
-        assert!(!b.claim_many(doc! {}, 9).await.unwrap().is_empty());
+        let mut held = Vec::new();
+        while held.len() < 9 {
+            // A claim that the server carried out only now has one for a moment more.
+            held.extend(
+                within(SOON * 3, "free documents", b.claim_many(doc! {}, 9))
+                    .await
+                    .unwrap(),
+            );
+        }
+        // One that waits, and is given up.
+        let waiting = a.claim(doc! {}).timeout(Duration::from_millis(40)).await;
+        assert_is!(
+            waiting,
+            Err(AcquireError::Timeout { .. } | AcquireError::Unanswered { .. })
+        );
+        drop(held);
         scene.a.shutdown().await;
-        assert!(matches!(claim(&a, 5).await, Err(AcquireError::Closed)));
+        assert_is!(a.try_claim(doc! {}).await, Err(AcquireError::Closed));
+        assert_is!(claim(&a, 5).await, Err(AcquireError::Closed));
     }
 }
 

@@ -6,27 +6,16 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use futures::future::{join, select_all};
-use mongodb::{
-    Client,
-    bson::{Bson, Document, doc},
-    event::{EventHandler, command::CommandEvent},
-    options::ClientOptions,
-};
 use serde::Deserialize;
-use watchlock::{
-    LockClient, LostReason,
-    documents::DocumentLocks,
-    errors::AcquireError,
-    testing::{InMemory, MemoryCollection},
-};
+use watchlock_testkit::Cluster;
 
 use crate::{
-    documents::Scene,
-    setup::{Ground, PATIENCE, SOON, eventually, faulty, spawn, until_streaming, within},
+    documents::{Scene, dead_holder},
+    setup::*,
 };
 
 /// A lock as it is left by somebody who has released it, but for one field.
@@ -64,7 +53,7 @@ async fn claims_pass_over_what_is_no_lock() {
     for scene in Scene::everywhere("claim_spoiled").await {
         let (a, b) = scene.locks();
         for (id, lock) in (0..).zip(spoiled()) {
-            scene.events.insert(doc! { "_id": id, "n": 1, "watchlock": lock }).await;
+            scene.insert(doc! { "_id": id, "n": 1, "watchlock": lock }).await;
         }
         // As text, as a number that is not a number is not equal to itself.
         let all = async || format!("{:?}", scene.events.find(doc! { "n": 1 }).await);
@@ -90,11 +79,9 @@ async fn claims_pass_over_what_is_no_lock() {
         assert_eq!(all().await, before, "none of them was written");
         // One that is whole, and was set by hand in a shell.
         scene
-            .events
             .insert(doc! { "_id": 100, "n": 1, "watchlock": lock_but("token", 7.0) })
             .await;
         scene
-            .events
             .insert(doc! { "_id": 101, "n": 1, "watchlock": { "enabled": true } })
             .await;
         let held = claim(&a).await.unwrap().unwrap();
@@ -103,10 +90,7 @@ async fn claims_pass_over_what_is_no_lock() {
         assert_eq!(other.id(), &Bson::Int32(101));
         assert!(claim(&b).await.unwrap().is_none(), "there are others, which are held");
         // Mended, it can be claimed at once.
-        scene
-            .events
-            .update(doc! { "_id": 3 }, doc! { "$set": { "watchlock.token": 7 } })
-            .await;
+        scene.update(3, doc! { "$set": { "watchlock.token": 7 } }).await;
         assert_eq!(claim(&a).await.unwrap().unwrap().id(), &Bson::Int32(3));
         drop((held, other));
     }
@@ -120,11 +104,10 @@ async fn claims_pass_over_what_the_server_refuses_to_write() {
         let (a, b) = scene.locks();
         let room = 16 * 1024 * 1024 - 60;
         scene
-            .events
             .insert(doc! { "_id": 1, "n": 1, "ok": true, "x": "x".repeat(room) })
             .await;
         for id in [2, 3] {
-            scene.events.insert(doc! { "_id": id, "n": 1 }).await;
+            scene.insert(doc! { "_id": id, "n": 1 }).await;
         }
         let database = ground.driver().await.database(&ground.database);
         let validator = doc! { "collMod": "events", "validator": { "ok": true } };
@@ -142,7 +125,7 @@ async fn claims_pass_over_what_the_server_refuses_to_write() {
             .unwrap_err();
         assert!(matches!(error, AcquireError::Unclaimable { .. }), "{error:?}");
         let waiting = spawn(b.claim(doc! { "n": 1, "y": 1 }).sort(doc! { "_id": 1 }));
-        scene.events.insert(doc! { "_id": 4, "n": 1, "ok": true, "y": 1 }).await;
+        scene.insert(doc! { "_id": 4, "n": 1, "ok": true, "y": 1 }).await;
         let held = within(PATIENCE, "the fourth", waiting).await.unwrap().unwrap();
         assert_eq!(held.id(), &Bson::Int32(4));
         held.release().await.unwrap();
@@ -150,7 +133,7 @@ async fn claims_pass_over_what_the_server_refuses_to_write() {
         assert_eq!(held.id(), &Bson::Int32(4));
         // Mended, it can be claimed again after a while.
         let mend = doc! { "$set": { "ok": true } };
-        scene.events.update(doc! { "_id": 2 }, mend).await;
+        scene.update(2, mend).await;
         eventually(PATIENCE, "it is claimed", async || {
             let claimed = a.try_claim(doc! { "n": 1, "_id": 2 }).await;
             matches!(claimed, Ok(Some(_)))
@@ -172,11 +155,11 @@ async fn claims_pass_over_what_cannot_be_read() {
     for scene in Scene::everywhere("claim_unreadable").await {
         let locks = scene.locks_of::<Job>(&scene.a);
         for id in 0..3 {
-            scene.events.insert(doc! { "_id": id, "size": "large" }).await;
+            scene.insert(doc! { "_id": id, "size": "large" }).await;
         }
         let error = locks.claim(doc! {}).sort(doc! { "_id": 1 }).await.unwrap_err();
         assert!(matches!(error, AcquireError::Unreadable { .. }), "{error:?}");
-        scene.events.insert(doc! { "_id": 3, "size": 3 }).await;
+        scene.insert(doc! { "_id": 3, "size": 3 }).await;
         let held = locks.claim(doc! {}).sort(doc! { "_id": 1 }).await.unwrap();
         assert_eq!((held.id(), held.document().size), (&Bson::Int32(3), 3));
         // Each was claimed, and given back.
@@ -188,7 +171,6 @@ async fn claims_pass_over_what_cannot_be_read() {
     }
 }
 
-/// Whoever of several tasks meets it is told, while the others wait.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_of_several_that_claim_is_told_what_cannot_be_read() {
     for scene in Scene::everywhere("claim_unreadable_of_many").await {
@@ -197,11 +179,11 @@ async fn one_of_several_that_claim_is_told_what_cannot_be_read() {
         let claims = select_all(claims.collect::<Vec<_>>());
         let inserted = async {
             tokio::time::sleep(SOON).await;
-            scene.events.insert(doc! { "_id": 1, "size": "large" }).await;
+            scene.insert(doc! { "_id": 1, "size": "large" }).await;
         };
         let ((first, _, others), ()) = within(PATIENCE, "the first", join(claims, inserted)).await;
         assert!(matches!(first, Err(AcquireError::Unreadable { .. })), "{first:?}");
-        scene.events.insert(doc! { "_id": 2, "size": 2 }).await;
+        scene.insert(doc! { "_id": 2, "size": 2 }).await;
         let (second, ..) = within(PATIENCE, "the second", select_all(others)).await;
         assert_eq!(second.unwrap().document().size, 2);
     }
@@ -227,14 +209,9 @@ async fn a_dead_holder_is_noticed_whatever_the_condition() {
         for condition in conditions {
             events.delete_many(doc! {}).await.unwrap();
             // As somebody left it who died long ago.
-            let until = mongodb::bson::DateTime::from_millis(mongodb::bson::DateTime::now().timestamp_millis() + 1_500);
-            let holder = doc! {
-                "id": "dead-1", "permits": 1_i64, "lease": 20_000_i64, "claim": 500_i64, "token": 7_i64,
-                "since": until, "until": until, "owner": {},
-            };
+            let holder = dead_holder(1_500);
             let lock = lock_but("holders", vec![holder]);
             scene
-                .events
                 .insert(doc! { "_id": 1, "n": 1, "at": &point, "watchlock": lock })
                 .await;
             let locks = scene.locks_of::<Document>(&scene.client_for(lease).await);
@@ -247,12 +224,11 @@ async fn a_dead_holder_is_noticed_whatever_the_condition() {
     }
 }
 
-/// What a claim gets is held on the terms on which an acquire of the document would hold it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_has_terms_of_its_own() {
     for scene in Scene::streaming("claim_terms").await {
         let (locks, other) = scene.locks();
-        scene.events.insert(doc! { "_id": 1 }).await;
+        scene.insert(doc! { "_id": 1 }).await;
         // Longer than the server takes as the time for a command.
         let lease = Duration::from_secs(60 * 86_400);
         for waits in [true, false] {
@@ -278,13 +254,12 @@ async fn a_claim_has_terms_of_its_own() {
 /// A lease can end after a try in vain and before the look at when leases end, which tells only of what is ahead then.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_that_ends_between_a_try_and_the_scan_after_it_is_noticed() {
-    let (cluster, _turn) = faulty().await;
-    let ground = Ground::on(cluster, "claim_between").by_name();
+    let (cluster, _turn, ground) = faulty_ground("claim_between").await;
     let (scene, admin) = (Scene::on(ground.clone()).await, ground.driver().await);
     let lease = Duration::from_secs(60);
     let (locks, sent) = counting(&ground, &scene.client_for(lease).await).await;
     let index = mongodb::IndexModel::builder().keys(doc! { "at": "2dsphere" }).build();
-    let events = admin.database(&ground.database).collection::<Document>("events");
+    let events = ground.of(&admin, "events");
     events.create_index(index).await.unwrap();
     let point = doc! { "type": "Point", "coordinates": [1.0, 1.0] };
     // A condition for finds alone.
@@ -292,20 +267,13 @@ async fn a_lease_that_ends_between_a_try_and_the_scan_after_it_is_noticed() {
     let claim = spawn(locks.claim(near));
     until_streaming(&ground, &admin, 1).await;
     sent.until_quiet().await;
-    let data = doc! {
-        "failCommands": ["find"], "blockConnection": true, "blockTimeMS": 1_800, "appName": &ground.database,
-        "namespace": format!("{}.events", ground.database),
-    };
-    let slow = cluster.fail_commands(0, doc! { "times": 1 }, data).await.unwrap();
+    let fault =
+        doc! { "blockConnection": true, "blockTimeMS": 1_800, "namespace": format!("{}.events", ground.database) };
+    let slow = ground.fail(cluster, times(1), &["find"], fault).await;
     // Long enough for the event and the try to come before it on a busy machine: later, there is nothing to look for.
-    let until = mongodb::bson::DateTime::from_millis(mongodb::bson::DateTime::now().timestamp_millis() + 1_400);
-    let holder = doc! {
-        "id": "dead-1", "permits": 1_i64, "lease": 20_000_i64, "claim": 500_i64, "token": 7_i64,
-        "since": until, "until": until, "owner": {},
-    };
+    let holder = dead_holder(1_400);
     // No event comes after this one.
     scene
-        .events
         .insert(doc! { "_id": 1, "at": point, "watchlock": lock_but("holders", vec![holder]) })
         .await;
     let held = within(lease / 4, "the claim", claim).await.unwrap().unwrap();
@@ -329,12 +297,28 @@ struct Sent {
 }
 
 impl Sent {
+    fn tries(&self) -> usize {
+        self.tries.load(Ordering::Relaxed)
+    }
+
+    fn failures(&self) -> usize {
+        self.failures.load(Ordering::Relaxed)
+    }
+
+    fn looks(&self) -> usize {
+        self.looks.load(Ordering::Relaxed)
+    }
+
+    fn searches(&self) -> usize {
+        self.searches.load(Ordering::Relaxed)
+    }
+
     /// Waits until nothing is tried for a while.
     async fn until_quiet(&self) {
-        let mut last = self.tries.load(Ordering::Relaxed);
+        let mut last = self.tries();
         eventually(PATIENCE, "it waits", async || {
             tokio::time::sleep(Duration::from_millis(200)).await;
-            let before = std::mem::replace(&mut last, self.tries.load(Ordering::Relaxed));
+            let before = std::mem::replace(&mut last, self.tries());
             last == before
         })
         .await;
@@ -348,9 +332,8 @@ fn whole(number: &Bson) -> Option<i64> {
 /// A client's locks, with what is sent for them.
 async fn counting(ground: &Ground, client: &LockClient) -> (DocumentLocks<Document>, Arc<Sent>) {
     let counts = Arc::new(Sent::default());
-    let mut options = ClientOptions::parse(ground.uri()).await.unwrap();
     let sent = counts.clone();
-    options.command_event_handler = Some(EventHandler::callback(move |event| match event {
+    let hear = move |event| match event {
         CommandEvent::Started(started) => {
             let shown = started.command.get_document("projection");
             let by_name = started
@@ -374,54 +357,67 @@ async fn counting(ground: &Ground, client: &LockClient) -> (DocumentLocks<Docume
             sent.failures.fetch_add(1, Ordering::Relaxed);
         }
         _ => {}
-    }));
-    let driver = Client::with_options(options).unwrap();
-    let events = driver.database(&ground.database).collection("events");
+    };
+    let driver = ground.overheard_driver(hear).await;
+    let events = ground.of(&driver, "events");
     (client.documents(events), counts)
 }
+
+/// Two clients on a server with fail points, the locks of the one that they strike, and what is sent for these.
+async fn struck(cluster: &Cluster, prefix: &str) -> (Ground, Scene, DocumentLocks<Document>, Arc<Sent>) {
+    let ground = Ground::on(cluster, prefix).by_name();
+    let scene = Scene::on(ground.clone()).await;
+    let (locks, sent) = counting(&ground, &scene.b).await;
+    (ground, scene, locks, sent)
+}
+
+/// A client that holds the only document, and the locks of another with what is sent for these.
+async fn behind_a_holder(ground: &Ground) -> (Scene, DocumentLocks<Document>, Arc<Sent>, Held<DocumentTarget>) {
+    let scene = Scene::on(ground.clone()).await;
+    let (b, sent) = counting(ground, &scene.b).await;
+    scene.insert(doc! { "_id": 1, "n": 1 }).await;
+    let held = scene.locks().0.acquire(1).await.unwrap();
+    (scene, b, sent, held)
+}
+
+type DocumentTarget = watchlock::documents::Document<Document>;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn changes_that_free_nothing_cost_few_tries() {
     let ground = Ground::replica_set("claim_busy").await;
-    let (scene, admin) = (Scene::on(ground.clone()).await, ground.driver().await);
-    let a = scene.locks_of::<Document>(&scene.a);
-    let (b, sent) = counting(&ground, &scene.b).await;
-    scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
-    let held = a.acquire(1).await.unwrap();
+    let (scene, b, sent, held) = behind_a_holder(&ground).await;
     let waiting = spawn(b.claim(doc! { "n": 1 }));
     // The holder has one too, once it has held for a while.
-    until_streaming(&ground, &admin, 2).await;
-    let settled = || sent.tries.load(Ordering::Relaxed);
+    until_streaming(&ground, &ground.driver().await, 2).await;
     // The stream is open, and nothing happens.
-    let quiet = || sent.until_quiet();
-    quiet().await;
+    sent.until_quiet().await;
     // A holder's own changes make nothing free. Only time passes, and a claim asks every few seconds: once in the
     // shortest of times, if that is when it is due.
-    let (before, began) = (settled(), Instant::now());
+    let (before, began) = (sent.tries(), Instant::now());
     for n in 0..100 {
         held.update(doc! { "$set": { "m": n } }).await.unwrap();
     }
     held.update(vec![doc! { "$set": { "m": "$n" } }]).await.unwrap();
-    quiet().await;
-    let (tries, lasted) = (settled() - before, began.elapsed());
+    sent.until_quiet().await;
+    let (tries, lasted) = (sent.tries() - before, began.elapsed());
     assert!(
         tries as u64 <= 1 + lasted.as_secs() / 3,
         "{tries} tries for a holder's own changes in {lasted:?}"
     );
     // Other insertions come one after the other without a pause. A try for each would take all of the time; by its
     // pauses a claim takes a fifth, however long the server needs for one.
-    let (before, looked) = (settled(), sent.looks.load(Ordering::Relaxed));
+    let (before, looked) = (sent.tries(), sent.looks());
     let (tried, began) = (sent.tried_micros.load(Ordering::Relaxed), Instant::now());
     let inserting = (0..4).map(async |part| {
         for number in 0..200 {
             let id = format!("{part}.{number}");
-            scene.events.insert(doc! { "_id": id, "n": 2 }).await;
+            scene.insert(doc! { "_id": id, "n": 2 }).await;
         }
     });
     futures::future::join_all(inserting).await;
     let lasted = began.elapsed();
-    quiet().await;
-    let (tries, looks) = (settled() - before, sent.looks.load(Ordering::Relaxed) - looked);
+    sent.until_quiet().await;
+    let (tries, looks) = (sent.tries() - before, sent.looks() - looked);
     let tried = Duration::from_micros(sent.tried_micros.load(Ordering::Relaxed) - tried);
     assert!(
         tries > 0 && looks <= tries && tried < lasted / 3,
@@ -434,41 +430,24 @@ async fn changes_that_free_nothing_cost_few_tries() {
 /// As where going through all documents takes longer than the server may.
 #[tokio::test(flavor = "multi_thread")]
 async fn scans_that_fail_are_made_ever_more_seldom() {
-    let (cluster, _turn) = faulty().await;
-    let ground = Ground::on(cluster, "claim_looks_fail").by_name();
-    let (scene, admin) = (Scene::on(ground.clone()).await, ground.driver().await);
-    let a = scene.locks_of::<Document>(&scene.a);
-    let (b, sent) = counting(&ground, &scene.b).await;
-    scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
-    let held = a.acquire(1).await.unwrap();
+    let (cluster, _turn, ground) = faulty_ground("claim_looks_fail").await;
+    let (scene, b, sent, held) = behind_a_holder(&ground).await;
     let waiting = spawn(b.claim(doc! { "n": 1 }));
     // The holder has one too, once it has held for a while.
-    until_streaming(&ground, &admin, 2).await;
+    until_streaming(&ground, &ground.driver().await, 2).await;
     sent.until_quiet().await;
-    let data = doc! {
-        "failCommands": ["find"], "errorCode": 50, "appName": &ground.database, "namespace": format!("{}.events", ground.database),
-    };
-    let failing = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
-    let (tried, looked, began) = (
-        sent.tries.load(Ordering::Relaxed),
-        sent.looks.load(Ordering::Relaxed),
-        Instant::now(),
-    );
+    let fault = doc! { "errorCode": 50, "namespace": format!("{}.events", ground.database) };
+    let failing = ground.fail(cluster, "alwaysOn", &["find"], fault).await;
+    let (tried, looked, began) = (sent.tries(), sent.looks(), Instant::now());
     for number in 0.. {
-        scene
-            .events
-            .insert(doc! { "_id": format!("other {number}"), "n": 2 })
-            .await;
+        scene.insert(doc! { "_id": format!("other {number}"), "n": 2 }).await;
         if began.elapsed() > Duration::from_millis(2_500) {
             break;
         }
         // Often enough, and other tests need the server too.
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let (tries, looks) = (
-        sent.tries.load(Ordering::Relaxed) - tried,
-        sent.looks.load(Ordering::Relaxed) - looked,
-    );
+    let (tries, looks) = (sent.tries() - tried, sent.looks() - looked);
     let lasted = began.elapsed();
     // After pauses of 50, 100, 200, 400, 800 ms, and then of a second.
     assert!(
@@ -484,16 +463,12 @@ async fn scans_that_fail_are_made_ever_more_seldom() {
 #[tokio::test(flavor = "multi_thread")]
 async fn scans_that_fail_are_not_made_by_each_claim() {
     let (cluster, _turn) = faulty().await;
-    let ground = Ground::on(cluster, "claims_look").by_name();
-    let scene = Scene::on(ground.clone()).await;
-    let (locks, sent) = counting(&ground, &scene.b).await;
-    scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
+    let (ground, scene, locks, sent) = struck(cluster, "claims_look").await;
+    scene.insert(doc! { "_id": 1, "n": 1 }).await;
     let held = scene.locks_of::<Document>(&scene.a).acquire(1).await.unwrap();
-    let data = doc! {
-        "failCommands": ["find"], "errorCode": 50, "appName": &ground.database, "namespace": format!("{}.events", ground.database),
-    };
-    let failing = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
-    let (began, looks) = (Instant::now(), || sent.looks.load(Ordering::Relaxed));
+    let fault = doc! { "errorCode": 50, "namespace": format!("{}.events", ground.database) };
+    let failing = ground.fail(cluster, "alwaysOn", &["find"], fault).await;
+    let (began, looks) = (Instant::now(), || sent.looks());
     for _ in 0..100 {
         assert!(locks.try_claim(doc! { "n": 1 }).await.unwrap().is_none());
     }
@@ -510,7 +485,7 @@ async fn scans_that_fail_are_not_made_by_each_claim() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_document_with_another_value_on_the_way_to_its_lock_fails_a_claim() {
     for scene in Scene::everywhere("claim_on_the_way").await {
-        scene.events.insert(doc! { "_id": 1, "n": 1, "work": 5 }).await;
+        scene.insert(doc! { "_id": 1, "n": 1, "work": 5 }).await;
         let locks = scene.locks_of::<Document>(&scene.a).field("work.lock");
         let failed = within(PATIENCE, "the end", spawn(locks.claim(doc! { "n": 1 }))).await;
         let error = failed.unwrap().unwrap_err();
@@ -522,28 +497,21 @@ async fn a_document_with_another_value_on_the_way_to_its_lock_fails_a_claim() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_scan_during_which_a_claim_was_given_up_is_not_made_again_at_once() {
     let (cluster, _turn) = faulty().await;
-    let ground = Ground::on(cluster, "claim_look_slow").by_name();
-    let scene = Scene::on(ground.clone()).await;
-    let (locks, sent) = counting(&ground, &scene.b).await;
-    scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
+    let (ground, scene, locks, sent) = struck(cluster, "claim_look_slow").await;
+    scene.insert(doc! { "_id": 1, "n": 1 }).await;
     let held = scene.locks_of::<Document>(&scene.a).acquire(1).await.unwrap();
     // No stream opens meanwhile: beside one, a claim makes no try before the next scan.
-    let data = doc! {
-        "failCommands": ["find", "aggregate"], "blockConnection": true, "blockTimeMS": 9_000, "appName": &ground.database,
-        "namespace": format!("{}.events", ground.database),
-    };
-    let slow = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
-    let looks = || sent.looks.load(Ordering::Relaxed);
+    let fault =
+        doc! { "blockConnection": true, "blockTimeMS": 9_000, "namespace": format!("{}.events", ground.database) };
+    let slow = ground.fail(cluster, "alwaysOn", &["find", "aggregate"], fault).await;
+    let looks = || sent.looks();
     let claiming = spawn(locks.claim(doc! { "n": 1 }));
     eventually(PATIENCE, "a look", async || looks() == 1).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     claiming.abort();
-    let tries = sent.tries.load(Ordering::Relaxed);
+    let tries = sent.tries();
     let claiming = spawn(locks.claim(doc! { "n": 1 }));
-    eventually(PATIENCE, "some tries", async || {
-        sent.tries.load(Ordering::Relaxed) >= tries + 3
-    })
-    .await;
+    eventually(PATIENCE, "some tries", async || sent.tries() >= tries + 3).await;
     assert_eq!(looks(), 1);
     slow.off().await.unwrap();
     held.release().await.unwrap();
@@ -561,18 +529,14 @@ async fn a_scan_during_which_a_claim_was_given_up_is_not_made_again_at_once() {
 async fn tries_that_the_server_gives_up_earn_the_rest_of_those_that_it_answers() {
     const TAKES: Duration = Duration::from_millis(500);
     let (cluster, _turn) = faulty().await;
-    let ground = Ground::on(cluster, "claim_tries_fail").by_name();
-    let scene = Scene::on(ground.clone()).await;
-    let (locks, sent) = counting(&ground, &scene.b).await;
-    scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
-    let data = doc! {
-        "failCommands": ["findAndModify"], "errorCode": 50, "appName": &ground.database,
-        "blockConnection": true, "blockTimeMS": i64::try_from(TAKES.as_millis()).unwrap(),
-    };
-    let failing = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
+    let (ground, scene, locks, sent) = struck(cluster, "claim_tries_fail").await;
+    scene.insert(doc! { "_id": 1, "n": 1 }).await;
+    let fault =
+        doc! { "errorCode": 50, "blockConnection": true, "blockTimeMS": i64::try_from(TAKES.as_millis()).unwrap() };
+    let failing = ground.fail(cluster, "alwaysOn", &["findAndModify"], fault).await;
     let began = Instant::now();
     let waiting = spawn(locks.claim(doc! { "n": 1 }));
-    eventually(PATIENCE, "four tries", async || sent.tries.load(Ordering::Relaxed) >= 4).await;
+    eventually(PATIENCE, "four tries", async || sent.tries() >= 4).await;
     // The first finds out whether it has to wait at all. The second and the third earn twice and four times as long,
     // but the stream opens meanwhile, and after an event a claim rests as long as its try took.
     let lasted = began.elapsed();
@@ -587,23 +551,16 @@ async fn tries_that_the_server_gives_up_earn_the_rest_of_those_that_it_answers()
 async fn an_event_ends_the_rest_after_a_try_that_the_server_gave_up() {
     const TAKES: Duration = Duration::from_millis(800);
     let (cluster, _turn) = faulty().await;
-    let ground = Ground::on(cluster, "claim_rest_ends").by_name();
-    let scene = Scene::on(ground.clone()).await;
-    let (locks, sent) = counting(&ground, &scene.b).await;
-    let data = doc! {
-        "failCommands": ["findAndModify"], "errorCode": 50, "appName": &ground.database,
-        "blockConnection": true, "blockTimeMS": i64::try_from(TAKES.as_millis()).unwrap(),
-    };
-    let failing = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
+    let (ground, scene, locks, sent) = struck(cluster, "claim_rest_ends").await;
+    let fault =
+        doc! { "errorCode": 50, "blockConnection": true, "blockTimeMS": i64::try_from(TAKES.as_millis()).unwrap() };
+    let failing = ground.fail(cluster, "alwaysOn", &["findAndModify"], fault).await;
     let waiting = spawn(locks.claim(doc! { "n": 1 }));
     // The third earns a rest of four times its duration.
-    eventually(PATIENCE, "three failures", async || {
-        sent.failures.load(Ordering::Relaxed) >= 3
-    })
-    .await;
+    eventually(PATIENCE, "three failures", async || sent.failures() >= 3).await;
     failing.off().await.unwrap();
     let came = Instant::now();
-    scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
+    scene.insert(doc! { "_id": 1, "n": 1 }).await;
     let claimed = within(PATIENCE, "the claim", waiting).await.unwrap().unwrap();
     let took = came.elapsed();
     assert!(took < 2 * TAKES, "{took:?} after the event");
@@ -613,14 +570,10 @@ async fn an_event_ends_the_rest_after_a_try_that_the_server_gave_up() {
 /// Otherwise claims whose callers wait for less long than the server takes would never succeed.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_claim_after_one_that_the_server_gave_up_begins_with_a_longer_limit() {
-    let (cluster, _turn) = faulty().await;
-    let ground = Ground::on(cluster, "claim_limits").by_name();
+    let (cluster, _turn, ground) = faulty_ground("claim_limits").await;
     let (locks, sent) = counting(&ground, &ground.locks().await).await;
-    let data = doc! {
-        "failCommands": ["findAndModify"], "errorCode": 50, "appName": &ground.database,
-        "blockConnection": true, "blockTimeMS": 1_000,
-    };
-    let failing = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
+    let fault = doc! { "errorCode": 50, "blockConnection": true, "blockTimeMS": 1_000 };
+    let failing = ground.fail(cluster, "alwaysOn", &["findAndModify"], fault).await;
     let mut limits = Vec::new();
     for _ in 0..2 {
         let begun = sent.limits.lock().unwrap().len();
@@ -642,21 +595,17 @@ async fn the_claim_after_one_that_the_server_gave_up_begins_with_a_longer_limit(
 #[tokio::test(flavor = "multi_thread")]
 async fn a_holders_own_changes_ask_nothing_of_those_who_wait_for_its_document() {
     let ground = Ground::replica_set("waiter_busy").await;
-    let (scene, admin) = (Scene::on(ground.clone()).await, ground.driver().await);
-    let a = scene.locks_of::<Document>(&scene.a);
-    let (b, sent) = counting(&ground, &scene.b).await;
-    scene.events.insert(doc! { "_id": 1 }).await;
-    let held = a.acquire(1).await.unwrap();
+    let (_scene, b, sent, held) = behind_a_holder(&ground).await;
     let waiting = spawn(b.acquire(1));
     // The holder has one too, once it has held for a while.
-    until_streaming(&ground, &admin, 2).await;
+    until_streaming(&ground, &ground.driver().await, 2).await;
     sent.until_quiet().await;
-    let (before, began) = (sent.tries.load(Ordering::Relaxed), Instant::now());
+    let (before, began) = (sent.tries(), Instant::now());
     for n in 0..100 {
         held.update(doc! { "$set": { "m": n } }).await.unwrap();
     }
     sent.until_quiet().await;
-    let (asked, lasted) = (sent.tries.load(Ordering::Relaxed) - before, began.elapsed());
+    let (asked, lasted) = (sent.tries() - before, began.elapsed());
     assert!(
         asked as u64 <= lasted.as_secs() + 1,
         "asked {asked} times in {lasted:?} beside a holder's own changes"
@@ -668,12 +617,11 @@ async fn a_holders_own_changes_ask_nothing_of_those_who_wait_for_its_document() 
 /// The answer of a claim is late, and the news that its lock was broken comes before it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_that_was_broken_before_its_answer_is_lost() {
-    let (cluster, _turn) = faulty().await;
-    let ground = Ground::on(cluster, "claim_overtaken").by_name();
+    let (cluster, _turn, ground) = faulty_ground("claim_overtaken").await;
     let scene = Scene::on(ground.clone()).await;
     let (a, _) = scene.locks();
     for id in [1, 2] {
-        scene.events.insert(doc! { "_id": id }).await;
+        scene.insert(doc! { "_id": id }).await;
     }
     // What it waits for keeps its stream open.
     let held = a.acquire(2).await.unwrap();
@@ -703,12 +651,9 @@ async fn a_claim_that_was_broken_before_its_answer_is_lost() {
         "watchlock.version": lock.get_i64("version").unwrap() + 1, "watchlock.broken": token,
         "watchlock.at": mongodb::bson::DateTime::now(),
     };
-    scene.events.update(doc! { "_id": 1 }, doc! { "$set": evicted }).await;
+    scene.update(1, doc! { "$set": evicted }).await;
     // The stream has told of it when it has told of what came after it: the news of another hold.
-    scene
-        .events
-        .update(doc! { "_id": 2 }, doc! { "$unset": { "watchlock": 1 } })
-        .await;
+    scene.update(2, doc! { "$unset": { "watchlock": 1 } }).await;
     within(PATIENCE, "the later news", held.lost()).await;
     fault.off().await.unwrap();
     let broken = within(PATIENCE, "the answer", claiming).await.unwrap().unwrap();
@@ -725,7 +670,7 @@ async fn what_is_claimed_meets_the_condition_whatever_others_write() {
     for scene in Scene::everywhere("claim_flip").await {
         for id in 0..DOCUMENTS {
             let id = i32::try_from(id).unwrap();
-            scene.events.insert(doc! { "_id": id, "ready": false }).await;
+            scene.insert(doc! { "_id": id, "ready": false }).await;
         }
         let done = AtomicBool::new(false);
         let writing = async {
@@ -733,7 +678,7 @@ async fn what_is_claimed_meets_the_condition_whatever_others_write() {
             while !done.load(Ordering::Relaxed) {
                 let id = i32::try_from(random.below(DOCUMENTS)).unwrap();
                 let set = doc! { "$set": { "ready": random.below(2) == 0 } };
-                scene.events.update(doc! { "_id": id }, set).await;
+                scene.update(id, set).await;
                 tokio::task::yield_now().await;
             }
         };
@@ -771,7 +716,7 @@ async fn a_document_is_claimed_as_often_as_its_claims_allow_and_no_more() {
     for scene in Scene::everywhere("claim_attempts").await {
         let (a, b) = scene.locks();
         let limited = |locks: &DocumentLocks<Document>| locks.try_claim(doc! { "n": 1 }).max_attempts(2);
-        scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
+        scene.insert(doc! { "_id": 1, "n": 1 }).await;
         let first = limited(&a).await.unwrap().unwrap();
         assert_eq!(first.attempt(), Some(1));
         // The holder's updates, renewals and release leave the count alone; an operator's break does too.
@@ -787,7 +732,7 @@ async fn a_document_is_claimed_as_often_as_its_claims_allow_and_no_more() {
 
         // Another document is claimed all the same, and others than the limited claims do not count.
         let third = limited(&a).sort(doc! { "_id": 1 });
-        scene.events.insert(doc! { "_id": 2, "n": 1 }).await;
+        scene.insert(doc! { "_id": 2, "n": 1 }).await;
         let third = third.await.unwrap().unwrap();
         assert_eq!((third.id(), third.attempt()), (&Bson::Int32(2), Some(1)));
         let uncounted = a.try_claim(doc! { "n": 1 }).await.unwrap().unwrap();
@@ -834,7 +779,7 @@ async fn attempts_of_many_at_once_are_each_counted() {
     const MOST: u32 = 5;
     for scene in Scene::streaming("claim_attempts").await {
         let (a, b) = scene.locks();
-        scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
+        scene.insert(doc! { "_id": 1, "n": 1 }).await;
         let attempts = std::sync::Mutex::new(Vec::new());
         let worker = async |locks: &DocumentLocks<Document>| {
             loop {
@@ -862,14 +807,14 @@ async fn a_count_that_is_none_keeps_limited_claims_away_and_fails_nothing() {
         let spoiled = [Bson::from("2"), Bson::from(-1), Bson::from(1.5), Bson::from(vec![1])];
         for (id, attempts) in (0..).zip(spoiled) {
             let lock = lock_but("attempts", attempts);
-            scene.events.insert(doc! { "_id": id, "n": 1, "watchlock": lock }).await;
+            scene.insert(doc! { "_id": id, "n": 1, "watchlock": lock }).await;
         }
         assert!(a.try_claim(doc! { "n": 1 }).max_attempts(9).await.unwrap().is_none());
         assert!(a.try_claim(doc! { "n": 1 }).await.unwrap().is_some());
         // Of any type of number, and missing.
         for (id, attempts) in (10..).zip([Bson::Null, Bson::from(0), Bson::from(0_i64), Bson::from(0.0)]) {
             let lock = lock_but("attempts", attempts);
-            scene.events.insert(doc! { "_id": id, "n": 2, "watchlock": lock }).await;
+            scene.insert(doc! { "_id": id, "n": 2, "watchlock": lock }).await;
             let claimed = a
                 .try_claim(doc! { "_id": id, "n": 2 })
                 .max_attempts(1)
@@ -892,9 +837,7 @@ async fn a_count_that_is_none_keeps_limited_claims_away_and_fails_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_try_goes_on_after_a_command_that_failed() {
     let (cluster, _turn) = faulty().await;
-    let ground = Ground::on(cluster, "claim_try_again").by_name();
-    let scene = Scene::on(ground.clone()).await;
-    let (locks, _) = counting(&ground, &scene.b).await;
+    let (ground, scene, locks, _) = struck(cluster, "claim_try_again").await;
     let faults = [
         doc! { "closeConnection": true },
         doc! { "errorCode": 10_107 },
@@ -904,24 +847,16 @@ async fn a_try_goes_on_after_a_command_that_failed() {
     for (id, fault) in (0..).zip(faults) {
         // An answer that was lost leaves its entry in one of them for a moment.
         for number in 0..2 {
-            scene.events.insert(doc! { "_id": 2 * id + number, "n": id }).await;
+            scene.insert(doc! { "_id": 2 * id + number, "n": id }).await;
         }
-        let mut data = doc! { "failCommands": ["findAndModify"], "appName": &ground.database };
-        data.extend(fault);
-        let failing = cluster
-            .fail_commands(0, doc! { "times": 1 }, data.clone())
-            .await
-            .unwrap();
+        let failing = ground.fail(cluster, times(1), &["findAndModify"], fault.clone()).await;
         let claimed = locks.try_claim(doc! { "n": id }).await;
-        assert!(matches!(claimed, Ok(Some(_))), "{data}: {claimed:?}");
+        assert!(matches!(claimed, Ok(Some(_))), "{fault}: {claimed:?}");
         failing.off().await.unwrap();
         // Where nothing is free, that is the answer.
-        let failing = cluster
-            .fail_commands(0, doc! { "times": 1 }, data.clone())
-            .await
-            .unwrap();
+        let failing = ground.fail(cluster, times(1), &["findAndModify"], fault.clone()).await;
         let none = locks.try_claim(doc! { "n": -1 }).await;
-        assert!(matches!(none, Ok(None)), "{data}: {none:?}");
+        assert!(matches!(none, Ok(None)), "{fault}: {none:?}");
         failing.off().await.unwrap();
     }
 }
@@ -930,8 +865,7 @@ async fn a_try_goes_on_after_a_command_that_failed() {
 /// and a try that says that there is none holds none.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_counted_try_whose_answer_is_lost_has_used_one_attempt() {
-    let (cluster, _turn) = faulty().await;
-    let ground = Ground::on(cluster, "claim_counted").by_name();
+    let (cluster, _turn, ground) = faulty_ground("claim_counted").await;
     let scene = Scene::on(ground.clone()).await;
     let (locks, _) = scene.locks();
     let write_concern = |code| doc! { "writeConcernError": { "code": code, "errmsg": "soon" } };
@@ -945,20 +879,15 @@ async fn a_counted_try_whose_answer_is_lost_has_used_one_attempt() {
     for (id, (fault, attempt)) in (0..).zip(faults) {
         for most in 1..=2_i32 {
             let wanted = doc! { "_id": 10 * id + most };
-            scene.events.insert(wanted.clone()).await;
-            let mut data = doc! { "failCommands": ["findAndModify"], "appName": &ground.database };
-            data.extend(fault.clone());
-            let failing = cluster.fail_commands(0, doc! { "times": 1 }, data).await.unwrap();
+            scene.insert(wanted.clone()).await;
+            let failing = ground.fail(cluster, times(1), &["findAndModify"], fault.clone()).await;
             let claimed = locks.try_claim(wanted.clone()).max_attempts(most.unsigned_abs()).await;
             let found = scene.events.find(wanted).await.remove(0);
             failing.off().await.unwrap();
             let lock = found.get_document("watchlock").unwrap();
             let expected = (attempt <= most).then_some(attempt.unsigned_abs());
             let claimed = claimed.map(|claimed| claimed.map(|held| held.attempt().unwrap()));
-            assert!(
-                matches!(&claimed, Ok(attempt) if *attempt == expected),
-                "{fault}, {most}: {claimed:?}"
-            );
+            assert_is!(claimed, Ok(attempt) if *attempt == expected, "{fault}, {most}");
             assert_eq!(
                 lock.get_i64("attempts").ok(),
                 Some(attempt.min(most).into()),
@@ -969,43 +898,33 @@ async fn a_counted_try_whose_answer_is_lost_has_used_one_attempt() {
     }
 }
 
-/// They share the search for the entry of the one that was not answered.
 #[tokio::test(flavor = "multi_thread")]
 async fn fifty_tries_in_doubt_get_what_there_is_and_search_together() {
     let (cluster, _turn) = faulty().await;
-    let ground = Ground::on(cluster, "claim_doubts").by_name();
-    let scene = Scene::on(ground.clone()).await;
-    let (locks, sent) = counting(&ground, &scene.b).await;
+    let (ground, scene, locks, sent) = struck(cluster, "claim_doubts").await;
     let all = doc! { "n": 1 };
     assert!(locks.try_claim(all.clone()).await.unwrap().is_none());
-    scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
-    let data = doc! {
-        "failCommands": ["findAndModify"], "appName": &ground.database,
-        "writeConcernError": { "code": 91, "errmsg": "soon" },
-    };
-    let before = sent.searches.load(Ordering::Relaxed);
-    let failing = cluster.fail_commands(0, doc! { "times": 50 }, data).await.unwrap();
+    scene.insert(doc! { "_id": 1, "n": 1 }).await;
+    let soon = doc! { "writeConcernError": { "code": 91, "errmsg": "soon" } };
+    let before = sent.searches();
+    let failing = ground.fail(cluster, times(50), &["findAndModify"], soon).await;
     let tries = (0..50).map(|_| locks.try_claim(all.clone()));
     let tried = within(PATIENCE, "the tries", futures::future::join_all(tries)).await;
     failing.off().await.unwrap();
     let claimed = tried.into_iter().filter_map(|tried| tried.unwrap()).count();
     assert_eq!(claimed, 1);
-    let searches = sent.searches.load(Ordering::Relaxed) - before;
+    let searches = sent.searches() - before;
     assert!((1..25).contains(&searches), "{searches}");
 }
 
 /// The server answers for the locks, but not what is read after that.
 #[tokio::test(flavor = "multi_thread")]
 async fn tries_take_no_longer_for_readings_that_are_not_answered() {
-    let (cluster, _turn) = faulty().await;
-    let ground = Ground::on(cluster, "tries_read").by_name();
+    let (cluster, _turn, ground) = faulty_ground("tries_read").await;
     let scene = Scene::on(ground.clone()).await;
-    scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
+    scene.insert(doc! { "_id": 1, "n": 1 }).await;
     let (locks, _) = counting(&ground, &scene.b).await;
-    let data = doc! {
-        "failCommands": ["find"], "appName": &ground.database, "blockConnection": true, "blockTimeMS": 20_000,
-    };
-    let failing = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
+    let failing = ground.fail(cluster, "alwaysOn", &["find"], blocks(20_000)).await;
     let begun = Instant::now();
     let (claimed, acquired) = tokio::join!(locks.try_claim(doc! { "n": 2 }), locks.try_acquire(1));
     let took = begun.elapsed().as_secs();
@@ -1025,7 +944,7 @@ async fn the_entry_of_a_last_attempt_whose_answer_was_lost_is_taken_out() {
     let proxy = cluster.proxy(0).unwrap();
     // So that the driver does not ask for the answer again.
     let behind = ground.through(format!("{}&retryWrites=false", proxy.uri()));
-    let collection = behind.driver().await.database(&ground.database).collection("events");
+    let collection = ground.of(&behind.driver().await, "events");
     let locks = behind.locks().await.documents::<Document>(collection);
     assert!(
         locks
@@ -1035,7 +954,7 @@ async fn the_entry_of_a_last_attempt_whose_answer_was_lost_is_taken_out() {
             .unwrap()
             .is_none()
     );
-    scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
+    scene.insert(doc! { "_id": 1, "n": 1 }).await;
     let held = doc! { "n": 1, "watchlock.holders.0": { "$exists": true } };
     proxy.black_hole_replies();
     let claiming = locks.try_claim(doc! { "n": 1 }).max_attempts(1);

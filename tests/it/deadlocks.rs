@@ -1,6 +1,6 @@
 //! Tasks that wait for each other, and some that only seem to.
 
-use std::{future::pending, sync::Arc, time::Duration};
+use std::{future::pending, sync::Arc};
 
 use futures::{
     future::BoxFuture,
@@ -11,14 +11,9 @@ use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
-use watchlock::{
-    Held, LockClient,
-    errors::{AcquireError, Deadlock},
-    locks::Mutex,
-    testing::InMemory,
-};
+use watchlock::{errors::Deadlock, locks::Mutex};
 
-use crate::setup::{Ground, PATIENCE, spawn, until_waiting, within};
+use crate::setup::*;
 
 /// The lease, within which a deadlock is told.
 const IN_TIME: Duration = Duration::from_secs(30);
@@ -209,16 +204,12 @@ async fn a_lock_blocks_only_if_all_of_its_holders_wait() {
         working.await.unwrap();
         assert!(!waiting.is_finished() && !holding.is_finished(), "{kind}");
         let error = within(IN_TIME, "the deadlock", waiting).await.unwrap().unwrap_err();
-        assert!(
-            matches!(&error, AcquireError::Deadlock(deadlock) if names(deadlock) == ["a", "b"]),
-            "{error:?}"
-        );
+        assert_is!(error, AcquireError::Deadlock(deadlock) if names(deadlock) == ["a", "b"]);
         drop(within(IN_TIME, "the grant", holding).await.unwrap().unwrap());
         drop(again);
     }
 }
 
-/// The tasks of two clients hold and wait crosswise, and no task does both.
 #[tokio::test(start_paused = true)]
 async fn clients_whose_tasks_hold_and_wait_crosswise_are_in_no_deadlock() {
     let memory = InMemory::new();
@@ -302,7 +293,6 @@ fn crossing_from(
     })
 }
 
-/// Whenever they begin to wait and are renewed, the youngest hold decides.
 #[tokio::test(start_paused = true)]
 async fn the_task_fails_that_was_granted_its_lock_last() {
     for [one, other] in [[1, 2], [1, 5], [1, 9], [1, 14], [2, 23]] {
@@ -341,10 +331,7 @@ async fn of_readers_that_all_wait_each_is_named() {
         .await
         .expect("they fail");
     for error in ended.into_iter().map(|ended| ended.unwrap().unwrap_err()) {
-        assert!(
-            matches!(&error, AcquireError::Deadlock(deadlock) if names(deadlock) == ["a", "b"]),
-            "{error:?}"
-        );
+        assert_is!(error, AcquireError::Deadlock(deadlock) if names(deadlock) == ["a", "b"]);
     }
     within(IN_TIME, "the grant", writing).await.unwrap().unwrap();
 }
@@ -375,7 +362,6 @@ async fn nobody_fails_for_a_deadlock_that_is_over() {
     }
 }
 
-/// The hold that showed a wait goes on, and the wait does not.
 #[tokio::test(start_paused = true)]
 async fn a_wait_that_was_given_up_is_in_no_deadlock() {
     let memory = InMemory::new();

@@ -1,21 +1,20 @@
 //! Locking one element of an array, on a replica set, on a standalone, and in memory.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
-use futures::{StreamExt as _, TryStreamExt as _, future::join_all, stream};
-use mongodb::bson::{Bson, DateTime, Document, doc, oid::ObjectId};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use mongodb::bson::{DateTime, oid::ObjectId};
 use serde::Deserialize;
 use tokio::time::Instant;
 use watchlock::{
-    Held, LockClient, LostReason, Released,
-    documents::{self, DocumentLocks, ElementLocks},
-    errors::{AcquireError, DocumentError},
+    documents::{self, ElementLocks},
+    errors::DocumentError,
     operate::WakeMode,
 };
 
 use crate::{
     documents::{Events, Scene},
-    setup::{Ground, PATIENCE, SOON, assert_lost, eventually, spawn, within},
+    setup::*,
 };
 
 const MAP: &str = "watchlock_elements";
@@ -47,7 +46,7 @@ fn codes(document: &Document) -> Vec<&String> {
 async fn an_element_is_locked_and_handed_over_in_order() {
     for scene in Scene::everywhere("element_order").await {
         let (a, b) = scene.locks();
-        scene.events.insert(order(7)).await;
+        scene.insert(order(7)).await;
         let (a, b) = (line(&a, "x"), line(&b, "x"));
         let first = a.acquire(7).reason("first").await.unwrap();
         assert_eq!(first.element(), &doc! { "sku": "x", "n": 1 });
@@ -59,10 +58,7 @@ async fn an_element_is_locked_and_handed_over_in_order() {
             "{held}"
         );
         let late = b.acquire(7).timeout(Duration::from_millis(50)).await.unwrap_err();
-        assert!(
-            matches!(late, AcquireError::Timeout { .. } | AcquireError::Unanswered { .. }),
-            "{late}"
-        );
+        assert_is!(late, AcquireError::Timeout { .. } | AcquireError::Unanswered { .. });
         eventually(PATIENCE, "nobody waits", async || waiting(&a, 7).await == 0).await;
 
         let mut waiters = Vec::new();
@@ -94,7 +90,7 @@ async fn other_elements_and_the_document_are_locked_beside_it() {
         let mut document = order(1);
         document.insert("of", doc! { "parts.lists": 1, "parts": [{ "sku": "x" }] });
         document.insert("parts", vec![doc! { "sku": "x" }]);
-        scene.events.insert(document).await;
+        scene.insert(document).await;
         let one = line(&a, "x").acquire(1).await.unwrap();
         let two = line(&b, "y").acquire(1).await.unwrap();
         let whole = b.acquire(1).await.unwrap();
@@ -167,7 +163,7 @@ async fn a_replacement_without_a_lock_ends_it_whatever_else_it_has() {
         unreachable!("it is on a server");
     };
     for id in 1..=3 {
-        scene.events.insert(order(id)).await;
+        scene.insert(order(id)).await;
         let held = line(&a, "x").acquire(id).await.unwrap();
         let beside = line(&b, "y").acquire(id).await.unwrap();
         // Long enough to be worth a stream.
@@ -195,7 +191,7 @@ async fn waiters_and_holders_are_told_by_the_stream() {
     for (id, padding) in [(1, 0), (2, 50_000)] {
         let mut document = order(id);
         document.insert("padding", "x".repeat(padding));
-        scene.events.insert(document).await;
+        scene.insert(document).await;
         let (a, b) = scene.locks();
         let (other, a, b) = (line(&a, "y"), line(&a, "x"), line(&b, "x"));
         let mut held = a.acquire(id).await.unwrap();
@@ -233,7 +229,7 @@ async fn an_update_changes_that_element_only_and_only_under_the_lock() {
             n: i32,
         }
         let (a, b) = scene.locks();
-        scene.events.insert(order(1)).await;
+        scene.insert(order(1)).await;
         let typed = a.element::<Line>("lines", doc! { "sku": "y" });
         let held = typed.acquire(1).await.unwrap();
         assert_eq!(held.element().n, 1);
@@ -261,10 +257,7 @@ async fn an_update_changes_that_element_only_and_only_under_the_lock() {
         // Elements move, and the lock stays with its own.
         let mut moved = scene.find(1).await.get_array("lines").unwrap().clone();
         moved.retain(|line| *line != Bson::from(7));
-        scene
-            .events
-            .update(doc! { "_id": 1 }, doc! { "$set": { "lines": moved } })
-            .await;
+        scene.update(1, doc! { "$set": { "lines": moved } }).await;
         held.update(doc! { "$set": { "n": 6 } }).await.unwrap();
         let error = held.update(doc! { "$set": { "n": "six" } }).await.unwrap_err();
         assert!(matches!(error, DocumentError::Unreadable { .. }), "{error}");
@@ -286,28 +279,19 @@ async fn an_update_changes_that_element_only_and_only_under_the_lock() {
 
         // An element that was removed is not written, nor one of two; the lock is held all the same.
         let lines = |lines: Vec<Document>| doc! { "$set": { "lines": lines } };
-        scene
-            .events
-            .update(doc! { "_id": 1 }, lines(vec![doc! { "sku": "x" }]))
-            .await;
+        scene.update(1, lines(vec![doc! { "sku": "x" }])).await;
         let before = scene.find(1).await;
         let error = held.update(doc! { "$set": { "n": 7 } }).await.unwrap_err();
         assert!(matches!(error, DocumentError::NoElement), "{error}");
         assert_eq!(scene.find(1).await.get("lines"), before.get("lines"));
         let twice = lines(vec![doc! { "sku": "y", "n": 1 }, doc! { "sku": "y", "n": 2 }]);
-        scene.events.update(doc! { "_id": 1 }, twice).await;
+        scene.update(1, twice).await;
         let error = held.update(doc! { "$set": { "n": 7 } }).await.unwrap_err();
-        assert!(
-            matches!(error, DocumentError::AmbiguousElement { matched: 2, .. }),
-            "{error}"
-        );
+        assert_is!(error, DocumentError::AmbiguousElement { matched: 2, .. });
         assert_eq!((held.lost_reason(), held.renew().await.is_ok()), (None, true));
 
         // Nor is anything written after a loss.
-        scene
-            .events
-            .update(doc! { "_id": 1 }, lines(vec![doc! { "sku": "y", "n": 1 }]))
-            .await;
+        scene.update(1, lines(vec![doc! { "sku": "y", "n": 1 }])).await;
         held.update(doc! { "$set": { "n": 8 } }).await.unwrap();
         line(&b, "y").break_lock(1).await.unwrap();
         let error = held.update(doc! { "$set": { "n": 9 } }).await.unwrap_err();
@@ -328,7 +312,7 @@ async fn overwrite(scene: &Scene) {
     // Without an event, a holder would find out with its next renewal, after 10 s.
     let soon = SOON * 5;
     for id in 1..=6 {
-        scene.events.insert(order(id)).await;
+        scene.insert(order(id)).await;
         let before = line(&b, "x").acquire(id).await.unwrap();
         let copy = scene.find(id).await;
         before.release().await.unwrap();
@@ -340,29 +324,20 @@ async fn overwrite(scene: &Scene) {
         let stays = match id {
             1 => {
                 let old = lock_of(&copy, r#"sku="x""#).unwrap().clone();
-                scene
-                    .events
-                    .update(doc! { "_id": id }, doc! { "$set": { code: old } })
-                    .await;
+                scene.update(id, doc! { "$set": { code: old } }).await;
                 true
             }
             2 => {
-                scene
-                    .events
-                    .update(doc! { "_id": id }, doc! { "$unset": { code: "" } })
-                    .await;
+                scene.update(id, doc! { "$unset": { code: "" } }).await;
                 true
             }
             3 => {
                 let cleared = doc! { "$set": { format!("{code}.holders"): Vec::<Bson>::new() } };
-                scene.events.update(doc! { "_id": id }, cleared).await;
+                scene.update(id, cleared).await;
                 true
             }
             4 => {
-                scene
-                    .events
-                    .update(doc! { "_id": id }, doc! { "$unset": { MAP: "" } })
-                    .await;
+                scene.update(id, doc! { "$unset": { MAP: "" } }).await;
                 false
             }
             5 => {
@@ -396,7 +371,7 @@ async fn nothing_is_written_for_an_element_that_is_not_there() {
         document.insert("one", doc! { "sku": "x" });
         document.insert("deep", vec![doc! { "lines": [{ "sku": "x" }] }]);
         document.insert("listed", vec![doc! { "sku": ["x"] }]);
-        scene.events.insert(document.clone()).await;
+        scene.insert(document.clone()).await;
         for _ in 0..2 {
             for (array, sku) in [
                 ("lines", "z"),
@@ -407,24 +382,15 @@ async fn nothing_is_written_for_an_element_that_is_not_there() {
             ] {
                 let locks = a.element::<Document>(array, doc! { "sku": sku });
                 let error = locks.acquire(1).await.unwrap_err();
-                assert!(
-                    matches!(&error, AcquireError::NoElement { array: told, .. } if told == array),
-                    "{array}: {error}"
-                );
-                assert!(matches!(
-                    locks.try_acquire(1).await,
-                    Err(AcquireError::NoElement { .. })
-                ));
+                assert_is!(error, AcquireError::NoElement { array: told, .. } if told == array, "{array}");
+                assert_is!(locks.try_acquire(1).await, Err(AcquireError::NoElement { .. }));
                 let held = locks.try_acquire(1).or_held().await;
                 assert!(matches!(held, Err(AcquireError::NoElement { .. })));
                 assert_eq!(locks.inspect(1).await.unwrap(), None);
                 assert_eq!(locks.break_lock(1).await.unwrap(), None);
             }
         }
-        assert!(matches!(
-            line(&a, "x").acquire(2).await,
-            Err(AcquireError::NoElement { .. })
-        ));
+        assert_is!(line(&a, "x").acquire(2).await, Err(AcquireError::NoElement { .. }));
         // Entries that were to leave may be on their way for a while.
         tokio::time::sleep(Duration::from_millis(200)).await;
         let after = scene.find(1).await;
@@ -441,13 +407,10 @@ async fn a_key_that_two_elements_have_locks_none() {
             doc! { "sku": "x", "n": 2.0 },
             doc! { "sku": "y" },
         ];
-        scene.events.insert(doc! { "_id": 1, "lines": lines }).await;
+        scene.insert(doc! { "_id": 1, "lines": lines }).await;
         for locks in [&a, &b] {
             let error = line(locks, "x").acquire(1).await.unwrap_err();
-            assert!(
-                matches!(error, AcquireError::AmbiguousElement { matched: 2, .. }),
-                "{error}"
-            );
+            assert_is!(error, AcquireError::AmbiguousElement { matched: 2, .. });
         }
         eventually(PATIENCE, "nothing is held", async || {
             let lock = line(&a, "x").inspect(1).await.unwrap();
@@ -489,7 +452,6 @@ async fn keys_are_of_many_types() {
             doc! { "k": "x".repeat(500) },
         ];
         scene
-            .events
             .insert(doc! { "_id": "a/b", "of": { "lines": keys.to_vec() } })
             .await;
         let mut held = Vec::new();
@@ -537,19 +499,16 @@ async fn keys_are_of_many_types() {
 async fn tokens_rise_though_idle_locks_are_removed() {
     for scene in Scene::everywhere("element_clean").await {
         let (a, b) = scene.locks();
-        scene.events.insert(order(1)).await;
+        scene.insert(order(1)).await;
         let first = line(&a, "x").acquire(1).await.unwrap();
         let token = first.token();
         first.release().await.unwrap();
         // An element that is removed and added again has its lock still.
         let without = doc! { "$set": { "lines": [{ "sku": "y" }, { "sku": "z" }] } };
-        scene.events.update(doc! { "_id": 1 }, without).await;
-        assert!(matches!(
-            line(&a, "x").acquire(1).await,
-            Err(AcquireError::NoElement { .. })
-        ));
+        scene.update(1, without).await;
+        assert_is!(line(&a, "x").acquire(1).await, Err(AcquireError::NoElement { .. }));
         let with = doc! { "$set": { "lines": [{ "sku": "y" }, { "sku": "z" }, { "sku": "x" }] } };
-        scene.events.update(doc! { "_id": 1 }, with).await;
+        scene.update(1, with).await;
         let again = line(&b, "x").acquire(1).await.unwrap();
         assert!(again.token() > token);
         let token = again.token();
@@ -566,7 +525,7 @@ async fn tokens_rise_though_idle_locks_are_removed() {
         if matches!(scene.events, Events::Server(_)) {
             set.insert(format!("{MAP}.lines.theirs"), other);
         }
-        scene.events.update(doc! { "_id": 1 }, doc! { "$set": set }).await;
+        scene.update(1, doc! { "$set": set }).await;
         assert_eq!(codes(&scene.find(1).await)[..2], [r#"sku="x""#, r#"sku="z""#]);
         let last = line(&b, "y").acquire(1).await.unwrap();
         let left = scene.find(1).await;
@@ -597,10 +556,7 @@ async fn hold_many(scene: &Scene) -> Vec<Held<documents::Element<Document>>> {
     let short = scene.locks_of::<Document>(&scene.client_for(lease).await);
     let lines = |from: i32| (from..from + 100).map(|n| doc! { "n": n }).collect::<Vec<_>>();
     for id in [1, 2] {
-        scene
-            .events
-            .insert(doc! { "_id": id, "lines": lines(id * 1_000) })
-            .await;
+        scene.insert(doc! { "_id": id, "lines": lines(id * 1_000) }).await;
     }
     let mut held = Vec::new();
     for id in [1, 2] {
@@ -639,7 +595,7 @@ async fn hold_many(scene: &Scene) -> Vec<Held<documents::Element<Document>>> {
 async fn keys_and_arrays_out_of_bounds_are_refused() {
     for scene in Scene::streaming("element_input").await {
         let (a, _) = scene.locks();
-        scene.events.insert(order(1)).await;
+        scene.insert(order(1)).await;
         let refused = async |array: &str, key: Document| {
             let locks = a.element::<Document>(array, key);
             let error = locks.acquire(1).await.unwrap_err();
@@ -676,16 +632,13 @@ async fn keys_and_arrays_out_of_bounds_are_refused() {
         assert!(matches!(error, AcquireError::Invalid(_)), "{error}");
         // The place of the locks is taken by something else.
         let other = doc! { "_id": 2, "lines": [{ "sku": "x" }], MAP: { "lines": 7 } };
-        scene.events.insert(other).await;
+        scene.insert(other).await;
         let error = line(&a, "x").acquire(2).await.unwrap_err();
         assert!(matches!(error, AcquireError::Server(_)), "{error}");
         let whole = scene.locks_of::<Document>(&scene.b).field(MAP);
         whole.acquire(1).await.unwrap().release().await.unwrap();
         let error = line(&scene.locks_of(&scene.b), "x").acquire(1).await.unwrap_err();
-        assert!(
-            error.to_string().contains("overlaps with `watchlock_elements`"),
-            "{error}"
-        );
+        assert_says(&error, &["overlaps with `watchlock_elements`"]);
     }
 }
 
@@ -695,7 +648,7 @@ async fn waiters_for_an_element_that_is_removed_are_told_at_their_turn() {
         let (a, b) = scene.locks();
         for others in [false, true] {
             let id = 1 + i32::from(others);
-            scene.events.insert(order(id)).await;
+            scene.insert(order(id)).await;
             let (a, b) = (line(&a, "x"), line(&b, "x"));
             let held = a.acquire(id).await.unwrap();
             let mut waiters = Vec::new();
@@ -712,7 +665,7 @@ async fn waiters_for_an_element_that_is_removed_are_told_at_their_turn() {
                 eventually(PATIENCE, "it waits", async || waiting(&a, id).await == 2).await;
             }
             let without = doc! { "$set": { "lines": [{ "sku": "y" }] } };
-            scene.events.update(doc! { "_id": id }, without).await;
+            scene.update(id, without).await;
             held.release().await.unwrap();
             for waiter in waiters {
                 let error = within(PATIENCE, "the news", waiter).await.unwrap().unwrap_err();
@@ -724,16 +677,12 @@ async fn waiters_for_an_element_that_is_removed_are_told_at_their_turn() {
             })
             .await;
             // It is there again.
-            scene
-                .events
-                .update(doc! { "_id": id }, doc! { "$set": { "lines": [{ "sku": "x" }] } })
-                .await;
+            scene.update(id, doc! { "$set": { "lines": [{ "sku": "x" }] } }).await;
             b.acquire(id).await.unwrap().release().await.unwrap();
         }
     }
 }
 
-/// A collection's own collation may take two texts for the same; the locks do not.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_collation_makes_no_two_elements_one() {
     let ground = Ground::replica_set("element_collation").await;
@@ -742,7 +691,7 @@ async fn a_collation_makes_no_two_elements_one() {
     let database = ground.driver().await.database(&ground.database);
     database.run_command(create).await.unwrap();
     let lines = vec![doc! { "sku": "x" }, doc! { "sku": "X" }, doc! { "sku": "é" }];
-    scene.events.insert(doc! { "_id": "order", "lines": lines }).await;
+    scene.insert(doc! { "_id": "order", "lines": lines }).await;
     let (a, b) = scene.locks();
     let small = line(&a, "x").acquire("order").await.unwrap();
     let large = line(&b, "X").acquire("order").await.unwrap();
@@ -770,7 +719,7 @@ async fn a_fence_and_a_guard_work_under_the_lock_of_an_element() {
     let events = database.collection::<Document>("events");
     let locks = LockClient::builder(database).build().await.unwrap();
     let locks = locks.documents(events.clone());
-    scene.events.insert(order(1)).await;
+    scene.insert(order(1)).await;
     let one = line(&locks, "x").acquire(1).await.unwrap();
     let two = line(&locks, "y").acquire(1).await.unwrap();
     let fence = one.fence().field("fence_x").unwrap();
@@ -788,8 +737,7 @@ async fn a_fence_and_a_guard_work_under_the_lock_of_an_element() {
     assert_eq!(written.get_str("of").unwrap(), "replaced");
     assert_eq!(codes(&written).len(), 2);
 
-    let mut session = driver.start_session().await.unwrap();
-    session.start_transaction().await.unwrap();
+    let mut session = transaction(&driver).await;
     one.guard_transaction(&mut session).await.unwrap();
     let open = one.update(doc! { "$set": { "n": 2 } }).await.unwrap_err();
     assert!(matches!(open, DocumentError::InTransaction), "{open}");

@@ -7,23 +7,19 @@
 
 use std::{
     sync::{Arc, Mutex, MutexGuard},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
-use futures::future::{join_all, select_all};
-use mongodb::{
-    Client,
-    bson::{Document, doc},
-    options::WriteConcern,
-};
+use futures::future::select_all;
+use mongodb::options::WriteConcern;
 use tokio::{
     task::JoinHandle,
     time::{sleep, sleep_until, timeout},
 };
-use watchlock::{Held, LockClient, LockStatus, Released, locks, operate::WakeMode};
-use watchlock_testkit::{Cluster, shared};
+use watchlock::{locks, operate::WakeMode};
+use watchlock_testkit::Cluster;
 
-use crate::setup::{spawn, until_mode};
+use crate::setup::*;
 
 /// How long the machine may take to elect a new primary for the promises about that to apply.
 const ELECTED_IN_TIME: Duration = Duration::from_secs(15);

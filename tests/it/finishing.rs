@@ -1,18 +1,17 @@
 //! Locked documents that are changed and released by one write.
 
-use mongodb::bson::{Document, doc};
-use watchlock::{LostReason, documents::DocumentLocks, errors::DocumentError};
+use watchlock::errors::DocumentError;
 
 use crate::{
-    documents::{Place, Scene, waiting},
-    setup::{Ground, PATIENCE, SOON, eventually, faulty, spawn, within},
+    documents::{Place, Scene, waits},
+    setup::*,
 };
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_document_is_changed_and_free_by_one_write() {
     for scene in Scene::everywhere("finish").await {
         let (a, b) = scene.locks();
-        scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
+        scene.insert(doc! { "_id": 1, "n": 1 }).await;
         let held = a.claim(doc! { "n": 1 }).await.unwrap();
         let (view, before) = (held.view(), held.token());
         held.update_and_release(doc! { "$inc": { "n": 1 } }).await.unwrap();
@@ -38,7 +37,7 @@ async fn a_document_is_changed_and_free_by_one_write() {
 async fn a_job_takes_two_commands() {
     let ground = Ground::replica_set("finish_cost").await;
     let (driver, sent) = ground.noting_driver().await;
-    let events = driver.database(&ground.database).collection::<Document>("events");
+    let events = ground.of(&driver, "events");
     events.insert_one(doc! { "_id": 1, "done": false }).await.unwrap();
     let locks = ground.locks().await;
     let jobs = locks.documents(events);
@@ -52,10 +51,9 @@ async fn a_job_takes_two_commands() {
 async fn a_waiter_gets_the_document_as_it_was_left() {
     for scene in Scene::everywhere("finish_waiter").await {
         let (a, b) = scene.locks();
-        scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
+        scene.insert(doc! { "_id": 1, "n": 1 }).await;
         let held = a.acquire(1).await.unwrap();
-        let waiter = spawn(b.acquire(1));
-        eventually(PATIENCE, "it waits", async || waiting(&a, 1).await == 1).await;
+        let waiter = waits(&a, 1, b.acquire(1)).await;
         // So does a claim that the update makes match.
         let claim = spawn(a.claim(doc! { "n": 2 }));
         held.update_and_release(doc! { "$set": { "n": 2 } }).await.unwrap();
@@ -71,19 +69,16 @@ async fn a_waiter_gets_the_document_as_it_was_left() {
 async fn a_document_whose_lock_was_lost_stays_as_it_is() {
     for scene in Scene::everywhere("finish_lost").await {
         let (a, b) = scene.locks();
-        scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
+        scene.insert(doc! { "_id": 1, "n": 1 }).await;
         let held = a.acquire(1).await.unwrap();
         b.break_lock(1).await.unwrap();
         let _next = b.acquire(1).await.unwrap();
         let error = held.update_and_release(doc! { "$set": { "n": 2 } }).await.unwrap_err();
-        assert!(
-            matches!(&error, DocumentError::Lost(lost) if lost.reason == LostReason::Broken),
-            "{error:?}"
-        );
+        assert_is!(error, DocumentError::Lost(lost) if lost.reason == LostReason::Broken);
         assert_eq!(scene.find(1).await.get_i32("n").unwrap(), 1);
 
         // What can't be an update changes nothing, and the lock is given back.
-        scene.events.insert(doc! { "_id": 2, "n": 1 }).await;
+        scene.insert(doc! { "_id": 2, "n": 1 }).await;
         let held = a.acquire(2).await.unwrap();
         let error = held
             .update_and_release(doc! { "$set": { "watchlock": 1 } })
@@ -106,11 +101,7 @@ async fn an_update_whose_answer_is_lost_is_made_once_and_said_to_be() {
     let ground = Ground::on(cluster, "finish_answer");
     let named = ground.by_name();
     let (jobs, scene) = (struck(&named).await, Scene::on(ground.clone()).await);
-    let fail = async |times: i32, fault: Document| {
-        let mut data = doc! { "failCommands": ["update"], "appName": &ground.database };
-        data.extend(fault);
-        cluster.fail_commands(0, doc! { "times": times }, data).await.unwrap()
-    };
+    let fail = async |strikes, fault| ground.fail(cluster, times(strikes), &["update"], fault).await;
     let count = doc! { "$inc": { "n": 1 } };
     // It is applied, and neither of two answers says so.
     let lost = doc! {
@@ -120,7 +111,7 @@ async fn an_update_whose_answer_is_lost_is_made_once_and_said_to_be() {
     // It is not applied.
     let refused = doc! { "errorCode": 262 };
     for (id, times, fault) in [(1, 2, lost.clone()), (2, 5, refused.clone()), (3, 6, lost)] {
-        scene.events.insert(doc! { "_id": id, "n": 0 }).await;
+        scene.insert(doc! { "_id": id, "n": 0 }).await;
         let job = jobs.acquire(id).await.unwrap();
         let fault = fail(times, fault).await;
         within(PATIENCE, "the answer", job.update_and_release(count.clone()))
@@ -131,7 +122,7 @@ async fn an_update_whose_answer_is_lost_is_made_once_and_said_to_be() {
         assert!(scene.locks().1.try_acquire(id).await.unwrap().is_some());
     }
     // The lock is broken before any try is applied.
-    scene.events.insert(doc! { "_id": 4, "n": 0 }).await;
+    scene.insert(doc! { "_id": 4, "n": 0 }).await;
     let job = jobs.acquire(4).await.unwrap();
     let fault = fail(10_000, refused).await;
     let finishing = spawn(job.update_and_release(count));
@@ -139,14 +130,10 @@ async fn an_update_whose_answer_is_lost_is_made_once_and_said_to_be() {
     scene.locks().1.break_lock(4).await.unwrap();
     fault.off().await.unwrap();
     let error = within(PATIENCE, "the answer", finishing).await.unwrap().unwrap_err();
-    assert!(
-        matches!(&error, DocumentError::Lost(lost) if lost.reason == LostReason::Broken),
-        "{error:?}"
-    );
+    assert_is!(error, DocumentError::Lost(lost) if lost.reason == LostReason::Broken);
     assert_eq!(scene.find(4).await.get_i32("n").unwrap(), 0);
 }
 
-/// The shutdown of its own client takes the lock away between two tries: then the update was not made.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_update_that_a_shutdown_overtakes_is_not_said_to_be_made() {
     let (cluster, _turn) = faulty().await;
@@ -157,14 +144,13 @@ async fn an_update_that_a_shutdown_overtakes_is_not_said_to_be_made() {
     let jobs = locks.documents::<Document>(database.collection("events"));
     let mut held = Vec::new();
     for id in 0..8 {
-        scene.events.insert(doc! { "_id": id, "n": 0 }).await;
+        scene.insert(doc! { "_id": id, "n": 0 }).await;
         held.push((id, jobs.acquire(id).await.unwrap()));
     }
-    let refused = doc! { "failCommands": ["findAndModify", "update"], "appName": &ground.database, "errorCode": 262 };
-    let fault = cluster
-        .fail_commands(0, doc! { "times": 10_000 }, refused)
-        .await
-        .unwrap();
+    let fault = doc! { "errorCode": 262 };
+    let fault = ground
+        .fail(cluster, times(10_000), &["findAndModify", "update"], fault)
+        .await;
     let finishing: Vec<_> = held
         .into_iter()
         .map(|(id, job)| (id, spawn(job.update_and_release(doc! { "$inc": { "n": 1 } }))))
@@ -180,13 +166,12 @@ async fn an_update_that_a_shutdown_overtakes_is_not_said_to_be_made() {
     }
 }
 
-/// A future that is dropped on its way has its write done all the same, or the lock is given back without it.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_update_that_is_dropped_leaves_the_document_free() {
     for scene in Scene::everywhere("finish_dropped").await {
         let (a, b) = scene.locks();
         for id in 0..20 {
-            scene.events.insert(doc! { "_id": id, "n": 0 }).await;
+            scene.insert(doc! { "_id": id, "n": 0 }).await;
             let held = a.acquire(id).await.unwrap();
             let limit = std::time::Duration::from_micros(u64::try_from(id).unwrap() * 100);
             let finishing = held.update_and_release(doc! { "$inc": { "n": 1 } });

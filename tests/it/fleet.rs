@@ -1,17 +1,10 @@
 //! Many clients that hold locks on a set that others write to all the while.
 
-use std::time::Duration;
-
-use futures::future::join_all;
-use mongodb::bson::{Document, doc};
 use tokio::time::{Instant, sleep};
-use watchlock::{
-    LockClient, LostReason,
-    operate::{HoldWatch, WakeMode},
-};
+use watchlock::operate::{HoldWatch, WakeMode};
 use watchlock_testkit::Cluster;
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, spawn, until_mode, until_streaming, within};
+use crate::setup::*;
 
 /// Clients that hold a lock each.
 const CLIENTS: usize = 8;
@@ -93,18 +86,18 @@ async fn holders_read_their_locks_while_the_set_is_too_busy_for_their_streams() 
 async fn holders_read_as_soon_as_a_stream_is_closed() {
     let ground = Ground::replica_set("closed").await;
     let (driver, other) = (ground.driver().await, ground.polling().await);
-    let builder = ground.builder().await.lease(Duration::from_secs(120));
-    let locks = builder
-        .hold_watch(HoldWatch::Reads(Duration::from_millis(50)))
-        .build()
-        .await
-        .unwrap();
+    let locks = ground
+        .locks_with(|builder| {
+            builder
+                .lease(Duration::from_secs(120))
+                .hold_watch(HoldWatch::Reads(Duration::from_millis(50)))
+        })
+        .await;
     let before = other.mutex("x").acquire().await.unwrap();
-    let mutex = locks.mutex("x");
-    let waiting = spawn(async move { mutex.acquire().await.unwrap() });
+    let waiting = spawn(locks.mutex("x").acquire());
     until_streaming(&ground, &driver, 1).await;
     before.release().await.unwrap();
-    let held = within(SOON, "its turn", waiting).await.unwrap();
+    let held = within(SOON, "its turn", waiting).await.unwrap().unwrap();
     until_streaming(&ground, &driver, 0).await;
     ground.documents().await.delete_one(doc! { "_id": "x" }).await.unwrap();
     assert_eq!(within(SOON, "it is deleted", held.lost()).await, LostReason::Deleted);

@@ -1,19 +1,14 @@
 //! Memory in the place of a server: its collection answers as the driver's, and a test can set faults.
 
-use std::time::Duration;
-
-use futures::future::{join, join_all};
-use mongodb::bson::{Document, doc};
+use futures::future::join;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 use watchlock::{
-    LockClient, LostReason,
-    errors::{AcquireError, DocumentError},
+    errors::DocumentError,
     operate::{PollingReason, WakeMode},
-    testing::{InMemory, MemoryCollection},
 };
 
-use crate::setup::{Ground, within};
+use crate::setup::*;
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Order {
@@ -126,10 +121,7 @@ async fn every_call_during_an_outage_ends_with_its_error_and_goes_on_afterwards(
         .timeout(Duration::from_secs(5))
         .await
         .unwrap_err();
-    assert!(
-        matches!(&error, AcquireError::Unanswered { error: Some(_), .. }),
-        "{error:?}"
-    );
+    assert_is!(error, AcquireError::Unanswered { error: Some(_), .. });
     let mut told = vec![error.to_string()];
     let error = other.mutex("x").try_acquire().await.unwrap_err();
     assert!(matches!(&error, AcquireError::Server(_)), "{error:?}");

@@ -1,112 +1,132 @@
 //! Mutexes, wherever the locks live.
 
-use std::time::Duration;
+use std::time::Instant;
 
 use watchlock::{
-    LockStatus, Lost, LostReason, Released,
-    errors::{AcquireError, RunError},
-    testing::InMemory,
+    LockClientBuilder,
+    operate::{PollingReason, WakeMode, WakeSource},
 };
 
-use crate::setup::{SOON, eventually, granted, in_line, is_vacant, places, spawn, within};
+use crate::setup::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_mutex_is_handed_over_in_order() {
-    for (a, b) in places("order").await {
-        let first = a.mutex("x").acquire().await.unwrap();
-        assert_eq!(first.status(), LockStatus::Held);
-        let second = in_line(&a, "x", 1, b.mutex("x").acquire()).await;
-        let third = in_line(&a, "x", 2, a.mutex("x").acquire()).await;
-        assert!(b.mutex("x").try_acquire().await.unwrap().is_none());
-        let mut last = first.token();
-        assert_eq!(first.release().await.unwrap(), Released::Released);
-        for next in [second, third] {
-            let next = granted(next).await;
-            assert!(next.token() > last, "tokens rise");
-            last = next.token();
-            next.release().await.unwrap();
-        }
-        assert!(is_vacant(&a, "x").await);
-        assert!(b.mutex("x").try_acquire().await.unwrap().is_some());
+async fn a_mutex_keeps_its_promises_wherever_it_lives_and_however_its_waiters_are_woken() {
+    let (memory, alone) = (InMemory::new(), Ground::standalone("promises").await);
+    let (streams, polls) = (Ground::replica_set("streams").await, Ground::replica_set("polls").await);
+    let polling = |builder: LockClientBuilder| builder.wake_source(WakeSource::Polling);
+    for (place, ground, mode) in [
+        ("in memory", None, WakeMode::ChangeStream),
+        ("by a stream", Some(&streams), WakeMode::ChangeStream),
+        ("by polling", Some(&polls), WakeMode::Polling(PollingReason::Configured)),
+        (
+            "on a standalone",
+            Some(&alone),
+            WakeMode::Polling(PollingReason::Standalone),
+        ),
+    ] {
+        // What fails, fails at the last of these.
+        println!("{place}");
+        let client = async |_| match ground {
+            None => memory.client(),
+            Some(ground) if place == "by polling" => ground.locks_with(polling).await,
+            Some(ground) => ground.locks().await,
+        };
+        let clients = [client(0).await, client(1).await, client(2).await, client(3).await];
+        promises_are_kept(ground, clients, mode).await;
     }
+    assert_eq!(polls.streams(&polls.driver().await).await, [0_i64; 0]);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_timeout_leaves_no_place_in_the_queue() {
-    for (a, b) in places("timeout").await {
+/// Holders look after their locks twice a second, also without a stream.
+const NOTICED: Duration = Duration::from_millis(1500);
+
+async fn promises_are_kept(ground: Option<&Ground>, [a, b, c, d]: [LockClient; 4], mode: WakeMode) {
+    let held = a.mutex("x").acquire().await.unwrap();
+    assert_eq!(held.status(), LockStatus::Held);
+    assert!(held.renew().await.unwrap() > Duration::from_secs(25));
+
+    // A try and a timeout, which leave nothing behind.
+    assert!(b.mutex("x").try_acquire().await.unwrap().is_none());
+    for timeout in [Duration::ZERO, Duration::from_millis(30), Duration::from_millis(100)] {
+        let start = Instant::now();
+        let error = b.mutex("x").acquire().timeout(timeout).await.unwrap_err();
+        let (AcquireError::Timeout { name, waited, .. } | AcquireError::Unanswered { name, waited, .. }) = error else {
+            panic!("{error}");
+        };
+        assert_eq!((&name[..], waited), ("x", timeout));
+        assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+        until_waiting(&a, "x", 0).await;
+    }
+
+    // First come, first served. The last one is the second of its process, so it waits there, and joins the queue with
+    // the first's release.
+    let mut waiting = Vec::new();
+    for (number, locks) in [&b, &c, &d, &b].into_iter().enumerate() {
+        waiting.push(in_line(&a, "x", (number + 1).min(3), locks.mutex("x").acquire()).await);
+    }
+    let mut last = held.token();
+    assert_eq!(held.release().await.unwrap(), Released::Released);
+    for next in waiting {
+        let next = within(2 * SOON, "the next", next).await.unwrap().unwrap();
+        assert!(next.token() > last, "{} after {last}", next.token());
+        last = next.token();
+        next.release().await.unwrap();
+    }
+    until_vacant(&a, "x").await;
+
+    // A waiter is dropped, behind which a task of its own client and another client wait, and then a handle. Whoever
+    // still has a view of it knows at once, the next in line a hop later.
+    let held = a.mutex("x").acquire().await.unwrap();
+    let gone = in_line(&a, "x", 1, b.mutex("x").acquire()).await;
+    let beside = spawn(b.mutex("x").acquire());
+    let behind = in_line(&a, "x", 2, c.mutex("x").acquire()).await;
+    gone.abort();
+    assert!(gone.await.unwrap_err().is_cancelled());
+    let (view, token) = (held.view(), held.token());
+    drop(held);
+    assert_eq!(view.status(), LockStatus::Lost);
+    let each = [beside, behind].map(async |next| {
+        let next = within(2 * SOON, "both get it", next).await.unwrap().unwrap();
+        assert!(next.token() > token);
+        next.release().await.unwrap();
+    });
+    join_all(each).await;
+    until_vacant(&c, "x").await;
+
+    // What happens to the lock is noticed, and nothing is taken back.
+    let held = a.mutex("x").acquire().await.unwrap();
+    let (view, ended) = (held.view(), held.lost_token());
+    let next = in_line(&a, "x", 1, b.mutex("x").acquire()).await;
+    b.break_lock("x").await.unwrap();
+    let next = granted(next).await;
+    assert_eq!(within(NOTICED, "it is broken", held.lost()).await, LostReason::Broken);
+    assert!(ended.is_cancelled());
+    assert_eq!((held.status(), held.safe_for()), (LockStatus::Lost, Duration::ZERO));
+    assert_eq!(held.release().await.unwrap(), Released::WasLost);
+    assert_eq!(
+        (view.lost_reason(), next.status()),
+        (Some(LostReason::Broken), LockStatus::Held)
+    );
+    assert_eq!(info(&b, "x").await.unwrap().holders[0].token, next.token());
+    next.release().await.unwrap();
+    if let Some(ground) = ground {
         let held = a.mutex("x").acquire().await.unwrap();
-        for timeout in [Duration::ZERO, Duration::from_millis(30)] {
-            let error = b.mutex("x").acquire().timeout(timeout).await.unwrap_err();
-            assert!(
-                matches!(&error, AcquireError::Timeout { name, waited, .. } | AcquireError::Unanswered { name, waited, .. } if name == "x" && *waited == timeout)
-            );
-        }
-        eventually(SOON, "the place is given up", async || {
-            a.inspect("x").await.unwrap().unwrap().waiters.is_empty()
-        })
-        .await;
-        assert_eq!(held.status(), LockStatus::Held);
-        drop(held);
-        let next = within(SOON, "a dropped handle releases", async {
-            b.mutex("x").acquire().await
-        })
-        .await;
-        assert!(next.is_ok());
+        ground.documents().await.delete_one(doc! { "_id": "x" }).await.unwrap();
+        assert_eq!(within(NOTICED, "it is deleted", held.lost()).await, LostReason::Deleted);
+        assert_eq!(held.release().await.unwrap(), Released::WasLost);
+        assert!(info(&a, "x").await.is_none());
     }
-}
 
-#[tokio::test(flavor = "multi_thread")]
-async fn run_releases_and_ends_what_runs_without_the_lock() {
-    for (a, b) in places("run").await {
-        assert_eq!(
-            a.mutex("x")
-                .acquire()
-                .run(async |held| held.name().len())
-                .await
-                .unwrap(),
-            1
-        );
-        assert!(is_vacant(&a, "x").await);
-        let (started, begun) = tokio::sync::oneshot::channel();
-        let mutex = a.mutex("x");
-        let running = spawn(async move {
-            mutex
-                .acquire()
-                .run(async move |_| {
-                    let _ = started.send(());
-                    std::future::pending::<()>().await;
-                })
-                .await
-        });
-        begun.await.unwrap();
-        b.break_lock("x").await.unwrap();
-        let ended = within(2 * SOON, "the future is dropped", running).await.unwrap();
-        assert!(matches!(
-            ended,
-            Err(RunError::Lost(Lost {
-                reason: LostReason::Broken,
-                ..
-            }))
-        ));
+    // The ends of the clients: of one that waits, and of one that holds.
+    let held = a.mutex("x").acquire().await.unwrap();
+    let waiting = in_line(&a, "x", 1, b.mutex("x").acquire()).await;
+    for locks in [&b, &c, &d, &a] {
+        assert_eq!(locks.wake_mode(), mode);
+        within(PATIENCE, "the client ends", locks.shutdown()).await;
+        assert_is!(locks.mutex("x").acquire().await, Err(AcquireError::Closed));
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_renewal_by_hand_and_a_shutdown() {
-    for (a, b) in places("shutdown").await {
-        let held = a.mutex("x").acquire().await.unwrap();
-        assert!(held.renew().await.unwrap() > Duration::from_secs(25));
-        let waiting = in_line(&a, "x", 1, b.mutex("x").acquire()).await;
-        b.shutdown().await;
-        assert!(matches!(waiting.await.unwrap(), Err(AcquireError::Closed)));
-        assert!(matches!(b.mutex("x").acquire().await, Err(AcquireError::Closed)));
-        assert!(a.inspect("x").await.unwrap().unwrap().waiters.is_empty());
-        let view = held.view();
-        a.shutdown().await;
-        assert_eq!(held.lost_reason(), Some(LostReason::Released));
-        assert_eq!(view.lost().await, LostReason::Released);
-        assert!(is_vacant(&a, "x").await);
-    }
+    assert_is!(waiting.await.unwrap(), Err(AcquireError::Closed));
+    assert_eq!(held.lost_reason(), Some(LostReason::Released));
 }
 
 #[tokio::test(flavor = "multi_thread")]

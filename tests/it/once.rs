@@ -1,17 +1,13 @@
 //! Jobs that are done once in a period.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use futures::future::join_all;
 use watchlock::{
-    LockClient, Released,
-    errors::{AcquireError, RunError},
+    errors::RunError,
     locks::{OnceOutcome, Turn},
 };
 
-use crate::setup::{
-    Ground, PATIENCE, eventually, faulty, info, is_vacant, pause, places, spawn, until_waiting, within,
-};
+use crate::setup::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -195,9 +191,7 @@ async fn tasks_that_find_the_job_done_or_in_progress_learn_it_by_two_commands() 
         let (driver, sent) = ground.noting_driver().await;
         let locks = ground.locks_over(&driver).await;
         let once = locks.once("job", DAY).since_success();
-        let Turn::Ours(job) = once.begin().await.unwrap() else {
-            panic!("it was never begun");
-        };
+        let job = begun(once.clone()).await;
         let ask = async |tasks: usize| {
             let before = sent.count("findAndModify");
             let turns = join_all((0..tasks).map(|_| once.begin())).await;
@@ -215,10 +209,7 @@ async fn tasks_that_find_the_job_done_or_in_progress_learn_it_by_two_commands() 
         job.done().await.unwrap();
         for tasks in [10, 50] {
             for turn in ask(tasks).await {
-                assert!(
-                    matches!(&turn, Ok(Turn::RanAlready(ran)) if ran.by.token == token),
-                    "{turn:?}"
-                );
+                assert_is!(turn, Ok(Turn::RanAlready(ran)) if ran.by.token == token);
             }
         }
     }
@@ -242,9 +233,7 @@ async fn in_memory_no_task_that_finds_the_job_done_waits() {
 async fn beside_a_task_that_waits_for_the_lock_the_report_is_of_now() {
     for (a, b) in places("beside").await {
         ours(&a, DAY).await.unwrap().done().await.unwrap();
-        let mutex = a.mutex("job");
-        let waiting = spawn(async move { mutex.acquire().await });
-        until_waiting(&b, "job", 1).await;
+        let waiting = in_line(&b, "job", 1, a.mutex("job").acquire()).await;
         for _ in 0..3 {
             let earlier = info(&b, "job").await.unwrap().as_of;
             pause(SECOND / 100).await;

@@ -1,12 +1,8 @@
 //! Semaphores, wherever the locks live.
 
-use futures::future::join_all;
-use watchlock::{
-    LostReason, Released,
-    errors::{AcquireError, OperateError, RenewError},
-};
+use watchlock::errors::{OperateError, RenewError};
 
-use crate::setup::{Ground, PATIENCE, granted, in_line, is_vacant, places, spawn, until_waiting, within};
+use crate::setup::*;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_semaphore_gives_out_its_permits_and_no_more() {
@@ -307,7 +303,6 @@ async fn fifty_tasks_hold_no_more_permits_than_were_set_while_they_ran() {
     assert_eq!(a.semaphore("x", 9).available_permits().await.unwrap(), 5);
 }
 
-/// A hold that gives permits back goes by the number in force, and not by that of its grant.
 #[tokio::test(flavor = "multi_thread")]
 async fn permits_that_are_given_back_after_the_number_was_lowered_are_granted_to_nobody() {
     for (a, b) in places("given_back").await {

@@ -12,23 +12,18 @@ use std::{
         mpsc,
     },
     thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
-use mongodb::{
-    Client,
-    bson::{Document, doc},
-    options::ClientOptions,
-};
+use mongodb::options::ClientOptions;
 use watchlock::{
-    LockClientBuilder, LockStatus, Lost, LostReason, Released,
-    errors::{AcquireError, BuildError, OperateError, RenewError, RunError},
+    LockClientBuilder,
+    errors::{BuildError, OperateError, RenewError, RunError},
     operate::LockEvent,
     sync::Blocking,
-    testing::InMemory,
 };
 
-use crate::setup::{COLLECTION, Ground, PATIENCE, SOON, assert_lost};
+use crate::setup::*;
 
 type LockClient = watchlock::LockClient<Blocking>;
 
@@ -125,8 +120,9 @@ fn threads_of_two_clients_take_turns() {
 }
 
 #[test]
-fn a_waiting_thread_is_handed_the_lock() {
-    for (a, b) in places("sync_handed") {
+fn a_mutex_keeps_its_promises_for_threads_too() {
+    for (a, b) in places("sync_mutex") {
+        // A hand-over.
         let held = a.mutex("x").acquire().reason("to test").run().unwrap();
         assert_eq!((held.name(), held.permits(), held.status()), ("x", 1, LockStatus::Held));
         assert!(held.renew().unwrap() > Duration::from_secs(25) && held.safe_for() > Duration::from_secs(20));
@@ -147,12 +143,9 @@ fn a_waiting_thread_is_handed_the_lock() {
         assert_eq!(held.release().unwrap(), Released::Released);
         let next = within(PATIENCE, "the grant", || waiting.join().unwrap());
         assert!(next.token() > token);
-    }
-}
+        next.release().unwrap();
 
-#[test]
-fn a_timeout_leaves_no_place_in_the_queue() {
-    for (a, b) in places("sync_timeout") {
+        // Timeouts, which leave no place in the queue.
         let held = a.mutex("x").acquire().run().unwrap();
         for timeout in [Duration::ZERO, Duration::from_millis(30)] {
             let error = b.mutex("x").acquire().timeout(timeout).run().unwrap_err();
@@ -165,13 +158,8 @@ fn a_timeout_leaves_no_place_in_the_queue() {
             a.inspect("x").unwrap().unwrap().waiters.is_empty()
         });
         assert_eq!(held.lost_reason(), None);
-    }
-}
 
-#[test]
-fn a_blocked_thread_learns_of_the_loss() {
-    for (a, b) in places("sync_lost") {
-        let held = a.mutex("x").acquire().run().unwrap();
+        // A loss, of which a blocked thread learns.
         assert_eq!(held.lost_within(Duration::from_millis(20)), None);
         let view = held.view();
         let blocked = thread::spawn(move || view.lost());
@@ -182,20 +170,10 @@ fn a_blocked_thread_learns_of_the_loss() {
         );
         assert_eq!(held.lost_within(Duration::MAX).unwrap(), LostReason::Broken);
         assert_eq!((held.status(), held.safe_for()), (LockStatus::Lost, Duration::ZERO));
-        assert!(matches!(
-            held.renew(),
-            Err(RenewError::Lost(Lost {
-                reason: LostReason::Broken,
-                ..
-            }))
-        ));
+        assert_lost!(RenewError, Broken, held.renew().unwrap_err());
         assert_eq!(held.release().unwrap(), Released::WasLost);
-    }
-}
 
-#[test]
-fn dropping_a_handle_releases_the_lock() {
-    for (a, b) in places("sync_drop") {
+        // A dropped handle.
         let held = a.mutex("x").acquire().run().unwrap();
         let view = held.view();
         let mutex = b.mutex("x");
@@ -205,6 +183,18 @@ fn dropping_a_handle_releases_the_lock() {
         assert_eq!(view.lost_reason(), Some(LostReason::Released));
         drop(within(PATIENCE, "the next has it", || waiting.join().unwrap()));
         eventually(SOON, "free", || is_vacant(&a, "x"));
+
+        // The end of the clients.
+        let held = a.mutex("x").acquire().run().unwrap();
+        let mutex = b.mutex("x");
+        let waiting = thread::spawn(move || mutex.acquire().run());
+        until_waiting(&a, "x", 1);
+        b.shutdown();
+        let ended = within(SOON, "the wait ends", || waiting.join().unwrap());
+        assert!(matches!(ended, Err(AcquireError::Closed)), "{ended:?}");
+        a.shutdown();
+        assert_eq!(held.lost(), LostReason::Released);
+        assert!(is_vacant(&b, "x"));
     }
 }
 
@@ -277,10 +267,7 @@ fn work_takes_the_options_of_its_lock() {
             b.break_lock("q").unwrap();
             held.lost()
         });
-        assert!(
-            matches!(&lost, Err(RunError::Lost(part)) if part.name == "q"),
-            "{lost:?}"
-        );
+        assert_is!(lost, Err(RunError::Lost(part)) if part.name == "q");
         let memory = watchlock::testing::MemoryCollection::new();
         prepared(memory.insert_one(doc! { "_id": 1, "n": 0 })).unwrap();
         let events = a.documents_in_memory::<Document>(&memory);
@@ -345,10 +332,7 @@ fn every_kind_of_lock_works_without_async() {
         let held = held.into_async().into_blocking();
         assert!(b.multi(names()).try_acquire().run().unwrap().is_none());
         let error = b.multi(names()).try_acquire().or_held().run().unwrap_err();
-        assert!(
-            matches!(&error, AcquireError::Held { name, .. } if name == "x"),
-            "{error}"
-        );
+        assert_is!(error, AcquireError::Held { name, .. } if name == "x");
         assert_eq!(held.tokens().count(), 3);
         assert_eq!(held.part("y").map(|part| part.token()), held.token_of("y"));
         assert_eq!(
@@ -364,10 +348,7 @@ fn every_kind_of_lock_works_without_async() {
             b.break_lock("z").unwrap();
             held.lost()
         });
-        assert!(
-            matches!(&lost, Err(RunError::Lost(part)) if part.name == "z"),
-            "{lost:?}"
-        );
+        assert_is!(lost, Err(RunError::Lost(part)) if part.name == "z");
 
         let (prices, exports) = (a.rw_lock("prices"), a.semaphore("parts", 4));
         let multi = a.multi([exports.part(3), "x".into(), prices.read_part()]);
@@ -388,7 +369,7 @@ fn every_kind_of_lock_works_without_async() {
 fn documents_are_locked_in_place_by_threads() {
     for ground in prepared(Ground::both("sync_docs")) {
         let client = driver(&ground);
-        let own = client.database(&ground.database).collection::<Document>("own");
+        let own = ground.of(&client, "own");
         let plain = mongodb::sync::Client::from(client)
             .database(&ground.database)
             .collection::<Document>("own");
@@ -522,22 +503,6 @@ fn events_are_iterated_and_end_with_the_client() {
 }
 
 #[test]
-fn a_shutdown_releases_and_ends_what_waits() {
-    for (a, b) in places("sync_shutdown") {
-        let held = a.mutex("x").acquire().run().unwrap();
-        let mutex = b.mutex("x");
-        let waiting = thread::spawn(move || mutex.acquire().run());
-        until_waiting(&a, "x", 1);
-        b.shutdown();
-        let ended = within(SOON, "the wait ends", || waiting.join().unwrap());
-        assert!(matches!(ended, Err(AcquireError::Closed)), "{ended:?}");
-        a.shutdown();
-        assert_eq!(held.lost(), LostReason::Released);
-        assert!(is_vacant(&b, "x"));
-    }
-}
-
-#[test]
 fn bad_input_is_refused() {
     let locks = watchlock::LockClient::in_memory().blocking();
     let errors = [
@@ -551,10 +516,7 @@ fn bad_input_is_refused() {
         assert!(matches!(error, AcquireError::Invalid(_)), "{error:?}");
     }
     assert!(matches!(locks.watch("").next(), Some(Err(OperateError::Invalid(_)))));
-    assert!(matches!(
-        locks.election("").observe().next(),
-        Some(Err(OperateError::Invalid(_)))
-    ));
+    assert_is!(locks.election("").observe().next(), Some(Err(OperateError::Invalid(_))));
     let built = InMemory::new().builder().blocking().lease(Duration::ZERO).build();
     assert!(matches!(built, Err(BuildError::Invalid(_))), "{built:?}");
 }

@@ -3,18 +3,13 @@
 use std::{
     collections::BTreeMap,
     sync::atomic::{AtomicBool, AtomicI64, Ordering},
-    time::Duration,
 };
 
-use futures::future::{join_all, select_all};
-use mongodb::{
-    Client,
-    bson::{Document, doc},
-};
+use futures::future::select_all;
 use tokio::time::timeout;
-use watchlock::{FencingToken, Held, LockClient, Released, errors::AcquireError, locks::Mutex};
+use watchlock::{FencingToken, locks::Mutex};
 
-use crate::setup::{COLLECTION, Ground, PATIENCE, Sent, eventually, faulty, is_vacant, spawn, within};
+use crate::setup::*;
 
 const TASKS: usize = 64;
 
@@ -122,15 +117,8 @@ async fn no_two_have_a_lock_whoever_shares_commands() {
 async fn a_document_in_a_transaction_holds_up_its_own_lock_only() {
     let ground = Ground::replica_set("open").await;
     let (locks, _, driver) = client(&ground).await;
-    let documents = driver.database(&ground.database).collection::<Document>(COLLECTION);
-    let mut session = driver.start_session().await.unwrap();
-    session.start_transaction().await.unwrap();
-    let change = doc! { "$set": { "mark": 1 } };
-    documents
-        .update_one(doc! { "_id": name(ODD) }, change)
-        .session(&mut session)
-        .await
-        .unwrap();
+    let documents = ground.of(&driver, COLLECTION);
+    let mut session = writing(&driver, &documents, name(ODD)).await;
     let mut acquires: Vec<_> = (0..TASKS)
         .map(|number| Box::pin(locks.mutex(name(number)).acquire().into_future()))
         .collect();
@@ -158,15 +146,11 @@ async fn a_document_that_a_validator_refuses_costs_no_other_its_lock() {
     driver.database(&ground.database).run_command(validator).await.unwrap();
     let mut held = within(PATIENCE, "an answer", acquire(&locks)).await;
     let refused = held.remove(ODD).map(drop).unwrap_err();
-    assert!(
-        refused.to_string().contains("DocumentValidationFailure (121)"),
-        "{refused}"
-    );
+    assert_says(&refused, &["DocumentValidationFailure (121)"]);
     release(held).await;
     assert!(all_are_vacant(&locks).await);
 }
 
-/// The releases beside it go on alone after one round, and it says why it is refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_that_a_validator_refuses_costs_no_other_its_release() {
     let ground = Ground::replica_set("kept").await;
@@ -191,8 +175,7 @@ async fn a_release_that_a_validator_refuses_costs_no_other_its_release() {
 /// Answers that are lost, of the command and of the reading after it, and a write that no majority confirms.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_answer_costs_a_round_and_grants_nothing_twice() {
-    let (cluster, _turn) = faulty().await;
-    let ground = Ground::on(cluster, "lost").by_name();
+    let (cluster, _turn, ground) = faulty_ground("lost").await;
     let (locks, ..) = client(&ground).await;
     let unconfirmed = doc! { "code": 100, "codeName": "UnsatisfiableWriteConcern", "errmsg": "no" };
     for (command, fault) in [
@@ -204,41 +187,29 @@ async fn a_lost_answer_costs_a_round_and_grants_nothing_twice() {
         // The reading alone is refused.
         ("find", doc! { "errorCode": 148 }),
     ] {
-        let mut data = doc! { "failCommands": [command], "appName": &ground.database };
-        data.extend(fault);
-        let fault = cluster
-            .fail_commands(0, doc! { "times": 1 }, data.clone())
-            .await
-            .unwrap();
+        let failing = ground.fail(cluster, times(1), &[command], fault.clone()).await;
         let held = within(PATIENCE, "all locks", acquire(&locks)).await;
-        fault.wait_entered(1, PATIENCE).await.unwrap();
+        failing.wait_entered(1, PATIENCE).await.unwrap();
         release(held).await;
-        assert!(all_are_vacant(&locks).await, "{data}");
-        fault.off().await.unwrap();
+        assert!(all_are_vacant(&locks).await, "{fault}");
+        failing.off().await.unwrap();
         // The same for releases.
         let held = within(PATIENCE, "all locks", acquire(&locks)).await;
-        let fault = cluster
-            .fail_commands(0, doc! { "times": 1 }, data.clone())
-            .await
-            .unwrap();
+        let failing = ground.fail(cluster, times(1), &[command], fault.clone()).await;
         within(PATIENCE, "the releases", release(held)).await;
-        fault.off().await.unwrap();
-        assert!(all_are_vacant(&locks).await, "{data}");
+        failing.off().await.unwrap();
+        assert!(all_are_vacant(&locks).await, "{fault}");
     }
 }
 
 /// Their entries may be written, or be about to be.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_that_gives_up_leaves_no_lock_behind() {
-    let (cluster, _turn) = faulty().await;
-    let ground = Ground::on(cluster, "given_up").by_name();
+    let (cluster, _turn, ground) = faulty_ground("given_up").await;
     let (locks, ..) = client(&ground).await;
     let mut given_up = 0;
     for command in ["update", "find"] {
-        let data = doc! {
-            "failCommands": [command], "appName": &ground.database, "blockConnection": true, "blockTimeMS": 600,
-        };
-        let fault = cluster.fail_commands(0, doc! { "times": 1 }, data).await.unwrap();
+        let fault = ground.fail(cluster, times(1), &[command], blocks(600)).await;
         let tasks: Vec<_> = (0..TASKS)
             .map(|number| spawn(locks.mutex(name(number)).acquire()))
             .collect();
@@ -254,12 +225,11 @@ async fn a_task_that_gives_up_leaves_no_lock_behind() {
     assert!(given_up > 0);
 }
 
-/// Their locks are in documents of the user's own, which have commands of their own.
 #[tokio::test(flavor = "multi_thread")]
 async fn documents_are_locked_by_a_command_each() {
     let ground = Ground::replica_set("own").await;
     let (driver, sent) = ground.noting_driver().await;
-    let orders = driver.database(&ground.database).collection::<Document>("orders");
+    let orders = ground.of(&driver, "orders");
     let documents = (0..TASKS).map(|number| doc! { "_id": name(number), "paid": true });
     orders.insert_many(documents).await.unwrap();
     let locks = ground.locks_over(&driver).await;

@@ -1,14 +1,8 @@
 //! Holders that hear that somebody waits for their lock.
 
-use std::time::Duration;
+use watchlock::{View, action::Target};
 
-use mongodb::bson::doc;
-use watchlock::{Held, View, action::Target};
-
-use crate::{
-    documents::Scene,
-    setup::{PATIENCE, granted, in_line, places, spawn, until_waiting, within},
-};
+use crate::{documents::Scene, setup::*};
 
 /// Nobody waits for it, as far as the holder has heard.
 async fn is_unwanted<T: Target>(held: &View<T>) -> bool {
@@ -40,8 +34,7 @@ async fn a_holder_hears_of_another_client_that_comes_to_wait() {
 async fn a_holder_hears_of_another_task_of_its_client() {
     for (a, _) in places("wanted_here").await {
         let held = a.mutex("x").acquire().await.unwrap();
-        let mutex = a.mutex("x");
-        let waiting = spawn(async move { mutex.acquire().await });
+        let waiting = spawn(a.mutex("x").acquire());
         is_wanted(&held).await;
         held.release().await.unwrap();
         assert!(is_unwanted(&granted(waiting).await.view()).await, "nobody is left");
@@ -111,7 +104,7 @@ async fn a_lock_of_any_kind_can_be_wanted() {
 async fn a_document_is_wanted_by_those_that_acquire_it() {
     for scene in Scene::everywhere("wanted_document").await {
         let (a, b) = scene.locks();
-        scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
+        scene.insert(doc! { "_id": 1, "n": 1 }).await;
         let claimed = a.claim(doc! { "n": 1 }).await.unwrap();
         let waiting = spawn(b.acquire(1));
         is_wanted(&claimed).await;

@@ -2,18 +2,16 @@
 
 mod run;
 
-use std::{future::pending, time::Duration};
+use std::future::pending;
 
-use mongodb::bson::Document;
 use tokio::time::timeout;
 use watchlock::{
-    Acquire, Held, Released, View,
+    Acquire, View,
     action::{AnyLock, OrHeld, Try},
     documents, election, locks,
-    testing::InMemory,
 };
 
-use crate::setup::{PATIENCE, eventually, info, is_vacant, spawn, until_waiting, within};
+use crate::setup::*;
 
 /// Compiles for types that any task can have, share, and hold across an await.
 fn is_shared<T: Send + Sync + Unpin + 'static>() {}
@@ -93,7 +91,6 @@ async fn an_acquire_that_has_begun_goes_on_from_its_place_to_its_work() {
     }
 }
 
-/// Code that does not care for the kind takes any lock.
 #[tokio::test]
 async fn a_held_lock_of_any_kind_is_one_of_any_kind() {
     let locks = InMemory::new().client();
@@ -142,8 +139,5 @@ async fn work_on_an_element_runs_under_its_lock() {
         pending::<()>().await;
     });
     let lost = within(PATIENCE, "the loss", lost).await;
-    assert!(
-        matches!(&lost, Err(RunError::Lost(lost)) if *lost == LostReason::Broken),
-        "{lost:?}"
-    );
+    assert_is!(lost, Err(RunError::Lost(lost)) if *lost == LostReason::Broken);
 }

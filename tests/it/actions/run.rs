@@ -1,25 +1,18 @@
 //! Work under locks of every kind: `run` of the actions, with their options.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
 };
 
-use mongodb::bson::{Document, doc};
 use watchlock::{
-    Acquire, Held, LockClient, View,
+    Acquire, View,
     action::{CanAcquire, Try},
     documents,
-    errors::{AcquireError, RunError},
+    errors::RunError,
 };
 
-use crate::{
-    documents::Scene,
-    setup::{Ground, PATIENCE, assert_lost, eventually, info, is_vacant, within},
-};
+use crate::{documents::Scene, setup::*};
 
 /// Counts the futures that were dropped before their end.
 struct Dropped(Arc<AtomicUsize>);
@@ -53,20 +46,14 @@ where
             assert_eq!(reason(b, name).await, Some(format!("why {name}")));
             // Nobody else gets in, and their work is not begun.
             let waited = other.timeout(brief).run(async |_| panic!("it runs beside")).await;
-            assert!(
-                matches!(
-                    waited,
-                    Err(RunError::Acquire(
-                        AcquireError::Timeout { .. } | AcquireError::Unanswered { .. }
-                    ))
-                ),
-                "{waited:?}"
+            assert_is!(
+                waited,
+                Err(RunError::Acquire(
+                    AcquireError::Timeout { .. } | AcquireError::Unanswered { .. }
+                ))
             );
             // It gives up before it has heard of its place, where the server takes long.
-            eventually(PATIENCE, "its place is given up", async || {
-                info(b, name).await.unwrap().waiters.is_empty()
-            })
-            .await;
+            until_waiting(b, name, 0).await;
             let tried = attempt.clone().run(async |_| panic!("it runs beside")).await;
             assert_eq!(tried.unwrap(), None::<()>, "{name}");
             (held.view().into().token(), attempt)
@@ -80,7 +67,7 @@ where
 
 #[tokio::test(flavor = "multi_thread")]
 async fn work_under_locks_of_every_kind_takes_their_options_and_releases() {
-    for scene in Scene::streaming("run").await {
+    for scene in Scene::everywhere("run").await {
         let (a, b) = (&scene.a, &scene.b);
         let (m, s) = (a.mutex("m"), a.semaphore("s", 2));
         let (r, w) = (a.rw_lock("r"), a.rw_lock("w"));
@@ -121,10 +108,7 @@ async fn work_under_locks_of_every_kind_takes_their_options_and_releases() {
             std::future::pending::<()>().await;
         });
         let lost = within(PATIENCE, "the loss", lost).await;
-        assert!(
-            matches!(&lost, Err(RunError::Lost(part)) if part.name == "q"),
-            "{lost:?}"
-        );
+        assert_is!(lost, Err(RunError::Lost(part)) if part.name == "q");
         assert_eq!(dropped.load(Ordering::SeqCst), 2, "the work was dropped");
         let both = a
             .multi(["p", "q"])
@@ -140,7 +124,7 @@ async fn work_on_a_document_may_change_or_delete_it() {
     for scene in Scene::streaming("run_document").await {
         let (a, b) = scene.locks();
         for id in [1, 2, 3] {
-            scene.events.insert(doc! { "_id": id, "n": 0 }).await;
+            scene.insert(doc! { "_id": id, "n": 0 }).await;
         }
         let count = doc! { "$inc": { "n": 1 } };
         let update = async |held: &Held<documents::Document<Document>>| {

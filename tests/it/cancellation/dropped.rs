@@ -11,23 +11,16 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, Wake, Waker},
-    time::Duration,
 };
 
 use futures::future::LocalBoxFuture;
-use mongodb::{
-    Client,
-    bson::{Document, doc},
-};
 use tokio::{runtime::Handle, sync::Notify, time::timeout};
-use watchlock::{
-    LockClient, LockClientBuilder, LostReason, Released,
-    documents::DocumentLocks,
-    operate::{LockEvent, WakeMode},
-    testing::{InMemory, MemoryCollection},
-};
+use watchlock::operate::{LockEvent, WakeMode};
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, is_vacant, pause, spawn, until_streaming, within};
+use crate::{
+    documents::{self, Place},
+    setup::*,
+};
 
 /// No function awaits as often as this on its way.
 const MOST_POLLS: usize = 60;
@@ -92,87 +85,51 @@ impl Wake for Bell {
     }
 }
 
-/// Where the locks are: on a server, or in memory.
-enum Place {
-    Server(Ground),
-    Memory(InMemory, MemoryCollection),
-}
-
 /// One process: its locks, and the locks in a collection of the user's.
 struct Process {
     locks: LockClient,
     events: DocumentLocks<Document>,
-    driver: Option<Client>,
 }
 
 /// The process whose futures are dropped, and another that must not suffer.
 struct Scene {
-    place: Place,
+    place: documents::Scene,
     victim: Process,
     other: Process,
-}
-
-impl Place {
-    async fn process(&self) -> Process {
-        match self {
-            Self::Server(ground) => {
-                let driver = ground.driver().await;
-                let database = driver.database(&ground.database);
-                let locks = LockClient::builder(database.clone()).claim_lease(CLAIM_LEASE);
-                let locks = locks.build().await.unwrap();
-                let events = locks.documents(database.collection("events"));
-                Process {
-                    locks,
-                    events,
-                    driver: Some(driver),
-                }
-            }
-            Self::Memory(memory, events) => {
-                let locks = memory.builder().claim_lease(CLAIM_LEASE).build().await.unwrap();
-                let events = locks.documents_in_memory(events);
-                Process {
-                    locks,
-                    events,
-                    driver: None,
-                }
-            }
-        }
-    }
-
-    async fn builder(&self) -> LockClientBuilder {
-        match self {
-            Self::Server(ground) => ground.builder().await,
-            Self::Memory(memory, _) => memory.builder(),
-        }
-    }
+    /// Of the victim, where it is on a server.
+    driver: Option<(Ground, Client)>,
 }
 
 impl Scene {
-    async fn at(place: Place) -> Self {
-        let (victim, other) = (place.process().await, place.process().await);
-        Self { place, victim, other }
+    async fn at(place: documents::Scene) -> Self {
+        let process = async || {
+            let locks = place.builder().await.claim_lease(CLAIM_LEASE).build().await.unwrap();
+            let events = place.locks_of(&locks);
+            Process { locks, events }
+        };
+        let (mut victim, other) = (process().await, process().await);
+        let mut driver = None;
+        if let Place::Server(ground) = &place.place {
+            let client = ground.driver().await;
+            let locks = LockClient::builder(client.database(&ground.database)).claim_lease(CLAIM_LEASE);
+            victim.locks = locks.build().await.unwrap();
+            victim.events = place.locks_of(&victim.locks);
+            driver = Some((ground.clone(), client));
+        }
+        Self {
+            place,
+            victim,
+            other,
+            driver,
+        }
     }
 
     async fn insert(&self, id: &str) {
-        match (&self.place, &self.other.driver) {
-            (Place::Server(ground), Some(driver)) => {
-                let events = driver.database(&ground.database).collection("events");
-                events.insert_one(doc! { "_id": id, "n": 0 }).await.unwrap();
-            }
-            (Place::Memory(_, events), _) => drop(events.insert_one(doc! { "_id": id, "n": 0 }).await.unwrap()),
-            (Place::Server(_), None) => unreachable!("a server is reached through a driver"),
-        }
+        self.place.events.insert(doc! { "_id": id, "n": 0 }).await;
     }
 
     async fn find(&self, id: &str) -> Option<Document> {
-        match (&self.place, &self.other.driver) {
-            (Place::Server(ground), Some(driver)) => {
-                let events = driver.database(&ground.database).collection("events");
-                events.find_one(doc! { "_id": id }).await.unwrap()
-            }
-            (Place::Memory(_, events), _) => events.find_one(doc! { "_id": id }).await.unwrap(),
-            (Place::Server(_), None) => unreachable!("a server is reached through a driver"),
-        }
+        self.place.events.find(doc! { "_id": id }).await.pop()
     }
 
     /// Waits until nobody holds the lock any more, and opens it if it is kept; returns whether it was.
@@ -303,20 +260,14 @@ cases! {
         struck.is_some()
     }
     once_done(scene, cut, name) {
-        let job = scene.victim.locks.once(name, PERIOD).since_success();
-        let watchlock::locks::Turn::Ours(job) = job.begin().await.unwrap() else {
-            panic!("nobody else is at it");
-        };
+        let job = begun(scene.victim.locks.once(name, PERIOD).since_success()).await;
         let struck = cut.strike(job.done()).await.is_some();
         // What was never polled was never reported.
         assert_eq!(scene.open(name).await, cut.polls > 0, "{cut:?}");
         struck
     }
     once_give_up(scene, cut, name) {
-        let job = scene.victim.locks.once(name, PERIOD).since_success();
-        let watchlock::locks::Turn::Ours(job) = job.begin().await.unwrap() else {
-            panic!("nobody else is at it");
-        };
+        let job = begun(scene.victim.locks.once(name, PERIOD).since_success()).await;
         let struck = cut.strike(job.give_up()).await.is_some();
         assert!(!scene.open(name).await, "{cut:?}");
         struck
@@ -433,15 +384,14 @@ cases! {
         cut.strike(building).await.is_some()
     }
     shutdown(scene, cut, name) {
-        let process = scene.place.process().await;
-        let held = process.locks.mutex(name).acquire().await.unwrap();
-        let mutex = process.locks.mutex(name);
-        let waiting = spawn(async move { mutex.acquire().await.unwrap_err() });
-        let struck = cut.strike(process.locks.shutdown()).await.is_some();
+        let locks = scene.place.builder().await.claim_lease(CLAIM_LEASE).build().await.unwrap();
+        let held = locks.mutex(name).acquire().await.unwrap();
+        let waiting = spawn(locks.mutex(name).acquire());
+        let struck = cut.strike(locks.shutdown()).await.is_some();
         if struck {
             assert_eq!(held.lost_reason(), Some(LostReason::Released));
         }
-        drop((held, process));
+        drop((held, locks));
         waiting.abort();
         struck
     }
@@ -504,6 +454,42 @@ cases! {
         assert!(matches!(event, Some(Ok(LockEvent::Granted { .. }))), "{event:?}");
         assert_eq!(held.release().await.unwrap(), Released::Released);
         is_over
+    }
+    attach(scene, cut, name) {
+        let (victim, other) = (&scene.victim.locks, &scene.other.locks);
+        let detached = other.mutex(name).acquire().await.unwrap().detach().await.unwrap();
+        if let Some(attached) = cut.strike(victim.attach(&detached)).await {
+            assert_eq!(attached.unwrap().unwrap().release().await.unwrap(), Released::Released);
+            return true;
+        }
+        // Nobody releases it by accident, though it may be attached for a moment.
+        let mut held = None;
+        eventually(PATIENCE, "its turn", async || {
+            held = other.attach(&detached).await.unwrap_or_default();
+            held.is_some()
+        })
+        .await;
+        assert_eq!(held.unwrap().release().await.unwrap(), Released::Released);
+        false
+    }
+    count_down(scene, cut, name) {
+        let (victim, other) = (scene.victim.locks.latch(name, 2), scene.other.locks.latch(name, 2));
+        let struck = cut.strike(victim.count_down()).await.is_some();
+        other.count_down().await.unwrap();
+        // The dropped one counts or not, and takes no place for long.
+        eventually(PATIENCE, "the dropped one counts, or is gone", async || {
+            let lock = info(&scene.other.locks, name).await.unwrap();
+            lock.holders.iter().all(|holder| holder.released.is_some())
+        })
+        .await;
+        let missing = other.missing().await.unwrap();
+        assert!(missing <= u32::from(!struck), "{missing} {cut:?}");
+        if missing == 1 {
+            other.count_down().await.unwrap();
+        }
+        within(SOON, "the latch opens", other.wait()).await.unwrap();
+        scene.other.locks.break_lock(name).await.unwrap();
+        struck
     }
     multi_release(scene, cut, name) {
         let held = scene.victim.locks.multi([name, "a"]).acquire().await.unwrap();
@@ -635,10 +621,8 @@ cases! {
         cut.strike(held.release()).await.is_some()
     }
     fenced_update(scene, cut, name) {
-        let (Place::Server(ground), Some(driver)) = (&scene.place, &scene.victim.driver) else {
-            return true;
-        };
-        let accounts = driver.database(&ground.database).collection::<Document>("accounts");
+        let Some((ground, driver)) = &scene.driver else { return true };
+        let accounts = ground.of(&driver, "accounts");
         accounts.insert_one(doc! { "_id": name, "n": 0 }).await.unwrap();
         let held = scene.victim.locks.mutex(name).acquire().await.unwrap();
         let update = held.fence().update_one(&accounts, doc! { "_id": name }, doc! { "$inc": { "n": 1 } });
@@ -647,14 +631,11 @@ cases! {
         struck
     }
     guard(scene, cut, name) {
-        let (Place::Server(ground), Some(driver)) = (&scene.place, &scene.victim.driver) else {
-            return true;
-        };
+        let Some((ground, driver)) = &scene.driver else { return true };
         let held = scene.victim.locks.mutex(name).acquire().await.unwrap();
-        let mut session = driver.start_session().await.unwrap();
-        session.start_transaction().await.unwrap();
+        let mut session = transaction(&driver).await;
         // What is dropped as the first operation of a transaction the driver can't abort.
-        let accounts = driver.database(&ground.database).collection::<Document>("accounts");
+        let accounts = ground.of(&driver, "accounts");
         accounts.insert_one(doc! { "_id": name }).session(&mut session).await.unwrap();
         let struck = cut.strike(held.guard_transaction(&mut session)).await.is_some();
         session.abort_transaction().await.unwrap();
@@ -697,7 +678,7 @@ const ALL_ENDED: Duration = Duration::from_secs(60);
 #[tokio::test(flavor = "multi_thread")]
 async fn a_future_that_is_dropped_anywhere_leaves_nothing_behind_in_memory() {
     let before = tasks();
-    drop_everywhere(&Scene::at(Place::Memory(InMemory::new(), MemoryCollection::new())).await).await;
+    drop_everywhere(&Scene::at(documents::Scene::in_memory()).await).await;
     eventually(ALL_ENDED, "no task is left", async || tasks() <= before).await;
 }
 
@@ -708,7 +689,7 @@ async fn a_future_that_is_dropped_anywhere_leaves_nothing_behind_on_a_server() {
     // Its own tasks have begun.
     until_streaming(&ground, &admin, 0).await;
     let before = tasks();
-    drop_everywhere(&Scene::at(Place::Server(ground.clone())).await).await;
+    drop_everywhere(&Scene::at(documents::Scene::on(ground.clone()).await).await).await;
     until_streaming(&ground, &admin, 0).await;
     eventually(PATIENCE, "no cursor is left", async || {
         let operations = ground.operations(&admin).await;

@@ -3,80 +3,23 @@
 mod dropped;
 mod token;
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
 };
 
 use mongodb::{
-    Client,
-    bson::{Document, doc},
     event::{
         EventHandler,
         cmap::{CmapEvent, ConnectionClosedReason},
     },
     options::ClientOptions,
 };
-use watchlock::LockStatus;
 
-use crate::setup::{
-    Dice, Ground, PATIENCE, SOON, eventually, info, is_vacant, pause, spawn, until_streaming, until_waiting, within,
-};
+use crate::setup::*;
 
 /// Acquires are dropped up to this long after they began.
 const AROUND: Duration = Duration::from_millis(3);
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_that_is_dropped_while_others_wait_behind_it_is_passed_over() {
-    let ground = Ground::replica_set("passed").await;
-    let (holder, first, second) = (ground.locks().await, ground.locks().await, ground.locks().await);
-    let held = holder.mutex("x").acquire().await.unwrap();
-    let mutex = first.mutex("x");
-    // Two tasks of the first client, of which only one stands in the server's queue, then the second client.
-    let gone = spawn(async move { drop(mutex.acquire().await) });
-    until_waiting(&holder, "x", 1).await;
-    let mutex = first.mutex("x");
-    let local = spawn(async move { mutex.acquire().await.unwrap() });
-    let mutex = second.mutex("x");
-    let remote = spawn(async move { mutex.acquire().await.unwrap() });
-    until_waiting(&holder, "x", 2).await;
-    gone.abort();
-    assert!(gone.await.unwrap_err().is_cancelled());
-    held.release().await.unwrap();
-    // In whichever order: both get it, one after the other, and nobody waits for the one that is gone.
-    let one = async {
-        let handle = local.await.unwrap();
-        handle.release().await.unwrap();
-    };
-    let two = async {
-        let handle = remote.await.unwrap();
-        handle.release().await.unwrap();
-    };
-    within(SOON, "both get it", async { tokio::join!(one, two) }).await;
-    eventually(SOON, "nobody is left", async || is_vacant(&holder, "x").await).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn dropping_a_handle_releases_the_lock() {
-    let ground = Ground::replica_set("handle").await;
-    let (holder, other) = (ground.locks().await, ground.locks().await);
-    let held = holder.mutex("x").acquire().await.unwrap();
-    let (view, token) = (held.view(), held.token());
-    assert!(other.mutex("x").try_acquire().await.unwrap().is_none());
-    let mutex = other.mutex("x");
-    let next = spawn(async move { mutex.acquire().await.unwrap() });
-    until_waiting(&other, "x", 1).await;
-    drop(held);
-    // Whoever still has a view knows at once, the next in line a hop later.
-    assert_eq!(view.status(), LockStatus::Lost);
-    let next = within(SOON, "the next gets it", next).await.unwrap();
-    assert!(next.token() > token);
-    drop(next);
-    eventually(SOON, "free", async || is_vacant(&other, "x").await).await;
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dropped_client_leaves_no_stream_no_connection_and_no_entry() {
@@ -143,7 +86,7 @@ async fn cancelled_acquires_do_not_stall_a_small_pool() {
         }
     }));
     let driver = Client::with_options(options).unwrap();
-    let own = driver.database(&ground.database).collection::<Document>("own");
+    let own = ground.of(&driver, "own");
     own.insert_one(doc! { "_id": 1 }).await.unwrap();
     let locks = ground.locks_over(&driver).await;
 
@@ -172,10 +115,7 @@ async fn cancelled_acquires_do_not_stall_a_small_pool() {
     }
     for number in 0..10 {
         let name = format!("lock {number}");
-        eventually(PATIENCE, "no place is left", async || {
-            info(&holder, &name).await.unwrap().waiters.is_empty()
-        })
-        .await;
+        until_waiting(&holder, &name, 0).await;
     }
     done.send_replace(true);
     user.await.unwrap();

@@ -1,10 +1,9 @@
 //! Acquires that another task or thread cancels by a token.
 
-use mongodb::bson::{Document, doc};
 use tokio_util::sync::CancellationToken;
-use watchlock::errors::{AcquireError, RunError};
+use watchlock::errors::RunError;
 
-use crate::setup::{Ground, PATIENCE, places, spawn, until_waiting, within};
+use crate::setup::*;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancelled_acquire_gives_its_queue_position_back() {
@@ -21,10 +20,7 @@ async fn a_cancelled_acquire_gives_its_queue_position_back() {
         let (ended, ()) = within(PATIENCE, "the end", async { tokio::join!(several, cancel) }).await;
         let error = within(PATIENCE, "the end", waiting).await.unwrap().unwrap_err();
         assert!(matches!(error, AcquireError::Cancelled), "{error:?}");
-        assert!(
-            matches!(ended, Err(RunError::Acquire(AcquireError::Cancelled))),
-            "{ended:?}"
-        );
+        assert_is!(ended, Err(RunError::Acquire(AcquireError::Cancelled)));
         until_waiting(&a, "x", 0).await;
         held.release().await.unwrap();
         // Cancelled before: nothing is sent, also for a free lock.

@@ -1,44 +1,39 @@
 //! Who holds and who waits, told where it matters: in errors, to handles of one client, and over a restart.
 
-use std::time::Duration;
-
-use mongodb::bson::{Document, doc};
 use watchlock::{
-    Held, LockClient, LockClientBuilder, LockStatus, LostReason, Released,
-    errors::AcquireError,
-    locks,
+    LockClientBuilder, locks,
     operate::{LockEvent, WakeSource},
-    testing::InMemory,
 };
-use watchlock_testkit::shared;
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, info, is_vacant, places_with, spawn, until_waiting, within};
+use crate::setup::*;
 
 /// Builders for two incarnations of an owner and for somebody else, in each of the three places, and polling on a
 /// replica set.
 async fn owners(name: &str) -> Vec<[LockClientBuilder; 3]> {
     let memory = InMemory::new();
     let (set, alone) = (Ground::replica_set(name).await, Ground::standalone(name).await);
-    let mut owners = vec![[memory.builder(), memory.builder(), memory.builder()]];
+    let (auto, polling) = (WakeSource::Auto, WakeSource::Polling);
+    let mut owners = Vec::new();
     for (ground, source) in [
-        (&set, WakeSource::Auto),
-        (&alone, WakeSource::Auto),
-        (&set, WakeSource::Polling),
+        (None, auto),
+        (Some(&set), auto),
+        (Some(&alone), auto),
+        (Some(&set), polling),
     ] {
-        let builders = [ground.builder().await, ground.builder().await, ground.builder().await];
-        let collection = format!("{source:?}");
-        owners.push(builders.map(|builder| builder.wake_source(source).collection(&collection)));
+        let owner = async |id: &str| match ground {
+            None => memory.builder().owner_id(id),
+            Some(ground) => {
+                let builder = ground.builder().await.wake_source(source);
+                builder.collection(format!("{source:?}")).owner_id(id)
+            }
+        };
+        owners.push([
+            owner("worker-3").await,
+            owner("worker-3").await,
+            owner("worker-4").await,
+        ]);
     }
     owners
-        .into_iter()
-        .map(|[one, two, other]| {
-            [
-                one.owner_id("worker-3"),
-                two.owner_id("worker-3"),
-                other.owner_id("worker-4"),
-            ]
-        })
-        .collect()
 }
 
 /// Two clients with labels, as two processes would have them, in each of the three places.
@@ -51,53 +46,34 @@ async fn errors_tell_who_holds_why_and_how_many_come_before() {
     for (a, b) in places("tells").await {
         let held = a.mutex("x").acquire().reason("monthly run").await.unwrap();
         let error = b.mutex("x").try_acquire().or_held().await.unwrap_err();
-        let AcquireError::Held { name, contention, .. } = &error else {
-            panic!("{error:?}")
-        };
-        let holder = &contention.holders[0];
-        assert_eq!((name.as_str(), holder.token), ("x", held.token()));
-        assert_eq!((holder.label.as_deref(), holder.pid), (Some("a"), std::process::id()));
-        assert!(holder.until > holder.since && contention.as_of >= holder.since);
-        assert_eq!((contention.waiting_before, contention.held_here), (0, false));
         let message = error.to_string();
+        let told = contention(error);
+        let holder = &told.holders[0];
+        assert_eq!(holder.token, held.token());
+        assert_eq!((holder.label.as_deref(), holder.pid), (Some("a"), std::process::id()));
+        assert!(holder.until > holder.since && told.as_of >= holder.since);
+        assert_eq!((told.waiting_before, told.held_here), (0, false));
         assert!(
             message.starts_with("`x` is not free: held by a (") && message.contains("because of \"monthly run\""),
             "{message}"
         );
 
         // In line behind another client's task and one of its own.
-        let mutex = a.mutex("x");
-        let _first = spawn(async move { mutex.acquire().await });
-        until_waiting(&a, "x", 1).await;
-        let mutex = b.mutex("x");
-        let _second = spawn(async move { mutex.acquire().await });
-        until_waiting(&a, "x", 2).await;
+        let _first = in_line(&a, "x", 1, a.mutex("x").acquire()).await;
+        let _second = in_line(&a, "x", 2, b.mutex("x").acquire()).await;
         let behind = b.mutex("x").acquire().timeout(Duration::from_millis(200));
         let error = behind.await.unwrap_err();
         let message = error.to_string();
-        let AcquireError::Timeout {
-            contention: Some(contention),
-            ..
-        } = error
-        else {
-            panic!("{error:?}")
-        };
-        assert_eq!(contention.holders[0].token, held.token());
-        assert_eq!(contention.waiting_before, 2, "{message}");
+        let told = contention(error);
+        assert_eq!(told.holders[0].token, held.token());
+        assert_eq!(told.waiting_before, 2, "{message}");
         assert!(
             message.contains("`x` was not free within 200ms: held by a") && message.contains("2 waiters ahead of us")
         );
 
         // To oneself, it says so.
         let error = a.mutex("x").acquire().timeout(Duration::ZERO).await.unwrap_err();
-        let AcquireError::Timeout {
-            contention: Some(contention),
-            ..
-        } = error
-        else {
-            panic!("{error:?}")
-        };
-        assert!(contention.held_here);
+        assert!(contention(error).held_here);
     }
 }
 
@@ -113,20 +89,8 @@ async fn an_outage_does_not_read_like_contention_and_a_try_has_a_bound() {
 
     // As long as the server answers, it is contention.
     let told = locks.mutex("x").acquire().timeout(timeout).await.unwrap_err();
-    assert!(
-        matches!(
-            told,
-            AcquireError::Timeout {
-                contention: Some(_),
-                ..
-            }
-        ),
-        "{told}"
-    );
-    eventually(SOON, "its place is given up", async || {
-        info(&other, "x").await.unwrap().waiters.is_empty()
-    })
-    .await;
+    contention(told);
+    until_waiting(&other, "x", 0).await;
 
     proxy.black_hole();
     for error in [
@@ -137,26 +101,20 @@ async fn an_outage_does_not_read_like_contention_and_a_try_has_a_bound() {
     ]
     .map(Result::unwrap_err)
     {
-        assert!(
-            error.to_string().contains("within 300ms: the server did not answer "),
-            "{error}"
-        );
-        assert!(matches!(
-            &error,
+        assert_says(&error, &["within 300ms: the server did not answer "]);
+        assert_is!(
+            error,
             AcquireError::Unanswered {
                 contention: None,
                 error: Some(_),
                 ..
             }
-        ));
+        );
     }
     // There may be no time for an error either.
     let hasty = locks.mutex("y").acquire().timeout(Duration::from_nanos(1)).await;
     let hasty = hasty.unwrap_err();
-    assert!(
-        matches!(hasty, AcquireError::Unanswered { contention: None, .. }),
-        "{hasty}"
-    );
+    assert_is!(hasty, AcquireError::Unanswered { contention: None, .. });
     // No operator waits for longer than it wants to.
     for name in ["x", "y"] {
         tokio::time::timeout(timeout, locks.inspect(name)).await.unwrap_err();
@@ -239,15 +197,13 @@ async fn a_client_enters_its_own_hold_where_it_asks_for_that() {
 async fn a_reader_enters_its_own_hold_although_a_writer_waits() {
     for (a, b) in places("readers").await {
         let outer = a.rw_lock("x").read().await.unwrap();
-        let lock = b.rw_lock("x");
-        let writing = spawn(async move { lock.write().await.unwrap() });
-        until_waiting(&a, "x", 1).await;
+        let writing = in_line(&a, "x", 1, b.rw_lock("x").write()).await;
         let inner = a.rw_lock("x").read().reentrant().timeout(PATIENCE).await.unwrap();
         assert_eq!(inner.token(), outer.token());
         assert!(a.rw_lock("x").try_write().reentrant().await.unwrap().is_none());
         drop(outer);
         drop(inner);
-        let writer = within(PATIENCE, "the writer", writing).await.unwrap();
+        let writer = within(PATIENCE, "the writer", writing).await.unwrap().unwrap();
         writer.release().await.unwrap();
     }
 }
@@ -281,9 +237,7 @@ async fn a_holder_that_lives_loses_its_lock_to_its_later_self() {
         let before = before.build().await.unwrap();
         let other = other.build().await.unwrap();
         let held = before.mutex("x").acquire().await.unwrap();
-        let mutex = other.mutex("x");
-        let waiting = spawn(async move { mutex.acquire().await.unwrap() });
-        until_waiting(&other, "x", 1).await;
+        let waiting = in_line(&other, "x", 1, other.mutex("x").acquire()).await;
         let mut events = other.watch("x");
         assert!(matches!(events.next().await, Some(Ok(LockEvent::Granted { .. }))));
 
@@ -292,10 +246,7 @@ async fn a_holder_that_lives_loses_its_lock_to_its_later_self() {
         assert!(again.token() > held.token());
         assert_eq!(within(2 * SOON, "the loss", held.lost()).await, LostReason::Adopted);
         let event = within(2 * SOON, "the event", events.next()).await.unwrap().unwrap();
-        assert!(
-            matches!(event, LockEvent::Adopted { token, .. } if token == held.token()),
-            "{event:?}"
-        );
+        assert_is!(event, LockEvent::Adopted { token, .. } if *token == held.token());
         assert_eq!(held.release().await.unwrap(), Released::WasLost);
         let lock = info(&other, "x").await.unwrap();
         assert_eq!(lock.holders[0].owner_id.as_deref(), Some("worker-3"));
@@ -308,7 +259,7 @@ async fn a_holder_that_lives_loses_its_lock_to_its_later_self() {
         }
         assert_eq!(again.status(), LockStatus::Held);
         again.release().await.unwrap();
-        let next = within(PATIENCE, "who waited", waiting).await.unwrap();
+        let next = within(PATIENCE, "who waited", waiting).await.unwrap().unwrap();
         assert!(next.token() > lock.token);
         // Of one that was released there is nothing to take: it is waited for.
         assert!(after.mutex("x").try_acquire().await.unwrap().is_none());

@@ -2,23 +2,16 @@
 //!
 //! Everything runs on the thread of the test, as subscriber and recorder are that thread's.
 
-use std::{
-    sync::{
-        Arc, LazyLock,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc, LazyLock,
+    atomic::{AtomicU64, Ordering},
 };
 
-use mongodb::bson::{Bson, Document, doc};
 use serde::Deserialize;
 use tracing::{Event, Metadata, Subscriber, span};
-use watchlock::{LockClient, LostReason, operate::WakeMode};
+use watchlock::operate::WakeMode;
 
-use crate::{
-    operate::telemetry::ANOTHER,
-    setup::{Ground, PATIENCE, spawn, until_mode, until_waiting, within},
-};
+use crate::{operate::telemetry::ANOTHER, setup::*};
 
 const LEASE: Duration = Duration::from_secs(2);
 
@@ -125,9 +118,7 @@ async fn everything_works(ground: &Ground, a: &LockClient, b: &LockClient) {
     let early = b.mutex("x").acquire().timeout(Duration::from_millis(50)).await;
     early.unwrap_err();
 
-    let next = b.mutex("x");
-    let next = spawn(async move { next.acquire().await });
-    until_waiting(a, "x", 1).await;
+    let next = in_line(a, "x", 1, b.mutex("x").acquire()).await;
     until_mode(b, PATIENCE, |mode| mode == WakeMode::ChangeStream).await;
     tokio::time::sleep(2 * LEASE).await;
     assert_eq!((held.lost_reason(), kept.lost_reason()), (None, None));

@@ -1,25 +1,10 @@
 //! A client on another runtime than the one on which it was used first.
 
-use std::time::Duration;
-
-use mongodb::bson::{Document, doc};
 use tokio::runtime::{Builder, Runtime};
-use watchlock::{
-    LockClient,
-    testing::{InMemory, MemoryCollection},
-};
 
-use crate::setup::{Ground, PATIENCE, SOON, until_waiting, within};
+use crate::setup::*;
 
 const ENDED: &str = "the runtime on which this client was built or first used has ended";
-
-fn runtime() -> Runtime {
-    Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .unwrap()
-}
 
 #[track_caller]
 fn assert_told(error: impl std::fmt::Display) {

@@ -1,27 +1,14 @@
 //! The end of a client: by its shutdown, by a scope, or by that of its program.
 
-use std::{
-    env,
-    panic::AssertUnwindSafe,
-    time::{Duration, Instant},
-};
+use std::{env, panic::AssertUnwindSafe, time::Instant};
 
-use futures::{FutureExt as _, future::join_all};
-use mongodb::{
-    Client,
-    bson::{Document, doc},
-};
+use futures::FutureExt as _;
 use tokio::sync::oneshot;
-use watchlock::{
-    LockClient, LockClientBuilder, LostReason, Released,
-    errors::{AcquireError, BuildError},
-    testing::{InMemory, MemoryCollection},
-};
-use watchlock_testkit::shared;
+use watchlock::{LockClientBuilder, errors::BuildError};
 
 use crate::{
     faults::processes::{Process, TASK, say},
-    setup::{Ground, PATIENCE, SOON, eventually, is_vacant, pause, spawn, within},
+    setup::*,
 };
 
 /// How long a shutdown may take after one lost answer, where others load the machine too. Alone it takes half a second;
@@ -102,12 +89,10 @@ async fn a_shutdown_after_a_lost_answer_waits_for_no_more_than_the_request_can_t
 /// The entry of the claim is in a document that nobody here knows.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shutdown_takes_out_what_a_claim_without_an_answer_has_taken() {
-    let cluster = shared::replica_set().await;
-    let direct = Ground::on(cluster, "endclaim");
-    let proxy = cluster.proxy(0).unwrap();
-    let ground = direct.through(proxy.uri());
+    let (direct, proxy, behind) = Ground::proxied("endclaim").await;
+    let ground = behind;
     let driver = ground.driver().await;
-    let events = driver.database(&ground.database).collection::<Document>("events");
+    let events = ground.of(&driver, "events");
     events.insert_one(doc! { "_id": 1 }).await.unwrap();
     let locks = LockClient::builder(driver.database(&ground.database)).lease(LEASE);
     let locks = locks.build().await.unwrap();
@@ -117,7 +102,7 @@ async fn a_shutdown_takes_out_what_a_claim_without_an_answer_has_taken() {
     let claiming = spawn(documents.claim(doc! {}));
     let other = direct.driver().await;
     let seen = ground.locks_over(&other).await;
-    let seen = seen.documents(other.database(&ground.database).collection::<Document>("events"));
+    let seen = seen.documents(ground.of(&other, "events"));
     eventually(PATIENCE, "it is claimed", async || {
         seen.inspect(1).await.unwrap().is_some_and(|lock| lock.is_held())
     })
@@ -252,11 +237,7 @@ fn child_process() {
     let [uri, database, end] = task.split('|').collect::<Vec<_>>()[..] else {
         panic!("{task}")
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = runtime();
     let main = async {
         let client = Client::with_uri_str(uri).await.unwrap();
         say("ready");
@@ -300,14 +281,8 @@ async fn nothing_stays_idle_for_an_answer_that_a_task_waits_for() {
         let direct = Ground::on(cluster, "endidle");
         let proxy = cluster.proxy(0).unwrap();
         let other = direct.locks().await;
-        let locks = direct.through(proxy.uri()).builder().await;
-        let locks = locks
-            .lease(LEASE)
-            .renewal_interval(SOON / 4)
-            .keep_idle(LEASE)
-            .build()
-            .await
-            .unwrap();
+        let keeping = |locks: LockClientBuilder| locks.lease(LEASE).renewal_interval(SOON / 4).keep_idle(LEASE);
+        let locks = direct.through(proxy.uri()).locks_with(keeping).await;
         // While the stream opens it does not stay.
         eventually(PATIENCE, "it stays", async || {
             locks.mutex("idle").acquire().await.unwrap().release().await.unwrap();

@@ -3,22 +3,17 @@
 mod share;
 mod tries;
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex},
-    time::{Duration, Instant},
-};
+use std::{collections::HashMap, time::Instant};
 
 use futures::{StreamExt as _, stream::FuturesUnordered};
-use mongodb::bson::{DateTime, doc};
+use mongodb::bson::DateTime;
+use tokio::task::JoinHandle;
 use watchlock::{
-    LockClient,
-    errors::AcquireError,
+    locks,
     operate::{WakeMode, WakeSource},
-    testing::InMemory,
 };
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, info, spawn, until_streaming, until_waiting, within};
+use crate::setup::*;
 
 /// The clients that the queue of one lock has room for.
 const ROOM: usize = 256;
@@ -70,16 +65,8 @@ async fn who_came_when_the_queue_was_full_is_served_when_there_is_room() {
     .await;
     let another = ground.locks().await;
     let limit = Duration::from_secs(2);
-    match another.mutex("x").acquire().timeout(limit).await {
-        Err(AcquireError::Timeout {
-            contention: Some(contention),
-            ..
-        }) => assert!(
-            contention.queue_full && contention.waiting_before >= ROOM,
-            "{contention}"
-        ),
-        other => panic!("{other:?}"),
-    }
+    let full = contention(another.mutex("x").acquire().timeout(limit).await.unwrap_err());
+    assert!(full.queue_full && full.waiting_before >= ROOM, "{full}");
     assert!(another.mutex("x").try_acquire().await.unwrap().is_none());
     let size = documents
         .aggregate([doc! { "$project": { "size": { "$bsonSize": "$$ROOT" } } }])
@@ -114,45 +101,51 @@ async fn who_came_when_the_queue_was_full_is_served_when_there_is_room() {
     }
 }
 
+/// So many clients that wait for the lock, in this order.
+async fn queue(ground: &Ground, holder: &LockClient, clients: usize) -> Vec<(LockClient, Waiting)> {
+    let mut queue = Vec::new();
+    for place in 1..=clients {
+        let locks = ground.locks().await;
+        let waiting = in_line(holder, "x", place, locks.mutex("x").acquire()).await;
+        queue.push((locks, waiting));
+    }
+    queue
+}
+
+type Waiting = JoinHandle<Result<Held<locks::Mutex>, AcquireError>>;
+
+/// The holder's, and those of the next.
+async fn until_some_have_a_stream(ground: &Ground, admin: &Client) {
+    let some = async || (2..=7).contains(&ground.streams(admin).await.len());
+    eventually(PATIENCE, "only some have a stream", some).await;
+}
+
 /// A stream costs the server for every write of the replica set, so only who may be served soon has one. All are served
 /// in their order all the same, and those who are woken late by their look at the queue open their streams then.
 #[tokio::test(flavor = "multi_thread")]
 async fn only_those_near_the_front_have_a_stream() {
     const CLIENTS: usize = 24;
     let ground = Ground::replica_set("far").await;
-    let admin = ground.driver().await;
-    let holder = ground.locks().await;
+    let (admin, holder) = (ground.driver().await, ground.locks().await);
     let held = holder.mutex("x").acquire().await.unwrap();
     // A lock that was handed over just now may be handed over again and again.
     tokio::time::sleep(Duration::from_millis(1_200)).await;
-    let order = Arc::new(Mutex::new(Vec::new()));
-    let mut waiting = Vec::new();
-    for number in 0..CLIENTS {
-        let (locks, order) = (ground.locks().await, order.clone());
-        waiting.push(spawn(async move {
-            let handle = locks.mutex("x").acquire().await.unwrap();
-            order.lock().unwrap().push(number);
-            handle.release().await.unwrap();
-            locks
-        }));
-        until_waiting(&holder, "x", number + 1).await;
-    }
-    // The holder's, and those of the next.
-    eventually(PATIENCE, "only some have a stream", async || {
-        (2..=7).contains(&ground.streams(&admin).await.len())
-    })
-    .await;
-    let begun = Instant::now();
+    let queue = queue(&ground, &holder, CLIENTS).await;
+    until_some_have_a_stream(&ground, &admin).await;
+    let (begun, mut last) = (Instant::now(), held.token());
     held.release().await.unwrap();
     let mut clients = Vec::new();
-    for served in waiting {
-        clients.push(within(PATIENCE, "it is served", served).await.unwrap());
+    for (locks, served) in queue {
+        let handle = granted(served).await;
+        assert!(handle.token() > last);
+        last = handle.token();
+        handle.release().await.unwrap();
+        clients.push(locks);
     }
     println!(
         "{CLIENTS} clients, most of them far back, were served in {:?}",
         begun.elapsed()
     );
-    assert_eq!(*order.lock().unwrap(), (0..CLIENTS).collect::<Vec<_>>());
     assert!(clients.iter().all(|locks| locks.wake_mode() == WakeMode::ChangeStream));
 }
 
@@ -160,71 +153,42 @@ async fn only_those_near_the_front_have_a_stream() {
 /// ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_last_of_a_queue_that_all_others_leave_is_served_by_its_next_look() {
-    const AHEAD: usize = 23;
     const CLAIM_LEASE: Duration = Duration::from_secs(5);
     let ground = Ground::replica_set("last").await;
-    let admin = ground.driver().await;
-    let holder = ground.locks().await;
+    let (admin, holder) = (ground.driver().await, ground.locks().await);
     let held = holder.mutex("x").acquire().await.unwrap();
     tokio::time::sleep(Duration::from_millis(1_200)).await;
-    let (mut ahead, mut clients) = (Vec::new(), Vec::new());
-    for number in 0..AHEAD {
-        let locks = ground.locks().await;
-        ahead.push(spawn(locks.mutex("x").acquire()));
-        clients.push(locks);
-        until_waiting(&holder, "x", number + 1).await;
-    }
-    let last = ground.locks().await;
-    let waits = spawn(last.mutex("x").acquire());
-    until_waiting(&holder, "x", AHEAD + 1).await;
-    eventually(PATIENCE, "only some have a stream", async || {
-        (2..=7).contains(&ground.streams(&admin).await.len())
-    })
-    .await;
-    for waiter in &ahead {
-        waiter.abort();
-    }
+    let mut ahead = queue(&ground, &holder, 24).await;
+    let (_last, waits) = ahead.pop().unwrap();
+    until_some_have_a_stream(&ground, &admin).await;
+    ahead.iter().for_each(|(_, waiter)| waiter.abort());
     held.release().await.unwrap();
-    eventually(PATIENCE, "it is alone", async || {
-        info(&holder, "x").await.is_some_and(|lock| lock.waiters.is_empty())
-    })
-    .await;
+    until_waiting(&holder, "x", 0).await;
     let handle = within(CLAIM_LEASE, "it is served", waits).await.unwrap().unwrap();
-    let lock = info(&holder, "x").await.unwrap();
-    assert_eq!(lock.holders[0].token, handle.token());
+    assert_eq!(info(&holder, "x").await.unwrap().holders[0].token, handle.token());
     handle.release().await.unwrap();
 }
 
-/// A stream that was opened in time is closed when the queue turns out to be slow, and opened again in time.
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_follow_the_pace_of_the_queue() {
     let ground = Ground::replica_set("pace").await;
-    let admin = ground.driver().await;
-    let holders: Vec<_> = (0..5).map(|_| ground.locks()).collect();
-    let clients = futures::future::join_all(holders).await;
-    let last = ground.locks().await;
-    let mut handles = vec![clients[0].mutex("x").acquire().await.unwrap()];
-    let mut waiting = Vec::new();
-    for (before, locks) in clients.iter().enumerate().skip(1) {
-        waiting.push(spawn(locks.mutex("x").acquire()));
-        until_waiting(&last, "x", before).await;
-    }
-    let waits = spawn(last.mutex("x").acquire());
+    let (admin, first) = (ground.driver().await, ground.locks().await);
+    let mut held = first.mutex("x").acquire().await.unwrap();
+    let mut waiting = queue(&ground, &first, 5).await;
     // All of them: the lock was granted a moment ago.
     until_streaming(&ground, &admin, 6).await;
-    eventually(PATIENCE, "the last one does without", async || {
-        ground.streams(&admin).await.len() == 5
-    })
-    .await;
+    // The last one does without.
+    until_streaming(&ground, &admin, 5).await;
     // One that gives up brings it near, which it sees by a look. The stream of the other is kept for a while.
-    waiting.pop().unwrap().abort();
+    let gives_up = waiting.remove(3);
+    gives_up.1.abort();
     until_streaming(&ground, &admin, 6).await;
-    for next in waiting {
-        handles.pop().unwrap().release().await.unwrap();
-        handles.push(within(SOON, "the next is served", next).await.unwrap().unwrap());
+    let mut clients = Vec::new();
+    for (locks, next) in waiting {
+        held.release().await.unwrap();
+        held = within(SOON, "the next is served", next).await.unwrap().unwrap();
+        clients.push(locks);
     }
-    handles.pop().unwrap().release().await.unwrap();
-    drop(within(SOON, "the last is served", waits).await.unwrap().unwrap());
 }
 
 /// Its clock stands still while anything can be done, so that it is the same on a busy machine.

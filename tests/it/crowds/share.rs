@@ -5,9 +5,7 @@ use std::sync::{
     atomic::{AtomicU32, Ordering},
 };
 
-use futures::future::join_all;
-
-use crate::setup::{Ground, PATIENCE, eventually, spawn};
+use crate::setup::*;
 
 /// Turns that each of those with one task is to have.
 const TURNS: u32 = 40;

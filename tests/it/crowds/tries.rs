@@ -1,15 +1,10 @@
 //! Tries of tasks that share a client: one in line with others is refused by the server only.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use futures::future::join_all;
-use mongodb::bson::{Document, doc};
-use watchlock::{Held, LockClient, errors::AcquireError, locks};
+use watchlock::locks;
 
-use crate::{
-    documents::Scene,
-    setup::{Ground, PATIENCE, Sent, faulty, places, spawn, until_waiting, within},
-};
+use crate::{documents::Scene, setup::*};
 
 /// A client that notes what it sends, and has made what the first use of a collection makes.
 async fn noting(ground: &Ground) -> (LockClient, Sent) {
@@ -62,7 +57,6 @@ async fn as_many_tasks_as_there_are_permits_get_in_by_three_commands() {
     }
 }
 
-/// The limit of a service: what fits is served, and the rest is refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_is_refused_only_if_all_permits_are_taken() {
     for (a, b) in places("shedding").await {
@@ -87,9 +81,7 @@ async fn a_request_is_refused_only_if_all_permits_are_taken() {
         let (got, refused): (Vec<_>, Vec<_>) = tried.into_iter().partition(Result::is_ok);
         assert_eq!(got.len(), 1);
         for refused in refused {
-            let Err(AcquireError::Held { contention, .. }) = refused else {
-                panic!("{refused:?}");
-            };
+            let contention = contention(refused.map(drop).unwrap_err());
             assert!(contention.held_here && contention.holders.len() == 1, "{contention:?}");
         }
     }
@@ -99,18 +91,12 @@ async fn a_request_is_refused_only_if_all_permits_are_taken() {
 async fn a_try_behind_a_task_that_waits_is_refused_by_who_holds_now() {
     for (a, b) in places("behind").await {
         let held = b.mutex("x").acquire().reason("the first").await.unwrap();
-        let waiting = a.mutex("x");
-        let waiting = spawn(async move { waiting.acquire().await });
-        until_waiting(&a, "x", 1).await;
+        let waiting = in_line(&a, "x", 1, a.mutex("x").acquire()).await;
         held.release().await.unwrap();
         let next = within(PATIENCE, "the grant", waiting).await.unwrap().unwrap();
-        let third = b.mutex("x");
-        let third = spawn(async move { third.acquire().await });
-        until_waiting(&a, "x", 1).await;
+        let third = in_line(&a, "x", 1, b.mutex("x").acquire()).await;
         for told in join_all((0..5).map(|_| b.mutex("x").try_acquire().or_held())).await {
-            let Err(AcquireError::Held { contention, .. }) = told else {
-                panic!("{told:?}");
-            };
+            let contention = contention(told.map(drop).unwrap_err());
             assert_eq!(contention.holders[0].token, next.token());
             assert_eq!((contention.waiting_before, contention.age), (1, Duration::ZERO));
         }
@@ -123,7 +109,7 @@ async fn tries_on_documents_and_elements_are_answered_alike() {
     for scene in Scene::everywhere("tries").await {
         let (a, _) = scene.locks();
         let line = |sku: &str| a.element::<Document>("lines", doc! { "sku": sku });
-        scene.events.insert(doc! { "_id": 1, "lines": [{ "sku": "x" }] }).await;
+        scene.insert(doc! { "_id": 1, "lines": [{ "sku": "x" }] }).await;
         let documents = join_all((0..5).map(|_| a.try_acquire(1).or_held())).await;
         let elements: Vec<_> = (0..5).map(|_| line("x").try_acquire(1).or_held()).collect();
         let elements = join_all(elements).await;
@@ -131,9 +117,7 @@ async fn tries_on_documents_and_elements_are_answered_alike() {
         assert_eq!(elements.iter().filter(|tried| tried.is_ok()).count(), 1);
         let refused = documents.into_iter().filter_map(Result::err);
         for error in refused.chain(elements.into_iter().filter_map(Result::err)) {
-            let AcquireError::Held { contention, .. } = error else {
-                panic!("{error:?}");
-            };
+            let contention = contention(error);
             assert!(contention.held_here && contention.holders.len() == 1, "{contention:?}");
         }
         for missing in join_all((0..5).map(|_| a.try_acquire(2))).await {
@@ -143,7 +127,7 @@ async fn tries_on_documents_and_elements_are_answered_alike() {
             assert!(matches!(missing, Err(AcquireError::NoElement { .. })), "{missing:?}");
         }
         for id in 10..20 {
-            scene.events.insert(doc! { "_id": id, "to_do": true }).await;
+            scene.insert(doc! { "_id": id, "to_do": true }).await;
         }
         let claims = (0..10).map(|_| a.try_claim(doc! { "to_do": true }));
         let claimed = join_all(claims)

@@ -1,11 +1,10 @@
 //! The `_id`s of documents that are locked in place: of every type and size, and one by several types.
 
-use mongodb::bson::{Bson, doc};
-use watchlock::{Released, documents::DocumentLocks};
+use mongodb::bson::{DateTime, oid::ObjectId};
 
 use crate::{
-    documents::{Scene, waiting},
-    setup::{PATIENCE, SOON, eventually, spawn, within},
+    documents::{Scene, waits},
+    setup::*,
 };
 
 fn decimal(text: &str) -> Bson {
@@ -20,7 +19,9 @@ async fn an_id_is_the_same_by_whatever_type() {
         (Bson::from(1e16), Bson::from(10_000_000_000_000_000_i64)),
         (decimal("1E+17"), Bson::from(1e17)),
         (Bson::from(1e25), decimal("10000000000000000905969664")),
+        (Bson::from(7.0), Bson::from(7)),
         (Bson::from(0.5), decimal("0.50")),
+        (doc! { "tenant": 1_i32 }.into(), doc! { "tenant": 1_i64 }.into()),
         (Bson::from(-0.0), Bson::from(0)),
         (Bson::from(f64::NAN), decimal("NaN")),
         (Bson::from(f64::INFINITY), decimal("Infinity")),
@@ -31,13 +32,28 @@ async fn an_id_is_the_same_by_whatever_type() {
             Bson::from(doc! { "tenant": 1.0, "at": [2_i64] }),
         ),
     ];
+    // And by its own, whatever that is.
+    let same = [
+        Bson::from("7"),
+        Bson::from(""),
+        Bson::from("\"\n\u{0}\u{202e}'$"),
+        Bson::from(ObjectId::new()),
+        Bson::from(DateTime::from_millis(7)),
+        Bson::from(doc! { "tenant": "a.b", "number": 7 }),
+        Bson::Null,
+        Bson::from("x".repeat(1_000)),
+    ];
+    let pairs: Vec<_> = pairs.into_iter().chain(same.map(|id| (id.clone(), id))).collect();
     for scene in Scene::streaming("doc_same_id").await {
         let (a, b) = scene.locks();
         for (stored, asked) in &pairs {
-            scene.events.insert(doc! { "_id": stored.clone() }).await;
+            scene.insert(doc! { "_id": stored.clone() }).await;
             let held = a.acquire(asked.clone()).await.unwrap();
-            let waiter = spawn(b.acquire(stored.clone()));
-            eventually(PATIENCE, "it waits", async || waiting(&a, stored.clone()).await == 1).await;
+            assert!(
+                b.try_acquire(stored.clone()).await.unwrap().is_none(),
+                "{stored} {asked}"
+            );
+            let waiter = waits(&a, stored.clone(), b.acquire(stored.clone())).await;
             held.renew().await.unwrap();
             // Its holder looks after it as the document is changed and not by the protocol.
             touch_the_lock(&scene).await;
@@ -68,11 +84,10 @@ async fn ids_are_as_long_as_they_may_be() {
             Bson::from("é".repeat(4_000)),
             bytes(8_187),
         ] {
-            scene.events.insert(doc! { "_id": id.clone(), "n": 1 }).await;
+            scene.insert(doc! { "_id": id.clone(), "n": 1 }).await;
             let held = a.claim(doc! { "n": 1 }).await.unwrap();
             assert_eq!(held.id(), &id);
-            let waiter = spawn(b.acquire(id.clone()));
-            eventually(PATIENCE, "it waits", async || waiting(&a, id.clone()).await == 1).await;
+            let waiter = waits(&a, id.clone(), b.acquire(id.clone())).await;
             held.renew().await.unwrap();
             held.release().await.unwrap();
             let next = within(SOON * 5, "the hand-over", waiter).await.unwrap().unwrap();
@@ -81,13 +96,13 @@ async fn ids_are_as_long_as_they_may_be() {
             a.claim(doc! { "n": 1 }).await.unwrap().delete().await.unwrap();
         }
         for id in [Bson::from("x".repeat(8_188)), bytes(8_188)] {
-            scene.events.insert(doc! { "_id": id.clone(), "n": 2 }).await;
+            scene.insert(doc! { "_id": id.clone(), "n": 2 }).await;
             for error in refusals(&a, &id).await {
-                assert!(error.contains("8193") && error.contains("8192"), "{error}");
+                assert_says(&error, &["8193", "8192"]);
                 assert!(error.len() < 1_000, "{error}");
             }
         }
-        scene.events.insert(doc! { "_id": "short", "n": 2 }).await;
+        scene.insert(doc! { "_id": "short", "n": 2 }).await;
         let claimed = a.claim(doc! { "n": 2 }).await.unwrap();
         assert_eq!(claimed.id(), &Bson::from("short"));
         assert!(b.try_claim(doc! { "n": 2 }).await.unwrap().is_none());

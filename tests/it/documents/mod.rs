@@ -2,32 +2,12 @@
 
 mod ids;
 
-use std::{
-    collections::HashSet,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
-
-use futures::{TryStreamExt, future::join_all};
-use mongodb::{
-    Client, Collection,
-    bson::{Bson, DateTime, Document, doc, oid::ObjectId},
-    event::{EventHandler, command::CommandEvent},
-    options::ClientOptions,
-};
+use futures::TryStreamExt;
+use mongodb::bson::{DateTime, oid::ObjectId};
 use serde::Deserialize;
-use tokio::sync::Mutex;
-use watchlock::{
-    Held, LockClient, LostReason, Released,
-    documents::{self, DocumentLocks},
-    errors::{AcquireError, DocumentError},
-    testing::{InMemory, MemoryCollection},
-};
+use watchlock::{LockClientBuilder, documents, errors::DocumentError};
 
-use crate::setup::{Ground, PATIENCE, SOON, assert_lost, eventually, faulty, spawn, until_streaming, within};
+use crate::setup::*;
 
 /// Two clients, and the collection as its owner sees it.
 pub(crate) struct Scene {
@@ -93,13 +73,25 @@ impl Scene {
         }
     }
 
-    /// A client with another lease.
-    pub(crate) async fn client_for(&self, lease: Duration) -> LockClient {
-        let builder = match &self.place {
+    pub(crate) async fn builder(&self) -> LockClientBuilder {
+        match &self.place {
             Place::Server(ground) => ground.builder().await,
             Place::Memory(memory) => memory.builder(),
-        };
-        builder.lease(lease).build().await.unwrap()
+        }
+    }
+
+    /// A client with another lease.
+    pub(crate) async fn client_for(&self, lease: Duration) -> LockClient {
+        self.builder().await.lease(lease).build().await.unwrap()
+    }
+
+    pub(crate) async fn insert(&self, document: Document) {
+        self.events.insert(document).await;
+    }
+
+    /// As another program changes the document.
+    pub(crate) async fn update(&self, id: impl Into<Bson>, update: Document) {
+        self.events.update(doc! { "_id": id.into() }, update).await;
     }
 
     pub(crate) async fn find(&self, id: impl Into<Bson>) -> Document {
@@ -154,6 +146,27 @@ pub(crate) async fn waiting(locks: &DocumentLocks<Document>, id: impl Into<Bson>
     locks.inspect(id).await.unwrap().map_or(0, |lock| lock.waiters.len())
 }
 
+/// Spawns an acquire, and waits until it is the only one in the document's queue.
+pub(crate) async fn waits<T: Send + 'static>(
+    locks: &DocumentLocks<Document>,
+    id: impl Into<Bson>,
+    acquire: impl Future<Output = T> + Send + 'static,
+) -> tokio::task::JoinHandle<T> {
+    let (waiter, id) = (spawn(acquire), id.into());
+    eventually(PATIENCE, "it waits", async || waiting(locks, id.clone()).await == 1).await;
+    waiter
+}
+
+/// A holder that died, whose lease ends in so many milliseconds.
+pub(crate) fn dead_holder(left: i64) -> Document {
+    let now = DateTime::now();
+    let until = DateTime::from_millis(now.timestamp_millis() + left);
+    doc! {
+        "id": "dead-1", "permits": 1_i64, "lease": 20_000_i64, "claim": 500_i64, "token": 7_i64,
+        "since": now, "until": until, "owner": { "host": "h", "pid": 1_i64 },
+    }
+}
+
 fn lock_of(document: &Document) -> &Document {
     document.get_document("watchlock").unwrap()
 }
@@ -163,15 +176,14 @@ async fn a_document_is_locked_in_place_and_handed_over_in_order() {
     for scene in Scene::everywhere("doc_order").await {
         let (a, b) = scene.locks();
         let before = doc! { "_id": 7, "text": "$$NOW", "nested": { "holders": [1, "x"] }, "wake": 3 };
-        scene.events.insert(before.clone()).await;
+        scene.insert(before.clone()).await;
         let first = a.acquire(7).reason("first").await.unwrap();
         assert_eq!((first.document(), first.id()), (&before, &Bson::Int32(7)));
         assert!(
             b.try_acquire(7_i64).await.unwrap().is_none(),
             "numbers are compared as the server does"
         );
-        let second = spawn(b.acquire(7));
-        eventually(PATIENCE, "it waits", async || waiting(&a, 7).await == 1).await;
+        let second = waits(&a, 7, b.acquire(7)).await;
         let third = spawn(a.acquire(7));
         let lock = a.inspect(7).await.unwrap().unwrap();
         assert_eq!(lock.holders[0].reason.as_deref(), Some("first"));
@@ -191,42 +203,6 @@ async fn a_document_is_locked_in_place_and_handed_over_in_order() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn ids_are_of_any_type() {
-    for scene in Scene::streaming("doc_ids").await {
-        let (a, b) = scene.locks();
-        let ids = [
-            Bson::from("7"),
-            Bson::from(""),
-            Bson::from("\"\n\u{0}\u{202e}'$"),
-            Bson::from(7),
-            Bson::from(ObjectId::new()),
-            Bson::from(DateTime::from_millis(7)),
-            Bson::from(1.5),
-            Bson::from(doc! { "tenant": "a.b", "number": 7 }),
-            Bson::Null,
-            Bson::from("x".repeat(1_000)),
-        ];
-        let mut held = Vec::new();
-        for id in &ids {
-            scene
-                .events
-                .insert(doc! { "_id": id.clone(), "of": id.to_string() })
-                .await;
-            let handle = a.acquire(id.clone()).await.unwrap();
-            assert_eq!(handle.document().get_str("of").unwrap(), id.to_string());
-            held.push(handle);
-        }
-        for (id, handle) in ids.iter().zip(held) {
-            assert!(b.try_acquire(id.clone()).await.unwrap().is_none(), "{id}");
-            let waiter = spawn(b.acquire(id.clone()));
-            eventually(PATIENCE, "it waits", async || waiting(&a, id.clone()).await == 1).await;
-            handle.release().await.unwrap();
-            let _next = within(PATIENCE, "the grant", waiter).await.unwrap().unwrap();
-        }
-    }
-}
-
 /// The server tells of a write to a large document by its changes, under keys with dots, and of one to a small document
 /// by the whole of it: either way the news comes at once, and not with the next routine look, after 15 s.
 #[tokio::test(flavor = "multi_thread")]
@@ -240,22 +216,18 @@ async fn news_come_by_deltas_and_by_whole_documents() {
             id += 1;
             let document =
                 doc! { "_id": id, "free": false, "state": { "padding": "x".repeat(padding), "list": [1, 2] } };
-            scene.events.insert(document).await;
-            let (a, sent) = counting(&ground, &scene.a).await;
+            scene.insert(document).await;
+            let (a, sent) = noting(&ground, &scene.a).await;
             let a = a.field(path);
             let b = scene.locks_of::<Document>(&scene.b).field(path);
             let held = a.acquire(id).await.unwrap();
-            let waiter = spawn(b.acquire(id));
-            eventually(PATIENCE, "it waits", async || waiting(&a, id).await == 1).await;
+            let waiter = waits(&a, id, b.acquire(id)).await;
             held.release().await.unwrap();
             let held = within(soon, "the hand-over", waiter).await.unwrap().unwrap();
-            let before = sent.load(Ordering::Relaxed);
+            let before = sent.count("findAndModify");
             let waiter = spawn(a.claim(doc! { "_id": id }));
             // Who has found nothing twice waits: the second time it was listening already.
-            eventually(PATIENCE, "it waits", async || {
-                sent.load(Ordering::Relaxed) >= before + 2
-            })
-            .await;
+            eventually(PATIENCE, "it waits", async || sent.count("findAndModify") >= before + 2).await;
             held.release().await.unwrap();
             let held = within(soon, "the claim", waiter).await.unwrap().unwrap();
             b.break_lock(id).await.unwrap();
@@ -269,10 +241,7 @@ async fn a_claim_takes_the_first_that_is_free() {
     for scene in Scene::everywhere("claim").await {
         let (a, b) = scene.locks();
         for (id, age) in [(1, 30), (2, 50), (3, 40), (4, 99)] {
-            scene
-                .events
-                .insert(doc! { "_id": id, "age": age, "done": id == 4 })
-                .await;
+            scene.insert(doc! { "_id": id, "age": age, "done": id == 4 }).await;
         }
         let claim = |locks: &DocumentLocks<Document>| locks.try_claim(doc! { "done": false }).sort(doc! { "age": -1 });
         let first = claim(&a).reason("mine").await.unwrap().unwrap();
@@ -282,8 +251,7 @@ async fn a_claim_takes_the_first_that_is_free() {
         assert_eq!(second.id(), &Bson::Int32(3));
         // Somebody holds 1 and somebody waits for it; when the holder goes it is not up for claims.
         let held = a.acquire(1).await.unwrap();
-        let waiter = spawn(b.acquire(1));
-        eventually(PATIENCE, "it waits", async || waiting(&a, 1).await == 1).await;
+        let waiter = waits(&a, 1, b.acquire(1)).await;
         assert!(claim(&a).await.unwrap().is_none());
         held.release().await.unwrap();
         let waiter = within(PATIENCE, "the grant", waiter).await.unwrap().unwrap();
@@ -295,89 +263,88 @@ async fn a_claim_takes_the_first_that_is_free() {
     }
 }
 
-/// A client's locks, with a count of the claims that were sent for them.
-async fn counting(ground: &Ground, client: &LockClient) -> (DocumentLocks<Document>, Arc<AtomicUsize>) {
-    let sent = Arc::new(AtomicUsize::new(0));
-    let mut options = ClientOptions::parse(ground.uri()).await.unwrap();
-    let count = sent.clone();
-    options.command_event_handler = Some(EventHandler::callback(move |event| {
-        if let CommandEvent::Started(started) = event
-            && started.command_name == "findAndModify"
-        {
-            count.fetch_add(1, Ordering::Relaxed);
-        }
-    }));
-    let driver = Client::with_options(options).unwrap();
-    let events = driver.database(&ground.database).collection("events");
-    (client.documents(events), sent)
+/// A client's locks, with what is sent for them.
+async fn noting(ground: &Ground, client: &LockClient) -> (DocumentLocks<Document>, Sent) {
+    let (driver, sent) = ground.noting_driver().await;
+    (client.documents(ground.of(&driver, "events")), sent)
 }
 
-/// In memory it is shown on paused time, below.
+/// Has a claim of an open document wait, and be woken, for each of what makes one claimable.
+async fn claims_are_woken(
+    scene: &Scene,
+    claim: impl AsyncFn() -> Claiming,
+    woken: impl AsyncFn(Claiming, &str) -> Held<documents::Document<Document>>,
+) {
+    let a = scene.locks_of::<Document>(&scene.a);
+    let set_open = |open: bool| doc! { "$set": { "open": open } };
+    let claiming = claim().await;
+    scene.insert(doc! { "_id": 1, "open": true }).await;
+    let held = woken(claiming, "an insertion").await;
+    let claiming = claim().await;
+    held.release().await.unwrap();
+    let broken = woken(claiming, "a release").await;
+    let claiming = claim().await;
+    a.break_lock(1).await.unwrap();
+    let held = woken(claiming, "a break").await;
+    assert_eq!(held.id(), &Bson::Int32(1));
+    assert_eq!(within(SOON * 3, "the loss", broken.lost()).await, LostReason::Broken);
+    scene.insert(doc! { "_id": 2, "open": false }).await;
+    let claiming = claim().await;
+    scene.update(2, set_open(true)).await;
+    let other = woken(claiming, "a change").await;
+    assert_eq!(other.id(), &Bson::Int32(2));
+
+    // By a holder, too.
+    other.update(set_open(false)).await.unwrap();
+    other.release().await.unwrap();
+    let claiming = claim().await;
+    held.update(set_open(false)).await.unwrap();
+    let another = a.acquire(2).await.unwrap();
+    another.update(set_open(true)).await.unwrap();
+    another.release().await.unwrap();
+    let _claimed = woken(claiming, "a change by a holder").await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_waits_until_a_document_is_free() {
-    // Without an event the next look would be a routine one, after 15 s.
-    let soon = SOON * 5;
     for ground in Ground::both("claim_waits").await {
         let scene = Scene::on(ground.clone()).await;
-        let a = scene.locks_of::<Document>(&scene.a);
-        let (b, sent) = counting(&ground, &scene.b).await;
-        let pending = doc! { "state": "pending" };
+        let (b, sent) = noting(&ground, &scene.b).await;
+        let open = || doc! { "open": true };
         let timeout = Duration::from_millis(50);
-        let error = b.claim(pending.clone()).timeout(timeout).await.unwrap_err();
-        assert!(
-            matches!(&error, AcquireError::Timeout { waited, .. } | AcquireError::Unanswered { waited, .. } if *waited == timeout),
-            "{error}"
-        );
-
+        let error = b.claim(open()).timeout(timeout).await.unwrap_err();
+        let (AcquireError::Timeout { waited, .. } | AcquireError::Unanswered { waited, .. }) = error else {
+            panic!("{error}");
+        };
+        assert_eq!(waited, timeout);
         // Who has found nothing twice waits: the second time it was listening already.
         #[expect(clippy::async_yields_async, reason = "the claim goes on waiting")]
         let claim = async || {
-            let before = sent.load(Ordering::Relaxed);
-            let claiming = spawn(b.claim(pending.clone()));
-            eventually(PATIENCE, "it waits", async || {
-                sent.load(Ordering::Relaxed) >= before + 2
-            })
-            .await;
+            let before = sent.count("findAndModify");
+            let claiming = spawn(b.claim(open()));
+            let asks = async || sent.count("findAndModify") >= before + 2;
+            eventually(PATIENCE, "it waits", asks).await;
             claiming
         };
-        let got = async |claiming: Claiming, what: &str| within(soon, what, claiming).await.unwrap().unwrap();
-        let claiming = claim().await;
-        scene.events.insert(doc! { "_id": 1, "state": "pending" }).await;
-        let handle = got(claiming, "an insertion").await;
-        let claiming = claim().await;
-        handle.release().await.unwrap();
-        let handle = got(claiming, "a release").await;
-        let claiming = claim().await;
-        scene.events.insert(doc! { "_id": 2, "state": "new" }).await;
-        let change = doc! { "$set": { "state": "pending" } };
-        scene.events.update(doc! { "_id": 2 }, change).await;
-        let other = got(claiming, "a change").await;
-        assert_eq!(other.id(), &Bson::Int32(2));
-        let claiming = claim().await;
-        a.break_lock(1).await.unwrap();
-        let broken = got(claiming, "a break").await;
-        assert_eq!(broken.id(), &Bson::Int32(1));
-        assert_eq!(within(SOON * 3, "the loss", handle.lost()).await, LostReason::Broken);
+        // Without an event the next look would be a routine one, after 15 s.
+        let woken = async |claiming: Claiming, what: &str| within(SOON * 5, what, claiming).await.unwrap().unwrap();
+        claims_are_woken(&scene, claim, woken).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_lease_of_a_dead_holder_ends_in_place() {
     for scene in Scene::everywhere("stale").await {
-        scene.events.insert(doc! { "_id": 1 }).await;
-        scene.events.insert(doc! { "_id": 2 }).await;
+        scene.insert(doc! { "_id": 1 }).await;
+        scene.insert(doc! { "_id": 2 }).await;
         // As it is left by a process that died: written by one, with nobody to renew it.
         let dead = scene.client_for(Duration::from_millis(1_500)).await;
         let lease = async |id: i32| {
-            let until = DateTime::from_millis(DateTime::now().timestamp_millis() + 1_000);
             let held = scene.locks_of::<Document>(&dead).acquire(id).await.unwrap();
             held.release().await.unwrap();
-            let holder = doc! {
-                "id": "dead-1", "permits": 1_i64, "lease": 1_000_i64, "claim": 500_i64, "token": 5_i64,
-                "since": DateTime::now(), "until": until, "owner": { "host": "h", "pid": 1_i64 },
-            };
+            let holder = dead_holder(1_000);
             let left = doc! { "$set": { "watchlock.holders": [holder] } };
-            scene.events.update(doc! { "_id": id }, left).await;
+            scene.update(id, left).await;
         };
         let (a, b) = scene.locks();
         lease(1).await;
@@ -402,10 +369,7 @@ async fn hold_and_lose(scene: &Scene) {
     let locks = scene.locks_of::<Document>(&short).field("state.lock");
     let other = scene.locks_of::<Document>(&scene.b).field("state.lock");
     for id in 1..=5 {
-        scene
-            .events
-            .insert(doc! { "_id": id, "state": { "name": "new" } })
-            .await;
+        scene.insert(doc! { "_id": id, "state": { "name": "new" } }).await;
     }
     let held: Vec<_> = [
         locks.acquire(1).await.unwrap(),
@@ -442,10 +406,7 @@ async fn hold_and_lose(scene: &Scene) {
     let soon = SOON * 3;
     other.break_lock(1).await.unwrap();
     assert_eq!(within(soon, "broken", held[0].lost()).await, LostReason::Broken);
-    scene
-        .events
-        .update(doc! { "_id": 2 }, doc! { "$set": { "state": 7 } })
-        .await;
+    scene.update(2, doc! { "$set": { "state": 7 } }).await;
     assert_eq!(
         within(soon, "a parent is overwritten", held[1].lost()).await,
         LostReason::Deleted
@@ -465,7 +426,7 @@ async fn hold_and_lose(scene: &Scene) {
         1
     );
     let cleared = doc! { "$set": { "state.lock.holders": [] } };
-    scene.events.update(doc! { "_id": 5 }, cleared).await;
+    scene.update(5, cleared).await;
     assert_eq!(within(soon, "cleared", held[4].lost()).await, LostReason::Overwritten);
 }
 
@@ -473,7 +434,7 @@ async fn hold_and_lose(scene: &Scene) {
 async fn updates_are_done_under_the_lock_or_not_at_all() {
     for scene in Scene::everywhere("doc_update").await {
         let (a, b) = scene.locks();
-        scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
+        scene.insert(doc! { "_id": 1, "n": 1 }).await;
         let held = a.claim(doc! { "n": 1 }).await.unwrap();
         let updated = held.update(doc! { "$inc": { "n": 1 } }).await.unwrap();
         assert_eq!(updated, doc! { "_id": 1, "n": 2 });
@@ -506,20 +467,13 @@ async fn updates_are_done_under_the_lock_or_not_at_all() {
         assert_eq!(scene.find(1).await.get_i32("m").unwrap(), 3);
         assert_eq!(held.release().await.unwrap(), Released::WasLost);
         // A waiter of a document that is deleted is told so.
-        let waiter = spawn(a.acquire(1));
-        eventually(PATIENCE, "it waits", async || waiting(&b, 1).await == 1).await;
+        let waiter = waits(&b, 1, a.acquire(1)).await;
         let view = next.view();
         next.delete().await.unwrap();
         assert_eq!(next.release().await.unwrap(), Released::Released);
-        assert!(matches!(
-            view.lost().await.reason,
-            LostReason::Released | LostReason::Deleted
-        ));
+        assert_is!(view.lost().await.reason, LostReason::Released | LostReason::Deleted);
         let error = within(PATIENCE, "the news", waiter).await.unwrap().unwrap_err();
-        assert!(
-            matches!(&error, AcquireError::NoDocument { name, .. } if name == "1"),
-            "{error}"
-        );
+        assert_is!(error, AcquireError::NoDocument { name, .. } if name == "1");
         assert!(scene.events.find(doc! {}).await.is_empty());
     }
 }
@@ -537,8 +491,8 @@ async fn documents_are_read_as_any_type() {
     for scene in Scene::streaming("doc_type").await {
         let locks = scene.locks_of::<Strict>(&scene.a);
         let key = ObjectId::new();
-        scene.events.insert(doc! { "_id": 1, "key": key }).await;
-        scene.events.insert(doc! { "_id": 2, "key": "none" }).await;
+        scene.insert(doc! { "_id": 1, "key": key }).await;
+        scene.insert(doc! { "_id": 2, "key": "none" }).await;
         let held = locks.claim(doc! { "_id": 1 }).await.unwrap();
         assert_eq!(held.document(), &Strict { id: 1, key });
         held.release().await.unwrap();
@@ -549,10 +503,7 @@ async fn documents_are_read_as_any_type() {
             locks.claim(doc! { "_id": 2 }).await.unwrap_err(),
         ];
         for error in errors {
-            assert!(
-                matches!(&error, AcquireError::Unreadable { name, .. } if name == "2"),
-                "{error}"
-            );
+            assert_is!(error, AcquireError::Unreadable { name, .. } if name == "2");
             assert!(
                 error.to_string().starts_with("the document 2 could not be read: "),
                 "{error}"
@@ -607,18 +558,18 @@ async fn bad_input_is_refused_before_anything_is_sent() {
             let error = locks.acquire(id).await.unwrap_err();
             assert!(matches!(error, AcquireError::Invalid(_)), "{error}");
         }
-        assert!(matches!(
+        assert_is!(
             locks.acquire(1).timeout(Duration::MAX).await,
             Err(AcquireError::Invalid(_))
-        ));
-        assert!(matches!(
+        );
+        assert_is!(
             locks.claim(doc! {}).timeout(Duration::MAX).await,
             Err(AcquireError::Invalid(_))
-        ));
-        assert!(matches!(
+        );
+        assert_is!(
             locks.claim(doc! {}).reason("x".repeat(1_025)).await,
             Err(AcquireError::Invalid(_))
-        ));
+        );
         for lease in [Duration::ZERO, Duration::MAX] {
             let claims = [
                 locks.claim(doc! {}).lease(lease).await.map(Some),
@@ -630,15 +581,12 @@ async fn bad_input_is_refused_before_anything_is_sent() {
             }
         }
         let missing = locks.acquire("none").await.unwrap_err();
-        assert!(
-            matches!(&missing, AcquireError::NoDocument { name, .. } if name == "\"none\""),
-            "{missing}"
-        );
+        assert_is!(missing, AcquireError::NoDocument { name, .. } if name == "\"none\"");
         assert!(scene.events.find(doc! {}).await.is_empty(), "nothing was made");
         let refused = locks.try_claim(doc! { "$nonsense": 1 }).await.unwrap_err();
         assert!(matches!(refused, AcquireError::Server(_)), "{refused}");
 
-        scene.events.insert(doc! { "_id": 1, "n": 1 }).await;
+        scene.insert(doc! { "_id": 1, "n": 1 }).await;
         let held = locks.acquire(1).await.unwrap();
         for update in [
             doc! {},
@@ -664,7 +612,7 @@ async fn bad_input_is_refused_before_anything_is_sent() {
         held.update(doc! { "$set": { "watchlocked": 1 } }).await.unwrap();
         assert_eq!(scene.find(1).await.get_i32("n").unwrap(), 1);
         // What stands in the lock's place and is no lock stays there.
-        scene.events.insert(doc! { "_id": 2, "watchlock": "mine" }).await;
+        scene.insert(doc! { "_id": 2, "watchlock": "mine" }).await;
         let refused = locks.acquire(2).await.unwrap_err();
         assert!(matches!(refused, AcquireError::Server(_)), "{refused}");
         assert_eq!(scene.find(2).await.get_str("watchlock").unwrap(), "mine");
@@ -672,91 +620,16 @@ async fn bad_input_is_refused_before_anything_is_sent() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_workers_share_a_collection() {
-    for scene in Scene::everywhere("doc_workers").await {
-        let documents: Vec<_> = (0..60).map(|id| doc! { "_id": id, "state": "pending" }).collect();
-        for document in documents {
-            scene.events.insert(document).await;
-        }
-        let (a, b) = scene.locks();
-        let done = Arc::new(Mutex::new(Vec::new()));
-        let at_work = Arc::new(Mutex::new(HashSet::new()));
-        let mut workers = Vec::new();
-        for number in 0..8 {
-            let locks = if number % 2 == 0 { a.clone() } else { b.clone() };
-            let (done, at_work) = (done.clone(), at_work.clone());
-            workers.push(spawn(async move {
-                while let Some(held) = locks.try_claim(doc! { "state": "pending" }).await.unwrap() {
-                    let id = held.id().as_i32().unwrap();
-                    assert!(at_work.lock().await.insert(id), "{id} is at work twice");
-                    tokio::task::yield_now().await;
-                    held.update(doc! { "$set": { "state": "done" } }).await.unwrap();
-                    assert!(at_work.lock().await.remove(&id));
-                    done.lock().await.push(id);
-                    held.release().await.unwrap();
-                }
-            }));
-        }
-        for worker in workers {
-            within(PATIENCE, "the work", worker).await.unwrap();
-        }
-        let mut done = done.lock().await.clone();
-        done.sort_unstable();
-        assert_eq!(done, (0..60).collect::<Vec<_>>());
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn claims_that_are_dropped_leave_nothing_behind() {
-    for scene in Scene::everywhere("claim_drop").await {
-        let documents: Vec<_> = (0..5).map(|id| doc! { "_id": id }).collect();
-        for document in documents {
-            scene.events.insert(document).await;
-        }
-        let (a, b) = scene.locks();
-        for micros in (0..60).map(|step| step * 100) {
-            let claiming = a.claim(doc! {});
-            // Given up somewhere on its way.
-            let _ = tokio::time::timeout(Duration::from_micros(micros), claiming).await;
-        }
-        eventually(SOON * 3, "all are free", async || {
-            let held = doc! { "watchlock.holders.id": { "$exists": true } };
-            scene.events.find(held).await.is_empty()
-        })
-        .await;
-        let mut held = Vec::new();
-        for _ in 0..5 {
-            // A claim that the server carried out only now has one for a moment more.
-            held.push(within(SOON * 3, "a free document", b.claim(doc! {})).await.unwrap());
-        }
-        // One that waits, and is given up.
-        let waiting = a.claim(doc! {}).timeout(Duration::from_millis(40)).await;
-        assert!(matches!(
-            waiting,
-            Err(AcquireError::Timeout { .. } | AcquireError::Unanswered { .. })
-        ));
-        drop(held);
-        scene.a.shutdown().await;
-        assert!(matches!(a.try_claim(doc! {}).await, Err(AcquireError::Closed)));
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_claim_whose_answer_is_lost_is_taken_back() {
-    let (cluster, _turn) = faulty().await;
-    let ground = Ground::on(cluster, "claim_lost_answer").by_name();
-    let name = ground.database.clone();
-    let scene = Scene::on(ground).await;
-    scene.events.insert(doc! { "_id": 1 }).await;
+    let (cluster, _turn, ground) = faulty_ground("claim_lost_answer").await;
+    let scene = Scene::on(ground.clone()).await;
+    scene.insert(doc! { "_id": 1 }).await;
     let (a, b) = scene.locks();
     a.try_claim(doc! { "_id": 0 }).await.unwrap();
     // The write is done, and the answer does not say so. The next attempt finds the document taken: by that entry, which is
     // taken out.
-    let data = doc! {
-        "failCommands": ["findAndModify"], "closeConnection": false, "appName": &name,
-        "writeConcernError": { "code": 64, "errmsg": "timed out" },
-    };
-    let fault = cluster.fail_commands(0, doc! { "times": 1 }, data).await.unwrap();
+    let unconfirmed = doc! { "writeConcernError": { "code": 64, "errmsg": "timed out" } };
+    let fault = ground.fail(cluster, times(1), &["findAndModify"], unconfirmed).await;
     let claimed = a.try_claim(doc! { "_id": 1 }).await.unwrap().unwrap();
     fault.off().await.unwrap();
     claimed.release().await.unwrap();
@@ -764,18 +637,12 @@ async fn a_claim_whose_answer_is_lost_is_taken_back() {
         .await
         .unwrap();
     // Who is not answered gives up in time, and what it got all the same is given back.
-    scene.events.insert(doc! { "_id": 3 }).await;
-    let data = doc! {
-        "failCommands": ["findAndModify"], "blockConnection": true, "blockTimeMS": 700, "appName": &name,
-    };
-    let fault = cluster.fail_commands(0, doc! { "times": 1 }, data).await.unwrap();
+    scene.insert(doc! { "_id": 3 }).await;
+    let fault = ground.fail(cluster, times(1), &["findAndModify"], blocks(700)).await;
     let timeout = Duration::from_millis(100);
     for timeout in [Duration::ZERO, timeout] {
         let tried = a.try_claim(doc! { "_id": 3 }).timeout(timeout).await;
-        assert!(
-            matches!(tried, Err(AcquireError::Unanswered { waited, .. }) if waited == timeout),
-            "{tried:?}"
-        );
+        assert_is!(tried, Err(AcquireError::Unanswered { waited, .. }) if *waited == timeout);
     }
     fault.wait_entered(1, PATIENCE).await.unwrap();
     fault.off().await.unwrap();
@@ -783,9 +650,10 @@ async fn a_claim_whose_answer_is_lost_is_taken_back() {
         .await
         .unwrap();
     // Who waits goes on by itself.
-    let data = doc! { "failCommands": ["findAndModify"], "errorCode": 262, "appName": &name };
-    scene.events.insert(doc! { "_id": 2 }).await;
-    let fault = cluster.fail_commands(0, doc! { "times": 5 }, data).await.unwrap();
+    scene.insert(doc! { "_id": 2 }).await;
+    let fault = ground
+        .fail(cluster, times(5), &["findAndModify"], doc! { "errorCode": 262 })
+        .await;
     let _held = within(SOON * 5, "the claim", a.claim(doc! { "_id": 2 })).await.unwrap();
     drop(fault);
 }
@@ -793,7 +661,7 @@ async fn a_claim_whose_answer_is_lost_is_taken_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_ends_what_it_holds_in_documents() {
     for scene in Scene::streaming("doc_shutdown").await {
-        scene.events.insert(doc! { "_id": 1 }).await;
+        scene.insert(doc! { "_id": 1 }).await;
         let (a, b) = scene.locks();
         let held = a.acquire(1).await.unwrap();
         scene.a.shutdown().await;
@@ -803,7 +671,6 @@ async fn a_client_ends_what_it_holds_in_documents() {
     }
 }
 
-/// Of a filter, a sort and an update, in memory.
 #[tokio::test]
 async fn what_memory_does_not_know_is_named() {
     let scene = Scene::in_memory();
@@ -829,7 +696,7 @@ async fn what_memory_does_not_know_is_named() {
         let why = refused.to_string();
         assert!(why.contains(word), "{why}");
     }
-    scene.events.insert(doc! { "_id": 1, "list": [1, 2] }).await;
+    scene.insert(doc! { "_id": 1, "list": [1, 2] }).await;
     let held = locks.acquire(1).await.unwrap();
     for (update, word) in [
         (doc! { "$bit": { "a": { "and": 1 } } }, "`$bit`"),
@@ -856,7 +723,7 @@ async fn time_in_memory_is_the_tests() {
     let lease = Duration::from_secs(30);
     let scene = Scene::in_memory();
     let (a, b) = scene.locks();
-    scene.events.insert(doc! { "_id": 1, "done": false }).await;
+    scene.insert(doc! { "_id": 1, "done": false }).await;
     let held = a.claim(doc! { "done": false }).await.unwrap();
     // It is renewed for as long as its holder lives.
     tokio::time::sleep(lease * 200).await;
@@ -902,88 +769,22 @@ async fn time_in_memory_is_the_tests() {
 #[tokio::test(start_paused = true)]
 async fn claims_in_memory_are_woken_at_once() {
     let scene = Scene::in_memory();
-    let (a, b) = scene.locks();
-    let second = Duration::from_secs(1);
+    let b = scene.locks_of::<Document>(&scene.b);
+    let since = std::cell::Cell::new(tokio::time::Instant::now());
+    #[expect(clippy::async_yields_async, reason = "the claim goes on waiting")]
     let claim = async || {
         let claiming = spawn(b.claim(doc! { "open": true }));
-        tokio::time::sleep(second).await;
-        (claiming, tokio::time::Instant::now())
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        since.set(tokio::time::Instant::now());
+        claiming
     };
-    let woken = async |(claiming, since): (Claiming, tokio::time::Instant), what: &str| {
+    let woken = async |claiming: Claiming, what: &str| {
         let handle = claiming.await.unwrap().unwrap();
-        let waited = since.elapsed();
+        let waited = since.get().elapsed();
         assert!(waited < Duration::from_millis(20), "{what}: {waited:?}");
         handle
     };
-    let claiming = claim().await;
-    scene.events.insert(doc! { "_id": 1, "open": true }).await;
-    woken(claiming, "an insertion").await.release().await.unwrap();
-
-    let held = a.acquire(1).await.unwrap();
-    let claiming = claim().await;
-    held.release().await.unwrap();
-    let broken = woken(claiming, "a release").await;
-
-    let claiming = claim().await;
-    a.break_lock(1).await.unwrap();
-    let held = woken(claiming, "a break").await;
-    assert_eq!(broken.lost_reason(), Some(LostReason::Broken));
-
-    scene.events.insert(doc! { "_id": 2, "open": false }).await;
-    let claiming = claim().await;
-    scene
-        .events
-        .update(doc! { "_id": 2 }, doc! { "$set": { "open": true } })
-        .await;
-    let other = woken(claiming, "a change").await;
-
-    // By a holder, too.
-    other.update(doc! { "$set": { "open": false } }).await.unwrap();
-    other.release().await.unwrap();
-    let claiming = claim().await;
-    held.update(doc! { "$set": { "open": false } }).await.unwrap();
-    let another = a.acquire(2).await.unwrap();
-    another.update(doc! { "$set": { "open": true } }).await.unwrap();
-    another.release().await.unwrap();
-    let _claimed = woken(claiming, "a change by a holder").await;
-}
-
-/// What the server takes for the same `_id` is the same document here too, and what is no lock stands in nobody's way.
-#[tokio::test(flavor = "multi_thread")]
-async fn whole_numbers_are_one_id_and_foreign_fields_are_passed_over() {
-    let ground = Ground::replica_set("doc_alike").await;
-    let (scene, admin) = (Scene::on(ground.clone()).await, ground.driver().await);
-    let (a, b) = scene.locks();
-    let nested = doc! { "tenant": 1_i32 };
-    scene.events.insert(doc! { "_id": 7.0, "n": 1 }).await;
-    scene.events.insert(doc! { "_id": &nested, "n": 1 }).await;
-    for id in [Bson::from(7), Bson::from(doc! { "tenant": 1_i64 })] {
-        let held = a.acquire(id.clone()).await.unwrap();
-        let waiter = spawn(b.acquire(id.clone()));
-        eventually(PATIENCE, "it waits", async || waiting(&a, id.clone()).await == 1).await;
-        // When its stream opens a client looks after what it holds, and takes what it can't find for lost.
-        until_streaming(&ground, &admin, 2).await;
-        held.renew().await.unwrap();
-        let token = held.token();
-        assert_eq!(held.release().await.unwrap(), Released::Released);
-        let next = within(SOON * 5, "the hand-over", waiter).await.unwrap().unwrap();
-        assert!(next.token() > token);
-    }
-    for (id, foreign) in [(1, Bson::from("mine")), (2, Bson::from(vec![1])), (3, Bson::from(5))] {
-        scene
-            .events
-            .insert(doc! { "_id": id, "n": 2, "watchlock": foreign })
-            .await;
-    }
-    scene.events.insert(doc! { "_id": 4, "n": 2 }).await;
-    let claimed = a
-        .try_claim(doc! { "n": 2 })
-        .sort(doc! { "_id": 1 })
-        .await
-        .unwrap()
-        .unwrap();
-    assert_eq!(claimed.id(), &Bson::Int32(4));
-    assert!(b.try_claim(doc! { "n": 2 }).await.unwrap().is_none());
+    claims_are_woken(&scene, claim, woken).await;
 }
 
 /// A sub-document that has none of a lock's fields is the user's: nobody holds it, and an acquire adds the lock to it.
@@ -992,7 +793,7 @@ async fn fields_of_the_users_own_in_the_place_of_a_lock_are_no_lock() {
     for scene in Scene::everywhere("doc_own_fields").await {
         let (a, b) = scene.locks();
         let document = doc! { "_id": 1, "watchlock": { "size": 7 } };
-        scene.events.insert(document.clone()).await;
+        scene.insert(document.clone()).await;
         assert!(a.break_lock(1).await.unwrap().is_none());
         assert_eq!(scene.find(1).await, document);
         let held = a.acquire(1).await.unwrap();
@@ -1003,15 +804,13 @@ async fn fields_of_the_users_own_in_the_place_of_a_lock_are_no_lock() {
     }
 }
 
-/// A release that finds the lock gone makes room for the next task all the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_that_is_gone_is_handed_on() {
     let scene = Scene::on(Ground::standalone("doc_gone").await).await;
     let (a, b) = scene.locks();
-    scene.events.insert(doc! { "_id": 1 }).await;
+    scene.insert(doc! { "_id": 1 }).await;
     let held = a.acquire(1).await.unwrap();
-    let waiter = spawn(a.acquire(1));
-    eventually(PATIENCE, "it waits", async || waiting(&b, 1).await == 1).await;
+    let waiter = waits(&b, 1, a.acquire(1)).await;
     scene.events.replace(1, doc! { "x": 1 }).await;
     assert_eq!(held.release().await.unwrap(), Released::WasLost);
     let next = within(PATIENCE, "the next", waiter).await.unwrap().unwrap();
@@ -1027,15 +826,12 @@ async fn a_transaction_holds_up_the_renewals_of_its_own_documents_only() {
     let locks = scene.locks_of::<Document>(&scene.client_for(lease).await);
     let mut held = Vec::new();
     for id in 0..20 {
-        scene.events.insert(doc! { "_id": id }).await;
+        scene.insert(doc! { "_id": id }).await;
         held.push(locks.acquire(id).await.unwrap());
     }
     let driver = ground.driver().await;
-    let mut session = driver.start_session().await.unwrap();
-    session.start_transaction().await.unwrap();
-    let events = driver.database(&ground.database).collection::<Document>("events");
-    let written = events.update_one(doc! { "_id": 7 }, doc! { "$set": { "n": 1 } });
-    written.session(&mut session).await.unwrap();
+    let events = ground.of(&driver, "events");
+    let mut session = writing(&driver, &events, 7).await;
 
     let late = held.remove(7);
     assert_eq!(within(PATIENCE, "its end", late.lost()).await, LostReason::Expired);

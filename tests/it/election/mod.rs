@@ -4,12 +4,9 @@ mod proclaim;
 
 use std::{ops::ControlFlow, task::Poll};
 
-use watchlock::{
-    Released,
-    errors::{AcquireError, CandidacyError},
-};
+use watchlock::errors::CandidacyError;
 
-use crate::setup::{PATIENCE, SOON, eventually, granted, in_line, info, is_vacant, places, spawn, within};
+use crate::setup::*;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn leaders_follow_each_other_and_are_observed() {
@@ -52,7 +49,7 @@ async fn leaders_follow_each_other_and_are_observed() {
         })
         .await;
         let error = here.campaign("x".repeat(1025)).await.unwrap_err().to_string();
-        assert!(error.contains("1025") && error.contains("1024"), "{error}");
+        assert_says(&error, &["1025", "1024"]);
     }
 }
 
@@ -140,19 +137,13 @@ async fn a_candidacy_tells_when_it_ends_by_itself() {
         let ended = within(PATIENCE, "the end", candidacy.ended()).await;
         assert!(ended.to_string().contains("no leader"), "{ended}");
         eventually(PATIENCE, "it has resigned", async || is_vacant(&b, "x").await).await;
-        assert!(matches!(
-            candidacy.withdraw().await,
-            Err(CandidacyError::Panicked { .. })
-        ));
+        assert_is!(candidacy.withdraw().await, Err(CandidacyError::Panicked { .. }));
 
         // The name is a mutex for a while: told, or waited out.
         let other = b.mutex("x").acquire().await.unwrap();
         let candidacy = a.election("x").stand("me", |_| {}, |_| {});
         let ended = within(PATIENCE, "the end", candidacy.ended()).await;
-        assert!(
-            matches!(ended, CandidacyError::Campaign(AcquireError::KindMismatch(_))),
-            "{ended}"
-        );
+        assert_is!(ended, CandidacyError::Campaign(AcquireError::KindMismatch(_)));
         let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
         let patient = a.election("x").wait_out_other_uses(true);
         let candidacy = patient.stand("me", move |_| tell.send(()).unwrap(), |_| {});
@@ -168,9 +159,6 @@ async fn a_candidacy_tells_when_it_ends_by_itself() {
         let candidacy = a.election("x").stand("me", |_| {}, |_| {});
         a.shutdown().await;
         let ended = within(PATIENCE, "the end", candidacy.ended()).await;
-        assert!(
-            matches!(ended, CandidacyError::Campaign(AcquireError::Closed)),
-            "{ended}"
-        );
+        assert_is!(ended, CandidacyError::Campaign(AcquireError::Closed));
     }
 }

@@ -1,23 +1,15 @@
 //! Values of a leader that reach the server late: after another value, or after its leadership.
 
-use std::time::Duration;
-
-use mongodb::bson::doc;
 use watchlock::{errors::RenewError, operate::WakeSource};
-use watchlock_testkit::shared;
 
-use crate::setup::{Ground, PATIENCE, SOON, assert_lost, eventually, faulty, spawn, within};
+use crate::setup::*;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_value_that_comes_late_does_not_replace_a_later_one() {
-    let (cluster, _turn) = faulty().await;
-    let ground = Ground::on(cluster, "late").by_name();
+    let (cluster, _turn, ground) = faulty_ground("late").await;
     let locks = ground.locks().await;
     let leading = std::sync::Arc::new(locks.election("x").campaign("zero").await.unwrap());
-    let hung = doc! {
-        "failCommands": ["findAndModify"], "appName": &ground.database, "blockConnection": true, "blockTimeMS": 1500,
-    };
-    let failing = cluster.fail_commands(0, doc! { "times": 1 }, hung).await.unwrap();
+    let failing = ground.fail(cluster, times(1), &["findAndModify"], blocks(1500)).await;
     let early = leading.clone();
     let early = spawn(async move { early.proclaim("one").await });
     failing.wait_entered(1, Duration::from_secs(20)).await.unwrap();

@@ -1,13 +1,10 @@
 //! A server whose clock is set while locks are held, by libfaketime; where there is none, chaos says that it is left
 //! out.
 
-use std::time::Duration;
-
-use mongodb::bson::{DateTime, doc};
-use watchlock::{LockStatus, LostReason};
+use mongodb::bson::DateTime;
 use watchlock_testkit::{Cluster, clock};
 
-use crate::setup::{Ground, PATIENCE, eventually, pause, within};
+use crate::setup::*;
 
 const LEASE: Duration = Duration::from_secs(20);
 
@@ -23,10 +20,7 @@ async fn a_server_whose_clock_is_set_ahead_gives_nothing_away_that_is_believed_h
     let locks = ground.builder().await.lease(LEASE).build().await.unwrap();
     let held = locks.mutex("x").acquire().await.unwrap();
     // Renewals hang, so that it is to be seen what becomes of the deadline without them.
-    let data = doc! {
-        "failCommands": ["update"], "blockConnection": true, "blockTimeMS": 10_000, "appName": &ground.database,
-    };
-    let fault = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
+    let fault = ground.fail(&cluster, "alwaysOn", &["update"], blocks(10_000)).await;
     let before = held.safe_for();
     assert!(before > LEASE / 2, "{before:?}");
     cluster.set_clock(0, 8_000).unwrap();

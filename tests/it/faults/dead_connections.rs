@@ -1,16 +1,12 @@
 //! Commands that are never answered, or not for long: they hold up what they are about, and nothing else.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use futures::future::join_all;
-use mongodb::{
-    bson::{Document, doc},
-    options::WriteConcern,
-};
-use watchlock::{Held, LockClient, Released, locks};
-use watchlock_testkit::{Cluster, shared};
+use mongodb::options::WriteConcern;
+use watchlock::locks;
+use watchlock_testkit::Cluster;
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, spawn, within};
+use crate::setup::*;
 
 /// By when a lock is answered for although connections are dead: within two seconds on a machine that has nothing else
 /// to do, and here others run their tests. Who is not asked beside waits for the driver to notice, which takes 30 s and
@@ -73,10 +69,8 @@ async fn dead_connections_hold_up_no_lock_for_long() {
 /// The same for an acquire that is the first to find a dead connection; nothing of its earlier tries is left.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_acquire_on_a_dead_connection_is_asked_for_beside() {
-    let cluster = shared::replica_set().await;
-    let direct = Ground::on(cluster, "silent_acquire");
-    let proxy = cluster.proxy(0).unwrap();
-    let (locks, other) = (direct.through(proxy.uri()).locks().await, direct.locks().await);
+    let (direct, proxy, behind) = Ground::proxied("silent_acquire").await;
+    let (locks, other) = (behind.locks().await, direct.locks().await);
     for handle in held(&locks, 6).await {
         handle.release().await.unwrap();
     }
@@ -96,13 +90,10 @@ async fn an_acquire_on_a_dead_connection_is_asked_for_beside() {
     .await;
 }
 
-/// Looking at locks, breaking one and renewing take a way round dead connections as well.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_look_at_locks_takes_a_way_round_dead_connections() {
-    let cluster = shared::replica_set().await;
-    let direct = Ground::on(cluster, "silent_look");
-    let proxy = cluster.proxy(0).unwrap();
-    let (locks, other) = (direct.through(proxy.uri()).locks().await, direct.locks().await);
+    let (direct, proxy, behind) = Ground::proxied("silent_look").await;
+    let (locks, other) = (behind.locks().await, direct.locks().await);
     let handle = other.mutex("x").acquire().await.unwrap();
     for look in 0..3 {
         join_all((0..3).map(|_| locks.inspect("x"))).await;
@@ -127,13 +118,10 @@ async fn a_look_at_locks_takes_a_way_round_dead_connections() {
     }
 }
 
-/// Where nothing comes through at all, each look ends with an error.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_look_at_locks_ends_where_there_is_no_way_round() {
-    let cluster = shared::replica_set().await;
-    let direct = Ground::on(cluster, "silent_all");
-    let proxy = cluster.proxy(0).unwrap();
-    let (locks, other) = (direct.through(proxy.uri()).locks().await, direct.locks().await);
+    let (direct, proxy, behind) = Ground::proxied("silent_all").await;
+    let (locks, other) = (behind.locks().await, direct.locks().await);
     let _held = other.mutex("x").acquire().await.unwrap();
     assert!(locks.inspect("x").await.unwrap().is_some());
     proxy.black_hole();
@@ -150,7 +138,7 @@ async fn documents_that_transactions_have_written_hold_up_no_others() {
     const BLOCKED: i32 = 6;
     let ground = Ground::replica_set("blocked").await;
     let driver = ground.driver().await;
-    let events = driver.database(&ground.database).collection::<Document>("events");
+    let events = ground.of(&driver, "events");
     events
         .insert_many((0..2 * BLOCKED).map(|id| doc! { "_id": id }))
         .await
@@ -162,10 +150,7 @@ async fn documents_that_transactions_have_written_hold_up_no_others() {
     let mutex = locks.mutex("m").acquire().await.unwrap();
     let mut transactions = Vec::new();
     for id in 0..BLOCKED {
-        let mut session = driver.start_session().await.unwrap();
-        session.start_transaction().await.unwrap();
-        let written = events.update_one(doc! { "_id": id }, doc! { "$set": { "n": 1 } });
-        written.session(&mut session).await.unwrap();
+        let session = writing(&driver, &events, id).await;
         transactions.push(session);
     }
     let waiting: Vec<_> = (0..BLOCKED).map(|id| spawn(documents.acquire(id))).collect();
@@ -201,15 +186,12 @@ async fn documents_that_transactions_have_written_hold_up_no_others() {
     }
 }
 
-/// A holder waits for no reading of its document: it is read again beside one that is not answered.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_document_whose_reading_is_not_answered_is_read_beside() {
-    let cluster = shared::replica_set().await;
-    let direct = Ground::on(cluster, "read_beside");
-    let proxy = cluster.proxy(0).unwrap();
-    let driver = direct.through(proxy.uri()).driver().await;
+    let (direct, proxy, behind) = Ground::proxied("read_beside").await;
+    let driver = behind.driver().await;
     let events = driver.database(&direct.database).collection::<Document>("events");
-    let locks = direct.through(proxy.uri()).locks().await;
+    let locks = behind.locks().await;
     let documents = locks.documents(events.clone());
     for number in 0.. {
         assert!(number < 10, "never the reading of a document itself");
@@ -260,7 +242,7 @@ async fn a_release_follows_the_primary_away_from_a_frozen_one() {
     println!("node {next} is the primary after {:?}", frozen.elapsed());
     // A majority acknowledges what it writes some time later: the other one has copied from the frozen one so far.
     let written = cluster.node_client(next).await.unwrap();
-    let written = written.database(&ground.database).collection::<Document>("probe");
+    let written = ground.of(&written, "probe");
     let majority = WriteConcern::majority();
     written.insert_one(doc! {}).write_concern(majority).await.unwrap();
     let standing = Instant::now();

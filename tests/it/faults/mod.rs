@@ -4,20 +4,13 @@ mod clocks;
 mod dead_connections;
 pub(crate) mod processes;
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
-use futures::future::join_all;
-use mongodb::{
-    Client, Collection,
-    bson::{Bson, Document, doc},
-    error::ErrorKind,
-};
-use watchlock::{Held, LockClient, LockStatus, LostReason, Released, errors::AcquireError, locks};
-use watchlock_testkit::{Cluster, FailPoint};
+use mongodb::error::ErrorKind;
+use watchlock::locks;
+use watchlock_testkit::Cluster;
 
-use crate::setup::{
-    Ground, PATIENCE, SOON, eventually, faulty, info, is_vacant, pause, spawn, until_streaming, until_waiting, within,
-};
+use crate::setup::*;
 
 /// By when a lock is free or truly owned after an answer was lost.
 const SETTLED: Duration = Duration::from_secs(2);
@@ -33,17 +26,6 @@ async fn until_streaming_anew(ground: &Ground, driver: &Client, before: &[i64]) 
             .any(|stream| !before.contains(stream))
     })
     .await;
-}
-
-/// Fails commands of the clients that [`Ground::by_name`] makes.
-async fn fail(cluster: &Cluster, ground: &Ground, mode: impl Into<Bson>, command: &str, fault: Document) -> FailPoint {
-    let mut data = doc! { "failCommands": [command], "appName": &ground.database };
-    data.extend(fault);
-    cluster.fail_commands(0, mode, data).await.unwrap()
-}
-
-fn times(times: i32) -> Document {
-    doc! { "times": times }
 }
 
 /// Both ways in which the driver can be set.
@@ -116,39 +98,23 @@ async fn a_cut_connection_leaves_the_lock_free_or_owned() {
         let case = format!("retryWrites={retry}");
         let (locks, other) = (ground.by_name().locks().await, ground.locks().await);
         // Once: the client gets over it.
-        let point = fail(
-            cluster,
-            &ground,
-            times(1),
-            "findAndModify",
-            doc! { "closeConnection": true },
-        )
-        .await;
+        let point = ground
+            .fail(cluster, times(1), &["findAndModify"], doc! { "closeConnection": true })
+            .await;
         let handle = within(SETTLED, &case, locks.mutex("x").acquire()).await.unwrap();
         point.wait_entered(1, PATIENCE).await.unwrap();
         assert_owned(&handle, &other, &case).await;
         // In the release, too: it is confirmed, however often it had to be sent.
-        let point = fail(
-            cluster,
-            &ground,
-            times(1),
-            "findAndModify",
-            doc! { "closeConnection": true },
-        )
-        .await;
+        let point = ground
+            .fail(cluster, times(1), &["findAndModify"], doc! { "closeConnection": true })
+            .await;
         let released = within(SETTLED, &case, handle.release()).await.unwrap();
         point.wait_entered(1, PATIENCE).await.unwrap();
         assert_eq!(released, Released::Released, "{case}");
         assert_free(&other, "x", &case).await;
         // Always: it gives up in time, and a try says why.
-        let point = fail(
-            cluster,
-            &ground,
-            "alwaysOn",
-            "findAndModify",
-            doc! { "closeConnection": true },
-        )
-        .await;
+        let fault = doc! { "closeConnection": true };
+        let point = ground.fail(cluster, "alwaysOn", &["findAndModify"], fault).await;
         let error = locks
             .mutex("x")
             .acquire()
@@ -213,8 +179,7 @@ async fn an_answer_that_never_comes_leaves_the_lock_free_or_owned() {
         held.release().await.unwrap();
         let token = info(&other, "x").await.unwrap().token;
         proxy.black_hole_replies();
-        let mutex = locks.mutex("x");
-        let acquire = spawn(async move { mutex.acquire().await.unwrap() });
+        let acquire = spawn(locks.mutex("x").acquire());
         let mut granted = token;
         eventually(PATIENCE, &format!("{case}: granted to who waits"), async || {
             granted = info(&other, "x").await.unwrap().token;
@@ -224,7 +189,7 @@ async fn an_answer_that_never_comes_leaves_the_lock_free_or_owned() {
         proxy.cut();
         let before = ground.streams(&driver).await;
         proxy.heal();
-        let handle = within(SETTLED, &case, acquire).await.unwrap();
+        let handle = within(SETTLED, &case, acquire).await.unwrap().unwrap();
         assert_owned(&handle, &other, &case).await;
         assert_eq!(handle.token(), granted, "{case}: granted once");
 
@@ -257,8 +222,8 @@ async fn a_request_that_outlives_its_connection_is_undone() {
         locks.mutex("x").acquire().await.unwrap().release().await.unwrap();
         // It waits in the server, which doesn't notice that nobody waits for its answer any more. It gives up by itself
         // in time, or applies it: nothing of it is left in either case.
-        let block = doc! { "blockConnection": true, "blockTimeMS": 900 };
-        let blocked = fail(cluster, &ground, times(1), "findAndModify", block).await;
+        let block = blocks(900);
+        let blocked = ground.fail(cluster, times(1), &["findAndModify"], block).await;
         let timeout = if given_up { Duration::from_millis(150) } else { PATIENCE };
         let acquire = spawn(locks.mutex("x").acquire().timeout(timeout));
         blocked.wait_entered(1, PATIENCE).await.unwrap();
@@ -304,13 +269,13 @@ async fn a_write_that_was_applied_and_not_confirmed_is_undone_or_owned() {
         let unconfirmed =
             || doc! { "writeConcernError": { "code": 64, "errmsg": "waiting for replication timed out" } };
 
-        let point = fail(cluster, &ground, times(1), "findAndModify", unconfirmed()).await;
+        let point = ground.fail(cluster, times(1), &["findAndModify"], unconfirmed()).await;
         let handle = within(SETTLED, &case, locks.mutex("x").acquire()).await.unwrap();
         point.wait_entered(1, PATIENCE).await.unwrap();
         assert_owned(&handle, &other, &case).await;
         handle.release().await.unwrap();
 
-        let point = fail(cluster, &ground, times(1), "findAndModify", unconfirmed()).await;
+        let point = ground.fail(cluster, times(1), &["findAndModify"], unconfirmed()).await;
         let tried = locks.mutex("x").try_acquire().await.unwrap();
         point.wait_entered(1, PATIENCE).await.unwrap();
         let handle = tried.expect("what was applied is found");
@@ -319,7 +284,9 @@ async fn a_write_that_was_applied_and_not_confirmed_is_undone_or_owned() {
 
         let token = info(&other, "x").await.unwrap().token;
         // Not only twice: on a busy machine something that is sent later on for the handle before may be among them.
-        let point = fail(cluster, &ground, "alwaysOn", "findAndModify", unconfirmed()).await;
+        let point = ground
+            .fail(cluster, "alwaysOn", &["findAndModify"], unconfirmed())
+            .await;
         // And it is not tried for as long as the error lasts.
         let tried = within(SETTLED, &case, locks.mutex("x").try_acquire()).await;
         let error = tried.unwrap_err();
@@ -342,7 +309,7 @@ async fn a_release_is_repeated_although_handle_and_client_are_gone() {
         let handle = locks.mutex("x").acquire().await.unwrap();
         // The driver's own second try fails as well.
         let cut = doc! { "closeConnection": true };
-        let point = fail(cluster, &ground, times(3), "findAndModify", cut).await;
+        let point = ground.fail(cluster, times(3), &["findAndModify"], cut).await;
         drop((handle, locks));
         let seen = point.wait_entered(3, PATIENCE).await;
         eventually(2 * SOON, "it is released", async || is_vacant(&other, "x").await).await;
@@ -427,7 +394,7 @@ async fn failed_renewals_are_no_loss() {
         let handle = locks.mutex("x").acquire().await.unwrap();
         let start = Instant::now();
         // Twice, so that it is at risk for long enough to be seen.
-        let point = fail(cluster, &ground, times(2), "update", fault).await;
+        let point = ground.fail(cluster, times(2), &["update"], fault).await;
         eventually(lease, case, async || handle.status() == LockStatus::AtRisk).await;
         point.wait_entered(2, PATIENCE).await.unwrap();
         eventually(lease, case, async || handle.status() == LockStatus::Held).await;
@@ -452,18 +419,16 @@ async fn a_lock_that_is_broken_while_its_holder_asks_once_more_is_free() {
     );
     let (documents, driver) = (ground.documents().await, ground.driver().await);
     let held = holder.mutex("x").acquire().await.unwrap();
-    let mutex = waiter.mutex("x");
-    let waiting = spawn(async move { mutex.acquire().await.unwrap() });
-    until_waiting(&other, "x", 1).await;
+    let waiting = in_line(&other, "x", 1, waiter.mutex("x").acquire()).await;
     until_streaming(&ground, &driver, 2).await;
     // A foreign write makes the waiter ask again, and what it asks arrives when the lock was granted and broken.
-    let block = doc! { "blockConnection": true, "blockTimeMS": 700 };
-    let blocked = fail(cluster, &ground, times(1), "findAndModify", block).await;
+    let block = blocks(700);
+    let blocked = ground.fail(cluster, times(1), &["findAndModify"], block).await;
     let note = doc! { "$set": { "note": "of somebody else" } };
     documents.update_one(doc! { "_id": "x" }, note).await.unwrap();
     blocked.wait_entered(1, PATIENCE).await.unwrap();
     held.release().await.unwrap();
-    let next = within(SOON, "the hand-over", waiting).await.unwrap();
+    let next = within(SOON, "the hand-over", waiting).await.unwrap().unwrap();
     other.break_lock("x").await.unwrap();
     let late = within(SOON, "the loss", next.lost()).await;
     assert_eq!(late, LostReason::Broken);
@@ -589,7 +554,6 @@ async fn what_a_foreign_hand_takes_is_lost_at_once_and_stays_lost() {
     .await;
 }
 
-/// The event alone shows it, whichever way the lock was granted: nothing has to be read first.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_that_is_deleted_or_replaced_is_lost_without_a_look() {
     for foul in [Foul::Delete, Foul::Replace] {
@@ -600,12 +564,10 @@ async fn a_lock_that_is_deleted_or_replaced_is_lost_without_a_look() {
             let locks = ground.locks_over(&noting).await;
             let handle = if waited {
                 let held = ground.polling().await.mutex("x").acquire().await.unwrap();
-                let mutex = locks.mutex("x");
-                let waiting = spawn(async move { mutex.acquire().await.unwrap() });
-                until_waiting(&locks, "x", 1).await;
+                let waiting = in_line(&locks, "x", 1, locks.mutex("x").acquire()).await;
                 until_streaming(&ground, &driver, 1).await;
                 held.release().await.unwrap();
-                waiting.await.unwrap()
+                waiting.await.unwrap().unwrap()
             } else {
                 let handle = locks.mutex("x").acquire().await.unwrap();
                 until_streaming(&ground, &driver, 1).await;
@@ -634,9 +596,7 @@ async fn waiters_get_over_what_a_foreign_hand_does() {
         let (documents, driver) = (ground.documents().await, ground.driver().await);
         let (holder, waiter) = (ground.locks().await, ground.locks().await);
         let handle = holder.mutex("x").acquire().await.unwrap();
-        let mutex = waiter.mutex("x");
-        let waiting = spawn(async move { mutex.acquire().await });
-        until_waiting(&holder, "x", 1).await;
+        let waiting = in_line(&holder, "x", 1, waiter.mutex("x").acquire()).await;
         until_streaming(&ground, &driver, 2).await;
         foul.commit(&documents).await;
         let reason = within(SOON, &format!("{foul:?} is noticed"), handle.lost()).await;

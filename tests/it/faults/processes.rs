@@ -6,14 +6,12 @@ use std::{
     process::{Child, ChildStdin, Command, Stdio},
     sync::mpsc::{Receiver, channel},
     thread,
-    time::{Duration, Instant, SystemTime},
+    time::{Instant, SystemTime},
 };
 
-use mongodb::Client;
-use watchlock::{LockClient, LockStatus};
-use watchlock_testkit::{shared, signal};
+use watchlock_testkit::signal;
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, info, spawn, until_streaming, until_waiting, within};
+use crate::setup::*;
 
 /// Where a child finds its task. Without it, its test is none.
 pub(crate) const TASK: &str = "WATCHLOCK_TEST_CHILD";
@@ -46,11 +44,7 @@ fn child_process() {
         panic!("{task}")
     };
     let [lease, claim] = [lease, claim].map(|millis| Duration::from_millis(millis.parse().unwrap()));
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = runtime();
     let acquire = async {
         let client = Client::with_uri_str(uri).await.unwrap();
         let mut builder = LockClient::builder(client.database(database));
@@ -262,9 +256,7 @@ async fn a_waiter_that_was_killed_costs_the_claim_lease_at_most() {
     let mut dead = Process::start(&ground, lease, claim).await;
     until_waiting(&locks, NAME, 1).await;
     let other = ground.locks().await;
-    let mutex = other.mutex(NAME);
-    let waiting = spawn(async move { mutex.acquire().await.unwrap() });
-    until_waiting(&locks, NAME, 2).await;
+    let waiting = in_line(&locks, NAME, 2, other.mutex(NAME).acquire()).await;
     // The holder's, the dead one's, and that of the one behind it, which therefore does not ask all the time.
     until_streaming(&ground, &admin, 3).await;
 
@@ -272,7 +264,10 @@ async fn a_waiter_that_was_killed_costs_the_claim_lease_at_most() {
     // The server hands the lock over before the answer to the release is here.
     let start = Instant::now();
     held.release().await.unwrap();
-    let next = within(claim + SOON, "the one behind it", waiting).await.unwrap();
+    let next = within(claim + SOON, "the one behind it", waiting)
+        .await
+        .unwrap()
+        .unwrap();
     // It was the dead one's turn, and its entry was honoured.
     assert!(start.elapsed() > claim - SKEW, "{:?}", start.elapsed());
     assert_eq!(next.status(), LockStatus::Held);
@@ -286,9 +281,7 @@ async fn a_killed_holder_that_is_started_again_has_its_lock_back_at_once() {
     let locks = ground.locks().await;
     let mut before = Process::start_as(&ground, lease, lease, "worker-3").await;
     let token: i64 = before.hears("acquired").await.parse().unwrap();
-    let mutex = locks.mutex(NAME);
-    let waiting = spawn(async move { mutex.acquire().await.unwrap() });
-    until_waiting(&locks, NAME, 1).await;
+    let waiting = in_line(&locks, NAME, 1, locks.mutex(NAME).acquire()).await;
 
     before.kill();
     let dead = info(&locks, NAME).await.unwrap().holders[0].clone();
@@ -314,7 +307,7 @@ async fn a_killed_holder_that_is_started_again_has_its_lock_back_at_once() {
     until_waiting(&locks, NAME, 2).await;
     writeln!(again.orders, "release").unwrap();
     assert_eq!(again.hears("released").await, "Released");
-    let turn = within(PATIENCE, "who waited", waiting).await.unwrap();
+    let turn = within(PATIENCE, "who waited", waiting).await.unwrap().unwrap();
     turn.release().await.unwrap();
     other.hears("acquired").await;
 }

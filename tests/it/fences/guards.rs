@@ -1,22 +1,13 @@
 //! Guards of transactions that write the locked document themselves.
 
-use std::time::Duration;
-
-use futures::{TryStreamExt as _, future::join_all};
-use mongodb::{
-    Client, ClientSession, Collection,
-    bson::{Document, doc},
-    error::TRANSIENT_TRANSACTION_ERROR,
-};
+use futures::TryStreamExt as _;
+use mongodb::{ClientSession, error::TRANSIENT_TRANSACTION_ERROR};
 use watchlock::{
-    Held, LockClient, LockStatus, LostReason,
-    documents::{self, DocumentLocks},
+    documents,
     errors::{DocumentError, GuardError},
 };
 
-use watchlock_testkit::shared;
-
-use crate::setup::{Ground, PATIENCE, SOON, within};
+use crate::setup::*;
 
 struct Scene {
     client: Client,
@@ -51,9 +42,7 @@ impl Scene {
     }
 
     async fn begin(&self) -> ClientSession {
-        let mut session = self.client.start_session().await.unwrap();
-        session.start_transaction().await.unwrap();
-        session
+        transaction(&self.client).await
     }
 }
 
@@ -182,18 +171,15 @@ async fn a_write_beside_a_guarded_transaction_is_refused_until_it_ends() {
 /// The question whether a transaction is open writes the document, in a transaction of its own.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_question_that_is_never_answered_leaves_the_document_to_others() {
-    let cluster = shared::replica_set().await;
-    let direct = Ground::on(cluster, "probe_silent");
-    let proxy = cluster.proxy(0).unwrap();
-    let ground = direct.through(proxy.uri());
+    let (direct, proxy, behind) = Ground::proxied("probe_silent").await;
+    let ground = behind;
     let client = ground.driver().await;
     let database = client.database(&ground.database);
     let jobs = database.collection::<Document>("jobs");
     jobs.insert_one(doc! { "_id": 1 }).await.unwrap();
     let locks = LockClient::builder(database).build().await.unwrap();
     let held = locks.documents(jobs.clone()).acquire(1).await.unwrap();
-    let mut session = client.start_session().await.unwrap();
-    session.start_transaction().await.unwrap();
+    let mut session = transaction(&client).await;
     held.guard_transaction(&mut session).await.unwrap();
     session.commit_transaction().await.unwrap();
     // No connection can be made from here on; several are there.

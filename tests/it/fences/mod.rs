@@ -6,28 +6,26 @@ mod writes;
 use std::{
     env,
     io::Write as _,
-    time::{Duration, Instant, SystemTime},
+    time::{Instant, SystemTime},
 };
 
-use futures::{StreamExt as _, future::join_all};
+use futures::StreamExt as _;
 use mongodb::{
-    Client, ClientSession, Collection, IndexModel,
-    bson::{Bson, Document, doc},
+    ClientSession, IndexModel,
     error::{Error, TRANSIENT_TRANSACTION_ERROR},
     options::{Acknowledgment, CollectionOptions, IndexOptions, WriteConcern},
 };
 use watchlock::{
-    LockClient, LockStatus, Lost, LostReason,
+    Lost,
     errors::{FenceError, GuardError},
     fence::Fence,
     operate::{LockEvent, WakeSource},
-    testing::InMemory,
 };
-use watchlock_testkit::{Cluster, shared, signal};
+use watchlock_testkit::{Cluster, signal};
 
 use crate::{
     faults::processes::{Process, TASK, say},
-    setup::{Ground, PATIENCE, SOON, assert_lost, eventually, info, spawn, within},
+    setup::*,
 };
 
 const NAME: &str = "x";
@@ -40,7 +38,7 @@ async fn data(ground: &Ground) -> Collection<Document> {
 }
 
 fn data_of(client: &Client, ground: &Ground) -> Collection<Document> {
-    client.database(&ground.database).collection(DATA)
+    ground.of(&client, DATA)
 }
 
 async fn document(data: &Collection<Document>, id: i32) -> Option<Document> {
@@ -76,10 +74,18 @@ async fn prepared(ground: &Ground, locks: &LockClient) {
     ground.documents().await.create_index(index).await.unwrap();
 }
 
+/// A pair on a replica set of its own database, with one document.
+async fn scene(prefix: &str) -> (Ground, LockClient, Client, Collection<Document>) {
+    let ground = Ground::replica_set(prefix).await;
+    let (locks, client) = pair(&ground).await;
+    let data = data_of(&client, &ground);
+    data.insert_one(doc! { "_id": 1 }).await.unwrap();
+    (ground, locks, client, data)
+}
+
 /// A transaction that has set `field` in document 1 so far.
 async fn writing(client: &Client, ground: &Ground, field: &str) -> ClientSession {
-    let mut session = client.start_session().await.unwrap();
-    session.start_transaction().await.unwrap();
+    let mut session = transaction(&client).await;
     let update = doc! { "$set": { field: true } };
     let written = data_of(client, ground)
         .update_one(doc! { "_id": 1 }, update)
@@ -177,11 +183,7 @@ fn child_process() {
             say(&format!("{order}: {done}"));
         }
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = runtime();
     runtime.block_on(work);
 }
 
@@ -193,10 +195,7 @@ async fn told(process: &mut Process, order: &str) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_late_writes_of_a_frozen_holder_are_refused() {
     let lease = Duration::from_millis(1500);
-    let ground = Ground::replica_set("late").await;
-    let (locks, client) = pair(&ground).await;
-    let data = data_of(&client, &ground);
-    data.insert_one(doc! { "_id": 1 }).await.unwrap();
+    let (ground, locks, _, data) = scene("late").await;
     let task = format!(
         "{}|{}|{}",
         shared::replica_set().await.uri(),
@@ -274,10 +273,7 @@ async fn a_holder_frozen_between_guard_and_commit_can_not_commit_late() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guarded_transaction_is_committed_while_the_lock_is_held_and_tells_nobody() {
-    let ground = Ground::replica_set("guarded").await;
-    let (locks, client) = pair(&ground).await;
-    let data = data_of(&client, &ground);
-    data.insert_one(doc! { "_id": 1 }).await.unwrap();
+    let (ground, locks, client, data) = scene("guarded").await;
     let other = ground.locks().await;
     let handle = locks.mutex(NAME).acquire().await.unwrap();
     let mut events = other.watch(NAME);
@@ -314,9 +310,7 @@ async fn a_guarded_transaction_is_committed_while_the_lock_is_held_and_tells_nob
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_breaks_or_takes_over_waits_for_the_commit() {
-    let ground = Ground::replica_set("race").await;
-    let (locks, client) = pair(&ground).await;
-    data_of(&client, &ground).insert_one(doc! { "_id": 1 }).await.unwrap();
+    let (ground, locks, client, _) = scene("race").await;
     let handle = locks.mutex(NAME).acquire().await.unwrap();
     let mut session = writing(&client, &ground, "written").await;
     handle.guard_transaction(&mut session).await.unwrap();
@@ -386,10 +380,7 @@ async fn a_takeover_after_the_transaction_began_is_a_conflict_and_then_a_loss() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_renewal_after_the_transaction_began_makes_it_run_again() {
-    let ground = Ground::replica_set("again").await;
-    let (locks, client) = pair(&ground).await;
-    let data = data_of(&client, &ground);
-    data.insert_one(doc! { "_id": 1 }).await.unwrap();
+    let (_, locks, client, data) = scene("again").await;
     let handle = locks.mutex(NAME).acquire().await.unwrap();
     let mut attempts = 0;
     let mut session = client.start_session().await.unwrap();
@@ -414,10 +405,7 @@ async fn a_renewal_after_the_transaction_began_makes_it_run_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_older_than_the_lock_is_told_from_a_loss() {
-    let ground = Ground::replica_set("outdated").await;
-    let (locks, client) = pair(&ground).await;
-    let data = data_of(&client, &ground);
-    data.insert_one(doc! { "_id": 1 }).await.unwrap();
+    let (ground, locks, client, _) = scene("outdated").await;
     let mut session = writing(&client, &ground, "written").await;
     let handle = locks.mutex(NAME).acquire().await.unwrap();
     match handle.guard_transaction(&mut session).await {
@@ -434,10 +422,7 @@ async fn a_transaction_older_than_the_lock_is_told_from_a_loss() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn after_a_refused_guard_nothing_can_be_committed() {
-    let ground = Ground::replica_set("refused").await;
-    let (locks, client) = pair(&ground).await;
-    let data = data_of(&client, &ground);
-    data.insert_one(doc! { "_id": 1 }).await.unwrap();
+    let (ground, locks, client, data) = scene("refused").await;
     let handle = locks.mutex(NAME).acquire().await.unwrap();
     let view = handle.view();
     handle.release().await.unwrap();
@@ -445,9 +430,7 @@ async fn after_a_refused_guard_nothing_can_be_committed() {
         let mut session = if written_before {
             writing(&client, &ground, "before").await
         } else {
-            let mut session = client.start_session().await.unwrap();
-            session.start_transaction().await.unwrap();
-            session
+            transaction(&client).await
         };
         let refused = view.guard_transaction(&mut session).await;
         assert_lost!(GuardError, Released, refused.unwrap_err());
@@ -462,9 +445,7 @@ async fn after_a_refused_guard_nothing_can_be_committed() {
 /// The server's clock decides, also for one whose own clock says otherwise.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_that_ran_out_on_the_server_is_a_loss() {
-    let ground = Ground::replica_set("clock").await;
-    let (locks, client) = pair(&ground).await;
-    data_of(&client, &ground).insert_one(doc! { "_id": 1 }).await.unwrap();
+    let (ground, locks, client, _) = scene("clock").await;
     let handle = locks.mutex(NAME).acquire().await.unwrap();
     let earlier = doc! { "$subtract": ["$$NOW", 1] };
     let expire = doc! { "$set": { "holders": { "$map": {
@@ -481,9 +462,7 @@ async fn a_lease_that_ran_out_on_the_server_is_a_loss() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guard_needs_a_transaction_of_the_same_client() {
-    let ground = Ground::replica_set("session").await;
-    let (locks, client) = pair(&ground).await;
-    data_of(&client, &ground).insert_one(doc! { "_id": 1 }).await.unwrap();
+    let (ground, locks, client, _) = scene("session").await;
     let handle = locks.mutex(NAME).acquire().await.unwrap();
     let before = ground.documents().await.find_one(doc! { "_id": NAME }).await.unwrap();
 
@@ -568,7 +547,6 @@ async fn who_waits_for_the_end_of_a_lease_waits_for_the_commit() {
     assert!(next.token() > handle.token());
 }
 
-/// The lock is in a document that the transaction itself writes to.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_document_lock_guards_a_transaction_too() {
     let ground = Ground::replica_set("inplace").await;
@@ -626,20 +604,22 @@ async fn an_open_transaction_holds_up_no_renewals_of_other_locks() {
         }
     };
     let mut session = within(PATIENCE, "the guard", guarded).await;
-    let version = async |name: &str| {
-        let lock = ground.documents().await.find_one(doc! { "_id": name }).await.unwrap();
-        lock.unwrap().get_i64("version").unwrap()
-    };
-    let before = version("a").await;
+    let before = ground.version("a").await;
     for other in ["b", "c"] {
         // One may have been on its way already.
-        let enough = version(other).await + 3;
-        eventually(PATIENCE, "it is renewed", async || version(other).await >= enough).await;
+        let enough = ground.version(other).await + 3;
+        eventually(PATIENCE, "it is renewed", async || {
+            ground.version(other).await >= enough
+        })
+        .await;
     }
-    assert_eq!(version("a").await, before, "the transaction is open");
+    assert_eq!(ground.version("a").await, before, "the transaction is open");
     session.commit_transaction().await.unwrap();
     // The guard's own write, and then renewals as ever.
-    eventually(PATIENCE, "it is renewed", async || version("a").await >= before + 4).await;
+    eventually(PATIENCE, "it is renewed", async || {
+        ground.version("a").await >= before + 4
+    })
+    .await;
     // On a busy machine the last renewal may be waiting for its answer.
     eventually(PATIENCE, "it is held", async || a.status() == LockStatus::Held).await;
 }
@@ -684,22 +664,17 @@ async fn a_fence_refuses_what_is_smaller_and_nothing_else() {
     // Several writes under one hold.
     small.update_one(&data, one(), set(2)).await.unwrap();
     large.update_one(&data, one(), set(3)).await.unwrap();
-    assert_eq!(fenced(small.update_one(&data, one(), set(4)).await), (7, 5));
-    assert_eq!(
-        fenced(small.update_one(&data, one(), set(4)).upsert(true).await),
-        (7, 5)
-    );
-    assert_eq!(fenced(small.update_one(&data, one(), vec![set(4)]).await), (7, 5));
-    assert_eq!(
-        fenced(small.replace_one(&data, one(), doc! { "value": 4 }).await),
-        (7, 5)
-    );
-    assert_eq!(
-        fenced(small.replace_one(&data, one(), doc! {}).upsert(true).await),
-        (7, 5)
-    );
-    assert_eq!(fenced(small.insert_one(&data, one()).await), (7, 5));
-    assert_eq!(fenced(small.delete_one(&data, one()).await), (7, 5));
+    for refused in [
+        small.update_one(&data, one(), set(4)).await.map(drop),
+        small.update_one(&data, one(), set(4)).upsert(true).await.map(drop),
+        small.update_one(&data, one(), vec![set(4)]).await.map(drop),
+        small.replace_one(&data, one(), doc! { "value": 4 }).await.map(drop),
+        small.replace_one(&data, one(), doc! {}).upsert(true).await.map(drop),
+        small.insert_one(&data, one()).await.map(drop),
+        small.delete_one(&data, one()).await.map(drop),
+    ] {
+        assert_eq!(fenced(refused), (7, 5));
+    }
     let untouched = doc! { "_id": 1, "value": 3, "mine": [1, 2], "fence": 7_i64 };
     assert_eq!(document(&data, 1).await, Some(untouched));
 
@@ -833,10 +808,7 @@ async fn what_is_in_the_place_of_the_token_is_left_alone() {
             fence.update_one(&data, one(), vec![doc! { "$set": { "x": 1 } }]).await,
             fence.replace_one(&data, one(), doc! {}).await,
         ] {
-            assert!(
-                matches!(refused, Err(FenceError::Occupied { .. })),
-                "{whole} {refused:?}"
-            );
+            assert_is!(refused, Err(FenceError::Occupied { .. }), "{whole}");
         }
         let stored = document(&data, id).await.unwrap();
         assert_eq!(
@@ -859,7 +831,6 @@ async fn what_is_in_the_place_of_the_token_is_left_alone() {
     }
 }
 
-/// Whatever comes in whatever order, the document is written in the order of the tokens.
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_only_rise_whoever_races() {
     let ground = Ground::replica_set("rise").await;
@@ -926,9 +897,7 @@ async fn fences_work_in_transactions_too() {
         .unwrap();
     let handle = locks.mutex(NAME).acquire().await.unwrap();
     let (fence, token) = (handle.fence(), handle.token().as_i64());
-    let mut session = client.start_session().await.unwrap();
-
-    session.start_transaction().await.unwrap();
+    let mut session = transaction(&client).await;
     let update = doc! { "$set": { "written": true } };
     let written = fence
         .update_one(&data, doc! { "_id": 1 }, update.clone())

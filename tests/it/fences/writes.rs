@@ -1,27 +1,18 @@
 //! Fences where a write meets something else than a smaller or a larger token: another index, a filter that would put
 //! something else into a new document, the lock that the document itself has; and everything at once, at random.
 
-use std::time::Duration;
-
-use futures::future::join_all;
-use mongodb::{
-    Client, Collection, IndexModel,
-    bson::{Bson, Document, doc},
-    options::IndexOptions,
-};
+use mongodb::{IndexModel, options::IndexOptions};
 use watchlock::{
-    LockClient, LockStatus,
     errors::{DocumentError, FenceError},
     fence::Fence,
-    testing::MemoryCollection,
 };
 
-use crate::setup::{Dice, Ground, PATIENCE, SOON, Sent, eventually, faulty, spawn, within};
+use crate::setup::*;
 
 /// A client of the driver's that notes what it sends; and its collection.
 async fn noting(ground: &Ground) -> (Client, Collection<Document>, Sent) {
     let (client, sent) = ground.noting_driver().await;
-    let data = client.database(&ground.database).collection("data");
+    let data = ground.of(&client, "data");
     (client, data, sent)
 }
 
@@ -63,10 +54,7 @@ async fn a_write_that_lost_a_race_is_done_again() {
         .await
         .unwrap();
     for id in ["updated", "upserted", "deleted"] {
-        let check = doc! {
-            "failCommands": ["find"], "blockConnection": true, "blockTimeMS": 300, "appName": &ground.database,
-        };
-        let held_up = cluster.fail_commands(0, doc! { "times": 1 }, check).await.unwrap();
+        let held_up = ground.fail(cluster, times(1), &["find"], blocks(300)).await;
         let data = data.clone();
         let write = spawn(async move {
             let (fence, one) = (Fence::new(7), doc! { "_id": id });
@@ -87,7 +75,6 @@ async fn a_write_that_lost_a_race_is_done_again() {
     }
 }
 
-/// A write that is done asks no more; an upsert whose document is there and does not match is told so at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_write_is_checked_only_if_it_did_nothing_and_tried_again_only_if_it_can_be_done() {
     let ground = Ground::replica_set("fence_once").await;
@@ -149,14 +136,10 @@ async fn a_duplicate_in_another_index_is_told_at_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_write_that_was_dropped_sends_nothing_more() {
-    let (cluster, _turn) = faulty().await;
-    let ground = Ground::on(cluster, "nomore").by_name();
+    let (cluster, _turn, ground) = faulty_ground("nomore").await;
     let (client, data, sent) = noting(&ground).await;
     data.insert_one(doc! { "_id": 1, "fence": 9_i64 }).await.unwrap();
-    let hung = doc! {
-        "failCommands": ["update"], "appName": &ground.database, "blockConnection": true, "blockTimeMS": 500,
-    };
-    let failing = cluster.fail_commands(0, "alwaysOn", hung).await.unwrap();
+    let failing = ground.fail(cluster, "alwaysOn", &["update"], blocks(500)).await;
     let fence = Fence::new(7);
     let write = spawn(fence.update_one(&data, doc! { "_id": 1 }, doc! {}).into_future());
     eventually(PATIENCE, "it is sent", async || sent.count("update") == 1).await;
@@ -175,7 +158,6 @@ async fn a_write_that_was_dropped_sends_nothing_more() {
     assert_eq!((sent.count("update"), sent.count("find")), (1, 0), "{:?}", sent.names());
 }
 
-/// A document that an upsert makes has no value in the place of the token that its filter asked for.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_document_that_an_upsert_makes_has_the_token() {
     let ground = Ground::replica_set("equality").await;
@@ -218,7 +200,7 @@ async fn the_fence_of_a_document_leaves_its_lock_alone() {
     let ground = Ground::replica_set("own").await;
     let client = ground.driver().await;
     let locks = ground.locks_over(&client).await;
-    let data: Collection<Document> = client.database(&ground.database).collection("data");
+    let data: Collection<Document> = ground.of(&client, "data");
     let server = client
         .database("admin")
         .run_command(doc! { "buildInfo": 1 })
@@ -301,7 +283,7 @@ async fn the_fence_of_a_document_leaves_its_lock_alone() {
             assert!(matches!(refused, Err(FenceError::Invalid(_))), "{refused:?}");
         }
         // Elsewhere these are fields as any others.
-        let elsewhere: Collection<Document> = client.database(&ground.database).collection("elsewhere");
+        let elsewhere: Collection<Document> = ground.of(&client, "elsewhere");
         elsewhere
             .insert_one(doc! { "_id": id, path.split('.').next().unwrap(): 1 })
             .await
@@ -324,33 +306,27 @@ async fn other_locks_are_left_alone(of: impl AsyncFn(&str) -> watchlock::documen
         doc! { "$rename": { "a": "p.y" } },
     ] {
         let refused = one.update(update.clone()).await;
-        assert!(
-            matches!(refused, Err(DocumentError::Invalid(_))),
-            "{update} {refused:?}"
-        );
+        assert_is!(refused, Err(DocumentError::Invalid(_)), "{update}");
     }
     let refused = one
         .update(doc! { "$set": { "items.$.n": 99 } })
         .await
         .unwrap_err()
         .to_string();
-    assert!(
-        refused.contains("items.$.n") && refused.contains("$[identifier]"),
-        "{refused}"
-    );
+    assert_says(&refused, &["items.$.n", "$[identifier]"]);
     let updated = one.update(doc! { "$set": { "p.z": 1 } }).await.unwrap();
     assert_eq!(updated.get_document("p").unwrap().get_i32("z").unwrap(), 1);
     assert_eq!(updated.get_array("items").unwrap()[0], Bson::from(doc! { "n": 1 }));
     other.update(doc! { "$set": { "q": 1 } }).await.unwrap();
     let within = of("p").await.acquire(1).await.unwrap_err().to_string();
-    assert!(within.contains("`p`") && within.contains("`p.x`"), "{within}");
+    assert_says(&within, &["`p`", "`p.x`"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_handle_of_a_part_leaves_the_locks_of_other_parts_alone() {
     let ground = Ground::replica_set("parts").await;
     let client = ground.driver().await;
-    let data: Collection<Document> = client.database(&ground.database).collection("data");
+    let data: Collection<Document> = ground.of(&client, "data");
     let document = doc! { "_id": 1, "a": 1, "items": [{ "n": 1 }, { "n": 2 }] };
     data.insert_one(&document).await.unwrap();
     let locks = ground.locks().await;
@@ -375,7 +351,7 @@ async fn no_write_at_random_is_late() {
     const DOCUMENTS: u64 = 3;
     let ground = Ground::replica_set("random").await;
     let client = ground.driver().await;
-    let data: Collection<Document> = client.database(&ground.database).collection("data");
+    let data: Collection<Document> = ground.of(&client, "data");
     let write = async |writer: u64| {
         let mut dice = Dice::new(writer);
         let (mut written, mut refused) = (0_u32, 0_u32);

@@ -1,18 +1,14 @@
 //! Barriers.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, Ordering},
 };
 
-use futures::future::join_all;
 use tokio::time::sleep;
-use watchlock::{LockClient, errors::BarrierError, operate::Kind, testing::InMemory};
+use watchlock::{errors::BarrierError, operate::Kind};
 
-use crate::setup::{PATIENCE, SOON, assert_lost, eventually, is_vacant, places, spawn, within};
+use crate::setup::*;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_parties_of_a_barrier_pass_together_phase_by_phase() {

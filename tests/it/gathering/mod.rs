@@ -3,14 +3,9 @@
 mod barrier;
 mod latch;
 
-use std::time::Duration;
+use watchlock::errors::BarrierError;
 
-use watchlock::{
-    LockClient,
-    errors::{AcquireError, BarrierError},
-};
-
-use crate::setup::places;
+use crate::setup::*;
 
 #[tokio::test]
 async fn what_is_out_of_bounds_is_refused_with_the_bound() {
@@ -36,10 +31,7 @@ async fn what_is_out_of_bounds_is_refused_with_the_bound() {
         );
     }
     let error = locks.latch("x", 2).count_down_as("x".repeat(1_025)).await.unwrap_err();
-    assert!(
-        error.to_string().contains("the name of the party has 1025 bytes"),
-        "{error}"
-    );
+    assert_says(&error, &["the name of the party has 1025 bytes"]);
     let error = locks
         .latch("x", 2)
         .counts_for(Duration::from_millis(1))
@@ -64,10 +56,7 @@ async fn a_name_that_is_in_use_otherwise_is_refused() {
             assert!(matches!(error, AcquireError::KindMismatch(_)), "{error}");
         }
         let error = b.barrier("x", 2).wait().await.unwrap_err();
-        assert!(
-            matches!(error, BarrierError::Enter(AcquireError::KindMismatch(_))),
-            "{error}"
-        );
+        assert_is!(error, BarrierError::Enter(AcquireError::KindMismatch(_)));
         held.release().await.unwrap();
         b.latch("x", 2).count_down().await.unwrap();
         let error = a.latch("x", 3).wait().await.unwrap_err();

@@ -1,22 +1,8 @@
 //! Holds that live without their handle, and the clients that take them up.
 
-use std::{
-    pin::pin,
-    task::{Context, Poll, Waker},
-    time::Duration,
-};
+use watchlock::{Detached, errors::RenewError};
 
-use futures::future::join_all;
-use mongodb::bson::{Document, doc};
-use watchlock::{
-    Detached, Held, LockClient, LostReason, Released,
-    errors::{AcquireError, RenewError},
-    testing::InMemory,
-};
-
-use crate::setup::{
-    Ground, PATIENCE, SOON, eventually, granted, in_line, info, is_vacant, pause, places, spawn, within,
-};
+use crate::setup::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -246,29 +232,6 @@ async fn a_hold_is_given_up_here_before_it_is_anybody_elses() {
     memory.set_frozen(&a, false).unwrap();
     let detached = detaching.await.unwrap().unwrap();
     assert!(b.attach(&detached).await.unwrap().expect("it is held").is_held());
-}
-
-/// Nobody releases it by accident.
-#[tokio::test(flavor = "multi_thread")]
-async fn an_attach_that_is_dropped_leaves_the_hold_detached() {
-    for (a, b) in places("dropped").await {
-        let detached = a.mutex("x").acquire().await.unwrap().detach().await.unwrap();
-        {
-            let mut attaching = pin!(b.attach(&detached));
-            if let Poll::Ready(attached) = attaching.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-                // As it can in memory.
-                let _ = attached.unwrap().expect("it is held").detach().await.unwrap();
-            }
-        }
-        // It may be attached for a moment.
-        let mut handle = None;
-        eventually(PATIENCE, "its turn", async || {
-            handle = a.attach(&detached).await.unwrap_or_default();
-            handle.is_some()
-        })
-        .await;
-        assert!(handle.unwrap().is_held());
-    }
 }
 
 #[cfg(feature = "serde")]

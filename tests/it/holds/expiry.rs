@@ -1,28 +1,13 @@
 //! The ends of holds: the time of a hold is over for everybody when the server's clock says so, and not before.
 
-use std::time::Duration;
+use watchlock::{Detached, operate::HoldEnd};
 
-use futures::future::join_all;
-use mongodb::bson::{Document, doc};
-use watchlock::{
-    Detached, LockClient, LostReason, Released,
-    documents::DocumentLocks,
-    operate::{HoldEnd, HolderInfo},
-    testing::InMemory,
-};
-
-use crate::setup::{Ground, PATIENCE, SOON, eventually, info, pause, places, spawn, until_waiting, within};
+use crate::setup::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Not much longer than twice the skew margin, which is the least.
 const BRIEF: Duration = Duration::from_millis(2_200);
-
-async fn holder(locks: &LockClient, name: &str) -> HolderInfo {
-    let lock = info(locks, name).await.unwrap();
-    assert_eq!(lock.holders.len(), 1, "{lock:?}");
-    lock.holders[0].clone()
-}
 
 async fn until_over(locks: &LockClient, name: &str) {
     eventually(PATIENCE, "its time is over", async || {
@@ -63,7 +48,6 @@ async fn a_hold_that_is_over_is_nobodys_to_break_to_renew_or_to_release() {
     join_all(everywhere).await;
 }
 
-/// Of several holders an operator evicts those that still hold.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_break_leaves_out_the_holders_whose_time_is_over() {
     for ground in Ground::both("some_over").await {

@@ -1,31 +1,19 @@
 //! A lock that goes from task to task of one client without the server.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
 };
 
-use mongodb::bson::{Document, doc};
 use tokio::{
     sync::mpsc,
     task::{JoinHandle, JoinSet},
 };
-use watchlock::{
-    FencingToken, Held, LockClient, LostReason, Released, View, errors::GuardError, locks, operate::Access,
-};
+use watchlock::{FencingToken, View, errors::GuardError, locks, operate::Access};
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, info, spawn, until_waiting, within};
+use crate::setup::*;
 
 const TASKS: usize = 50;
-
-/// Returns how often the document of a lock was written.
-async fn writes(ground: &Ground, name: &str) -> i64 {
-    let document = ground.documents().await.find_one(doc! { "_id": name }).await.unwrap();
-    document.map_or(0, |document| document.get_i64("version").unwrap())
-}
 
 /// Has the tasks of one client acquire and release a lock until they are told to stop. Each grant is sent while it is
 /// held.
@@ -71,13 +59,13 @@ async fn tasks_of_one_client_pass_a_lock_along_without_the_server() {
         let mut before = 0;
         for number in 0..GRANTS {
             if number == 100 {
-                before = writes(&ground, "x").await;
+                before = ground.version("x").await;
             }
             let token = within(PATIENCE, "another grant", tokens.recv()).await;
             assert!(token > last, "{token:?} after {last:?}");
             last = token;
         }
-        let written = writes(&ground, "x").await - before;
+        let written = ground.version("x").await - before;
         stop.store(true, Ordering::Relaxed);
         all_end(contending).await;
         // One in 64, and more where the machine takes long; without it, one for each.
@@ -95,9 +83,10 @@ async fn tasks_of_one_client_pass_a_lock_along_without_the_server() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn another_client_gets_its_turn_beside_tasks_that_pass_the_lock_along() {
-    its_turn(&Ground::replica_set("guest").await).await;
-    // No event shows the holder that others wait.
-    its_turn(&Ground::standalone("guest").await).await;
+    // On a standalone no event shows the holder that others wait.
+    for ground in Ground::both("guest").await {
+        its_turn(&ground).await;
+    }
 }
 
 async fn its_turn(ground: &Ground) {
@@ -151,12 +140,12 @@ impl HandedOn {
             first.release().await.unwrap();
             let mut waiting = waiting.into_iter();
             let second = within(SOON, "the second", waiting.next().unwrap()).await.unwrap();
-            let (before, writes_before) = (second.view(), writes(ground, &name).await);
+            let (before, writes_before) = (second.view(), ground.version(&name).await);
             meanwhile().await;
             assert_eq!(second.release().await.unwrap(), Released::Released);
             let handle = within(SOON, "the third", waiting.next().unwrap()).await.unwrap();
             assert!(handle.token() > before.token());
-            if writes(ground, &name).await == writes_before {
+            if ground.version(&name).await == writes_before {
                 let waiting = waiting.collect();
                 return Self {
                     name,
@@ -207,7 +196,7 @@ async fn a_transaction_older_than_a_hold_that_was_handed_on_is_refused() {
 /// would not make it longer.
 async fn older_is_refused(ground: &Ground, ahead: bool) {
     let driver = ground.driver().await;
-    let accounts = driver.database(&ground.database).collection::<Document>("accounts");
+    let accounts = ground.of(&driver, "accounts");
     let account = || doc! { "_id": "a" };
     accounts.insert_one(doc! { "_id": "a", "balance": 1 }).await.unwrap();
     let locks = ground.locks_over(&driver).await;
@@ -255,7 +244,6 @@ async fn older_is_refused(ground: &Ground, ahead: bool) {
     assert!(within(SOON, "the fourth", next).await.unwrap().token() > token);
 }
 
-/// A writer that has become a reader may have readers beside it: the next writer comes through the server.
 #[tokio::test]
 async fn what_a_downgraded_writer_leaves_is_no_writers_hold() {
     let ground = Ground::replica_set("handeddown").await;

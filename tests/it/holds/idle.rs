@@ -1,18 +1,12 @@
 //! Locks that stay with a client after their release, for its next task.
 
-use std::time::Duration;
-
-use mongodb::bson::{Document, doc};
 use watchlock::{
-    Acquire, Held, LockClient, LostReason, Released,
-    errors::AcquireError,
+    Acquire,
     locks::{self, Turn},
     operate::HolderInfo,
 };
 
-use crate::setup::{
-    COLLECTION, Ground, PATIENCE, SOON, eventually, faulty, info, is_vacant, spawn, until_streaming, within,
-};
+use crate::setup::*;
 
 const KEEP: Duration = Duration::from_secs(60);
 
@@ -113,11 +107,10 @@ async fn another_client_that_waits_gets_it_at_once() {
         leave_idle(&locks).await;
         let handle = within(TOLD, "its turn", other.mutex("x").acquire()).await.unwrap();
         // The client gets in line like any other.
-        let mutex = locks.mutex("x");
-        let waiting = spawn(async move { mutex.acquire().await.unwrap() });
+        let waiting = spawn(locks.mutex("x").acquire());
         let token = handle.token();
         handle.release().await.unwrap();
-        let again = within(TOLD, "its own", waiting).await.unwrap();
+        let again = within(TOLD, "its own", waiting).await.unwrap().unwrap();
         assert!(again.token() > token);
         again.release().await.unwrap();
     }
@@ -149,8 +142,7 @@ async fn its_document_shows_it_as_idle_until_it_is_taken_again() {
 /// A renewal that was sent while nobody had the lock reaches the server when a task has had it again for a while.
 #[tokio::test]
 async fn a_renewal_that_comes_late_does_not_show_a_held_lock_as_idle() {
-    let (cluster, _turn) = faulty().await;
-    let ground = Ground::on(cluster, "idlelate").by_name();
+    let (cluster, _turn, ground) = faulty_ground("idlelate").await;
     let driver = cluster.client().await.unwrap();
     let (locks, other) = (
         keeping(&ground).await,
@@ -167,10 +159,7 @@ async fn a_renewal_that_comes_late_does_not_show_a_held_lock_as_idle() {
     for _ in 0..10 {
         leave_idle(&locks).await;
         until_streaming(&ground, &driver, 1).await;
-        let data = doc! {
-            "failCommands": ["update"], "blockConnection": true, "blockTimeMS": 5_000, "appName": &ground.database,
-        };
-        let fault = cluster.fail_commands(0, doc! { "times": 1 }, data).await.unwrap();
+        let fault = ground.fail(cluster, times(1), &["update"], blocks(5_000)).await;
         fault.wait_entered(1, PATIENCE).await.unwrap();
         let Some(idle) = holder(&other).await else { continue };
         // Another goes out beside it.
@@ -229,12 +218,8 @@ async fn it_goes_back_with_its_time_a_shutdown_and_the_client() {
     let ground = Ground::replica_set("idleback").await;
     let other = ground.locks().await;
     let short = ground
-        .builder()
-        .await
-        .keep_idle(Duration::from_secs(3))
-        .build()
-        .await
-        .unwrap();
+        .locks_with(|builder| builder.keep_idle(Duration::from_secs(3)))
+        .await;
     leave_idle(&short).await;
     assert!(!is_vacant(&other, "x").await);
     eventually(PATIENCE, "its time is over", async || is_vacant(&other, "x").await).await;
@@ -251,7 +236,6 @@ async fn it_goes_back_with_its_time_a_shutdown_and_the_client() {
     eventually(PATIENCE, "nobody is left", async || is_vacant(&other, "x").await).await;
 }
 
-/// One whose document a transaction has written is not released until that ends; the others must not wait for it.
 #[tokio::test]
 async fn of_those_that_go_back_with_the_client_one_that_is_blocked_holds_up_no_others() {
     let ground = Ground::replica_set("idleblocked").await;
@@ -269,11 +253,8 @@ async fn of_those_that_go_back_with_the_client_one_that_is_blocked_holds_up_no_o
     for name in names {
         assert!(!is_vacant(&other, name).await, "{name}");
     }
-    let mut session = driver.start_session().await.unwrap();
-    session.start_transaction().await.unwrap();
-    let documents = driver.database(&ground.database).collection::<Document>(COLLECTION);
-    let written = documents.update_one(doc! { "_id": "a" }, doc! { "$set": { "beside": 1 } });
-    written.session(&mut session).await.unwrap();
+    let documents = ground.of(&driver, COLLECTION);
+    let mut session = writing(&driver, &documents, "a").await;
     drop(dropped);
     eventually(SOON * 4, "the others are free", async || {
         is_vacant(&other, "b").await && is_vacant(&other, "c").await
@@ -337,27 +318,18 @@ async fn a_job_that_has_failed_leaves_its_period_open() {
     let ground = Ground::replica_set("idleonce").await;
     let (locks, other) = (keeping(&ground).await, keeping(&ground).await);
     let day = Duration::from_secs(24 * 3600);
-    let Turn::Ours(job) = locks.once("x", day).begin().await.unwrap() else {
-        panic!("nobody else wants it");
-    };
+    let job = begun(locks.once("x", day)).await;
     job.give_up().await.unwrap();
-    let Turn::Ours(job) = other.once("x", day).begin().await.unwrap() else {
-        panic!("the period is open");
-    };
+    let job = begun(other.once("x", day)).await;
     job.give_up().await.unwrap();
     // Nor does it take over what a mutex of that name has left.
     leave_idle(&locks).await;
     let before = holder(&other).await.unwrap().token;
-    let Turn::Ours(job) = locks.once("x", day).begin().await.unwrap() else {
-        panic!("it is idle");
-    };
+    let job = begun(locks.once("x", day)).await;
     assert!(job.token() > before);
     assert_eq!(holder(&other).await.unwrap().token, job.token());
     job.done().await.unwrap();
-    assert!(matches!(
-        other.once("x", day).begin().await.unwrap(),
-        Turn::RanAlready(_)
-    ));
+    assert_is!(other.once("x", day).begin().await.unwrap(), Turn::RanAlready(_));
 }
 
 /// What the next task asks for may be less: it shows the lock as held all the same.

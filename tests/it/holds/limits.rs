@@ -1,10 +1,6 @@
 //! Limits of how long a lock is held.
 
-use std::time::Duration;
-
-use watchlock::{LockStatus, LostReason, Released, errors::AcquireError, testing::InMemory};
-
-use crate::setup::{PATIENCE, info, is_vacant, places, spawn, until_waiting, within};
+use crate::setup::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -57,7 +53,6 @@ async fn a_lock_that_is_held_for_as_long_as_it_may_be_is_lost_and_handed_over() 
     }
 }
 
-/// A part that is lost takes the others along, which the handle gives back.
 #[tokio::test(start_paused = true)]
 async fn a_multi_lock_is_lost_with_the_part_that_was_held_too_long() {
     let memory = InMemory::new();

@@ -1,21 +1,8 @@
 //! Documents that the server refuses to renew, beside others that are renewed with them.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use watchlock::locks;
 
-use futures::future::join_all;
-use mongodb::{
-    Client,
-    bson::{Document, doc},
-    event::{EventHandler, command::CommandEvent},
-    options::ClientOptions,
-};
-use watchlock::{Held, LockClient, LockStatus, LostReason, locks};
-
-use crate::setup::{COLLECTION, Ground, PATIENCE, eventually, spawn, until_waiting, within};
+use crate::setup::*;
 
 const LEASE: Duration = Duration::from_secs(3);
 
@@ -64,36 +51,23 @@ async fn a_document_that_a_validator_refuses_costs_no_other_its_renewal() {
     assert_eq!(others[0].lost_reason(), None);
 }
 
-/// Many locks are let go of together, and who waits for one of them has it.
 #[tokio::test]
 async fn a_shutdown_releases_many_locks_by_few_commands() {
     const COUNT: usize = 300;
     let ground = Ground::replica_set("released_together").await;
-    let sent: Arc<Mutex<BTreeMap<String, usize>>> = Arc::default();
-    let counts = sent.clone();
-    let handler = move |event: CommandEvent| {
-        if let CommandEvent::Started(started) = event {
-            *counts.lock().unwrap().entry(started.command_name).or_default() += 1;
-        }
-    };
-    let mut options = ClientOptions::parse(ground.uri()).await.unwrap();
-    options.command_event_handler = Some(EventHandler::callback(handler));
-    let database = Client::with_options(options).unwrap().database(&ground.database);
-    let locks = LockClient::builder(database).build().await.unwrap();
+    let (driver, sent) = ground.noting_driver().await;
+    let locks = ground.locks_over(&driver).await;
     let other = ground.locks().await;
     let acquired = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")).acquire());
     let handles: Vec<Held<locks::Mutex>> = join_all(acquired).await.into_iter().map(Result::unwrap).collect();
     let permits = [locks.semaphore("permits", 3), locks.semaphore("permits", 3)];
     let permits = join_all(permits.map(|semaphore| async move { semaphore.acquire().await.unwrap() })).await;
-    let next = other.mutex("lock 150");
-    let next = spawn(async move { next.acquire().await });
-    until_waiting(&other, "lock 150", 1).await;
+    let next = in_line(&other, "lock 150", 1, other.mutex("lock 150").acquire()).await;
 
     // A busy server answers some of so many acquires late. Those were looked for or asked for once more, and what the
     // first request may yet leave is taken out several times, whoever releases.
-    let before = std::mem::take(&mut *sent.lock().unwrap());
-    let looked = before.get("find").copied().unwrap_or_default();
-    let asked_again = before["findAndModify"].saturating_sub(COUNT + 2) + looked;
+    let before = ["update", "findAndModify", "find"].map(|command| sent.count(command));
+    let asked_again = before[1].saturating_sub(COUNT + 2) + before[2];
     within(PATIENCE, "the shutdown", locks.shutdown()).await;
     assert!(
         handles
@@ -108,11 +82,11 @@ async fn a_shutdown_releases_many_locks_by_few_commands() {
     assert_eq!(documents.count_documents(held.clone()).await.unwrap(), 1);
     next.release().await.unwrap();
     assert_eq!(documents.count_documents(held).await.unwrap(), 0);
-    let sent = sent.lock().unwrap();
-    let writes: usize = ["update", "findAndModify"]
-        .iter()
-        .filter_map(|command| sent.get(*command))
-        .sum();
-    assert!(writes < 10 + 5 * asked_again, "{sent:?} after {before:?}");
-    assert!(sent["update"] >= 2, "two for so many: {sent:?}");
+    let [updates, others] = [
+        sent.count("update") - before[0],
+        sent.count("findAndModify") - before[1],
+    ];
+    let writes = updates + others;
+    assert!(writes < 10 + 5 * asked_again, "{writes} after {before:?}");
+    assert!(updates >= 2, "two for so many: {updates}");
 }

@@ -1,25 +1,12 @@
 //! The terms of an acquire: a lease of its own, a fixed length, and a time for which the lock is kept.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use futures::future::join_all;
-use mongodb::bson::{Document, doc};
-use watchlock::{
-    LockClient, LockStatus, LostReason, Released,
-    errors::{AcquireError, RenewError},
-    operate::{HolderInfo, LockEvent},
-    testing::InMemory,
-};
+use watchlock::{errors::RenewError, operate::LockEvent};
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, info, is_vacant, pause, places, spawn, until_waiting, within};
+use crate::setup::*;
 
 const SECOND: Duration = Duration::from_secs(1);
-
-async fn holder(locks: &LockClient, name: &str) -> HolderInfo {
-    let lock = info(locks, name).await.unwrap();
-    assert_eq!(lock.holders.len(), 1, "{lock}");
-    lock.holders[0].clone()
-}
 
 fn after(later: SystemTime, earlier: SystemTime) -> Duration {
     later.duration_since(earlier).unwrap()
@@ -35,19 +22,14 @@ async fn a_short_job_that_two_hosts_try_is_done_by_one() {
         // The other comes late, and so does the one once more.
         for locks in [&b, &a] {
             let error = locks.mutex("job").try_acquire().or_held().await.unwrap_err();
-            let AcquireError::Held { contention, .. } = &error else {
-                panic!("{error:?}");
-            };
+            let message = error.to_string();
+            let contention = contention(error);
             let kept = &contention.holders[0];
             let released = kept.released.unwrap();
             assert_eq!((kept.token, contention.held_here), (token, false));
             assert_eq!(after(kept.until, kept.since), 60 * SECOND);
             assert!(released >= kept.since && released < kept.until);
-            let message = error.to_string();
-            assert!(
-                message.contains("kept taken by") && message.contains("night"),
-                "{message}"
-            );
+            assert_says(&message, &["kept taken by", "night"]);
             assert!(locks.mutex("job").try_acquire().await.unwrap().is_none());
         }
         assert_eq!(holder(&b, "job").await.token, token);
@@ -59,9 +41,7 @@ async fn a_waiter_is_granted_as_the_time_of_a_kept_lock_ends() {
     let places = places("kept").await;
     let everywhere = places.iter().map(async |(a, b)| {
         let held = a.mutex("x").acquire().at_least_for(3 * SECOND).await.unwrap();
-        let waiting = b.mutex("x");
-        let waiting = spawn(async move { waiting.acquire().await });
-        until_waiting(a, "x", 1).await;
+        let waiting = in_line(a, "x", 1, b.mutex("x").acquire()).await;
         assert_eq!(held.release().await.unwrap(), Released::Kept);
         let kept = holder(a, "x").await;
         let granted = within(PATIENCE, "the grant", waiting).await.unwrap().unwrap();
@@ -128,9 +108,7 @@ async fn nobody_but_an_operator_opens_a_kept_lock() {
     // A later incarnation takes over what an earlier one holds, and this one holds nothing.
     let second = of().await;
     assert!(second.mutex("x").try_acquire().await.unwrap().is_none());
-    let waiting = second.mutex("x");
-    let waiting = spawn(async move { waiting.acquire().await });
-    until_waiting(&other, "x", 1).await;
+    let waiting = in_line(&other, "x", 1, second.mutex("x").acquire()).await;
     assert_eq!(holder(&other, "x").await.token, token);
     other.break_lock("x").await.unwrap();
     let granted = within(PATIENCE, "the grant", waiting).await.unwrap().unwrap();
@@ -154,10 +132,7 @@ async fn an_observer_sees_that_a_lock_is_kept_and_when_it_opens() {
         };
         assert_eq!((of, until), (token, holder(b, "x").await.until));
         let event = next().await;
-        assert!(
-            matches!(event, LockEvent::Released { token: of, .. } if of == token),
-            "{event:?}"
-        );
+        assert_is!(event, LockEvent::Released { token: of, .. } if *of == token);
     });
     join_all(everywhere).await;
 }
@@ -253,9 +228,7 @@ async fn a_waiter_that_is_woken_has_its_fixed_time_and_no_more() {
     let places = places("woken").await;
     let everywhere = places.iter().map(async |(a, b)| {
         let first = a.mutex("x").acquire().await.unwrap();
-        let waiting = b.mutex("x");
-        let waiting = spawn(async move { waiting.acquire().fixed(length).await });
-        until_waiting(a, "x", 1).await;
+        let waiting = in_line(a, "x", 1, b.mutex("x").acquire().fixed(length)).await;
         first.release().await.unwrap();
         let held = within(PATIENCE, "the grant", waiting).await.unwrap().unwrap();
         eventually(PATIENCE, "its grant is confirmed", async || {
@@ -271,7 +244,6 @@ async fn a_waiter_that_is_woken_has_its_fixed_time_and_no_more() {
     join_all(everywhere).await;
 }
 
-/// What is held for a fixed time is watched like any other hold.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fixed_hold_that_is_broken_or_deleted_is_lost_at_once() {
     let ground = Ground::replica_set("foreign").await;
@@ -339,7 +311,6 @@ async fn terms_out_of_bounds_are_refused_before_anything_is_sent() {
     assert!(info(&locks, "x").await.is_none());
 }
 
-/// Leases are of an acquire whatever the kind of the lock.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_kind_of_lock_has_a_lease_of_its_own_on_request() {
     let lease = 5 * SECOND;

@@ -2,31 +2,16 @@
 
 use std::{error::Error, fmt::Debug};
 
-use mongodb::{
-    Client,
-    bson::{Document, doc},
-};
-use watchlock::{
-    Held, LockClient,
-    errors::{AcquireError, ServerErrorKind},
-    locks,
-};
-use watchlock_testkit::shared;
+use watchlock::{errors::ServerErrorKind, locks};
 
 use crate::{
     common::users::{PASSWORD, cluster, user},
-    setup::{Ground, PATIENCE, within},
+    setup::*,
 };
 
 /// Checks the message, `Debug`, and the chain of sources as programs print it. Returns the message.
 fn checked(error: &(dyn Error + 'static)) -> String {
-    let mut chain = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        chain = format!("{chain}: {cause}");
-        source = cause.source();
-    }
-    for told in [format!("{error:?}"), format!("{error:#?}"), chain] {
+    for told in [format!("{error:?}"), format!("{error:#?}"), with_causes(error)] {
         assert!(told.len() < 1_000, "{} bytes: {told}", told.len());
         let secrets = [
             PASSWORD,
@@ -89,13 +74,10 @@ async fn a_wrong_password_and_a_wrong_address_are_told_and_not_shown() {
         ),
     ] {
         let client = Client::with_uri_str(uri).await.unwrap();
-        match within(
-            PATIENCE,
-            "an answer",
-            LockClient::builder(client.database("any")).build(),
-        )
-        .await
-        {
+        let builder = LockClient::builder(client.database("any"));
+        let shown = format!("{builder:?}");
+        assert!(!shown.contains(PASSWORD) && !shown.contains("mongodb://"), "{shown}");
+        match within(PATIENCE, "an answer", builder.build()).await {
             Err(error) => told(Err::<(), _>(error), cause),
             Ok(locks) => told(locks.mutex("x").try_acquire().await, cause),
         }
@@ -134,15 +116,13 @@ async fn a_write_that_the_server_refuses_is_told_without_the_document() {
     told(documents.acquire(2).await, "the server refused the operation: ");
 
     // A write that is applied and not confirmed.
-    let unconfirmed = doc! {
-        "failCommands": ["findAndModify"], "appName": &ground.database,
-        "writeConcernError": { "code": 100, "codeName": "UnsatisfiableWriteConcern", "errmsg": "{ $set: \"signature\" }" },
-    };
+    let unconfirmed =
+        doc! { "code": 100, "codeName": "UnsatisfiableWriteConcern", "errmsg": "{ $set: \"signature\" }" };
+    let unconfirmed = doc! { "writeConcernError": unconfirmed };
     // Also what the client still takes out after its refused acquire.
-    let fault = cluster
-        .fail_commands(0, doc! { "times": 1_000 }, unconfirmed)
-        .await
-        .unwrap();
+    let fault = ground
+        .fail(cluster, times(1_000), &["findAndModify"], unconfirmed)
+        .await;
     told(
         held.update(doc! { "$set": { "secret": "signature" } }).await,
         "the server did not confirm the write: UnsatisfiableWriteConcern (100)",

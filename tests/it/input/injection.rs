@@ -4,21 +4,14 @@
 use std::{collections::BTreeMap, slice};
 
 use futures::TryStreamExt as _;
-use mongodb::{
-    Database,
-    bson::{Bson, Document, doc},
-};
+use mongodb::Database;
 use watchlock::{
-    Held, LockClient, LostReason,
-    errors::{AcquireError, InvalidInput, OperateError},
+    errors::{InvalidInput, OperateError},
     fence::Fence,
     operate::LockInfo,
 };
 
-use crate::{
-    common::hostile::hostile,
-    setup::{COLLECTION, Ground, PATIENCE, SOON, eventually, info, within},
-};
+use crate::{common::hostile::hostile, setup::*};
 
 /// What is longer than anything may be, by a byte and by far.
 fn too_long() -> [String; 2] {

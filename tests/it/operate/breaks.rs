@@ -1,9 +1,6 @@
 //! Breaks: an operator takes a lock away.
 
-use mongodb::bson::{Document, doc};
-use watchlock::{LockClient, LostReason};
-
-use crate::setup::{Ground, SOON, spawn, until_waiting, within};
+use crate::setup::*;
 
 /// However many permits the lock has, and also where nobody holds it.
 #[tokio::test(flavor = "multi_thread")]

@@ -1,26 +1,18 @@
 //! Locks in documents as operators see them: lists, events, and breaks.
 
+use std::sync::{Arc, Mutex};
+
 use futures::{Stream, StreamExt as _};
-use mongodb::{
-    Client,
-    bson::{Bson, Document, doc, oid::ObjectId},
-    event::{EventHandler, command::CommandEvent},
-    options::ClientOptions,
-};
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use mongodb::bson::oid::ObjectId;
 use watchlock::{
-    FencingToken, LostReason, Released,
-    documents::DocumentLocks,
+    FencingToken,
     errors::OperateError,
     operate::{Kind, LockEvent, LockInfo, UnreadableInfo},
 };
 
 use crate::{
     documents::{Events, Scene},
-    setup::{Ground, PATIENCE, SOON, within},
+    setup::*,
 };
 
 fn names(locks: &[LockInfo]) -> Vec<&str> {
@@ -41,11 +33,11 @@ async fn locks_in_documents_are_listed_by_what_is_asked() {
             pair,
         ];
         for id in &ids {
-            scene.events.insert(doc! { "_id": id.clone(), "secret": "s" }).await;
+            scene.insert(doc! { "_id": id.clone(), "secret": "s" }).await;
         }
-        scene.events.insert(doc! { "_id": "order-3", "secret": "s" }).await;
-        scene.events.insert(doc! { "_id": "taken", "watchlock": 5 }).await;
-        scene.events.insert(doc! { "_id": "nothing", "watchlock": {} }).await;
+        scene.insert(doc! { "_id": "order-3", "secret": "s" }).await;
+        scene.insert(doc! { "_id": "taken", "watchlock": 5 }).await;
+        scene.insert(doc! { "_id": "nothing", "watchlock": {} }).await;
         assert!(a.list().await.unwrap().is_empty(), "nothing was locked yet");
         let mut held = Vec::new();
         for id in &ids {
@@ -100,12 +92,12 @@ async fn locks_of_elements_are_listed_by_what_is_asked() {
         let lines = vec![doc! { "sku": "x", "n": 1 }, doc! { "sku": "y", "n": 2 }];
         for id in [Bson::from("order-1"), Bson::from("order-2"), Bson::from(7)] {
             let document = doc! { "_id": id, "lines": lines.clone(), "others": lines.clone() };
-            scene.events.insert(document).await;
+            scene.insert(document).await;
         }
         // Another program's: something in the place of all locks, and of one.
         for (id, locks) in [("all", Bson::from(5)), ("one", doc! { r#"sku="x""#: 5 }.into())] {
             let document = doc! { "_id": id, "watchlock_elements": { "lines": locks } };
-            scene.events.insert(document).await;
+            scene.insert(document).await;
         }
         let line = |locks: &DocumentLocks<Document>, key: Document| locks.element::<Document>("lines", key);
         let x = |locks: &DocumentLocks<Document>| line(locks, doc! { "sku": "x" });
@@ -183,48 +175,47 @@ fn token_of(event: &LockEvent) -> FencingToken {
     }
 }
 
+/// The next event is of this lock, and of this kind and token.
+async fn assert_next(
+    events: &mut (impl Stream<Item = Result<(String, LockEvent), OperateError>> + Unpin),
+    of: &str,
+    what: &str,
+    token: FencingToken,
+) {
+    let (name, event) = next(events).await;
+    assert!(event.to_string().starts_with(what), "{name}: {event:?}, and not {what}");
+    assert_eq!((&name[..], token_of(&event)), (of, token), "{event:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn watchers_see_what_happens_to_locks_in_documents() {
     for scene in Scene::everywhere("doc_watch").await {
         let (a, b) = scene.locks();
         for id in [1, 2, 3] {
-            scene.events.insert(doc! { "_id": id, "n": 0 }).await;
+            scene.insert(doc! { "_id": id, "n": 0 }).await;
         }
         let first = a.acquire(1).await.unwrap();
         let (mut all, mut one) = (b.watch_all(), b.watch(1));
-        let (name, event) = next(&mut all).await;
-        assert_eq!((&name[..], token_of(&event)), ("1", first.token()));
-        assert!(matches!(next(&mut one).await, LockEvent::Granted { .. }));
+        assert_next(&mut all, "1", "granted", first.token()).await;
+        assert_is!(next(&mut one).await, LockEvent::Granted { .. });
 
         // Nothing of this concerns a lock.
-        scene
-            .events
-            .update(doc! { "_id": 2 }, doc! { "$inc": { "n": 1 } })
-            .await;
-        scene.events.insert(doc! { "_id": 4, "n": 0 }).await;
+        scene.update(2, doc! { "$inc": { "n": 1 } }).await;
+        scene.insert(doc! { "_id": 4, "n": 0 }).await;
         scene.events.delete(doc! { "_id": 4 }).await;
         first.update(doc! { "$inc": { "n": 1 } }).await.unwrap();
 
         let token = first.token();
         assert_eq!(first.release().await.unwrap(), Released::Released);
-        let (name, event) = next(&mut all).await;
-        assert!(
-            name == "1" && matches!(event, LockEvent::Released { token: of, .. } if of == token),
-            "{name}: {event:?}"
-        );
-        assert!(matches!(next(&mut one).await, LockEvent::Released { .. }));
+        assert_next(&mut all, "1", "released", token).await;
+        assert_is!(next(&mut one).await, LockEvent::Released { .. });
 
         let second = a.acquire(2).await.unwrap();
-        let (name, event) = next(&mut all).await;
-        assert_eq!((&name[..], token_of(&event)), ("2", second.token()));
+        assert_next(&mut all, "2", "granted", second.token()).await;
         let after = b.break_holder(2, second.token()).await.unwrap().expect("it is held");
         assert!(after.holders.is_empty());
         assert_eq!(within(SOON, "the loss", second.lost()).await, LostReason::Broken);
-        let (_, event) = next(&mut all).await;
-        assert!(
-            matches!(event, LockEvent::Broken { token, .. } if token == second.token()),
-            "{event:?}"
-        );
+        assert_next(&mut all, "2", "broken", second.token()).await;
         assert_eq!(b.break_holder(2, second.token()).await.unwrap(), None);
         // Nobody holds it, and its state is told all the same.
         assert_eq!(b.break_lock(2).await.unwrap().map(|lock| lock.holders.len()), Some(0));
@@ -234,33 +225,20 @@ async fn watchers_see_what_happens_to_locks_in_documents() {
         let third = a.acquire(3).await.unwrap();
         next(&mut all).await;
         scene.events.replace(3, doc! { "n": 1 }).await;
-        let (name, event) = next(&mut all).await;
-        assert!(
-            name == "3" && matches!(event, LockEvent::Deleted { token, .. } if token == third.token()),
-            "{name}: {event:?}"
-        );
+        assert_next(&mut all, "3", "deleted", third.token()).await;
         let fourth = a.acquire(1).await.unwrap();
         next(&mut all).await;
         // Who polls may skip what is over before it looks.
-        assert!(matches!(next(&mut one).await, LockEvent::Granted { .. }));
+        assert_is!(next(&mut one).await, LockEvent::Granted { .. });
         fourth.delete().await.unwrap();
-        let (name, event) = next(&mut all).await;
-        assert!(
-            name == "1" && matches!(event, LockEvent::Deleted { .. }),
-            "{name}: {event:?}"
-        );
-        assert!(matches!(next(&mut one).await, LockEvent::Deleted { .. }));
+        assert_next(&mut all, "1", "deleted", fourth.token()).await;
+        assert_is!(next(&mut one).await, LockEvent::Deleted { .. });
 
         // A document that is spoiled is told once.
-        scene
-            .events
-            .update(doc! { "_id": 2 }, doc! { "$set": { "watchlock": 5 } })
-            .await;
+        scene.update(2, doc! { "$set": { "watchlock": 5 } }).await;
         let (name, event) = next(&mut all).await;
-        assert!(
-            name == "2" && matches!(event, LockEvent::Unreadable { .. }),
-            "{name}: {event:?}"
-        );
+        assert_is!(event, LockEvent::Unreadable { .. });
+        assert_eq!(name, "2");
     }
 }
 
@@ -272,7 +250,7 @@ async fn watchers_see_what_happens_to_the_locks_of_elements() {
         for id in [1, 2] {
             let padding = "x".repeat(if id == 1 { 0 } else { 50_000 });
             let document = doc! { "_id": id, "lines": lines.clone(), "padding": padding };
-            scene.events.insert(document).await;
+            scene.insert(document).await;
         }
         let line = |locks: &DocumentLocks<Document>, sku: &str| locks.element::<Document>("lines", doc! { "sku": sku });
         let first = line(&a, "x").acquire(1).await.unwrap();
@@ -285,31 +263,25 @@ async fn watchers_see_what_happens_to_the_locks_of_elements() {
 
         // Nothing of this concerns a lock.
         let saved = doc! { "$set": { "padding": "", "lines": lines.clone() } };
-        scene.events.update(doc! { "_id": 1 }, saved).await;
-        scene.events.insert(doc! { "_id": 4, "lines": lines.clone() }).await;
+        scene.update(1, saved).await;
+        scene.insert(doc! { "_id": 4, "lines": lines.clone() }).await;
         scene.events.delete(doc! { "_id": 4 }).await;
         first.update(doc! { "$inc": { "n": 1 } }).await.unwrap();
 
         let token = first.token();
         assert_eq!(first.release().await.unwrap(), Released::Released);
-        let (name, event) = next(&mut all).await;
-        assert_eq!((&name[..], token_of(&event)), (r#"1/sku="x""#, token));
+        assert_next(&mut all, r#"1/sku="x""#, "released", token).await;
         assert!(matches!(next(&mut one).await, LockEvent::Released { .. }));
 
         // By its changes, as this document is large.
         let second = line(&a, "y").acquire(2).await.unwrap();
-        let (name, event) = next(&mut all).await;
-        assert_eq!((&name[..], token_of(&event)), (r#"2/sku="y""#, second.token()));
+        assert_next(&mut all, r#"2/sku="y""#, "granted", second.token()).await;
         line(&b, "y")
             .break_holder(2, second.token())
             .await
             .unwrap()
             .expect("it is held");
-        let (_, event) = next(&mut all).await;
-        assert!(
-            matches!(event, LockEvent::Broken { token, .. } if token == second.token()),
-            "{event:?}"
-        );
+        assert_next(&mut all, r#"2/sku="y""#, "broken", second.token()).await;
 
         // The locks go with their document, and come with a copy of it, by whatever hand.
         let third = line(&a, "x").acquire(1).await.unwrap();
@@ -317,15 +289,10 @@ async fn watchers_see_what_happens_to_the_locks_of_elements() {
         assert!(matches!(next(&mut one).await, LockEvent::Granted { .. }));
         let copy = scene.find(1).await;
         scene.events.delete(doc! { "_id": 1 }).await;
-        let (name, event) = next(&mut all).await;
-        assert!(
-            name == r#"1/sku="x""# && matches!(event, LockEvent::Deleted { .. }),
-            "{name}: {event:?}"
-        );
+        assert_next(&mut all, r#"1/sku="x""#, "deleted", third.token()).await;
         assert!(matches!(next(&mut one).await, LockEvent::Deleted { .. }));
-        scene.events.insert(copy).await;
-        let (name, event) = next(&mut all).await;
-        assert_eq!((&name[..], token_of(&event)), (r#"1/sku="x""#, third.token()));
+        scene.insert(copy).await;
+        assert_next(&mut all, r#"1/sku="x""#, "granted", third.token()).await;
         assert!(matches!(next(&mut one).await, LockEvent::Granted { .. }));
         scene.events.replace(1, doc! { "lines": lines }).await;
         assert!(matches!(next(&mut all).await.1, LockEvent::Deleted { .. }));
@@ -341,10 +308,9 @@ async fn what_is_no_lock_ends_no_watch_of_elements() {
         let strange = doc! { r#"sku="x""#: 5, "": 5, "no code": 5 };
         for (id, locks) in [("all", Bson::from(5)), ("one", strange.clone().into())] {
             let document = doc! { "_id": id, "watchlock_elements": { "lines": locks } };
-            scene.events.insert(document).await;
+            scene.insert(document).await;
         }
         scene
-            .events
             .insert(doc! { "_id": 1, "lines": [{ "sku": "x" }, { "sku": "y" }] })
             .await;
         let line = |locks: &DocumentLocks<Document>, sku: &str| locks.element::<Document>("lines", doc! { "sku": sku });
@@ -369,11 +335,10 @@ async fn what_is_no_lock_ends_no_watch_of_elements() {
             assert_eq!(told, expected);
             // Each once, whatever is written beside it.
             let again = doc! { "$set": { "n": 1, "watchlock_elements.lines": strange.clone() } };
-            scene.events.update(doc! { "_id": "one" }, again).await;
+            scene.update("one", again).await;
             for _ in 0..2 {
                 let second = line(&a, "y").acquire(1).await.unwrap();
-                let (name, event) = next(&mut all).await;
-                assert_eq!((&name[..], token_of(&event)), (r#"1/sku="y""#, second.token()));
+                assert_next(&mut all, r#"1/sku="y""#, "granted", second.token()).await;
                 second.release().await.unwrap();
                 assert!(matches!(next(&mut all).await.1, LockEvent::Released { .. }));
             }
@@ -387,11 +352,8 @@ async fn what_is_no_lock_ends_no_watch_of_elements() {
 async fn a_document_with_a_long_name_that_is_no_lock_is_told_once_to_each() {
     for scene in Scene::everywhere("doc_long").await {
         let (a, b) = scene.locks();
-        scene
-            .events
-            .insert(doc! { "_id": "x".repeat(2_000), "watchlock": 5 })
-            .await;
-        scene.events.insert(doc! { "_id": 1 }).await;
+        scene.insert(doc! { "_id": "x".repeat(2_000), "watchlock": 5 }).await;
+        scene.insert(doc! { "_id": 1 }).await;
         for _ in 0..2 {
             let mut all = b.watch_all();
             let (name, event) = next(&mut all).await;
@@ -399,8 +361,7 @@ async fn a_document_with_a_long_name_that_is_no_lock_is_told_once_to_each() {
             // While polling, each of these is in another list.
             for _ in 0..2 {
                 let held = a.acquire(1).await.unwrap();
-                let (name, event) = next(&mut all).await;
-                assert_eq!((&name[..], token_of(&event)), ("1", held.token()));
+                assert_next(&mut all, "1", "granted", held.token()).await;
                 held.release().await.unwrap();
                 assert!(matches!(next(&mut all).await.1, LockEvent::Released { .. }));
             }
@@ -411,16 +372,15 @@ async fn a_document_with_a_long_name_that_is_no_lock_is_told_once_to_each() {
 /// A client of the driver that notes every answer of the server.
 async fn overheard(ground: &Ground) -> (Client, Arc<Mutex<Vec<String>>>) {
     let answers = Arc::new(Mutex::new(Vec::new()));
-    let mut options = ClientOptions::parse(ground.uri()).await.unwrap();
     let noted = answers.clone();
-    options.command_event_handler = Some(EventHandler::callback(move |event| {
+    let hear = move |event| {
         if let CommandEvent::Succeeded(answer) = event
             && ["getMore", "aggregate", "find"].contains(&&answer.command_name[..])
         {
             noted.lock().unwrap().push(answer.reply.to_string());
         }
-    }));
-    (Client::with_options(options).unwrap(), answers)
+    };
+    (ground.overheard_driver(hear).await, answers)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -430,10 +390,9 @@ async fn observers_are_sent_no_field_but_that_of_the_lock() {
     let (a, _) = scene.locks();
     let (client, answers) = overheard(&ground).await;
     let locks = ground.locks_over(&client).await;
-    let observer: DocumentLocks<Document> = locks.documents(client.database(&ground.database).collection("events"));
+    let observer: DocumentLocks<Document> = locks.documents(ground.of(&client, "events"));
     for id in [1, 2] {
         scene
-            .events
             .insert(doc! { "_id": id, "private": "a secret of the user" })
             .await;
     }
@@ -447,7 +406,6 @@ async fn observers_are_sent_no_field_but_that_of_the_lock() {
     let told = doc! { "$set": { "private": "a third secret of the user" } };
     scene.events.update(doc! {}, told).await;
     scene
-        .events
         .insert(doc! { "_id": 3, "private": "a fourth secret of the user" })
         .await;
     scene
@@ -468,7 +426,7 @@ async fn a_list_of_documents_is_bounded_and_says_so() {
     let ground = Ground::standalone("doc_many").await;
     let scene = Scene::on(ground.clone()).await;
     let (a, b) = scene.locks();
-    scene.events.insert(doc! { "_id": "n-0" }).await;
+    scene.insert(doc! { "_id": "n-0" }).await;
     a.acquire("n-0").await.unwrap().release().await.unwrap();
     let Events::Server(events) = &scene.events else {
         unreachable!("it is on a server");
@@ -481,15 +439,12 @@ async fn a_list_of_documents_is_bounded_and_says_so() {
     ];
     let mut made = events.aggregate(copies).await.unwrap();
     assert!(!made.advance().await.unwrap());
-    scene.events.insert(doc! { "_id": "one more" }).await;
+    scene.insert(doc! { "_id": "one more" }).await;
     let held = a.acquire("one more").await.unwrap();
     let Err(error) = b.list().await else {
         panic!("it has no bound");
     };
-    assert!(
-        matches!(error, OperateError::TooMany { most: 100_000, .. }),
-        "{error:?}"
-    );
+    assert_is!(error, OperateError::TooMany { most: 100_000, .. });
     assert!(error.to_string().contains("100000"), "{error}");
     assert_eq!(names(&b.list().held(true).await.unwrap()), ["\"one more\""]);
     assert_eq!(b.list().prefix("n-9999").await.unwrap().len(), 11);

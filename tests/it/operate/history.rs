@@ -1,15 +1,8 @@
 //! The last holds of a lock, as its document keeps them.
 
-use std::time::Duration;
+use watchlock::operate::{HoldEnd, PastHold};
 
-use mongodb::bson::{Document, doc};
-use watchlock::{
-    LockClient, LostReason, Released,
-    operate::{HoldEnd, PastHold},
-    testing::InMemory,
-};
-
-use crate::setup::{Ground, PATIENCE, eventually, info, is_vacant, places_with, spawn, until_waiting, within};
+use crate::setup::*;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -34,9 +27,7 @@ async fn the_last_holds_are_kept_with_how_they_ended_newest_first() {
         first.release().await.unwrap();
         let second = a.mutex("x").acquire().await.unwrap();
         tokens.push(second.token());
-        let waiting = b.mutex("x");
-        let waiting = spawn(async move { waiting.acquire().reason("of the 3rd").await });
-        until_waiting(&a, "x", 1).await;
+        let waiting = in_line(&a, "x", 1, b.mutex("x").acquire().reason("of the 3rd")).await;
         second.release().await.unwrap();
         let third = within(PATIENCE, "the grant", waiting).await.unwrap().unwrap();
         tokens.push(third.token());
@@ -78,7 +69,6 @@ async fn the_last_holds_are_kept_with_how_they_ended_newest_first() {
     }
 }
 
-/// Kept, adopted and held too long; and permits one by one.
 #[tokio::test(start_paused = true)]
 async fn every_end_is_told_apart() {
     let memory = InMemory::new();

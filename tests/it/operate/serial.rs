@@ -1,17 +1,16 @@
 //! What is observed, serialized by the feature `serde` and read again.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use serde_json::{Value, json};
 use watchlock::{
-    FencingToken, LockClient,
+    FencingToken,
     election::Leader,
-    errors::{AcquireError, Contention},
+    errors::Contention,
     operate::{HoldEnd, Kind, LockEvent, LockInfo},
-    testing::InMemory,
 };
 
-use crate::setup::{PATIENCE, spawn, until_waiting, within};
+use crate::setup::*;
 
 /// Returns the form of a value, which is read as the same value again.
 fn form<T: serde::Serialize + serde::de::DeserializeOwned + PartialEq + std::fmt::Debug>(value: &T) -> Value {
@@ -94,12 +93,9 @@ async fn observed_locks_come_back_from_their_form() {
 
     let leader: Leader = locks.election("e").leader().await.unwrap().unwrap();
     assert_eq!(form(&leader)["value"], json!("node 7"));
-    let held = locks.mutex("m").try_acquire().or_held().await;
-    let Err(AcquireError::Held { contention, .. }) = held else {
-        panic!("{held:?}");
-    };
+    let held = locks.mutex("m").try_acquire().or_held().await.unwrap_err();
     // Its age is kept in milliseconds.
-    let mut contention: Contention = *contention;
+    let mut contention = contention(held);
     contention.age = Duration::from_millis(1_500);
     let told = form(&contention);
     assert_eq!((&told["age_ms"], &told["held_here"]), (&json!(1_500), &json!(true)));

@@ -3,9 +3,9 @@
 mod shared_reads;
 mod upgrades;
 
-use watchlock::{LockStatus, Lost, LostReason, Released, errors::RenewError, operate::Access};
+use watchlock::{errors::RenewError, operate::Access};
 
-use crate::setup::{PATIENCE, granted, in_line, places, within};
+use crate::setup::*;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn readers_share_and_a_waiting_writer_comes_before_later_readers() {
@@ -67,10 +67,7 @@ async fn only_a_writer_with_one_handle_can_be_downgraded() {
         let inner = prices.write().reentrant().await.unwrap();
         let error = outer.downgrade().await.unwrap_err();
         assert!(matches!(error, RenewError::Invalid(_)), "{error:?}");
-        assert!(
-            error.to_string().contains("2 handles") && error.to_string().contains("must have 1"),
-            "{error}"
-        );
+        assert_says(&error, &["2 handles", "must have 1"]);
         assert!(b.rw_lock("x").try_read().await.unwrap().is_none());
         inner.release().await.unwrap();
         outer.downgrade().await.unwrap();
@@ -79,12 +76,6 @@ async fn only_a_writer_with_one_handle_can_be_downgraded() {
         assert_eq!(prices.read().reentrant().await.unwrap().token(), outer.token());
         b.break_lock("x").await.unwrap();
         within(PATIENCE, "the loss", outer.lost()).await;
-        assert!(matches!(
-            outer.downgrade().await.unwrap_err(),
-            RenewError::Lost(Lost {
-                reason: LostReason::Broken,
-                ..
-            })
-        ));
+        assert_lost!(RenewError, Broken, outer.downgrade().await.unwrap_err());
     }
 }

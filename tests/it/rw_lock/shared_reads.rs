@@ -6,24 +6,17 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
-use mongodb::bson::doc;
 use tokio::{sync::mpsc, task::JoinSet, time::sleep};
-use watchlock::{FencingToken, Held, LockClient, LostReason, Released, locks};
+use watchlock::{FencingToken, locks};
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, info, within};
+use crate::setup::*;
 
 /// Number of tasks that read at once, and for how long each.
 const TASKS: usize = 50;
 const READ_FOR: Duration = Duration::from_millis(5);
-
-/// Returns how often the document of a lock was written.
-async fn writes(ground: &Ground, name: &str) -> i64 {
-    let document = ground.documents().await.find_one(doc! { "_id": name }).await.unwrap();
-    document.map_or(0, |document| document.get_i64("version").unwrap())
-}
 
 /// Tasks of one client that read again and again until they are told to stop.
 struct Readers {
@@ -86,11 +79,11 @@ async fn tasks_of_one_client_read_without_the_server() {
         let mut before = 0;
         for number in 0..READS {
             if number == 100 {
-                before = writes(&ground, "x").await;
+                before = ground.version("x").await;
             }
             assert!(seen.insert(readers.next().await), "each has a token of its own");
         }
-        let written = writes(&ground, "x").await - before;
+        let written = ground.version("x").await - before;
         readers.end().await;
         // Two for 64 readers, and more where the machine takes long. Otherwise those that come at once go together.
         println!("{written} writes for {READS} reads, shared: {shares}");
@@ -152,9 +145,9 @@ async fn three(ground: &Ground, locks: &LockClient) -> [Held<locks::Read>; 3] {
         let lock = locks.rw_lock(format!("x {number}"));
         let read = async |reason: &str| lock.read().reason(reason).await.unwrap();
         let (first, second) = (read("the first").await, read("the second").await);
-        let before = writes(ground, lock.name()).await;
+        let before = ground.version(lock.name()).await;
         let third = read("the third").await;
-        if writes(ground, lock.name()).await == before {
+        if ground.version(lock.name()).await == before {
             return [first, second, third];
         }
     }

@@ -6,20 +6,17 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
 };
 
-use mongodb::bson::doc;
 use tokio::task::{JoinSet, yield_now};
 use tokio_util::sync::CancellationToken;
 use watchlock::{
-    LockClient, LockClientBuilder, LockStatus, LostReason, Released,
-    errors::{AcquireError, GuardError, RenewError},
+    LockClientBuilder,
+    errors::{GuardError, RenewError},
     operate::{Access, WakeSource},
-    testing::InMemory,
 };
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, granted, in_line, info, is_vacant, places, spawn, within};
+use crate::setup::*;
 
 const BRIEFLY: Duration = Duration::from_millis(100);
 
@@ -95,10 +92,7 @@ async fn an_upgrade_that_gives_up_leaves_the_reader_as_it_was() {
         let (other, token) = (theirs.read().await.unwrap(), read.token());
         assert!(read.try_upgrade().await.unwrap().is_none());
         let held = read.try_upgrade().or_held().await.unwrap_err();
-        assert!(
-            matches!(&held, AcquireError::Held { contention, .. } if contention.waiting_before == 0),
-            "{held}"
-        );
+        assert_is!(held, AcquireError::Held { contention, .. } if contention.waiting_before == 0);
         // In line it has had its answer, so that the end of its time is told as such.
         let late = in_line(&b, "x", 1, read.upgrade().timeout(SOON)).await;
         let late = within(PATIENCE, "the end", late).await.unwrap().unwrap_err();
@@ -112,10 +106,7 @@ async fn an_upgrade_that_gives_up_leaves_the_reader_as_it_was() {
         assert!(matches!(stopped, AcquireError::Cancelled), "{stopped}");
         let dropped = in_line(&b, "x", 1, read.upgrade()).await;
         dropped.abort();
-        eventually(PATIENCE, "the queue is empty", async || {
-            info(&b, "x").await.unwrap().waiters.is_empty()
-        })
-        .await;
+        until_waiting(&b, "x", 0).await;
         // Nobody waits any more; the error says who does after all.
         let joined = theirs.try_read().or_held().await;
         drop(joined.unwrap());
@@ -152,10 +143,7 @@ async fn a_writer_is_lost_with_its_reader_and_not_the_other_way_round() {
         eventually(PATIENCE, "the rest is released", async || is_vacant(&b, "x").await).await;
         assert_eq!(write.release().await.unwrap(), Released::WasLost);
         let late = read.upgrade().await.map(drop).unwrap_err();
-        assert!(
-            matches!(&late, AcquireError::Lost(lost) if lost.reason == LostReason::Broken),
-            "{late}"
-        );
+        assert_is!(late, AcquireError::Lost(lost) if lost.reason == LostReason::Broken);
 
         let (read, other) = (
             lock.upgradeable_read().await.unwrap(),
@@ -164,10 +152,7 @@ async fn a_writer_is_lost_with_its_reader_and_not_the_other_way_round() {
         let upgrade = in_line(&b, "x", 1, read.upgrade()).await;
         assert!(b.break_holder("x", read.token()).await.unwrap().is_some());
         let lost = within(PATIENCE, "the loss", upgrade).await.unwrap().unwrap_err();
-        assert!(
-            matches!(&lost, AcquireError::Lost(lost) if lost.reason == LostReason::Broken),
-            "{lost}"
-        );
+        assert_is!(lost, AcquireError::Lost(lost) if lost.reason == LostReason::Broken);
         drop(other);
         eventually(PATIENCE, "the queue position is given back", async || {
             is_vacant(&b, "x").await
@@ -293,8 +278,7 @@ async fn an_upgrade_goes_before_a_restarted_reader_that_wants_to_write() {
         let read = locks.rw_lock("x").upgradeable_read().await.unwrap();
         let theirs = first.rw_lock("x").read().await.unwrap();
         let upgrade = in_line(&locks, "x", 1, read.upgrade()).await;
-        let writer = second.rw_lock("x");
-        let writer = spawn(async move { writer.write().await });
+        let writer = spawn(second.rw_lock("x").write());
         assert_eq!(within(PATIENCE, "the loss", theirs.lost()).await, LostReason::Adopted);
         let write = within(LEASE_THIRD, "the upgrade", upgrade).await.unwrap().unwrap();
         drop((read, write));
@@ -311,14 +295,9 @@ async fn a_writer_whose_reader_is_dropped_leaves_with_it_in_one_write() {
     let write = read.upgrade().await.unwrap();
     drop(read);
     assert!(b.rw_lock("x").try_read().await.unwrap().is_none());
-    let documents = ground.documents().await;
-    let version = async || {
-        let document = documents.find_one(doc! { "_id": "x" }).await.unwrap();
-        document.unwrap().get_i64("version").unwrap()
-    };
-    let before = version().await;
+    let before = ground.version("x").await;
     assert_eq!(write.release().await.unwrap(), Released::Released);
-    assert_eq!(version().await, before + 1);
+    assert_eq!(ground.version("x").await, before + 1);
     assert!(is_vacant(&b, "x").await);
 
     let read = a.rw_lock("x").upgradeable_read().await.unwrap();
@@ -353,15 +332,11 @@ async fn what_a_writer_does_it_does_for_its_reader_too() {
     for breaks in [false, true] {
         let read = lock.upgradeable_read().await.unwrap();
         let write = read.upgrade().await.unwrap();
-        let mut session = client.start_session().await.unwrap();
-        session.start_transaction().await.unwrap();
+        let mut session = transaction(&client).await;
         if breaks {
             assert!(b.break_holder("x", read.token()).await.unwrap().is_some());
             let error = write.guard_transaction(&mut session).await.unwrap_err();
-            assert!(
-                matches!(&error, GuardError::Lost(lost) if lost.token == write.token()),
-                "{error}"
-            );
+            assert_is!(error, GuardError::Lost(lost) if lost.token == write.token());
         } else {
             write.guard_transaction(&mut session).await.unwrap();
             session.commit_transaction().await.unwrap();

@@ -1,20 +1,14 @@
 //! Places in which locks can't be kept, and collections that are odd and do no harm.
 
-use std::time::Duration;
-
 use mongodb::{
     Database, IndexModel,
-    bson::{Binary, Document, RawDocumentBuf, doc, spec::BinarySubtype},
+    bson::{Binary, RawDocumentBuf, spec::BinarySubtype},
     options::IndexOptions,
 };
-use watchlock::{
-    LockClient, LostReason,
-    errors::{AcquireError, BuildError, OperateError, ServerErrorKind},
-};
-
+use watchlock::errors::{BuildError, OperateError, ServerErrorKind};
 use watchlock_testkit::{Liar, liar::Told};
 
-use crate::setup::{COLLECTION, Ground, PATIENCE, SOON, spawn, until_waiting, within};
+use crate::setup::*;
 
 /// Makes a collection as somebody else might; `false` if the server is too old to know the options.
 async fn made(database: &Database, name: &str, options: Document) -> bool {
@@ -50,9 +44,14 @@ async fn a_database_of_the_server_s_own_keeps_no_locks() {
     let checks = async {
         for name in ["local", "config", "admin"] {
             let database = driver.database(name);
-            let error = LockClient::builder(database.clone()).build().await.unwrap_err();
-            assert!(matches!(error, BuildError::Invalid(_)), "{error:?}");
-            assert!(error.to_string().contains(&format!("`{name}`")), "{error}");
+            let builder = LockClient::builder(database.clone());
+            for error in [
+                builder.clone().build_lazily().unwrap_err(),
+                builder.build().await.unwrap_err(),
+            ] {
+                assert_is!(error, BuildError::Invalid(_));
+                assert_says(&error, &[&format!("`{name}`")]);
+            }
             let documents = locks.documents(database.collection::<Document>("any"));
             let error = documents.acquire(1).await.unwrap_err();
             assert!(matches!(error, AcquireError::Invalid(_)), "{error:?}");
@@ -331,7 +330,7 @@ async fn a_document_is_locked_by_its_exact_id_whatever_the_collation() {
 async fn locking_a_document_with_two_fields_of_one_name_leaves_the_first() {
     let ground = Ground::replica_set("twice").await;
     let (driver, locks) = (ground.driver().await, ground.locks().await);
-    let collection = driver.database(&ground.database).collection::<Document>("data");
+    let collection = ground.of(&driver, "data");
     let element = |name: u8, value: u8| [0x10, name, 0, value, 0, 0, 0];
     let mut bytes = vec![0, 0, 0, 0];
     bytes.extend(*b"\x10_id\0\x01\0\0\0");

@@ -3,17 +3,13 @@
 //! Nobody gets a lock that somebody holds, whatever else is wrong with its document; what can't be read is told as
 //! such; and who holds a lock whose document is spoiled has lost it.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
-use futures::{StreamExt as _, TryStreamExt as _, future::join_all, stream};
-use mongodb::bson::{Bson, DateTime, Document, doc};
-use watchlock::{
-    FencingToken, Held, LockClient, LockStatus, LostReason, Released,
-    errors::{AcquireError, OperateError},
-    operate::LockInfo,
-};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use mongodb::bson::DateTime;
+use watchlock::{FencingToken, errors::OperateError, operate::LockInfo};
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, spawn, until_streaming, within};
+use crate::setup::*;
 
 /// The entry that holds the lock in the documents of these tests.
 const HOLDER: &str = "somebody-1";

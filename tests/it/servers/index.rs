@@ -2,19 +2,12 @@
 
 use std::{
     sync::{Arc, Mutex},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
-use mongodb::{
-    Client,
-    bson::{Bson, doc},
-    event::{EventHandler, command::CommandEvent},
-    options::ClientOptions,
-};
 use tokio::{join, time::sleep};
-use watchlock::LockClient;
 
-use crate::setup::{COLLECTION, Ground, PATIENCE, eventually, faulty};
+use crate::setup::*;
 
 const INDEX: &str = "watchlock_purge_at";
 
@@ -51,19 +44,15 @@ async fn the_index_is_asked_for_before_the_first_operation() {
 async fn an_index_that_is_missing_where_a_transaction_is_open_stops_nobody_for_long() {
     let ground = Ground::replica_set("open").await;
     let driver = ground.driver().await;
-    let documents = driver.database(&ground.database).collection(COLLECTION);
+    let documents = ground.of(&driver, COLLECTION);
     documents.insert_one(doc! { "_id": "written" }).await.unwrap();
-    let mut session = driver.start_session().await.unwrap();
-    session.start_transaction().await.unwrap();
-    let write = documents.update_one(doc! { "_id": "written" }, doc! { "$set": { "by": "a transaction" } });
-    write.session(&mut session).await.unwrap();
+    let mut session = writing(&driver, &documents, "written").await;
 
     // While an index is to be built, all others wait. How long they do is the machine's too, so the time counts that
     // the server may take for it.
     let building = Arc::new(Mutex::new(Vec::new()));
-    let mut options = ClientOptions::parse(ground.uri()).await.unwrap();
     let times = building.clone();
-    options.command_event_handler = Some(EventHandler::callback(move |event| {
+    let hear = move |event| {
         if let CommandEvent::Started(started) = event
             && started.command_name == "createIndexes"
         {
@@ -72,9 +61,8 @@ async fn an_index_that_is_missing_where_a_transaction_is_open_stops_nobody_for_l
                 .unwrap()
                 .push(started.command.get("maxTimeMS").and_then(millis));
         }
-    }));
-    let database = Client::with_options(options).unwrap().database(&ground.database);
-    let locks = LockClient::builder(database).build().await.unwrap();
+    };
+    let locks = ground.locks_over(&ground.overheard_driver(hear).await).await;
     let start = Instant::now();
     let mut served = 0;
     while start.elapsed() < Duration::from_secs(4) {
@@ -97,11 +85,11 @@ async fn an_index_that_is_missing_where_a_transaction_is_open_stops_nobody_for_l
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_index_is_asked_for_again_after_a_failure_that_passes() {
-    let (cluster, _turn) = faulty().await;
-    let ground = Ground::on(cluster, "again").by_name();
+    let (cluster, _turn, ground) = faulty_ground("again").await;
     let (client, sent) = ground.noting_driver().await;
-    let failing = doc! { "failCommands": ["createIndexes"], "appName": &ground.database, "closeConnection": true };
-    let failing = cluster.fail_commands(0, doc! { "times": 2 }, failing).await.unwrap();
+    let failing = ground
+        .fail(cluster, times(2), &["createIndexes"], doc! { "closeConnection": true })
+        .await;
     let locks = ground.locks_over(&client).await;
     let _held = locks.mutex("x").acquire().await.unwrap();
     eventually(PATIENCE, "it is there", async || is_there(&ground).await).await;

@@ -1,25 +1,17 @@
 //! What the user of the connection must be permitted to do, and what works without; indexes of others; secrets.
 
-use std::{
-    error::Error,
-    time::{Duration, Instant},
-};
+use std::{error::Error, time::Instant};
 
-use mongodb::{
-    Client, IndexModel,
-    bson::{Document, doc},
-    options::IndexOptions,
-};
+use mongodb::{IndexModel, options::IndexOptions};
 use watchlock::{
-    LockClient, LockStatus, LostReason, Released,
-    errors::{AcquireError, FenceError, GuardError, ServerErrorKind},
+    errors::{FenceError, GuardError, ServerErrorKind},
     fence::Fence,
     operate::{LockEvent, PollingReason, WakeMode},
 };
 
 use crate::{
     common::users::{LEAST, PASSWORD, cluster, user, user_of},
-    setup::{COLLECTION, Ground, PATIENCE, SOON, eventually, faulty, info, spawn, until_mode, until_waiting, within},
+    setup::*,
 };
 
 #[test]
@@ -36,16 +28,14 @@ fn the_minimum_role_is_the_one_of_the_guide() {
 async fn works(ground: &Ground, mode: WakeMode) {
     let (a, b) = (ground.locks().await, ground.locks().await);
     let held = a.mutex("x").acquire().await.unwrap();
-    let mutex = b.mutex("x");
-    let waiting = spawn(async move { mutex.acquire().await.unwrap() });
-    until_waiting(&a, "x", 1).await;
+    let waiting = in_line(&a, "x", 1, b.mutex("x").acquire()).await;
     for locks in [&a, &b] {
         until_mode(locks, PATIENCE, |is| is == mode).await;
     }
     held.renew().await.unwrap();
     let token = held.token();
     assert_eq!(held.release().await.unwrap(), Released::Released);
-    let next = within(SOON, "the hand-over", waiting).await.unwrap();
+    let next = within(SOON, "the hand-over", waiting).await.unwrap().unwrap();
     assert!(next.token() > token);
     a.break_lock("x").await.unwrap();
     assert_eq!(within(2 * SOON, "the loss", next.lost()).await, LostReason::Broken);
@@ -53,7 +43,6 @@ async fn works(ground: &Ground, mode: WakeMode) {
     assert_eq!((a.wake_mode(), b.wake_mode()), (mode, mode));
 }
 
-/// A guard needs nothing but the least role; a fence reads and updates the documents that it guards.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_least_role_is_enough_for_a_guard() {
     let (ground, database) = user("guard", &LEAST).await;
@@ -66,9 +55,8 @@ async fn the_least_role_is_enough_for_a_guard() {
     let client = ground.driver().await;
     let locks = ground.locks_over(&client).await;
     let handle = locks.mutex("x").acquire().await.unwrap();
-    let data = client.database(&ground.database).collection::<Document>("data");
-    let mut session = client.start_session().await.unwrap();
-    session.start_transaction().await.unwrap();
+    let data = ground.of(&client, "data");
+    let mut session = transaction(&client).await;
     let update = doc! { "$set": { "written": true } };
     let written = handle
         .fence()
@@ -136,17 +124,14 @@ async fn without_any_other_action_of_the_least_role_it_does_not_work() {
 }
 
 /// All that an error tells, with its causes; and nothing of it is secret.
-fn told(error: &dyn Error) -> String {
-    let told = match error.source() {
-        Some(source) => format!("{error}: {}", self::told(source)),
-        None => error.to_string(),
-    };
+fn told(error: &(dyn Error + 'static)) -> String {
+    let told = with_causes(error);
     assert!(!told.contains(PASSWORD) && !told.contains("mongodb://"), "{told}");
     told
 }
 
 #[track_caller]
-fn not_authorized(error: &dyn Error, case: &str) {
+fn not_authorized(error: &(dyn Error + 'static), case: &str) {
     let told = told(error);
     assert!(told.contains("Unauthorized (13)"), "{case}: {told}");
 }
@@ -219,7 +204,6 @@ async fn who_looks_at_locks_in_documents_needs_no_right_to_write() {
     }
 }
 
-/// What each action is for on the collection of documents that are locked in place.
 #[tokio::test(flavor = "multi_thread")]
 async fn locks_in_documents_need_what_the_guide_says() {
     let all = ["find", "update", "changeStream", "remove"];
@@ -230,7 +214,7 @@ async fn locks_in_documents_need_what_the_guide_says() {
         let orders = [doc! { "_id": 1, "open": true }, doc! { "_id": 2, "open": true }];
         database.collection("orders").insert_many(orders).await.unwrap();
         let driver = ground.driver().await;
-        let orders = driver.database(&ground.database).collection::<Document>("orders");
+        let orders = ground.of(&driver, "orders");
         let locks = [ground.locks().await, ground.locks().await].map(|locks| locks.documents(orders.clone()));
         let [a, b] = &locks;
         let held = match (within(SOON * 5, &case, a.acquire(1)).await, missing) {
@@ -266,7 +250,6 @@ async fn locks_in_documents_need_what_the_guide_says() {
     }
 }
 
-/// What each action is for on a collection that a fence guards.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fence_needs_what_the_guide_says() {
     for missing in [None, Some("find"), Some("update"), Some("insert"), Some("remove")] {
@@ -319,7 +302,6 @@ async fn a_fence_needs_what_the_guide_says() {
     }
 }
 
-/// A guard writes to the lock, and to nothing else.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guard_needs_the_right_to_update_locks() {
     let (ground, database) = user("guards", &LEAST).await;
@@ -332,8 +314,7 @@ async fn a_guard_needs_the_right_to_update_locks() {
         .run_command(doc! { "revokePrivilegesFromRole": "locker", "privileges": [revoked] })
         .await
         .unwrap();
-    let mut session = client.start_session().await.unwrap();
-    session.start_transaction().await.unwrap();
+    let mut session = transaction(&client).await;
     let refused = handle.guard_transaction(&mut session).await.unwrap_err();
     not_authorized(&refused, "guard");
     let GuardError::Server(refused) = refused else {
@@ -350,43 +331,6 @@ async fn a_guard_needs_the_right_to_update_locks() {
         handle.renew().await.is_err() && handle.status() == LockStatus::AtRisk
     })
     .await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn no_secret_is_told() {
-    let (ground, _) = user("secret", &LEAST).await;
-    let driver = ground.driver().await;
-    let builder = LockClient::builder(driver.database(&ground.database));
-    let locks = builder.clone().build().await.unwrap();
-    let mutex = locks.mutex("x");
-    let handle = mutex.acquire().await.unwrap();
-    let mut told = vec![
-        format!("{locks:?}"),
-        format!("{builder:?}"),
-        format!("{mutex:?}"),
-        format!("{:?}", mutex.acquire()),
-        format!("{:?}", mutex.try_acquire()),
-        format!("{handle:?} {:?}", handle.view()),
-    ];
-    // A wrong password, and nobody there.
-    for uri in [
-        format!(
-            "mongodb://locker:{PASSWORD}x@{}/?replicaSet=watchlock&authSource=admin",
-            cluster().await.addr(0)
-        ),
-        format!("mongodb://locker:{PASSWORD}@127.0.0.1:1/?serverSelectionTimeoutMS=200"),
-    ] {
-        let client = Client::with_uri_str(uri).await.unwrap();
-        let error = LockClient::builder(client.database("any")).build().await;
-        let error = match error {
-            Ok(locks) => locks.mutex("x").try_acquire().await.unwrap_err().to_string(),
-            Err(error) => format!("{error} {error:?} {:?}", error.source().map(ToString::to_string)),
-        };
-        told.push(error);
-    }
-    for told in told {
-        assert!(!told.contains(PASSWORD) && !told.contains("mongodb://"), "{told}");
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -414,11 +358,15 @@ async fn indexes_of_others_are_in_nobodys_way() {
         let before = documents.list_index_names().await.unwrap();
         let (a, b) = (ground.locks().await, ground.locks().await);
         let held = within(SOON, &case, a.mutex("x").acquire()).await.unwrap();
-        let mutex = b.mutex("x");
-        let waiting = spawn(async move { mutex.acquire().await.unwrap() });
-        until_waiting(&a, "x", 1).await;
+        let waiting = in_line(&a, "x", 1, b.mutex("x").acquire()).await;
         held.release().await.unwrap();
-        within(SOON, &case, waiting).await.unwrap().release().await.unwrap();
+        within(SOON, &case, waiting)
+            .await
+            .unwrap()
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
         assert_eq!(documents.list_index_names().await.unwrap(), before, "{case}");
     }
 }
@@ -427,10 +375,9 @@ async fn indexes_of_others_are_in_nobodys_way() {
 async fn no_acquire_waits_for_the_index() {
     let (cluster, _turn) = faulty().await;
     let ground = Ground::on(cluster, "slow_index");
-    let block = doc! {
-        "failCommands": ["createIndexes"], "blockConnection": true, "blockTimeMS": 2_500, "appName": &ground.database,
-    };
-    let blocked = cluster.fail_commands(0, "alwaysOn", block).await.unwrap();
+    let blocked = ground
+        .fail(cluster, "alwaysOn", &["createIndexes"], blocks(2_500))
+        .await;
     let locks = ground.by_name().locks().await;
     let start = Instant::now();
     let handle = within(2 * SOON, "acquired", locks.mutex("x").acquire()).await.unwrap();

@@ -1,20 +1,9 @@
 //! Locks over TLS, as the driver makes it.
 
-use std::{error::Error, time::Duration};
-
-use mongodb::bson::doc;
-use watchlock::{LockClient, Released, operate::WakeMode};
+use watchlock::operate::WakeMode;
 use watchlock_testkit::Cluster;
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, spawn, until_mode, until_waiting, within};
-
-/// All that an error tells, with its causes.
-fn told(error: &dyn Error) -> String {
-    match error.source() {
-        Some(source) => format!("{error}: {}", told(source)),
-        None => error.to_string(),
-    }
-}
+use crate::setup::*;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn locks_work_over_tls_and_nobody_gets_in_without_it() {
@@ -23,22 +12,18 @@ async fn locks_work_over_tls_and_nobody_gets_in_without_it() {
     let builder = ground.builder().await.renewal_interval(Duration::from_millis(200));
     let (a, b) = (builder.build().await.unwrap(), ground.locks().await);
     let held = a.mutex("x").acquire().await.unwrap();
-    let mutex = b.mutex("x");
-    let waiting = spawn(async move { mutex.acquire().await.unwrap() });
-    until_waiting(&a, "x", 1).await;
+    let waiting = in_line(&a, "x", 1, b.mutex("x").acquire()).await;
     for locks in [&a, &b] {
         until_mode(locks, PATIENCE, |mode| mode == WakeMode::ChangeStream).await;
     }
-    let documents = ground.documents().await;
-    let version = async || {
-        let lock = documents.find_one(doc! { "_id": "x" }).await.unwrap().unwrap();
-        lock.get_i64("version").unwrap()
-    };
-    let before = version().await;
-    eventually(PATIENCE, "it is renewed", async || version().await >= before + 2).await;
+    let before = ground.version("x").await;
+    eventually(PATIENCE, "it is renewed", async || {
+        ground.version("x").await >= before + 2
+    })
+    .await;
     let token = held.token();
     assert_eq!(held.release().await.unwrap(), Released::Released);
-    let next = within(SOON, "the hand-over", waiting).await.unwrap();
+    let next = within(SOON, "the hand-over", waiting).await.unwrap().unwrap();
     assert!(next.token() > token);
 
     // Without TLS, and with an authority that did not sign: an error soon, which says why.
@@ -49,7 +34,7 @@ async fn locks_work_over_tls_and_nobody_gets_in_without_it() {
         let error = within(PATIENCE, "the refusal", LockClient::builder(database).build())
             .await
             .unwrap_err();
-        let told = told(&error);
+        let told = with_causes(&error);
         assert!(told.contains(word), "{options}: {told}");
         assert!(!told.contains("mongodb://") && !told.contains(".pem"), "{told}");
     }

@@ -1,13 +1,8 @@
 //! Tokens that rise whatever becomes of the documents that count them.
 
-use std::time::Duration;
+use mongodb::bson::{DateTime, Decimal128};
 
-use mongodb::bson::{Bson, DateTime, Decimal128, Document, doc};
-use watchlock::{
-    Held, LockClient, LostReason, Released, documents::DocumentLocks, errors::AcquireError, testing::MemoryCollection,
-};
-
-use crate::setup::{Ground, PATIENCE, SOON, eventually, pause, spawn, until_streaming, within};
+use crate::setup::*;
 
 /// Longer than the second in which a server before MongoDB 6.0 tells the time of a write.
 const OLD_ENOUGH: Duration = Duration::from_millis(1_200);
@@ -29,7 +24,7 @@ async fn an_earlier_copy_of_a_lock_ends_the_hold_and_repeats_no_token() {
         (Ground::standalone("earlier").await, false),
     ] {
         let driver = ground.driver().await;
-        let orders = driver.database(&ground.database).collection::<Document>("orders");
+        let orders = ground.of(&driver, "orders");
         orders.insert_one(doc! { "_id": 1, "n": 1 }).await.unwrap();
         let (a, b) = (ground.locks().await, ground.locks().await);
         let locks = (a.documents(orders.clone()), b.documents(orders.clone()));
@@ -127,7 +122,7 @@ async fn tokens_rise_over_documents_that_were_deleted_or_brought_back() {
 async fn a_counter_that_is_no_token_is_got_over_or_refused() {
     let ground = Ground::replica_set("counters").await;
     let (locks, driver) = (ground.locks().await, ground.driver().await);
-    let orders = driver.database(&ground.database).collection::<Document>("orders");
+    let orders = ground.of(&driver, "orders");
     let documents = ground.documents().await;
     let decimal = |text: &str| Bson::from(text.parse::<Decimal128>().unwrap());
     let counters = [

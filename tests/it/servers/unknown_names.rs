@@ -2,24 +2,15 @@
 
 use std::sync::{Arc, Mutex};
 
-use mongodb::{
-    Client,
-    bson::{Document, doc},
-    event::{EventHandler, command::CommandEvent},
-    options::ClientOptions,
-};
-use watchlock::LockClient;
-
-use crate::setup::{COLLECTION, Ground, SOON, spawn, until_waiting, within};
+use crate::setup::*;
 
 /// The names that were asked for, in order, each with the size of the update as a text.
 type Asked = Arc<Mutex<Vec<(String, usize)>>>;
 
 async fn asking(ground: &Ground) -> (LockClient, Asked) {
     let asked = Asked::default();
-    let mut options = ClientOptions::parse(ground.uri()).await.unwrap();
     let notes = asked.clone();
-    options.command_event_handler = Some(EventHandler::callback(move |event| {
+    let hear = move |event| {
         if let CommandEvent::Started(started) = event
             && started.command_name == "findAndModify"
             && started.command.get_bool("upsert").unwrap_or_default()
@@ -34,9 +25,9 @@ async fn asking(ground: &Ground) -> (LockClient, Asked) {
             let size = size.sum();
             notes.lock().unwrap().push((name.to_owned(), size));
         }
-    }));
-    let database = Client::with_options(options).unwrap().database(&ground.database);
-    (LockClient::builder(database).build().await.unwrap(), asked)
+    };
+    let driver = ground.overheard_driver(hear).await;
+    (ground.locks_over(&driver).await, asked)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -82,7 +73,7 @@ async fn who_has_met_free_locks_only_asks_for_the_next_one_in_short() {
 async fn a_free_lock_that_lacks_a_field_is_granted_whatever_was_expected_of_it() {
     let ground = Ground::replica_set("half").await;
     let (locks, other, driver) = (ground.locks().await, ground.locks().await, ground.driver().await);
-    let documents = driver.database(&ground.database).collection::<Document>(COLLECTION);
+    let documents = ground.of(&driver, COLLECTION);
     let take = async |locks: &LockClient, name: &str| {
         let acquired = within(SOON, name, spawn(locks.mutex(name).acquire())).await;
         let handle = acquired.unwrap().unwrap_or_else(|error| panic!("{name}: {error}"));

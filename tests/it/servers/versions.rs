@@ -1,15 +1,9 @@
 //! Documents that a later version of the protocol has written: this version does nothing to them, and says why.
 
-use std::time::Duration;
+use mongodb::bson::DateTime;
+use watchlock::errors::{OperateError, ServerError};
 
-use mongodb::bson::{Bson, DateTime, Document, doc};
-use watchlock::{
-    LockClient, LockStatus, LostReason,
-    errors::{AcquireError, OperateError, ServerError},
-    testing::MemoryCollection,
-};
-
-use crate::setup::{Ground, PATIENCE, eventually, within};
+use crate::setup::*;
 
 /// A lock as a later version may write it.
 fn later() -> Document {
@@ -23,10 +17,7 @@ fn later() -> Document {
 
 fn names_both(error: &ServerError) {
     let told = error.to_string();
-    assert!(
-        told.contains("protocol 3") && told.contains("up to protocol 2"),
-        "{told}"
-    );
+    assert_says(&told, &["protocol 3", "up to protocol 2"]);
 }
 
 fn refused<T: std::fmt::Debug>(acquired: Result<T, AcquireError>) {
@@ -97,7 +88,7 @@ async fn a_lock_of_a_later_protocol_in_a_document_is_refused_and_passed_over() {
 async fn refuse_and_pass_over(name: &str, lock: &Document) {
     let ground = Ground::replica_set(name).await;
     let driver = ground.driver().await;
-    let orders = driver.database(&ground.database).collection::<Document>("orders");
+    let orders = ground.of(&driver, "orders");
     orders
         .insert_one(doc! { "_id": 1, "watchlock": lock.clone() })
         .await

@@ -4,23 +4,13 @@ mod polling;
 mod silence;
 mod subscription;
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
-use mongodb::{
-    Client, Collection,
-    bson::{Bson, DateTime, Document, doc},
-};
+use mongodb::bson::DateTime;
 use tokio::runtime::Runtime;
-use watchlock::{
-    LockClient, LockStatus,
-    errors::AcquireError,
-    operate::{PollingReason, WakeMode, WakeSource},
-};
+use watchlock::operate::{PollingReason, WakeMode, WakeSource};
 
-use crate::setup::{
-    COLLECTION, Dice, Ground, PATIENCE, SOON, eventually, faulty, info, pause, spawn, stream_id, stream_options,
-    until_mode, until_streaming, until_waiting, within,
-};
+use crate::setup::*;
 
 /// How soon a stream that broke is open again.
 const BACK: Duration = Duration::from_secs(5);
@@ -61,15 +51,13 @@ impl Scene {
     /// hand-over took.
     async fn hand_over(&self, name: &str, act: impl AsyncFnOnce()) -> Duration {
         let held = self.holder.mutex(name).acquire().await.unwrap();
-        let mutex = self.waiter.mutex(name);
-        let waiting = spawn(async move { mutex.acquire().await.unwrap() });
-        until_waiting(&self.holder, name, 1).await;
+        let waiting = in_line(&self.holder, name, 1, self.waiter.mutex(name).acquire()).await;
         until_streaming(&self.ground, &self.admin, 1).await;
         act().await;
         let start = Instant::now();
         let token = held.token();
         held.release().await.unwrap();
-        let handle = within(SOON, name, waiting).await.unwrap();
+        let handle = within(SOON, name, waiting).await.unwrap().unwrap();
         assert!(handle.token() > token);
         let took = start.elapsed();
         handle.release().await.unwrap();
@@ -164,17 +152,18 @@ async fn a_stream_whose_operation_is_killed_comes_back() {
 async fn a_stream_whose_history_is_lost_starts_anew() {
     let (cluster, _turn) = faulty().await;
     let scene = Scene::on(Ground::on(cluster, "history")).await;
-    let app_name = &scene.ground.database;
     let mut old = 0;
     scene
         .hand_over("lock", async || {
             old = scene.stream().await;
             // First the stream breaks, and then it can't be taken up where it broke, twice.
-            let lost = |command: &str, times: i32| {
-                let data = doc! { "failCommands": [command], "errorCode": 286, "appName": app_name };
-                cluster.fail_commands(0, doc! { "times": times }, data)
+            let lost = async |command, strikes| {
+                let ground = &scene.ground;
+                ground
+                    .fail(cluster, times(strikes), &[command], doc! { "errorCode": 286 })
+                    .await
             };
-            let breaks = lost("getMore", 1).await.unwrap();
+            let breaks = lost("getMore", 1).await;
             // An event for the waiter ends the getMore that is on its way already.
             let waiter = scene.documents.find_one(doc! { "_id": "lock" }).await.unwrap().unwrap();
             assert_eq!(waiter.get_array("queue").unwrap().len(), 1);
@@ -185,26 +174,13 @@ async fn a_stream_whose_history_is_lost_starts_anew() {
                 .unwrap();
             scene.documents.delete_one(doc! { "_id": 1 }).await.unwrap();
             breaks.wait_entered(1, PATIENCE).await.unwrap();
-            let again = lost("aggregate", 2).await.unwrap();
+            let again = lost("aggregate", 2).await;
             // Whether it was in time or not, the next opening fails too: the cursor is killed.
-            kill_streams(&scene).await;
+            scene.ground.kill_streams(&scene.admin, COLLECTION).await;
             again.wait_entered(2, PATIENCE).await.unwrap();
         })
         .await;
     scene.assert_back(old, Some(From::Now)).await;
-}
-
-async fn kill_streams(scene: &Scene) {
-    let streams = scene.ground.streams(&scene.admin).await;
-    if !streams.is_empty() {
-        let kill = doc! { "killCursors": COLLECTION, "cursors": streams };
-        scene
-            .admin
-            .database(&scene.ground.database)
-            .run_command(kill)
-            .await
-            .unwrap();
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -239,14 +215,14 @@ async fn a_name_too_large_for_any_stream_does_not_stop_the_waiters() {
 async fn while_the_stream_is_down_waiters_poll() {
     let (cluster, _turn) = faulty().await;
     let scene = Scene::on(Ground::on(cluster, "down")).await;
-    let data = doc! { "failCommands": ["aggregate"], "errorCode": 6, "appName": &scene.ground.database };
     let mut old = 0;
     let mut down = None;
     scene
         .hand_over("lock", async || {
             old = scene.stream().await;
-            down = Some(cluster.fail_commands(0, "alwaysOn", data).await.unwrap());
-            kill_streams(&scene).await;
+            let fault = doc! { "errorCode": 6 };
+            down = Some(scene.ground.fail(cluster, "alwaysOn", &["aggregate"], fault).await);
+            scene.ground.kill_streams(&scene.admin, COLLECTION).await;
             until_mode(&scene.waiter, PATIENCE, |mode| {
                 mode == WakeMode::Polling(PollingReason::Interrupted)
             })
@@ -254,16 +230,14 @@ async fn while_the_stream_is_down_waiters_poll() {
         })
         .await;
     let held = scene.holder.mutex("lock").acquire().await.unwrap();
-    let mutex = scene.waiter.mutex("lock");
-    let waiting = spawn(async move { mutex.acquire().await.unwrap() });
-    until_waiting(&scene.holder, "lock", 1).await;
+    let waiting = in_line(&scene.holder, "lock", 1, scene.waiter.mutex("lock").acquire()).await;
     // Still down, which is told again as somebody needs it again: this one, too, is granted without.
     until_mode(&scene.waiter, PATIENCE, |mode| {
         mode == WakeMode::Polling(PollingReason::Interrupted)
     })
     .await;
     held.release().await.unwrap();
-    let handle = within(SOON, "granted by polling", waiting).await.unwrap();
+    let handle = within(SOON, "granted by polling", waiting).await.unwrap().unwrap();
     // What it holds is looked after as well.
     scene.documents.delete_one(doc! { "_id": "lock" }).await.unwrap();
     within(2 * SOON, "the loss is noticed", handle.lost()).await;
@@ -280,15 +254,17 @@ async fn a_release_before_the_first_event_is_not_missed() {
         // Fresh each time: its stream opens while the lock is released, a little earlier or a little later.
         let waiter = ground.locks().await;
         let held = holder.mutex("x").acquire().await.unwrap();
-        let mutex = waiter.mutex("x");
-        let acquire = spawn(async move { mutex.acquire().await.unwrap() });
+        let acquire = spawn(waiter.mutex("x").acquire());
         if round % 2 == 0 {
             until_waiting(&holder, "x", 1).await;
         }
         pause(dice.up_to(Duration::from_millis(12))).await;
         held.release().await.unwrap();
         // The back-stop would ask again after 10 s.
-        let handle = within(2 * SOON, &format!("round {round}"), acquire).await.unwrap();
+        let handle = within(2 * SOON, &format!("round {round}"), acquire)
+            .await
+            .unwrap()
+            .unwrap();
         handle.release().await.unwrap();
     }
 }
@@ -303,13 +279,8 @@ fn an_expiry_that_nobody_reports_wakes_the_waiter() {
     let handle = dying.block_on(async {
         // It doesn't watch, so the one stream is the waiter's.
         let locks = ground
-            .builder()
-            .await
-            .lease(lease)
-            .wake_source(WakeSource::Polling)
-            .build()
-            .await
-            .unwrap();
+            .locks_with(|builder| builder.lease(lease).wake_source(WakeSource::Polling))
+            .await;
         locks.mutex("x").acquire().await.unwrap()
     });
     let token = handle.token();
@@ -336,9 +307,7 @@ async fn grants_wake_as_deltas_and_as_whole_documents() {
     for whole in [false, true] {
         let scene = Scene::on(Ground::replica_set("event").await).await;
         let held = scene.holder.mutex("x").acquire().await.unwrap();
-        let mutex = scene.waiter.mutex("x");
-        let waiting = spawn(async move { mutex.acquire().await.unwrap() });
-        until_waiting(&scene.holder, "x", 1).await;
+        let waiting = in_line(&scene.holder, "x", 1, scene.waiter.mutex("x").acquire()).await;
         until_streaming(&scene.ground, &scene.admin, 1).await;
         // What a release would write, written by hand so as to be reported one way or the other.
         let filter = doc! { "_id": "x" };
@@ -355,7 +324,7 @@ async fn grants_wake_as_deltas_and_as_whole_documents() {
                 .await
                 .unwrap();
         }
-        let handle = within(SOON, "the grant", waiting).await.unwrap();
+        let handle = within(SOON, "the grant", waiting).await.unwrap().unwrap();
         assert_eq!(handle.token().as_i64(), held.token().as_i64() + 1);
         handle.renew().await.unwrap();
         assert_eq!(handle.status(), LockStatus::Held);
@@ -371,31 +340,6 @@ fn granted(before: &Document, token: i64) -> Document {
     let mut holder = waiter;
     holder.extend(doc! { "since": now, "until": until, "token": token });
     doc! { "token": token, "holders": [holder], "queue": Bson::Array(Vec::new()), "wake": wake, "at": now }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn clients_are_served_in_the_order_in_which_they_came() {
-    let ground = Ground::replica_set("fifo").await;
-    let first = ground.locks().await;
-    let held = first.mutex("x").acquire().await.unwrap();
-    let (served, mut order) = tokio::sync::mpsc::unbounded_channel();
-    for number in 0..6 {
-        let (locks, served) = (ground.locks().await, served.clone());
-        spawn(async move {
-            let handle = locks.mutex("x").acquire().await.unwrap();
-            served.send((number, handle.token())).unwrap();
-            handle.release().await.unwrap();
-        });
-        until_waiting(&first, "x", number + 1).await;
-    }
-    let mut last = held.token();
-    held.release().await.unwrap();
-    for number in 0..6 {
-        let (served, token) = within(2 * SOON, "the next", order.recv()).await.unwrap();
-        assert_eq!(served, number);
-        assert!(token > last);
-        last = token;
-    }
 }
 
 /// A client of the driver waits at its shutdown for whoever has a cursor open.

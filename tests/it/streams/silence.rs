@@ -1,22 +1,16 @@
 //! Streams that fall silent behind a router, and the question to a primary that does not answer it.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicUsize, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicUsize, Ordering},
 };
 
-use mongodb::{
-    Collection,
-    bson::{Document, doc, oid::ObjectId},
-};
+use mongodb::bson::oid::ObjectId;
 use tokio::task::JoinHandle;
-use watchlock::{Held, LockClient, locks, operate::WakeMode};
-use watchlock_testkit::{Liar, liar::Told, shared};
+use watchlock::{locks, operate::WakeMode};
+use watchlock_testkit::{Liar, liar::Told};
 
-use crate::setup::{Ground, PATIENCE, SOON, eventually, spawn, until_mode, until_waiting, within};
+use crate::setup::*;
 
 /// What was answered to a client behind a proxy.
 #[derive(Debug, Default)]
@@ -92,13 +86,13 @@ struct Scene {
 /// It waits for a lock that another one holds.
 struct HandOver {
     held: Held<locks::Mutex>,
-    waiting: JoinHandle<Held<locks::Mutex>>,
+    waiting: JoinHandle<Result<Held<locks::Mutex>, AcquireError>>,
 }
 
 impl HandOver {
     async fn within(self, limit: Duration) {
         self.held.release().await.unwrap();
-        let handle = within(limit, "the grant", self.waiting).await.unwrap();
+        let handle = within(limit, "the grant", self.waiting).await.unwrap().unwrap();
         handle.release().await.unwrap();
     }
 }
@@ -126,9 +120,7 @@ impl Scene {
         let waiter = direct.through(proxy.uri()).locks().await;
         let holder = direct.polling().await;
         let held = holder.mutex("lock").acquire().await.unwrap();
-        let mutex = waiter.mutex("lock");
-        let waiting = spawn(async move { mutex.acquire().await.unwrap() });
-        until_waiting(&holder, "lock", 1).await;
+        let waiting = in_line(&holder, "lock", 1, waiter.mutex("lock").acquire()).await;
         let documents = direct.documents().await;
         let scene = Self {
             asked,

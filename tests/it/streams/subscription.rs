@@ -1,68 +1,16 @@
 //! One bad event, stream or document: nothing else is harmed, and no loop goes on without a pause.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex},
-    time::{Duration, Instant},
-};
+use std::time::Instant;
 
-use futures::future::join_all;
 use mongodb::{
-    Client, Database,
-    bson::{Bson, DateTime, Document, RawDocumentBuf, doc},
-    event::{EventHandler, command::CommandEvent},
-    options::{ClientOptions, CollectionOptions, FindOneOptions, ReadConcern, ReadPreference, WriteConcern},
+    Database,
+    bson::DateTime,
+    options::{CollectionOptions, FindOneOptions, ReadConcern, ReadPreference, WriteConcern},
 };
-use watchlock::{
-    LockClient, LockStatus, LostReason,
-    operate::{LockEvent, PollingReason, WakeMode},
-};
+use watchlock::operate::{LockEvent, PollingReason, WakeMode};
 use watchlock_testkit::Cluster;
 
-use crate::setup::{
-    COLLECTION, Ground, PATIENCE, SOON, eventually, faulty, spawn, stream_id, until_mode, until_streaming,
-    until_waiting, within,
-};
-
-/// The commands that a client of the driver has sent, by their names.
-#[derive(Clone, Default)]
-struct Sent(Arc<Mutex<HashMap<String, usize>>>);
-
-impl Sent {
-    fn of(&self, command: &str) -> usize {
-        self.0.lock().unwrap().get(command).copied().unwrap_or(0)
-    }
-
-    /// A client of the driver under the ground's name, whose commands are counted.
-    async fn counting(ground: &Ground, more: impl FnOnce(&mut ClientOptions)) -> (Self, Client) {
-        let sent = Self::default();
-        let mut options = ClientOptions::parse(ground.by_name().uri()).await.unwrap();
-        let count = sent.clone();
-        options.command_event_handler = Some(EventHandler::callback(move |event| {
-            if let CommandEvent::Started(started) = event {
-                *count.0.lock().unwrap().entry(started.command_name).or_default() += 1;
-            }
-        }));
-        more(&mut options);
-        (sent, Client::with_options(options).unwrap())
-    }
-}
-
-/// Runs a command in which `?` stands for a byte that no text has.
-async fn run_with_bad_text(database: &Database, command: Document) {
-    let mut bytes = Vec::new();
-    command.to_writer(&mut bytes).unwrap();
-    for byte in &mut bytes {
-        if *byte == b'?' {
-            *byte = 0xff;
-        }
-    }
-    let reply = database
-        .run_raw_command(RawDocumentBuf::from_bytes(bytes).unwrap())
-        .await
-        .unwrap();
-    assert_eq!(reply.get_i32("n").ok(), Some(1), "{reply}");
-}
+use crate::setup::*;
 
 async fn insert_bad(database: &Database, collection: &str, document: Document) {
     run_with_bad_text(database, doc! { "insert": collection, "documents": [document] }).await;
@@ -81,11 +29,12 @@ async fn a_stream_that_opens_and_breaks_at_once_is_opened_at_an_ever_slower_pace
     const OPENINGS: usize = 15;
     let (cluster, _turn) = faulty().await;
     let ground = Ground::on(cluster, "dying");
-    let data = doc! { "failCommands": ["getMore"], "errorCode": 286, "appName": &ground.database };
-    let fault = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
+    let fault = ground
+        .fail(cluster, "alwaysOn", &["getMore"], doc! { "errorCode": 286 })
+        .await;
     // Each with what it alone sends, so that their time passes at once.
     let client = async || {
-        let (sent, driver) = Sent::counting(&ground, |_| {}).await;
+        let (driver, sent) = ground.by_name().noting_driver().await;
         let database = driver.database(&ground.database);
         let locks = LockClient::builder(database.clone()).build().await.unwrap();
         (sent, database, locks)
@@ -97,11 +46,11 @@ async fn a_stream_that_opens_and_breaks_at_once_is_opened_at_an_ever_slower_pace
         let (sent, _, locks) = client().await;
         let _waiting = spawn(locks.mutex("x").acquire());
         until_waiting(&holder, "x", 1).await;
-        let aggregates = sent.of("aggregate");
-        let asked = sent.of("findAndModify");
+        let aggregates = sent.count("aggregate");
+        let asked = sent.count("findAndModify");
         tokio::time::sleep(LOOK).await;
-        let aggregates = sent.of("aggregate") - aggregates;
-        let asked = sent.of("findAndModify") - asked;
+        let aggregates = sent.count("aggregate") - aggregates;
+        let asked = sent.count("findAndModify") - asked;
         println!("the locks' stream: {aggregates} aggregates, {asked} requests");
         assert!(aggregates <= OPENINGS, "{aggregates} aggregates");
         // It polls after 10 ms, and each time after a fiftieth of the time that has passed; and it asks at each opening
@@ -114,11 +63,11 @@ async fn a_stream_that_opens_and_breaks_at_once_is_opened_at_an_ever_slower_pace
         let (sent, database, locks) = client().await;
         let events = locks.documents(database.collection::<Document>("events"));
         let _claiming = spawn(events.claim(doc! { "done": false }));
-        let (aggregates, tries) = (sent.of("aggregate"), sent.of("findAndModify"));
+        let (aggregates, tries) = (sent.count("aggregate"), sent.count("findAndModify"));
         tokio::time::sleep(LOOK).await;
         // Each try without a stream is an aggregate no more; with one it looks up when the next lease ends.
-        let aggregates = sent.of("aggregate") - aggregates;
-        let tries = sent.of("findAndModify") - tries;
+        let aggregates = sent.count("aggregate") - aggregates;
+        let tries = sent.count("findAndModify") - tries;
         println!("claims: {aggregates} aggregates, {tries} tries");
         assert!(aggregates <= 3 * OPENINGS, "{aggregates} aggregates");
         // Polling, it tries after 10 ms, and each time after a fiftieth of the time that has passed.
@@ -129,14 +78,11 @@ async fn a_stream_that_opens_and_breaks_at_once_is_opened_at_an_ever_slower_pace
     let observer = async {
         let (sent, _, locks) = client().await;
         let mut watching = locks.watch_all();
-        assert!(matches!(
-            within(PATIENCE, "the first", watching.next()).await,
-            Some(Ok(_))
-        ));
-        let (aggregates, lists) = (sent.of("aggregate"), sent.of("find"));
+        assert_is!(within(PATIENCE, "the first", watching.next()).await, Some(Ok(_)));
+        let (aggregates, lists) = (sent.count("aggregate"), sent.count("find"));
         let _ = tokio::time::timeout(LOOK, async { while watching.next().await.is_some() {} }).await;
-        let aggregates = sent.of("aggregate") - aggregates;
-        let lists = sent.of("find") - lists;
+        let aggregates = sent.count("aggregate") - aggregates;
+        let lists = sent.count("find") - lists;
         println!("an observer: {aggregates} aggregates, {lists} lists");
         assert!(aggregates <= OPENINGS, "{aggregates} aggregates");
         assert!(lists <= 2 * OPENINGS, "{lists} lists");
@@ -145,23 +91,23 @@ async fn a_stream_that_opens_and_breaks_at_once_is_opened_at_an_ever_slower_pace
     fault.off().await.unwrap();
 }
 
-/// The stream of a claim that has lost its history once is open again at once, and not after half a minute.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_streams_again_soon_after_its_history_was_lost() {
     let (cluster, _turn) = faulty().await;
     let ground = Ground::on(cluster, "claimlost");
-    let (_, driver) = Sent::counting(&ground, |_| {}).await;
+    let driver = ground.by_name().driver().await;
     let admin = ground.driver().await;
     let locks = ground.locks_over(&driver).await;
     let own = ground.collection("events").await;
-    let events = locks.documents(driver.database(&ground.database).collection::<Document>("events"));
+    let events = locks.documents(ground.of(&driver, "events"));
     let claiming = spawn(events.claim(doc! { "done": false }));
     until_streaming(&ground, &admin, 1).await;
     let old = ground.streams(&admin).await[0];
 
-    let lost = |command: &str| {
-        let data = doc! { "failCommands": [command], "errorCode": 286, "appName": &ground.database };
-        cluster.fail_commands(0, doc! { "times": 1 }, data)
+    let lost = async |command| {
+        ground
+            .fail(cluster, times(1), &[command], doc! { "errorCode": 286 })
+            .await
     };
     let until_open_after = async |old: i64| {
         let mut streams = Vec::new();
@@ -172,27 +118,19 @@ async fn a_claim_streams_again_soon_after_its_history_was_lost() {
         .await;
         streams[0]
     };
-    let breaks = lost("getMore").await.unwrap();
+    let breaks = lost("getMore").await;
     // An event ends the `getMore` that is on its way.
     own.insert_one(doc! { "_id": 1, "done": true }).await.unwrap();
     breaks.wait_entered(1, PATIENCE).await.unwrap();
     // One that is still being opened can't be killed.
     let second = until_open_after(old).await;
-    let again = lost("aggregate").await.unwrap();
-    kill_streams(&ground, &admin, "events").await;
+    let again = lost("aggregate").await;
+    ground.kill_streams(&admin, "events").await;
     again.wait_entered(1, PATIENCE).await.unwrap();
     until_open_after(second).await;
     own.insert_one(doc! { "_id": 2, "done": false }).await.unwrap();
     let claimed = within(SOON, "the claim", claiming).await.unwrap().unwrap();
     claimed.release().await.unwrap();
-}
-
-async fn kill_streams(ground: &Ground, admin: &Client, collection: &str) {
-    let streams = ground.streams(admin).await;
-    if !streams.is_empty() {
-        let kill = doc! { "killCursors": collection, "cursors": streams };
-        admin.database(&ground.database).run_command(kill).await.unwrap();
-    }
 }
 
 /// A document whose `_id` is no text: the event of its writing is passed over, and the one stream goes on.
@@ -318,15 +256,9 @@ async fn a_document_that_cannot_be_read_hides_no_others() {
     delete_bad(&database, COLLECTION, "bad?").await;
     first.release().await.unwrap();
     let next = within(SOON, "the next", watching.next()).await.unwrap().unwrap();
-    assert!(
-        matches!(&next, (name, LockEvent::Unreadable { .. }) if name == "worse\u{fffd}"),
-        "{next:?}"
-    );
+    assert_is!(next, (name, LockEvent::Unreadable { .. }) if name == "worse\u{fffd}");
     let next = within(SOON, "the release", watching.next()).await.unwrap().unwrap();
-    assert!(
-        matches!(&next, (name, LockEvent::Released { .. }) if name == "a"),
-        "{next:?}"
-    );
+    assert_is!(next, (name, LockEvent::Released { .. }) if name == "a");
 
     // One whose name is readable and whose contents are not: who held it has lost it, and the others nothing.
     let third = locks.mutex("b").acquire().await.unwrap();
@@ -342,7 +274,7 @@ async fn a_document_that_cannot_be_read_hides_no_others() {
 async fn an_observer_is_never_faster_than_it_may_poll() {
     const LOOK: Duration = Duration::from_secs(3);
     let ground = Ground::replica_set("spin").await;
-    let (sent, driver) = Sent::counting(&ground, |_| {}).await;
+    let (driver, sent) = ground.by_name().noting_driver().await;
     let documents = ground.documents().await;
     let locks = ground.locks().await;
     let held = locks.mutex("x").acquire().await.unwrap();
@@ -368,9 +300,9 @@ async fn an_observer_is_never_faster_than_it_may_poll() {
     documents.replace_one(doc! { "_id": "x" }, document).await.unwrap();
     // Until that lease is over.
     tokio::time::sleep(SOON).await;
-    let finds = sent.of("find");
+    let finds = sent.count("find");
     let _ = tokio::time::timeout(LOOK, async { while watching.next().await.is_some() {} }).await;
-    let finds = sent.of("find") - finds;
+    let finds = sent.count("find") - finds;
     println!("{finds} finds in {LOOK:?}");
     assert!(finds <= 10, "{finds} finds in {LOOK:?}");
     drop(held);
@@ -383,8 +315,9 @@ async fn a_client_that_needs_no_stream_is_not_interrupted() {
     let ground = Ground::on(cluster, "idle");
     let (holder, waiter) = (ground.locks().await, ground.by_name().locks().await);
     let held = holder.mutex("x").acquire().await.unwrap();
-    let data = doc! { "failCommands": ["aggregate"], "errorCode": 6, "appName": &ground.database };
-    let fault = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
+    let fault = ground
+        .fail(cluster, "alwaysOn", &["aggregate"], doc! { "errorCode": 6 })
+        .await;
     let waiting = spawn(waiter.mutex("x").acquire());
     until_mode(&waiter, PATIENCE, |mode| {
         mode == WakeMode::Polling(PollingReason::Interrupted)
@@ -397,7 +330,6 @@ async fn a_client_that_needs_no_stream_is_not_interrupted() {
     fault.off().await.unwrap();
 }
 
-/// Claims from eight collections, a pool with room for their streams, and ordinary traffic.
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_leave_room_in_the_connection_pool() {
     const COLLECTIONS: usize = 8;
@@ -405,7 +337,7 @@ async fn streams_leave_room_in_the_connection_pool() {
     let ground = Ground::replica_set("pool").await;
     let admin = ground.driver().await;
     // One for each collection and one for the locks, and as many as the default pool has.
-    let (_, driver) = Sent::counting(&ground, |options| options.max_pool_size = Some(19)).await;
+    let driver = ground.by_name().with("maxPoolSize=19").driver().await;
     let database = driver.database(&ground.database);
     let locks = LockClient::builder(database.clone()).build().await.unwrap();
     let own = admin.database(&ground.database);
@@ -473,7 +405,6 @@ async fn streams_leave_room_in_the_connection_pool() {
     }
 }
 
-/// Holders, waiters, observers, latches, barriers and elections of one client, and one stream for all of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_of_a_client_shares_one_stream() {
     const EACH: usize = 16;
@@ -611,14 +542,13 @@ async fn streams(ground: &Ground, admin: &Client) -> usize {
     ground.streams(admin).await.len()
 }
 
-/// However often a client is asked for the locks of a collection, it has one session, with one stream.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_same_collection_has_one_stream_for_grants_and_claims() {
     let ground = Ground::replica_set("shared").await;
     let (admin, driver) = (ground.driver().await, ground.driver().await);
     let database = driver.database(&ground.database);
     let locks = LockClient::builder(database.clone()).build().await.unwrap();
-    let own = admin.database(&ground.database).collection::<Document>("events");
+    let own = ground.of(&admin, "events");
     own.insert_one(doc! { "_id": 0, "held": true }).await.unwrap();
     let documents = || locks.documents(database.collection::<Document>("events"));
     let held = documents().claim(doc! { "held": true }).await.unwrap();
@@ -640,17 +570,14 @@ async fn the_same_collection_has_one_stream_for_grants_and_claims() {
     within(SOON, "the loss", held.lost()).await;
 }
 
-/// On request, the members that lag behind have the cost of the streams, and the primary has none of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_are_served_by_the_members_that_the_client_prefers() {
     let cluster = Cluster::builder().replica_set(3).in_memory(true).start().await.unwrap();
     let ground = Ground::on(&cluster, "preferred");
     let holder = ground.polling().await;
-    let builder = ground
-        .builder()
-        .await
-        .stream_read_preference(ReadPreference::Secondary { options: None });
-    let waiter = builder.build().await.unwrap();
+    let waiter = ground
+        .locks_with(|builder| builder.stream_read_preference(ReadPreference::Secondary { options: None }))
+        .await;
     let primary = cluster.primary().await.unwrap();
     let (mut on_primary, mut on_others) = (None, Vec::new());
     for node in 0..cluster.len() {
@@ -694,14 +621,13 @@ async fn streams_are_served_by_the_members_that_the_client_prefers() {
     next.release().await.unwrap();
 }
 
-/// A write that no majority has, and that a fail-over would undo, is shown to nobody.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_observer_sees_no_leader_that_no_majority_has() {
     let cluster = Cluster::builder().replica_set(3).in_memory(true).start().await.unwrap();
     let ground = Ground::on(&cluster, "majority");
     let (locks, driver) = (ground.locks().await, ground.driver().await);
     let leader = locks.election("before").campaign("somebody").await.unwrap();
-    let documents = driver.database(&ground.database).collection::<Document>(COLLECTION);
+    let documents = ground.of(&driver, COLLECTION);
     let mut document = documents.find_one(doc! { "_id": "before" }).await.unwrap().unwrap();
     document.insert("_id", "now");
     let mut observed = locks.election("before").observe();
