@@ -10,7 +10,7 @@ use watchlock::{
 use crate::setup::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_mutex_keeps_its_promises_wherever_it_lives_and_however_its_waiters_are_woken() {
+async fn a_mutex_keeps_its_promises_wherever_it_lives() {
     let (memory, alone) = (InMemory::new(), Ground::standalone("promises").await);
     let (streams, polls) = (Ground::replica_set("streams").await, Ground::replica_set("polls").await);
     let polling = |builder: LockClientBuilder| builder.wake_source(WakeSource::Polling);
