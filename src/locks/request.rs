@@ -12,6 +12,7 @@ use crate::{
     protocol::{CapacityIs, Exchange, Kind, Owner, State},
     session::{UserHandle, hold::Hold},
     status::LostReason,
+    store::View,
     telemetry::{self, Attempt},
     truncated_debug::shown_in_a_line,
     waitlist::{AcquireOptions, Patience},
@@ -70,7 +71,7 @@ impl Share {
 
     /// Reads it as a majority has it: what it shows is not undone.
     pub(crate) async fn committed(&self) -> Result<Option<State>, AcquireError> {
-        Ok(self.read(self.session.observe(&self.name).await?)?)
+        Ok(self.read(self.session.inspect_in(View::Committed(None), &self.name).await?)?)
     }
 
     fn read(&self, read: Option<(State, Exchange)>) -> Result<Option<State>, KindMismatch> {

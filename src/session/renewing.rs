@@ -345,7 +345,7 @@ impl Session {
     }
 
     /// Notes that a write that renews a hold was sent at that time and answered: the hold lasts up to this deadline.
-    pub(super) fn acknowledged(&self, hold: &Hold, deadline: Deadline, sent: Instant) {
+    pub(super) fn acknowledged(&self, hold: &Hold, deadline: Instant, sent: Instant) {
         // Under the mutex of the clock, so that a jump ahead does not miss it.
         let clock = &self.table().clock;
         let mut upkeep = hold.upkeep();
