@@ -32,7 +32,9 @@ pub fn renewal(
         "$$ROOT",
     );
     let renewed = bind(doc! { "holders": holders }, written);
-    vec![doc! { "$replaceWith": cond(is_known(at), renewed, "$$ROOT") }]
+    // A document that several locks share may have lost this one.
+    let is_there = doc! { "$and": [is_known(at), { "$isArray": [at.value("holders")] }] };
+    vec![doc! { "$replaceWith": cond(is_there, renewed, "$$ROOT") }]
 }
 
 /// Returns the condition that a holder is renewed: it is one of `ids`, and holds the lock.
