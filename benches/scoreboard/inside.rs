@@ -1,9 +1,9 @@
-//! A lock that goes from task to task inside one client: how long another client waits beside. And one that tasks of one
-//! client read at once.
+//! A lock that goes from task to task inside one client: how fast, and how long another client waits beside. And one
+//! that tasks of one client read at once.
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -20,14 +20,15 @@ use watchlock_testkit::Cluster;
 use crate::{
     Result,
     counters::{Commands, Observer},
-    measure::{Compared, Hop},
+    measure::{Compared, Hop, Samples},
     peer::Peer,
 };
 
 const TASKS: usize = 50;
 
-/// Time for which the tasks contend before another client comes.
+/// Time for which the tasks contend before anything is counted, and while hand-overs are.
 const WARM_UP: Duration = Duration::from_secs(1);
+const COUNTED: Duration = Duration::from_secs(2);
 
 /// Number of times that the other client comes, and the pause after each.
 const VISITS: usize = 300;
@@ -37,21 +38,46 @@ const PAUSE: Duration = Duration::from_millis(5);
 struct Crowd {
     tasks: JoinSet<Result<()>>,
     stop: Arc<AtomicBool>,
+    times: Arc<Mutex<Times>>,
+}
+
+#[derive(Default)]
+struct Times {
+    released_at: Option<Instant>,
+    handovers: Vec<Duration>,
 }
 
 impl Crowd {
     fn of(locks: &LockClient) -> Self {
-        let (mut tasks, stop) = (JoinSet::new(), Arc::new(AtomicBool::new(false)));
+        let mut crowd = Self {
+            tasks: JoinSet::new(),
+            stop: Arc::default(),
+            times: Arc::default(),
+        };
         for _ in 0..TASKS {
-            let (mutex, stop) = (locks.mutex("inside"), stop.clone());
-            tasks.spawn(async move {
+            let (mutex, stop, times) = (locks.mutex("inside"), crowd.stop.clone(), crowd.times.clone());
+            crowd.tasks.spawn(async move {
                 while !stop.load(Ordering::Relaxed) {
-                    mutex.acquire().await?.release().await?;
+                    let handle = mutex.acquire().await?;
+                    {
+                        let mut times = times.lock().unwrap_or_else(PoisonError::into_inner);
+                        let now = Instant::now();
+                        if let Some(released_at) = times.released_at.replace(now) {
+                            times.handovers.push(now - released_at);
+                        }
+                    }
+                    handle.release().await?;
                 }
                 Ok(())
             });
         }
-        Self { tasks, stop }
+        crowd
+    }
+
+    /// Returns the times from each release to the next grant since the last call, and forgets them.
+    fn take(&self) -> Vec<Duration> {
+        let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut times.handovers)
     }
 
     async fn end(mut self) -> Result<()> {
@@ -61,6 +87,20 @@ impl Crowd {
         }
         Ok(())
     }
+}
+
+/// Measures the time from the release of one task to the grant of the next, while no other client wants the lock.
+pub(crate) async fn handoff(cluster: &Cluster) -> Result<Samples> {
+    let peer = Peer::new(cluster).await?;
+    let crowd = Crowd::of(&peer.locks);
+    sleep(WARM_UP).await;
+    crowd.take();
+    sleep(COUNTED).await;
+    let mut samples = Samples::default();
+    crowd.take().into_iter().for_each(|handover| samples.push(handover));
+    crowd.end().await?;
+    peer.locks.shutdown().await;
+    Ok(samples)
 }
 
 /// Number of reads of each task, and how long each lasts, so that they overlap.

@@ -255,8 +255,8 @@ async fn inside(board: &mut Board) -> Result<()> {
     let local = throughput::contended(&cluster, vec![one[0].clone(); 50]).await?;
     board.enter(board::COMMANDS_LOCAL, local.commands_each(), local.to_string());
     board.remark(format!("50 tasks of one client: {:.0} locks/s", local.per_second()));
-    let from = String::from("(the same run: from grant to grant)");
-    board.enter(board::LOCAL_HANDOFF, 1e6 / local.per_second(), from);
+    let handoff = inside::handoff(&cluster).await?;
+    board.enter(board::LOCAL_HANDOFF, handoff.median() * 1e3, handoff.to_string());
     let (commands, reads) = inside::reads(&cluster).await?;
     let from = format!("{reads} reads: {commands}; without getMore, hello, ping");
     board.enter(board::SHARED_READ, commands.of_use() / reads as f64, from);
