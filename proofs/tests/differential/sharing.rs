@@ -99,19 +99,20 @@ impl<'a> Shared<'a> {
         }
     }
 
-    /// Updates the document, and returns it.
-    async fn update(&self, update: Vec<Document>) -> Document {
+    /// Updates the document if it meets the condition, and returns it.
+    async fn update(&self, condition: Document, update: Vec<Document>) -> Document {
         let this = doc! { "_id": self.id };
-        self.collection.update_one(this.clone(), update).await.unwrap();
+        let query = doc! { "$and": [&this, condition] };
+        self.collection.update_one(query, update).await.unwrap();
         self.collection.find_one(this).await.unwrap().unwrap()
     }
 
     /// Renews this lock, and returns the document after that.
     async fn renew(&self, lock: &Lock) -> Document {
         let (ids, date) = (lock.ids(), Bson::from(self.now));
-        let found = self
-            .update(pipeline::renewal(&lock.at, "r.1", (&ids, None), 900, &date))
-            .await;
+        let holds = doc! { lock.at.key("holders.id"): { "$in": &ids } };
+        let renewal = pipeline::renewal(&lock.at, "r.1", (&ids, None), 900, &date);
+        let found = self.update(holds, renewal).await;
         let mut expected = self.document.clone();
         let mut state = lock.state.clone();
         if let Some(state) = &mut state
@@ -132,7 +133,7 @@ impl<'a> Shared<'a> {
             .as_ref()
             .map_or("", |state| state.wake.split(':').next().unwrap_or_default());
         let sweep = pipeline::sweep(&self.base, &lock.at, operation, &Bson::from(self.now));
-        let found = self.update(vec![sweep.clone()]).await;
+        let found = self.update(doc! {}, vec![sweep.clone()]).await;
         // The renewal was the last to write, if it did.
         let wrote = lock
             .at

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use mongodb::bson::{Bson, Document, doc};
+use mongodb::bson::{Bson, doc};
 
 use super::{MongoStore, command::Updated, now};
 use crate::{
@@ -11,21 +11,20 @@ use crate::{
     store::{Failure, Renewal, Renewed},
 };
 
-/// Number of documents that one statement of a renewal selects, or of locks in one document that it renews. The server compares each holder with the ids of the
+/// Number of documents that one statement of a renewal selects. The server compares each holder with the ids of the
 /// statement one by one, and plans each statement anew: with a hundred, a renewed document takes four fifths of the
 /// time that it takes with a thousand.
 const RENEWED_BY_ONE_STATEMENT: usize = 100;
 
 impl MongoStore {
-    /// Renews by one statement for each hundred documents, or for the locks of elements that share a document; if a
-    /// document is refused, by one statement for each lock. A refusal ends the shared statement after some documents
-    /// were written and before others, so its count is useless.
+    /// Renews by one statement for each hundred documents; if a document is refused, by one statement for each lock. A
+    /// refusal ends the shared statement after some documents were written and before others, so its count is useless.
     ///
-    /// Fewer documents are counted than locks if some share one: then the caller reads which are renewed.
+    /// The locks of elements differ in their places, so each has a statement of its own.
     pub(in crate::store) async fn renew(&self, renewal: &Renewal) -> Result<Renewed, ServerError> {
-        let by_one_statement = match renewal.entries.len() {
-            1 => 1,
-            _ => RENEWED_BY_ONE_STATEMENT,
+        let by_one_statement = match self.layout.is_of_elements() || renewal.entries.len() == 1 {
+            true => 1,
+            false => RENEWED_BY_ONE_STATEMENT,
         };
         let mut updated = self.renew_by(by_one_statement, renewal).await?;
         if by_one_statement > 1
@@ -55,28 +54,18 @@ impl MongoStore {
         })
     }
 
-    /// Renews by one statement for each so many locks at most.
+    /// Renews by one statement for each so many locks.
     async fn renew_by(&self, most: usize, renewal: &Renewal) -> Result<Updated, ServerError> {
-        let of_elements = self.layout.is_of_elements();
-        let stages = |name: &str, ids: &[String]| {
-            let (at, shows) = (self.layout.at(name), renewal.shows_of(ids));
-            pipeline::renewal(&at, &renewal.operation, (ids, shows.as_ref()), renewal.keep, &now())
-        };
         let entries: Vec<(&String, &Vec<String>)> = renewal.entries.iter().collect();
-        let share = |one: &str, other: &str| self.layout.document_of(one) == self.layout.document_of(other);
-        let together = entries.chunk_by(|(one, _), (other, _)| !of_elements || share(one, other));
-        let statements = together.flat_map(|some| some.chunks(most)).map(|some| {
-            let documents: Vec<Bson> = some.iter().map(|(name, _)| self.layout.id_of(name)).collect();
-            if of_elements {
-                // A stage for each lock, and one write.
-                let stages: Vec<Document> = some.iter().flat_map(|(name, ids)| stages(name, ids)).collect();
-                return doc! { "q": { "_id": documents.first() }, "u": stages };
-            }
+        let statements = entries.chunks(most).map(|some| {
+            let at = self.layout.at(some[0].0);
             let ids: Vec<String> = some.iter().flat_map(|(_, ids)| *ids).cloned().collect();
-            let holding = self.layout.base().key("holders.id");
+            let documents = some.iter().map(|(name, _)| self.layout.id_of(name));
+            let documents = documents.collect::<Vec<Bson>>();
+            let shows = renewal.shows_of(&ids);
             doc! {
-                "q": { "_id": { "$in": documents }, holding: { "$in": &ids } },
-                "u": stages("", &ids),
+                "q": { "_id": { "$in": documents }, at.key("holders.id"): { "$in": &ids } },
+                "u": pipeline::renewal(&at, &renewal.operation, (&ids, shows.as_ref()), renewal.keep, &now()),
                 "multi": true,
             }
         });

@@ -32,9 +32,7 @@ pub fn renewal(
         "$$ROOT",
     );
     let renewed = bind(doc! { "holders": holders }, written);
-    // A document that several locks share may have lost this one.
-    let is_there = doc! { "$and": [is_known(at), { "$isArray": [at.value("holders")] }] };
-    vec![doc! { "$replaceWith": cond(is_there, renewed, "$$ROOT") }]
+    vec![doc! { "$replaceWith": cond(is_known(at), renewed, "$$ROOT") }]
 }
 
 /// Returns the condition that a holder is renewed: it is one of `ids`, and holds the lock.
