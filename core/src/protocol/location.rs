@@ -138,9 +138,15 @@ impl Location {
 
     /// Returns an expression for the whole document with these fields set in its lock, and nothing else touched.
     pub(crate) fn merged(&self, fields: impl IntoIterator<Item = Bson>) -> Bson {
+        let lock = self.merged_lock(fields);
+        self.with_lock(lock)
+    }
+
+    /// Returns an expression for the lock's sub-document with these fields set.
+    pub(crate) fn merged_lock(&self, fields: impl IntoIterator<Item = Bson>) -> Bson {
         let mut inputs = vec![self.whole(self.segments().count())];
         inputs.extend(fields);
-        self.with_lock(Bson::from(doc! { "$mergeObjects": inputs }))
+        Bson::from(doc! { "$mergeObjects": inputs })
     }
 
     /// Returns an expression for the whole document with this value in the place of the lock's sub-document.

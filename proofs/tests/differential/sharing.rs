@@ -12,10 +12,10 @@ use watchlock_proofs::differential::{Sequence, Setup};
 
 use super::sequences;
 
-/// Locks side by side in one document that are idle for long go with the next write of another, as the specification
-/// says of each by itself.
+/// Locks side by side in one document are renewed all together or not at all, and those that are idle for long go with
+/// the next write of another: as the specification says of each by itself.
 #[tokio::test]
-async fn locks_that_share_a_document_are_removed_alike() {
+async fn locks_that_share_a_document_are_renewed_and_removed_alike() {
     let cluster = shared::standalone().await;
     let client = cluster.client().await.unwrap();
     let database = client.database(&shared::unique_name("sharing"));
@@ -25,24 +25,28 @@ async fn locks_that_share_a_document_are_removed_alike() {
         let mut random = Random::new(seed);
         let shared = Shared::draw(seed, &mut random, &collection);
         collection.insert_one(&shared.document).await.unwrap();
-        let renewed = match random.below(2) {
-            0 => shared.renew(&shared.locks[0]).await,
-            _ => shared.document.clone(),
-        };
+        let asked = 1 + usize::try_from(random.below(3)).unwrap();
+        let renewed = shared.renew(&shared.locks[..asked], &mut seen).await;
         shared.sweep(&renewed, &mut seen).await;
     }
-    assert!(seen.removed > 10 && seen.kept > 10, "{seen:?}");
+    assert!(
+        seen.renewed > 10 && seen.left > 10 && seen.removed > 10 && seen.kept > 10,
+        "{seen:?}"
+    );
 }
 
-/// How many locks were removed or kept.
+/// How many renewals did what they were to do or left the document alone, and how many locks were removed or kept.
 #[derive(Debug, Default)]
 struct Seen {
+    renewed: u32,
+    left: u32,
     removed: u32,
     kept: u32,
 }
 
 /// One of the locks, as steps of its own have left it.
 struct Lock {
+    code: &'static str,
     at: Location,
     state: Option<State>,
 }
@@ -54,6 +58,11 @@ impl Lock {
             Some(holder) => vec![holder.id.clone(), "nobody".to_owned()],
             None => vec!["nobody".to_owned()],
         }
+    }
+
+    fn is_held(&self, ids: &[String], now: ServerTime) -> bool {
+        let mut holders = self.state.iter().flat_map(|state| &state.holders);
+        holders.any(|holder| holder.until > now && !holder.is_kept() && ids.contains(&holder.id))
     }
 }
 
@@ -81,6 +90,7 @@ impl<'a> Shared<'a> {
             }
             now = now.max(sequence.now);
             locks.push(Lock {
+                code,
                 at: setup.at,
                 state: sequence.expected,
             });
@@ -99,29 +109,51 @@ impl<'a> Shared<'a> {
         }
     }
 
-    /// Updates the document if it meets the condition, and returns it.
-    async fn update(&self, condition: Document, update: Vec<Document>) -> Document {
-        let this = doc! { "_id": self.id };
-        let query = doc! { "$and": [&this, condition] };
-        self.collection.update_one(query, update).await.unwrap();
-        self.collection.find_one(this).await.unwrap().unwrap()
+    /// Updates the document if it meets the condition. Returns the number of documents that this changed, and the
+    /// document after it.
+    async fn update(&self, condition: Document, update: Vec<Document>) -> (u64, Document) {
+        let mut query = doc! { "_id": self.id };
+        query.extend(condition);
+        let updated = self.collection.update_one(query, update).await.unwrap();
+        let found = self.collection.find_one(doc! { "_id": self.id }).await.unwrap();
+        (updated.modified_count, found.unwrap())
     }
 
-    /// Renews this lock, and returns the document after that.
-    async fn renew(&self, lock: &Lock) -> Document {
-        let (ids, date) = (lock.ids(), Bson::from(self.now));
-        let holds = doc! { lock.at.key("holders.id"): { "$in": &ids } };
-        let renewal = pipeline::renewal(&lock.at, "r.1", (&ids, None), 900, &date);
-        let found = self.update(holds, renewal).await;
-        let mut expected = self.document.clone();
-        let mut state = lock.state.clone();
-        if let Some(state) = &mut state
-            && state::renew(state, "r.1", &ids, 900, self.now)
-        {
-            lock.at.set_lock(&mut expected, state.fields());
+    /// Renews these locks all together, and then those of them that are held. Returns the document after that.
+    async fn renew(&self, asked: &[Lock], seen: &mut Seen) -> Document {
+        let (seed, date) = (self.seed, Bson::from(self.now));
+        let together = pipeline::Together {
+            codes: asked.iter().map(|lock| lock.code.to_owned()).collect(),
+            ids: asked.iter().flat_map(Lock::ids).collect(),
+        };
+        let renewal = pipeline::renewal_of_all(&self.base, &together, "r.1", 900, &date);
+        let all_held = doc! { "$expr": pipeline::all_held(&self.base, &together, &date) };
+        let expected = self.renewed(asked);
+        let (modified, found) = self.update(all_held, renewal.clone()).await;
+        if asked.iter().all(|lock| lock.is_held(&lock.ids(), self.now)) {
+            assert_eq!(found, expected, "seed {seed}");
+            seen.renewed += 1;
+        } else {
+            assert_eq!((modified, &found), (0, &self.document), "seed {seed}");
+            seen.left += 1;
         }
-        assert_eq!(found, expected, "seed {}", self.seed);
+        let (_, found) = self.update(doc! {}, renewal).await;
+        assert_eq!(found, expected, "seed {seed}");
         found
+    }
+
+    /// Returns the document in which each of these locks was renewed by the specification.
+    fn renewed(&self, asked: &[Lock]) -> Document {
+        let mut document = self.document.clone();
+        for lock in asked {
+            let mut state = lock.state.clone();
+            if let Some(state) = &mut state
+                && state::renew(state, "r.1", &lock.ids(), 900, self.now)
+            {
+                lock.at.set_lock(&mut document, state.fields());
+            }
+        }
+        document
     }
 
     /// Removes other locks as the first one's last write would. The write of one lock removes others; a step that
@@ -133,7 +165,7 @@ impl<'a> Shared<'a> {
             .as_ref()
             .map_or("", |state| state.wake.split(':').next().unwrap_or_default());
         let sweep = pipeline::sweep(&self.base, &lock.at, operation, &Bson::from(self.now));
-        let found = self.update(doc! {}, vec![sweep.clone()]).await;
+        let (_, found) = self.update(doc! {}, vec![sweep.clone()]).await;
         // The renewal was the last to write, if it did.
         let wrote = lock
             .at

@@ -5,7 +5,7 @@
 //! protocol's writes may arrive twice anyway, and their senders repeat them; so this cost is avoided here. In addition,
 //! the driver has no time limit for updates, while the server has one for every command.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use mongodb::{
     bson::{Bson, Document, doc},
@@ -15,7 +15,7 @@ use mongodb::{
 use super::MongoStore;
 use crate::{
     error::ServerError,
-    store::{Elected, LogTime, Mismatch, read_as},
+    store::{Elected, Failure, LogTime, Mismatch, Renewed, read_as},
 };
 
 impl MongoStore {
@@ -52,6 +52,32 @@ pub(super) struct Updated {
     pub(super) elected: Option<Elected>,
     /// The time in the server's log by which it was done.
     pub(super) logged_by: Option<LogTime>,
+}
+
+impl Updated {
+    /// Returns the outcome of renewals that renewed so many; `names` has those of the locks that a statement was for, by
+    /// its position.
+    pub(super) fn renewed<'a>(
+        self,
+        renewed: u64,
+        names: impl Fn(usize) -> &'a [&'a String],
+    ) -> Result<Renewed, ServerError> {
+        let mut refused = HashMap::new();
+        for (position, error) in self.refused {
+            let error = ServerError::from(error);
+            // The server failed here, not a document.
+            if error.kind == Failure::Unavailable {
+                return Err(error);
+            }
+            refused.extend(names(position).iter().map(|name| ((*name).clone(), error.clone())));
+        }
+        Ok(Renewed {
+            renewed,
+            refused,
+            elected: self.elected,
+            logged_by: self.logged_by,
+        })
+    }
 }
 
 /// Reads the answer to a write, or to several that don't depend on each other.
@@ -114,7 +140,6 @@ mod tests {
     use mongodb::bson::oid::ObjectId;
 
     use super::*;
-    use crate::store::Failure;
 
     #[test]
     fn updates_are_refused_one_by_one() {

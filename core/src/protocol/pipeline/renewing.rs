@@ -36,7 +36,7 @@ pub fn renewal(
 }
 
 /// Returns the condition that a holder is renewed: it is one of `ids`, and holds the lock.
-fn is_renewed(ids: &[String], now: &Bson) -> Document {
+pub(super) fn is_renewed(ids: &[String], now: &Bson) -> Document {
     doc! { "$and": [live(now), is_not_kept(), { "$in": ["$$this.id", literal(ids)] }] }
 }
 
@@ -63,7 +63,7 @@ pub fn guard(at: &Location, operation: &str, id: &str, keep: i64, now: &Bson) ->
 }
 
 /// Returns the holders; each that meets the condition has a full lease from now.
-fn extended(at: &Location, condition: Document, now: &Bson) -> Bson {
+pub(super) fn extended(at: &Location, condition: Document, now: &Bson) -> Bson {
     // Renewals overtake each other, and the server's clock is read when a command begins.
     let until = doc! { "$max": ["$$this.until", { "$add": [now, "$$this.lease"] }] };
     let extended = doc! { "$mergeObjects": ["$$this", { "until": until }] };
@@ -88,9 +88,13 @@ fn shown(Showing { idle, awaits, as_of }: &Showing) -> Bson {
     cond(doc! { "$lt": ["$$this.shown", as_of] }, shown, "$$this")
 }
 
-/// Returns the document with these holders after a renewal.
 fn written(at: &Location, operation: &str, holders: Bson, keep: i64, now: &Bson) -> Bson {
+    at.merged([fields_of_renewal(at, operation, holders, keep, now).into()])
+}
+
+/// Returns the fields of a lock after a renewal.
+pub(super) fn fields_of_renewal(at: &Location, operation: &str, holders: Bson, keep: i64, now: &Bson) -> Document {
     let mut fields = doc! { "holders": holders, "wake": literal(wake::of_change(operation)) };
     fields.extend(fields_of_stamp(at, keep, now));
-    at.merged([fields.into()])
+    fields
 }
