@@ -101,7 +101,7 @@ impl<T> MemoryCollection<T> {
     ///
     /// If there is one with this `_id` already, or the `_id` is an array, a regular expression or undefined; if a
     /// server would not store the document, as it is larger than 16 MB or nested deeper than 180 levels of documents
-    /// and arrays, or has a NUL in the name of a field; if a value is `undefined`.
+    /// and arrays, or has a NUL in the name of a field.
     ///
     /// # Examples
     ///

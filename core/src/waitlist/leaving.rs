@@ -4,9 +4,10 @@
 //! An entry leaves more than once if a request for it may still be applied: it is swept.
 //! A request without an answer can lie on a connection through which nothing gets for a while, so the entry leaves again
 //! after some seconds, and nobody waits for that. A client that shuts down is waited for. It sweeps at once, and goes by
-//! the limit that every request carries: when the server has answered a command that was sent later, it has begun with
-//! the request, and it gives the request up when the limit is over. So the last sweep is then. A request that comes even
-//! later, through a connection of its own, leaves its entry for a lease, as a killed process does.
+//! the limit that every request carries: when the server has answered the sweep, which was sent later, it has begun with
+//! the request, and it gives the request up when the limit is over. So the last sweep is then: by the longest limit of
+//! a request for this lock that ever failed, however long ago. A request that comes even later, through a connection of
+//! its own, leaves its entry for a lease, as a killed process does.
 
 use std::time::Duration;
 
