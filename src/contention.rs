@@ -38,7 +38,7 @@ pub struct Contention {
     /// the server's queue and, as a client has but one entry there, the tasks of this client that wait.
     pub waiting_before: usize,
     /// Whether the server's queue was full, so that this client was not in it. It has room for 256 clients; a client
-    /// that finds it full asks again about once a second until there is room, in no guaranteed order.
+    /// that finds it full looks about once a second until there is room, and then asks, in no guaranteed order.
     /// [`waiting_before`](Self::waiting_before) counts the waiters that certainly come first.
     pub queue_full: bool,
     /// Whether this client itself was among the holders. A lock is re-entrant only on request: see

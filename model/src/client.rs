@@ -294,8 +294,10 @@ impl Client {
                 for waiter in queue.filter(|_| !world.rules.looks_for_the_dead) {
                     waiter.until = at.plus_millis(LEASE);
                 }
-                if world.rules.looks_for_room && step.is_kept_out() && step.next_look() {
-                    step.looked(state.as_ref(), Some(at));
+                let look = (world.rules.looks_for_room && step.is_kept_out()).then(|| step.next_look());
+                if let Some(look) = look.flatten() {
+                    let full = state.filter(|state| state.is_full(world.rules.room, at));
+                    step.looked(look, Some(full.as_ref()), Some(at));
                 }
             }
             step.next_operation()

@@ -236,7 +236,7 @@ impl Session {
         if self.is_forked() {
             return;
         }
-        let (mut operation, mut looks) = (None, false);
+        let (mut operation, mut look) = (None, None);
         let mut stopped = None;
         let effects = {
             let mut table = self.table();
@@ -253,7 +253,7 @@ impl Session {
                 if let Some(line) = table.lines.by_name.get_mut(name) {
                     line.waitlist.step(&context).attend_to_idle();
                     operation = line.next(&context).map(|next| (next, line.waitlist.overdue()));
-                    looks = operation.is_none() && line.waitlist.step(&context).next_look();
+                    look = line.waitlist.step(&context).next_look();
                 }
                 self.after(table, name)
             }
@@ -261,8 +261,8 @@ impl Session {
         if let Some(operation) = operation {
             self.spawn(self.clone().run(name.to_owned(), operation));
         }
-        if looks {
-            self.spawn(self.clone().look(name.to_owned()));
+        if let Some(look) = look {
+            self.spawn(self.clone().look(name.to_owned(), look));
         }
         self.carry_out(name, effects, ended);
         if let Some(effects) = stopped {

@@ -1,5 +1,5 @@
 //! The run of an operation: one at a time for each name, and beside the unanswered ones that were given up. A look at a
-//! queue position is sent in place of one.
+//! queue position, or for room in the queue, holds up none.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::{
     protocol::{Exchange, Operation},
     store::{Answer, Asked, Documents, Store, View},
     telemetry,
-    waitlist::answers::asked_for,
+    waitlist::{Look, answers::asked_for},
 };
 
 impl Session {
@@ -111,21 +111,20 @@ impl Session {
         }
     }
 
-    /// Reads the document of a line whose head looks at its queue position. If there is no answer in time, the head asks,
-    /// and the error of that shows why.
-    pub(super) async fn look(self: Arc<Self>, name: String) {
+    /// Reads what the head of a line looks at. If there is no answer in time, the head asks, and the error of that shows
+    /// why.
+    pub(super) async fn look(self: Arc<Self>, name: String, look: Look) {
         let limit = self.in_flight.limit_of_read(&self.config);
-        // An entry that leaves waits for the look, and for no slot that it waits for.
         let Ok(slot) = timeout(limit.patience(), self.in_flight.slot(0)).await else {
-            return self.looked(&name, None);
+            return self.looked(&name, look, None);
         };
         let (store, in_flight) = (self.store.clone(), self.in_flight.clone());
-        let names = std::slice::from_ref(&name);
-        let mut reading = pin!(store.read(View::Newest, names));
+        let (names, room, within) = (std::slice::from_ref(&name), look.room, limit.within);
+        let mut reading = pin!(store.read(View::Queue { room, within }, names));
         match in_flight.answer(reading.as_mut(), slot, limit).await {
-            Ok(seen) => self.looked(&name, seen.ok()),
+            Ok(seen) => self.looked(&name, look, seen.ok()),
             Err(adrift) => {
-                self.looked(&name, None);
+                self.looked(&name, look, None);
                 if let (Some(session), Ok((_, exchange))) = adrift.outlast(self, reading).await {
                     session.note(&exchange);
                 }
@@ -133,15 +132,15 @@ impl Session {
         }
     }
 
-    fn looked(self: &Arc<Self>, name: &str, seen: Option<(Documents, Exchange)>) {
+    fn looked(self: &Arc<Self>, name: &str, look: Look, seen: Option<(Documents, Exchange)>) {
         let (documents, exchange) = seen.unzip();
         exchange.iter().for_each(|exchange| self.note(exchange));
-        let document = documents.as_ref().and_then(|documents| documents.get(name));
-        let state = document.and_then(|document| document.as_ref().ok());
+        let document = documents.as_ref().map(|documents| documents.get(name));
+        let state = document.map(|document| document.and_then(|document| document.as_ref().ok()));
         let now = exchange.and_then(|exchange| exchange.now);
         self.update(name, None, |lines, context| {
             if let Some(line) = lines.by_name.get_mut(name) {
-                line.waitlist.step(context).looked(state, now);
+                line.waitlist.step(context).looked(look, state, now);
             }
         });
     }
@@ -303,5 +302,16 @@ mod tests {
         assert!(!bench.session.in_flight.is_quiet());
         sleep(Duration::from_secs(1_000)).await;
         assert!(bench.session.in_flight.is_quiet());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_waiter_that_gives_up_leaves_the_queue_beside_its_look() {
+        let bench = waiting().await;
+        bench.link.kill_idle(1);
+        bench.looks().await;
+        bench.waiting.abort();
+        sleep(Duration::from_millis(100)).await;
+        let memory = bench.link.memory();
+        memory.look("x", |state, _| assert_eq!(state.unwrap().queue, []));
     }
 }

@@ -26,7 +26,7 @@ use crate::{
     protocol::{Evict, Exchange, Operation, ServerTime},
     store::{
         AWAIT_TIME, Answer, Asked, Documents, Event, Failure, LONG_READ_WITHIN, Listed, LogTime, MemoryStore,
-        MemoryStream, READ_WITHIN, Renewal, Renewed, Selection, Watched,
+        MemoryStream, READ_WITHIN, Renewal, Renewed, Selection, View, Watched,
     },
 };
 
@@ -423,7 +423,7 @@ impl Link {
         .await?;
         out_of_time?;
         let names: Vec<String> = asked.iter().map(|asked| asked.name.clone()).collect();
-        let (mut documents, exchange) = self.send(move |memory| memory.read(&names)).await?;
+        let (mut documents, exchange) = self.send(move |memory| memory.read(&names, View::Newest)).await?;
         let outcomes = asked.iter().map(|Asked { name, operation }| {
             let state = documents.remove(name).and_then(Result::ok);
             Answer::read_after(operation, state, since(sent, &exchange))
@@ -514,14 +514,18 @@ impl Link {
         self.reads.load(Ordering::Relaxed)
     }
 
-    pub(crate) async fn read(&self, names: &[String]) -> Result<(Documents, Exchange), ServerError> {
-        self.served(1, READ_WITHIN).await?;
+    pub(crate) async fn read(&self, names: &[String], view: View) -> Result<(Documents, Exchange), ServerError> {
+        let within = match view {
+            View::Queue { within, .. } => within,
+            View::Newest | View::Committed(_) => READ_WITHIN,
+        };
+        self.served(1, within).await?;
         self.reads.fetch_add(1, Ordering::Relaxed);
         let sent = Instant::now();
         let (names, log) = (names.to_vec(), self.log());
         let read = move |memory: &MemoryStore| {
             let logged_by = log.as_ref().map(|log| log.written(memory.now(), 0));
-            (memory.read(&names), logged_by)
+            (memory.read(&names, view), logged_by)
         };
         let ((documents, exchange), logged_by) = self.send(read).await?;
         let exchange = Exchange {

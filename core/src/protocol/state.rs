@@ -2,7 +2,8 @@
 //!
 //! [`apply`] takes an operation through the phases of [`super`], a function each: leave, adopt, change,
 //! evict, enqueue, advance, record, stamp. [`super::pipeline`] has functions of the same names in the same order, to be
-//! read beside these, and helpers of the phases by the same names.
+//! read beside these, and helpers of the phases by the same names. Only the removal of elements' free locks
+//! ([`super::pipeline::sweep`]) has none here: it is no transition of one lock.
 
 mod renewing;
 #[cfg(test)]
@@ -77,6 +78,11 @@ impl State {
         let holders = self.holders.iter().map(|holder| holder.until);
         let waiters = self.queue.iter().map(|waiter| waiter.until);
         holders.chain(waiters).all(|until| until <= now)
+    }
+
+    /// Returns whether the queue has no room: for so many entries in all, and none that is over.
+    pub fn is_full(&self, room: usize, now: ServerTime) -> bool {
+        self.queue.len() >= room && self.queue.iter().all(|waiter| waiter.until > now)
     }
 
     /// Returns whether an entry with so many permits that is requested in this way can't be in the lock as it is used

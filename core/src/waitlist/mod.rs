@@ -20,7 +20,7 @@
 //! [`let_go`](Step::let_go), [`answered`](Step::answered), [`failed`](Step::failed), [`signalled`](Step::signalled),
 //! [`doubt`](Step::doubt), [`verified`](Step::verified), [`looked`](Step::looked). Four things come out: the
 //! [`Effect`]s, which carry the channels by which tasks and releases are answered; the
-//! [next operation](Step::next_operation) to send; the [next look](Step::next_look) at the document instead of one; and
+//! [next operation](Step::next_operation) to send; the [next look](Step::next_look) at the document beside it; and
 //! the [instant](Waitlist::due_at) at which the waitlist wants to be asked again. Its [`Hold`]s say what
 //! these channels are, so that it can be cloned and compared where they are numbers. The session runs it for real tasks
 //! against a real server, and the model (`model/`) runs the same value through every state that a few clients get into.
@@ -70,6 +70,7 @@ use leaving::Leaving;
 pub use leaving::SWEEPS;
 #[cfg(any(test, feature = "testing"))]
 pub use model_access::Word;
+pub use prospect::Look;
 use prospect::Prospect;
 use waiting::Stage;
 pub use waiting::{AcquireOptions, Patience, Waiting};
@@ -88,7 +89,7 @@ pub struct Waitlist<H: Hold> {
     /// The holds that were over here before the server has ended them.
     expired: Vec<Expired>,
     leaving: Vec<Leaving<H::Release>>,
-    /// The entries that leave with the operation that is on its way; none with a look.
+    /// The entries that leave with the operation that is on its way.
     under_way: Option<Vec<Leaving<H::Release>>>,
     /// What is owed to the outside since it was taken last.
     effects: Vec<Effect<H>>,
@@ -110,6 +111,11 @@ pub struct Waitlist<H: Hold> {
     pace: Duration,
     /// When the head looks at its queue position, or for room in the queue.
     look_at: Option<Instant>,
+    /// The look that is on its way.
+    looking: Option<Look>,
+    /// The head asks instead of looking before this, as looks have failed, or were contradicted by answers.
+    blind_until: Option<Instant>,
+    looks_failed: Backoff,
     /// Whether the head is not in the server's queue because that was full.
     is_full: bool,
     /// Nothing is sent before this, as the last try failed.
@@ -402,6 +408,9 @@ impl<H: Hold> Waitlist<H> {
             prospect: None,
             pace,
             look_at: None,
+            looking: None,
+            blind_until: None,
+            looks_failed: Backoff::default(),
             is_full: false,
             retry_at: None,
             backoff: Backoff::default(),

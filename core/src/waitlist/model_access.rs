@@ -40,9 +40,9 @@ impl<H: Hold> Waitlist<H> {
         self.under_way.is_none() && (!self.waiting.is_empty() || leaves())
     }
 
-    /// Fires the timers: a pause is over, and the head looks and asks again.
+    /// Fires the timers: a pause is over, and the head asks again, or looks if it has planned to.
     pub fn fire_timers(&mut self, now: Instant) {
-        (self.retry_at, self.ask_at, self.look_at) = (None, Some(now), Some(now));
+        (self.retry_at, self.ask_at, self.look_at) = (None, Some(now), self.look_at.map(|_| now));
     }
 
     /// Puts every timer off until the checker fires it. Sweeps follow each other by a `tick`, and there is one. Entries
@@ -55,7 +55,8 @@ impl<H: Hold> Waitlist<H> {
         };
         self.ask_at.iter_mut().for_each(put_off);
         self.retry_at.iter_mut().for_each(put_off);
-        (self.expiry_at, self.look_at, self.prospect) = (None, None, None);
+        self.look_at.iter_mut().for_each(put_off);
+        (self.expiry_at, self.prospect) = (None, None);
         self.pace = Duration::ZERO;
         if !self.waiting.iter().any(Waiting::is_queued) {
             // The answer that shows a queued head sets these anew.
@@ -173,6 +174,7 @@ impl<H: Hold> Waitlist<H> {
             is_due(self.ask_at),
             self.ask_at.is_none(),
             self.retry_at.is_some(),
+            self.look_at.is_some(),
             self.is_full,
         ]);
         for part in flags.chunks(60) {

@@ -9,7 +9,7 @@
 //! Where there is no stream, all waiters look, as often as the lock's pace asks for. A client that the queue had no room
 //! for looks for room.
 //!
-//! A look is on its way in place of an operation, so neither overtakes the other. It grants nothing, so each hand-over
+//! A look holds up no operation, and one that is sent beside it knows better. It grants nothing, so each hand-over
 //! costs a request on top of it. A look is answered by one member alone, which may be the primary no more, and what it
 //! shows can still be undone. The answer to a request, also to one that writes nothing, is what a majority has.
 
@@ -29,6 +29,14 @@ use crate::{
 /// Pause between two looks of a head that does without the stream: how late it may be served if its turn comes before
 /// its next look. A head whose turn may come sooner needs the stream.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// A look at the document, by the head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Look {
+    /// The number of entries that the queue has room for, if it looks for room; otherwise it looks at its queue position.
+    pub room: Option<usize>,
+    begun: Instant,
+}
 
 /// A head's knowledge of the queue, from one sight of it to the next.
 #[derive(Clone, Debug, PartialEq)]
@@ -89,28 +97,31 @@ impl Prospect {
 }
 
 impl<H: Hold> Step<'_, H> {
-    /// Whether the head's look at the document is due. It is on its way from now on, as an operation would be, until
-    /// [`looked`](Self::looked) notes what it shows.
-    pub fn next_look(&mut self) -> bool {
-        let now = self.context.now;
-        let is_due = self.under_way.is_none() && self.may_look() && self.look_at.is_some_and(|at| at <= now);
-        if is_due {
-            (self.look_at, self.under_way, self.overtaken) = (None, Some(Vec::new()), false);
+    /// Returns the head's look at the document, if it is due. It is on its way from now on, until [`looked`](Self::looked)
+    /// notes what it shows, or an operation is sent.
+    pub fn next_look(&mut self) -> Option<Look> {
+        let begun = self.context.now;
+        if self.under_way.is_some() || self.look_at.is_none_or(|at| at > begun) || !self.may_look() {
+            return None;
         }
-        is_due
+        let room = self.is_kept_out().then_some(self.context.room);
+        (self.look_at, self.looking) = (None, Some(Look { room, begun }));
+        self.looking
     }
 
-    /// Notes what a look has shown, and the server's time then; `None`: there is no lock, or no answer. A head that is no
-    /// longer in the queue asks, and so does one that has come near the front and is about to have the stream.
-    pub fn looked(&mut self, state: Option<&State>, now: Option<ServerTime>) {
-        self.under_way = None;
-        if self.overtaken {
-            // The head asks already.
+    /// Notes what a look has shown, and the server's time then; `None`: there was no answer. One for room shows the lock
+    /// only if [its queue is full](State::is_full). A head that is no longer in the queue asks, and so does one that has
+    /// come near the front and is about to have the stream.
+    pub fn looked(&mut self, look: Look, seen: Option<Option<&State>>, now: Option<ServerTime>) {
+        if self.looking.take_if(|looking| *looking == look).is_none() {
+            // An operation was sent, or the head asks already.
             return;
         }
         if self.is_kept_out() {
-            let live = |state: &State| state.queue.iter().filter(|waiter| now < Some(waiter.until)).count();
-            if state.is_some_and(|state| live(state) >= self.context.room) {
+            // A server that is too slow to answer gets a request for every other look only.
+            let is_first = self.blind_until.is_none() && seen.is_none();
+            self.blind_until = is_first.then_some(self.context.now);
+            if is_first || seen.flatten().is_some() {
                 return self.look_for_room();
             }
             self.is_full = false;
@@ -119,15 +130,17 @@ impl<H: Hold> Step<'_, H> {
         let Some(head) = list.waiting.front().filter(|head| head.is_queued()) else {
             return;
         };
-        let ahead = state
-            .zip(now)
-            .and_then(|(state, now)| Ahead::of(state, &head.entry, now));
+        let seen = seen.flatten().zip(now);
+        let ahead = seen.and_then(|(state, now)| Ahead::of(state, &head.entry, now));
         // Every write of the protocol grants to all that fit. If the first in line fits now, another program's write
         // has made room, and no client has written since.
         let Some(ahead) = ahead.filter(|ahead| ahead.position > 0 || head.wants.permits > ahead.free) else {
+            // The answer can show the opposite, and the next look too: an old primary answers looks for a while.
+            list.blind_until = Some(context.now + list.looks_failed.failed());
             list.ask_at = Some(context.now);
             return;
         };
+        (list.blind_until, list.looks_failed) = Default::default();
         let was_far = list.is_far();
         list.see_ahead(ahead, context);
         list.look_at = list.next_look_at(context);
@@ -156,9 +169,9 @@ impl<H: Hold> Waitlist<H> {
             .and_then(|before| before.ahead.first_end);
         // Only a write makes the first lease end later: a renewal, or a new holder. Without one a look must not put the
         // question off, as there may be another look before that.
-        if self.expiry_at.is_none() || before != end {
-            self.expiry_at = end.and_then(|end| asks_after(end, ahead.position, context));
-        }
+        let planned = self.expiry_at.filter(|_| before == end);
+        let anew = end.and_then(|end| asks_after(end, ahead.position, context));
+        self.expiry_at = planned.into_iter().chain(anew).min();
     }
 
     /// Notes that hand-overs took this long each.
@@ -233,7 +246,10 @@ mod tests {
     use crate::{
         config::Settings,
         protocol::ServerTime,
-        waitlist::fixtures::{MUTEX, NOW, PERMIT, PlainHold, ahead, in_context, queued, state, task, waiter, waitlist},
+        waitlist::{
+            fixtures::{MUTEX, NOW, PERMIT, PlainHold, ahead, in_context, queued, state, task, waiter, waitlist},
+            leaving::Leaving,
+        },
     };
 
     fn millis(millis: u64) -> Duration {
@@ -360,29 +376,80 @@ mod tests {
     /// Has the head look at a document with so many other waiters ahead of it, and so many permits of the holder.
     fn look(waitlist: &mut Waitlist<PlainHold>, others: usize, permits: i64, context: &Context<'_>) {
         waitlist.look_at = Some(context.now);
-        assert!(waitlist.step(context).next_look());
+        let look = waitlist.step(context).next_look().expect("it is due");
         let others = (1..=others).map(|number| waiter(&format!("other-{number}"), 30_000));
         let mut shown = state(others.chain([waiter("me-1", 30_000)]).collect());
         (shown.capacity, shown.holders[0].permits) = (waitlist.waiting[0].wants.used.1, permits);
         shown.holders[0].since = NOW.plus_millis(-1_000);
-        waitlist.step(context).looked(Some(&shown), Some(NOW));
+        waitlist.step(context).looked(look, Some(Some(&shown)), Some(NOW));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_look_is_on_its_way_in_place_of_an_operation() {
+    async fn a_look_holds_up_no_operation_which_knows_better() {
         in_context(|context| {
             let mut waitlist = waitlist([queued(1, MUTEX)]);
-            waitlist.look_at = Some(context.now + millis(1));
-            assert!(!waitlist.step(context).next_look());
+            let later = context.now + millis(1);
+            (waitlist.ask_at, waitlist.look_at) = (Some(later), Some(later));
+            assert_eq!(waitlist.step(context).next_look(), None);
             waitlist.look_at = Some(context.now);
-            assert!(waitlist.step(context).next_look());
-            waitlist.ask_at = Some(context.now);
-            assert!(waitlist.step(context).next_operation().is_none() && !waitlist.step(context).next_look());
-            // What comes meanwhile is asked for, whatever the look shows.
+            let look = waitlist.step(context).next_look().expect("it is due");
+            assert_eq!(
+                waitlist.due_at(),
+                Some(later),
+                "it asks also if the look is never answered"
+            );
+            let leaving = Leaving::new("me-0".to_owned(), Duration::ZERO, context);
+            waitlist.leaving.push(leaving);
+            assert_eq!(waitlist.due_at(), Some(context.now));
+            assert!(waitlist.step(context).next_operation().is_some() && waitlist.look_at == Some(context.now));
+            assert_eq!(
+                waitlist.step(context).next_look(),
+                None,
+                "the answer of the operation says more"
+            );
+            let shown = state(vec![waiter("other-1", 30_000), waiter("me-1", 30_000)]);
+            let before = waitlist.clone();
+            waitlist.step(context).looked(look, Some(Some(&shown)), Some(NOW));
+            assert_eq!(waitlist, before);
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_comes_beside_a_look_is_asked_for_whatever_it_shows() {
+        in_context(|context| {
+            let mut waitlist = waitlist([queued(1, MUTEX)]);
+            waitlist.look_at = Some(context.now);
+            let look = waitlist.step(context).next_look().expect("it is due");
             waitlist.step(context).doubt();
             let shown = state(vec![waiter("other-1", 30_000), waiter("me-1", 30_000)]);
-            waitlist.step(context).looked(Some(&shown), Some(NOW));
+            waitlist.step(context).looked(look, Some(Some(&shown)), Some(NOW));
             assert!(waitlist.step(context).next_operation().is_some());
+        });
+    }
+
+    /// Those ahead leave, so that it is no longer its turn to be the last to ask for a dead holder.
+    #[tokio::test(start_paused = true)]
+    async fn the_question_at_the_end_of_a_lease_comes_forward_with_the_head() {
+        in_context(|context| {
+            let mut clock = crate::waitlist::clock::ServerClock::default();
+            let exchange = crate::protocol::Exchange::new(context.now, context.now, Some(NOW));
+            assert_eq!(clock.note(&exchange, context.config), None);
+            let clock = &clock;
+            let context = Context { clock, ..*context };
+            let mut waitlist = waitlist([queued(1, MUTEX)]);
+            let mut asks = |position| {
+                let first_end = Some(NOW.plus_millis(5_000));
+                let seen = Ahead {
+                    first_end,
+                    ..ahead(position, 0)
+                };
+                waitlist.see_ahead(seen, &context);
+                waitlist.expiry_at.expect("the clock is known")
+            };
+            let first = asks(40);
+            let moved = asks(0);
+            assert_eq!(first - moved, millis(800));
+            assert_eq!(asks(3), moved, "a look puts it off no more");
         });
     }
 

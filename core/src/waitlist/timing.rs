@@ -48,7 +48,7 @@ impl<H: Hold> Waitlist<H> {
             // A try asks at once, wherever it stands in line.
             return Some(first.since);
         }
-        if self.is_kept_out() {
+        if self.is_kept_out() && (self.looking.is_some() || self.look_at.is_some()) {
             return None;
         }
         // Where nothing says when, it asks now.
@@ -71,15 +71,17 @@ impl<H: Hold> Step<'_, H> {
         let Some(head) = list.waiting.front().filter(|head| head.is_queued()) else {
             return;
         };
+        let lease = head.lease;
         let position = state.queue.iter().position(|waiter| waiter.id == head.entry);
         // The server's record of a repeated command has no time.
         let ahead = Ahead::of(state, &head.entry, now.unwrap_or(state.at));
+        // One that has left the queue asks at once.
+        list.ask_after_grant();
         let Some((position, ahead)) = position.zip(ahead) else {
             return;
         };
-        let pause = confirmation(state, position, &head.lease, context);
+        let pause = confirmation(state, position, &lease, context);
         let was_near = list.prospect_of_head().is_some_and(|prospect| prospect.is_near);
-        list.ask_after_grant();
         list.see_ahead(ahead, context);
         if let Some(prospect) = &mut list.prospect {
             // Only a look, a while after the sight before, shows that it can do without the stream.
@@ -87,6 +89,11 @@ impl<H: Hold> Step<'_, H> {
         }
         list.look_at = list.next_look_at(context);
         list.ask_at = Some(context.now + pause);
+        // It asks in place of a look that would come too soon after others that have shown nothing.
+        let blind_until = list.blind_until;
+        if let Some(at) = list.look_at.take_if(|at| blind_until > Some(*at)) {
+            list.ask_at = list.ask_at.min(Some(at));
+        }
     }
 
     /// Has the head look for room in the queue from time to time before it asks again, as there is none.

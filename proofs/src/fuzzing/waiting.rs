@@ -12,7 +12,7 @@ use watchlock_core::{
         fixtures, state, wake,
     },
     waitlist::{
-        AcquireOptions, Context, Effect, Grant, Hold, How, LeftAs, Need, Patience, Setback, Step, StreamState,
+        AcquireOptions, Context, Effect, Grant, Hold, How, LeftAs, Look, Need, Patience, Setback, Step, StreamState,
         Waitlist,
         clock::{ServerClock, offset},
         deadline,
@@ -113,8 +113,10 @@ struct Bench<H: Hold> {
     granted: Vec<Arc<H>>,
     /// The entries that were requested.
     asked: Vec<String>,
-    /// Whether a look at its queue position is on its way.
-    looks: bool,
+    /// The look that is on its way.
+    look: Option<Look>,
+    /// The number of entries that the queue has room for.
+    room: usize,
     course: Course,
 }
 
@@ -141,7 +143,8 @@ pub(super) fn drive<H: Fuzzed>(choices: &mut Choices<'_>) -> Course {
         keys: 0,
         granted: Vec::new(),
         asked: Vec::new(),
-        looks: false,
+        look: None,
+        room: choices.pick(&[QUEUE_MOST, QUEUE_MOST, 0]),
         course: Course::default(),
     };
     bench.join(choices);
@@ -179,8 +182,9 @@ impl<H: Fuzzed> Bench<H> {
             10 => self.claim(choices),
             _ => self.exchange(choices),
         }
-        // Its queue position is confirmed twice a lease, whatever it has been shown.
-        if !self.looks && (self.client.waits_for_event() || self.client.need() == Need::Looks) {
+        // Its queue position is confirmed twice a lease, whatever it has been shown. Who is kept out looks or asks.
+        let is_in_line = self.client.waits_for_event() || self.client.need() == Need::Looks;
+        if is_in_line || (self.client.is_kept_out() && self.look.is_none()) {
             let due_at = self.client.due_at();
             assert!(
                 due_at.is_some_and(|at| at <= self.now + self.config.lease),
@@ -196,7 +200,7 @@ impl<H: Fuzzed> Bench<H> {
             clock: &self.clock,
             stream: self.stream,
             ids: &self.ids,
-            room: QUEUE_MOST,
+            room: self.room,
         };
         let output = input(&mut self.client.step(&context));
         let _ = (self.client.due_at(), self.client.need());
@@ -364,17 +368,18 @@ impl<H: Fuzzed> Bench<H> {
             if let Some(due_at) = self.client.due_at() {
                 self.now = self.now.max(due_at);
             }
-            self.looks |= self.feed(&Permitted::new(), |client| client.next_look());
-            if self.looks {
+            let next = self.feed(&Permitted::new(), |client| client.next_look());
+            self.look = next.or(self.look);
+            if next.is_some() {
                 break;
             }
             // A request was due instead.
             self.exchange(choices);
         }
-        if !self.looks || choices.one_in(3) {
+        let Some(look) = self.look.take_if(|_| !choices.one_in(3)) else {
             return;
-        }
-        (self.looks, self.course.looks) = (false, self.course.looks + 1);
+        };
+        self.course.looks += 1;
         let read = self.corrupted(choices).filter(|_| choices.one_in(2));
         let state = read.and_then(Result::ok);
         let now = match choices.below(3) {
@@ -382,7 +387,8 @@ impl<H: Fuzzed> Bench<H> {
             1 => Some(ServerTime(choices.number())),
             _ => Some(ServerTime(NOW + 60_000)),
         };
-        self.feed(&Permitted::new(), |client| client.looked(state.as_ref(), now));
+        let seen = (!choices.one_in(4)).then_some(state.as_ref());
+        self.feed(&Permitted::new(), |client| client.looked(look, seen, now));
     }
 
     /// Delivers an event: of the last write, or a forged one.

@@ -36,7 +36,7 @@ async fn who_finds_the_queue_full_looks_until_there_is_room() {
         }
         bench.document.as_mut().unwrap().holders[0].until = bench.server_now().plus_millis(30_000);
     }
-    assert!((45..=85).contains(&looks) && bench.operations == operations, "{looks}");
+    assert!((58..=60).contains(&looks) && bench.operations == operations, "{looks}");
     let (version, now) = (before.unwrap().version, bench.document.as_ref().unwrap().version);
     assert_eq!(version, now, "who looks writes nothing");
 
@@ -86,6 +86,51 @@ async fn a_full_queue_is_told_and_keeps_no_try_waiting() {
     bench.settle();
     assert!(matches!(tried.try_recv(), Ok(Err(AcquireError::Held { .. }))));
     assert_eq!(bench.operations, operations + 1);
+}
+
+/// Its look, which is on its way, was the only timer.
+#[tokio::test(start_paused = true)]
+async fn who_comes_after_one_that_was_kept_out_and_gave_up_asks() {
+    for is_shown_before in [true, false] {
+        let mut bench = crowded();
+        let (key, _outcome) = bench.join(true);
+        bench.settle();
+        bench.pass().await;
+        let look = bench.next_look().expect("it looks");
+        bench.give_up(key);
+        assert!(bench.next().is_none(), "nothing of it is in the document");
+        if is_shown_before {
+            bench.looked(look);
+        }
+        bench.document = None;
+        let (_, mut outcome) = bench.join(true);
+        if !is_shown_before {
+            bench.looked(look);
+        }
+        bench.settle();
+        assert!(held(&mut outcome).lost_reason().is_none());
+    }
+}
+
+/// A server that is too slow to read for it is not to write for it as often.
+#[tokio::test(start_paused = true)]
+async fn who_looks_for_room_in_vain_asks_after_every_other_look() {
+    let mut bench = crowded();
+    let (_, _outcome) = bench.join(true);
+    bench.settle();
+    let (begun, mut looks, operations) = (Instant::now(), 0, bench.operations);
+    while begun.elapsed() < Duration::from_secs(20) {
+        bench.pass().await;
+        for waiter in &mut bench.document.as_mut().unwrap().queue {
+            waiter.until = waiter.until.plus_millis(1_000);
+        }
+        if let Some(look) = bench.next_look() {
+            looks += 1;
+            bench.step(|step| step.looked(look, None, None));
+        }
+        bench.settle();
+    }
+    assert_eq!((looks, bench.operations - operations), (20, 10));
 }
 
 #[tokio::test(start_paused = true)]
