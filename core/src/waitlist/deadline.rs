@@ -173,6 +173,7 @@ mod tests {
         let jump = clock.note(&exchange(Instant::now(), 6_000), &config).unwrap();
         let earlier = before - deadline(&clock);
         assert!((millis(4_980)..millis(5_020)).contains(&earlier), "{earlier:?}");
-        assert!(jump.by <= earlier && Some(earlier) <= jump.ahead, "{jump:?}");
+        // What deadlines are shortened by is no less.
+        assert!(Some(earlier) <= jump.ahead, "{jump:?}");
     }
 }
