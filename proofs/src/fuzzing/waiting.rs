@@ -144,7 +144,7 @@ pub(super) fn drive<H: Fuzzed>(choices: &mut Choices<'_>) -> Course {
         granted: Vec::new(),
         asked: Vec::new(),
         look: None,
-        room: choices.pick(&[QUEUE_MOST, QUEUE_MOST, 0]),
+        room: choices.pick(&[QUEUE_MOST, 0]),
         course: Course::default(),
     };
     bench.join(choices);
@@ -371,6 +371,12 @@ impl<H: Fuzzed> Bench<H> {
             let next = self.feed(&Permitted::new(), |client| client.next_look());
             self.look = next.or(self.look);
             if next.is_some() {
+                // All may give up beside it.
+                let waiting = self.client.waiting().iter().map(|waiting| waiting.key);
+                let gone: Vec<u64> = waiting.filter(|_| choices.one_in(2)).collect();
+                for key in gone {
+                    self.feed(&Permitted::new(), |client| drop(client.cancel(key)));
+                }
                 break;
             }
             // A request was due instead.
