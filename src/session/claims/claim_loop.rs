@@ -3,7 +3,7 @@
 use std::{collections::HashSet, sync::Arc};
 
 use tokio::{
-    sync::MutexGuard,
+    sync::OwnedMutexGuard,
     time::{Instant, sleep, sleep_until, timeout_at},
 };
 
@@ -159,8 +159,12 @@ impl Session {
     }
 
     /// Scans everything that is wanted, none of which is free: for when the next lease ends, and for documents that can
-    /// never be claimed.
-    async fn scan(self: &Arc<Self>, filter: &Arc<Filter>, _turn: MutexGuard<'_, ()>) -> Result<Outlook, ServerError> {
+    /// never be claimed. It goes on without its claim, as the reading does, and its end tells the others when to scan.
+    async fn scan(self: &Arc<Self>, filter: &Arc<Filter>, turn: OwnedMutexGuard<()>) -> Result<Outlook, ServerError> {
+        self.spawn_for(self.clone().run_scan(filter.clone(), turn)).await?
+    }
+
+    async fn run_scan(self: Arc<Self>, filter: Arc<Filter>, _turn: OwnedMutexGuard<()>) -> Result<Outlook, ServerError> {
         let began = Instant::now();
         let skipped = self.claims.skip_list().ids(began);
         let skipped: HashSet<String> = skipped.iter().map(name::of_id).collect();

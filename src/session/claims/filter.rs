@@ -6,15 +6,15 @@
 //! matches, and is made more seldom still. Whatever was in vain is followed by a rest of several times its duration.
 
 use std::{
-    sync::{self, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use tokio::{sync::MutexGuard, time::Instant};
+use tokio::{sync::OwnedMutexGuard, time::Instant};
 
 use crate::{
     backoff::{Backoff, LONGEST_PAUSE},
-    store::{LONG_READ_WITHIN, Wanted},
+    store::Wanted,
 };
 
 /// Rest after work in vain, as a multiple of its duration: claims keep the server busy for a fifth of the time at most.
@@ -40,7 +40,7 @@ pub(super) struct Filter {
     /// The turn of a claim of many: at once, they would find the same documents, and be in each other's way.
     pub(super) many: tokio::sync::Mutex<()>,
     /// The turn of a scan: one at a time.
-    scan: tokio::sync::Mutex<()>,
+    scan: Arc<tokio::sync::Mutex<()>>,
     pace: Mutex<Pace>,
 }
 
@@ -78,12 +78,12 @@ impl Filter {
             wanted,
             turn: tokio::sync::Mutex::default(),
             many: tokio::sync::Mutex::default(),
-            scan: tokio::sync::Mutex::default(),
+            scan: Arc::default(),
             pace: Mutex::new(pace),
         }
     }
 
-    fn pace(&self) -> sync::MutexGuard<'_, Pace> {
+    fn pace(&self) -> MutexGuard<'_, Pace> {
         self.pace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -138,15 +138,12 @@ impl Filter {
 
     /// Begins a scan, if one is due and none is under way. A claim that waits `rests` between its scans, as it would
     /// make one after every event where some document can't be claimed.
-    pub(super) fn begin_scan(&self, rests: bool) -> Option<MutexGuard<'_, ()>> {
-        let (now, mut pace) = (Instant::now(), self.pace());
+    pub(super) fn begin_scan(&self, rests: bool) -> Option<OwnedMutexGuard<()>> {
+        let (now, pace) = (Instant::now(), self.pace());
         if now < pace.scan_at || (rests && now < pace.rested_at) {
             return None;
         }
-        let turn = self.scan.try_lock().ok()?;
-        // If nobody waits for its end any more, the server may go on with it.
-        (pace.scan_at, pace.rested_at) = (now + LONG_READ_WITHIN, now + LONG_READ_WITHIN);
-        Some(turn)
+        self.scan.clone().try_lock_owned().ok()
     }
 
     /// Notes the end of a scan. `Ok`: whether it has found a document that can't be claimed, and when to try again without
@@ -297,7 +294,7 @@ mod tests {
             filter.scanned(Instant::now(), ended);
             filter.ask_for_scan();
             assert_eq!(filter.begin_scan(false).is_some(), is_due);
-            advance(LONG_READ_WITHIN).await;
+            advance(millis(1_000)).await;
         }
     }
 
@@ -305,14 +302,12 @@ mod tests {
     async fn a_scan_that_is_under_way_is_one_for_all_claims() {
         let filter = Filter::new(wanting(1));
         let scanning = filter.begin_scan(false).unwrap();
-        advance(LONG_READ_WITHIN).await;
+        advance(millis(30_000)).await;
         assert!(filter.begin_scan(false).is_none());
-        // One that nobody waits for any more has ended by then.
+        // They ask again meanwhile as if nothing were known.
+        let polled = Instant::now() + millis(20);
+        assert_eq!(filter.again_at(true, polled), polled);
         drop(scanning);
-        let given_up = filter.begin_scan(false).unwrap();
-        drop(given_up);
-        assert!(filter.begin_scan(false).is_none());
-        advance(LONG_READ_WITHIN).await;
         assert!(filter.begin_scan(false).is_some());
     }
 
