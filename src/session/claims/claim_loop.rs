@@ -4,7 +4,7 @@ use std::{collections::HashSet, sync::Arc};
 
 use tokio::{
     sync::OwnedMutexGuard,
-    time::{Instant, sleep, sleep_until, timeout_at},
+    time::{Instant, sleep_until, timeout_at},
 };
 
 use super::{
@@ -57,19 +57,24 @@ impl Session {
             let was_doubtful = self.may_have_orphans_in(&filter);
             let claimed = timeout_at(until, attempts.once(How::AtOnce)).await;
             let claimed = claimed.unwrap_or_else(|_| Err(ServerError::overdue()));
-            match claimed {
+            let why = match claimed {
                 // Once no orphan holds a document, the next answer counts.
                 Ok(claimed) if claimed.is_empty() && (was_doubtful || self.may_have_orphans_in(&filter)) => {
-                    sleep_until((Instant::now() + backoff.failed()).min(until)).await;
+                    ServerError::overdue()
                 }
                 Ok(claimed) if claimed.is_empty() => break,
                 // Another try may get a connection that works, the next primary, or a limit that is long enough, or be faster
                 // than others.
-                Err(error) if !error.is_final() && !error.found_no_server() && Instant::now() < until => {
-                    attempts.note(error);
-                    sleep(backoff.failed()).await;
+                Err(error) if !error.is_final() && !error.found_no_server() => {
+                    attempts.note(error.clone());
+                    error
                 }
                 claimed => return Ok(claimed?),
+            };
+            sleep_until((Instant::now() + backoff.failed()).min(until)).await;
+            // Nobody would wait for another, which counts as one that its document allows.
+            if Instant::now() >= until {
+                return Err(why.into());
             }
         }
         attempts.answered();

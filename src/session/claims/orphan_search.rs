@@ -103,10 +103,16 @@ impl Session {
                 }
                 continue;
             }
-            let found = self.take_out_orphans(&filter, began).await;
+            // What goes by until a server is found keeps none busy.
+            let connected = self.find_connection().await;
+            let sent = Instant::now();
+            let found = match connected {
+                Ok(()) => self.take_out_orphans(&filter, began).await,
+                Err(error) => Err(error),
+            };
             let now = Instant::now();
             // One that failed may have kept the server as busy.
-            rests_until = now + (now - began) * REST;
+            rests_until = now + (now - sent) * REST;
             for orphan in self.claims.orphans().iter_mut() {
                 if !orphan.is_due(&filter, began) {
                     continue;
@@ -175,6 +181,7 @@ mod tests {
         config::Settings,
         error::AcquireError,
         hold_options::{Lease, Terms},
+        protocol::{Evict, Operation},
         session::Session,
         store::{Connection, LockLayout, MemoryDocuments, MemoryStore, Store, Wanted, lock_layout::Paths},
         tests::simulated::Link,
@@ -302,6 +309,39 @@ mod tests {
             "{tried:?}"
         );
         assert_eq!(begun.elapsed(), TRY_FOR);
+    }
+
+    /// A search that waits for a server keeps none busy.
+    #[tokio::test(start_paused = true)]
+    async fn a_try_gets_what_an_orphan_holds_soon_after_an_outage() {
+        let (session, link, claiming) = beside_an_orphan().await;
+        link.kill_idle(u64::MAX);
+        sleep(LEASE / 2).await;
+        link.kill_idle(0);
+        let claimed = session.claim(&claiming, false, false, &Failing::default()).await;
+        assert_eq!(claimed.unwrap().len(), 1);
+    }
+
+    /// It would be given back at once, and count as an attempt.
+    #[tokio::test(start_paused = true)]
+    async fn a_try_claims_nothing_when_its_time_is_over() {
+        let (session, link, claiming) = beside_an_orphan().await;
+        link.block("1", true);
+        let failing = Failing::default();
+        let token = || link.memory().look("1", |state, _| state.map(|state| state.token));
+        let before = token();
+        let freed = async {
+            sleep(TRY_FOR - Duration::from_millis(1)).await;
+            let evicting = Operation {
+                evict: Evict::Everybody,
+                ..session.operation()
+            };
+            link.memory().run("1", &evicting).unwrap();
+        };
+        let (tried, ()) = tokio::join!(session.claim(&claiming, false, false, &failing), freed);
+        tried.unwrap_err();
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(token(), before);
     }
 
     #[tokio::test(start_paused = true)]
