@@ -23,20 +23,20 @@ use crate::{
 };
 
 impl Session {
-    /// Claims what is free; otherwise waits, or returns no document if the claim must not wait.
-    pub(super) async fn claim_or_wait(
+    /// Claims what is free. `None`: the claim waits, and has to take its turn.
+    pub(super) async fn claim_what_is_free(
         self: &Arc<Self>,
-        mut attempts: Attempts,
+        attempts: &mut Attempts,
         waits: bool,
-    ) -> Result<Vec<ClaimedDocument>, AcquireError> {
+    ) -> Result<Option<Vec<ClaimedDocument>>, AcquireError> {
         if !waits {
-            return self.claim_at_once(&mut attempts).await;
+            return self.claim_at_once(attempts).await.map(Some);
         }
-        let filter = attempts.claiming.filter.clone();
+        let filter = &attempts.claiming.filter;
         // As long as there is enough for all, no task waits for another.
         if filter.nobody_waits() {
             match attempts.once(How::AtOnce).await {
-                Ok(claimed) if !claimed.is_empty() => return Ok(claimed),
+                Ok(claimed) if !claimed.is_empty() => return Ok(Some(claimed)),
                 Ok(_) => attempts.answered(),
                 Err(error) if error.is_final() => return Err(error.into()),
                 Err(error) => attempts.note(error),
@@ -45,7 +45,7 @@ impl Session {
             // That of the task that has the turn.
             attempts.answered();
         }
-        self.claim_when_free(&mut attempts).await
+        Ok(None)
     }
 
     /// Claims what is free now, and tries for some seconds if the server gives no answer.
@@ -88,7 +88,10 @@ impl Session {
     }
 
     /// Claims again whenever a document may have become free, in its turn.
-    async fn claim_when_free(self: &Arc<Self>, attempts: &mut Attempts) -> Result<Vec<ClaimedDocument>, AcquireError> {
+    pub(super) async fn claim_when_free(
+        self: &Arc<Self>,
+        attempts: &mut Attempts,
+    ) -> Result<Vec<ClaimedDocument>, AcquireError> {
         let filter = attempts.claiming.filter.clone();
         // Who has met a document that can't be claimed looks for others before its turn, and is told if there are none:
         // whoever has the turn may wait for long.

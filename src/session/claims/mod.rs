@@ -142,23 +142,37 @@ impl Session {
         failing: &Failing,
     ) -> Result<Vec<ClaimedDocument>, AcquireError> {
         self.ensure_usable()?;
-        let attempts = Attempts::new(self, claiming, has_passed, failing);
-        let (session, (mut to, claimed)) = (self.clone(), oneshot::channel());
-        // It has turns for which other claims wait. So it runs in a task of its own, which ends with the future: the
-        // caller may not poll that for a while.
-        self.spawn(async move {
-            tokio::select! {
-                biased;
-                () = to.closed() => {}
-                claimed = session.claim_or_wait(attempts, waits) => drop(to.send(claimed)),
+        let claimed = async {
+            let mut attempts = Attempts::new(self, claiming, has_passed, failing);
+            // Those of many take turns from the first attempt on.
+            let begins_here = claiming.most == 1;
+            if begins_here && let Some(claimed) = self.claim_what_is_free(&mut attempts, waits).await? {
+                return Ok(claimed);
             }
-        });
+            let (session, (mut to, claimed)) = (self.clone(), oneshot::channel());
+            // It has turns for which other claims wait. So it runs in a task of its own, which ends with the future: the
+            // caller may not poll that for a while.
+            self.spawn(async move {
+                let claiming = async {
+                    if !begins_here && let Some(claimed) = session.claim_what_is_free(&mut attempts, waits).await? {
+                        return Ok(claimed);
+                    }
+                    session.claim_when_free(&mut attempts).await
+                };
+                tokio::select! {
+                    biased;
+                    () = to.closed() => {}
+                    claimed = claiming => drop(to.send(claimed)),
+                }
+            });
+            // The sender is dropped without an answer only when the session's runtime ends.
+            claimed.await.unwrap_or_else(|_| Err(ServerError::runtime_ended().into()))
+        };
         tokio::select! {
             biased;
             () = self.closing.cancelled() => Err(self.why_closed()),
             stands_still = self.stands_still() => Err(stands_still.into()),
-            // The sender is dropped without an answer only when the session's runtime ends.
-            claimed = claimed => match claimed.unwrap_or_else(|_| Err(ServerError::runtime_ended().into())) {
+            claimed = claimed => match claimed {
                 // Of a client that takes nothing new, that says nothing of the documents.
                 Ok(claimed) if claimed.is_empty() && self.takes_nothing_new() => Err(self.why_closed()),
                 claimed => claimed,
