@@ -30,7 +30,7 @@ pub(super) struct Overdue {
     pub(super) reported_at: Option<Instant>,
     /// Since when none has been.
     in_time_since: Option<Instant>,
-    /// The reason for which the last renewal failed.
+    /// The reason for which the last renewal failed, if no write was acknowledged since it was reported.
     pub(super) failure: Option<ServerError>,
 }
 
@@ -121,9 +121,9 @@ impl Session {
         upgrades.for_each(|hold| self.let_go_if_over(hold));
     }
 
-    /// Reports that renewals are overdue: once, until they are not any more, which is reported too. For that the last
-    /// renewal must have been answered, as holds that were lost meanwhile are not overdue either; and none may have been
-    /// overdue for a whole interval, as others may be about to be.
+    /// Reports that renewals are overdue: once, until they are not any more, which is reported too. For that a write must
+    /// have been acknowledged since, as holds that were lost meanwhile are not overdue either; and as long as any are left,
+    /// none may have been overdue for a whole interval, as others may be about to be.
     fn report_overdue(&self, now: Instant) {
         let mut table = self.table();
         let Table { timers, overdue, .. } = &mut *table;
@@ -140,7 +140,7 @@ impl Session {
             }
             Some(since) if count == 0 && overdue.failure.is_none() => {
                 let until = *overdue.in_time_since.get_or_insert(now);
-                if now >= until + self.config.renewal_interval {
+                if timers.oldest().is_none() || now >= until + self.config.renewal_interval {
                     *overdue = Overdue::default();
                     drop(table);
                     telemetry::renewals_recovered(until.saturating_duration_since(since));
@@ -511,6 +511,29 @@ mod tests {
             assert_eq!(overdue().1, 0);
             assert!(all_held());
         }
+    }
+
+    /// All holds after that may be too short to be renewed.
+    #[tokio::test(start_paused = true)]
+    async fn renewals_that_were_overdue_up_to_the_loss_are_so_until_the_next_answer() {
+        let settings = Settings {
+            lease: Some(LEASE),
+            ..Settings::default()
+        };
+        let (link, session) = session_with(&memory(), "0123456789abcdef", settings);
+        let locks = LockClient::new(session.clone());
+        let is_reported = || session.table().overdue.reported_at.is_some();
+        let held = locks.mutex("x").acquire().await.unwrap();
+        link.cut(true);
+        assert_eq!(held.lost().await, LostReason::Expired);
+        drop(held);
+        // All that was sent has failed.
+        sleep(LEASE * 10).await;
+        assert!(is_reported());
+        link.cut(false);
+        locks.mutex("y").acquire().await.unwrap().release().await.unwrap();
+        sleep(Duration::from_secs(1)).await;
+        assert!(!is_reported());
     }
 
     /// The primary's clock is set ahead, or another becomes primary whose clock is, by more than the margin.
