@@ -7,7 +7,8 @@
 //! observed is read again and again.
 //!
 //! A list of all locks can take long, so locks are read by their names beside it. Neither of two readings that overlap
-//! is known to be the later one, and the list says nothing of a lock that is in both.
+//! is known to be the later one, and the list says nothing of a lock that is in both. Where the other one began first, it
+//! may be as of the time before the stream, so the lock is read once more.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -296,6 +297,7 @@ impl Observers {
     /// Begins the list of all locks.
     pub(super) fn begin_list(&mut self) {
         self.unlisted = false;
+        self.unread.extend(self.being_read.iter().cloned());
         self.beside = Some(self.being_read.iter().cloned().collect());
     }
 
@@ -304,9 +306,15 @@ impl Observers {
         (self.unlisted, self.beside) = (self.has_all(), None);
     }
 
-    /// Begins to read names, at most so many; `again`: what is observed by its name is to be read again, unless the
-    /// stream reports what is written.
-    pub(super) fn begin_names(&mut self, most: usize, again: bool, now: Instant) -> Vec<String> {
+    /// Begins to read names, at most so many, of those that can be read; `again`: what is observed by its name is to be
+    /// read again, unless the stream reports what is written.
+    pub(super) fn begin_names(
+        &mut self,
+        most: usize,
+        again: bool,
+        can_be_read: impl Fn(&str) -> bool,
+        now: Instant,
+    ) -> Vec<String> {
         if again && matches!(self.source, Source::Reads) {
             let names: Vec<String> = self.observed_by_name().cloned().collect();
             self.unread.extend(names);
@@ -314,7 +322,9 @@ impl Observers {
         self.unread.extend(self.ends.take(now, usize::MAX));
         let rest = self.unread.iter().nth(most).cloned();
         let rest = rest.map_or_else(BTreeSet::new, |first| self.unread.split_off(&first));
-        self.being_read = std::mem::replace(&mut self.unread, rest).into_iter().collect();
+        let names = std::mem::replace(&mut self.unread, rest).into_iter();
+        // Lists show what else there is.
+        self.being_read = names.filter(|name| can_be_read(name)).collect();
         if let Some(beside) = &mut self.beside {
             beside.extend(self.being_read.iter().cloned());
         }
@@ -419,7 +429,7 @@ mod tests {
 
     /// The names that are to be read now.
     fn taken(observers: &mut Observers) -> Vec<String> {
-        let names = observers.begin_names(MANY, true, Instant::now());
+        let names = observers.begin_names(MANY, true, |name| name != "bad", Instant::now());
         observers.end_names();
         names
     }
@@ -507,12 +517,16 @@ mod tests {
         observers.join(&Scope::All, &inbox);
         observers.stream_opened(&Observed::All, true);
         let register = &mut observers;
-        // One is being read already, as it was before.
-        register.unread.insert("d".to_owned());
-        register.begin_names(MANY, false, Instant::now());
+        // Two are being read already, as they were before; one of them is shown as it was before the stream.
+        register.unread.extend(["d".to_owned(), "e".to_owned()]);
+        register.begin_names(MANY, false, |_| true, Instant::now());
         register.begin_list();
         shown(register, "d", held(4));
+        shown(register, "e", Ok(None));
         register.end_names();
+        assert_eq!(taken(register), ["d", "e"]);
+        shown(register, "d", held(4));
+        shown(register, "e", held(6));
         // One is held by another by now, and one was released that nobody had been told of.
         for (name, seen) in [("a", held(2)), ("b", Ok(None))] {
             register.unread.insert(name.to_owned());
@@ -521,7 +535,10 @@ mod tests {
         }
         let lists = [("a", held(1)), ("b", held(1)), ("c", held(3)), ("d", held(5))];
         listed(register, &lists);
-        assert_eq!(told(&inbox), [2, 3, 4]);
+        assert_eq!(told(&inbox), [2, 3, 4, 6]);
+        assert_eq!(taken(register), ["e"]);
+        shown(register, "e", Ok(None));
+        assert_eq!(told(&inbox), [0]);
         // One that the list does not show any more may be free.
         register.begin_list();
         listed(register, &lists[..3]);
@@ -548,6 +565,8 @@ mod tests {
             observers.begin_list();
             // This one comes meanwhile.
             observers.unreadable(&nameless("late"));
+            observers.written("bad");
+            assert_eq!(taken(&mut observers), [""; 0]);
             listed(&mut observers, &[("bad", Err(nameless("bad")))]);
         }
         assert_eq!(told(), Some(("late".to_owned(), true)));

@@ -204,13 +204,12 @@ impl Session {
     }
 
     async fn read_observed_names(self: &Arc<Self>, again: bool) -> Result<(), ServerError> {
-        let (mut names, view) = {
+        let (names, view) = {
             let mut register = self.observers();
-            let names = register.begin_names(AT_A_TIME, again, Instant::now());
+            let can_be_read = |name: &str| self.store.has_place_of(name);
+            let names = register.begin_names(AT_A_TIME, again, can_be_read, Instant::now());
             (names, View::Committed(register.as_of))
         };
-        // Lists show what else there is.
-        names.retain(|name| self.store.has_place_of(name));
         if names.is_empty() {
             return Ok(());
         }
