@@ -12,7 +12,9 @@
 //! others one round, and after two or three it is alone. The elements of a document stay together. The same is done with
 //! holds whose documents the server refuses to write. A failed renewal is not a loss; the deadline is.
 
-use std::{collections::BTreeMap, pin::pin, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    pin::pin, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, timeout};
 
@@ -94,13 +96,19 @@ impl Table {
     /// a document has many.
     fn take_apart(&mut self, together: usize, elements: Option<&LockLayout>, now: Instant) -> Vec<Arc<Hold>> {
         let due = self.timers.due(Due::Apart, now).take(AT_A_TIME);
-        let mut documents = BTreeMap::<&str, Vec<Arc<Hold>>>::new();
+        // The ones that are due first come first, as others may hang again and again.
+        let mut documents: Vec<Vec<Arc<Hold>>> = Vec::new();
+        let mut places = HashMap::new();
         for hold in due {
             let document = elements.map_or(&*hold.name, |elements| elements.document_of(&hold.name));
-            documents.entry(document).or_default().push(hold.clone());
+            let place = *places.entry(document).or_insert(documents.len());
+            if place == documents.len() {
+                documents.push(Vec::new());
+            }
+            documents[place].push(hold.clone());
         }
         let mut taken = Vec::new();
-        for mut holds in documents.into_values() {
+        for mut holds in documents {
             // A transaction that is known of would hold up the others.
             let goes_alone = holds.iter().any(|hold| hold.upkeep().guarded_at.is_some());
             if !taken.is_empty() && (goes_alone || taken.len() + holds.len() > together) {
@@ -420,6 +428,29 @@ mod tests {
         };
         let apart: Vec<_> = std::iter::from_fn(|| next(2)).map(documents).collect();
         assert_eq!(apart, [vec!["0", "1"], vec!["2"], vec!["3"]]);
+    }
+
+    /// More than have room, whose transactions never end.
+    #[tokio::test(start_paused = true)]
+    async fn renewals_that_hang_again_and_again_hold_up_no_other() {
+        let session = session();
+        let begun = Instant::now();
+        for number in 10..AT_ONCE + 20 {
+            let grant = grant(begun + Duration::from_secs(20), begun);
+            let hold = Arc::new(Hold::new(format!("a-{number}"), format!("lock {number}"), &grant));
+            hold.upkeep().guarded_at = Some(begun);
+            session.table().timers.came(&hold, begun);
+        }
+        let mut sent = BTreeSet::new();
+        for _ in 0..2 {
+            let next = || session.table().next_batch(0, None, Instant::now());
+            let batches: Vec<Batch> = std::iter::from_fn(next).collect();
+            assert_eq!(batches.len(), AT_ONCE);
+            tokio::time::advance(batches[0].pause).await;
+            session.table().awaited = [0; 3];
+            sent.extend(batches.iter().map(|batch| batch.holds[0].name.clone()));
+        }
+        assert_eq!(sent.len(), AT_ONCE + 10);
     }
 
     /// Whether they came to be late while they waited, or have been so before.
