@@ -97,8 +97,11 @@ async fn observe(weak: &Weak<Session>, reading: Reading) -> Option<()> {
         let has_changed = changed.notified();
         let session = weak.upgrade()?;
         let now = Instant::now();
-        let due_at = session.observers().due_at(reading, again_at, now);
-        let due_at = due_at.map(|at| at.max(rests_until));
+        let (due_at, is_new) = {
+            let register = session.observers();
+            (register.due_at(reading, again_at, now), register.is_new(reading))
+        };
+        let due_at = due_at.map(|at| if is_new { at } else { at.max(rests_until) });
         if due_at.is_none_or(|at| at > now) {
             drop(session);
             match due_at {

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use mongodb::bson::doc;
 use tokio::time::{sleep, timeout};
 use tracing::{Dispatch, Subscriber, subscriber::NoSubscriber};
 use tracing_subscriber::layer::{Layer, SubscriberExt};
@@ -15,7 +16,7 @@ use crate::{
     config::Settings,
     operate::watch::LockEvent,
     protocol::{Operation, Request, ServerTime, fixtures},
-    store::{Event, MemoryStore, Store},
+    store::{Connection, Event, LockLayout, MemoryDocuments, MemoryStore, Store, lock_layout::Paths},
     tests::simulated::{LISTS, Link},
     wake_mode::{PollingReason, WakeMode, WakeSource},
 };
@@ -156,6 +157,29 @@ async fn an_observer_of_one_lock_does_not_wait_for_a_list_of_all() {
             assert_eq!(format!("{name} {kind}"), expected);
         }
         held.release().await.unwrap();
+    }
+}
+
+/// As of a page that is loaded again.
+#[tokio::test(start_paused = true)]
+async fn who_begins_to_observe_all_waits_for_no_rest_after_the_list_of_another() {
+    let documents = Arc::new(MemoryDocuments::default());
+    documents.insert(doc! { "_id": 1 }).unwrap();
+    let place = LockLayout::in_documents(None, "lock", None, &Paths::default()).unwrap();
+    let link = Link::new(Arc::new(MemoryStore::new(documents, place, Connection::default())), 1);
+    link.calm();
+    let (config, store) = (Settings::default().unchecked(), Store::Simulated(link.clone()));
+    let mode = WakeMode::ChangeStream;
+    let session = Session::of("0123456789abcdef".to_owned(), config, store, None, mode);
+    let locks = LockClient::new(session);
+    let _held = locks.mutex("1").acquire().await.unwrap();
+    for _ in 0..2 {
+        link.block(LISTS, true);
+        let mut all = locks.watch_all();
+        sleep(Duration::from_secs(5)).await;
+        link.block(LISTS, false);
+        let event = timeout(Duration::from_secs(1), all.next()).await.unwrap();
+        assert!(matches!(event, Some(Ok((_, LockEvent::Granted { .. })))), "{event:?}");
     }
 }
 
