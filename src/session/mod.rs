@@ -280,7 +280,7 @@ impl Session {
             return Vec::new();
         };
         let need = line.waitlist.need();
-        stream_demand.change(std::mem::replace(&mut line.counted, need), need);
+        stream_demand.change(std::mem::replace(&mut line.counted, need), need, table.fleet.reads);
         let now = Instant::now();
         let effects = line.waitlist.take_effects();
         for effect in &effects {
@@ -488,7 +488,7 @@ impl Lines {
 
     /// Ends a line that was taken out, as nothing more is sent.
     fn stop(&mut self, line: Line) -> Vec<Effect> {
-        self.stream_demand.change(line.counted, Need::Nothing);
+        self.stream_demand.change(line.counted, Need::Nothing, true);
         line.waitlist.stop()
     }
 

@@ -1,5 +1,7 @@
 //! The lines' demand for the change stream, counted: the count is asked for after every event.
 
+use tokio::time::Instant;
+
 use super::line::Need;
 
 /// Maximum number of names whose queues a session looks at, or whose next events it reckons. Beyond that one stream costs
@@ -12,13 +14,19 @@ pub(super) struct StreamDemand {
     stream: usize,
     losses: usize,
     pub(super) looks: usize,
+    /// When the last line that needed the stream went away, which may have come since anything looked.
+    pub(super) needed_until: Option<Instant>,
 }
 
 impl StreamDemand {
-    /// Notes that the need of a line changed.
-    pub(super) fn change(&mut self, before: Need, now: Need) {
+    /// Notes that the need of a line changed; `reads`: holders hear of losses by reads.
+    pub(super) fn change(&mut self, before: Need, now: Need, reads: bool) {
+        let was_needed = self.need_stream(reads);
         self.count(before).into_iter().for_each(|count| *count -= 1);
         self.count(now).into_iter().for_each(|count| *count += 1);
+        if was_needed && !self.need_stream(reads) {
+            self.needed_until = Some(Instant::now());
+        }
     }
 
     /// Whether the stream is needed; `reads`: holders hear of losses by reads.
@@ -45,23 +53,24 @@ mod tests {
         let mut demand = StreamDemand::default();
         for number in 1..=LOOKS_MOST + 1 {
             assert!(!demand.need_stream(false), "{number}");
-            demand.change(Need::Nothing, Need::Looks);
+            demand.change(Need::Nothing, Need::Looks, false);
         }
         assert!(demand.need_stream(false));
-        demand.change(Need::Looks, Need::Stream);
-        demand.change(Need::Looks, Need::Nothing);
+        demand.change(Need::Looks, Need::Stream, false);
+        demand.change(Need::Looks, Need::Nothing, false);
         assert!(demand.need_stream(false));
-        demand.change(Need::Stream, Need::Nothing);
-        assert!(!demand.need_stream(false));
+        assert_eq!(demand.needed_until, None);
+        demand.change(Need::Stream, Need::Nothing, false);
+        assert!(!demand.need_stream(false) && demand.needed_until.is_some());
         assert_eq!((demand.stream, demand.looks), (0, LOOKS_MOST - 1));
     }
 
     #[test]
     fn holders_need_the_stream_unless_they_read_their_locks() {
         let mut demand = StreamDemand::default();
-        demand.change(Need::Nothing, Need::Losses);
+        demand.change(Need::Nothing, Need::Losses, false);
         assert!(demand.need_stream(false) && !demand.need_stream(true));
-        demand.change(Need::Nothing, Need::Stream);
+        demand.change(Need::Nothing, Need::Stream, false);
         assert!(demand.need_stream(true), "a task waits for its turn");
     }
 }

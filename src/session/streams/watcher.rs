@@ -91,7 +91,7 @@ struct Watching {
     open: Option<Watched>,
     /// Whether the last report had events: after some, the task pauses while none is expected.
     had_events: bool,
-    /// The last look at which something needed the stream, and at which something needed all that it reports.
+    /// The last time that something needed the stream, and that something needed all that it reports.
     needed_at: Instant,
     all_needed_at: Instant,
 }
@@ -137,9 +137,14 @@ impl Watching {
     }
 
     fn note_need(&mut self, session: &Session, now: Instant) {
-        if session.table().need_stream() || session.is_claiming() || !session.observers().are_none() {
+        let (is_needed, until) = {
+            let table = session.table();
+            (table.need_stream(), table.lines.stream_demand.needed_until)
+        };
+        if is_needed || session.is_claiming() || !session.observers().are_none() {
             self.needed_at = now;
         }
+        self.needed_at = until.map_or(self.needed_at, |until| until.max(self.needed_at));
     }
 
     /// Whether nothing has needed the stream for its time to linger. A stream that is not open does not linger.
@@ -293,7 +298,37 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{config::Settings, store::Store};
+    use crate::{
+        client::LockClient,
+        config::Settings,
+        protocol::ServerTime,
+        store::{MemoryStore, Store},
+        tests::simulated::Link,
+    };
+
+    fn session(memory: &Arc<MemoryStore>, id: &str) -> Arc<Session> {
+        let link = Link::new(memory.clone(), 1);
+        link.calm();
+        let config = Settings::default().validate().unwrap();
+        Session::of(id.to_owned(), config, Store::Simulated(link), None, WakeMode::ChangeStream)
+    }
+
+    /// Nothing looks at those that come and go between two of its reports.
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_stays_open_for_those_that_wait_now_and_then() {
+        let memory = Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000)));
+        let (session, other) = (session(&memory, "0123456789abcdef"), session(&memory, "fedcba9876543210"));
+        let (locks, others) = (LockClient::new(session.clone()), LockClient::new(other));
+        for round in 0..20 {
+            let held = others.mutex("x").acquire().await.unwrap();
+            assert!(round == 0 || session.table().streaming, "{round}");
+            let waiting = tokio::spawn(locks.mutex("x").acquire());
+            sleep(Duration::from_millis(100)).await;
+            held.release().await.unwrap();
+            waiting.await.unwrap().unwrap().release().await.unwrap();
+            sleep(LINGER - Duration::from_secs(1)).await;
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn an_attempt_to_open_a_stream_ends_with_its_session() {
