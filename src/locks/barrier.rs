@@ -11,9 +11,16 @@
 //! that all were here at the same time. Tokens rise, so the generation's last place was granted after this party's, and
 //! after that grant all places were held, each by a party that was here.
 
-use std::{fmt, future::Future, marker::PhantomData, str::FromStr, time::Duration};
+use std::{
+    fmt,
+    future::Future,
+    hash::{BuildHasher, RandomState},
+    marker::PhantomData,
+    str::FromStr,
+    time::Duration,
+};
 
-use tokio::time::{Instant, interval_at};
+use tokio::time::sleep;
 
 use crate::{
     config::millis,
@@ -32,8 +39,9 @@ use crate::{
 #[cfg(feature = "sync")]
 use crate::{input::check_duration, world::Blocking};
 
-/// Pause between two looks of a party that waits at whether the places of a generation that has passed are still there,
-/// in case the last of its parties died before it cleared them. That one takes a read and a write for it.
+/// Least time without news after which a party that waits clears the places of a generation that has passed, in case the
+/// last of its parties died before it cleared them: that takes a read and a write. The most is three times as long: all
+/// that wait hear the same news, and would send the same write.
 const CLEARS_AFTER: Duration = Duration::from_millis(500);
 
 /// Maximum number of parties. In each generation every party writes the document a few times, and every party receives
@@ -188,13 +196,12 @@ impl<W: World> Barrier<W> {
     /// here.
     async fn enter(&self, watch: &mut Watch<'_>) -> Result<OwnedHold, BarrierError> {
         let mut acquiring = watched::take(&self.place, None);
-        let mut overdue = interval_at(Instant::now() + CLEARS_AFTER, CLEARS_AFTER);
         let place = loop {
             tokio::select! {
                 biased;
                 place = &mut acquiring => break place?,
                 changed = watch.changed() => changed?,
-                _ = overdue.tick() => self.clear(watch.last()),
+                () = sleep(clears_after()) => self.clear(watch.last()),
             }
         };
         self.say(&place, HERE.to_owned()).await?;
@@ -204,7 +211,6 @@ impl<W: World> Barrier<W> {
     /// Waits until all parties are there, or until the mark of one of them says so.
     async fn gather(&self, place: &OwnedHold, watch: &mut Watch<'_>) -> Result<Generation, BarrierError> {
         let hold = place.hold();
-        let mut overdue = interval_at(Instant::now() + CLEARS_AFTER, CLEARS_AFTER);
         loop {
             let complete = |state| Generation::marked(state, hold).or_else(|| Generation::complete(state, hold));
             if let Some(generation) = watch.last().and_then(complete) {
@@ -214,7 +220,7 @@ impl<W: World> Barrier<W> {
                 biased;
                 lost = place.lost() => return Err(lost.into()),
                 changed = watch.changed() => changed.map_err(|error| while_waiting(place, error))?,
-                _ = overdue.tick() => self.clear(watch.last()),
+                () = sleep(clears_after()) => self.clear(watch.last()),
             }
         }
     }
@@ -259,6 +265,12 @@ impl<W: World> Barrier<W> {
         let clearing = session.clone();
         drop(session.spawn_for(async move { clearing.clear(&name, last).await }));
     }
+}
+
+/// Returns the time after which one of those that wait clears the places.
+fn clears_after() -> Duration {
+    let most = 1 + 2 * millis(CLEARS_AFTER).unsigned_abs();
+    CLEARS_AFTER + Duration::from_millis(RandomState::new().hash_one(()) % most)
 }
 
 /// The parties that pass together.
@@ -356,7 +368,7 @@ impl Barrier<Blocking> {
 mod tests {
     use std::sync::Arc;
 
-    use futures::future::join_all;
+    use futures::future::{join_all, select_all};
     use tokio::time::{sleep, timeout};
 
     use super::*;
@@ -404,6 +416,20 @@ mod tests {
         let barrier = other.barrier("x", 1);
         let second = timeout(5 * CLEARS_AFTER, barrier.wait()).await;
         assert!(second.unwrap().unwrap().generation() > first.generation());
+    }
+
+    /// They all hear of it at the same time.
+    #[tokio::test(start_paused = true)]
+    async fn places_are_cleared_by_few_of_those_that_wait() {
+        let memory = Arc::new(MemoryStore::default());
+        let ((dying, one), (link, other)) = (client(&memory, "0123456789abcdef"), client(&memory, "fedcba9876543210"));
+        let _ = one.barrier("x", 1).wait().await.unwrap();
+        dying.cut(true);
+        let barrier = other.barrier("x", 1);
+        let calls = (0..200).map(|_| Box::pin(barrier.wait()));
+        let (first, ..) = timeout(5 * CLEARS_AFTER, select_all(calls)).await.unwrap();
+        let _ = first.unwrap();
+        assert!((1..20).contains(&link.clears()), "{}", link.clears());
     }
 
     fn place(token: i64, passed: Option<(i64, i64)>, released: bool) -> Holder {
