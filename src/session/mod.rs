@@ -135,8 +135,9 @@ struct Table {
     verify_at: Option<Instant>,
     /// The number of the hold that was read last.
     last_verified: u64,
-    /// Number of renewals that are awaited, by their turns: those that had another sent beside them are not.
-    awaited: [usize; 3],
+    /// Had by the renewals that are awaited, by their turns: those that had another sent beside them have it no more, nor
+    /// those whose tasks are gone.
+    awaited: [Arc<()>; 3],
     overdue: Overdue,
     long_waits: LongWaits,
 }

@@ -48,7 +48,8 @@ struct Batch {
     pause: Duration,
     /// Time that the server may take.
     within: Duration,
-    turn: Due,
+    /// Its room among those of its turn.
+    room: Arc<()>,
 }
 
 impl Table {
@@ -59,7 +60,7 @@ impl Table {
     }
 
     fn has_room(&self, turn: Due) -> bool {
-        self.awaited[turn as usize] < [1, URGENT_AT_ONCE, AT_ONCE][turn as usize]
+        Arc::strong_count(&self.awaited[turn as usize]) <= [1, URGENT_AT_ONCE, AT_ONCE][turn as usize]
     }
 
     /// Returns the next renewal for which there is room, and marks its holds as being renewed.
@@ -74,7 +75,6 @@ impl Table {
                 _ => self.timers.take(turn, now),
             };
             if !holds.is_empty() {
-                self.awaited[turn as usize] += 1;
                 return Some(self.batch(holds, turn, now));
             }
         }
@@ -144,7 +144,7 @@ impl Table {
             sent: now,
             pause,
             within,
-            turn,
+            room: self.awaited[turn as usize].clone(),
         }
     }
 }
@@ -178,7 +178,7 @@ impl Session {
             let pause = batch.pause.min(session.config.lease / REPEATED_AFTER);
             let answered = timeout(pause, renewing.as_mut()).await;
             // A late answer does not keep the next renewal from being sent: there may be another primary by now.
-            session.table().awaited[batch.turn as usize] -= 1;
+            drop(batch.room);
             session.wake_heartbeat.notify_one();
             let answered = match answered {
                 Ok(answered) => answered,
@@ -447,7 +447,6 @@ mod tests {
             let batches: Vec<Batch> = std::iter::from_fn(next).collect();
             assert_eq!(batches.len(), AT_ONCE);
             tokio::time::advance(batches[0].pause).await;
-            session.table().awaited = [0; 3];
             sent.extend(batches.iter().map(|batch| batch.holds[0].name.clone()));
         }
         assert_eq!(sent.len(), AT_ONCE + 10);
@@ -472,11 +471,11 @@ mod tests {
         let mut batches: Vec<Batch> = std::iter::from_fn(next).collect();
         assert_eq!(batches.len(), URGENT_AT_ONCE + 1);
         for _ in 0..3 {
-            session.table().awaited[batches.remove(0).turn as usize] -= 1;
+            drop(batches.remove(0));
             batches.extend(next());
         }
         assert_eq!(batches.len(), URGENT_AT_ONCE + 1);
-        session.table().awaited = [0; 3];
+        drop(batches);
         assert!(next().is_none(), "all have gone out");
     }
 }

@@ -42,6 +42,8 @@ pub(super) struct Claims {
     /// Sent whenever a document may have become free: whether the stream reports the next one that does.
     freed: watch::Sender<bool>,
     orphans: Mutex<Vec<Orphan>>,
+    /// Had by the task that searches for them.
+    searching: Arc<()>,
 }
 
 impl Claims {
@@ -69,7 +71,7 @@ impl Claims {
 
     /// Whether no entry of a claim is searched for.
     pub(super) fn have_no_orphans(&self) -> bool {
-        self.orphans().is_empty()
+        self.orphans().is_empty() || Arc::strong_count(&self.searching) == 1
     }
 }
 

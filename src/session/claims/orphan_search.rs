@@ -64,8 +64,9 @@ impl Session {
     ) {
         let now = Instant::now();
         let mut orphans = self.claims.orphans();
-        // Where there are any, a task searches for them.
-        let are_searched = !orphans.is_empty();
+        // Where there are any, a task searches for them, unless it has panicked.
+        let are_searched = !orphans.is_empty() && Arc::strong_count(&self.claims.searching) > 1;
+        let searching = (!are_searched).then(|| self.claims.searching.clone());
         orphans.push(Orphan {
             entry,
             filter: filter.clone(),
@@ -82,12 +83,12 @@ impl Session {
             }
         }
         drop(orphans);
-        if !are_searched {
-            self.spawn(self.clone().search_orphans());
+        if let Some(searching) = searching {
+            self.spawn(self.clone().search_orphans(searching));
         }
     }
 
-    async fn search_orphans(self: Arc<Self>) {
+    async fn search_orphans(self: Arc<Self>, _searching: Arc<()>) {
         let mut rests_until = Instant::now();
         loop {
             let (began, is_closed) = (Instant::now(), self.is_closed());
@@ -357,6 +358,21 @@ mod tests {
             sleep(SWEEPS.iter().sum::<Duration>() * 2).await;
             assert_eq!((orphans(), Arc::strong_count(&session)), (0, before));
         }
+    }
+
+    /// Otherwise a shutdown would wait for a lease, too.
+    #[tokio::test(start_paused = true)]
+    async fn orphans_whose_task_is_gone_have_another_with_the_next_one() {
+        let (session, filter) = (session(&Arc::default()), everything());
+        session.search_orphan(&filter, "1".to_owned(), LEASE, Instant::now());
+        let left = session.claims.orphans().drain(..).collect::<Vec<_>>();
+        sleep(SWEEPS[0]).await;
+        session.claims.orphans().extend(left);
+        assert!(session.claims.have_no_orphans());
+        session.search_orphan(&filter, "2".to_owned(), LEASE, Instant::now());
+        assert!(!session.claims.have_no_orphans());
+        sleep(SWEEPS.iter().sum::<Duration>() * 2).await;
+        assert!(session.claims.orphans().is_empty());
     }
 
     #[tokio::test(start_paused = true)]
