@@ -113,6 +113,8 @@ pub(crate) struct Session {
     prepared: OnceLock<CancellationToken>,
     /// Signs of fail-overs that commands notice, for the change stream.
     signs: watch::Sender<Signs>,
+    /// Notified when a stream wants to know which primary there is.
+    primary_wanted: Arc<Notify>,
 }
 
 #[derive(Debug, Default)]
@@ -208,6 +210,7 @@ impl Session {
             home: hidden(OnceLock::new()),
             prepared: OnceLock::new(),
             signs: watch::Sender::default(),
+            primary_wanted: Arc::default(),
         })
     }
 

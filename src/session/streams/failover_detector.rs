@@ -14,13 +14,15 @@
 //! as a secondary, so no closing is reported, and nobody polls meanwhile. The answer to a renewal names the election
 //! too, so a client that holds locks finds out by itself.
 
-use crate::error::ServerError;
-use std::sync::Arc;
+use std::sync::Weak;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::super::Session;
-use crate::store::Elected;
+use crate::{
+    error::ServerError,
+    store::{AWAIT_TIME, Elected},
+};
 
 /// The last signs of fail-overs, by which each stream is judged.
 #[derive(Clone, Copy, Debug, Default)]
@@ -69,33 +71,75 @@ impl Signs {
 }
 
 impl Session {
-    /// Asks which primary there is, in the background, for a stream that was opened or is quiet. Nothing waits for the
-    /// answer: one that comes late says nothing of what was heard of since.
-    pub(in crate::session) fn ask_for_primary(self: &Arc<Self>) {
-        if !self.store.is_remote() {
-            return;
+    /// Has the primary asked which it is, for a stream that was opened or is quiet.
+    pub(in crate::session) fn ask_for_primary(&self) {
+        if self.store.is_remote() {
+            self.primary_wanted.notify_one();
         }
-        let (store, session, asked) = (self.store.clone(), Arc::downgrade(self), Instant::now());
-        self.spawn(async move {
-            let elected = store.elected().await;
-            let Some(session) = session.upgrade() else { return };
-            session.signs.send_if_modified(|signs| {
-                let is_sign = signs.note(asked, elected.as_ref());
-                let primary = elected.ok().flatten();
-                primary.is_some_and(|elected| signs.answered(asked, elected)) || is_sign
-            });
+    }
+}
+
+/// Asks which primary there is whenever that is wanted, once at a time: what is answered to an earlier question says
+/// nothing of a later stream. Ends with `None` when the session is gone.
+pub(super) async fn ask_for_primaries(weak: &Weak<Session>) -> Option<()> {
+    let wanted = weak.upgrade()?.primary_wanted.clone();
+    loop {
+        wanted.notified().await;
+        let (asked, session) = (Instant::now(), weak.upgrade()?);
+        let store = session.store.clone();
+        let asking = session.spawn_for(async move { store.elected().await });
+        drop(session);
+        // After that, a stream that has lost its server is overdue and given up anyway; and a command that is never answered
+        // must not keep the next stream from asking.
+        let Ok(Ok(elected)) = timeout(AWAIT_TIME, asking).await else {
+            continue;
+        };
+        weak.upgrade()?.signs.send_if_modified(|signs| {
+            let is_sign = signs.note(asked, elected.as_ref());
+            let primary = elected.ok().flatten();
+            primary.is_some_and(|elected| signs.answered(asked, elected)) || is_sign
         });
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::cell::RefCell;
+    use std::{cell::RefCell, sync::Arc, time::Duration};
 
-    use tokio::sync::watch;
+    use mongodb::{Client, bson::Document, options::ReadPreference};
+    use tokio::{
+        runtime::Handle,
+        sync::watch,
+        time::sleep,
+    };
 
     use super::*;
-    use crate::tests::decoding::error;
+    use crate::{
+        config::Settings,
+        store::{LockLayout, MongoStore, Store, lock_layout::Paths},
+        tests::decoding::error,
+        wake_mode::WakeMode,
+    };
+
+    /// Each would wait for a connection, as long as the driver lets it.
+    #[tokio::test]
+    async fn a_primary_that_does_not_answer_is_asked_once_in_a_while() {
+        let driver = Client::with_uri_str("mongodb://127.0.0.1:1").await.unwrap();
+        let collection = driver.database("x").collection::<Document>("x");
+        let place = LockLayout::in_documents(Some(collection.namespace()), "lock", None, &Paths::default()).unwrap();
+        let store = MongoStore::in_place(&collection, place, ReadPreference::Secondary);
+        let (config, store) = (Settings::default().unchecked(), Store::Mongo(Arc::new(store)));
+        let session = Session::new(config, store, None, WakeMode::ChangeStream);
+        session.start();
+        sleep(Duration::from_millis(100)).await;
+        let before = Handle::current().metrics().num_alive_tasks();
+        for _ in 0..50 {
+            session.ask_for_primary();
+            sleep(Duration::from_millis(1)).await;
+        }
+        let after = Handle::current().metrics().num_alive_tasks();
+        assert!(after < before + 10, "{before}, {after}");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_after_a_fail_over_makes_the_streams_of_before_suspect() {

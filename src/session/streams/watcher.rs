@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     super::{Session, Table, stream_demand::LOOKS_MOST},
+    failover_detector::ask_for_primaries,
     subscription::{News, Opener, Subscription},
 };
 use crate::{
@@ -39,6 +40,7 @@ pub(in crate::session) async fn run(session: Weak<Session>, demand: watch::Recei
         biased;
         () = ended.cancelled() => {}
         _ = watch(&session, demand) => {}
+        _ = ask_for_primaries(&session) => {}
     }
 }
 
