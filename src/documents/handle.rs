@@ -18,10 +18,6 @@ use crate::{
     world::{Sealed, World},
 };
 
-/// Maximum tries of an update that was not done, though right after each the lock is held and the element is there: it
-/// was removed and added again in between, or the lease is over by the server's clock.
-const UPDATE_TRIES: u32 = 2;
-
 /// A [`Document`] or an [`Element`].
 pub trait Item: IsKnown + Target<Request = (ItemLocks<Self>, Bson), Data = HeldItem<Self::Value>> + Sized {
     /// The type as which it is read.
@@ -252,22 +248,27 @@ impl<K: Item, W: World> Held<K, W> {
     where
         K::Value: DeserializeOwned,
     {
-        let update = update.into();
+        let mut update = update.into();
         W::call(async move {
-            check_update(&self.own, self.data.element.as_ref(), &update)?;
+            let element = self.data.element.as_ref();
+            check_update(&self.own, element, &update)?;
             before_write(&self.own).await?;
             let (session, hold) = (self.own.session(), self.hold());
-            for _ in 0..UPDATE_TRIES {
-                if let Some(changed) = session.change(hold, update.clone()).await? {
+            let mut again = element.map(|_| update.clone());
+            loop {
+                if let Some(changed) = session.change(hold, update).await? {
                     return read_as(&changed).map_err(|cause| DocumentError::Unreadable { cause });
                 }
-                if self.data.element.is_none() {
-                    break;
+                if element.is_some() {
+                    self.check_after_refusal().await?;
                 }
-                self.check_after_refusal().await?;
+                // The element is there and held: it was removed and added again in between, or the lease is over by the
+                // server's clock.
+                match again.take() {
+                    Some(once_more) => update = once_more,
+                    None => return Err(session.give_up(hold).await.into()),
+                }
             }
-            // Of an element that is there and held, the lease is over by the server's clock.
-            Err(session.give_up(hold).await.into())
         })
     }
 
