@@ -7,7 +7,7 @@ use futures::FutureExt;
 use mongodb::{bson::Document, options::UpdateModifications};
 use tokio::time::{sleep, timeout};
 
-use super::{Session, admin::ONCE, hedged_read::Cost, hold::Hold, in_flight::patience};
+use super::{Session, admin::ONCE, hedged_read::Cost, hold::Hold, in_flight::patience, line::UNANSWERED};
 use crate::{
     backoff::Backoff,
     error::ServerError,
@@ -163,6 +163,10 @@ impl Session {
     pub(crate) async fn give_up(self: &Arc<Self>, hold: &Arc<Hold>) -> Lost {
         // If the server does not answer, the hold ends all the same.
         let _ = self.verified(hold).await;
+        if hold.is_being_deleted() {
+            // Another write of its holder may be why, as its answer shows.
+            let _ = timeout(UNANSWERED, hold.lost()).await;
+        }
         hold.lose(LostReason::Expired);
         self.let_go_if_over(hold);
         hold.lost_as(hold.lost_reason().unwrap_or(LostReason::Expired))
@@ -172,4 +176,26 @@ impl Session {
 /// Returns the time for a change of a held document. It can take its time, and is not repeated.
 fn time_to_change(hold: &Hold) -> Duration {
     hold.length().min(CHANGED_WITHIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{client::LockClient, config::Settings, wake_mode::WakeMode};
+
+    /// Of two deletions at once, the answer of the one that was late may come first.
+    #[tokio::test(start_paused = true)]
+    async fn a_holder_that_is_denied_beside_its_own_deletion_hears_of_that() {
+        let (config, store) = (Settings::default().unchecked(), Store::Memory(Arc::default()));
+        let session = Session::new(config, store, None, WakeMode::ChangeStream);
+        let held = LockClient::new(session.clone()).mutex("x").acquire().await.unwrap();
+        let hold = held.hold().clone();
+        hold.begin_deleting();
+        let (denied, of) = (session.clone(), hold.clone());
+        let denied = tokio::spawn(async move { denied.give_up(&of).await });
+        sleep(UNANSWERED / 2).await;
+        assert_eq!(hold.lost_reason(), None);
+        hold.end_deleting(true);
+        assert_eq!(denied.await.unwrap().reason, LostReason::Released);
+    }
 }

@@ -402,6 +402,11 @@ impl Hold {
         }
     }
 
+    /// Reports whether a write is on its way by which its holder ends it.
+    pub(crate) fn is_being_deleted(&self) -> bool {
+        self.state().deleting > 0
+    }
+
     /// Reports whether its holder ended it by a write.
     pub(crate) fn is_deleted(&self) -> bool {
         self.state().deleted
