@@ -1,6 +1,11 @@
 //! Acquires of documents, and claims.
 
-use std::{fmt, marker::PhantomData, sync::PoisonError, time::Duration};
+use std::{
+    fmt,
+    marker::PhantomData,
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
 
 use mongodb::bson::{Bson, Document};
 use serde::de::DeserializeOwned;
@@ -107,7 +112,7 @@ fn read<V: DeserializeOwned>(
     own: OwnedHold,
     id: Bson,
     found: &Document,
-    element: Option<ElementPlace>,
+    element: Option<Arc<ElementPlace>>,
     attempt: Option<i64>,
 ) -> Result<(OwnedHold, HeldItem<V>), AcquireError> {
     match read_as(found) {

@@ -17,25 +17,24 @@ use crate::{
 };
 
 /// An array in documents, and the key of one of its elements.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct ElementPlace {
     pub(super) array: String,
-    pub(super) key: Document,
+    pub(super) key: ElementKey,
+    /// Whether the key is valid.
+    pub(super) checked: Result<(), InvalidInput>,
 }
 
 impl ElementPlace {
-    pub(super) fn key(&self) -> ElementKey {
-        ElementKey::new(&self.key)
-    }
-
-    pub(super) fn check_key(&self) -> Result<(), InvalidInput> {
-        check_key(&self.key)?;
-        check_code(self.key().code())
+    pub(super) fn new(array: String, key: &Document) -> Self {
+        let (checked, key) = (check_key(key), ElementKey::new(key));
+        let checked = checked.and_then(|()| check_code(key.code()));
+        Self { array, key, checked }
     }
 
     /// Returns the name of the lock in the document with this name.
     pub(super) fn name_in(&self, document: &str) -> String {
-        element_name(document, self.key().code())
+        element_name(document, self.key.code())
     }
 
     /// Registers the place of the locks of all elements of the array.
@@ -64,5 +63,30 @@ impl ElementPlace {
                 locks.collection
             )),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mongodb::bson::{Document, doc};
+
+    use crate::{client::LockClient, testing::MemoryCollection};
+
+    #[tokio::test]
+    async fn the_sessions_of_arrays_are_kept_and_no_names_of_others() {
+        let memory = MemoryCollection::new();
+        let lines = doc! { "_id": 7, "lines": [{ "n": 1 }, { "n": 2 }] };
+        memory.insert_one(&lines).await.unwrap();
+        let documents = LockClient::in_memory().documents_in_memory::<Document>(&memory);
+        for array in ["lines", "$refused", "a..b", "never used"] {
+            for n in [1, 2] {
+                let locks = documents.element::<Document>(array, doc! { "n": n });
+                if array != "never used" {
+                    assert_eq!(locks.acquire(7).await.is_ok(), array == "lines");
+                }
+            }
+        }
+        let kept: Vec<String> = documents.elements().keys().cloned().collect();
+        assert_eq!(kept, ["lines"]);
     }
 }

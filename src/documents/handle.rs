@@ -1,6 +1,6 @@
 //! Locked documents, and locked elements of them.
 
-use std::{future::Future, marker::PhantomData};
+use std::{future::Future, marker::PhantomData, sync::Arc};
 
 use mongodb::{bson::Bson, options::UpdateModifications};
 use serde::de::DeserializeOwned;
@@ -73,7 +73,7 @@ pub struct HeldItem<V> {
     /// How often the document was claimed, this time included, if that is counted.
     pub(super) attempt: Option<i64>,
     /// `None`: a document.
-    pub(super) element: Option<ElementPlace>,
+    pub(super) element: Option<Arc<ElementPlace>>,
 }
 
 /// # A locked document
@@ -286,11 +286,11 @@ impl<K: Item, W: World> Held<K, W> {
 
 fn check_update(
     own: &OwnedHold,
-    element: Option<&ElementPlace>,
+    element: Option<&Arc<ElementPlace>>,
     update: &UpdateModifications,
 ) -> Result<(), InvalidInput> {
     match (element, own.session().store.in_place()) {
-        (Some(element), _) => check::check_update_of_element(update, &element.array, &element.key()),
+        (Some(element), _) => check::check_update_of_element(update, &element.array, &element.key),
         (None, Some(place)) => check::check_update(update, place),
         (None, None) => Ok(()),
     }

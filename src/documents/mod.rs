@@ -13,7 +13,7 @@ use std::{
     fmt,
     future::Future,
     marker::PhantomData,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
 use mongodb::{
@@ -59,11 +59,11 @@ pub struct ItemLocks<K, W: World = Async> {
     /// The field of the documents' own locks.
     path: String,
     /// `None`: documents.
-    element: Option<ElementPlace>,
+    element: Option<Arc<ElementPlace>>,
     session: Arc<OnceLock<UserHandle>>,
     /// The sessions over the elements of arrays, by the paths of these: they last as long as the locks of the
     /// documents.
-    elements: Arc<Mutex<BTreeMap<String, Arc<OnceLock<UserHandle>>>>>,
+    elements: Arc<Mutex<BTreeMap<String, UserHandle>>>,
     of: PhantomData<fn() -> (K, W)>,
 }
 
@@ -385,15 +385,11 @@ impl<T, W: World> DocumentLocks<T, W> {
     ///
     /// See [`ElementLocks`].
     pub fn element<E>(&self, array: impl Into<String>, key: bson::Document) -> ElementLocks<E, W> {
-        let place = ElementPlace {
-            array: array.into(),
-            key,
-        };
-        let mut sessions = self.elements.lock().unwrap_or_else(PoisonError::into_inner);
-        let session = sessions.entry(place.array.clone()).or_default().clone();
+        let place = ElementPlace::new(array.into(), &key);
+        let session = self.elements().get(&place.array).cloned();
         ItemLocks {
-            element: Some(place),
-            session,
+            session: Arc::new(session.map_or_else(OnceLock::new, OnceLock::from)),
+            element: Some(Arc::new(place)),
             ..self.of_kind()
         }
     }
@@ -699,8 +695,7 @@ impl<K, W: World> ItemLocks<K, W> {
     }
 
     fn session(&self) -> Result<&UserHandle, InvalidInput> {
-        // All keys of an array share a session.
-        self.element.as_ref().map_or(Ok(()), ElementPlace::check_key)?;
+        self.element.as_ref().map_or(Ok(()), |element| element.checked.clone())?;
         if let Some(session) = self.session.get() {
             return Ok(session);
         }
@@ -716,7 +711,18 @@ impl<K, W: World> ItemLocks<K, W> {
             })?,
             Some(element) => element.layout(self)?,
         };
-        Ok(self.session.get_or_init(|| self.session_in(&layout)))
+        Ok(self.session.get_or_init(|| {
+            let session = self.session_in(&layout);
+            match &self.element {
+                None => session,
+                // All keys of an array share one.
+                Some(element) => self.elements().entry(element.array.clone()).or_insert(session).clone(),
+            }
+        }))
+    }
+
+    fn elements(&self) -> MutexGuard<'_, BTreeMap<String, UserHandle>> {
+        self.elements.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn session_in(&self, place: &Arc<LockLayout>) -> UserHandle {
