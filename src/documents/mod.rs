@@ -695,7 +695,9 @@ impl<K, W: World> ItemLocks<K, W> {
     }
 
     fn session(&self) -> Result<&UserHandle, InvalidInput> {
-        self.element.as_ref().map_or(Ok(()), |element| element.checked.clone())?;
+        self.element
+            .as_ref()
+            .map_or(Ok(()), |element| element.checked.clone())?;
         if let Some(session) = self.session.get() {
             return Ok(session);
         }

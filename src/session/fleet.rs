@@ -152,7 +152,7 @@ impl Session {
         } = &mut *self.table();
         // Without a hold that is renewed, nothing else shows that the server is back.
         if written > 0 && overdue.reported_at.is_some() && timers.overdue() == 0 {
-            overdue.failure = None;
+            overdue.is_answered = true;
             self.wake_heartbeat.notify_one();
         }
         if let Some((mut logged, server)) = exchange.logged_by.zip(clock.at_least(exchange.received)) {

@@ -30,7 +30,9 @@ pub(super) struct Overdue {
     pub(super) reported_at: Option<Instant>,
     /// Since when none has been.
     in_time_since: Option<Instant>,
-    /// The reason for which the last renewal failed, if no write was acknowledged since it was reported.
+    /// Whether the server has acknowledged a write since the last of them was seen.
+    pub(super) is_answered: bool,
+    /// The reason for which the last renewal failed.
     pub(super) failure: Option<ServerError>,
 }
 
@@ -129,7 +131,7 @@ impl Session {
         let Table { timers, overdue, .. } = &mut *table;
         let count = timers.overdue();
         if count > 0 {
-            overdue.in_time_since = None;
+            (overdue.in_time_since, overdue.is_answered) = (None, false);
         }
         match overdue.reported_at {
             None if count > 0 => {
@@ -138,7 +140,7 @@ impl Session {
                 drop(table);
                 telemetry::renewals_overdue(count, left, failure.as_ref());
             }
-            Some(since) if count == 0 && overdue.failure.is_none() => {
+            Some(since) if count == 0 && overdue.is_answered => {
                 let until = *overdue.in_time_since.get_or_insert(now);
                 if timers.oldest().is_none() || now >= until + self.config.renewal_interval {
                     *overdue = Overdue::default();

@@ -14,7 +14,10 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    pin::pin, sync::Arc, time::Duration};
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::time::{Instant, timeout};
 
@@ -184,7 +187,11 @@ impl Session {
                 Ok(answered) => answered,
                 Err(_) => renewing.await,
             };
-            session.table().overdue.failure = answered.as_ref().err().cloned();
+            {
+                let overdue = &mut session.table().overdue;
+                overdue.failure = answered.as_ref().err().cloned();
+                overdue.is_answered |= answered.is_ok();
+            }
             session
                 .signs
                 .send_if_modified(|signs| signs.note(sent, answered.as_ref()));

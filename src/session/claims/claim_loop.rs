@@ -168,11 +168,19 @@ impl Session {
 
     /// Scans everything that is wanted, none of which is free: for when the next lease ends, and for documents that can
     /// never be claimed. It goes on without its claim, as the reading does, and its end tells the others when to scan.
-    async fn scan(self: &Arc<Self>, filter: &Arc<Filter>, turn: OwnedMutexGuard<()>) -> Result<Outlook, ServerError> {
+    pub(super) async fn scan(
+        self: &Arc<Self>,
+        filter: &Arc<Filter>,
+        turn: OwnedMutexGuard<()>,
+    ) -> Result<Outlook, ServerError> {
         self.spawn_for(self.clone().run_scan(filter.clone(), turn)).await?
     }
 
-    async fn run_scan(self: Arc<Self>, filter: Arc<Filter>, _turn: OwnedMutexGuard<()>) -> Result<Outlook, ServerError> {
+    async fn run_scan(
+        self: Arc<Self>,
+        filter: Arc<Filter>,
+        _turn: OwnedMutexGuard<()>,
+    ) -> Result<Outlook, ServerError> {
         let began = Instant::now();
         let skipped = self.claims.skip_list().ids(began);
         let skipped: HashSet<String> = skipped.iter().map(name::of_id).collect();

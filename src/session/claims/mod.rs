@@ -168,7 +168,9 @@ impl Session {
                 }
             });
             // The sender is dropped without an answer only when the session's runtime ends.
-            claimed.await.unwrap_or_else(|_| Err(ServerError::runtime_ended().into()))
+            claimed
+                .await
+                .unwrap_or_else(|_| Err(ServerError::runtime_ended().into()))
         };
         tokio::select! {
             biased;

@@ -170,7 +170,7 @@ impl Session {
 
 #[cfg(test)]
 mod tests {
-    use futures::future::join_all;
+    use futures::{FutureExt, future::join_all};
     use mongodb::bson::doc;
     use tokio::time::{sleep, timeout};
 
@@ -323,13 +323,30 @@ mod tests {
         assert_eq!(claimed.unwrap().len(), 1);
     }
 
+    /// The others learn by its end when the first lease ends.
+    #[tokio::test(start_paused = true)]
+    async fn a_scan_goes_on_without_its_claim() {
+        let (session, link, Claiming { filter, .. }) = beside_an_orphan().await;
+        link.kill_idle(1);
+        let turn = filter.begin_scan(false).unwrap();
+        assert!(session.scan(&filter, turn).now_or_never().is_none());
+        assert!(filter.begin_scan(false).is_none());
+        sleep(SWEEPS[0]).await;
+        let now = Instant::now();
+        assert!(filter.again_at(false, now) > now);
+    }
+
     /// It would be given back at once, and count as an attempt.
     #[tokio::test(start_paused = true)]
     async fn a_try_claims_nothing_when_its_time_is_over() {
         let (session, link, claiming) = beside_an_orphan().await;
         link.block("1", true);
         let failing = Failing::default();
-        let token = || link.memory().look("1", |state, _| state.map(|state| state.token));
+        let token = || {
+            let mut token = 0;
+            link.memory().look("1", |state, _| token = state.unwrap().token);
+            token
+        };
         let before = token();
         let freed = async {
             sleep(TRY_FOR - Duration::from_millis(1)).await;
@@ -366,7 +383,7 @@ mod tests {
         let (session, filter) = (session(&Arc::default()), everything());
         session.search_orphan(&filter, "1".to_owned(), LEASE, Instant::now());
         let left = session.claims.orphans().drain(..).collect::<Vec<_>>();
-        sleep(SWEEPS[0]).await;
+        sleep(SWEEPS[0] * 2).await;
         session.claims.orphans().extend(left);
         assert!(session.claims.have_no_orphans());
         session.search_orphan(&filter, "2".to_owned(), LEASE, Instant::now());

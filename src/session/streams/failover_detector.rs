@@ -107,11 +107,7 @@ mod tests {
     use std::{cell::RefCell, sync::Arc, time::Duration};
 
     use mongodb::{Client, bson::Document, options::ReadPreference};
-    use tokio::{
-        runtime::Handle,
-        sync::watch,
-        time::sleep,
-    };
+    use tokio::{runtime::Handle, sync::watch, time::sleep};
 
     use super::*;
     use crate::{
@@ -127,7 +123,7 @@ mod tests {
         let driver = Client::with_uri_str("mongodb://127.0.0.1:1").await.unwrap();
         let collection = driver.database("x").collection::<Document>("x");
         let place = LockLayout::in_documents(Some(collection.namespace()), "lock", None, &Paths::default()).unwrap();
-        let store = MongoStore::in_place(&collection, place, ReadPreference::Secondary);
+        let store = MongoStore::in_place(&collection, place, ReadPreference::Primary);
         let (config, store) = (Settings::default().unchecked(), Store::Mongo(Arc::new(store)));
         let session = Session::new(config, store, None, WakeMode::ChangeStream);
         session.start();

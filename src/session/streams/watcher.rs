@@ -312,14 +312,23 @@ mod tests {
         let link = Link::new(memory.clone(), 1);
         link.calm();
         let config = Settings::default().validate().unwrap();
-        Session::of(id.to_owned(), config, Store::Simulated(link), None, WakeMode::ChangeStream)
+        Session::of(
+            id.to_owned(),
+            config,
+            Store::Simulated(link),
+            None,
+            WakeMode::ChangeStream,
+        )
     }
 
     /// Nothing looks at those that come and go between two of its reports.
     #[tokio::test(start_paused = true)]
     async fn a_stream_stays_open_for_those_that_wait_now_and_then() {
         let memory = Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000)));
-        let (session, other) = (session(&memory, "0123456789abcdef"), session(&memory, "fedcba9876543210"));
+        let (session, other) = (
+            session(&memory, "0123456789abcdef"),
+            session(&memory, "fedcba9876543210"),
+        );
         let (locks, others) = (LockClient::new(session.clone()), LockClient::new(other));
         for round in 0..20 {
             let held = others.mutex("x").acquire().await.unwrap();
