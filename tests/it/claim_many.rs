@@ -105,7 +105,7 @@ async fn fifty_workers_claim_each_document_once() {
         let (a, b) = scene.locks();
         let (at_work, done) = (Mutex::new(BTreeSet::new()), Mutex::new(Vec::new()));
         let worker = async |number: usize| {
-            let locks = if number % 2 == 0 { &a } else { &b };
+            let locks = if number.is_multiple_of(2) { &a } else { &b };
             let to_do = || doc! { "done": { "$exists": false } };
             let claim = async || match number % 4 {
                 0 | 1 => locks.try_claim_many(to_do(), 5).await.unwrap(),

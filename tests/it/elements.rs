@@ -528,10 +528,13 @@ async fn tokens_rise_though_idle_locks_are_removed() {
         scene.update(1, doc! { "$set": set }).await;
         assert_eq!(codes(&scene.find(1).await)[..2], [r#"sku="x""#, r#"sku="z""#]);
         let last = line(&b, "y").acquire(1).await.unwrap();
-        let left = scene.find(1).await;
-        assert!(lock_of(&left, r#"sku="x""#).is_none(), "{left}");
-        assert_eq!(codes(&left)[0], r#"sku="z""#, "what is held stays");
-        assert!(lock_of(&left, "theirs").is_some() || matches!(scene.events, Events::Memory(_)));
+        // In memory they stay.
+        if matches!(scene.events, Events::Server(_)) {
+            let left = scene.find(1).await;
+            assert!(lock_of(&left, r#"sku="x""#).is_none(), "{left}");
+            assert_eq!(codes(&left)[0], r#"sku="z""#, "what is held stays");
+            assert!(lock_of(&left, "theirs").is_some());
+        }
         // None of those that are held or waited for has lost anything by it.
         last.renew().await.unwrap();
         held.renew().await.unwrap();

@@ -622,7 +622,7 @@ cases! {
     }
     fenced_update(scene, cut, name) {
         let Some((ground, driver)) = &scene.driver else { return true };
-        let accounts = ground.of(&driver, "accounts");
+        let accounts = ground.of(driver, "accounts");
         accounts.insert_one(doc! { "_id": name, "n": 0 }).await.unwrap();
         let held = scene.victim.locks.mutex(name).acquire().await.unwrap();
         let update = held.fence().update_one(&accounts, doc! { "_id": name }, doc! { "$inc": { "n": 1 } });
@@ -633,9 +633,9 @@ cases! {
     guard(scene, cut, name) {
         let Some((ground, driver)) = &scene.driver else { return true };
         let held = scene.victim.locks.mutex(name).acquire().await.unwrap();
-        let mut session = transaction(&driver).await;
+        let mut session = transaction(driver).await;
         // What is dropped as the first operation of a transaction the driver can't abort.
-        let accounts = ground.of(&driver, "accounts");
+        let accounts = ground.of(driver, "accounts");
         accounts.insert_one(doc! { "_id": name }).session(&mut session).await.unwrap();
         let struck = cut.strike(held.guard_transaction(&mut session)).await.is_some();
         session.abort_transaction().await.unwrap();

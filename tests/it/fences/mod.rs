@@ -38,7 +38,7 @@ async fn data(ground: &Ground) -> Collection<Document> {
 }
 
 fn data_of(client: &Client, ground: &Ground) -> Collection<Document> {
-    ground.of(&client, DATA)
+    ground.of(client, DATA)
 }
 
 async fn document(data: &Collection<Document>, id: i32) -> Option<Document> {
@@ -85,7 +85,7 @@ async fn scene(prefix: &str) -> (Ground, LockClient, Client, Collection<Document
 
 /// A transaction that has set `field` in document 1 so far.
 async fn writing(client: &Client, ground: &Ground, field: &str) -> ClientSession {
-    let mut session = transaction(&client).await;
+    let mut session = transaction(client).await;
     let update = doc! { "$set": { field: true } };
     let written = data_of(client, ground)
         .update_one(doc! { "_id": 1 }, update)
