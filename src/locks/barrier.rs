@@ -16,6 +16,7 @@ use std::{
     future::Future,
     hash::{BuildHasher, RandomState},
     marker::PhantomData,
+    pin::pin,
     str::FromStr,
     time::Duration,
 };
@@ -196,12 +197,16 @@ impl<W: World> Barrier<W> {
     /// here.
     async fn enter(&self, watch: &mut Watch<'_>) -> Result<OwnedHold, BarrierError> {
         let mut acquiring = watched::take(&self.place, None);
+        let mut clearing = pin!(sleep(clears_after()));
         let place = loop {
             tokio::select! {
                 biased;
                 place = &mut acquiring => break place?,
                 changed = watch.changed() => changed?,
-                () = sleep(clears_after()) => self.clear(watch.last()),
+                () = &mut clearing => {
+                    self.clear(watch.last());
+                    clearing.set(sleep(clears_after()));
+                }
             }
         };
         self.say(&place, HERE.to_owned()).await?;
@@ -211,6 +216,7 @@ impl<W: World> Barrier<W> {
     /// Waits until all parties are there, or until the mark of one of them says so.
     async fn gather(&self, place: &OwnedHold, watch: &mut Watch<'_>) -> Result<Generation, BarrierError> {
         let hold = place.hold();
+        let mut clearing = pin!(sleep(clears_after()));
         loop {
             let complete = |state| Generation::marked(state, hold).or_else(|| Generation::complete(state, hold));
             if let Some(generation) = watch.last().and_then(complete) {
@@ -220,7 +226,10 @@ impl<W: World> Barrier<W> {
                 biased;
                 lost = place.lost() => return Err(lost.into()),
                 changed = watch.changed() => changed.map_err(|error| while_waiting(place, error))?,
-                () = sleep(clears_after()) => self.clear(watch.last()),
+                () = &mut clearing => {
+                    self.clear(watch.last());
+                    clearing.set(sleep(clears_after()));
+                }
             }
         }
     }

@@ -103,26 +103,25 @@ impl Session {
 
     /// Notes what an exchange shows of the server's clock, and acts on a contradiction. Call it with no mutex held.
     pub(super) fn note(self: &Arc<Self>, exchange: &Exchange) {
-        let jump = self.table().clock.note(exchange, &self.config);
-        let Some(jump) = jump else { return };
+        let mut table = self.table();
+        let Some(jump) = table.clock.note(exchange, &self.config) else {
+            return;
+        };
         if let Some(by) = jump.ahead {
-            // Without a pause: every look at a hold after this must see the earlier deadline.
-            let mut last = 0;
-            loop {
-                let holds = {
-                    let mut table = self.table();
-                    let holds = table.timers.after(last);
-                    for hold in &holds {
-                        hold.upkeep().shorten(by, Instant::now());
-                        table.timers.update(hold, Instant::now());
-                    }
-                    holds
-                };
-                match holds.last() {
-                    Some(hold) => last = hold.number,
-                    None => break,
+            // Under one mutex: every look at a hold after this must see the earlier deadline, and what is granted by the
+            // new clock must not come earlier too.
+            let mut last = Some(0);
+            while let Some(number) = last {
+                let holds = table.timers.after(number);
+                for hold in &holds {
+                    hold.upkeep().shorten(by, Instant::now());
+                    table.timers.update(hold, Instant::now());
                 }
+                last = holds.last().map(|hold| hold.number);
             }
+        }
+        drop(table);
+        if jump.ahead.is_some() {
             self.wake_heartbeat.notify_one();
         }
         telemetry::clock_jumped(jump.by, jump.ahead.is_some());

@@ -112,8 +112,11 @@ impl Session {
                 Err(error) => Err(error),
             };
             let now = Instant::now();
-            // One that failed may have kept the server as busy.
-            rests_until = now + (now - sent) * REST;
+            let found_none = matches!(&found, Err(error) if error.found_no_server());
+            if !found_none {
+                // One that failed may have kept the server as busy.
+                rests_until = now + (now - sent) * REST;
+            }
             for orphan in self.claims.orphans().iter_mut() {
                 if !orphan.is_due(&filter, began) {
                     continue;

@@ -179,7 +179,7 @@ impl Upkeep {
     }
 
     /// Brings the deadline forward by as much as the server's clock was set ahead, and has the hold renewed at once by that
-    /// clock.
+    /// clock. A clock that goes back gives nothing back: by two clocks that answer in turn holds are lost.
     pub(in crate::session) fn shorten(&mut self, by: Duration, now: Instant) {
         self.deadline = self.deadline.checked_sub(by).unwrap_or(now);
         if self.lease.interval.is_some() {
