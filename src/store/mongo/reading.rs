@@ -64,7 +64,7 @@ impl MongoStore {
         for raw in &read {
             let document = lossy::read(raw).unwrap_or_default();
             now = server_now(&document).or(now);
-            let id = lossy::read_exactly(raw, "_id").filter(|_| document.get_bool(IS_FULL) != Ok(false));
+            let id = lossy::read_exactly(raw, "_id").filter(|_| document.get_bool(IS_FULL).unwrap_or(true));
             let named = id.and_then(|id| self.layout.document(&id));
             for name in named.and_then(|named| wanted.get(&named)).into_iter().flatten() {
                 if let Some(state) = self.layout.at(name).found(&document) {
