@@ -95,7 +95,7 @@ impl MongoStore {
         let mut cursor = find.max_time(some(within)).session(&mut session).await?;
         let mut found = Vec::new();
         while cursor.advance(&mut session).await? {
-            found.push(cursor.current().to_raw_document_buf());
+            found.push(cursor.current().to_owned());
         }
         Ok((found, session.operation_time()))
     }
