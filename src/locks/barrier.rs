@@ -377,7 +377,7 @@ impl Barrier<Blocking> {
 mod tests {
     use std::sync::Arc;
 
-    use futures::future::{join_all, select_all};
+    use futures::future::{join, join_all, select_all};
     use tokio::time::{sleep, timeout};
 
     use super::*;
@@ -439,6 +439,21 @@ mod tests {
         let (first, ..) = timeout(5 * CLEARS_AFTER, select_all(calls)).await.unwrap();
         let _ = first.unwrap();
         assert!((1..20).contains(&link.clears()), "{}", link.clears());
+    }
+
+    /// Each of those that come and go is news, more often than the clearing takes.
+    #[tokio::test(start_paused = true)]
+    async fn places_are_cleared_although_others_come_and_go() {
+        let memory = Arc::new(MemoryStore::default());
+        let ((dying, one), (_, other)) = (client(&memory, "0123456789abcdef"), client(&memory, "fedcba9876543210"));
+        let (_, visitor) = client(&memory, "00000000ffffffff");
+        let _ = one.barrier("x", 1).wait().await.unwrap();
+        dying.cut(true);
+        let (barrier, visited) = (other.barrier("x", 1), visitor.barrier("x", 1));
+        let visits = async { while timeout(CLEARS_AFTER / 4, visited.wait()).await.is_err() {} };
+        let passes = timeout(10 * CLEARS_AFTER, barrier.wait());
+        let (passed, ()) = timeout(20 * CLEARS_AFTER, join(passes, visits)).await.unwrap();
+        let _ = passed.unwrap().unwrap();
     }
 
     fn place(token: i64, passed: Option<(i64, i64)>, released: bool) -> Holder {

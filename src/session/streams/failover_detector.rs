@@ -134,7 +134,8 @@ mod tests {
             sleep(Duration::from_millis(1)).await;
         }
         let after = Handle::current().metrics().num_alive_tasks();
-        assert!(after < before + 10, "{before}, {after}");
+        // Each that would wait is a task.
+        assert!(after < before + 25, "{before}, {after}");
     }
 
     #[tokio::test(start_paused = true)]
