@@ -752,7 +752,7 @@ pub(crate) struct Doctor {
 
 /// Check on your own server that the promises hold, and report it
 ///
-/// Runs the proofs of the protocol, contends with several clients and processes, takes locks away, and measures what it
+/// Runs the proofs of the protocol, contends with several clients, takes locks away, and measures what it
 /// takes. It writes nothing but into collections of its own in the database, whose names begin with watchlock_verify_,
 /// and drops them at the end; what a killed run has left, the next one drops. The user needs find, insert, update,
 /// remove, listCollections and dropCollection on them; what needs more is skipped by name, and never counts as kept.
@@ -788,9 +788,6 @@ pub(crate) struct Verify {
     /// How much longer than its time a section may take; more on a machine that is overloaded
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub(crate) patience: u64,
-    /// Be one of the processes of a run that contend: of the run whose collections begin so
-    #[arg(long, value_name = "PREFIX", hide = true)]
-    pub(crate) contend: Option<String>,
     #[command(flatten)]
     pub(crate) output: Output,
 }

@@ -2,7 +2,6 @@
 
 use std::{
     env, io,
-    process::Command,
     sync::atomic::{AtomicUsize, Ordering},
     time::Duration,
 };
@@ -129,12 +128,6 @@ impl Connection {
                 "the server is missing: name it with {URI} or --uri, as in mongodb://localhost:27017/app{removed}"
             ))
         })
-    }
-
-    /// Gives another process of this program the connection, in its environment: everybody can read its arguments.
-    pub(crate) fn hand_on(&self, command: &mut Command, database: &Database) -> Result<(), Failure> {
-        command.env(URI, self.uri()?).env(DATABASE, database.name());
-        Ok(())
     }
 
     /// Returns the connection string as the driver reads it.

@@ -6,7 +6,6 @@
 
 use std::{
     collections::BTreeSet,
-    process::Command,
     sync::{Mutex, PoisonError},
     time::{Duration, SystemTime},
 };
@@ -63,7 +62,7 @@ pub(crate) struct Ground<'a> {
     connection: &'a Connection,
     pub(crate) place: Place,
     /// Begins the names of the collections.
-    pub(crate) prefix: String,
+    prefix: String,
     clients: Mutex<Vec<LockClient>>,
     /// Those of the useful actions that the user lacks.
     lacking: Vec<&'static str>,
@@ -93,7 +92,18 @@ pub(crate) async fn on_ground<T>(
 impl<'a> Ground<'a> {
     /// Drops what earlier runs have left, and makes the names of another.
     async fn prepare(connection: &'a Connection) -> Result<Self, Failure> {
-        let mut ground = Self::join(connection, format!("{PREFIX}{}", ObjectId::new().to_hex())).await?;
+        let prefix = format!("{PREFIX}{}", ObjectId::new().to_hex());
+        let place = as_the_library(Place {
+            collection: format!("{prefix}_locks"),
+            ..connection.prompt().await?
+        });
+        let mut ground = Self {
+            connection,
+            place,
+            prefix,
+            clients: Mutex::default(),
+            lacking: Vec::new(),
+        };
         let needed = privileges::missing(&ground.place, &NEEDED).await?;
         if !needed.is_empty() {
             let message = format!(
@@ -108,21 +118,6 @@ impl<'a> Ground<'a> {
         ground.lacking = privileges::missing(&ground.place, &USEFUL).await?;
         clear_leftovers(&ground.place).await?;
         Ok(ground)
-    }
-
-    /// Returns the ground of a run that another process has begun.
-    pub(crate) async fn join(connection: &'a Connection, prefix: String) -> Result<Self, Failure> {
-        let place = as_the_library(Place {
-            collection: format!("{prefix}_locks"),
-            ..connection.prompt().await?
-        });
-        Ok(Self {
-            connection,
-            place,
-            prefix,
-            clients: Mutex::default(),
-            lacking: Vec::new(),
-        })
     }
 
     /// Takes the lock of this run, for as long as its clients live. The inner failure: the server grants no lock.
@@ -170,11 +165,6 @@ impl<'a> Ground<'a> {
             .then(|| format!("the user lacks {action} on the collections of the run"))
     }
 
-    /// Tells another process of this run where it is.
-    pub(crate) fn hand_on(&self, command: &mut Command) -> Result<(), Failure> {
-        self.connection.hand_on(command, &self.place.database)
-    }
-
     /// Returns the collection of the locks.
     pub(crate) fn locks(&self) -> Collection<Document> {
         self.collection("locks")
@@ -189,17 +179,12 @@ impl<'a> Ground<'a> {
         &self.place.database
     }
 
-    /// Ends the clients.
-    pub(crate) async fn leave(&self) {
-        let clients = std::mem::take(&mut *self.clients.lock().unwrap_or_else(PoisonError::into_inner));
-        join_all(clients.iter().map(|client| timeout(LEAVING, client.shutdown()))).await;
-    }
-
     /// Ends the clients, and drops the collections.
     async fn clear(self) -> Result<(), Failure> {
-        self.leave().await;
+        let clients = self.clients.into_inner().unwrap_or_else(PoisonError::into_inner);
+        join_all(clients.iter().map(|client| timeout(LEAVING, client.shutdown()))).await;
         ended(LEAVING).await;
-        // A command of a client that did not shut down in time, or of a process that was killed, may still make one anew.
+        // A command of a client that did not shut down in time may still make one anew.
         let mut was_empty = false;
         for _ in 0..CLEARED_AT_MOST {
             let is_empty = drop_all(&self.place.database, &self.prefix).await? == 0;

@@ -410,7 +410,7 @@ fn adopt_orphans() {
 }
 
 /// Returns the path of the running program itself, even if another version has been installed since.
-pub(crate) fn this_program() -> OsString {
+fn this_program() -> OsString {
     if cfg!(target_os = "linux") {
         return OsString::from("/proc/self/exe");
     }

@@ -10,7 +10,7 @@ use tokio::time::sleep;
 
 use super::{
     WHOLE,
-    exclusion::{self, Contest, processes::Processes},
+    exclusion::{self, Contest},
     pace::Pace,
     report::{Check, Verdict, millis},
     server::answer,
@@ -48,8 +48,7 @@ pub(super) async fn run(ground: &Ground<'_>, pace: &Pace, seed: u64, checks: &mu
     for _ in 0..CLIENTS {
         clients.push(ground.client().await?);
     }
-    let nobody_else = Processes::default();
-    let contending = exclusion::contend(ground, pace, (&clients, &nobody_else), Contest::FailOver, seed, LOAD);
+    let contending = exclusion::contend(ground, pace, &clients, Contest::FailOver, seed, LOAD);
     let stepping = async {
         sleep(BEFORE).await;
         step_down(ground).await

@@ -1,11 +1,10 @@
 //! `watchlock verify`: the proofs, on the user's own server.
 //!
-//! - [`server`], [`protocol`], [`exclusion`], [`wakeups`], [`fences`], [`fail_over`], [`cost`]: the sections, each of
-//!   which adds its checks.
+//! - [`server`], [`protocol`], [`exclusion`], [`wakeups`], [`fences`], [`fail_over`]: the sections, each of which adds its
+//!   checks.
 //! - [`pace`]: whether a time-out says anything.
 //! - [`report`]: what was found, for people and programs.
 
-mod cost;
 mod exclusion;
 mod fail_over;
 mod fences;
@@ -37,9 +36,6 @@ use pace::Pace;
 use report::{Check, Report, Verdict};
 
 pub(crate) async fn verify(connection: &Connection, arguments: Verify) -> Outcome {
-    if let Some(prefix) = arguments.contend {
-        return exclusion::processes::be_one(connection, prefix).await;
-    }
     let begun = Instant::now();
     let sections = arguments.sections.iter().map(|it| section(it));
     let sections = sections.collect::<Result<Vec<_>, _>>()?;
@@ -179,8 +175,6 @@ impl Run {
             // As long as there is time.
             all.push(purged.check(ground, self.end).await?);
         }
-        self.section(cost::SECTION, &pace, all, async |all| cost::run(ground, all).await)
-            .await?;
         Ok(())
     }
 
@@ -211,14 +205,13 @@ impl Run {
 }
 
 /// All sections, in the order of a run.
-const SECTIONS: [&str; 7] = [
+const SECTIONS: [&str; 6] = [
     server::SECTION,
     protocol::SECTION,
     exclusion::SECTION,
     wakeups::SECTION,
     fail_over::SECTION,
     fences::SECTION,
-    cost::SECTION,
 ];
 
 /// The name of a section's check that it comes to its end.

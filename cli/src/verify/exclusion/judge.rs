@@ -2,31 +2,29 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use serde::{Deserialize, Serialize};
-
-use super::{CLIENTS, Contest, SECTION};
+use super::{Contest, SECTION};
 use crate::verify::report::Check;
 
-/// A hold, as its client saw it. Times are those of a clock that all processes of the machine share.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+/// A hold, as its client saw it.
+#[derive(Clone, Debug)]
 pub(super) struct Hold {
     pub(super) name: String,
     pub(super) client: u64,
     pub(super) permits: u32,
     pub(super) token: i64,
     /// Read before the handle said that it was valid.
-    pub(super) from: Duration,
+    pub(super) from: Instant,
     /// The same, at the end; a handle does not become valid again. So it was valid all the time from the one to the
     /// other.
-    pub(super) until: Duration,
+    pub(super) until: Instant,
 }
 
 impl Hold {
     /// Says it in a line, with times since `begun`.
-    fn line(&self, begun: Duration) -> String {
+    fn line(&self, begun: Instant) -> String {
         let Self {
             name,
             client,
@@ -35,17 +33,17 @@ impl Hold {
             from,
             until,
         } = self;
-        let (from, until) = (from.saturating_sub(begun), until.saturating_sub(begun));
+        let [from, until] = [from, until].map(|at| at.saturating_duration_since(begun));
         format!("`{name}`: client {client} had {permits} permits under token {token} from {from:?} to {until:?}")
     }
 }
 
 /// A mutex that was broken.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug)]
 pub(super) struct Break {
     pub(super) name: String,
     /// Read before the break was sent.
-    pub(super) at: Duration,
+    pub(super) at: Instant,
     /// It ended all holds under smaller tokens. Unknown if it was not answered.
     pub(super) below: Option<i64>,
 }
@@ -63,20 +61,11 @@ impl Break {
 }
 
 /// What the tasks of a contest have recorded.
-#[derive(Debug, Default, Deserialize, Serialize)]
+#[derive(Debug, Default)]
 pub(super) struct Record {
     pub(super) holds: Vec<Hold>,
     pub(super) breaks: Vec<Break>,
     pub(super) counted: u64,
-}
-
-impl Record {
-    /// Adds what another process has recorded.
-    pub(super) fn add(&mut self, other: Self) {
-        self.holds.extend(other.holds);
-        self.breaks.extend(other.breaks);
-        self.counted += other.counted;
-    }
 }
 
 /// Judges what the tasks of a contest have recorded.
@@ -122,11 +111,7 @@ pub(super) fn judge(contest: Contest, record: Record, sum: u64) -> Check {
         0 => String::new(),
         count => format!(", {count} breaks"),
     };
-    let elsewhere = clients.iter().filter(|client| **client >= CLIENTS).count();
-    let found = format!(
-        "{count} holds of {} clients, {elsewhere} in processes of their own{broken}",
-        clients.len()
-    );
+    let found = format!("{count} holds of {} clients{broken}", clients.len());
     Check::kept(SECTION, name, found)
 }
 
@@ -182,17 +167,23 @@ fn in_order<'a>(holds: &[&'a Hold]) -> Vec<&'a Hold> {
     sorted
 }
 
-fn lines(holds: &[&Hold], begun: Duration) -> String {
+fn lines(holds: &[&Hold], begun: Instant) -> String {
     let lines: Vec<String> = holds.iter().map(|hold| hold.line(begun)).collect();
     lines.join("\n")
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use super::*;
 
+    fn at(millis: u64) -> Instant {
+        static BEGUN: LazyLock<Instant> = LazyLock::new(Instant::now);
+        *BEGUN + Duration::from_millis(millis)
+    }
+
     fn hold(permits: u32, token: i64, (from, until): (u64, u64)) -> Hold {
-        let at = Duration::from_millis;
         Hold {
             name: "a".to_owned(),
             client: 1,
@@ -221,9 +212,9 @@ mod tests {
         assert_eq!(verdict(Contest::Mutex, at_once(), vec![]), "Broken");
         assert_eq!(verdict(Contest::Semaphore, at_once(), vec![]), "Kept");
         // Of a lock that was broken meanwhile, or after the break that ended an earlier hold.
-        let broken = |at, below| Break {
+        let broken = |millis, below| Break {
             name: "a".to_owned(),
-            at: Duration::from_millis(at),
+            at: at(millis),
             below,
         };
         assert_eq!(verdict(Contest::TakenAway, at_once(), vec![broken(3, Some(2))]), "Kept");

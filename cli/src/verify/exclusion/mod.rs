@@ -1,23 +1,19 @@
-//! Exclusion and tokens: several clients contend, some in processes of their own, and a judge looks at what they held.
+//! Exclusion and tokens: several clients contend, and a judge looks at what they held.
 //!
 //! Each client has its own driver client, and so shares nothing with the others but the server. Some acquires give up,
 //! some are dropped, some holds are of a fixed length and outlast it, and some locks are broken.
 
 mod judge;
-pub(super) mod processes;
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-use futures::future::try_join_all;
 use mongodb::{
     Collection,
     bson::{Document, doc},
 };
-use nix::time::{ClockId, clock_gettime};
-use serde::{Deserialize, Serialize};
 use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
@@ -37,13 +33,11 @@ use crate::{
 };
 
 use judge::{Break, Hold, Record, judge};
-use processes::Processes;
 
 pub(super) const SECTION: &str = "exclusion";
 
-/// Clients in this process, others in processes of their own, and the tasks of each.
-const CLIENTS: u64 = 4;
-const PROCESSES: u64 = 2;
+/// Clients, and the tasks of each.
+const CLIENTS: usize = 6;
 const TASKS: u64 = 3;
 
 /// Acquires of each task, however little time there is.
@@ -60,7 +54,7 @@ const WRITER: u32 = 1_000;
 const SHORT: Duration = Duration::from_millis(2_500);
 
 /// How a check contends.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug)]
 pub(super) enum Contest {
     Mutex,
     Semaphore,
@@ -104,13 +98,6 @@ pub(super) async fn run(
     for _ in 0..CLIENTS {
         clients.push(ground.client().await?);
     }
-    let processes = match Processes::start(ground).await {
-        Ok(processes) => processes,
-        Err(why) => {
-            checks.push(Check::skipped(SECTION, "processes", why));
-            Processes::default()
-        }
-    };
     let contests = [
         Contest::Mutex,
         Contest::Semaphore,
@@ -120,7 +107,7 @@ pub(super) async fn run(
     ];
     let share = time / u32::try_from(contests.len()).unwrap_or(1);
     for contest in contests {
-        let check = contend(ground, pace, (&clients, &processes), contest, seed, share).await?;
+        let check = contend(ground, pace, &clients, contest, seed, share).await?;
         let verdict = check.verdict;
         let hangs = verdict == Verdict::Inconclusive || verdict == Verdict::Broken && check.evidence.is_none();
         checks.push(check);
@@ -136,7 +123,7 @@ pub(super) async fn run(
 pub(super) async fn contend(
     ground: &Ground<'_>,
     pace: &Pace,
-    (clients, processes): (&[LockClient], &Processes),
+    clients: &[LockClient],
     contest: Contest,
     seed: u64,
     time: Duration,
@@ -152,21 +139,31 @@ pub(super) async fn contend(
         };
         asked(written).await?;
     }
-    let elsewhere = processes.play(contest, seed, time);
-    let here = async {
-        let played = clients.iter().zip(0..).map(|(locks, client)| {
-            let players = Players {
+    let record = Arc::new(Mutex::new(Record::default()));
+    let end = Instant::now() + time;
+    let mut tasks: JoinSet<Result<(), AcquireError>> = JoinSet::new();
+    for (locks, client) in clients.iter().zip(0..) {
+        for task in 0..TASKS {
+            let player = Player {
+                locks: locks.clone(),
                 contest,
-                seed,
-                time,
+                documents: documents.clone(),
+                counted: counted.clone(),
                 client,
+                writes: (client + task).is_multiple_of(3),
+                random: Random::new(seed ^ (client * TASKS + task)),
+                record: record.clone(),
             };
-            players.play(ground, locks)
-        });
-        try_join_all(played).await
+            tasks.spawn(player.play(end));
+        }
+    }
+    let played = async {
+        while let Some(ended) = tasks.join_next().await {
+            ended.map_err(|stopped| Failure::internal(format!("a task was stopped: {stopped}")))??;
+        }
+        Ok::<_, Failure>(())
     };
-    let both = async { futures::join!(here, elsewhere) };
-    let Ok((here, elsewhere)) = timeout(time + pace.patience, both).await else {
+    let Ok(played) = timeout(time + pace.patience, played).await else {
         let found = format!(
             "an acquire has not come to its end {} after the time",
             span_of(pace.patience)
@@ -174,12 +171,8 @@ pub(super) async fn contend(
         // Eighteen tasks hold five times each, by five commands: most of them under one name, one after the other.
         return Ok(pace.late(SECTION, contest.name(), (pace.patience, 450), found));
     };
-    let mut record = Record::default();
-    here?.into_iter().for_each(|part| record.add(part));
-    match elsewhere {
-        Ok(parts) => parts.into_iter().for_each(|part| record.add(part)),
-        Err(why) => return Ok(Check::inconclusive(SECTION, contest.name(), why)),
-    }
+    played?;
+    let record = std::mem::take(&mut *record.lock().unwrap_or_else(PoisonError::into_inner));
     let count = asked(async move { sum(&counted, contest).await }).await?;
     Ok(judge(contest, record, count))
 }
@@ -197,51 +190,6 @@ async fn sum(counted: &Collection<Document>, contest: Contest) -> Result<u64, mo
 
 fn name_of(contest: Contest, name: &str) -> String {
     format!("{} {name}", contest.name())
-}
-
-/// The tasks of one client in a contest.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
-struct Players {
-    contest: Contest,
-    seed: u64,
-    time: Duration,
-    client: u64,
-}
-
-impl Players {
-    /// Plays, and returns what the tasks have seen.
-    async fn play(self, ground: &Ground<'_>, locks: &LockClient) -> Result<Record, Failure> {
-        let record = Arc::new(Mutex::new(Record::default()));
-        let end = Instant::now() + self.time;
-        let mut tasks: JoinSet<Result<(), AcquireError>> = JoinSet::new();
-        for task in 0..TASKS {
-            let player = Player {
-                locks: locks.clone(),
-                contest: self.contest,
-                documents: ground.collection("documents"),
-                counted: ground.collection("counted"),
-                client: self.client,
-                writes: (self.client + task).is_multiple_of(3),
-                random: Random::new(self.seed ^ (self.client * TASKS + task)),
-                record: record.clone(),
-            };
-            tasks.spawn(player.play(end));
-        }
-        while let Some(ended) = tasks.join_next().await {
-            ended.map_err(|stopped| Failure::internal(format!("a task was stopped: {stopped}")))??;
-        }
-        Ok(std::mem::take(
-            &mut *record.lock().unwrap_or_else(PoisonError::into_inner),
-        ))
-    }
-}
-
-/// Returns the time of a clock that all processes of this machine share, and that nobody sets.
-fn now() -> Duration {
-    // It is always there.
-    clock_gettime(ClockId::CLOCK_MONOTONIC)
-        .map(Duration::from)
-        .unwrap_or_default()
 }
 
 /// One task that acquires, holds and gives back.
@@ -315,7 +263,7 @@ impl Player {
     }
 
     async fn hold(&mut self, name: &str, held: Held, permits: u32) {
-        let from = now();
+        let from = Instant::now();
         if !held.is_held() {
             return;
         }
@@ -332,7 +280,7 @@ impl Player {
         let mut until = from;
         let end = from + pause;
         loop {
-            let look = now();
+            let look = Instant::now();
             if held.is_held() {
                 until = look;
             }
@@ -343,7 +291,7 @@ impl Player {
         }
         if matches!(self.contest, Contest::TakenAway) && self.random.below(6) == 0 {
             // By another holder's hand, or one's own: it is taken away all the same.
-            let at = now();
+            let at = Instant::now();
             let below = match self.locks.break_lock(name).await {
                 // The next holder has it in the same write.
                 Ok(Some(after)) => {
