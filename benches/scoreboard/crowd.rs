@@ -112,7 +112,7 @@ pub(crate) async fn streams_of_observers(cluster: &Cluster) -> Result<usize> {
 }
 
 /// Returns the number of open change streams.
-pub(crate) async fn streams(driver: &Client) -> Result<usize> {
+async fn streams(driver: &Client) -> Result<usize> {
     let stages = [
         doc! { "$currentOp": { "allUsers": true, "idleCursors": true } },
         doc! { "$match": { "cursor.cursorId": { "$exists": true } } },

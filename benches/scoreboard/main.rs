@@ -5,7 +5,7 @@
 //!
 //! `cargo bench --bench scoreboard -- one_node` measures a part of it, which is then not written. The parts are
 //! `allocations`, `one_node`, `distinct`, `three_nodes`, `standalone`, `contention`, `inside`, `crowd`, `fleet`, `scaling`
-//! and `steady_state`; and `scaling_rows`, which takes a quarter of an hour and is measured only by name.
+//! and `steady_state`.
 
 mod allocations;
 mod board;
@@ -21,7 +21,6 @@ mod load;
 mod measure;
 mod peer;
 mod scaling;
-mod scaling_rows;
 mod throughput;
 
 use std::{
@@ -54,7 +53,7 @@ const ROUNDS_CONTENDED: u32 = 3;
 /// Number of rounds with a holder that dies, which take a lease each.
 const ROUNDS_EXPIRY: usize = 15;
 
-const PARTS: [&str; 12] = [
+const PARTS: [&str; 11] = [
     "allocations",
     "one_node",
     "distinct",
@@ -66,11 +65,7 @@ const PARTS: [&str; 12] = [
     "fleet",
     "scaling",
     "steady_state",
-    SCALING_ROWS,
 ];
-
-/// Part that is measured only by its name: it takes long, and has no bounds.
-const SCALING_ROWS: &str = "scaling_rows";
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -93,8 +88,7 @@ async fn main() -> Result<()> {
     let begun = Instant::now();
     let mut board = Board::default();
     for part in PARTS {
-        let is_wanted = parts.iter().any(|wanted| wanted == part);
-        if !is_wanted && (part == SCALING_ROWS || !parts.is_empty()) {
+        if !parts.is_empty() && parts.iter().all(|wanted| wanted != part) {
             continue;
         }
         match part {
@@ -108,7 +102,6 @@ async fn main() -> Result<()> {
             "crowd" => crowd(&mut board).await?,
             "fleet" => fleet(&mut board).await?,
             "scaling" => scaling(&mut board).await?,
-            SCALING_ROWS => scaling_rows(&mut board).await?,
             _ => steady_state(&mut board).await?,
         }
     }
@@ -320,17 +313,6 @@ async fn fleet(board: &mut Board) -> Result<()> {
         of(&few)
     );
     board.enter(board::QUIET_LOST, quiet.ratio().max(few.ratio()), from);
-    Ok(())
-}
-
-/// Prints the rows of `docs/scaling.md`.
-async fn scaling_rows(board: &mut Board) -> Result<()> {
-    for doing in scaling_rows::ALL {
-        let cluster = start(Cluster::replica_set(1), &format!("up to 256 clients that {doing}")).await?;
-        let rows = scaling_rows::rows(&cluster, doing).await?;
-        rows.iter().for_each(|row| board.remark(row.to_string()));
-        board.remark(scaling_rows::extrapolated(&rows));
-    }
     Ok(())
 }
 
