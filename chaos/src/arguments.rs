@@ -53,7 +53,7 @@ pub(crate) struct Faults {
     /// Which ones; by the clock if not given
     #[arg(long, default_value_t = by_the_clock())]
     pub(crate) seed: u64,
-    /// Only these kinds, with commas between them and - for a space, as the summary names them
+    /// Only these kinds, with commas between them and - for a space, as the outcome names them
     /// (connections-dead,lock-broken)
     #[arg(long, default_value_t, value_parser = Mix::parse, hide_default_value = true)]
     pub(crate) fault: Mix,

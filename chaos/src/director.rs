@@ -17,7 +17,6 @@ use crate::{
     Result,
     client::{Actor, Ending, LEASE, Options, Plan, Way, connect},
     clock::wall_ahead,
-    evidence::{self, Evidence},
     fault::NODES,
     gauge,
     history::{HISTORY, History, JOURNAL, SERVERS},
@@ -25,11 +24,11 @@ use crate::{
     judge::{Case, PROBE, growth},
     locks::{ALL, CROSSED, FEW_PERMITS, JOBS, Kind, Share},
     oplog::Reader,
+    outcome::{self, Evidence, Outcome},
     record::Log,
     schedule::Play,
     stage::Stage,
     streams::Stream,
-    summary::Summary,
     timeline,
 };
 
@@ -77,7 +76,7 @@ pub(crate) async fn run(play: Play) -> Result<bool> {
     let cluster = Cluster::builder()
         .replica_set(NODES)
         .proxied(true)
-        // Without the library those faults are missed, and the summary says so.
+        // Without the library those faults are missed, and the outcome says so.
         .clocks(clock::library().is_some())
         .election_timeout(ELECTION_TIMEOUT)
         .args(SOAKING.into_iter().filter(|_| play.soaks))
@@ -276,15 +275,15 @@ pub(crate) fn judge(folder: &Path) -> Result<bool> {
         let told = timeline::tell(&case, violation);
         fs::write(folder.join(format!("violation-{number}.txt")), told)?;
     }
-    let summary = Summary {
-        history: &history,
+    let growth = growth::verdicts(&history);
+    let evidence = Evidence::of(&history, &violations, judged, &growth);
+    fs::write(folder.join(outcome::FILE), serde_json::to_string(&evidence)?)?;
+    let outcome = Outcome {
+        evidence: &evidence,
         violations: &violations,
-        judged,
-        growth: growth::verdicts(&history),
+        growth: &growth,
         folder,
     };
-    let evidence = serde_json::to_string(&Evidence::of(&summary))?;
-    fs::write(folder.join(evidence::FILE), evidence)?;
-    println!("{summary}");
+    println!("{outcome}");
     Ok(violations.is_empty())
 }
