@@ -586,12 +586,7 @@ async fn a_section_is_run_by_itself() {
     let ground = Ground::replica_set("cli_verify_section").await;
     let report = verify(&ground, &["--json", "--section", "prot"]).await.expect(0).json();
     assert_eq!(verdict(&report, "protocol", "mutexes"), "kept", "{report:#}");
-    for section in [
-        "server",
-        "exclusion",
-        "wake-ups and losses",
-        "fences and transactions",
-    ] {
+    for section in ["server", "exclusion", "wake-ups and losses", "fences and transactions"] {
         assert_eq!(
             verdict(&report, section, "to its end"),
             "skipped",

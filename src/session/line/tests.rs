@@ -16,7 +16,6 @@ mod news;
 mod outages;
 mod queue_position;
 mod reentering;
-mod refusing;
 mod reporting;
 mod set_permits;
 mod sharing;
@@ -312,6 +311,19 @@ impl Bench {
         let (to, left) = oneshot::channel();
         self.step(|step| step.let_go(hold, Some(to)));
         left
+    }
+
+    /// Releases a hold as its last handle does. Returns whether the release was answered without an operation.
+    fn release(&mut self, hold: &Hold) -> bool {
+        assert_eq!(hold.exit(), Remains::Nothing);
+        let (to, mut left) = oneshot::channel();
+        self.step(|step| step.let_go(hold, Some(to)));
+        let answered = left.try_recv();
+        if let Ok(left) = &answered {
+            assert_eq!(*left.as_ref().unwrap(), wake::Left::Holder);
+        }
+        self.settle();
+        answered.is_ok()
     }
 
     fn ids_in_document(&self) -> Vec<&str> {

@@ -126,20 +126,3 @@ async fn what_a_dead_incarnation_asked_for_takes_nothing_however_late_it_comes()
     assert_eq!(hold.lost_reason(), None);
     assert_eq!(bench.ids_in_document(), [hold.id.as_str(), "b-1"]);
 }
-
-#[tokio::test(start_paused = true)]
-async fn tasks_of_one_client_never_take_from_each_other() {
-    let mut bench = Bench::new();
-    let (_, mut first) = bench.join_for(wanted_as(1));
-    bench.settle();
-    let first = held(&mut first);
-    let (_, mut second) = bench.join_for(wanted_as(1));
-    let (_, mut tried) = bench.join_for(AcquireOptions {
-        patience: Patience::Try,
-        ..wanted_as(1)
-    });
-    bench.settle();
-    assert!(matches!(tried.try_recv(), Ok(Err(AcquireError::Held { .. }))));
-    second.try_recv().unwrap_err();
-    assert_eq!(first.lost_reason(), None);
-}

@@ -26,9 +26,7 @@ async fn a_grant_in_the_write_of_a_release_is_from_that_task_unless_it_had_lost_
     for (was_put_out, how) in [(false, How::Local), (true, How::AtOnce)] {
         let mut bench = Bench::new();
         bench.config.hands_on = false;
-        let (_, mut first) = bench.join(true);
-        bench.settle();
-        let first = held(&mut first);
+        let first = bench.take();
         if was_put_out {
             bench.foreign(&foreign("b.1", &[&first.id], None), false);
         }
@@ -76,20 +74,6 @@ async fn tasks_that_asked_where_there_is_no_document_are_answered_and_later_ones
     later.try_recv().unwrap_err();
     bench.settle();
     held(&mut later);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_try_that_finds_the_lock_taken_is_told_how_many_wait() {
-    let mut bench = Bench::new();
-    for id in ["a-1", "b-1", "c-1"] {
-        bench.foreign(&foreign(id, &[], Some(id)), false);
-    }
-    let (_, mut tried) = bench.join_for(tries());
-    bench.settle();
-    let Err(AcquireError::Held { contention, .. }) = tried.try_recv().unwrap() else {
-        panic!("it is held");
-    };
-    assert_eq!(contention.waiting_before, 2);
 }
 
 /// As where another program took it out.

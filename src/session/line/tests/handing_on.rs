@@ -6,19 +6,6 @@ use crate::{
     waitlist::handing_on::{HANDED_ON_FOR, RANGE},
 };
 
-/// Releases a hold as its last handle does. Returns whether the release was answered without an operation.
-pub(super) fn release(bench: &mut Bench, hold: &Hold) -> bool {
-    assert_eq!(hold.exit(), Remains::Nothing);
-    let (to, mut left) = oneshot::channel();
-    bench.step(|step| step.let_go(hold, Some(to)));
-    let answered = left.try_recv();
-    if let Ok(left) = &answered {
-        assert_eq!(*left.as_ref().unwrap(), wake::Left::Holder);
-    }
-    bench.settle();
-    answered.is_ok()
-}
-
 /// Waiters of which the first has a hold with a range of tokens, and the second the process's queue position.
 fn handing_on(bench: &mut Bench, waiters: Vec<Receiver>) -> (Arc<Hold>, std::vec::IntoIter<Receiver>) {
     let mut waiters = waiters.into_iter();
@@ -34,46 +21,6 @@ fn counter(bench: &Bench) -> i64 {
     bench.document.as_ref().unwrap().token
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_lock_goes_from_task_to_task_without_the_server() {
-    let mut bench = Bench::new();
-    let tasks = waiters(&mut bench, 1_000);
-    let mut last = 0;
-    bench.settle();
-    for mut task in tasks {
-        let hold = held(&mut task);
-        assert!(
-            hold.token.as_i64() > last && hold.token.as_i64() <= counter(&bench),
-            "first come, first served, and nobody else gets the token"
-        );
-        last = hold.token.as_i64();
-        assert!(bench.ids_in_document().len() <= 2);
-        release(&mut bench, &hold);
-    }
-    // One for each range and a few to begin with and to end.
-    let ranges = 1_000 / usize::try_from(RANGE).unwrap() + 1;
-    assert!(bench.operations <= ranges + 5, "{} operations", bench.operations);
-    assert!(bench.line.waitlist.is_unused());
-}
-
-#[tokio::test(start_paused = true)]
-async fn another_client_that_comes_to_wait_ends_the_handing_on() {
-    let mut bench = Bench::new();
-    let tasks = waiters(&mut bench, 10);
-    let (first, mut tasks) = handing_on(&mut bench, tasks);
-    assert!(release(&mut bench, &first));
-    bench.foreign(&foreign("b.1", &[], Some("b-1")), true);
-    let second = held(&mut tasks.next().unwrap());
-    // The third came before the other, and has the process's queue position.
-    assert!(!release(&mut bench, &second));
-    let third = held(&mut tasks.next().unwrap());
-    assert!(!release(&mut bench, &third));
-    assert_eq!(bench.ids_in_document()[0], "b-1");
-    let holder = &bench.document.as_ref().unwrap().holders[0];
-    assert!(holder.token > third.token.as_i64());
-    assert!(tasks.next().unwrap().try_recv().is_err());
-}
-
 /// The answer that shows the grant is older than the event.
 #[tokio::test(start_paused = true)]
 async fn another_client_whose_event_comes_before_the_answer_ends_the_handing_on() {
@@ -85,7 +32,7 @@ async fn another_client_whose_event_comes_before_the_answer_ends_the_handing_on(
     bench.answered(&operation, &answer);
     bench.settle();
     let first = held(&mut tasks.next().unwrap());
-    assert!(!release(&mut bench, &first));
+    assert!(!bench.release(&first));
 }
 
 /// The waiter is seen in either way: by a read of the document, or by the answer to a request of the next in line.
@@ -108,7 +55,7 @@ async fn another_client_whose_event_is_lost_is_seen_in_whatever_shows_it() {
         } else {
             bench.settle();
         }
-        assert!(!release(&mut bench, &first), "by a reading: {by_reading}");
+        assert!(!bench.release(&first), "by a reading: {by_reading}");
     }
 }
 
@@ -125,7 +72,7 @@ async fn another_client_whose_event_is_lost_waits_for_the_range_or_the_time() {
         bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
         let granted = bench.operations;
         let mut handed_on = 0;
-        while release(&mut bench, &hold) {
+        while bench.release(&hold) {
             hold = held(&mut tasks.next().unwrap());
             handed_on += 1;
         }
@@ -136,10 +83,10 @@ async fn another_client_whose_event_is_lost_waits_for_the_range_or_the_time() {
         let (hold, mut tasks) = handing_on(&mut bench, tasks);
         bench.stream = stream;
         tokio::time::advance(most - Duration::from_millis(1)).await;
-        assert!(release(&mut bench, &hold));
+        assert!(bench.release(&hold));
         let hold = held(&mut tasks.next().unwrap());
         tokio::time::advance(Duration::from_millis(1)).await;
-        assert!(!release(&mut bench, &hold));
+        assert!(!bench.release(&hold));
     }
 }
 
@@ -149,24 +96,7 @@ async fn events_that_may_have_been_missed_end_the_handing_on() {
     let tasks = waiters(&mut bench, 10);
     let (hold, _tasks) = handing_on(&mut bench, tasks);
     bench.step(|step| step.doubt());
-    assert!(!release(&mut bench, &hold));
-}
-
-#[tokio::test(start_paused = true)]
-async fn who_has_the_hold_when_it_is_lost_has_lost_it() {
-    let mut bench = Bench::new();
-    let tasks = waiters(&mut bench, 10);
-    let (second, mut tasks) = handing_on(&mut bench, tasks);
-    assert!(release(&mut bench, &second));
-    let third = held(&mut tasks.next().unwrap());
-    assert_eq!((&third.id, third.granted_as), (&second.id, second.token.as_i64()));
-    let broken = Operation {
-        evict: Evict::Everybody,
-        ..foreign("b.1", &[], None)
-    };
-    bench.foreign(&broken, true);
-    assert_eq!(third.lost_reason(), Some(LostReason::Broken));
-    assert_eq!(second.lost_reason(), Some(LostReason::Released));
+    assert!(!bench.release(&hold));
 }
 
 #[tokio::test(start_paused = true)]
@@ -176,7 +106,7 @@ async fn the_next_task_inherits_the_deadline_and_no_more() {
     let (second, mut tasks) = handing_on(&mut bench, tasks);
     tokio::time::advance(Duration::from_millis(400)).await;
     let inherited = (second.deadline(), second.renew_at());
-    assert!(release(&mut bench, &second));
+    assert!(bench.release(&second));
     let third = held(&mut tasks.next().unwrap());
     assert_eq!((third.deadline(), third.renew_at()), inherited);
     // A process that stood still past the deadline sees the loss with its first look, and hands nothing on.
@@ -192,7 +122,7 @@ async fn a_hold_that_was_handed_on_is_let_go_of_by_nobody_but_its_present_task()
     let mut bench = Bench::new();
     let tasks = waiters(&mut bench, 10);
     let (second, mut tasks) = handing_on(&mut bench, tasks);
-    assert!(release(&mut bench, &second));
+    assert!(bench.release(&second));
     let third = held(&mut tasks.next().unwrap());
     assert!(!bench.line.waitlist.has(&second) && bench.line.waitlist.has(&third));
     let before = bench.operations;
@@ -217,7 +147,7 @@ async fn a_lease_in_doubt_and_a_lock_that_is_kept_go_through_the_server() {
         let tasks = waiters(&mut bench, 10);
         let (hold, _tasks) = handing_on(&mut bench, tasks);
         change(&hold);
-        assert!(!release(&mut bench, &hold), "change {number}");
+        assert!(!bench.release(&hold), "change {number}");
     }
 }
 
@@ -245,14 +175,14 @@ async fn only_what_is_alike_is_handed_on() {
             tasks.push(bench.join_for(options.clone()).1);
         }
         let (hold, _tasks) = handing_on(&mut bench, tasks);
-        assert!(!release(&mut bench, &hold), "{what}");
+        assert!(!bench.release(&hold), "{what}");
     }
     // Other tasks may come to share it.
     let mut bench = Bench::new();
     let mut tasks = vec![bench.join_for(reentrant()).1];
     tasks.extend(waiters(&mut bench, 9));
     let (hold, _tasks) = handing_on(&mut bench, tasks);
-    assert!(!release(&mut bench, &hold), "re-entrant");
+    assert!(!bench.release(&hold), "re-entrant");
     for (kind, hands_on) in [
         (Kind::Mutex, true),
         (Kind::Semaphore, true),
@@ -263,13 +193,13 @@ async fn only_what_is_alike_is_handed_on() {
         let mut bench = Bench::new();
         let tasks = (0..9).map(|_| bench.join_as(kind, 1, true).1).collect();
         let (hold, _tasks) = handing_on(&mut bench, tasks);
-        assert_eq!(release(&mut bench, &hold), hands_on, "{kind}");
+        assert_eq!(bench.release(&hold), hands_on, "{kind}");
     }
     let mut bench = Bench::new();
     bench.config.hands_on = false;
     let tasks = waiters(&mut bench, 9);
     let (hold, _tasks) = handing_on(&mut bench, tasks);
-    assert!(!release(&mut bench, &hold), "switched off");
+    assert!(!bench.release(&hold), "switched off");
     let holder = &bench.document.as_ref().unwrap().holders[0];
     assert_eq!(
         (holder.token, hold.token.as_i64() + 1),
@@ -328,7 +258,7 @@ async fn a_place_in_the_queue_leaves_with_the_last_task_that_took_it_over() {
     let (key, _third) = bench.join(true);
     bench.settle();
     let place = bench.ids_in_document()[1].to_owned();
-    assert!(release(&mut bench, &hold));
+    assert!(bench.release(&hold));
     assert_eq!(bench.ids_in_document()[1], place, "the third has it");
     let _ = bench.give_up(key);
     bench.settle();
@@ -338,9 +268,9 @@ async fn a_place_in_the_queue_leaves_with_the_last_task_that_took_it_over() {
     bench.settle();
     assert_eq!(bench.ids_in_document().len(), 2);
     let second = held(&mut tasks.next().unwrap());
-    assert!(release(&mut bench, &second));
+    assert!(bench.release(&second));
     assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
     let third = held(&mut third);
-    assert!(!release(&mut bench, &third));
+    assert!(!bench.release(&third));
     assert!(bench.line.waitlist.is_unused() && bench.ids_in_document().is_empty());
 }

@@ -1,6 +1,6 @@
 //! Locks that stay with the client after their last release.
 
-use super::{super::super::hold::WORTH_A_COMMAND, handing_on::release, *};
+use super::{super::super::hold::WORTH_A_COMMAND, *};
 use crate::{
     hold_options::Terms,
     waitlist::handing_on::{HANDED_ON_FOR, RANGE},
@@ -33,7 +33,7 @@ fn acquire(bench: &mut Bench, options: AcquireOptions) -> (Arc<Hold>, usize) {
 /// A lock that was released and has stayed.
 fn idle(bench: &mut Bench) -> Arc<Hold> {
     let (hold, _) = acquire(bench, options());
-    assert!(release(bench, &hold));
+    assert!(bench.release(&hold));
     hold
 }
 
@@ -61,7 +61,7 @@ async fn a_lock_that_has_stayed_is_taken_again_without_the_server() {
         assert_eq!(hold.granted_as, bench.document.as_ref().unwrap().holders[0].token);
         last = hold.token;
         // The first release ended its hold for good; so does each.
-        assert!(release(&mut bench, &hold));
+        assert!(bench.release(&hold));
         assert_eq!(hold.lost_reason(), Some(LostReason::Released));
         tokio::time::advance(SECOND).await;
     }
@@ -69,16 +69,6 @@ async fn a_lock_that_has_stayed_is_taken_again_without_the_server() {
     bench.foreign(&foreign("b.1", &[], Some("b-1")), true);
     bench.settle();
     assert!(bench.document.as_ref().unwrap().holders[0].token > last.as_i64());
-}
-
-#[tokio::test(start_paused = true)]
-async fn it_goes_back_at_once_when_another_client_waits() {
-    let mut bench = keeping();
-    idle(&mut bench);
-    bench.foreign(&foreign("b.1", &[], Some("b-1")), true);
-    bench.settle();
-    assert_eq!(bench.ids_in_document(), ["b-1"]);
-    assert!(bench.line.waitlist.is_unused());
 }
 
 #[tokio::test(start_paused = true)]
@@ -164,7 +154,7 @@ async fn nothing_stays_that_is_not_to_be_handed_on() {
     guarded.line.waitlist.note_guarded();
     for (case, bench) in [&mut off, &mut unstreamed, &mut guarded].into_iter().enumerate() {
         let (hold, _) = acquire(bench, options());
-        assert!(!release(bench, &hold), "{case}");
+        assert!(!bench.release(&hold), "{case}");
         assert!(bench.line.waitlist.is_unused(), "{case}");
     }
     let reader = AcquireOptions {
@@ -173,7 +163,7 @@ async fn nothing_stays_that_is_not_to_be_handed_on() {
     };
     let mut bench = keeping();
     let (hold, _) = acquire(&mut bench, reader);
-    assert!(!release(&mut bench, &hold));
+    assert!(!bench.release(&hold));
 }
 
 /// The option of one acquire counts for that acquire, and for no other.
@@ -185,10 +175,10 @@ async fn an_acquire_can_ask_for_it_alone() {
         ..Terms::default()
     };
     let (hold, _) = acquire(&mut bench, AcquireOptions { terms, ..options() });
-    assert!(release(&mut bench, &hold));
+    assert!(bench.release(&hold));
     let (hold, operations) = acquire(&mut bench, options());
     assert_eq!(operations, 0);
-    assert!(!release(&mut bench, &hold));
+    assert!(!bench.release(&hold));
 }
 
 #[tokio::test(start_paused = true)]
@@ -210,7 +200,7 @@ async fn a_range_of_tokens_serves_so_many_tasks_and_no_more() {
 fn idle_or_gone(bench: &mut Bench) -> Arc<Hold> {
     let (hold, operations) = acquire(bench, options());
     assert_eq!(operations, 0);
-    release(bench, &hold);
+    bench.release(&hold);
     hold
 }
 
@@ -262,7 +252,7 @@ async fn its_lease_goes_on() {
     let mut bench = keeping();
     let (hold, _) = acquire(&mut bench, options());
     let inherited = (hold.deadline(), hold.renew_at());
-    assert!(release(&mut bench, &hold));
+    assert!(bench.release(&hold));
     let stays = bench.line.waitlist.holds().next().cloned().unwrap();
     // It is read soon.
     let soon = Some(Instant::now() + 5 * SECOND);
@@ -271,7 +261,7 @@ async fn its_lease_goes_on() {
     assert_eq!(stays.lease.interval, Some(5 * SECOND));
     let (again, _) = acquire(&mut bench, options());
     assert_eq!((again.deadline(), again.renew_at()), (inherited.0, soon));
-    assert!(release(&mut bench, &again));
+    assert!(bench.release(&again));
     // While a renewal is on its way it might still show the lock as idle.
     let stays = bench.line.waitlist.holds().next().cloned().unwrap();
     stays.upkeep().sent(Instant::now(), Instant::now() + SECOND);
@@ -303,7 +293,7 @@ async fn what_is_shown_as_idle_is_soon_shown_as_held() {
     let soon = Instant::now() + WORTH_A_COMMAND;
     assert_eq!((operations, hold.renew_at()), (0, Some(soon)));
     // A task that is done before that need not show it, and hands the hold on as it is.
-    assert!(release(&mut bench, &hold));
+    assert!(bench.release(&hold));
     let stays = bench.line.waitlist.holds().next().cloned().unwrap();
     assert!(stays.upkeep().shown_idle);
     assert_eq!(stays.renew_at(), planned);
@@ -315,11 +305,11 @@ async fn what_is_shown_as_idle_is_soon_shown_as_held() {
     let sent = Instant::now();
     hold.upkeep().acknowledged(sent + Duration::from_secs(60), sent);
     assert!(!hold.upkeep().shown_idle);
-    assert!(release(&mut bench, &hold));
+    assert!(bench.release(&hold));
     assert!(!bench.line.waitlist.holds().next().unwrap().upkeep().shown_idle);
     let (hold, _) = acquire(&mut bench, options());
     hold.upkeep().sent(Instant::now(), Instant::now() + SECOND);
-    assert!(!release(&mut bench, &hold));
+    assert!(!bench.release(&hold));
 }
 
 /// An event would have told of others; but it is long since anything was read.
@@ -397,7 +387,7 @@ async fn a_stream_that_breaks_for_a_moment_costs_nobody_what_stays() {
     let mut bench = keeping();
     let (hold, _) = acquire(&mut bench, options());
     bench.stream = StreamState::Unavailable;
-    assert!(!release(&mut bench, &hold));
+    assert!(!bench.release(&hold));
 }
 
 /// Between tasks that wait, a lost event costs others no more than without the option.
@@ -408,7 +398,7 @@ async fn what_is_handed_on_to_whoever_waits_is_so_for_no_longer_than_ever() {
     let (_, mut waiting) = bench.join(true);
     bench.settle();
     tokio::time::advance(HANDED_ON_FOR).await;
-    assert!(!release(&mut bench, &hold));
+    assert!(!bench.release(&hold));
     assert!(held(&mut waiting).token > hold.token);
 }
 
@@ -426,7 +416,7 @@ async fn a_client_that_shuts_down_keeps_nothing() {
     let mut bench = keeping();
     let (hold, _) = acquire(&mut bench, options());
     bench.step(|step| step.close());
-    assert!(!release(&mut bench, &hold));
+    assert!(!bench.release(&hold));
     assert!(bench.line.waitlist.is_unused());
 }
 

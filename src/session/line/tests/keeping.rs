@@ -28,10 +28,7 @@ async fn a_release_that_keeps_the_lock_does_so_once_however_often_it_is_sent() {
 
 #[tokio::test(start_paused = true)]
 async fn nothing_that_comes_late_opens_a_lock_that_is_kept() {
-    let mut bench = Bench::new();
-    let (_, mut before) = bench.join(true);
-    bench.settle();
-    let before = held(&mut before);
+    let (mut bench, before) = Bench::holding();
     let hold = {
         let terms = Terms {
             at_least: MINUTE,

@@ -4,10 +4,7 @@ use super::*;
 
 #[tokio::test(start_paused = true)]
 async fn a_hold_is_entered_again_only_where_that_is_asked_for() {
-    let mut bench = Bench::new();
-    let (_, mut outer) = bench.join(true);
-    bench.settle();
-    let outer = held(&mut outer);
+    let (mut bench, outer) = Bench::holding();
     let operations = bench.operations;
     let (_, mut inner) = bench.join_for(reentrant());
     let inner = held(&mut inner);
@@ -64,10 +61,7 @@ async fn whoever_waits_re_entrantly_enters_the_first_hold_of_the_client() {
 
 #[tokio::test(start_paused = true)]
 async fn what_is_lost_is_never_entered_again() {
-    let mut bench = Bench::new();
-    let (_, mut outer) = bench.join(true);
-    bench.settle();
-    let outer = held(&mut outer);
+    let (mut bench, outer) = Bench::holding();
     tokio::time::advance(bench.config.lease).await;
     let (_, mut late) = bench.join_for(reentrant());
     assert_eq!(outer.lost_reason(), Some(LostReason::Expired));

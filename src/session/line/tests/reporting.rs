@@ -3,30 +3,6 @@
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn who_gives_up_is_told_who_holds_and_how_many_come_before() {
-    let mut bench = Bench::new();
-    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
-    bench.foreign(&foreign("b.2", &[], Some("b-2")), false);
-    let (first, _first) = bench.join(true);
-    let (second, _second) = bench.join(true);
-    bench.settle();
-    tokio::time::advance(Duration::from_secs(3)).await;
-    let (contention, trouble) = bench.give_up(second);
-    let contention = contention.unwrap();
-    assert!(trouble.is_none());
-    // The one of the other client, and ours before it.
-    assert_eq!((contention.waiting_before, contention.held_here), (2, false));
-    assert_eq!(
-        contention.holders[0].token.as_i64(),
-        bench.document.as_ref().unwrap().token
-    );
-    assert_eq!(contention.age, Duration::from_secs(3));
-    assert_eq!(bench.give_up(first).0.unwrap().waiting_before, 1);
-    bench.settle();
-    assert!(bench.line.last_answer.is_none(), "nobody waits any more");
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_try_is_told_who_holds_and_that_it_is_oneself() {
     let mut bench = Bench::new();
     let (_, mut outcome) = bench.join(true);

@@ -45,19 +45,6 @@ impl Bench {
         held(&mut self.acquire(reader()))
     }
 
-    /// Releases a hold as its last handle does. Returns whether the release was answered without an operation.
-    fn release(&mut self, hold: &Hold) -> bool {
-        assert_eq!(hold.exit(), Remains::Nothing);
-        let (to, mut left) = oneshot::channel();
-        self.step(|step| step.let_go(hold, Some(to)));
-        let answered = left.try_recv();
-        if let Ok(left) = &answered {
-            assert_eq!(*left.as_ref().unwrap(), wake::Left::Holder);
-        }
-        self.settle();
-        answered.is_ok()
-    }
-
     /// Two readers, of whom the second may share its hold.
     fn readers(&mut self) -> (Arc<Hold>, Arc<Hold>) {
         let (first, second) = (self.read(), self.read());
@@ -140,28 +127,6 @@ async fn a_try_shares_as_well() {
         ..reader()
     });
     assert_eq!((&held(&mut tried).id, bench.operations), (&second.id, before));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_writer_of_another_client_ends_the_sharing() {
-    let mut bench = Bench::new();
-    let (first, second) = bench.readers();
-    let third = bench.read();
-    // Another reads too, and all of them are asked for.
-    bench.foreign(&other("b.1", &[], Some(("b-1", 1))), true);
-    assert!(bench.lets_in(), "a reader asks for nobody");
-    bench.foreign(&other("c.1", &[], Some(("c-1", ALL))), true);
-    let mut late = bench.acquire(reader());
-    assert!(late.try_recv().is_err(), "it stands behind the writer");
-    assert_eq!(bench.document.as_ref().unwrap().queue.len(), 2);
-    for hold in [first, second] {
-        bench.release(&hold);
-    }
-    assert_eq!(third.lost_reason(), None);
-    bench.release(&third);
-    let document = bench.document.clone().unwrap();
-    assert!(document.queue.iter().any(|waiter| waiter.id == "c-1"));
-    assert!(document.holders.iter().any(|holder| holder.id == "b-1"));
 }
 
 /// The writer is seen in either way: by a read of the document, or by an answer.

@@ -65,34 +65,6 @@ impl Bench {
 }
 
 #[tokio::test(start_paused = true)]
-async fn as_many_tries_as_there_are_permits_get_in_by_three_operations() {
-    for count in [2, 10, 100] {
-        for hands_on in [true, false] {
-            let of = i64::try_from(count).unwrap();
-            for options in [permits(of, 1), reader()] {
-                let mut bench = Bench::new();
-                bench.config.hands_on = hands_on;
-                let mut outcomes = bench.all_try(count, &options);
-                let mut holds: Vec<_> = outcomes.iter_mut().map(held).collect();
-                assert!(
-                    bench.operations <= 3,
-                    "{count} of {:?}: {}",
-                    options.used.0,
-                    bench.operations
-                );
-                holds.sort_unstable_by_key(|hold| hold.token);
-                assert!(holds.windows(2).all(|pair| pair[0].token < pair[1].token));
-                for hold in holds.iter().filter(|hold| hold.exit() == Remains::Nothing) {
-                    let _left = bench.let_go(hold);
-                }
-                bench.settle();
-                assert!(bench.line.waitlist.is_unused() && bench.ids_in_document().is_empty());
-            }
-        }
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn tries_on_a_taken_lock_are_all_refused_by_two_answers_that_name_the_holder() {
     for options in [tries(), permits(3, 1), reader()] {
         let mut bench = Bench::new();
@@ -186,25 +158,6 @@ async fn waiters_and_tries_go_into_one_operation_in_the_order_in_which_they_came
     bench.settle();
     let tokens = [&mut first, &mut waiting, &mut tried].map(|outcome| held(outcome).token);
     assert!(tokens.is_sorted() && bench.operations == 2, "{tokens:?}");
-}
-
-/// It does not repeat what the waiter was told when it got in line.
-#[tokio::test(start_paused = true)]
-async fn a_try_behind_a_waiter_has_a_report_of_now() {
-    let (mut bench, _waiting) = Bench::behind_another();
-    tokio::time::advance(Duration::from_secs(5)).await;
-    let (_, mut tried) = bench.join_for(tries());
-    assert_eq!(
-        bench.line.waitlist.due_at(),
-        Some(Instant::now()),
-        "it does not wait for the waiter's next question"
-    );
-    let before = bench.operations;
-    bench.settle();
-    let contention = refused(&mut tried);
-    assert_eq!((contention.waiting_before, contention.age), (1, Duration::ZERO));
-    assert_eq!(contention.as_of, std::time::SystemTime::from(bench.server_now()));
-    assert_eq!(bench.operations, before + 1);
 }
 
 #[tokio::test(start_paused = true)]
