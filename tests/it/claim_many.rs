@@ -10,9 +10,6 @@ use watchlock::documents;
 
 use crate::{documents::Scene, setup::*};
 
-#[cfg(feature = "sync")]
-use watchlock::{LockClient, testing::MemoryCollection};
-
 type Claimed = Vec<Held<documents::Document<Document>>>;
 
 fn ids(claimed: &Claimed) -> Vec<i32> {
@@ -501,25 +498,4 @@ async fn claims_of_one_and_of_many_that_are_dropped_leave_nothing_behind() {
         assert_is!(a.try_claim(doc! {}).await, Err(AcquireError::Closed));
         assert_is!(claim(&a, 5).await, Err(AcquireError::Closed));
     }
-}
-
-#[cfg(feature = "sync")]
-#[test]
-fn threads_claim_many_as_well() {
-    let collection = MemoryCollection::new();
-    let inserting = async {
-        for id in 0..3 {
-            collection.insert_one(doc! { "_id": id }).await.unwrap();
-        }
-    };
-    tokio::runtime::Runtime::new().unwrap().block_on(inserting);
-    let events = LockClient::in_memory().blocking().documents_in_memory(&collection);
-    let claimed = events.claim_many(doc! {}, 2).run().unwrap();
-    assert_eq!(claimed.len(), 2);
-    assert_eq!(events.try_claim_many(doc! {}, 2).run().unwrap().unwrap().len(), 1);
-    for held in claimed {
-        assert_eq!(held.release().unwrap(), Released::Released);
-    }
-    // Dropped handles are released in the background.
-    assert!(!events.claim_many(doc! {}, 3).run().unwrap().is_empty());
 }

@@ -427,38 +427,6 @@ async fn changes_that_free_nothing_cost_few_tries() {
     let _claimed = within(SOON * 5, "the claim", waiting).await.unwrap().unwrap();
 }
 
-/// As where going through all documents takes longer than the server may.
-#[tokio::test(flavor = "multi_thread")]
-async fn scans_that_fail_are_made_ever_more_seldom() {
-    let (cluster, _turn, ground) = faulty_ground("claim_looks_fail").await;
-    let (scene, b, sent, held) = behind_a_holder(&ground).await;
-    let waiting = spawn(b.claim(doc! { "n": 1 }));
-    // The holder has one too, once it has held for a while.
-    until_streaming(&ground, &ground.driver().await, 2).await;
-    sent.until_quiet().await;
-    let fault = doc! { "errorCode": 50, "namespace": format!("{}.events", ground.database) };
-    let failing = ground.fail(cluster, "alwaysOn", &["find"], fault).await;
-    let (tried, looked, began) = (sent.tries(), sent.looks(), Instant::now());
-    for number in 0.. {
-        scene.insert(doc! { "_id": format!("other {number}"), "n": 2 }).await;
-        if began.elapsed() > Duration::from_millis(2_500) {
-            break;
-        }
-        // Often enough, and other tests need the server too.
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    let (tries, looks) = (sent.tries() - tried, sent.looks() - looked);
-    let lasted = began.elapsed();
-    // After pauses of 50, 100, 200, 400, 800 ms, and then of a second.
-    assert!(
-        looks > 0 && looks as u64 <= 6 + lasted.as_secs() && looks * 2 < tries,
-        "{looks} looks and {tries} tries in {lasted:?}"
-    );
-    failing.off().await.unwrap();
-    held.release().await.unwrap();
-    let _claimed = within(SOON * 5, "the claim", waiting).await.unwrap().unwrap();
-}
-
 /// The same for claims that fail one after the other, as those of a worker that only tries.
 #[tokio::test(flavor = "multi_thread")]
 async fn scans_that_fail_are_not_made_by_each_claim() {
@@ -491,37 +459,6 @@ async fn a_document_with_another_value_on_the_way_to_its_lock_fails_a_claim() {
         let error = failed.unwrap().unwrap_err();
         assert!(matches!(error, AcquireError::Unclaimable { .. }), "{error:?}");
     }
-}
-
-/// The server goes on with such a look.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_scan_during_which_a_claim_was_given_up_is_not_made_again_at_once() {
-    let (cluster, _turn) = faulty().await;
-    let (ground, scene, locks, sent) = struck(cluster, "claim_look_slow").await;
-    scene.insert(doc! { "_id": 1, "n": 1 }).await;
-    let held = scene.locks_of::<Document>(&scene.a).acquire(1).await.unwrap();
-    // No stream opens meanwhile: beside one, a claim makes no try before the next scan.
-    let fault =
-        doc! { "blockConnection": true, "blockTimeMS": 9_000, "namespace": format!("{}.events", ground.database) };
-    let slow = ground.fail(cluster, "alwaysOn", &["find", "aggregate"], fault).await;
-    let looks = || sent.looks();
-    let claiming = spawn(locks.claim(doc! { "n": 1 }));
-    eventually(PATIENCE, "a look", async || looks() == 1).await;
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    claiming.abort();
-    let tries = sent.tries();
-    let claiming = spawn(locks.claim(doc! { "n": 1 }));
-    eventually(PATIENCE, "some tries", async || sent.tries() >= tries + 3).await;
-    assert_eq!(looks(), 1);
-    slow.off().await.unwrap();
-    held.release().await.unwrap();
-    within(PATIENCE, "the claim", claiming)
-        .await
-        .unwrap()
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
 }
 
 /// As where going through all documents takes longer than the server may.

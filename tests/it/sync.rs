@@ -282,6 +282,8 @@ fn work_takes_the_options_of_its_lock() {
         let deleted = events.acquire(1).run_with(|event| event.delete().is_ok());
         assert!(deleted.unwrap());
         assert_eq!(events.try_claim(doc! {}).run_with(|_| ()).unwrap(), None);
+        prepared(memory.insert_one(doc! { "_id": 2 })).unwrap();
+        assert_eq!(events.claim_many(doc! {}, 2).run().unwrap().len(), 1);
     }
 }
 
@@ -502,42 +504,6 @@ fn events_are_iterated_and_end_with_the_client() {
     }
 }
 
-#[test]
-fn bad_input_is_refused() {
-    let locks = watchlock::LockClient::in_memory().blocking();
-    let errors = [
-        locks.mutex("").acquire().run().unwrap_err(),
-        locks.mutex("x").acquire().timeout(Duration::MAX).run().unwrap_err(),
-        locks.semaphore("x", 0).try_acquire().run().unwrap_err(),
-        locks.multi([""; 0]).acquire().run().unwrap_err(),
-        locks.election("x").campaign("x".repeat(1025)).run().unwrap_err(),
-    ];
-    for error in errors {
-        assert!(matches!(error, AcquireError::Invalid(_)), "{error:?}");
-    }
-    assert!(matches!(locks.watch("").next(), Some(Err(OperateError::Invalid(_)))));
-    assert_is!(locks.election("").observe().next(), Some(Err(OperateError::Invalid(_))));
-    let built = InMemory::new().builder().blocking().lease(Duration::ZERO).build();
-    assert!(matches!(built, Err(BuildError::Invalid(_))), "{built:?}");
-}
-
-#[test]
-fn the_driver_s_client_for_threads_can_share_the_connections() {
-    let ground = prepared(Ground::replica_set("sync_driver"));
-    let client = driver(&ground);
-    let locks = watchlock::LockClient::builder(client.database(&ground.database))
-        .blocking()
-        .build()
-        .unwrap();
-    let held = locks.mutex("x").acquire().run().unwrap();
-    let documents = mongodb::sync::Client::from(client)
-        .database(&ground.database)
-        .collection::<Document>(COLLECTION);
-    let found = documents.find_one(doc! { "_id": "x" }).run().unwrap().unwrap();
-    assert!(found.get_i64("token").is_ok_and(|token| token == held.token().as_i64()));
-    held.release().unwrap();
-}
-
 /// As with the driver: a call that blocks panics on a thread of a runtime. What does not block does not.
 #[tokio::test(flavor = "multi_thread")]
 async fn in_an_async_runtime_only_blocking_threads_may_block() {
@@ -626,22 +592,6 @@ fn a_process_that_is_forked_is_told_so_at_once() {
     }
     assert_eq!(held.lost_reason(), None);
     assert_eq!(held.release().unwrap(), Released::Released);
-}
-
-#[test]
-fn a_builder_for_threads_has_the_settings() {
-    let memory = InMemory::new();
-    let builder = || memory.builder().blocking();
-    let error = builder().max_operations(0).build().unwrap_err();
-    assert!(error.to_string().contains("has 0 operations at once"), "{error}");
-    let (most, limit) = (Duration::from_millis(10), Duration::from_millis(60));
-    let locks = builder().history(1).warn_after(most).lose_after(limit).build().unwrap();
-    let held = locks.mutex("x").acquire().run().unwrap();
-    let is_reported = || held.status() == LockStatus::HeldTooLong || held.lost_reason().is_some();
-    eventually(PATIENCE, "it is held for too long", is_reported);
-    assert_eq!(held.lost(), LostReason::HeldTooLong);
-    let is_recorded = || locks.inspect("x").unwrap().is_some_and(|lock| lock.past.len() == 1);
-    eventually(PATIENCE, "the history has it", is_recorded);
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Every public async function, dropped at each of its await points: on a replica set, and in memory.
+//! Every action and every call of a handle, dropped at each of its await points: on a replica set, and in memory. Those
+//! that are one function for targets of all kinds are dropped with one of them.
 //!
 //! What was begun is done or undone by the client, at once and not when its lease is over (30 s here); nobody else is
 //! kept waiting; and no task, cursor or connection stays behind.
@@ -194,10 +195,6 @@ cases! {
     acquire(scene, cut, name) {
         cut.strike(scene.victim.locks.mutex(name).acquire()).await.is_some()
     }
-    acquire_with_a_timeout(scene, cut, name) {
-        let acquire = scene.victim.locks.mutex(name).acquire().timeout(PATIENCE);
-        cut.strike(acquire).await.is_some()
-    }
     acquire_behind_a_holder(scene, cut, name) {
         let held = scene.other.locks.mutex(name).acquire().await.unwrap();
         let (victim, rival) = (scene.victim.locks.mutex(name), scene.other.locks.mutex(name));
@@ -220,10 +217,6 @@ cases! {
         assert!(struck.as_ref().is_none_or(Result::is_err));
         assert_eq!(held.release().await.unwrap(), Released::Released);
         struck.is_some()
-    }
-    mutex_run(scene, cut, name) {
-        let mutex = scene.victim.locks.mutex(name);
-        cut.strike(mutex.acquire().run(async |_| tokio::task::yield_now().await)).await.is_some()
     }
     renew(scene, cut, name) {
         let held = scene.victim.locks.mutex(name).acquire().await.unwrap();
@@ -288,9 +281,6 @@ cases! {
         let rival = async move { drop(other.acquire().await.unwrap()) };
         beside(cut, held.release(), victim.acquire_many(3), rival).await
     }
-    available_permits(scene, cut, name) {
-        cut.strike(scene.victim.locks.semaphore(name, 3).available_permits()).await.is_some()
-    }
     write_between_readers(scene, cut, name) {
         let (victim, other) = (scene.victim.locks.rw_lock(name), scene.other.locks.rw_lock(name));
         let held = other.read().await.unwrap();
@@ -302,9 +292,6 @@ cases! {
         let leading = other.campaign("other").await.unwrap();
         let rival = async move { drop(other.campaign("rival").await.unwrap()) };
         beside(cut, leading.resign(), victim.campaign("victim"), rival).await
-    }
-    leader(scene, cut, name) {
-        cut.strike(scene.victim.locks.election(name).leader()).await.is_some()
     }
     proclaim(scene, cut, name) {
         let leading = scene.victim.locks.election(name).campaign("old").await.unwrap();
@@ -435,26 +422,6 @@ cases! {
         scene.assert_free("a", name).await;
         struck
     }
-    leadership_renew(scene, cut, name) {
-        let leading = scene.victim.locks.election(name).campaign("victim").await.unwrap();
-        let struck = cut.strike(leading.renew()).await.is_some();
-        assert_eq!(leading.resign().await.unwrap(), Released::Released);
-        struck
-    }
-    next_event(scene, cut, name) {
-        let held = scene.other.locks.mutex(name).acquire().await.unwrap();
-        let mut events = scene.victim.locks.watch(name);
-        let struck = cut.strike(events.next()).await;
-        let is_over = struck.is_some();
-        // What was not taken is still there.
-        let event = match struck {
-            Some(event) => event,
-            None => within(PATIENCE, "the grant", events.next()).await,
-        };
-        assert!(matches!(event, Some(Ok(LockEvent::Granted { .. }))), "{event:?}");
-        assert_eq!(held.release().await.unwrap(), Released::Released);
-        is_over
-    }
     attach(scene, cut, name) {
         let (victim, other) = (&scene.victim.locks, &scene.other.locks);
         let detached = other.mutex(name).acquire().await.unwrap().detach().await.unwrap();
@@ -517,16 +484,6 @@ cases! {
         scene.insert(name).await;
         cut.strike(scene.victim.events.try_acquire(name)).await.is_some()
     }
-    document_or_held(scene, cut, name) {
-        scene.insert(name).await;
-        let held = scene.other.events.acquire(name).reason("why").await.unwrap();
-        let struck = cut.strike(scene.victim.events.try_acquire(name).or_held()).await;
-        if let Some(denied) = &struck {
-            assert!(denied.as_ref().is_err_and(|error| error.to_string().contains("why")), "{denied:?}");
-        }
-        assert_eq!(held.release().await.unwrap(), Released::Released);
-        struck.is_some()
-    }
     claim(scene, cut, name) {
         scene.insert(name).await;
         cut.strike(scene.victim.events.claim(doc! { "_id": name })).await.is_some()
@@ -542,19 +499,6 @@ cases! {
         scene.insert(name).await;
         cut.strike(scene.victim.events.try_claim(doc! { "_id": name })).await.is_some()
     }
-    document_inspect(scene, cut, name) {
-        scene.insert(name).await;
-        cut.strike(scene.victim.events.inspect(name)).await.is_some()
-    }
-    document_break(scene, cut, name) {
-        scene.insert(name).await;
-        let held = scene.other.events.acquire(name).await.unwrap();
-        let struck = cut.strike(scene.victim.events.break_lock(name)).await.is_some();
-        if struck {
-            assert_eq!(within(PATIENCE, "the loss", held.lost()).await, LostReason::Broken);
-        }
-        struck
-    }
     document_break_holder(scene, cut, name) {
         scene.insert(name).await;
         let held = scene.other.events.acquire(name).await.unwrap();
@@ -566,10 +510,6 @@ cases! {
             assert_eq!(within(PATIENCE, "the loss", held.lost()).await, LostReason::Broken);
         }
         struck
-    }
-    document_list(scene, cut, name) {
-        scene.insert(name).await;
-        cut.strike(scene.victim.events.list().with_unreadable()).await.is_some()
     }
     document_run(scene, cut, name) {
         scene.insert(name).await;
@@ -614,11 +554,6 @@ cases! {
             None => assert!(struck || cut.polls > 0),
         }
         struck
-    }
-    document_release(scene, cut, name) {
-        scene.insert(name).await;
-        let held = scene.victim.events.acquire(name).await.unwrap();
-        cut.strike(held.release()).await.is_some()
     }
     fenced_update(scene, cut, name) {
         let Some((ground, driver)) = &scene.driver else { return true };

@@ -658,19 +658,6 @@ async fn a_claim_whose_answer_is_lost_is_taken_back() {
     drop(fault);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_client_ends_what_it_holds_in_documents() {
-    for scene in Scene::streaming("doc_shutdown").await {
-        scene.insert(doc! { "_id": 1 }).await;
-        let (a, b) = scene.locks();
-        let held = a.acquire(1).await.unwrap();
-        scene.a.shutdown().await;
-        assert_eq!(held.lost_reason(), Some(LostReason::Released));
-        assert!(b.try_acquire(1).await.unwrap().is_some());
-        assert!(matches!(a.acquire(1).await, Err(AcquireError::Closed)));
-    }
-}
-
 #[tokio::test]
 async fn what_memory_does_not_know_is_named() {
     let scene = Scene::in_memory();

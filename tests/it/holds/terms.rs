@@ -71,16 +71,6 @@ async fn a_dropped_handle_and_a_shutdown_keep_the_lock_too() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_release_after_the_least_time_opens_the_lock() {
-    for (a, b) in places("after").await {
-        let held = a.mutex("x").acquire().at_least_for(SECOND / 5).await.unwrap();
-        pause(SECOND / 4).await;
-        assert_eq!(held.release().await.unwrap(), Released::Released);
-        assert!(b.mutex("x").try_acquire().await.unwrap().is_some());
-    }
-}
-
 /// A kept reader counts as one: the permit is taken, and the others are not.
 #[tokio::test(flavor = "multi_thread")]
 async fn permits_are_kept_one_by_one() {
@@ -262,19 +252,6 @@ async fn a_fixed_hold_that_is_broken_or_deleted_is_lost_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_fixed_hold_is_renewed_on_request() {
-    for (a, b) in places("request").await {
-        let held = a.mutex("x").acquire().fixed(20 * SECOND).await.unwrap();
-        let before = holder(&b, "x").await.until;
-        pause(SECOND / 10).await;
-        held.renew().await.unwrap();
-        assert!(holder(&b, "x").await.until > before);
-        held.release().await.unwrap();
-        assert!(is_vacant(&b, "x").await);
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn terms_out_of_bounds_are_refused_before_anything_is_sent() {
     let ground = Ground::replica_set("bounds").await;
     let locks = ground.locks().await;
@@ -309,21 +286,6 @@ async fn terms_out_of_bounds_are_refused_before_anything_is_sent() {
         assert!(matches!(error, AcquireError::Invalid(_)), "{error}");
     }
     assert!(info(&locks, "x").await.is_none());
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn every_kind_of_lock_has_a_lease_of_its_own_on_request() {
-    let lease = 5 * SECOND;
-    for (a, b) in places("kinds").await {
-        let _multi = a.multi(["m1", "m2"]).acquire().lease(lease).await.unwrap();
-        let _leads = a.election("e").campaign("a").lease(lease).await.unwrap();
-        let _reads = a.rw_lock("r").read().lease(lease).await.unwrap();
-        let _permit = a.semaphore("s", 3).try_acquire_many(2).lease(lease).await.unwrap();
-        for name in ["m1", "m2", "e", "r", "s"] {
-            let holder = holder(&b, name).await;
-            assert_eq!(after(holder.until, holder.since), lease, "{name}");
-        }
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

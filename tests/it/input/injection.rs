@@ -95,6 +95,9 @@ async fn names_labels_reasons_and_owners_are_text_and_nothing_else() {
         assert_eq!(as_then(listed), slice::from_ref(&lock));
         let owned = resident.list().owner(&text).held(true).await.unwrap();
         assert_eq!((owned.len(), as_then(owned)), (1, vec![lock.clone()]), "{text:?}");
+        let waiting = in_line(&resident, &text, 1, resident.mutex(&text).acquire().reason(&text)).await;
+        let lock = info(&resident, &text).await.unwrap();
+        assert_eq!(lock.waiters[0].reason.as_ref(), Some(&text));
         // The former self is recognized by the very same text.
         let again = builder.clone().owner_id(&text).build().await.unwrap();
         let adopted = again.mutex(&text).try_acquire().reason(&text).await.unwrap();
@@ -109,6 +112,9 @@ async fn names_labels_reasons_and_owners_are_text_and_nothing_else() {
             LostReason::Broken,
             "{text:?}"
         );
+        let next = within(SOON * 5, &text, waiting).await.unwrap().unwrap();
+        assert!(next.name() == text && next.token() > held.token(), "{text:?}");
+        next.release().await.unwrap();
         assert_eq!(all(&database, &[&text]).await, before, "{text:?}");
     }
     let before = all(&database, &[]).await;

@@ -267,46 +267,6 @@ async fn bad_settings_are_refused_before_anything_is_sent() {
     assert!(std::error::Error::source(&error).is_none(), "it is told twice: {error}");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn odd_names_labels_and_reasons_work_from_end_to_end() {
-    let ground = Ground::replica_set("odd").await;
-    let holder = ground.builder().await.label("$$NOW").build().await.unwrap();
-    let waiter = ground.builder().await.label("$holders.id").build().await.unwrap();
-    let names: Vec<String> = hostile().into_iter().filter(|name| name.len() <= 1024).collect();
-    for name in &names {
-        let name = name.clone();
-        let held = holder.mutex(&name).acquire().reason(&name).await.unwrap();
-        assert_eq!(held.name(), name);
-        assert!(
-            waiter.mutex(&name).try_acquire().reason(&name).await.unwrap().is_none(),
-            "{name:?}"
-        );
-        let (mutex, reason) = (waiter.mutex(&name), name.clone());
-        let waiting = spawn(async move { mutex.acquire().reason(reason).await.unwrap() });
-        until_waiting(&holder, &name, 1).await;
-        let lock = info(&holder, &name).await.unwrap();
-        let (is, waits) = (&lock.holders[0], &lock.waiters[0]);
-        assert_eq!(
-            (lock.name.as_str(), is.label.as_deref(), is.reason.as_ref()),
-            (&*name, Some("$$NOW"), Some(&name))
-        );
-        assert_eq!(
-            (waits.label.as_deref(), waits.reason.as_ref()),
-            (Some("$holders.id"), Some(&name))
-        );
-        let token = held.token();
-        held.release().await.unwrap();
-        let next = within(SOON, &name, waiting).await.unwrap();
-        assert!(next.token() > token, "{name:?}");
-        holder.break_lock(&name).await.unwrap();
-        within(SOON, &name, next.lost()).await;
-        eventually(SOON, &name, async || is_vacant(&holder, &name).await).await;
-    }
-    // One document each, by its name.
-    let found = ground.documents().await.distinct("_id", doc! {}).await.unwrap();
-    assert_eq!(found.len(), names.len());
-}
-
 /// The driver's client prints its options, and a password can be among them.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_debug_output_shows_the_options_of_the_driver() {
