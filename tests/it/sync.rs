@@ -18,7 +18,7 @@ use std::{
 use mongodb::options::ClientOptions;
 use watchlock::{
     LockClientBuilder,
-    errors::{BuildError, OperateError, RenewError, RunError},
+    errors::{OperateError, RenewError, RunError},
     operate::LockEvent,
     sync::Blocking,
 };

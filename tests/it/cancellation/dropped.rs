@@ -16,7 +16,7 @@ use std::{
 
 use futures::future::LocalBoxFuture;
 use tokio::{runtime::Handle, sync::Notify, time::timeout};
-use watchlock::operate::{LockEvent, WakeMode};
+use watchlock::operate::WakeMode;
 
 use crate::{
     documents::{self, Place},

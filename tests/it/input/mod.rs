@@ -10,7 +10,7 @@ use watchlock::{
     operate::WakeSource,
 };
 
-use crate::{common::hostile::hostile, setup::*};
+use crate::setup::*;
 
 fn refused(error: &AcquireError) -> &InvalidInput {
     match error {
