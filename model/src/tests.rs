@@ -103,7 +103,7 @@ fn check(name: &str, mut setup: Setup, least: usize) {
 
 #[test]
 fn a_mutex_with_any_fault() {
-    check("mutex, three clients", mutex(), 150_000);
+    daily(14, 140_000).check("mutex, three clients", mutex(), 150_000);
 }
 
 #[test]
@@ -672,7 +672,7 @@ fn a_mutex_whose_old_document_is_saved() {
         sorts: &[Fault::Restore],
         ..mutex()
     };
-    check("mutex, two clients, an old document saved", restored, 50_000);
+    daily(17, 110_000).check("mutex, two clients, an old document saved", restored, 300_000);
 }
 
 #[test]
