@@ -55,13 +55,8 @@ pub(super) struct Updated {
 }
 
 impl Updated {
-    /// Returns the outcome of renewals that renewed so many; `names` has those of the locks that a statement was for, by
-    /// its position.
-    pub(super) fn renewed<'a>(
-        self,
-        renewed: u64,
-        names: impl Fn(usize) -> &'a [&'a String],
-    ) -> Result<Renewed, ServerError> {
+    /// Returns the outcome of renewals; `names` are those of the locks that each statement was for.
+    pub(super) fn renewed(self, names: &[Vec<&String>]) -> Result<Renewed, ServerError> {
         let mut refused = HashMap::new();
         for (position, error) in self.refused {
             let error = ServerError::from(error);
@@ -69,10 +64,11 @@ impl Updated {
             if error.kind == Failure::Unavailable {
                 return Err(error);
             }
-            refused.extend(names(position).iter().map(|name| ((*name).clone(), error.clone())));
+            let names = names.get(position).into_iter().flatten();
+            refused.extend(names.map(|name| ((*name).clone(), error.clone())));
         }
         Ok(Renewed {
-            renewed,
+            renewed: self.modified,
             refused,
             elected: self.elected,
             logged_by: self.logged_by,

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use mongodb::bson::{Bson, Document, doc};
 
-use super::{MongoStore, command::Updated, now};
+use super::{MongoStore, now};
 use crate::{
     error::ServerError,
     protocol::{Location, pipeline},
-    store::{Failure, Renewal, Renewed},
+    store::{Renewal, Renewed},
 };
 
 /// Number of documents that one statement of a renewal selects. The server compares each holder with the ids of the
@@ -23,111 +23,62 @@ impl MongoStore {
         if self.layout.is_of_elements() {
             return self.renew_elements(renewal).await;
         }
+        let renewed = self.renew_by(renewal, RENEWED_BY_ONE_STATEMENT).await?;
+        match renewal.entries.len() > 1 && !renewed.refused.is_empty() {
+            true => self.renew_by(renewal, 1).await,
+            false => Ok(renewed),
+        }
+    }
+
+    /// Renews by statements for so many documents each.
+    async fn renew_by(&self, renewal: &Renewal, documents: usize) -> Result<Renewed, ServerError> {
         let entries: Vec<(&String, &Vec<String>)> = renewal.entries.iter().collect();
-        let at = self.layout.base();
-        let statements = entries.chunks(RENEWED_BY_ONE_STATEMENT).map(|some| {
+        let statements = entries.chunks(documents).map(|some| {
             let ids: Vec<String> = some.iter().flat_map(|(_, ids)| *ids).cloned().collect();
             let documents = some.iter().map(|(name, _)| self.layout.id_of(name));
-            let documents = doc! { "$in": documents.collect::<Vec<Bson>>() };
-            statement(renewal, at, documents.into(), &ids)
+            statement(renewal, &self.layout.at(some[0].0), documents.collect(), &ids)
         });
-        let mut updated = self.update(statements.collect(), renewal.within).await?;
-        let names: Vec<&String> = renewal.entries.keys().collect();
-        if names.len() > 1
-            && let Some((_, error)) = updated.refused.pop()
-        {
-            let error = ServerError::from(error);
-            return match error.kind {
-                Failure::Unavailable => Err(error),
-                _ => self.renew_each(renewal).await,
-            };
-        }
-        let renewed = updated.modified;
-        updated.renewed(renewed, |position| names.get(position..=position).unwrap_or_default())
+        let names = entries.chunks(documents);
+        let names: Vec<Vec<&String>> = names.map(|some| some.iter().map(|(name, _)| *name).collect()).collect();
+        self.update(statements.collect(), renewal.within).await?.renewed(&names)
     }
 
-    async fn renew_each(&self, renewal: &Renewal) -> Result<Renewed, ServerError> {
-        let entries = renewal.entries.iter();
-        let statements = entries.map(|(name, ids)| {
-            let member = self.layout.member(name);
-            statement(renewal, &member.location, member.id, ids)
-        });
-        let updated = self.update(statements.collect(), renewal.within).await?;
-        let names: Vec<&String> = renewal.entries.keys().collect();
-        let renewed = updated.modified;
-        updated.renewed(renewed, |position| names.get(position..=position).unwrap_or_default())
-    }
-
-    /// Renews by one statement for each document, which renews all of its holders or none. If any is not renewed then,
-    /// by another, which renews those that are left; the count is zero then, as it shows nothing.
+    /// Renews by one statement for each document, which writes it once for all of its locks. The count is zero then, as
+    /// it does not show which of them were renewed.
     async fn renew_elements(&self, renewal: &Renewal) -> Result<Renewed, ServerError> {
-        let mut documents = BTreeMap::<String, Shared<'_>>::new();
+        let mut documents = BTreeMap::<&str, (Vec<&String>, pipeline::Together)>::new();
         for (name, ids) in &renewal.entries {
-            let member = self.layout.member(name);
-            let document = self.layout.document(&member.id).unwrap_or_default();
-            let document = documents.entry(document).or_insert_with(|| Shared {
-                id: member.id,
-                names: Vec::new(),
-                together: pipeline::Together::default(),
-            });
-            document.names.push(name);
-            let code = member.location.segments().next_back().map(str::to_owned);
-            document.together.codes.extend(code);
-            document.together.ids.extend_from_slice(ids);
+            let (names, together) = documents.entry(self.layout.document_of(name)).or_default();
+            names.push(name);
+            let location = self.layout.at(name);
+            together
+                .codes
+                .extend(location.segments().next_back().map(str::to_owned));
+            together.ids.extend_from_slice(ids);
         }
         if documents.len() == renewal.entries.len() {
-            return self.renew_each(renewal).await;
+            return self.renew_by(renewal, 1).await;
         }
-        let documents: Vec<Shared<'_>> = documents.into_values().collect();
         let base = self.layout.base();
-        let all_held = |document: &Shared<'_>| pipeline::all_held(base, &document.together, &now());
-        let all = |document: &Shared<'_>| doc! { "_id": &document.id, "$expr": all_held(document) };
-        let mut renewed = self.renew_documents(renewal, &documents, all).await?;
-        if renewed.refused.is_empty() && renewed.modified == documents.len() as u64 {
-            return renewed.renewed(renewal.entries.len() as u64, |_| &[]);
-        }
-        let rest = |document: &Shared<'_>| {
-            doc! {
-                "_id": &document.id,
-                base.path(): { "$type": "object" },
-                "$expr": { "$not": [all_held(document)] },
-            }
-        };
-        let rest = self.renew_documents(renewal, &documents, rest).await?;
-        renewed.refused.extend(rest.refused);
-        renewed.renewed(0, |position| {
-            documents.get(position).map_or(&[][..], |document| &document.names)
+        let statements = documents.values().map(|(names, together)| {
+            let document = doc! { "_id": self.layout.id_of(names[0]), base.path(): { "$type": "object" } };
+            let update = pipeline::renewal_of_all(base, together, &renewal.operation, renewal.keep, &now());
+            doc! { "q": document, "u": update }
+        });
+        let updated = self.update(statements.collect(), renewal.within).await?;
+        let names: Vec<Vec<&String>> = documents.into_values().map(|(names, _)| names).collect();
+        Ok(Renewed {
+            renewed: 0,
+            ..updated.renewed(&names)?
         })
     }
-
-    async fn renew_documents(
-        &self,
-        renewal: &Renewal,
-        documents: &[Shared<'_>],
-        query: impl Fn(&Shared<'_>) -> Document,
-    ) -> Result<Updated, ServerError> {
-        let base = self.layout.base();
-        let statements = documents.iter().map(|document| {
-            let (together, operation) = (&document.together, &renewal.operation);
-            let update = pipeline::renewal_of_all(base, together, operation, renewal.keep, &now());
-            doc! { "q": query(document), "u": update }
-        });
-        Ok(self.update(statements.collect(), renewal.within).await?)
-    }
 }
 
-/// A document with several locks that are renewed together.
-struct Shared<'a> {
-    id: Bson,
-    names: Vec<&'a String>,
-    together: pipeline::Together,
-}
-
-/// Returns the statement that renews these entries in the documents that `documents` selects.
-fn statement(renewal: &Renewal, at: &Location, documents: Bson, ids: &[String]) -> Document {
+/// Returns the statement that renews these entries in the documents with these `_id`s.
+fn statement(renewal: &Renewal, at: &Location, documents: Vec<Bson>, ids: &[String]) -> Document {
     let shows = renewal.shows_of(ids);
     doc! {
-        "q": { "_id": documents, at.key("holders.id"): { "$in": ids } },
+        "q": { "_id": { "$in": documents }, at.key("holders.id"): { "$in": ids } },
         "u": pipeline::renewal(at, &renewal.operation, (ids, shows.as_ref()), renewal.keep, &now()),
         "multi": true,
     }
@@ -164,7 +115,7 @@ mod tests {
                 shows: renewal.shows.clone().filter(|_| shows),
                 ..renewal.clone()
             };
-            let statement = statement(&renewal, &Location::default(), "lock".into(), &ids[..1]);
+            let statement = statement(&renewal, &Location::default(), vec!["lock".into()], &ids[..1]);
             let mut bytes = Vec::new();
             statement.to_writer(&mut bytes).unwrap();
             bytes.len()
@@ -191,6 +142,5 @@ mod tests {
             within: Duration::from_secs(10),
         };
         assert_eq!(store.renew(&renewal).await.unwrap().elected, elected);
-        assert_eq!(store.renew_each(&renewal).await.unwrap().elected, elected);
     }
 }
