@@ -160,9 +160,9 @@ pub mod errors {
         contention::Contention,
         deadlock::Deadlock,
         error::{
-            AcquireError, BarrierError, BuildError, CandidacyError, DocumentError, FenceError, GuardError,
-            InvalidInput, KindMismatch, MissingPrivilege, OperateError, ReleaseError, RenewError, RunError,
-            ServerError, ServerErrorKind,
+            AcquireError, BuildError, CandidacyError, DocumentError, FenceError, GuardError, InvalidInput,
+            KindMismatch, MissingPrivilege, OperateError, ReleaseError, RenewError, RunError, ServerError,
+            ServerErrorKind,
         },
     };
 }

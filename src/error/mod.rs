@@ -41,7 +41,6 @@ debug_as_message!(
     AcquireError,
     ReleaseError,
     CandidacyError,
-    BarrierError,
     RenewError,
     DocumentError,
     RunError,
@@ -255,8 +254,8 @@ pub enum AcquireError {
     /// The client was shut down.
     #[error("the lock client was shut down")]
     Closed,
-    /// The reader that was to become a writer lost the lock, or was released. Only from
-    /// [`upgrade`](crate::Held::upgrade).
+    /// The reader that was to become a writer lost the lock, or was released: from [`upgrade`](crate::Held::upgrade).
+    /// Or a party lost its place while it awaited the others: from [`Barrier::wait`](crate::locks::Barrier::wait).
     #[error(transparent)]
     Lost(#[from] Lost),
     /// The acquire was [cancelled](crate::Acquire::cancelled_by). No queue position is left behind.
@@ -346,21 +345,6 @@ pub enum CandidacyError {
     /// The runtime that ran the candidacy ended.
     #[error("the runtime that ran the candidacy ended")]
     Stopped,
-}
-
-/// The reason why a [`Barrier`](crate::locks::Barrier) was not passed.
-#[derive(Clone, thiserror::Error)]
-#[non_exhaustive]
-pub enum BarrierError {
-    /// This party failed before it announced itself, so no other party has counted on it.
-    #[error(transparent)]
-    Enter(#[from] AcquireError),
-    /// The place was lost while the others were awaited. They may have passed the barrier with this party counted.
-    #[error(transparent)]
-    Lost(#[from] Lost),
-    /// The server refused, or did not answer any more. The others may have passed the barrier with this party counted.
-    #[error(transparent)]
-    Server(#[from] ServerError),
 }
 
 /// The reason why a renewal or a proclamation did not succeed.

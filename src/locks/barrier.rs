@@ -25,7 +25,7 @@ use tokio::time::sleep;
 
 use crate::{
     config::millis,
-    error::{AcquireError, BarrierError, ReleaseError},
+    error::{AcquireError, ReleaseError},
     handle::{Released, owned::OwnedHold},
     locks::{
         request::Share,
@@ -156,10 +156,9 @@ impl<W: World> Barrier<W> {
     ///
     /// # Errors
     ///
-    /// [`BarrierError::Enter`] if this party took no place; a barrier of no parties or of more than 64 is invalid.
-    /// [`BarrierError::Lost`] if it lost its place, as with any [lock](crate::View::lost), and
-    /// [`BarrierError::Server`] if the server refused or stopped answering: the others may have passed with this party
-    /// counted, or go on waiting for another.
+    /// Those of an acquire; a barrier of no parties or of more than 64 is invalid. [`AcquireError::Lost`] if this party
+    /// lost its place, as with any [lock](crate::View::lost). After that, and after [`AcquireError::Server`] and
+    /// [`AcquireError::Closed`], the others may have passed with this party counted, or go on waiting for another.
     ///
     /// # Cancel safety
     ///
@@ -170,12 +169,12 @@ impl<W: World> Barrier<W> {
     /// # Examples
     ///
     /// See [`Barrier`].
-    pub fn wait(&self) -> W::Call<impl Future<Output = Result<BarrierPass, BarrierError>>> {
+    pub fn wait(&self) -> W::Call<impl Future<Output = Result<BarrierPass, AcquireError>>> {
         W::call(self.passed())
     }
 
-    async fn passed(&self) -> Result<BarrierPass, BarrierError> {
-        watched::check(&self.place, "parties", PARTIES_MOST).map_err(AcquireError::from)?;
+    async fn passed(&self) -> Result<BarrierPass, AcquireError> {
+        watched::check(&self.place, "parties", PARTIES_MOST)?;
         let mut watch = Watch::begin(&self.place);
         let place = self.enter(&mut watch).await?;
         let generation = self.gather(&place, &mut watch).await?;
@@ -195,7 +194,7 @@ impl<W: World> Barrier<W> {
 
     /// Takes a place (of the next generation, if that of the last one is still taken) and records that this party is
     /// here.
-    async fn enter(&self, watch: &mut Watch<'_>) -> Result<OwnedHold, BarrierError> {
+    async fn enter(&self, watch: &mut Watch<'_>) -> Result<OwnedHold, AcquireError> {
         let mut acquiring = watched::take(&self.place, None);
         let mut clearing = pin!(sleep(clears_after()));
         let place = loop {
@@ -214,7 +213,7 @@ impl<W: World> Barrier<W> {
     }
 
     /// Waits until all parties are there, or until the mark of one of them says so.
-    async fn gather(&self, place: &OwnedHold, watch: &mut Watch<'_>) -> Result<Generation, BarrierError> {
+    async fn gather(&self, place: &OwnedHold, watch: &mut Watch<'_>) -> Result<Generation, AcquireError> {
         let hold = place.hold();
         let mut clearing = pin!(sleep(clears_after()));
         loop {
@@ -225,7 +224,7 @@ impl<W: World> Barrier<W> {
             tokio::select! {
                 biased;
                 lost = place.lost() => return Err(lost.into()),
-                changed = watch.changed() => changed.map_err(|error| while_waiting(place, error))?,
+                changed = watch.changed() => changed?,
                 () = &mut clearing => {
                     self.clear(watch.last());
                     clearing.set(sleep(clears_after()));
@@ -235,7 +234,7 @@ impl<W: World> Barrier<W> {
     }
 
     /// Marks the place as passed, and leaves it taken until all have passed.
-    async fn leave(self, place: OwnedHold, generation: Generation) -> Result<(), BarrierError> {
+    async fn leave(self, place: OwnedHold, generation: Generation) -> Result<(), AcquireError> {
         self.say(&place, generation.to_string()).await?;
         let lost = place.lost_as(LostReason::Released);
         // A party can be late by any time as long as its place is renewed, which does not depend on whether its future
@@ -259,7 +258,7 @@ impl<W: World> Barrier<W> {
     }
 
     /// Writes a value into the place for the others to read.
-    async fn say(&self, place: &OwnedHold, word: String) -> Result<(), BarrierError> {
+    async fn say(&self, place: &OwnedHold, word: String) -> Result<(), AcquireError> {
         if self.place.session.proclaim(place.hold(), word).await? {
             return Ok(());
         }
@@ -349,15 +348,6 @@ impl FromStr for Generation {
     }
 }
 
-/// Returns the error of a party that has its place.
-fn while_waiting(place: &OwnedHold, error: AcquireError) -> BarrierError {
-    match error {
-        AcquireError::Server(error) => error.into(),
-        // The client was shut down, and has released the place.
-        _ => place.lost_as(LostReason::Released).into(),
-    }
-}
-
 #[cfg(feature = "sync")]
 impl Barrier<Blocking> {
     /// Waits as [`wait`](Self::wait) does, for at most `timeout` (up to 366 days). Returns `None` if this party gave
@@ -366,8 +356,8 @@ impl Barrier<Blocking> {
     /// # Errors
     ///
     /// See [`wait`](Self::wait); a timeout out of bounds is invalid.
-    pub fn wait_timeout(&self, timeout: Duration) -> Result<Option<BarrierPass>, BarrierError> {
-        check_duration("timeout", timeout).map_err(AcquireError::from)?;
+    pub fn wait_timeout(&self, timeout: Duration) -> Result<Option<BarrierPass>, AcquireError> {
+        check_duration("timeout", timeout)?;
         let waited = Blocking::call(async { tokio::time::timeout(timeout, self.passed()).await });
         waited.map_or(Ok(None), |passed| passed.map(Some))
     }

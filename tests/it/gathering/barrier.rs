@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use tokio::time::sleep;
-use watchlock::{errors::BarrierError, operate::Kind};
+use watchlock::operate::Kind;
 
 use crate::setup::*;
 
@@ -148,6 +148,6 @@ async fn a_place_that_is_lost_is_told() {
         .await;
         b.break_lock("x").await.unwrap();
         let error = within(PATIENCE, "the loss", waiting).await.unwrap().unwrap_err();
-        assert_lost!(BarrierError, Broken, error);
+        assert_lost!(AcquireError, Broken, error);
     }
 }
