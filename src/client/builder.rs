@@ -437,13 +437,11 @@ impl<W: World> LockClientBuilder<W> {
             async move { MongoStore::connect(&database, &collection, streams).await }
         };
         let connected = read_beside(&Handle::current(), (Cost::Connecting, Duration::ZERO), connecting).await;
-        let connected = connected.inspect_err(|error| telemetry::operation_failed("connect", None, error))?;
-        if let Some(problem) = connected.unsuitable {
-            let namespace = format!("{}.{collection}", database.name());
-            return Err(BuildError::Unsuitable { namespace, problem });
+        let mut connected = connected.inspect_err(|error| telemetry::operation_failed("connect", None, error))?;
+        if let Some(problem) = connected.problem(config.wake_source == WakeSource::ChangeStream) {
+            return Err(problem);
         }
         let mode = match config.wake_source {
-            WakeSource::ChangeStream if connected.standalone => return Err(BuildError::NoChangeStream),
             WakeSource::Auto if connected.standalone => WakeMode::Polling(PollingReason::Standalone),
             source => WakeMode::of(source),
         };

@@ -123,17 +123,9 @@ impl ServerError {
         Self::of_own(Failure::Refused, Own::TooLong(size))
     }
 
-    /// Returns the error of a collection that can't keep locks.
-    pub(crate) fn unsuitable(namespace: String, problem: String) -> Self {
-        Self::of_own(
-            Failure::Refused,
-            Own::NotBuilt(BuildError::Unsuitable { namespace, problem }),
-        )
-    }
-
-    /// Returns the error of a server without change streams, where one is required.
-    pub(crate) fn no_change_stream() -> Self {
-        Self::of_own(Failure::Refused, Own::NotBuilt(BuildError::NoChangeStream))
+    /// Returns the reason why no client can be built over the server, as that of an operation.
+    pub(crate) fn not_built(why: BuildError) -> Self {
+        Self::of_own(Failure::Refused, Own::NotBuilt(why))
     }
 
     /// Returns the cause in a line, without the server's own text, which may have a value of the user's.

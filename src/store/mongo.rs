@@ -29,7 +29,7 @@ use tokio::time::Instant;
 use super::{Answer, Elected, Failure, LockLayout, LogTime, Unreadable, lock_layout::LockRef};
 
 use crate::{
-    error::ServerError,
+    error::{BuildError, ServerError},
     hidden::{Hidden, hidden},
     machine::exchanged,
     protocol::{Evict, Exchange, Expects, Location, Operation, ServerTime, State, document::Malformed, pipeline, wake},
@@ -83,7 +83,18 @@ pub(crate) struct Connected {
     /// With the last write in the log of the primary.
     pub(crate) exchange: Exchange,
     /// Why locks can't be kept in the collection.
-    pub(crate) unsuitable: Option<String>,
+    unsuitable: Option<String>,
+}
+
+impl Connected {
+    /// Returns why no client can be built over the server, which may be required to have change streams.
+    pub(crate) fn problem(&mut self, requires_stream: bool) -> Option<BuildError> {
+        if let Some(problem) = self.unsuitable.take() {
+            let namespace = self.store.collection.namespace().to_string();
+            return Some(BuildError::Unsuitable { namespace, problem });
+        }
+        (requires_stream && self.standalone).then_some(BuildError::NoChangeStream)
+    }
 }
 
 impl MongoStore {

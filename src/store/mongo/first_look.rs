@@ -12,7 +12,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{Connected, MongoStore, READ_WITHIN};
+use super::{MongoStore, READ_WITHIN};
 use crate::{backoff::Backoff, error::ServerError, store::detached::detached};
 
 /// Whether the server was looked at, and found to keep locks.
@@ -47,14 +47,6 @@ impl FirstLook {
             requires_stream,
             failures: Mutex::default(),
         }
-    }
-
-    /// Returns why locks can't be kept there.
-    fn problem(&self, namespace: String, connected: Connected) -> Option<ServerError> {
-        if let Some(problem) = connected.unsuitable {
-            return Some(ServerError::unsuitable(namespace, problem));
-        }
-        (self.requires_stream && connected.standalone).then(ServerError::no_change_stream)
     }
 }
 
@@ -95,7 +87,7 @@ impl MongoStore {
         let looked = timeout(READ_WITHIN, detached(&Handle::current(), looking)).await;
         let looked = looked.unwrap_or_else(|_| Ok(Err(ServerError::unanswered(READ_WITHIN))));
         let problem = match looked.and_then(|connected| connected) {
-            Ok(connected) => look.problem(self.collection.namespace().to_string(), connected),
+            Ok(mut connected) => connected.problem(look.requires_stream).map(ServerError::not_built),
             Err(error) => Some(error),
         };
         match problem {
