@@ -13,7 +13,7 @@ use mongodb::bson::{Document, doc};
 use tokio::time::{sleep, timeout};
 use watchlock::{
     FencingToken, LockClient,
-    operate::{Events, HolderInfo, LockEvent},
+    operate::{Events, HolderInfo, LockEvent, OwnerInfo},
 };
 use watchlock_testkit::stage::{self, Result, Stage};
 
@@ -80,7 +80,7 @@ async fn scenes(stage: Stage) -> Result<()> {
     }
 
     println!("\n2. The holder is killed (SIGKILL); its lease is {LEASE:?}\n");
-    let holder = grants.next().await?.label;
+    let holder = grants.next().await?.owner.label;
     let at = workers.iter().position(|worker| Some(&worker.label) == holder.as_ref());
     let mut killed = workers.remove(at.ok_or("somebody else holds the lock")?);
     let since = Instant::now();
@@ -114,13 +114,13 @@ impl Grants {
             let LockEvent::Granted { holder, waiting, .. } = event.ok_or("the events have ended")?? else {
                 continue;
             };
-            let HolderInfo {
+            let OwnerInfo {
                 host,
                 pid,
                 label,
                 reason,
                 ..
-            } = &holder;
+            } = &holder.owner;
             let (label, reason) = (label.as_deref().unwrap_or("-"), reason.as_deref().unwrap_or("-"));
             println!(
                 "   {host}/{pid}/{label}  token {}  {reason}, {waiting} waiting",
@@ -129,7 +129,7 @@ impl Grants {
             if self.last.replace(holder.token).is_some_and(|last| last >= holder.token) {
                 return Err("the token did not rise".into());
             }
-            return Ok(holder);
+            return Ok(*holder);
         }
     }
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    inspect::{HolderInfo, who},
+    inspect::HolderInfo,
     protocol::{ServerTime, State},
     truncated_debug::shown,
 };
@@ -86,7 +86,7 @@ impl Contention {
     }
 
     fn holder(&self, holder: &HolderInfo, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        who(f, holder.label.as_deref(), &holder.host, holder.pid)?;
+        write!(f, "{}", holder.owner)?;
         // The report may be old, and tells of a holder that was granted the lock by the very write that it is of.
         let now = self.as_of.checked_add(self.age).unwrap_or(self.as_of);
         match holder.released {
@@ -99,7 +99,7 @@ impl Contention {
                 Rounded::between(released, now)
             )?,
         }
-        if let Some(reason) = &holder.reason {
+        if let Some(reason) = &holder.owner.reason {
             write!(f, ", because of {}", shown(format_args!("{reason:?}")))?;
         }
         Ok(())

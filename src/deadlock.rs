@@ -45,7 +45,7 @@ impl fmt::Display for Deadlock {
             write!(line, "{}`{name}` is held by ", if position > 0 { "; " } else { "" })?;
             for holder in &lock.holders {
                 write!(line, "{holder}")?;
-                if let Some(reason) = &holder.reason {
+                if let Some(reason) = &holder.owner.reason {
                     write!(line, " because of {}", shown(format_args!("{reason:?}")))?;
                 }
             }

@@ -63,18 +63,9 @@ pub struct PastHold {
     pub ended: SystemTime,
     /// How it ended.
     pub how: HoldEnd,
-    /// The host of the holder.
-    pub host: String,
-    /// The process id of the holder on its host.
-    pub pid: u32,
-    /// The label of the holder's client.
-    pub label: Option<String>,
-    /// Why it held the lock, in its own words.
-    pub reason: Option<String>,
-    /// The last value it proclaimed, if it was the leader of an election.
-    pub value: Option<String>,
-    /// The [`owner_id`](crate::LockClientBuilder::owner_id) of the holder's client.
-    pub owner_id: Option<String>,
+    /// Who held it.
+    #[cfg_attr(feature = "serde", serde(flatten))]
+    pub owner: OwnerInfo,
 }
 
 /// A holder of a lock.
@@ -116,18 +107,9 @@ pub struct HolderInfo {
     /// [`until`](Self::until) unless a client attaches it. Host and process are those of the client that had it last.
     #[cfg_attr(feature = "serde", serde(default))]
     pub detached: bool,
-    /// The host of the holder.
-    pub host: String,
-    /// The process id of the holder on its host.
-    pub pid: u32,
-    /// The label of the holder's client.
-    pub label: Option<String>,
-    /// Why it holds the lock, in its own words.
-    pub reason: Option<String>,
-    /// The value it proclaims, if it is the leader of an election.
-    pub value: Option<String>,
-    /// The [`owner_id`](crate::LockClientBuilder::owner_id) of the holder's client.
-    pub owner_id: Option<String>,
+    /// Who holds it.
+    #[cfg_attr(feature = "serde", serde(flatten))]
+    pub owner: OwnerInfo,
 }
 
 /// A waiter for a lock.
@@ -146,17 +128,27 @@ pub struct WaiterInfo {
     /// waiter.
     #[cfg_attr(feature = "serde", serde(with = "crate::rfc3339"))]
     pub until: SystemTime,
-    /// The host of the waiter.
+    /// Who waits for it.
+    #[cfg_attr(feature = "serde", serde(flatten))]
+    pub owner: OwnerInfo,
+}
+
+/// A client that holds a lock, held it or waits for it, and what it says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct OwnerInfo {
+    /// Its host.
     pub host: String,
-    /// The process id of the waiter on its host.
+    /// Its process id on the host.
     pub pid: u32,
-    /// The label of the waiter's client.
+    /// Its [label](crate::LockClientBuilder::label).
     pub label: Option<String>,
-    /// Why it wants the lock, in its own words.
+    /// Why it holds or wants the lock, in its own words.
     pub reason: Option<String>,
-    /// The value that it will proclaim, if it is a candidate of an election; the name of a latch's party.
+    /// The value that it proclaims, or will proclaim, as the leader of an election; the name of a latch's party.
     pub value: Option<String>,
-    /// The [`owner_id`](crate::LockClientBuilder::owner_id) of the waiter's client.
+    /// Its [`owner_id`](crate::LockClientBuilder::owner_id).
     pub owner_id: Option<String>,
 }
 
@@ -201,7 +193,6 @@ impl fmt::Display for Access {
 
 impl HolderInfo {
     pub(crate) fn new(state: &State, holder: &Holder) -> Self {
-        let (host, pid, label, reason, value, owner_id) = owner(holder.owner.clone());
         Self {
             token: FencingToken::new(holder.token),
             permits: permits(state, holder.permits),
@@ -212,19 +203,13 @@ impl HolderInfo {
             released: holder.released.map(SystemTime::from),
             idle: holder.is_idle(),
             detached: holder.is_detached(),
-            host,
-            pid,
-            label,
-            reason,
-            value,
-            owner_id,
+            owner: OwnerInfo::new(&holder.owner),
         }
     }
 }
 
 impl PastHold {
     fn new(state: &State, past: &Ended) -> Self {
-        let (host, pid, label, reason, value, owner_id) = owner(past.owner.clone());
         Self {
             token: FencingToken::new(past.token),
             permits: permits(state, past.permits),
@@ -232,12 +217,7 @@ impl PastHold {
             since: SystemTime::from(past.since),
             ended: SystemTime::from(past.ended),
             how: past.how,
-            host,
-            pid,
-            label,
-            reason,
-            value,
-            owner_id,
+            owner: OwnerInfo::new(&past.owner),
         }
     }
 }
@@ -286,20 +266,12 @@ impl LockInfo {
 
     pub(crate) fn new(name: &str, state: &State, as_of: ServerTime) -> Self {
         let holders = state.holders.iter().map(|holder| HolderInfo::new(state, holder));
-        let waiters = state.queue.iter().map(|waiter| {
-            let (host, pid, label, reason, value, owner_id) = owner(waiter.owner.clone());
-            WaiterInfo {
-                permits: permits(state, waiter.permits),
-                access: Access::of(state, waiter.permits),
-                since: SystemTime::from(waiter.since),
-                until: SystemTime::from(waiter.until),
-                host,
-                pid,
-                label,
-                reason,
-                value,
-                owner_id,
-            }
+        let waiters = state.queue.iter().map(|waiter| WaiterInfo {
+            permits: permits(state, waiter.permits),
+            access: Access::of(state, waiter.permits),
+            since: SystemTime::from(waiter.since),
+            until: SystemTime::from(waiter.until),
+            owner: OwnerInfo::new(&waiter.owner),
         });
         Self {
             name: name.to_owned(),
@@ -342,7 +314,7 @@ impl fmt::Display for LockInfo {
 /// One line: `billing (web-1, process 4711) under token 7`.
 impl fmt::Display for HolderInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        who(f, self.label.as_deref(), &self.host, self.pid)?;
+        self.owner.fmt(f)?;
         share(f, self.access, self.permits)?;
         write!(f, " under token {}", self.token)
     }
@@ -351,7 +323,7 @@ impl fmt::Display for HolderInfo {
 /// One line: `billing (web-1, process 4711) under token 7, released`.
 impl fmt::Display for PastHold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        who(f, self.label.as_deref(), &self.host, self.pid)?;
+        self.owner.fmt(f)?;
         share(f, self.access, self.permits)?;
         write!(f, " under token {}, {}", self.token, self.how)
     }
@@ -360,18 +332,33 @@ impl fmt::Display for PastHold {
 /// One line: `billing (web-1, process 4711)`.
 impl fmt::Display for WaiterInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        who(f, self.label.as_deref(), &self.host, self.pid)?;
+        self.owner.fmt(f)?;
         share(f, self.access, self.permits)
     }
 }
 
-/// Writes who an entry is of, for people to read. Escapes control characters: text written by others may contain
+impl OwnerInfo {
+    fn new(owner: &Owner) -> Self {
+        Self {
+            host: owner.host.clone(),
+            pid: u32::try_from(owner.pid).unwrap_or(0),
+            label: owner.label.clone(),
+            reason: owner.reason.clone(),
+            value: owner.value.clone(),
+            owner_id: owner.identity.as_ref().map(|identity| identity.id.clone()),
+        }
+    }
+}
+
+/// One line: `billing (web-1, process 4711)`. Control characters are escaped: text written by others may contain
 /// anything, and is shown on terminals.
-pub(crate) fn who(f: &mut fmt::Formatter<'_>, label: Option<&str>, host: &str, pid: u32) -> fmt::Result {
-    let host = shown_in_a_line(host);
-    match label {
-        Some(label) => write!(f, "{} ({host}, process {pid})", shown_in_a_line(label)),
-        None => write!(f, "process {pid} on {host}"),
+impl fmt::Display for OwnerInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (host, pid) = (shown_in_a_line(&self.host), self.pid);
+        match &self.label {
+            Some(label) => write!(f, "{} ({host}, process {pid})", shown_in_a_line(label)),
+            None => write!(f, "process {pid} on {host}"),
+        }
     }
 }
 
@@ -386,20 +373,4 @@ fn share(f: &mut fmt::Formatter<'_>, access: Option<Access>, permits: Option<u64
 /// Returns a number of permits, unless it is that of a readers-writer lock, which means nothing to its users.
 fn permits(state: &State, number: i64) -> Option<u64> {
     (state.kind != Kind::RwLock).then_some(u64::try_from(number).unwrap_or(0))
-}
-
-/// The host, the process id, the label, the reason, the value and the owner id of an entry.
-type Parts = (
-    String,
-    u32,
-    Option<String>,
-    Option<String>,
-    Option<String>,
-    Option<String>,
-);
-
-fn owner(owner: Owner) -> Parts {
-    let pid = u32::try_from(owner.pid).unwrap_or(0);
-    let owner_id = owner.identity.map(|identity| identity.id);
-    (owner.host, pid, owner.label, owner.reason, owner.value, owner_id)
 }

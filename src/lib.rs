@@ -151,7 +151,7 @@ pub mod election {
 /// let locks = LockClient::in_memory();
 /// let held = locks.mutex("invoice-42").acquire().reason("monthly run").await?;
 /// if let Err(AcquireError::Held { contention, .. }) = locks.mutex("invoice-42").try_acquire().or_held().await {
-///     assert_eq!(contention.holders[0].reason.as_deref(), Some("monthly run"));
+///     assert_eq!(contention.holders[0].owner.reason.as_deref(), Some("monthly run"));
 /// }
 /// # Ok(()) }
 /// ```

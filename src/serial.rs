@@ -43,7 +43,7 @@ impl Serialize for LockEvent {
             problem: None,
         };
         match self {
-            Self::Granted { holder, waiting } => (form.holder, form.waiting) = (Some(holder), Some(*waiting)),
+            Self::Granted { holder, waiting } => (form.holder, form.waiting) = (Some(&**holder), Some(*waiting)),
             Self::Kept { until, .. } => form.until = Some(*until),
             Self::Unreadable { problem } => form.problem = Some(problem),
             _ => {}

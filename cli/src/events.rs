@@ -43,7 +43,7 @@ impl Seen {
     pub(crate) fn line(&self) -> String {
         let Self { at, name, event } = self;
         let why = match event {
-            LockEvent::Granted { holder, .. } => holder.reason.as_deref(),
+            LockEvent::Granted { holder, .. } => holder.owner.reason.as_deref(),
             _ => None,
         };
         let why = why.map(|why| format!(": {}", plain(why))).unwrap_or_default();

@@ -20,7 +20,7 @@ pub(crate) fn who(holder: &HolderInfo) -> String {
         None if holder.detached => " (detached)",
         None => "",
     };
-    short(holder.label.as_deref(), &holder.host, holder.pid) + &share + kept
+    short(holder.owner.label.as_deref(), &holder.owner.host, holder.owner.pid) + &share + kept
 }
 
 /// Returns whether renewals seem to fail: they normally come with four fifths of the lease left.
@@ -46,7 +46,7 @@ pub(crate) fn short(label: Option<&str>, host: &str, pid: u32) -> String {
 
 /// Returns the value that a leader proclaims, or why the lock is held.
 pub(crate) fn why(holder: &HolderInfo) -> String {
-    let said = holder.value.as_ref().or(holder.reason.as_ref());
+    let said = holder.owner.value.as_ref().or(holder.owner.reason.as_ref());
     said.map_or_else(|| "-".to_owned(), |said| plain(said))
 }
 

@@ -124,7 +124,7 @@ fn position(lock: &LockInfo, host: &str) -> Option<usize> {
     let ours = std::process::id();
     lock.waiters
         .iter()
-        .position(|waiter| waiter.pid == ours && waiter.host == host)
+        .position(|waiter| waiter.owner.pid == ours && waiter.owner.host == host)
 }
 
 /// Returns the line, most important parts first, as the end is cut off if there is no room.
@@ -135,7 +135,7 @@ pub(crate) fn line(lock: &LockInfo, position: Option<usize>, width: usize) -> St
     }
     let holders = in_order(lock);
     if let Some(holder) = holders.first() {
-        let by = short(holder.label.as_deref(), &holder.host, holder.pid);
+        let by = short(holder.owner.label.as_deref(), &holder.owner.host, holder.owner.pid);
         line += &match holder.released {
             Some(_) => format!(", kept taken for {} more by {by}", span(lock.as_of, holder.until)),
             None => format!(", held {} by {by}", span(holder.since, lock.as_of)),

@@ -91,8 +91,8 @@ pub(crate) fn in_full(lock: &LockInfo, now: SystemTime) -> String {
                 "          until  {until}: the lease expired {over} ago; the next client that asks gets the lock"
             )
         };
-        said(&mut text, told(lock.kind, "leads "), holder.value.as_deref());
-        said(&mut text, "why   ", holder.reason.as_deref());
+        said(&mut text, told(lock.kind, "leads "), holder.owner.value.as_deref());
+        said(&mut text, "why   ", holder.owner.reason.as_deref());
     }
     for (position, waiter) in lock.waiters.iter().enumerate() {
         let lead = format!("waiter  {}. {waiter}", position + 1);
@@ -104,8 +104,8 @@ pub(crate) fn in_full(lock: &LockInfo, now: SystemTime) -> String {
                 "          until  {until}: silent for too long, expired {over} ago; it is passed over"
             );
         }
-        said(&mut text, told(lock.kind, "value "), waiter.value.as_deref());
-        said(&mut text, "why   ", waiter.reason.as_deref());
+        said(&mut text, told(lock.kind, "value "), waiter.owner.value.as_deref());
+        said(&mut text, "why   ", waiter.owner.reason.as_deref());
     }
     for past in &lock.past {
         let _ = writeln!(text, "past    {past}");
@@ -116,8 +116,8 @@ pub(crate) fn in_full(lock: &LockInfo, now: SystemTime) -> String {
             span(past.since, past.ended),
             span(past.ended, now)
         );
-        said(&mut text, told(lock.kind, "led   "), past.value.as_deref());
-        said(&mut text, "why   ", past.reason.as_deref());
+        said(&mut text, told(lock.kind, "led   "), past.owner.value.as_deref());
+        said(&mut text, "why   ", past.owner.reason.as_deref());
     }
     text
 }

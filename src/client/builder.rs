@@ -305,7 +305,7 @@ impl<W: World> LockClientBuilder<W> {
     /// locks.mutex("nightly").acquire().reason("of the 3rd").await?.release().await?;
     /// let lock = locks.inspect("nightly").await?.expect("there is a trace of it");
     /// assert_eq!(lock.past[0].how, HoldEnd::Released);
-    /// assert_eq!(lock.past[0].reason.as_deref(), Some("of the 3rd"));
+    /// assert_eq!(lock.past[0].owner.reason.as_deref(), Some("of the 3rd"));
     /// # Ok(()) }
     /// ```
     pub fn history(mut self, ends: u32) -> Self {

@@ -351,7 +351,7 @@ impl<W: World> LockClient<W> {
     /// # let locks = watchlock::LockClient::in_memory();
     /// let handle = locks.mutex("nightly-job").acquire().reason("night of the 3rd").await?;
     /// let lock = locks.inspect("nightly-job").await?.expect("it is held");
-    /// assert_eq!(lock.holders[0].reason.as_deref(), Some("night of the 3rd"));
+    /// assert_eq!(lock.holders[0].owner.reason.as_deref(), Some("night of the 3rd"));
     /// assert_eq!(lock.holders[0].token, handle.token());
     /// assert!(lock.is_held());
     /// # handle.release().await?;

@@ -452,7 +452,7 @@ impl<T: Target, W: World> Acquire<T, Try, W> {
     /// let handle = locks.mutex("nightly-job").acquire().reason("night of the 3rd").await?;
     /// match locks.mutex("nightly-job").try_acquire().or_held().await {
     ///     Err(AcquireError::Held { contention, .. }) => {
-    ///         assert_eq!(contention.holders[0].reason.as_deref(), Some("night of the 3rd"));
+    ///         assert_eq!(contention.holders[0].owner.reason.as_deref(), Some("night of the 3rd"));
     ///         println!("the job is running already: {contention}");
     ///     }
     ///     other => println!("{other:?}"),

@@ -76,12 +76,12 @@ impl Leader {
         let holder = state.holders.first().filter(|_| state.kind == Kind::Election)?;
         let holder = HolderInfo::new(state, holder);
         Some(Self {
-            value: holder.value.unwrap_or_default(),
+            value: holder.owner.value.unwrap_or_default(),
             token: holder.token,
             since: holder.since,
-            host: holder.host,
-            pid: holder.pid,
-            label: holder.label,
+            host: holder.owner.host,
+            pid: holder.owner.pid,
+            label: holder.owner.label,
         })
     }
 }

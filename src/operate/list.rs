@@ -61,7 +61,8 @@ impl<W: World> List<W> {
     fn matches(&self, lock: &LockInfo, now: SystemTime) -> bool {
         let owned = |owner: &String| {
             lock.holders.iter().any(|holder| {
-                let names = [Some(&holder.host), holder.label.as_ref(), holder.owner_id.as_ref()];
+                let by = &holder.owner;
+                let names = [Some(&by.host), by.label.as_ref(), by.owner_id.as_ref()];
                 names.contains(&Some(owner))
             })
         };

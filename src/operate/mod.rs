@@ -13,7 +13,7 @@ pub(crate) mod watch;
 #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
 pub use crate::telemetry::meters::HISTOGRAM_BUCKETS;
 pub use crate::{
-    inspect::{Access, HolderInfo, LockInfo, PastHold, WaiterInfo},
+    inspect::{Access, HolderInfo, LockInfo, OwnerInfo, PastHold, WaiterInfo},
     protocol::{HoldEnd, Kind},
     store::UnreadableInfo,
     wake_mode::{HoldWatch, PollingReason, WakeMode, WakeSource},

@@ -25,7 +25,7 @@ pub enum LockEvent {
     #[non_exhaustive]
     Granted {
         /// The holder.
-        holder: HolderInfo,
+        holder: Box<HolderInfo>,
         /// The number of clients that wait after it.
         waiting: usize,
     },
@@ -129,7 +129,7 @@ fn between(last: Option<&State>, state: Option<&State>) -> Vec<LockEvent> {
         let known = |token: i64| before.iter().any(|holder| holder.token == token);
         for holder in state.holders.iter().filter(|holder| !known(holder.token)) {
             events.push(LockEvent::Granted {
-                holder: HolderInfo::new(state, holder),
+                holder: Box::new(HolderInfo::new(state, holder)),
                 waiting: state.queue.len(),
             });
         }

@@ -50,7 +50,7 @@ async fn assert_one_fails(tasks: Vec<Ended>, locks: &[&str]) {
         panic!("{errors:?}");
     };
     assert_eq!(names(deadlock), locks);
-    assert_eq!(deadlock.locks[0].holders[0].reason.as_deref(), Some("a step"));
+    assert_eq!(deadlock.locks[0].holders[0].owner.reason.as_deref(), Some("a step"));
     assert!(errors[0].to_string().contains("waits for `a`"), "{}", errors[0]);
 }
 

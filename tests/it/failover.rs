@@ -511,7 +511,7 @@ impl Process {
                 || lock
                     .waiters
                     .iter()
-                    .any(|waiter| waiter.label.as_ref() == Some(&self.name))
+                    .any(|waiter| waiter.owner.label.as_ref() == Some(&self.name))
             {
                 return waiting;
             }

@@ -50,7 +50,7 @@ async fn parts_of_every_kind_are_held_and_released_together() {
         for part in held.parts() {
             let holder = &info(&b, part.name()).await.unwrap().holders[0];
             assert_eq!(
-                (holder.token, holder.reason.as_deref()),
+                (holder.token, holder.owner.reason.as_deref()),
                 (part.token(), Some("to test"))
             );
             assert_eq!(holder.until.duration_since(holder.since).unwrap(), lease);
@@ -344,7 +344,8 @@ async fn a_part_of_another_client_stays_that_clients() {
     let memory = InMemory::new();
     let (a, b) = (memory.client(), memory.builder().label("other").build().await.unwrap());
     let held = a.multi([b.mutex("x").part(), "y".into()]).acquire().await.unwrap();
-    let labels = join_all(["x", "y"].map(async |name| info(&a, name).await.unwrap().holders[0].label.clone())).await;
+    let labels =
+        join_all(["x", "y"].map(async |name| info(&a, name).await.unwrap().holders[0].owner.label.clone())).await;
     assert_eq!(labels, [Some("other".to_owned()), None]);
     b.shutdown().await;
     let lost = within(SOON, "the loss", held.lost()).await;

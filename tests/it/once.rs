@@ -53,7 +53,7 @@ async fn of_many_that_start_a_job_one_does_it_and_the_others_learn_by_whom() {
                 Ok(OnceOutcome::RanAlready(ran)) => ran,
                 other => panic!("{other:?}"),
             };
-            assert_eq!((ran.by.token, ran.by.reason.as_deref()), (token, Some("report")));
+            assert_eq!((ran.by.token, ran.by.owner.reason.as_deref()), (token, Some("report")));
             assert_eq!(ran.until.duration_since(ran.at).unwrap(), DAY);
             assert!(ran.by.since <= ran.at && ran.at <= ran.as_of && ran.as_of < ran.until);
             let text = ran.to_string();

@@ -128,7 +128,7 @@ fn a_mutex_keeps_its_promises_for_threads_too() {
         assert!(held.renew().unwrap() > Duration::from_secs(25) && held.safe_for() > Duration::from_secs(20));
         let holder = &b.inspect("x").unwrap().unwrap().holders[0];
         assert_eq!(
-            (holder.token, holder.reason.as_deref()),
+            (holder.token, holder.owner.reason.as_deref()),
             (held.token(), Some("to test"))
         );
         assert!(b.mutex("x").try_acquire().run().unwrap().is_none());

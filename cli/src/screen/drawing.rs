@@ -159,14 +159,14 @@ impl View {
             Part::Waiter(waiter) => {
                 let (position, waiter) = (waiter + 1, &lock.waiters[waiter]);
                 let access = waiter.access.map(|access| format!(" ({access})")).unwrap_or_default();
-                let by = short(waiter.label.as_deref(), &waiter.host, waiter.pid);
+                let by = short(waiter.owner.label.as_deref(), &waiter.owner.host, waiter.owner.pid);
                 let dead = waiter.until <= now;
                 let cells = [
                     format!("  {position}. {by}{access}").into(),
                     span(waiter.since, now),
                     if dead { "over" } else { "" }.into(),
                     "".into(),
-                    waiter.reason.as_deref().map(plain).unwrap_or_default().into(),
+                    waiter.owner.reason.as_deref().map(plain).unwrap_or_default().into(),
                 ];
                 let style = if dead { Style::new().red() } else { Style::new().dim() };
                 (row([name, "  waits".to_owned()], cells), style)

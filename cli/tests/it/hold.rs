@@ -20,7 +20,7 @@ async fn a_lock_is_held_without_a_command_until_the_program_is_asked_to_end() {
     let lock = locks.inspect("x").await.unwrap().unwrap();
     let holder = &lock.holders[0];
     assert_eq!(
-        (holder.token.to_string(), holder.reason.as_deref()),
+        (holder.token.to_string(), holder.owner.reason.as_deref()),
         (token, Some("an upgrade"))
     );
     watchlock(&ground, ["hold", "--try", "x"]).await.expect(75);
@@ -81,7 +81,7 @@ async fn an_empty_label_is_none() {
     let mut holding = Started::new(program.env("WATCHLOCK_LABEL", "").args(["hold", "x"]));
     holding.line().await;
     let lock = ground.locks().await.inspect("x").await.unwrap().unwrap();
-    assert_eq!(lock.holders[0].label, None);
+    assert_eq!(lock.holders[0].owner.label, None);
     signal("INT", holding.pid());
     holding.done().await.expect(0);
 }

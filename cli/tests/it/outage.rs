@@ -113,8 +113,8 @@ impl Case {
         let Some(lock) = locks.inspect(&self.name).await.unwrap() else {
             return false;
         };
-        let holders = lock.holders.iter().map(|holder| holder.pid);
-        let waiters = lock.waiters.iter().map(|waiter| waiter.pid);
+        let holders = lock.holders.iter().map(|holder| holder.owner.pid);
+        let waiters = lock.waiters.iter().map(|waiter| waiter.owner.pid);
         holders.chain(waiters).any(|pid| pid == process)
     }
 }

@@ -330,7 +330,7 @@ async fn the_reason_is_the_program_unless_it_is_told() {
         let holder = locks.inspect("x").await.unwrap().unwrap().holders.remove(0);
         signal("TERM", started.pid());
         started.done().await.expect(143);
-        (holder.reason, holder.label)
+        (holder.owner.reason, holder.owner.label)
     };
     // Without its arguments, which may have a secret.
     assert_eq!(reason(&[]).await, (Some("sh".to_owned()), None));

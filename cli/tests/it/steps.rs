@@ -23,7 +23,7 @@ async fn a_later_step_gives_back_what_an_earlier_one_took() {
             panic!("{held:?}")
         };
         assert_eq!(holder.token.to_string(), token);
-        assert_eq!(holder.reason.as_deref(), Some("run 7"));
+        assert_eq!(holder.owner.reason.as_deref(), Some("run 7"));
         assert_eq!(holder.until.duration_since(holder.since).unwrap().as_secs() / 60, 30);
 
         // Its process is gone, and is not looked for.

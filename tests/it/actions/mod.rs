@@ -45,7 +45,7 @@ async fn an_acquire_is_a_future_that_keeps_its_place_and_a_clone_begins_anew() {
     assert_eq!(held.release().await.unwrap(), Released::Released);
     let first = within(PATIENCE, "the first", begun).await.unwrap().unwrap();
     let holder = &info(&a, "x").await.unwrap().holders[0];
-    assert_eq!(holder.reason.as_deref(), Some("the first"));
+    assert_eq!(holder.owner.reason.as_deref(), Some("the first"));
 
     // The template was never polled, so it has no place, and gets in line behind.
     let later = spawn(template.clone());

@@ -24,7 +24,7 @@ impl Drop for Dropped {
 }
 
 async fn reason(locks: &LockClient, name: &str) -> Option<String> {
-    info(locks, name).await.unwrap().holders[0].reason.clone()
+    info(locks, name).await.unwrap().holders[0].owner.reason.clone()
 }
 
 /// Works under a lock with options, beside an attempt of the same client and an acquire of another.
@@ -129,7 +129,7 @@ async fn work_on_a_document_may_change_or_delete_it() {
         let count = doc! { "$inc": { "n": 1 } };
         let update = async |held: &Held<documents::Document<Document>>| {
             let lock = b.inspect(held.id().clone()).await.unwrap().unwrap();
-            assert_eq!(lock.holders[0].reason.as_deref(), Some("counting"));
+            assert_eq!(lock.holders[0].owner.reason.as_deref(), Some("counting"));
             assert_eq!(b.try_acquire(held.id().clone()).run(async |_| {}).await.unwrap(), None);
             held.update(count.clone()).await.unwrap().get_i32("n").unwrap()
         };

@@ -50,7 +50,10 @@ async fn errors_tell_who_holds_why_and_how_many_come_before() {
         let told = contention(error);
         let holder = &told.holders[0];
         assert_eq!(holder.token, held.token());
-        assert_eq!((holder.label.as_deref(), holder.pid), (Some("a"), std::process::id()));
+        assert_eq!(
+            (holder.owner.label.as_deref(), holder.owner.pid),
+            (Some("a"), std::process::id())
+        );
         assert!(holder.until > holder.since && told.as_of >= holder.since);
         assert_eq!((told.waiting_before, told.held_here), (0, false));
         assert!(
@@ -249,8 +252,8 @@ async fn a_holder_that_lives_loses_its_lock_to_its_later_self() {
         assert_is!(event, LockEvent::Adopted { token, .. } if *token == held.token());
         assert_eq!(held.release().await.unwrap(), Released::WasLost);
         let lock = info(&other, "x").await.unwrap();
-        assert_eq!(lock.holders[0].owner_id.as_deref(), Some("worker-3"));
-        assert_eq!(lock.waiters[0].owner_id.as_deref(), Some("worker-4"));
+        assert_eq!(lock.holders[0].owner.owner_id.as_deref(), Some("worker-3"));
+        assert_eq!(lock.waiters[0].owner.owner_id.as_deref(), Some("worker-4"));
         assert_eq!(other.list().owner("worker-3").await.unwrap().len(), 1);
 
         // The earlier one takes nothing back, nor does anybody from itself.

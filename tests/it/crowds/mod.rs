@@ -82,7 +82,7 @@ async fn who_came_when_the_queue_was_full_is_served_when_there_is_room() {
     println!("the document with a full queue: {size}");
     // Those in the queue give up, and then there is room for those who knock.
     for waiter in info(&holder, "x").await.unwrap().waiters {
-        let gives_up = waiter.label.and_then(|label| waiting.remove(&label));
+        let gives_up = waiter.owner.label.and_then(|label| waiting.remove(&label));
         if let Some(waiting) = gives_up {
             waiting.abort();
         }

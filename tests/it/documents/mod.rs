@@ -186,7 +186,7 @@ async fn a_document_is_locked_in_place_and_handed_over_in_order() {
         let second = waits(&a, 7, b.acquire(7)).await;
         let third = spawn(a.acquire(7));
         let lock = a.inspect(7).await.unwrap().unwrap();
-        assert_eq!(lock.holders[0].reason.as_deref(), Some("first"));
+        assert_eq!(lock.holders[0].owner.reason.as_deref(), Some("first"));
         let mut last = first.token();
         assert_eq!(first.release().await.unwrap(), Released::Released);
         for next in [second, third] {

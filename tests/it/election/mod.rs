@@ -59,19 +59,19 @@ async fn a_candidate_that_waits_is_seen_with_its_value() {
         let leading = a.election("x").campaign("first").await.unwrap();
         let waiting = in_line(&a, "x", 1, b.election("x").campaign("second")).await;
         let lock = info(&a, "x").await.unwrap();
-        assert_eq!(lock.waiters[0].value.as_deref(), Some("second"));
+        assert_eq!(lock.waiters[0].owner.value.as_deref(), Some("second"));
         leading.resign().await.unwrap();
         let leading = granted(waiting).await;
         let lock = info(&a, "x").await.unwrap();
         assert_eq!(
-            (lock.holders[0].value.as_deref(), &lock.waiters[..]),
+            (lock.holders[0].owner.value.as_deref(), &lock.waiters[..]),
             (Some("second"), &[][..])
         );
         leading.resign().await.unwrap();
         // Other waiters have none.
         let held = a.mutex("y").acquire().await.unwrap();
         let waiting = in_line(&a, "y", 1, b.mutex("y").acquire()).await;
-        assert_eq!(info(&a, "y").await.unwrap().waiters[0].value, None);
+        assert_eq!(info(&a, "y").await.unwrap().waiters[0].owner.value, None);
         held.release().await.unwrap();
         granted(waiting).await.release().await.unwrap();
     }

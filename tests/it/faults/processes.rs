@@ -239,8 +239,11 @@ async fn a_killed_holder_costs_its_lease_and_no_more() {
 
     holder.kill();
     let lock = info(&locks, NAME).await.unwrap();
-    let (pid, until) = (lock.holders[0].pid, lock.holders[0].until);
-    assert_eq!((pid, lock.holders[0].label.as_deref()), (holder.pid(), Some("child")));
+    let (pid, until) = (lock.holders[0].owner.pid, lock.holders[0].until);
+    assert_eq!(
+        (pid, lock.holders[0].owner.label.as_deref()),
+        (holder.pid(), Some("child"))
+    );
     let (next, at) = within(lease + SOON, "the waiter gets it", waiting).await.unwrap();
     let late = at.duration_since(until).expect("not before the lease has run out");
     assert!(late < MARGIN, "{late:?} after the end of the lease");
@@ -285,7 +288,10 @@ async fn a_killed_holder_that_is_started_again_has_its_lock_back_at_once() {
 
     before.kill();
     let dead = info(&locks, NAME).await.unwrap().holders[0].clone();
-    assert_eq!((dead.pid, dead.owner_id.as_deref()), (before.pid(), Some("worker-3")));
+    assert_eq!(
+        (dead.owner.pid, dead.owner.owner_id.as_deref()),
+        (before.pid(), Some("worker-3"))
+    );
     let mut again = Process::start_as(&ground, lease, lease, "worker-3").await;
     let next: i64 = again.hears("acquired").await.parse().unwrap();
     assert!(next > token);
@@ -297,7 +303,7 @@ async fn a_killed_holder_that_is_started_again_has_its_lock_back_at_once() {
     let holders: Vec<_> = lock
         .holders
         .iter()
-        .map(|holder| (holder.pid, holder.token.as_i64()))
+        .map(|holder| (holder.owner.pid, holder.token.as_i64()))
         .collect();
     assert_eq!(holders, [(again.pid(), next)]);
     assert_eq!(lock.waiters.len(), 1, "who waited keeps its place behind");

@@ -83,7 +83,7 @@ async fn those_that_remain_pass_for_a_party_that_died() {
             let _dies = wait(&dying);
             eventually(SOON, "it waits", async || {
                 let lock = one.inspect("x").await.unwrap();
-                lock.is_some_and(|lock| lock.holders.iter().any(|holder| holder.value.is_some()))
+                lock.is_some_and(|lock| lock.holders.iter().any(|holder| holder.owner.value.is_some()))
             })
             .await;
             memory.set_frozen(&dying, true).unwrap();

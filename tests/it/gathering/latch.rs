@@ -87,7 +87,7 @@ async fn a_party_is_counted_once_however_often_it_arrives() {
         assert_eq!(here.missing().await.unwrap(), 2);
         here.count_down_as("shard-1").await.unwrap();
         let parties = a.inspect("x").await.unwrap().unwrap().holders;
-        let mut parties: Vec<_> = parties.into_iter().filter_map(|holder| holder.value).collect();
+        let mut parties: Vec<_> = parties.into_iter().filter_map(|holder| holder.owner.value).collect();
         parties.sort();
         assert_eq!(parties, ["shard-0", "shard-1"]);
     }

@@ -173,7 +173,7 @@ async fn a_hold_that_is_handed_on_is_lost_by_whoever_has_it() {
     // The document shows the first of them.
     let lock = info(&operator, &name).await.unwrap();
     assert_eq!(
-        (lock.holders[0].token, lock.holders[0].reason.as_deref()),
+        (lock.holders[0].token, lock.holders[0].owner.reason.as_deref()),
         (before.token(), Some("number 2"))
     );
     operator.break_lock(&name).await.unwrap();

@@ -124,7 +124,7 @@ async fn its_document_shows_it_as_idle_until_it_is_taken_again() {
     // With the same reason, as it stays idle in its turn where it had to be asked for.
     let take = || locks.mutex("x").acquire().reason("for a moment");
     let (handle, first) = taken_again(&locks, take).await;
-    assert_eq!(first.reason.as_deref(), Some("for a moment"));
+    assert_eq!(first.owner.reason.as_deref(), Some("for a moment"));
     assert!(handle.token() > first.token);
     until_shown(&other, false).await;
     assert_eq!(holder(&other).await.unwrap().token, first.token);

@@ -80,7 +80,7 @@ async fn names_labels_reasons_and_owners_are_text_and_nothing_else() {
         let held = locks.mutex(&text).acquire().reason(&text).await.unwrap();
         let lock = info(&resident, &text).await.unwrap();
         let holder = &lock.holders[0];
-        let said = [&holder.label, &holder.reason, &holder.owner_id].map(Option::as_ref);
+        let said = [&holder.owner.label, &holder.owner.reason, &holder.owner.owner_id].map(Option::as_ref);
         assert_eq!((&lock.name, said), (&text, [Some(&text); 3]));
         let listed = resident.list().prefix(&text).await.unwrap();
         assert!(listed.iter().all(|lock| lock.name.starts_with(&text)), "{listed:?}");

@@ -315,7 +315,10 @@ async fn an_empty_reason_and_the_shortest_settings_are_fine() {
     let handle = locks.mutex("x").acquire().reason("").timeout(SOON).await.unwrap();
     let lock = info(&locks, "x").await.unwrap();
     assert_eq!(
-        (lock.holders[0].reason.as_deref(), lock.holders[0].label.as_deref()),
+        (
+            lock.holders[0].owner.reason.as_deref(),
+            lock.holders[0].owner.label.as_deref()
+        ),
         (Some(""), Some(""))
     );
     // Kept beyond its lease by renewals.

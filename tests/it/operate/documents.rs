@@ -117,7 +117,7 @@ async fn locks_of_elements_are_listed_by_what_is_asked() {
         let mut inspected = x(&b).inspect("order-1").await.unwrap().unwrap();
         inspected.as_of = listing.locks[1].as_of;
         assert_eq!(inspected, listing.locks[1]);
-        assert_eq!(inspected.holders[0].reason.as_deref(), Some("a test"));
+        assert_eq!(inspected.holders[0].owner.reason.as_deref(), Some("a test"));
         let mut unreadable: Vec<_> = listing.unreadable.iter().map(|found| &found.name[..]).collect();
         unreadable.sort_unstable();
         assert_eq!(unreadable, [r#""all""#, r#""one"/sku="x""#]);

@@ -43,7 +43,7 @@ async fn the_last_holds_are_kept_with_how_they_ended_newest_first() {
         assert_eq!(held.iter().map(|past| past.token).collect::<Vec<_>>(), tokens);
         let ends = held
             .iter()
-            .map(|past| (past.label.as_deref(), past.reason.as_deref(), past.how));
+            .map(|past| (past.owner.label.as_deref(), past.owner.reason.as_deref(), past.how));
         assert_eq!(
             ends.collect::<Vec<_>>(),
             [
@@ -130,7 +130,7 @@ async fn a_lease_that_ran_out_is_recorded_by_the_next_client() {
         let ended = past(&locks, "x").await;
         assert_eq!(ended.len(), 1, "{ended:?}");
         assert_eq!(
-            (ended[0].how, ended[0].reason.as_deref()),
+            (ended[0].how, ended[0].owner.reason.as_deref()),
             (HoldEnd::Expired, Some("dies"))
         );
         assert_eq!(ended[0].ended, info(&locks, "x").await.unwrap().past[0].ended);
@@ -183,6 +183,6 @@ async fn locks_in_documents_have_a_history() {
         .await
         .unwrap();
     let past = documents.inspect(1).await.unwrap().unwrap().past;
-    let reasons = past.iter().map(|past| past.reason.as_deref().unwrap());
+    let reasons = past.iter().map(|past| past.owner.reason.as_deref().unwrap());
     assert_eq!(reasons.collect::<Vec<_>>(), ["second", "first"]);
 }

@@ -22,9 +22,9 @@ async fn people_can_read_who_holds_and_who_waits() {
         let lock = b.inspect("x").await.unwrap().unwrap();
         assert_eq!((lock.holders.len(), lock.waiters.len()), (1, 1));
         assert_eq!(lock.holders[0].token, held.token());
-        assert_eq!(lock.holders[0].reason.as_deref(), Some("the $$NOW of {it}"));
-        assert_eq!(lock.holders[0].pid, std::process::id());
-        assert_eq!(lock.waiters[0].reason.as_deref(), Some("me too"));
+        assert_eq!(lock.holders[0].owner.reason.as_deref(), Some("the $$NOW of {it}"));
+        assert_eq!(lock.holders[0].owner.pid, std::process::id());
+        assert_eq!(lock.waiters[0].owner.reason.as_deref(), Some("me too"));
         assert!(lock.holders[0].until > lock.holders[0].since);
     }
 }
@@ -89,7 +89,7 @@ async fn locks_are_found_by_what_is_known_of_them() {
         );
         assert_eq!(names(a.list().prefix("other-$[")).await, ["other-$["]);
         assert_eq!(names(a.list().owner("nobody")).await, [""; 0]);
-        let host = a.inspect("job-1").await.unwrap().unwrap().holders[0].host.clone();
+        let host = a.inspect("job-1").await.unwrap().unwrap().holders[0].owner.host.clone();
         assert_eq!(names(a.list().owner(host)).await, ["job-1", "job-2", "other-$["]);
         assert_eq!(names(a.list().older_than(Duration::from_secs(60))).await, [""; 0]);
         let older = Duration::ZERO;

@@ -162,7 +162,11 @@ async fn a_shared_hold_is_lost_by_all_and_released_by_the_last() {
     let name = first.name().to_owned();
     // The document shows the one that came first.
     let lock = info(&operator, &name).await.unwrap();
-    let reasons: Vec<_> = lock.holders.iter().map(|holder| holder.reason.as_deref()).collect();
+    let reasons: Vec<_> = lock
+        .holders
+        .iter()
+        .map(|holder| holder.owner.reason.as_deref())
+        .collect();
     assert_eq!(reasons, [Some("the first"), Some("the second")]);
     assert!(first.token() < second.token() && second.token() < third.token());
     operator.break_holder(&name, second.token()).await.unwrap();

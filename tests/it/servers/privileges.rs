@@ -149,7 +149,7 @@ async fn who_looks_at_locks_needs_no_right_to_write() {
         let held = owner.mutex("x").acquire().reason("to be seen").await.unwrap();
         let locks = ground.locks().await;
         assert_eq!(
-            info(&locks, "x").await.unwrap().holders[0].reason.as_deref(),
+            info(&locks, "x").await.unwrap().holders[0].owner.reason.as_deref(),
             Some("to be seen")
         );
         assert_eq!(locks.list().held(true).await.unwrap().len(), 1);
