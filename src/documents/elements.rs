@@ -86,7 +86,7 @@ mod tests {
                 }
             }
         }
-        let kept: Vec<String> = documents.elements().keys().cloned().collect();
-        assert_eq!(kept, ["lines"]);
+        let kept: Vec<_> = documents.sessions.lock().unwrap().keys().cloned().collect();
+        assert_eq!(kept, [Some("lines".to_owned())]);
     }
 }

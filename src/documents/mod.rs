@@ -13,7 +13,7 @@ use std::{
     fmt,
     future::Future,
     marker::PhantomData,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use mongodb::{
@@ -60,10 +60,9 @@ pub struct ItemLocks<K, W: World = Async> {
     path: String,
     /// `None`: documents.
     element: Option<Arc<ElementPlace>>,
-    session: Arc<OnceLock<UserHandle>>,
-    /// The sessions over the elements of arrays, by the paths of these: they last as long as the locks of the
-    /// documents.
-    elements: Arc<Mutex<BTreeMap<String, UserHandle>>>,
+    /// Those of the locks of documents and of the elements of each array, from their first use on. All clones share
+    /// them, and so do all keys of an array.
+    sessions: Arc<Mutex<BTreeMap<Option<String>, UserHandle>>>,
     of: PhantomData<fn() -> (K, W)>,
 }
 
@@ -199,8 +198,7 @@ impl<T, W: World> DocumentLocks<T, W> {
             collection,
             path: DEFAULT_FIELD.to_owned(),
             element: None,
-            session: Arc::default(),
-            elements: Arc::default(),
+            sessions: Arc::default(),
             of: PhantomData,
         }
     }
@@ -218,8 +216,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     pub fn field(self, path: impl Into<String>) -> Self {
         Self {
             path: path.into(),
-            session: Arc::default(),
-            elements: Arc::default(),
+            sessions: Arc::default(),
             ..self
         }
     }
@@ -385,11 +382,8 @@ impl<T, W: World> DocumentLocks<T, W> {
     ///
     /// See [`ElementLocks`].
     pub fn element<E>(&self, array: impl Into<String>, key: bson::Document) -> ElementLocks<E, W> {
-        let place = ElementPlace::new(array.into(), &key);
-        let session = self.elements().get(&place.array).cloned();
         ItemLocks {
-            session: Arc::new(session.map_or_else(OnceLock::new, OnceLock::from)),
-            element: Some(Arc::new(place)),
+            element: Some(Arc::new(ElementPlace::new(array.into(), &key))),
             ..self.of_kind()
         }
     }
@@ -525,7 +519,7 @@ impl<K, W: World> ItemLocks<K, W> {
     /// # Ok(()) }
     /// ```
     pub fn list(&self) -> List<W> {
-        List::new(self.session().cloned())
+        List::new(self.session())
     }
 
     /// Returns the events of the lock of the document with this `_id`, or of the element in it, as they happen; see
@@ -553,7 +547,7 @@ impl<K, W: World> ItemLocks<K, W> {
     /// ```
     pub fn watch(&self, id: impl Into<Bson>) -> Events<LockEvent, W> {
         let place = self.place(&id.into());
-        Events::new(place.map(|(session, name)| (session.clone(), Scope::One(name))))
+        Events::new(place.map(|(session, name)| (session, Scope::One(name))))
     }
 
     /// Returns the events of every lock that is [listed](Self::list), as they happen, each with its name. See
@@ -583,7 +577,7 @@ impl<K, W: World> ItemLocks<K, W> {
     /// # Ok(()) }
     /// ```
     pub fn watch_all(&self) -> Events<(String, LockEvent), W> {
-        Events::new(self.session().map(|session| (session.clone(), Scope::All)))
+        Events::new(self.session().map(|session| (session, Scope::All)))
     }
 
     /// Returns the name under which the document with this `_id`, or the element in it, is listed, watched and
@@ -680,7 +674,7 @@ impl<K, W: World> ItemLocks<K, W> {
     }
 
     /// Returns the session, and its name for the item.
-    fn place(&self, id: &Bson) -> Result<(&UserHandle, String), InvalidInput> {
+    fn place(&self, id: &Bson) -> Result<(UserHandle, String), InvalidInput> {
         check_id(id)?;
         check_size(id)?;
         Ok((self.session()?, self.name(id)))
@@ -694,17 +688,18 @@ impl<K, W: World> ItemLocks<K, W> {
         }
     }
 
-    fn session(&self) -> Result<&UserHandle, InvalidInput> {
-        self.element
-            .as_ref()
-            .map_or(Ok(()), |element| element.checked.clone())?;
-        if let Some(session) = self.session.get() {
-            return Ok(session);
+    fn session(&self) -> Result<UserHandle, InvalidInput> {
+        let element = self.element.as_ref();
+        element.map_or(Ok(()), |element| element.checked.clone())?;
+        let sessions = || self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let array = element.map(|element| element.array.clone());
+        if let Some(session) = sessions().get(&array) {
+            return Ok(session.clone());
         }
         let namespace = self.namespace();
         namespace.map_or(Ok(()), |namespace| check_database(&namespace.db))?;
         check_path(&self.path, "for the locks")?;
-        let layout = match &self.element {
+        let layout = match element {
             None => LockLayout::in_documents(self.namespace(), &self.path, None, &self.paths()).map_err(|other| {
                 InvalidInput::new(format!(
                     "the field `{}` for the locks of {} overlaps with `{other}`, where this client already has locks",
@@ -713,18 +708,8 @@ impl<K, W: World> ItemLocks<K, W> {
             })?,
             Some(element) => element.layout(self)?,
         };
-        Ok(self.session.get_or_init(|| {
-            let session = self.session_in(&layout);
-            match &self.element {
-                None => session,
-                // All keys of an array share one.
-                Some(element) => self.elements().entry(element.array.clone()).or_insert(session).clone(),
-            }
-        }))
-    }
-
-    fn elements(&self) -> MutexGuard<'_, BTreeMap<String, UserHandle>> {
-        self.elements.lock().unwrap_or_else(PoisonError::into_inner)
+        let session = self.session_in(&layout);
+        Ok(sessions().entry(array).or_insert(session).clone())
     }
 
     fn session_in(&self, place: &Arc<LockLayout>) -> UserHandle {
@@ -749,8 +734,7 @@ impl<K, W: World> ItemLocks<K, W> {
             collection: self.collection.clone(),
             path: self.path.clone(),
             element: self.element.clone(),
-            session: self.session.clone(),
-            elements: self.elements.clone(),
+            sessions: self.sessions.clone(),
             of: PhantomData,
         }
     }
