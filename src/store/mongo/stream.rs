@@ -179,31 +179,32 @@ fn concerning_in_place(session: &str, location: &Location, free: bool, observed:
 }
 
 /// Returns the value that an event's write gave to a field of the lock; missing if it gave none.
+fn written(location: &Location, field: &str) -> Document {
+    let key = location.key(field);
+    doc! { "$ifNull": [format!("$fullDocument.{key}"), given(&key)] }
+}
+
+/// Returns the value that an update gave to the field at this path; null if it gave none.
 ///
 /// A delta has it under a key with literal dots, or inside the value of a key that is a part of the path; `$match` by
 /// path can see neither.
-fn written(location: &Location, field: &str) -> Document {
-    let whole = format!("$fullDocument.{}", location.key(field));
-    let key = location.key(field);
-    let mut branches = vec![doc! { "case": { "$eq": ["$$this.k", &key] }, "then": "$$this.v" }];
-    for (dot, _) in key.match_indices('.') {
-        let inside = format!("$$this.v.{}", &key[dot + 1..]);
-        branches.push(doc! { "case": { "$eq": ["$$this.k", &key[..dot]] }, "then": inside });
+fn given(path: &str) -> Document {
+    let mut branches = vec![doc! { "case": { "$eq": ["$$this.k", path] }, "then": "$$this.v" }];
+    for (dot, _) in path.match_indices('.') {
+        let inside = format!("$$this.v.{}", &path[dot + 1..]);
+        branches.push(doc! { "case": { "$eq": ["$$this.k", &path[..dot]] }, "then": inside });
     }
-    let delta = doc! { "$reduce": {
-        "input": { "$objectToArray": { "$ifNull": ["$updateDescription.updatedFields", {}] } },
+    doc! { "$reduce": {
+        "input": updated(),
         "initialValue": Bson::Null,
         "in": { "$switch": { "branches": branches, "default": "$$value" } },
-    } };
-    doc! { "$ifNull": [whole, delta] }
+    } }
 }
 
 /// Returns the expression for whether an event's write may have changed anything in the lock, or has put it there.
 fn touched(location: &Location) -> Document {
-    let path: Vec<&str> = location.segments().collect();
-    let above: Vec<String> = (1..=path.len()).map(|depth| path[..depth].join(".")).collect();
     let concerned = doc! { "$or": [
-        { "$in": ["$$this", above] },
+        { "$in": ["$$this", down_to(location)] },
         starts_with("$$this", &location.key("")),
     ] };
     let shown = format!("$fullDocument.{}", location.path());
@@ -218,13 +219,21 @@ fn touched(location: &Location) -> Document {
     } }
 }
 
+/// Returns the paths that lead to a location, down to its own: who writes one of them writes all of it.
+fn down_to(location: &Location) -> Vec<String> {
+    let path: Vec<&str> = location.segments().collect();
+    (1..=path.len()).map(|depth| path[..depth].join(".")).collect()
+}
+
+/// Returns the expression for the fields that an update wrote, as keys and values.
+fn updated() -> Document {
+    doc! { "$objectToArray": { "$ifNull": ["$updateDescription.updatedFields", {}] } }
+}
+
 /// Returns the expression for the keys of all changes that an event reports of an update.
 fn keys() -> Document {
     doc! { "$concatArrays": [
-        { "$map": {
-            "input": { "$objectToArray": { "$ifNull": ["$updateDescription.updatedFields", {}] } },
-            "in": "$$this.k",
-        } },
+        { "$map": { "input": updated(), "in": "$$this.k" } },
         cut(),
     ] }
 }

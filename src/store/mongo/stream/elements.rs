@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use mongodb::bson::{Bson, Document, doc};
 
-use super::{OLD, ObservedIds, cut, keys, starts_with, when};
+use super::{OLD, ObservedIds, cut, down_to, given, keys, starts_with, updated, when};
 use crate::{
     protocol::{Location, ServerTime, wake},
     store::{
@@ -26,23 +26,16 @@ use crate::{
 /// Of the documents with observed locks it also reports all other writes of locks.
 pub(super) fn concerning(session: &str, base: &Location, observed: ObservedIds) -> Vec<Document> {
     let mut comes = vec![doc! { "operationType": { "$ne": "insert" } }];
-    let touched = doc! { "$match": { "$or": [
-        { "whole": true },
-        { "changes.0": { "$exists": true } },
-        { "cut.0": { "$exists": true } },
-    ] } };
+    let touched = doc! { "$match": { "$or": [{ "whole": true }, { "changes.0": { "$exists": true } }] } };
     let mut of_locks = doc! {
-        "operationType": 1, "documentKey": 1, "clusterTime": 1, "whole": 1, "cut": 1, "since": 1,
+        "operationType": 1, "documentKey": 1, "clusterTime": 1, "whole": 1, "since": 1,
         "locks": written_locks(), "ours": having_entries_of(session),
     };
     let is_old = doc! { "$and": [
         { "$eq": [{ "$type": "$$this.at" }, "date"] },
         { "$lt": ["$$this.at", "$since"] },
     ] };
-    let shown = doc! { "$project": {
-        "operationType": 1, "documentKey": 1, "clusterTime": 1, "whole": 1, "cut": 1, "locks": 1, "ours": 1, "codes": 1,
-        "old": { "$anyElementTrue": { "$map": { "input": "$locks", "in": is_old } } },
-    } };
+    let is_any_old = doc! { "$anyElementTrue": { "$map": { "input": "$locks", "in": is_old } } };
     let mut told = vec![
         doc! { "locks.wake": { "$regex": wake::pattern(session) } },
         doc! { "locks.wake": { "$not": { "$type": "string" } } },
@@ -60,19 +53,21 @@ pub(super) fn concerning(session: &str, base: &Location, observed: ObservedIds) 
         of_changes(base),
         touched,
         doc! { "$project": of_locks },
-        shown,
+        doc! { "$set": { "old": is_any_old } },
         doc! { "$match": { "$or": told } },
     ]
 }
 
-/// Returns the stage that shows what an event's write did to the map of the locks: the `changes` inside it, the codes
-/// of the locks from which something was `cut`, and whether the map was written as a `whole`; if so, also the `map`. A
-/// lock whose time is before `since` is as an earlier write left it.
+/// Returns the stage that shows what an event's write did to the map of the locks: the `changes` inside it, those that
+/// removed something without a value, and whether the map was written as a `whole`; if so, also the `map`. A lock whose
+/// time is before `since` is as an earlier write left it.
 fn of_changes(base: &Location) -> Document {
     let inside = base.key("");
     let length = i64::try_from(inside.len()).unwrap_or(i64::MAX);
     let rest = |key: &str| doc! { "$split": [{ "$substrBytes": [key, length, -1] }, "."] };
     let is_update = doc! { "$eq": ["$operationType", "update"] };
+    let removed = doc! { "$map": { "input": cut(), "in": { "k": "$$this" } } };
+    let changed = doc! { "$concatArrays": [updated(), removed] };
     doc! { "$project": {
         "operationType": 1, "documentKey": 1, "clusterTime": 1,
         "since": { "$subtract": [when(), OLD] },
@@ -80,45 +75,12 @@ fn of_changes(base: &Location) -> Document {
             { "$not": [&is_update] },
             { "$ne": [{ "$setIntersection": [keys(), down_to(base)] }, []] },
         ] },
-        "map": { "$cond": [is_update, updated_map(base), format!("$fullDocument.{}", base.path())] },
+        "map": { "$cond": [is_update, given(base.path()), format!("$fullDocument.{}", base.path())] },
         "changes": { "$map": {
-            "input": { "$filter": { "input": updated(), "cond": starts_with("$$this.k", &inside) } },
+            "input": { "$filter": { "input": changed, "cond": starts_with("$$this.k", &inside) } },
             "in": { "path": rest("$$this.k"), "v": "$$this.v" },
         } },
-        "cut": { "$map": {
-            "input": { "$filter": { "input": cut(), "cond": starts_with("$$this", &inside) } },
-            "in": { "$arrayElemAt": [rest("$$this"), 0] },
-        } },
     } }
-}
-
-/// Returns the expression for the map as an update wrote it with all that is in it; null if it wrote only parts of it.
-fn updated_map(base: &Location) -> Document {
-    let segments: Vec<&str> = base.segments().collect();
-    let mut branches = Vec::new();
-    for (depth, key) in down_to(base).iter().enumerate() {
-        let path: Vec<&str> = ["$$this.v"]
-            .into_iter()
-            .chain(segments[depth + 1..].iter().copied())
-            .collect();
-        branches.push(doc! { "case": { "$eq": ["$$this.k", key] }, "then": path.join(".") });
-    }
-    doc! { "$reduce": {
-        "input": updated(),
-        "initialValue": Bson::Null,
-        "in": { "$switch": { "branches": branches, "default": "$$value" } },
-    } }
-}
-
-/// Returns the paths that lead to the map, down to its own: who writes one of them writes the whole map.
-fn down_to(base: &Location) -> Vec<String> {
-    let segments: Vec<&str> = base.segments().collect();
-    (1..=segments.len()).map(|depth| segments[..depth].join(".")).collect()
-}
-
-/// Returns the expression for the fields that an update wrote, as keys and values.
-fn updated() -> Document {
-    doc! { "$objectToArray": { "$ifNull": ["$updateDescription.updatedFields", {}] } }
 }
 
 /// Returns the expression for the locks that were written, with their `wake` and their time: those that were changed,
@@ -204,8 +166,7 @@ pub(crate) fn read_elements(layout: &LockLayout, ours: &str, event: &Document) -
         after: None,
     };
     if locks.values().all(|(wake, _)| wake.is_none()) {
-        let cut = event.get_array("cut").into_iter().flatten().filter_map(Bson::as_str);
-        let touched: Vec<Event> = locks.keys().copied().chain(cut).map(foreign).collect();
+        let touched: Vec<Event> = locks.keys().copied().map(foreign).collect();
         return match event.get_bool("whole") {
             Ok(false) if !touched.is_empty() => touched,
             _ => all(document),
@@ -214,6 +175,8 @@ pub(crate) fn read_elements(layout: &LockLayout, ours: &str, event: &Document) -
     let mut events = Vec::new();
     for (code, lock) in locks {
         match lock {
+            // A free lock that a write of another has removed.
+            (None, _) => {}
             (Some(wake), _) if !wake.contains(ours) => {}
             (Some(wake), Some(at)) => events.push(Event::Addressed {
                 name: element_name(&document, code),
@@ -245,7 +208,7 @@ pub(crate) fn read_observed(layout: &LockLayout, observed: &Observed, event: &Do
     };
     let list = |field| event.get_array(field).into_iter().flatten();
     let written = list("locks").filter_map(|lock| lock.as_document()?.get_str("code").ok());
-    let others = list("cut").chain(list("codes")).filter_map(Bson::as_str);
+    let others = list("codes").filter_map(Bson::as_str);
     let codes: BTreeSet<&str> = written.chain(others).collect();
     let names = codes.into_iter().map(|code| element_name(&document, code));
     names.filter(|name| observed.has(name)).map(Event::Written).collect()
