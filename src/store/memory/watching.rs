@@ -67,7 +67,7 @@ impl Watcher {
                 }),
                 None if before != after => events.push(Event::Foreign {
                     name: name.clone(),
-                    after: None,
+                    deleted_at: None,
                 }),
                 _ => {}
             }

@@ -163,7 +163,7 @@ pub(crate) fn read_elements(layout: &LockLayout, ours: &str, event: &Document) -
     }
     let foreign = |code: &str| Event::Foreign {
         name: element_name(&document, code),
-        after: None,
+        deleted_at: None,
     };
     if locks.values().all(|(wake, _)| wake.is_none()) {
         let touched: Vec<Event> = locks.keys().copied().map(foreign).collect();
@@ -294,7 +294,7 @@ mod tests {
     fn foreign(code: &str) -> Event {
         Event::Foreign {
             name: format!("7/{code}"),
-            after: None,
+            deleted_at: None,
         }
     }
 
