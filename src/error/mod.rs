@@ -355,10 +355,10 @@ pub enum DocumentError {
     /// The server could not be reached, and the document may have been written; or the server refused.
     #[error(transparent)]
     Server(#[from] ServerError),
-    /// The document is part of an open transaction that the lock guards; nothing was written. Within the transaction,
-    /// write with its session.
+    /// The lock guards a transaction that may still be open: for two seconds, the server let nobody else write the
+    /// document. Nothing was written. Within the transaction, write with its session.
     #[error(
-        "the document is part of an open transaction that its lock guards, and was not written: within the \
+        "the document was not written, as its lock guards a transaction that may still be open: within the \
          transaction, write with its session"
     )]
     InTransaction,

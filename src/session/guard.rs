@@ -1,24 +1,23 @@
 //! Holds that guard a transaction of the user's.
 
-use std::{
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use mongodb::{
     ClientSession,
-    bson::Document,
     error::{Error, TRANSIENT_TRANSACTION_ERROR},
 };
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
-use super::{Session, admin::ONCE, hedged_read::Cost, hold::Hold};
+use super::{Session, admin::ONCE, hold::Hold, in_flight::patience};
 use crate::{
-    backoff::{Backoff, LONGEST_PAUSE},
     error::{GuardError, ServerError},
     store::{Guarding, MongoStore, Store, View, abort, is_in_transaction},
     telemetry,
 };
+
+/// Time for which a document can't be written before that counts as an open transaction's doing: far longer than a
+/// write takes, or the renewal that may be in its way.
+const WAITS_AT_LEAST: Duration = Duration::from_secs(2);
 
 impl Session {
     /// Writes the lock's document within the transaction, if the lock is held. Otherwise ends the transaction on the
@@ -58,7 +57,8 @@ impl Session {
         }
         if !hold.is_written() {
             // A transaction that began to read before the hold was handed on must not see the lock held since.
-            if let Err(error) = self.write_under(hold, store).await {
+            // With the wait for its answer it takes no longer than the hold is safe.
+            if let Err(error) = self.write_under(hold, store, hold.safe_for() * 4 / 5).await {
                 abort(transaction).await;
                 return Err(GuardError::Server(error));
             }
@@ -122,67 +122,40 @@ impl Session {
     /// Writes the document of a hold that was handed on: the server then refuses the guard of a transaction that is
     /// older than the hold. A renewal would not do: it writes nothing where the lease is as long already, by the clock
     /// of an earlier primary.
-    async fn write_under(self: &Arc<Self>, hold: &Arc<Hold>, store: &Arc<MongoStore>) -> Result<(), ServerError> {
-        let within = hold.safe_for();
+    async fn write_under(
+        self: &Arc<Self>,
+        hold: &Arc<Hold>,
+        store: &Arc<MongoStore>,
+        within: Duration,
+    ) -> Result<(), ServerError> {
         let (session, held, store) = (self.clone(), hold.clone(), store.clone());
         let writing = async move { store.write_under(&session.guarding(&held), within).await };
         // Where it is not held any more, the guard finds out why.
-        if self.in_time(within, writing).await? {
+        if self.in_time(patience(within), writing).await? {
             hold.note_written();
         }
         Ok(())
     }
 
     /// Whether a transaction that the hold guards may still be open, so that a write of the document from outside of
-    /// it would wait for its end, and be done then.
+    /// it would wait for its end, and be done then. A write that changes nothing of the user's shows that: the server
+    /// has it wait too, and gives it up.
     pub(crate) async fn is_in_open_transaction(self: &Arc<Self>, hold: &Arc<Hold>) -> Result<bool, ServerError> {
         let Store::Mongo(store) = &**self.store else {
             return Ok(false);
         };
-        let mut backoff = Backoff::between(Duration::from_millis(5), LONGEST_PAUSE);
-        while hold.upkeep().guarded_at.is_some() {
-            let sent = Instant::now();
-            let begun = Arc::new(OnceLock::new());
-            let (session, held, asked, probe) = (self.clone(), hold.clone(), store.clone(), begun.clone());
-            let asking = async move {
-                let asked = asked
-                    .is_in_transaction_of_others(&session.guarding(&held), &probe)
-                    .await;
-                asked.or_else(|error| match MongoStore::has_no_transactions(&error) {
-                    true => Ok(false),
-                    false => Err(ServerError::from(error)),
-                })
-            };
-            let asked = self.in_time(ONCE, asking).await;
-            if let (Err(error), Some(probe)) = (&asked, begun.get())
-                && !error.is_final()
-            {
-                self.end_probe(store.clone(), probe.clone());
-            }
-            if !asked? {
-                hold.upkeep().no_transaction_before(sent);
-                return Ok(false);
-            }
-            // Other writes conflict too: a renewal that was on its way is over in a moment.
-            if backoff.failures() == 5 {
-                return Ok(true);
-            }
-            sleep(backoff.failed()).await;
+        if hold.upkeep().guarded_at.is_none() {
+            return Ok(false);
         }
-        Ok(false)
-    }
-
-    /// Ends the transaction of a question that was not answered, in the background: it may have written the document,
-    /// which nobody could renew or release until the server ended it.
-    fn end_probe(self: &Arc<Self>, store: Arc<MongoStore>, probe: Document) {
-        let session = self.clone();
-        self.spawn(async move {
-            // Repeated beside itself, as a reading is: it changes nothing the second time.
-            let end = |_, (store, probe): (Arc<MongoStore>, Document)| async move { store.end_session(&probe).await };
-            if let Err(error) = session.read(Cost::Small, (store, probe), end).await {
-                telemetry::operation_failed("abort", None, &error);
+        let sent = Instant::now();
+        match self.write_under(hold, store, WAITS_AT_LEAST).await {
+            Ok(()) => {
+                hold.upkeep().no_transaction_before(sent);
+                Ok(false)
             }
-        });
+            Err(error) if error.ran_out_of_time() => Ok(true),
+            Err(error) => Err(error),
+        }
     }
 
     /// Returns why the transaction did not find the lock held; `None` if it is older than the lock.

@@ -1,6 +1,6 @@
 //! Guards: a lock's document in a transaction of the user's.
 
-use std::{sync::OnceLock, time::Duration};
+use std::time::Duration;
 
 use mongodb::{
     ClientSession,
@@ -83,36 +83,6 @@ impl MongoStore {
             }
         };
         put_back.session(transaction).await.map(|_| true)
-    }
-
-    /// Reports whether another transaction has written the document and has not ended: the server makes every other
-    /// writer wait for its end, except another transaction, which it refuses at once. Nothing is written.
-    ///
-    /// `begun` gets the id of the driver session before anything is sent: without an answer, the document stays locked
-    /// until somebody [ends](Self::end_session) that session.
-    pub(crate) async fn is_in_transaction_of_others(
-        &self,
-        guarding: &Guarding<'_>,
-        begun: &OnceLock<Document>,
-    ) -> Result<bool, Error> {
-        let mut probe = self.collection.client().start_session().await?;
-        begun.get_or_init(|| probe.id().clone());
-        probe.start_transaction().await?;
-        let conflicts = match self.guard(guarding, &mut probe).await {
-            Ok(_) => Ok(false),
-            // WriteConflict: with another transaction.
-            Err(error) if code(&error) == Some(112) => Ok(true),
-            Err(error) => Err(error),
-        };
-        // If it was refused, the server has already ended it.
-        let _ = probe.abort_transaction().await;
-        conflicts
-    }
-
-    /// Ends a driver session on the server, and with it its transaction. Users may do that to their own.
-    pub(crate) async fn end_session(&self, id: &Document) -> Result<(), ServerError> {
-        self.database.run_command(doc! { "killSessions": [id] }).await?;
-        Ok(())
     }
 
     /// Reports whether the error is a standalone server's refusal of a transaction: an illegal operation.

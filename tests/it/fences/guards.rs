@@ -149,9 +149,9 @@ async fn a_write_beside_a_guarded_transaction_is_refused_until_it_ends() {
         let mut session = scene.begin().await;
         held.guard_transaction(&mut session).await.unwrap();
         let updating = held.update(doc! { "$set": { "beside": true } });
-        let refused = within(SOON, "the refusal", updating).await;
+        let refused = within(PATIENCE, "the refusal", updating).await;
         assert!(matches!(refused, Err(DocumentError::InTransaction)), "{refused:?}");
-        let refused = within(SOON, "the refusal", held.delete()).await;
+        let refused = within(PATIENCE, "the refusal", held.delete()).await;
         assert!(matches!(refused, Err(DocumentError::InTransaction)), "{refused:?}");
         match commits {
             true => session.commit_transaction().await.unwrap(),
@@ -168,7 +168,7 @@ async fn a_write_beside_a_guarded_transaction_is_refused_until_it_ends() {
     within(SOON, "the deletion", held.delete()).await.unwrap();
 }
 
-/// The question whether a transaction is open writes the document, in a transaction of its own.
+/// The question whether a transaction is open writes the document.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_question_that_is_never_answered_leaves_the_document_to_others() {
     let (direct, proxy, behind) = Ground::proxied("probe_silent").await;
