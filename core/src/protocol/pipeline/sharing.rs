@@ -27,6 +27,17 @@ const LOCK: &str = "lock";
 const CODE: &str = "$$lock.k";
 const STATE: &str = "$$lock.v";
 
+/// Returns the condition that each of these locks is held by one of the holders: then [`renewal_of_all`] renews all of
+/// them.
+pub fn all_held(base: &Location, together: &Together, now: &Bson) -> Document {
+    let lock = Location::of_variable("lock.v");
+    let held = filter(lock.value("holders"), is_renewed(&together.ids, now));
+    let is_held = doc! { "$and": [is_one_of(&lock, together), { "$ne": [held, []] }] };
+    let held = doc! { "$filter": { "input": locks(base), "as": LOCK, "cond": is_held } };
+    let all = i64::try_from(together.codes.len()).unwrap_or(i64::MAX);
+    doc! { "$eq": [{ "$size": held }, all] }
+}
+
 /// Returns the pipeline of [`crate::protocol::state::renew`] for several locks in a document that has the map. A lock
 /// that none of the holders holds stays as it is. The length of the pipeline hardly depends on their number.
 pub fn renewal_of_all(base: &Location, together: &Together, operation: &str, keep: i64, now: &Bson) -> Vec<Document> {
