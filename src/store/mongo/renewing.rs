@@ -43,8 +43,8 @@ impl MongoStore {
         self.update(statements.collect(), renewal.within).await?.renewed(&names)
     }
 
-    /// Renews by one statement for each document, which writes it once for all of its locks. The count is zero then, as
-    /// it does not show which of them were renewed.
+    /// Renews by one statement for each document, which renews all of its holders or none. If any is not renewed then,
+    /// by another, which renews those that are left; the count is zero then, as it shows nothing.
     async fn renew_elements(&self, renewal: &Renewal) -> Result<Renewed, ServerError> {
         let mut documents = BTreeMap::<&str, (Vec<&String>, pipeline::Together)>::new();
         for (name, ids) in &renewal.entries {
@@ -60,17 +60,32 @@ impl MongoStore {
             return self.renew_by(renewal, 1).await;
         }
         let base = self.layout.base();
-        let statements = documents.values().map(|(names, together)| {
-            let document = doc! { "_id": self.layout.id_of(names[0]), base.path(): { "$type": "object" } };
-            let update = pipeline::renewal_of_all(base, together, &renewal.operation, renewal.keep, &now());
-            doc! { "q": document, "u": update }
-        });
-        let updated = self.update(statements.collect(), renewal.within).await?;
-        let names: Vec<Vec<&String>> = documents.into_values().map(|(names, _)| names).collect();
-        Ok(Renewed {
-            renewed: 0,
-            ..updated.renewed(&names)?
-        })
+        let renewing = |condition: fn(Document) -> Document| {
+            let statements = documents.values().map(|(names, together)| {
+                let all_held = pipeline::all_held(base, together, &now());
+                let document = doc! {
+                    "_id": self.layout.id_of(names[0]),
+                    base.path(): { "$type": "object" },
+                    "$expr": condition(all_held),
+                };
+                let update = pipeline::renewal_of_all(base, together, &renewal.operation, renewal.keep, &now());
+                doc! { "q": document, "u": update }
+            });
+            self.update(statements.collect(), renewal.within)
+        };
+        let names: Vec<Vec<&String>> = documents.values().map(|(names, _)| names.clone()).collect();
+        let all = renewing(|all_held| all_held).await?.renewed(&names)?;
+        if all.refused.is_empty() && all.renewed == documents.len() as u64 {
+            return Ok(Renewed {
+                renewed: renewal.entries.len() as u64,
+                ..all
+            });
+        }
+        let mut rest = renewing(|all_held| doc! { "$not": [all_held] })
+            .await?
+            .renewed(&names)?;
+        rest.refused.extend(all.refused);
+        Ok(Renewed { renewed: 0, ..rest })
     }
 }
 
