@@ -15,11 +15,13 @@ mod updating;
 mod watching;
 
 use crate::error::{InvalidInput, ServerError};
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use mongodb::bson::Document;
 
-use super::{AWAIT_TIME, Answer, Documents, Event, Failure, Listed, LockLayout, Renewal, Selection, View, Watched};
+use super::{
+    AWAIT_TIME, Answer, Documents, Event, Failure, Listed, LockLayout, Renewal, Selection, View, Watched, name,
+};
 use crate::protocol::{Exchange, Operation, state};
 #[cfg(test)]
 use crate::protocol::{ServerTime, State};
@@ -115,20 +117,23 @@ impl MemoryStore {
     pub(crate) fn renew(&self, renewal: &Renewal) -> u64 {
         let mut contents = self.documents.contents();
         let now = self.documents.clock.now();
+        // As on a server, all locks in a document are renewed by one write.
+        let mut written = BTreeMap::<String, Document>::new();
         let mut renewed = 0;
         for (name, ids) in &renewal.entries {
-            let location = self.layout.at(name);
-            let Some(mut document) = contents.get(&self.layout.id_of(name)).cloned() else {
-                continue;
-            };
+            let (id, location) = (self.layout.id_of(name), self.layout.at(name));
+            let Some(found) = contents.get(&id) else { continue };
+            let document = written.entry(name::of_id(&id)).or_insert_with(|| found.clone());
             let shows = renewal.shows_of(ids);
-            if let Ok(Some(mut state)) = location.state(&document)
+            if let Ok(Some(mut state)) = location.state(document)
                 && state::renew_and_show(&mut state, &renewal.operation, (ids, shows.as_ref()), renewal.keep, now)
             {
-                location.set_lock(&mut document, state.fields());
-                contents.put(document);
+                location.set_lock(document, state.fields());
                 renewed += 1;
             }
+        }
+        for document in written.into_values() {
+            contents.put(document);
         }
         renewed
     }
