@@ -75,11 +75,6 @@ use timer_queue::Timers;
 /// Maximum number of names without a line to remember: as many as a service is likely to use again and again.
 const REMEMBERED: usize = 1_024;
 
-/// Number of unknown names in a row whose locks were free, from which the next one is expected to be free too. So of
-/// names that a client asks for one after the other, at most one in five is a surprise; of those that it asks for at
-/// once, all can be.
-const FREE_IN_A_ROW: u8 = 4;
-
 /// The state of one client, shared by its handles and its tasks.
 pub(crate) struct Session {
     pub(crate) config: Config,
@@ -151,8 +146,13 @@ struct Lines {
     /// Names without a line: when the lock was seen free if it was so last, and the time of a hand-over when it was
     /// waited for.
     remembered: HashMap<String, (Option<Instant>, Duration)>,
-    /// Number of names in a row that were new to the client, and whose locks were free.
-    free_in_a_row: u8,
+    /// Whether the lock of a name that is new to the client is expected to be free, as that of the last one was.
+    ///
+    /// The request for a lock that is expected to be free is less than half as long as one that provides for a queue
+    /// ([`Expects::Alone`](crate::protocol::Expects::Alone)). A client that takes a lock for each invoice meets a name once,
+    /// and its lock is free. One that takes part in an election, or runs a job that all its siblings run, meets a name whose
+    /// lock is held. If the expectation is wrong, nothing was written, and the request in full follows: one more round trip.
+    expects_free: bool,
     stream_demand: StreamDemand,
     closed: bool,
 }
@@ -444,7 +444,7 @@ impl Drop for Session {
 
 impl Lines {
     fn line(&mut self, name: &str) -> &mut Line {
-        let expects_free = self.expects_free();
+        let expects_free = self.expects_free;
         // A name with a line is not remembered.
         let remembered = self.remembered.remove_entry(name);
         let (name, (free_at, pace)) = remembered.unwrap_or_else(|| (name.to_owned(), Default::default()));
@@ -454,22 +454,6 @@ impl Lines {
             line.is_unknown = free_at.is_none();
             line
         })
-    }
-
-    /// Notes whether the lock of a name that was new was free.
-    fn met(&mut self, free: bool) {
-        self.free_in_a_row = if free { self.free_in_a_row.saturating_add(1) } else { 0 };
-    }
-
-    /// Whether the lock of a name that the client does not know is expected to be free.
-    ///
-    /// The request for a lock that is expected to be free is less than half as long as one that provides for a queue
-    /// ([`Expects::Alone`](crate::protocol::Expects::Alone)). A client that takes a lock for each invoice meets a name once,
-    /// and its lock is free. One that takes part in an election, or runs a job that all its siblings run, meets a name whose
-    /// lock is held. So the last names that were new to a client tell what to expect of the next one. If that is wrong,
-    /// nothing was written, and the request in full follows: one more round trip.
-    fn expects_free(&self) -> bool {
-        self.free_in_a_row >= FREE_IN_A_ROW
     }
 
     /// Returns the holds of the lock `name`.
@@ -502,26 +486,5 @@ impl Lines {
             self.remembered.clear();
         }
         self.remembered.insert(name, (free_at, pace));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_surprise_ends_the_expectation() {
-        let mut names = Lines::default();
-        for round in 0..1_000 {
-            for _ in 0..4 {
-                assert!(!names.expects_free(), "{round}");
-                names.met(true);
-            }
-            for _ in 0..round {
-                assert!(names.expects_free());
-                names.met(true);
-            }
-            names.met(false);
-        }
     }
 }

@@ -78,8 +78,8 @@ impl Session {
                     Ok(answer) => {
                         line.answered(operation, answer, context);
                         holders = line.many_holders(answer);
-                        if let Some(free) = line.first_seen(operation) {
-                            lines.met(free);
+                        if let Some(is_free) = line.first_seen(operation) {
+                            lines.expects_free = is_free;
                         }
                     }
                     Err(error) => line.failed(operation, error, within, context),
