@@ -5,12 +5,10 @@
 //! up. A slot that becomes free takes the first of them, and with it those that can share its command: the more there
 //! is to do, the more locks go into a command, and nothing ever waits for company.
 //!
-//! A command without a prompt answer moves to a slow slot, so that it doesn't block the others, and its operation begins
-//! there the next time. An operation that was not done in time again and again is most likely held up by its own
-//! document, such as by a transaction that has written it, and the server may try it for long. Such operations have slots
-//! of their own, so that one which was slow for a moment waits behind none of them. While all prompt and slow slots are
-//! taken, an entry that leaves takes a spare one, unless it is stuck itself: a release gets through even when everything
-//! else hangs.
+//! An operation that was not done in time has a slow slot the next time, so that it doesn't block the others. One that was
+//! not done again and again is most likely held up by its own document, such as by a transaction that has written it, and
+//! the server may try it for long. Such operations have slots of their own, so that one which was slow for a moment waits
+//! behind none of them.
 //!
 //! A command can stay without an answer for ever, on a connection that a firewall has forgotten, or at a primary that
 //! stands still. It can also stay so for long: the server says nothing of a document that a transaction has written
@@ -22,27 +20,26 @@
 
 use std::{
     collections::VecDeque,
-    convert::Infallible,
-    pin::{Pin, pin},
+    pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
-    time::{Instant, sleep},
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, timeout},
 };
 
 use super::{Session, line::UNANSWERED};
 use crate::{config::Config, error::ServerError, store::Asked};
 
-/// Maximum number of slow commands beside the prompt ones: those without a prompt answer, or whose operation was not
-/// done in time when it was last sent. Each can occupy a connection of the pool for as long as the server may try.
+/// Maximum number of commands beside the prompt ones whose operation was not done in time when it was last sent. Each can
+/// occupy a connection of the pool for as long as the server may try.
 const SLOW_AT_ONCE: usize = 4;
 
-/// Maximum number of commands whose operation is stuck, and of those that only take entries out, as all others hang: few,
-/// as each can occupy a connection for as long, and two, so that one which hangs does not stop the others.
-const ASIDE: usize = 2;
+/// Maximum number of commands whose operation is stuck: few, as each can occupy a connection for as long, and two, so that
+/// one which hangs does not stop the others.
+const STUCK_AT_ONCE: usize = 2;
 
 /// Number of tries in a row that were not done in time, after which an operation is stuck. A server that stood still
 /// for a second makes two of them.
@@ -54,8 +51,7 @@ pub(crate) const TOGETHER: usize = 64;
 /// Minimum time that the server may try an operation that it usually answers in milliseconds.
 pub(super) const SHORTEST: Duration = Duration::from_millis(200);
 
-/// That time as a multiple of the slowest recent answer, if this is more. An answer that takes longer than the slowest
-/// is not prompt.
+/// That time as a multiple of the slowest recent answer, if this is more.
 const TIMES_THE_SLOWEST: u32 = 4;
 
 /// Time for which the slowest answer counts as recent: one fast answer does not make a fast server.
@@ -73,31 +69,21 @@ pub(super) const DEAD_MOST: u32 = 8;
 /// The commands of a session that are on their way, and the recent speed of the server.
 #[derive(Debug)]
 pub(super) struct InFlight {
-    /// Number of prompt slots.
+    /// Number of prompt slots, and of those for claims.
     most: usize,
     /// Whether the store runs several operations in a command.
     shares: bool,
     prompt: Arc<Semaphore>,
     slow: Arc<Semaphore>,
     stuck: Arc<Semaphore>,
-    spare: Arc<Semaphore>,
-    /// Operations that wait for a prompt slot, in their order. Taking one out ends its own wait.
-    queue: Mutex<VecDeque<(Asked, oneshot::Sender<Infallible>)>>,
+    claims: Arc<Semaphore>,
+    /// Operations that wait for a prompt slot, in their order: no more than there are waits for one.
+    queue: Mutex<VecDeque<Asked>>,
     seen: Mutex<Seen>,
 }
 
 /// A slot for a command that is on its way.
-#[derive(Debug)]
-pub(super) struct Slot {
-    _permit: OwnedSemaphorePermit,
-    /// Whether it must be left to others once the answer is not prompt.
-    pub(super) is_prompt: bool,
-}
-
-/// Whether an operation has entries that leave: others may get the lock by it.
-fn leaves(asked: &Asked) -> bool {
-    !asked.operation.leave.is_empty()
-}
+pub(super) type Slot = OwnedSemaphorePermit;
 
 /// What the answers have shown of the server.
 #[derive(Debug, Default)]
@@ -117,7 +103,7 @@ struct Seen {
 pub(super) struct Limit {
     pub(super) within: Duration,
     /// Whether the answer time says anything about that of other commands. That of a claim does not, which searches
-    /// documents by a filter of the user's; nor that of a read, as a majority confirms a write.
+    /// documents by a filter of the user's.
     is_usual: bool,
 }
 
@@ -171,8 +157,8 @@ impl InFlight {
             shares,
             prompt: slots(most),
             slow: slots(SLOW_AT_ONCE),
-            stuck: slots(ASIDE),
-            spare: slots(ASIDE),
+            stuck: slots(STUCK_AT_ONCE),
+            claims: slots(most),
             queue: Mutex::default(),
             seen: Mutex::default(),
         })
@@ -182,72 +168,50 @@ impl InFlight {
     /// that have it together; `None` if it has gone along in another's command. Not cancel safe: an operation whose wait is
     /// dropped may stay in the queue, and go along.
     pub(super) async fn turn(&self, asked: Asked, overdue: u32) -> Option<(Slot, Vec<Asked>)> {
-        if overdue == 0
-            && let Ok(permit) = self.prompt.clone().try_acquire_owned()
-        {
-            let slot = Slot {
-                _permit: permit,
-                is_prompt: true,
-            };
+        if overdue > 0 {
+            return Some((self.slot(overdue).await?, vec![asked]));
+        }
+        if let Ok(slot) = self.prompt.clone().try_acquire_owned() {
             return Some((slot, vec![asked]));
         }
-        let may_use_spare = leaves(&asked) && overdue < STUCK_AFTER;
-        let id = asked.operation.id.clone();
-        let (waits, mut gone) = oneshot::channel();
-        let mut alone = Some(asked);
-        if overdue == 0 {
-            self.queue().extend(alone.take().map(|asked| (asked, waits)));
-        }
-        let (slot, is_spare) = tokio::select! {
-            biased;
-            _ = &mut gone, if alone.is_none() => return None,
-            slot = self.slot(overdue) => (slot?, false),
-            slot = self.spare_slot(), if may_use_spare => (slot?, true),
-        };
-        let together = match alone {
-            Some(asked) => vec![asked],
-            None => self.take(&id, is_spare)?,
-        };
-        Some((slot, together))
+        self.queue().push_back(asked);
+        let slot = self.slot(0).await?;
+        Some((slot, self.take()?))
     }
 
     /// Waits for a slot for a command that was overdue in so many tries in a row. Cancel safe.
     pub(super) async fn slot(&self, overdue: u32) -> Option<Slot> {
+        self.slot_beside(&self.prompt, overdue).await
+    }
+
+    /// Waits for a slot for a claim that was overdue so often. Claims have their own: each can take seconds, and
+    /// the release of what was claimed before must not wait for that. Cancel safe.
+    pub(super) async fn slot_of_claim(&self, overdue: u32) -> Option<Slot> {
+        self.slot_beside(&self.claims, overdue).await
+    }
+
+    async fn slot_beside(&self, usual: &Arc<Semaphore>, overdue: u32) -> Option<Slot> {
         let of = match overdue {
-            0 => &self.prompt,
+            0 => usual,
             1..STUCK_AFTER => &self.slow,
             _ => &self.stuck,
         };
-        slot_of(of, overdue == 0).await
+        // It is never closed.
+        of.clone().acquire_owned().await.ok()
     }
 
-    /// Waits until all slow slots are taken, and for a spare one. While a slow one is free, commands that hang leave their
-    /// prompt slots for it.
-    async fn spare_slot(&self) -> Option<Slot> {
-        let mut pause = self.usual() / TIMES_THE_SLOWEST;
-        loop {
-            sleep(pause).await;
-            if self.slow.available_permits() == 0 {
-                return slot_of(&self.spare, false).await;
-            }
-            pause = self.usual().min(pause * 2);
-        }
-    }
-
-    /// Takes the operation of this id out of the queue, and those that can share its command; if it has a spare slot, only
-    /// those with entries that leave.
-    fn take(&self, id: &str, is_spare: bool) -> Option<Vec<Asked>> {
+    /// Takes the first operation out of the queue, and those that can share its command; `None` if those before have taken
+    /// all.
+    fn take(&self) -> Option<Vec<Asked>> {
         let mut queue = self.queue();
-        let own = queue.iter().position(|(asked, _)| asked.operation.id == id)?;
-        let mut together: Vec<Asked> = queue.remove(own).into_iter().map(|(asked, _)| asked).collect();
-        let goes_along = |asked: &Asked| asked.operation.is_shareable() && (!is_spare || leaves(asked));
-        let shares = self.shares && together.iter().all(goes_along);
+        let mut together = vec![queue.pop_front()?];
+        let shares = self.shares && together[0].operation.is_shareable();
         let mut passed = 0;
         // Only those with not too many others before them.
         while shares && together.len() < TOGETHER && passed < TOGETHER.min(queue.len()) {
-            if !goes_along(&queue[passed].0) {
+            if !queue[passed].operation.is_shareable() {
                 passed += 1;
-            } else if let Some((mut asked, _)) = queue.remove(passed) {
+            } else if let Some(mut asked) = queue.remove(passed) {
                 // To its documents, a command is one operation.
                 asked.operation.id.clone_from(&together[0].operation.id);
                 together.push(asked);
@@ -271,14 +235,6 @@ impl InFlight {
         }
     }
 
-    /// Returns the same for a read.
-    pub(super) fn limit_of_read(&self, config: &Config) -> Limit {
-        Limit {
-            is_usual: false,
-            ..self.limit(0, config)
-        }
-    }
-
     /// Returns the same for a claim with this lease, of which the last ones took so long.
     pub(super) fn limit_of_claim(&self, took: Duration, lease: Duration) -> Limit {
         let usual = self.usual().max(UNANSWERED).max(took.saturating_mul(TIMES_THE_SLOWEST));
@@ -289,33 +245,22 @@ impl InFlight {
         }
     }
 
-    /// Waits for the answer to a command that is sent now. The caller runs the future on once it is given up.
+    /// Waits for the answer to a command that is sent now and has this slot. The caller runs the future on once it is given
+    /// up.
     pub(super) async fn answer<T>(
         self: &Arc<Self>,
         mut command: Pin<&mut impl Future<Output = Result<T, ServerError>>>,
-        mut slot: Option<Slot>,
+        _slot: Option<Slot>,
         limit: Limit,
     ) -> Result<Result<T, ServerError>, Adrift> {
         let sent = Instant::now();
-        let mut slow = pin!(async {
-            // A command that takes longer may hang.
-            sleep(self.usual() / TIMES_THE_SLOWEST).await;
-            self.slot(1).await
-        });
-        let mut overdue = pin!(sleep(limit.patience()));
         loop {
-            let moves = slot.as_ref().is_some_and(|slot| slot.is_prompt);
-            tokio::select! {
-                biased;
-                answer = &mut command => {
-                    self.answered(sent, limit, &answer);
-                    return Ok(answer);
-                }
-                other = &mut slow, if moves => slot = other,
-                () = &mut overdue => match self.give_up(sent, limit) {
-                    Some(adrift) => return Err(adrift),
-                    None => overdue.as_mut().reset(Instant::now() + limit.patience()),
-                },
+            if let Ok(answer) = timeout(limit.patience(), command.as_mut()).await {
+                self.answered(sent, limit, &answer);
+                return Ok(answer);
+            }
+            if let Some(adrift) = self.give_up(sent, limit) {
+                return Err(adrift);
             }
         }
     }
@@ -372,7 +317,7 @@ impl InFlight {
         Some(Adrift { in_flight, sent, limit })
     }
 
-    fn queue(&self) -> MutexGuard<'_, VecDeque<(Asked, oneshot::Sender<Infallible>)>> {
+    fn queue(&self) -> MutexGuard<'_, VecDeque<Asked>> {
         // Nothing under it panics.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -383,15 +328,6 @@ impl InFlight {
     }
 }
 
-async fn slot_of(slots: &Arc<Semaphore>, is_prompt: bool) -> Option<Slot> {
-    // It is never closed.
-    let permit = slots.clone().acquire_owned().await.ok()?;
-    Some(Slot {
-        _permit: permit,
-        is_prompt,
-    })
-}
-
 fn grown(usual: Duration, overdue: u32, lease: Duration) -> Duration {
     let longest = (lease / 3).clamp(SHORTEST, LONGEST);
     usual.saturating_mul(2_u32.saturating_pow(overdue)).min(longest)
@@ -399,7 +335,9 @@ fn grown(usual: Duration, overdue: u32, lease: Duration) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use tokio::time::timeout;
+    use std::pin::pin;
+
+    use tokio::time::sleep;
 
     use super::*;
     use crate::{
@@ -438,11 +376,6 @@ mod tests {
             assert_eq!(limit(0), millis(then), "{takes}");
         }
         tokio::time::advance(RECENT).await;
-        // A small read is fast where writes are slow.
-        let read = in_flight.limit_of_read(&config);
-        assert_eq!(read.within, millis(1_600));
-        took(read, 1).await;
-        assert_eq!(limit(0), millis(1_600));
         took(in_flight.limit(0, &config), 1).await;
         assert_eq!(limit(0), SHORTEST);
     }
@@ -525,11 +458,6 @@ mod tests {
 
     async fn soon<T>(turn: impl Future<Output = T>) -> Option<T> {
         timeout(Duration::from_millis(1), turn).await.ok()
-    }
-
-    /// Also a spare one.
-    async fn patiently<T>(turn: impl Future<Output = T>) -> Option<T> {
-        timeout(2 * SHORTEST, turn).await.ok()
     }
 
     /// Takes all prompt slots.
@@ -641,55 +569,10 @@ mod tests {
         while let Some(slot) = soon(slots.slot(STUCK_AFTER)).await {
             stuck.push(slot);
         }
-        assert_eq!(stuck.len(), ASIDE);
-        // The spare slots are for others that leave.
-        let mut waiting = Box::pin(async {
-            let turn = |name| slots.turn(release(name), STUCK_AFTER);
-            tokio::join!(turn("v"), turn("w"))
-        });
-        assert!(patiently(waiting.as_mut()).await.is_none());
-        for name in ["x", "z"] {
-            let turn = patiently(slots.turn(release(name), 0)).await;
-            assert!(matches!(turn, Some(Some(_))), "{name}");
-        }
-        drop(waiting);
+        assert_eq!(stuck.len(), STUCK_AT_ONCE);
         stuck.pop();
         let served = soon(slots.turn(request("y"), STUCK_AFTER)).await;
         assert!(matches!(served, Some(Some(_))));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_leaving_entry_gets_through_when_all_others_hang() {
-        let (slots, mut hanging) = full().await;
-        while let Some(slot) = soon(slots.slot(1)).await {
-            hanging.push(slot);
-        }
-        assert_eq!(hanging.len(), MOST + SLOW_AT_ONCE);
-        let mut turns = Vec::new();
-        for tries in [0, 1] {
-            turns.push(patiently(slots.turn(release("x"), tries)).await.expect("it leaves"));
-        }
-        // The next one is served as soon as one of them has left.
-        let mut waiting = std::pin::pin!(slots.turn(release("y"), 0));
-        assert!(patiently(waiting.as_mut()).await.is_none());
-        turns.pop();
-        assert!(matches!(soon(waiting).await, Some(Some(_))));
-    }
-
-    /// A command that hangs would leave its slot for the one that is free.
-    #[tokio::test(start_paused = true)]
-    async fn a_leaving_entry_waits_its_turn_where_nothing_hangs() {
-        let (slots, _busy) = full().await;
-        let mut slow = Vec::new();
-        for _ in 1..SLOW_AT_ONCE {
-            slow.push(slots.slot(1).await);
-        }
-        let mut waiting = std::pin::pin!(slots.turn(release("x"), 0));
-        let for_long = timeout(Duration::from_secs(100), waiting.as_mut());
-        assert!(for_long.await.is_err(), "not by waiting alone");
-        // The last one hangs too.
-        slow.push(slots.slot(1).await);
-        assert!(matches!(patiently(waiting).await, Some(Some(_))));
     }
 
     #[tokio::test(start_paused = true)]

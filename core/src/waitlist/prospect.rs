@@ -96,6 +96,13 @@ impl Prospect {
     }
 }
 
+impl<H: Hold> Waitlist<H> {
+    /// Whether this look is on its way, and no operation has overtaken it.
+    pub fn is_looking(&self, look: Look) -> bool {
+        self.looking == Some(look)
+    }
+}
+
 impl<H: Hold> Step<'_, H> {
     /// Returns the head's look at the document, if it is due. It is on its way from now on, until [`looked`](Self::looked)
     /// notes what it shows, or an operation is sent.

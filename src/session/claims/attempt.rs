@@ -165,7 +165,7 @@ impl Session {
         } = claiming;
         let length = lease.length.min(self.config.lease);
         let limit = self.in_flight.limit_of_claim(filter.takes(), length);
-        let slot = self.in_flight.slot(overdue).await;
+        let slot = self.in_flight.slot_of_claim(overdue).await;
         // One after the other, so that the end of the session sees the first before any is sent.
         let entries: Vec<String> = (0..most).map(|_| self.ids.claim()).collect();
         if self.takes_nothing_new() {
