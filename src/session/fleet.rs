@@ -143,18 +143,10 @@ impl Session {
     /// Notes the time in the log by which a command was done that wrote so many documents. These don't count: they are
     /// all in the time just before it.
     pub(super) fn note_log(&self, exchange: &Exchange, written: u64) {
-        let Table {
-            fleet,
-            clock,
-            timers,
-            overdue,
-            ..
-        } = &mut *self.table();
-        // Without a hold that is renewed, nothing else shows that the server is back.
-        if written > 0 && overdue.reported_at.is_some() && timers.overdue() == 0 {
-            overdue.is_answered = true;
-            self.wake_heartbeat.notify_one();
+        if written > 0 {
+            self.note_in_time();
         }
+        let Table { fleet, clock, .. } = &mut *self.table();
         if let Some((mut logged, server)) = exchange.logged_by.zip(clock.at_least(exchange.received)) {
             let written = u32::try_from(written).unwrap_or(u32::MAX);
             logged.increment = logged.increment.saturating_sub(written);

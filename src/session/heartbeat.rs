@@ -27,11 +27,7 @@ use crate::{error::ServerError, protocol::Kind, status::LostReason, telemetry};
 #[derive(Debug, Default)]
 pub(super) struct Overdue {
     /// When it was reported that renewals are overdue, until they are not any more.
-    pub(super) reported_at: Option<Instant>,
-    /// Since when none has been.
-    in_time_since: Option<Instant>,
-    /// Whether the server has acknowledged a write since the last of them was seen.
-    pub(super) is_answered: bool,
+    reported_at: Option<Instant>,
     /// The reason for which the last renewal failed.
     pub(super) failure: Option<ServerError>,
 }
@@ -123,32 +119,29 @@ impl Session {
         upgrades.for_each(|hold| self.let_go_if_over(hold));
     }
 
-    /// Reports that renewals are overdue: once, until they are not any more, which is reported too. For that a write must
-    /// have been acknowledged since, as holds that were lost meanwhile are not overdue either; and as long as any are left,
-    /// none may have been overdue for a whole interval, as others may be about to be.
+    /// Reports that renewals are overdue, once until they are not any more.
     fn report_overdue(&self, now: Instant) {
         let mut table = self.table();
         let Table { timers, overdue, .. } = &mut *table;
         let count = timers.overdue();
-        if count > 0 {
-            (overdue.in_time_since, overdue.is_answered) = (None, false);
+        if count > 0 && overdue.reported_at.is_none() {
+            overdue.reported_at = Some(now);
+            let (left, failure) = (timers.left_to_overdue(now), overdue.failure.clone());
+            drop(table);
+            telemetry::renewals_overdue(count, left, failure.as_ref());
         }
-        match overdue.reported_at {
-            None if count > 0 => {
-                overdue.reported_at = Some(now);
-                let (left, failure) = (timers.left_to_overdue(now), overdue.failure.clone());
-                drop(table);
-                telemetry::renewals_overdue(count, left, failure.as_ref());
-            }
-            Some(since) if count == 0 && overdue.is_answered => {
-                let until = *overdue.in_time_since.get_or_insert(now);
-                if timers.oldest().is_none() || now >= until + self.config.renewal_interval {
-                    *overdue = Overdue::default();
-                    drop(table);
-                    telemetry::renewals_recovered(until.saturating_duration_since(since));
-                }
-            }
-            _ => {}
+    }
+
+    /// Notes that the server has acknowledged a write, and reports if renewals are in time again by that: holds that were
+    /// lost meanwhile are not overdue either.
+    pub(super) fn note_in_time(&self) {
+        let mut table = self.table();
+        if table.timers.overdue() == 0
+            && let Some(since) = table.overdue.reported_at
+        {
+            table.overdue = Overdue::default();
+            drop(table);
+            telemetry::renewals_recovered(since.elapsed());
         }
     }
 
@@ -502,14 +495,9 @@ mod tests {
             sleep(LEASE / 4).await;
             assert_eq!(overdue(), (Some(since), COUNT));
             link.unburden();
-            // Not before none has been overdue for an interval: others may be about to be.
-            let mut in_time = None;
             while overdue().0.is_some() {
-                in_time = in_time.filter(|_| overdue().1 == 0);
-                in_time.get_or_insert_with(Instant::now);
                 sleep(Duration::from_millis(1)).await;
             }
-            assert!(in_time.is_some_and(|at| at.elapsed() >= LEASE / 6), "{in_time:?}");
             assert_eq!(overdue().1, 0);
             assert!(all_held());
         }

@@ -187,10 +187,9 @@ impl Session {
                 Ok(answered) => answered,
                 Err(_) => renewing.await,
             };
-            {
-                let overdue = &mut session.table().overdue;
-                overdue.failure = answered.as_ref().err().cloned();
-                overdue.is_answered |= answered.is_ok();
+            session.table().overdue.failure = answered.as_ref().err().cloned();
+            if answered.is_ok() {
+                session.note_in_time();
             }
             session
                 .signs
