@@ -109,7 +109,7 @@ impl Session {
     }
 
     /// Lets go of the writer's hold that was over with this one, its reader's.
-    pub(super) fn let_go_of_upgrade(self: &Arc<Self>, reader: &Hold) {
+    fn let_go_of_upgrade(self: &Arc<Self>, reader: &Hold) {
         // A plain reader has one permit.
         if reader.used.0 != Kind::RwLock || reader.permits() == 1 {
             return;

@@ -347,9 +347,7 @@ impl Session {
                 Effect::Wanted(hold) => hold.want(),
                 Effect::Lost { hold, reason } => {
                     hold.lose(reason);
-                    hold.report_end();
-                    self.let_go_of_upgrade(&hold);
-                    self.discard_upgraded(&hold);
+                    self.let_go_if_over(&hold);
                 }
                 Effect::Came(_) | Effect::Gone(_) => {}
             }
