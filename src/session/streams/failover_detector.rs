@@ -14,15 +14,15 @@
 //! as a secondary, so no closing is reported, and nobody polls meanwhile. The answer to a renewal names the election
 //! too, so a client that holds locks finds out by itself.
 
-use std::sync::Weak;
+use std::{sync::Weak, time::Duration};
 
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep};
 
 use super::super::Session;
-use crate::{
-    error::ServerError,
-    store::{AWAIT_TIME, Elected},
-};
+use crate::{error::ServerError, store::Elected};
+
+/// Pause between two questions: at a primary that stands still, each waits for as long as the driver lets it.
+const ASK_EVERY: Duration = Duration::from_millis(500);
 
 /// The last signs of fail-overs, by which each stream is judged.
 #[derive(Clone, Copy, Debug, Default)]
@@ -79,35 +79,36 @@ impl Session {
     }
 }
 
-/// Asks which primary there is whenever that is wanted, once at a time: what is answered to an earlier question says
-/// nothing of a later stream. Ends with `None` when the session is gone.
+/// Asks which primary there is whenever that is wanted: what is answered to an earlier question says nothing of a later
+/// stream, and one that is never answered must not keep the next stream from asking. Ends with `None` when the session is
+/// gone.
 pub(super) async fn ask_for_primaries(weak: &Weak<Session>) -> Option<()> {
     let wanted = weak.upgrade()?.primary_wanted.clone();
     loop {
         wanted.notified().await;
-        let (asked, session) = (Instant::now(), weak.upgrade()?);
+        let (weak, session) = (weak.clone(), weak.upgrade()?);
         let store = session.store.clone();
-        let asking = session.spawn_for(async move { store.elected().await });
-        drop(session);
-        // After that, a stream that has lost its server is overdue and given up anyway; and a command that is never answered
-        // must not keep the next stream from asking.
-        let Ok(Ok(elected)) = timeout(AWAIT_TIME, asking).await else {
-            continue;
-        };
-        weak.upgrade()?.signs.send_if_modified(|signs| {
-            let is_sign = signs.note(asked, elected.as_ref());
-            let primary = elected.ok().flatten();
-            primary.is_some_and(|elected| signs.answered(asked, elected)) || is_sign
+        session.spawn(async move {
+            let asked = Instant::now();
+            let elected = store.elected().await;
+            let Some(session) = weak.upgrade() else { return };
+            session.signs.send_if_modified(|signs| {
+                let is_sign = signs.note(asked, elected.as_ref());
+                let primary = elected.ok().flatten();
+                primary.is_some_and(|elected| signs.answered(asked, elected)) || is_sign
+            });
         });
+        drop(session);
+        sleep(ASK_EVERY).await;
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{cell::RefCell, sync::Arc, time::Duration};
+    use std::{cell::RefCell, sync::Arc};
 
     use mongodb::{Client, bson::Document, options::ReadPreference};
-    use tokio::{runtime::Handle, sync::watch, time::sleep};
+    use tokio::sync::watch;
 
     use super::*;
     use crate::{
@@ -117,25 +118,26 @@ mod tests {
         wake_mode::WakeMode,
     };
 
-    /// Each would wait for a connection, as long as the driver lets it.
+    /// Each waits for a connection, as long as the driver lets it, and keeps the next stream from nothing.
     #[tokio::test]
     async fn a_primary_that_does_not_answer_is_asked_once_in_a_while() {
         let driver = Client::with_uri_str("mongodb://127.0.0.1:1").await.unwrap();
         let collection = driver.database("x").collection::<Document>("x");
         let place = LockLayout::in_documents(Some(collection.namespace()), "lock", None, &Paths::default()).unwrap();
-        let store = MongoStore::in_place(&collection, place, ReadPreference::Primary);
-        let (config, store) = (Settings::default().unchecked(), Store::Mongo(Arc::new(store)));
-        let session = Session::new(config, store, None, WakeMode::ChangeStream);
+        let store = Arc::new(MongoStore::in_place(&collection, place, ReadPreference::Primary));
+        let config = Settings::default().unchecked();
+        let session = Session::new(config, Store::Mongo(store.clone()), None, WakeMode::ChangeStream);
         session.start();
-        sleep(Duration::from_millis(100)).await;
-        let before = Handle::current().metrics().num_alive_tasks();
+        // Each question that waits has the store.
+        let before = Arc::strong_count(&store);
+        let questions = || Arc::strong_count(&store) - before;
         for _ in 0..50 {
             session.ask_for_primary();
             sleep(Duration::from_millis(1)).await;
         }
-        let after = Handle::current().metrics().num_alive_tasks();
-        // Each that would wait is a task.
-        assert!(after < before + 25, "{before}, {after}");
+        assert_eq!(questions(), 1);
+        sleep(ASK_EVERY).await;
+        assert_eq!(questions(), 2);
     }
 
     #[tokio::test(start_paused = true)]
@@ -152,21 +154,21 @@ mod tests {
         note(Ok(()));
         assert_eq!(signs.borrow().failed_over, None);
         note(Err(error(NOT_WRITABLE_PRIMARY)));
-        tokio::time::advance(std::time::Duration::from_secs(1)).await;
+        tokio::time::advance(Duration::from_secs(1)).await;
         let failed_at = Instant::now();
         note(Err(error(NOT_WRITABLE_PRIMARY)));
         note(Ok(()));
         assert_eq!(signs.borrow().failed_over, None, "it was not sent later");
-        tokio::time::advance(std::time::Duration::from_secs(1)).await;
+        tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!(signs.borrow().failed_over, None, "there is no other primary so far");
         note(Ok(()));
         assert_eq!(signs.borrow().failed_over, Some(failed_at));
         // A server that stops may break its connections without a word.
-        tokio::time::advance(std::time::Duration::from_secs(1)).await;
+        tokio::time::advance(Duration::from_secs(1)).await;
         let broke_at = Instant::now();
         let broken = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
         note(Err(mongodb::error::Error::from(broken).into()));
-        tokio::time::advance(std::time::Duration::from_secs(1)).await;
+        tokio::time::advance(Duration::from_secs(1)).await;
         note(Ok(()));
         assert_eq!(signs.borrow().failed_over, Some(broke_at));
     }
@@ -180,7 +182,7 @@ mod tests {
             is_news.then(|| signs.borrow().primary.unwrap())
         };
         let begun = Instant::now();
-        let after = |seconds| begun + std::time::Duration::from_secs(seconds);
+        let after = |seconds| begun + Duration::from_secs(seconds);
         assert_eq!(renewed(begun, 1), None, "a router was never asked");
         signs.borrow_mut().answered(after(1), elected(1));
         assert_eq!(renewed(after(2), 1), Some((after(2), elected(1))));
