@@ -3,11 +3,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::{
     Session, Table,
     hold::{Hold, WORTH_A_COMMAND, names_of},
+    line::UNANSWERED,
     timer_queue::AT_A_TIME,
 };
 use crate::{
@@ -153,7 +154,10 @@ impl Session {
                 let doubted = std::mem::take(&mut session.table().doubted);
                 let doubted: Vec<Arc<Hold>> = doubted.into_values().collect();
                 for together in doubted.chunks(AT_A_TIME) {
-                    session.verify_together(together).await;
+                    let (reading, together) = (session.clone(), together.to_vec());
+                    let reading = session.spawn_for(async move { reading.verify_together(&together).await });
+                    // One without an answer goes on beside the next, which may be about others.
+                    let _ = timeout(UNANSWERED, reading).await;
                 }
             });
         }
@@ -176,5 +180,50 @@ impl Session {
                 Err(_) => sleep(backoff.failed()).await,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        client::LockClient,
+        config::Settings,
+        protocol::{Evict, Operation},
+        status::LostReason,
+        store::Store,
+        tests::simulated::Link,
+        wake_mode::WakeMode,
+    };
+
+    /// Each of its attempts meets a dead connection.
+    #[tokio::test(start_paused = true)]
+    async fn a_reading_without_an_answer_holds_up_no_other() {
+        let link = Link::new(Arc::default(), 1);
+        link.calm();
+        let (config, store) = (Settings::default().validate().unwrap(), Store::Simulated(link.clone()));
+        let session = Session::of(
+            "0123456789abcdef".to_owned(),
+            config,
+            store,
+            None,
+            WakeMode::ChangeStream,
+        );
+        let locks = LockClient::new(session.clone());
+        let (x, y) = (
+            locks.mutex("x").acquire().await.unwrap(),
+            locks.mutex("y").acquire().await.unwrap(),
+        );
+        link.kill_idle(8);
+        session.verify(vec![x.hold().clone()]);
+        sleep(Duration::from_millis(1)).await;
+        let breaking = Operation {
+            evict: Evict::Everybody,
+            ..session.operation()
+        };
+        link.memory().run("y", &breaking).unwrap();
+        session.verify(vec![y.hold().clone()]);
+        let lost = timeout(Duration::from_secs(3), y.lost()).await;
+        assert_eq!(lost.unwrap().reason, LostReason::Broken);
     }
 }
