@@ -563,4 +563,23 @@ mod tests {
         );
         assert!(other.mutex("x").try_acquire().await.unwrap().is_some());
     }
+
+    /// Its document has the longer lease, and nobody renews it once more.
+    #[tokio::test(start_paused = true)]
+    async fn a_fixed_hold_that_is_lengthened_while_the_clock_is_set_ahead_has_that_time() {
+        let memory = memory();
+        let (link, locks) = client(&memory, "0123456789abcdef", LEASE);
+        let held = locks.mutex("x").acquire().fixed(LEASE).await.unwrap();
+        link.block("x", true);
+        let lengthening = tokio::spawn(async move {
+            held.renew_for(3 * LEASE).await.unwrap();
+            held
+        });
+        sleep(Duration::from_millis(100)).await;
+        memory.run_ahead(4_000);
+        let _noticed = locks.mutex("y").acquire().await.unwrap();
+        link.block("x", false);
+        let held = lengthening.await.unwrap();
+        assert!(held.safe_for() > 2 * LEASE, "{held:?}");
+    }
 }
