@@ -187,7 +187,11 @@ impl Session {
         let read = |store: Store, (filter, skipped): (Arc<Filter>, HashSet<String>)| async move {
             store.outlook(&filter.wanted, &skipped).await
         };
-        let outlook = self.read(Cost::Unknown, (filter.clone(), skipped), read).await;
+        let outlook = tokio::select! {
+            outlook = self.read(Cost::Unknown, (filter.clone(), skipped), read) => outlook,
+            // It keeps no session alive: the reading runs on by itself.
+            () = self.ended.cancelled() => return Err(ServerError::runtime_ended()),
+        };
         if let Ok(outlook) = &outlook {
             self.note(&outlook.exchange);
         }

@@ -339,6 +339,21 @@ mod tests {
         assert!(filter.again_at(false, now) > now);
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_scan_that_nobody_waits_for_keeps_no_session() {
+        let (session, link, Claiming { filter, .. }) = beside_an_orphan().await;
+        sleep(SWEEPS.iter().sum::<Duration>() * 2).await;
+        link.kill_idle(u64::MAX);
+        let turn = filter.begin_scan(false).unwrap();
+        assert!(session.scan(&filter, turn).now_or_never().is_none());
+        sleep(Duration::from_millis(1)).await;
+        let alive = Arc::downgrade(&session);
+        session.end_tasks();
+        drop(session);
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(alive.strong_count(), 0);
+    }
+
     /// It would be given back at once, and count as an attempt.
     #[tokio::test(start_paused = true)]
     async fn a_try_claims_nothing_when_its_time_is_over() {
