@@ -50,8 +50,6 @@ pub(in crate::session) struct Observers {
     pub(super) unread: BTreeSet<String>,
     /// Whether all locks are to be listed.
     unlisted: bool,
-    /// Whether somebody observes all who was told nothing: that one waits for no rest after the list of another.
-    all_new: bool,
     /// The ends of the first leases: no event reports that a lease is over.
     ends: TimerQueue<String>,
     /// The time in the log as of which is read.
@@ -211,8 +209,7 @@ impl Observers {
                         inbox.put(name, last);
                     }
                 }
-                self.all_new |= !self.has_all();
-                self.unlisted |= self.all_new;
+                self.unlisted |= !self.has_all();
                 self.of_all.push(inbox.clone());
             }
         }
@@ -292,11 +289,6 @@ impl Observers {
         }
     }
 
-    /// Whether this reading is the first for somebody.
-    pub(super) fn is_new(&self, reading: Reading) -> bool {
-        reading == Reading::List && self.all_new
-    }
-
     fn observed_by_name(&self) -> impl Iterator<Item = &String> {
         let locks = self.locks.iter().filter(|(_, lock)| !lock.observers.is_empty());
         locks.map(|(name, _)| name)
@@ -304,7 +296,7 @@ impl Observers {
 
     /// Begins the list of all locks.
     pub(super) fn begin_list(&mut self) {
-        (self.unlisted, self.all_new) = (false, false);
+        self.unlisted = false;
         self.unread.extend(self.being_read.iter().cloned());
         self.beside = Some(self.being_read.iter().cloned().collect());
     }

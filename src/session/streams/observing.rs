@@ -90,18 +90,15 @@ async fn observe(weak: &Weak<Session>, reading: Reading) -> Option<()> {
     };
     let backoff = Backoff::between(pause, LONGEST_PAUSE.max(pause));
     let mut failing = backoff;
-    // Nothing is read for a while after a failure, whatever the stream reports, and where it does not, all is read again.
+    // Nothing is read before the one, whatever the stream reports; where it reports nothing, all is read again at the other.
     let (mut rests_until, mut again_at) = (Instant::now(), Instant::now());
     loop {
         // Made before the look, so that no change is missed.
         let has_changed = changed.notified();
         let session = weak.upgrade()?;
         let now = Instant::now();
-        let (due_at, is_new) = {
-            let register = session.observers();
-            (register.due_at(reading, again_at, now), register.is_new(reading))
-        };
-        let due_at = due_at.map(|at| if is_new { at } else { at.max(rests_until) });
+        let due_at = session.observers().due_at(reading, again_at, now);
+        let due_at = due_at.map(|at| at.max(rests_until));
         if due_at.is_none_or(|at| at > now) {
             drop(session);
             match due_at {
@@ -125,18 +122,19 @@ async fn observe(weak: &Weak<Session>, reading: Reading) -> Option<()> {
         match read {
             Ok(()) => {
                 failing = backoff;
-                // One of the user's own, which is not read without end where no stream reports changes.
-                let is_large = reading == Reading::List && session.store.is_in_place();
-                let pause = if is_large { pause.max(took * REST) } else { pause };
-                if reading == Reading::List || again_at <= began {
-                    again_at = now + pause;
-                }
                 match reading {
-                    // A stream that opens again and again has all locks listed no sooner.
-                    Reading::List => rests_until = again_at,
-                    // What is written meanwhile is read together.
-                    Reading::Names if register.has_all() => rests_until = now + least,
-                    Reading::Names => {}
+                    // Half of the time at most, however often the stream is opened again or somebody else begins to observe;
+                    // and a tenth of it where no stream reports changes.
+                    Reading::List => (rests_until, again_at) = (now + pause.max(took), now + pause.max(took * REST)),
+                    Reading::Names => {
+                        if again_at <= began {
+                            again_at = now + pause;
+                        }
+                        if register.has_all() {
+                            // What is written meanwhile is read together.
+                            rests_until = now + least;
+                        }
+                    }
                 }
             }
             Err(error) if error.is_final() => register.end_all(Some(&error)),
