@@ -44,11 +44,6 @@ impl WakeMode {
         }
     }
 
-    /// Whether a stream wakes waiters, or will as soon as one needs it.
-    pub(crate) fn is_streaming(self) -> bool {
-        matches!(self, Self::ChangeStream | Self::StreamForWaiters)
-    }
-
     /// Returns the expected mode once nobody needs a stream: a stream that was unavailable for a while may be available
     /// next time.
     pub(crate) fn at_rest(self) -> Self {

@@ -16,8 +16,7 @@ use crate::{
     config::Config,
     protocol::{Exchange, ServerTime},
     store::{COUNTED_MOST, LogTime},
-    telemetry,
-    wake_mode::{HoldWatch, WakeMode},
+    wake_mode::HoldWatch,
 };
 
 /// Time of the server's processor, in seconds, that one open change stream costs for each write of the set. Measured with
@@ -161,7 +160,7 @@ impl Session {
             fleet.decide(&self.config);
             self.config.may_stream() && fleet.must_count(&self.config, Instant::now())
         };
-        self.show_hold_watch();
+        self.show_mode();
         if must_count {
             let session = self.clone();
             self.spawn(async move {
@@ -170,29 +169,6 @@ impl Session {
                     session.consider_fleet();
                 }
             });
-        }
-    }
-
-    /// Shows operators how holders are told of losses, while no stream is open.
-    pub(super) fn show_hold_watch(&self) {
-        let reads = {
-            let table = self.table();
-            table.fleet.reads && !table.streaming
-        };
-        let (from, to) = match reads {
-            true => (WakeMode::ChangeStream, WakeMode::StreamForWaiters),
-            false => (WakeMode::StreamForWaiters, WakeMode::ChangeStream),
-        };
-        // The watcher may report at this moment that the stream broke.
-        let changed = self.mode.send_if_modified(|mode| {
-            let changes = *mode == from;
-            if changes {
-                *mode = to;
-            }
-            changes
-        });
-        if changed {
-            telemetry::wake_mode(from, to);
         }
     }
 }

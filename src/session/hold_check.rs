@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{
-    Session, Table,
+    Session, Stream, Table,
     hold::{Hold, WORTH_A_COMMAND, names_of},
     line::UNANSWERED,
     timer_queue::AT_A_TIME,
@@ -34,7 +34,7 @@ impl Table {
             let worth_it = WORTH_A_COMMAND / if self.losses_awaited { 10 } else { 1 };
             return Some(since + worth_it);
         }
-        (!self.streaming).then(|| (since + WORTH_A_COMMAND).max(self.verify_at.unwrap_or(now)))
+        (self.stream != Stream::Open).then(|| (since + WORTH_A_COMMAND).max(self.verify_at.unwrap_or(now)))
     }
 
     /// Returns the next thousand holds to read while no stream reports losses, in turn.

@@ -56,7 +56,7 @@ use crate::{
     store::{Detached, Store, detached},
     telemetry,
     waitlist::{StreamState, clock::ServerClock, ids::Ids},
-    wake_mode::WakeMode,
+    wake_mode::{PollingReason, WakeMode},
 };
 use claims::Claims;
 pub(crate) use claims::{Failing, skip_list::SKIPPED_AT_ONCE};
@@ -112,12 +112,22 @@ pub(crate) struct Session {
     primary_wanted: Arc<Notify>,
 }
 
+/// The change stream: while it is open, grants arrive as events.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stream {
+    /// It is opened as soon as something needs it.
+    #[default]
+    Closed,
+    Open,
+    /// It can't be opened, or broke, for this reason.
+    Unavailable(PollingReason),
+}
+
 #[derive(Debug, Default)]
 struct Table {
     lines: Lines,
     clock: ServerClock,
-    /// Whether grants arrive as events.
-    streaming: bool,
+    stream: Stream,
     /// Whether a task has waited to be told of a loss.
     losses_awaited: bool,
     /// While no event is asked for: since when, and until when.
@@ -184,6 +194,10 @@ impl Session {
             // The first exchange has nothing to contradict.
             let _ = clock.note(exchange, &config);
         }
+        let stream = match mode {
+            WakeMode::Polling(reason) => Stream::Unavailable(reason),
+            _ => Stream::Closed,
+        };
         let may_stream = config.may_stream();
         let in_flight = InFlight::new(config.max_operations, !store.is_in_place());
         Arc::new(Self {
@@ -192,6 +206,7 @@ impl Session {
             ids: Ids::new(id),
             table: hidden(Mutex::new(Table {
                 clock,
+                stream,
                 ..Table::default()
             })),
             wake_heartbeat: Arc::default(),
@@ -245,7 +260,7 @@ impl Session {
         let effects = {
             let mut table = self.table();
             let table = &mut *table;
-            let context = self.context(table.streaming, &table.clock);
+            let context = self.context(table.stream, &table.clock);
             input(&mut table.lines, &context);
             if self.stopped.is_cancelled() {
                 let line = table.lines.by_name.remove(name);
@@ -296,7 +311,7 @@ impl Session {
         }
         table.timers.plan_line(name, line.waitlist.due_at());
         if let Some((begun, until)) = table.calm {
-            let context = self.context(table.streaming, &table.clock);
+            let context = self.context(table.stream, &table.clock);
             if line.calm_until(begun, &context) < until {
                 table.calm = None;
                 self.demand.send_modify(|_| {});
@@ -363,8 +378,21 @@ impl Session {
         self.demand.send_if_modified(|demand| !std::mem::replace(demand, true));
     }
 
-    fn set_mode(&self, mode: WakeMode) {
-        let before = self.mode.send_replace(mode);
+    /// Shows users and operators how waiters and holders are woken at present.
+    fn show_mode(&self) {
+        let table = self.table();
+        let mode = match table.stream {
+            Stream::Unavailable(reason) => WakeMode::Polling(reason),
+            Stream::Closed if table.fleet.reads => WakeMode::StreamForWaiters,
+            Stream::Closed | Stream::Open => WakeMode::ChangeStream,
+        };
+        let mut before = mode;
+        // Under the mutex, so that the last change is shown last.
+        self.mode.send_if_modified(|shown| {
+            before = std::mem::replace(shown, mode);
+            before != mode
+        });
+        drop(table);
         if before != mode {
             telemetry::wake_mode(before, mode);
         }
@@ -392,15 +420,12 @@ impl Session {
         unused
     }
 
-    fn context<'a>(&'a self, streaming: bool, clock: &'a ServerClock) -> Context<'a> {
-        let stream = if streaming {
-            StreamState::Open
-        } else if !self.mode.borrow().is_streaming() {
-            StreamState::Unavailable
-        } else if *self.demand.borrow() {
-            StreamState::Opening
-        } else {
-            StreamState::OnDemand
+    fn context<'a>(&'a self, stream: Stream, clock: &'a ServerClock) -> Context<'a> {
+        let stream = match stream {
+            Stream::Open => StreamState::Open,
+            Stream::Unavailable(_) => StreamState::Unavailable,
+            Stream::Closed if *self.demand.borrow() => StreamState::Opening,
+            Stream::Closed => StreamState::OnDemand,
         };
         Context {
             now: Instant::now(),

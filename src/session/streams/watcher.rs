@@ -13,7 +13,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    super::{Session, Table, stream_demand::LOOKS_MOST},
+    super::{Session, Stream, Table, stream_demand::LOOKS_MOST},
     failover_detector::ask_for_primaries,
     subscription::{News, Opener, Subscription},
 };
@@ -21,7 +21,7 @@ use crate::{
     backoff::LONGEST_PAUSE,
     error::ServerError,
     store::{Event, Watched},
-    wake_mode::{PollingReason, WakeMode},
+    wake_mode::PollingReason,
 };
 
 /// Time without need after which the stream is closed, or reports less, so that short pauses don't cost opening it again.
@@ -202,7 +202,7 @@ impl Session {
         if table.lines.by_name.len() > LOOKS_MOST || is_reported_to_others || self.store.is_in_memory() {
             return None;
         }
-        let context = self.context(table.streaming, &table.clock);
+        let context = self.context(table.stream, &table.clock);
         let now = context.now;
         let lines = table.lines.by_name.values();
         let until = lines.map(|line| line.calm_until(begun, &context)).min();
@@ -241,8 +241,8 @@ impl Session {
     }
 
     fn stream_opened(self: &Arc<Self>, watched: &Watched, is_gap: bool) {
-        self.table().streaming = true;
-        self.set_mode(WakeMode::ChangeStream);
+        self.table().stream = Stream::Open;
+        self.show_mode();
         if is_gap {
             self.on_gap();
         }
@@ -254,8 +254,8 @@ impl Session {
     /// the server at once. The answer also plans the next look at the queue position, as no event will come
     /// (`plan_asking` in `waitlist/timing.rs`). The same is done again when a stream opens.
     fn stream_closed(self: &Arc<Self>, reason: PollingReason, was_open: bool) {
-        self.table().streaming = false;
-        self.set_mode(WakeMode::Polling(reason));
+        self.table().stream = Stream::Unavailable(reason);
+        self.show_mode();
         self.observers().stream_closed(true);
         if was_open {
             self.on_gap();
@@ -265,7 +265,7 @@ impl Session {
 
     /// Lets the stream go, unless something has come to need it.
     fn close_stream(self: &Arc<Self>) -> bool {
-        let waits = {
+        let (reads, waits) = {
             // A task that comes to need it says so under the same lock, or after it has subscribed to freed documents
             // or has begun to observe.
             let mut table = self.table();
@@ -278,17 +278,20 @@ impl Session {
             if !idle {
                 return false;
             }
-            table.streaming = false;
+            // No waiter is woken late any more, so there is no cause for alarm, unless there can be no stream.
+            if matches!(
+                table.stream,
+                Stream::Open | Stream::Unavailable(PollingReason::Interrupted)
+            ) {
+                table.stream = Stream::Closed;
+            }
             // Holds are read from now on, also for what the events would have told that nobody has read.
             self.beat_in_time(&mut table);
-            table.lines.stream_demand.looks > 0
+            (table.stream != Stream::Closed, table.lines.stream_demand.looks > 0)
         };
         self.note_freed(false);
-        // No waiter is woken late any more, so there is no cause for alarm.
-        let mode = self.mode.borrow().at_rest();
-        self.set_mode(mode);
-        self.observers().stream_closed(!mode.is_streaming());
-        self.show_hold_watch();
+        self.show_mode();
+        self.observers().stream_closed(reads);
         if waits {
             // No event reported what happened since the last one.
             self.on_gap();
@@ -306,6 +309,7 @@ mod tests {
         protocol::ServerTime,
         store::{MemoryStore, Store},
         tests::simulated::Link,
+        wake_mode::WakeMode,
     };
 
     fn session(memory: &Arc<MemoryStore>, id: &str) -> Arc<Session> {
@@ -332,7 +336,7 @@ mod tests {
         let (locks, others) = (LockClient::new(session.clone()), LockClient::new(other));
         for round in 0..20 {
             let held = others.mutex("x").acquire().await.unwrap();
-            assert!(round == 0 || session.table().streaming, "{round}");
+            assert!(round == 0 || session.table().stream == Stream::Open, "{round}");
             let waiting = tokio::spawn(locks.mutex("x").acquire());
             sleep(Duration::from_millis(100)).await;
             held.release().await.unwrap();
