@@ -1,19 +1,14 @@
 //! The ids of a session: of its entries, operations and claims; and the claims that are on their way, whose documents are
-//! not known yet, so that news of their entries is kept until they are settled.
+//! not known yet, so that news which may be of them is kept until they are settled.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     fmt::Write as _,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
-
-use crate::protocol::{ServerTime, wake::Signal};
-
-/// Maximum number of names to remember for a claim on its way; beyond it, every document may have been written.
-const DOUBTED_MOST: usize = 1_000;
 
 /// The source of a session's ids.
 #[derive(Debug)]
@@ -82,59 +77,29 @@ impl Ids {
     }
 }
 
-/// The news of a claim that came before its own answer.
+/// The claims on their way, by their entries, and whether news came that may be of their holds.
 #[derive(Debug, Default)]
-pub struct Overtaken {
-    /// The write that put its entry out.
-    pub put_out: Option<(Signal, ServerTime)>,
-    /// The documents that another program wrote meanwhile.
-    doubted: HashSet<String>,
-    doubts_all: bool,
-}
-
-impl Overtaken {
-    /// Whether another program may have written the document of this name meanwhile.
-    pub fn doubts(&self, name: &str) -> bool {
-        self.doubts_all || self.doubted.contains(name)
-    }
-}
-
-/// The claims on their way, by their entries.
-#[derive(Debug, Default)]
-pub struct PendingClaims(Mutex<HashMap<String, Overtaken>>);
+pub struct PendingClaims(Mutex<HashMap<String, bool>>);
 
 impl PendingClaims {
     pub(super) fn begin(&self, entry: String) {
-        self.by_entry().insert(entry, Overtaken::default());
+        self.by_entry().insert(entry, false);
     }
 
-    /// Notes that the outcome of a claim is known. Returns the news that came before it.
-    pub fn settled(&self, entry: &str) -> Overtaken {
+    /// Notes that the outcome of a claim is known. Returns whether its hold is in doubt, as news came before that.
+    pub fn settled(&self, entry: &str) -> bool {
         self.by_entry().remove(entry).unwrap_or_default()
     }
 
-    /// Keeps the news of an entry until its claim is settled; `false` if no such claim is on its way.
-    pub fn remember(&self, entry: &str, signal: Signal, at: ServerTime) -> bool {
+    /// Notes news of an entry; `false` if no such claim is on its way.
+    pub fn doubt(&self, entry: &str) -> bool {
         let mut by_entry = self.by_entry();
-        let Some(overtaken) = by_entry.get_mut(entry) else {
-            return false;
-        };
-        if matches!(signal, Signal::Evicted { .. } | Signal::Adopted) {
-            overtaken.put_out.get_or_insert((signal, at));
-        }
-        true
+        by_entry.get_mut(entry).map(|doubted| *doubted = true).is_some()
     }
 
-    /// Notes that another program may have changed the document of this name; `None`: any document.
-    pub fn doubt(&self, name: Option<&str>) {
-        for overtaken in self.by_entry().values_mut() {
-            match name {
-                Some(name) if overtaken.doubted.len() < DOUBTED_MOST => {
-                    overtaken.doubted.insert(name.to_owned());
-                }
-                _ => overtaken.doubts_all = true,
-            }
-        }
+    /// Notes that another program may have changed any document.
+    pub fn doubt_all(&self) {
+        self.by_entry().values_mut().for_each(|doubted| *doubted = true);
     }
 
     pub fn is_empty(&self) -> bool {
@@ -145,7 +110,7 @@ impl PendingClaims {
         self.by_entry().contains_key(entry)
     }
 
-    fn by_entry(&self) -> MutexGuard<'_, HashMap<String, Overtaken>> {
+    fn by_entry(&self) -> MutexGuard<'_, HashMap<String, bool>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -153,8 +118,6 @@ impl PendingClaims {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const ADOPTED: Signal = Signal::Adopted;
 
     #[test]
     fn each_id_is_new_and_names_its_session() {
@@ -176,47 +139,17 @@ mod tests {
     }
 
     #[test]
-    fn news_of_an_entry_is_kept_from_its_claim_until_the_outcome() {
+    fn news_that_comes_before_the_outcome_of_a_claim_puts_its_hold_in_doubt() {
         let claims = PendingClaims::default();
-        assert!(claims.is_empty() && !claims.has("me-1"));
-        assert!(!claims.remember("me-1", ADOPTED, ServerTime(1)));
-        claims.begin("me-1".to_owned());
-        assert!(!claims.is_empty() && claims.has("me-1") && !claims.has("me-2"));
-        assert!(claims.remember("me-1", ADOPTED, ServerTime(2)));
-        assert!(!claims.remember("me-2", ADOPTED, ServerTime(3)), "nobody claims it");
-        assert_eq!(claims.settled("me-1").put_out, Some((ADOPTED, ServerTime(2))));
-        assert!(claims.is_empty() && claims.settled("me-1").put_out.is_none());
-    }
-
-    #[test]
-    fn the_first_write_that_puts_an_entry_out_is_kept() {
-        let claims = PendingClaims::default();
-        claims.begin("me-1".to_owned());
-        for (at, signal) in [(1, Signal::AskedFor), (2, ADOPTED), (3, Signal::Evicted { token: 7 })] {
-            assert!(claims.remember("me-1", signal, ServerTime(at)));
+        assert!(claims.is_empty() && !claims.has("me-1") && !claims.doubt("me-1"));
+        for entry in ["me-1", "me-2", "me-3"] {
+            claims.begin(entry.to_owned());
         }
-        assert_eq!(claims.settled("me-1").put_out, Some((ADOPTED, ServerTime(2))));
-    }
-
-    #[test]
-    fn a_doubt_concerns_the_claims_that_are_on_their_way() {
-        let claims = PendingClaims::default();
-        let doubts = |entry: &str| ["x", "y"].map(|name| claims.by_entry()[entry].doubts(name));
-        claims.doubt(None);
-        claims.begin("me-1".to_owned());
-        assert_eq!(doubts("me-1"), [false, false]);
-        // The document alone that was written: a claim of another has nothing to read.
-        claims.doubt(Some("x"));
-        claims.begin("me-2".to_owned());
-        assert_eq!((doubts("me-1"), doubts("me-2")), ([true, false], [false, false]));
-        claims.doubt(None);
-        assert_eq!(doubts("me-2"), [true, true]);
-        claims.begin("me-3".to_owned());
-        for number in 0..DOUBTED_MOST {
-            claims.doubt(Some(&number.to_string()));
-        }
-        assert_eq!(doubts("me-3"), [false, false]);
-        claims.doubt(Some("z"));
-        assert_eq!(doubts("me-3"), [true, true], "too many to remember");
+        assert!(claims.doubt("me-1") && claims.has("me-1"));
+        assert_eq!(["me-1", "me-2"].map(|entry| claims.settled(entry)), [true, false]);
+        claims.doubt_all();
+        claims.begin("me-4".to_owned());
+        assert_eq!(["me-3", "me-4"].map(|entry| claims.settled(entry)), [true, false]);
+        assert!(claims.is_empty() && !claims.settled("me-1"));
     }
 }

@@ -356,12 +356,7 @@ impl Session {
             added = add(&mut line.waitlist.step(context), context);
             if added.is_some() {
                 // News of its end may have come first.
-                let overtaken = context.ids.pending_claims.settled(entry);
-                // The time of an adoption may not show that it came later than the grant.
-                doubted = overtaken.doubts(name) || overtaken.put_out.is_some();
-                if let Some((signal, at)) = overtaken.put_out {
-                    line.signalled(entry, signal, at, None, context);
-                }
+                doubted = context.ids.pending_claims.settled(entry);
             }
         });
         if doubted {

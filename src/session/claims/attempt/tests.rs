@@ -102,7 +102,7 @@ async fn an_eviction_that_comes_before_the_answer_of_a_claim_ends_it() {
     let broken = scene.broken().await;
     scene.session.on_event(&broken);
     let (hold, ..) = scene.answered().take();
-    assert_eq!(hold.unwrap().lost_reason(), Some(LostReason::Broken));
+    assert_eq!(hold.unwrap().lost().await, LostReason::Broken);
 }
 
 #[tokio::test(start_paused = true)]
