@@ -214,7 +214,7 @@ mod tests {
             locks.mutex("x").acquire().await.unwrap(),
             locks.mutex("y").acquire().await.unwrap(),
         );
-        link.kill_idle(8);
+        link.kill_idle(u64::MAX);
         session.verify(vec![x.hold().clone()]);
         sleep(Duration::from_millis(1)).await;
         let breaking = Operation {
@@ -223,7 +223,9 @@ mod tests {
         };
         link.memory().run("y", &breaking).unwrap();
         session.verify(vec![y.hold().clone()]);
-        let lost = timeout(Duration::from_secs(3), y.lost()).await;
+        sleep(Duration::from_secs(2)).await;
+        link.kill_idle(0);
+        let lost = timeout(Duration::from_secs(1), y.lost()).await;
         assert_eq!(lost.unwrap().reason, LostReason::Broken);
     }
 }

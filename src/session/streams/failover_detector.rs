@@ -14,15 +14,12 @@
 //! as a secondary, so no closing is reported, and nobody polls meanwhile. The answer to a renewal names the election
 //! too, so a client that holds locks finds out by itself.
 
-use std::{sync::Weak, time::Duration};
+use std::sync::Weak;
 
 use tokio::time::{Instant, sleep};
 
-use super::super::Session;
+use super::super::{Session, line::UNANSWERED};
 use crate::{error::ServerError, store::Elected};
-
-/// Pause between two questions: at a primary that stands still, each waits for as long as the driver lets it.
-const ASK_EVERY: Duration = Duration::from_millis(500);
 
 /// The last signs of fail-overs, by which each stream is judged.
 #[derive(Clone, Copy, Debug, Default)]
@@ -99,13 +96,14 @@ pub(super) async fn ask_for_primaries(weak: &Weak<Session>) -> Option<()> {
             });
         });
         drop(session);
-        sleep(ASK_EVERY).await;
+        // At a primary that stands still, each waits for as long as the driver lets it.
+        sleep(UNANSWERED).await;
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{cell::RefCell, sync::Arc};
+    use std::{cell::RefCell, sync::Arc, time::Duration};
 
     use mongodb::{Client, bson::Document, options::ReadPreference};
     use tokio::sync::watch;
@@ -136,7 +134,7 @@ mod tests {
             sleep(Duration::from_millis(1)).await;
         }
         assert_eq!(questions(), 1);
-        sleep(ASK_EVERY).await;
+        sleep(UNANSWERED).await;
         assert_eq!(questions(), 2);
     }
 

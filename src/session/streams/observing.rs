@@ -124,8 +124,11 @@ async fn observe(weak: &Weak<Session>, reading: Reading) -> Option<()> {
                 failing = backoff;
                 match reading {
                     // Half of the time at most, however often the stream is opened again or somebody else begins to observe;
-                    // and a tenth of it where no stream reports changes.
-                    Reading::List => (rests_until, again_at) = (now + pause.max(took), now + pause.max(took * REST)),
+                    // and less where no stream reports changes and the documents are the user's own, which can be large.
+                    Reading::List => {
+                        let rest = if session.store.is_in_place() { REST } else { 1 };
+                        (rests_until, again_at) = (now + pause.max(took), now + pause.max(took * rest));
+                    }
                     Reading::Names => {
                         if again_at <= began {
                             again_at = now + pause;
