@@ -129,7 +129,7 @@ impl Session {
         let (mut backoff, mut overdue) = (Backoff::default(), 0);
         loop {
             let within = match deadline {
-                Some(_) => self.in_flight.limit(overdue, &self.config).within,
+                Some(_) => self.in_flight.limit(overdue, &self.config),
                 None => ONCE,
             };
             let (store, name, operation) = (self.store.clone(), name.to_owned(), operation.clone());

@@ -98,21 +98,6 @@ struct Seen {
     given_up: Option<Instant>,
 }
 
-/// The time that the server may try.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Limit {
-    pub(super) within: Duration,
-    /// Whether the answer time says anything about that of other commands. That of a claim does not, which searches
-    /// documents by a filter of the user's.
-    is_usual: bool,
-}
-
-impl Limit {
-    pub(super) fn patience(self) -> Duration {
-        patience(self.within)
-    }
-}
-
 /// Returns the time to wait for an answer: a little longer than the server may try, so that it can still say so.
 pub(super) fn patience(within: Duration) -> Duration {
     within + within / 4
@@ -123,7 +108,6 @@ pub(super) fn patience(within: Duration) -> Duration {
 pub(super) struct Adrift {
     in_flight: Arc<InFlight>,
     sent: Instant,
-    limit: Limit,
 }
 
 impl Adrift {
@@ -137,7 +121,7 @@ impl Adrift {
         let waiting_for = Arc::downgrade(&session);
         drop(session);
         let late = command.await;
-        self.in_flight.answered(self.sent, self.limit, &late);
+        self.in_flight.answered(self.sent, &late);
         (waiting_for.upgrade(), late)
     }
 }
@@ -228,21 +212,15 @@ impl InFlight {
 
     /// Returns the time that the server may try: twice as long for each try in a row that it reported as overdue, so that
     /// a slow server gets it done in the end.
-    pub(super) fn limit(&self, overdue: u32, config: &Config) -> Limit {
-        Limit {
-            within: grown(self.usual(), overdue, config.lease),
-            is_usual: true,
-        }
+    pub(super) fn limit(&self, overdue: u32, config: &Config) -> Duration {
+        grown(self.usual(), overdue, config.lease)
     }
 
     /// Returns the same for a claim with this lease, of which the last ones took so long.
-    pub(super) fn limit_of_claim(&self, took: Duration, lease: Duration) -> Limit {
+    pub(super) fn limit_of_claim(&self, took: Duration, lease: Duration) -> Duration {
         let usual = self.usual().max(UNANSWERED).max(took.saturating_mul(TIMES_THE_SLOWEST));
-        Limit {
-            // A time that was too short is part of what such claims take.
-            within: grown(usual, 0, lease),
-            is_usual: false,
-        }
+        // A time that was too short is part of what such claims take.
+        grown(usual, 0, lease)
     }
 
     /// Waits for the answer to a command that is sent now and has this slot. The caller runs the future on once it is given
@@ -251,15 +229,15 @@ impl InFlight {
         self: &Arc<Self>,
         mut command: Pin<&mut impl Future<Output = Result<T, ServerError>>>,
         _slot: Option<Slot>,
-        limit: Limit,
+        within: Duration,
     ) -> Result<Result<T, ServerError>, Adrift> {
         let sent = Instant::now();
         loop {
-            if let Ok(answer) = timeout(limit.patience(), command.as_mut()).await {
-                self.answered(sent, limit, &answer);
+            if let Ok(answer) = timeout(patience(within), command.as_mut()).await {
+                self.answered(sent, &answer);
                 return Ok(answer);
             }
-            if let Some(adrift) = self.give_up(sent, limit) {
+            if let Some(adrift) = self.give_up(sent, within) {
                 return Err(adrift);
             }
         }
@@ -283,38 +261,40 @@ impl InFlight {
     }
 
     /// Notes the end of a command.
-    fn answered<T>(&self, sent: Instant, limit: Limit, answer: &Result<T, ServerError>) {
+    fn answered<T>(&self, sent: Instant, answer: &Result<T, ServerError>) {
         // Where the server did not get it done within its limit, it answers all the same. An error of the driver's own
         // says nothing of the server.
-        if answer.as_ref().is_err_and(|error| !error.ran_out_of_time()) {
-            return;
+        if answer.as_ref().err().is_none_or(ServerError::ran_out_of_time) {
+            self.heard(sent);
         }
-        self.heard(sent);
-        if answer.is_ok() && limit.is_usual {
-            // A single one that hung says little of the others; nor do several that hung at the same time, each of which
-            // counts as if it had come within its own limit.
-            let took = sent.elapsed().min(self.usual()).min(limit.within);
-            let (mut seen, now) = (self.seen(), Instant::now());
-            let stays = |(slowest, at): (Duration, Instant)| slowest > took && now - at < RECENT;
-            if !seen.slowest.is_some_and(stays) {
-                seen.slowest = Some((took, now));
-            }
+    }
+
+    /// Notes how long an operation took that the server was to try `within` that time. Of other commands, that of a claim
+    /// says nothing, which searches documents by a filter of the user's.
+    pub(super) fn took(&self, sent: Instant, within: Duration) {
+        // A single one that hung says little of the others; nor do several that hung at the same time, each of which
+        // counts as if it had come within its own limit.
+        let took = sent.elapsed().min(self.usual()).min(within);
+        let (mut seen, now) = (self.seen(), Instant::now());
+        let stays = |(slowest, at): (Duration, Instant)| slowest > took && now - at < RECENT;
+        if !seen.slowest.is_some_and(stays) {
+            seen.slowest = Some((took, now));
         }
     }
 
     /// Gives up an overdue command. Where a later one has been answered, the silence is the connection's, or that of a
     /// server that is no longer the primary. Otherwise the server may be silent, and the more commands are adrift, the
     /// more seldom another is given up.
-    fn give_up(self: &Arc<Self>, sent: Instant, limit: Limit) -> Option<Adrift> {
+    fn give_up(self: &Arc<Self>, sent: Instant, within: Duration) -> Option<Adrift> {
         let (mut seen, now) = (self.seen(), Instant::now());
-        let pause = limit.patience() * (seen.adrift / DEAD_MOST);
+        let pause = patience(within) * (seen.adrift / DEAD_MOST);
         if seen.heard <= Some(sent) && seen.given_up.is_some_and(|at| now - at < pause) {
             return None;
         }
         seen.adrift += 1;
         seen.given_up = Some(now);
         let in_flight = self.clone();
-        Some(Adrift { in_flight, sent, limit })
+        Some(Adrift { in_flight, sent })
     }
 
     fn queue(&self) -> MutexGuard<'_, VecDeque<Asked>> {
@@ -355,28 +335,23 @@ mod tests {
     async fn limits_grow_with_the_time_that_answers_take_but_not_with_that_of_claims() {
         let (in_flight, config) = in_flight();
         let millis = Duration::from_millis;
-        let limit = |overdue| in_flight.limit(overdue, &config).within;
+        let limit = |overdue| in_flight.limit(overdue, &config);
         // Longer only where the server asks for it.
         assert_eq!([0, 3, 99].map(limit), [SHORTEST, 8 * SHORTEST, LONGEST]);
-        let took = async |limit: Limit, took| {
-            let sent = Instant::now();
+        let took = async |took| {
+            let (sent, within) = (Instant::now(), limit(0));
             tokio::time::advance(millis(took)).await;
-            in_flight.answered(sent, limit, &Ok(()));
+            in_flight.took(sent, within);
         };
         let of_claim = |took| in_flight.limit_of_claim(millis(took), config.lease);
-        took(of_claim(0), 900).await;
-        assert_eq!(limit(0), SHORTEST);
         // Where such claims took long, the next one gets the time at once.
-        assert_eq!(
-            (of_claim(0).within, of_claim(2_000).within),
-            (UNANSWERED, millis(8_000))
-        );
+        assert_eq!((of_claim(0), of_claim(2_000)), (UNANSWERED, millis(8_000)));
         for (takes, then) in [(100, 400), (1, 400), (4_998, 1_600), (1, 1_600)] {
-            took(in_flight.limit(0, &config), takes).await;
+            took(takes).await;
             assert_eq!(limit(0), millis(then), "{takes}");
         }
         tokio::time::advance(RECENT).await;
-        took(in_flight.limit(0, &config), 1).await;
+        took(1).await;
         assert_eq!(limit(0), SHORTEST);
     }
 
@@ -387,14 +362,14 @@ mod tests {
         let (sent, limit) = (Instant::now(), in_flight.limit(0, &config));
         tokio::time::advance(Duration::from_secs(4)).await;
         for _ in 0..6 {
-            in_flight.answered(sent, limit, &Ok(()));
+            in_flight.took(sent, limit);
             assert_eq!(in_flight.usual(), SHORTEST * TIMES_THE_SLOWEST);
         }
         // One that is slow again and again is given no more than any server that can renew leases needs.
         for _ in 0..6 {
             let (sent, limit) = (Instant::now(), in_flight.limit(0, &config));
             tokio::time::advance(LONGEST * 2).await;
-            in_flight.answered(sent, limit, &Ok(()));
+            in_flight.took(sent, limit);
         }
         assert_eq!(in_flight.usual(), LONGEST);
     }
@@ -414,16 +389,16 @@ mod tests {
         let mut all = Vec::new();
         for number in 0..3 * DEAD_MOST {
             let (adrift, waited) = hang().await;
-            assert_eq!(waited, limit.patience() * (number / DEAD_MOST).max(1), "{number}");
+            assert_eq!(waited, patience(limit) * (number / DEAD_MOST).max(1), "{number}");
             all.push(adrift);
         }
         let (heard, ()) = tokio::join!(hang(), async {
             let (later, slot) = (Instant::now(), in_flight.slot(0).await);
             tokio::time::advance(Duration::from_millis(1)).await;
             drop(slot);
-            in_flight.answered(later + Duration::from_millis(1), limit, &Ok(()));
+            in_flight.heard(later + Duration::from_millis(1));
         });
-        assert_eq!(heard.1, limit.patience());
+        assert_eq!(heard.1, patience(limit));
         // Its slot is another's meanwhile, as that of any command that hangs.
         assert!(in_flight.prompt.available_permits() == MOST && !in_flight.is_quiet());
         drop((all, heard));

@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     Session,
-    in_flight::{Limit, Slot, patience},
+    in_flight::{Slot, patience},
 };
 use crate::{
     error::ServerError,
@@ -24,29 +24,32 @@ impl Session {
         let asked = Asked { name, operation };
         // Without a turn of its own it has gone along in another's command.
         if let Some((slot, all)) = self.in_flight.turn(asked, overdue).await {
-            let limit = self.in_flight.limit(overdue, &self.config);
+            let within = self.in_flight.limit(overdue, &self.config);
             // Apart, as most tasks of a crowd only wait.
-            Box::pin(self.send(slot, all, limit)).await;
+            Box::pin(self.send(slot, all, within)).await;
         }
     }
 
     /// Runs operations in one command.
-    async fn send(self: Arc<Self>, slot: Slot, all: Vec<Asked>, limit: Limit) {
+    async fn send(self: Arc<Self>, slot: Slot, all: Vec<Asked>, within: Duration) {
         let (in_flight, store) = (self.in_flight.clone(), self.store.clone());
         let sent = Instant::now();
-        let mut command = pin!(run(&store, &all, limit.within));
-        let adrift = match in_flight.answer(command.as_mut(), Some(slot), limit).await {
+        let mut command = pin!(async {
+            let answers = run(&store, &all, within).await;
+            answers.inspect(|_| in_flight.took(sent, within))
+        });
+        let adrift = match in_flight.answer(command.as_mut(), Some(slot), within).await {
             Ok(answers) => {
                 self.signs.send_if_modified(|signs| signs.note(sent, answers.as_ref()));
-                return self.ended(&all, answers, limit.within);
+                return self.ended(&all, answers, within);
             }
             Err(adrift) => adrift,
         };
-        let error = ServerError::unanswered(limit.patience());
+        let error = ServerError::unanswered(patience(within));
         for Asked { name, operation } in &all {
             telemetry::operation_failed(telemetry::purpose(operation), Some(name), &error);
         }
-        self.ended(&all, Err(error), limit.within);
+        self.ended(&all, Err(error), within);
         if let (Some(session), late) = adrift.outlast(self, command).await {
             for (asked, answer) in all.iter().zip(each(late, all.len())) {
                 session.came_late(asked, &answer);

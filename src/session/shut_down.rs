@@ -12,7 +12,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{Session, timer_queue::AT_A_TIME};
+use super::{Session, in_flight::patience, timer_queue::AT_A_TIME};
 use crate::status::LostReason;
 
 /// A session as a client, a lock, a handle or a future of the user's has it. Tasks have the session without this.
@@ -144,7 +144,7 @@ impl Session {
         })
         .await;
         // Beyond that time, a release is repeated while others go on.
-        let patience = self.in_flight.limit(0, &self.config).patience();
+        let patience = patience(self.in_flight.limit(0, &self.config));
         stream::iter(ended)
             .for_each_concurrent(AT_A_TIME, |(hold, to, released)| {
                 // Unless it was lost meanwhile, and its entry is gone.
@@ -266,7 +266,7 @@ mod tests {
             let begun = Instant::now();
             locks.shutdown().await;
             assert!(session.is_unused() && held.iter().flatten().all(|handle| !handle.is_held()));
-            let most = session.in_flight.limit(0, &session.config).patience();
+            let most = patience(session.in_flight.limit(0, &session.config));
             assert!(begun.elapsed() < most * 2, "{count}: {:?}", begun.elapsed());
             assert!(most < Duration::from_secs(1), "{most:?}");
         }

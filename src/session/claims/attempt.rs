@@ -11,6 +11,7 @@ use tokio::time::{Instant, timeout};
 use super::super::{
     Session,
     hold::Hold,
+    in_flight::patience,
     line::{Context, UNANSWERED},
 };
 use super::{ClaimedDocument, Claiming, filter::Filter, skip_list::SKIPPED_AT_ONCE};
@@ -164,7 +165,7 @@ impl Session {
             most,
         } = claiming;
         let length = lease.length.min(self.config.lease);
-        let limit = self.in_flight.limit_of_claim(filter.takes(), length);
+        let within = self.in_flight.limit_of_claim(filter.takes(), length);
         let slot = self.in_flight.slot_of_claim(overdue).await;
         // One after the other, so that the end of the session sees the first before any is sent.
         let entries: Vec<String> = (0..most).map(|_| self.ids.claim()).collect();
@@ -182,10 +183,10 @@ impl Session {
         let (store, asked) = (self.store.clone(), filter.clone());
         let skipped = self.claims.skip_list().ids(Instant::now());
         let sent = Instant::now();
-        let mut claim = Box::pin(async move { store.claim(&asked.wanted, &skipped, &operations, limit.within).await });
-        let (answer, adrift) = match self.in_flight.answer(claim.as_mut(), slot, limit).await {
+        let mut claim = Box::pin(async move { store.claim(&asked.wanted, &skipped, &operations, within).await });
+        let (answer, adrift) = match self.in_flight.answer(claim.as_mut(), slot, within).await {
             Ok(answer) => (answer, None),
-            Err(adrift) => (Err(ServerError::unanswered(limit.patience())), Some(adrift)),
+            Err(adrift) => (Err(ServerError::unanswered(patience(within))), Some(adrift)),
         };
         let error = answer.as_ref().map_or_else(Some, |taken| taken.unsent.as_ref());
         if error.is_none_or(ServerError::ran_out_of_time) {
@@ -201,7 +202,7 @@ impl Session {
         if taken.failed.as_ref().is_some_and(is_unknown) {
             let is_there = |entry: &String| taken.claimed.iter().any(|claimed| claimed.entry == *entry);
             for entry in entries.iter().filter(|entry| !is_there(entry)) {
-                self.search_orphan(&filter, entry.clone(), lease.length, sent + limit.within);
+                self.search_orphan(&filter, entry.clone(), lease.length, sent + within);
             }
         }
         let outcome = self.outcome(taken, &filter, (lease, how));
