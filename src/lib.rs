@@ -136,7 +136,7 @@ pub mod action {
 /// Elections of one leader among all processes. [`LockClient::election`] makes one; the guide has
 /// [a page on them](guide::elections).
 pub mod election {
-    pub use crate::locks::election::{Election, Leader};
+    pub use crate::locks::election::{Candidacy, Election, Leader};
 }
 
 /// Errors, one for each kind of call, and what is in the way of an acquire: its [`Contention`](errors::Contention).
@@ -160,8 +160,9 @@ pub mod errors {
         contention::Contention,
         deadlock::Deadlock,
         error::{
-            AcquireError, BuildError, DocumentError, FenceError, GuardError, InvalidInput, KindMismatch,
-            MissingPrivilege, OperateError, ReleaseError, RenewError, RunError, ServerError, ServerErrorKind,
+            AcquireError, BuildError, CandidacyError, DocumentError, FenceError, GuardError, InvalidInput,
+            KindMismatch, MissingPrivilege, OperateError, ReleaseError, RenewError, RunError, ServerError,
+            ServerErrorKind,
         },
     };
 }

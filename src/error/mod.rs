@@ -40,6 +40,7 @@ debug_as_message!(
     BuildError,
     AcquireError,
     ReleaseError,
+    CandidacyError,
     RenewError,
     DocumentError,
     RunError,
@@ -325,6 +326,25 @@ pub enum ReleaseError {
         /// The error of the server or the connection.
         error: ServerError,
     },
+}
+
+/// The reason why a [`Candidacy`](crate::election::Candidacy) ended by itself.
+#[derive(Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum CandidacyError {
+    /// A campaign failed.
+    #[error(transparent)]
+    Campaign(#[from] AcquireError),
+    /// A callback of the candidate panicked.
+    #[error("a callback of the candidate panicked: {}", shown_in_a_line(message))]
+    #[non_exhaustive]
+    Panicked {
+        /// The panic's message; the beginning of a long one.
+        message: String,
+    },
+    /// The runtime that ran the candidacy ended.
+    #[error("the runtime that ran the candidacy ended")]
+    Stopped,
 }
 
 /// The reason why a renewal or a proclamation did not succeed.

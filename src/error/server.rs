@@ -248,8 +248,8 @@ mod tests {
     use crate::{
         contention::Contention,
         error::{
-            AcquireError, BuildError, DocumentError, FenceError, GuardError, OperateError, ReleaseError, RenewError,
-            RunError,
+            AcquireError, BuildError, CandidacyError, DocumentError, FenceError, GuardError, OperateError,
+            ReleaseError, RenewError, RunError,
         },
         protocol::document::Malformed,
         store::typed::read_as,
@@ -379,13 +379,14 @@ mod tests {
                 name,
                 error: error.clone(),
             };
-            let errors: [Box<dyn StdError>; 12] = [
+            let errors: [Box<dyn StdError>; 13] = [
                 Box::new(error.clone()),
                 Box::new(AcquireError::from(error.clone())),
                 Box::new(RunError::Acquire(unanswered)),
                 Box::new(unclaimable),
                 Box::new(release),
                 Box::new(BuildError::from(error.clone())),
+                Box::new(CandidacyError::Campaign(error.clone().into())),
                 Box::new(RenewError::from(error.clone())),
                 Box::new(DocumentError::from(error.clone())),
                 Box::new(OperateError::from(error.clone())),
@@ -396,7 +397,7 @@ mod tests {
             for (number, error) in errors.iter().enumerate() {
                 let told = checked(&**error);
                 // The last one is about the transaction.
-                assert!(number == 11 || told.contains(cause), "{told}");
+                assert!(number == 12 || told.contains(cause), "{told}");
             }
         }
     }

@@ -1,14 +1,13 @@
 //! One leader at a time.
 
-use std::{future::Future, marker::PhantomData, ops::ControlFlow, sync::Arc, time::SystemTime};
+mod candidacy;
 
-use tokio::time::sleep;
+use std::{future::Future, marker::PhantomData, ops::ControlFlow, sync::Arc, time::SystemTime};
 
 use super::{acquire::Acquire, options::Options, patience::Wait, request::Share};
 #[cfg(feature = "sync")]
 use crate::world::Blocking;
 use crate::{
-    backoff::Backoff,
     error::{AcquireError, OperateError, ReleaseError, RenewError},
     handle::{Held, Released, View},
     input::{check_name, check_text},
@@ -19,6 +18,8 @@ use crate::{
     token::FencingToken,
     world::{Async, World},
 };
+
+pub use candidacy::Candidacy;
 
 /// An election of one leader among all processes. Made by [`LockClient::election`](crate::LockClient::election).
 ///
@@ -190,48 +191,6 @@ impl<W: World> Election<W> {
     pub fn observe(&self) -> Events<Option<Leader>, W> {
         let Share { session, name, .. } = &self.share;
         Events::new(check_name(name).map(|()| (session.clone(), Scope::One(name.to_string()))))
-    }
-
-    /// Sets whether [`run`](Self::run) waits while the name is in use as another kind of lock; by default it ends with
-    /// [`AcquireError::KindMismatch`].
-    ///
-    /// It asks again soon, and then less and less often, down to once a second.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// use std::ops::ControlFlow;
-    ///
-    /// let other = locks.mutex("scheduler").acquire().await?;
-    /// let election = locks.election("scheduler").wait_out_other_uses(true);
-    /// let leading = election.run("node 7", |leading| async move { ControlFlow::Break(leading.token()) });
-    /// // It is elected soon after the release.
-    /// let (token, _) = tokio::join!(leading, other.release());
-    /// # token?;
-    /// # Ok(()) }
-    /// ```
-    #[must_use = "the election that waits is returned"]
-    pub fn wait_out_other_uses(self, waits: bool) -> Self {
-        Self {
-            waits_out_other_uses: waits,
-            ..self
-        }
-    }
-
-    /// Campaigns, and repeats it while the name is in other use, if the election waits for that.
-    async fn campaign_on(&self, value: &str) -> Result<Held<Election, W>, AcquireError> {
-        // Nothing announces when the other program releases it.
-        let mut backoff = Backoff::default();
-        loop {
-            match self.campaign(value).held().await {
-                Err(AcquireError::KindMismatch(_)) if self.waits_out_other_uses => {
-                    sleep(backoff.failed()).await;
-                }
-                campaigned => return campaigned,
-            }
-        }
     }
 }
 

@@ -21,8 +21,9 @@ use tracing::{Span, debug, field::Empty, info, info_span, warn};
 use crate::{
     config::LockLabel,
     deadlock::Deadlock,
-    error::{AcquireError, ServerError, failure::Failure},
+    error::{AcquireError, CandidacyError, ServerError, failure::Failure},
     grant_path::How,
+    input::check_name,
     lost_reason::{self, LostReason},
     name::LockName,
     protocol::{Evict, Kind, Operation},
@@ -402,6 +403,17 @@ pub(crate) fn index_missing(error: &ServerError) {
     shielded(
         || warn!(name: "watchlock.index_missing", target: TARGET, error, %source, "free locks stay, as the index is missing"),
     );
+}
+
+/// Reports a candidacy that ended although nobody withdrew it.
+pub(crate) fn candidacy_ended(lock: &str, error: &CandidacyError) {
+    // A refused name can be of any size.
+    let lock = check_name(lock).map_or("", |()| lock);
+    let source = match error {
+        CandidacyError::Campaign(AcquireError::Server(error)) => error.cause().to_string(),
+        error => error.to_string(),
+    };
+    shielded(|| warn!(name: "watchlock.candidacy_ended", target: TARGET, lock, source, "candidacy ended"));
 }
 
 /// Reports that the server could not be reached for an operation, or refused it. The consequences are reported

@@ -321,6 +321,10 @@ cases! {
         .await
         .is_some()
     }
+    withdraw(scene, cut, name) {
+        let candidacy = scene.victim.locks.election(name).stand("victim", |_| {}, |_| {});
+        cut.strike(candidacy.withdraw()).await.is_some()
+    }
     observe(scene, cut, name) {
         let leading = scene.other.locks.election(name).campaign("first").await.unwrap();
         let mut leaders = scene.victim.locks.election(name).observe();

@@ -2,7 +2,9 @@
 
 mod proclaim;
 
-use std::ops::ControlFlow;
+use std::{ops::ControlFlow, task::Poll};
+
+use watchlock::errors::CandidacyError;
 
 use crate::setup::*;
 
@@ -107,20 +109,56 @@ async fn who_runs_an_election_leads_again_after_a_loss() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_use_of_the_name_is_told_or_waited_out() {
-    for (a, b) in places("other_use").await {
+async fn callbacks_tell_of_terms() {
+    for (a, b) in places("callbacks").await {
+        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let tell_lost = tell.clone();
+        let candidacy = a.election("x").stand(
+            "me",
+            move |leading| tell.send(format!("elected {}", leading.name())).unwrap(),
+            move |reason| tell_lost.send(reason.to_string()).unwrap(),
+        );
+        let mut next = async || within(PATIENCE, "a callback", told.recv()).await.unwrap();
+        assert_eq!(next().await, "elected x");
+        b.break_lock("x").await.unwrap();
+        assert_eq!(next().await, "`x` is lost: the lock was broken by an operator");
+        assert_eq!(next().await, "elected x");
+        candidacy.withdraw().await.unwrap();
+        assert_eq!(next().await, "`x` is no longer held: the lock was released");
+        assert!(is_vacant(&b, "x").await);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_candidacy_tells_when_it_ends_by_itself() {
+    for (a, b) in places("ended").await {
+        // A panic in a callback: nobody leads, and it is not told as a withdrawal.
+        let candidacy = a.election("x").stand("me", |_| panic!("no leader"), |_| {});
+        let ended = within(PATIENCE, "the end", candidacy.ended()).await;
+        assert!(ended.to_string().contains("no leader"), "{ended}");
+        eventually(PATIENCE, "it has resigned", async || is_vacant(&b, "x").await).await;
+        assert_is!(candidacy.withdraw().await, Err(CandidacyError::Panicked { .. }));
+
+        // The name is a mutex for a while: told, or waited out.
         let other = b.mutex("x").acquire().await.unwrap();
-        let lead = |_| async { ControlFlow::Break(()) };
-        let refused = within(PATIENCE, "the refusal", a.election("x").run("me", lead)).await;
-        assert_is!(refused, Err(AcquireError::KindMismatch(_)));
+        let candidacy = a.election("x").stand("me", |_| {}, |_| {});
+        let ended = within(PATIENCE, "the end", candidacy.ended()).await;
+        assert_is!(ended, CandidacyError::Campaign(AcquireError::KindMismatch(_)));
+        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
         let patient = a.election("x").wait_out_other_uses(true);
-        let mut leading = Box::pin(patient.run("me", lead));
-        assert!(futures::poll!(&mut leading).is_pending());
+        let candidacy = patient.stand("me", move |_| tell.send(()).unwrap(), |_| {});
+        let mut ended = Box::pin(candidacy.ended());
+        assert!(matches!(futures::poll!(&mut ended), Poll::Pending));
         other.release().await.unwrap();
-        within(PATIENCE, "the election", leading).await.unwrap();
+        within(PATIENCE, "the election", told.recv()).await.unwrap();
+        assert!(futures::poll!(&mut ended).is_pending());
+        drop(ended);
+        candidacy.withdraw().await.unwrap();
+
         // The client ends.
+        let candidacy = a.election("x").stand("me", |_| {}, |_| {});
         a.shutdown().await;
-        let ended = within(PATIENCE, "the end", a.election("x").run("me", lead)).await;
-        assert_is!(ended, Err(AcquireError::Closed));
+        let ended = within(PATIENCE, "the end", candidacy.ended()).await;
+        assert_is!(ended, CandidacyError::Campaign(AcquireError::Closed));
     }
 }

@@ -360,7 +360,12 @@ async fn a_name_of_megabytes_is_not_shown() {
         let shown = format!("{shown:?}");
         assert!(shown.len() < 5_000 && shown.contains("xxxx"), "{} bytes", shown.len());
     }
-    refused(&election.campaign("").await.unwrap_err());
+    let mut ended = election.stand("", |_| {}, |_| {});
+    let error = format!("{} {ended:?}", ended.ended().await);
+    assert!(error.len() < 5_000, "{} bytes", error.len());
+    ended = election.stand(name(), |_| {}, |_| {});
+    let _ = ended.ended().await;
+    assert!(ended.withdraw().await.is_err());
     refused(&mutex.acquire().await.unwrap_err());
     refused(&semaphore.acquire().await.unwrap_err());
     refused(&rw_lock.read().await.unwrap_err());
