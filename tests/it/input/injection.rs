@@ -97,7 +97,7 @@ async fn names_labels_reasons_and_owners_are_text_and_nothing_else() {
         assert_eq!((owned.len(), as_then(owned)), (1, vec![lock.clone()]), "{text:?}");
         let waiting = in_line(&resident, &text, 1, resident.mutex(&text).acquire().reason(&text)).await;
         let lock = info(&resident, &text).await.unwrap();
-        assert_eq!(lock.waiters[0].reason.as_ref(), Some(&text));
+        assert_eq!(lock.waiters[0].owner.reason.as_ref(), Some(&text));
         // The former self is recognized by the very same text.
         let again = builder.clone().owner_id(&text).build().await.unwrap();
         let adopted = again.mutex(&text).try_acquire().reason(&text).await.unwrap();
