@@ -15,24 +15,6 @@ pub(super) fn record(at: &Location, operation: &Operation, now: &Bson) -> Docume
     record_of(at, || filter(existing(at, "holders"), gone), operation, now)
 }
 
-/// Returns the field of the history after an operation whose only entry leaves and is the only holder. Nothing of the
-/// holder is compared: the condition of the form says all there is to know.
-pub(super) fn record_of_release(at: &Location, operation: &Operation, now: &Bson) -> Document {
-    if operation.record.most == 0 {
-        return Document::new();
-    }
-    let how = if operation.record.held_too_long.is_empty() {
-        HoldEnd::Released
-    } else {
-        HoldEnd::HeldTooLong
-    };
-    let end = doc! {
-        "token": "$$this.token", "permits": "$$this.permits", "since": "$$this.since", "owner": "$$this.owner",
-        "ended": now, "how": how.as_str(),
-    };
-    doc! { "ends": in_front(at, map(at.value("holders"), end), operation) }
-}
-
 /// Returns the field after these holders are gone, if there are any.
 pub(super) fn record_of(at: &Location, gone: impl FnOnce() -> Bson, operation: &Operation, now: &Bson) -> Document {
     if operation.record.most == 0 {
@@ -58,7 +40,12 @@ fn how_it_ended(operation: &Operation, now: &Bson) -> Bson {
     let mut otherwise = expired.clone();
     if !operation.leave.is_empty() || operation.adopts().is_some() || operation.evict != Evict::Nobody {
         branches.push(doc! { "case": { "$not": [live(now)] }, "then": expired });
-        otherwise = end(now.clone(), HoldEnd::Broken);
+        // Of several locks in one statement each has its own entry that leaves.
+        let how = match operation.evict {
+            Evict::Nobody => HoldEnd::Released,
+            _ => HoldEnd::Broken,
+        };
+        otherwise = end(now.clone(), how);
     }
     for (ids, how) in [
         (&operation.record.held_too_long, HoldEnd::HeldTooLong),

@@ -27,7 +27,7 @@
 use mongodb::bson::{Bson, Document, doc};
 
 use super::{
-    ALL, ending,
+    ALL, ending, existing,
     expression::{bind, cond, literal},
     fields_of_enqueue, fields_of_stamp,
     granting::{grant, next_token, words_of_grant},
@@ -95,7 +95,7 @@ pub(super) fn alone(at: &Location, operation: &Operation, now: &Bson) -> Documen
     }
     fields.extend(fields_of_stamp(at, operation.keep, now));
     if !operation.leave.is_empty() {
-        fields.extend(ending::record_of_release(at, operation, now));
+        fields.extend(ending::record_of(at, || existing(at, "holders"), operation, now));
     }
     fields
 }
@@ -134,7 +134,7 @@ pub(super) fn hand_over(at: &Location, operation: &Operation, now: &Bson) -> Bso
     );
     let after = cond(doc! { "$eq": ["$$queue", []] }, free, granted);
     let mut stamped = fields_of_stamp(at, operation.keep, now);
-    stamped.extend(ending::record_of_release(at, operation, now));
+    stamped.extend(ending::record_of(at, || existing(at, "holders"), operation, now));
     let written = at.merged([after, stamped.into()]);
     bind(doc! { "queue": remaining(at, "queue", &live(now)) }, written)
 }
