@@ -54,9 +54,9 @@ pub(super) struct HandingOn {
     pub(super) last: i64,
     /// When the document was seen without other waiters.
     pub(super) seen_at: Instant,
-    /// Set once anything known of the document may be wrong, until it is read again. Only for a lock that is to stay
-    /// with the client: any other goes through the server then.
-    pub(super) doubt: Option<idling::Doubt>,
+    /// When anything known of the document was last in doubt, until a reading that was asked for after that. Only for a
+    /// lock that is to stay with the client: any other goes through the server then.
+    pub(super) doubted_at: Option<Instant>,
     pub(super) terms: Terms,
 }
 
@@ -69,7 +69,7 @@ impl HandingOn {
             // No event shows other waiters then: as long as a few tries of a polling client.
             false => HANDED_ON_FOR / 10,
         });
-        self.doubt.is_none() && self.has_tokens() && self.was_seen_within(most, context)
+        self.doubted_at.is_none() && self.has_tokens() && self.was_seen_within(most, context)
     }
 
     /// Whether a token of the range is left.
@@ -170,7 +170,7 @@ impl<H: Hold> Step<'_, H> {
             last,
             // The document is no older than the request.
             seen_at: sent,
-            doubt: None,
+            doubted_at: None,
             terms: waiting.wants.terms,
         })
     }
@@ -380,7 +380,7 @@ mod tests {
             token: 1,
             last: RANGE,
             seen_at: context.now,
-            doubt: None,
+            doubted_at: None,
             terms: Terms::default(),
         };
         Held {

@@ -21,12 +21,14 @@ use crate::{backoff::LONGEST_PAUSE, hold_options::Terms};
 /// second, as they are read together.
 pub const IDLE_LOOK_EVERY: Duration = Duration::from_secs(5);
 
+/// Maximum time without a reading for which a hold stays idle: two of them may fail.
+const UNSEEN_MOST: Duration = IDLE_LOOK_EVERY.saturating_mul(3);
+
 /// Returns the time without a reading after which an idle hold on these terms is given back: the longest that another
 /// client waits whose event was lost. `None`: it does not stay with the client.
 pub(super) fn unseen(terms: &Terms, context: &Context<'_>) -> Option<Duration> {
     match !terms.keep_idle(context.config).is_zero() {
-        // Two readings may fail.
-        true if context.stream.is_open() => Some(IDLE_LOOK_EVERY * 3),
+        true if context.stream.is_open() => Some(UNSEEN_MOST),
         // The document is read once the stream is open.
         true if context.stream != StreamState::Unavailable => Some(LONGEST_PAUSE),
         _ => None,
@@ -41,24 +43,6 @@ pub(super) struct Idle {
     pub(super) until: Instant,
     /// When it is given back at the latest, by what is known now.
     pub(super) attend_at: Instant,
-}
-
-/// The time in which events may have been missed, until a reading that was asked for after that.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Doubt {
-    /// From its beginning its length is bounded, however often something comes on top of it.
-    since: Instant,
-    /// A read that was requested before this shows nothing of it.
-    last: Instant,
-}
-
-impl Doubt {
-    fn of(before: Option<Self>, context: &Context<'_>) -> Self {
-        Self {
-            since: before.map_or(context.now, |before| before.since),
-            last: context.now,
-        }
-    }
 }
 
 impl<H: Hold> Step<'_, H> {
@@ -80,9 +64,9 @@ impl<H: Hold> Step<'_, H> {
         }
         if !handing.was_seen_within(IDLE_LOOK_EVERY, context) {
             // It was held for long. An event would have told of others.
-            handing.doubt = Some(Doubt::of(handing.doubt, context));
+            (handing.seen_at, handing.doubted_at) = (context.now, Some(context.now));
         }
-        let (keep, doubted) = (handing.terms.keep_idle(context.config), handing.doubt.is_some());
+        let (keep, doubted) = (handing.terms.keep_idle(context.config), handing.doubted_at.is_some());
         let until = context.now + keep;
         let Some(attend_at) = held.back_at(until, context) else {
             return false;
@@ -119,7 +103,7 @@ impl<H: Hold> Step<'_, H> {
         let handing = self.holds.get_mut(entry).and_then(|held| held.handing_on.as_mut());
         if let Some(handing) = handing.filter(|handing| unseen(&handing.terms, context).is_some()) {
             handing.seen_at = handing.seen_at.max(sent);
-            handing.doubt = handing.doubt.filter(|doubt| doubt.last > sent);
+            handing.doubted_at = handing.doubted_at.filter(|doubted_at| *doubted_at > sent);
         }
     }
 
@@ -131,7 +115,7 @@ impl<H: Hold> Step<'_, H> {
         for (entry, held) in &mut list.holds {
             match &mut held.handing_on {
                 Some(handing) if Some(entry) == idle || unseen(&handing.terms, context).is_some() => {
-                    handing.doubt = Some(Doubt::of(handing.doubt, context));
+                    handing.doubted_at = Some(context.now);
                 }
                 handing => *handing = None,
             }
@@ -155,9 +139,9 @@ impl<H> Held<H> {
     /// Returns when it is given back at the latest if it is idle; `None`: now.
     fn back_at(&self, until: Instant, context: &Context<'_>) -> Option<Instant> {
         let handing = self.handing_on.as_ref().filter(|handing| handing.has_tokens())?;
-        let bound = match handing.doubt {
+        let bound = match handing.doubted_at {
             // Its document is about to be read.
-            Some(doubt) => doubt.since + LONGEST_PAUSE,
+            Some(doubted_at) => (doubted_at + LONGEST_PAUSE).min(handing.seen_at + UNSEEN_MOST),
             None => handing.seen_at + unseen(&handing.terms, context)?,
         };
         Some(until.min(bound)).filter(|at| *at > context.now)
@@ -182,7 +166,7 @@ mod tests {
             token: 1,
             last: RANGE,
             seen_at: context.now,
-            doubt: None,
+            doubted_at: None,
             terms,
         };
         let held = Held {
@@ -241,7 +225,7 @@ mod tests {
                 waitlist.step(&context).doubt_holds();
                 let handing = waitlist.holds["me-0"].handing_on.as_ref();
                 assert_eq!(
-                    handing.map(|handing| handing.doubt.is_some()),
+                    handing.map(|handing| handing.doubted_at.is_some()),
                     may_stay.then_some(true),
                     "{stream:?}"
                 );

@@ -101,7 +101,7 @@ impl<H: Hold> Waitlist<H> {
     pub fn idle_in_doubt(&self) -> bool {
         let held = self.idle.as_ref().and_then(|idle| self.holds.get(&idle.entry));
         let handing_on = held.and_then(|held| held.handing_on.as_ref());
-        handing_on.is_some_and(|it| it.doubt.is_some())
+        handing_on.is_some_and(|it| it.doubted_at.is_some())
     }
 
     /// Takes a task out and leaves its entry where it is: the mistake that the model must find.
@@ -145,7 +145,7 @@ impl<H: Hold> Waitlist<H> {
             write(Word::Token(held.token));
             flags.extend([held.uncertain, held.handing_on.is_some(), self.is_idle(entry)]);
             if let Some(handing_on) = &held.handing_on {
-                flags.push(handing_on.doubt.is_some());
+                flags.push(handing_on.doubted_at.is_some());
                 write(Word::Token(handing_on.token));
                 write(Word::Token(handing_on.last));
             }

@@ -353,13 +353,12 @@ async fn a_reading_from_before_a_doubt_does_not_end_it() {
     tokio::time::advance(Duration::from_millis(1)).await;
     bench.step(|step| step.doubt());
     bench.step(|step| step.verified(document.as_ref(), Some(before), &ids));
-    // Nor one from between two of them; but how long it stays in doubt counts from the first.
+    // Nor one from between two of them.
     let between = Instant::now();
     tokio::time::advance(Duration::from_millis(100)).await;
     bench.step(|step| step.doubt());
     bench.step(|step| step.verified(document.as_ref(), Some(between), &ids));
     bench.settle();
-    assert_eq!(bench.line.waitlist.due_at(), Some(between + SECOND));
     assert_eq!(acquire(&mut bench, options()).1, 1);
 }
 
@@ -376,6 +375,7 @@ async fn a_stream_that_breaks_for_a_moment_costs_nobody_what_stays() {
         bench.settle();
         assert!(is_idle_here(&bench));
         tokio::time::advance(Duration::from_millis(moment)).await;
+        bench.settle();
         bench.stream = StreamState::Open;
         bench.step(|step| step.doubt());
         bench.settle();
