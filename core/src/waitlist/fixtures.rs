@@ -191,7 +191,6 @@ mod of_tests {
         Ahead {
             turns,
             position: turns,
-            free: 0,
             served_at: Some(NOW.plus_millis(-lasted)),
             first_end: None,
             now: NOW,
