@@ -110,8 +110,8 @@ impl<H: Hold> Step<'_, H> {
     }
 
     /// Notes what a look has shown, and the server's time then; `None`: nothing, or there was no answer. One for room
-    /// shows the lock only if [its queue is full](State::is_full). A head that it does not show asks, and so does one that
-    /// has come near the front and is about to have the stream.
+    /// shows the lock only if [its queue is full](State::is_full). A head that it does not show asks, and so does one
+    /// that has come near the front and is about to have the stream.
     pub fn looked(&mut self, look: Look, seen: Option<(&State, ServerTime)>) {
         if self.looking.take_if(|looking| *looking == look).is_none() {
             // An operation was sent, or the head asks already.
@@ -242,8 +242,8 @@ mod tests {
         task(1, ((kind, capacity), 1))
     }
 
-    /// Returns the pause after a look, in microseconds: at this position, by the age of the hold and the pace of the lock,
-    /// both in milliseconds.
+    /// Returns the pause after a look, in microseconds: at this position, by the age of the hold and the pace of the
+    /// lock, both in milliseconds.
     fn pause(position: u64, age: i64, pace: u64, context: &Context<'_>) -> Option<u128> {
         let ahead = ahead(position, age);
         let prospect = Prospect::new(&waiting(Kind::Mutex, 1), ahead, None, context);
