@@ -378,18 +378,17 @@ impl Step<'_> {
     fn put_upgrades_first(&mut self) {
         let state = &mut self.state;
         let held: i64 = state.holders.iter().map(|holder| holder.permits).sum();
-        let goes_first = |entry: &&Request| {
-            let mut holders = state.holders.iter();
-            holders.any(|holder| Some(&holder.id) == entry.upgrades.as_ref())
-                && (entry.wait || held + entry.permits <= state.capacity)
+        let goes_first = |waiter: &Waiter| {
+            self.operation.entries().any(|entry| {
+                let mut holders = state.holders.iter();
+                entry.id == waiter.id
+                    && holders.any(|holder| Some(&holder.id) == entry.upgrades.as_ref())
+                    && (entry.wait || held + waiter.permits <= state.capacity)
+            })
         };
-        let first: Vec<&String> = self
-            .operation
-            .entries()
-            .filter(goes_first)
-            .map(|entry| &entry.id)
-            .collect();
-        state.queue.sort_by_key(|waiter| !first.contains(&&waiter.id));
+        let (mut queue, others): (Vec<_>, Vec<_>) = state.queue.drain(..).partition(goes_first);
+        queue.extend(others);
+        state.queue = queue;
     }
 
     /// Removes the waiters for more permits than the lock has: they would keep out all behind them. They are to ask,
