@@ -297,7 +297,7 @@ impl Client {
                 let look = (world.rules.looks_for_room && step.is_kept_out()).then(|| step.next_look());
                 if let Some(look) = look.flatten() {
                     let full = state.filter(|state| state.is_full(world.rules.room, at));
-                    step.looked(look, full.as_ref().map(|full| (full, at)));
+                    step.looked(look, Some(full.as_ref()), Some(at));
                 }
             }
             step.next_operation()

@@ -195,8 +195,16 @@ impl Line {
         let ahead = state.map_or(0, |state| {
             let head = self.waitlist.waiting().front().map(|head| head.entry.as_str());
             let queue = state.queue.iter().map(|waiter| waiter.id.as_str());
-            let ahead = queue.take_while(|id| Some(*id) != head);
-            ahead.filter(|id| !context.ids.made(id)).count()
+            let answered = queue
+                .take_while(|id| Some(*id) != head)
+                .filter(|id| !context.ids.made(id))
+                .count();
+            // A look may have shown since that some of them have gone.
+            let seen = self
+                .waitlist
+                .waiters_ahead()
+                .and_then(|ahead| usize::try_from(ahead).ok());
+            seen.map_or(answered, |seen| seen.min(answered))
         });
         // An operation can hang for longer than a task wants to wait, so there may be no error yet.
         let unanswered = || {

@@ -147,12 +147,12 @@ impl Session {
     fn looked(self: &Arc<Self>, name: &str, look: Look, seen: Option<(Documents, Exchange)>) {
         let (documents, exchange) = seen.unzip();
         exchange.iter().for_each(|exchange| self.note(exchange));
-        let document = documents.as_ref().and_then(|documents| documents.get(name));
-        let state = document.and_then(|document| document.as_ref().ok());
-        let seen = state.zip(exchange.and_then(|exchange| exchange.now));
+        let document = documents.as_ref().map(|documents| documents.get(name));
+        let state = document.map(|document| document.and_then(|document| document.as_ref().ok()));
+        let now = exchange.and_then(|exchange| exchange.now);
         self.update(name, None, |lines, context| {
             if let Some(line) = lines.by_name.get_mut(name) {
-                line.waitlist.step(context).looked(look, seen);
+                line.waitlist.step(context).looked(look, state, now);
             }
         });
     }

@@ -9,6 +9,8 @@ pub struct Ahead {
     pub turns: u64,
     /// The number of waiters ahead of it.
     pub position: u64,
+    /// The permits that nobody holds.
+    pub free: i64,
     /// The latest grant among the holders; `None` if nobody holds the lock.
     pub served_at: Option<ServerTime>,
     /// The earliest end of a lease among the holders and the waiters ahead.
@@ -24,10 +26,12 @@ impl Ahead {
         let permits = before
             .iter()
             .fold(0_i64, |permits, waiter| permits.saturating_add(waiter.permits));
+        let taken = state.holders.iter().map(|holder| holder.permits);
         let holders = state.holders.iter().map(|holder| holder.until);
         Some(Self {
             turns: turns(permits, state.capacity),
             position: position as u64,
+            free: state.capacity.saturating_sub(taken.fold(0, i64::saturating_add)),
             served_at: state.holders.iter().map(|holder| holder.since).max(),
             first_end: holders.chain(before.iter().map(|waiter| waiter.until)).min(),
             now,
@@ -79,6 +83,7 @@ mod tests {
             let ahead = Ahead {
                 turns,
                 position,
+                free: 3,
                 served_at: Some(ServerTime(5)),
                 first_end: Some(ServerTime(first_end)),
                 now,

@@ -191,6 +191,7 @@ mod of_tests {
         Ahead {
             turns,
             position: turns,
+            free: 0,
             served_at: Some(NOW.plus_millis(-lasted)),
             first_end: None,
             now: NOW,

@@ -103,6 +103,8 @@ pub struct Waitlist<H: Hold> {
     alone_at: Option<Instant>,
     /// When the head asks again if nothing wakes it. A look at its queue position brings that forward at most.
     ask_at: Option<Instant>,
+    /// When it asks before that, as a lease ahead of it ends.
+    expiry_at: Option<Instant>,
     /// The prospect of the head, as far as it is known.
     prospect: Option<Prospect>,
     /// The time of a hand-over in the queue, rather less than more.
@@ -111,6 +113,9 @@ pub struct Waitlist<H: Hold> {
     look_at: Option<Instant>,
     /// The look that is on its way.
     looking: Option<Look>,
+    /// The head asks instead of looking before this, as looks have failed, or were contradicted by answers.
+    blind_until: Option<Instant>,
+    looks_failed: Backoff,
     /// Whether the head is not in the server's queue because that was full.
     is_full: bool,
     /// Nothing is sent before this, as the last try failed.
@@ -399,10 +404,13 @@ impl<H: Hold> Waitlist<H> {
             overtaken: false,
             alone_at,
             ask_at: None,
+            expiry_at: None,
             prospect: None,
             pace,
             look_at: None,
             looking: None,
+            blind_until: None,
+            looks_failed: Backoff::default(),
             is_full: false,
             retry_at: None,
             backoff: Backoff::default(),
@@ -544,6 +552,13 @@ impl<H: Hold> Waitlist<H> {
     /// Returns the time of a hand-over in the queue, as it was seen so far.
     pub fn pace(&self) -> Duration {
         self.pace
+    }
+
+    /// Returns the number of waiters ahead of the head in the server's queue, as they were seen last.
+    pub fn waiters_ahead(&self) -> Option<u64> {
+        self.prospect_of_head()
+            .filter(|_| self.is_queued())
+            .map(|prospect| prospect.ahead.position)
     }
 
     fn prospect_of_head(&self) -> Option<&Prospect> {

@@ -56,7 +56,7 @@ impl<H: Hold> Waitlist<H> {
         self.ask_at.iter_mut().for_each(put_off);
         self.retry_at.iter_mut().for_each(put_off);
         self.look_at.iter_mut().for_each(put_off);
-        self.prospect = None;
+        (self.expiry_at, self.prospect) = (None, None);
         self.pace = Duration::ZERO;
         if !self.waiting.iter().any(Waiting::is_queued) {
             // The answer that shows a queued head sets these anew.

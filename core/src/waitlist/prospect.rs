@@ -69,6 +69,13 @@ impl Prospect {
         }
     }
 
+    /// Returns the time that a hand-over has taken since an earlier sight, if there was one.
+    pub(super) fn pace_since(&self, before: &Self) -> Option<Duration> {
+        let moved = before.steps.saturating_sub(self.steps);
+        let passed = self.ahead.now.since(before.ahead.now);
+        passed.checked_div(moved).filter(|_| before.entry == self.entry)
+    }
+
     /// Returns the time that each hand-over has taken if the head is served now. All of them count alike: a single long
     /// hold may be among them.
     pub(super) fn pace_until(&self, now: Instant) -> Duration {
@@ -109,16 +116,19 @@ impl<H: Hold> Step<'_, H> {
         self.looking
     }
 
-    /// Notes what a look has shown, and the server's time then; `None`: nothing, or there was no answer. One for room
-    /// shows the lock only if [its queue is full](State::is_full). A head that it does not show asks, and so does one
-    /// that has come near the front and is about to have the stream.
-    pub fn looked(&mut self, look: Look, seen: Option<(&State, ServerTime)>) {
+    /// Notes what a look has shown, and the server's time then; `None`: there was no answer. One for room shows the lock
+    /// only if [its queue is full](State::is_full). A head that is no longer in the queue asks, and so does one that has
+    /// come near the front and is about to have the stream.
+    pub fn looked(&mut self, look: Look, seen: Option<Option<&State>>, now: Option<ServerTime>) {
         if self.looking.take_if(|looking| *looking == look).is_none() {
             // An operation was sent, or the head asks already.
             return;
         }
         if self.is_kept_out() {
-            if seen.is_some() {
+            // A server that is too slow to answer gets a request for every other look only.
+            let is_first = self.blind_until.is_none() && seen.is_none();
+            self.blind_until = is_first.then_some(self.context.now);
+            if is_first || seen.flatten().is_some() {
                 return self.look_for_room();
             }
             self.is_full = false;
@@ -127,10 +137,17 @@ impl<H: Hold> Step<'_, H> {
         let Some(head) = list.waiting.front().filter(|head| head.is_queued()) else {
             return;
         };
-        let Some(ahead) = seen.and_then(|(state, now)| Ahead::of(state, &head.entry, now)) else {
+        let seen = seen.flatten().zip(now);
+        let ahead = seen.and_then(|(state, now)| Ahead::of(state, &head.entry, now));
+        // Every write of the protocol grants to all that fit. If the first in line fits now, another program's write
+        // has made room, and no client has written since.
+        let Some(ahead) = ahead.filter(|ahead| ahead.position > 0 || head.wants.permits > ahead.free) else {
+            // The answer can show the opposite, and the next look too: an old primary answers looks for a while.
+            list.blind_until = Some(context.now + list.looks_failed.failed());
             list.ask_at = Some(context.now);
             return;
         };
+        (list.blind_until, list.looks_failed) = Default::default();
         let was_far = list.is_far();
         list.see_ahead(ahead, context);
         list.look_at = list.next_look_at(context);
@@ -146,14 +163,22 @@ impl<H: Hold> Waitlist<H> {
         self.is_queued() || self.is_kept_out()
     }
 
-    /// Notes the head's present sight of the queue. It asks once a lease ahead of it has ended.
+    /// Notes the head's present sight of the queue.
     pub(super) fn see_ahead(&mut self, ahead: Ahead, context: &Context<'_>) {
         let Some(head) = self.waiting.front() else { return };
         let prospect = Prospect::new(head, ahead, self.prospect.as_ref(), context);
-        self.prospect = Some(prospect);
-        // A look must not put the question off, as there may be another look before that.
-        let ends_at = ahead.first_end.and_then(|end| asks_after(end, ahead.position, context));
-        self.ask_at = self.ask_at.into_iter().chain(ends_at).min();
+        let took = self.prospect.as_ref().and_then(|before| prospect.pace_since(before));
+        took.into_iter().for_each(|took| self.note_pace(took, context));
+        let end = ahead.first_end;
+        let before = self
+            .prospect
+            .replace(prospect)
+            .and_then(|before| before.ahead.first_end);
+        // Only a write makes the first lease end later: a renewal, or a new holder. Without one a look must not put the
+        // question off, as there may be another look before that.
+        let planned = self.expiry_at.filter(|_| before == end);
+        let anew = end.and_then(|end| asks_after(end, ahead.position, context));
+        self.expiry_at = planned.into_iter().chain(anew).min();
     }
 
     /// Notes that hand-overs took this long each.
@@ -229,7 +254,7 @@ mod tests {
         config::Settings,
         protocol::ServerTime,
         waitlist::{
-            fixtures::{MUTEX, NOW, PlainHold, ahead, in_context, queued, state, task, waiter, waitlist},
+            fixtures::{MUTEX, NOW, PERMIT, PlainHold, ahead, in_context, queued, state, task, waiter, waitlist},
             leaving::Leaving,
         },
     };
@@ -242,34 +267,49 @@ mod tests {
         task(1, ((kind, capacity), 1))
     }
 
-    /// Returns the pause after a look, in microseconds: at this position, by the age of the hold and the pace of the
-    /// lock, both in milliseconds.
-    fn pause(position: u64, age: i64, pace: u64, context: &Context<'_>) -> Option<u128> {
-        let ahead = ahead(position, age);
-        let prospect = Prospect::new(&waiting(Kind::Mutex, 1), ahead, None, context);
-        let pause = prospect.pause(millis(pace), context.config);
-        pause.map(|pause| pause.as_micros())
+    /// Follows a head through looks: at its position, the age of the hold, and the time since the look before, in
+    /// milliseconds. Returns the pauses after them, in microseconds.
+    fn pauses(looks: &[(u64, i64, i64)], context: &Context<'_>) -> Vec<Option<u128>> {
+        let (mut before, mut now, mut pace): (Option<Prospect>, _, _) = (None, 1_000_000, Duration::ZERO);
+        let pause = |(position, age, passed)| {
+            now += passed;
+            let ahead = Ahead {
+                now: ServerTime(now),
+                served_at: Some(ServerTime(now - age)),
+                ..ahead(position, 0)
+            };
+            let prospect = Prospect::new(&waiting(Kind::Mutex, 1), ahead, before.as_ref(), context);
+            if let Some(took) = before.as_ref().and_then(|before| prospect.pace_since(before)) {
+                pace = paced(pace, took, context.config);
+            }
+            let pause = before.insert(prospect).pause(pace, context.config);
+            pause.map(|pause| pause.as_micros())
+        };
+        looks.iter().copied().map(pause).collect()
     }
 
     #[tokio::test(start_paused = true)]
     async fn without_a_stream_the_waiters_of_a_lock_that_changes_hands_fast_follow_it() {
         in_context(|context| {
             // The head: half of the age of the hold, and at most once a millisecond.
-            let head = [0, 6, 30, 600].map(|age| pause(0, age, 0, context));
+            let head = pauses(&[(0, 0, 0), (0, 6, 6), (0, 30, 24), (0, 600, 570)], context);
             assert_eq!(head, [Some(1_000), Some(3_000), Some(15_000), Some(300_000)]);
-            // Further back: as if the queue moved as fast as it can, until that is known.
-            let back = [(40, 0, 0), (40, 4, 0), (30, 4, 2)];
-            let back = back.map(|(position, age, pace)| pause(position, age, pace, context));
+            // Further back: as if the queue moved as fast as it can, until that is known: 10 positions in 20 ms.
+            let back = pauses(&[(40, 0, 0), (40, 4, 4), (30, 4, 20)], context);
             assert_eq!(back, [Some(30_000), Some(32_000), Some(2_000 + 45_000)]);
-            // By a clock that goes back the present hold is of no known age.
-            assert_eq!(pause(20, -5, 2, context), None);
+            // A slow hand-over counts as twice the pace, and a quick one at once.
+            let late = pauses(&[(40, 4, 0), (30, 4, 20), (29, 4, 43), (19, 4, 10)], context);
+            assert_eq!(late[2..], [Some(2_000 + 87_000), Some(2_000 + 14_250)]);
+            // A clock that goes back makes the queue seem fast, and the present hold one of no known age.
+            let back = pauses(&[(40, 4, 0), (30, 4, 20), (20, 4, -800), (20, -5, 0)], context);
+            assert_eq!(back[2..], [Some(2_000 + 15_000), None]);
             // The shortest pause that is set is never undercut.
             let settings = Settings {
                 poll_interval: Some((millis(20), millis(500))),
                 ..Settings::default()
             };
             let config = &settings.unchecked();
-            assert_eq!(pause(0, 3, 0, &Context { config, ..*context }), Some(20_000));
+            assert_eq!(pauses(&[(0, 3, 0)], &Context { config, ..*context }), [Some(20_000)]);
             // Nobody holds it.
             let free = Ahead {
                 served_at: None,
@@ -348,7 +388,7 @@ mod tests {
         let mut shown = state(others.chain([waiter("me-1", 30_000)]).collect());
         (shown.capacity, shown.holders[0].permits) = (waitlist.waiting[0].wants.used.1, permits);
         shown.holders[0].since = NOW.plus_millis(-1_000);
-        waitlist.step(context).looked(look, Some((&shown, NOW)));
+        waitlist.step(context).looked(look, Some(Some(&shown)), Some(NOW));
     }
 
     #[tokio::test(start_paused = true)]
@@ -376,7 +416,7 @@ mod tests {
             );
             let shown = state(vec![waiter("other-1", 30_000), waiter("me-1", 30_000)]);
             let before = waitlist.clone();
-            waitlist.step(context).looked(look, Some((&shown, NOW)));
+            waitlist.step(context).looked(look, Some(Some(&shown)), Some(NOW));
             assert_eq!(waitlist, before);
         });
     }
@@ -389,7 +429,7 @@ mod tests {
             let look = waitlist.step(context).next_look().expect("it is due");
             waitlist.step(context).doubt();
             let shown = state(vec![waiter("other-1", 30_000), waiter("me-1", 30_000)]);
-            waitlist.step(context).looked(look, Some((&shown, NOW)));
+            waitlist.step(context).looked(look, Some(Some(&shown)), Some(NOW));
             assert!(waitlist.step(context).next_operation().is_some());
         });
     }
@@ -411,12 +451,26 @@ mod tests {
                     ..ahead(position, 0)
                 };
                 waitlist.see_ahead(seen, &context);
-                waitlist.ask_at.expect("the clock is known")
+                waitlist.expiry_at.expect("the clock is known")
             };
             let first = asks(40);
             let moved = asks(0);
             assert_eq!(first - moved, millis(800));
             assert_eq!(asks(3), moved, "a look puts it off no more");
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_look_that_shows_the_head_as_the_first_in_line_and_as_fitting_has_it_ask() {
+        in_context(|context| {
+            let stream = StreamState::Unavailable;
+            let context = Context { stream, ..*context };
+            for (others, permits, asks) in [(0, 3, true), (0, 4, false), (1, 1, false)] {
+                let mut waitlist = waitlist([queued(1, PERMIT)]);
+                waitlist.ask_at = Some(context.now + millis(9));
+                look(&mut waitlist, others, permits, &context);
+                assert_eq!(waitlist.ask_at == Some(context.now), asks, "{others}, {permits}");
+            }
         });
     }
 

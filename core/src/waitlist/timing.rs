@@ -52,14 +52,15 @@ impl<H: Hold> Waitlist<H> {
             return None;
         }
         // Where nothing says when, it asks now.
-        Some(self.ask_at.filter(|_| head.is_queued()).unwrap_or(head.since))
+        let ask_at = self.ask_at.filter(|_| head.is_queued()).unwrap_or(head.since);
+        Some(self.expiry_at.map_or(ask_at, |at| at.min(ask_at)))
     }
 
     /// Has the next head ask now, if it is queued already, unless the answer that shows the grant says more. It got in
     /// line together with a release: nobody confirmed its entry while another was the head, and it may fit beside this
     /// hold.
     pub(super) fn ask_after_grant(&mut self) {
-        (self.ask_at, self.look_at) = (None, None);
+        (self.ask_at, self.expiry_at, self.look_at) = (None, None, None);
     }
 }
 
@@ -87,8 +88,12 @@ impl<H: Hold> Step<'_, H> {
             prospect.is_near |= was_near;
         }
         list.look_at = list.next_look_at(context);
-        let confirm_at = context.now + pause;
-        list.ask_at = Some(list.ask_at.map_or(confirm_at, |at| at.min(confirm_at)));
+        list.ask_at = Some(context.now + pause);
+        // It asks in place of a look that would come too soon after others that have shown nothing.
+        let blind_until = list.blind_until;
+        if let Some(at) = list.look_at.take_if(|at| blind_until > Some(*at)) {
+            list.ask_at = list.ask_at.min(Some(at));
+        }
     }
 
     /// Has the head look for room in the queue from time to time before it asks again, as there is none.
@@ -177,7 +182,7 @@ mod tests {
         protocol::{Exchange, Waiter},
         waitlist::{
             clock::ServerClock,
-            fixtures::{MUTEX, NOW, holder, in_context, queued, state, waiter, waitlist},
+            fixtures::{MUTEX, NOW, ahead, holder, in_context, queued, state, waiter, waitlist},
             leaving::Leaving,
         },
     };
@@ -261,6 +266,18 @@ mod tests {
                 [1_981, 2_001, 2_001]
             );
             assert_eq!([-1_000, 0, 19, 20].map(|lasts| asks(lasts, 0)), [20, 20, 20, 21]);
+            // A look puts the question off only if that lease ends at another time by now.
+            for (end, asks) in [(1_000, 7), (1_001, 1_062)] {
+                let mut waitlist = waitlist([queued(1, MUTEX)]);
+                let seen = |end| Ahead {
+                    first_end: Some(NOW.plus_millis(end)),
+                    ..ahead(3, 1_000)
+                };
+                waitlist.see_ahead(seen(1_000), context);
+                waitlist.expiry_at = Some(context.now + millis(7));
+                waitlist.see_ahead(seen(end), context);
+                assert_eq!(waitlist.expiry_at, Some(context.now + millis(asks)));
+            }
         });
     }
 

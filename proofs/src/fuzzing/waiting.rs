@@ -393,8 +393,8 @@ impl<H: Fuzzed> Bench<H> {
             1 => Some(ServerTime(choices.number())),
             _ => Some(ServerTime(NOW + 60_000)),
         };
-        let seen = state.as_ref().zip(now);
-        self.feed(&Permitted::new(), |client| client.looked(look, seen));
+        let seen = (!choices.one_in(4)).then_some(state.as_ref());
+        self.feed(&Permitted::new(), |client| client.looked(look, seen, now));
     }
 
     /// Delivers an event: of the last write, or a forged one.

@@ -248,8 +248,7 @@ impl Bench {
         let (state, now) = (self.document.clone(), self.server_now());
         let head = self.line.waitlist.waiting().front().map(|head| head.entry.clone());
         let is_shown = |state: &&State| look.room.is_none_or(|room| state.is_full(room, now));
-        let shown = state.as_ref().filter(is_shown).map(|state| (state, now));
-        self.step(|step| step.looked(look, shown));
+        self.step(|step| step.looked(look, Some(state.as_ref().filter(is_shown)), Some(now)));
         let mut queue = state.iter().flat_map(|state| &state.queue);
         queue.any(|waiter| Some(&waiter.id) == head.as_ref())
     }
@@ -259,6 +258,22 @@ impl Bench {
         self.pass().await;
         assert!(self.next().is_none(), "it asks");
         self.next_look().expect("it looks")
+    }
+
+    /// Lets the time go by until the line looks. Returns the look, and when it has asked before that.
+    async fn asks_until_it_looks(&mut self) -> (Look, Vec<Instant>) {
+        let mut asked = Vec::new();
+        loop {
+            self.pass().await;
+            let before = self.operations;
+            self.settle();
+            if self.operations > before {
+                asked.push(Instant::now());
+            }
+            if let Some(look) = self.next_look() {
+                return (look, asked);
+            }
+        }
     }
 
     /// Creates one whose task waits behind another client's, without a stream.

@@ -112,6 +112,27 @@ async fn who_comes_after_one_that_was_kept_out_and_gave_up_asks() {
     }
 }
 
+/// A server that is too slow to read for it is not to write for it as often.
+#[tokio::test(start_paused = true)]
+async fn who_looks_for_room_in_vain_asks_after_every_other_look() {
+    let mut bench = crowded();
+    let (_, _outcome) = bench.join(true);
+    bench.settle();
+    let (begun, mut looks, operations) = (Instant::now(), 0, bench.operations);
+    while begun.elapsed() < Duration::from_secs(20) {
+        bench.pass().await;
+        for waiter in &mut bench.document.as_mut().unwrap().queue {
+            waiter.until = waiter.until.plus_millis(1_000);
+        }
+        if let Some(look) = bench.next_look() {
+            looks += 1;
+            bench.step(|step| step.looked(look, None, None));
+        }
+        bench.settle();
+    }
+    assert_eq!((looks, bench.operations - operations), (20, 10));
+}
+
 #[tokio::test(start_paused = true)]
 async fn who_looks_for_room_asks_when_the_document_may_have_changed() {
     let mut bench = crowded();

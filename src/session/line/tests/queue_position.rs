@@ -165,27 +165,133 @@ async fn looks_put_off_no_request() {
     assert_eq!(held(&mut outcome).status(), LockStatus::Held);
 }
 
-/// Where looks are refused, it asks after each of them.
+/// A look shows that a lease ahead does not end when it was to: it was renewed, or is another holder's.
+#[tokio::test(start_paused = true)]
+async fn who_looks_does_not_ask_about_a_lease_that_was_renewed() {
+    for resting in [true, false] {
+        let mut bench = Bench::new();
+        bench.stream = match resting {
+            true => StreamState::OnDemand,
+            false => StreamState::Unavailable,
+        };
+        let others: Vec<String> = (0..10).map(|number| format!("other-{number}")).collect();
+        for id in &others {
+            bench.foreign(&foreign(id, &[], Some(id)), false);
+        }
+        // Slow enough for those far back to do without a stream.
+        let slow = Duration::from_secs(3);
+        tokio::time::advance(slow).await;
+        let renew = |bench: &mut Bench| {
+            let until = bench.server_now().plus_millis(4_000);
+            bench.document.as_mut().unwrap().holders[0].until = until;
+        };
+        renew(&mut bench);
+        let (_, _outcome) = bench.join(true);
+        bench.settle();
+        let (joined, sent, mut looks) = (Instant::now(), bench.operations, 0);
+        while bench.operations == sent {
+            if looks == 5 {
+                bench.foreign(&foreign("gone", &[&others[0]], None), false);
+                let holder = &mut bench.document.as_mut().unwrap().holders[0];
+                holder.since.0 -= i64::try_from(slow.as_millis()).unwrap();
+            }
+            renew(&mut bench);
+            let due_at = bench.line.waitlist.due_at().unwrap();
+            tokio::time::advance(due_at - Instant::now()).await;
+            bench.settle();
+            looks += u32::from(bench.look().is_some());
+        }
+        assert!(looks > 5, "{looks}");
+        // Its queue position is confirmed.
+        assert_eq!(joined.elapsed(), bench.config.lease / 2, "{resting}");
+    }
+}
+
+/// Where looks are refused, it polls by asking, and hardly looks at all.
 #[tokio::test(start_paused = true)]
 async fn who_can_not_look_asks() {
     let (mut bench, mut outcome) = Bench::polling();
-    let sent = bench.operations;
+    let (mut failed, sent) = (0, bench.operations);
     while bench.started.elapsed() < Duration::from_secs(15) {
         bench.pass().await;
         if let Some(look) = bench.next_look() {
-            bench.step(|step| step.looked(look, None));
+            failed += 1;
+            bench.step(|step| step.looked(look, None, None));
         }
         bench.settle();
     }
+    assert!((12..=20).contains(&failed), "{failed}");
     assert!(bench.operations > sent + 20);
     bench.foreign(&foreign("gone", &["other"], None), false);
     while bench.line.waitlist.is_queued() {
         bench.pass().await;
         if let Some(look) = bench.next_look() {
-            bench.step(|step| step.looked(look, None));
+            bench.step(|step| step.looked(look, None, None));
         }
         bench.settle();
     }
+    assert_eq!(held(&mut outcome).status(), LockStatus::Held);
+}
+
+/// A look that is not answered in time is followed by 50 ms without looks, and by more only if the next one is not
+/// answered either. Meanwhile the waiter asks, at the pace of the lock.
+#[tokio::test(start_paused = true)]
+async fn who_is_not_shown_its_place_in_time_soon_looks_again() {
+    let (mut bench, _outcome) = Bench::polling();
+    let (mut look, _) = bench.asks_until_it_looks().await;
+    let mut rests = Vec::new();
+    for answered in [false, false, true, false] {
+        // The lock has changed hands just now.
+        bench.document.as_mut().unwrap().holders[0].since = bench.server_now();
+        let seen_at = Instant::now();
+        if answered {
+            bench.looked(look);
+            look = bench.asks_until_it_looks().await.0;
+            assert_eq!(seen_at.elapsed(), Duration::from_millis(1));
+            continue;
+        }
+        bench.step(|step| step.looked(look, None, None));
+        let asked;
+        (look, asked) = bench.asks_until_it_looks().await;
+        assert_eq!(
+            (asked[0] - seen_at, asked[1] - seen_at),
+            (Duration::ZERO, Duration::from_millis(1))
+        );
+        rests.push(seen_at.elapsed().as_millis() / 10);
+    }
+    assert!(matches!(rests[..], [5 | 6, 10..13, 5 | 6]), "{rests:?}");
+}
+
+/// Where a look shows that the waiter is served and the answer that it is not, as with an old primary that still
+/// answers looks, they don't go on like that.
+#[tokio::test(start_paused = true)]
+async fn looks_that_answers_contradict_come_less_and_less_often() {
+    for is_gone in [true, false] {
+        let (mut bench, _outcome) = Bench::polling();
+        let mut looks = 0;
+        while bench.started.elapsed() < Duration::from_secs(5) {
+            let (look, _) = bench.asks_until_it_looks().await;
+            looks += 1;
+            bench.document.as_mut().unwrap().holders[0].since = bench.server_now();
+            let (mut old, now) = (bench.document.clone().unwrap(), bench.server_now());
+            match is_gone {
+                true => old.queue.clear(),
+                false => old.holders.clear(),
+            }
+            bench.step(|step| step.looked(look, Some(Some(&old)), Some(now)));
+        }
+        assert!((8..=10).contains(&looks), "{is_gone}: {looks}");
+    }
+}
+
+/// A look shows what only another's hand can make: a lock that nobody holds, and that no write has granted.
+#[tokio::test(start_paused = true)]
+async fn who_polls_asks_for_a_lock_that_a_foreign_hand_has_freed() {
+    let (mut bench, mut outcome) = Bench::polling();
+    bench.document.as_mut().unwrap().holders.clear();
+    bench.pass().await;
+    bench.look().expect("it looks");
+    bench.settle();
     assert_eq!(held(&mut outcome).status(), LockStatus::Held);
 }
 
@@ -238,7 +344,7 @@ async fn a_clock_that_goes_back_puts_off_no_look_and_no_request() {
         looks += 1;
         let (state, now) = (bench.document.clone(), bench.server_now());
         let now = ServerTime(now.0 - skew * (looks % 2));
-        bench.step(|step| step.looked(look, state.as_ref().map(|state| (state, now))));
+        bench.step(|step| step.looked(look, Some(state.as_ref()), Some(now)));
         let due_in = bench.line.waitlist.due_at().unwrap() - Instant::now();
         assert!(due_in <= bench.config.poll_interval.1, "{due_in:?}");
     }
@@ -256,7 +362,8 @@ fn other(id: &str, (used, permits): (Use, i64), leave: &[&str], wants: bool) -> 
     operation
 }
 
-/// A waiter that needs more permits than are free waits on, and one that fits is served.
+/// A waiter that needs more permits than are free waits on, and one that fits is served, or asks if no write has served
+/// it.
 #[tokio::test(start_paused = true)]
 async fn who_polls_asks_when_as_many_permits_are_free_as_it_wants() {
     for (used, wants, has) in [((Kind::Semaphore, 3), 2, 1), ((Kind::RwLock, 1 << 30), 1 << 30, 1)] {
@@ -278,11 +385,39 @@ async fn who_polls_asks_when_as_many_permits_are_free_as_it_wants() {
             let look = bench.until_it_looks().await;
             assert!(bench.looked(look));
         }
-        bench.foreign(&other("gone", (used, has), &["b", "c"], false), false);
+        // The look that is due shows that another hand has made room, and that no write has granted it.
         let look = bench.until_it_looks().await;
-        assert!(!bench.looked(look), "that write has granted it");
+        let left = bench.document.as_mut().unwrap().holders.pop().unwrap();
+        if used.0 == Kind::RwLock {
+            bench.looked(look);
+            assert!(bench.next().is_none(), "a reader is left");
+            bench.document.as_mut().unwrap().holders.clear();
+            let look = bench.until_it_looks().await;
+            bench.looked(look);
+        } else {
+            assert_eq!(left.id, "c");
+            bench.looked(look);
+        }
         bench.settle();
         assert_eq!(bench.operations, sent + 1);
         assert_eq!(held(&mut outcome).status(), LockStatus::Held);
     }
+}
+
+/// Whoever gives up is told how many were ahead of it by the last look, and who held the lock by the last answer.
+#[tokio::test(start_paused = true)]
+async fn a_look_shows_how_many_are_ahead_in_the_report_too() {
+    let mut bench = Bench::new();
+    bench.stream = StreamState::Unavailable;
+    let others = behind_ten(&mut bench);
+    let (key, _outcome) = bench.join(true);
+    bench.settle();
+    for gone in &others[1..4] {
+        bench.foreign(&foreign(gone, &[gone], None), false);
+    }
+    bench.pass().await;
+    assert_eq!(bench.look(), Some(true));
+    let (contention, _) = bench.give_up(key);
+    let contention = contention.expect("the server said who holds it");
+    assert_eq!((contention.waiting_before, contention.holders.len()), (6, 1));
 }
