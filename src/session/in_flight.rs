@@ -26,7 +26,7 @@ use std::{
 };
 
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
     time::{Instant, timeout},
 };
 
@@ -77,13 +77,16 @@ pub(super) struct InFlight {
     slow: Arc<Semaphore>,
     stuck: Arc<Semaphore>,
     claims: Arc<Semaphore>,
-    /// Operations that wait for a prompt slot, in their order: no more than there are waits for one.
-    queue: Mutex<VecDeque<Asked>>,
+    /// Operations that wait for a prompt slot, in their order. Taking one out ends its own wait.
+    queue: Mutex<VecDeque<(Asked, oneshot::Sender<Turn>)>>,
     seen: Mutex<Seen>,
 }
 
 /// A slot for a command that is on its way.
 pub(super) type Slot = OwnedSemaphorePermit;
+
+/// A slot, and the operations that have it together.
+type Turn = (Slot, Vec<Asked>);
 
 /// What the answers have shown of the server.
 #[derive(Debug, Default)]
@@ -148,19 +151,25 @@ impl InFlight {
         })
     }
 
-    /// Waits for the turn of an operation that was overdue in so many tries in a row. Returns its slot, and the operations
-    /// that have it together; `None` if it has gone along in another's command. Not cancel safe: an operation whose wait is
-    /// dropped may stay in the queue, and go along.
-    pub(super) async fn turn(&self, asked: Asked, overdue: u32) -> Option<(Slot, Vec<Asked>)> {
+    /// Waits for the turn of an operation that was overdue in so many tries in a row; `None` if it has gone along in
+    /// another's command. Not cancel safe: an operation whose wait is dropped may stay in the queue, and go along.
+    pub(super) async fn turn(&self, asked: Asked, overdue: u32) -> Option<Turn> {
         if overdue > 0 {
             return Some((self.slot(overdue).await?, vec![asked]));
         }
         if let Ok(slot) = self.prompt.clone().try_acquire_owned() {
             return Some((slot, vec![asked]));
         }
-        self.queue().push_back(asked);
-        let slot = self.slot(0).await?;
-        Some((slot, self.take()?))
+        let (waits, mut turn) = oneshot::channel();
+        self.queue().push_back((asked, waits));
+        loop {
+            tokio::select! {
+                biased;
+                turn = &mut turn => return turn.ok(),
+                // Whose turn it is does not depend on who waited for the slot.
+                slot = self.slot(0) => self.hand_over(slot?),
+            }
+        }
     }
 
     /// Waits for a slot for a command that was overdue in so many tries in a row. Cancel safe.
@@ -184,24 +193,30 @@ impl InFlight {
         of.clone().acquire_owned().await.ok()
     }
 
-    /// Takes the first operation out of the queue, and those that can share its command; `None` if those before have taken
-    /// all.
-    fn take(&self) -> Option<Vec<Asked>> {
+    /// Gives a slot to the first operation of the queue that leaves, as others may get its lock by it, or else to the
+    /// first; and has those go along that can share its command.
+    fn hand_over(&self, slot: Slot) {
         let mut queue = self.queue();
-        let mut together = vec![queue.pop_front()?];
+        let first = queue.iter().position(|(asked, _)| !asked.operation.leave.is_empty());
+        let Some((first, waits)) = queue.remove(first.unwrap_or(0)) else {
+            return;
+        };
+        let mut together = vec![first];
         let shares = self.shares && together[0].operation.is_shareable();
         let mut passed = 0;
         // Only those with not too many others before them.
         while shares && together.len() < TOGETHER && passed < TOGETHER.min(queue.len()) {
-            if !queue[passed].operation.is_shareable() {
+            if !queue[passed].0.operation.is_shareable() {
                 passed += 1;
-            } else if let Some(mut asked) = queue.remove(passed) {
+            } else if let Some((mut asked, _)) = queue.remove(passed) {
                 // To its documents, a command is one operation.
                 asked.operation.id.clone_from(&together[0].operation.id);
                 together.push(asked);
             }
         }
-        Some(together)
+        drop(queue);
+        // Tasks that wait end with their runtime alone.
+        let _ = waits.send((slot, together));
     }
 
     /// Returns the time that the server may try what it usually answers at once.
@@ -297,7 +312,7 @@ impl InFlight {
         Some(Adrift { in_flight, sent })
     }
 
-    fn queue(&self) -> MutexGuard<'_, VecDeque<Asked>> {
+    fn queue(&self) -> MutexGuard<'_, VecDeque<(Asked, oneshot::Sender<Turn>)>> {
         // Nothing under it panics.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -317,6 +332,7 @@ fn grown(usual: Duration, overdue: u32, lease: Duration) -> Duration {
 mod tests {
     use std::pin::pin;
 
+    use futures::future::join_all;
     use tokio::time::sleep;
 
     use super::*;
@@ -469,6 +485,37 @@ mod tests {
             task.await.unwrap();
         }
         std::mem::take(&mut *commands.lock().unwrap())
+    }
+
+    /// Otherwise each command would leave as many waits behind, and with them their tasks, for as long as any are queued.
+    #[tokio::test(start_paused = true)]
+    async fn the_waits_of_operations_that_go_along_end_with_that() {
+        let (slots, mut taken) = full().await;
+        let names = (0..TOGETHER).map(|number| number.to_string());
+        let mut turns: Vec<_> = names.map(|name| Box::pin(slots.turn(request(&name), 0))).collect();
+        for turn in &mut turns {
+            assert!(soon(turn).await.is_none());
+        }
+        taken.pop();
+        let turns = soon(join_all(turns)).await.expect("none waits for a slot of its own");
+        let commands: Vec<_> = turns.into_iter().flatten().collect();
+        assert_eq!(
+            commands.iter().map(|(_, all)| all.len()).collect::<Vec<_>>(),
+            [TOGETHER]
+        );
+        assert!(soon(slots.turn(request("x"), 0)).await.is_none());
+    }
+
+    /// Many documents of a transaction are asked for meanwhile.
+    #[tokio::test(start_paused = true)]
+    async fn an_operation_that_leaves_goes_first() {
+        let alone = |mut asked: Asked| {
+            asked.operation.expects = Expects::Nothing;
+            asked
+        };
+        let queued = [request("1"), request("2"), release("3"), request("4"), release("5")].map(alone);
+        let commands = commands(queued).await;
+        assert_eq!(commands, ["3", "5", "1", "2", "4"].map(|name| vec![name]));
     }
 
     #[tokio::test(start_paused = true)]
