@@ -25,7 +25,7 @@ impl Session {
                 for (id, signal) in wake::signals(wake, self.ids.session()) {
                     ours = true;
                     self.update(name, None, |lines, context| {
-                        if context.ids.pending_claims.doubt(id) {
+                        if context.ids.pending_claims.doubt(id, name) {
                             return;
                         }
                         // A grant of an entry that nobody knows any more is taken out again.
@@ -93,7 +93,7 @@ impl Session {
     pub(super) fn on_doubt(self: &Arc<Self>, name: &str) {
         let mut held = Vec::new();
         self.update(name, None, |lines, context| {
-            context.ids.pending_claims.doubt_all();
+            context.ids.pending_claims.doubt_all(Some(name));
             if let Some(line) = lines.by_name.get_mut(name) {
                 line.waitlist.step(context).doubt();
                 held.extend(line.waitlist.holds().cloned());
@@ -104,7 +104,7 @@ impl Session {
 
     /// Notes that events may have been missed: the same for every name.
     pub(super) fn on_gap(self: &Arc<Self>) {
-        self.ids.pending_claims.doubt_all();
+        self.ids.pending_claims.doubt_all(None);
         let session = self.clone();
         self.spawn(async move { session.for_each_name(|name| session.on_doubt(name)).await });
     }

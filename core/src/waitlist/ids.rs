@@ -2,7 +2,7 @@
 //! not known yet, so that news which may be of them is kept until they are settled.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fmt::Write as _,
     sync::{
         Mutex, MutexGuard, PoisonError,
@@ -77,29 +77,44 @@ impl Ids {
     }
 }
 
-/// The claims on their way, by their entries, and whether news came that may be of their holds.
+/// Maximum number of documents to remember for a claim on its way; beyond it, news may have come of any.
+const DOUBTED_MOST: usize = 1_000;
+
+/// The names of the documents of which news came; `None`: of any.
+type Doubted = Option<HashSet<String>>;
+
+/// The claims on their way, by their entries, and the documents of which news came meanwhile.
 #[derive(Debug, Default)]
-pub struct PendingClaims(Mutex<HashMap<String, bool>>);
+pub struct PendingClaims(Mutex<HashMap<String, Doubted>>);
 
 impl PendingClaims {
     pub(super) fn begin(&self, entry: String) {
-        self.by_entry().insert(entry, false);
+        self.by_entry().insert(entry, Some(HashSet::new()));
     }
 
-    /// Notes that the outcome of a claim is known. Returns whether its hold is in doubt, as news came before that.
-    pub fn settled(&self, entry: &str) -> bool {
-        self.by_entry().remove(entry).unwrap_or_default()
+    /// Notes that the outcome of a claim is known.
+    pub fn settled(&self, entry: &str) {
+        self.by_entry().remove(entry);
     }
 
-    /// Notes news of an entry; `false` if no such claim is on its way.
-    pub fn doubt(&self, entry: &str) -> bool {
+    /// Does the same for a claim of this document. Returns whether its hold is in doubt, as news came before that.
+    pub fn settled_with(&self, entry: &str, name: &str) -> bool {
+        let claim = self.by_entry().remove(entry);
+        claim.is_some_and(|doubted| doubted.is_none_or(|names| names.contains(name)))
+    }
+
+    /// Notes news of an entry, in this document; `false` if no such claim is on its way.
+    pub fn doubt(&self, entry: &str, name: &str) -> bool {
         let mut by_entry = self.by_entry();
-        by_entry.get_mut(entry).map(|doubted| *doubted = true).is_some()
+        by_entry
+            .get_mut(entry)
+            .map(|doubted| add(doubted, Some(name)))
+            .is_some()
     }
 
-    /// Notes that another program may have changed any document.
-    pub fn doubt_all(&self) {
-        self.by_entry().values_mut().for_each(|doubted| *doubted = true);
+    /// Notes that another program may have changed the document of this name; `None`: any document.
+    pub fn doubt_all(&self, name: Option<&str>) {
+        self.by_entry().values_mut().for_each(|doubted| add(doubted, name));
     }
 
     pub fn is_empty(&self) -> bool {
@@ -110,8 +125,15 @@ impl PendingClaims {
         self.by_entry().contains_key(entry)
     }
 
-    fn by_entry(&self) -> MutexGuard<'_, HashMap<String, bool>> {
+    fn by_entry(&self) -> MutexGuard<'_, HashMap<String, Doubted>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn add(doubted: &mut Doubted, name: Option<&str>) {
+    match (doubted.as_mut().filter(|names| names.len() < DOUBTED_MOST), name) {
+        (Some(names), Some(name)) => _ = names.insert(name.to_owned()),
+        _ => *doubted = None,
     }
 }
 
@@ -141,15 +163,39 @@ mod tests {
     #[test]
     fn news_that_comes_before_the_outcome_of_a_claim_puts_its_hold_in_doubt() {
         let claims = PendingClaims::default();
-        assert!(claims.is_empty() && !claims.has("me-1") && !claims.doubt("me-1"));
+        assert!(claims.is_empty() && !claims.has("me-1") && !claims.doubt("me-1", "x"));
+        for entry in ["me-1", "me-2"] {
+            claims.begin(entry.to_owned());
+        }
+        assert!(claims.doubt("me-1", "x") && claims.has("me-1"));
+        assert_eq!(
+            ["me-1", "me-2"].map(|entry| claims.settled_with(entry, "x")),
+            [true, false]
+        );
+        assert!(claims.is_empty() && !claims.settled_with("me-1", "x"));
+    }
+
+    #[test]
+    fn news_of_another_document_puts_no_claim_in_doubt() {
+        let claims = PendingClaims::default();
         for entry in ["me-1", "me-2", "me-3"] {
             claims.begin(entry.to_owned());
         }
-        assert!(claims.doubt("me-1") && claims.has("me-1"));
-        assert_eq!(["me-1", "me-2"].map(|entry| claims.settled(entry)), [true, false]);
-        claims.doubt_all();
+        claims.doubt_all(Some("x"));
+        assert_eq!(
+            [("me-1", "x"), ("me-2", "y")].map(|(entry, name)| claims.settled_with(entry, name)),
+            [true, false]
+        );
+        claims.doubt_all(None);
         claims.begin("me-4".to_owned());
-        assert_eq!(["me-3", "me-4"].map(|entry| claims.settled(entry)), [true, false]);
-        assert!(claims.is_empty() && !claims.settled("me-1"));
+        assert_eq!(
+            ["me-3", "me-4"].map(|entry| claims.settled_with(entry, "y")),
+            [true, false]
+        );
+        claims.begin("me-5".to_owned());
+        for number in 0..=DOUBTED_MOST {
+            claims.doubt_all(Some(&number.to_string()));
+        }
+        assert!(claims.settled_with("me-5", "y"), "too many to remember");
     }
 }

@@ -357,7 +357,7 @@ impl Session {
             added = add(&mut line.waitlist.step(context), context);
             if added.is_some() {
                 // News of its end may have come first.
-                doubted = context.ids.pending_claims.settled(entry);
+                doubted = context.ids.pending_claims.settled_with(entry, name);
             }
         });
         if doubted {
