@@ -41,6 +41,10 @@ const SLOW_AT_ONCE: usize = 4;
 /// one which hangs does not stop the others.
 const STUCK_AT_ONCE: usize = 2;
 
+/// Maximum number of claims: each can take seconds, and the release of what was claimed before must not wait for that. Few,
+/// as claims at one time contend for the same documents.
+const CLAIMS_AT_ONCE: usize = 2;
+
 /// Number of tries in a row that were not done in time, after which an operation is stuck. A server that stood still
 /// for a second makes two of them.
 const STUCK_AFTER: u32 = 3;
@@ -69,7 +73,7 @@ pub(super) const DEAD_MOST: u32 = 8;
 /// The commands of a session that are on their way, and the recent speed of the server.
 #[derive(Debug)]
 pub(super) struct InFlight {
-    /// Number of prompt slots, and of those for claims.
+    /// Number of prompt slots.
     most: usize,
     /// Whether the store runs several operations in a command.
     shares: bool,
@@ -145,7 +149,7 @@ impl InFlight {
             prompt: slots(most),
             slow: slots(SLOW_AT_ONCE),
             stuck: slots(STUCK_AT_ONCE),
-            claims: slots(most),
+            claims: slots(CLAIMS_AT_ONCE),
             queue: Mutex::default(),
             seen: Mutex::default(),
         })
@@ -174,23 +178,18 @@ impl InFlight {
 
     /// Waits for a slot for a command that was overdue in so many tries in a row. Cancel safe.
     pub(super) async fn slot(&self, overdue: u32) -> Option<Slot> {
-        self.slot_beside(&self.prompt, overdue).await
-    }
-
-    /// Waits for a slot for a claim that was overdue so often. Claims have their own: each can take seconds, and
-    /// the release of what was claimed before must not wait for that. Cancel safe.
-    pub(super) async fn slot_of_claim(&self, overdue: u32) -> Option<Slot> {
-        self.slot_beside(&self.claims, overdue).await
-    }
-
-    async fn slot_beside(&self, usual: &Arc<Semaphore>, overdue: u32) -> Option<Slot> {
         let of = match overdue {
-            0 => usual,
+            0 => &self.prompt,
             1..STUCK_AFTER => &self.slow,
             _ => &self.stuck,
         };
         // It is never closed.
         of.clone().acquire_owned().await.ok()
+    }
+
+    /// Waits for a slot for a claim. Cancel safe.
+    pub(super) async fn slot_of_claim(&self) -> Option<Slot> {
+        self.claims.clone().acquire_owned().await.ok()
     }
 
     /// Gives a slot to the first operation of the queue that leaves, as others may get its lock by it, or else to the
@@ -270,9 +269,10 @@ impl InFlight {
         heard.is_some_and(|heard| now.saturating_duration_since(heard) <= time)
     }
 
-    /// Whether no prompt command is on its way, and none is adrift; slow ones don't count.
+    /// Whether no prompt command and no claim is on its way, and none is adrift; slow ones don't count.
     pub(super) fn is_quiet(&self) -> bool {
-        self.prompt.available_permits() == self.most && self.seen().adrift == 0
+        let are_free = |slots: &Semaphore, count| slots.available_permits() == count;
+        are_free(&self.prompt, self.most) && are_free(&self.claims, CLAIMS_AT_ONCE) && self.seen().adrift == 0
     }
 
     /// Notes the end of a command.
@@ -569,6 +569,28 @@ mod tests {
                 assert!(matches!(entered, Some(Some(_))), "{tries}");
             }
         }
+    }
+
+    /// However often they ran out of time.
+    #[tokio::test(start_paused = true)]
+    async fn claims_take_no_slot_of_an_operation() {
+        let slots = InFlight::new(MOST, true);
+        let mut claims = Vec::new();
+        while let Some(slot) = soon(slots.slot_of_claim()).await {
+            claims.push(slot);
+        }
+        assert_eq!(claims.len(), CLAIMS_AT_ONCE);
+        for (overdue, most) in [(0, MOST), (1, SLOW_AT_ONCE), (STUCK_AFTER, STUCK_AT_ONCE)] {
+            let mut free = Vec::new();
+            while let Some(slot) = soon(slots.slot(overdue)).await {
+                free.push(slot);
+            }
+            assert_eq!(free.len(), most, "{overdue}");
+        }
+        // A scan may meet a dead connection that one of them has met.
+        assert!(!slots.is_quiet());
+        drop(claims);
+        assert!(slots.is_quiet());
     }
 
     /// There is always another that was slow for a moment.

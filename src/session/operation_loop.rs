@@ -118,7 +118,7 @@ impl Session {
     /// why.
     pub(super) async fn look(self: Arc<Self>, name: String, look: Look) {
         let within = self.in_flight.usual();
-        let Ok(_slot) = timeout(patience(within), self.in_flight.slot(0)).await else {
+        let Ok(slot) = timeout(patience(within), self.in_flight.slot(0)).await else {
             return self.looked(&name, look, None);
         };
         let line = self
@@ -131,17 +131,18 @@ impl Session {
             // An operation has overtaken it, and may wait for this slot.
             return;
         }
-        let (store, asked, view) = (
-            self.store.clone(),
-            [name.clone()],
-            View::Queue {
-                room: look.room,
-                within,
-            },
-        );
-        let reading = async move { store.read(view, &asked).await };
-        let seen = self.in_time(patience(within), reading).await;
-        self.looked(&name, look, seen.ok());
+        let (store, in_flight) = (self.store.clone(), self.in_flight.clone());
+        let (names, room) = (std::slice::from_ref(&name), look.room);
+        let mut reading = pin!(store.read(View::Queue { room, within }, names));
+        match in_flight.answer(reading.as_mut(), slot, within).await {
+            Ok(seen) => self.looked(&name, look, seen.ok()),
+            Err(adrift) => {
+                self.looked(&name, look, None);
+                if let (Some(session), Ok((_, exchange))) = adrift.outlast(self, reading).await {
+                    session.note(&exchange);
+                }
+            }
+        }
     }
 
     fn looked(self: &Arc<Self>, name: &str, look: Look, seen: Option<(Documents, Exchange)>) {
@@ -298,6 +299,8 @@ mod tests {
         bench.locks.mutex("y").acquire().await.unwrap().release().await.unwrap();
         assert!(sent.elapsed() < Duration::from_millis(300), "{:?}", sent.elapsed());
         sleep(Duration::from_millis(100)).await;
+        // It is given up, and has a connection still.
+        assert!(!bench.session.in_flight.is_quiet());
         bench.held.release().await.unwrap();
         let released = Instant::now();
         bench.waiting.await.unwrap().unwrap().release().await.unwrap();
@@ -309,6 +312,8 @@ mod tests {
         while !bench.session.is_unused() {
             sleep(Duration::from_millis(10)).await;
         }
+        assert!(!bench.session.in_flight.is_quiet());
+        sleep(Duration::from_secs(1_000)).await;
         assert!(bench.session.in_flight.is_quiet());
     }
 

@@ -43,8 +43,6 @@ pub(crate) type Failing = Arc<Mutex<Option<ServerError>>>;
 pub(super) struct Attempts {
     session: Arc<Session>,
     pub(super) claiming: Claiming,
-    /// Attempts in a row that ran out of time.
-    overdue: u32,
     /// Whether a document was passed over.
     pub(super) have_passed: bool,
     failing: Failing,
@@ -58,7 +56,6 @@ impl Attempts {
         Self {
             session: session.clone(),
             claiming: claiming.clone(),
-            overdue: 0,
             have_passed: has_passed,
             failing: failing.clone(),
         }
@@ -108,24 +105,17 @@ impl Attempts {
     }
 
     /// Claims by a task of its own, which gives back what nobody waits for any more.
-    async fn round(&mut self, how: How) -> Result<Round, ServerError> {
+    async fn round(&self, how: How) -> Result<Round, ServerError> {
         let session = self.session.clone();
-        let claiming = session.run_claim(self.claiming.clone(), (how, self.overdue));
+        let claiming = session.run_claim(self.claiming.clone(), how);
         let mut task = self.session.spawn_for(claiming);
-        let claimed = match timeout(UNANSWERED, &mut task).await {
-            Ok(claimed) => claimed,
+        match timeout(UNANSWERED, &mut task).await {
+            Ok(claimed) => claimed?,
             Err(_) => {
                 self.note(ServerError::unanswered(UNANSWERED));
-                task.await
+                task.await?
             }
-        };
-        let claimed = claimed.and_then(|claimed| claimed);
-        match &claimed {
-            Ok(_) => self.overdue = 0,
-            Err(error) if error.ran_out_of_time() => self.overdue = self.overdue.saturating_add(1),
-            Err(_) => {}
         }
-        claimed
     }
 }
 
@@ -157,7 +147,7 @@ pub(in crate::session) fn grant_of(
 impl Session {
     /// Claims once. Without an answer in time, the command runs on by itself. Documents that nobody takes are given
     /// back with the result.
-    async fn run_claim(self: Arc<Self>, claiming: Claiming, (how, overdue): (How, u32)) -> Result<Round, ServerError> {
+    async fn run_claim(self: Arc<Self>, claiming: Claiming, how: How) -> Result<Round, ServerError> {
         let Claiming {
             filter,
             owner,
@@ -166,7 +156,7 @@ impl Session {
         } = claiming;
         let length = lease.length.min(self.config.lease);
         let within = self.in_flight.limit_of_claim(filter.takes(), length);
-        let slot = self.in_flight.slot_of_claim(overdue).await;
+        let slot = self.in_flight.slot_of_claim().await;
         // One after the other, so that the end of the session sees the first before any is sent.
         let entries: Vec<String> = (0..most).map(|_| self.ids.claim()).collect();
         if self.takes_nothing_new() {
