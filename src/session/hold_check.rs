@@ -22,6 +22,9 @@ use crate::{
 /// Pause between two readings of up to a thousand held locks while no stream reports losses.
 pub(super) const VERIFY_EVERY: Duration = Duration::from_millis(500);
 
+/// Times that a reading of doubted holds has for itself: each is twice the one before, up to one that is enough for any.
+const FIRST_PATIENCE: Backoff = Backoff::between(UNANSWERED, Duration::from_secs(60));
+
 /// Time after which an answer shows the writes of a second of which the one before came too soon.
 const LATER_IN_THE_SECOND: Duration = Duration::from_millis(250);
 
@@ -140,27 +143,39 @@ impl Session {
 
     /// Reads the documents of holds whose state is in doubt. Holds that come up meanwhile go into the next reading.
     pub(super) fn verify(self: &Arc<Self>, holds: Vec<Arc<Hold>>) {
-        let is_first = {
-            let doubted = &mut self.table().doubted;
-            let is_first = doubted.is_empty() && !holds.is_empty();
-            doubted.extend(holds.into_iter().map(|hold| (hold.number, hold)));
-            is_first
-        };
-        // The others are read with the first, once the reading before is over.
-        if is_first {
-            let session = self.clone();
-            self.spawn(async move {
-                let _turn = session.verifying.lock().await;
-                let doubted = std::mem::take(&mut session.table().doubted);
-                let doubted: Vec<Arc<Hold>> = doubted.into_values().collect();
-                for together in doubted.chunks(AT_A_TIME) {
-                    let (reading, together) = (session.clone(), together.to_vec());
-                    let reading = session.spawn_for(async move { reading.verify_together(&together).await });
-                    // One without an answer goes on beside the next, which may be about others.
-                    let _ = timeout(UNANSWERED, reading).await;
-                }
-            });
+        {
+            let table = &mut *self.table();
+            table.doubted.extend(numbered(holds));
+            if table.doubted.is_empty() || std::mem::replace(&mut table.is_verifying, true) {
+                return;
+            }
         }
+        let session = self.clone();
+        self.spawn(async move {
+            let mut patience = FIRST_PATIENCE;
+            while let Some(doubted) = session.next_doubted() {
+                for (number, together) in doubted.chunks(AT_A_TIME).enumerate() {
+                    if timeout(patience.failed(), session.verify_together(together))
+                        .await
+                        .is_err()
+                    {
+                        // They go into the next reading, with others that have come.
+                        let unread = doubted[number * AT_A_TIME..].to_vec();
+                        session.table().doubted.extend(numbered(unread));
+                        break;
+                    }
+                    patience = FIRST_PATIENCE;
+                }
+            }
+        });
+    }
+
+    /// Takes the doubted holds; `None`, once there are none.
+    fn next_doubted(&self) -> Option<Vec<Arc<Hold>>> {
+        let table = &mut *self.table();
+        table.is_verifying = !table.doubted.is_empty();
+        let doubted = std::mem::take(&mut table.doubted);
+        table.is_verifying.then(|| doubted.into_values().collect())
     }
 
     /// Reads the documents of holds until the server answers. After the last of their deadlines that shows no more.
@@ -183,6 +198,10 @@ impl Session {
     }
 }
 
+fn numbered(holds: Vec<Arc<Hold>>) -> impl Iterator<Item = (u64, Arc<Hold>)> {
+    holds.into_iter().map(|hold| (hold.number, hold))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -193,23 +212,39 @@ mod tests {
         status::LostReason,
         store::Store,
         tests::simulated::Link,
-        wake_mode::WakeMode,
+        wake_mode::{WakeMode, WakeSource},
     };
+
+    fn bench(wake_source: WakeSource) -> (Arc<Link>, Arc<Session>, LockClient) {
+        let link = Link::new(Arc::default(), 1);
+        link.calm();
+        let settings = Settings {
+            wake_source,
+            ..Settings::default()
+        };
+        let (config, store) = (settings.validate().unwrap(), Store::Simulated(link.clone()));
+        let mode = WakeMode::of(wake_source);
+        let session = Session::of("0123456789abcdef".to_owned(), config, store, None, mode);
+        (link, session.clone(), LockClient::new(session))
+    }
+
+    /// Its holds are read twice a second, as no stream reports losses, and each reading has eight attempts.
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_server_gets_one_reading_of_a_doubted_hold_at_a_time() {
+        let (link, _, locks) = bench(WakeSource::Polling);
+        let _held = locks.mutex("x").acquire().await.unwrap();
+        sleep(Duration::from_secs(2)).await;
+        link.kill_idle(u64::MAX);
+        sleep(Duration::from_secs(25)).await;
+        // With renewals.
+        let commands = u64::MAX - link.kill_idle(0);
+        assert!((8..80).contains(&commands), "{commands}");
+    }
 
     /// Each of its attempts meets a dead connection.
     #[tokio::test(start_paused = true)]
     async fn a_reading_without_an_answer_holds_up_no_other() {
-        let link = Link::new(Arc::default(), 1);
-        link.calm();
-        let (config, store) = (Settings::default().validate().unwrap(), Store::Simulated(link.clone()));
-        let session = Session::of(
-            "0123456789abcdef".to_owned(),
-            config,
-            store,
-            None,
-            WakeMode::ChangeStream,
-        );
-        let locks = LockClient::new(session.clone());
+        let (link, session, locks) = bench(WakeSource::default());
         let (x, y) = (
             locks.mutex("x").acquire().await.unwrap(),
             locks.mutex("y").acquire().await.unwrap(),

@@ -85,8 +85,6 @@ pub(crate) struct Session {
     wake_heartbeat: Arc<Notify>,
     in_flight: Arc<InFlight>,
     claims: Hidden<Claims>,
-    /// Had by the reading of doubted holds that is on its way.
-    verifying: tokio::sync::Mutex<()>,
     mode: watch::Sender<WakeMode>,
     /// Whether something needs the change stream. Sent anew when an event is expected earlier than its task knows.
     demand: watch::Sender<bool>,
@@ -137,6 +135,8 @@ struct Table {
     timers: Timers,
     /// Holds whose documents are to be read, by their numbers.
     doubted: BTreeMap<u64, Arc<Hold>>,
+    /// Whether a task reads them.
+    is_verifying: bool,
     fleet: Fleet,
     /// When the holds are read again while no stream reports losses.
     verify_at: Option<Instant>,
@@ -212,7 +212,6 @@ impl Session {
             wake_heartbeat: Arc::default(),
             in_flight,
             claims: hidden(Claims::default()),
-            verifying: tokio::sync::Mutex::default(),
             mode: watch::Sender::new(mode),
             demand: watch::Sender::default(),
             observers: hidden(Mutex::new(Observers::new(may_stream))),
