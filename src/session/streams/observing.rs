@@ -147,7 +147,7 @@ async fn observe(weak: &Weak<Session>, reading: Reading) -> Option<()> {
                     register.list_failed();
                     // One that has said nothing may be there again soon.
                     if error.ran_out_of_time() {
-                        rests_until = rests_until.max(now + took * REST);
+                        rests_until = rests_until.max(now + took);
                     }
                 }
             }
