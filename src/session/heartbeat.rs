@@ -133,11 +133,12 @@ impl Session {
     }
 
     /// Notes that the server has acknowledged a write, and reports if renewals are in time again by that: holds that were
-    /// lost meanwhile are not overdue either.
+    /// lost meanwhile are not overdue either. Not within an interval of the first report, as others may be overdue soon.
     pub(super) fn note_in_time(&self) {
         let mut table = self.table();
         if table.timers.overdue() == 0
             && let Some(since) = table.overdue.reported_at
+            && since.elapsed() >= self.config.renewal_interval
         {
             table.overdue = Overdue::default();
             drop(table);
@@ -501,6 +502,22 @@ mod tests {
             assert_eq!(overdue().1, 0);
             assert!(all_held());
         }
+    }
+
+    /// Batches that are renewed a little too late, one after the other.
+    #[tokio::test(start_paused = true)]
+    async fn renewals_are_not_reported_in_time_within_an_interval_of_the_report_that_they_are_overdue() {
+        let (_, session) = session_with(&memory(), "0123456789abcdef", Settings::default());
+        let is_reported = || session.table().overdue.reported_at.is_some();
+        session.table().overdue.reported_at = Some(Instant::now());
+        for _ in 0..9 {
+            session.note_in_time();
+            assert!(is_reported());
+            sleep(session.config.renewal_interval / 10).await;
+        }
+        sleep(session.config.renewal_interval / 10).await;
+        session.note_in_time();
+        assert!(!is_reported());
     }
 
     /// All holds after that may be too short to be renewed.
