@@ -53,7 +53,7 @@ impl Session {
         // Before the first try, as that may be the one that was applied.
         let mut sent = Instant::now();
         let mut changed = change().await?;
-        if self.table().clock.ran_ahead_since(sent) {
+        while self.table().clock.ran_ahead_since(sent) {
             // It gave the time by the clock of before.
             sent = Instant::now();
             changed = change().await?;
