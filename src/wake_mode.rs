@@ -44,8 +44,8 @@ impl WakeMode {
         }
     }
 
-    /// Returns the mode of another session of this client as it begins: a stream that was unavailable for a while may be
-    /// available next time, and how busy the set is, it has not seen.
+    /// Returns the mode of another session of this client as it begins: a stream that was unavailable for a while may
+    /// be available next time, and how busy the set is, it has not seen.
     pub(crate) fn at_rest(self) -> Self {
         match self {
             Self::Polling(PollingReason::Interrupted) | Self::StreamForWaiters => Self::ChangeStream,

@@ -133,7 +133,7 @@ impl Session {
     }
 
     /// Notes that the server has acknowledged a write, and reports if renewals are in time again by that: holds that were
-    /// lost meanwhile are not overdue either. Not within an interval of the first report, as others may be overdue soon.
+    /// lost meanwhile are not overdue either. Not within an interval of the first report: others may be overdue soon.
     pub(super) fn note_in_time(&self) {
         let mut table = self.table();
         if table.timers.overdue() == 0

@@ -22,7 +22,7 @@ use crate::{
 /// Pause between two readings of up to a thousand held locks while no stream reports losses.
 pub(super) const VERIFY_EVERY: Duration = Duration::from_millis(500);
 
-/// Times that a reading of doubted holds has for itself: each is twice the one before, up to one that is enough for any.
+/// Times that a reading of doubted holds has for itself: each is twice the one before, up to one enough for any.
 const FIRST_PATIENCE: Backoff = Backoff::between(UNANSWERED, Duration::from_secs(60));
 
 /// Time after which an answer shows the writes of a second of which the one before came too soon.

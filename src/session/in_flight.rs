@@ -41,8 +41,8 @@ const SLOW_AT_ONCE: usize = 4;
 /// one which hangs does not stop the others.
 const STUCK_AT_ONCE: usize = 2;
 
-/// Maximum number of claims: each can take seconds, and the release of what was claimed before must not wait for that. Few,
-/// as claims at one time contend for the same documents.
+/// Maximum number of claims: each can take seconds, and the release of what was claimed before must not wait for that.
+/// Few, as claims at one time contend for the same documents.
 const CLAIMS_AT_ONCE: usize = 2;
 
 /// Number of tries in a row that were not done in time, after which an operation is stuck. A server that stood still
@@ -487,7 +487,7 @@ mod tests {
         std::mem::take(&mut *commands.lock().unwrap())
     }
 
-    /// Otherwise each command would leave as many waits behind, and with them their tasks, for as long as any are queued.
+    /// Otherwise each command would leave as many waits and tasks behind, for as long as any operation is queued.
     #[tokio::test(start_paused = true)]
     async fn the_waits_of_operations_that_go_along_end_with_that() {
         let (slots, mut taken) = full().await;

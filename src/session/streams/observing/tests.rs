@@ -173,7 +173,12 @@ async fn who_begins_to_observe_all_waits_for_the_list_of_another_and_as_long_aga
     let session = Session::of("0123456789abcdef".to_owned(), config, store, None, mode);
     let locks = LockClient::new(session);
     // Nothing is written that would be read beside the list.
-    let _held = locks.mutex("1").acquire().fixed(Duration::from_secs(600)).await.unwrap();
+    let _held = locks
+        .mutex("1")
+        .acquire()
+        .fixed(Duration::from_secs(600))
+        .await
+        .unwrap();
     // The second list runs out of time.
     for (blocked, most) in [(5, 6), (40, 31)].map(|both| (Duration::from_secs(both.0), Duration::from_secs(both.1))) {
         link.block(LISTS, true);
