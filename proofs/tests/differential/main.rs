@@ -15,7 +15,6 @@ mod single;
 mod sizes;
 mod together;
 
-
 use mongodb::bson::Document;
 use watchlock_core::protocol::Kind;
 use watchlock_proofs::differential::{MIXED, Seen, Setup, compare};
