@@ -97,7 +97,7 @@ impl<T, W: World> Held<Document<T>, W> {
     /// # Errors
     ///
     /// [`DocumentError::Lost`] if the lock was lost before: nothing was deleted. [`DocumentError::InTransaction`] if a
-    /// transaction is open that this lock [guards](crate::View::guard_transaction): nothing was deleted.
+    /// transaction that this lock [guards](crate::View::guard_transaction) may still be open: nothing was deleted.
     /// [`DocumentError::Server`] if the server could not be reached or did not answer for the time of the lease, ten
     /// minutes at most (the document may have been deleted), or refused.
     ///
@@ -211,9 +211,9 @@ impl<K: Item, W: World> Held<K, W> {
     /// written as BSON: nothing was sent.
     /// [`DocumentError::Lost`] if the lock was lost before: nothing was changed. [`DocumentError::NoElement`] if the
     /// element was removed, and [`DocumentError::AmbiguousElement`] if others have its key by now: nothing was changed,
-    /// and the lock is held. [`DocumentError::InTransaction`] if a
-    /// transaction is open that this lock [guards](crate::View::guard_transaction): nothing was changed; within the
-    /// transaction, write to the document with its session ([`Fence::update_one`](crate::fence::Fence::update_one) with
+    /// and the lock is held. [`DocumentError::InTransaction`] if a transaction that this lock
+    /// [guards](crate::View::guard_transaction) may still be open: nothing was changed; within the transaction, write to
+    /// the document with its session ([`Fence::update_one`](crate::fence::Fence::update_one) with
     /// [`session`](crate::fence::FencedWrite::session) does so). [`DocumentError::Server`] if the server could not be
     /// reached or did not answer for the time of the lease, ten minutes at most (it may have been changed, or may
     /// still be: the update is not repeated beyond the driver's own retry) or refused.
@@ -317,7 +317,10 @@ async fn finish(own: OwnedHold, update: UpdateModifications) -> Result<(), Docum
 /// carry out the write when that transaction has ended, however long after the caller gave up.
 async fn before_write(own: &OwnedHold) -> Result<(), DocumentError> {
     own.check()?;
-    match own.session().is_in_open_transaction(own.hold()).await? {
+    let asked = own.session().is_in_open_transaction(own.hold()).await;
+    // It may take as long as the hold was safe.
+    own.check()?;
+    match asked? {
         true => Err(DocumentError::InTransaction),
         false => Ok(()),
     }

@@ -88,7 +88,7 @@ pub(super) fn broke_off(error: &Error) -> bool {
 }
 
 /// Reports whether a write was applied, and is not confirmed by as many members as it should be.
-pub(super) fn is_unconfirmed(error: &Error) -> bool {
+pub(crate) fn is_unconfirmed(error: &Error) -> bool {
     matches!(&*error.kind, ErrorKind::Write(WriteFailure::WriteConcernError(_)))
 }
 

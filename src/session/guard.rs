@@ -6,18 +6,18 @@ use mongodb::{
     ClientSession,
     error::{Error, TRANSIENT_TRANSACTION_ERROR},
 };
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::{Session, admin::ONCE, hold::Hold, in_flight::patience};
 use crate::{
-    error::{GuardError, ServerError},
+    error::{GuardError, ServerError, failure::is_unconfirmed},
     store::{Guarding, MongoStore, Store, View, abort, is_in_transaction},
     telemetry,
 };
 
-/// Time for which a document can't be written before that counts as an open transaction's doing: far longer than a
-/// write takes, or the renewal that may be in its way.
-const WAITS_AT_LEAST: Duration = Duration::from_secs(2);
+/// Time for which a document can't be written before that counts as an open transaction's doing: far longer than the
+/// primary takes for a write, or for the renewal that may be in its way.
+const IN_ITS_WAY: Duration = Duration::from_secs(2);
 
 impl Session {
     /// Writes the lock's document within the transaction, if the lock is held. Otherwise ends the transaction on the
@@ -57,8 +57,7 @@ impl Session {
         }
         if !hold.is_written() {
             // A transaction that began to read before the hold was handed on must not see the lock held since.
-            // With the wait for its answer it takes no longer than the hold is safe.
-            if let Err(error) = self.write_under(hold, store, hold.safe_for() * 4 / 5).await {
+            if let Err(error) = self.write_under(hold, store, hold.safe_for()).await {
                 abort(transaction).await;
                 return Err(GuardError::Server(error));
             }
@@ -128,6 +127,8 @@ impl Session {
         store: &Arc<MongoStore>,
         within: Duration,
     ) -> Result<(), ServerError> {
+        // With the wait for its answer it takes no longer than the hold is safe.
+        let within = within.min(hold.safe_for() * 4 / 5);
         let (session, held, store) = (self.clone(), hold.clone(), store.clone());
         let writing = async move { store.write_under(&session.guarding(&held), within).await };
         // Where it is not held any more, the guard finds out why.
@@ -147,15 +148,17 @@ impl Session {
         if hold.upkeep().guarded_at.is_none() {
             return Ok(false);
         }
+        // Few at once: each can occupy a connection, and the transaction needs one to end.
+        let _turn = timeout(hold.safe_for(), self.in_flight.questions.acquire()).await;
         let sent = Instant::now();
-        match self.write_under(hold, store, WAITS_AT_LEAST).await {
-            Ok(()) => {
-                hold.upkeep().no_transaction_before(sent);
-                Ok(false)
-            }
-            Err(error) if error.ran_out_of_time() => Ok(true),
-            Err(error) => Err(error),
+        match self.write_under(hold, store, IN_ITS_WAY).await {
+            // It was done, and only the majority is missing.
+            Err(error) if error.driver().is_some_and(is_unconfirmed) => {}
+            Err(error) if error.ran_out_of_time() => return Ok(true),
+            asked => asked?,
         }
+        hold.upkeep().no_transaction_before(sent);
+        Ok(false)
     }
 
     /// Returns why the transaction did not find the lock held; `None` if it is older than the lock.

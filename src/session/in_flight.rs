@@ -81,6 +81,8 @@ pub(super) struct InFlight {
     slow: Arc<Semaphore>,
     stuck: Arc<Semaphore>,
     claims: Arc<Semaphore>,
+    /// The right to ask whether a transaction is open.
+    pub(super) questions: Semaphore,
     /// Operations that wait for a prompt slot, in their order. Taking one out ends its own wait.
     queue: Mutex<VecDeque<(Asked, oneshot::Sender<Turn>)>>,
     seen: Mutex<Seen>,
@@ -150,6 +152,7 @@ impl InFlight {
             slow: slots(SLOW_AT_ONCE),
             stuck: slots(STUCK_AT_ONCE),
             claims: slots(CLAIMS_AT_ONCE),
+            questions: Semaphore::new(SLOW_AT_ONCE),
             queue: Mutex::default(),
             seen: Mutex::default(),
         })

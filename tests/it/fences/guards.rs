@@ -1,11 +1,15 @@
 //! Guards of transactions that write the locked document themselves.
 
+use std::sync::Arc;
+
 use futures::TryStreamExt as _;
 use mongodb::{ClientSession, error::TRANSIENT_TRANSACTION_ERROR};
+use tokio::time::sleep;
 use watchlock::{
     documents,
     errors::{DocumentError, GuardError},
 };
+use watchlock_testkit::Cluster;
 
 use crate::setup::*;
 
@@ -14,7 +18,7 @@ struct Scene {
     jobs: Collection<Document>,
     archive: Collection<Document>,
     locks: DocumentLocks<Document>,
-    _ground: Ground,
+    ground: Ground,
 }
 
 impl Scene {
@@ -32,7 +36,7 @@ impl Scene {
             locks: locks.documents(jobs.clone()),
             jobs,
             archive: database.collection("archive"),
-            _ground: ground,
+            ground,
         }
     }
 
@@ -166,6 +170,83 @@ async fn a_write_beside_a_guarded_transaction_is_refused_until_it_ends() {
     let stored = scene.jobs.find_one(doc! { "_id": 1 }).await.unwrap().unwrap();
     assert_eq!(stored.get_i32("after").unwrap(), 2);
     within(SOON, "the deletion", held.delete()).await.unwrap();
+}
+
+/// The transaction needs one to end.
+#[tokio::test(flavor = "multi_thread")]
+async fn writes_beside_a_guarded_transaction_leave_it_connections() {
+    let scene = Scene::new("crowd").await;
+    let held = Arc::new(scene.job(1).await);
+    let mut session = scene.begin().await;
+    held.guard_transaction(&mut session).await.unwrap();
+    let update = |held: Arc<Held<_>>| async move { held.update(doc! { "$inc": { "n": 1 } }).await };
+    let writes: Vec<_> = (0..20).map(|_| spawn(update(held.clone()))).collect();
+    let admin = scene.ground.driver().await.database("admin");
+    let waiting = async || {
+        let ours = doc! { "ns": scene.jobs.namespace().to_string(), "op": "update", "active": true };
+        let stages = [doc! { "$currentOp": {} }, doc! { "$match": ours }];
+        let operations = admin.aggregate(stages).await.unwrap();
+        operations.try_collect::<Vec<_>>().await.unwrap().len()
+    };
+    eventually(PATIENCE, "some wait", async || waiting().await > 0).await;
+    pause(Duration::from_millis(300)).await;
+    // The driver has ten.
+    let waiting = waiting().await;
+    assert!(waiting < 6, "{waiting}");
+    session.commit_transaction().await.unwrap();
+    for written in writes {
+        let written = within(PATIENCE, "the update", written).await.unwrap();
+        assert!(
+            matches!(written, Ok(_) | Err(DocumentError::InTransaction)),
+            "{written:?}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_beside_a_guarded_transaction_is_refused_before_the_hold_is_over() {
+    let scene = Scene::new("short").await;
+    scene.jobs.insert_one(doc! { "_id": 1 }).await.unwrap();
+    let held = scene
+        .locks
+        .acquire(1)
+        .lease(Duration::from_millis(2_900))
+        .await
+        .unwrap();
+    let mut session = scene.begin().await;
+    held.guard_transaction(&mut session).await.unwrap();
+    let refused = held.update(doc! { "$set": { "beside": true } }).await;
+    match held.lost_reason() {
+        None => assert!(matches!(refused, Err(DocumentError::InTransaction)), "{refused:?}"),
+        // On a machine that is that slow.
+        Some(_) => assert!(matches!(refused, Err(DocumentError::Lost(_))), "{refused:?}"),
+    }
+}
+
+/// The write by which it is asked whether a transaction is open is done, and not confirmed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_majority_is_not_taken_for_an_open_transaction() {
+    // No election while a member stands still.
+    let cluster = Cluster::builder().replica_set(2).in_memory(true);
+    let cluster = cluster.election_timeout(Duration::from_secs(60)).start().await.unwrap();
+    let client = cluster.client().await.unwrap();
+    let jobs = client.database("db").collection::<Document>("jobs");
+    jobs.insert_one(doc! { "_id": 1 }).await.unwrap();
+    let locks = LockClient::builder(client.database("db")).build().await.unwrap();
+    let held = locks.documents(jobs).acquire(1).await.unwrap();
+    let mut session = transaction(&client).await;
+    held.guard_transaction(&mut session).await.unwrap();
+    session.commit_transaction().await.unwrap();
+    let other = 1 - cluster.primary().await.unwrap();
+    cluster.freeze(other).unwrap();
+    let updating = held.update(doc! { "$set": { "n": 1 } });
+    // The question is over by then.
+    let thawing = async {
+        sleep(Duration::from_secs(3)).await;
+        cluster.thaw(other).unwrap();
+    };
+    let (updated, ()) = tokio::join!(within(PATIENCE, "the update", updating), thawing);
+    assert_eq!(updated.unwrap().get_i32("n"), Ok(1));
 }
 
 /// The question whether a transaction is open writes the document.
