@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Selects, on the server, the events that concern a session, and shows of each only which locks were written, with
-/// their `wake` and their time.
+/// their `wake` and their time, or that they were removed.
 ///
 /// A write of the protocol has a new `wake` in each lock that it changes. It may also remove free locks of other
 /// elements, which concerns nobody. Without any new `wake` it is another program's write.
@@ -86,12 +86,13 @@ fn of_changes(base: &Location) -> Document {
 /// Returns the expression for the locks that were written, with their `wake` and their time: those that were changed,
 /// and those in the map whose time is that of the event.
 fn written_locks() -> Document {
+    let is_whole = doc! { "$eq": [{ "$size": "$$this.path" }, 1] };
     let of_change = |field: &str| {
         let whole = format!("$$this.v.{field}");
         let is_it = doc! { "$eq": [{ "$slice": ["$$this.path", 1, 2] }, [field]] };
-        let is_whole = doc! { "$eq": [{ "$size": "$$this.path" }, 1] };
-        doc! { "$cond": [is_whole, whole, { "$cond": [is_it, "$$this.v", "$$REMOVE"] }] }
+        doc! { "$cond": [&is_whole, whole, { "$cond": [is_it, "$$this.v", "$$REMOVE"] }] }
     };
+    let is_removed = doc! { "$and": [&is_whole, { "$eq": [{ "$type": "$$this.v" }, "missing"] }] };
     let is_new = doc! { "$and": [
         { "$eq": [{ "$type": "$$this.wake" }, "string"] },
         { "$eq": [{ "$type": "$$this.at" }, "date"] },
@@ -100,7 +101,10 @@ fn written_locks() -> Document {
     doc! { "$concatArrays": [
         { "$map": {
             "input": "$changes",
-            "in": { "code": { "$arrayElemAt": ["$$this.path", 0] }, "wake": of_change("wake"), "at": of_change("at") },
+            "in": {
+                "code": { "$arrayElemAt": ["$$this.path", 0] }, "wake": of_change("wake"), "at": of_change("at"),
+                "removed": is_removed,
+            },
         } },
         { "$filter": {
             "input": { "$map": {
@@ -149,7 +153,7 @@ pub(crate) fn read_elements(layout: &LockLayout, ours: &str, event: &Document) -
     if kind == "delete" {
         return all(document);
     }
-    let mut locks = BTreeMap::<&str, (Option<&str>, Option<ServerTime>)>::new();
+    let mut locks = BTreeMap::<&str, (Option<&str>, Option<ServerTime>, bool)>::new();
     for lock in event.get_array("locks").into_iter().flatten() {
         let Some((lock, code)) = lock
             .as_document()
@@ -157,15 +161,16 @@ pub(crate) fn read_elements(layout: &LockLayout, ours: &str, event: &Document) -
         else {
             return all(document);
         };
-        let (wake, at) = locks.entry(code).or_default();
+        let (wake, at, is_removed) = locks.entry(code).or_default();
         *wake = lock.get_str("wake").ok().or(*wake);
         *at = ServerTime::in_field(lock, "at").or(*at);
+        *is_removed = lock.get_bool("removed").unwrap_or(false);
     }
     let foreign = |code: &str| Event::Foreign {
         name: element_name(&document, code),
         deleted_at: None,
     };
-    if locks.values().all(|(wake, _)| wake.is_none()) {
+    if locks.values().all(|(wake, ..)| wake.is_none()) {
         let touched: Vec<Event> = locks.keys().copied().map(foreign).collect();
         return match event.get_bool("whole") {
             Ok(false) if !touched.is_empty() => touched,
@@ -176,9 +181,9 @@ pub(crate) fn read_elements(layout: &LockLayout, ours: &str, event: &Document) -
     for (code, lock) in locks {
         match lock {
             // A free lock that a write of another has removed.
-            (None, _) => {}
-            (Some(wake), _) if !wake.contains(ours) => {}
-            (Some(wake), Some(at)) => events.push(Event::Addressed {
+            (None, _, true) => {}
+            (Some(wake), ..) if !wake.contains(ours) => {}
+            (Some(wake), Some(at), _) => events.push(Event::Addressed {
                 name: element_name(&document, code),
                 wake: wake.to_owned(),
                 at,
@@ -382,6 +387,13 @@ mod tests {
             (
                 changes(doc! { "w.lines.x.wake": 5 }, &["w.lines.y.holders"]),
                 vec![foreign("x"), foreign("y")],
+            ),
+            (
+                changes(
+                    doc! { "w.lines.x": lock(OURS, NEW), "w.lines.y.holders": [], "w.lines.z": 5 },
+                    &["w.lines.u", "w.lines.v.queue"],
+                ),
+                vec![foreign("v"), addressed("x", NEW), foreign("y"), foreign("z")],
             ),
             (changes(doc! {}, &["w.lines.y"]), vec![foreign("y")]),
             (changes(doc! {}, &["w.lines"]), vec![all()]),
