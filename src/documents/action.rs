@@ -73,8 +73,8 @@ async fn acquire_and_read<K: Item<Value: DeserializeOwned>>(
     let is_try = patience == waitlist::Patience::Try;
     let most = timeout.or(is_try.then_some(TRY_FOR));
     let until = most.and_then(|most| Instant::now().checked_add(most));
-    let array = locks.element.as_ref().map(|element| &element.array);
-    let missing = |name| match array.cloned() {
+    let array = locks.element.as_ref().map(|element| &*element.array);
+    let missing = |name| match array.map(str::to_owned) {
         None => AcquireError::NoDocument { name },
         Some(array) => AcquireError::NoElement { name, array },
     };
@@ -100,7 +100,7 @@ async fn acquire_and_read<K: Item<Value: DeserializeOwned>>(
         ([], _) => Err(missing(name)),
         (found @ [_, _, ..], Some(array)) => Err(AcquireError::AmbiguousElement {
             name,
-            array: array.clone(),
+            array: array.to_owned(),
             matched: found.len(),
         }),
         ([found, ..], _) => read(own, id, found, locks.element.clone(), None),

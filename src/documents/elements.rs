@@ -19,14 +19,14 @@ use crate::{
 /// An array in documents, and the key of one of its elements.
 #[derive(Debug)]
 pub(super) struct ElementPlace {
-    pub(super) array: String,
+    pub(super) array: Arc<str>,
     pub(super) key: ElementKey,
     /// Whether the key is valid.
     pub(super) checked: Result<(), InvalidInput>,
 }
 
 impl ElementPlace {
-    pub(super) fn new(array: String, key: &Document) -> Self {
+    pub(super) fn new(array: Arc<str>, key: &Document) -> Self {
         let (checked, key) = (check_key(key), ElementKey::new(key));
         let checked = checked.and_then(|()| check_code(key.code()));
         Self { array, key, checked }
@@ -87,6 +87,6 @@ mod tests {
             }
         }
         let kept: Vec<_> = documents.sessions.lock().unwrap().keys().cloned().collect();
-        assert_eq!(kept, [Some("lines".to_owned())]);
+        assert_eq!(kept, [Some("lines".into())]);
     }
 }

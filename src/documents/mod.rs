@@ -62,7 +62,7 @@ pub struct ItemLocks<K, W: World = Async> {
     element: Option<Arc<ElementPlace>>,
     /// Those of the locks of documents and of the elements of each array, from their first use on. All clones share
     /// them, and so do all keys of an array.
-    sessions: Arc<Mutex<BTreeMap<Option<String>, UserHandle>>>,
+    sessions: Arc<Mutex<BTreeMap<Option<Arc<str>>, UserHandle>>>,
     of: PhantomData<fn() -> (K, W)>,
 }
 
@@ -383,7 +383,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// See [`ElementLocks`].
     pub fn element<E>(&self, array: impl Into<String>, key: bson::Document) -> ElementLocks<E, W> {
         ItemLocks {
-            element: Some(Arc::new(ElementPlace::new(array.into(), &key))),
+            element: Some(Arc::new(ElementPlace::new(array.into().into(), &key))),
             ..self.of_kind()
         }
     }
