@@ -157,8 +157,8 @@ impl<W: World> Barrier<W> {
     /// # Errors
     ///
     /// Those of an acquire; a barrier of no parties or of more than 64 is invalid. [`AcquireError::Lost`] if this party
-    /// lost its place, as with any [lock](crate::View::lost). After that, and after [`AcquireError::Server`] and
-    /// [`AcquireError::Closed`], the others may have passed with this party counted, or go on waiting for another.
+    /// lost its place, as with any [lock](crate::View::lost), also by the client's shutdown. After any error but
+    /// [`AcquireError::Invalid`], the others may have passed with this party counted, or go on waiting for another.
     ///
     /// # Cancel safety
     ///
