@@ -121,14 +121,8 @@ pub use token::FencingToken;
 /// ```
 pub mod action {
     pub use crate::{
-        handle::{
-            count::{Count, One, Several},
-            target::{AnyLock, IsLock, IsOne, Target},
-        },
-        locks::{
-            acquire::{Ask, CanAcquire},
-            patience::{OrHeld, Patience, Try, Wait},
-        },
+        handle::target::{AnyLock, Count, IsLock, IsOne, One, Several, Target},
+        locks::acquire::{Ask, CanAcquire, OrHeld, Patience, Try, Wait},
         world::{Async, World},
     };
 }

@@ -20,15 +20,13 @@ use crate::{
     contention::Contention,
     error::{AcquireError, InvalidInput, ServerError},
     handle::{
-        count::{Count, One},
         owned::OwnedHold,
-        target::{CanFix, CanLimit, Target},
+        target::{CanFix, CanLimit, Count, One, Target},
     },
     input::{check_count, check_document},
     locks::{
-        acquire::{Acquire, Ask, Got},
+        acquire::{Acquire, Ask, Got, Patience},
         options::Options,
-        patience::Patience,
         request::Share,
     },
     name::LockName,

@@ -10,9 +10,8 @@ use crate::{
     error::{DocumentError, InvalidInput, ReleaseError},
     handle::{
         Held,
-        count::One,
         owned::OwnedHold,
-        target::{AnyLock, CanFix, CanLimit, HasHolder, IsKnown, IsOne, Target},
+        target::{AnyLock, CanFix, CanLimit, HasHolder, IsKnown, IsOne, One, Target},
     },
     store::read_as,
     world::{Sealed, World},

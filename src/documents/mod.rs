@@ -24,13 +24,10 @@ use mongodb::{
 use crate::{
     client::LockClient,
     error::{InvalidInput, OperateError},
-    handle::count::Several,
+    handle::target::Several,
     input::{check_database, check_id, check_path, check_size},
     inspect::LockInfo,
-    locks::{
-        acquire::Acquire,
-        patience::{Try, Wait},
-    },
+    locks::acquire::{Acquire, Try, Wait},
     operate::{events::Events, list::List, watch::LockEvent},
     session::{UserHandle, streams::observers::Scope},
     store::{

@@ -1,6 +1,5 @@
 //! Handles and views of what is held.
 
-pub(crate) mod count;
 pub(crate) mod guard;
 pub(crate) mod owned;
 pub(crate) mod target;

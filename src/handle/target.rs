@@ -1,11 +1,8 @@
-//! The kinds of things that are acquired and held.
+//! The kinds of things that are acquired and held, and how many an acquire gives.
 
 use std::convert::Infallible;
 
-use super::{
-    count::{Count, One},
-    owned::OwnedHold,
-};
+use super::owned::OwnedHold;
 use crate::world::Sealed;
 
 /// A kind of thing that is acquired and held: the first parameter of [`Acquire`](crate::Acquire),
@@ -37,6 +34,54 @@ pub trait Target: Sealed {
     #[doc(hidden)]
     fn into_others(_: Self::Data) -> Vec<OwnedHold> {
         Vec::new()
+    }
+}
+
+/// [`One`] or [`Several`]: how many handles an acquire gives.
+pub trait Count: Sealed + Send + Sync + Unpin + 'static {
+    /// One `X`, or several.
+    type Of<X>;
+
+    /// Returns what was acquired; `None` if that is nothing.
+    #[doc(hidden)]
+    fn of<X>(acquired: Vec<X>) -> Option<Self::Of<X>>;
+
+    #[doc(hidden)]
+    fn each<X, Y>(acquired: Self::Of<X>, to: impl FnMut(X) -> Y) -> Self::Of<Y>;
+}
+
+/// One handle.
+#[derive(Clone, Copy, Debug)]
+pub enum One {}
+
+/// A list of handles, which is not empty.
+#[derive(Clone, Copy, Debug)]
+pub enum Several {}
+
+impl Sealed for One {}
+impl Sealed for Several {}
+
+impl Count for One {
+    type Of<X> = X;
+
+    fn of<X>(mut acquired: Vec<X>) -> Option<X> {
+        acquired.pop()
+    }
+
+    fn each<X, Y>(acquired: X, mut to: impl FnMut(X) -> Y) -> Y {
+        to(acquired)
+    }
+}
+
+impl Count for Several {
+    type Of<X> = Vec<X>;
+
+    fn of<X>(acquired: Vec<X>) -> Option<Vec<X>> {
+        Some(acquired).filter(|acquired| !acquired.is_empty())
+    }
+
+    fn each<X, Y>(acquired: Vec<X>, to: impl FnMut(X) -> Y) -> Vec<Y> {
+        acquired.into_iter().map(to).collect()
     }
 }
 

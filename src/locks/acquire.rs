@@ -1,4 +1,4 @@
-//! The one action: an acquire of any target.
+//! The one action: an acquire of any target, and how it goes on where the lock is not free.
 
 use std::{
     fmt,
@@ -12,24 +12,20 @@ use std::{
 
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    options::Options,
-    patience::{OrHeld, Patience, Try, Wait},
-};
+use super::options::Options;
 #[cfg(feature = "sync")]
 use crate::world::Blocking;
 use crate::{
     error::{AcquireError, RunError},
     handle::{
         Held, Released,
-        count::{Count, One},
         owned::OwnedHold,
-        target::{CanFix, CanIdle, CanLimit, CanReenter, HasHolder, IsLock, Target},
+        target::{CanFix, CanIdle, CanLimit, CanReenter, Count, HasHolder, IsLock, One, Target},
     },
     status::{Lost, LostReason},
     truncated_debug::Brief,
     waitlist,
-    world::{Async, Awaits, World},
+    world::{Async, Awaits, Sealed, World},
 };
 
 /// A target that can be acquired, and gives one handle: all but [`AnyLock`](crate::action::AnyLock) and
@@ -50,6 +46,64 @@ pub trait Ask: Target<Request: Clone + Send + Sync + Unpin, Data: Send + Sync> +
         options: Options,
         patience: waitlist::Patience,
     ) -> impl Future<Output = Result<Of<Self, Got<Self>>, AcquireError>> + Send;
+}
+
+/// [`Wait`], [`Try`] or [`OrHeld`]: how an acquire goes on where the lock is not free. The second parameter of [`Acquire`].
+pub trait Patience: Sealed + Unpin + 'static {
+    /// The result of an acquire, whose handle is an `X`: that, or for a [`Try`] an `Option<X>`.
+    type Given<X>;
+    /// The same for the core.
+    #[doc(hidden)]
+    const PATIENCE: waitlist::Patience;
+
+    #[doc(hidden)]
+    fn given<X>(acquired: Result<X, AcquireError>) -> Result<Self::Given<X>, AcquireError>;
+}
+
+/// Waits for its turn.
+#[derive(Clone, Copy, Debug)]
+pub enum Wait {}
+
+/// Does not wait: gives `None` if the lock is not free.
+#[derive(Clone, Copy, Debug)]
+pub enum Try {}
+
+/// Does not wait: fails with [`AcquireError::Held`], which names the holder, if the lock is not free.
+#[derive(Clone, Copy, Debug)]
+pub enum OrHeld {}
+
+impl Sealed for Wait {}
+impl Sealed for Try {}
+impl Sealed for OrHeld {}
+
+impl Patience for Wait {
+    type Given<X> = X;
+    const PATIENCE: waitlist::Patience = waitlist::Patience::Wait;
+
+    fn given<X>(acquired: Result<X, AcquireError>) -> Result<X, AcquireError> {
+        acquired
+    }
+}
+
+impl Patience for Try {
+    type Given<X> = Option<X>;
+    const PATIENCE: waitlist::Patience = waitlist::Patience::Try;
+
+    fn given<X>(acquired: Result<X, AcquireError>) -> Result<Option<X>, AcquireError> {
+        match acquired {
+            Err(AcquireError::Held { .. }) => Ok(None),
+            acquired => acquired.map(Some),
+        }
+    }
+}
+
+impl Patience for OrHeld {
+    type Given<X> = X;
+    const PATIENCE: waitlist::Patience = waitlist::Patience::Try;
+
+    fn given<X>(acquired: Result<X, AcquireError>) -> Result<X, AcquireError> {
+        acquired
+    }
 }
 
 /// A hold, and the data that come with it.

@@ -4,7 +4,11 @@ mod candidacy;
 
 use std::{future::Future, marker::PhantomData, ops::ControlFlow, sync::Arc, time::SystemTime};
 
-use super::{acquire::Acquire, options::Options, patience::Wait, request::Share};
+use super::{
+    acquire::{Acquire, Wait},
+    options::Options,
+    request::Share,
+};
 #[cfg(feature = "sync")]
 use crate::world::Blocking;
 use crate::{

@@ -13,7 +13,6 @@ pub(crate) mod multi;
 pub(crate) mod mutex;
 pub(crate) mod once;
 pub(crate) mod options;
-pub(crate) mod patience;
 pub(crate) mod request;
 pub(crate) mod rw_lock;
 pub(crate) mod semaphore;

@@ -12,18 +12,16 @@ use futures::FutureExt;
 use tokio::time::Instant;
 
 use super::{
-    acquire::{Acquire, Ask, Got},
+    acquire::{Acquire, Ask, Got, Try, Wait},
     options::Options,
-    patience::{Try, Wait},
     request::Share,
 };
 use crate::{
     error::AcquireError,
     handle::{
         View, any,
-        count::One,
         owned::OwnedHold,
-        target::{AnyLock, CanLimit, HasHolder, Target},
+        target::{AnyLock, CanLimit, HasHolder, One, Target},
     },
     input::check_names,
     name::LockName,

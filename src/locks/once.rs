@@ -20,8 +20,7 @@ use crate::{
     error::{AcquireError, InvalidInput, ReleaseError, RunError},
     handle::{
         Held, Released, View,
-        count::One,
-        target::{IsOne, Target},
+        target::{IsOne, One, Target},
     },
     hold_options::Terms,
     input::{at_least, below, check_duration},

@@ -3,9 +3,8 @@
 use std::{future::Future, marker::PhantomData};
 
 use super::{
-    acquire::Acquire,
+    acquire::{Acquire, Try, Wait},
     multi::Part,
-    patience::{Try, Wait},
     request::Share,
 };
 use crate::{

@@ -10,10 +10,7 @@ use super::{
 };
 use crate::{
     error::AcquireError,
-    handle::{
-        count::One,
-        target::{CanFix, CanIdle, CanLimit, CanReenter, HasHolder, IsKnown, IsLock, IsOne, Target},
-    },
+    handle::target::{CanFix, CanIdle, CanLimit, CanReenter, HasHolder, IsKnown, IsLock, IsOne, One, Target},
     waitlist::Patience,
     world::Sealed,
 };

@@ -40,10 +40,7 @@ use crate::{
     config::Settings,
     error::AcquireError,
     handle::{Held, Released, View, target::IsKnown},
-    locks::{
-        acquire::{Acquire, CanAcquire},
-        patience::Try,
-    },
+    locks::acquire::{Acquire, CanAcquire, Try},
     protocol::{ServerTime, State},
     session::Session,
     store::{MemoryStore, Selection, Store},
