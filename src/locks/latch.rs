@@ -125,7 +125,7 @@ impl<W: World> Latch<W> {
     /// Counts the arrival of a named party (up to 1,024 bytes) once, however often any process repeats it. So a worker
     /// that was restarted does not open the latch in the place of another.
     ///
-    /// [`HolderInfo::value`](crate::operate::HolderInfo::value) shows the name.
+    /// [`OwnerInfo::value`](crate::operate::OwnerInfo::value) shows the name.
     ///
     /// Errors and cancel safety are those of [`count_down`](Self::count_down). It is safe to repeat.
     ///
