@@ -280,8 +280,8 @@ impl<W: World> LockClient<W> {
         MultiLock::new(&self.session, parts)
     }
 
-    /// Returns the name of this machine, as [`OwnerInfo::host`](crate::operate::OwnerInfo::host) shows it for this client:
-    /// together with the process id, by which a program recognizes itself.
+    /// Returns the name of this machine, as [`OwnerInfo::host`](crate::operate::OwnerInfo::host) shows it for this
+    /// client: together with the process id, by which a program recognizes itself.
     pub fn host(&self) -> &str {
         self.session.config.host()
     }

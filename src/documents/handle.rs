@@ -211,8 +211,8 @@ impl<K: Item, W: World> Held<K, W> {
     /// [`DocumentError::Lost`] if the lock was lost before: nothing was changed. [`DocumentError::NoElement`] if the
     /// element was removed, and [`DocumentError::AmbiguousElement`] if others have its key by now: nothing was changed,
     /// and the lock is held. [`DocumentError::InTransaction`] if a transaction that this lock
-    /// [guards](crate::View::guard_transaction) may still be open: nothing was changed; within the transaction, write to
-    /// the document with its session ([`Fence::update_one`](crate::fence::Fence::update_one) with
+    /// [guards](crate::View::guard_transaction) may still be open: nothing was changed; within the transaction, write
+    /// to the document with its session ([`Fence::update_one`](crate::fence::Fence::update_one) with
     /// [`session`](crate::fence::FencedWrite::session) does so). [`DocumentError::Server`] if the server could not be
     /// reached or did not answer for the time of the lease, ten minutes at most (it may have been changed, or may
     /// still be: the update is not repeated beyond the driver's own retry) or refused.

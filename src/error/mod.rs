@@ -375,9 +375,9 @@ pub enum DocumentError {
     /// The server could not be reached, and the document may have been written; or the server refused.
     #[error(transparent)]
     Server(#[from] ServerError),
-    /// The lock guards a transaction that may still be open: for two seconds, or most of the time for which the lock was
-    /// safe, the server let nobody else write the document. Nothing was written. Within the transaction, write with its
-    /// session.
+    /// The lock guards a transaction that may still be open: for two seconds, or most of the time for which the lock
+    /// was safe, the server let nobody else write the document. Nothing was written. Within the transaction, write with
+    /// its session.
     #[error(
         "the document was not written, as its lock guards a transaction that may still be open: within the \
          transaction, write with its session"

@@ -48,7 +48,8 @@ pub trait Ask: Target<Request: Clone + Send + Sync + Unpin, Data: Send + Sync> +
     ) -> impl Future<Output = Result<Of<Self, Got<Self>>, AcquireError>> + Send;
 }
 
-/// [`Wait`], [`Try`] or [`OrHeld`]: how an acquire goes on where the lock is not free. The second parameter of [`Acquire`].
+/// [`Wait`], [`Try`] or [`OrHeld`]: how an acquire goes on where the lock is not free. The second parameter of
+/// [`Acquire`].
 pub trait Patience: Sealed + Unpin + 'static {
     /// The result of an acquire, whose handle is an `X`: that, or for a [`Try`] an `Option<X>`.
     type Given<X>;
