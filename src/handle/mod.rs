@@ -63,8 +63,7 @@ pub enum Released {
 /// - No other handle to the lock is valid, in any process, from the grant until this one is released or lost, except
 ///   those of the same client that were [acquired re-entrantly](crate::Acquire::reentrant).
 /// - [`lost`](View::lost) resolves before the server would give the lock to another because of a missing renewal,
-///   even if the server can't be reached; and within a hop if somebody breaks or deletes the lock, or within a hop and
-///   a read if they overwrite it.
+///   even if the server can't be reached; and within a hop if somebody breaks, overwrites or deletes the lock.
 /// - A lost lock is never acquired again behind the holder's back.
 ///
 /// The time is read from this machine's monotonic clock. On Linux that clock stands still while the whole machine is
