@@ -6,7 +6,7 @@ use super::{Session, timer_queue::AT_A_TIME};
 use crate::{
     protocol::{ServerTime, wake},
     store::{
-        Event, LogTime,
+        Event, ForeignWrite,
         lock_layout::{element_name, names_in},
     },
 };
@@ -42,9 +42,9 @@ impl Session {
                     self.on_doubt(name);
                 }
             }
-            Event::Foreign { name, deleted_at } => {
-                if let Some(deleted_at) = deleted_at {
-                    self.on_deletion(name, *deleted_at);
+            Event::Foreign { name, after } => {
+                if let Some(after) = after {
+                    self.on_overwrite(name, after);
                 }
                 self.on_doubt(name);
             }
@@ -76,14 +76,17 @@ impl Session {
         self.verify(held);
     }
 
-    /// Ends the holds of a document that was deleted: those that were in it before. The event alone shows that. All
-    /// others are read.
-    fn on_deletion(self: &Arc<Self>, name: &str, deleted_at: LogTime) {
+    /// Ends the holds that another program's write has removed: those that were in the document before it, and are not
+    /// after it. The event alone shows that. All others are read.
+    fn on_overwrite(self: &Arc<Self>, name: &str, after: &ForeignWrite) {
         self.update(name, None, |lines, context| {
             if let Some(line) = lines.by_name.get_mut(name) {
-                let before = line.waitlist.holds().filter(|hold| hold.is_logged_before(deleted_at));
+                let before = line.waitlist.holds();
+                let before = before.filter(|hold| hold.is_logged_before(after.logged_at));
                 let before: Vec<String> = before.map(|hold| hold.id.clone()).collect();
-                line.waitlist.step(context).verified(None, None, &before);
+                line.waitlist
+                    .step(context)
+                    .verified(after.document.as_ref(), None, &before);
             }
         });
     }

@@ -101,8 +101,8 @@ pub(crate) enum Event {
     /// The document was deleted, or written by another program.
     Foreign {
         name: String,
-        /// The time of its deletion in the server's log, if it was deleted.
-        deleted_at: Option<LogTime>,
+        /// The document after that write, if the event shows it.
+        after: Option<Box<ForeignWrite>>,
     },
     /// A document of the user's own was deleted, or overwritten as a whole: anything can have happened to all locks in
     /// it. `document` is its name, with which the names of its locks begin.
@@ -119,6 +119,14 @@ pub(crate) enum Event {
     Unreadable(Unreadable),
     /// The collection was dropped or renamed, or the stream ended: anything can have happened to any document.
     Everything,
+}
+
+/// A document right after another program's write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ForeignWrite {
+    /// `None`: it was deleted.
+    pub(crate) document: Option<Result<State, Malformed>>,
+    pub(crate) logged_at: LogTime,
 }
 
 /// The events that a session's stream reports, beside those that concern the session's own entries.

@@ -67,7 +67,7 @@ impl Watcher {
                 }),
                 None if before != after => events.push(Event::Foreign {
                     name: name.clone(),
-                    deleted_at: None,
+                    after: None,
                 }),
                 _ => {}
             }

@@ -15,8 +15,8 @@ use mongodb::{
 use super::{AWAIT_TIME, MongoStore, lossy, not_utf8};
 use crate::{
     error::ServerError,
-    protocol::{Location, ServerTime, wake},
-    store::{Event, LockLayout, LogTime, Observed, ResumeAt, Watched},
+    protocol::{Location, ServerTime, State, wake},
+    store::{Event, ForeignWrite, LockLayout, LogTime, Observed, ResumeAt, Watched},
 };
 
 impl MongoStore {
@@ -100,7 +100,7 @@ fn concerning(session: &str, observed: ObservedIds) -> Vec<Document> {
         "operationType": 1, "documentKey": 1,
         "wake": { "$ifNull": ["$fullDocument.wake", "$updateDescription.updatedFields.wake"] },
         "at": { "$ifNull": ["$fullDocument.at", "$updateDescription.updatedFields.at"] },
-        "clusterTime": 1,
+        "clusterTime": 1, "after": after("$fullDocument", WHOLE),
     } };
     let Some(ids) = observed else { return vec![shown] };
     let mut told = vec![
@@ -114,6 +114,21 @@ fn concerning(session: &str, observed: ObservedIds) -> Vec<Document> {
         told.push(doc! { "documentKey._id": { "$in": ids } });
     }
     vec![doc! { "$match": { "$or": told } }, shown]
+}
+
+/// Maximum size in bytes of a document that another program's event shows: a lock's is rarely larger, and every client
+/// with a stream gets it.
+const EVENT_SHOWN_MOST: i32 = 65_536;
+
+/// Returns the lock's document where another program replaced it, so that nobody needs to read it.
+fn after(lock: impl Into<String>, wake: impl Into<String>) -> Document {
+    let (lock, wake) = (lock.into(), wake.into());
+    let shown = doc! { "$and": [
+        { "$eq": ["$operationType", "replace"] },
+        { "$ne": [{ "$type": format!("${wake}") }, "string"] },
+        { "$lte": [{ "$bsonSize": "$fullDocument" }, EVENT_SHOWN_MOST] },
+    ] };
+    doc! { "$cond": [shown, lock, "$$REMOVE"] }
 }
 
 /// Does the same for locks in documents of the user's own. Insertions, and changes that do not touch the lock, are
@@ -156,6 +171,7 @@ fn concerning_in_place(session: &str, location: &Location, free: bool, observed:
             "operationType": 1, "documentKey": 1,
             "wake": written(location, "wake"), "at": written(location, "at"), "touched": touched(location),
             "old": is_old(location), "clusterTime": 1,
+            "after": after(format!("$fullDocument.{}", location.path()), format!("fullDocument.{}", location.key("wake"))),
         } },
         doc! { "$match": { "$or": told } },
     ]);
@@ -360,7 +376,7 @@ impl MongoStream {
 pub(crate) fn read_event(layout: &LockLayout, event: &Document) -> Event {
     let id = event.get_document("documentKey").ok().and_then(|key| key.get("_id"));
     match (event.get_str("operationType"), id.map(|id| layout.document(id))) {
-        (Ok(kind @ ("insert" | "update" | "replace" | "delete")), Some(Some(name))) => {
+        (Ok("insert" | "update" | "replace" | "delete"), Some(Some(name))) => {
             match (event.get_str("wake"), ServerTime::in_field(event, "at")) {
                 (Ok(wake), Some(at)) => Event::Addressed {
                     name,
@@ -370,15 +386,26 @@ pub(crate) fn read_event(layout: &LockLayout, event: &Document) -> Event {
                 },
                 _ => Event::Foreign {
                     name,
-                    deleted_at: event.get_timestamp("clusterTime").ok().filter(|_| kind == "delete"),
+                    after: read_after(event),
                 },
             }
         }
         // Another program's document: names of locks are always strings.
         (Ok("insert" | "update" | "replace" | "delete"), Some(None)) => Event::Foreign {
             name: String::new(),
-            deleted_at: None,
+            after: None,
         },
         _ => Event::Everything,
     }
+}
+
+/// Returns the lock's document after another program's write; `None` where the event does not show it.
+fn read_after(event: &Document) -> Option<Box<ForeignWrite>> {
+    let document = match (event.get_str("operationType").ok()?, event.get("after")) {
+        ("delete", _) => None,
+        (_, Some(Bson::Document(document))) => Some(State::from_document(document)),
+        _ => return None,
+    };
+    let logged_at = event.get_timestamp("clusterTime").ok()?;
+    Some(Box::new(ForeignWrite { document, logged_at }))
 }

@@ -555,35 +555,37 @@ async fn what_a_foreign_hand_takes_is_lost_at_once_and_stays_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_that_is_deleted_is_lost_without_a_look() {
-    for waited in [false, true] {
-        let ground = Ground::replica_set("unread").await;
-        let (documents, driver) = (ground.documents().await, ground.driver().await);
-        let (noting, sent) = ground.by_name().noting_driver().await;
-        let locks = ground.locks_over(&noting).await;
-        let handle = if waited {
-            let held = ground.polling().await.mutex("x").acquire().await.unwrap();
-            let waiting = in_line(&locks, "x", 1, locks.mutex("x").acquire()).await;
-            until_streaming(&ground, &driver, 1).await;
-            held.release().await.unwrap();
-            waiting.await.unwrap().unwrap()
-        } else {
-            let handle = locks.mutex("x").acquire().await.unwrap();
-            until_streaming(&ground, &driver, 1).await;
-            handle
-        };
-        let looks = || sent.count("find");
-        // A stream that was opened just now has the hold read once.
-        let mut before = looks();
-        eventually(PATIENCE, "it looks no more", async || {
-            pause(Duration::from_millis(500)).await;
-            std::mem::replace(&mut before, looks()) == before
-        })
-        .await;
-        Foul::Delete.commit(&documents).await;
-        let case = format!("waited: {waited}");
-        assert_eq!(within(SOON, &case, handle.lost()).await, LostReason::Deleted, "{case}");
-        assert_eq!(looks(), before, "{case}");
+async fn a_lock_that_is_deleted_or_replaced_is_lost_without_a_look() {
+    for foul in [Foul::Delete, Foul::Replace] {
+        for waited in [false, true] {
+            let ground = Ground::replica_set("unread").await;
+            let (documents, driver) = (ground.documents().await, ground.driver().await);
+            let (noting, sent) = ground.by_name().noting_driver().await;
+            let locks = ground.locks_over(&noting).await;
+            let handle = if waited {
+                let held = ground.polling().await.mutex("x").acquire().await.unwrap();
+                let waiting = in_line(&locks, "x", 1, locks.mutex("x").acquire()).await;
+                until_streaming(&ground, &driver, 1).await;
+                held.release().await.unwrap();
+                waiting.await.unwrap().unwrap()
+            } else {
+                let handle = locks.mutex("x").acquire().await.unwrap();
+                until_streaming(&ground, &driver, 1).await;
+                handle
+            };
+            let looks = || sent.count("find");
+            // A stream that was opened just now has the hold read once.
+            let mut before = looks();
+            eventually(PATIENCE, "it looks no more", async || {
+                pause(Duration::from_millis(500)).await;
+                std::mem::replace(&mut before, looks()) == before
+            })
+            .await;
+            foul.commit(&documents).await;
+            let case = format!("{foul:?}, waited: {waited}");
+            assert_eq!(within(SOON, &case, handle.lost()).await, foul.reason(), "{case}");
+            assert_eq!(looks(), before, "{case}");
+        }
     }
 }
 

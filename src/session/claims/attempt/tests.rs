@@ -115,7 +115,7 @@ async fn a_foreign_write_that_comes_before_the_answer_of_a_claim_is_looked_into(
         } else {
             Event::Foreign {
                 name: "1".into(),
-                deleted_at: None,
+                after: None,
             }
         });
         let (hold, ..) = scene.answered().take();
@@ -127,7 +127,7 @@ async fn a_foreign_write_that_comes_before_the_answer_of_a_claim_is_looked_into(
         let mut scene = Scene::new().await;
         scene.session.on_event(&Event::Foreign {
             name: "2".into(),
-            deleted_at: None,
+            after: None,
         });
         let (hold, ..) = scene.answered().take();
         assert!(scene.session.table().doubted.is_empty());

@@ -168,7 +168,7 @@ pub(crate) fn read_elements(layout: &LockLayout, ours: &str, event: &Document) -
     }
     let foreign = |code: &str| Event::Foreign {
         name: element_name(&document, code),
-        deleted_at: None,
+        after: None,
     };
     if locks.values().all(|(wake, ..)| wake.is_none()) {
         let touched: Vec<Event> = locks.keys().copied().map(foreign).collect();
@@ -299,7 +299,7 @@ mod tests {
     fn foreign(code: &str) -> Event {
         Event::Foreign {
             name: format!("7/{code}"),
-            deleted_at: None,
+            after: None,
         }
     }
 
