@@ -158,7 +158,7 @@ impl<W: World> LockClientBuilder<W> {
     /// Acquires and releases of different mutexes that wait for their turn share a command, up to 64 of them, so few
     /// commands do much. With a larger connection pool (`maxPoolSize`) a larger number can be worth it for locks that
     /// share none: semaphores, readers-writer locks, documents. Operations that hang have six slots of their own beside
-    /// these, and claims have two.
+    /// these, and claims have half as many.
     /// [Operating](crate::guide::operating#connections) has a formula for the size of the pool.
     pub fn max_operations(mut self, operations: u32) -> Self {
         self.settings.max_operations = Some(operations);

@@ -41,10 +41,6 @@ const SLOW_AT_ONCE: usize = 4;
 /// one which hangs does not stop the others.
 const STUCK_AT_ONCE: usize = 2;
 
-/// Maximum number of claims: each can take seconds, and the release of what was claimed before must not wait for that.
-/// Few, as claims at one time contend for the same documents.
-const CLAIMS_AT_ONCE: usize = 2;
-
 /// Number of tries in a row that were not done in time, after which an operation is stuck. A server that stood still
 /// for a second makes two of them.
 const STUCK_AFTER: u32 = 3;
@@ -80,6 +76,7 @@ pub(super) struct InFlight {
     prompt: Arc<Semaphore>,
     slow: Arc<Semaphore>,
     stuck: Arc<Semaphore>,
+    /// Half as many, for claims: each can take seconds, and the release of what was claimed before must not wait for that.
     claims: Arc<Semaphore>,
     /// The right to ask whether a transaction is open.
     pub(super) questions: Semaphore,
@@ -151,7 +148,7 @@ impl InFlight {
             prompt: slots(most),
             slow: slots(SLOW_AT_ONCE),
             stuck: slots(STUCK_AT_ONCE),
-            claims: slots(CLAIMS_AT_ONCE),
+            claims: slots(claims_beside(most)),
             questions: Semaphore::new(SLOW_AT_ONCE),
             queue: Mutex::default(),
             seen: Mutex::default(),
@@ -275,7 +272,7 @@ impl InFlight {
     /// Whether no prompt command and no claim is on its way, and none is adrift; slow ones don't count.
     pub(super) fn is_quiet(&self) -> bool {
         let are_free = |slots: &Semaphore, count| slots.available_permits() == count;
-        are_free(&self.prompt, self.most) && are_free(&self.claims, CLAIMS_AT_ONCE) && self.seen().adrift == 0
+        are_free(&self.prompt, self.most) && are_free(&self.claims, claims_beside(self.most)) && self.seen().adrift == 0
     }
 
     /// Notes the end of a command.
@@ -324,6 +321,11 @@ impl InFlight {
         // As above.
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Returns the number of slots for claims beside so many prompt ones: claims at one time contend for the same documents.
+fn claims_beside(most: usize) -> usize {
+    most.div_ceil(2)
 }
 
 fn grown(usual: Duration, overdue: u32, lease: Duration) -> Duration {
@@ -582,7 +584,7 @@ mod tests {
         while let Some(slot) = soon(slots.slot_of_claim()).await {
             claims.push(slot);
         }
-        assert_eq!(claims.len(), CLAIMS_AT_ONCE);
+        assert_eq!(claims.len(), claims_beside(MOST));
         for (overdue, most) in [(0, MOST), (1, SLOW_AT_ONCE), (STUCK_AFTER, STUCK_AT_ONCE)] {
             let mut free = Vec::new();
             while let Some(slot) = soon(slots.slot(overdue)).await {
