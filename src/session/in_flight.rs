@@ -76,7 +76,7 @@ pub(super) struct InFlight {
     prompt: Arc<Semaphore>,
     slow: Arc<Semaphore>,
     stuck: Arc<Semaphore>,
-    /// Half as many, for claims: each can take seconds, and the release of what was claimed before must not wait for that.
+    /// Half as many as prompt ones, for claims: each can take seconds, and the release of what was claimed before must not wait for that.
     claims: Arc<Semaphore>,
     /// The right to ask whether a transaction is open.
     pub(super) questions: Semaphore,
@@ -192,11 +192,12 @@ impl InFlight {
         self.claims.clone().acquire_owned().await.ok()
     }
 
-    /// Gives a slot to the first operation of the queue that leaves, as others may get its lock by it, or else to the
-    /// first; and has those go along that can share its command.
+    /// Gives a slot to the first operation of the queue that requests nothing, as others may get a lock by it, or else to
+    /// the first; and has those go along that can share its command. One that requests too does not go before: such come
+    /// without an end, and those that only leave come after requests that were served.
     fn hand_over(&self, slot: Slot) {
         let mut queue = self.queue();
-        let first = queue.iter().position(|(asked, _)| !asked.operation.leave.is_empty());
+        let first = queue.iter().position(|(asked, _)| asked.operation.requests.is_none());
         let Some((first, waits)) = queue.remove(first.unwrap_or(0)) else {
             return;
         };
@@ -513,12 +514,17 @@ mod tests {
 
     /// Many documents of a transaction are asked for meanwhile.
     #[tokio::test(start_paused = true)]
-    async fn an_operation_that_leaves_goes_first() {
+    async fn an_operation_that_only_leaves_goes_first() {
         let alone = |mut asked: Asked| {
             asked.operation.expects = Expects::Nothing;
             asked
         };
-        let queued = [request("1"), request("2"), release("3"), request("4"), release("5")].map(alone);
+        let joint = |name: &str| {
+            let mut asked = request(name);
+            asked.operation.leave = release(name).operation.leave;
+            asked
+        };
+        let queued = [request("1"), joint("2"), release("3"), joint("4"), release("5")].map(alone);
         let commands = commands(queued).await;
         assert_eq!(commands, ["3", "5", "1", "2", "4"].map(|name| vec![name]));
     }
