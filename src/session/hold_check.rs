@@ -1,12 +1,16 @@
 //! The checks on holds beside renewals: their documents are read, and a jump of the server's clock brings their
 //! deadlines forward.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{
     Session, Stream, Table,
+    admin::ONCE,
     hold::{Hold, WORTH_A_COMMAND, names_of},
     line::UNANSWERED,
     timer_queue::AT_A_TIME,
@@ -22,8 +26,8 @@ use crate::{
 /// Pause between two readings of up to a thousand held locks while no stream reports losses.
 pub(super) const VERIFY_EVERY: Duration = Duration::from_millis(500);
 
-/// Times that a reading of doubted holds has for itself: each is twice the one before, up to one enough for any.
-const FIRST_PATIENCE: Backoff = Backoff::between(UNANSWERED, Duration::from_secs(60));
+/// Times that a reading of doubted holds has for itself, before others are read: each is twice the one before.
+const PATIENCE: Backoff = Backoff::between(UNANSWERED, ONCE);
 
 /// Time after which an answer shows the writes of a second of which the one before came too soon.
 const LATER_IN_THE_SECOND: Duration = Duration::from_millis(250);
@@ -143,28 +147,29 @@ impl Session {
 
     /// Reads the documents of holds whose state is in doubt. Holds that come up meanwhile go into the next reading.
     pub(super) fn verify(self: &Arc<Self>, holds: Vec<Arc<Hold>>) {
+        let verifying = Arc::new(());
         {
             let table = &mut *self.table();
             table.doubted.extend(numbered(holds));
-            if table.doubted.is_empty() || std::mem::replace(&mut table.is_verifying, true) {
+            if table.doubted.is_empty() || table.verifying.strong_count() > 0 {
                 return;
             }
+            table.verifying = Arc::downgrade(&verifying);
         }
         let session = self.clone();
         self.spawn(async move {
-            let mut patience = FIRST_PATIENCE;
+            // Whatever ends this task, the next doubt begins another.
+            let _verifying = verifying;
+            let mut patience = PATIENCE;
             while let Some(doubted) = session.next_doubted() {
-                for (number, together) in doubted.chunks(AT_A_TIME).enumerate() {
+                for together in doubted.chunks(AT_A_TIME) {
                     if timeout(patience.failed(), session.verify_together(together))
                         .await
                         .is_err()
                     {
                         // They go into the next reading, with others that have come.
-                        let unread = doubted[number * AT_A_TIME..].to_vec();
-                        session.table().doubted.extend(numbered(unread));
-                        break;
+                        session.table().doubted.extend(numbered(together.to_vec()));
                     }
-                    patience = FIRST_PATIENCE;
                 }
             }
         });
@@ -173,9 +178,11 @@ impl Session {
     /// Takes the doubted holds; `None`, once there are none.
     fn next_doubted(&self) -> Option<Vec<Arc<Hold>>> {
         let table = &mut *self.table();
-        table.is_verifying = !table.doubted.is_empty();
-        let doubted = std::mem::take(&mut table.doubted);
-        table.is_verifying.then(|| doubted.into_values().collect())
+        if table.doubted.is_empty() {
+            table.verifying = Weak::new();
+            return None;
+        }
+        Some(std::mem::take(&mut table.doubted).into_values().collect())
     }
 
     /// Reads the documents of holds until the server answers. After the last of their deadlines that shows no more.

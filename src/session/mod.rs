@@ -36,7 +36,7 @@ mod timer_queue;
 use std::{
     collections::{BTreeMap, HashMap},
     fmt, process,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
     time::Duration,
 };
 
@@ -135,8 +135,8 @@ struct Table {
     timers: Timers,
     /// Holds whose documents are to be read, by their numbers.
     doubted: BTreeMap<u64, Arc<Hold>>,
-    /// Whether a task reads them.
-    is_verifying: bool,
+    /// The task that reads them, while there is one.
+    verifying: Weak<()>,
     fleet: Fleet,
     /// When the holds are read again while no stream reports losses.
     verify_at: Option<Instant>,
