@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout};
 use super::super::{
     Session,
     hold::Hold,
-    in_flight::patience,
+    in_flight::{Slot, patience},
     line::{Context, UNANSWERED},
 };
 use super::{ClaimedDocument, Claiming, filter::Filter, skip_list::SKIPPED_AT_ONCE};
@@ -107,7 +107,8 @@ impl Attempts {
     /// Claims by a task of its own, which gives back what nobody waits for any more.
     async fn round(&self, how: How) -> Result<Round, ServerError> {
         let session = self.session.clone();
-        let claiming = session.run_claim(self.claiming.clone(), how);
+        let slot = session.in_flight.slot_of_claim().await;
+        let claiming = session.run_claim(self.claiming.clone(), how, slot);
         let mut task = self.session.spawn_for(claiming);
         match timeout(UNANSWERED, &mut task).await {
             Ok(claimed) => claimed?,
@@ -147,7 +148,12 @@ pub(in crate::session) fn grant_of(
 impl Session {
     /// Claims once. Without an answer in time, the command runs on by itself. Documents that nobody takes are given
     /// back with the result.
-    async fn run_claim(self: Arc<Self>, claiming: Claiming, how: How) -> Result<Round, ServerError> {
+    async fn run_claim(
+        self: Arc<Self>,
+        claiming: Claiming,
+        how: How,
+        slot: Option<Slot>,
+    ) -> Result<Round, ServerError> {
         let Claiming {
             filter,
             owner,
@@ -156,7 +162,6 @@ impl Session {
         } = claiming;
         let length = lease.length.min(self.config.lease);
         let within = self.in_flight.limit_of_claim(filter.takes(), length);
-        let slot = self.in_flight.slot_of_claim().await;
         // One after the other, so that the end of the session sees the first before any is sent.
         let entries: Vec<String> = (0..most).map(|_| self.ids.claim()).collect();
         if self.takes_nothing_new() {
