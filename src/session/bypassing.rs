@@ -53,8 +53,10 @@ impl Session {
         // Before the first try, as that may be the one that was applied.
         let mut sent = Instant::now();
         let mut changed = change().await?;
-        while self.table().clock.ran_ahead_since(sent) {
+        let mut backoff = Backoff::default();
+        while changed.is_some() && self.table().clock.ran_ahead_since(sent) {
             // It gave the time by the clock of before.
+            sleep(backoff.failed()).await;
             sent = Instant::now();
             changed = change().await?;
         }

@@ -149,7 +149,9 @@ impl Session {
             return Ok(false);
         }
         // Few at once: each can occupy a connection, and the transaction needs one to end.
-        let _turn = timeout(hold.safe_for(), self.in_flight.questions.acquire()).await;
+        let Ok(_turn) = timeout(hold.safe_for(), self.in_flight.questions.acquire()).await else {
+            return Ok(true);
+        };
         let sent = Instant::now();
         match self.write_under(hold, store, IN_ITS_WAY).await {
             // It was done, and only the majority is missing.
