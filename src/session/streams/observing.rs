@@ -115,6 +115,7 @@ async fn observe(weak: &Weak<Session>, reading: Reading) -> Option<()> {
             Reading::List => session.list_observed().await,
         };
         let (began, took) = (now, now.elapsed());
+        let rest = if session.store.is_in_place() { REST } else { 1 };
         let (now, mut register) = (Instant::now(), session.observers());
         if reading == Reading::Names {
             register.end_names();
@@ -126,7 +127,6 @@ async fn observe(weak: &Weak<Session>, reading: Reading) -> Option<()> {
                     // Half of the time at most, however often the stream is opened again or somebody else begins to observe;
                     // and less where no stream reports changes and the documents are the user's own, which can be large.
                     Reading::List => {
-                        let rest = if session.store.is_in_place() { REST } else { 1 };
                         (rests_until, again_at) = (now + pause.max(took), now + pause.max(took * rest));
                     }
                     Reading::Names => {
@@ -147,7 +147,7 @@ async fn observe(weak: &Weak<Session>, reading: Reading) -> Option<()> {
                     register.list_failed();
                     // One that has said nothing may be there again soon.
                     if error.ran_out_of_time() {
-                        rests_until = rests_until.max(now + took);
+                        (rests_until, again_at) = (rests_until.max(now + took), again_at.max(now + took * rest));
                     }
                 }
             }
