@@ -96,7 +96,7 @@ impl Session {
     pub(super) fn on_doubt(self: &Arc<Self>, name: &str) {
         let mut held = Vec::new();
         self.update(name, None, |lines, context| {
-            context.ids.pending_claims.doubt_all(Some(name));
+            context.ids.pending_claims.note_foreign(Some(name));
             if let Some(line) = lines.by_name.get_mut(name) {
                 line.waitlist.step(context).doubt();
                 held.extend(line.waitlist.holds().cloned());
@@ -107,7 +107,7 @@ impl Session {
 
     /// Notes that events may have been missed: the same for every name.
     pub(super) fn on_gap(self: &Arc<Self>) {
-        self.ids.pending_claims.doubt_all(None);
+        self.ids.pending_claims.note_foreign(None);
         let session = self.clone();
         self.spawn(async move { session.for_each_name(|name| session.on_doubt(name)).await });
     }

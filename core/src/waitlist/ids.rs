@@ -113,7 +113,7 @@ impl PendingClaims {
     }
 
     /// Notes that another program may have changed the document of this name; `None`: any document.
-    pub fn doubt_all(&self, name: Option<&str>) {
+    pub fn note_foreign(&self, name: Option<&str>) {
         self.by_entry().values_mut().for_each(|doubted| add(doubted, name));
     }
 
@@ -181,12 +181,12 @@ mod tests {
         for entry in ["me-1", "me-2", "me-3"] {
             claims.begin(entry.to_owned());
         }
-        claims.doubt_all(Some("x"));
+        claims.note_foreign(Some("x"));
         assert_eq!(
             [("me-1", "x"), ("me-2", "y")].map(|(entry, name)| claims.settled_with(entry, name)),
             [true, false]
         );
-        claims.doubt_all(None);
+        claims.note_foreign(None);
         claims.begin("me-4".to_owned());
         assert_eq!(
             ["me-3", "me-4"].map(|entry| claims.settled_with(entry, "y")),
@@ -194,7 +194,7 @@ mod tests {
         );
         claims.begin("me-5".to_owned());
         for number in 0..=DOUBTED_MOST {
-            claims.doubt_all(Some(&number.to_string()));
+            claims.note_foreign(Some(&number.to_string()));
         }
         assert!(claims.settled_with("me-5", "y"), "too many to remember");
     }

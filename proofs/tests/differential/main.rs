@@ -95,7 +95,7 @@ async fn pipelines_do_what_the_specification_says_of_semaphores() {
 #[tokio::test]
 async fn pipelines_do_what_the_specification_says_of_readers_and_writers() {
     // Two in which a reader asks to become a writer in the place of a waiter with another number of permits.
-    let found = [209_302, 910_257];
+    let found = [209_302, 910_257].into_iter().filter(|seed| *seed >= sequences());
     let seeds = (0..sequences()).chain(found);
     run(&Setup::at_path("", &[(Kind::RwLock, 1 << 20)]), seeds).await;
 }
