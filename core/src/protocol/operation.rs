@@ -156,7 +156,7 @@ impl Change {
 pub enum Expects {
     /// Any state.
     Nothing,
-    /// The one entry that leaves is a holder, and nothing is requested.
+    /// The one entry that leaves is a holder, the only one of a lock with one permit, and nothing is requested.
     Holding,
     /// The lock has one permit. The holder that leaves is its only entry; if an entry is requested instead, there is
     /// none, or the lock has no document so far.

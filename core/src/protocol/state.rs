@@ -152,7 +152,11 @@ impl Operation {
     fn concerns(&self, state: &State, now: ServerTime) -> bool {
         let mut holders = state.holders.iter();
         match self.expects {
-            Expects::Holding => self.leave.iter().all(|id| state.is_held_by(id, now)),
+            Expects::Holding => {
+                // The only permit is the only holder's, but where the number was set meanwhile.
+                let may_leave = self.leave_capacity != Some(1) || holders.len() == self.leave.len();
+                may_leave && self.leave.iter().all(|id| state.is_held_by(id, now))
+            }
             Expects::Alone => {
                 let mut requests = self.requests.iter();
                 requests.all(|requests| (requests.kind, requests.capacity) == (state.kind, state.capacity))
