@@ -104,8 +104,11 @@ async fn a_statement_does_to_each_document_what_its_operation_would_alone() {
     let collection = database.collection::<Document>("locks");
     let (mut written, mut left) = ([0; 3], [0; 3]);
     let setups = [Setup::at_path("", MIXED), Setup::at_path("", &[(Kind::Mutex, 1)])];
+    // One in which a semaphore of several holders was set to one permit.
+    const FOUND: u64 = 576;
     for (first, setup) in (0..sequences())
         .step_by(64)
+        .chain([FOUND])
         .flat_map(|first| setups.iter().map(move |setup| (first, setup)))
     {
         let locks: Vec<_> = (first..first + NAMES).map(|seed| drawn(seed, setup)).collect();
