@@ -76,7 +76,8 @@ pub(super) struct InFlight {
     prompt: Arc<Semaphore>,
     slow: Arc<Semaphore>,
     stuck: Arc<Semaphore>,
-    /// Half as many as prompt ones, for claims: each can take seconds, and the release of what was claimed before must not wait for that.
+    /// Half as many as prompt ones, for claims: each can take seconds, and the release of what was claimed before must not
+    /// wait for that.
     claims: Arc<Semaphore>,
     /// The right to ask whether a transaction is open.
     pub(super) questions: Semaphore,

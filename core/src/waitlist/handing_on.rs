@@ -52,7 +52,8 @@ pub(super) struct HandingOn {
     pub(super) token: i64,
     /// The last token of the range.
     pub(super) last: i64,
-    /// When the document was seen without other waiters.
+    /// When the document was seen without other waiters; for a lock that stays, when it was let go of, if that was later
+    /// and it had not been seen for long.
     pub(super) seen_at: Instant,
     /// When anything known of the document was last in doubt, until a reading that was asked for after that. Only for a
     /// lock that is to stay with the client: any other goes through the server then.

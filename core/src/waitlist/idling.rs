@@ -63,7 +63,7 @@ impl<H: Hold> Step<'_, H> {
             return false;
         }
         if !handing.was_seen_within(IDLE_LOOK_EVERY, context) {
-            // It was held for long. An event would have told of others.
+            // It was held for long. An event would have told of others; and the time without a reading counts from now.
             (handing.seen_at, handing.doubted_at) = (context.now, Some(context.now));
         }
         let (keep, doubted) = (handing.terms.keep_idle(context.config), handing.doubted_at.is_some());
