@@ -226,6 +226,8 @@ async fn a_server_that_is_silent_in_the_middle_leaves_nothing_behind() {
         }
         proxy.heal();
         eventually(PATIENCE, "all is given back", async || all_vacant(&beside).await).await;
+        // A request that was not answered may be applied yet, and be given back over this network.
+        within(PATIENCE, "nothing is on its way", locks.shutdown()).await;
     }
 }
 
