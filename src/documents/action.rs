@@ -59,7 +59,7 @@ impl<E: DeserializeOwned + Send + Sync + 'static> Ask for handle::Element<E> {
     }
 }
 
-/// Acquires a lock in a document, and reads what was locked in the rest of the timeout, or of the time of a try: on an
+/// Acquires a lock in a document, and reads what was locked: in the rest of the timeout, or in the time of a try. On an
 /// error of the reading the lock is released again. A timeout of zero asks once, and takes as long as that takes.
 async fn acquire_and_read<K: Item<Value: DeserializeOwned>>(
     (locks, id): (ItemLocks<K>, Bson),
@@ -69,8 +69,7 @@ async fn acquire_and_read<K: Item<Value: DeserializeOwned>>(
     let (session, name) = locks.place(&id)?;
     let timeout = options.timeout.filter(|timeout| !timeout.is_zero());
     let is_try = patience == waitlist::Patience::Try;
-    let most = timeout.or(is_try.then_some(TRY_FOR));
-    let until = most.and_then(|most| Instant::now().checked_add(most));
+    let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let array = locks.element.as_ref().map(|element| &*element.array);
     let missing = |name| match array.map(str::to_owned) {
         None => AcquireError::NoDocument { name },
@@ -82,16 +81,19 @@ async fn acquire_and_read<K: Item<Value: DeserializeOwned>>(
         error => error,
     })?;
     let (begun, reading) = (Instant::now(), session.fetch(&name));
-    let found = match until {
+    // A try has had its answer, however late: the reading has as long.
+    let found = match until.or(is_try.then(|| begun + TRY_FOR)) {
         Some(until) => tokio::time::timeout_at(until, reading).await.ok(),
         None => Some(reading.await),
     };
     let Some(found) = found else {
+        // The lock may have been granted when the timeout was all but over.
+        let silent_for = Some(begun.elapsed()).filter(|silent_for| silent_for.as_millis() > 0);
         return Err(AcquireError::Unanswered {
             name,
             waited: timeout.unwrap_or_default(),
             contention: None,
-            error: Some(ServerError::unanswered(begun.elapsed())),
+            error: silent_for.map(ServerError::unanswered),
         });
     };
     match (&found?[..], array) {

@@ -1,6 +1,8 @@
 //! Memory in the place of a server: its collection answers as the driver's, and a test can set faults.
 
-use futures::future::join;
+use std::pin::pin;
+
+use futures::{future::join, poll};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 use watchlock::{
@@ -226,6 +228,31 @@ async fn a_frozen_client_loses_its_locks_at_the_deadline_and_another_takes_over(
 }
 
 /// Once it is thawed, the updates and the releases that followed them come in any order.
+/// The command that grants the lock and the reading each have the time of a try.
+#[tokio::test(start_paused = true)]
+async fn a_try_that_was_granted_late_reads_its_document() {
+    let memory = InMemory::new();
+    let (client, orders) = (memory.client(), MemoryCollection::<Document>::new());
+    orders.insert_one(doc! { "_id": 1, "total": 7 }).await.unwrap();
+    memory.set_frozen(&client, true).unwrap();
+    let locks = client.documents_in_memory(&orders);
+    let mut trying = pin!(locks.try_acquire(1).into_future());
+    assert!(poll!(&mut trying).is_pending());
+    sleep(Duration::from_millis(9900)).await;
+    memory.set_frozen(&client, false).unwrap();
+    let held = doc! { "watchlock.holders": { "$exists": true } };
+    while orders.find(held.clone()).await.unwrap().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    memory.set_frozen(&client, true).unwrap();
+    assert!(poll!(&mut trying).is_pending());
+    sleep(Duration::from_secs(3)).await;
+    assert!(poll!(&mut trying).is_pending(), "the reading is not answered");
+    memory.set_frozen(&client, false).unwrap();
+    let held = trying.await.unwrap().expect("nobody else wants it");
+    assert_eq!(held.document().get_i32("total").unwrap(), 7);
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_callers_of_updates_that_are_not_answered_are_told_in_time_and_the_updates_go_on() {
     let (memory, events) = (InMemory::new(), MemoryCollection::<Document>::new());
