@@ -182,10 +182,10 @@ impl fmt::Display for Rounded {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::{Holder, Owner, fixtures};
+    use crate::protocol::{Entry, Owner, fixtures};
 
-    fn holder(id: &str, label: Option<&str>, reason: Option<&str>) -> Holder {
-        Holder {
+    fn holder(id: &str, label: Option<&str>, reason: Option<&str>) -> Entry {
+        Entry {
             since: ServerTime(1_000),
             until: ServerTime(31_000),
             owner: Owner {
@@ -199,7 +199,7 @@ mod tests {
         }
     }
 
-    fn told(holders: Vec<Holder>, before: usize, age: Duration) -> String {
+    fn told(holders: Vec<Entry>, before: usize, age: Duration) -> String {
         let state = fixtures::lock(fixtures::MUTEX, holders, []);
         Contention::new(&state, ServerTime(13_400), age, before, |id| id.starts_with("us-")).to_string()
     }
@@ -227,7 +227,7 @@ mod tests {
         ));
         assert_eq!(told(Vec::new(), 1, Duration::ZERO), "1 waiter ahead of us");
         // The report is of the write that granted the lock.
-        let fresh = Holder {
+        let fresh = Entry {
             since: ServerTime(13_400),
             ..billing_again
         };

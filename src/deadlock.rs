@@ -19,7 +19,7 @@ use std::{
 
 use crate::{
     inspect::LockInfo,
-    protocol::{Awaited, Holder, ServerTime, State},
+    protocol::{Awaited, Entry, ServerTime, State},
     truncated_debug::{MESSAGE_MOST, shown, shown_in_a_line, shown_up_to},
 };
 
@@ -58,7 +58,7 @@ impl fmt::Display for Deadlock {
 /// Locks whose holders wait for each other: each, directly or through others, for all of these locks.
 pub(crate) struct Knot<'a> {
     /// Their holders that wait for one of them. Each is part of a circle.
-    pub(crate) held: Vec<(&'a str, &'a Holder)>,
+    pub(crate) held: Vec<(&'a str, &'a Entry)>,
     /// The locks for which they wait, directly or through others.
     behind: BTreeSet<&'a str>,
     /// Whether all that blocks them was there at one moment, which came after all looks that were counted.
@@ -67,7 +67,7 @@ pub(crate) struct Knot<'a> {
 
 impl Knot<'_> {
     /// Returns the shortest circle through this one of its holders.
-    pub(crate) fn circle(&self, (name, holder): (&str, &Holder), locks: &BTreeMap<String, State>) -> Deadlock {
+    pub(crate) fn circle(&self, (name, holder): (&str, &Entry), locks: &BTreeMap<String, State>) -> Deadlock {
         let mut ways = vec![vec![(name, holder)]];
         let mut reached = BTreeSet::new();
         let mut at = 0;
@@ -86,7 +86,7 @@ impl Knot<'_> {
     }
 }
 
-fn described(held: &[(&str, &Holder)], locks: &BTreeMap<String, State>) -> Deadlock {
+fn described(held: &[(&str, &Entry)], locks: &BTreeMap<String, State>) -> Deadlock {
     let described = held.iter().filter_map(|(name, holder)| {
         let state = locks.get(*name)?;
         let holders = vec![(*holder).clone()];
@@ -236,16 +236,16 @@ fn behind<'a>(start: &'a str, locks: &'a BTreeMap<String, State>, now: ServerTim
     behind
 }
 
-fn holders<'a>(name: &str, locks: &'a BTreeMap<String, State>, now: ServerTime) -> impl Iterator<Item = &'a Holder> {
+fn holders<'a>(name: &str, locks: &'a BTreeMap<String, State>, now: ServerTime) -> impl Iterator<Item = &'a Entry> {
     locks.get(name).into_iter().flat_map(move |state| live(state, now))
 }
 
-fn live(state: &State, now: ServerTime) -> impl Iterator<Item = &Holder> {
+fn live(state: &State, now: ServerTime) -> impl Iterator<Item = &Entry> {
     state.holders.iter().filter(move |holder| holder.is_live(now))
 }
 
 /// Returns the lock that the holder waits for, and the number of the renewal that has shown it.
-fn awaited(holder: &Holder) -> Option<(&Awaited, i64)> {
+fn awaited(holder: &Entry) -> Option<(&Awaited, i64)> {
     let shown = holder
         .shown
         .as_ref()
@@ -254,7 +254,7 @@ fn awaited(holder: &Holder) -> Option<(&Awaited, i64)> {
 }
 
 /// Returns the name of the lock that the holder waits for.
-pub(crate) fn awaited_lock(holder: &Holder) -> Option<&str> {
+pub(crate) fn awaited_lock(holder: &Entry) -> Option<&str> {
     awaited(holder).map(|(awaited, _)| awaited.lock.as_str())
 }
 
@@ -284,7 +284,7 @@ mod tests {
                     awaits,
                     as_of,
                 });
-                Holder {
+                Entry {
                     shown,
                     ..holder(&format!("a-{token}"), token)
                 }
@@ -337,7 +337,7 @@ mod tests {
         let [a, b] = [Some("a"), Some("b")];
         let crossing = || locks([("a", &[b]), ("b", &[a])], 1);
         assert_eq!(circles(&crossing()).len(), 2);
-        let changed = |change: fn(&mut Holder)| {
+        let changed = |change: fn(&mut Entry)| {
             let mut locks = crossing();
             locks.get_mut("a").unwrap().holders.iter_mut().for_each(change);
             circles(&locks).is_empty()

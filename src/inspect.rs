@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    protocol::{Ended, Exchange, HoldEnd, Holder, Kind, Owner, ServerTime, State},
+    protocol::{Ended, Entry, Exchange, HoldEnd, Kind, Owner, ServerTime, State},
     token::FencingToken,
     truncated_debug::{InALine, shown_in_a_line},
 };
@@ -192,7 +192,7 @@ impl fmt::Display for Access {
 }
 
 impl HolderInfo {
-    pub(crate) fn new(state: &State, holder: &Holder) -> Self {
+    pub(crate) fn new(state: &State, holder: &Entry) -> Self {
         Self {
             token: FencingToken::new(holder.token),
             permits: permits(state, holder.permits),

@@ -1,7 +1,7 @@
 //! The properties that must hold of each write.
 
 use super::client::Line;
-use crate::protocol::{CapacityIs, Evict, Expects, Holder, KeptUntil, Operation, ServerTime, State, wake};
+use crate::protocol::{CapacityIs, Entry, Evict, Expects, KeptUntil, Operation, ServerTime, State, wake};
 
 /// The breaches that a write must never commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +97,7 @@ impl<'a> Write<'a> {
     fn grants_too_much(&self) -> bool {
         let held: i64 = self.after.holders.iter().map(|holder| holder.permits).sum();
         let before = self.holders_before();
-        let is_new = |holder: &Holder| {
+        let is_new = |holder: &Entry| {
             before
                 .iter()
                 .all(|it| it.token != holder.token || it.permits < holder.permits)
@@ -121,7 +121,7 @@ impl<'a> Write<'a> {
         (is_changed && (before.is_set || stays)) || (before.is_set && !self.after.is_set)
     }
 
-    fn holders_before(&self) -> &'a [Holder] {
+    fn holders_before(&self) -> &'a [Entry] {
         self.was.state.map_or(&[][..], |before| &before.holders[..])
     }
 
@@ -129,8 +129,8 @@ impl<'a> Write<'a> {
     fn leaves_behind(&self) -> bool {
         let mut left = self.done().into_iter().flat_map(|operation| &operation.leave);
         left.any(|id| {
-            let spared = |holder: &Holder| self.operation.is_some_and(|operation| operation.spares(holder));
-            let holds = |holder: &Holder| holder.id == *id && !holder.is_kept() && !spared(holder);
+            let spared = |holder: &Entry| self.operation.is_some_and(|operation| operation.spares(holder));
+            let holds = |holder: &Entry| holder.id == *id && !holder.is_kept() && !spared(holder);
             self.after.holders.iter().any(holds) || self.after.queue.iter().any(|waiter| waiter.id == *id)
         })
     }
@@ -141,18 +141,18 @@ impl<'a> Write<'a> {
             return false;
         }
         let done = self.done();
-        let keeps = |holder: &Holder| {
+        let keeps = |holder: &Entry| {
             let mut kept = done.iter().flat_map(|operation| &operation.kept);
             kept.any(|kept| kept.id == holder.id && kept.token == holder.token && kept.until != KeptUntil::Expiry)
         };
-        let stays = |before: &Holder| {
+        let stays = |before: &Entry| {
             let mut after = self.after.holders.iter();
             let after = after.find(|holder| holder.id == before.id && holder.token == before.token);
             let kept = after.filter(|after| after.is_kept() && after.until > self.now);
             kept.is_some_and(|after| !before.is_kept() || after.until == before.until)
         };
-        let is_there = |before: &Holder| self.after.holders.iter().any(|holder| holder.token == before.token);
-        let has_ended = |holder: &Holder| self.was.lines.iter().any(|line| line.has_ended(holder));
+        let is_there = |before: &Entry| self.after.holders.iter().any(|holder| holder.token == before.token);
+        let has_ended = |holder: &Entry| self.was.lines.iter().any(|line| line.has_ended(holder));
         let mut live = self.holders_before().iter().filter(|holder| holder.until > self.now);
         live.any(|holder| {
             ((holder.is_kept() || keeps(holder)) && !stays(holder)) || (has_ended(holder) && !is_there(holder))

@@ -11,9 +11,7 @@ use tokio::time::Instant;
 use super::rules::{EPOCH, LEASE, Rules, SKEW};
 use crate::{
     hold_options::Terms,
-    protocol::{
-        CapacityIs, Exchange, Holder, Kept, KeptUntil, Kind, Operation, Owner, ServerTime, State, wake::Signal,
-    },
+    protocol::{CapacityIs, Entry, Exchange, Kept, KeptUntil, Kind, Operation, Owner, ServerTime, State, wake::Signal},
     waitlist::{
         AcquireOptions, Context, Effect, Key, LeftAs, Patience, Refusal, Setback, Step, StreamState, Waitlist,
         clock::ServerClock, fixtures::PlainHold, ids::Ids,
@@ -442,7 +440,7 @@ impl Line {
     }
 
     /// Whether the time of this grant was over here.
-    pub(super) fn has_ended(&self, holder: &Holder) -> bool {
+    pub(super) fn has_ended(&self, holder: &Entry) -> bool {
         let mut ended = self.ended.iter();
         ended.any(|(id, token)| (id, *token) == (&holder.id, holder.token))
     }

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     protocol::{
-        CapacityIs, Change, Evict, Exchange, Holder, Operation, Requests, State,
+        CapacityIs, Change, Entry, Evict, Exchange, Operation, Requests, State,
         wake::{self, Signal},
     },
     waitlist::{Key, Setback, deadline},
@@ -237,7 +237,7 @@ impl System {
         let mut struck = self.documents()[lock].struck.clone();
         for holder in before.iter().flat_map(|state| &state.holders) {
             let stays =
-                |other: &Holder| (&other.id, other.token) == (&holder.id, holder.token) && other.until >= holder.until;
+                |other: &Entry| (&other.id, other.token) == (&holder.id, holder.token) && other.until >= holder.until;
             if !copy.holders.iter().any(stays) {
                 struck.push(holder.token);
             }

@@ -6,7 +6,7 @@ use super::{
     client::Client,
     system::{Setup, System},
 };
-use crate::protocol::Holder;
+use crate::protocol::Entry;
 
 /// Clients never believe in more permits than there are, nor do two of them believe in one token: not even if somebody
 /// else has taken the lock away from one of them.
@@ -37,7 +37,7 @@ pub(super) fn is_without_ghosts(state: &System) -> bool {
     let empty = |client: &Client, lock: usize| {
         let slot = state.documents().get(lock).and_then(|slot| slot.state.as_deref());
         slot.is_none_or(|document| {
-            let ends_by_itself = |holder: &&Holder| holder.is_kept() || client.lines[lock].has_ended(holder);
+            let ends_by_itself = |holder: &&Entry| holder.is_kept() || client.lines[lock].has_ended(holder);
             let holders = document.holders.iter().filter(|holder| holder.is_live(state.now()));
             let holders = holders.filter(|holder| !ends_by_itself(holder));
             let holders = holders.map(|holder| &holder.id);

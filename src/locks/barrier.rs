@@ -31,7 +31,7 @@ use crate::{
         request::Share,
         watched::{self, KEPT, Watch},
     },
-    protocol::{Holder, KeptUntil, State},
+    protocol::{Entry, KeptUntil, State},
     session::hold::Hold,
     status::LostReason,
     token::FencingToken,
@@ -306,7 +306,7 @@ impl Generation {
 
 /// Returns the first and the last token, if the parties of all places are here and none has passed.
 fn all_here(state: &State) -> Option<(i64, i64)> {
-    let is_here = |holder: &&Holder| !holder.is_kept() && holder.owner.value.as_deref() == Some(HERE);
+    let is_here = |holder: &&Entry| !holder.is_kept() && holder.owner.value.as_deref() == Some(HERE);
     let here = || state.holders.iter().filter(is_here).map(|holder| holder.token);
     let all = i64::try_from(here().count()).ok()? == state.capacity;
     all.then_some((here().min()?, here().max()?))
@@ -446,9 +446,9 @@ mod tests {
         let _ = passed.unwrap().unwrap();
     }
 
-    fn place(token: i64, passed: Option<(i64, i64)>, released: bool) -> Holder {
+    fn place(token: i64, passed: Option<(i64, i64)>, released: bool) -> Entry {
         let mark = passed.map(|(first, last)| Generation { first, last });
-        Holder {
+        Entry {
             id: format!("p-{token}"),
             permits: 1,
             token,
@@ -465,7 +465,7 @@ mod tests {
         }
     }
 
-    fn state(holders: Vec<Holder>) -> State {
+    fn state(holders: Vec<Entry>) -> State {
         let mut state = State::from_document(&mongodb::bson::doc! {
             "kind": "barrier", "capacity": 3_i64, "token": 50_i64, "holders": [], "queue": [], "wake": "", "version": 1_i64,
             "at": mongodb::bson::DateTime::from_millis(0), "purge_at": mongodb::bson::DateTime::from_millis(0),

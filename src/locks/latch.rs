@@ -20,7 +20,7 @@ use crate::{
         request::Share,
         watched::{self, KEPT, Watch},
     },
-    protocol::{Holder, KeptUntil, QUEUE_MOST, State},
+    protocol::{Entry, KeptUntil, QUEUE_MOST, State},
     world::{Async, World},
 };
 
@@ -278,7 +278,7 @@ impl<W: World> Latch<W> {
 }
 
 /// Returns the entries of the arrivals.
-fn arrivals(state: &State) -> impl Iterator<Item = &Holder> {
+fn arrivals(state: &State) -> impl Iterator<Item = &Entry> {
     state.holders.iter().filter(|holder| holder.is_kept())
 }
 

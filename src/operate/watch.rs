@@ -5,7 +5,7 @@ use std::{collections::HashMap, fmt, sync::Arc, time::SystemTime};
 use super::events::Followed;
 use crate::{
     inspect::HolderInfo,
-    protocol::{Holder, State},
+    protocol::{Entry, State},
     token::FencingToken,
 };
 
@@ -133,7 +133,7 @@ fn between(last: Option<&State>, state: Option<&State>) -> Vec<LockEvent> {
                 waiting: state.queue.len(),
             });
         }
-        let known = |holder: &Holder| {
+        let known = |holder: &Entry| {
             before
                 .iter()
                 .any(|other| other.token == holder.token && other.is_kept())

@@ -11,7 +11,7 @@ use crate::{
     config::millis,
     error::ServerError,
     hold_options::Lease,
-    protocol::{Change, Evict, Holder, Operation},
+    protocol::{Change, Entry, Evict, Operation},
     store::Answer,
     waitlist::deadline,
 };
@@ -76,7 +76,7 @@ impl Session {
         self: &Arc<Self>,
         hold: &Hold,
         change: Change,
-    ) -> Result<Option<(Holder, Answer)>, ServerError> {
+    ) -> Result<Option<(Entry, Answer)>, ServerError> {
         self.change_entry(&hold.name, change, hold.length(), hold.deadline())
             .await
     }
@@ -89,7 +89,7 @@ impl Session {
         change: Change,
         lease: Duration,
         deadline: Instant,
-    ) -> Result<Option<(Holder, Answer)>, ServerError> {
+    ) -> Result<Option<(Entry, Answer)>, ServerError> {
         let (becomes, token) = (change.becomes.clone(), change.token);
         let operation = Operation {
             change: Some(change),

@@ -16,7 +16,7 @@ use crate::{
     hold_options::Terms,
     lost_reason,
     name::LockName,
-    protocol::{Change, DETACHED, Exchange, Holder, Kind, Owner, State},
+    protocol::{Change, DETACHED, Entry, Exchange, Kind, Owner, State},
     status::LostReason,
     telemetry::Attempt,
     token::FencingToken,
@@ -171,7 +171,7 @@ impl Session {
         detached: &Detached,
         state: &State,
         exchange: &Exchange,
-        holder: Holder,
+        holder: Entry,
     ) -> Result<Option<Arc<Hold>>, AcquireError> {
         let length = Duration::from_millis(holder.lease.unsigned_abs());
         let mut terms = Terms::default();
@@ -256,17 +256,14 @@ impl Session {
     }
 
     /// Reads the lock, and who holds it under this token, if anybody does and has not released it.
-    async fn holder_of(
-        self: &Arc<Self>,
-        detached: &Detached,
-    ) -> Result<Option<(State, Exchange, Holder)>, ServerError> {
+    async fn holder_of(self: &Arc<Self>, detached: &Detached) -> Result<Option<(State, Exchange, Entry)>, ServerError> {
         let Some((state, exchange)) = self.inspect(&detached.name).await? else {
             return Ok(None);
         };
-        let is_live = |holder: &&Holder| exchange.now.is_none_or(|now| holder.is_live(now)) && !holder.is_kept();
+        let is_live = |holder: &&Entry| exchange.now.is_none_or(|now| holder.is_live(now)) && !holder.is_kept();
         let mut holders = state.holders.iter().filter(is_live);
         // The entry has reserved the tokens after its own, up to the counter at most.
-        let is_of = |holder: &&Holder| {
+        let is_of = |holder: &&Entry| {
             holder.token == detached.entry_token() && (holder.token..=state.token).contains(&detached.token.as_i64())
         };
         let holder = holders.find(is_of).cloned();
@@ -274,7 +271,7 @@ impl Session {
     }
 
     /// Returns the error of a hold that a client has.
-    fn held_by(&self, detached: &Detached, state: State, exchange: &Exchange, holder: Holder) -> AcquireError {
+    fn held_by(&self, detached: &Detached, state: State, exchange: &Exchange, holder: Entry) -> AcquireError {
         let as_of = exchange.now.unwrap_or(state.at);
         let state = State {
             holders: vec![holder],

@@ -26,7 +26,7 @@ use crate::{
     config::{Config, LockLabel, millis},
     error::{AcquireError, InvalidInput, ServerError},
     hold_options::{Lease, Terms},
-    protocol::{Holder, KeptUntil, ServerTime, Use, is_issued_after, wake},
+    protocol::{Entry, KeptUntil, ServerTime, Use, is_issued_after, wake},
     status::{LockStatus, Lost, LostReason},
     store::LogTime,
     token::FencingToken,
@@ -209,7 +209,7 @@ impl Hold {
     }
 
     /// Whether the document's holder is this hold.
-    pub(crate) fn is(&self, holder: &Holder) -> bool {
+    pub(crate) fn is(&self, holder: &Entry) -> bool {
         holder.is_grant(&self.id, self.granted_as)
     }
 

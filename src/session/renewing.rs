@@ -29,7 +29,7 @@ use super::{
 use crate::{
     error::ServerError,
     machine::exchanged,
-    protocol::{Exchange, Holder, Showing},
+    protocol::{Entry, Exchange, Showing},
     store::{LockLayout, Renewal, View},
     telemetry,
     waitlist::deadline,
@@ -349,7 +349,7 @@ impl Session {
 
     /// Notes that a hold was read after a renewal that was sent at that time and acknowledged. `false`: the reading does
     /// not show until when.
-    fn seen_renewed(&self, hold: &Hold, holder: &Holder, exchange: &Exchange, sent: Instant) -> bool {
+    fn seen_renewed(&self, hold: &Hold, holder: &Entry, exchange: &Exchange, sent: Instant) -> bool {
         let lease = hold.length();
         let Some(deadline) = deadline::of_reading(exchange, holder.until, sent, lease, &self.config) else {
             return false;

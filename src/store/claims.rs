@@ -102,9 +102,8 @@ impl Outlook {
             Ok(_) if passed.contains(&name::of_id(&id)) => drop(self.unfit.get_or_insert((id, None))),
             Ok(state) => {
                 self.others = true;
-                let holders = state.iter().flat_map(|state| &state.holders).map(|holder| holder.until);
-                let waiters = state.iter().flat_map(|state| &state.queue).map(|waiter| waiter.until);
-                self.free_at = self.free_at.into_iter().chain(holders.chain(waiters).max()).min();
+                let ends = state.iter().flat_map(State::entries).map(|entry| entry.until);
+                self.free_at = self.free_at.into_iter().chain(ends.max()).min();
             }
         }
     }

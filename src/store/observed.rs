@@ -5,7 +5,7 @@ use std::fmt;
 use super::{LogTime, name};
 use crate::{
     input::TEXT_MOST,
-    protocol::{Holder, Kind, ServerTime, State, document::Malformed},
+    protocol::{Entry, Kind, ServerTime, State, document::Malformed},
     truncated_debug::shown_up_to,
 };
 
@@ -47,7 +47,7 @@ pub(crate) struct Listed {
 impl Listed {
     /// Adds what a document has in the place of a lock.
     pub(super) fn add(&mut self, name: String, found: Option<Result<State, Malformed>>, selection: &Selection) {
-        let awaits = |holder: &Holder| holder.shown.as_ref().is_some_and(|shown| shown.awaits.is_some());
+        let awaits = |holder: &Entry| holder.shown.as_ref().is_some_and(|shown| shown.awaits.is_some());
         match found {
             // The query of a list of elements can't say that any is held, and nothing is listed that was not asked for.
             Some(Ok(state)) if selection.held == Some(true) && state.holders.is_empty() => {}

@@ -48,7 +48,7 @@ fn turns(permits: i64, capacity: i64) -> u64 {
 mod tests {
     use super::*;
     use crate::protocol::{
-        Holder, Waiter,
+        Entry,
         fixtures::{PERMITS, holder, lock, waiter},
     };
 
@@ -65,13 +65,13 @@ mod tests {
 
     #[test]
     fn a_waiter_sees_the_holders_and_the_waiters_ahead_of_it() {
-        let held = |since, until, permits| Holder {
+        let held = |since, until, permits| Entry {
             since: ServerTime(since),
             until: ServerTime(until),
             permits,
             ..holder("a-1", 7)
         };
-        let waits = |id: &str, until, permits| Waiter {
+        let waits = |id: &str, until, permits| Entry {
             until: ServerTime(until),
             permits,
             ..waiter(id)

@@ -2,7 +2,7 @@
 
 use mongodb::bson::{Bson, DateTime, Document, doc};
 
-use super::{Awaited, Ended, Holder, Identity, Owner, ServerTime, Shown, State, Waiter, ended, kind};
+use super::{Awaited, Ended, Entry, Identity, Owner, ServerTime, Shown, State, ended, kind};
 
 /// Maximum permits of a lock, so that the sum of any number of them fits an `i64`.
 const PERMITS_MOST: i64 = u32::MAX as i64;
@@ -118,6 +118,23 @@ impl Owner {
     }
 }
 
+impl Entry {
+    fn to_document(&self) -> Document {
+        let mut entry = doc! {
+            "id": &self.id, "permits": self.permits, "lease": self.lease, "claim": self.claim,
+            "since": self.since, "until": self.until, "owner": self.owner.to_document(),
+        };
+        if let Some(released) = self.released {
+            entry.insert("released", released);
+        }
+        if let Some(shown) = &self.shown {
+            let awaits = shown.awaits.as_ref().map(Awaited::to_document);
+            entry.extend(doc! { "idle": shown.is_idle, "shown": shown.as_of, "awaits": awaits });
+        }
+        entry
+    }
+}
+
 impl Awaited {
     pub(super) fn to_document(&self) -> Document {
         doc! { "lock": &self.lock, "wait": self.wait }
@@ -171,18 +188,15 @@ impl State {
         let fields = Fields { document, path: "" };
         fields.protocol()?;
         let kind = kind::read(fields.text("kind")?).ok_or_else(|| fields.malformed("kind", "is not a kind of lock"))?;
-        let mut holders = Vec::new();
-        for holder in fields.list("holders")? {
-            let holder = holder?;
-            let fields = Fields {
-                document: holder,
-                path: "holders.",
-            };
-            holders.push(Holder {
+        let holders = fields.entries("holders", "holders.")?.map(|fields| {
+            let entry = fields?;
+            let holder = entry.document;
+            Ok(Entry {
+                token: entry.whole("token")?,
                 // To the server a `null` is as good as nothing.
                 released: match holder.get("released") {
                     None | Some(Bson::Null) => None,
-                    Some(_) => Some(fields.time("released")?),
+                    Some(_) => Some(entry.time("released")?),
                 },
                 // No decision depends on it. Earlier versions show it without a number.
                 shown: holder.get_bool("idle").ok().map(|is_idle| Shown {
@@ -190,14 +204,12 @@ impl State {
                     awaits: holder.get_document("awaits").ok().and_then(Awaited::from_document),
                     as_of: holder.get("shown").and_then(whole).unwrap_or_default(),
                 }),
-                ..fields.entry()?.holding(fields.whole("token")?)
-            });
-        }
-        let mut queue = Vec::new();
-        for document in fields.list("queue")? {
-            let (document, path) = (document?, "queue.");
-            queue.push(Fields { document, path }.entry()?);
-        }
+                ..entry.entry()?
+            })
+        });
+        let holders = holders.collect::<Result<_, _>>()?;
+        let queue = fields.entries("queue", "queue.")?.map(|fields| fields?.entry());
+        let queue = queue.collect::<Result<_, _>>()?;
         Ok(Self {
             kind,
             capacity: fields.permits("capacity")?,
@@ -236,35 +248,11 @@ impl State {
 
     /// Returns the lock's fields, as the pipelines write them.
     pub fn fields(&self) -> Document {
-        let holders: Vec<Bson> = self
-            .holders
-            .iter()
-            .map(|holder| {
-                let mut entry = doc! {
-                    "id": &holder.id, "permits": holder.permits, "lease": holder.lease, "claim": holder.claim,
-                    "since": holder.since, "until": holder.until, "owner": holder.owner.to_document(),
-                    "token": holder.token,
-                };
-                if let Some(released) = holder.released {
-                    entry.insert("released", released);
-                }
-                if let Some(shown) = &holder.shown {
-                    let awaits = shown.awaits.as_ref().map(Awaited::to_document);
-                    entry.extend(doc! { "idle": shown.is_idle, "shown": shown.as_of, "awaits": awaits });
-                }
-                Bson::from(entry)
-            })
-            .collect();
-        let queue: Vec<Bson> = self
-            .queue
-            .iter()
-            .map(|waiter| {
-                Bson::from(doc! {
-                    "id": &waiter.id, "permits": waiter.permits, "lease": waiter.lease, "claim": waiter.claim,
-                    "since": waiter.since, "until": waiter.until, "owner": waiter.owner.to_document(),
-                })
-            })
-            .collect();
+        let mut holders: Vec<Document> = self.holders.iter().map(Entry::to_document).collect();
+        for (document, holder) in holders.iter_mut().zip(&self.holders) {
+            document.insert("token", holder.token);
+        }
+        let queue: Vec<Document> = self.queue.iter().map(Entry::to_document).collect();
         let mut document = doc! {
             "protocol": protocol(self.is_set), "kind": self.kind.as_str(), "capacity": self.capacity, "token": self.token,
             "holders": holders, "queue": queue, "wake": &self.wake,
@@ -314,9 +302,9 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Reads what a holder and a waiter have alike.
-    fn entry(&self) -> Result<Waiter, Malformed> {
-        Ok(Waiter {
+    /// Reads an entry as it is in the queue.
+    fn entry(&self) -> Result<Entry, Malformed> {
+        Ok(Entry {
             id: self.text("id")?.to_owned(),
             permits: self.permits("permits")?,
             lease: self.whole("lease")?,
@@ -324,6 +312,9 @@ impl<'a> Fields<'a> {
             since: self.time("since")?,
             until: self.time("until")?,
             owner: Owner::from_document(self.document.get_document("owner").ok()),
+            token: 0,
+            released: None,
+            shown: None,
         })
     }
 
@@ -357,14 +348,17 @@ impl<'a> Fields<'a> {
         ServerTime::in_field(self.document, field).ok_or_else(|| self.malformed(field, "is not a date"))
     }
 
-    fn list(&self, field: &str) -> Result<impl Iterator<Item = Result<&'a Document, Malformed>>, Malformed> {
-        let list = self
-            .document
-            .get_array(field)
-            .map_err(|_| self.malformed(field, "is not an array"))?;
-        let documents = list.iter().map(Bson::as_document);
-        Ok(documents
-            .map(move |entry| entry.ok_or_else(|| self.malformed(field, "has an entry that is not a document"))))
+    fn entries(
+        &self,
+        list: &'a str,
+        path: &'static str,
+    ) -> Result<impl Iterator<Item = Result<Fields<'a>, Malformed>>, Malformed> {
+        let entries = self.document.get_array(list);
+        let entries = entries.map_err(|_| self.malformed(list, "is not an array"))?;
+        Ok(entries.iter().map(move |entry| match entry.as_document() {
+            Some(document) => Ok(Fields { document, path }),
+            None => Err(self.malformed(list, "has an entry that is not a document")),
+        }))
     }
 }
 
@@ -397,7 +391,7 @@ mod tests {
             capacity: 3,
             is_set: false,
             token: 12,
-            holders: vec![Holder {
+            holders: vec![Entry {
                 id: "a-1".into(),
                 permits: 2,
                 token: 12,
@@ -427,7 +421,7 @@ mod tests {
                     as_of: 4,
                 }),
             }],
-            queue: vec![Waiter {
+            queue: vec![Entry {
                 id: "b-1".into(),
                 permits: 3,
                 lease: 45,
@@ -435,6 +429,9 @@ mod tests {
                 since: ServerTime(6),
                 until: ServerTime(51),
                 owner: Owner::default(),
+                token: 0,
+                released: None,
+                shown: None,
             }],
             wake: "a.1:;".into(),
             version: 40,

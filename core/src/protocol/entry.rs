@@ -7,17 +7,19 @@ use super::ServerTime;
 /// Beginning of the entries of holds that no client has. The id of a session has other letters.
 pub const DETACHED: &str = "detached-";
 
-/// An entry that holds the lock.
+/// An entry in the queue, or one that holds the lock: that is the same entry with a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holder {
+pub struct Entry {
     pub id: String,
     pub permits: i64,
-    /// The time that a renewal adds to the server's now, in milliseconds.
+    /// The lease of the entry in the queue, and the time that a renewal adds to the server's now, in milliseconds.
     pub lease: i64,
+    /// The first, short lease after a hand-over, in milliseconds: the time that a waiter which died unnoticed costs.
     pub claim: i64,
     pub since: ServerTime,
     pub until: ServerTime,
     pub owner: Owner,
+    /// Zero in the queue, where the document has none.
     pub token: i64,
     /// When its holder released it, if the lock is kept beyond that: until `until`, and nobody renews it.
     pub released: Option<ServerTime>,
@@ -54,7 +56,7 @@ pub struct Showing {
     pub as_of: i64,
 }
 
-impl Holder {
+impl Entry {
     /// Returns whether its time is not over. Nobody holds a lock, or keeps it taken, by an entry whose time is over, even
     /// if no write has removed it so far.
     pub fn is_live(&self, now: ServerTime) -> bool {
@@ -81,38 +83,6 @@ impl Holder {
     /// client has that hold.
     pub fn is_grant(&self, id: &str, token: i64) -> bool {
         self.id == id && self.token == token && !self.is_kept()
-    }
-}
-
-/// An entry in the queue.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Waiter {
-    pub id: String,
-    pub permits: i64,
-    /// The lease of the entry itself and of the hold that it becomes, in milliseconds.
-    pub lease: i64,
-    /// The first, short lease after a hand-over, in milliseconds: the time that a waiter which died unnoticed costs.
-    pub claim: i64,
-    pub since: ServerTime,
-    pub until: ServerTime,
-    pub owner: Owner,
-}
-
-impl Waiter {
-    /// Returns the holder of the same entry under this token.
-    pub(super) fn holding(self, token: i64) -> Holder {
-        Holder {
-            id: self.id,
-            permits: self.permits,
-            lease: self.lease,
-            claim: self.claim,
-            since: self.since,
-            until: self.until,
-            owner: self.owner,
-            token,
-            released: None,
-            shown: None,
-        }
     }
 }
 

@@ -1,13 +1,13 @@
 //! Entries, documents and operations for tests.
 
-use super::{CapacityIs, Holder, Kind, Operation, Owner, Request, Requests, ServerTime, State, Use, Waiter};
+use super::{CapacityIs, Entry, Kind, Operation, Owner, Request, Requests, ServerTime, State, Use};
 
 pub const MUTEX: Use = (Kind::Mutex, 1);
 pub const PERMITS: Use = (Kind::Semaphore, 10);
 
 /// A holder of one permit, whose lease runs from 0 to 100.
-pub fn holder(id: &str, token: i64) -> Holder {
-    Holder {
+pub fn holder(id: &str, token: i64) -> Entry {
+    Entry {
         id: id.to_owned(),
         permits: 1,
         lease: 100,
@@ -22,33 +22,25 @@ pub fn holder(id: &str, token: i64) -> Holder {
 }
 
 /// A holder that released the lock at 1, which is kept until 100.
-pub fn kept(id: &str, token: i64) -> Holder {
-    Holder {
+pub fn kept(id: &str, token: i64) -> Entry {
+    Entry {
         released: Some(ServerTime(1)),
         ..holder(id, token)
     }
 }
 
 /// A waiter for one permit, whose lease runs from 0 to 100.
-pub fn waiter(id: &str) -> Waiter {
-    Waiter {
-        id: id.to_owned(),
-        permits: 1,
-        lease: 100,
-        claim: 10,
-        since: ServerTime(0),
-        until: ServerTime(100),
-        owner: Owner::default(),
-    }
+pub fn waiter(id: &str) -> Entry {
+    holder(id, 0)
 }
 
 /// The document of a lock with these entries, after one write at 0. The last token is the largest of its holders.
 pub fn lock(
     (kind, capacity): Use,
-    holders: impl IntoIterator<Item = Holder>,
-    queue: impl IntoIterator<Item = Waiter>,
+    holders: impl IntoIterator<Item = Entry>,
+    queue: impl IntoIterator<Item = Entry>,
 ) -> State {
-    let holders: Vec<Holder> = holders.into_iter().collect();
+    let holders: Vec<Entry> = holders.into_iter().collect();
     State {
         kind,
         capacity,

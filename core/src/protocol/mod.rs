@@ -132,7 +132,7 @@ pub use ahead::Ahead;
 pub(crate) use ended::HISTORY_MOST;
 pub use ended::HoldEnd;
 pub use ended::{Ended, Record};
-pub use entry::{Awaited, DETACHED, Holder, Identity, Owner, Showing, Shown, Waiter};
+pub use entry::{Awaited, DETACHED, Entry, Identity, Owner, Showing, Shown};
 pub use kind::Kind;
 pub use kind::Use;
 pub use location::Location;

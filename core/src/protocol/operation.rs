@@ -1,6 +1,6 @@
 //! Operations: the steps that clients ask for, each one atomic write of one lock.
 
-use super::{Ended, HoldEnd, Holder, Identity, Kind, Owner, Record, ServerTime};
+use super::{Ended, Entry, HoldEnd, Identity, Kind, Owner, Record, ServerTime};
 
 /// Maximum length of a lock's queue; see [`Operation::room`].
 ///
@@ -63,7 +63,7 @@ pub struct Kept {
 
 impl Kept {
     /// Whether it names this grant.
-    fn is_for(&self, holder: &Holder) -> bool {
+    fn is_for(&self, holder: &Entry) -> bool {
         (&self.id, self.token) == (&holder.id, holder.token)
     }
 
@@ -144,7 +144,7 @@ impl Change {
     }
 
     /// Whether it changes this holder.
-    pub(super) fn is_for(&self, holder: &Holder) -> bool {
+    pub(super) fn is_for(&self, holder: &Entry) -> bool {
         let mut ids = self.ids().into_iter();
         ids.any(|id| holder.is_grant(id, self.token))
     }
@@ -296,7 +296,7 @@ impl Operation {
     }
 
     /// Returns the time until which the lock is kept when this holder leaves, if that lies ahead.
-    pub(super) fn kept_until(&self, holder: &Holder, now: ServerTime) -> Option<ServerTime> {
+    pub(super) fn kept_until(&self, holder: &Entry, now: ServerTime) -> Option<ServerTime> {
         let kept = self.kept.iter();
         let mut kept = kept.filter(|kept| kept.is_for(holder) && kept.until != KeptUntil::Expiry);
         let until = kept.next()?.until.of(holder.since, now);
@@ -304,7 +304,7 @@ impl Operation {
     }
 
     /// Returns whether an entry leaves by the operation, for all grants but this one of a holder.
-    pub fn spares(&self, holder: &Holder) -> bool {
+    pub fn spares(&self, holder: &Entry) -> bool {
         let mut kept = self.kept.iter();
         kept.any(|kept| kept.is_for(holder) && kept.until == KeptUntil::Expiry)
     }
@@ -312,7 +312,7 @@ impl Operation {
     /// Returns the end of a holder that this operation removes.
     ///
     /// A hold whose lease was over has expired, whatever the operation does with its entry.
-    pub(super) fn end_of(&self, holder: &Holder, now: ServerTime) -> Ended {
+    pub(super) fn end_of(&self, holder: &Entry, now: ServerTime) -> Ended {
         let superseded = |identity: &Identity| identity.supersedes(&holder.owner);
         let (ended, how) = if let Some(released) = holder.released {
             (released, HoldEnd::Released)
@@ -418,7 +418,7 @@ impl KeptUntil {
 }
 
 impl Evict {
-    pub(super) fn includes(self, holder: &Holder) -> bool {
+    pub(super) fn includes(self, holder: &Entry) -> bool {
         match self {
             Self::Nobody => false,
             Self::Everybody => true,
@@ -504,7 +504,7 @@ mod tests {
             identity: Some(worker(1)),
             ..Owner::default()
         };
-        let adopted = Holder {
+        let adopted = Entry {
             owner: earlier,
             ..holder("b-1", 7)
         };

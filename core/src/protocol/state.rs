@@ -10,8 +10,8 @@ mod renewing;
 mod tests;
 
 use super::{
-    AT_ONCE, CapacityIs, Change, Ended, Evict, Expects, Holder, Identity, Kind, NOTIFIES_UP_TO, Operation, Request,
-    ServerTime, Use, Waiter,
+    AT_ONCE, CapacityIs, Change, Ended, Entry, Evict, Expects, Identity, Kind, NOTIFIES_UP_TO, Operation, Request,
+    ServerTime, Use,
     wake::{self, Signal},
 };
 
@@ -26,9 +26,9 @@ pub struct State {
     pub is_set: bool,
     /// The last token issued.
     pub token: i64,
-    pub holders: Vec<Holder>,
+    pub holders: Vec<Entry>,
     /// First come, first served; head first.
-    pub queue: Vec<Waiter>,
+    pub queue: Vec<Entry>,
     pub wake: String,
     /// The number of writes.
     pub version: i64,
@@ -75,9 +75,12 @@ impl State {
 
     /// Returns whether nobody holds the lock or waits for it.
     pub fn is_free(&self, now: ServerTime) -> bool {
-        let holders = self.holders.iter().map(|holder| holder.until);
-        let waiters = self.queue.iter().map(|waiter| waiter.until);
-        holders.chain(waiters).all(|until| until <= now)
+        self.entries().all(|entry| !entry.is_live(now))
+    }
+
+    /// Returns all entries, holders first.
+    pub fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.holders.iter().chain(&self.queue)
     }
 
     /// Returns whether the queue has no room: for so many entries in all, and none that is over.
@@ -94,7 +97,7 @@ impl State {
 
     /// Returns whether any of these entries is in the lock.
     pub fn has_any(&self, ids: &[String]) -> bool {
-        ids.iter().any(|id| self.has_holder(id) || self.has_waiter(id))
+        self.entries().any(|entry| ids.contains(&entry.id))
     }
 
     fn has_holder(&self, id: &str) -> bool {
@@ -165,9 +168,8 @@ impl Operation {
                     && state.queue.is_empty()
             }
             Expects::Nothing => {
-                let mut leave = self.leave.iter();
                 self.requests.is_some()
-                    || leave.any(|id| state.has_holder(id) || state.has_waiter(id))
+                    || state.has_any(&self.leave)
                     || self.change.iter().flat_map(Change::ids).any(|id| state.has_holder(id))
                     || holders.any(|holder| self.evicts(holder, now))
             }
@@ -175,7 +177,7 @@ impl Operation {
     }
 
     /// Returns whether the operation evicts the holder. An operator evicts nobody whose time is over.
-    fn evicts(&self, holder: &Holder, now: ServerTime) -> bool {
+    fn evicts(&self, holder: &Entry, now: ServerTime) -> bool {
         self.evict.includes(holder) && (holder.is_live(now) || !self.breaks())
     }
 }
@@ -242,7 +244,7 @@ impl Step<'_> {
     /// kept stay, marked as released unless they are to stay until their lease is over.
     fn leave(&mut self) {
         let (operation, before, now) = (self.operation, self.before, self.now);
-        let held = |holder: &&Holder| holder.is_live(now) && !operation.spares(holder);
+        let held = |holder: &&Entry| holder.is_live(now) && !operation.spares(holder);
         for id in &operation.leave {
             let mut held = before.holders.iter().filter(held);
             self.words.left(if held.any(|holder| holder.id == *id) {
@@ -255,7 +257,7 @@ impl Step<'_> {
         }
         self.mark_kept();
         let leaves = |id: &String| operation.leave.contains(id);
-        let stays = |holder: &Holder| holder.is_kept() || operation.spares(holder) || !leaves(&holder.id);
+        let stays = |holder: &Entry| holder.is_kept() || operation.spares(holder) || !leaves(&holder.id);
         let holders = &mut self.state.holders;
         holders.retain(|holder| holder.is_live(now) && stays(holder));
         self.state
@@ -279,13 +281,14 @@ impl Step<'_> {
         let Some(identity) = self.operation.adopts() else {
             return;
         };
-        let (holders, waiters) = superseded(self.before, identity, self.now);
-        let ids = holders.iter().map(|holder| &holder.id);
-        let ids: Vec<&String> = ids.chain(waiters.iter().map(|waiter| &waiter.id)).collect();
+        let superseded = superseded(self.before, identity, self.now);
+        let ids: Vec<&String> = superseded.iter().map(|entry| &entry.id).collect();
         ids.iter().for_each(|id| self.words.announce(id, Signal::Adopted));
         self.state.holders.retain(|holder| !ids.contains(&&holder.id));
         self.state.queue.retain(|waiter| !ids.contains(&&waiter.id));
-        let tokens: Vec<i64> = holders.iter().map(|holder| holder.token).collect();
+        // A waiter has none.
+        let tokens = superseded.iter().map(|entry| entry.token);
+        let tokens: Vec<i64> = tokens.filter(|token| *token > 0).collect();
         if !tokens.is_empty() {
             self.adopts_a_hold = true;
             self.state.adopted = tokens;
@@ -327,7 +330,7 @@ impl Step<'_> {
         let evicted = || before.holders.iter().filter(|holder| operation.evicts(holder, now));
         evicted()
             .filter(|_| operation.breaks())
-            .for_each(|Holder { id, token, .. }| self.words.announce(id, Signal::Evicted { token: *token }));
+            .for_each(|Entry { id, token, .. }| self.words.announce(id, Signal::Evicted { token: *token }));
         self.state.holders.retain(|holder| !evict.includes(holder));
         match evict {
             Evict::Nobody | Evict::Kept(_) => {}
@@ -382,7 +385,7 @@ impl Step<'_> {
     fn put_upgrades_first(&mut self) {
         let state = &mut self.state;
         let held: i64 = state.holders.iter().map(|holder| holder.permits).sum();
-        let goes_first = |waiter: &Waiter| {
+        let goes_first = |waiter: &Entry| {
             self.operation.entries().any(|entry| {
                 let mut holders = state.holders.iter();
                 entry.id == waiter.id
@@ -420,7 +423,7 @@ impl Step<'_> {
         if entry.permits > self.state.capacity || entry.upgrades.as_ref().is_some_and(is_stranded) {
             return;
         }
-        self.state.queue.push(Waiter {
+        self.state.queue.push(Entry {
             id: entry.id.clone(),
             permits: entry.permits,
             lease: entry.lease,
@@ -428,6 +431,9 @@ impl Step<'_> {
             since: self.now,
             until,
             owner: entry.owner.clone(),
+            token: 0,
+            released: None,
+            shown: None,
         });
     }
 
@@ -458,17 +464,18 @@ impl Step<'_> {
     }
 
     /// Makes the waiter a holder with the next token. Returns the entry and its token, unless it asks.
-    fn grant(&mut self, waiter: Waiter) -> Option<(String, i64)> {
+    fn grant(&mut self, waiter: Entry) -> Option<(String, i64)> {
         let token = next_token(self.state.token, self.now);
         self.state.token = token;
         // A client that asks is alive and gets its full lease; one that is woken must first show that it is.
         let asking = self.operation.asks_for(&waiter.id);
         let lease = if asking { waiter.lease } else { waiter.claim };
         let woken = (!asking).then(|| (waiter.id.clone(), token));
-        self.state.holders.push(Holder {
+        self.state.holders.push(Entry {
             since: self.now,
             until: self.now.plus_millis(lease),
-            ..waiter.holding(token)
+            token,
+            ..waiter
         });
         woken
     }
@@ -533,14 +540,11 @@ impl Step<'_> {
     }
 }
 
-/// Returns the entries of earlier incarnations.
-fn superseded<'a>(before: &'a State, identity: &Identity, now: ServerTime) -> (Vec<&'a Holder>, Vec<&'a Waiter>) {
-    let holders = before.holders.iter().filter(|holder| holder.is_live(now));
-    // A kept lock has done its work, and is kept for the owner's later incarnations too.
-    let holders = holders.filter(|holder| !holder.is_kept() && identity.supersedes(&holder.owner));
-    let waiters = before.queue.iter().filter(|waiter| waiter.until > now);
-    let waiters = waiters.filter(|waiter| identity.supersedes(&waiter.owner));
-    (holders.collect(), waiters.collect())
+/// Returns the entries of earlier incarnations, holders first. A kept lock has done its work, and is kept for the owner's
+/// later incarnations too.
+fn superseded<'a>(before: &'a State, identity: &Identity, now: ServerTime) -> Vec<&'a Entry> {
+    let is_superseded = |entry: &&Entry| entry.is_live(now) && !entry.is_kept() && identity.supersedes(&entry.owner);
+    before.entries().filter(is_superseded).collect()
 }
 
 /// Returns the token of a grant at `now`, where `last` is the document's counter.

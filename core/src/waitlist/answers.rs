@@ -472,14 +472,8 @@ fn kept_or_lost(kept: &Kept, state: Option<&State>, now: Option<ServerTime>) -> 
 
 /// Returns the entries in the document that the operation asked for.
 pub fn asked_for<'a>(operation: &'a Operation, state: &'a State) -> impl Iterator<Item = &'a str> {
-    let entries = operation.requests.iter().flat_map(|requests| &requests.entries);
-    let there = |id: &String| {
-        state.holders.iter().any(|holder| holder.id == *id) || state.queue.iter().any(|waiter| waiter.id == *id)
-    };
-    entries
-        .map(|entry| &entry.id)
-        .filter(move |id| there(id))
-        .map(String::as_str)
+    let ids = state.entries().map(|entry| entry.id.as_str());
+    ids.filter(|id| operation.asks_for(id))
 }
 
 /// Returns whether another client's task is in the queue.

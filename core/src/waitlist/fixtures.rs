@@ -109,7 +109,7 @@ mod of_tests {
     use crate::{
         config::Settings,
         hold_options::Terms,
-        protocol::{Ahead, CapacityIs, Holder, Kind, Owner, ServerTime, State, Waiter, fixtures},
+        protocol::{Ahead, CapacityIs, Entry, Kind, Owner, ServerTime, State, fixtures},
     };
 
     pub(in crate::waitlist) const MUTEX: (Use, i64) = ((Kind::Mutex, 1), 1);
@@ -208,8 +208,8 @@ mod of_tests {
     }
 
     /// A holder since now, until so many milliseconds later.
-    pub(in crate::waitlist) fn holder(lasts: i64) -> Holder {
-        Holder {
+    pub(in crate::waitlist) fn holder(lasts: i64) -> Entry {
+        Entry {
             lease: 30_000,
             claim: 5_000,
             since: NOW,
@@ -219,8 +219,8 @@ mod of_tests {
     }
 
     /// A waiter since now, until so many milliseconds later.
-    pub(in crate::waitlist) fn waiter(id: &str, lasts: i64) -> Waiter {
-        Waiter {
+    pub(in crate::waitlist) fn waiter(id: &str, lasts: i64) -> Entry {
+        Entry {
             lease: 30_000,
             claim: 5_000,
             since: NOW,
@@ -230,7 +230,7 @@ mod of_tests {
     }
 
     /// A mutex that another client holds for a minute.
-    pub(in crate::waitlist) fn state(queue: Vec<Waiter>) -> State {
+    pub(in crate::waitlist) fn state(queue: Vec<Entry>) -> State {
         State {
             at: NOW,
             purge_at: NOW,

@@ -142,8 +142,7 @@ impl<H: Hold> Step<'_, H> {
     /// Returns the entries of this session in a document that no task wants: of requests that were applied late, or
     /// whose tasks gave up meanwhile.
     pub(super) fn orphans<'s>(&self, state: &'s State) -> Vec<&'s String> {
-        let ids = state.holders.iter().map(|holder| &holder.id);
-        let ids = ids.chain(state.queue.iter().map(|waiter| &waiter.id));
+        let ids = state.entries().map(|entry| &entry.id);
         let ids = ids.filter(|id| self.context.ids.made(id) && !self.wants(id));
         ids.filter(|id| !self.is_left_to_the_server(id, state)).collect()
     }

@@ -9,7 +9,7 @@ use crate::{
     backoff::LONGEST_PAUSE,
     config::Config,
     hold_options::Lease,
-    protocol::{Ahead, Holder, ServerTime, State},
+    protocol::{Ahead, Entry, ServerTime, State},
 };
 
 /// Time within which the shortest critical sections are over: these are the ones that feel what a release costs. A
@@ -146,7 +146,7 @@ pub(super) fn check(lease: &Lease, deadline: Instant, now: Instant) -> Instant {
 /// shows it. So the time that is left counts, not the time of the request.
 pub(crate) fn first_renewal(
     lease: &Lease,
-    holder: &Holder,
+    holder: &Entry,
     deadline: Instant,
     context: &Context<'_>,
 ) -> Option<Instant> {
@@ -179,7 +179,7 @@ mod tests {
     use crate::{
         config::Settings,
         hold_options::Terms,
-        protocol::{Exchange, Waiter},
+        protocol::{Entry, Exchange},
         waitlist::{
             clock::ServerClock,
             fixtures::{MUTEX, NOW, ahead, holder, in_context, queued, state, waiter, waitlist},
@@ -232,11 +232,11 @@ mod tests {
     async fn a_head_confirms_its_position_in_time_and_the_next_asks_as_the_claim_of_the_first_ends() {
         by_the_clock(|context| {
             let asks = |others: usize, claim: i64, left: i64| {
-                let other = |number| Waiter {
+                let other = |number| Entry {
                     claim,
                     ..waiter(&format!("other-{number}"), 30_000)
                 };
-                let mut queue: Vec<Waiter> = (1..=others).map(other).collect();
+                let mut queue: Vec<Entry> = (1..=others).map(other).collect();
                 queue.push(waiter("me-1", left));
                 let mut waitlist = waitlist([queued(1, MUTEX)]);
                 waitlist.step(context).plan_asking(&state(queue), Some(NOW));

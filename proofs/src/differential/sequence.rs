@@ -3,7 +3,7 @@
 use crate::Random;
 use mongodb::bson::{Bson, Document, doc};
 use watchlock_core::protocol::{
-    CapacityIs, Change, Evict, Expects, Holder, Operation, ServerTime, Showing, State, Waiter, pipeline, state,
+    CapacityIs, Change, Entry, Evict, Expects, Operation, ServerTime, Showing, State, pipeline, state,
 };
 
 use super::{
@@ -62,8 +62,8 @@ impl Seen {
         self.broken += u32::from(operation.breaks() && is_written);
         self.not_broken += u32::from(operation.breaks() && !is_written);
         if let Some(requests) = operation.requests.as_ref().filter(|_| is_written) {
-            let is_new = |holder: &Holder| before.holders.iter().all(|it| it.token != holder.token);
-            let is_gone = |waiter: &Waiter| !after.has_any(std::slice::from_ref(&waiter.id));
+            let is_new = |holder: &Entry| before.holders.iter().all(|it| it.token != holder.token);
+            let is_gone = |waiter: &Entry| !after.has_any(std::slice::from_ref(&waiter.id));
             let sets = requests.by == CapacityIs::Set;
             self.set_granted += u32::from(sets && after.holders.iter().any(is_new));
             let mut live = before.queue.iter().filter(|waiter| waiter.until > after.at);

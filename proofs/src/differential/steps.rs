@@ -5,7 +5,7 @@ use std::slice;
 
 use crate::Random;
 use watchlock_core::protocol::{
-    Awaited, CapacityIs, Change, Evict, Expects, Holder, Identity, Kept, KeptUntil, Kind, Operation, Owner, Record,
+    Awaited, CapacityIs, Change, Entry, Evict, Expects, Identity, Kept, KeptUntil, Kind, Operation, Owner, Record,
     Request, Requests, Showing, State,
 };
 
@@ -91,7 +91,7 @@ impl<'a> Draw<'a> {
     }
 
     /// Draws a guard, mostly of a holder.
-    fn guard(&mut self, operation: String, holder: &Holder) -> Move {
+    fn guard(&mut self, operation: String, holder: &Entry) -> Move {
         let (held, another) = (holder.id.as_str(), self.any_id());
         Move::Guard {
             operation,
@@ -101,7 +101,7 @@ impl<'a> Draw<'a> {
     }
 
     /// Draws a release that keeps the lock.
-    fn keep(&mut self, id: String, holder: &Holder) -> Operation {
+    fn keep(&mut self, id: String, holder: &Entry) -> Operation {
         let leave = vec![holder.id.clone()];
         let record = self.record(&leave);
         Operation {
@@ -114,7 +114,7 @@ impl<'a> Draw<'a> {
     }
 
     /// Draws a release that comes late, in whatever form.
-    fn late_release(&mut self, id: String, released: &Holder) -> Operation {
+    fn late_release(&mut self, id: String, released: &Entry) -> Operation {
         let capacity = self.capacity();
         let expects = match capacity {
             Some(1) => self.one_of(&[Expects::Nothing, Expects::Holding, Expects::Alone]),
@@ -220,7 +220,7 @@ impl<'a> Draw<'a> {
 
     /// Draws a change, mostly of this holder, sometimes under the token of an earlier grant, sometimes with fewer permits
     /// or a longer lease already, and sometimes into another entry or with another value.
-    fn change_of(&mut self, holder: &Holder, drawn: Operation) -> Operation {
+    fn change_of(&mut self, holder: &Entry, drawn: Operation) -> Operation {
         let another = self.any_id();
         let id = self.mostly(holder, another);
         let becomes = if self.one_in(3) {
@@ -349,12 +349,12 @@ impl<'a> Draw<'a> {
     fn kept(&mut self, leave: &[String]) -> Vec<Kept> {
         let holders = self.state.into_iter().flat_map(|state| &state.holders);
         let holders = holders.filter(|holder| leave.contains(&holder.id));
-        let kept: Vec<&Holder> = holders.filter(|_| self.one_in(2)).collect();
+        let kept: Vec<&Entry> = holders.filter(|_| self.one_in(2)).collect();
         kept.into_iter().map(|holder| self.kept_until(holder)).collect()
     }
 
     /// Draws until when a holder is kept, sometimes under the token of an earlier grant.
-    fn kept_until(&mut self, holder: &Holder) -> Kept {
+    fn kept_until(&mut self, holder: &Entry) -> Kept {
         let millis = self.number(40);
         Kept {
             id: holder.id.clone(),
@@ -377,27 +377,27 @@ impl<'a> Draw<'a> {
         state.map(|state| state.capacity)
     }
 
-    fn last_holder(&self) -> Option<&'a Holder> {
+    fn last_holder(&self) -> Option<&'a Entry> {
         self.state?.holders.last()
     }
 
     /// Returns the first of the holders whose lock is kept.
-    fn released_holder(&self) -> Option<&'a Holder> {
+    fn released_holder(&self) -> Option<&'a Entry> {
         self.state?.holders.iter().find(|holder| holder.is_kept())
     }
 
-    fn first_or_second_holder(&mut self) -> Option<&'a Holder> {
+    fn first_or_second_holder(&mut self) -> Option<&'a Entry> {
         let holders = &self.state?.holders;
         holders.get(self.random.below(2) as usize)
     }
 
     /// Draws the token of a holder, or one time in so many that of an earlier grant.
-    fn token(&mut self, holder: &Holder, times: u64) -> i64 {
+    fn token(&mut self, holder: &Entry, times: u64) -> i64 {
         holder.token - i64::from(self.one_in(times))
     }
 
     /// Draws the id of the holder, or one time in four the other id.
-    fn mostly(&mut self, holder: &Holder, another: &str) -> String {
+    fn mostly(&mut self, holder: &Entry, another: &str) -> String {
         let held = holder.id.as_str();
         self.one_of(&[held, held, held, another]).to_owned()
     }

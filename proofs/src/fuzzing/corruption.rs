@@ -2,9 +2,7 @@
 
 use mongodb::bson::{Binary, Bson, DateTime, Decimal128, Document, Timestamp, doc, oid::ObjectId, spec::BinarySubtype};
 
-use watchlock_core::protocol::{
-    Awaited, Ended, HoldEnd, Holder, Identity, Kind, Owner, ServerTime, Shown, State, Waiter,
-};
+use watchlock_core::protocol::{Awaited, Ended, Entry, HoldEnd, Identity, Kind, Owner, ServerTime, Shown, State};
 
 use super::Choices;
 
@@ -44,7 +42,7 @@ pub(super) fn sample(choices: &mut Choices<'_>) -> Document {
 fn ends(choices: &mut Choices<'_>) -> Vec<Ended> {
     let ends = choices.below(3);
     let ended = |number| {
-        let Holder {
+        let Entry {
             token,
             permits,
             since,
@@ -63,24 +61,8 @@ fn ends(choices: &mut Choices<'_>) -> Vec<Ended> {
     (0..ends).map(ended).collect()
 }
 
-fn holder(number: usize, choices: &mut Choices<'_>) -> Holder {
-    let Waiter {
-        id,
-        permits,
-        lease,
-        claim,
-        since,
-        until,
-        owner,
-    } = waiter(number, choices);
-    Holder {
-        id,
-        permits,
-        lease,
-        claim,
-        since,
-        until,
-        owner,
+fn holder(number: usize, choices: &mut Choices<'_>) -> Entry {
+    Entry {
         token: NOW * 1_000 - i64::from(u8::try_from(number).unwrap_or(0)),
         released: choices.one_in(4).then_some(ServerTime(NOW)),
         shown: choices.one_in(4).then(|| Shown {
@@ -91,12 +73,13 @@ fn holder(number: usize, choices: &mut Choices<'_>) -> Holder {
             }),
             as_of: 4,
         }),
+        ..waiter(number, choices)
     }
 }
 
-fn waiter(number: usize, choices: &mut Choices<'_>) -> Waiter {
+fn waiter(number: usize, choices: &mut Choices<'_>) -> Entry {
     let text = |choices: &mut Choices<'_>| choices.one_in(2).then(|| text(choices));
-    Waiter {
+    Entry {
         id: format!("{}-{number}", choices.pick(&["me", "aa", "é"])),
         permits: 1,
         lease: 30_000,
@@ -115,6 +98,9 @@ fn waiter(number: usize, choices: &mut Choices<'_>) -> Waiter {
                 born: choices.number(),
             }),
         },
+        token: 0,
+        released: None,
+        shown: None,
     }
 }
 

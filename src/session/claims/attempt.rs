@@ -19,7 +19,7 @@ use crate::{
     config::millis,
     error::ServerError,
     hold_options::Lease,
-    protocol::{CapacityIs, Exchange, Holder, Kind, Operation, Owner, Request, Requests},
+    protocol::{CapacityIs, Entry, Exchange, Kind, Operation, Owner, Request, Requests},
     store::{Claimed, Taken, name},
     telemetry,
     waitlist::{Grant, How, Step, deadline, timing},
@@ -122,7 +122,7 @@ impl Attempts {
 
 /// Returns the grant of a claim that this answer shows, unless its lease may be over.
 pub(in crate::session) fn grant_of(
-    holder: &Holder,
+    holder: &Entry,
     lease: Lease,
     exchange: &Exchange,
     how: How,

@@ -17,7 +17,7 @@ use crate::{
     error::ServerError,
     input::check_document,
     protocol::{
-        Holder, Operation, ServerTime, State,
+        Entry, Operation, ServerTime, State,
         document::{ID_MOST, size_of_id, whole},
         state, wake,
     },
@@ -209,7 +209,7 @@ impl MemoryStore {
         let member = self.layout.member(name);
         let document = contents.get(&member.id)?;
         let state = member.location.state(document).ok()??;
-        let is_it = |holder: &Holder| holder.id == id && holder.token == token && holder.until > now;
+        let is_it = |holder: &Entry| holder.id == id && holder.token == token && holder.until > now;
         state.holders.iter().any(is_it).then_some(document)
     }
 

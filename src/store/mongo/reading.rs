@@ -225,7 +225,7 @@ mod tests {
     use super::*;
     use crate::{
         protocol::{
-            Ahead, Owner, ServerTime, State, Waiter,
+            Ahead, Entry, Owner, ServerTime, State,
             fixtures::{MUTEX, holder, lock, waiter},
         },
         store::lock_layout::{LockLayout, Paths},
@@ -237,7 +237,7 @@ mod tests {
             reason: Some("r".repeat(200)),
             ..Owner::default()
         };
-        let live = |number: usize| Waiter {
+        let live = |number: usize| Entry {
             until: now.plus_millis(if number == 1 { left } else { 60_000 }),
             owner: owner.clone(),
             ..waiter(&format!("w-{number}"))

@@ -1,7 +1,7 @@
 //! Renewals: the writes that only extend leases.
 
 use super::State;
-use crate::protocol::{Holder, ServerTime, Showing, Shown, wake};
+use crate::protocol::{Entry, ServerTime, Showing, Shown, wake};
 
 /// Renews the holders in `ids` whose leases have not run out, and returns whether that changed anything.
 ///
@@ -48,7 +48,7 @@ pub fn renew_and_show(
 /// A guard is a step of a transaction of the user's, which the in-memory store does not have. This one is compared with
 /// the pipeline.
 pub fn guard(state: &mut State, operation: &str, (id, token): (&str, i64), keep: i64, now: ServerTime) -> bool {
-    let holds = |holder: &&mut Holder| holder.is_grant(id, token) && holder.is_live(now);
+    let holds = |holder: &&mut Entry| holder.is_grant(id, token) && holder.is_live(now);
     let Some(holder) = state.holders.iter_mut().find(holds) else {
         return false;
     };

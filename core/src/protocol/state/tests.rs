@@ -1,7 +1,7 @@
 use super::{State, apply, renew, renew_and_show};
 use crate::protocol::{
-    Awaited, Change, Evict, Expects, HoldEnd, Holder, Identity, Kept, KeptUntil, Kind, Operation, Owner, Record,
-    Request, ServerTime, Showing, Use, Waiter,
+    Awaited, Change, Entry, Evict, Expects, HoldEnd, Identity, Kept, KeptUntil, Kind, Operation, Owner, Record,
+    Request, ServerTime, Showing, Use,
     fixtures::{MUTEX, PERMITS, asking, asking_for, holder, kept, leaving, lock, operation, request, waiter},
     wake::{self, Left},
 };
@@ -168,7 +168,7 @@ fn a_state_tells_who_is_there() {
 
 #[test]
 fn an_operation_changes_a_document_that_has_anything_for_it_to_do() {
-    let of_two = Holder {
+    let of_two = Entry {
         permits: 2,
         ..holder("a-1", 7)
     };
@@ -386,7 +386,7 @@ fn a_hold_whose_time_is_over_is_nobodys_to_break_or_to_release() {
     let waited_for = lock(
         MUTEX,
         [holder("a-1", 7)],
-        [Waiter {
+        [Entry {
             until: ServerTime(1_000),
             ..waiter("b-1")
         }],
@@ -473,7 +473,7 @@ fn a_repeated_request_writes_only_if_less_than_nine_tenths_of_its_lease_are_left
 
 #[test]
 fn a_try_does_not_stay_in_the_queue_and_others_do() {
-    let all = Holder {
+    let all = Entry {
         permits: 10,
         ..holder("a-1", 7)
     };
@@ -489,7 +489,7 @@ fn a_try_does_not_stay_in_the_queue_and_others_do() {
 
 #[test]
 fn a_change_takes_permits_from_the_grant_that_it_names_and_adds_none() {
-    let half = |id: &str, token| Holder {
+    let half = |id: &str, token| Entry {
         permits: 5,
         ..holder(id, token)
     };
@@ -693,16 +693,16 @@ fn worker(born: i64) -> Owner {
 
 #[test]
 fn a_later_incarnation_takes_what_is_held_and_leaves_what_is_over_or_kept() {
-    let before = |held: Holder| {
-        let held = Holder {
+    let before = |held: Entry| {
+        let held = Entry {
             owner: worker(1),
             ..held
         };
-        let waits = Waiter {
+        let waits = Entry {
             owner: worker(1),
             ..waiter("a-2")
         };
-        let other = Waiter {
+        let other = Entry {
             until: ServerTime(1_000),
             ..waiter("b-1")
         };
@@ -750,7 +750,7 @@ fn a_later_incarnation_takes_what_is_held_and_leaves_what_is_over_or_kept() {
 /// It wants more permits than its earlier incarnation had, and its other tasks try beside it.
 #[test]
 fn an_adopter_that_has_to_wait_cuts_nobody_off_the_queue() {
-    let held = |id: &str, token, permits, owner| Holder {
+    let held = |id: &str, token, permits, owner| Entry {
         permits,
         owner,
         ..holder(id, token)
@@ -849,8 +849,8 @@ fn entries(state: &State) -> (Vec<&str>, Vec<&str>) {
 }
 
 /// A holder whose lease outlasts those of the others.
-fn lasting(id: &str, token: i64) -> Holder {
-    Holder {
+fn lasting(id: &str, token: i64) -> Entry {
+    Entry {
         until: ServerTime(1_000),
         ..holder(id, token)
     }

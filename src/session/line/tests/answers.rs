@@ -381,7 +381,7 @@ async fn a_try_that_finds_no_server_is_told_at_once_and_a_waiter_asks_on() {
 
 #[tokio::test(start_paused = true)]
 async fn a_lock_counts_as_kept_only_if_the_document_shows_that_hold_as_released() {
-    type Spoil = fn(&mut crate::protocol::Holder);
+    type Spoil = fn(&mut crate::protocol::Entry);
     let cases: [(Spoil, wake::Left); 4] = [
         (|_| {}, wake::Left::Kept),
         (|holder| holder.id = "other".to_owned(), wake::Left::Nowhere),
