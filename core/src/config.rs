@@ -17,7 +17,7 @@ use crate::{
         InvalidInput, Setting, at_least, at_most, below, check_count, check_duration, check_filled, check_name,
         check_text,
     },
-    protocol::{HISTORY_MOST, Identity, Owner, Record, ServerTime},
+    protocol::{HISTORY_MOST, Identity, Owner, ServerTime},
     wake_source::{HoldWatch, WakeSource},
 };
 
@@ -85,7 +85,7 @@ pub struct Config {
     metered: Arc<BTreeSet<LockLabel>>,
     pub limits: Limits,
     /// Number of ends of holds that the documents keep.
-    history: usize,
+    pub history: usize,
     host: String,
     pid: u32,
     label: Option<String>,
@@ -243,14 +243,6 @@ impl Config {
     /// Returns the same after a write of an entry that lives for that long.
     pub fn keep_millis_for(&self, longest: Duration) -> i64 {
         millis(self.lease.max(longest)) + millis(self.retention)
-    }
-
-    /// Returns the record that an operation makes of the holds that it ends.
-    pub fn record(&self) -> Record {
-        Record {
-            most: self.history,
-            held_too_long: Vec::new(),
-        }
     }
 
     /// Returns the label of a lock's metrics, if it has metrics of its own.

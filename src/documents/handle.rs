@@ -298,7 +298,7 @@ fn check_update(
 /// Updates a document and releases its lock.
 async fn finish(own: OwnedHold, update: UpdateModifications) -> Result<(), DocumentError> {
     let (session, hold) = (own.session(), own.hold());
-    let keeps_history = session.config.record().most > 0;
+    let keeps_history = session.config.history > 0;
     if !keeps_history && session.change_and_release(hold, update.clone()).await? {
         return Ok(());
     }

@@ -115,7 +115,7 @@ impl Session {
     /// Returns an operation that changes nothing, to be filled in.
     pub(super) fn operation(&self) -> Operation {
         Operation {
-            record: self.config.record(),
+            history: self.config.history,
             ..Operation::blank(self.ids.operation(), self.config.keep_millis())
         }
     }

@@ -443,15 +443,8 @@ mod tests {
     /// A release that may hand its lock over.
     fn release(name: &str) -> Asked {
         let operation = leaving(&format!("a.{name}"), &format!("a-{name}"));
-        let (expects, leave_capacity) = (Expects::Holding, Some(1));
-        asked(
-            name,
-            Operation {
-                expects,
-                leave_capacity,
-                ..operation
-            },
-        )
+        let expects = Expects::OnlyHolder;
+        asked(name, Operation { expects, ..operation })
     }
 
     async fn soon<T>(turn: impl Future<Output = T>) -> Option<T> {

@@ -204,7 +204,7 @@ impl MongoStore {
         }
         // An operation that did what was expected has its time in the document; one that did not is sent again in full,
         // or is over. So the server need not build a second document for the answer.
-        let bare = matches!(operation.expects, Expects::Alone | Expects::Holding) && at.is_root();
+        let bare = operation.expects != Expects::Nothing && at.is_root();
         let command = |operation: &Operation| {
             let mut command = doc! {
                 "findAndModify": self.collection.name(),

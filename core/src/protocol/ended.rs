@@ -81,15 +81,6 @@ pub struct Ended {
     pub how: HoldEnd,
 }
 
-/// The record that an operation makes of the holds that it ends.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Record {
-    /// Number of ends that the document keeps; zero: the operation makes no record, and leaves that of others alone.
-    pub most: usize,
-    /// Entries that leave because they were held for as long as they may be.
-    pub held_too_long: Vec<String>,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -130,11 +130,9 @@ pub mod wake;
 
 pub use ahead::Ahead;
 pub(crate) use ended::HISTORY_MOST;
-pub use ended::HoldEnd;
-pub use ended::{Ended, Record};
+pub use ended::{Ended, HoldEnd};
 pub use entry::{Awaited, DETACHED, Entry, Identity, Owner, Showing, Shown};
-pub use kind::Kind;
-pub use kind::Use;
+pub use kind::{Kind, Use};
 pub use location::Location;
 pub(crate) use operation::NOTIFIES_UP_TO;
 pub use operation::{

@@ -1,6 +1,6 @@
 //! Operations: the steps that clients ask for, each one atomic write of one lock.
 
-use super::{Ended, Entry, HoldEnd, Identity, Kind, Owner, Record, ServerTime};
+use super::{Ended, Entry, HoldEnd, Identity, Kind, Owner, ServerTime};
 
 /// Maximum length of a lock's queue; see [`Operation::room`].
 ///
@@ -30,11 +30,6 @@ pub struct Operation {
     pub leave: Vec<String>,
     /// Of these, the holders whose lock is kept for a while.
     pub kept: Vec<Kept>,
-    /// The capacity of the lock that all of these entries are in, where it is known.
-    ///
-    /// As long as one of them is there, this is the document's capacity: only that of a semaphore changes while the lock
-    /// is in use, and it is never given here.
-    pub leave_capacity: Option<i64>,
     /// The holders that are evicted; an operation that evicts does nothing else. `wake` names those that an operator
     /// evicts.
     pub evict: Evict,
@@ -48,7 +43,11 @@ pub struct Operation {
     /// Minimum time that the document is kept after this write, in milliseconds. Longer than the lease of every entry
     /// that the operation writes.
     pub keep: i64,
-    pub record: Record,
+    /// Number of ends of holds that the document keeps; zero: the operation records none, and leaves those of others
+    /// alone.
+    pub history: usize,
+    /// Entries that leave because they were held for as long as they may be.
+    pub held_too_long: Vec<String>,
 }
 
 /// A holder that leaves, and whose lock stays taken all the same until a time of the server's clock.
@@ -156,8 +155,10 @@ impl Change {
 pub enum Expects {
     /// Any state.
     Nothing,
-    /// The one entry that leaves is a holder, the only one of a lock with one permit, and nothing is requested.
+    /// The one entry that leaves is a holder, and nothing is requested.
     Holding,
+    /// It is also the only holder, of a lock with one permit whose number of permits nobody can set.
+    OnlyHolder,
     /// The lock has one permit. The holder that leaves is its only entry; if an entry is requested instead, there is
     /// none, or the lock has no document so far.
     Alone,
@@ -219,14 +220,14 @@ impl Operation {
             id,
             leave: Vec::new(),
             kept: Vec::new(),
-            leave_capacity: None,
             evict: Evict::Nobody,
             change: None,
             requests: None,
             expects: Expects::Nothing,
             room: QUEUE_MOST,
             keep,
-            record: Record::default(),
+            history: 0,
+            held_too_long: Vec::new(),
         }
     }
 
@@ -318,7 +319,7 @@ impl Operation {
             (released, HoldEnd::Released)
         } else if !holder.is_live(now) {
             (holder.until, HoldEnd::Expired)
-        } else if self.record.held_too_long.contains(&holder.id) {
+        } else if self.held_too_long.contains(&holder.id) {
             (now, HoldEnd::HeldTooLong)
         } else if self.leave.contains(&holder.id) {
             (now, HoldEnd::Released)
@@ -356,17 +357,17 @@ impl Operation {
             && self.kept.is_empty()
             && self.evict == Evict::Nobody
             && self.change.is_none()
-            && self.record.held_too_long.is_empty()
+            && self.held_too_long.is_empty()
     }
 
     /// Returns whether the operation can share a command with operations on other locks: it takes a lock with one permit
     /// that is expected to be free, or releases one.
     pub fn is_shareable(&self) -> bool {
-        let is_release = self.requests.is_none() && self.leave.len() == 1 && self.leave_capacity == Some(1);
+        let is_release = self.requests.is_none() && self.leave.len() == 1;
         let is_expected = match self.expects {
             Expects::Alone => is_release || (self.requests.is_some() && self.leave.is_empty()),
-            Expects::Holding => is_release,
-            Expects::Nothing => false,
+            Expects::OnlyHolder => is_release,
+            Expects::Holding | Expects::Nothing => false,
         };
         is_expected && self.is_simple()
     }
@@ -384,7 +385,7 @@ impl Operation {
             entry.map(|it| (it.permits, it.lease, it.claim, it.wait, it.fresh, it.reserve))
         };
         (self.expects, used(self), entry(self)) == (other.expects, used(other), entry(other))
-            && (self.keep, self.record.most) == (other.keep, other.record.most)
+            && (self.keep, self.history) == (other.keep, other.history)
     }
 
     /// Returns whether the operation may be a no-op, and then must not write: a try, or a repeated request.
@@ -491,10 +492,8 @@ mod tests {
         };
         let mut operation = Operation {
             leave: vec!["a-1".to_owned(), "a-2".to_owned()],
-            record: Record {
-                most: 5,
-                held_too_long: vec!["a-2".to_owned()],
-            },
+            history: 5,
+            held_too_long: vec!["a-2".to_owned()],
             ..asking("n.1", request("n-1"))
         };
         if let Some(requests) = &mut operation.requests {

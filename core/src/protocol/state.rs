@@ -133,7 +133,7 @@ impl Operation {
     /// Returns whether the operation's filter selects the document.
     pub fn selects(&self, state: &State) -> bool {
         // These compare in the pipeline. The others don't depend on the time.
-        matches!(self.expects, Expects::Holding | Expects::Alone) || self.breaks() || self.concerns(state, state.at)
+        self.expects != Expects::Nothing || self.breaks() || self.concerns(state, state.at)
     }
 
     /// Returns whether a shareable operation was done, by the document as it was read after its command; `None` if the
@@ -155,9 +155,9 @@ impl Operation {
     fn concerns(&self, state: &State, now: ServerTime) -> bool {
         let mut holders = state.holders.iter();
         match self.expects {
-            Expects::Holding => {
+            Expects::Holding | Expects::OnlyHolder => {
                 // The only permit is the only holder's, but where the number was set meanwhile.
-                let may_leave = self.leave_capacity != Some(1) || holders.len() == self.leave.len();
+                let may_leave = self.expects == Expects::Holding || holders.len() == self.leave.len();
                 may_leave && self.leave.iter().all(|id| state.is_held_by(id, now))
             }
             Expects::Alone => {
@@ -490,7 +490,7 @@ impl Step<'_> {
     /// Records the holds that ended, if the client keeps a history.
     fn record(&mut self) {
         let (operation, now) = (self.operation, self.now);
-        if operation.record.most == 0 {
+        if operation.history == 0 {
             return;
         }
         let stays = |token| self.state.holders.iter().any(|holder| holder.token == token);
@@ -500,7 +500,7 @@ impl Step<'_> {
             return;
         }
         ends.extend(self.before.ends.iter().cloned());
-        ends.truncate(operation.record.most);
+        ends.truncate(operation.history);
         self.state.ends = ends;
     }
 

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{Hold, Leaving, LeftAs, Stage, Step, Waiting, Waitlist, timing, unsigned};
 use crate::{
     config::{Config, millis},
-    protocol::{AT_ONCE, CapacityIs, Evict, Expects, Kept, Kind, Operation, Record, Request, Requests, Use},
+    protocol::{AT_ONCE, CapacityIs, Evict, Expects, Kept, Kind, Operation, Request, Requests, Use},
 };
 
 impl<H: Hold> Step<'_, H> {
@@ -56,10 +56,6 @@ impl<H: Hold> Step<'_, H> {
             .filter_map(|leaving| leaving.left_as.kept().cloned())
             .collect();
         let held_too_long = leaves.iter().filter(|leaving| leaving.left_as == LeftAs::HeldTooLong);
-        let record = Record {
-            held_too_long: held_too_long.map(|leaving| leaving.entry.clone()).collect(),
-            ..context.config.record()
-        };
         let entries = requests.iter().flat_map(|requests| &requests.entries);
         let longest = entries.map(|entry| entry.lease);
         let longest = longest.chain(kept.iter().map(|kept| kept.until.most())).max();
@@ -67,7 +63,6 @@ impl<H: Hold> Step<'_, H> {
             id: context.ids.operation(),
             leave: leaves.iter().map(|leaving| leaving.entry.clone()).collect(),
             kept,
-            leave_capacity: used.and_then(|(kind, capacity)| (kind != Kind::Semaphore).then_some(capacity)),
             evict: Evict::Nobody,
             change: None,
             requests,
@@ -76,7 +71,8 @@ impl<H: Hold> Step<'_, H> {
             keep: context
                 .config
                 .keep_millis_for(Duration::from_millis(unsigned(longest.unwrap_or(0)))),
-            record,
+            history: context.config.history,
+            held_too_long: held_too_long.map(|leaving| leaving.entry.clone()).collect(),
         };
         self.under_way = Some(leaves);
         self.overtaken = false;
@@ -167,6 +163,7 @@ impl<H: Hold> Waitlist<H> {
             // One that was not done with others goes by itself, so that its answer says why.
             ([leaving], 0) if self.races == 0 && leaving.is_plain_release() => match leaving.used {
                 Some((_, 1)) if alone_for(timing::SHORT_HOLD) => Expects::Alone,
+                Some((kind, 1)) if kind != Kind::Semaphore => Expects::OnlyHolder,
                 Some(_) => Expects::Holding,
                 None => Expects::Nothing,
             },

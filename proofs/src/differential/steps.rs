@@ -5,8 +5,8 @@ use std::slice;
 
 use crate::Random;
 use watchlock_core::protocol::{
-    Awaited, CapacityIs, Change, Entry, Evict, Expects, Identity, Kept, KeptUntil, Kind, Operation, Owner, Record,
-    Request, Requests, Showing, State,
+    Awaited, CapacityIs, Change, Entry, Evict, Expects, Identity, Kept, KeptUntil, Kind, Operation, Owner, Request,
+    Requests, Showing, State,
 };
 
 use super::setup::Setup;
@@ -102,33 +102,25 @@ impl<'a> Draw<'a> {
 
     /// Draws a release that keeps the lock.
     fn keep(&mut self, id: String, holder: &Entry) -> Operation {
-        let leave = vec![holder.id.clone()];
-        let record = self.record(&leave);
-        Operation {
-            leave,
+        let releases = Operation {
+            leave: vec![holder.id.clone()],
             kept: vec![self.kept_until(holder)],
-            leave_capacity: self.capacity(),
-            record,
             ..blank(&id)
-        }
+        };
+        self.recording(releases)
     }
 
     /// Draws a release that comes late, in whatever form.
     fn late_release(&mut self, id: String, released: &Entry) -> Operation {
-        let capacity = self.capacity();
-        let expects = match capacity {
-            Some(1) => self.one_of(&[Expects::Nothing, Expects::Holding, Expects::Alone]),
+        let expects = match self.capacity() {
+            Some(1) => self.one_of(&[Expects::Nothing, Expects::OnlyHolder, Expects::Alone]),
             _ => self.one_of(&[Expects::Nothing, Expects::Holding]),
         };
-        let leave = vec![released.id.clone()];
-        let record = self.record(&leave);
-        Operation {
-            leave,
-            leave_capacity: capacity,
+        self.recording(Operation {
+            leave: vec![released.id.clone()],
             expects,
-            record,
             ..blank(&id)
-        }
+        })
     }
 
     /// Draws an operation in one of the shapes of use.
@@ -144,12 +136,10 @@ impl<'a> Draw<'a> {
         });
         // As in use: what keeps is a release in the general form.
         let keeps = !operation.leave.is_empty() && operation.expects == Expects::Nothing;
-        let record = self.record(&operation.leave);
-        Operation {
+        self.recording(Operation {
             kept: if keeps { operation.kept } else { Vec::new() },
-            record,
             ..operation
-        }
+        })
     }
 
     /// Draws the shape of an operation, and leaves out of it whatever does not go with that shape.
@@ -165,12 +155,12 @@ impl<'a> Draw<'a> {
         });
         let is_for_one = requests.is_some_and(is_for_one);
         let leaves_one = drawn.leave.len() == 1;
-        let capacity = self.capacity();
+        let is_for_one_permit = self.capacity() == Some(1);
         match self.random.below(14) {
             0 => self.evict_everybody(drawn),
-            2..5 if leaves_one && capacity == Some(1) => self.release_briefly(drawn),
-            2..4 if leaves_one => release(drawn, capacity, Expects::Holding),
-            2..5 => release(drawn, capacity, Expects::Nothing),
+            2..5 if leaves_one && is_for_one_permit => self.release_briefly(drawn),
+            2..4 if leaves_one => release(drawn, Expects::Holding),
+            2..5 => release(drawn, Expects::Nothing),
             5..7 if is_for_one => request_alone(drawn),
             11 => self.evict_one(drawn),
             10 | 12 => self.change(drawn),
@@ -183,8 +173,8 @@ impl<'a> Draw<'a> {
 
     /// Draws one of the two short forms of a release of the only permit.
     fn release_briefly(&mut self, drawn: Operation) -> Operation {
-        let expects = self.one_of(&[Expects::Alone, Expects::Holding]);
-        release(drawn, Some(1), expects)
+        let expects = self.one_of(&[Expects::Alone, Expects::OnlyHolder]);
+        release(drawn, expects)
     }
 
     /// Draws the eviction of a holder, mostly under its present token, or of what is kept up to that token.
@@ -239,7 +229,6 @@ impl<'a> Draw<'a> {
                 value: self.one_in(2).then(|| (self.string(), 1 + self.number(4))),
                 becomes,
             }),
-            leave_capacity: self.capacity(),
             ..without_entries(drawn)
         }
     }
@@ -336,12 +325,13 @@ impl<'a> Draw<'a> {
         })
     }
 
-    /// Draws what is recorded of the holds that end: often nothing, as of a client without a history.
-    fn record(&mut self, leave: &[String]) -> Record {
-        let held_too_long = leave.iter().filter(|_| self.one_in(3)).cloned().collect();
-        Record {
-            most: self.one_of(&[0, 1, 3]),
+    /// Draws what an operation records of the holds that end: often nothing, as of a client without a history.
+    fn recording(&mut self, operation: Operation) -> Operation {
+        let held_too_long = operation.leave.iter().filter(|_| self.one_in(3)).cloned().collect();
+        Operation {
+            history: self.one_of(&[0, 1, 3]),
             held_too_long,
+            ..operation
         }
     }
 
@@ -454,10 +444,9 @@ fn without_entries(drawn: Operation) -> Operation {
 }
 
 /// A release, in a short form where it expects something.
-fn release(drawn: Operation, capacity: Option<i64>, expects: Expects) -> Operation {
+fn release(drawn: Operation, expects: Expects) -> Operation {
     Operation {
         requests: None,
-        leave_capacity: capacity,
         expects,
         ..drawn
     }

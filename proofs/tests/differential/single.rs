@@ -7,8 +7,8 @@ use mongodb::{
     options::ReturnDocument,
 };
 use watchlock_core::protocol::{
-    CapacityIs, Evict, Expects, Identity, Kind, Location, Operation, Owner, QUEUE_MOST, Record, Request, Requests,
-    ServerTime, State, Use, pipeline, state,
+    CapacityIs, Evict, Expects, Identity, Kind, Location, Operation, Owner, QUEUE_MOST, Request, Requests, ServerTime,
+    State, Use, pipeline, state,
 };
 use watchlock_testkit::shared;
 
@@ -31,7 +31,6 @@ fn operation(number: i64, leave: &[&str], (kind, capacity): Use, entries: Vec<Re
         id: format!("a.{number}"),
         leave: leave.iter().map(|id| (*id).to_owned()).collect(),
         kept: Vec::new(),
-        leave_capacity: None,
         evict: Evict::Nobody,
         change: None,
         requests: Some(Requests {
@@ -44,7 +43,8 @@ fn operation(number: i64, leave: &[&str], (kind, capacity): Use, entries: Vec<Re
         expects: Expects::Nothing,
         room: QUEUE_MOST,
         keep: 1_000,
-        record: Record::default(),
+        history: 0,
+        held_too_long: Vec::new(),
     }
 }
 

@@ -87,7 +87,6 @@ fn asked(
         let entry = holder.map_or(entry, |holder| holder.id.clone());
         Operation {
             expects,
-            leave_capacity: Some(1),
             ..leaving("z.1", &entry)
         }
     };
@@ -121,7 +120,7 @@ async fn a_statement_does_to_each_document_what_its_operation_would_alone() {
         for (kind, (expects, requests)) in [
             (Expects::Alone, true),
             (Expects::Alone, false),
-            (Expects::Holding, false),
+            (Expects::OnlyHolder, false),
         ]
         .into_iter()
         .enumerate()

@@ -260,7 +260,7 @@ mod tests {
             |operation| operation.keep += 1,
             |operation| operation.id = "1123456789a1.32".to_owned(),
             |operation| operation.expects = Expects::Alone,
-            |operation| operation.record.most = 1,
+            |operation| operation.history = 1,
             |operation| operation.leave.push("0123456789a1-7".to_owned()),
             |operation| operation.requests.as_mut().unwrap().capacity = 2,
             |operation| operation.requests.as_mut().unwrap().entries[0].owner.pid += 1,

@@ -17,7 +17,7 @@ pub(super) fn record(at: &Location, operation: &Operation, now: &Bson) -> Docume
 
 /// Returns the field after these holders are gone, if there are any.
 pub(super) fn record_of(at: &Location, gone: impl FnOnce() -> Bson, operation: &Operation, now: &Bson) -> Document {
-    if operation.record.most == 0 {
+    if operation.history == 0 {
         return Document::new();
     }
     let hold = doc! {
@@ -48,7 +48,7 @@ fn how_it_ended(operation: &Operation, now: &Bson) -> Bson {
         otherwise = end(now.clone(), how);
     }
     for (ids, how) in [
-        (&operation.record.held_too_long, HoldEnd::HeldTooLong),
+        (&operation.held_too_long, HoldEnd::HeldTooLong),
         (&operation.leave, HoldEnd::Released),
     ] {
         if !ids.is_empty() {
@@ -64,7 +64,7 @@ fn how_it_ended(operation: &Operation, now: &Bson) -> Bson {
 
 /// Returns these ends in front of those in the document: as many in all as the operation records.
 fn in_front(at: &Location, ends: Bson, operation: &Operation) -> Bson {
-    let most = i64::try_from(operation.record.most).unwrap_or(i64::MAX);
+    let most = i64::try_from(operation.history).unwrap_or(i64::MAX);
     // People read it and nothing depends on it, so another program's nonsense in its place must not stop the lock.
     let earlier = cond(
         doc! { "$isArray": [at.value("ends")] },

@@ -15,11 +15,10 @@ use crate::protocol::{AT_ONCE, Location, NOTIFIES_UP_TO, Operation};
 /// It first counts the grants, and then cuts the queue there: an array that grew by an element for each waiter would be
 /// copied as often.
 pub(super) fn grant_as_fits(at: &Location, queue: Bson, operation: &Operation, now: &Bson) -> Bson {
-    let capacity = match (&operation.requests, operation.leave_capacity) {
-        (Some(requests), _) => capacity(requests),
-        (None, Some(capacity)) => Bson::from(capacity),
-        (None, None) => at.value("capacity").into(),
-    };
+    let capacity = operation
+        .requests
+        .as_ref()
+        .map_or_else(|| at.value("capacity").into(), capacity);
     let room = room_or_more(operation);
     let upgrades = operation.upgrades().count();
     let counted = cond(

@@ -17,8 +17,8 @@
 //! alone       claim of any free document   leave, adopt, enqueue;        the filter `free` selects documents
 //!                                          of advance all but a grant    without live entries, free for any kind
 //!
-//! hand_over   release, Expects::Holding,   leave in the queue but for    the entry that leaves is the only
-//!             one permit                   expiry, expiry of holders,    holder, and live: it does not wait, nobody
+//! hand_over   release,                     leave in the queue but for    the entry that leaves is the only
+//!             Expects::OnlyHolder          expiry, expiry of holders,    holder, and live: it does not wait, nobody
 //!                                          adopt, enqueue; of advance    holds after it, and the one permit is for
 //!                                          all but the grant to the      the head
 //!                                          head
@@ -44,9 +44,7 @@ pub(super) fn form(at: &Location, operation: &Operation, now: &Bson) -> Option<(
             let written = at.merged([alone(at, operation, now).into()]);
             Some((is_alone(at, operation, leaving, now), written))
         }
-        Expects::Holding if operation.leave_capacity == Some(1) => {
-            Some((is_the_holder(at, leaving, now), hand_over(at, operation, now)))
-        }
+        Expects::OnlyHolder => Some((is_the_holder(at, leaving, now), hand_over(at, operation, now))),
         Expects::Holding | Expects::Nothing => None,
     }
 }

@@ -1,7 +1,7 @@
 use super::{State, apply, renew, renew_and_show};
 use crate::protocol::{
-    Awaited, Change, Entry, Evict, Expects, HoldEnd, Identity, Kept, KeptUntil, Kind, Operation, Owner, Record,
-    Request, ServerTime, Showing, Use,
+    Awaited, Change, Entry, Evict, Expects, HoldEnd, Identity, Kept, KeptUntil, Kind, Operation, Owner, Request,
+    ServerTime, Showing, Use,
     fixtures::{MUTEX, PERMITS, asking, asking_for, holder, kept, leaving, lock, operation, request, waiter},
     wake::{self, Left},
 };
@@ -616,10 +616,7 @@ fn the_places_of_a_barrier_go_once_all_its_parties_have_passed() {
 #[test]
 fn the_last_holds_that_ended_are_recorded_newest_first() {
     let recording = |operation: Operation| Operation {
-        record: Record {
-            most: 2,
-            ..Record::default()
-        },
+        history: 2,
         ..operation
     };
     let holders = (1..=3).map(|token| holder(&format!("a-{token}"), token));

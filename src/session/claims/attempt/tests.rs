@@ -149,7 +149,7 @@ async fn an_answer_that_comes_after_the_lease_is_one_that_took_too_long() {
 /// The release of a claimed document is as short as that of a lock, unless somebody may have come to wait for it.
 #[tokio::test(start_paused = true)]
 async fn a_claim_took_a_document_without_entries() {
-    for (later, expects) in [(1, Expects::Alone), (3, Expects::Holding)] {
+    for (later, expects) in [(1, Expects::Alone), (3, Expects::OnlyHolder)] {
         let mut scene = Scene::new().await;
         let hold = scene.answered().take().0.unwrap();
         tokio::time::advance(Duration::from_millis(later)).await;

@@ -53,7 +53,7 @@ async fn a_release_right_after_an_answer_that_shows_a_waiter_hands_over() {
     let hold = held(&mut outcome);
     let _left = bench.let_go(&hold);
     let release = bench.next().unwrap();
-    assert!(release.expects == Expects::Holding, "it would be sent twice");
+    assert!(release.expects == Expects::OnlyHolder, "it would be sent twice");
     bench.apply(&release);
     assert_eq!(bench.ids_in_document(), ["b-1"]);
 }
@@ -195,7 +195,7 @@ async fn a_waiter_of_which_an_answer_tells_late_confirms_its_place_in_time() {
 
 #[tokio::test(start_paused = true)]
 async fn a_release_takes_the_queue_for_empty_only_by_an_answer_that_came_quickly() {
-    for (took, expects) in [(5, Expects::Alone), (1_000, Expects::Holding)] {
+    for (took, expects) in [(5, Expects::Alone), (1_000, Expects::OnlyHolder)] {
         let mut bench = Bench::new();
         let (_, mut outcome) = bench.join(true);
         let request = bench.next().unwrap();
