@@ -5,16 +5,16 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::Instant;
 
 use crate::{
-    config::{Settings, millis},
+    config::{Config, millis},
     protocol::{Exchange, ServerTime},
 };
 
 /// Returns the settings of a client in this process, all of them by default.
-pub(crate) fn settings() -> Settings {
-    Settings {
+pub(crate) fn config() -> Config {
+    Config {
         host: host(),
         pid: std::process::id(),
-        ..Settings::default()
+        ..Config::default()
     }
 }
 

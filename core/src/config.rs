@@ -57,14 +57,14 @@ pub struct Limits {
     pub lose: Option<Duration>,
 }
 
-/// The settings of a client, validated.
+/// The settings of a client. Those that are `None` follow from the lease.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub lease: Duration,
-    pub renewal_interval: Duration,
-    pub claim_lease: Duration,
+    pub renewal_interval: Option<Duration>,
+    pub claim_lease: Option<Duration>,
     pub retention: Duration,
-    pub skew_margin: Duration,
+    pub skew_margin: Option<Duration>,
     /// Shortest and longest pause between two looks, requests or reads of whatever polls.
     pub poll_interval: (Duration, Duration),
     /// Shortest pause of a waiter where the lock changes hands faster than that.
@@ -82,16 +82,50 @@ pub struct Config {
     /// The time for which a lock stays with the client after its last release.
     pub keep_idle: Duration,
     /// The names of the locks that have metrics of their own.
-    metered: Arc<BTreeSet<LockLabel>>,
+    pub metered: Arc<BTreeSet<LockLabel>>,
     pub limits: Limits,
     /// Number of ends of holds that the documents keep.
     pub history: usize,
-    host: String,
-    pid: u32,
-    label: Option<String>,
-    owner_id: Option<String>,
+    /// The name of this machine, and the number of this process: by both, people know the client.
+    pub host: String,
+    pub pid: u32,
+    pub label: Option<String>,
+    pub owner_id: Option<String>,
     /// Set once the client has begun.
-    identity: Option<Identity>,
+    pub identity: Option<Identity>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            lease: Duration::from_secs(30),
+            renewal_interval: None,
+            claim_lease: None,
+            retention: Duration::from_secs(24 * 3600),
+            skew_margin: None,
+            poll_interval: (Duration::from_millis(10), Duration::from_millis(500)),
+            // About the time of a command: looking more often would mostly show the same twice.
+            poll_quickest: Duration::from_millis(1),
+            wake_source: WakeSource::default(),
+            hold_watch: HoldWatch::default(),
+            // They leave room in the driver's pool, which has ten connections by default. More get hardly more done, as
+            // locks share commands.
+            max_operations: 6,
+            // A small fleet is woken at once, also in a slow queue, and a few of the waiters ahead may leave together.
+            near: 4,
+            stream_read_preference: ReadPreference::Primary,
+            hands_on: true,
+            keep_idle: Duration::ZERO,
+            metered: Arc::default(),
+            limits: Limits::default(),
+            history: 0,
+            host: String::new(),
+            pid: 0,
+            label: None,
+            owner_id: None,
+            identity: None,
+        }
+    }
 }
 
 impl Limits {
@@ -116,15 +150,34 @@ impl Limits {
 }
 
 impl Config {
+    pub fn renewal_interval(&self) -> Duration {
+        self.renewal_interval.unwrap_or(self.lease / 5)
+    }
+
+    pub fn claim_lease(&self) -> Duration {
+        self.claim_lease.unwrap_or(self.lease.min(Duration::from_secs(5)))
+    }
+
+    pub fn skew_margin(&self) -> Duration {
+        self.skew_margin
+            .unwrap_or((self.lease / 10).min(Duration::from_secs(1)))
+    }
+
+    /// Sets the shortest and the longest pause of whatever polls. No pause is shorter then.
+    pub fn set_poll_interval(&mut self, least: Duration, most: Duration) {
+        (self.poll_interval, self.poll_quickest) = ((least, most), least);
+    }
+
+    /// Returns the settings, or an error for the first one out of bounds.
+    pub fn validate(self) -> Result<Self, InvalidInput> {
+        self.check()?;
+        Ok(self)
+    }
+
     fn check(&self) -> Result<(), InvalidInput> {
-        let Self {
-            lease,
-            renewal_interval,
-            claim_lease,
-            retention,
-            skew_margin,
-            ..
-        } = *self;
+        let (lease, retention) = (self.lease, self.retention);
+        let (renewal_interval, claim_lease) = (self.renewal_interval(), self.claim_lease());
+        let skew_margin = self.skew_margin();
         let (poll_least, poll_most) = self.poll_interval;
         at_least("lease", lease, LEASE_LEAST)?;
         at_least("renewal interval", renewal_interval, Duration::from_millis(10))?;
@@ -218,7 +271,7 @@ impl Config {
     /// Returns how much earlier a holder gives up a duration counted on its own clock: for the skew of the servers'
     /// clocks, and for the drift between theirs and ours.
     pub fn margin(&self, counted: Duration) -> Duration {
-        self.skew_margin + counted / DRIFT
+        self.skew_margin() + counted / DRIFT
     }
 
     /// Returns the part of a lease for which its holder may believe it, counted from the write that began it: the
@@ -255,10 +308,6 @@ impl Config {
         self.wake_source != WakeSource::Polling
     }
 
-    pub fn host(&self) -> &str {
-        &self.host
-    }
-
     pub fn owner(&self, reason: Option<String>) -> Owner {
         Owner {
             host: self.host.clone(),
@@ -280,77 +329,6 @@ pub fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// Settings given to the builder; missing ones are derived from the lease.
-#[derive(Clone, Debug, Default)]
-pub struct Settings {
-    pub lease: Option<Duration>,
-    pub renewal_interval: Option<Duration>,
-    pub claim_lease: Option<Duration>,
-    pub retention: Option<Duration>,
-    pub skew_margin: Option<Duration>,
-    pub poll_interval: Option<(Duration, Duration)>,
-    pub wake_source: WakeSource,
-    pub hold_watch: HoldWatch,
-    pub max_operations: Option<u32>,
-    pub near: Option<u64>,
-    pub stream_read_preference: Option<ReadPreference>,
-    pub hands_on: Option<bool>,
-    pub keep_idle: Option<Duration>,
-    pub metered: Vec<String>,
-    pub limits: Limits,
-    pub history: Option<u32>,
-    /// The name of this machine, and the number of this process: by both, people know the client.
-    pub host: String,
-    pub pid: u32,
-    pub label: Option<String>,
-    pub owner_id: Option<String>,
-}
-
-impl Settings {
-    /// Returns the settings, or an error for the first one out of bounds.
-    pub fn validate(self) -> Result<Config, InvalidInput> {
-        let config = self.unchecked();
-        config.check()?;
-        Ok(config)
-    }
-
-    /// Returns the settings with defaults for missing ones: valid if none was given.
-    pub fn unchecked(self) -> Config {
-        let lease = self.lease.unwrap_or(Duration::from_secs(30));
-        Config {
-            lease,
-            renewal_interval: self.renewal_interval.unwrap_or(lease / 5),
-            claim_lease: self.claim_lease.unwrap_or(lease.min(Duration::from_secs(5))),
-            retention: self.retention.unwrap_or(Duration::from_secs(24 * 3600)),
-            skew_margin: self.skew_margin.unwrap_or((lease / 10).min(Duration::from_secs(1))),
-            // About the time of a command: looking more often would mostly show the same twice.
-            poll_quickest: self.poll_interval.map_or(Duration::from_millis(1), |(least, _)| least),
-            poll_interval: self
-                .poll_interval
-                .unwrap_or((Duration::from_millis(10), Duration::from_millis(500))),
-            wake_source: self.wake_source,
-            hold_watch: self.hold_watch,
-            // They leave room in the driver's pool, which has ten connections by default. More get hardly more done, as
-            // locks share commands.
-            max_operations: usize::try_from(self.max_operations.unwrap_or(6)).unwrap_or(0),
-            // A small fleet is woken at once, also in a slow queue, and a few of the waiters ahead may leave together.
-            near: self.near.unwrap_or(4),
-            stream_read_preference: self.stream_read_preference.unwrap_or(ReadPreference::Primary),
-            hands_on: self.hands_on.unwrap_or(true),
-            keep_idle: self.keep_idle.unwrap_or_default(),
-            metered: Arc::new(self.metered.into_iter().map(LockLabel::from).collect()),
-            limits: self.limits,
-            // More than any maximum where it does not fit.
-            history: usize::try_from(self.history.unwrap_or(0)).unwrap_or(usize::MAX),
-            host: self.host,
-            pid: self.pid,
-            label: self.label,
-            owner_id: self.owner_id,
-            identity: None,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -358,14 +336,10 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn settings() -> Settings {
-        Settings::default()
-    }
-
     /// Checks that settings with this change are refused, by a message that has these words.
     #[track_caller]
-    fn refused(change: impl FnOnce(&mut Settings), words: [&str; 2]) {
-        let mut settings = settings();
+    fn refused(change: impl FnOnce(&mut Config), words: [&str; 2]) {
+        let mut settings = Config::default();
         change(&mut settings);
         let message = settings.validate().unwrap_err().to_string();
         assert!(words.iter().all(|word| message.contains(word)), "{message}");
@@ -373,12 +347,12 @@ mod tests {
 
     #[test]
     fn the_defaults_follow_from_the_lease() {
-        let config = settings().validate().unwrap();
-        assert_eq!(config.renewal_interval, Duration::from_secs(6));
-        assert_eq!(config.skew_margin, Duration::from_secs(1));
-        let short = Settings {
-            lease: Some(LEASE_LEAST),
-            ..settings()
+        let config = Config::default();
+        assert_eq!(config.renewal_interval(), Duration::from_secs(6));
+        assert_eq!(config.skew_margin(), Duration::from_secs(1));
+        let short = Config {
+            lease: LEASE_LEAST,
+            ..Config::default()
         }
         .validate()
         .unwrap();
@@ -390,9 +364,9 @@ mod tests {
     #[test]
     fn a_later_incarnation_is_told_by_the_log_where_the_clock_is_behind() {
         let begun = |now: i64, logged: Option<(u32, u32)>| {
-            let owned = Settings {
+            let owned = Config {
                 owner_id: Some("worker".to_owned()),
-                ..settings()
+                ..Config::default()
             };
             let mut config = owned.validate().unwrap();
             let logged = logged.map(|(time, increment)| Timestamp { time, increment });
@@ -413,15 +387,15 @@ mod tests {
 
     #[test]
     fn the_margin_grows_with_what_is_counted() {
-        let config = settings().validate().unwrap();
+        let config = Config::default();
         assert_eq!(config.margin(30 * SECOND), SECOND + Duration::from_millis(30));
         assert_eq!(config.margin(DURATION_MOST), SECOND + DURATION_MOST / 1_000);
         assert_eq!(config.usable(30 * SECOND), 29 * SECOND - Duration::from_millis(30));
         // A renewal at the last moment would come too late for a clock that drifts.
-        let settings = Settings {
-            lease: Some(10_000 * SECOND),
+        let settings = Config {
+            lease: 10_000 * SECOND,
             renewal_interval: Some(9_995 * SECOND),
-            ..settings()
+            ..Config::default()
         };
         let message = settings.validate().unwrap_err().to_string();
         assert!(message.contains("9995s") && message.contains("9989s"), "{message}");
@@ -429,11 +403,11 @@ mod tests {
 
     #[test]
     fn bad_leases_and_renewals_are_refused_with_value_and_bound() {
-        refused(|given| given.lease = Some(Duration::ZERO), ["0ns", "500ms"]);
-        refused(|given| given.lease = Some(Duration::MAX), ["lease of 184", "31622400s"]);
+        refused(|given| given.lease = Duration::ZERO, ["0ns", "500ms"]);
+        refused(|given| given.lease = Duration::MAX, ["lease of 184", "31622400s"]);
         refused(
             |given| {
-                given.lease = Some(3 * SECOND);
+                given.lease = 3 * SECOND;
                 given.renewal_interval = Some(3 * SECOND);
             },
             ["renewal interval of 3s", "2.697s"],
@@ -449,22 +423,13 @@ mod tests {
             ["skew margin of 1s", "claim lease, 1s"],
         );
         refused(|given| given.skew_margin = Some(40 * SECOND), ["6s", "0ns"]);
-        refused(
-            |given| given.retention = Some(Duration::MAX),
-            ["retention", "31622400s"],
-        );
+        refused(|given| given.retention = Duration::MAX, ["retention", "31622400s"]);
     }
 
     #[test]
     fn bad_pauses_and_counts_are_refused_with_value_and_bound() {
-        refused(
-            |given| given.poll_interval = Some((SECOND, Duration::ZERO)),
-            ["1s", "0ns"],
-        );
-        refused(
-            |given| given.poll_interval = Some((Duration::ZERO, SECOND)),
-            ["0ns", "1ms"],
-        );
+        refused(|given| given.poll_interval = (SECOND, Duration::ZERO), ["1s", "0ns"]);
+        refused(|given| given.poll_interval = (Duration::ZERO, SECOND), ["0ns", "1ms"]);
         for (watch, words) in [
             (HoldWatch::Budget { millicores: 0 }, ["0 thousandths", "1 to 64000"]),
             (
@@ -477,14 +442,14 @@ mod tests {
             refused(|given| given.hold_watch = watch, words);
         }
         refused(
-            |given| given.max_operations = Some(0),
+            |given| given.max_operations = 0,
             ["has 0 operations at once", "1 to 1000"],
         );
         refused(
-            |given| given.max_operations = Some(1_001),
+            |given| given.max_operations = 1_001,
             ["has 1001 operations at once", "1 to 1000"],
         );
-        refused(|given| given.history = Some(21), ["history has 21", "at most 20"]);
+        refused(|given| given.history = 21, ["history has 21", "at most 20"]);
     }
 
     #[test]
@@ -494,13 +459,13 @@ mod tests {
             ["warning limit of 9ms", "10ms"],
         );
         refused(
-            |given| given.keep_idle = Some(Duration::MAX),
+            |given| given.keep_idle = Duration::MAX,
             ["keep an idle lock of 184", "31622400s"],
         );
         refused(
             |given| {
-                given.keep_idle = Some(SECOND);
-                given.hands_on = Some(false);
+                given.keep_idle = SECOND;
+                given.hands_on = false;
             },
             ["keep_idle of 1s", "hand_on_locally, which is off"],
         );
@@ -508,6 +473,9 @@ mod tests {
 
     #[test]
     fn bad_texts_are_refused_with_length_and_bound() {
+        fn named(names: impl IntoIterator<Item = String>) -> Arc<BTreeSet<LockLabel>> {
+            Arc::new(names.into_iter().map(LockLabel::from).collect())
+        }
         refused(|given| given.label = Some("x".repeat(1025)), ["1025", "1024"]);
         refused(
             |given| given.owner_id = Some(String::new()),
@@ -518,11 +486,11 @@ mod tests {
             ["owner id has 1025", "1024"],
         );
         refused(
-            |given| given.metered = (0..101).map(|number| format!("lock-{number}")).collect(),
+            |given| given.metered = named((0..101).map(|number| format!("lock-{number}"))),
             ["locks with metrics has 101 names", "at most 100"],
         );
         refused(
-            |given| given.metered = vec!["nightly".to_owned(), "n".repeat(1025)],
+            |given| given.metered = named(["nightly".to_owned(), "n".repeat(1025)]),
             ["name of a lock has 1025 bytes", "1 to 1024"],
         );
     }

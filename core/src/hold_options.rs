@@ -91,7 +91,7 @@ impl Terms {
         at_least("lease", length, LEASE_LEAST)?;
         check_duration("lease", length)?;
         // As the settings of the client: the holder of a claim lease has half of it to show that it is alive.
-        let twice = config.skew_margin * 2;
+        let twice = config.skew_margin() * 2;
         above("lease", length, "twice the skew margin of the client", twice)?;
         below(
             "renewal interval",
@@ -106,7 +106,7 @@ impl Terms {
         let length = self.length(config);
         Lease {
             length,
-            claim: config.claim_lease.min(length),
+            claim: config.claim_lease().min(length),
             interval: (!self.fixed).then(|| self.interval(config)),
             // A hold with a short lease does not wait behind holds with a long one.
             urgent_below: length.max(config.lease) / 2,
@@ -127,7 +127,7 @@ impl Terms {
 
     /// Returns the pause between renewals: the same part of the lease as with the client's own.
     fn interval(&self, config: &Config) -> Duration {
-        let (interval, length) = (config.renewal_interval, self.length(config));
+        let (interval, length) = (config.renewal_interval(), self.length(config));
         if length == config.lease {
             return interval;
         }
@@ -147,7 +147,7 @@ impl Lease {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Settings;
+    use crate::config::Config;
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_lease_is_renewed_at_the_same_part_of_it_whatever_its_length() {
-        let config = Settings::default().validate().unwrap();
+        let config = Config::default();
         assert_eq!(Terms::default().lease(&config).length, 30 * SECOND);
         assert_eq!(Terms::default().lease(&config).interval, Some(6 * SECOND));
         let short = terms(3 * SECOND).lease(&config);
@@ -176,10 +176,10 @@ mod tests {
 
     #[test]
     fn terms_that_do_not_go_with_the_clients_margins_are_refused_with_value_and_bound() {
-        let config = Settings::default().validate().unwrap();
-        let late = Settings {
+        let config = Config::default();
+        let late = Config {
             renewal_interval: Some(28 * SECOND),
-            ..Settings::default()
+            ..Config::default()
         };
         let late = late.validate().unwrap();
         let for_ever = Terms {
@@ -214,7 +214,7 @@ mod tests {
     /// A holder that dies releases nothing, and the lock stays taken all the same.
     #[test]
     fn a_lease_covers_the_time_for_which_the_lock_stays_taken_at_least() {
-        let config = Settings::default().validate().unwrap();
+        let config = Config::default();
         let lease_of = |least, length: Option<Duration>| {
             let mut terms = Terms {
                 at_least: least,
@@ -237,12 +237,12 @@ mod tests {
 
     #[test]
     fn the_limits_of_an_acquire_come_before_those_of_the_client() {
-        let settings = Settings {
+        let settings = Config {
             limits: Limits {
                 report: Some(60 * SECOND),
                 lose: Some(90 * SECOND),
             },
-            ..Settings::default()
+            ..Config::default()
         };
         let config = settings.validate().unwrap();
         let mut own = Terms::default();

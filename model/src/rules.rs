@@ -3,7 +3,7 @@
 use std::{sync::LazyLock, time::Duration};
 
 use crate::{
-    config::{Config, Settings},
+    config::Config,
     protocol::{Operation, QUEUE_MOST, ServerTime, State, state},
 };
 
@@ -125,10 +125,12 @@ impl Rules {
 /// Settings of a few milliseconds, which no user may choose.
 fn config(skew: i64) -> Config {
     let ticks = |ticks: i64| Duration::from_millis(u64::try_from(ticks).unwrap_or(0));
-    let mut config = Settings::default().unchecked();
-    (config.lease, config.claim_lease) = (ticks(LEASE), ticks(CLAIM));
+    let mut config = Config::default();
+    // The checker decides when a hold is renewed.
+    config.renewal_interval = Some(config.renewal_interval());
+    (config.lease, config.claim_lease) = (ticks(LEASE), Some(ticks(CLAIM)));
     config.retention = ticks(KEEP - LEASE);
-    config.skew_margin = ticks(skew);
+    config.skew_margin = Some(ticks(skew));
     // Looks only make a waiter ask, which it may at any time.
     config.near = u64::MAX;
     config

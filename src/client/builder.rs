@@ -9,10 +9,10 @@ use super::LockClient;
 #[cfg(feature = "sync")]
 use crate::world::Blocking;
 use crate::{
-    config::{Config, Settings},
+    config::Config,
     error::{BuildError, InvalidInput},
     input::{check_collection, check_database},
-    machine::settings,
+    machine,
     session::{
         Session,
         hedged_read::{Cost, read_beside},
@@ -33,7 +33,7 @@ const DEFAULT_COLLECTION: &str = "distributed_locks";
 pub struct LockClientBuilder<W: World = Async> {
     place: Home,
     collection: String,
-    settings: Settings,
+    config: Config,
     of: PhantomData<fn() -> W>,
 }
 
@@ -49,7 +49,7 @@ impl LockClientBuilder {
         Self {
             place,
             collection: DEFAULT_COLLECTION.to_owned(),
-            settings: settings(),
+            config: machine::config(),
             of: PhantomData,
         }
     }
@@ -61,7 +61,7 @@ impl LockClientBuilder {
         LockClientBuilder {
             place: self.place,
             collection: self.collection,
-            settings: self.settings,
+            config: self.config,
             of: PhantomData,
         }
     }
@@ -80,7 +80,7 @@ impl<W: World> LockClientBuilder<W> {
     /// server of up to this length.
     #[doc(alias("ttl", "leaseTime", "lockWatchdogTimeout"))]
     pub fn lease(mut self, lease: Duration) -> Self {
-        self.settings.lease = Some(lease);
+        self.config.lease = lease;
         self
     }
 
@@ -91,7 +91,7 @@ impl<W: World> LockClientBuilder<W> {
     /// (10 to 12 s by MongoDB's defaults, 20 s if it has to be repeated) and the first commit after it.
     #[doc(alias("keepalive", "heartbeat"))]
     pub fn renewal_interval(mut self, interval: Duration) -> Self {
-        self.settings.renewal_interval = Some(interval);
+        self.config.renewal_interval = Some(interval);
         self
     }
 
@@ -99,7 +99,7 @@ impl<W: World> LockClientBuilder<W> {
     /// default, or the lease if that is shorter. If a waiter has died unnoticed in the queue, those behind it wait this
     /// much longer. More than twice the skew margin; at most the lease, and at most 60 s.
     pub fn claim_lease(mut self, lease: Duration) -> Self {
-        self.settings.claim_lease = Some(lease);
+        self.config.claim_lease = Some(lease);
         self
     }
 
@@ -107,7 +107,7 @@ impl<W: World> LockClientBuilder<W> {
     /// collection: fencing tokens rise whether or not the document is kept. From 60 s to 366 days. The document may
     /// stay up to an eighth longer, so that few writes change the index by which the server removes it.
     pub fn retention(mut self, retention: Duration) -> Self {
-        self.settings.retention = Some(retention);
+        self.config.retention = retention;
         self
     }
 
@@ -118,7 +118,7 @@ impl<W: World> LockClientBuilder<W> {
     /// the old one's does no harm. It gives up another thousandth of the lease earlier, as the clocks of two machines
     /// don't run equally fast: 30 ms of 30 s, almost an hour and a half of 60 days.
     pub fn skew_margin(mut self, margin: Duration) -> Self {
-        self.settings.skew_margin = Some(margin);
+        self.config.skew_margin = Some(margin);
         self
     }
 
@@ -130,13 +130,13 @@ impl<W: World> LockClientBuilder<W> {
     /// pause, no pause is shorter. The pause of a waiter is never longer than a quarter of its claim lease, even if you
     /// set more.
     pub fn poll_interval(mut self, least: Duration, most: Duration) -> Self {
-        self.settings.poll_interval = Some((least, most));
+        self.config.set_poll_interval(least, most);
         self
     }
 
     /// Sets how waiters learn of a release; by default through the change stream if there is one.
     pub fn wake_source(mut self, source: WakeSource) -> Self {
-        self.settings.wake_source = source;
+        self.config.wake_source = source;
         self
     }
 
@@ -147,7 +147,7 @@ impl<W: World> LockClientBuilder<W> {
     /// each thousand locks that the client holds; they are less often where the budget asks for it. Locks in documents
     /// count as one client.
     pub fn hold_watch(mut self, watch: HoldWatch) -> Self {
-        self.settings.hold_watch = watch;
+        self.config.hold_watch = watch;
         self
     }
 
@@ -161,7 +161,7 @@ impl<W: World> LockClientBuilder<W> {
     /// these, and claims have half as many.
     /// [Operating](crate::guide::operating#connections) has a formula for the size of the pool.
     pub fn max_operations(mut self, operations: u32) -> Self {
-        self.settings.max_operations = Some(operations);
+        self.config.max_operations = usize::try_from(operations).unwrap_or(usize::MAX);
         self
     }
 
@@ -173,7 +173,7 @@ impl<W: World> LockClientBuilder<W> {
     /// secondary. Correctness never depends on it: a grant is checked against the clock of the server that made it, and
     /// all writes and reads stay with the primary.
     pub fn stream_read_preference(mut self, preference: ReadPreference) -> Self {
-        self.settings.stream_read_preference = Some(preference);
+        self.config.stream_read_preference = preference;
         self
     }
 
@@ -184,7 +184,7 @@ impl<W: World> LockClientBuilder<W> {
     /// to mutexes, to readers and writers of readers-writer locks, and to acquires of all permits of a semaphore.
     /// [Guarantees](crate::guarantees#inside-a-process) lists the differences.
     pub fn hand_on_locally(mut self, hand_on: bool) -> Self {
-        self.settings.hands_on = Some(hand_on);
+        self.config.hands_on = hand_on;
         self
     }
 
@@ -206,14 +206,14 @@ impl<W: World> LockClientBuilder<W> {
     /// requires that switch and a change stream: without a stream no lock stays. A lock for which this client had to
     /// wait for another client does not stay, nor does that of a [job](crate::locks::Once).
     pub fn keep_idle(mut self, keep: Duration) -> Self {
-        self.settings.keep_idle = Some(keep);
+        self.config.keep_idle = keep;
         self
     }
 
     /// Sets a name for this process that people recognize: the locks' documents have it next to the host and the
     /// process id.
     pub fn label(mut self, label: impl Into<String>) -> Self {
-        self.settings.label = Some(label.into());
+        self.config.label = Some(label.into());
         self
     }
 
@@ -254,7 +254,7 @@ impl<W: World> LockClientBuilder<W> {
     /// # Ok(()) }
     /// ```
     pub fn owner_id(mut self, id: impl Into<String>) -> Self {
-        self.settings.owner_id = Some(id.into());
+        self.config.owner_id = Some(id.into());
         self
     }
 
@@ -267,7 +267,7 @@ impl<W: World> LockClientBuilder<W> {
     /// [`lose_after`](Self::lose_after). The limit applies to claimed documents and [jobs](crate::locks::Once), but not
     /// to leaderships.
     pub fn warn_after(mut self, limit: Duration) -> Self {
-        self.settings.limits.report = Some(limit);
+        self.config.limits.report = Some(limit);
         self
     }
 
@@ -278,7 +278,7 @@ impl<W: World> LockClientBuilder<W> {
     /// stop by then. See [`Acquire::lose_after`](crate::Acquire::lose_after). Leaderships have no limit.
     #[doc(alias = "lockAtMostFor")]
     pub fn lose_after(mut self, limit: Duration) -> Self {
-        self.settings.limits.lose = Some(limit);
+        self.config.limits.lose = Some(limit);
         self
     }
 
@@ -309,7 +309,7 @@ impl<W: World> LockClientBuilder<W> {
     /// # Ok(()) }
     /// ```
     pub fn history(mut self, ends: u32) -> Self {
-        self.settings.history = Some(ends);
+        self.config.history = usize::try_from(ends).unwrap_or(usize::MAX);
         self
     }
 
@@ -336,7 +336,8 @@ impl<W: World> LockClientBuilder<W> {
     #[cfg(feature = "metrics")]
     #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
     pub fn metrics_for(mut self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        self.settings.metered = names.into_iter().map(Into::into).collect();
+        let names = names.into_iter().map(Into::<String>::into);
+        self.config.metered = Arc::new(names.map(Arc::from).collect());
         self
     }
 
@@ -418,7 +419,7 @@ impl<W: World> LockClientBuilder<W> {
 
     /// Checks all settings, before anything is sent.
     fn checked(self) -> Result<(Config, Home, String), BuildError> {
-        let config = self.settings.validate()?;
+        let config = self.config.validate()?;
         check_collection(&self.collection)?;
         if let Home::Database(database) = &self.place {
             check_database(database.name())?;

@@ -8,7 +8,7 @@ use crate::{
         builder::{Home, LockClientBuilder},
     },
     error::InvalidInput,
-    machine::settings,
+    machine,
     store::MemoryStore,
     world::World,
 };
@@ -94,7 +94,7 @@ impl InMemory {
 
     /// Returns a client with the default settings.
     pub fn client(&self) -> LockClient {
-        LockClient::over_memory(&self.store, settings().unchecked())
+        LockClient::over_memory(&self.store, machine::config())
     }
 
     /// Returns a builder of a client with other settings. Settings that concern a server have no effect.

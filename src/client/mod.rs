@@ -283,7 +283,7 @@ impl<W: World> LockClient<W> {
     /// Returns the name of this machine, as [`OwnerInfo::host`](crate::operate::OwnerInfo::host) shows it for this
     /// client: together with the process id, by which a program recognizes itself.
     pub fn host(&self) -> &str {
-        self.session.config.host()
+        &self.session.config.host
     }
 
     /// Returns how waiters are woken at present.

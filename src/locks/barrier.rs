@@ -373,7 +373,7 @@ mod tests {
     use super::*;
     use crate::{
         client::LockClient,
-        config::Settings,
+        config::Config,
         protocol::{Owner, ServerTime},
         session::Session,
         store::{MemoryStore, Store},
@@ -384,7 +384,7 @@ mod tests {
     fn client(memory: &Arc<MemoryStore>, id: &str) -> (Arc<Link>, LockClient) {
         let link = Link::new(memory.clone(), 1);
         link.calm();
-        let (config, store) = (Settings::default().validate().unwrap(), Store::Simulated(link.clone()));
+        let (config, store) = (Config::default(), Store::Simulated(link.clone()));
         let session = Session::of(id.to_owned(), config, store, None, WakeMode::ChangeStream);
         (link, LockClient::new(session))
     }

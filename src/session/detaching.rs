@@ -290,12 +290,12 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::{client::LockClient, config::Settings, store::Store, tests::simulated::Link, wake_mode::WakeMode};
+    use crate::{client::LockClient, config::Config, store::Store, tests::simulated::Link, wake_mode::WakeMode};
 
     const BRIEFLY: Duration = Duration::from_millis(50);
 
     fn client(id: &str, link: &Arc<Link>) -> LockClient {
-        let (config, store) = (Settings::default().validate().unwrap(), Store::Simulated(link.clone()));
+        let (config, store) = (Config::default(), Store::Simulated(link.clone()));
         let session = Session::of(id.to_owned(), config, store, None, WakeMode::ChangeStream);
         LockClient::new(session)
     }

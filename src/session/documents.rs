@@ -181,12 +181,12 @@ fn time_to_change(hold: &Hold) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{client::LockClient, config::Settings, wake_mode::WakeMode};
+    use crate::{client::LockClient, config::Config, wake_mode::WakeMode};
 
     /// Of two deletions at once, the answer of the one that was late may come first.
     #[tokio::test(start_paused = true)]
     async fn a_holder_that_is_denied_beside_its_own_deletion_hears_of_that() {
-        let (config, store) = (Settings::default().unchecked(), Store::Memory(Arc::default()));
+        let (config, store) = (Config::default(), Store::Memory(Arc::default()));
         let session = Session::new(config, store, None, WakeMode::ChangeStream);
         let held = LockClient::new(session.clone()).mutex("x").acquire().await.unwrap();
         let hold = held.hold().clone();

@@ -176,14 +176,13 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Settings;
+    use crate::config::Config;
 
     fn config(hold_watch: HoldWatch) -> Config {
-        Settings {
+        Config {
             hold_watch,
-            ..Settings::default()
+            ..Config::default()
         }
-        .unchecked()
     }
 
     fn logged(time: u32, increment: u32) -> LogTime {

@@ -138,7 +138,7 @@ impl Session {
         let mut table = self.table();
         if table.timers.overdue() == 0
             && let Some(since) = table.overdue.reported_at
-            && since.elapsed() >= self.config.renewal_interval
+            && since.elapsed() >= self.config.renewal_interval()
         {
             table.overdue = Overdue::default();
             drop(table);
@@ -168,7 +168,7 @@ mod tests {
     use super::{super::hold::LOOKS, *};
     use crate::{
         client::LockClient,
-        config::Settings,
+        config::Config,
         protocol::ServerTime,
         status::{LockStatus, LostReason},
         store::{MemoryStore, Store},
@@ -183,19 +183,19 @@ mod tests {
     }
 
     fn client(memory: &Arc<MemoryStore>, id: &str, lease: Duration) -> (Arc<Link>, LockClient) {
-        let settings = Settings {
-            lease: Some(lease),
-            ..Settings::default()
+        let settings = Config {
+            lease,
+            ..Config::default()
         };
         client_with(memory, id, settings)
     }
 
-    fn client_with(memory: &Arc<MemoryStore>, id: &str, settings: Settings) -> (Arc<Link>, LockClient) {
+    fn client_with(memory: &Arc<MemoryStore>, id: &str, settings: Config) -> (Arc<Link>, LockClient) {
         let (link, session) = session_with(memory, id, settings);
         (link, LockClient::new(session))
     }
 
-    fn session_with(memory: &Arc<MemoryStore>, id: &str, settings: Settings) -> (Arc<Link>, Arc<Session>) {
+    fn session_with(memory: &Arc<MemoryStore>, id: &str, settings: Config) -> (Arc<Link>, Arc<Session>) {
         let link = Link::new(memory.clone(), 1);
         link.calm();
         let (config, store) = (settings.validate().unwrap(), Store::Simulated(link.clone()));
@@ -347,10 +347,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn renewals_that_are_due_late_in_the_lease_do_not_yield() {
         const COUNT: usize = 5_200;
-        let settings = Settings {
-            lease: Some(LEASE),
+        let settings = Config {
+            lease: LEASE,
             renewal_interval: Some(LEASE * 3 / 5),
-            ..Settings::default()
+            ..Config::default()
         };
         let (link, locks) = client_with(&memory(), "0123456789abcdef", settings);
         let mutexes = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")));
@@ -469,9 +469,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn renewals_without_an_answer_are_overdue_while_half_of_the_lease_is_left() {
         const COUNT: usize = 2_000;
-        let settings = Settings {
-            lease: Some(LEASE),
-            ..Settings::default()
+        let settings = Config {
+            lease: LEASE,
+            ..Config::default()
         };
         let (link, session) = session_with(&memory(), "0123456789abcdef", settings);
         let locks = LockClient::new(session.clone());
@@ -507,15 +507,15 @@ mod tests {
     /// Batches that are renewed a little too late, one after the other.
     #[tokio::test(start_paused = true)]
     async fn renewals_are_not_reported_in_time_within_an_interval_of_the_report_that_they_are_overdue() {
-        let (_, session) = session_with(&memory(), "0123456789abcdef", Settings::default());
+        let (_, session) = session_with(&memory(), "0123456789abcdef", Config::default());
         let is_reported = || session.table().overdue.reported_at.is_some();
         session.table().overdue.reported_at = Some(Instant::now());
         for _ in 0..9 {
             session.note_in_time();
             assert!(is_reported());
-            sleep(session.config.renewal_interval / 10).await;
+            sleep(session.config.renewal_interval() / 10).await;
         }
-        sleep(session.config.renewal_interval / 10).await;
+        sleep(session.config.renewal_interval() / 10).await;
         session.note_in_time();
         assert!(!is_reported());
     }
@@ -523,9 +523,9 @@ mod tests {
     /// All holds after that may be too short to be renewed.
     #[tokio::test(start_paused = true)]
     async fn renewals_that_were_overdue_up_to_the_loss_are_so_until_the_next_answer() {
-        let settings = Settings {
-            lease: Some(LEASE),
-            ..Settings::default()
+        let settings = Config {
+            lease: LEASE,
+            ..Config::default()
         };
         let (link, session) = session_with(&memory(), "0123456789abcdef", settings);
         let locks = LockClient::new(session.clone());

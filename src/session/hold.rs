@@ -684,7 +684,7 @@ pub(super) fn names_of<'a>(holds: impl IntoIterator<Item = &'a Arc<Hold>>) -> Ve
 mod tests {
     use super::*;
     use crate::{
-        config::Settings,
+        config::Config,
         protocol::{Exchange, Kind},
         waitlist::{clock::ServerClock, deadline},
     };
@@ -696,7 +696,7 @@ mod tests {
             granted_as: 1,
             used: (Kind::Document, 1),
             permits: 1,
-            lease: Terms::default().lease(&Settings::default().unchecked()),
+            lease: Terms::default().lease(&Config::default()),
             deadline: later,
             renew_at: Some(later),
             how: How::AtOnce,
@@ -782,7 +782,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_renewal_from_before_the_clock_was_set_puts_off_none_by_that_clock() {
-        let (hold, config) = (hold(), Settings::default().unchecked());
+        let (hold, config) = (hold(), Config::default());
         let second = Duration::from_secs(1);
         let mut clock = ServerClock::default();
         let mut hear = |ahead: i64| {
@@ -822,7 +822,7 @@ mod tests {
         assert_eq!(hold.renew_at(), Some(noticed + 3 * second));
         // One that goes out by that clock is as good as any.
         renewed(noticed, &after);
-        let next = noticed + config.renewal_interval;
+        let next = noticed + config.renewal_interval();
         assert_eq!((hold.renew_at(), hold.status()), (Some(next), LockStatus::Held));
     }
 

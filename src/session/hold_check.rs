@@ -214,7 +214,7 @@ mod tests {
     use super::*;
     use crate::{
         client::LockClient,
-        config::Settings,
+        config::Config,
         protocol::{Evict, Operation},
         status::LostReason,
         store::Store,
@@ -225,9 +225,9 @@ mod tests {
     fn bench(wake_source: WakeSource) -> (Arc<Link>, Arc<Session>, LockClient) {
         let link = Link::new(Arc::default(), 1);
         link.calm();
-        let settings = Settings {
+        let settings = Config {
             wake_source,
-            ..Settings::default()
+            ..Config::default()
         };
         let (config, store) = (settings.validate().unwrap(), Store::Simulated(link.clone()));
         let mode = WakeMode::of(wake_source);

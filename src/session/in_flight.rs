@@ -344,14 +344,14 @@ mod tests {
 
     use super::*;
     use crate::{
-        config::Settings,
+        config::Config,
         protocol::{Expects, Operation, fixtures, fixtures::leaving},
     };
 
     const MOST: usize = 6;
 
     fn in_flight() -> (Arc<InFlight>, Config) {
-        (InFlight::new(MOST, true), Settings::default().validate().unwrap())
+        (InFlight::new(MOST, true), Config::default())
     }
 
     #[tokio::test(start_paused = true)]

@@ -245,7 +245,7 @@ impl Line {
         }
         // Those ahead can all leave at once: then the waiter is served so much later, which is less than where it only
         // looks at its queue position.
-        let most = (context.config.claim_lease / 20).min(LONGEST_PAUSE / 4);
+        let most = (context.config.claim_lease() / 20).min(LONGEST_PAUSE / 4);
         match list.hand_overs(context.config) {
             Some((seen_at, hand_overs)) => seen_at + hand_overs.min(most),
             // The line is about to go.

@@ -201,7 +201,7 @@ mod tests {
     use super::*;
     use crate::{
         client::LockClient,
-        config::Settings,
+        config::Config,
         error::AcquireError,
         handle::Held,
         locks::Mutex,
@@ -225,10 +225,10 @@ mod tests {
     fn client(memory: &Arc<MemoryStore>, id: &str) -> (Arc<Link>, Arc<Session>) {
         let link = Link::new(memory.clone(), 1);
         link.calm();
-        let settings = Settings {
+        let settings = Config {
             wake_source: WakeSource::Polling,
-            max_operations: Some(1),
-            ..Settings::default()
+            max_operations: 1,
+            ..Config::default()
         };
         let (config, store) = (settings.validate().unwrap(), Store::Simulated(link.clone()));
         let mode = WakeMode::Polling(PollingReason::Configured);

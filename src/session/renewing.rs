@@ -282,7 +282,7 @@ impl Session {
             // A renewal does not show whether others wait.
             self.verify(idle);
             let intervals = holds.iter().filter_map(|hold| hold.upkeep().lease.interval);
-            let interval = intervals.chain([self.config.renewal_interval]).min();
+            let interval = intervals.chain([self.config.renewal_interval()]).min();
             self.hear_the_clock(&holds[0].name, interval.unwrap_or_default(), sent);
             return Ok((asked.len() as u64, why));
         }
@@ -377,7 +377,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        config::Settings,
+        config::Config,
         hold_options::Terms,
         protocol::{Kind, ServerTime},
         store::{MemoryStore, Store, lock_layout::Paths},
@@ -388,7 +388,7 @@ mod tests {
 
     fn session() -> Arc<Session> {
         let link = Link::new(Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000))), 1);
-        let config = Settings::default().validate().unwrap();
+        let config = Config::default();
         let store = Store::Simulated(link);
         Session::of("a".to_owned(), config, store, None, WakeMode::ChangeStream)
     }
@@ -399,7 +399,7 @@ mod tests {
             granted_as: 1,
             used: (Kind::Mutex, 1),
             permits: 1,
-            lease: Terms::default().lease(&Settings::default().unchecked()),
+            lease: Terms::default().lease(&Config::default()),
             deadline: end,
             renew_at: Some(renew_at),
             how: How::AtOnce,

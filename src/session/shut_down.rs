@@ -166,7 +166,7 @@ mod tests {
     use super::*;
     use crate::{
         client::LockClient,
-        config::Settings,
+        config::Config,
         error::ReleaseError,
         handle::Released,
         protocol::{Evict, Operation},
@@ -180,7 +180,7 @@ mod tests {
     fn client() -> (Arc<Link>, Arc<Session>, LockClient) {
         let link = Link::new(Arc::default(), 1);
         link.calm();
-        let (config, store) = (Settings::default().validate().unwrap(), Store::Simulated(link.clone()));
+        let (config, store) = (Config::default(), Store::Simulated(link.clone()));
         let id = "0123456789abcdef".to_owned();
         let session = Session::of(id, config, store, None, WakeMode::ChangeStream);
         (link, session.clone(), LockClient::new(session))

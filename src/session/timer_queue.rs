@@ -223,7 +223,7 @@ impl Timers {
 mod tests {
     use super::*;
     use crate::{
-        config::Settings,
+        config::Config,
         hold_options::Terms,
         protocol::Kind,
         waitlist::{Grant, How},
@@ -237,7 +237,7 @@ mod tests {
             granted_as: 1,
             used: (Kind::Mutex, 1),
             permits: 1,
-            lease: Terms::default().lease(&Settings::default().unchecked()),
+            lease: Terms::default().lease(&Config::default()),
             deadline: end,
             renew_at: Some(renew_at),
             how: How::AtOnce,

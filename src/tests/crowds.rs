@@ -10,7 +10,7 @@ use tokio::{
 use super::simulated::{Busy, Link};
 use crate::{
     client::LockClient,
-    config::Settings,
+    config::Config,
     protocol::ServerTime,
     session::Session,
     store::{MemoryStore, Store},
@@ -29,7 +29,7 @@ const NOTICED: Duration = Duration::from_secs(1);
 fn client(memory: &Arc<MemoryStore>, number: usize) -> (Arc<Link>, LockClient) {
     let link = Link::new(memory.clone(), number as u64);
     link.calm();
-    let (id, config) = (format!("{number:016x}"), Settings::default().unchecked());
+    let (id, config) = (format!("{number:016x}"), Config::default());
     let store = Store::Simulated(link.clone());
     let session = Session::of(id, config, store, None, WakeMode::ChangeStream);
     (link, LockClient::new(session))

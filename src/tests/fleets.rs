@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 use super::simulated::{Link, Log};
 use crate::{
     client::LockClient,
-    config::Settings,
+    config::Config,
     handle::Held,
     locks::mutex::Mutex,
     protocol::ServerTime,
@@ -53,7 +53,7 @@ fn name(number: usize) -> String {
     format!("lock {number}")
 }
 
-fn client(memory: &Arc<MemoryStore>, number: usize, settings: Settings) -> (Arc<Link>, Arc<Session>) {
+fn client(memory: &Arc<MemoryStore>, number: usize, settings: Config) -> (Arc<Link>, Arc<Session>) {
     let link = Link::new(memory.clone(), number as u64);
     link.calm();
     let (id, store) = (format!("{number:016x}"), Store::Simulated(link.clone()));
@@ -69,10 +69,10 @@ impl Fleet {
         let log = Arc::new(Log::default());
         let mut members = Vec::with_capacity(CLIENTS);
         for number in 0..CLIENTS {
-            let settings = Settings {
-                lease: Some(lease),
+            let settings = Config {
+                lease,
                 hold_watch: HoldWatch::Budget { millicores },
-                ..Settings::default()
+                ..Config::default()
             };
             let (link, session) = client(&memory, number, settings);
             link.tell_of(log.clone());
@@ -88,7 +88,7 @@ impl Fleet {
             });
             sleep(lease / 5 / CLIENTS as u32).await;
         }
-        let (_, operator) = client(&memory, CLIENTS, Settings::default());
+        let (_, operator) = client(&memory, CLIENTS, Config::default());
         Self {
             memory,
             log,

@@ -37,7 +37,7 @@ use watchlock_proofs::{Random, share_of};
 use super::simulated::Link;
 use crate::{
     client::LockClient,
-    config::Settings,
+    config::Config,
     error::AcquireError,
     handle::{Held, Released, View, target::IsKnown},
     locks::acquire::{Acquire, CanAcquire, Try},
@@ -393,17 +393,22 @@ async fn misfortune(
 
 fn client(memory: &Arc<MemoryStore>, seed: u64, number: u64) -> (Arc<Link>, Arc<Session>) {
     let link = Link::new(memory.clone(), seed * 16 + number);
-    let settings = Settings {
-        lease: Some(LEASE),
+    let mut settings = Config {
+        lease: LEASE,
         claim_lease: Some(Duration::from_secs(1)),
         skew_margin: Some(SKEW),
         // Some do without a stream wherever they stand, others only at the end.
-        near: Some((seed + number) % 4),
+        near: (seed + number) % 4,
         // With some, what nobody waits for stays.
-        keep_idle: ((seed + number).is_multiple_of(3) && !has_many(seed)).then_some(IDLE),
-        max_operations: has_many(seed).then_some(1),
-        ..Settings::default()
+        keep_idle: match (seed + number).is_multiple_of(3) && !has_many(seed) {
+            true => IDLE,
+            false => Duration::ZERO,
+        },
+        ..Config::default()
     };
+    if has_many(seed) {
+        settings.max_operations = 1;
+    }
     let config = settings.validate().unwrap();
     let store = Store::Simulated(link.clone());
     let session = Session::of(format!("{number:016x}"), config, store, None, WakeMode::ChangeStream);

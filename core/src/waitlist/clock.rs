@@ -157,7 +157,7 @@ pub fn offset(instant: Instant, now: ServerTime, time: ServerTime) -> Instant {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Settings;
+    use crate::config::Config;
 
     fn exchange(sent: Instant, round_trip: u64, now: i64) -> Exchange {
         Exchange::new(sent, sent + Duration::from_millis(round_trip), Some(ServerTime(now)))
@@ -166,7 +166,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn keeps_the_tightest_exchange_until_it_is_old() {
         let start = Instant::now();
-        let config = Settings::default().validate().unwrap();
+        let config = Config::default();
         let mut clock = ServerClock::default();
         assert_eq!(clock.until(ServerTime(0)), None);
         clock.note(&exchange(start, 2, 1_000), &config);
@@ -186,9 +186,9 @@ mod tests {
         assert_eq!(clock.until(ServerTime(11_100)), Some((later, later)));
 
         // However long a lease is.
-        let settings = Settings {
-            lease: Some(Duration::from_secs(86_400)),
-            ..Settings::default()
+        let settings = Config {
+            lease: Duration::from_secs(86_400),
+            ..Config::default()
         };
         let (config, mut clock) = (settings.validate().unwrap(), ServerClock::default());
         let later = start + Duration::from_millis(10_001);
@@ -200,7 +200,7 @@ mod tests {
     /// The margin is 1 s and a thousandth of the time between the two.
     #[tokio::test(start_paused = true)]
     async fn a_clock_that_was_set_is_told_by_how_much() {
-        let config = Settings::default().validate().unwrap();
+        let config = Config::default();
         let start = Instant::now();
         let at = |seconds: u64| start + Duration::from_secs(seconds);
         let ahead = |millis| {
@@ -241,7 +241,7 @@ mod tests {
     /// The margin for 5 s is 1,005 ms. Each of the two readings is cut to milliseconds, which leaves open 2 ms more.
     #[tokio::test(start_paused = true)]
     async fn a_clock_counts_as_set_by_more_than_the_margin_and_in_an_exchange_that_began_later() {
-        let config = Settings::default().validate().unwrap();
+        let config = Config::default();
         let start = Instant::now();
         let noted = |sent, now| {
             let mut clock = ServerClock::default();
@@ -259,7 +259,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn small_steps_add_up_for_the_length_of_a_lease() {
-        let config = Settings::default().validate().unwrap();
+        let config = Config::default();
         let start = Instant::now();
         for (later, by) in [(30_000, Some(1_788)), (30_001, None)] {
             let mut clock = ServerClock::default();
@@ -275,7 +275,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn one_caller_asks_for_the_clock_unless_it_was_heard_of_since() {
-        let config = Settings::default().validate().unwrap();
+        let config = Config::default();
         let now = Instant::now();
         let later = now + Duration::from_millis(1);
         let mut clock = ServerClock::default();

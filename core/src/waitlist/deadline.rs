@@ -92,15 +92,15 @@ fn before(from: Instant, end: Instant, config: &Config) -> Instant {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Settings;
+    use crate::config::Config;
 
     const DAY: Duration = Duration::from_secs(24 * 3600);
 
     fn config(lease: Duration) -> Config {
         let lease = Some(lease);
-        Settings {
+        Config {
             lease,
-            ..Settings::default()
+            ..Config::default()
         }
         .validate()
         .unwrap()
@@ -120,7 +120,7 @@ mod tests {
         for lease in [Duration::from_millis(500), Duration::from_secs(30), DAY, 366 * DAY] {
             let config = config(lease);
             let until = ServerTime(1_700_000_000_000).plus_millis(millis(config.lease));
-            let given_away = |lease: Duration| sent + lease.mul_f64(1.0 / 1.001) - config.skew_margin;
+            let given_away = |lease: Duration| sent + lease.mul_f64(1.0 / 1.001) - config.skew_margin();
             let answer = of_answer(&exchange, until, config.lease, &clock, sent, &config).unwrap();
             let late = Exchange { now: None, ..exchange };
             let late = of_answer(&late, until, config.lease, &clock, sent, &config).unwrap();
@@ -130,9 +130,16 @@ mod tests {
                 assert!(deadline <= given_away(lease), "{lease:?}: {:?}", deadline - sent);
                 assert!(deadline > sent + lease.mul_f64(0.89));
             }
-            let event = of_event(ServerTime(1_700_000_000_000), config.claim_lease, &clock, sent, &config).unwrap();
-            assert!(event <= given_away(config.claim_lease));
-            assert!(event > sent + config.claim_lease / 2);
+            let event = of_event(
+                ServerTime(1_700_000_000_000),
+                config.claim_lease(),
+                &clock,
+                sent,
+                &config,
+            )
+            .unwrap();
+            assert!(event <= given_away(config.claim_lease()));
+            assert!(event > sent + config.claim_lease() / 2);
         }
     }
 
@@ -148,8 +155,8 @@ mod tests {
         let now = Instant::now();
         // An hour on a clock that is slower than ours.
         let at = begun.plus_millis(3_600_000 - 3_600);
-        let event = of_event(at, config.claim_lease, &clock, now, &config).unwrap();
-        let most = now + config.claim_lease - config.skew_margin - Duration::from_millis(3_600);
+        let event = of_event(at, config.claim_lease(), &clock, now, &config).unwrap();
+        let most = now + config.claim_lease() - config.skew_margin() - Duration::from_millis(3_600);
         assert!(event <= most, "{:?}", event - now);
     }
 

@@ -107,7 +107,7 @@ mod of_tests {
     use std::{collections::VecDeque, sync::Arc, time::Duration};
 
     use crate::{
-        config::Settings,
+        config::Config,
         hold_options::Terms,
         protocol::{Ahead, CapacityIs, Entry, Kind, Owner, ServerTime, State, fixtures},
     };
@@ -121,7 +121,7 @@ mod of_tests {
     pub(in crate::waitlist) const NOW: ServerTime = ServerTime(1_000_000);
 
     pub(in crate::waitlist) fn in_context<T>(act: impl FnOnce(&Context<'_>) -> T) -> T {
-        let config = Settings::default().validate().unwrap();
+        let config = Config::default();
         let (clock, ids) = (ServerClock::default(), Ids::new("me".to_owned()));
         act(&Context {
             now: Instant::now(),
@@ -145,7 +145,7 @@ mod of_tests {
             terms: Terms::default(),
             owner: Owner::default(),
         };
-        let config = Settings::default().validate().unwrap();
+        let config = Config::default();
         Waiting::new(key, key, format!("me-{key}"), options, Instant::now(), &config)
     }
 

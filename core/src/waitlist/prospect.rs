@@ -251,7 +251,7 @@ fn saturated(number: u64) -> u32 {
 mod tests {
     use super::*;
     use crate::{
-        config::Settings,
+        config::Config,
         protocol::ServerTime,
         waitlist::{
             fixtures::{MUTEX, NOW, PERMIT, PlainHold, ahead, in_context, queued, state, task, waiter, waitlist},
@@ -304,11 +304,9 @@ mod tests {
             let back = pauses(&[(40, 4, 0), (30, 4, 20), (20, 4, -800), (20, -5, 0)], context);
             assert_eq!(back[2..], [Some(2_000 + 15_000), None]);
             // The shortest pause that is set is never undercut.
-            let settings = Settings {
-                poll_interval: Some((millis(20), millis(500))),
-                ..Settings::default()
-            };
-            let config = &settings.unchecked();
+            let mut config = Config::default();
+            config.set_poll_interval(millis(20), millis(500));
+            let config = &config;
             assert_eq!(pauses(&[(0, 3, 0)], &Context { config, ..*context }), [Some(20_000)]);
             // Nobody holds it.
             let free = Ahead {

@@ -177,7 +177,7 @@ pub fn poll_interval(config: &Config, position: u64, waited: Duration) -> Durati
 mod tests {
     use super::*;
     use crate::{
-        config::Settings,
+        config::Config,
         hold_options::Terms,
         protocol::{Entry, Exchange},
         waitlist::{
@@ -334,7 +334,7 @@ mod tests {
 
     #[test]
     fn who_polls_does_so_less_often_the_further_back_it_is_and_the_longer_it_has_waited() {
-        let config = Settings::default().validate().unwrap();
+        let config = Config::default();
         let pause = |position, waited| poll_interval(&config, position, millis(waited)).as_millis();
         assert_eq!(
             [0, 500, 1_000, 60_000].map(|waited| pause(0, waited)),

@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use mongodb::bson::Document;
 use tokio::time::Instant;
 use watchlock_core::{
-    config::{Config, Settings, millis},
+    config::{Config, millis},
     hold_options::Terms,
     protocol::{
         CapacityIs, Exchange, Kind, Operation, Owner, QUEUE_MOST, Request, ServerTime, State, document::Malformed,
@@ -133,7 +133,7 @@ const STREAM_STATES: [StreamState; 4] = [
 pub(super) fn drive<H: Fuzzed>(choices: &mut Choices<'_>) -> Course {
     let now = Instant::now();
     let mut bench = Bench::<H> {
-        config: Settings::default().unchecked(),
+        config: Config::default(),
         now,
         clock: ServerClock::default(),
         ids: Ids::new(SESSION.to_owned()),
@@ -235,7 +235,7 @@ impl<H: Fuzzed> Bench<H> {
         let entry = self.ids.claim();
         let request = Request {
             lease: millis(self.config.lease),
-            claim: millis(self.config.claim_lease),
+            claim: millis(self.config.claim_lease()),
             wait: false,
             ..fixtures::request(&entry)
         };
@@ -278,7 +278,7 @@ impl<H: Fuzzed> Bench<H> {
         let Some(until) = until else {
             panic!("{entry} has {token}, and no document says so: {permitted:?}");
         };
-        let (deadline, margin) = (hold.believed_until(), self.config.skew_margin);
+        let (deadline, margin) = (hold.believed_until(), self.config.skew_margin());
         assert!(deadline > self.now, "{entry} is over");
         assert!(
             deadline + margin <= self.now + self.config.lease,
@@ -417,7 +417,7 @@ impl<H: Fuzzed> Bench<H> {
         for (id, signal) in wake::signals(&words, SESSION) {
             let mut permitted = Permitted::new();
             if let wake::Signal::Granted { token } = signal {
-                let claim = at.plus_millis(millis(self.config.claim_lease));
+                let claim = at.plus_millis(millis(self.config.claim_lease()));
                 permitted.insert((id.to_owned(), token), self.clock.until(claim).map(|(_, end)| end));
             }
             self.feed(&permitted, |client| client.signalled(id, signal, at));

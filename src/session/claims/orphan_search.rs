@@ -182,7 +182,7 @@ mod tests {
         *,
     };
     use crate::{
-        config::Settings,
+        config::Config,
         error::AcquireError,
         hold_options::{Lease, Terms},
         protocol::{Evict, Operation},
@@ -214,7 +214,7 @@ mod tests {
             place,
             Connection::default(),
         )));
-        let config = Settings::default().validate().unwrap();
+        let config = Config::default();
         let id = "0123456789abcdef".to_owned();
         Session::of(id, config, store, None, WakeMode::ChangeStream)
     }
@@ -227,7 +227,7 @@ mod tests {
         let memory = MemoryStore::new(documents, place, Connection::default());
         let link = Link::new(Arc::new(memory), 1);
         link.calm();
-        let config = Settings::default().validate().unwrap();
+        let config = Config::default();
         let store = Store::Simulated(link.clone());
         let session = Session::of("0123456789abcdef".into(), config, store, None, WakeMode::ChangeStream);
         let (entry, owner) = (session.ids.claim(), session.config.owner(None));

@@ -32,7 +32,7 @@ use super::{
     *,
 };
 use crate::{
-    config::{Config, Settings},
+    config::Config,
     error::ServerError,
     hold_options::Terms,
     protocol::{
@@ -61,7 +61,7 @@ type Receiver = oneshot::Receiver<AcquireOutcome>;
 impl Bench {
     fn new() -> Self {
         Self {
-            config: Settings::default().validate().unwrap(),
+            config: Config::default(),
             clock: ServerClock::default(),
             ids: Ids::new("me".to_owned()),
             line: Line::new("x".to_owned(), None, Duration::ZERO),

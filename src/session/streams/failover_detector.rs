@@ -110,7 +110,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        config::Settings,
+        config::Config,
         store::{LockLayout, MongoStore, Store, lock_layout::Paths},
         tests::decoding::error,
         wake_mode::WakeMode,
@@ -123,7 +123,7 @@ mod tests {
         let collection = driver.database("x").collection::<Document>("x");
         let place = LockLayout::in_documents(Some(collection.namespace()), "lock", None, &Paths::default()).unwrap();
         let store = Arc::new(MongoStore::in_place(&collection, place, ReadPreference::Primary));
-        let config = Settings::default().unchecked();
+        let config = Config::default();
         let session = Session::new(config, Store::Mongo(store.clone()), None, WakeMode::ChangeStream);
         session.start();
         // Each question that waits has the store.

@@ -305,7 +305,7 @@ mod tests {
     use super::*;
     use crate::{
         client::LockClient,
-        config::Settings,
+        config::Config,
         protocol::ServerTime,
         store::{MemoryStore, Store},
         tests::simulated::Link,
@@ -315,7 +315,7 @@ mod tests {
     fn session(memory: &Arc<MemoryStore>, id: &str) -> Arc<Session> {
         let link = Link::new(memory.clone(), 1);
         link.calm();
-        let config = Settings::default().validate().unwrap();
+        let config = Config::default();
         Session::of(
             id.to_owned(),
             config,
@@ -347,7 +347,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_attempt_to_open_a_stream_ends_with_its_session() {
-        let (config, store) = (Settings::default().unchecked(), Arc::default());
+        let (config, store) = (Config::default(), Arc::default());
         let mode = WakeMode::ChangeStream;
         let session = Session::of("0123456789abcdef".to_owned(), config, Store::Memory(store), None, mode);
         let opener = session.opener();

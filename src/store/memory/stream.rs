@@ -54,7 +54,7 @@ mod tests {
     use super::*;
     use crate::{
         client::LockClient,
-        config::Settings,
+        config::Config,
         operate::watch::LockEvent,
         protocol::fixtures,
         store::{LockLayout, MemoryDocuments, MemoryStore, Watched, lock_layout::Paths},
@@ -111,7 +111,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_observer_that_fell_behind_goes_on_by_reading() {
         let store = Arc::new(MemoryStore::default());
-        let locks = LockClient::over_memory(&store, Settings::default().unchecked());
+        let locks = LockClient::over_memory(&store, Config::default());
         let held = locks.mutex("held before").acquire().await.unwrap();
         let mut events = locks.watch_all();
         let first = events.next().await.unwrap().unwrap();

@@ -9,7 +9,7 @@ use watchlock_testkit::shared;
 
 use super::*;
 use crate::{
-    config::Settings,
+    config::Config,
     error::AcquireError,
     error::ServerError,
     hold_options::Terms,
@@ -43,7 +43,7 @@ impl Scene {
             place,
             Connection::default(),
         )));
-        let config = Settings::default().validate().unwrap();
+        let config = Config::default();
         let session = Session::of("0123456789abcdef".into(), config, store, None, WakeMode::ChangeStream);
         let entry = session.ids.claim();
         let owner = session.config.owner(None);
@@ -270,7 +270,7 @@ async fn a_document_that_another_claimed_first_is_not_the_last_one() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_of_many_that_wrote_nothing_leaves_no_orphans() {
     let (store, _) = on_a_server("unsent", 2).await;
-    let config = Settings::default().validate().unwrap();
+    let config = Config::default();
     let session = Session::of("0123456789abcdef".into(), config, store, None, WakeMode::ChangeStream);
     // The time is over while it looks for documents.
     let wanted = Wanted {

@@ -112,7 +112,7 @@ async fn a_grant_whose_deadline_is_reached_is_not_believed() {
 async fn a_hold_that_a_later_answer_shows_is_renewed_as_if_the_first_had_come() {
     for (later, has_time) in [(0, true), (4, true), (20, true), (4, false)] {
         let mut bench = Bench::new();
-        let interval = bench.config.renewal_interval;
+        let interval = bench.config.renewal_interval();
         let begun = Instant::now();
         let (_, mut outcome) = bench.join(true);
         let request = bench.next().unwrap();

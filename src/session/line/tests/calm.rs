@@ -38,7 +38,7 @@ async fn a_waiter_asks_for_no_events_until_shortly_before_its_turn() {
     assert_eq!((for_others(30, 40), for_others(30, 9_000)), (millis(250), millis(250)));
     // With whatever claim lease.
     let mut bench = behind(30, millis(40));
-    bench.config.claim_lease = MINUTE;
+    bench.config.claim_lease = Some(MINUTE);
     assert_eq!(calm(&mut bench, now), millis(250));
     // It counts from when the queue was seen, and no longer than from the last events.
     let mut bench = behind(30, millis(40));

@@ -8,7 +8,7 @@ async fn an_event_grants_and_the_claim_is_checked_soon() {
     assert_eq!(bench.ids_in_document().len(), 2);
     bench.foreign(&foreign("b.2", &["b-1"], None), true);
     let hold = held(&mut outcome);
-    assert!(hold.safe_for() <= bench.config.claim_lease - bench.config.skew_margin);
+    assert!(hold.safe_for() <= bench.config.claim_lease() - bench.config.skew_margin());
     assert_eq!(hold.renew_at(), Some(Instant::now() + hold.safe_for() / 16));
 }
 
@@ -18,7 +18,7 @@ async fn a_grant_that_comes_too_late_is_not_believed() {
     bench.foreign(&foreign("b.2", &["b-1"], None), false);
     let stale = bench.document.as_ref().unwrap().holders[0].token;
     // The process was frozen: the claim is over before the event is seen.
-    tokio::time::advance(bench.config.claim_lease).await;
+    tokio::time::advance(bench.config.claim_lease()).await;
     bench.announce();
     outcome.try_recv().unwrap_err();
     bench.settle();
@@ -66,7 +66,7 @@ async fn a_grant_is_not_stretched_by_a_server_clock_that_was_set_ahead() {
     let id = bench.ids_in_document()[1].to_owned();
     let granted = wake::Signal::Granted { token: 1_000_000_002 };
     bench.signalled(&id, granted, ahead);
-    assert!(held(&mut outcome).safe_for() <= bench.config.claim_lease);
+    assert!(held(&mut outcome).safe_for() <= bench.config.claim_lease());
 }
 
 #[tokio::test(start_paused = true)]
@@ -126,7 +126,7 @@ async fn a_fixed_hold_is_renewed_until_its_grant_is_confirmed_and_no_longer() {
     bench.settle();
     let at_once = held(&mut outcome);
     assert_eq!(at_once.renew_at(), None);
-    let least = Duration::from_secs(20) - bench.config.skew_margin - Duration::from_millis(20);
+    let least = Duration::from_secs(20) - bench.config.skew_margin() - Duration::from_millis(20);
     assert_eq!(at_once.safe_for(), least);
     let _left = bench.let_go(&at_once);
     bench.settle();

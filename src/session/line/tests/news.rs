@@ -77,7 +77,7 @@ async fn a_grant_that_no_task_wants_is_taken_out_and_one_that_is_known_or_leaves
 async fn an_event_grants_a_lease_that_nobody_renews_in_full_only_if_the_claim_lease_is_as_long() {
     for (claim, renewed) in [(5, true), (10, false)] {
         let mut bench = Bench::new();
-        bench.config.claim_lease = Duration::from_secs(claim);
+        bench.config.claim_lease = Some(Duration::from_secs(claim));
         bench.foreign(&foreign("a.1", &[], Some("a-1")), false);
         let mut terms = Terms::default();
         terms.set_fixed(Duration::from_secs(10));
@@ -100,7 +100,7 @@ async fn an_event_grants_a_lease_that_nobody_renews_in_full_only_if_the_claim_le
 async fn a_hold_of_which_an_event_tells_late_is_renewed_while_there_is_time() {
     let (mut bench, mut outcome) = Bench::behind_another();
     bench.foreign(&foreign("b.2", &["b-1"], None), false);
-    let usable = bench.config.claim_lease - bench.config.skew_margin;
+    let usable = bench.config.claim_lease() - bench.config.skew_margin();
     tokio::time::advance(usable - Duration::from_millis(300)).await;
     bench.announce();
     let hold = held(&mut outcome);

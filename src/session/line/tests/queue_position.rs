@@ -70,10 +70,10 @@ async fn who_is_far_back_keeps_a_grant_that_it_finds_late() {
     bench.pass().await;
     let look = bench.next_look().expect("it looks, as it does not ask");
     let late = Instant::now() - granted;
-    let latest = bench.config.claim_lease / 3;
+    let latest = bench.config.claim_lease() / 3;
     assert!(late.abs_diff(latest) < Duration::from_millis(2), "{late:?}");
     // Both are to be answered in what its claim lease leaves, less the skew margin.
-    let left = bench.config.usable(bench.config.claim_lease) - latest;
+    let left = bench.config.usable(bench.config.claim_lease()) - latest;
     assert!(left > Duration::from_millis(2_300), "{left:?}");
     tokio::time::advance(left / 2).await;
     assert!(!bench.looked(look));
@@ -140,11 +140,9 @@ async fn who_is_in_the_queue_no_more_by_the_answer_to_a_leave_asks_at_once() {
 async fn looks_put_off_no_request() {
     let mut bench = Bench::new();
     bench.stream = StreamState::Unavailable;
-    let settings = Settings {
-        poll_interval: Some((Duration::from_secs(2), Duration::from_secs(4))),
-        ..Settings::default()
-    };
-    bench.config = settings.validate().unwrap();
+    bench
+        .config
+        .set_poll_interval(Duration::from_secs(2), Duration::from_secs(4));
     bench.foreign(&foreign("dead", &[], Some("dead")), false);
     // So that its queue position is not confirmed when that lease ends.
     tokio::time::advance(bench.config.lease / 3).await;
@@ -334,7 +332,7 @@ async fn who_loses_the_stream_beside_a_look_goes_on_by_polling() {
 #[tokio::test(start_paused = true)]
 async fn a_clock_that_goes_back_puts_off_no_look_and_no_request() {
     let (mut bench, mut outcome) = Bench::polling();
-    let skew = i64::try_from(bench.config.skew_margin.as_millis()).unwrap();
+    let skew = i64::try_from(bench.config.skew_margin().as_millis()).unwrap();
     let mut looks = 0;
     while bench.line.waitlist.is_queued() {
         assert!(bench.started.elapsed() < bench.config.lease + bench.config.poll_interval.1);

@@ -13,7 +13,7 @@ use tracing_subscriber::layer::{Layer, SubscriberExt};
 use super::*;
 use crate::{
     client::LockClient,
-    config::Settings,
+    config::Config,
     operate::watch::LockEvent,
     protocol::{Operation, Request, ServerTime, fixtures},
     store::{Connection, Event, LockLayout, MemoryDocuments, MemoryStore, Store, lock_layout::Paths},
@@ -38,7 +38,7 @@ async fn leases_that_end_together_are_all_reported_without_a_rest() {
     for number in 0..NAMES {
         store.run(&format!("lock {number}"), &acquiring).unwrap();
     }
-    let config = Settings::default().unchecked();
+    let config = Config::default();
     let rest = config.poll_interval.1;
     let locks = LockClient::over_memory(&store, config);
     let mut events = locks.watch_all();
@@ -66,7 +66,7 @@ async fn an_observer_of_one_lock_does_not_wait_for_the_names_of_all() {
         let acquiring = fixtures::asking("1", request.clone());
         store.run(&format!("lock {number}"), &acquiring).unwrap();
     }
-    let config = Settings::default().unchecked();
+    let config = Config::default();
     let least = config.poll_interval.0;
     let locks = LockClient::over_memory(&store, config);
     let mut one = locks.watch("z");
@@ -127,9 +127,9 @@ async fn an_observer_of_one_lock_does_not_wait_for_a_list_of_all() {
         let memory = Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000)));
         let link = Link::new(memory, 1);
         link.calm();
-        let settings = Settings {
+        let settings = Config {
             wake_source,
-            ..Settings::default()
+            ..Config::default()
         };
         let (config, store) = (settings.validate().unwrap(), Store::Simulated(link.clone()));
         let session = Session::of("0123456789abcdef".to_owned(), config, store, None, mode);
@@ -168,7 +168,7 @@ async fn who_begins_to_observe_all_waits_for_the_list_of_another_and_as_long_aga
     let place = LockLayout::in_documents(None, "lock", None, &Paths::default()).unwrap();
     let link = Link::new(Arc::new(MemoryStore::new(documents, place, Connection::default())), 1);
     link.calm();
-    let (config, store) = (Settings::default().unchecked(), Store::Simulated(link.clone()));
+    let (config, store) = (Config::default(), Store::Simulated(link.clone()));
     let mode = WakeMode::ChangeStream;
     let session = Session::of("0123456789abcdef".to_owned(), config, store, None, mode);
     let locks = LockClient::new(session);
@@ -219,7 +219,7 @@ impl<S: Subscriber> Layer<S> for Ender {
 async fn a_subscriber_that_is_told_of_what_is_no_lock_may_end_the_observation() {
     // Otherwise a thread of another test could say that nobody listens there.
     let _another = Dispatch::new(NoSubscriber::default());
-    let config = Settings::default().unchecked();
+    let config = Config::default();
     let mode = WakeMode::of(config.wake_source);
     let session = Session::new(config, Store::Memory(Arc::default()), None, mode);
     let locks = LockClient::new(session.clone());
