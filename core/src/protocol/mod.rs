@@ -114,7 +114,6 @@
 //!    of a field, another order of the queue, another bound of its length. A field that earlier clients may ignore
 //!    needs none: they keep the fields of the document and of its entries that they don't know.
 
-pub mod ahead;
 pub mod document;
 pub mod ended;
 mod entry;
@@ -128,7 +127,6 @@ mod server_time;
 pub mod state;
 pub mod wake;
 
-pub use ahead::Ahead;
 pub(crate) use ended::HISTORY_MOST;
 pub use ended::{Ended, HoldEnd};
 pub use entry::{Awaited, DETACHED, Entry, Identity, Owner, Showing, Shown};

@@ -101,7 +101,10 @@ pub(super) use of_tests::*;
 #[cfg(test)]
 mod of_tests {
     use super::{
-        super::{AcquireOptions, Held, Patience, Stage, StreamState, Waiting, Waitlist, clock::ServerClock, ids::Ids},
+        super::{
+            AcquireOptions, Held, Patience, Stage, StreamState, Waiting, Waitlist, clock::ServerClock, ids::Ids,
+            prospect::Prospect,
+        },
         *,
     };
     use std::{collections::VecDeque, sync::Arc, time::Duration};
@@ -109,7 +112,7 @@ mod of_tests {
     use crate::{
         config::Config,
         hold_options::Terms,
-        protocol::{Ahead, CapacityIs, Entry, Kind, Owner, ServerTime, State, fixtures},
+        protocol::{CapacityIs, Entry, Kind, Owner, ServerTime, State, fixtures},
     };
 
     pub(in crate::waitlist) const MUTEX: (Use, i64) = ((Kind::Mutex, 1), 1);
@@ -187,15 +190,21 @@ mod of_tests {
     }
 
     /// The sight of a waiter with so many others ahead of it, while the present hold has lasted for so many milliseconds.
-    pub(in crate::waitlist) fn ahead(turns: u64, lasted: i64) -> Ahead {
-        Ahead {
-            turns,
+    pub(in crate::waitlist) fn ahead(turns: u64, lasted: i64) -> Prospect {
+        let seen = Prospect {
+            entry: "me-1".to_owned(),
             position: turns,
+            turns,
+            steps: u32::try_from(turns).unwrap(),
             free: 0,
             served_at: Some(NOW.plus_millis(-lasted)),
             first_end: None,
             now: NOW,
-        }
+            seen_at: Instant::now(),
+            is_near: false,
+        };
+        let is_near = seen.comes_near(None, Config::default().near);
+        Prospect { is_near, ..seen }
     }
 
     pub(in crate::waitlist) fn waitlist(tasks: impl IntoIterator<Item = Waiting<u64>>) -> Waitlist<PlainHold> {

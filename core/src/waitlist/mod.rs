@@ -558,7 +558,7 @@ impl<H: Hold> Waitlist<H> {
     pub fn waiters_ahead(&self) -> Option<u64> {
         self.prospect_of_head()
             .filter(|_| self.is_queued())
-            .map(|prospect| prospect.ahead.position)
+            .map(|prospect| prospect.position)
     }
 
     fn prospect_of_head(&self) -> Option<&Prospect> {
@@ -627,7 +627,7 @@ mod tests {
 
     /// A waitlist with this head, which has seen so many hand-overs before its turn: with seven it is far from that.
     fn seen(head: Waiting<u64>, turns: u64, context: &Context<'_>) -> Waitlist<PlainHold> {
-        let prospect = Prospect::new(&head, ahead(turns, 1_000), None, context);
+        let prospect = ahead(turns, 1_000);
         Waitlist {
             prospect: Some(prospect),
             ..waitlist([head])

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     config::Config,
-    protocol::{Ahead, Kind, ServerTime, State},
+    protocol::{Entry, Kind, ServerTime, State},
 };
 
 /// Pause between two looks of a head that does without the stream: how late it may be served if its turn comes before
@@ -43,36 +43,55 @@ pub struct Look {
 pub(super) struct Prospect {
     /// The head's entry.
     pub(super) entry: String,
-    pub(super) ahead: Ahead,
+    /// Number of waiters ahead of it.
+    pub(super) position: u64,
+    /// Hand-overs until it is its turn, if entries that are granted together also leave together.
+    pub(super) turns: u64,
+    /// Number of hand-overs by which those ahead of it are served, each of a hold.
+    pub(super) steps: u32,
+    /// The permits that nobody holds.
+    pub(super) free: i64,
+    /// The latest grant among the holders; `None` if nobody holds the lock.
+    pub(super) served_at: Option<ServerTime>,
+    /// The earliest end of a lease among the holders and the waiters ahead.
+    pub(super) first_end: Option<ServerTime>,
+    /// When it was seen, by the server's clock and by ours.
+    pub(super) now: ServerTime,
     pub(super) seen_at: Instant,
     /// Whether its turn may come before it would look again.
     pub(super) is_near: bool,
-    /// Number of hand-overs by which those ahead of it are served, each of a hold.
-    steps: u32,
 }
 
 impl Prospect {
-    /// Creates it from the head's present sight of the queue, and from the one before.
-    pub(super) fn new<T>(head: &Waiting<T>, ahead: Ahead, before: Option<&Self>, context: &Context<'_>) -> Self {
-        let before = before.filter(|before| before.entry == head.entry);
-        Self {
+    /// Returns the head's sight of the queue; `None` if it is not in it.
+    pub(super) fn of<T>(state: &State, head: &Waiting<T>, now: ServerTime, seen_at: Instant) -> Option<Self> {
+        let position = state.queue.iter().position(|waiter| waiter.id == head.entry)?;
+        let before = &state.queue[..position];
+        let permits = |entries: &[Entry]| entries.iter().map(|entry| entry.permits).fold(0, i64::saturating_add);
+        let turns = turns(permits(before), state.capacity);
+        Some(Self {
             entry: head.entry.clone(),
-            ahead,
-            seen_at: context.now,
-            is_near: is_near(&ahead, before.map(|before| &before.ahead), context.config.near),
+            position: position as u64,
+            turns,
             steps: saturated(match head.wants.used.0 {
                 // Readers go in together, and out before a writer.
-                Kind::RwLock => ahead.turns,
+                Kind::RwLock => turns,
                 // The permits of a semaphore come back one after the other.
-                _ => ahead.position,
+                _ => position as u64,
             }),
-        }
+            free: state.capacity.saturating_sub(permits(&state.holders)),
+            served_at: state.holders.iter().map(|holder| holder.since).max(),
+            first_end: state.holders.iter().chain(before).map(|entry| entry.until).min(),
+            now,
+            seen_at,
+            is_near: false,
+        })
     }
 
     /// Returns the time that a hand-over has taken since an earlier sight, if there was one.
     pub(super) fn pace_since(&self, before: &Self) -> Option<Duration> {
         let moved = before.steps.saturating_sub(self.steps);
-        let passed = self.ahead.now.since(before.ahead.now);
+        let passed = self.now.since(before.now);
         passed.checked_div(moved).filter(|_| before.entry == self.entry)
     }
 
@@ -91,8 +110,30 @@ impl Prospect {
     /// Returns the pause before the next look without a stream, where the lock is held and so has a pace. The present
     /// hold is expected to last for as long again as it has lasted, and half of that may pass.
     pub(super) fn pause(&self, pace: Duration, config: &Config) -> Option<Duration> {
-        let pause = (age(&self.ahead)? / 2).saturating_add(self.hand_overs(0, pace, config));
+        let pause = (self.age()? / 2).saturating_add(self.hand_overs(0, pace, config));
         Some(pause.max(config.poll_quickest))
+    }
+
+    /// Returns the age of the present hold; `None` while nobody holds the lock.
+    fn age(&self) -> Option<Duration> {
+        // After a fail-over the clock can be behind the one by which the grant was made.
+        let served_at = self.served_at.filter(|served_at| *served_at <= self.now)?;
+        Some(self.now.since(served_at))
+    }
+
+    /// Returns whether the turn may come within the pause between two looks; `before`: the sight before. A hold that has
+    /// lasted for long is expected to last as long again, and as long as a hand-over has taken since the sight before. As
+    /// many as have gone since then may go again.
+    pub(super) fn comes_near(&self, before: Option<&Self>, near: u64) -> bool {
+        let Some(age) = self.age() else { return true };
+        let before = before.filter(|before| before.entry == self.entry);
+        let moved = before.map_or(0, |before| before.turns.saturating_sub(self.turns));
+        let passed = before.map_or(Duration::ZERO, |before| self.now.since(before.now));
+        let Some(beyond) = self.turns.checked_sub(near.saturating_add(moved)) else {
+            return true;
+        };
+        let each = age.max(passed / saturated(moved.max(1)));
+        each.saturating_mul(saturated(beyond.saturating_add(1))) < LOOK_EVERY
     }
 }
 
@@ -138,10 +179,11 @@ impl<H: Hold> Step<'_, H> {
             return;
         };
         let seen = seen.flatten().zip(now);
-        let ahead = seen.and_then(|(state, now)| Ahead::of(state, &head.entry, now));
+        let prospect = seen.and_then(|(state, now)| Prospect::of(state, head, now, context.now));
         // Every write of the protocol grants to all that fit. If the first in line fits now, another program's write
         // has made room, and no client has written since.
-        let Some(ahead) = ahead.filter(|ahead| ahead.position > 0 || head.wants.permits > ahead.free) else {
+        let fits = |prospect: &Prospect| prospect.position == 0 && head.wants.permits <= prospect.free;
+        let Some(prospect) = prospect.filter(|prospect| !fits(prospect)) else {
             // The answer can show the opposite, and the next look too: an old primary answers looks for a while.
             list.blind_until = Some(context.now + list.looks_failed.failed());
             list.ask_at = Some(context.now);
@@ -149,7 +191,7 @@ impl<H: Hold> Step<'_, H> {
         };
         (list.blind_until, list.looks_failed) = Default::default();
         let was_far = list.is_far();
-        list.see_ahead(ahead, context);
+        list.see_ahead(prospect, context);
         list.look_at = list.next_look_at(context);
         if context.stream == StreamState::OnDemand && was_far && !list.is_far() {
             list.ask_at = Some(context.now);
@@ -164,21 +206,19 @@ impl<H: Hold> Waitlist<H> {
     }
 
     /// Notes the head's present sight of the queue.
-    pub(super) fn see_ahead(&mut self, ahead: Ahead, context: &Context<'_>) {
-        let Some(head) = self.waiting.front() else { return };
-        let prospect = Prospect::new(head, ahead, self.prospect.as_ref(), context);
-        let took = self.prospect.as_ref().and_then(|before| prospect.pace_since(before));
+    pub(super) fn see_ahead(&mut self, mut prospect: Prospect, context: &Context<'_>) {
+        let before = self.prospect.take();
+        prospect.is_near = prospect.comes_near(before.as_ref(), context.config.near);
+        let took = before.as_ref().and_then(|before| prospect.pace_since(before));
         took.into_iter().for_each(|took| self.note_pace(took, context));
-        let end = ahead.first_end;
-        let before = self
-            .prospect
-            .replace(prospect)
-            .and_then(|before| before.ahead.first_end);
+        let end = prospect.first_end;
         // Only a write makes the first lease end later: a renewal, or a new holder. Without one a look must not put the
         // question off, as there may be another look before that.
-        let planned = self.expiry_at.filter(|_| before == end);
-        let anew = end.and_then(|end| asks_after(end, ahead.position, context));
+        let is_same = before.and_then(|before| before.first_end) == end;
+        let planned = self.expiry_at.filter(|_| is_same);
+        let anew = end.and_then(|end| asks_after(end, prospect.position, context));
         self.expiry_at = planned.into_iter().chain(anew).min();
+        self.prospect = Some(prospect);
     }
 
     /// Notes that hand-overs took this long each.
@@ -191,7 +231,7 @@ impl<H: Hold> Waitlist<H> {
         let (head, prospect) = (self.waiting.front()?, self.prospect.as_ref()?);
         let may_do_without = match context.stream {
             // Its events come by the stream. One that closes has every head ask, and look from then on.
-            StreamState::Open if !prospect.is_near || prospect.ahead.turns < context.config.near => return None,
+            StreamState::Open if !prospect.is_near || prospect.turns < context.config.near => return None,
             // It has the stream because of its queue position, and may find that it does not need it.
             StreamState::Open => true,
             StreamState::OnDemand => !prospect.is_near,
@@ -204,7 +244,7 @@ impl<H: Hold> Waitlist<H> {
             // By the pace of the lock where that is known, and never longer than where it is not; and a grant must be
             // noticed while its claim lease runs.
             let waited = context.now.saturating_duration_since(head.since);
-            let usual = poll_interval(context.config, prospect.ahead.position, waited);
+            let usual = poll_interval(context.config, prospect.position, waited);
             let paced = prospect.pause(self.pace, context.config).unwrap_or(usual);
             paced.min(usual).min(head.lease.claim / 4)
         };
@@ -222,25 +262,9 @@ pub(super) fn paced(before: Duration, took: Duration, config: &Config) -> Durati
     took.clamp(quickest, before.max(quickest).saturating_mul(2))
 }
 
-/// Returns the age of the present hold; `None` while nobody holds the lock.
-fn age(ahead: &Ahead) -> Option<Duration> {
-    // After a fail-over the clock can be behind the one by which the grant was made.
-    let served_at = ahead.served_at.filter(|served_at| *served_at <= ahead.now)?;
-    Some(ahead.now.since(served_at))
-}
-
-/// Returns whether a turn may come within the pause between two looks. A hold that has lasted for long is expected to
-/// last as long again, and as long as a hand-over has taken since the sight before. As many as have gone since then may
-/// go again.
-fn is_near(ahead: &Ahead, before: Option<&Ahead>, near: u64) -> bool {
-    let Some(age) = age(ahead) else { return true };
-    let moved = before.map_or(0, |before| before.turns.saturating_sub(ahead.turns));
-    let passed = before.map_or(Duration::ZERO, |before| ahead.now.since(before.now));
-    let Some(beyond) = ahead.turns.checked_sub(near.saturating_add(moved)) else {
-        return true;
-    };
-    let each = age.max(passed / saturated(moved.max(1)));
-    each.saturating_mul(saturated(beyond.saturating_add(1))) < LOOK_EVERY
+/// Returns how often a lock of this capacity is handed over until this many permits were granted.
+fn turns(permits: i64, capacity: i64) -> u64 {
+    u64::try_from(permits / capacity.max(1)).unwrap_or(0)
 }
 
 fn saturated(number: u64) -> u32 {
@@ -252,7 +276,7 @@ mod tests {
     use super::*;
     use crate::{
         config::Config,
-        protocol::ServerTime,
+        protocol::{ServerTime, fixtures},
         waitlist::{
             fixtures::{MUTEX, NOW, PERMIT, PlainHold, ahead, in_context, queued, state, task, waiter, waitlist},
             leaving::Leaving,
@@ -263,8 +287,51 @@ mod tests {
         Duration::from_millis(millis)
     }
 
-    fn waiting(kind: Kind, capacity: i64) -> Waiting<u64> {
-        task(1, ((kind, capacity), 1))
+    #[test]
+    fn entries_that_are_granted_together_count_as_one_turn() {
+        assert_eq!(turns(12, 5), 2);
+        assert_eq!(turns(4, 5), 0);
+        assert_eq!(turns(7, 1), 7);
+        assert_eq!(
+            (turns(-7, 1), turns(7, 0), turns(i64::MAX, -3)),
+            (0, 7, i64::MAX.unsigned_abs())
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_waiter_sees_the_holders_and_the_waiters_ahead_of_it() {
+        let held = |since, until, permits| Entry {
+            since: ServerTime(since),
+            until: ServerTime(until),
+            permits,
+            ..fixtures::holder("a-1", 7)
+        };
+        let waits = |id: &str, until, permits| Entry {
+            until: ServerTime(until),
+            permits,
+            ..fixtures::waiter(id)
+        };
+        let queue = [waits("me-1", 70, 8), waits("me-2", 60, 4), waits("me-3", 10, 1)];
+        let state = fixtures::lock(fixtures::PERMITS, [held(3, 90, 4), held(5, 80, 3)], queue);
+        let (now, seen_at) = (ServerTime(6), Instant::now());
+        for (key, turns, position, first_end) in [(1, 0, 0, 80), (2, 0, 1, 70), (3, 1, 2, 60)] {
+            let prospect = Prospect {
+                entry: format!("me-{key}"),
+                turns,
+                position,
+                steps: saturated(position),
+                free: 3,
+                served_at: Some(ServerTime(5)),
+                first_end: Some(ServerTime(first_end)),
+                now,
+                seen_at,
+                is_near: false,
+            };
+            let head = task(key, (fixtures::PERMITS, 1));
+            assert_eq!(Prospect::of(&state, &head, now, seen_at), Some(prospect), "{key}");
+        }
+        let head = task(4, (fixtures::PERMITS, 1));
+        assert_eq!(Prospect::of(&state, &head, now, seen_at), None, "it does not wait");
     }
 
     /// Follows a head through looks: at its position, the age of the hold, and the time since the look before, in
@@ -273,12 +340,11 @@ mod tests {
         let (mut before, mut now, mut pace): (Option<Prospect>, _, _) = (None, 1_000_000, Duration::ZERO);
         let pause = |(position, age, passed)| {
             now += passed;
-            let ahead = Ahead {
+            let prospect = Prospect {
                 now: ServerTime(now),
                 served_at: Some(ServerTime(now - age)),
                 ..ahead(position, 0)
             };
-            let prospect = Prospect::new(&waiting(Kind::Mutex, 1), ahead, before.as_ref(), context);
             if let Some(took) = before.as_ref().and_then(|before| prospect.pace_since(before)) {
                 pace = paced(pace, took, context.config);
             }
@@ -309,57 +375,60 @@ mod tests {
             let config = &config;
             assert_eq!(pauses(&[(0, 3, 0)], &Context { config, ..*context }), [Some(20_000)]);
             // Nobody holds it.
-            let free = Ahead {
+            let free = Prospect {
                 served_at: None,
                 ..ahead(3, 0)
             };
-            let prospect = Prospect::new(&waiting(Kind::Mutex, 1), free, None, context);
-            assert_eq!(prospect.pause(Duration::ZERO, context.config), None);
+            assert_eq!(free.pause(Duration::ZERO, context.config), None);
         });
     }
 
     #[tokio::test(start_paused = true)]
     async fn readers_that_go_in_together_are_one_step_and_the_permits_of_a_semaphore_are_not() {
         in_context(|context| {
-            let hand_overs = |kind, turns, position| {
-                let ahead = Ahead {
-                    position,
-                    ..ahead(turns, 6)
-                };
-                let prospect = Prospect::new(&waiting(kind, 1_000), ahead, None, context);
+            let hand_overs = |kind, writers| {
+                let ones = (0..40).map(|number| waiter(&format!("other-{number}"), 30_000));
+                let all = (0..writers).map(|number| Entry {
+                    permits: 1_000,
+                    ..waiter(&format!("writer-{number}"), 30_000)
+                });
+                let mut state = state(ones.chain(all).chain([waiter("me-1", 30_000)]).collect());
+                state.capacity = 1_000;
+                let prospect = Prospect::of(&state, &task(1, ((kind, 1_000), 1)), NOW, context.now);
+                let prospect = prospect.expect("it waits");
                 prospect.hand_overs(0, millis(4), context.config)
             };
             // Forty readers ahead, all of whom get in after the present writer; and with two more writers among them.
-            assert_eq!(hand_overs(Kind::RwLock, 0, 40), millis(0));
-            assert_eq!(hand_overs(Kind::RwLock, 2, 42), millis(6));
-            assert_eq!(hand_overs(Kind::Semaphore, 0, 40), millis(120));
+            assert_eq!(hand_overs(Kind::RwLock, 0), millis(0));
+            assert_eq!(hand_overs(Kind::RwLock, 2), millis(6));
+            assert_eq!(hand_overs(Kind::Semaphore, 0), millis(120));
         });
     }
 
     #[test]
     fn a_head_near_the_front_or_in_a_fast_queue_needs_the_stream() {
         // One of the next, however long it takes.
-        assert!(is_near(&ahead(3, 3_600_000), None, 4));
+        assert!(ahead(3, 3_600_000).comes_near(None, 4));
         // Further back, where holds are short; and where they are long.
-        assert!(is_near(&ahead(50, 10), None, 4));
-        assert!(is_near(&ahead(7, 499), None, 4) && !is_near(&ahead(7, 500), None, 4));
-        assert!(!is_near(&ahead(4, 2_000), None, 4) && !is_near(&ahead(200, 60_000), None, 4));
+        assert!(ahead(50, 10).comes_near(None, 4));
+        assert!(ahead(7, 499).comes_near(None, 4) && !ahead(7, 500).comes_near(None, 4));
+        assert!(!ahead(4, 2_000).comes_near(None, 4) && !ahead(200, 60_000).comes_near(None, 4));
         // Nobody holds it.
-        let free = Ahead {
+        let free = Prospect {
             served_at: None,
             ..ahead(200, 0)
         };
-        assert!(is_near(&free, None, 4));
+        assert!(free.comes_near(None, 4));
         // The present hold is young, but the queue has not moved for a second, or has by two positions.
-        let before = |turns| Ahead {
+        let before = |turns| Prospect {
             now: ServerTime(999_000),
             ..ahead(turns, 0)
         };
-        assert!(!is_near(&ahead(50, 10), Some(&before(50)), 4));
-        assert!(!is_near(&ahead(10, 10), Some(&before(12)), 4));
+        assert!(!ahead(50, 10).comes_near(Some(&before(50)), 4));
+        assert!(!ahead(10, 10).comes_near(Some(&before(12)), 4));
         // As many as have gone may go again.
-        assert!(is_near(&ahead(10, 60_000), Some(&before(17)), 4));
-        assert!(!is_near(&ahead(10, 60_000), Some(&before(16)), 4));
+        assert!(ahead(10, 60_000).comes_near(Some(&before(17)), 4));
+        assert!(!ahead(10, 60_000).comes_near(Some(&before(16)), 4));
     }
 
     #[tokio::test(start_paused = true)]
@@ -367,7 +436,7 @@ mod tests {
         in_context(|context| {
             let mut pace = millis(2);
             let mut waits = |turns, took| {
-                let prospect = Prospect::new(&task(1, MUTEX), ahead(turns, 0), None, context);
+                let prospect = ahead(turns, 0);
                 pace = paced(pace, prospect.pace_until(context.now + took), context.config);
                 pace
             };
@@ -444,7 +513,7 @@ mod tests {
             let mut waitlist = waitlist([queued(1, MUTEX)]);
             let mut asks = |position| {
                 let first_end = Some(NOW.plus_millis(5_000));
-                let seen = Ahead {
+                let seen = Prospect {
                     first_end,
                     ..ahead(position, 0)
                 };
@@ -485,8 +554,7 @@ mod tests {
             ] {
                 let context = Context { stream, ..*context };
                 let mut waitlist = waitlist([queued(1, MUTEX)]);
-                let head = &waitlist.waiting[0];
-                waitlist.prospect = Some(Prospect::new(head, ahead(before, 1_000), None, &context));
+                waitlist.prospect = Some(ahead(before, 1_000));
                 waitlist.ask_at = Some(context.now + millis(9));
                 look(&mut waitlist, usize::try_from(seen).unwrap(), 1, &context);
                 let has_asked = waitlist.ask_at == Some(context.now);
@@ -498,7 +566,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_head_looks_again_by_its_distance_from_the_front_and_by_the_stream_that_it_has() {
         in_context(|context| {
-            let looks = |stream, seen: Ahead| {
+            let looks = |stream, seen: Prospect| {
                 let context = Context { stream, ..*context };
                 let mut waitlist = waitlist([queued(1, MUTEX)]);
                 waitlist.see_ahead(seen, &context);
@@ -506,13 +574,13 @@ mod tests {
                 look_at.map(|at| (at - context.now).as_millis())
             };
             // Its turn is four holds of a second away.
-            let far = ahead(7, 1_000);
-            assert_eq!(looks(StreamState::OnDemand, far), Some(1_666));
+            let far = || ahead(7, 1_000);
+            assert_eq!(looks(StreamState::OnDemand, far()), Some(1_666));
             // The stream is open for others: beyond a number of heads that look, one stream costs less.
-            assert_eq!(looks(StreamState::Open, far), None);
+            assert_eq!(looks(StreamState::Open, far()), None);
             // Who polls does so after 10 ms for itself and for each waiter ahead, by the pace of the lock at the most, and
             // in time for a grant.
-            assert_eq!(looks(StreamState::Unavailable, far), Some(80));
+            assert_eq!(looks(StreamState::Unavailable, far()), Some(80));
             assert_eq!(looks(StreamState::OnDemand, ahead(3, 1_000)), Some(40));
             assert_eq!(looks(StreamState::Unavailable, ahead(4, 10)), Some(8));
             // Near the front only as the lock changes hands fast; and one of the next.

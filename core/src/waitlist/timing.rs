@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Context, Hold, Step, Waitlist, unsigned};
+use super::{Context, Hold, Step, Waitlist, prospect::Prospect, unsigned};
 use crate::{
     backoff::LONGEST_PAUSE,
     config::Config,
     hold_options::Lease,
-    protocol::{Ahead, Entry, ServerTime, State},
+    protocol::{Entry, ServerTime, State},
 };
 
 /// Time within which the shortest critical sections are over: these are the ones that feel what a release costs. A
@@ -72,17 +72,15 @@ impl<H: Hold> Step<'_, H> {
             return;
         };
         let lease = head.lease;
-        let position = state.queue.iter().position(|waiter| waiter.id == head.entry);
         // The server's record of a repeated command has no time.
-        let ahead = Ahead::of(state, &head.entry, now.unwrap_or(state.at));
+        let prospect = Prospect::of(state, head, now.unwrap_or(state.at), context.now);
         // One that has left the queue asks at once.
         list.ask_after_grant();
-        let Some((position, ahead)) = position.zip(ahead) else {
-            return;
-        };
-        let pause = confirmation(state, position, &lease, context);
+        let Some(prospect) = prospect else { return };
+        let before = state.queue.iter().take_while(|waiter| waiter.id != prospect.entry);
+        let pause = confirmation(state, before.count(), &lease, context);
         let was_near = list.prospect_of_head().is_some_and(|prospect| prospect.is_near);
-        list.see_ahead(ahead, context);
+        list.see_ahead(prospect, context);
         if let Some(prospect) = &mut list.prospect {
             // Only a look, a while after the sight before, shows that it can do without the stream.
             prospect.is_near |= was_near;
@@ -269,7 +267,7 @@ mod tests {
             // A look puts the question off only if that lease ends at another time by now.
             for (end, asks) in [(1_000, 7), (1_001, 1_062)] {
                 let mut waitlist = waitlist([queued(1, MUTEX)]);
-                let seen = |end| Ahead {
+                let seen = |end| Prospect {
                     first_end: Some(NOW.plus_millis(end)),
                     ..ahead(3, 1_000)
                 };
