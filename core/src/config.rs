@@ -356,8 +356,8 @@ mod tests {
         }
         .validate()
         .unwrap();
-        assert_eq!(short.skew_margin, Duration::from_millis(50));
-        assert_eq!(short.claim_lease, LEASE_LEAST);
+        assert_eq!(short.skew_margin(), Duration::from_millis(50));
+        assert_eq!(short.claim_lease(), LEASE_LEAST);
     }
 
     /// A restarted process finds a primary whose clock is behind that of the one before.

@@ -97,7 +97,6 @@ mod tests {
     const DAY: Duration = Duration::from_secs(24 * 3600);
 
     fn config(lease: Duration) -> Config {
-        let lease = Some(lease);
         Config {
             lease,
             ..Config::default()

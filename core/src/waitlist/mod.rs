@@ -626,10 +626,9 @@ mod tests {
     };
 
     /// A waitlist with this head, which has seen so many hand-overs before its turn: with seven it is far from that.
-    fn seen(head: Waiting<u64>, turns: u64, context: &Context<'_>) -> Waitlist<PlainHold> {
-        let prospect = ahead(turns, 1_000);
+    fn seen(head: Waiting<u64>, turns: u64) -> Waitlist<PlainHold> {
         Waitlist {
-            prospect: Some(prospect),
+            prospect: Some(ahead(turns, 1_000)),
             ..waitlist([head])
         }
     }
@@ -668,7 +667,7 @@ mod tests {
         in_context(|context| {
             assert_eq!(waitlist([]).need(), Need::Nothing);
             assert_eq!(waitlist([task(1, MUTEX)]).need(), Need::Stream);
-            let mut far = seen(queued(1, MUTEX), 7, context);
+            let mut far = seen(queued(1, MUTEX), 7);
             assert_eq!(far.need(), Need::Looks);
             far.holds.insert("me-0".to_owned(), held());
             assert_eq!(far.need(), Need::Stream);
@@ -701,7 +700,7 @@ mod tests {
                 (queued(1, MUTEX), 3, true),
             ] {
                 let is_queued = head.is_queued();
-                let waitlist = seen(head, turns, context);
+                let waitlist = seen(head, turns);
                 assert_eq!(waitlist.waits_for_event(), waits, "{waitlist:?}");
                 // At a pace of a millisecond, as none is known.
                 let most = Duration::from_micros(750) * u32::try_from(turns - 2).unwrap();
