@@ -13,7 +13,7 @@
 //! acquires permits for others.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{HashMap, HashSet},
     fmt::{self, Write as _},
 };
 
@@ -60,16 +60,16 @@ pub(crate) struct Knot<'a> {
     /// Their holders that wait for one of them. Each is part of a circle.
     pub(crate) held: Vec<(&'a str, &'a Entry)>,
     /// The locks for which they wait, directly or through others.
-    behind: BTreeSet<&'a str>,
+    behind: HashSet<&'a str>,
     /// Whether all that blocks them was there at one moment, which came after all looks that were counted.
     pub(crate) is_certain: bool,
 }
 
 impl Knot<'_> {
     /// Returns the shortest circle through this one of its holders.
-    pub(crate) fn circle(&self, (name, holder): (&str, &Entry), locks: &BTreeMap<String, State>) -> Deadlock {
+    pub(crate) fn circle(&self, (name, holder): (&str, &Entry), locks: &HashMap<String, State>) -> Deadlock {
         let mut ways = vec![vec![(name, holder)]];
-        let mut reached = BTreeSet::new();
+        let mut reached = HashSet::new();
         let mut at = 0;
         while let Some(way) = ways.get(at).cloned() {
             at += 1;
@@ -86,7 +86,7 @@ impl Knot<'_> {
     }
 }
 
-fn described(held: &[(&str, &Entry)], locks: &BTreeMap<String, State>) -> Deadlock {
+fn described(held: &[(&str, &Entry)], locks: &HashMap<String, State>) -> Deadlock {
     let described = held.iter().filter_map(|(name, holder)| {
         let state = locks.get(*name)?;
         let holders = vec![(*holder).clone()];
@@ -125,7 +125,7 @@ struct Seen {
 
 impl Looks {
     /// Takes in a look at these locks, which began after the one before had ended, and returns the knots in it.
-    pub(crate) fn see<'a>(&mut self, locks: &'a BTreeMap<String, State>, now: ServerTime) -> Vec<Knot<'a>> {
+    pub(crate) fn see<'a>(&mut self, locks: &'a HashMap<String, State>, now: ServerTime) -> Vec<Knot<'a>> {
         self.count += 1;
         let mut before = std::mem::take(&mut self.seen);
         for (name, state) in locks {
@@ -148,19 +148,19 @@ impl Looks {
                 self.seen.insert(key, seen);
             }
         }
-        let behind: BTreeMap<&str, BTreeSet<&str>> = blocked(locks, now)
-            .into_iter()
-            .map(|name| (name, behind(name, locks, now)))
-            .collect();
+        let blocked = blocked(locks, now);
+        let behind: HashMap<&str, HashSet<&str>> =
+            blocked.iter().map(|name| (*name, behind(name, locks, now))).collect();
         let mut knots = Vec::new();
-        let mut named = BTreeSet::new();
-        for (start, behind_it) in &behind {
+        let mut named = HashSet::new();
+        for start in &blocked {
+            let behind_it = &behind[start];
             if named.contains(start) || !behind_it.contains(start) {
                 continue;
             }
             let tied =
                 |name: &str| behind_it.contains(name) && behind.get(name).is_some_and(|back| back.contains(start));
-            let all = behind_it.iter().filter(|name| tied(name));
+            let all = blocked.iter().filter(|name| tied(name));
             let held = all.flat_map(|name| holders(name, locks, now).map(move |holder| (*name, holder)));
             let held: Vec<_> = held
                 .filter(|(_, holder)| awaited_lock(holder).is_some_and(tied))
@@ -177,7 +177,7 @@ impl Looks {
 
     /// Returns whether all holders of these locks have waited at the time of one look, the last counted one or a later, and
     /// had the time to give up since then: each client counts by itself.
-    fn is_certain(&self, names: &BTreeSet<&str>, locks: &BTreeMap<String, State>, now: ServerTime) -> bool {
+    fn is_certain(&self, names: &HashSet<&str>, locks: &HashMap<String, State>, now: ServerTime) -> bool {
         let (mut first, mut last, mut counted, mut longest) = (0, u64::MAX, None, 0);
         let held = names
             .iter()
@@ -202,11 +202,11 @@ impl Looks {
     }
 }
 
-/// Returns the locks of which each holder waits for such a lock.
-fn blocked(locks: &BTreeMap<String, State>, now: ServerTime) -> BTreeSet<&str> {
-    let mut blocked: BTreeSet<&str> = locks.keys().map(String::as_str).collect();
+/// Returns the locks of which each holder waits for such a lock, in the order of their names.
+fn blocked(locks: &HashMap<String, State>, now: ServerTime) -> Vec<&str> {
+    let mut blocked: HashSet<&str> = locks.keys().map(String::as_str).collect();
     let mut moving = Vec::new();
-    let mut behind = BTreeMap::<&str, BTreeSet<&str>>::new();
+    let mut behind = HashMap::<&str, HashSet<&str>>::new();
     for (name, state) in locks {
         let awaited: Vec<Option<&str>> = live(state, now).map(awaited_lock).collect();
         let all: Option<Vec<&str>> = awaited.iter().copied().collect();
@@ -222,12 +222,14 @@ fn blocked(locks: &BTreeMap<String, State>, now: ServerTime) -> BTreeSet<&str> {
             moving.extend(behind.remove(name).unwrap_or_default());
         }
     }
+    let mut blocked: Vec<&str> = blocked.into_iter().collect();
+    blocked.sort_unstable();
     blocked
 }
 
 /// Returns the locks that the holders of a blocked lock wait for, directly or through others.
-fn behind<'a>(start: &'a str, locks: &'a BTreeMap<String, State>, now: ServerTime) -> BTreeSet<&'a str> {
-    let mut behind = BTreeSet::new();
+fn behind<'a>(start: &'a str, locks: &'a HashMap<String, State>, now: ServerTime) -> HashSet<&'a str> {
+    let mut behind = HashSet::new();
     let mut next = vec![start];
     while let Some(name) = next.pop() {
         let awaited = holders(name, locks, now).filter_map(awaited_lock);
@@ -236,7 +238,7 @@ fn behind<'a>(start: &'a str, locks: &'a BTreeMap<String, State>, now: ServerTim
     behind
 }
 
-fn holders<'a>(name: &str, locks: &'a BTreeMap<String, State>, now: ServerTime) -> impl Iterator<Item = &'a Entry> {
+fn holders<'a>(name: &str, locks: &'a HashMap<String, State>, now: ServerTime) -> impl Iterator<Item = &'a Entry> {
     locks.get(name).into_iter().flat_map(move |state| live(state, now))
 }
 
@@ -268,7 +270,7 @@ mod tests {
 
     const NOW: ServerTime = ServerTime(0);
 
-    type Locks = BTreeMap<String, State>;
+    type Locks = HashMap<String, State>;
 
     /// Locks with holders, each of which waits for the lock of that name, or is at work; shown by this renewal.
     fn locks<const N: usize>(held: [(&str, &[Option<&str>]); N], as_of: i64) -> Locks {

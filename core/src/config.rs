@@ -1,7 +1,7 @@
 //! The settings of a client, and the bounds of every value that a user can choose.
 
 use std::{
-    collections::BTreeSet,
+    collections::HashSet,
     sync::{
         Arc,
         atomic::{AtomicI64, Ordering},
@@ -82,7 +82,7 @@ pub struct Config {
     /// The time for which a lock stays with the client after its last release.
     pub keep_idle: Duration,
     /// The names of the locks that have metrics of their own.
-    pub metered: Arc<BTreeSet<LockLabel>>,
+    pub metered: Arc<HashSet<LockLabel>>,
     pub limits: Limits,
     /// Number of ends of holds that the documents keep.
     pub history: usize,
@@ -473,7 +473,7 @@ mod tests {
 
     #[test]
     fn bad_texts_are_refused_with_length_and_bound() {
-        fn named(names: impl IntoIterator<Item = String>) -> Arc<BTreeSet<LockLabel>> {
+        fn named(names: impl IntoIterator<Item = String>) -> Arc<HashSet<LockLabel>> {
             Arc::new(names.into_iter().map(LockLabel::from).collect())
         }
         refused(|given| given.label = Some("x".repeat(1025)), ["1025", "1024"]);

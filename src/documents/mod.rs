@@ -9,7 +9,7 @@ mod handle;
 pub(crate) mod memory_collection;
 
 use std::{
-    collections::BTreeMap,
+    collections::HashMap,
     fmt,
     future::Future,
     marker::PhantomData,
@@ -59,7 +59,7 @@ pub struct ItemLocks<K, W: World = Async> {
     element: Option<Arc<ElementPlace>>,
     /// Those of the locks of documents and of the elements of each array, from their first use on. All clones share
     /// them, and so do all keys of an array.
-    sessions: Arc<Mutex<BTreeMap<Option<Arc<str>>, UserHandle>>>,
+    sessions: Arc<Mutex<HashMap<Option<Arc<str>>, UserHandle>>>,
     of: PhantomData<fn() -> (K, W)>,
 }
 

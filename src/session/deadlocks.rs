@@ -4,7 +4,7 @@
 //! from here, and the wait counts anew.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{HashMap, HashSet},
     future::{pending, poll_fn},
     pin::pin,
     sync::Arc,
@@ -36,7 +36,7 @@ const LISTED_WITHIN: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub(super) struct LongWaits {
     /// By the keys of the tasks in line.
-    waits: BTreeMap<u64, LongWait>,
+    waits: HashMap<u64, LongWait>,
     looks: Looks,
     looked_at: Option<Instant>,
 }
@@ -59,9 +59,9 @@ struct LongWait {
 
 impl LongWaits {
     /// Returns the locks that the tasks of these holds wait for, by the entries of the holds.
-    pub(super) fn awaited(&mut self, holds: &[Arc<Hold>]) -> BTreeMap<String, Awaited> {
+    pub(super) fn awaited(&mut self, holds: &[Arc<Hold>]) -> HashMap<String, Awaited> {
         if self.waits.is_empty() {
-            return BTreeMap::new();
+            return HashMap::new();
         }
         let mut waits = HashMap::new();
         for wait in self.waits.values_mut() {
@@ -70,7 +70,7 @@ impl LongWaits {
             waits.insert(wait.task, Some(wait).filter(|_| !several));
         }
         let now = Instant::now();
-        let mut awaited = BTreeMap::<String, Awaited>::new();
+        let mut awaited = HashMap::<String, Awaited>::new();
         for hold in holds {
             let Some(task) = hold.task() else { continue };
             let Some(Some(wait)) = waits.get_mut(&task) else {
@@ -175,7 +175,7 @@ impl Session {
             let awaited = {
                 let table = session.table();
                 let shown = table.long_waits.waits.values().filter(|wait| wait.is_shown);
-                shown.map(|wait| wait.lock.clone()).collect()
+                shown.map(|wait| wait.lock.clone()).collect::<HashSet<String>>()
             };
             // One that lasts would prove nothing.
             if let Ok(Ok(Some((locks, exchange)))) = timeout(pause, session.read_awaited(awaited)).await {
@@ -187,12 +187,12 @@ impl Session {
     /// Reads these locks, those for which their holders wait, and so on; `None`: they are more than go together.
     async fn read_awaited(
         self: &Arc<Self>,
-        awaited: BTreeSet<String>,
-    ) -> Result<Option<(BTreeMap<String, State>, Exchange)>, ServerError> {
-        let mut asked = awaited.clone();
-        let mut next: Vec<String> = awaited.into_iter().collect();
-        let mut locks = BTreeMap::new();
+        mut asked: HashSet<String>,
+    ) -> Result<Option<(HashMap<String, State>, Exchange)>, ServerError> {
+        let mut next: Vec<String> = asked.iter().cloned().collect();
+        let mut locks = HashMap::new();
         loop {
+            next.sort_unstable();
             if asked.len() > AT_A_TIME {
                 return Ok(None);
             }
@@ -218,7 +218,7 @@ impl Session {
     /// Reports the deadlocks that a look has found, once for each wait of this client, and ends the waits that are to end:
     /// that of the youngest hold first, and each of the others if the deadlock is still there two counted looks later. One
     /// would be too few, as the client of the younger may look just after this one.
-    fn looked_at_long_waits(&self, locks: &BTreeMap<String, State>, exchange: &Exchange) {
+    fn looked_at_long_waits(&self, locks: &HashMap<String, State>, exchange: &Exchange) {
         let Some(now) = exchange.now else { return };
         let (mut new, mut ended) = (Vec::new(), Vec::new());
         {
@@ -228,9 +228,9 @@ impl Session {
                 long.looks.note_counted(knot, now);
                 let mut held = knot.held.clone();
                 // Locks granted at the same time can have the same token.
-                held.sort_by_key(|(name, holder)| (std::cmp::Reverse(holder.token), *name));
+                held.sort_unstable_by_key(|(name, holder)| (std::cmp::Reverse(holder.token), *name));
                 let tokens: Vec<i64> = held.iter().map(|(_, holder)| holder.token).collect();
-                let mut own = BTreeSet::new();
+                let mut own = Vec::new();
                 for (younger, holder) in held.iter().enumerate() {
                     let shown = holder.1.shown.as_ref().and_then(|shown| shown.awaits.as_ref());
                     let number = shown.map(|awaited| awaited.wait);
@@ -243,9 +243,10 @@ impl Session {
                         continue;
                     };
                     // A task can hold several of the locks: the youngest decides.
-                    if !own.insert(wait.number) {
+                    if own.contains(&wait.number) {
                         continue;
                     }
+                    own.push(wait.number);
                     if !std::mem::replace(&mut wait.is_told, true) {
                         new.push((wait.lock.clone(), knot.circle(*holder, locks)));
                     }
@@ -279,7 +280,7 @@ impl Session {
         };
         let listed = self.list(&selection, View::Newest).await?;
         // Of those beyond the limit, none is taken for one that blocks another.
-        let mut locks: BTreeMap<String, State> = listed.found.into_iter().collect();
+        let mut locks: HashMap<String, State> = listed.found.into_iter().collect();
         let mut now = listed.now;
         let begun = Instant::now();
         let mut looks = Looks::default();
@@ -298,7 +299,8 @@ impl Session {
                 longest
             };
             sleep(longest / 16).await;
-            let names: Vec<String> = locks.keys().cloned().collect();
+            let mut names: Vec<String> = locks.keys().cloned().collect();
+            names.sort_unstable();
             let (documents, exchange) = self.read_names(View::Newest, &names).await?;
             now = exchange.now;
             locks = documents

@@ -5,7 +5,6 @@ mod reports;
 mod upkeep;
 
 use std::{
-    collections::BTreeSet,
     future::pending,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
@@ -676,8 +675,10 @@ impl Hold {
 
 /// Returns the names of the locks of these holds, each once.
 pub(super) fn names_of<'a>(holds: impl IntoIterator<Item = &'a Arc<Hold>>) -> Vec<String> {
-    let names: BTreeSet<&str> = holds.into_iter().map(|hold| hold.name.as_str()).collect();
-    names.into_iter().map(str::to_owned).collect()
+    let mut names: Vec<String> = holds.into_iter().map(|hold| hold.name.clone()).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
 }
 
 #[cfg(test)]

@@ -12,12 +12,7 @@
 //! others one round, and after two or three it is alone. The elements of a document stay together. The same is done with
 //! holds whose documents the server refuses to write. A failed renewal is not a loss; the deadline is.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    pin::pin,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, pin::pin, sync::Arc, time::Duration};
 
 use tokio::time::{Instant, timeout};
 
@@ -275,7 +270,7 @@ impl Session {
         }
         // The server counts documents, not holders: with two of our holds in one document, a missing one would not
         // show.
-        if outcome.renewed == documents as u64 && renewal.entries.values().all(|ids| ids.len() == 1) {
+        if outcome.renewed == documents as u64 && renewal.entries.iter().all(|(_, ids)| ids.len() == 1) {
             for (hold, deadline) in &asked {
                 self.acknowledged(hold, *deadline, sent);
             }
@@ -292,15 +287,15 @@ impl Session {
 
     /// Returns the renewal of these holds, some of which are idle.
     fn renewal_of(&self, holds: &[Arc<Hold>], idle: &[Arc<Hold>], within: Duration) -> Renewal {
-        let mut entries = BTreeMap::<String, Vec<String>>::new();
-        for hold in holds {
-            entries.entry(hold.name.clone()).or_default().push(hold.id.clone());
-        }
-        for ids in entries.values_mut() {
-            // Readers may share an entry.
-            ids.sort_unstable();
-            ids.dedup();
-        }
+        let mut entries: Vec<(&str, &str)> = holds.iter().map(|hold| (&*hold.name, &*hold.id)).collect();
+        entries.sort_unstable();
+        // Readers may share an entry.
+        entries.dedup();
+        let of_one = |entries: &[(&str, &str)]| {
+            let ids = entries.iter().map(|(_, id)| (*id).to_owned());
+            (entries[0].0.to_owned(), ids.collect())
+        };
+        let entries = entries.chunk_by(|one, next| one.0 == next.0).map(of_one).collect();
         let longest = holds.iter().map(|hold| hold.length()).max();
         idle.iter().for_each(|hold| hold.upkeep().shown_idle = true);
         // Under the mutex under which tasks come and wait, so that the larger number knows of more.

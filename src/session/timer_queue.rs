@@ -93,8 +93,8 @@ pub(super) struct Timers {
     due: [TimerQueue<u64>; 4],
     /// By their numbers, which rise: the oldest first.
     holds: BTreeMap<u64, Arc<Hold>>,
-    /// The numbers of the holds whose renewals are overdue.
-    overdue: BTreeSet<u64>,
+    /// Those whose renewals are overdue.
+    overdue: BTreeMap<u64, Arc<Hold>>,
 }
 
 impl Timers {
@@ -125,12 +125,10 @@ impl Timers {
     /// Sets the timers of a hold after its times changed.
     pub(super) fn update(&mut self, hold: &Hold, now: Instant) {
         let number = hold.number;
-        if !self.holds.contains_key(&number) {
-            return;
-        }
+        let Some(known) = self.holds.get(&number) else { return };
         let schedule = hold.schedule(now);
         if schedule.is_overdue {
-            self.overdue.insert(number);
+            self.overdue.insert(number, known.clone());
         } else {
             self.overdue.remove(&number);
         }
@@ -188,10 +186,7 @@ impl Timers {
 
     /// Returns the time that is left to the overdue holds that were granted first.
     pub(super) fn left_to_overdue(&self, now: Instant) -> Duration {
-        let holds = self.overdue.iter().take(AT_A_TIME);
-        let ends = holds
-            .filter_map(|number| self.holds.get(number))
-            .map(|hold| hold.deadline());
+        let ends = self.overdue.values().take(AT_A_TIME).map(|hold| hold.deadline());
         ends.min().unwrap_or(now).saturating_duration_since(now)
     }
 

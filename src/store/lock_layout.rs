@@ -3,7 +3,7 @@
 
 use std::{
     borrow::Cow,
-    collections::BTreeMap,
+    collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -18,11 +18,11 @@ use crate::protocol::{Location, State, document::Malformed};
 /// The paths of the locks in the documents of one collection, as far as a client knows: programs may lock parts of one
 /// document independently, each under its own path.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Paths(Arc<Mutex<BTreeMap<String, Option<String>>>>);
+pub(crate) struct Paths(Arc<Mutex<Vec<(String, Option<String>)>>>);
 
 impl Paths {
     /// The paths; with the array, where the locks of its elements are.
-    fn paths(&self) -> MutexGuard<'_, BTreeMap<String, Option<String>>> {
+    fn paths(&self) -> MutexGuard<'_, Vec<(String, Option<String>)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -71,15 +71,17 @@ impl LockLayout {
             .map(|(array, whole)| (array.to_owned(), whole.to_owned()))
             .unzip();
         let mut paths = all.paths();
-        let is_in_the_way = |(other, of): &(&String, &Option<String>)| {
-            let is_same = *other == path && **of == array;
+        let is_in_the_way = |(other, of): &&(String, Option<String>)| {
+            let is_same = *other == path && *of == array;
             let is_of_array = array.as_ref().is_some_and(|array| overlap(other, array));
             is_of_array || (overlap(other, path) && !is_same)
         };
         if let Some((other, _)) = paths.iter().find(is_in_the_way) {
             return Err(other.clone());
         }
-        paths.insert(path.to_owned(), array.clone());
+        if !paths.iter().any(|(other, _)| other == path) {
+            paths.push((path.to_owned(), array.clone()));
+        }
         drop(paths);
         Ok(Arc::new(Self {
             namespace,
@@ -117,7 +119,12 @@ impl LockLayout {
         let elements = elements_beside(whole);
         let others = self.all.paths();
         let is_other = |path: &String| path != whole && !overlap(path, &elements);
-        let others: Vec<String> = others.keys().filter(|path| is_other(path)).cloned().collect();
+        let others: Vec<String> = others
+            .iter()
+            .map(|(path, _)| path)
+            .filter(|path| is_other(path))
+            .cloned()
+            .collect();
         [whole.to_owned(), elements].into_iter().chain(others).collect()
     }
 
@@ -171,7 +178,7 @@ impl LockLayout {
     }
 
     /// Returns the locks in a document of this name, by their names, without reading them.
-    pub(super) fn locks_in<'a>(&self, name: &str, document: Option<&'a Document>) -> BTreeMap<String, &'a Document> {
+    pub(super) fn locks_in<'a>(&self, name: &str, document: Option<&'a Document>) -> HashMap<String, &'a Document> {
         let base = document.and_then(|document| self.base.lock(document));
         if self.array.is_none() {
             return base.map(|lock| (name.to_owned(), lock)).into_iter().collect();

@@ -15,7 +15,7 @@ mod updating;
 mod watching;
 
 use crate::error::{InvalidInput, ServerError};
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc};
 
 use mongodb::bson::Document;
 
@@ -118,7 +118,7 @@ impl MemoryStore {
         let mut contents = self.documents.contents();
         let now = self.documents.clock.now();
         // As on a server, all locks in a document are renewed by one write.
-        let mut written = BTreeMap::<String, Document>::new();
+        let mut written = HashMap::<String, Document>::new();
         let mut renewed = 0;
         for (name, ids) in &renewal.entries {
             let (id, location) = (self.layout.id_of(name), self.layout.at(name));
@@ -132,7 +132,9 @@ impl MemoryStore {
                 renewed += 1;
             }
         }
-        for document in written.into_values() {
+        let mut written: Vec<(String, Document)> = written.into_iter().collect();
+        written.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        for (_, document) in written {
             contents.put(document);
         }
         renewed

@@ -17,7 +17,7 @@ mod observed;
 pub(crate) mod typed;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap},
     io,
     panic::AssertUnwindSafe,
     sync::Arc,
@@ -369,8 +369,8 @@ impl Store {
 pub(crate) struct Renewal {
     /// Unique to each renewal; the first word of `wake`.
     pub(crate) operation: String,
-    /// The holders' entries, by the names of their locks.
-    pub(crate) entries: BTreeMap<String, Vec<String>>,
+    /// The holders' entries, by the names of their locks, in the order of these.
+    pub(crate) entries: Vec<(String, Vec<String>)>,
     /// What it shows of them; `None` leaves what the documents show as it is.
     pub(crate) shows: Option<Showing>,
     /// The lease, in milliseconds.

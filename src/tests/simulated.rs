@@ -4,7 +4,7 @@
 //! For tests only. Each client has its own link to the one memory.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet, VecDeque},
+    collections::{BTreeSet, HashSet, VecDeque},
     io,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -469,7 +469,12 @@ impl Link {
             .await;
         }
         let blocked = self.blocked.borrow().clone();
-        if let Some(name) = renewal.entries.keys().find(|name| blocked.contains(*name)) {
+        if let Some(name) = renewal
+            .entries
+            .iter()
+            .map(|(name, _)| name)
+            .find(|name| blocked.contains(*name))
+        {
             self.unblocked(name, renewal.within).await?;
         }
         self.served(WRITE, renewal.within).await?;
@@ -479,7 +484,7 @@ impl Link {
             .into_iter()
             .partition(|(name, _)| refusing.contains(name));
         renewal.entries = entries;
-        let refused: BTreeMap<String, Vec<String>> = refused;
+        let refused: Vec<(String, Vec<String>)> = refused;
         self.refused.fetch_add(refused.len() as u64, Ordering::Relaxed);
         let log = self.log();
         let renew = move |memory: &MemoryStore| {
@@ -489,7 +494,10 @@ impl Link {
         let (renewed, logged_by) = self.send(renew).await?;
         Ok(Renewed {
             renewed,
-            refused: refused.into_keys().map(|name| (name, refused_by_server())).collect(),
+            refused: refused
+                .into_iter()
+                .map(|(name, _)| (name, refused_by_server()))
+                .collect(),
             elected: None,
             logged_by,
         })

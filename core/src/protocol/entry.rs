@@ -1,6 +1,6 @@
 //! The entries of a lock's document, and their owners.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap};
 
 use super::ServerTime;
 
@@ -50,7 +50,7 @@ pub struct Awaited {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Showing {
     pub idle: BTreeSet<String>,
-    pub awaits: BTreeMap<String, Awaited>,
+    pub awaits: HashMap<String, Awaited>,
     /// Larger in a renewal that knows of something later. Renewals overtake each other, and one from before a task took
     /// the lock again must not show it as idle afterwards.
     pub as_of: i64,

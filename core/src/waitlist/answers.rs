@@ -1,7 +1,7 @@
 //! The end of an operation: its answer, or its failure.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::{HashSet, VecDeque},
     sync::Arc,
     time::Duration,
 };
@@ -365,7 +365,7 @@ impl<H: Hold> Step<'_, H> {
     /// fail-over or a cut connection fails every command on its way, and the next one comes through. Without an answer
     /// in time, several may have to be sent until one gets an answer. All tries in line end in this way, whether it was
     /// their turn to be asked for or not: their requests would fare no better.
-    fn told_of(&self, operation: &Operation, setback: Setback) -> BTreeSet<Key> {
+    fn told_of(&self, operation: &Operation, setback: Setback) -> HashSet<Key> {
         let context = self.context;
         let used = operation
             .requests

@@ -51,7 +51,7 @@ pub(in crate::session) struct Observers {
     /// Whether all locks are to be listed.
     unlisted: bool,
     /// The ends of the first leases: no event reports that a lease is over.
-    ends: TimerQueue<String>,
+    ends: TimerQueue<Arc<str>>,
     /// The time in the log as of which is read.
     pub(super) as_of: Option<LogTime>,
     /// The names that are being read.
@@ -246,7 +246,7 @@ impl Observers {
         let is_present = lock.last.as_ref().is_some_and(is_present);
         if lock.observers.is_empty() && !(self.has_all() && is_present) {
             self.unreadable -= usize::from(matches!(lock.last, Some(Err(_))));
-            self.ends.set(name.to_owned(), None);
+            self.ends.set(name.into(), None);
             self.locks.remove(name);
         }
     }
@@ -319,7 +319,8 @@ impl Observers {
             let names: Vec<String> = self.observed_by_name().cloned().collect();
             self.unread.extend(names);
         }
-        self.unread.extend(self.ends.take(now, usize::MAX));
+        let ended = self.ends.take(now, usize::MAX);
+        self.unread.extend(ended.iter().map(|name| name.to_string()));
         let rest = self.unread.iter().nth(most).cloned();
         let rest = rest.map_or_else(BTreeSet::new, |first| self.unread.split_off(&first));
         let names = std::mem::replace(&mut self.unread, rest).into_iter();
@@ -380,7 +381,7 @@ impl Observers {
             self.untold.push(unreadable.clone());
         }
         self.unreadable = self.unreadable - usize::from(was_unreadable) + usize::from(seen.is_err());
-        self.ends.set(name.to_owned(), first_end(&seen, clock));
+        self.ends.set(name.into(), first_end(&seen, clock));
         let lock = self.locks.entry(name.to_owned()).or_default();
         if is_new {
             for inbox in lock.observers.iter().chain(&self.of_all) {

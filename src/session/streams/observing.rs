@@ -197,7 +197,8 @@ impl Session {
         let unreadable = unreadable
             .into_iter()
             .map(|document| (document.name.clone(), Err(document)));
-        let listed: BTreeMap<String, Seen> = found.chain(unreadable).collect();
+        let mut listed = BTreeMap::new();
+        listed.extend(found.chain(unreadable));
         let clock = self.table().clock;
         let can_be_read = |document: &Unreadable| document.has_name() && self.store.has_place_of(&document.name);
         self.tell_observers(|register| {

@@ -48,7 +48,10 @@ impl Watcher {
         let concerns_entries = before.is_some() || self.layout.is_root();
         let (mut wrote, mut events, mut observed) = (false, Vec::new(), Vec::new());
         let mut frees = after.is_some();
-        for name in was.keys().chain(is.keys().filter(|name| !was.contains_key(*name))) {
+        let mut names: Vec<&String> = was.keys().chain(is.keys()).collect();
+        names.sort_unstable();
+        names.dedup();
+        for name in names {
             let (before, after) = (was.get(name).copied(), is.get(name).copied());
             let wake = new_wake(before, after);
             let is_old = goes_back(before, after);

@@ -1,6 +1,6 @@
 //! Plain reads of locks: some by name, and lists.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::HashMap, time::Duration};
 
 use mongodb::{
     ClientSession,
@@ -42,7 +42,7 @@ impl MongoStore {
             true => Document::new(),
             false => shown_of(self.layout.base(), view),
         };
-        let (mut ids, mut wanted) = (Vec::new(), BTreeMap::<String, Vec<String>>::new());
+        let (mut ids, mut wanted) = (Vec::new(), HashMap::<String, Vec<String>>::new());
         for name in names {
             if of_elements {
                 // Not the whole map: others may have hundreds of locks in the document.

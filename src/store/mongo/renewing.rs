@@ -1,7 +1,5 @@
 //! Renewals: of hundreds of documents by few statements, and of each by one where a document is refused.
 
-use std::collections::BTreeMap;
-
 use mongodb::bson::{Bson, Document, doc};
 
 use super::{MongoStore, now};
@@ -32,36 +30,48 @@ impl MongoStore {
 
     /// Renews by statements for so many documents each.
     async fn renew_by(&self, renewal: &Renewal, documents: usize) -> Result<Renewed, ServerError> {
-        let entries: Vec<(&String, &Vec<String>)> = renewal.entries.iter().collect();
-        let statements = entries.chunks(documents).map(|some| {
-            let ids: Vec<String> = some.iter().flat_map(|(_, ids)| *ids).cloned().collect();
+        let (mut statements, mut names) = (Vec::new(), Vec::new());
+        for some in renewal.entries.chunks(documents) {
+            let ids: Vec<String> = some.iter().flat_map(|(_, ids)| ids).cloned().collect();
             let documents = some.iter().map(|(name, _)| self.layout.id_of(name));
-            statement(renewal, &self.layout.at(some[0].0), documents.collect(), &ids)
-        });
-        let names = entries.chunks(documents);
-        let names: Vec<Vec<&String>> = names.map(|some| some.iter().map(|(name, _)| *name).collect()).collect();
-        self.update(statements.collect(), renewal.within).await?.renewed(&names)
+            statements.push(statement(
+                renewal,
+                &self.layout.at(&some[0].0),
+                documents.collect(),
+                &ids,
+            ));
+            names.push(some.iter().map(|(name, _)| name).collect());
+        }
+        self.update(statements, renewal.within).await?.renewed(&names)
     }
 
     /// Renews by one statement for each document, which renews all of its holders or none. If any is not renewed then,
     /// by another, which renews those that are left; the count is zero then, as it shows nothing.
     async fn renew_elements(&self, renewal: &Renewal) -> Result<Renewed, ServerError> {
-        let mut documents = BTreeMap::<&str, (Vec<&String>, pipeline::Together)>::new();
-        for (name, ids) in &renewal.entries {
-            let (names, together) = documents.entry(self.layout.document_of(name)).or_default();
-            names.push(name);
-            let location = self.layout.at(name);
-            together
-                .codes
-                .extend(location.segments().next_back().map(str::to_owned));
-            together.ids.extend_from_slice(ids);
+        let mut entries: Vec<&(String, Vec<String>)> = renewal.entries.iter().collect();
+        entries.sort_unstable_by_key(|(name, _)| (self.layout.document_of(name), name));
+        let is_same = |(one, _): &&(String, _), (next, _): &&(String, _)| {
+            self.layout.document_of(one) == self.layout.document_of(next)
+        };
+        let mut documents = Vec::new();
+        for entries in entries.chunk_by(is_same) {
+            let (mut names, mut together) = (Vec::new(), pipeline::Together::default());
+            for (name, ids) in entries {
+                names.push(name);
+                let location = self.layout.at(name);
+                together
+                    .codes
+                    .extend(location.segments().next_back().map(str::to_owned));
+                together.ids.extend_from_slice(ids);
+            }
+            documents.push((names, together));
         }
         if documents.len() == renewal.entries.len() {
             return self.renew_by(renewal, 1).await;
         }
         let base = self.layout.base();
         let renewing = |condition: fn(Document) -> Document| {
-            let statements = documents.values().map(|(names, together)| {
+            let statements = documents.iter().map(|(names, together)| {
                 let all_held = pipeline::all_held(base, together, &now());
                 let document = doc! {
                     "_id": self.layout.id_of(names[0]),
@@ -73,7 +83,7 @@ impl MongoStore {
             });
             self.update(statements.collect(), renewal.within)
         };
-        let names: Vec<Vec<&String>> = documents.values().map(|(names, _)| names.clone()).collect();
+        let names: Vec<Vec<&String>> = documents.iter().map(|(names, _)| names.clone()).collect();
         let all = renewing(|all_held| all_held).await?.renewed(&names)?;
         if all.refused.is_empty() && all.renewed == documents.len() as u64 {
             return Ok(Renewed {
@@ -101,7 +111,7 @@ fn statement(renewal: &Renewal, at: &Location, documents: Vec<Bson>, ids: &[Stri
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, time::Duration};
+    use std::{collections::HashMap, time::Duration};
 
     use mongodb::options::ReadPreference;
     use watchlock_testkit::shared;
@@ -116,10 +126,10 @@ mod tests {
         let entries = ids.iter().map(|id| (format!("lock {id}"), vec![id.clone()]));
         let renewal = Renewal {
             operation: "a.1".to_owned(),
-            entries: entries.collect::<BTreeMap<_, _>>(),
+            entries: entries.collect(),
             shows: Some(Showing {
                 idle: ids.iter().cloned().collect(),
-                awaits: BTreeMap::new(),
+                awaits: HashMap::new(),
                 as_of: 1,
             }),
             keep: 1,

@@ -74,14 +74,13 @@ pub(super) fn extended(at: &Location, condition: Document, now: &Bson) -> Bson {
 fn shown(Showing { idle, awaits, as_of }: &Showing) -> Bson {
     let idle: Vec<&str> = idle.iter().map(String::as_str).collect();
     let is_idle = doc! { "$in": ["$$this.id", literal(idle)] };
-    let waiting: Vec<&str> = awaits.keys().map(String::as_str).collect();
+    let mut awaits: Vec<(&str, &Awaited)> = awaits.iter().map(|(id, awaited)| (&**id, awaited)).collect();
+    awaits.sort_unstable_by_key(|(id, _)| *id);
+    let waiting: Vec<&str> = awaits.iter().map(|(id, _)| *id).collect();
+    let mut awaited: Vec<Bson> = awaits.iter().map(|(_, awaited)| awaited.to_document().into()).collect();
     // The position of one that is not found is that of the last.
-    let awaited = awaits
-        .values()
-        .map(Awaited::to_document)
-        .map(Bson::from)
-        .chain([Bson::Null]);
-    let awaited = literal(awaited.collect::<Vec<_>>());
+    awaited.push(Bson::Null);
+    let awaited = literal(awaited);
     let awaits = doc! { "$arrayElemAt": [awaited, { "$indexOfArray": [literal(waiting), "$$this.id"] }] };
     let shown = doc! { "$mergeObjects": ["$$this", { "idle": is_idle, "shown": as_of, "awaits": awaits }] };
     // A holder without the number is less than any.

@@ -4,7 +4,7 @@
 //! locks were written. A whole document shows only how all of its locks are now: written were those whose time is that
 //! of the event. If it has none of these, another program has put it there.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::HashMap;
 
 use mongodb::bson::{Bson, Document, doc};
 
@@ -153,7 +153,7 @@ pub(crate) fn read_elements(layout: &LockLayout, ours: &str, event: &Document) -
     if kind == "delete" {
         return all(document);
     }
-    let mut locks = BTreeMap::<&str, (Option<&str>, Option<ServerTime>, bool)>::new();
+    let mut locks = HashMap::<&str, (Option<&str>, Option<ServerTime>, bool)>::new();
     for lock in event.get_array("locks").into_iter().flatten() {
         let Some((lock, code)) = lock
             .as_document()
@@ -166,12 +166,14 @@ pub(crate) fn read_elements(layout: &LockLayout, ours: &str, event: &Document) -
         *at = ServerTime::in_field(lock, "at").or(*at);
         *is_removed = lock.get_bool("removed").unwrap_or(false);
     }
+    let mut locks: Vec<_> = locks.into_iter().collect();
+    locks.sort_unstable_by_key(|(code, _)| *code);
     let foreign = |code: &str| Event::Foreign {
         name: element_name(&document, code),
         after: None,
     };
-    if locks.values().all(|(wake, ..)| wake.is_none()) {
-        let touched: Vec<Event> = locks.keys().copied().map(foreign).collect();
+    if locks.iter().all(|(_, (wake, ..))| wake.is_none()) {
+        let touched: Vec<Event> = locks.iter().map(|(code, _)| foreign(code)).collect();
         return match event.get_bool("whole") {
             Ok(false) if !touched.is_empty() => touched,
             _ => all(document),
@@ -214,7 +216,9 @@ pub(crate) fn read_observed(layout: &LockLayout, observed: &Observed, event: &Do
     let list = |field| event.get_array(field).into_iter().flatten();
     let written = list("locks").filter_map(|lock| lock.as_document()?.get_str("code").ok());
     let others = list("codes").filter_map(Bson::as_str);
-    let codes: BTreeSet<&str> = written.chain(others).collect();
+    let mut codes: Vec<&str> = written.chain(others).collect();
+    codes.sort_unstable();
+    codes.dedup();
     let names = codes.into_iter().map(|code| element_name(&document, code));
     names.filter(|name| observed.has(name)).map(Event::Written).collect()
 }
@@ -472,7 +476,9 @@ mod tests {
             (changes(doc! { "w.lines": { "x": theirs() } }, &[]), vec!["x"]),
             (changes(doc! { "lines": [], "w.other.x.wake": THEIRS }, &[]), vec![]),
         ] {
-            let names = |codes: &[&str]| -> BTreeSet<String> { codes.iter().map(|code| format!("7/{code}")).collect() };
+            let names = |codes: &[&str]| -> std::collections::BTreeSet<String> {
+                codes.iter().map(|code| format!("7/{code}")).collect()
+            };
             for observed in [Observed::All, Observed::These(names(&["x"]))] {
                 let ids = match &observed {
                     Observed::All => None,
