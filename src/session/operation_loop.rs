@@ -25,8 +25,7 @@ impl Session {
         // Without a turn of its own it has gone along in another's command.
         if let Some((slot, all)) = self.in_flight.turn(asked, overdue).await {
             let within = self.in_flight.limit(overdue, &self.config);
-            // Apart, as most tasks of a crowd only wait.
-            Box::pin(self.send(slot, all, within)).await;
+            self.send(slot, all, within).await;
         }
     }
 

@@ -2,7 +2,10 @@
 
 use std::{any::Any, future::Future};
 
-use futures::{FutureExt, future::Map};
+use futures::{
+    FutureExt,
+    future::{BoxFuture, Map},
+};
 use tokio::{
     runtime::Handle,
     task::{JoinError, JoinHandle},
@@ -27,7 +30,7 @@ pub(crate) fn detached<T: Send + 'static>(
 ) -> Detached<T> {
     // All tasks have one type: the runtime's code for a task is some sixty functions, which would be compiled anew for
     // each future and each output.
-    let running = running.map(|output| Box::new(output) as Output).boxed();
+    let running: BoxFuture<'static, Output> = Box::pin(async { Box::new(running.await) as Output });
     runtime.spawn(running).map(output)
 }
 

@@ -20,6 +20,7 @@ use std::{
     collections::{BTreeSet, HashMap},
     io,
     panic::AssertUnwindSafe,
+    pin::{Pin, pin},
     sync::Arc,
     time::Duration,
 };
@@ -31,7 +32,7 @@ use crate::{
     protocol::{Exchange, Operation, ServerTime, Showing, State, document::Malformed},
     telemetry,
 };
-use futures::{FutureExt, TryFutureExt};
+use futures::{FutureExt, future::BoxFuture};
 use mongodb::bson::{Document, oid::ObjectId};
 
 pub(crate) use crate::error::failure::Failure;
@@ -186,7 +187,9 @@ pub(crate) enum View {
 
 /// Runs a future that calls into the driver. The driver calls the user's handlers of its events, which may panic: a
 /// panic ends the operation with an unknown outcome, and not the task that runs it.
-async fn contained<T>(running: impl Future<Output = Result<T, ServerError>>) -> Result<T, ServerError> {
+async fn contained<T>(
+    running: Pin<&mut (dyn Future<Output = Result<T, ServerError>> + Send)>,
+) -> Result<T, ServerError> {
     // A stream that panicked is dropped like a stream that failed; keeping everything else intact is the driver's task.
     let ended = AssertUnwindSafe(running).catch_unwind().await;
     ended.unwrap_or_else(|_| {
@@ -199,19 +202,29 @@ async fn contained<T>(running: impl Future<Output = Result<T, ServerError>>) -> 
 
 impl Store {
     /// Asks the server, or memory. An error is reported under this purpose, with the name of the lock if it is about one.
-    async fn ask<'a, T, F: Future<Output = Result<T, ServerError>>>(
+    ///
+    /// The future is boxed: otherwise those of the driver would be part of every future of a session.
+    fn ask<'a, T: Send + 'a, F: Future<Output = Result<T, ServerError>> + Send>(
         &'a self,
-        (purpose, name): (&'static str, Option<&str>),
-        of_server: impl FnOnce(&'a MongoStore) -> F,
-        of_memory: impl FnOnce(&'a MemoryStore) -> Result<T, ServerError>,
-    ) -> Result<T, ServerError> {
-        match self {
-            Self::Mongo(store) => contained(store.look().and_then(|()| of_server(store))).await,
-            Self::Memory(store) => store.connection().reach().await.and_then(|()| of_memory(store)),
-            #[cfg(test)]
-            Self::Simulated(link) => of_memory(link.memory()),
-        }
-        .inspect_err(|error| telemetry::operation_failed(purpose, name, error))
+        (purpose, name): (&'static str, Option<&'a str>),
+        of_server: impl FnOnce(&'a MongoStore) -> F + Send + 'a,
+        of_memory: impl FnOnce(&'a MemoryStore) -> Result<T, ServerError> + Send + 'a,
+    ) -> BoxFuture<'a, Result<T, ServerError>> {
+        Box::pin(async move {
+            let answer = match self {
+                Self::Mongo(store) => {
+                    let asking = async {
+                        store.look().await?;
+                        of_server(store).await
+                    };
+                    contained(pin!(asking)).await
+                }
+                Self::Memory(store) => store.connection().reach().await.and_then(|()| of_memory(store)),
+                #[cfg(test)]
+                Self::Simulated(link) => of_memory(link.memory()),
+            };
+            answer.inspect_err(|error| telemetry::operation_failed(purpose, name, error))
+        })
     }
 
     /// Runs one operation on the document `name`, majority-committed. The server gives up after `within`.
@@ -290,7 +303,7 @@ impl Store {
         }
         self.ask(
             ("watch", None),
-            |store| store.watch(session, watched, resume).map_ok(Stream::from),
+            |store| async move { store.watch(session, watched, resume).await.map(Stream::from) },
             |store| Ok(Stream::Memory(store.watch(session, watched.clone()))),
         )
         .await
@@ -453,7 +466,7 @@ impl Stream {
     /// Cancel safe: no event is lost when the future is dropped.
     pub(crate) async fn next(&mut self) -> Result<Vec<Event>, ServerError> {
         match self {
-            Self::Mongo(stream) => contained(stream.next()).await,
+            Self::Mongo(stream) => contained(pin!(stream.next())).await,
             Self::Memory(stream) => stream.next().await,
             #[cfg(test)]
             Self::Simulated(stream) => stream.next().await,
