@@ -15,14 +15,11 @@ mod together;
 
 use std::{sync::Arc, time::Duration};
 
-use futures::TryStreamExt;
 use mongodb::{
-    Collection, Database, IndexModel,
+    Collection, Database,
     bson::{Bson, Document, doc},
     error::Error,
-    options::{
-        CollectionOptions, IndexOptions, ReadConcern, ReadPreference, ReturnDocument, SelectionCriteria, WriteConcern,
-    },
+    options::{CollectionOptions, ReadConcern, ReadPreference, ReturnDocument, SelectionCriteria, WriteConcern},
 };
 use tokio::time::Instant;
 
@@ -32,7 +29,11 @@ use crate::{
     error::{BuildError, ServerError},
     hidden::{Hidden, hidden},
     machine::exchanged,
-    protocol::{Evict, Exchange, Expects, Location, Operation, ServerTime, State, document::Malformed, pipeline, wake},
+    protocol::{
+        Evict, Exchange, Expects, Location, Operation, ServerTime, State,
+        document::{Malformed, whole},
+        pipeline, wake,
+    },
 };
 
 #[cfg(any(test, fuzzing))]
@@ -45,6 +46,7 @@ pub(crate) use reading::COUNTED_MOST;
 pub(in crate::store) use stream::MongoStream;
 #[cfg(any(test, fuzzing))]
 pub(crate) use stream::{read_elements, read_event, read_observed};
+use suitable::first_batch;
 
 /// Maximum time for which the server may hold an empty `getMore`. A stream that is silent for longer than this and a
 /// margin is considered dead, so this also limits how soon a stream that silently stopped is noticed; each `getMore`
@@ -260,16 +262,14 @@ impl MongoStore {
             // Only the user deletes the user's documents.
             return Ok(());
         }
-        let options = IndexOptions::builder()
-            .name(TTL_INDEX.to_owned())
-            .expire_after(Duration::ZERO)
-            .build();
-        let index = IndexModel::builder()
-            .keys(doc! { "purge_at": 1 })
-            .options(options)
-            .build();
-        let made = self.collection.create_index(index).max_time(within).await;
-        match made.map(drop).map_err(ServerError::from) {
+        let index = doc! { "name": TTL_INDEX, "key": { "purge_at": 1 }, "expireAfterSeconds": 0 };
+        let making = doc! {
+            "createIndexes": self.collection.name(),
+            "indexes": [index],
+            "maxTimeMS": limit(within),
+            "writeConcern": { "w": "majority" },
+        };
+        match self.ask_primary(making).await.map(drop).map_err(ServerError::from) {
             // IndexOptionsConflict: an operator may have made it under another name.
             Err(error) if error.code() == Some(85) && self.has_ttl_index(within).await => Ok(()),
             made => made,
@@ -278,15 +278,16 @@ impl MongoStore {
 
     /// Reports whether there is an index by which the server purges free locks, under whatever name.
     async fn has_ttl_index(&self, within: Duration) -> bool {
-        let purges = |index: &IndexModel| {
-            let after = index.options.as_ref().and_then(|options| options.expire_after);
-            index.keys == doc! { "purge_at": 1 } && after == Some(Duration::ZERO)
+        let purges = |index: &Document| {
+            let after = index.get("expireAfterSeconds").and_then(whole);
+            index
+                .get_document("key")
+                .is_ok_and(|key| *key == doc! { "purge_at": 1 })
+                && after == Some(0)
         };
-        let listing = async {
-            let listed = self.collection.list_indexes().max_time(within).await?;
-            listed.try_collect::<Vec<IndexModel>>().await
-        };
-        listing.await.is_ok_and(|listed| listed.iter().any(purges))
+        let listing = doc! { "listIndexes": self.collection.name(), "maxTimeMS": limit(within) };
+        let listed = self.ask_primary(listing).await;
+        listed.is_ok_and(|listed| first_batch(&listed).iter().any(purges))
     }
 
     /// Replaces the server's refusal of a pipeline by the reason, if the reason is a document that is not a lock's: the

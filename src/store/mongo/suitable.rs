@@ -4,15 +4,15 @@
 //! collections take locks and lose them, or take one lock for another.
 
 use crate::error::ServerError;
-use std::time::Duration;
+use std::{future::ready, time::Duration};
 
+use futures::future::BoxFuture;
 use mongodb::{
     Database,
     bson::{Bson, Document, doc},
-    options::{ReadPreference, SelectionCriteria},
 };
 
-use super::{MongoStore, command::limit};
+use super::{MongoStore, command::limit, primary};
 
 /// Maximum time for the look at a collection. The build of an index has the collection for itself for a moment, and a
 /// transaction can make that long: no client waits for that, and goes on without a look.
@@ -32,11 +32,9 @@ impl MongoStore {
         let itself = doc! { "_id": self.collection.namespace().to_string(), "dropped": { "$ne": true } };
         let sharded = doc! { "find": "collections", "filter": itself, "singleBatch": true, "maxTimeMS": within };
         let config = self.collection.client().database("config");
-        let sharded = async {
-            match is_router {
-                true => listed(&config, sharded).await,
-                false => Ok(Vec::new()),
-            }
+        let sharded = match is_router {
+            true => listed(&config, sharded),
+            false => Box::pin(ready(Ok(Vec::new()))),
         };
         // No command of the driver is abandoned half-way.
         let (described, indexes, sharded) = futures::join!(
@@ -52,18 +50,23 @@ impl MongoStore {
 }
 
 /// Returns what a command lists; nothing, if the server refuses or takes too long.
-async fn listed(database: &Database, command: Document) -> Result<Vec<Document>, ServerError> {
-    let primary = SelectionCriteria::ReadPreference(ReadPreference::Primary);
-    let answer = database.run_command(command).selection_criteria(primary).await;
-    let answer = match answer.map_err(ServerError::from) {
-        Err(error) if error.is_final() || error.ran_out_of_time() => return Ok(Vec::new()),
-        answer => answer?,
-    };
+fn listed(database: &Database, command: Document) -> BoxFuture<'_, Result<Vec<Document>, ServerError>> {
+    Box::pin(async move {
+        let answer = database.run_command(command).selection_criteria(primary()).await;
+        match answer.map_err(ServerError::from) {
+            Err(error) if error.is_final() || error.ran_out_of_time() => Ok(Vec::new()),
+            answer => Ok(first_batch(&answer?)),
+        }
+    })
+}
+
+/// Returns the documents in the answer to a command that lists: all, if they are few.
+pub(super) fn first_batch(answer: &Document) -> Vec<Document> {
     let batch = answer
         .get_document("cursor")
         .and_then(|cursor| cursor.get_array("firstBatch"));
     let listed = batch.into_iter().flatten().filter_map(Bson::as_document);
-    Ok(listed.cloned().collect())
+    listed.cloned().collect()
 }
 
 /// Names the shard key by which two shards could each have a document of the same `_id`.
