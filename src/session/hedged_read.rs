@@ -8,7 +8,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures::{StreamExt, stream::FuturesUnordered};
+use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio::{
     runtime::Handle,
     time::{Instant, sleep_until},
@@ -24,7 +24,7 @@ use crate::{
     protocol::Exchange,
     store::{
         Documents, LONG_READ_WITHIN, READ_WITHIN, Store, View,
-        detached::{Detached, Output, detached, downcast},
+        detached::{Output, detached, downcast},
     },
 };
 
@@ -70,24 +70,27 @@ where
     T: Send + 'static,
     F: Future<Output = Result<T, ServerError>> + Send + 'static,
 {
-    let mut attempt = || {
-        let reading = read();
-        detached(runtime, async { reading.await.map(|read| Box::new(read) as Output) })
-    };
-    downcast(first_answer(hedging, &mut attempt).await?)
+    downcast(first_answer(runtime, hedging, &mut || reading(read())).await?)
 }
 
-/// Does the same with attempts of one type, so that this is compiled once.
+/// An attempt, whose output has no type here, so that all that follows is compiled once.
+type Reading = BoxFuture<'static, Result<Output, ServerError>>;
+
+fn reading<T: Send + 'static>(read: impl Future<Output = Result<T, ServerError>> + Send + 'static) -> Reading {
+    Box::pin(async { Ok(Box::new(read.await?) as Output) })
+}
+
 async fn first_answer(
+    runtime: &Handle,
     (cost, usual): (Cost, Duration),
-    attempt: &mut (dyn FnMut() -> Detached<Result<Output, ServerError>> + Send),
+    attempt: &mut (dyn FnMut() -> Reading + Send),
 ) -> Result<Output, ServerError> {
     let begun = Instant::now();
     let (pause, most, within) = cost.limits(usual);
     let last = begun + patience(within);
     let mut attempts = FuturesUnordered::new();
     for number in 1..=most {
-        attempts.push(attempt());
+        attempts.push(detached(runtime, attempt()));
         let until = match number == most {
             true => last,
             // Where answers take long, there is time for fewer.
@@ -151,12 +154,21 @@ impl Session {
         T: Send + 'static,
         F: Future<Output = Result<T, ServerError>> + Send + 'static,
     {
+        let mut attempt = move |store| reading(read(store, asked.clone()));
+        downcast(self.read_any(cost, &mut attempt).await?)
+    }
+
+    async fn read_any(
+        self: &Arc<Self>,
+        cost: Cost,
+        attempt: &mut (dyn FnMut(Store) -> Reading + Send),
+    ) -> Result<Output, ServerError> {
         self.ensure_usable()?;
         if cost != Cost::Small {
             self.find_connection().await?;
         }
-        let (store, hedging) = (self.store.clone(), (cost, self.in_flight.usual()));
-        read_beside(self.start(), hedging, move || read(store.clone(), asked.clone())).await
+        let hedging = (cost, self.in_flight.usual());
+        first_answer(self.start(), hedging, &mut || attempt(self.store.clone())).await
     }
 
     /// Has a small reading find a connection that works, for a command that is sent once: the driver reuses its last

@@ -85,12 +85,13 @@ impl Shape {
     /// Whether an operation differs from the last one of the shape in nothing but the numbers of its ids, and takes
     /// these over: two operations with the same ids can be compared as they are.
     fn is_of(&mut self, operation: &Operation) -> bool {
-        let shape = |id| (str::len(id), id.strip_suffix(number(id)));
-        if !ids(&self.operation).map(shape).eq(ids(operation).map(shape)) {
+        let [last, new] = [&self.operation, operation].map(|operation| ids(operation).map(shape));
+        if last != new {
             return false;
         }
-        let last = ids_mut(&mut self.operation);
-        last.zip(ids(operation)).for_each(|(last, id)| id.clone_into(last));
+        for (last, id) in ids_mut(&mut self.operation).into_iter().zip(ids(operation)) {
+            last.into_iter().zip(id).for_each(|(last, id)| id.clone_into(last));
+        }
         self.operation == *operation
     }
 }
@@ -110,7 +111,7 @@ impl Encoded {
             }
             let mark = *bytes.get(at)?;
             let which = MARKS[0].iter().position(|each| *each == mark)?;
-            let end = at + ids(operation).nth(which).map(number)?.len();
+            let end = at + number(ids(operation)[which]?).len();
             if bytes.get(at..end)?.iter().any(|byte| *byte != mark) {
                 return None;
             }
@@ -124,7 +125,7 @@ impl Encoded {
         let mut bytes = Vec::with_capacity(self.bytes.len() + COMPLETED);
         bytes.extend_from_slice(&self.bytes);
         for (which, at) in &self.places {
-            let number = ids(operation).nth(*which).map_or("", number);
+            let number = ids(operation)[*which].map_or("", number);
             bytes[*at..*at + number.len()].copy_from_slice(number.as_bytes());
         }
         bytes
@@ -132,23 +133,42 @@ impl Encoded {
 }
 
 /// Returns the ids of a simple operation: its own, that of the entry that leaves, and that of the one it requests.
-fn ids(operation: &Operation) -> impl Iterator<Item = &str> {
-    let requested = operation.requests.iter().flat_map(|requests| &requests.entries);
-    let entries = operation.leave.iter().chain(requested.map(|entry| &entry.id));
-    std::iter::once(&operation.id).chain(entries).map(String::as_str)
+fn ids(operation: &Operation) -> [Option<&str>; 3] {
+    let requested = operation
+        .requests
+        .as_ref()
+        .and_then(|requests| requests.entries.first());
+    let ids = [
+        Some(&operation.id),
+        operation.leave.first(),
+        requested.map(|entry| &entry.id),
+    ];
+    ids.map(|id| id.map(String::as_str))
 }
 
 /// Returns the same ids, to be changed.
-fn ids_mut(operation: &mut Operation) -> impl Iterator<Item = &mut String> {
-    let requested = operation.requests.iter_mut().flat_map(|requests| &mut requests.entries);
-    let entries = operation.leave.iter_mut().chain(requested.map(|entry| &mut entry.id));
-    std::iter::once(&mut operation.id).chain(entries)
+fn ids_mut(operation: &mut Operation) -> [Option<&mut String>; 3] {
+    let requested = operation
+        .requests
+        .as_mut()
+        .and_then(|requests| requests.entries.first_mut());
+    [
+        Some(&mut operation.id),
+        operation.leave.first_mut(),
+        requested.map(|entry| &mut entry.id),
+    ]
+}
+
+/// Returns the length of an id, and what comes before its number.
+fn shape(id: Option<&str>) -> Option<(usize, &str)> {
+    id.map(|id| (id.len(), &id[..id.len() - number(id).len()]))
 }
 
 /// Returns the operation with marks in place of the numbers in its ids.
 fn marked(operation: &Operation, marks: [u8; 3]) -> Operation {
     let mut marked = operation.clone();
-    for (id, mark) in ids_mut(&mut marked).zip(marks) {
+    for (id, mark) in ids_mut(&mut marked).into_iter().zip(marks) {
+        let Some(id) = id else { continue };
         let digits = number(id).len();
         id.truncate(id.len() - digits);
         id.extend(std::iter::repeat_n(char::from(mark), digits));
