@@ -160,12 +160,15 @@ impl Looks {
             }
             let tied =
                 |name: &str| behind_it.contains(name) && behind.get(name).is_some_and(|back| back.contains(start));
-            let all = blocked.iter().filter(|name| tied(name));
-            let held = all.flat_map(|name| holders(name, locks, now).map(move |holder| (*name, holder)));
-            let held: Vec<_> = held
-                .filter(|(_, holder)| awaited_lock(holder).is_some_and(tied))
-                .collect();
-            named.extend(held.iter().map(|(name, _)| *name));
+            let mut held = Vec::new();
+            for name in blocked.iter().filter(|name| tied(name)) {
+                for holder in holders(name, locks, now) {
+                    if awaited_lock(holder).is_some_and(tied) {
+                        held.push((*name, holder));
+                        named.insert(*name);
+                    }
+                }
+            }
             knots.push(Knot {
                 is_certain: self.is_certain(behind_it, locks, now),
                 behind: behind_it.clone(),
@@ -179,15 +182,14 @@ impl Looks {
     /// had the time to give up since then: each client counts by itself.
     fn is_certain(&self, names: &HashSet<&str>, locks: &HashMap<String, State>, now: ServerTime) -> bool {
         let (mut first, mut last, mut counted, mut longest) = (0, u64::MAX, None, 0);
-        let held = names
-            .iter()
-            .flat_map(|name| holders(name, locks, now).map(move |holder| (*name, holder)));
-        for (name, holder) in held {
-            let Some(seen) = self.seen.get(&(name.to_owned(), holder.token)) else {
-                return false;
-            };
-            (first, last) = (first.max(seen.first), last.min(seen.last));
-            (counted, longest) = (counted.max(seen.counted), longest.max(holder.lease));
+        for name in names {
+            for holder in holders(name, locks, now) {
+                let Some(seen) = self.seen.get(&((*name).to_owned(), holder.token)) else {
+                    return false;
+                };
+                (first, last) = (first.max(seen.first), last.min(seen.last));
+                (counted, longest) = (counted.max(seen.counted), longest.max(holder.lease));
+            }
         }
         first <= last && counted.is_none_or(|counted| counted.plus_millis(longest / 5) <= now)
     }
@@ -208,8 +210,7 @@ fn blocked(locks: &HashMap<String, State>, now: ServerTime) -> Vec<&str> {
     let mut moving = Vec::new();
     let mut behind = HashMap::<&str, HashSet<&str>>::new();
     for (name, state) in locks {
-        let awaited: Vec<Option<&str>> = live(state, now).map(awaited_lock).collect();
-        let all: Option<Vec<&str>> = awaited.iter().copied().collect();
+        let all: Option<Vec<&str>> = live(state, now).into_iter().map(awaited_lock).collect();
         match all.filter(|all| !all.is_empty() && all.iter().all(|awaited| locks.contains_key(*awaited))) {
             Some(all) => all.into_iter().for_each(|awaited| {
                 behind.entry(awaited).or_default().insert(name);
@@ -232,18 +233,21 @@ fn behind<'a>(start: &'a str, locks: &'a HashMap<String, State>, now: ServerTime
     let mut behind = HashSet::new();
     let mut next = vec![start];
     while let Some(name) = next.pop() {
-        let awaited = holders(name, locks, now).filter_map(awaited_lock);
-        next.extend(awaited.filter(|awaited| behind.insert(*awaited)));
+        for awaited in holders(name, locks, now).into_iter().filter_map(awaited_lock) {
+            if behind.insert(awaited) {
+                next.push(awaited);
+            }
+        }
     }
     behind
 }
 
-fn holders<'a>(name: &str, locks: &'a HashMap<String, State>, now: ServerTime) -> impl Iterator<Item = &'a Entry> {
-    locks.get(name).into_iter().flat_map(move |state| live(state, now))
+fn holders<'a>(name: &str, locks: &'a HashMap<String, State>, now: ServerTime) -> Vec<&'a Entry> {
+    locks.get(name).map_or_else(Vec::new, |state| live(state, now))
 }
 
-fn live(state: &State, now: ServerTime) -> impl Iterator<Item = &Entry> {
-    state.holders.iter().filter(move |holder| holder.is_live(now))
+fn live(state: &State, now: ServerTime) -> Vec<&Entry> {
+    state.holders.iter().filter(|holder| holder.is_live(now)).collect()
 }
 
 /// Returns the lock that the holder waits for, and the number of the renewal that has shown it.

@@ -178,7 +178,7 @@ impl<W: World> List<W> {
             })
             .filter(|lock| self.matches(lock, now.map_or_else(SystemTime::now, SystemTime::from)))
             .collect();
-        locks.sort_by(|one, other| one.name.cmp(&other.name));
+        locks.sort_unstable_by(|one, other| one.name.cmp(&other.name));
         Ok(Listing { locks, unreadable })
     }
 }

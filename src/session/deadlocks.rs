@@ -197,18 +197,16 @@ impl Session {
                 return Ok(None);
             }
             let (documents, exchange) = self.read_names(View::Newest, &next).await?;
-            let read: Vec<(String, State)> = documents
-                .into_iter()
-                .filter_map(|(name, state)| Some((name, state.ok()?)))
-                .collect();
-            let awaited = read
-                .iter()
-                .flat_map(|(_, state)| state.holders.iter().filter_map(awaited_lock));
-            next = awaited
-                .map(str::to_owned)
-                .filter(|name| asked.insert(name.clone()))
-                .collect();
-            locks.extend(read);
+            next.clear();
+            for (name, state) in documents {
+                let Ok(state) = state else { continue };
+                for awaited in state.holders.iter().filter_map(awaited_lock) {
+                    if asked.insert(awaited.to_owned()) {
+                        next.push(awaited.to_owned());
+                    }
+                }
+                locks.insert(name, state);
+            }
             if next.is_empty() {
                 return Ok(Some((locks, exchange)));
             }

@@ -1,11 +1,8 @@
 //! Futures of the driver's that nobody may wait for any more.
 
-use std::{any::Any, future::Future};
+use std::any::Any;
 
-use futures::{
-    FutureExt,
-    future::{BoxFuture, Map},
-};
+use futures::{FutureExt, future};
 use tokio::{
     runtime::Handle,
     task::{JoinError, JoinHandle},
@@ -17,7 +14,7 @@ use crate::error::ServerError;
 pub(crate) type Output = Box<dyn Any + Send>;
 
 /// A future in a task of its own, which runs to its end even if this is dropped; see [`detached`].
-pub(crate) type Detached<T> = Map<JoinHandle<Output>, fn(Result<Output, JoinError>) -> Result<T, ServerError>>;
+pub(crate) type Detached<T> = future::Map<JoinHandle<Output>, fn(Result<Output, JoinError>) -> Result<T, ServerError>>;
 
 /// Runs a future to its end in a task of its own, whether or not anybody waits for it. It is stopped only when the
 /// runtime shuts down, which then is the error.
@@ -30,7 +27,7 @@ pub(crate) fn detached<T: Send + 'static>(
 ) -> Detached<T> {
     // All tasks have one type: the runtime's code for a task is some sixty functions, which would be compiled anew for
     // each future and each output.
-    let running: BoxFuture<'static, Output> = Box::pin(async { Box::new(running.await) as Output });
+    let running: future::BoxFuture<'static, Output> = Box::pin(async { Box::new(running.await) as Output });
     runtime.spawn(running).map(output)
 }
 

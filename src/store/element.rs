@@ -31,7 +31,7 @@ impl ElementKey {
     fn of<'a>(fields: impl Iterator<Item = (String, &'a Bson)>) -> Self {
         let named = fields.map(|(field, value)| (field, name::of_id(value)));
         let mut named: Vec<(String, String)> = named.collect();
-        named.sort();
+        named.sort_unstable();
         let codes = named
             .iter()
             .map(|(field, value)| format!("{}={}", escaped(field), escaped(value)));

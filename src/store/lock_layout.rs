@@ -18,11 +18,13 @@ use crate::protocol::{Location, State, document::Malformed};
 /// The paths of the locks in the documents of one collection, as far as a client knows: programs may lock parts of one
 /// document independently, each under its own path.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Paths(Arc<Mutex<Vec<(String, Option<String>)>>>);
+pub(crate) struct Paths(Arc<Mutex<Known>>);
+
+/// Paths; with the array, where the locks of its elements are.
+type Known = Vec<(String, Option<String>)>;
 
 impl Paths {
-    /// The paths; with the array, where the locks of its elements are.
-    fn paths(&self) -> MutexGuard<'_, Vec<(String, Option<String>)>> {
+    fn paths(&self) -> MutexGuard<'_, Known> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -116,16 +118,13 @@ impl LockLayout {
     /// whole document and of all its elements, as other clients may lock these.
     pub(crate) fn paths(&self) -> Vec<String> {
         let whole = self.whole.as_deref().unwrap_or(self.base.path());
-        let elements = elements_beside(whole);
-        let others = self.all.paths();
-        let is_other = |path: &String| path != whole && !overlap(path, &elements);
-        let others: Vec<String> = others
-            .iter()
-            .map(|(path, _)| path)
-            .filter(|path| is_other(path))
-            .cloned()
-            .collect();
-        [whole.to_owned(), elements].into_iter().chain(others).collect()
+        let mut paths = vec![whole.to_owned(), elements_beside(whole)];
+        for (path, _) in &*self.all.paths() {
+            if path != whole && !overlap(path, &paths[1]) {
+                paths.push(path.clone());
+            }
+        }
+        paths
     }
 
     /// Removes all locks from a document, so that the rest is the user's.

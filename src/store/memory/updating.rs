@@ -54,7 +54,7 @@ impl Update {
             }
         }
         // As on the server: new fields are added in the order of their names.
-        changes.sort_by(|(one, _), (other, _)| one.cmp(other));
+        changes.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         for pair in changes.windows(2) {
             let [(one, _), (other, _)] = pair else { continue };
             if other.starts_with(one) {

@@ -85,12 +85,12 @@ impl Shape {
     /// Whether an operation differs from the last one of the shape in nothing but the numbers of its ids, and takes
     /// these over: two operations with the same ids can be compared as they are.
     fn is_of(&mut self, operation: &Operation) -> bool {
-        let [last, new] = [&self.operation, operation].map(|operation| ids(operation).map(shape));
-        if last != new {
-            return false;
-        }
         for (last, id) in ids_mut(&mut self.operation).into_iter().zip(ids(operation)) {
-            last.into_iter().zip(id).for_each(|(last, id)| id.clone_into(last));
+            match (last, id) {
+                (Some(last), Some(id)) if shape(last) == shape(id) => id.clone_into(last),
+                (None, None) => {}
+                _ => return false,
+            }
         }
         self.operation == *operation
     }
@@ -125,7 +125,7 @@ impl Encoded {
         let mut bytes = Vec::with_capacity(self.bytes.len() + COMPLETED);
         bytes.extend_from_slice(&self.bytes);
         for (which, at) in &self.places {
-            let number = ids(operation)[*which].map_or("", number);
+            let number = ids(operation)[*which].map_or("", |id| number(id));
             bytes[*at..*at + number.len()].copy_from_slice(number.as_bytes());
         }
         bytes
@@ -133,35 +133,30 @@ impl Encoded {
 }
 
 /// Returns the ids of a simple operation: its own, that of the entry that leaves, and that of the one it requests.
-fn ids(operation: &Operation) -> [Option<&str>; 3] {
-    let requested = operation
-        .requests
-        .as_ref()
-        .and_then(|requests| requests.entries.first());
-    let ids = [
-        Some(&operation.id),
-        operation.leave.first(),
-        requested.map(|entry| &entry.id),
-    ];
-    ids.map(|id| id.map(String::as_str))
+fn ids(
+    Operation {
+        id, leave, requests, ..
+    }: &Operation,
+) -> [Option<&String>; 3] {
+    let requested = requests.iter().find_map(|it| it.entries.first());
+    [Some(id), leave.first(), requested.map(|entry| &entry.id)]
 }
 
 /// Returns the same ids, to be changed.
-fn ids_mut(operation: &mut Operation) -> [Option<&mut String>; 3] {
-    let requested = operation
-        .requests
-        .as_mut()
-        .and_then(|requests| requests.entries.first_mut());
-    [
-        Some(&mut operation.id),
-        operation.leave.first_mut(),
-        requested.map(|entry| &mut entry.id),
-    ]
+fn ids_mut(
+    Operation {
+        id, leave, requests, ..
+    }: &mut Operation,
+) -> [Option<&mut String>; 3] {
+    let requested = requests.iter_mut().find_map(|it| it.entries.first_mut());
+    let requested = requested.map(|entry| &mut entry.id);
+    [Some(id), leave.first_mut(), requested]
 }
 
-/// Returns the length of an id, and what comes before its number.
-fn shape(id: Option<&str>) -> Option<(usize, &str)> {
-    id.map(|id| (id.len(), &id[..id.len() - number(id).len()]))
+/// Returns the number of digits at the end of an id, and what comes before them.
+fn shape(id: &str) -> (usize, &str) {
+    let digits = number(id).len();
+    (digits, &id[..id.len() - digits])
 }
 
 /// Returns the operation with marks in place of the numbers in its ids.

@@ -1,5 +1,7 @@
 //! Renewals: of hundreds of documents by few statements, and of each by one where a document is refused.
 
+use std::collections::HashMap;
+
 use mongodb::bson::{Bson, Document, doc};
 
 use super::{MongoStore, now};
@@ -48,30 +50,24 @@ impl MongoStore {
     /// Renews by one statement for each document, which renews all of its holders or none. If any is not renewed then,
     /// by another, which renews those that are left; the count is zero then, as it shows nothing.
     async fn renew_elements(&self, renewal: &Renewal) -> Result<Renewed, ServerError> {
-        let mut entries: Vec<&(String, Vec<String>)> = renewal.entries.iter().collect();
-        entries.sort_unstable_by_key(|(name, _)| (self.layout.document_of(name), name));
-        let is_same = |(one, _): &&(String, _), (next, _): &&(String, _)| {
-            self.layout.document_of(one) == self.layout.document_of(next)
-        };
-        let mut documents = Vec::new();
-        for entries in entries.chunk_by(is_same) {
-            let (mut names, mut together) = (Vec::new(), pipeline::Together::default());
-            for (name, ids) in entries {
-                names.push(name);
-                let location = self.layout.at(name);
-                together
-                    .codes
-                    .extend(location.segments().next_back().map(str::to_owned));
-                together.ids.extend_from_slice(ids);
-            }
-            documents.push((names, together));
+        let mut documents = HashMap::<&str, (Vec<&String>, pipeline::Together)>::new();
+        for (name, ids) in &renewal.entries {
+            let (names, together) = documents.entry(self.layout.document_of(name)).or_default();
+            names.push(name);
+            let location = self.layout.at(name);
+            together
+                .codes
+                .extend(location.segments().next_back().map(str::to_owned));
+            together.ids.extend_from_slice(ids);
         }
+        let mut documents: Vec<_> = documents.into_iter().collect();
+        documents.sort_unstable_by_key(|(document, _)| *document);
         if documents.len() == renewal.entries.len() {
             return self.renew_by(renewal, 1).await;
         }
         let base = self.layout.base();
         let renewing = |condition: fn(Document) -> Document| {
-            let statements = documents.iter().map(|(names, together)| {
+            let statements = documents.iter().map(|(_, (names, together))| {
                 let all_held = pipeline::all_held(base, together, &now());
                 let document = doc! {
                     "_id": self.layout.id_of(names[0]),
@@ -83,7 +79,7 @@ impl MongoStore {
             });
             self.update(statements.collect(), renewal.within)
         };
-        let names: Vec<Vec<&String>> = documents.iter().map(|(names, _)| names.clone()).collect();
+        let names: Vec<Vec<&String>> = documents.iter().map(|(_, (names, _))| names.clone()).collect();
         let all = renewing(|all_held| all_held).await?.renewed(&names)?;
         if all.refused.is_empty() && all.renewed == documents.len() as u64 {
             return Ok(Renewed {
@@ -111,7 +107,7 @@ fn statement(renewal: &Renewal, at: &Location, documents: Vec<Bson>, ids: &[Stri
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::HashMap, time::Duration};
+    use std::time::Duration;
 
     use mongodb::options::ReadPreference;
     use watchlock_testkit::shared;

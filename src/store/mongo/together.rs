@@ -143,8 +143,8 @@ fn statements(asked: &[Asked]) -> Vec<Document> {
             None => alike.push(vec![(name, operation)]),
         }
     }
-    alike.sort_by_key(|some| some[0].1.requests.is_some());
-    let statements = alike.iter().map(|some| {
+    let (releases, requests): (Vec<_>, Vec<_>) = alike.into_iter().partition(|some| some[0].1.requests.is_none());
+    let statements = releases.iter().chain(&requests).map(|some| {
         let names: Vec<&str> = some.iter().map(|(name, _)| *name).collect();
         doc! { "q": { "_id": { "$in": names } }, "u": pipeline::together(some, &now()), "multi": true }
     });
