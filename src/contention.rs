@@ -91,12 +91,12 @@ impl Contention {
         let now = self.as_of.checked_add(self.age).unwrap_or(self.as_of);
         match holder.released {
             None if holder.idle => {}
-            None => write!(f, " for {}", Rounded::between(holder.since, now))?,
+            None => write!(f, " for {}", between(holder.since, now))?,
             Some(released) => write!(
                 f,
                 " for {} more, released {} ago",
-                Rounded::between(now, holder.until),
-                Rounded::between(released, now)
+                between(now, holder.until),
+                between(released, now)
             )?,
         }
         if let Some(reason) = &holder.owner.reason {
@@ -144,39 +144,33 @@ impl fmt::Display for Contention {
         }
         // Younger news is as good as new.
         if self.age.as_secs() > 0 {
-            write!(f, " (by a report of {} ago)", Rounded(self.age))?;
+            write!(f, " (by a report of {} ago)", rounded(self.age))?;
         }
         Ok(())
     }
 }
 
-/// A measured duration for people, in its two largest units: `350ms`, `12s`, `3m 5s`, `2h 10m`, `4d 3h`.
+/// Returns a measured duration for people, in its two largest units: `350ms`, `12s`, `3m 5s`, `2h 10m`, `4d 3h`.
 ///
 /// A duration that somebody has set is shown as it was set.
-pub(crate) struct Rounded(pub(crate) Duration);
-
-impl Rounded {
-    pub(crate) fn between(from: SystemTime, to: SystemTime) -> Self {
-        Self(to.duration_since(from).unwrap_or(Duration::ZERO))
+pub(crate) fn rounded(duration: Duration) -> String {
+    let (seconds, millis) = (duration.as_secs(), duration.subsec_millis());
+    let (first, (second, unit)) = match seconds {
+        0 if millis > 0 => return format!("{millis}ms"),
+        0..60 => return format!("{seconds}s"),
+        60..3_600 => (format!("{}m", seconds / 60), (seconds % 60, "s")),
+        3_600..86_400 => (format!("{}h", seconds / 3_600), (seconds / 60 % 60, "m")),
+        86_400.. => (format!("{}d", seconds / 86_400), (seconds / 3_600 % 24, "h")),
+    };
+    match second {
+        0 => first,
+        _ => format!("{first} {second}{unit}"),
     }
 }
 
-impl fmt::Display for Rounded {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (seconds, millis) = (self.0.as_secs(), self.0.subsec_millis());
-        let (first, second) = match seconds {
-            0 if millis > 0 => return write!(f, "{millis}ms"),
-            0..60 => return write!(f, "{seconds}s"),
-            60..3_600 => ((seconds / 60, "m"), (seconds % 60, "s")),
-            3_600..86_400 => ((seconds / 3_600, "h"), (seconds / 60 % 60, "m")),
-            86_400.. => ((seconds / 86_400, "d"), (seconds / 3_600 % 24, "h")),
-        };
-        write!(f, "{}{}", first.0, first.1)?;
-        match second {
-            (0, _) => Ok(()),
-            (count, unit) => write!(f, " {count}{unit}"),
-        }
-    }
+/// Returns the time from one moment to another, for people.
+pub(crate) fn between(from: SystemTime, to: SystemTime) -> String {
+    rounded(to.duration_since(from).unwrap_or(Duration::ZERO))
 }
 
 #[cfg(test)]
@@ -259,7 +253,7 @@ mod tests {
             (345_900_000, "4d"),
             (356_400_000, "4d 3h"),
         ] {
-            assert_eq!(Rounded(Duration::from_millis(millis)).to_string(), shown);
+            assert_eq!(rounded(Duration::from_millis(millis)), shown);
         }
     }
 }

@@ -34,16 +34,7 @@ pub enum Async {}
 #[derive(Clone, Copy, Debug)]
 pub enum Blocking {}
 
-/// A world whose actions can be awaited.
-#[diagnostic::on_unimplemented(
-    message = "an action of the blocking API can't be awaited",
-    label = "this is of the world `{Self}`",
-    note = "end it with `.run()`, or begin it with an async `LockClient`"
-)]
-pub trait Awaits: World {}
-
 impl Sealed for Async {}
-impl Awaits for Async {}
 
 impl World for Async {
     type Call<F: Future> = F;

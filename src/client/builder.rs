@@ -264,8 +264,8 @@ impl<W: World> LockClientBuilder<W> {
     /// A renewed lock is held for as long as its holder lives, so a job that hangs keeps it forever. From `limit` after
     /// the grant, [`status`](crate::View::status) is [`HeldTooLong`](crate::LockStatus::HeldTooLong), and an [event
     /// and a metric](crate::observability) report it once. The lock stays held; to lose it instead, set
-    /// [`lose_after`](Self::lose_after). The limit applies to claimed documents and [jobs](crate::locks::Once), but not
-    /// to leaderships.
+    /// [`lose_after`](Self::lose_after). The limit applies to claimed documents and [jobs](crate::locks::Once), but to a
+    /// leadership only if its campaign sets one.
     pub fn warn_after(mut self, limit: Duration) -> Self {
         self.config.limits.report = Some(limit);
         self
@@ -275,7 +275,7 @@ impl<W: World> LockClientBuilder<W> {
     /// from 10 ms to 366 days, none by default.
     ///
     /// The lock is lost as [`HeldTooLong`](crate::LostReason::HeldTooLong) and released at once: the code under it must
-    /// stop by then. See [`Acquire::lose_after`](crate::Acquire::lose_after). Leaderships have no limit.
+    /// stop by then. See [`Acquire::lose_after`](crate::Acquire::lose_after). A leadership has the limit of its campaign alone.
     #[doc(alias = "lockAtMostFor")]
     pub fn lose_after(mut self, limit: Duration) -> Self {
         self.config.limits.lose = Some(limit);

@@ -21,7 +21,7 @@ use crate::{
     error::{AcquireError, InvalidInput, ServerError},
     handle::{
         owned::OwnedHold,
-        target::{CanFix, CanLimit, Count, One, Target},
+        target::{Count, One, Target},
     },
     input::{check_count, check_document},
     locks::{
@@ -166,9 +166,6 @@ impl<T, C: Count> Target for Claim<T, C> {
     type Request = Self;
     type Data = HeldItem<T>;
 }
-
-impl<T, C: Count> CanLimit for Claim<T, C> {}
-impl<T, C: Count> CanFix for Claim<T, C> {}
 
 /// # Claims
 impl<T, C: Count, P: Patience, W: World> Acquire<Claim<T, C>, P, W> {

@@ -11,7 +11,7 @@ use crate::{
     handle::{
         Held,
         owned::OwnedHold,
-        target::{AnyLock, CanFix, CanLimit, HasHolder, IsKnown, IsOne, One, Target},
+        target::{AnyLock, HasHolder, IsKnown, IsOne, One, Target},
     },
     store::read_as,
     world::{Sealed, World},
@@ -54,8 +54,6 @@ macro_rules! items {
         impl<V> IsOne for $item<V> {}
         impl<V> IsKnown for $item<V> {}
         impl<V> HasHolder for $item<V> {}
-        impl<V> CanLimit for $item<V> {}
-        impl<V> CanFix for $item<V> {}
     )*};
 }
 

@@ -8,7 +8,7 @@ use super::{
     failure::{self, Failure, UNAUTHORIZED},
 };
 use crate::{
-    contention::Rounded,
+    contention::rounded,
     protocol::document::{ID_MOST, Malformed},
 };
 
@@ -70,10 +70,6 @@ impl ServerError {
 
     /// Reports whether the server said that it ran out of the time it was given.
     pub(crate) fn ran_out_of_time(&self) -> bool {
-        #[cfg(test)]
-        if self.source.is::<OutOfTime>() {
-            return true;
-        }
         self.driver().is_some_and(failure::ran_out_of_time)
     }
 
@@ -191,7 +187,7 @@ impl From<Malformed> for ServerError {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Own {
     /// There was no answer for this long.
-    #[error("the server did not answer for {}", Rounded(*.0))]
+    #[error("the server did not answer for {}", rounded(*.0))]
     Unanswered(Duration),
     #[error("the server did not answer within the time of a lease")]
     Overdue,
@@ -223,9 +219,3 @@ pub(super) enum Own {
     #[error("the `_id` has {0} bytes as BSON; it must have at most {ID_MOST} to be locked")]
     TooLong(usize),
 }
-
-/// A simulated server's timeout.
-#[cfg(test)]
-#[derive(Debug, thiserror::Error)]
-#[error("the server ran out of time")]
-pub(crate) struct OutOfTime;

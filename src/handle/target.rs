@@ -100,8 +100,14 @@ impl Target for AnyLock {
 }
 
 /// A target that is one lock, with one name and one fencing token.
+///
+/// ```compile_fail,E0277
+/// # async fn example(locks: watchlock::LockClient, time: std::time::Duration) {
+/// locks.multi(["a", "b"]).acquire().fixed(time).await;
+/// # }
+/// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` has a name and a token for each part",
+    message = "`{Self}` has a name, a token and a renewed lease for each part",
     note = "take those of a part: `token_of(name)`, `part(name)`"
 )]
 pub trait IsOne: Target {}
@@ -124,7 +130,7 @@ pub trait IsOne: Target {}
     message = "`{Self}` can't stay taken after its release, be detached, or fail on a deadlock",
     note = "a mutex, a semaphore and a readers-writer lock can"
 )]
-pub trait IsLock: IsOne + CanFix + CanLimit + HasHolder {}
+pub trait IsLock: IsOne + HasHolder + Target<Held = Self> {}
 
 /// A target that is one lock, of a kind that is known: all but [`AnyLock`].
 #[doc(hidden)]
@@ -156,32 +162,6 @@ pub trait CanIdle: Target {}
 )]
 pub trait CanReenter: Target {}
 
-/// A target whose hold can have a limit.
-///
-/// ```compile_fail,E0277
-/// # async fn example(locks: watchlock::LockClient, time: std::time::Duration) {
-/// locks.election("scheduler").campaign("node 7").warn_after(time).await;
-/// # }
-/// ```
-#[diagnostic::on_unimplemented(
-    message = "a hold of `{Self}` has no limit",
-    note = "a leader leads for as long as it can"
-)]
-pub trait CanLimit: Target {}
-
-/// A target that can be held for a fixed time, without renewals.
-///
-/// ```compile_fail,E0277
-/// # async fn example(locks: watchlock::LockClient, time: std::time::Duration) {
-/// locks.multi(["a", "b"]).acquire().fixed(time).await;
-/// # }
-/// ```
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` can't be held for a fixed time",
-    note = "the parts of a multi-lock and a leadership are always renewed"
-)]
-pub trait CanFix: Target {}
-
 /// A target whose holder an error can name.
 ///
 /// ```compile_fail,E0277
@@ -194,6 +174,4 @@ pub trait HasHolder: Target {}
 
 impl IsOne for AnyLock {}
 impl IsLock for AnyLock {}
-impl CanFix for AnyLock {}
-impl CanLimit for AnyLock {}
 impl HasHolder for AnyLock {}

@@ -20,12 +20,12 @@ use crate::{
     handle::{
         Held, Released,
         owned::OwnedHold,
-        target::{CanFix, CanIdle, CanLimit, CanReenter, Count, HasHolder, IsLock, One, Target},
+        target::{CanIdle, CanReenter, Count, HasHolder, IsLock, IsOne, One, Target},
     },
     status::{Lost, LostReason},
     truncated_debug::Brief,
     waitlist,
-    world::{Async, Awaits, Sealed, World},
+    world::{Async, Sealed, World},
 };
 
 /// A target that can be acquired, and gives one handle: all but [`AnyLock`](crate::action::AnyLock) and
@@ -322,7 +322,7 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// ```
     pub fn fixed(mut self, length: Duration) -> Self
     where
-        T: CanFix,
+        T::Held: IsOne,
     {
         self.options.terms.set_fixed(length);
         self
@@ -389,10 +389,7 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// assert_eq!(handle.status(), LockStatus::HeldTooLong);
     /// # Ok(()) }
     /// ```
-    pub fn warn_after(mut self, limit: Duration) -> Self
-    where
-        T: CanLimit,
-    {
+    pub fn warn_after(mut self, limit: Duration) -> Self {
         self.options.terms.limits.report = Some(limit);
         self
     }
@@ -421,10 +418,7 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// # Ok(()) }
     /// ```
     #[doc(alias = "lockAtMostFor")]
-    pub fn lose_after(mut self, limit: Duration) -> Self
-    where
-        T: CanLimit,
-    {
+    pub fn lose_after(mut self, limit: Duration) -> Self {
         self.options.terms.limits.lose = Some(limit);
         self
     }
@@ -556,8 +550,8 @@ fn given<T: Ask, W: World>(acquired: Of<T, Got<T>>) -> Handles<T, W> {
     T::Count::each(acquired, Held::new)
 }
 
-impl<T: Ask, P: Patience, W: Awaits> Future for Acquire<T, P, W> {
-    type Output = Result<P::Given<Handles<T, W>>, AcquireError>;
+impl<T: Ask, P: Patience> Future for Acquire<T, P> {
+    type Output = Result<P::Given<Handles<T, Async>>, AcquireError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
@@ -565,7 +559,7 @@ impl<T: Ask, P: Patience, W: Awaits> Future for Acquire<T, P, W> {
         let running = running
             .get_or_insert_with(|| Box::pin(asked::<T>(this.request.clone(), this.options.clone(), P::PATIENCE)));
         let acquired = running.as_mut().poll(context);
-        acquired.map(|acquired| P::given(acquired.map(given::<T, W>)))
+        acquired.map(|acquired| P::given(acquired.map(given::<T, Async>)))
     }
 }
 

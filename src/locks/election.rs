@@ -140,7 +140,7 @@ impl<W: World> Election<W> {
             value: Some(value.into()),
             ..self.share.clone()
         };
-        // A leader leads for as long as it can.
+        // A leader leads for as long as it can, unless this campaign has a limit.
         Acquire::with(share, Options::unlimited())
     }
 

@@ -21,7 +21,7 @@ use crate::{
     handle::{
         View, any,
         owned::OwnedHold,
-        target::{AnyLock, CanLimit, HasHolder, One, Target},
+        target::{AnyLock, HasHolder, One, Target},
     },
     input::check_names,
     name::LockName,
@@ -138,7 +138,6 @@ impl Target for MultiLock {
     }
 }
 
-impl CanLimit for MultiLock {}
 impl HasHolder for MultiLock {}
 
 impl<W: World> MultiLock<W> {

@@ -16,7 +16,7 @@ use super::{acquire::unless_lost, options::Options, request::Share};
 use crate::world::Blocking;
 use crate::{
     config::millis,
-    contention::{Contention, Rounded},
+    contention::{Contention, between},
     error::{AcquireError, InvalidInput, ReleaseError, RunError},
     handle::{
         Held, Released, View,
@@ -489,10 +489,7 @@ impl<W: World> fmt::Debug for Once<W> {
 
 impl fmt::Display for LastRun {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (ago, left) = (
-            Rounded::between(self.at, self.as_of),
-            Rounded::between(self.as_of, self.until),
-        );
+        let (ago, left) = (between(self.at, self.as_of), between(self.as_of, self.until));
         write!(f, "done {ago} ago by {}; the next period begins in {left}", self.by)
     }
 }

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     error::AcquireError,
-    handle::target::{CanFix, CanIdle, CanLimit, CanReenter, HasHolder, IsKnown, IsLock, IsOne, One, Target},
+    handle::target::{CanIdle, CanReenter, HasHolder, IsKnown, IsLock, IsOne, One, Target},
     waitlist::Patience,
     world::Sealed,
 };
@@ -63,6 +63,4 @@ can! {
     HasHolder: Mutex, Semaphore, Read, UpgradeableRead, Write, Election;
     CanIdle: Mutex, Semaphore, Write;
     CanReenter: Mutex, Read, UpgradeableRead, Write;
-    CanLimit: Mutex, Semaphore, Read, UpgradeableRead, Write;
-    CanFix: Mutex, Semaphore, Read, UpgradeableRead, Write;
 }

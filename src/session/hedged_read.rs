@@ -196,7 +196,7 @@ mod tests {
     use tokio::time::sleep;
 
     use super::*;
-    use crate::{error::own::OutOfTime, store::Failure};
+    use crate::tests::simulated::out_of_time;
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -272,9 +272,7 @@ mod tests {
             attempts.fetch_add(1, Ordering::Relaxed);
             async move {
                 sleep(LONG_READ_WITHIN + SECOND).await;
-                let kind = Failure::Unavailable;
-                let source = Arc::new(OutOfTime);
-                Err::<(), _>(ServerError { kind, source })
+                Err::<(), _>(out_of_time())
             }
         };
         let begun = Instant::now();

@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use mongodb::{bson::doc, error::ErrorKind};
 use tokio::{
     sync::watch,
     time::{Instant, sleep, sleep_until, timeout},
@@ -21,12 +22,11 @@ use watchlock_proofs::Random;
 
 use crate::{
     error::ServerError,
-    error::own::OutOfTime,
     machine::exchanged,
     protocol::{Evict, Exchange, Operation, ServerTime},
     store::{
         AWAIT_TIME, Answer, Asked, Documents, Event, Failure, LONG_READ_WITHIN, Listed, LogTime, MemoryStore,
-        MemoryStream, READ_WITHIN, Renewal, Renewed, Selection, View, Watched,
+        MemoryStream, READ_WITHIN, Renewal, Renewed, Selection, View, Watched, read_as,
     },
 };
 
@@ -42,6 +42,12 @@ const OPENING: u32 = 10;
 
 /// Maximum delay, in milliseconds, after which a command is still applied although its sender was told that it failed.
 const LATEST: u64 = 8_000;
+
+/// Returns the error of a server that ran out of the time for a command: `MaxTimeMSExpired`.
+pub(crate) fn out_of_time() -> ServerError {
+    let error = read_as(&doc! { "code": 50, "errmsg": "operation exceeded time limit" });
+    ServerError::of_lock(ErrorKind::Command(error.expect("an error")).into())
+}
 
 /// One client's link to the memory.
 #[derive(Debug)]
@@ -242,10 +248,7 @@ impl Link {
         // The link itself owns the sender.
         match timeout(within, free).await {
             Ok(_) => Ok(()),
-            Err(_) => Err(ServerError {
-                kind: Failure::Unavailable,
-                source: Arc::new(OutOfTime),
-            }),
+            Err(_) => Err(out_of_time()),
         }
     }
 
@@ -277,10 +280,7 @@ impl Link {
         let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(busy) = busy else { return Ok(()) };
         let Ok(_turn) = timeout(within, busy.turn.lock()).await else {
-            return Err(ServerError {
-                kind: Failure::Unavailable,
-                source: Arc::new(OutOfTime),
-            });
+            return Err(out_of_time());
         };
         sleep(busy.look * looks).await;
         Ok(())

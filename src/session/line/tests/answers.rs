@@ -3,8 +3,8 @@
 use super::*;
 use crate::{
     error::ServerError,
-    error::own::OutOfTime,
     protocol::document::Malformed,
+    tests::simulated::out_of_time,
     waitlist::{How, Refusal, Setback},
 };
 
@@ -311,10 +311,7 @@ async fn a_release_without_an_answer_goes_on_until_its_lease_is_over() {
 async fn a_server_that_runs_out_of_time_is_asked_again_after_a_pause_and_counted() {
     let mut bench = Bench::new();
     let (_, _outcome) = bench.join(true);
-    let out_of_time = ServerError {
-        kind: Failure::Unavailable,
-        source: Arc::new(OutOfTime),
-    };
+    let out_of_time = out_of_time();
     for times in 1..=3 {
         let request = bench.next().unwrap();
         bench.fails(&request, &out_of_time);
