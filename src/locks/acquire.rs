@@ -121,7 +121,8 @@ type Running<T> = Pin<Box<dyn Future<Output = Result<Of<T, Got<T>>, AcquireError
 /// An acquire of a `T`: a mutex, a document, a leadership, and so on. Await it; in the blocking world, run it. Made by
 /// [`Mutex::acquire`](crate::locks::Mutex::acquire) and its like.
 ///
-/// It gives a [`Held<T>`](crate::Held), or a list of them; as a try, an `Option` of that.
+/// It gives a [`Held<T>`](crate::Held), or a list of them; as a try, an `Option` of that. Errors are those of
+/// [`AcquireError`].
 ///
 /// An action has the options that its target can have: others don't compile. A table of them is in
 /// [Locks](crate::guide::locks#options-of-each-kind).
@@ -130,9 +131,9 @@ type Running<T> = Pin<Box<dyn Future<Output = Result<Of<T, Got<T>>, AcquireError
 ///
 /// Cancel safe: if it is dropped, its queue position, or the lock if it was granted at that moment, is given back in
 /// the background. It takes its queue position when it is first polled; from then on options have no effect. A pinned
-/// acquire that is polled repeatedly keeps its queue position, also on its way into `run`; one that is made anew in each
-/// turn of a `select!` loop gives it up each time, so pin it before the loop. A clone begins anew. Like most futures, one
-/// that is done must not be polled or run again: that panics.
+/// acquire that is polled repeatedly keeps its queue position, also on its way into `run`; one that is made anew in
+/// each turn of a `select!` loop gives it up each time, so pin it before the loop. A clone begins anew. Like most
+/// futures, one that is done must not be polled or run again: that panics.
 ///
 /// The compiler warns of one that is forgotten:
 ///
@@ -143,9 +144,38 @@ type Running<T> = Pin<Box<dyn Future<Output = Result<Of<T, Got<T>>, AcquireError
 /// # }
 /// ```
 ///
-/// # Errors
+/// # Examples
 ///
-/// See [`AcquireError`].
+/// ```
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let locks = watchlock::LockClient::in_memory();
+/// use std::time::Duration;
+/// use watchlock::{LostReason, Released, errors::AcquireError};
+///
+/// const HOUR: Duration = Duration::from_secs(3600);
+///
+/// let report = locks.mutex("report");
+/// let held = report.acquire().timeout(Duration::from_secs(5)).reason("night of the 3rd").lease(HOUR).await?;
+/// match report.try_acquire().or_held().await {
+///     Err(AcquireError::Held { contention, .. }) => println!("it is being made already: {contention}"),
+///     other => println!("{other:?}"),
+/// }
+/// let again = report.acquire().reentrant().await?;
+/// assert_eq!(again.token(), held.token());
+/// assert_eq!(held.release().await?, Released::StillHeld);
+/// again.release().await?;
+///
+/// let held = report.acquire().lose_after(HOUR).await?;
+/// assert_eq!(held.lost().await, LostReason::HeldTooLong);
+/// let held = report.acquire().fixed(HOUR).await?;
+/// assert_eq!(held.lost().await, LostReason::Elapsed);
+/// # tokio::time::sleep(HOUR).await;
+/// let held = report.acquire().at_least_for(HOUR).await?;
+/// assert_eq!(held.release().await?, Released::Kept);
+/// assert!(report.try_acquire().await?.is_none());
+/// # Ok(()) }
+/// ```
 #[must_use = "an acquire does nothing until it is awaited, or run in the blocking world"]
 pub struct Acquire<T: Target, P: Patience = Wait, W: World = Async> {
     pub(crate) request: T::Request,
@@ -183,18 +213,6 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     ///   in that time it asks several times. The request goes on in the background, and is withdrawn once the server
     ///   has processed it; a document that was claimed all the same is released.
     /// - For a multi-lock it is the time for all parts.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// use std::time::Duration;
-    ///
-    /// let maybe = locks.mutex("nightly-job").try_acquire().timeout(Duration::from_secs(2)).await?;
-    /// # assert!(maybe.is_some());
-    /// # Ok(()) }
-    /// ```
     #[doc(alias = "waitTime")]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.options.timeout = Some(timeout);
@@ -207,26 +225,10 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
         self
     }
 
-    /// Gives up when `token` is cancelled, with [`AcquireError::Cancelled`]: its queue position goes back, or the lock if it
-    /// was granted at that moment. With a token that was cancelled before, nothing is sent.
+    /// Gives up when `token` is cancelled, with [`AcquireError::Cancelled`]: its queue position goes back, or the lock
+    /// if it was granted at that moment. With a token that was cancelled before, nothing is sent.
     ///
     /// So another thread ends an acquire that blocks its thread. Once it is done, the token does nothing more.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// use tokio_util::sync::CancellationToken;
-    /// use watchlock::errors::AcquireError;
-    ///
-    /// let _held = locks.mutex("invoice-42").acquire().await?;
-    /// let stop = CancellationToken::new();
-    /// let waiting = locks.mutex("invoice-42").acquire().cancelled_by(&stop);
-    /// stop.cancel();
-    /// assert!(matches!(waiting.await, Err(AcquireError::Cancelled)));
-    /// # Ok(()) }
-    /// ```
     #[doc(alias("interrupt", "lockInterruptibly"))]
     pub fn cancelled_by(mut self, token: &CancellationToken) -> Self {
         self.options.cancelled = Some(token.clone());
@@ -276,19 +278,6 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     ///
     /// It is renewed in the background at the same part of the lease as the client's other holds. The client's queue
     /// position lives as long too. If both this and [`fixed`](Self::fixed) are set, the last one counts.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// use std::time::Duration;
-    ///
-    /// // If this holder crashes, the others wait for 5 seconds, not for the client's 30.
-    /// let handle = locks.mutex("invoice-42").acquire().lease(Duration::from_secs(5)).await?;
-    /// assert!(handle.safe_for() < Duration::from_secs(5));
-    /// # Ok(()) }
-    /// ```
     #[doc(alias("ttl", "leaseTime"))]
     pub fn lease(mut self, lease: Duration) -> Self {
         self.options.terms.set_lease(lease);
@@ -298,28 +287,12 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// Holds the lock for `length` and no longer, as nothing renews it in the background. The bounds are those of
     /// [`lease`](Self::lease).
     ///
-    /// When its time ends, the hold is [lost] as [`Elapsed`](crate::LostReason::Elapsed): earlier than at the server by
-    /// the client's skew margin and a thousandth of the length. The lock itself stays taken for the whole `length`, by
-    /// the server's clock. Until then it behaves like a renewed lock, and an early release opens it. The length counts
-    /// from the grant; a waiter that was woken counts it from the moment at which it confirms its grant, at most a
-    /// sixteenth of the claim lease later. [`Held::renew`] gives it a full length again. It can't be
+    /// When its time ends, the hold is [lost](crate::View::lost) as [`Elapsed`](crate::LostReason::Elapsed): earlier
+    /// than at the server by the client's skew margin and a thousandth of the length. The lock itself stays taken for
+    /// the whole `length`, by the server's clock. Until then it behaves like a renewed lock, and an early release opens
+    /// it. The length counts from the grant; a waiter that was woken counts it from the moment at which it confirms its
+    /// grant, at most a sixteenth of the claim lease later. [`Held::renew`] gives it a full length again. It can't be
     /// shorter than [`at_least_for`](Self::at_least_for).
-    ///
-    /// [lost]: crate::View::lost
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// use std::time::Duration;
-    /// use watchlock::LostReason;
-    ///
-    /// let handle = locks.mutex("invoice-42").acquire().fixed(Duration::from_secs(5)).await?;
-    /// assert_eq!(handle.lost().await, LostReason::Elapsed);
-    /// # Ok(()) }
-    /// ```
     pub fn fixed(mut self, length: Duration) -> Self
     where
         T::Held: IsOne,
@@ -331,34 +304,17 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// Keeps the lock taken for at least `least` after the grant, even if it is released earlier; at most 366 days.
     ///
     /// Use it for short jobs that several hosts start at about the same time: the second finds the lock taken, although
-    /// the first is done. An early release marks the lock as released, and nobody renews it any more. [`inspect`] shows
-    /// when it was released and until when it is kept taken. The first waiter is granted the lock when that time ends,
-    /// by the server's clock. A release after `least` opens the lock at once, as usual. Only a release of the
-    /// whole hold keeps the lock taken: permits that a part gives back are free at once, and a writer that becomes a reader
-    /// lets others read.
+    /// the first is done. An early release marks the lock as released, and nobody renews it any more.
+    /// [`inspect`](crate::LockClient::inspect) shows when it was released and until when it is kept taken. The first
+    /// waiter is granted the lock when that time ends, by the server's clock. A release after `least` opens the lock at
+    /// once, as usual. Only a release of the whole hold keeps the lock taken: permits that a part gives back are free
+    /// at once, and a writer that becomes a reader lets others read.
     ///
     /// A dropped handle keeps the lock taken as well, and so does a holder that dies or [loses](crate::View::lost) the
     /// lock: its lease is no shorter than `least`, so after a death it is free when that lease is over. A waiter that
     /// was woken has that lease from when it has confirmed its grant, a round trip later. A [`fixed`](Self::fixed) time
     /// that is shorter than `least` is refused. An operator opens a lock that is kept taken with
     /// [`break_lock`](crate::LockClient::break_lock).
-    ///
-    /// [`inspect`]: crate::LockClient::inspect
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// use std::time::Duration;
-    /// use watchlock::Released;
-    ///
-    /// let handle = locks.mutex("reminders").acquire().at_least_for(Duration::from_secs(300)).await?;
-    /// // ... send the reminders, which takes a second ...
-    /// assert_eq!(handle.release().await?, Released::Kept);
-    /// assert!(locks.mutex("reminders").try_acquire().await?.is_none());
-    /// # Ok(()) }
-    /// ```
     #[doc(alias = "lockAtLeastFor")]
     pub fn at_least_for(mut self, least: Duration) -> Self
     where
@@ -372,23 +328,8 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// [client's](crate::LockClientBuilder::warn_after) limit. From 10 ms to 366 days, counted from the moment at which
     /// this client learned of its grant.
     ///
-    /// From then on [`status`](crate::View::status) is [`HeldTooLong`](crate::LockStatus::HeldTooLong), unless
-    /// renewals fail too. An event and a metric report it once. The lock is held and renewed as before.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// use std::time::Duration;
-    /// use watchlock::LockStatus;
-    ///
-    /// let handle = locks.mutex("nightly").acquire().warn_after(Duration::from_secs(3600)).await?;
-    /// tokio::time::sleep(Duration::from_secs(3601)).await;
-    /// assert_eq!(handle.status(), LockStatus::HeldTooLong);
-    /// # Ok(()) }
-    /// ```
+    /// From then on [`status`](crate::View::status) is [`HeldTooLong`](crate::LockStatus::HeldTooLong), unless renewals
+    /// fail too. An event and a metric report it once. The lock is held and renewed as before.
     pub fn warn_after(mut self, limit: Duration) -> Self {
         self.options.terms.limits.report = Some(limit);
         self
@@ -399,24 +340,9 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// the bounds and the count of [`warn_after`](Self::warn_after).
     ///
     /// The client then releases the lock at once, so that a job that hangs does not keep the others from it (for longer
-    /// than [`at_least_for`](Self::at_least_for) does). The code
-    /// under the lock must stop by then, as before the end of a lease: [`safe_for`](crate::View::safe_for) counts
-    /// down to it, and [`lost`](crate::View::lost) resolves. Code that may go on nevertheless should write under
-    /// the [fencing token](crate::View::token).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// use std::time::Duration;
-    /// use watchlock::LostReason;
-    ///
-    /// let handle = locks.mutex("nightly").acquire().lose_after(Duration::from_secs(3600)).await?;
-    /// assert_eq!(handle.lost().await, LostReason::HeldTooLong);
-    /// # Ok(()) }
-    /// ```
+    /// than [`at_least_for`](Self::at_least_for) does). The code under the lock must stop by then, as before the end of
+    /// a lease: [`safe_for`](crate::View::safe_for) counts down to it, and [`lost`](crate::View::lost) resolves. Code
+    /// that may go on nevertheless should write under the [fencing token](crate::View::token).
     #[doc(alias = "lockAtMostFor")]
     pub fn lose_after(mut self, limit: Duration) -> Self {
         self.options.terms.limits.lose = Some(limit);
@@ -427,20 +353,6 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// [client's](crate::LockClientBuilder::keep_idle) time; at most 366 days, and zero gives it back at once. A lock
     /// that is held for a [`fixed`](Self::fixed) time or kept by [`at_least_for`](Self::at_least_for), and some but not
     /// all permits of a semaphore, go back at once in any case.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// use std::time::Duration;
-    ///
-    /// let account = locks.mutex("account-7");
-    /// account.acquire().keep_idle(Duration::from_secs(10)).await?.release().await?;
-    /// // This acquire sends no command; its release sends one, as it does not keep the lock.
-    /// account.acquire().await?.release().await?;
-    /// # Ok(()) }
-    /// ```
     pub fn keep_idle(mut self, keep: Duration) -> Self
     where
         T: CanIdle,
@@ -460,24 +372,8 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// client.
     ///
     /// Only holds of the same kind are shared: a reader of a readers-writer lock gets in next to a reader, even though
-    /// a writer waits, and a writer next to a writer. An upgradeable reader gets in next to one that has become a writer
-    /// too. A plain reader that asks to write waits for itself.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// use watchlock::Released;
-    ///
-    /// let mutex = locks.mutex("invoice-42");
-    /// let outer = mutex.acquire().await?;
-    /// let inner = mutex.acquire().reentrant().await?;
-    /// assert_eq!(inner.token(), outer.token());
-    /// assert_eq!(outer.release().await?, Released::StillHeld);
-    /// assert_eq!(inner.release().await?, Released::Released);
-    /// # Ok(()) }
-    /// ```
+    /// a writer waits, and a writer next to a writer. An upgradeable reader gets in next to one that has become a
+    /// writer too. A plain reader that asks to write waits for itself.
     pub fn reentrant(mut self) -> Self
     where
         T: CanReenter,
@@ -490,24 +386,6 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
 impl<T: Target, W: World> Acquire<T, Try, W> {
     /// Fails with [`AcquireError::Held`], which names the holder, where it would give `None`. Of a multi-lock that is
     /// the holder of the first name that is not free. A try that was polled before begins anew.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// use watchlock::errors::AcquireError;
-    ///
-    /// let handle = locks.mutex("nightly-job").acquire().reason("night of the 3rd").await?;
-    /// match locks.mutex("nightly-job").try_acquire().or_held().await {
-    ///     Err(AcquireError::Held { contention, .. }) => {
-    ///         assert_eq!(contention.holders[0].owner.reason.as_deref(), Some("night of the 3rd"));
-    ///         println!("the job is running already: {contention}");
-    ///     }
-    ///     other => println!("{other:?}"),
-    /// }
-    /// # Ok(()) }
-    /// ```
     pub fn or_held(self) -> Acquire<T, OrHeld, W>
     where
         T: HasHolder,
@@ -594,11 +472,10 @@ impl<T: CanAcquire, P: Patience> Acquire<T, P> {
     /// Acquires, runs the future that `work` makes of the handle, and releases. A try that finds the lock taken gives
     /// `None`, and then `work` is not called.
     ///
-    /// The work borrows the handle; a [view](Held::view) can be cloned into tasks that it spawns.
-    ///
-    /// If the lock is lost, the future is dropped at its next await point, and the loss is returned, also if only the
-    /// release finds it, after the work. The future's own
-    /// output, even a `Result`, is returned unchanged. Work on a document may delete it, and its lock with it.
+    /// The work borrows the handle; a [view](Held::view) can be cloned into tasks that it spawns. If the lock is lost,
+    /// the future is dropped at its next await point, and the loss is returned, also if only the release finds it,
+    /// after the work. The future's own output, even a `Result`, is returned unchanged. Work on a document may delete
+    /// it, and its lock with it.
     ///
     /// # Errors
     ///
@@ -612,23 +489,17 @@ impl<T: CanAcquire, P: Patience> Acquire<T, P> {
     /// # Examples
     ///
     /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// use std::time::Duration;
-    ///
-    /// let prices = locks.rw_lock("prices");
-    /// let read = prices.read().timeout(Duration::from_secs(5)).reason("a quote");
-    /// let token = read.run(async |held| held.token()).await?;
-    /// # assert!(prices.try_write().await?.is_some());
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// ```
     /// # use mongodb::bson::{Document, doc};
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let memory = watchlock::testing::MemoryCollection::new();
     /// # memory.insert_one(doc! { "n": 1 }).await?;
-    /// # let events = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
+    /// # let locks = watchlock::LockClient::in_memory();
+    /// # let events = locks.documents_in_memory::<Document>(&memory);
+    /// use std::time::Duration;
+    ///
+    /// let read = locks.rw_lock("prices").read().timeout(Duration::from_secs(5)).reason("a quote");
+    /// let token = read.run(async |held| held.token()).await?;
+    ///
     /// while let Some(deleted) = events.try_claim(doc! {}).run(async |event| event.delete().await).await? {
     ///     deleted?;
     /// }
@@ -663,12 +534,8 @@ impl<T: CanAcquire, P: Patience> Acquire<T, P, Blocking> {
     /// Acquires, does the work, and releases. A try that finds the lock taken gives `None` without doing the work.
     ///
     /// A thread can't be stopped from outside. If the lock is lost the work goes on, unless it checks the
-    /// [`lost_reason`](crate::View::lost_reason) itself and returns.
-    ///
-    /// # Errors
-    ///
-    /// [`RunError::Acquire`] if it was not acquired; [`RunError::Lost`] if it was lost before it was released, in
-    /// which case the work's result is dropped. An unconfirmed release is not an error.
+    /// [`lost_reason`](crate::View::lost_reason) itself and returns, and its result is dropped. Errors are those of
+    /// [`run`](Acquire::run).
     ///
     /// # Panics
     ///

@@ -150,9 +150,8 @@ impl<W: World> Barrier<W> {
     }
 
     /// Waits until as many calls as there are parties wait, and passes with them. Wrap it in `tokio::time::timeout` to
-    /// give up after some time.
-    ///
-    /// While the server can't be reached, it keeps waiting until its place is lost.
+    /// give up after some time. While the server can't be reached, it keeps waiting until its place is lost.
+    /// [`Barrier`] has an example.
     ///
     /// # Errors
     ///
@@ -165,10 +164,6 @@ impl<W: World> Barrier<W> {
     /// If the future is dropped, the place is given back in the background, and the others wait for another party.
     /// Parties that have already seen all there pass without it; a retry then waits for the next generation. Where
     /// parties keep in step, a party that gave up must compare the [`generation`](BarrierPass::generation).
-    ///
-    /// # Examples
-    ///
-    /// See [`Barrier`].
     pub fn wait(&self) -> W::Call<impl Future<Output = Result<BarrierPass, AcquireError>>> {
         W::call(self.passed())
     }

@@ -42,8 +42,19 @@ pub use candidacy::Candidacy;
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let locks = watchlock::LockClient::in_memory();
 /// let election = locks.election("scheduler");
-/// let leadership = election.campaign("10.0.0.7:8080").await?;
+/// let mut leaders = election.observe();
+/// assert!(leaders.next().await.expect("it goes on")?.is_none());
+///
+/// let leadership = election.campaign("10.0.0.7:8080, starting").await?;
+/// let leader = leaders.next().await.expect("it goes on")?;
+/// assert_eq!(leader.expect("a leader").value, "10.0.0.7:8080, starting");
+/// leadership.proclaim("10.0.0.7:8080").await?;
 /// assert_eq!(election.leader().await?.expect("there is one").value, "10.0.0.7:8080");
+/// tokio::select! {
+///     biased; // The loss first.
+///     reason = leadership.lost() => println!("no longer the leader: {reason}"),
+///     () = async { /* lead */ } => {}
+/// }
 /// leadership.resign().await?;
 /// # Ok(()) }
 /// ```
@@ -118,23 +129,8 @@ impl<W: World> Election<W> {
         &self.share.name
     }
 
-    /// Campaigns until elected, proclaiming `value` (up to 1,024 bytes) from then on. Await the returned action.
-    ///
-    /// Errors and cancel safety are those of an [`Acquire`].
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let leadership = locks.election("scheduler").campaign("node 7").await?;
-    /// tokio::select! {
-    ///     biased; // The loss first.
-    ///     reason = leadership.lost() => println!("no longer the leader: {reason}"),
-    ///     () = async { /* lead */ } => {}
-    /// }
-    /// # Ok(()) }
-    /// ```
+    /// Campaigns until elected, proclaiming `value` (up to 1,024 bytes) from then on. Errors and cancel safety are
+    /// those of an [`Acquire`]; [`Election`] has an example.
     pub fn campaign(&self, value: impl Into<String>) -> Acquire<Election, Wait, W> {
         let share = Share {
             value: Some(value.into()),
@@ -146,17 +142,11 @@ impl<W: World> Election<W> {
 
     /// Returns the leader at this moment; `None` if there is none.
     ///
+    /// Cancel safe: it only reads. [`Election`] has an example.
+    ///
     /// # Errors
     ///
     /// If the name is out of bounds or in use as something else, or the server can't be reached.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: it only reads.
-    ///
-    /// # Examples
-    ///
-    /// See [`Election`].
     pub fn leader(&self) -> W::Call<impl Future<Output = Result<Option<Leader>, OperateError>>> {
         W::call(async move {
             check_name(&self.share.name)?;
@@ -166,6 +156,7 @@ impl<W: World> Election<W> {
     }
 
     /// Observes the leadership: the present leader first, then every change: another leader, another value, none.
+    /// [`Election`] has an example.
     ///
     /// The latest leader always arrives, even if the stream breaks: it is resumed where it broke. A leader or value
     /// that lasted for less than a hop (about a millisecond; while polling, the longest poll interval) may be skipped:
@@ -179,19 +170,6 @@ impl<W: World> Election<W> {
     ///
     /// The stream ends after an error that the server would repeat, and with the client's shutdown. While the server
     /// can't be reached it waits.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let election = locks.election("scheduler");
-    /// let mut leaders = election.observe();
-    /// assert!(leaders.next().await.expect("it goes on")?.is_none());
-    /// let leadership = election.campaign("node 7").await?;
-    /// assert_eq!(leaders.next().await.expect("it goes on")?.expect("a leader").value, "node 7");
-    /// # Ok(()) }
-    /// ```
     pub fn observe(&self) -> Events<Option<Leader>, W> {
         let Share { session, name, .. } = &self.share;
         Events::new(check_name(name).map(|()| (session.clone(), Scope::One(name.to_string()))))
@@ -219,16 +197,15 @@ impl Election {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let locks = watchlock::LockClient::in_memory();
     /// use std::ops::ControlFlow;
+    /// use watchlock::{View, election::Election};
     ///
     /// let mut terms = 0;
-    /// let last = locks
-    ///     .election("scheduler")
-    ///     .run("node 7", |leading| {
-    ///         terms += 1;
-    ///         let done = terms == 3;
-    ///         async move { if done { ControlFlow::Break(leading.token()) } else { ControlFlow::Continue(()) } }
-    ///     })
-    ///     .await?;
+    /// let lead = |leading: View<Election>| {
+    ///     terms += 1;
+    ///     let done = terms == 3;
+    ///     async move { if done { ControlFlow::Break(leading.token()) } else { ControlFlow::Continue(()) } }
+    /// };
+    /// let last = locks.election("scheduler").run("node 7", lead).await?;
     /// # Ok(()) }
     /// ```
     pub async fn run<T, F, Fut>(&self, value: impl Into<String>, mut lead: F) -> Result<T, AcquireError>
@@ -274,7 +251,7 @@ impl Election<Blocking> {
     ///
     /// let mut jobs = vec!["backup", "report"];
     /// let last = locks.election("scheduler").run("node 7", |leading| {
-    ///     while leading.lost_reason().is_none() {
+    ///     while leading.is_held() {
     ///         let Some(job) = jobs.pop() else { return ControlFlow::Break(leading.token()) };
     ///         println!("{job}");
     ///     }
@@ -302,7 +279,7 @@ impl Election<Blocking> {
 
 /// # A leadership
 impl<W: World> Held<Election, W> {
-    /// Proclaims another value, up to 1,024 bytes.
+    /// Proclaims another value, up to 1,024 bytes. [`Election`] has an example.
     ///
     /// Of two values, that of the later call stays, even if it reaches the server first: an overtaken call returns once
     /// the later value is there. At the server it also renews the leadership for a lease, on which this handle does not
@@ -310,25 +287,13 @@ impl<W: World> Held<Election, W> {
     ///
     /// # Errors
     ///
-    /// [`RenewError::Lost`] if the leadership is lost. If the server had not answered by then, the value may be shown all
-    /// the same, and the lock stay taken for up to a lease more. [`RenewError::Server`] if the server refuses or can't be
-    /// reached.
+    /// [`RenewError::Lost`] if the leadership is lost. If the server had not answered by then, the value may be shown
+    /// all the same, and the lock stay taken for up to a lease more. [`RenewError::Server`] if the server refuses or
+    /// can't be reached.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, the value may or may not be proclaimed.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let election = locks.election("scheduler");
-    /// let leadership = election.campaign("starting").await?;
-    /// leadership.proclaim("ready").await?;
-    /// assert_eq!(election.leader().await?.expect("there is one").value, "ready");
-    /// # Ok(()) }
-    /// ```
     pub fn proclaim(&self, value: impl Into<String>) -> W::Call<impl Future<Output = Result<(), RenewError>>> {
         let value = value.into();
         W::call(async move {
@@ -338,13 +303,8 @@ impl<W: World> Held<Election, W> {
         })
     }
 
-    /// Resigns: the next candidate leads at once.
-    ///
-    /// Errors and cancel safety are those of [`release`](Self::release).
-    ///
-    /// # Examples
-    ///
-    /// See [`Election`].
+    /// Resigns: the next candidate leads at once. Errors and cancel safety are those of [`release`](Self::release);
+    /// [`Election`] has an example.
     pub fn resign(self) -> W::Call<impl Future<Output = Result<Released, ReleaseError>>> {
         self.release()
     }

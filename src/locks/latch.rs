@@ -50,15 +50,16 @@ use crate::{
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let locks = watchlock::LockClient::in_memory();
-/// let migrated = locks.latch("migrate-42/done", 2);
+/// let migrated = locks.latch("migrate-42/done", 3);
 /// let waiting = tokio::spawn({
 ///     let migrated = migrated.clone();
 ///     async move { migrated.wait().await }
 /// });
 /// migrated.count_down_as("shard-0").await?;
 /// migrated.count_down_as("shard-0").await?; // restarted, and counted once
-/// assert_eq!(migrated.missing().await?, 1);
+/// assert_eq!(migrated.missing().await?, 2);
 /// migrated.count_down_as("shard-1").await?;
+/// migrated.count_down().await?;
 /// waiting.await??;
 /// # Ok(()) }
 /// ```
@@ -96,42 +97,27 @@ impl<W: World> Latch<W> {
         self
     }
 
-    /// Counts an arrival. An open latch stays as it is.
+    /// Counts an arrival. An open latch stays as it is. [`Latch`] has an example.
     ///
     /// # Errors
     ///
     /// See [`AcquireError`]; a latch of no arrivals or of more than 256 is invalid, and so is a time out of bounds.
-    /// After [`AcquireError::Server`] and [`AcquireError::Closed`] the arrival may have been counted. A call that can
-    /// be repeated without counting twice names the party: [`count_down_as`](Self::count_down_as).
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the arrival may or may not be counted.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let ready = locks.latch("deploy-7/ready", 3);
-    /// ready.count_down().await?;
-    /// assert_eq!(ready.missing().await?, 2);
-    /// # Ok(()) }
-    /// ```
+    /// If the future is dropped, or after [`AcquireError::Server`] and [`AcquireError::Closed`], the arrival may or may
+    /// not have been counted. A call that can be repeated without counting twice names the party:
+    /// [`count_down_as`](Self::count_down_as).
     pub fn count_down(&self) -> W::Call<impl Future<Output = Result<(), AcquireError>>> {
         W::call(self.arrive(None))
     }
 
     /// Counts the arrival of a named party (up to 1,024 bytes) once, however often any process repeats it. So a worker
     /// that was restarted does not open the latch in the place of another.
-    ///
     /// [`OwnerInfo::value`](crate::operate::OwnerInfo::value) shows the name.
     ///
-    /// Errors and cancel safety are those of [`count_down`](Self::count_down). It is safe to repeat.
-    ///
-    /// # Examples
-    ///
-    /// See [`Latch`].
+    /// Errors and cancel safety are those of [`count_down`](Self::count_down). It is safe to repeat. [`Latch`] has an
+    /// example.
     pub fn count_down_as(&self, party: impl Into<String>) -> W::Call<impl Future<Output = Result<(), AcquireError>>> {
         W::call(async move {
             let party = party.into();
@@ -140,21 +126,14 @@ impl<W: World> Latch<W> {
         })
     }
 
-    /// Waits until the latch is open. Wrap it in `tokio::time::timeout` to wait for no longer than that.
+    /// Waits until the latch is open. Wrap it in `tokio::time::timeout` to wait for no longer than that. While the
+    /// server can't be reached it keeps waiting.
     ///
-    /// While the server can't be reached it keeps waiting.
+    /// Cancel safe: it only reads. [`Latch`] has an example.
     ///
     /// # Errors
     ///
     /// See [`AcquireError`]; a latch of no arrivals or of more than 256 is invalid.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: it only reads.
-    ///
-    /// # Examples
-    ///
-    /// See [`Latch`].
     pub fn wait(&self) -> W::Call<impl Future<Output = Result<(), AcquireError>>> {
         W::call(self.opened())
     }
@@ -170,19 +149,8 @@ impl<W: World> Latch<W> {
     }
 
     /// Returns how many arrivals are missing at this moment; zero if the latch is open. The primary's state decides, so
-    /// a fail-over can still undo it, unlike the return of [`wait`](Self::wait).
-    ///
-    /// # Errors
-    ///
-    /// See [`AcquireError`]; a latch of no arrivals or of more than 256 is invalid.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: it only reads.
-    ///
-    /// # Examples
-    ///
-    /// See [`Latch`].
+    /// a fail-over can still undo it, unlike the return of [`wait`](Self::wait), whose errors and cancel safety it has.
+    /// [`Latch`] has an example.
     pub fn missing(&self) -> W::Call<impl Future<Output = Result<u32, AcquireError>>> {
         W::call(async move {
             self.check()?;
@@ -294,22 +262,6 @@ impl Latch<Blocking> {
     /// # Errors
     ///
     /// See [`wait`](Self::wait); a timeout out of bounds is invalid.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory().blocking();
-    /// use std::time::Duration;
-    ///
-    /// let ready = locks.latch("deploy-7/ready", 2);
-    /// ready.count_down_as("worker-0")?;
-    /// assert_eq!(ready.missing()?, 1);
-    /// assert!(!ready.wait_timeout(Duration::from_millis(10))?);
-    /// ready.count_down_as("worker-1")?;
-    /// ready.wait()?;
-    /// # Ok(()) }
-    /// ```
     pub fn wait_timeout(&self, timeout: Duration) -> Result<bool, AcquireError> {
         check_duration("timeout", timeout)?;
         let waited = Blocking::call(async { tokio::time::timeout(timeout, self.opened()).await });

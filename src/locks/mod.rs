@@ -1,9 +1,9 @@
 //! The kinds of locks: [`Mutex`], [`Semaphore`], [`RwLock`], [`MultiLock`], [`Latch`], [`Barrier`] and [`Once`], each a
 //! thin shell of one engine with one queue.
 //!
-//! [`LockClient`](crate::LockClient) makes them, an [`Acquire`](crate::Acquire) has their options, and
-//! [Locks and handles](crate::guide::locks) shows how to use each. A type without parameters is awaited; see
-//! [`World`](crate::action::World) for the other.
+//! [`LockClient`](crate::LockClient) makes them. Their acquires and tries return an [`Acquire`](crate::Acquire), which has
+//! the options, the errors and the cancel safety of all, and is awaited. [Locks and handles](crate::guide::locks) shows how
+//! to use each. A type without parameters is awaited; see [`World`](crate::action::World) for the other.
 
 pub(crate) mod acquire;
 pub(crate) mod barrier;

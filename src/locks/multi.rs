@@ -71,6 +71,7 @@ use crate::{
 /// let accounts = locks.multi(["account-7", "account-3"]);
 /// let handle = accounts.acquire().await?;
 /// assert!(locks.mutex("account-3").try_acquire().await?.is_none());
+/// assert!(locks.multi(["account-1", "account-3"]).try_acquire().await?.is_none());
 /// // ... transfer ...
 /// handle.release().await?;
 ///
@@ -154,38 +155,22 @@ impl<W: World> MultiLock<W> {
         self.parts.iter().map(|part| &*part.name)
     }
 
-    /// Acquires all parts, waiting for each in turn. Await the returned action.
+    /// Acquires all parts, waiting for each in turn.
     ///
     /// # Errors
     ///
     /// Those of an [`Acquire`]. No names, more than 128, and a name given twice, in whatever ways, are invalid; nothing
     /// is sent then. After any error nothing is held: parts already acquired are released in the background. So are
     /// they, and the queue position, if the future is dropped.
-    ///
-    /// # Examples
-    ///
-    /// See [`MultiLock`].
     pub fn acquire(&self) -> Acquire<MultiLock, Wait, W> {
         Acquire::new(self.parts.clone())
     }
 
-    /// Acquires all parts if every one is free and nobody waits for any; `None` otherwise. Await the returned action.
+    /// Acquires all parts if every one is free and nobody waits for any; `None` otherwise. Errors are those of
+    /// [`acquire`](Self::acquire).
     ///
     /// It asks for one after the other. If one is taken, it releases the previous ones in the background; until then
     /// others may find those taken.
-    ///
-    /// Errors and cancel safety are those of [`acquire`](Self::acquire).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let other = locks.mutex("b").acquire().await?;
-    /// assert!(locks.multi(["a", "b"]).try_acquire().await?.is_none());
-    /// assert!(locks.mutex("a").try_acquire().await?.is_some());
-    /// # Ok(()) }
-    /// ```
     pub fn try_acquire(&self) -> Acquire<MultiLock, Try, W> {
         Acquire::new(self.parts.clone())
     }

@@ -26,8 +26,11 @@ use crate::world::{Async, World};
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let locks = watchlock::LockClient::in_memory();
+/// use std::time::Duration;
+///
 /// let mutex = locks.mutex("invoice-42");
-/// let handle = mutex.acquire().await?;
+/// let handle = mutex.acquire().timeout(Duration::from_secs(5)).reason("billing").await?;
+/// assert!(mutex.try_acquire().await?.is_none());
 /// // ... bill the invoice ...
 /// handle.release().await?;
 /// # Ok(()) }
@@ -49,48 +52,19 @@ impl<W: World> Mutex<W> {
         &self.share.name
     }
 
-    /// Acquires the lock, waiting for its turn. Await the returned action.
-    ///
-    /// While the server can't be reached it keeps waiting and asking: set a [`timeout`](Acquire::timeout) to limit that
-    /// too.
-    ///
-    /// Errors and cancel safety are those of an [`Acquire`].
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// use std::time::Duration;
-    ///
-    /// let handle = locks.mutex("invoice-42").acquire().timeout(Duration::from_secs(5)).reason("billing").await?;
-    /// # Ok(()) }
-    /// ```
+    /// Acquires the lock, waiting for its turn: also while the server can't be reached, unless a
+    /// [`timeout`](Acquire::timeout) limits that.
     #[doc(alias = "lock")]
     pub fn acquire(&self) -> Acquire<Mutex, Wait, W> {
         Acquire::new(self.share.clone())
     }
 
-    /// Acquires the lock if it is free and nobody waits for it; `None` otherwise. Await the returned action.
+    /// Acquires the lock if it is free and nobody waits for it; `None` otherwise. With [`or_held`](Acquire::or_held)
+    /// the error of a lock that is not free names the holder.
     ///
-    /// Only the server refuses it, in an answer to a request that was sent after the call. Tasks of one client that try
-    /// at once share requests: a hundred that find the lock taken cost two commands.
-    ///
-    /// It fails if the server has not answered for ten seconds, or for its [`timeout`](Acquire::timeout). With
-    /// [`or_held`](Acquire::or_held) the error of a lock that is not free names the holder. Errors and cancel safety
-    /// are those of an [`Acquire`].
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// if let Some(handle) = locks.mutex("nightly-job").try_acquire().await? {
-    ///     // ... run the job ...
-    ///     handle.release().await?;
-    /// }
-    /// # Ok(()) }
-    /// ```
+    /// Only the server refuses it, in an answer to a request that was sent after the call; it fails if the server has
+    /// not answered for ten seconds, or for its [`timeout`](Acquire::timeout). Tasks of one client that try at once
+    /// share requests: a hundred that find the lock taken cost two commands.
     #[doc(alias("try_lock", "tryLock"))]
     pub fn try_acquire(&self) -> Acquire<Mutex, Try, W> {
         Acquire::new(self.share.clone())

@@ -68,7 +68,7 @@ pub(super) const KEPT_LEAST: Duration = Duration::from_secs(1);
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let locks = watchlock::LockClient::in_memory();
 /// use std::time::Duration;
-/// use watchlock::locks::OnceOutcome;
+/// use watchlock::{Released, locks::{OnceOutcome, Turn}};
 ///
 /// let nightly = locks.once("nightly-report", Duration::from_secs(24 * 3600));
 /// # for _ in 0..2 {
@@ -80,6 +80,17 @@ pub(super) const KEPT_LEAST: Duration = Duration::from_secs(1);
 ///     _ => {}
 /// }
 /// # }
+///
+/// // By hand:
+/// let hourly = locks.once("sweep", Duration::from_secs(3600)).since_success();
+/// if let Turn::Ours(job) = hourly.begin().await? {
+///     job.give_up().await?; // It is still to be done.
+/// }
+/// if let Turn::Ours(job) = hourly.begin().await? {
+///     // ... sweep, watching `job.lost()` ...
+///     assert_eq!(job.done().await?, Released::Kept);
+/// }
+/// assert!(matches!(hourly.begin().await?, Turn::RanAlready(_)));
 /// # Ok(()) }
 /// # async fn report(_: watchlock::FencingToken) -> Result<u32, std::io::Error> { Ok(12) }
 /// ```
@@ -102,14 +113,7 @@ pub struct Once<W: World = Async> {
 /// ```compile_fail
 /// #![deny(unused_must_use)]
 /// # async fn example(nightly: watchlock::locks::Once) -> Result<(), Box<dyn std::error::Error>> {
-/// nightly.begin().await?;
-/// # Ok(()) }
-/// ```
-///
-/// ```
-/// #![deny(unused_must_use)]
-/// # async fn example(nightly: watchlock::locks::Once) -> Result<(), Box<dyn std::error::Error>> {
-/// let turn = nightly.begin().await?;
+/// nightly.begin().await?; // The job is given up at once.
 /// # Ok(()) }
 /// ```
 #[derive(Debug)]
@@ -130,21 +134,20 @@ pub enum Turn<W: World = Async> {
 ///
 /// ```compile_fail
 /// #![deny(unused_must_use)]
-/// # async fn send() -> Result<(), std::io::Error> { Ok(()) }
 /// # async fn example(nightly: watchlock::locks::Once) -> Result<(), Box<dyn std::error::Error>> {
-/// nightly.run(async |_| send().await).await?;
+/// nightly.run(async |_| std::io::Result::Ok(())).await?;
 /// # Ok(()) }
 /// ```
 ///
 /// ```
 /// #![deny(unused_must_use)]
-/// # async fn send() -> Result<(), std::io::Error> { Ok(()) }
 /// # async fn example(nightly: watchlock::locks::Once) -> Result<(), Box<dyn std::error::Error>> {
 /// use watchlock::locks::OnceOutcome;
 ///
-/// if let OnceOutcome::Failed(error) = nightly.run(async |_| send().await).await? {
+/// if let OnceOutcome::Failed(error) = nightly.run(async |_| std::io::Result::Ok(())).await? {
 ///     return Err(error.into());
 /// }
+/// let turn = nightly.begin().await?;
 /// # Ok(()) }
 /// ```
 #[derive(Debug)]
@@ -252,31 +255,12 @@ impl<W: World> Once<W> {
 
     /// Begins the job, unless it is done for this period or another run is in progress. It does not wait for that run.
     ///
+    /// Cancel safe, like [`Mutex::acquire`](crate::locks::Mutex::acquire). [`Once`] has an example.
+    ///
     /// # Errors
     ///
     /// See [`AcquireError`]. A period shorter than a second or longer than 366 days is invalid, and so is an offset
     /// that is not shorter than the period; nothing is sent then.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe, like [`Mutex::acquire`](crate::locks::Mutex::acquire).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// use std::time::Duration;
-    /// use watchlock::locks::Turn;
-    ///
-    /// let hourly = locks.once("sweep", Duration::from_secs(3600)).since_success();
-    /// if let Turn::Ours(job) = hourly.begin().await? {
-    ///     // ... sweep, watching `job.lost()` ...
-    ///     job.done().await?;
-    /// }
-    /// assert!(matches!(hourly.begin().await?, Turn::RanAlready(_)));
-    /// # Ok(()) }
-    /// ```
     pub fn begin(&self) -> W::Call<impl Future<Output = Result<Turn<W>, AcquireError>>> {
         W::call(self.turn())
     }
@@ -337,7 +321,7 @@ impl<W: World> Once<W> {
 }
 
 impl Once {
-    /// Does the job, unless it is done for this period or another run is in progress.
+    /// Does the job, unless it is done for this period or another run is in progress. [`Once`] has an example.
     ///
     /// The job is done if the future that `work` makes returns `Ok`. If the lock is lost, the future is dropped at its
     /// next await point, and the period stays open.
@@ -350,10 +334,6 @@ impl Once {
     /// # Cancel safety
     ///
     /// Dropping the future drops the work's future, and leaves the period open.
-    ///
-    /// # Examples
-    ///
-    /// See [`Once`].
     pub async fn run<F, Fut, T, E>(&self, work: F) -> Result<OnceOutcome<T, E>, RunError>
     where
         F: FnOnce(View<Once>) -> Fut,
@@ -371,15 +351,9 @@ impl Once {
 
 #[cfg(feature = "sync")]
 impl Once<Blocking> {
-    /// Does the job, unless it is done for this period or another run is in progress.
-    ///
-    /// A thread can't be stopped from outside. If the lock is lost the work goes on, unless it checks the
-    /// [`lost_reason`](View::lost_reason) itself and returns.
-    ///
-    /// # Errors
-    ///
-    /// [`RunError::Acquire`] as for [`begin`](Self::begin), and [`RunError::Lost`] if the lock was lost before the work
-    /// finished; the work's result is dropped then.
+    /// Does the job, as async code [does](Once::run); but a thread can't be stopped from outside. If the lock is lost
+    /// the work goes on, unless it checks the [`lost_reason`](View::lost_reason) itself and returns, and its result is
+    /// dropped.
     ///
     /// # Panics
     ///
@@ -414,7 +388,7 @@ impl IsOne for Once {}
 ///
 /// Dropping its handle leaves the period open: the job is not done.
 impl<W: World> Held<Once, W> {
-    /// Reports that the job is done: no process begins it before the period is over.
+    /// Reports that the job is done: no process begins it before the period is over. [`Once`] has an example.
     ///
     /// Returns [`Released::Kept`]; [`Released::Released`] if the window in which the job began is over already, so that
     /// it may begin for the present one; and [`Released::WasLost`] if the lock was lost, so that another process may
@@ -429,42 +403,12 @@ impl<W: World> Held<Once, W> {
     ///
     /// If the future is dropped after it was polled, the report goes on in the background. If it was never polled, the
     /// period stays open.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// use std::time::Duration;
-    /// use watchlock::{Released, locks::Turn};
-    ///
-    /// let daily = locks.once("digest", Duration::from_secs(24 * 3600)).since_success();
-    /// let Turn::Ours(job) = daily.begin().await? else { return Ok(()) };
-    /// assert_eq!(job.done().await?, Released::Kept);
-    /// # Ok(()) }
-    /// ```
     pub fn done(self) -> W::Call<impl Future<Output = Result<Released, ReleaseError>>> {
         W::call(self.report())
     }
 
-    /// Leaves the period open, as the job was not done: the next process that asks begins it.
-    ///
-    /// Errors and cancel safety are those of [`release`](Self::release).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// use std::time::Duration;
-    /// use watchlock::locks::Turn;
-    ///
-    /// let daily = locks.once("digest", Duration::from_secs(24 * 3600));
-    /// let Turn::Ours(job) = daily.begin().await? else { return Ok(()) };
-    /// job.give_up().await?;
-    /// assert!(matches!(daily.begin().await?, Turn::Ours(_)));
-    /// # Ok(()) }
-    /// ```
+    /// Leaves the period open, as the job was not done: the next process that asks begins it. Errors and cancel safety
+    /// are those of [`release`](Self::release); [`Once`] has an example.
     pub fn give_up(self) -> W::Call<impl Future<Output = Result<Released, ReleaseError>>> {
         self.release()
     }

@@ -46,9 +46,19 @@ use crate::{
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let locks = watchlock::LockClient::in_memory();
 /// let exports = locks.semaphore("exports", 4);
-/// let one = exports.acquire().await?;
-/// let two = exports.acquire_many(2).await?;
+/// let held = exports.acquire_many(4).await?;
+/// assert!(exports.try_acquire().await?.is_none());
+/// held.release_some(1).await?;
 /// assert_eq!(exports.available_permits().await?, 1);
+///
+/// let part = held.split(1)?;
+/// assert_eq!((held.permits(), part.permits()), (2, 1));
+/// held.merge(part).expect("it is a part of the same hold");
+///
+/// let lock = exports.set_permits(6).await?;
+/// assert_eq!(lock.capacity, Some(6));
+/// let others = exports.acquire_many(3).await?;
+/// assert_eq!(others.total_permits(), 6);
 /// # Ok(()) }
 /// ```
 #[doc(alias = "RSemaphore")]
@@ -87,60 +97,22 @@ impl<W: World> Semaphore<W> {
         self.share.count()
     }
 
-    /// Acquires one permit, waiting for its turn. Await the returned action.
-    ///
-    /// Errors and cancel safety are those of an [`Acquire`].
-    ///
-    /// # Examples
-    ///
-    /// See [`Semaphore`].
+    /// Acquires one permit, waiting for its turn.
     pub fn acquire(&self) -> Acquire<Semaphore, Wait, W> {
         self.acquire_many(1)
     }
 
-    /// Acquires `permits` permits at once, waiting for its turn. Await the returned action.
-    ///
-    /// Errors and cancel safety are those of an [`Acquire`]; more permits than the semaphore has, and none, are invalid.
-    ///
-    /// # Examples
-    ///
-    /// See [`Semaphore`].
+    /// Acquires `permits` permits at once, waiting for its turn. More than the semaphore has, and none, are invalid.
     pub fn acquire_many(&self, permits: u32) -> Acquire<Semaphore, Wait, W> {
         Acquire::new(self.share.of(i64::from(permits)))
     }
 
-    /// Acquires one permit if one is free and nobody waits; `None` otherwise. Await the returned action.
-    ///
-    /// Errors and cancel safety are those of an [`Acquire`].
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let exports = locks.semaphore("exports", 1);
-    /// let permit = exports.try_acquire().await?;
-    /// assert!(permit.is_some() && exports.try_acquire().await?.is_none());
-    /// # Ok(()) }
-    /// ```
+    /// Acquires one permit if one is free and nobody waits; `None` otherwise.
     pub fn try_acquire(&self) -> Acquire<Semaphore, Try, W> {
         self.try_acquire_many(1)
     }
 
-    /// Acquires `permits` permits if that many are free and nobody waits; `None` otherwise. Await the returned action.
-    ///
-    /// Errors and cancel safety are those of [`acquire_many`](Self::acquire_many).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let exports = locks.semaphore("exports", 4);
-    /// let most = exports.try_acquire_many(3).await?;
-    /// assert!(exports.try_acquire_many(2).await?.is_none());
-    /// # Ok(()) }
-    /// ```
+    /// Acquires `permits` permits if that many are free and nobody waits; `None` otherwise.
     pub fn try_acquire_many(&self, permits: u32) -> Acquire<Semaphore, Try, W> {
         Acquire::new(self.share.of(i64::from(permits)))
     }
@@ -152,17 +124,11 @@ impl<W: World> Semaphore<W> {
 
     /// Returns how many permits are free at this moment. The number may have changed by the time you look at it.
     ///
+    /// Cancel safe: it only reads. [`Semaphore`] has an example.
+    ///
     /// # Errors
     ///
     /// If the name is out of bounds or in use as something else, or the server can't be reached.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: it only reads.
-    ///
-    /// # Examples
-    ///
-    /// See [`Semaphore`].
     pub fn available_permits(&self) -> W::Call<impl Future<Output = Result<u32, OperateError>>> {
         W::call(async move {
             check_name(&self.share.name)?;
@@ -178,12 +144,13 @@ impl<W: World> Semaphore<W> {
     }
 
     /// Sets the number of permits of the lock, whether or not it is in use, and returns the lock afterwards.
+    /// [`Semaphore`] has an example.
     ///
     /// It is in force at once, for all clients. If it is larger, waiters get permits in the same write. If it is
     /// smaller, holders keep theirs, and nobody gets one until fewer are held; waiters for more permits than that fail
     /// with [`AcquireError::KindMismatch`](crate::errors::AcquireError::KindMismatch). While nobody holds the semaphore
-    /// the number stays for a year from now, and the name can't be used as another kind of lock. The number that this value was
-    /// made with plays no part.
+    /// the number stays for a year from now, and the name can't be used as another kind of lock. The number that this
+    /// value was made with plays no part.
     ///
     /// All clients of the lock must be of a version that has this function: holders and waiters of an earlier one lose
     /// the lock, and their permits stay taken until their leases end.
@@ -191,26 +158,12 @@ impl<W: World> Semaphore<W> {
     /// # Errors
     ///
     /// If the name or the number is out of bounds (at least 1), the name is in use as another kind of lock, or the
-    /// server refuses or can't be reached, or has not answered for some seconds: then the number may or may not be set.
-    /// It is safe to try again.
+    /// server refuses or can't be reached, or has not answered for some seconds.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the number may or may not be set.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let pool = locks.semaphore("pool", 1);
-    /// let (one, waiting) = (pool.acquire().await?, pool.acquire());
-    /// let lock = pool.set_permits(2).await?;
-    /// assert_eq!(lock.capacity, Some(2));
-    /// let two = waiting.await?;
-    /// assert_eq!(two.total_permits(), 2);
-    /// # Ok(()) }
-    /// ```
+    /// If the future is dropped, or the server did not answer, the number may or may not be set. It is safe to try
+    /// again.
     #[doc(alias("setPermits", "addPermits", "SharedCount", "increasePermits", "reducePermits"))]
     pub fn set_permits(&self, permits: u32) -> W::Call<impl Future<Output = Result<LockInfo, OperateError>>> {
         W::call(async move {
@@ -225,37 +178,25 @@ impl<W: World> Semaphore<W> {
 /// # Permits of a semaphore
 impl<W: World> Held<Semaphore, W> {
     /// Gives `permits` of the held permits back, and keeps the others: those that wait for them get in with the same
-    /// write. The token, the lease and the handle stay the same.
+    /// write. The token, the lease and the handle stay the same. [`Semaphore`](crate::locks::Semaphore) has an example.
     ///
     /// # Errors
     ///
     /// [`RenewError::Invalid`] for no permits, and for all or more than are held; nothing was sent.
     /// [`RenewError::Lost`] if the lock is lost. [`RenewError::Server`] if the server refused, or did not answer before
-    /// the deadline of the hold: the permits are given up here nevertheless, and others may have to wait for them until
-    /// the handle is released, or until another call succeeds.
+    /// the deadline of the hold.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the permits are given up, and others may have to wait for them as after an error.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let exports = locks.semaphore("exports", 4);
-    /// let held = exports.acquire_many(4).await?;
-    /// held.release_some(3).await?;
-    /// assert_eq!((held.permits(), exports.available_permits().await?), (1, 3));
-    /// # Ok(()) }
-    /// ```
+    /// If the future is dropped, or after an error of the server, the permits are given up here, and others may have to
+    /// wait for them until the handle is released, or until another call succeeds.
     #[doc(alias("reducePermits"))]
     pub fn release_some(&self, permits: u32) -> W::Call<impl Future<Output = Result<(), RenewError>>> {
         W::call(self.own.release_some(permits.into()))
     }
 
-    /// Splits `permits` of the held permits off, into a handle of their own: for a part of the work that ends earlier, or
-    /// in another task. Nothing is sent.
+    /// Splits `permits` of the held permits off, into a handle of their own: for a part of the work that ends earlier,
+    /// or in another task. Nothing is sent. [`Semaphore`](crate::locks::Semaphore) has an example.
     ///
     /// Both are parts of one hold, with one token, and are lost together; a [view](Held::view) of a part reports
     /// [`Released`](crate::LostReason::Released) when the last one goes. A part that is released or dropped gives its
@@ -265,20 +206,6 @@ impl<W: World> Held<Semaphore, W> {
     ///
     /// [`RenewError::Invalid`] for no permits, and for all or more than are held. [`RenewError::Lost`] if the lock is
     /// lost. [`RenewError::Server`] if the client can't be used any more, as its runtime has ended.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let exports = locks.semaphore("exports", 4);
-    /// let held = exports.acquire_many(4).await?;
-    /// let part = held.split(3)?;
-    /// assert_eq!((held.permits(), part.permits()), (1, 3));
-    /// part.release().await?;
-    /// assert_eq!(exports.available_permits().await?, 3);
-    /// # Ok(()) }
-    /// ```
     pub fn split(&self, permits: u32) -> Result<Self, RenewError> {
         Ok(Self::new((self.own.split(permits.into())?, ())))
     }
@@ -288,18 +215,6 @@ impl<W: World> Held<Semaphore, W> {
     /// # Errors
     ///
     /// `other`, if it is not a part of the same hold.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let held = locks.semaphore("exports", 4).acquire_many(3).await?;
-    /// let part = held.split(1)?;
-    /// held.merge(part).expect("it is a part of the same hold");
-    /// assert_eq!(held.permits(), 3);
-    /// # Ok(()) }
-    /// ```
     pub fn merge(&self, other: Self) -> Result<(), Self> {
         self.own.merge(other.own).map_err(|own| Self::new((own, ())))
     }

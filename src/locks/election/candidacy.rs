@@ -22,22 +22,8 @@ use crate::{
 
 impl<W: World> Election<W> {
     /// Sets whether [`run`](Self::run) and [`stand`](Self::stand) wait while the name is in use as another kind of
-    /// lock; by default they end with [`AcquireError::KindMismatch`].
-    ///
-    /// They ask again soon, and then less and less often, down to once a second.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let other = locks.mutex("scheduler").acquire().await?;
-    /// let candidacy = locks.election("scheduler").wait_out_other_uses(true).stand("node 7", |_| {}, |_| {});
-    /// other.release().await?;
-    /// // It is elected soon.
-    /// # candidacy.withdraw().await?;
-    /// # Ok(()) }
-    /// ```
+    /// lock; by default they end with [`AcquireError::KindMismatch`]. They ask again soon, and then less and less
+    /// often, down to once a second.
     #[must_use = "the election that waits is returned"]
     pub fn wait_out_other_uses(self, waits: bool) -> Self {
         Self {
@@ -83,6 +69,7 @@ impl Election {
     /// );
     /// tokio::select! {
     ///     () = async { /* until the program is told to stop */ } => {}
+    ///     // Such as a name that is in use as another kind of lock.
     ///     error = candidacy.ended() => return Err(error.into()),
     /// }
     /// candidacy.withdraw().await?;
@@ -163,24 +150,9 @@ pub struct Candidacy {
 
 impl Candidacy {
     /// Waits until the candidacy has ended by itself, and returns why: it no longer has a candidate then.
-    ///
-    /// # Cancel safety
+    /// [`Election::stand`] has an example.
     ///
     /// Cancel safe: use it in `select!`, again and again.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// use watchlock::errors::{AcquireError, CandidacyError};
-    ///
-    /// let other = locks.mutex("scheduler").acquire().await?;
-    /// let candidacy = locks.election("scheduler").stand("node 7", |_| {}, |_| {});
-    /// let error = candidacy.ended().await;
-    /// assert!(matches!(error, CandidacyError::Campaign(AcquireError::KindMismatch(_))));
-    /// # Ok(()) }
-    /// ```
     pub async fn ended(&self) -> CandidacyError {
         match self.ended.clone().await {
             Err(error) => error,
@@ -189,19 +161,11 @@ impl Candidacy {
         }
     }
 
-    /// Resigns if it leads, and ends the candidacy.
+    /// Resigns if it leads, and ends the candidacy; also if the future is dropped. [`Election::stand`] has an example.
     ///
     /// # Errors
     ///
     /// The reason why the candidacy had ended already, if it had.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the candidacy ends all the same.
-    ///
-    /// # Examples
-    ///
-    /// See [`Election::stand`].
     pub async fn withdraw(self) -> Result<(), CandidacyError> {
         self.withdrawn.cancel();
         self.ended.await
