@@ -54,16 +54,16 @@ pub enum Released {
 
 /// A held target: a lock, several locks, a document, an element, a leadership, a job.
 ///
-/// It dereferences to a [`View`], which has its name and token and reports its loss. It is renewed in the
-/// background for as long as the handle lives, unless it was acquired for a [fixed](crate::Acquire::fixed) time.
-/// Dropping it releases the lock in the background; [`release`](Self::release) does so and returns when it is done.
+/// It dereferences to a [`View`], which has its name and token and reports its loss. It is renewed in the background
+/// for as long as the handle lives, unless it was acquired for a [fixed](crate::Acquire::fixed) time. Dropping it
+/// releases the lock in the background; [`release`](Self::release) does so and returns when it is done.
 ///
 /// # Guarantees
 ///
 /// - No other handle to the lock is valid, in any process, from the grant until this one is released or lost, except
 ///   those of the same client that were [acquired re-entrantly](crate::Acquire::reentrant).
-/// - [`lost`](View::lost) resolves before the server would give the lock to another because of a missing renewal,
-///   even if the server can't be reached; and within a hop if somebody breaks, overwrites or deletes the lock.
+/// - [`lost`](View::lost) resolves before the server would give the lock to another because of a missing renewal, even
+///   if the server can't be reached; and within a hop if somebody breaks, overwrites or deletes the lock.
 /// - A lost lock is never acquired again behind the holder's back.
 ///
 /// The time is read from this machine's monotonic clock. On Linux that clock stands still while the whole machine is
@@ -92,6 +92,30 @@ pub enum Released {
 ///
 /// Code that works with locks of all kinds takes `Held`, which is `Held<AnyLock>`: `handle.into()` converts into it,
 /// and so does a view.
+///
+/// # Examples
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let locks = watchlock::LockClient::in_memory();
+/// use std::time::Duration;
+/// use watchlock::{LostReason, Released};
+///
+/// let handle = locks.mutex("invoice-42").acquire().await?;
+/// assert!(handle.renew().await? > Duration::from_secs(20));
+/// // A step follows in which the server may be away for some minutes.
+/// assert!(handle.renew_for(Duration::from_secs(600)).await? > Duration::from_secs(590));
+/// let view = handle.view();
+/// tokio::select! {
+///     biased; // The loss first: work that is done at the same moment may not have been done under the lock.
+///     lost = handle.lost() => return Err(lost.into()),
+///     () = handle.wanted() => println!("somebody waits for it: be quick"),
+///     () = async { /* the work, or its next batch */ } => {}
+/// }
+/// assert_eq!(handle.release().await?, Released::Released);
+/// assert_eq!(view.lost().await, LostReason::Released);
+/// # Ok(()) }
+/// ```
 #[doc(alias("lock guard", "MutexGuard"))]
 #[must_use = "dropping the handle releases the lock: `let _ = ..` does so at once"]
 pub struct Held<T: Target = AnyLock, W: World = Async> {
@@ -115,33 +139,21 @@ impl<T: Target, W: World> Held<T, W> {
     }
 
     /// Renews the lock now, in addition to the renewals in the background, and returns for how long it is safe.
+    /// [`Held`] has an example.
+    ///
+    /// Cancel safe: the renewal goes on in the background.
     ///
     /// # Errors
     ///
     /// [`RenewError::Lost`] if it is lost, or any part of a multi-lock is; it says which. [`RenewError::Server`] if the
     /// server could not be reached: it is still held, and renewals go on in the background.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: the renewal goes on in the background.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let handle = locks.mutex("invoice-42").acquire().await?;
-    /// let safe_for = handle.renew().await?;
-    /// assert!(safe_for > std::time::Duration::from_secs(20));
-    /// # Ok(()) }
-    /// ```
     #[doc(alias("keepalive", "keep_alive", "extend"))]
     pub fn renew(&self) -> W::Call<impl Future<Output = Result<Duration, RenewError>>> {
         W::call(self.renewed(None))
     }
 
     /// Renews the lock now for `length`, and from now on in the background too, where the lease was shorter. The bounds
-    /// are those of [`Acquire::lease`](crate::Acquire::lease).
+    /// are those of [`Acquire::lease`](crate::Acquire::lease). [`Held`] has an example.
     ///
     /// No promise is taken back: with a `length` below the present lease this is [`renew`](Self::renew). A
     /// [fixed](crate::Acquire::fixed) hold has the length once, from now. The parts of a multi-lock all have it.
@@ -155,34 +167,20 @@ impl<T: Target, W: World> Held<T, W> {
     /// # Cancel safety
     ///
     /// If the future is dropped, the lease may or may not be longer, as after an error. It can be called again.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// use std::time::Duration;
-    ///
-    /// let handle = locks.mutex("migration").acquire().await?;
-    /// // A step follows in which the server may be away for some minutes.
-    /// let safe_for = handle.renew_for(Duration::from_secs(600)).await?;
-    /// assert!(safe_for > Duration::from_secs(590));
-    /// # Ok(()) }
-    /// ```
     #[doc(alias("extend", "updateLeaseTime"))]
     pub fn renew_for(&self, length: Duration) -> W::Call<impl Future<Output = Result<Duration, RenewError>>> {
         W::call(self.renewed(Some(length)))
     }
 
     /// Releases it: the lock is handed to the next in the queue, or is free, unless it is [kept
-    /// taken](crate::Acquire::at_least_for) or [idle](crate::LockClientBuilder::keep_idle).
+    /// taken](crate::Acquire::at_least_for) or [idle](crate::LockClientBuilder::keep_idle). [`Held`] has an example.
     ///
     /// The parts of a multi-lock are released at once. The result is [`Released::WasLost`] if any was lost before,
     /// regardless of the others, and [`Released::StillHeld`] if another task of this client has re-entered any. A
     /// released leader has resigned, and a released job leaves its period open.
     ///
-    /// If the lock was re-entered, or several readers of the process
-    /// [share it](crate::guarantees#inside-a-process), only the last handle releases it and sends anything.
+    /// If the lock was re-entered, or several readers of the process [share it](crate::guarantees#inside-a-process),
+    /// only the last handle releases it and sends anything.
     ///
     /// # Errors
     ///
@@ -193,18 +191,6 @@ impl<T: Target, W: World> Held<T, W> {
     /// # Cancel safety
     ///
     /// If the future is dropped, the release goes on in the background.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// use watchlock::Released;
-    ///
-    /// let handle = locks.mutex("invoice-42").acquire().await?;
-    /// assert_eq!(handle.release().await?, Released::Released);
-    /// # Ok(()) }
-    /// ```
     #[doc(alias = "unlock")]
     pub fn release(self) -> W::Call<impl Future<Output = Result<Released, ReleaseError>>> {
         W::call(self.released())
@@ -301,43 +287,25 @@ impl<T: IsOne, W: World> Held<T, W> {
     }
 
     /// Gives the hold up without releasing it: the lock stays taken for its lease, under the same token, and this or
-    /// another process takes it up again by [`LockClient::attach`](crate::LockClient::attach).
+    /// another process takes it up again by [`LockClient::attach`](crate::LockClient::attach), which has an example.
     ///
-    /// Nobody renews a detached hold, so acquire it with a [`lease`](crate::Acquire::lease) or [`fixed`](crate::Acquire::fixed)
-    /// time that lasts until then; it is renewed for all of that once more. Views of this handle report
-    /// [`LostReason::Released`]. An operator can break it as any other; a later client with the same
+    /// Nobody renews a detached hold, so acquire it with a [`lease`](crate::Acquire::lease) or
+    /// [`fixed`](crate::Acquire::fixed) time that lasts until then; it is renewed for all of that once more. Views of
+    /// this handle report [`LostReason::Released`]. An operator can break it as any other; a later client with the same
     /// [owner id](crate::LockClientBuilder::owner_id) takes it by an acquire.
     ///
     /// # Errors
     ///
     /// The handle is gone in any case. [`RenewError::Invalid`] for a hold that other handles of this client share, by a
     /// re-entrant acquire or as readers, which keep it, and for the lock of a document, whatever it was converted into:
-    /// nothing is detached, and this handle is released. [`RenewError::Lost`] if the lock is lost. [`RenewError::Server`] if the server refused, or did
-    /// not answer before the deadline of the hold: it is taken for the rest of its lease at most.
+    /// nothing is detached, and this handle is released. [`RenewError::Lost`] if the lock is lost.
+    /// [`RenewError::Server`] if the server refused, or did not answer before the deadline of the hold: it is taken for
+    /// the rest of its lease at most.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped after it was polled, the hold is detached in the background, and taken until its lease is
-    /// over; before that, it is released.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::testing::InMemory::new();
-    /// # let (first, second) = (memory.client(), memory.client());
-    /// use std::time::Duration;
-    ///
-    /// let handle = first.mutex("cart-7").acquire().lease(Duration::from_secs(900)).await?;
-    /// let token = handle.token();
-    /// let detached = handle.detach().await?; // Put it into the user's session.
-    ///
-    /// // The next request, served by another process.
-    /// let handle = second.attach(&detached).await?.expect("it is still held");
-    /// assert_eq!(handle.token(), token);
-    /// handle.release().await?;
-    /// # Ok(()) }
-    /// ```
+    /// If the future is dropped after it was polled, the hold is detached in the background, and taken until its lease
+    /// is over; before that, it is released.
     #[doc(alias("forget", "suspend"))]
     pub fn detach(self) -> W::Call<impl Future<Output = Result<Detached, RenewError>>>
     where
@@ -374,21 +342,8 @@ impl<T: Target, W: World> fmt::Debug for Held<T, W> {
 
 /// A view of a hold, for the code that works under it: it can watch the hold, but not release it.
 ///
-/// # Guarantees
-///
-/// Same as for [`Held`]; a view that outlives the handle reports [`LostReason::Released`].
-///
-/// # Examples
-///
-/// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let locks = watchlock::LockClient::in_memory();
-/// let handle = locks.mutex("invoice-42").acquire().await?;
-/// let view = handle.view();
-/// drop(handle);
-/// assert_eq!(view.lost().await, watchlock::LostReason::Released);
-/// # Ok(()) }
-/// ```
+/// Guarantees are those of [`Held`], which has an example; a view that outlives the handle reports
+/// [`LostReason::Released`].
 pub struct View<T: Target = AnyLock, W: World = Async> {
     pub(crate) seen: SeenHold,
     /// The other parts of a multi-lock.
@@ -484,70 +439,28 @@ impl<T: Target, W: World> View<T, W> {
     }
 
     /// Waits until the lock is lost, and returns the loss: an error that names the lock and the reason. A multi-lock is
-    /// lost when any part is, and the loss says which.
-    ///
-    /// # Cancel safety
+    /// lost when any part is, and the loss says which. [`Held`] has an example.
     ///
     /// Cancel safe: use it in `select!`, again and again.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// # async fn work() {}
-    /// let handle = locks.mutex("invoice-42").acquire().await?;
-    /// tokio::select! {
-    ///     biased; // The loss first: work that is done at the same moment may not have been done under the lock.
-    ///     lost = handle.lost() => return Err(lost.into()),
-    ///     () = work() => {}
-    /// }
-    /// handle.release().await?;
-    /// # Ok(()) }
-    /// ```
     #[doc(alias("Done", "lost lease"))]
     pub fn lost(&self) -> W::Call<impl Future<Output = Lost>> {
         W::call(self.ended())
     }
 
-    /// Waits until somebody waits for the lock: another client, or another task of this one. For work that can stop early
-    /// in favor of others: a long batch, a leader that steps aside. It returns at once if somebody waits already, or has
-    /// since the grant, and also when the hold is over.
+    /// Waits until somebody waits for the lock: another client, or another task of this one. For work that can stop
+    /// early in favor of others: a long batch, a leader that steps aside. It returns at once if somebody waits already,
+    /// or has since the grant, and also when the hold is over. [`Held`] has an example.
     ///
     /// The holder of a lock of several permits (a semaphore, a reader) hears of every waiter, also of one for which
-    /// more of them must release; and of a semaphore also when its [permits are set]. A multi-lock is wanted when any
-    /// part is. A document is wanted by those that `acquire` it; claims take any free document, and wait for none.
+    /// more of them must release; and of a semaphore also when its [permits are
+    /// set](crate::locks::Semaphore::set_permits). A multi-lock is wanted when any part is. A document is wanted by
+    /// those that `acquire` it; claims take any free document, and wait for none.
     ///
-    /// The client is told by its change stream, or by the reads with which it looks after its holds (after half a second
-    /// as a rule: see [Scaling](crate::guide::scaling)), and sends nothing for it. Waiters behind more than 64 holders
-    /// are heard of by reads alone.
-    ///
-    /// [permits are set]: crate::locks::Semaphore::set_permits
-    ///
-    /// # Cancel safety
+    /// The client is told by its change stream, or by the reads with which it looks after its holds (after half a
+    /// second as a rule: see [Scaling](crate::guide::scaling)), and sends nothing for it. Waiters behind more than 64
+    /// holders are heard of by reads alone.
     ///
     /// Cancel safe: use it in `select!`, again and again.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// # let other = locks.clone();
-    /// # tokio::spawn(async move { other.mutex("reindex").acquire().await });
-    /// # async fn next_batch() { std::future::pending().await }
-    /// let handle = locks.mutex("reindex").acquire().await?;
-    /// loop {
-    ///     tokio::select! {
-    ///         biased;
-    ///         lost = handle.lost() => return Err(lost.into()),
-    ///         () = handle.wanted() => break,
-    ///         () = next_batch() => {}
-    ///     }
-    /// }
-    /// handle.release().await?;
-    /// # Ok(()) }
-    /// ```
     #[doc(alias("makeRevocable", "revocable", "yield"))]
     pub fn wanted(&self) -> W::Call<impl Future<Output = ()>> {
         W::call(any(self.holds().map(|part| part.wanted().boxed()).collect()))
@@ -579,15 +492,12 @@ impl<T: Target, W: World> View<T, W> {
         self.loss().map_or(Ok(()), Err)
     }
 
-    /// Returns why the lock was lost; `None` while it is held.
-    ///
-    /// Checks the clock on the spot: the answer is right even if no task of the program has run for a while.
+    /// Returns why the lock was lost; `None` while it is held. Checks the clock on the spot, as [`check`](Self::check).
     pub fn lost_reason(&self) -> Option<LostReason> {
         self.loss().map(|lost| lost.reason)
     }
 
-    /// Returns whether the lock is still held: whether there is no [`lost_reason`](Self::lost_reason), with whatever
-    /// other [`status`](Self::status). Checks the clock on the spot.
+    /// Returns whether the lock is still held, as [`check`](Self::check) says, with whatever [`status`](Self::status).
     ///
     /// It can be lost a moment later. So use [`lost`](Self::lost) beside the work, and a [fence](Self::fence) where a
     /// late write would do harm.
