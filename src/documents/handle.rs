@@ -90,31 +90,15 @@ impl<T, W: World> Held<Document<T>, W> {
     }
 
     /// Deletes the document if this handle still locks it, and the lock with it: the handle is then released.
+    /// [`update`](Self::update) has an example.
     ///
     /// # Errors
     ///
-    /// [`DocumentError::Lost`] if the lock was lost before: nothing was deleted. [`DocumentError::InTransaction`] if a
-    /// transaction that this lock [guards](crate::View::guard_transaction) may still be open: nothing was deleted.
-    /// [`DocumentError::Server`] if the server could not be reached or did not answer for the time of the lease, ten
-    /// minutes at most (the document may have been deleted), or refused.
+    /// Those of [`update`](Self::update), for a document; after a [`DocumentError::Server`] it may have been deleted.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, it goes on in the background.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use mongodb::bson::{Document, doc};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # memory.insert_one(doc! { "kind": "mail" }).await?;
-    /// # let events = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
-    /// let event = events.claim(doc! { "kind": "mail" }).await?;
-    /// event.delete().await?;
-    /// # assert!(memory.find(doc! {}).await?.is_empty());
-    /// # Ok(()) }
-    /// ```
     pub fn delete(&self) -> W::Call<impl Future<Output = Result<(), DocumentError>>> {
         W::call(async move {
             before_write(&self.own).await?;
@@ -126,11 +110,12 @@ impl<T, W: World> Held<Document<T>, W> {
     }
 
     /// Updates the document and releases its lock, in one write: the last step of a job, which a crash can't divide.
+    /// [`update`](Self::update) has an example.
     ///
     /// `update` is as for [`update`](Self::update). The server makes it if this handle still locks the document, in the
-    /// same atomic step. Where another client waits for the lock, or the client
-    /// [keeps a history](crate::LockClientBuilder::history), two commands do the same. To delete the document instead,
-    /// see [`delete`](Self::delete), which ends the lock as well.
+    /// same atomic step. Where another client waits for the lock, or the client [keeps a
+    /// history](crate::LockClientBuilder::history), two commands do the same. To delete the document instead, see
+    /// [`delete`](Self::delete), which ends the lock as well.
     ///
     /// # Errors
     ///
@@ -143,20 +128,6 @@ impl<T, W: World> Held<Document<T>, W> {
     /// # Cancel safety
     ///
     /// If the future is dropped after it was polled, it goes on in the background.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use mongodb::bson::{Document, doc};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # memory.insert_one(doc! { "done": false }).await?;
-    /// # let events = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
-    /// let event = events.claim(doc! { "done": false }).await?;
-    /// event.update_and_release(doc! { "$set": { "done": true } }).await?;
-    /// assert!(events.try_claim(doc! { "done": true }).await?.is_some());
-    /// # Ok(()) }
-    /// ```
     pub fn update_and_release(
         self,
         update: impl Into<UpdateModifications>,
@@ -231,6 +202,8 @@ impl<K: Item, W: World> Held<K, W> {
     /// let event = events.claim(doc! { "done": false }).await?;
     /// let updated = event.update(doc! { "$set": { "done": true }, "$inc": { "tries": 1 } }).await?;
     /// assert!(updated.get_bool("done")?);
+    /// event.update_and_release(doc! { "$set": { "done": 2 } }).await?;
+    /// events.claim(doc! { "done": 2 }).await?.delete().await?;
     ///
     /// # memory.insert_one(doc! { "_id": 7, "lines": [{ "sku": "x", "n": 1 }, { "sku": "y", "n": 1 }] }).await?;
     /// let line = events.element::<Document>("lines", doc! { "sku": "y" }).acquire(7).await?;

@@ -43,6 +43,11 @@ use crate::{
 /// nothing is done: [`InvalidInput`] here, [`AcquireError::Server`](crate::errors::AcquireError::Server) and
 /// [`DocumentError::Server`](crate::errors::DocumentError::Server) from locks, as from a server that refuses.
 ///
+/// # Errors
+///
+/// Each method fails for a filter or an update that is not supported, and for documents that a server would not store
+/// (16 MB, 180 levels of documents and arrays, a NUL in the name of a field) or that can't be read as a `T`.
+///
 /// # Examples
 ///
 /// ```
@@ -74,6 +79,18 @@ use crate::{
 /// let closed = orders.find_one(doc! { "state": "closed" }).await?.expect("one was closed");
 /// assert_eq!(closed.id, 2);
 /// assert_eq!(orders.count_documents(doc! { "state": "open" }).await?, 1);
+///
+/// // The other programs that use the collection.
+/// orders.replace_one(doc! { "_id": 1 }, Order { id: 1, state: "new".into(), opened: 30 }).await?;
+/// let updated = orders.update_one(doc! { "state": "new" }, doc! { "$set": { "state": "open" } }).await?;
+/// assert_eq!((updated.matched_count, updated.modified_count), (1, 1));
+/// assert_eq!(orders.update_many(doc! {}, doc! { "$inc": { "opened": 1 } }).await?.modified_count, 2);
+/// orders.delete_one(doc! { "_id": 2 }).await?;
+/// assert_eq!(orders.find(doc! { "opened": { "$gt": 30 } }).await?.len(), 1);
+/// assert_eq!(orders.delete_many(doc! {}).await?.deleted_count, 1);
+///
+/// let error = orders.find(doc! { "lines": { "$size": 2 } }).await.err().expect("it is refused");
+/// assert!(error.to_string().starts_with("`$size` is not supported in memory"));
 /// # Ok(()) }
 /// ```
 pub struct MemoryCollection<T = Document> {
@@ -99,22 +116,7 @@ impl<T> MemoryCollection<T> {
     ///
     /// # Errors
     ///
-    /// If there is one with this `_id` already, or the `_id` is an array, a regular expression or undefined; if a
-    /// server would not store the document, as it is larger than 16 MB or nested deeper than 180 levels of documents
-    /// and arrays, or has a NUL in the name of a field.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), watchlock::errors::InvalidInput> {
-    /// use mongodb::bson::{Bson, doc};
-    ///
-    /// let orders = watchlock::testing::MemoryCollection::new();
-    /// let inserted = orders.insert_one(doc! { "_id": 7, "state": "open" }).await?;
-    /// assert_eq!(inserted.inserted_id, Bson::from(7));
-    /// assert!(orders.insert_one(doc! { "_id": 7 }).await.is_err());
-    /// # Ok(()) }
-    /// ```
+    /// Also if there is one with this `_id` already, or the `_id` is an array, a regular expression or undefined.
     pub async fn insert_one(&self, document: impl Borrow<T>) -> Result<InsertOneResult, InvalidInput>
     where
         T: Serialize + 'static,
@@ -127,25 +129,6 @@ impl<T> MemoryCollection<T> {
     }
 
     /// Returns the matching documents, in the order in which they were inserted.
-    ///
-    /// # Errors
-    ///
-    /// If the filter uses something that is not supported in memory, or a document can't be read as `T`.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), watchlock::errors::InvalidInput> {
-    /// use mongodb::bson::{Document, doc};
-    ///
-    /// let orders = watchlock::testing::MemoryCollection::<Document>::new();
-    /// orders.insert_one(doc! { "_id": 7, "lines": [{ "price": 3 }, { "price": 5 }] }).await?;
-    /// assert_eq!(orders.find(doc! { "lines.price": { "$gt": 4 } }).await?.len(), 1);
-    ///
-    /// let error = orders.find(doc! { "lines": { "$size": 2 } }).await.unwrap_err();
-    /// assert!(error.to_string().starts_with("`$size` is not supported in memory"));
-    /// # Ok(()) }
-    /// ```
     pub async fn find(&self, filter: Document) -> Result<Vec<T>, InvalidInput>
     where
         T: DeserializeOwned,
@@ -154,10 +137,6 @@ impl<T> MemoryCollection<T> {
     }
 
     /// Returns the first matching document, like [`find`](Self::find).
-    ///
-    /// # Errors
-    ///
-    /// Same as for [`find`](Self::find).
     pub async fn find_one(&self, filter: Document) -> Result<Option<T>, InvalidInput>
     where
         T: DeserializeOwned,
@@ -166,33 +145,11 @@ impl<T> MemoryCollection<T> {
     }
 
     /// Returns the number of matching documents.
-    ///
-    /// # Errors
-    ///
-    /// If the filter uses something that is not supported in memory.
     pub async fn count_documents(&self, filter: Document) -> Result<u64, InvalidInput> {
         Ok(self.matching(&filter)?.len() as u64)
     }
 
-    /// Updates the first matching document.
-    ///
-    /// # Errors
-    ///
-    /// If the filter or the update uses something that is not supported in memory, the update is empty, or the document
-    /// can't be updated that way.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), watchlock::errors::InvalidInput> {
-    /// use mongodb::bson::{Document, doc};
-    ///
-    /// let orders = watchlock::testing::MemoryCollection::<Document>::new();
-    /// orders.insert_one(doc! { "_id": 7, "state": "new" }).await?;
-    /// let updated = orders.update_one(doc! { "state": "new" }, doc! { "$set": { "state": "open" } }).await?;
-    /// assert_eq!((updated.matched_count, updated.modified_count), (1, 1));
-    /// # Ok(()) }
-    /// ```
+    /// Updates the first matching document. An empty update is refused, and one by which the document can't be updated.
     pub async fn update_one(
         &self,
         filter: Document,
@@ -201,11 +158,7 @@ impl<T> MemoryCollection<T> {
         self.update(&filter, &update.into(), 1)
     }
 
-    /// Updates all matching documents, or none if one can't be updated; otherwise like [`update_one`](Self::update_one).
-    ///
-    /// # Errors
-    ///
-    /// Same as for [`update_one`](Self::update_one).
+    /// Updates all matching documents, like [`update_one`](Self::update_one), or none if one can't be updated.
     pub async fn update_many(
         &self,
         filter: Document,
@@ -214,25 +167,8 @@ impl<T> MemoryCollection<T> {
         self.update(&filter, &update.into(), usize::MAX)
     }
 
-    /// Replaces the first matching document. Its lock is gone with it.
-    ///
-    /// # Errors
-    ///
-    /// If the filter uses something that is not supported in memory; if the replacement has another `_id` or a field
-    /// that starts with `$`, or a server would not store it.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), watchlock::errors::InvalidInput> {
-    /// use mongodb::bson::{Document, doc};
-    ///
-    /// let orders = watchlock::testing::MemoryCollection::<Document>::new();
-    /// orders.insert_one(doc! { "_id": 7, "state": "new" }).await?;
-    /// orders.replace_one(doc! { "_id": 7 }, doc! { "state": "open" }).await?;
-    /// assert_eq!(orders.find(doc! {}).await?, [doc! { "_id": 7, "state": "open" }]);
-    /// # Ok(()) }
-    /// ```
+    /// Replaces the first matching document. Its lock is gone with it. A replacement with another `_id`, or a field
+    /// that starts with `$`, is refused.
     pub async fn replace_one(&self, filter: Document, replacement: impl Borrow<T>) -> Result<UpdateResult, InvalidInput>
     where
         T: Serialize + 'static,
@@ -243,19 +179,11 @@ impl<T> MemoryCollection<T> {
     }
 
     /// Deletes the first matching document, and its lock with it.
-    ///
-    /// # Errors
-    ///
-    /// If the filter uses something that is not supported in memory.
     pub async fn delete_one(&self, filter: Document) -> Result<DeleteResult, InvalidInput> {
         self.delete(&filter, 1)
     }
 
     /// Deletes all matching documents, and their locks with them.
-    ///
-    /// # Errors
-    ///
-    /// If the filter uses something that is not supported in memory.
     pub async fn delete_many(&self, filter: Document) -> Result<DeleteResult, InvalidInput> {
         self.delete(&filter, usize::MAX)
     }
@@ -332,26 +260,10 @@ impl<T> fmt::Debug for MemoryCollection<T> {
 }
 
 impl<W: World> LockClient<W> {
-    /// Returns locks for the documents of a collection in memory, for tests: see [`MemoryCollection`].
+    /// Returns locks for the documents of a collection in memory, for tests: see [`MemoryCollection`], which has an
+    /// example.
     ///
     /// Each client plays the part of another process, wherever its other locks are.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use mongodb::bson::{Document, doc};
-    /// use watchlock::{LockClient, testing::MemoryCollection};
-    ///
-    /// let orders = MemoryCollection::<Document>::new();
-    /// orders.insert_one(doc! { "_id": "order-7" }).await?;
-    /// let one = LockClient::in_memory().documents_in_memory(&orders);
-    /// let other = LockClient::in_memory().documents_in_memory(&orders);
-    /// let order = one.acquire("order-7").await?;
-    /// assert!(other.try_acquire("order-7").await?.is_none());
-    /// # order.release().await?;
-    /// # Ok(()) }
-    /// ```
     pub fn documents_in_memory<T>(&self, collection: &MemoryCollection<T>) -> DocumentLocks<T, W> {
         DocumentLocks::new(self.as_async(), UserCollection::Memory(collection.documents.clone()))
     }

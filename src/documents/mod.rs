@@ -50,6 +50,39 @@ const DEFAULT_FIELD: &str = "watchlock";
 
 /// Locks for items of a collection of yours, in place: its documents ([`DocumentLocks`]), or an element of an array in
 /// each ([`ElementLocks`]).
+///
+/// # Examples
+///
+/// What an operator does with them, by `_id` and by name:
+///
+/// ```
+/// # use mongodb::bson::{Document, doc};
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let memory = watchlock::testing::MemoryCollection::new();
+/// # memory.insert_one(doc! { "_id": "order-7", "lines": [{ "sku": "x" }] }).await?;
+/// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
+/// use watchlock::operate::LockEvent;
+///
+/// let order = orders.acquire("order-7").await?;
+/// let mut events = orders.watch("order-7");
+/// assert!(matches!(events.next().await, Some(Ok(LockEvent::Granted { .. }))));
+/// let held = orders.list().held(true).await?;
+/// assert_eq!(held[0].holders[0].token, order.token());
+/// assert_eq!(held[0].name, orders.name_of("order-7"));
+/// assert_eq!(orders.id_of(&held[0].name), Some("order-7".into()));
+///
+/// let lock = orders.inspect("order-7").await?.expect("it is held");
+/// orders.break_holder("order-7", lock.holders[0].token).await?;
+/// assert_eq!(order.lost().await, watchlock::LostReason::Broken);
+///
+/// let line = orders.element::<Document>("lines", doc! { "sku": "x" });
+/// let held = line.acquire("order-7").await?;
+/// let (name, _) = line.watch_all().next().await.expect("the client lives")?;
+/// assert_eq!(name, r#""order-7"/sku="x""#);
+/// assert_eq!(orders.element_of(&name), Some(("order-7".into(), doc! { "sku": "x" })));
+/// line.break_lock("order-7").await?;
+/// # Ok(()) }
+/// ```
 pub struct ItemLocks<K, W: World = Async> {
     locks: LockClient,
     collection: UserCollection,
@@ -141,9 +174,8 @@ pub type DocumentLocks<T, W = Async> = ItemLocks<Document<T>, W>;
 ///
 /// # Guarantees
 ///
-/// - One valid [handle](crate::Held) for an element at a time, with the guarantees of every [`Held`](crate::Held):
-///   renewal, [`lost`](crate::View::lost), fencing tokens. The lock of a holder that died is free after its lease.
-/// - [`acquire`](ItemLocks::acquire) is first come, first served.
+/// - One valid [handle](crate::Held) for an element at a time, first come, first served, as for
+///   [documents](DocumentLocks).
 /// - `update` of the handle is done while the lock is held or not at all, and changes that element only.
 /// - A lock is that of a key: an element that is removed and added again has the same lock, and tokens go on rising.
 ///
@@ -219,11 +251,12 @@ impl<T, W: World> DocumentLocks<T, W> {
     }
 
     /// Locks any free document that matches the filter, and reads it, in one atomic step; waits until there is one.
-    /// Await the returned action.
+    /// [`DocumentLocks`] has an example.
     ///
     /// A waiting claim is woken when a document is released, inserted or changed, or when a lease expires, and tries
     /// again. Claims of one client for the same filter and sort take turns; among clients the order is left to chance.
-    /// An index that serves the filter (and the sort) serves the claim.
+    /// An index that serves the filter (and the sort) serves the claim. If it is dropped, a document that was claimed
+    /// at that moment is released in the background.
     ///
     /// Documents that can't be claimed are passed over: those with something else in the lock's field, those that the
     /// server refuses to update, and those that can't be read as a `T`. The last two are left out of this client's
@@ -238,77 +271,12 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// claimed; while this is known, another claim waits. A filter or a sort that can't be written as BSON (a NUL in
     /// the name of a field, more than 16 MB) is an [`AcquireError::Invalid`](crate::errors::AcquireError::Invalid), and
     /// one that the server does not accept an [`AcquireError::Server`](crate::errors::AcquireError::Server).
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: a document that was claimed at that moment is released in the background.
-    ///
-    /// # Examples
-    ///
-    /// See [`DocumentLocks`].
     pub fn claim(&self, filter: bson::Document) -> Acquire<Claim<T>, Wait, W> {
         Acquire::new(Claim::new(self.of_kind(), filter, 1))
     }
 
     /// Locks any free document that matches the filter, and reads it, in one atomic step; `None` if there is none.
-    /// Await the returned action.
-    ///
-    /// Errors and cancel safety are those of [`claim`](Self::claim). If none of the matching documents can be claimed,
-    /// every try fails.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use mongodb::bson::{Document, doc};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # memory.insert_one(doc! { "done": false }).await?;
-    /// # memory.insert_one(doc! { "done": true }).await?;
-    /// # let events = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
-    /// while let Some(event) = events.try_claim(doc! { "done": false }).await? {
-    ///     event.delete().await?;
-    /// }
-    /// # assert_eq!(memory.find(doc! {}).await?.len(), 1);
-    /// # Ok(()) }
-    /// ```
-    pub fn try_claim(&self, filter: bson::Document) -> Acquire<Claim<T>, Try, W> {
-        Acquire::new(Claim::new(self.of_kind(), filter, 1))
-    }
-
-    /// Locks up to `most` free documents that match the filter, and reads them, in a few commands; waits until there is
-    /// one. Await the returned action, which gives a list of handles, each as for [`claim`](Self::claim). At most 64.
-    ///
-    /// It takes what is free at the moment, and doesn't wait for the list to be full. A claim of many finds candidates,
-    /// locks those that are still free, and reads them, so another program may change a document between its lock and
-    /// its reading. From then on each is by itself: renewed, lost and released. Those that you have not begun to work on
-    /// are held too, so claim no more than you will soon be done with.
-    ///
-    /// Errors and cancel safety are those of [`claim`](Self::claim), for the whole list. A number beyond its bounds is
-    /// [invalid](crate::errors::AcquireError::Invalid).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use mongodb::bson::{Document, doc};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # for n in 0..3 { memory.insert_one(doc! { "n": n, "done": false }).await?; }
-    /// # let events = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
-    /// for event in events.claim_many(doc! { "done": false }, 16).sort(doc! { "n": 1 }).await? {
-    ///     event.update(doc! { "$set": { "done": true } }).await?;
-    ///     event.release().await?;
-    /// }
-    /// # assert_eq!(memory.count_documents(doc! { "done": true }).await?, 3);
-    /// # Ok(()) }
-    /// ```
-    pub fn claim_many(&self, filter: bson::Document, most: usize) -> Acquire<Claim<T, Several>, Wait, W> {
-        Acquire::new(Claim::new(self.of_kind(), filter, most))
-    }
-
-    /// Locks up to `most` free documents that match the filter, as [`claim_many`](Self::claim_many) does; `None` if
-    /// there is none. Await the returned action.
-    ///
-    /// Errors and cancel safety are those of [`try_claim`](Self::try_claim) and [`claim_many`](Self::claim_many).
+    /// Errors are those of [`claim`](Self::claim): if none of the matching documents can be claimed, every try fails.
     ///
     /// # Examples
     ///
@@ -318,6 +286,13 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// # let memory = watchlock::testing::MemoryCollection::new();
     /// # for n in 0..40 { memory.insert_one(doc! { "n": n }).await?; }
     /// # let events = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
+    /// while let Some(event) = events.try_claim(doc! { "n": { "$lt": 5 } }).await? {
+    ///     event.delete().await?;
+    /// }
+    /// for event in events.claim_many(doc! {}, 16).sort(doc! { "n": 1 }).await? {
+    ///     event.update(doc! { "$set": { "done": true } }).await?;
+    ///     event.release().await?;
+    /// }
     /// while let Some(batch) = events.try_claim_many(doc! {}, 16).await? {
     ///     for event in batch {
     ///         event.delete().await?;
@@ -326,6 +301,25 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// # assert!(memory.find(doc! {}).await?.is_empty());
     /// # Ok(()) }
     /// ```
+    pub fn try_claim(&self, filter: bson::Document) -> Acquire<Claim<T>, Try, W> {
+        Acquire::new(Claim::new(self.of_kind(), filter, 1))
+    }
+
+    /// Locks up to `most` free documents that match the filter, and reads them, in a few commands; waits until there is
+    /// one. Gives a list of handles, each as for [`claim`](Self::claim). At most 64.
+    ///
+    /// It takes what is free at the moment, and doesn't wait for the list to be full. A claim of many finds candidates,
+    /// locks those that are still free, and reads them, so another program may change a document between its lock and
+    /// its reading. From then on each is by itself: renewed, lost and released. Those that you have not begun to work
+    /// on are held too, so claim no more than you will soon be done with.
+    ///
+    /// Errors are those of [`claim`](Self::claim), for the whole list; [`try_claim`](Self::try_claim) has an example.
+    pub fn claim_many(&self, filter: bson::Document, most: usize) -> Acquire<Claim<T, Several>, Wait, W> {
+        Acquire::new(Claim::new(self.of_kind(), filter, most))
+    }
+
+    /// Locks up to `most` free documents that match the filter, as [`claim_many`](Self::claim_many) does; `None` if
+    /// there is none. [`try_claim`](Self::try_claim) has an example, and the errors.
     pub fn try_claim_many(&self, filter: bson::Document, most: usize) -> Acquire<Claim<T, Several>, Try, W> {
         Acquire::new(Claim::new(self.of_kind(), filter, most))
     }
@@ -336,32 +330,24 @@ impl<T, W: World> DocumentLocks<T, W> {
     ///
     /// The server treats the value as the same `_id` as that of the document, though its type may differ: a whole
     /// number has 64 bits.
-    ///
-    /// # Examples
-    ///
-    /// See [`list`](Self::list).
     pub fn id_of(&self, name: &str) -> Option<Bson> {
         name::to_id(name)
     }
 
     /// Clears the count of claims of the document with this `_id`, so that claims with
-    /// [`max_attempts`](crate::Acquire::max_attempts) take it again. Returns `false` if there is no count, or no such
-    /// document.
+    /// [`max_attempts`](crate::Acquire::max_attempts), which has an example, take it again. Returns `false` if there is
+    /// no count, or no such document.
     ///
     /// The lock stays as it is, even if somebody holds it. A claim that waits for such a document is woken.
     ///
     /// # Errors
     ///
     /// If the `_id` or the field is out of bounds, or the server refuses, can't be reached, or has not answered for
-    /// some seconds. It is safe to try again.
+    /// some seconds.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the count may or may not be cleared: a command that was sent runs to its end.
-    ///
-    /// # Examples
-    ///
-    /// See [`Acquire::max_attempts`].
+    /// If the future is dropped, or after an error, the count may or may not be cleared. It is safe to try again.
     pub fn clear_attempts(&self, id: impl Into<Bson>) -> W::Call<impl Future<Output = Result<bool, OperateError>>> {
         W::call(async move {
             let (session, name) = self.place(&id.into())?;
@@ -374,10 +360,6 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// `array` is the path of the array, through sub-documents, as for [`field`](Self::field). `key` has 1 to 4 fields
     /// of the element: texts, numbers, booleans, `ObjectId`s, dates or UUIDs, 512 bytes in all. Both are checked when
     /// something is locked. Making them sends nothing.
-    ///
-    /// # Examples
-    ///
-    /// See [`ElementLocks`].
     pub fn element<E>(&self, array: impl Into<String>, key: bson::Document) -> ElementLocks<E, W> {
         ItemLocks {
             element: Some(Arc::new(ElementPlace::new(array.into().into(), &key))),
@@ -386,13 +368,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     }
 
     /// Returns the `_id` and the key of a name under which the lock of an element is listed, watched or reported;
-    /// `None` if the text is not such a name.
-    ///
-    /// The server treats the values as the same, though their types may differ: a whole number has 64 bits.
-    ///
-    /// # Examples
-    ///
-    /// See [`watch_all`](Self::watch_all).
+    /// `None` if the text is not such a name. Values are as for [`id_of`](Self::id_of).
     pub fn element_of(&self, name: &str) -> Option<(Bson, bson::Document)> {
         let (id, code) = name.rsplit_once('/')?;
         Some((name::to_id(id)?, ElementKey::from_code(code)?.into_document()))
@@ -400,10 +376,8 @@ impl<T, W: World> DocumentLocks<T, W> {
 }
 
 impl<K: Item, W: World> ItemLocks<K, W> {
-    /// Acquires the lock of the document with this `_id`, or of the element in it, waiting for its turn. Await the
-    /// returned action.
-    ///
-    /// The item is read once the lock is held, with one more round trip.
+    /// Acquires the lock of the document with this `_id`, or of the element in it, waiting for its turn. The item is
+    /// read once the lock is held, with one more round trip.
     ///
     /// # Errors
     ///
@@ -423,6 +397,7 @@ impl<K: Item, W: World> ItemLocks<K, W> {
     /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
     /// let order = orders.acquire("order-7").timeout(std::time::Duration::from_secs(5)).await?;
     /// println!("{}", order.document());
+    /// assert!(orders.try_acquire("order-7").await?.is_none());
     /// # Ok(()) }
     /// ```
     pub fn acquire(&self, id: impl Into<Bson>) -> Acquire<K, Wait, W> {
@@ -430,23 +405,7 @@ impl<K: Item, W: World> ItemLocks<K, W> {
     }
 
     /// Acquires the lock of the document with this `_id`, or of the element in it, if it is free and nobody waits for
-    /// it; `None` otherwise. Await the returned action.
-    ///
-    /// Errors and cancel safety are those of [`acquire`](Self::acquire).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use mongodb::bson::{Document, doc};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # memory.insert_one(doc! { "_id": 7 }).await?;
-    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
-    /// if let Some(order) = orders.try_acquire(7).await? {
-    ///     println!("{}", order.document());
-    /// }
-    /// # Ok(()) }
-    /// ```
+    /// it; `None` otherwise. Errors are those of [`acquire`](Self::acquire).
     pub fn try_acquire(&self, id: impl Into<Bson>) -> Acquire<K, Try, W> {
         Acquire::new((self.of_kind(), id.into()))
     }
@@ -457,22 +416,7 @@ impl<K, W: World> ItemLocks<K, W> {
     /// it was never locked, or there is no such document. The lock of an element that nobody used for long is gone too.
     ///
     /// Errors and cancel safety are those of [`LockClient::inspect`]; the `_id`, the field, the array and the key have
-    /// bounds.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use mongodb::bson::{Document, doc};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # memory.insert_one(doc! { "_id": "order-7" }).await?;
-    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
-    /// # let order = orders.acquire("order-7").await?;
-    /// if let Some(lock) = orders.inspect("order-7").await? {
-    ///     println!("{} wait for it", lock.waiters.len());
-    /// }
-    /// # Ok(()) }
-    /// ```
+    /// bounds. [`ItemLocks`] has an example.
     pub fn inspect(
         &self,
         id: impl Into<Bson>,
@@ -485,7 +429,8 @@ impl<K, W: World> ItemLocks<K, W> {
     }
 
     /// Lists the locks in the documents, or those of all elements of the array, whatever their keys, sorted by name.
-    /// Set conditions on the returned action, and await it.
+    /// Set conditions on the returned action, and await it. It only reads, and is cancel safe. [`ItemLocks`] has an
+    /// example.
     ///
     /// An item is listed as soon as it has been locked once, as a free lock stays in its document, that of an element
     /// until nobody has used it for long; restrict the list to [held](List::held) locks, or to a [prefix](List::prefix)
@@ -496,128 +441,41 @@ impl<K, W: World> ItemLocks<K, W> {
     ///
     /// If the prefix or the place of the locks is out of bounds, the server can't be reached or does not get through
     /// the collection within 30 s, or it refuses. [`OperateError::TooMany`] if more than 100,000 locks match.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: it only reads.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use mongodb::bson::{Document, doc};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # memory.insert_one(doc! { "_id": "order-7" }).await?;
-    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
-    /// let order = orders.acquire("order-7").await?;
-    /// let held = orders.list().held(true).await?;
-    /// assert_eq!(held[0].holders[0].token, order.token());
-    /// assert_eq!(orders.id_of(&held[0].name), Some("order-7".into()));
-    /// # Ok(()) }
-    /// ```
     pub fn list(&self) -> List<W> {
         List::new(self.session())
     }
 
     /// Returns the events of the lock of the document with this `_id`, or of the element in it, as they happen; see
-    /// [`LockClient::watch`], which has the same guarantees, errors and panics.
+    /// [`LockClient::watch`], which has the same guarantees, errors and panics. [`ItemLocks`] has an example.
     ///
-    /// [`LockEvent::Deleted`] reports a document that was deleted, or replaced
-    /// without its lock. The change stream brings no field but that of the lock.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use mongodb::bson::{Document, doc};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # memory.insert_one(doc! { "_id": "order-7" }).await?;
-    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
-    /// use watchlock::operate::LockEvent;
-    ///
-    /// let order = orders.acquire("order-7").await?;
-    /// let mut events = orders.watch("order-7");
-    /// assert!(matches!(events.next().await, Some(Ok(LockEvent::Granted { .. }))));
-    /// order.release().await?;
-    /// assert!(matches!(events.next().await, Some(Ok(LockEvent::Released { .. }))));
-    /// # Ok(()) }
-    /// ```
+    /// [`LockEvent::Deleted`] reports a document that was deleted, or replaced without its lock. The change stream
+    /// brings no field but that of the lock.
     pub fn watch(&self, id: impl Into<Bson>) -> Events<LockEvent, W> {
         let place = self.place(&id.into());
         Events::new(place.map(|(session, name)| (session, Scope::One(name))))
     }
 
     /// Returns the events of every lock that is [listed](Self::list), as they happen, each with its name. See
-    /// [`LockClient::watch_all`], which has the same guarantees, errors and panics.
+    /// [`LockClient::watch_all`], which has the same guarantees, errors and panics. [`ItemLocks`] has an example.
     ///
     /// The stream begins with a grant for each present holder, for which the server reads the whole collection. Without
     /// a change stream, the server reads it again and again, with pauses ten times as long as the last read.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use mongodb::bson::{Document, doc};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # memory.insert_one(doc! { "_id": "order-7" }).await?;
-    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
-    ///
-    /// let order = orders.acquire("order-7").await?;
-    /// let (name, _) = orders.watch_all().next().await.expect("the client lives")?;
-    /// assert_eq!(orders.id_of(&name), Some("order-7".into()));
-    ///
-    /// # memory.insert_one(doc! { "_id": 8, "lines": [{ "sku": "x" }] }).await?;
-    /// let line = orders.element::<Document>("lines", doc! { "sku": "x" });
-    /// let held = line.acquire(8).await?;
-    /// let (name, _) = line.watch_all().next().await.expect("the client lives")?;
-    /// assert_eq!(orders.element_of(&name), Some((8_i64.into(), doc! { "sku": "x" })));
-    /// # Ok(()) }
-    /// ```
     pub fn watch_all(&self) -> Events<(String, LockEvent), W> {
         Events::new(self.session().map(|session| (session, Scope::All)))
     }
 
     /// Returns the name under which the document with this `_id`, or the element in it, is listed, watched and
     /// reported; the reverse of [`id_of`](DocumentLocks::id_of) and [`element_of`](DocumentLocks::element_of). Values
-    /// that the server treats as the same have the same name.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use mongodb::bson::{Document, doc};
-    /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
-    /// assert_eq!(orders.name_of("order-7"), r#""order-7""#);
-    /// assert_eq!(orders.name_of(7), "7");
-    /// assert_eq!(orders.name_of(7.0), "7");
-    /// let line = orders.element::<Document>("lines", doc! { "sku": "x" });
-    /// assert_eq!(line.name_of("order-7"), r#""order-7"/sku="x""#);
-    /// ```
+    /// that the server treats as the same have the same name: `7` and `7.0`, for one.
     pub fn name_of(&self, id: impl Into<Bson>) -> String {
         self.name(&id.into())
     }
 
     /// Takes the lock of the document with this `_id`, or of the element in it, away from its holder, and hands it to
     /// the next in the queue. Returns the state of the lock afterwards; `None` where [`inspect`](Self::inspect) returns
-    /// it.
-    ///
-    /// The holder sees [`LostReason::Broken`](crate::LostReason::Broken) at once.
+    /// it. [`ItemLocks`] has an example.
     ///
     /// Errors and cancel safety are those of [`LockClient::break_lock`], with the bounds of [`inspect`](Self::inspect).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use mongodb::bson::{Document, doc};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # memory.insert_one(doc! { "_id": "order-7" }).await?;
-    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
-    /// let order = orders.acquire("order-7").await?;
-    /// orders.break_lock("order-7").await?;
-    /// assert_eq!(order.lost().await, watchlock::LostReason::Broken);
-    /// # Ok(()) }
-    /// ```
     pub fn break_lock(
         &self,
         id: impl Into<Bson>,
@@ -629,28 +487,7 @@ impl<K, W: World> ItemLocks<K, W> {
     }
 
     /// Takes the lock away as [`break_lock`](Self::break_lock) does, but only from the holder whose grant has this
-    /// token. Returns the state of the lock afterwards; `None` if nobody holds it under this token, and then nothing
-    /// was changed.
-    ///
-    /// [`HolderInfo::token`](crate::operate::HolderInfo::token) has the token.
-    ///
-    /// Errors and cancel safety are those of [`LockClient::break_holder`], with the bounds of
-    /// [`inspect`](Self::inspect).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use mongodb::bson::{Document, doc};
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let memory = watchlock::testing::MemoryCollection::new();
-    /// # memory.insert_one(doc! { "_id": "order-7" }).await?;
-    /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
-    /// let order = orders.acquire("order-7").await?;
-    /// let lock = orders.break_holder("order-7", order.token()).await?.expect("it is held");
-    /// assert!(lock.holders.is_empty());
-    /// assert_eq!(order.lost().await, watchlock::LostReason::Broken);
-    /// # Ok(()) }
-    /// ```
+    /// token: see [`LockClient::break_holder`], whose errors and cancel safety it has. [`ItemLocks`] has an example.
     pub fn break_holder(
         &self,
         id: impl Into<Bson>,
