@@ -229,27 +229,6 @@ impl LockInfo {
     /// A lock that is [kept taken](HolderInfo::released) or [idle](HolderInfo::idle) counts, as another client's try
     /// fails. So do [`List::held`](crate::operate::List::held) and its lists. It can change at any moment: to work
     /// under the lock, acquire it.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// use std::time::Duration;
-    ///
-    /// let step = locks.mutex("deploy").acquire().fixed(Duration::from_secs(60)).await?;
-    /// let lock = locks.inspect("deploy").await?.expect("there is a trace of it");
-    /// assert!(lock.is_held());
-    /// let left = lock.holders[0].until.duration_since(lock.as_of)?;
-    /// assert!(left <= Duration::from_secs(60));
-    ///
-    /// tokio::time::sleep(Duration::from_secs(61)).await;
-    /// let lock = locks.inspect("deploy").await?;
-    /// assert!(!lock.is_some_and(|lock| lock.is_held()));
-    /// # drop(step);
-    /// # Ok(()) }
-    /// ```
     pub fn is_held(&self) -> bool {
         self.holders.iter().any(|holder| holder.until > self.as_of)
     }

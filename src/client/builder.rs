@@ -294,20 +294,6 @@ impl<W: World> LockClientBuilder<W> {
     /// The client that removes the hold from the document makes the record: the holder when it releases, or another
     /// client that finds the lease over or breaks the lock. So give all clients of a lock the same history; a client
     /// without one leaves the records alone, and makes none.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use watchlock::{operate::HoldEnd, testing::InMemory};
-    ///
-    /// let locks = InMemory::new().builder().history(5).build().await?;
-    /// locks.mutex("nightly").acquire().reason("of the 3rd").await?.release().await?;
-    /// let lock = locks.inspect("nightly").await?.expect("there is a trace of it");
-    /// assert_eq!(lock.past[0].how, HoldEnd::Released);
-    /// assert_eq!(lock.past[0].owner.reason.as_deref(), Some("of the 3rd"));
-    /// # Ok(()) }
-    /// ```
     pub fn history(mut self, ends: u32) -> Self {
         self.config.history = usize::try_from(ends).unwrap_or(usize::MAX);
         self
@@ -321,18 +307,6 @@ impl<W: World> LockClientBuilder<W> {
     /// label. A [document](crate::documents::DocumentLocks) has the name that [`View::name`](crate::View::name)
     /// returns: `7` for that `_id`, and `"a-1"`, with the quotes, for a string.
     /// [Observability](crate::observability#metrics) lists the metrics.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use watchlock::testing::InMemory;
-    ///
-    /// let locks = InMemory::new().builder().metrics_for(["nightly-job", "scheduler"]).build().await?;
-    /// // Counted as watchlock_acquires_total{kind="mutex",outcome="granted",lock="nightly-job"}.
-    /// locks.mutex("nightly-job").acquire().await?.release().await?;
-    /// # Ok(()) }
-    /// ```
     #[cfg(feature = "metrics")]
     #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
     pub fn metrics_for(mut self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
@@ -347,16 +321,14 @@ impl<W: World> LockClientBuilder<W> {
     /// collection that is there takes the privileges `listCollections` and `listIndexes`: without them it is not
     /// checked.
     ///
+    /// Cancel safe: a dropped future leaves nothing behind.
+    ///
     /// # Errors
     ///
     /// [`BuildError::Invalid`] names the setting, its value and its bound; nothing was sent then. The databases
     /// `admin`, `config` and `local` keep no locks. [`BuildError::Unsuitable`] if the collection can't keep locks.
     /// [`BuildError::Server`] if no primary answers within the driver's server selection timeout (30 s unless set in
     /// the connection string). [`BuildError::NoChangeStream`] with [`WakeSource::ChangeStream`] on a standalone.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: a dropped future leaves nothing behind.
     ///
     /// # Examples
     ///
@@ -366,11 +338,10 @@ impl<W: World> LockClientBuilder<W> {
     /// use watchlock::LockClient;
     ///
     /// let client = mongodb::Client::with_uri_str("mongodb://localhost:27017/?replicaSet=rs0").await?;
-    /// let locks = LockClient::builder(client.database("app"))
-    ///     .lease(Duration::from_secs(20))
-    ///     .label("billing")
-    ///     .build()
-    ///     .await?;
+    /// let builder = LockClient::builder(client.database("app")).lease(Duration::from_secs(20)).label("billing");
+    /// let locks = builder.clone().build().await?;
+    /// // Or before the database is there: the first acquire waits for it.
+    /// let locks = builder.build_lazily()?;
     /// # Ok(()) }
     /// ```
     pub fn build(self) -> W::Call<impl Future<Output = Result<LockClient<W>, BuildError>>> {
@@ -381,25 +352,14 @@ impl<W: World> LockClientBuilder<W> {
     ///
     /// The settings are checked now. The server is asked what [`build`](Self::build) asks before the first command of
     /// the client; until that succeeds, each call that needs the server has its error, and it is asked again after a
-    /// growing pause of a second at most. Locks in documents ask for nothing beforehand. An acquire without a timeout waits for the server, as in any outage; it fails
-    /// with [`AcquireError::Server`](crate::errors::AcquireError::Server) if the collection can't keep locks.
+    /// growing pause of a second at most. Locks in documents ask for nothing beforehand. An acquire without a timeout
+    /// waits for the server, as in any outage; it fails with
+    /// [`AcquireError::Server`](crate::errors::AcquireError::Server) if the collection can't keep locks.
     ///
     /// # Errors
     ///
     /// [`BuildError::Invalid`] names the setting, its value and its bound. An [`owner_id`](Self::owner_id) is refused:
     /// which of two processes is the later one takes the server's clock.
-    ///
-    /// # Examples
-    ///
-    /// ```no_run
-    /// # async fn example(client: mongodb::Client) -> Result<(), Box<dyn std::error::Error>> {
-    /// use watchlock::LockClient;
-    ///
-    /// let locks = LockClient::builder(client.database("app")).label("billing").build_lazily()?;
-    /// // Waits for the server, if need be.
-    /// let handle = locks.mutex("invoice-42").acquire().await?;
-    /// # Ok(()) }
-    /// ```
     pub fn build_lazily(self) -> Result<LockClient<W>, BuildError> {
         let (config, database, collection) = match self.checked()? {
             (config, Home::Database(database), collection) => (config, database, collection),

@@ -20,29 +20,19 @@ use crate::{
 ///
 /// # Guarantees
 ///
-/// Those of a replica set that never fails, except for the faults that a test sets. Time is tokio's: with its clock paused, leases expire as the test advances
-/// it.
+/// Those of a replica set that never fails, except for the faults that a test sets. Time is tokio's: with its clock
+/// paused, leases expire as the test advances it.
 ///
 /// # Examples
 ///
-/// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let memory = watchlock::testing::InMemory::new();
-/// let (one, other) = (memory.client(), memory.client());
-/// let handle = one.mutex("invoice-42").acquire().await?;
-/// assert!(other.mutex("invoice-42").try_acquire().await?.is_none());
-/// # handle.release().await?;
-/// # Ok(()) }
-/// ```
-///
 /// On tokio's paused clock (its feature `test-util`) days pass in no time: while all tasks wait, time advances to the
 /// next timer, and leases are renewed as usual. `tokio::time::advance` jumps instead, which looks to a process as if it
-/// had been frozen.
+/// had been frozen. A client can also be cut off while its own time goes on, and all of them at once.
 ///
 /// ```
 /// use std::time::Duration;
 /// use tokio::time::{advance, sleep};
-/// use watchlock::{LostReason, testing::InMemory};
+/// use watchlock::{LostReason, errors::AcquireError, testing::InMemory};
 ///
 /// // As `#[tokio::test(start_paused = true)]` does.
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
@@ -61,24 +51,16 @@ use crate::{
 /// assert_eq!(handle.lost_reason(), Some(LostReason::Expired));
 /// let next = other.mutex("invoice-42").acquire().await?;
 /// assert!(next.token() > handle.token());
-/// # Ok(()) }
-/// ```
 ///
-/// A client can be cut off while its own time goes on:
+/// // The server hears nothing of the holder any more, and gives the lock to the next.
+/// memory.set_frozen(&other, true)?;
+/// let last = one.mutex("invoice-42").acquire().await?;
+/// assert_eq!(next.lost_reason(), Some(LostReason::Expired));
 ///
-/// ```
-/// use watchlock::{LostReason, testing::InMemory};
-///
-/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
-/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let memory = InMemory::new();
-/// let (one, other) = (memory.client(), memory.client());
-/// let handle = one.mutex("invoice-42").acquire().await?;
-///
-/// memory.set_frozen(&one, true)?;
-/// let next = other.mutex("invoice-42").acquire().await?;
-/// assert_eq!(handle.lost_reason(), Some(LostReason::Expired));
-/// assert!(next.token() > handle.token());
+/// memory.set_outage(true);
+/// assert!(matches!(one.mutex("invoice-43").try_acquire().await, Err(AcquireError::Server(_))));
+/// memory.set_outage(false);
+/// # last.release().await?;
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug, Default)]
@@ -104,20 +86,6 @@ impl InMemory {
 
     /// Begins an outage, or ends it: while there is one, every command of every client fails at once, as if no server
     /// could be reached.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let memory = watchlock::testing::InMemory::new();
-    /// let locks = memory.client();
-    /// memory.set_outage(true);
-    /// let error = locks.mutex("invoice-42").try_acquire().await.unwrap_err();
-    /// assert!(matches!(error, watchlock::errors::AcquireError::Server(_)));
-    /// memory.set_outage(false);
-    /// assert!(locks.mutex("invoice-42").try_acquire().await?.is_some());
-    /// # Ok(()) }
-    /// ```
     pub fn set_outage(&self, outage: bool) {
         self.store.connection().set_outage(outage);
     }
@@ -144,17 +112,6 @@ impl InMemory {
 impl LockClient {
     /// Returns a client whose locks live in the memory of this process, for itself alone: the clients of an
     /// [`InMemory`] share their locks.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let locks = watchlock::LockClient::in_memory();
-    /// let handle = locks.mutex("invoice-42").acquire().await?;
-    /// assert!(locks.mutex("invoice-42").try_acquire().await?.is_none());
-    /// # handle.release().await?;
-    /// # Ok(()) }
-    /// ```
     pub fn in_memory() -> Self {
         InMemory::new().client()
     }

@@ -220,62 +220,46 @@ impl<W: World> LockClient<W> {
 
     /// Returns a mutex: one holder at a time among all processes.
     ///
-    /// Any text of 1 to 1,024 bytes is a name; acquiring refuses other names. Making a mutex sends nothing.
+    /// Any text of 1 to 1,024 bytes is a name, for locks of every kind, which share them: one name is one kind of lock.
+    /// Making a lock sends nothing; using it refuses other names, and numbers that are out of bounds.
     pub fn mutex(&self, name: impl Into<String>) -> locks::Mutex<W> {
         locks::Mutex::new(self.share(name, Kind::Mutex, 1))
     }
 
-    /// Returns a job that is done at most once in each `period`, among all processes.
-    ///
-    /// The name is that of a [`mutex`](Self::mutex). Making a job sends nothing; beginning it refuses a period shorter
-    /// than a second or longer than 366 days.
+    /// Returns a job that is done at most once in each `period`, among all processes: from a second to 366 days. The
+    /// name is that of a [`mutex`](Self::mutex).
     pub fn once(&self, name: impl Into<String>, period: Duration) -> Once<W> {
         Once::new(self.share(name, Kind::Mutex, 1), period)
     }
 
-    /// Returns a semaphore with `permits` permits among all processes.
-    ///
-    /// Names are as for [`mutex`](Self::mutex), and both share them: one name is one kind of lock. Making a semaphore
-    /// sends nothing; acquiring refuses a semaphore without permits.
+    /// Returns a semaphore with `permits` permits among all processes, at least one.
     pub fn semaphore(&self, name: impl Into<String>, permits: u32) -> Semaphore<W> {
         Semaphore::new(self.share(name, Kind::Semaphore, permits))
     }
 
     /// Returns a readers-writer lock: many readers or one writer at a time among all processes.
-    ///
-    /// Names are as for [`mutex`](Self::mutex). Making a lock sends nothing.
     pub fn rw_lock(&self, name: impl Into<String>) -> RwLock<W> {
         RwLock::new(self.share(name, Kind::RwLock, rw_lock::PERMITS))
     }
 
     /// Returns an election: one leader at a time among all processes.
-    ///
-    /// Names are as for [`mutex`](Self::mutex). Making an election sends nothing.
     pub fn election(&self, name: impl Into<String>) -> Election<W> {
         Election::new(self.share(name, Kind::Election, 1))
     }
 
-    /// Returns a count-down latch: it opens when `count` arrivals have been counted, from any processes.
-    ///
-    /// Names are as for [`mutex`](Self::mutex). Making a latch sends nothing; using it refuses a count of 0 or of more
-    /// than 256.
+    /// Returns a count-down latch: it opens when `count` arrivals have been counted, from any processes; 1 to 256.
     pub fn latch(&self, name: impl Into<String>, count: u32) -> Latch<W> {
         Latch::new(self.share(name, Kind::Latch, count))
     }
 
     /// Returns a barrier: `parties` calls of [`wait`](Barrier::wait), from any processes, wait for each other, again
-    /// and again.
-    ///
-    /// Names are as for [`mutex`](Self::mutex). Making a barrier sends nothing; waiting at it refuses 0 parties or more
-    /// than 64.
+    /// and again; 1 to 64.
     pub fn barrier(&self, name: impl Into<String>, parties: u32) -> Barrier<W> {
         Barrier::new(self.share(name, Kind::Barrier, parties))
     }
 
-    /// Returns a multi-lock: several locks, held together or not at all, given in any order. A name is that of a mutex,
-    /// and [`Part`] has the ways to other locks.
-    ///
-    /// Names are as for [`mutex`](Self::mutex); 1 to 128, each once. Making a multi-lock sends nothing.
+    /// Returns a multi-lock: several locks, held together or not at all, given in any order; 1 to 128, each once. A
+    /// name is that of a mutex, and [`Part`] has the ways to other locks.
     pub fn multi(&self, parts: impl IntoIterator<Item = impl Into<Part>>) -> MultiLock<W> {
         MultiLock::new(&self.session, parts)
     }
@@ -297,8 +281,6 @@ impl<W: World> LockClient<W> {
     }
 
     /// Waits until the wake mode differs from `present`, and returns it.
-    ///
-    /// # Cancel safety
     ///
     /// Cancel safe: no change is lost, as the mode is compared and not counted.
     ///
@@ -335,25 +317,38 @@ impl<W: World> LockClient<W> {
     /// A holder whose lease is over is shown until somebody asks for the lock again, while a [`list`](Self::list)
     /// leaves it out: [`LockInfo::is_held`] counts only the others.
     ///
+    /// Cancel safe: it only reads.
+    ///
     /// # Errors
     ///
     /// If the name is out of bounds, the server can't be reached, or the document is not a lock.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: it only reads.
     ///
     /// # Examples
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let locks = watchlock::LockClient::in_memory();
-    /// let handle = locks.mutex("nightly-job").acquire().reason("night of the 3rd").await?;
-    /// let lock = locks.inspect("nightly-job").await?.expect("it is held");
+    /// use watchlock::{LostReason, operate::LockEvent};
+    ///
+    /// let mut events = locks.watch_all();
+    /// let exports = locks.semaphore("exports", 2);
+    /// let (stuck, other) = (exports.acquire().reason("night of the 3rd").await?, exports.acquire().await?);
+    /// let lock = locks.inspect("exports").await?.expect("it is held");
     /// assert_eq!(lock.holders[0].owner.reason.as_deref(), Some("night of the 3rd"));
-    /// assert_eq!(lock.holders[0].token, handle.token());
-    /// assert!(lock.is_held());
-    /// # handle.release().await?;
+    /// assert_eq!(locks.list().prefix("exp").held(true).await?[0].name, "exports");
+    ///
+    /// let lock = locks.break_holder("exports", stuck.token()).await?.expect("it is held");
+    /// assert_eq!(stuck.lost().await, LostReason::Broken);
+    /// assert_eq!(lock.holders[0].token, other.token());
+    /// locks.break_lock("exports").await?;
+    /// assert_eq!(other.lost().await, LostReason::Broken);
+    ///
+    /// let (name, event) = events.next().await.expect("the client lives")?;
+    /// assert_eq!(name, "exports");
+    /// assert!(matches!(event, LockEvent::Granted { .. }));
+    /// for deadlock in locks.deadlocks().await? {
+    ///     println!("{deadlock}");
+    /// }
     /// # Ok(()) }
     /// ```
     pub fn inspect(&self, name: &str) -> W::Call<impl Future<Output = Result<Option<LockInfo>, OperateError>>> {
@@ -364,52 +359,26 @@ impl<W: World> LockClient<W> {
         })
     }
 
-    /// Lists locks, sorted by name. Set conditions on the returned action, and await it.
+    /// Lists locks, sorted by name. Set conditions on the returned action, and await it. It only reads, and is cancel
+    /// safe. [`inspect`](Self::inspect) has an example.
     ///
     /// # Errors
     ///
     /// If the prefix is out of bounds, the server can't be reached, or it refuses.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: it only reads.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let handle = locks.mutex("invoice-42").acquire().await?;
-    /// let held = locks.list().prefix("invoice-").held(true).await?;
-    /// assert_eq!(held[0].name, "invoice-42");
-    /// # Ok(()) }
-    /// ```
     pub fn list(&self) -> List<W> {
         List::new(Ok(self.session.clone()))
     }
 
     /// Lists the deadlocks among the locks of all clients, as far as those show what their tasks wait for:
     /// [Deadlocks](crate::guide::locks#deadlocks). Where there is a sign of one, it looks again and again until that is
-    /// certain, or for the longest lease of its holders, a minute at most. It reads up to 1,000 locks whose holders wait.
+    /// certain, or for the longest lease of its holders, a minute at most. It reads up to 1,000 locks whose holders
+    /// wait.
+    ///
+    /// Cancel safe: it only reads. [`inspect`](Self::inspect) has an example.
     ///
     /// # Errors
     ///
     /// If the server can't be reached, or refuses.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: it only reads.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// for deadlock in locks.deadlocks().await? {
-    ///     println!("{deadlock}");
-    /// }
-    /// # Ok(()) }
-    /// ```
     pub fn deadlocks(&self) -> W::Call<impl Future<Output = Result<Vec<Deadlock>, OperateError>>> {
         let session = self.session.clone();
         W::call(async move { session.deadlocks().await })
@@ -451,33 +420,18 @@ impl<W: World> LockClient<W> {
     }
 
     /// Returns the events of every lock in the collection, as they happen: the events of [`watch`](Self::watch), each
-    /// with the name of its lock. Soon it has a grant for each present holder of each lock, beside what happens meanwhile.
+    /// with the name of its lock. Soon it has a grant for each present holder of each lock, beside what happens
+    /// meanwhile. [`inspect`](Self::inspect) has an example.
     ///
-    /// The guarantees are those of [`watch`](Self::watch). As long as it lives, the client's change stream also receives
-    /// each renewal of each lock, so it is for operators and not for every process of an application.
-    ///
-    /// Errors and panics are those of [`watch`](Self::watch).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// use watchlock::operate::LockEvent;
-    ///
-    /// let mut events = locks.watch_all();
-    /// let handle = locks.mutex("invoice-42").acquire().await?;
-    /// let (name, event) = events.next().await.expect("the client lives")?;
-    /// assert_eq!(name, "invoice-42");
-    /// assert!(matches!(event, LockEvent::Granted { .. }));
-    /// # handle.release().await?;
-    /// # Ok(()) }
-    /// ```
+    /// Guarantees, errors and panics are those of [`watch`](Self::watch). As long as it lives, the client's change
+    /// stream also receives each renewal of each lock, so it is for operators and not for every process of an
+    /// application.
     pub fn watch_all(&self) -> Events<(String, LockEvent), W> {
         Events::new(Ok((self.session.clone(), Scope::All)))
     }
 
     /// Takes the lock `name` away from all its holders, and hands it to the next in the queue.
+    /// [`inspect`](Self::inspect) has an example.
     ///
     /// Its holders see [`LostReason::Broken`](crate::LostReason::Broken) at once. Returns the state of the lock
     /// afterwards; `None` if there is no trace of it.
@@ -485,22 +439,11 @@ impl<W: World> LockClient<W> {
     /// # Errors
     ///
     /// If the name is out of bounds, or the server refuses or can't be reached, or has not answered for some seconds.
-    /// The lock may or may not be broken then: inspect it before you try again, as another holder may have it by now.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the lock may or may not be broken: a command that was sent runs to its end.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let handle = locks.mutex("stuck").acquire().await?;
-    /// locks.break_lock("stuck").await?;
-    /// assert_eq!(handle.lost().await, watchlock::LostReason::Broken);
-    /// # Ok(()) }
-    /// ```
+    /// If the future is dropped, or after an error of the server, the lock may or may not be broken: a command that was
+    /// sent runs to its end. Inspect the lock before you try again, as another holder may have it by now.
     #[doc(alias("forceUnlock", "force_unlock"))]
     pub fn break_lock(&self, name: &str) -> W::Call<impl Future<Output = Result<Option<LockInfo>, OperateError>>> {
         W::call(async move {
@@ -510,33 +453,15 @@ impl<W: World> LockClient<W> {
     }
 
     /// Takes the lock `name` away from the one holder whose grant has this token, and from nobody else: one holder of a
-    /// semaphore, or one reader. Its permits go to the next in the queue. A writer that was an upgradeable reader holds by
-    /// two grants: break the reader's, and it loses both.
+    /// semaphore, or one reader. Its permits go to the next in the queue. A writer that was an upgradeable reader holds
+    /// by two grants: break the reader's, and it loses both. [`inspect`](Self::inspect) has an example.
     ///
     /// [`HolderInfo::token`](crate::operate::HolderInfo::token) has the token. The holder sees
     /// [`LostReason::Broken`](crate::LostReason::Broken) at once. Returns the state of the lock afterwards, or `None`
     /// without a change if nobody holds it under this token.
     ///
-    /// # Errors
-    ///
-    /// Same as for [`break_lock`](Self::break_lock). It is safe to try again: no other grant ever has the same token.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the holder may or may not be evicted: a command that was sent runs to its end.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let exports = locks.semaphore("exports", 2);
-    /// let (stuck, other) = (exports.acquire().await?, exports.acquire().await?);
-    /// let lock = locks.break_holder("exports", stuck.token()).await?.expect("it is held");
-    /// assert_eq!(stuck.lost().await, watchlock::LostReason::Broken);
-    /// assert_eq!(lock.holders[0].token, other.token());
-    /// # Ok(()) }
-    /// ```
+    /// Errors and cancel safety are those of [`break_lock`](Self::break_lock), but it is safe to try again: no other
+    /// grant ever has the same token.
     pub fn break_holder(
         &self,
         name: &str,
@@ -548,8 +473,9 @@ impl<W: World> LockClient<W> {
         })
     }
 
-    /// Takes up a hold that a handle was [detached](crate::Held::detach) from, in this or another process: with renewals
-    /// and [`lost`](crate::View::lost), under the same token. Returns `None` if nobody holds the lock under it any more.
+    /// Takes up a hold that a handle was [detached](crate::Held::detach) from, in this or another process: with
+    /// renewals and [`lost`](crate::View::lost), under the same token. Returns `None` if nobody holds the lock under it
+    /// any more.
     ///
     /// One handle at a time: of several that attach the same hold, one has it, and the others are refused until it is
     /// detached again. If its process dies, the lock stays taken until the lease is over, as with any holder. The hold
@@ -559,9 +485,10 @@ impl<W: World> LockClient<W> {
     /// # Errors
     ///
     /// [`AcquireError::Held`](crate::errors::AcquireError::Held) if a client has the hold, which it names.
-    /// [`AcquireError::Invalid`](crate::errors::AcquireError::Invalid) if the name is out of bounds, or the lease of the
-    /// hold does not go with this client's margins. [`AcquireError::Server`](crate::errors::AcquireError::Server) if the
-    /// server refuses or can't be reached: nothing is attached then, or the lock stays taken until its lease is over.
+    /// [`AcquireError::Invalid`](crate::errors::AcquireError::Invalid) if the name is out of bounds, or the lease of
+    /// the hold does not go with this client's margins. [`AcquireError::Server`](crate::errors::AcquireError::Server)
+    /// if the server refuses or can't be reached: nothing is attached then, or the lock stays taken until its lease is
+    /// over.
     ///
     /// # Cancel safety
     ///
@@ -573,11 +500,18 @@ impl<W: World> LockClient<W> {
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let memory = watchlock::testing::InMemory::new();
     /// # let (locks, other) = (memory.client(), memory.client());
+    /// use std::time::Duration;
     /// use watchlock::errors::AcquireError;
     ///
-    /// let detached = locks.mutex("deploy").acquire().await?.detach().await?;
-    /// assert!(other.mutex("deploy").try_acquire().await?.is_none());
+    /// let handle = locks.mutex("cart-7").acquire().lease(Duration::from_secs(900)).await?;
+    /// let token = handle.token();
+    /// let detached = handle.detach().await?; // Put it into the user's session.
+    /// assert!(other.mutex("cart-7").try_acquire().await?.is_none());
+    /// assert!(other.renew_detached(&detached).await?.expect("it is held").is_held());
+    ///
+    /// // The next request, served by another process.
     /// let handle = other.attach(&detached).await?.expect("it is still held");
+    /// assert_eq!(handle.token(), token);
     /// assert!(matches!(locks.attach(&detached).await, Err(AcquireError::Held { .. })));
     /// handle.release().await?;
     /// assert!(locks.attach(&detached).await?.is_none());
@@ -597,32 +531,15 @@ impl<W: World> LockClient<W> {
 
     /// Renews a [detached](crate::Held::detach) hold for its whole lease from now on, without taking it up. Returns the
     /// state of the lock afterwards; `None` without a change if nobody holds it under this token any more, or a client
-    /// has attached it, which renews it itself.
+    /// has attached it, which renews it itself. [`attach`](Self::attach) has an example.
     ///
     /// # Errors
     ///
-    /// If the name is out of bounds, or the server refuses or can't be reached; the hold may have been renewed then. It
-    /// is safe to try again.
+    /// If the name is out of bounds, or the server refuses or can't be reached.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the hold may or may not be renewed.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// use std::time::Duration;
-    ///
-    /// let step = locks.mutex("deploy").acquire().fixed(Duration::from_secs(600)).await?.detach().await?;
-    /// tokio::time::sleep(Duration::from_secs(400)).await;
-    /// let before = locks.inspect("deploy").await?.expect("it is held").holders[0].until;
-    /// let lock = locks.renew_detached(&step).await?.expect("it is held");
-    /// assert_eq!(lock.holders[0].until, before + Duration::from_secs(400));
-    /// # Ok(()) }
-    /// ```
+    /// If the future is dropped, or after an error, the hold may or may not be renewed. It is safe to try again.
     pub fn renew_detached(
         &self,
         detached: &Detached,

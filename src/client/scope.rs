@@ -44,21 +44,17 @@ impl LockClientBuilder {
     ///
     /// ```no_run
     /// # async fn bill_invoices(_: watchlock::LockClient) -> Result<(), Box<dyn std::error::Error>> { Ok(()) }
-    /// use watchlock::LockClient;
-    ///
-    /// #[tokio::main]
-    /// async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    ///     let client = mongodb::Client::with_uri_str("mongodb://localhost:27017/?replicaSet=rs0").await?;
-    ///     let locks = LockClient::builder(client.database("app"));
-    ///     locks
-    ///         .scope(async |locks| {
-    ///             tokio::select! {
-    ///                 billed = bill_invoices(locks) => billed,
-    ///                 stopped = tokio::signal::ctrl_c() => Ok(stopped?),
-    ///             }
-    ///         })
-    ///         .await?
-    /// }
+    /// # async fn example(client: mongodb::Client) -> Result<(), Box<dyn std::error::Error>> {
+    /// let locks = watchlock::LockClient::builder(client.database("app"));
+    /// locks
+    ///     .scope(async |locks| {
+    ///         tokio::select! {
+    ///             billed = bill_invoices(locks) => billed,
+    ///             stopped = tokio::signal::ctrl_c() => Ok(stopped?),
+    ///         }
+    ///     })
+    ///     .await?
+    /// # }
     /// ```
     pub async fn scope<F, Fut>(self, work: F) -> Result<Fut::Output, BuildError>
     where

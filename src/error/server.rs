@@ -20,9 +20,16 @@ use crate::truncated_debug::shown_in_a_line;
 ///
 /// ```
 /// # async fn example(locks: watchlock::LockClient) {
-/// if let Err(error) = locks.mutex("invoices").acquire().await {
-///     // the server refused the operation: Unauthorized (13): missing one of `find`, `insert`, `update` on app.locks
-///     eprintln!("{error}");
+/// use watchlock::errors::{AcquireError, ServerErrorKind};
+///
+/// match locks.mutex("invoices").acquire().await {
+///     Err(AcquireError::Server(error)) => match error.kind() {
+///         ServerErrorKind::Unauthorized(missing) => eprintln!("{missing}: ask for it"),
+///         ServerErrorKind::Unavailable => eprintln!("try again later"),
+///         // the server refused the operation: Unauthorized (13): missing one of `find`, `insert` on app.locks
+///         _ => eprintln!("{error}"),
+///     },
+///     other => drop(other),
 /// }
 /// # }
 /// ```
@@ -67,23 +74,6 @@ pub struct MissingPrivilege {
 
 impl ServerError {
     /// Returns the kind of this error.
-    ///
-    /// # Examples
-    ///
-    /// ```no_run
-    /// # async fn example(locks: watchlock::LockClient) {
-    /// use watchlock::errors::{AcquireError, ServerErrorKind};
-    ///
-    /// match locks.mutex("invoices").acquire().await {
-    ///     Err(AcquireError::Server(error)) => match error.kind() {
-    ///         ServerErrorKind::Unauthorized(missing) => eprintln!("{missing}: ask for it"),
-    ///         ServerErrorKind::Unavailable => eprintln!("try again later"),
-    ///         _ => eprintln!("{error}"),
-    ///     },
-    ///     other => drop(other),
-    /// }
-    /// # }
-    /// ```
     pub fn kind(&self) -> ServerErrorKind {
         if self.is_no_lock() {
             return ServerErrorKind::NotALock;

@@ -82,35 +82,11 @@ impl<T: Followed, W: World> Events<T, W> {
 }
 
 impl<T: Followed> Events<T> {
-    /// Returns the next event; `None` when the stream has ended.
+    /// Returns the next event; `None` when the stream has ended, as it does after an error that the server would
+    /// repeat.
     ///
-    /// It is `StreamExt::next` of the crate `futures`, for programs without that crate.
-    ///
-    /// # Errors
-    ///
-    /// An error that the server would repeat, after which the stream ends.
-    ///
-    /// # Cancel safety
-    ///
-    /// Cancel safe: nothing is lost when the future is dropped.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// # let handle = locks.mutex("invoice-42").acquire().await?;
-    /// # let leadership = locks.election("scheduler").campaign("node 7").await?;
-    /// let mut events = locks.watch("invoice-42");
-    /// if let Some(next) = events.next().await.transpose()? {
-    ///     println!("{next}");
-    /// }
-    /// let mut leaders = locks.election("scheduler").observe();
-    /// if let Some(Some(leader)) = leaders.next().await.transpose()? {
-    ///     println!("{} leads", leader.value);
-    /// }
-    /// # Ok(()) }
-    /// ```
+    /// It is `StreamExt::next` of the crate `futures`, for programs without that crate. Cancel safe: nothing is lost
+    /// when the future is dropped. [`LockClient::watch`](crate::LockClient::watch) has an example.
     pub async fn next(&mut self) -> Option<Result<T, OperateError>> {
         std::future::poll_fn(|context| self.poll(context)).await
     }

@@ -30,6 +30,18 @@ const LISTED_MOST: usize = 100_000;
 ///
 /// All given conditions must be met. Documents that are not locks, or can't be read, are skipped and hide no others:
 /// the event `watchlock.unreadable` reports each, and so does [`watch_all`](crate::LockClient::watch_all).
+///
+/// # Examples
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let locks = watchlock::LockClient::in_memory();
+/// let handle = locks.mutex("invoice-42").acquire().await?;
+/// let held = locks.list().prefix("invoice-").held(true);
+/// assert_eq!(held.clone().await?[0].token, handle.token());
+/// assert!(held.with_unreadable().await?.unreadable.is_empty());
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug)]
 #[must_use = "a listing does nothing until it is awaited, or run in the blocking world"]
 pub struct List<W: World = Async> {
@@ -134,19 +146,8 @@ impl IntoFuture for List {
 }
 
 impl<W: World> List<W> {
-    /// Lists the locks, and with them the documents that can't be read as locks.
-    ///
-    /// Errors and cancel safety are those of [`LockClient::list`](crate::LockClient::list).
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let listing = locks.list().with_unreadable().await?;
-    /// assert!(listing.locks.is_empty() && listing.unreadable.is_empty());
-    /// # Ok(()) }
-    /// ```
+    /// Lists the locks, and with them the documents that can't be read as locks. Errors and cancel safety are those of
+    /// [`LockClient::list`](crate::LockClient::list), except that its result is a [`Listing`].
     pub fn with_unreadable(self) -> W::Call<impl Future<Output = Result<Listing, OperateError>>> {
         W::call(self.listing())
     }
@@ -190,16 +191,6 @@ impl List<Blocking> {
     /// # Errors
     ///
     /// If a condition is out of bounds, the server can't be reached, or it refuses.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory().blocking();
-    /// let handle = locks.mutex("invoice-42").acquire().run()?;
-    /// assert_eq!(locks.list().prefix("invoice-").held(true).run()?.len(), 1);
-    /// # Ok(()) }
-    /// ```
     pub fn run(self) -> Result<Vec<LockInfo>, OperateError> {
         self.with_unreadable().map(|listing| listing.locks)
     }

@@ -58,10 +58,7 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let locks = watchlock::LockClient::in_memory().blocking();
 //! use std::time::Duration;
-//!
-//! let handle = locks.mutex("invoice-42").acquire().timeout(Duration::from_secs(5)).reason("billing").run()?;
-//! assert!(locks.mutex("invoice-42").try_acquire().run()?.is_none());
-//! handle.release()?;
+//! use watchlock::LostReason;
 //!
 //! let election = locks.election("scheduler");
 //! let mut leaders = election.observe();
@@ -69,21 +66,13 @@
 //! let leadership = election.campaign("10.0.0.7:8080").run()?;
 //! assert_eq!(leaders.next().expect("it goes on")?.expect("a leader").value, "10.0.0.7:8080");
 //! leadership.resign()?;
-//! # Ok(()) }
-//! ```
 //!
-//! Work under a lock, in steps, with checks between them; and a thread that waits for the loss:
+//! let ready = locks.latch("deploy-7/ready", 1);
+//! assert!(!ready.wait_timeout(Duration::from_millis(10))?);
 //!
-//! ```
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let locks = watchlock::LockClient::in_memory().blocking();
-//! use std::time::Duration;
-//! use watchlock::LostReason;
-//!
-//! let token = locks.mutex("nightly-job").acquire().run_with(|held| held.token())?;
-//! assert!(token < locks.mutex("nightly-job").acquire().run_with(|held| held.token())?);
-//!
-//! let handle = locks.mutex("invoice-42").acquire().run()?;
+//! // Work in steps, with checks between them, and a thread that waits for the loss.
+//! let handle = locks.mutex("invoice-42").acquire().timeout(Duration::from_secs(5)).run()?;
+//! assert!(locks.mutex("invoice-42").try_acquire().run()?.is_none());
 //! for step in 0..3 {
 //!     handle.check()?;
 //!     // ... the step, under the fencing token ...
