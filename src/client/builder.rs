@@ -192,19 +192,17 @@ impl<W: World> LockClientBuilder<W> {
     /// Zero, the default, gives it back at once; at most 366 days. An acquire can set [its own
     /// time](crate::Acquire::keep_idle).
     ///
-    /// Use it for a lock that one process takes again and again, and others seldom. Taking the idle lock again, by an
-    /// acquire or a try, costs no command and no round trip, and gives a larger fencing token as usual. It goes back as
-    /// soon as another client **waits** for it, after this time, when a task of this client uses it otherwise (as a
-    /// reader, with another lease), after 64 tasks, and with a [shutdown](LockClient::shutdown). **Shut the client down
-    /// at the end of the program**: one that ends without leaves its idle locks taken for the rest of their lease.
-    ///
-    /// A [try](crate::locks::Mutex::try_acquire) of another client finds an idle lock taken, so don't use it for locks
-    /// that several clients try. [`inspect`](LockClient::inspect) and the command line show it as
-    /// [idle](crate::operate::HolderInfo::idle). [Guarantees](crate::guarantees#an-idle-lock) has the rest.
+    /// Use it for a lock that one process takes again and again, and others seldom: taking the idle lock again costs no
+    /// command and no round trip. It goes back as soon as another client **waits** for it, after this time, when a task
+    /// of this client uses it otherwise (as a reader, with another lease), after 64 tasks, and with a
+    /// [shutdown](LockClient::shutdown). **Shut the client down at the end of the program**: one that ends without
+    /// leaves its idle locks taken for the rest of their lease. A [try](crate::locks::Mutex::try_acquire) of another
+    /// client finds an idle lock taken, so don't use it for locks that several clients try.
+    /// [Guarantees](crate::guarantees#an-idle-lock) has the rest.
     ///
     /// The setting applies to locks that are [handed on locally](Self::hand_on_locally), except those of readers, and
-    /// requires that switch and a change stream: without a stream no lock stays. A lock for which this client had to
-    /// wait for another client does not stay, nor does that of a [job](crate::locks::Once).
+    /// requires that switch and a change stream. A lock for which this client had to wait for another client does not
+    /// stay, nor does that of a [job](crate::locks::Once).
     pub fn keep_idle(mut self, keep: Duration) -> Self {
         self.config.keep_idle = keep;
         self
@@ -229,8 +227,8 @@ impl<W: World> LockClientBuilder<W> {
     /// **Two clients that run at the same time must not have the same owner id: the one built later takes the locks of
     /// the earlier one away whenever it acquires them.** The earlier one finds out through
     /// [`LostReason::Adopted`](crate::LostReason::Adopted); until the news arrives both believe that they hold the
-    /// lock, as after a [`break_lock`](LockClient::break_lock). So derive the id from something unique to the instance,
-    /// not from the service: `billing-3` of a stateful set, but not a host name if several instances run on a host.
+    /// lock, as after a [`break_lock`](LockClient::break_lock). So derive the id from something unique to the instance:
+    /// see [Adoption](crate::guide::locks#adoption).
     ///
     /// The server's clock at the time each client was built decides which one is later; the server's log does, if the
     /// clock is behind it after a fail-over. A standalone and a sharded cluster don't show a log: if their clock was
@@ -240,17 +238,20 @@ impl<W: World> LockClientBuilder<W> {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use watchlock::{LostReason, testing::InMemory};
+    /// use watchlock::{LostReason, operate::HoldEnd, testing::InMemory};
     ///
     /// let memory = InMemory::new();
     /// let before = memory.builder().owner_id("billing-3").build().await?;
     /// let held = before.mutex("invoice-42").acquire().await?;
     ///
     /// // After a restart it does not wait for its own old lease.
-    /// let after = memory.builder().owner_id("billing-3").build().await?;
+    /// let after = memory.builder().owner_id("billing-3").history(5).build().await?;
     /// let again = after.mutex("invoice-42").acquire().await?;
     /// assert!(again.token() > held.token());
     /// assert_eq!(held.lost().await, LostReason::Adopted);
+    /// again.release().await?;
+    /// let lock = after.inspect("invoice-42").await?.expect("there is a trace of it");
+    /// assert_eq!(lock.past[0].how, HoldEnd::Released);
     /// # Ok(()) }
     /// ```
     pub fn owner_id(mut self, id: impl Into<String>) -> Self {

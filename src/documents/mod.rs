@@ -99,9 +99,9 @@ pub struct ItemLocks<K, W: World = Async> {
 /// Locks for the documents of a collection of yours, in place. Made by [`LockClient::documents`], and for tests without
 /// a server by [`LockClient::documents_in_memory`].
 ///
-/// The lock of a document is a sub-document of it, by default its field `watchlock`. It needs no other collection and
-/// no clean-up, as the lock is deleted with its document. Documents without that field are free. `T` is the type of the
-/// documents; it need not have the field.
+/// The lock of a document is a sub-document of it, by default its field `watchlock`. Documents without that field are
+/// free. `T` is the type of the documents; it need not have the field. [Documents](crate::guide::documents) shows how
+/// to use them, and has their [limits](crate::guide::documents#limits).
 ///
 /// All `DocumentLocks` that a client makes for the same collection and field of one driver client share one session.
 /// The session has one change stream on the collection, opened while somebody waits, claims or holds for long, and one
@@ -117,40 +117,25 @@ pub struct ItemLocks<K, W: World = Async> {
 /// - `update` and `delete` of the handle are done while the lock is held or not at all.
 /// - No other field than that of the lock is ever touched.
 ///
-/// An `_id` is compared as the server compares it: numbers of any type by their values, to the last digit. If a
-/// collection has a collation of its own, give an `_id` exactly as it is stored. It may have up to 8,192 bytes as BSON,
-/// which is a text of up to 8,187 bytes. A longer `_id` is refused, and claims pass over its document.
-///
-/// A transaction that writes to a locked document holds up the renewals of its lock until it ends: keep it far shorter
-/// than the lease. Up to four such renewals at a time occupy a connection of the driver's pool each; if you have
-/// several such transactions at once, give the pool more room than they alone need (`maxPoolSize`).
-///
-/// Other programs can change a locked document; changes outside the lock do it no harm. A document that is replaced as
-/// a whole loses its lock, and its holder is notified: update fields instead, or replace it through [the handle's
-/// fence](crate::View::fence), which keeps the lock.
-///
-/// BSON can hold a field of one name twice, though no usual program writes such documents. The server's pipelines keep
-/// one of the two, so locking such a document drops the other.
+/// A transaction that writes to a locked document holds up the renewals of its lock until it ends. Up to four such
+/// renewals at a time occupy a connection of the driver's pool each; if you have several such transactions at once,
+/// give the pool more room than they alone need (`maxPoolSize`).
 ///
 /// # Examples
 ///
 /// Workers that share the events of a collection:
 ///
 /// ```no_run
-/// # async fn example(client: mongodb::Client, locks: watchlock::LockClient) -> Result<(), Box<dyn std::error::Error>> {
+/// # #[derive(serde::Deserialize)]
+/// # struct Event { customer: String }
+/// # async fn example(app: mongodb::Database, locks: watchlock::LockClient) -> Result<(), Box<dyn std::error::Error>> {
 /// use mongodb::bson::doc;
 ///
-/// #[derive(serde::Deserialize)]
-/// struct Event {
-///     customer: String,
-/// }
-///
-/// let events = locks.documents(client.database("app").collection::<Event>("events"));
+/// let events = locks.documents(app.collection::<Event>("events"));
 /// loop {
 ///     let event = events.claim(doc! { "done": false }).sort(doc! { "created": 1 }).await?;
 ///     println!("processing an event of {}", event.document().customer);
-///     event.update(doc! { "$set": { "done": true } }).await?;
-///     event.release().await?;
+///     event.update_and_release(doc! { "$set": { "done": true } }).await?;
 /// }
 /// # }
 /// ```
@@ -161,16 +146,12 @@ pub type DocumentLocks<T, W = Async> = ItemLocks<Document<T>, W>;
 ///
 /// An element is identified by its key: some of its fields, whose values no other element of the array has. Elements of
 /// one document are locked independently of each other, and of the [whole document](DocumentLocks::acquire). `E` is the
-/// type of the elements.
+/// type of the elements. [Elements](crate::guide::documents#elements) has what they cost, and their limits.
 ///
-/// The lock of an element is stored beside the array, as elements move when others are removed: in the field
-/// `watchlock_elements`, by the path of the array and the key. With [`DocumentLocks::field`] that field is named after
-/// the one that is set, with `_elements` at its end. Locks that nobody has used for the client's
-/// [retention](crate::LockClientBuilder::retention) are removed when the next element of the document is locked.
-///
-/// All locks that a client makes for the elements of one array share one session, no matter which keys they have: one
-/// change stream on the collection, and one heartbeat for all holds. The session lasts as long as the [`DocumentLocks`]
-/// or a handle does.
+/// The lock of an element is stored beside the array: in the field `watchlock_elements`, by the path of the array and
+/// the key. With [`DocumentLocks::field`] that field is named after the one that is set, with `_elements` at its end.
+/// All locks that a client makes for the elements of one array share one session, as those of
+/// [documents](DocumentLocks) do.
 ///
 /// # Guarantees
 ///
@@ -183,23 +164,17 @@ pub type DocumentLocks<T, W = Async> = ItemLocks<Document<T>, W>;
 /// two locks, even if they are one element. Values are compared as the server compares them: numbers of any type by
 /// their values. A collation of the collection makes no difference to that; give texts exactly as they are stored.
 ///
-/// All locks of a document's elements are in the document: about 700 bytes for each that is or was in use, written with
-/// every change of any of them. To lock thousands of elements of one document at a time, use a
-/// [mutex](crate::LockClient::mutex) for each instead.
-///
 /// # Examples
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[derive(serde::Deserialize)]
+/// # struct Line { price: i32 }
 /// use mongodb::bson::{Document, doc};
 ///
-/// #[derive(serde::Deserialize)]
-/// struct Line {
-///     price: i32,
-/// }
-///
 /// # let memory = watchlock::testing::MemoryCollection::new();
-/// # memory.insert_one(doc! { "_id": "order-7", "lines": [{ "sku": "x", "price": 3 }, { "sku": "y", "price": 5 }] }).await?;
+/// # let lines = [doc! { "sku": "x", "price": 3 }, doc! { "sku": "y", "price": 5 }];
+/// # memory.insert_one(doc! { "_id": "order-7", "lines": lines.to_vec() }).await?;
 /// # let orders = watchlock::LockClient::in_memory().documents_in_memory::<Document>(&memory);
 /// let line = orders.element::<Line>("lines", doc! { "sku": "x" }).acquire("order-7").await?;
 /// println!("picking something for {}", line.element().price);
