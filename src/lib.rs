@@ -155,8 +155,7 @@ pub mod errors {
         deadlock::Deadlock,
         error::{
             AcquireError, BuildError, CandidacyError, DocumentError, FenceError, GuardError, InvalidInput,
-            KindMismatch, MissingPrivilege, OperateError, ReleaseError, RenewError, RunError, ServerError,
-            ServerErrorKind,
+            KindMismatch, MissingPrivilege, OperateError, ReleaseError, RenewError, ServerError, ServerErrorKind,
         },
     };
 }

@@ -209,9 +209,9 @@ pub(crate) async fn election_failover(cluster: &Cluster, rounds: usize) -> Resul
         trio.observer.until_queued(name, 1).await?;
 
         let called = Instant::now();
-        expect_released(leading.resign().await?)?;
+        expect_released(leading.release().await?)?;
         let (leading, at) = next.await??;
-        expect_released(leading.resign().await?)?;
+        expect_released(leading.release().await?)?;
         Ok(at - called)
     };
     let compared = trio.compare(rounds, one).await?;

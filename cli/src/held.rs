@@ -98,10 +98,10 @@ impl Held {
     pub(crate) async fn release(self, done: bool) -> Result<Released, ReleaseError> {
         match self {
             Self::Lock(handle) => handle.release().await,
-            Self::Lead(handle) => handle.resign().await,
+            Self::Lead(handle) => handle.release().await,
             Self::Locks(handle) => handle.release().await,
             Self::Job(job) if done => job.done().await,
-            Self::Job(job) => job.give_up().await,
+            Self::Job(job) => job.release().await,
         }
     }
 }

@@ -10,7 +10,7 @@ use axum::{
 };
 use mongodb::Database;
 use tokio::net::TcpListener;
-use watchlock::{FencingToken, LockClient, errors::AcquireError, errors::RunError, operate::LockInfo};
+use watchlock::{FencingToken, LockClient, errors::AcquireError, operate::LockInfo};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -48,12 +48,12 @@ async fn bill(State(locks): State<LockClient>, Path(id): Path<String>) -> Result
 }
 
 /// Returns what a caller may know of an error.
-pub fn refusal(error: &RunError) -> Refusal {
+pub fn refusal(error: &AcquireError) -> Refusal {
     match error {
-        RunError::Acquire(AcquireError::Timeout { .. }) => (StatusCode::CONFLICT, "it is being billed"),
-        RunError::Acquire(AcquireError::Invalid(_)) => (StatusCode::BAD_REQUEST, "this is no id of an invoice"),
+        AcquireError::Timeout { .. } => (StatusCode::CONFLICT, "it is being billed"),
+        AcquireError::Invalid(_) => (StatusCode::BAD_REQUEST, "this is no id of an invoice"),
         // The work was dropped at an await point, so a part of it may be done.
-        RunError::Lost(_) => (StatusCode::INTERNAL_SERVER_ERROR, "it may be billed in part"),
+        AcquireError::Lost(_) => (StatusCode::INTERNAL_SERVER_ERROR, "it may be billed in part"),
         // Nothing was begun: the server did not answer, or this service is shutting down.
         _ => (StatusCode::SERVICE_UNAVAILABLE, "try again later"),
     }

@@ -43,7 +43,6 @@ debug_as_message!(
     CandidacyError,
     RenewError,
     DocumentError,
-    RunError,
     OperateError,
     FenceError,
     GuardError
@@ -254,8 +253,9 @@ pub enum AcquireError {
     /// The client was shut down.
     #[error("the lock client was shut down")]
     Closed,
-    /// The reader that was to become a writer lost the lock, or was released: from [`upgrade`](crate::Held::upgrade).
-    /// Or a party lost its place while it awaited the others: from [`Barrier::wait`](crate::locks::Barrier::wait).
+    /// A hold was lost: that of the work of a [`run`](crate::Acquire::run), which was begun; of the reader that was to
+    /// [become a writer](crate::Held::upgrade), if it was not released; or of a party's place at a
+    /// [barrier](crate::locks::Barrier::wait).
     #[error(transparent)]
     Lost(#[from] Lost),
     /// The acquire was [cancelled](crate::Acquire::cancelled_by). No queue position is left behind.
@@ -402,18 +402,6 @@ pub enum DocumentError {
         /// The reason why it can't be read.
         cause: Arc<dyn StdError + Send + Sync>,
     },
-}
-
-/// The reason why [`run`](crate::Acquire::run) did not run its future to the end.
-#[derive(Clone, thiserror::Error)]
-#[non_exhaustive]
-pub enum RunError {
-    /// The lock was not acquired: the future was never started.
-    #[error(transparent)]
-    Acquire(#[from] AcquireError),
-    /// The lock was lost: the future was dropped at its next await point.
-    #[error(transparent)]
-    Lost(#[from] Lost),
 }
 
 /// The reason why a lock could not be inspected or broken.

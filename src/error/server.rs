@@ -239,7 +239,7 @@ mod tests {
         contention::Contention,
         error::{
             AcquireError, BuildError, CandidacyError, DocumentError, FenceError, GuardError, OperateError,
-            ReleaseError, RenewError, RunError,
+            ReleaseError, RenewError,
         },
         protocol::document::Malformed,
         store::typed::read_as,
@@ -372,7 +372,7 @@ mod tests {
             let errors: [Box<dyn StdError>; 13] = [
                 Box::new(error.clone()),
                 Box::new(AcquireError::from(error.clone())),
-                Box::new(RunError::Acquire(unanswered)),
+                Box::new(unanswered),
                 Box::new(unclaimable),
                 Box::new(release),
                 Box::new(BuildError::from(error.clone())),

@@ -191,7 +191,7 @@ impl<T: Target, W: World> Held<T, W> {
     /// # Cancel safety
     ///
     /// If the future is dropped, the release goes on in the background.
-    #[doc(alias = "unlock")]
+    #[doc(alias("unlock", "resign"))]
     pub fn release(self) -> W::Call<impl Future<Output = Result<Released, ReleaseError>>> {
         W::call(self.released())
     }

@@ -16,7 +16,7 @@ use super::options::Options;
 #[cfg(feature = "sync")]
 use crate::world::Blocking;
 use crate::{
-    error::{AcquireError, RunError},
+    error::AcquireError,
     handle::{
         Held, Released,
         owned::OwnedHold,
@@ -479,8 +479,8 @@ impl<T: CanAcquire, P: Patience> Acquire<T, P> {
     ///
     /// # Errors
     ///
-    /// [`RunError::Acquire`] if the lock was not acquired, [`RunError::Lost`] if it was lost on the way. A release that
-    /// can't be confirmed is not an error: the work is done, and the lease limits the rest.
+    /// Those of an [`Acquire`], and [`AcquireError::Lost`] if the lock was lost on the way. A release that can't be
+    /// confirmed is not an error: the work is done, and the lease limits the rest.
     ///
     /// # Cancel safety
     ///
@@ -506,14 +506,14 @@ impl<T: CanAcquire, P: Patience> Acquire<T, P> {
     /// # assert!(memory.find(doc! {}).await?.is_empty());
     /// # Ok(()) }
     /// ```
-    pub async fn run<O>(self, work: impl AsyncFnOnce(&Held<T::Held>) -> O) -> Result<P::Given<O>, RunError> {
+    pub async fn run<O>(self, work: impl AsyncFnOnce(&Held<T::Held>) -> O) -> Result<P::Given<O>, AcquireError> {
         let held = match self.held().await {
             Ok(held) => held,
-            Err(error) => return Ok(P::given(Err(error))?),
+            Err(error) => return P::given(Err(error)),
         };
         let output = unless_lost(held.lost_otherwise(), async { work(&held).await }).await?;
         given_back(held).await?;
-        Ok(P::given(Ok(output))?)
+        P::given(Ok(output))
     }
 }
 
@@ -551,10 +551,10 @@ impl<T: CanAcquire, P: Patience> Acquire<T, P, Blocking> {
     /// assert_eq!((permits, exports.available_permits()?), (2, 4));
     /// # Ok(()) }
     /// ```
-    pub fn run_with<O>(self, work: impl FnOnce(&Held<T::Held, Blocking>) -> O) -> Result<P::Given<O>, RunError> {
+    pub fn run_with<O>(self, work: impl FnOnce(&Held<T::Held, Blocking>) -> O) -> Result<P::Given<O>, AcquireError> {
         let held = match Blocking::call(self.held()) {
             Ok(held) => held,
-            Err(error) => return Ok(P::given(Err(error))?),
+            Err(error) => return P::given(Err(error)),
         };
         let output = work(&held);
         if let Err(lost) = held.check()
@@ -563,7 +563,7 @@ impl<T: CanAcquire, P: Patience> Acquire<T, P, Blocking> {
             return Err(lost.into());
         }
         Blocking::call(given_back(held))?;
-        Ok(P::given(Ok(output))?)
+        P::given(Ok(output))
     }
 }
 

@@ -5,15 +5,15 @@ mod candidacy;
 use std::{future::Future, marker::PhantomData, ops::ControlFlow, sync::Arc, time::SystemTime};
 
 use super::{
-    acquire::{Acquire, Wait},
+    acquire::{Acquire, Wait, unless_lost},
     options::Options,
     request::Share,
 };
 #[cfg(feature = "sync")]
 use crate::world::Blocking;
 use crate::{
-    error::{AcquireError, OperateError, ReleaseError, RenewError},
-    handle::{Held, Released, View},
+    error::{AcquireError, OperateError, RenewError},
+    handle::{Held, View},
     input::{check_name, check_text},
     inspect::HolderInfo,
     operate::events::{Events, Followed},
@@ -33,7 +33,7 @@ pub use candidacy::Candidacy;
 /// # Guarantees
 ///
 /// - One valid leadership at a time. A leader that died is followed by the next within its lease.
-/// - [`Held::resign`] hands over at once.
+/// - A leader that is [released](Held::release) has resigned: the next candidate leads at once.
 /// - [`observe`](Self::observe) reports the leaders, in order.
 ///
 /// # Examples
@@ -55,7 +55,7 @@ pub use candidacy::Candidacy;
 ///     reason = leadership.lost() => println!("no longer the leader: {reason}"),
 ///     () = async { /* lead */ } => {}
 /// }
-/// leadership.resign().await?;
+/// leadership.release().await?;
 /// # Ok(()) }
 /// ```
 #[doc(alias("leader election", "leader"))]
@@ -216,13 +216,11 @@ impl Election {
         let value = value.into();
         loop {
             let leadership = self.campaign_on(&value).await?;
-            let led = tokio::select! {
-                biased;
-                _ = leadership.lost() => continue,
-                led = lead(leadership.view()) => led,
+            let Ok(led) = unless_lost(leadership.lost(), lead(leadership.view())).await else {
+                continue;
             };
             // An event reports an unconfirmed resignation.
-            let _ = leadership.resign().await;
+            let _ = leadership.release().await;
             if let ControlFlow::Break(output) = led {
                 return Ok(output);
             }
@@ -269,7 +267,7 @@ impl Election<Blocking> {
             let leadership = Blocking::call(self.campaign_on(&value))?;
             let led = lead(leadership.view());
             // An event reports an unconfirmed resignation.
-            let _ = leadership.resign();
+            let _ = leadership.release();
             if let ControlFlow::Break(output) = led {
                 return Ok(output);
             }
@@ -301,11 +299,5 @@ impl<W: World> Held<Election, W> {
             self.check()?;
             self.own.changed(self.own.session().proclaim(self.hold(), value)).await
         })
-    }
-
-    /// Resigns: the next candidate leads at once. Errors and cancel safety are those of [`release`](Self::release);
-    /// [`Election`] has an example.
-    pub fn resign(self) -> W::Call<impl Future<Output = Result<Released, ReleaseError>>> {
-        self.release()
     }
 }

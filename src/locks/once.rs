@@ -17,7 +17,7 @@ use crate::world::Blocking;
 use crate::{
     config::millis,
     contention::{Contention, between},
-    error::{AcquireError, InvalidInput, ReleaseError, RunError},
+    error::{AcquireError, InvalidInput, ReleaseError},
     handle::{
         Held, Released, View,
         target::{IsOne, One, Target},
@@ -45,9 +45,8 @@ pub(super) const KEPT_LEAST: Duration = Duration::from_secs(1);
 ///
 /// - By default the periods are windows that follow on each other: with a period of an hour, from each full hour to the
 ///   next, and with a day from midnight to midnight in UTC. A job counts for the window in which it *began*, however
-///   long it takes. A timer that fires right at the boundary of two windows starts some hosts before it and others
-///   after it, which uses up both windows: move the windows with [`offset`](Self::offset), so that the timer fires far
-///   from `offset + n x period`, in UTC.
+///   long it takes. A timer must fire [far from the boundary](crate::guide::jobs) of two windows:
+///   [`offset`](Self::offset) moves them.
 /// - With [`since_success`](Self::since_success), a period begins when the job is done.
 ///
 /// # Guarantees
@@ -84,7 +83,7 @@ pub(super) const KEPT_LEAST: Duration = Duration::from_secs(1);
 /// // By hand:
 /// let hourly = locks.once("sweep", Duration::from_secs(3600)).since_success();
 /// if let Turn::Ours(job) = hourly.begin().await? {
-///     job.give_up().await?; // It is still to be done.
+///     job.release().await?; // It is still to be done.
 /// }
 /// if let Turn::Ours(job) = hourly.begin().await? {
 ///     // ... sweep, watching `job.lost()` ...
@@ -328,13 +327,13 @@ impl Once {
     ///
     /// # Errors
     ///
-    /// [`RunError::Acquire`] as for [`begin`](Self::begin), and [`RunError::Lost`] if the lock was lost on the way. An
-    /// `Err` of the work is [`OnceOutcome::Failed`].
+    /// Those of [`begin`](Self::begin), and [`AcquireError::Lost`] if the lock was lost on the way. An `Err` of the work
+    /// is [`OnceOutcome::Failed`].
     ///
     /// # Cancel safety
     ///
     /// Dropping the future drops the work's future, and leaves the period open.
-    pub async fn run<F, Fut, T, E>(&self, work: F) -> Result<OnceOutcome<T, E>, RunError>
+    pub async fn run<F, Fut, T, E>(&self, work: F) -> Result<OnceOutcome<T, E>, AcquireError>
     where
         F: FnOnce(View<Once>) -> Fut,
         Fut: Future<Output = Result<T, E>>,
@@ -361,7 +360,7 @@ impl Once<Blocking> {
     pub fn run<T, E>(
         &self,
         work: impl FnOnce(View<Once, Blocking>) -> Result<T, E>,
-    ) -> Result<OnceOutcome<T, E>, RunError> {
+    ) -> Result<OnceOutcome<T, E>, AcquireError> {
         let job = match self.begin()? {
             Turn::Ours(job) => job,
             Turn::RanAlready(run) => return Ok(OnceOutcome::RanAlready(run)),
@@ -386,7 +385,7 @@ impl IsOne for Once {}
 
 /// # A job that was begun
 ///
-/// Dropping its handle leaves the period open: the job is not done.
+/// Dropping its handle, or a [release](Self::release), leaves the period open: the job is not done.
 impl<W: World> Held<Once, W> {
     /// Reports that the job is done: no process begins it before the period is over. [`Once`] has an example.
     ///
@@ -405,12 +404,6 @@ impl<W: World> Held<Once, W> {
     /// period stays open.
     pub fn done(self) -> W::Call<impl Future<Output = Result<Released, ReleaseError>>> {
         W::call(self.report())
-    }
-
-    /// Leaves the period open, as the job was not done: the next process that asks begins it. Errors and cancel safety
-    /// are those of [`release`](Self::release); [`Once`] has an example.
-    pub fn give_up(self) -> W::Call<impl Future<Output = Result<Released, ReleaseError>>> {
-        self.release()
     }
 
     async fn report(self) -> Result<Released, ReleaseError> {

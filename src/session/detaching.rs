@@ -58,7 +58,7 @@ impl Session {
         }
         if hold.used.0 == Kind::Election {
             return Err(InvalidInput::new(format!(
-                "the leadership of `{name}` can't be detached; resign"
+                "the leadership of `{name}` can't be detached; release it"
             )));
         }
         if hold.is_upgrade() {

@@ -65,7 +65,7 @@
 //! assert!(leaders.next().expect("it goes on")?.is_none());
 //! let leadership = election.campaign("10.0.0.7:8080").run()?;
 //! assert_eq!(leaders.next().expect("it goes on")?.expect("a leader").value, "10.0.0.7:8080");
-//! leadership.resign()?;
+//! leadership.release()?;
 //!
 //! let ready = locks.latch("deploy-7/ready", 1);
 //! assert!(!ready.wait_timeout(Duration::from_millis(10))?);

@@ -287,7 +287,7 @@ async fn task(client: u64, locks: LockClient, observer: Observer, mut random: Ra
                     Ok(leadership) => {
                         observer.note(&format!("client {client} leads under {}", leadership.token()));
                         sleep(Duration::from_millis(random.below(4_000))).await;
-                        let _ = leadership.resign().await;
+                        let _ = leadership.release().await;
                     }
                     Err(AcquireError::Timeout { .. } | AcquireError::Unanswered { .. }) => {}
                     // An acquire without time is a try, and a try fails when the server can't be reached.

@@ -2,10 +2,7 @@
 
 use std::time::SystemTime;
 
-use watchlock::{
-    errors::RunError,
-    locks::{OnceOutcome, Turn},
-};
+use watchlock::locks::{OnceOutcome, Turn};
 
 use crate::setup::*;
 
@@ -144,7 +141,7 @@ async fn a_job_that_loses_its_lock_is_ended_and_the_period_is_open() {
         at_it.await.unwrap();
         b.break_lock("job").await.unwrap();
         let ended = within(PATIENCE, "the end", running).await.unwrap();
-        assert!(matches!(ended, Err(RunError::Lost(_))), "{ended:?}");
+        assert!(matches!(ended, Err(AcquireError::Lost(_))), "{ended:?}");
         assert!(ours(&b, DAY).await.is_some());
     }
 }

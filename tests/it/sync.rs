@@ -18,7 +18,7 @@ use std::{
 use mongodb::options::ClientOptions;
 use watchlock::{
     LockClientBuilder,
-    errors::{OperateError, RenewError, RunError},
+    errors::{OperateError, RenewError},
     operate::LockEvent,
     sync::Blocking,
 };
@@ -240,7 +240,7 @@ fn run_does_the_work_under_the_lock() {
             b.break_lock("x").unwrap();
             held.lost()
         });
-        assert_lost!(RunError, Broken, lost.unwrap_err());
+        assert_lost!(AcquireError, Broken, lost.unwrap_err());
         let unwound = std::panic::catch_unwind(AssertUnwindSafe(|| {
             a.mutex("x").acquire().run_with(|_| panic!("on purpose"))
         }));
@@ -267,7 +267,7 @@ fn work_takes_the_options_of_its_lock() {
             b.break_lock("q").unwrap();
             held.lost()
         });
-        assert_is!(lost, Err(RunError::Lost(part)) if part.name == "q");
+        assert_is!(lost, Err(AcquireError::Lost(part)) if part.name == "q");
         let memory = watchlock::testing::MemoryCollection::new();
         prepared(memory.insert_one(doc! { "_id": 1, "n": 0 })).unwrap();
         let events = a.documents_in_memory::<Document>(&memory);
@@ -350,7 +350,7 @@ fn every_kind_of_lock_works_without_async() {
             b.break_lock("z").unwrap();
             held.lost()
         });
-        assert_is!(lost, Err(RunError::Lost(part)) if part.name == "z");
+        assert_is!(lost, Err(AcquireError::Lost(part)) if part.name == "z");
 
         let (prices, exports) = (a.rw_lock("prices"), a.semaphore("parts", 4));
         let multi = a.multi([exports.part(3), "x".into(), prices.read_part()]);
@@ -465,7 +465,7 @@ fn leaders_are_elected_and_observed_by_threads() {
         first.proclaim("still first").unwrap();
         assert_eq!(next().as_deref(), Some("still first"));
         assert!(there.campaign("second").timeout(Duration::ZERO).run().is_err());
-        assert_eq!(first.resign().unwrap(), Released::Released);
+        assert_eq!(first.release().unwrap(), Released::Released);
         assert_eq!(next(), None);
 
         let mut terms = 0;

@@ -50,7 +50,7 @@ impl Held {
         match self {
             Self::Lock(handle) => handle.release().await,
             Self::Upgradeable(handle) => handle.release().await,
-            Self::Leader(leadership) => leadership.resign().await,
+            Self::Leader(leadership) => leadership.release().await,
             Self::Document(handle) => handle.release().await,
             Self::Several(handle) => handle.release().await,
         }

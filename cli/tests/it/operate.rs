@@ -745,7 +745,7 @@ async fn a_candidate_is_shown_with_its_value_while_it_waits() {
     assert!(waiter.contains("value  second\n"), "{told}");
     let lock = watchlock(&ground, ["show", "--json", "x"]).await.expect(0).json();
     assert_eq!(lock["waiters"][0]["value"], json!("second"));
-    leads.resign().await.unwrap();
+    leads.release().await.unwrap();
     other.done().await.expect(0);
 }
 

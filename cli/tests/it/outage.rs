@@ -102,7 +102,7 @@ impl Case {
         }
         match held {
             Held::Lock(held) => held.release().await.unwrap(),
-            Held::Lead(held) => held.resign().await.unwrap(),
+            Held::Lead(held) => held.release().await.unwrap(),
         };
         assert!(self.is_left(waiting, locks).await, "it has the lock");
         None

@@ -510,7 +510,7 @@ async fn a_command_is_told_once_that_somebody_waits() {
             let next = within(PATIENCE, "the lead", locks.election("x").campaign("next"))
                 .await
                 .unwrap();
-            next.resign().await.unwrap();
+            next.release().await.unwrap();
         }
         running.done().await.expect(1);
     }

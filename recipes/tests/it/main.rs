@@ -22,7 +22,7 @@ use tokio::{
 use tracing::Instrument as _;
 use watchlock::{
     FencingToken, LockClient,
-    errors::{AcquireError, RunError},
+    errors::AcquireError,
 };
 use watchlock_recipes::{cron, dotnet, leader, opentelemetry, outbox, shedlock, web_service};
 use watchlock_testkit::shared;
@@ -121,9 +121,9 @@ async fn a_web_service_answers_without_details_and_tells_interrupted_work_from_w
     let lost = held.lost().await;
     let answers = [
         (lost.into(), 500, "billed in part"),
-        (RunError::Acquire(AcquireError::Closed), 503, "try again"),
-        (taken.into(), 409, "being billed"),
-        (unanswered.into(), 503, "try again"),
+        (AcquireError::Closed, 503, "try again"),
+        (taken, 409, "being billed"),
+        (unanswered, 503, "try again"),
     ];
     for (error, status, text) in answers {
         let (answered, answer) = web_service::refusal(&error);

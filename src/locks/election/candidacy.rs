@@ -124,7 +124,7 @@ impl Election {
                 () = until.cancelled() => {
                     lost(leadership.own.lost_as(LostReason::Released));
                     // The lease limits an unconfirmed resignation.
-                    let _ = leadership.resign().await;
+                    let _ = leadership.release().await;
                     return Ok(());
                 }
             }

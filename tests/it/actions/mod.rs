@@ -118,7 +118,7 @@ async fn a_held_lock_of_any_kind_is_one_of_any_kind() {
 #[tokio::test]
 async fn work_on_an_element_runs_under_its_lock() {
     use mongodb::bson::doc;
-    use watchlock::{LostReason, errors::RunError, testing::MemoryCollection};
+    use watchlock::{LostReason, testing::MemoryCollection};
 
     let memory = MemoryCollection::new();
     memory
@@ -139,5 +139,5 @@ async fn work_on_an_element_runs_under_its_lock() {
         pending::<()>().await;
     });
     let lost = within(PATIENCE, "the loss", lost).await;
-    assert_is!(lost, Err(RunError::Lost(lost)) if *lost == LostReason::Broken);
+    assert_is!(lost, Err(AcquireError::Lost(lost)) if *lost == LostReason::Broken);
 }

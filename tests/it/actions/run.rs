@@ -9,7 +9,6 @@ use watchlock::{
     Acquire, View,
     action::{CanAcquire, Try},
     documents,
-    errors::RunError,
 };
 
 use crate::{documents::Scene, setup::*};
@@ -48,9 +47,7 @@ where
             let waited = other.timeout(brief).run(async |_| panic!("it runs beside")).await;
             assert_is!(
                 waited,
-                Err(RunError::Acquire(
-                    AcquireError::Timeout { .. } | AcquireError::Unanswered { .. }
-                ))
+                Err(AcquireError::Timeout { .. } | AcquireError::Unanswered { .. })
             );
             // It gives up before it has heard of its place, where the server takes long.
             until_waiting(b, name, 0).await;
@@ -94,7 +91,7 @@ async fn work_under_locks_of_every_kind_takes_their_options_and_releases() {
             std::future::pending::<()>().await;
         });
         let lost = within(PATIENCE, "the loss", lost).await;
-        assert_lost!(RunError, Broken, lost.unwrap_err());
+        assert_lost!(AcquireError, Broken, lost.unwrap_err());
         let lost = a.multi(["p", "q"]).acquire().reason("both").run(async |_| {
             let _dropped = Dropped(dropped.clone());
             assert_eq!(reason(b, "q").await.as_deref(), Some("both"));
@@ -108,7 +105,7 @@ async fn work_under_locks_of_every_kind_takes_their_options_and_releases() {
             std::future::pending::<()>().await;
         });
         let lost = within(PATIENCE, "the loss", lost).await;
-        assert_is!(lost, Err(RunError::Lost(part)) if part.name == "q");
+        assert_is!(lost, Err(AcquireError::Lost(part)) if part.name == "q");
         assert_eq!(dropped.load(Ordering::SeqCst), 2, "the work was dropped");
         let both = a
             .multi(["p", "q"])
@@ -175,7 +172,7 @@ async fn work_on_a_document_may_change_or_delete_it() {
             std::future::pending::<()>().await;
         });
         let ended = within(PATIENCE, "the end", ended).await;
-        assert_lost!(RunError, Released, ended.unwrap_err());
+        assert_lost!(AcquireError, Released, ended.unwrap_err());
         assert_eq!(dropped.load(Ordering::SeqCst), 1);
     }
 }
@@ -190,7 +187,10 @@ async fn work_whose_lock_was_lost_at_its_end_is_not_reported_as_done() {
         "billed"
     });
     let error = within(PATIENCE, "the end", ran).await.unwrap_err();
-    assert!(matches!(&error, RunError::Lost(lost) if lost.name == "x"), "{error:?}");
+    assert!(
+        matches!(&error, AcquireError::Lost(lost) if lost.name == "x"),
+        "{error:?}"
+    );
     let ran = locks.mutex("x").acquire().run(async |_| "billed");
     assert_eq!(within(PATIENCE, "the end", ran).await.unwrap(), "billed");
 }

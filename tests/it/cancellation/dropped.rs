@@ -261,7 +261,7 @@ cases! {
     }
     once_give_up(scene, cut, name) {
         let job = begun(scene.victim.locks.once(name, PERIOD).since_success()).await;
-        let struck = cut.strike(job.give_up()).await.is_some();
+        let struck = cut.strike(job.release()).await.is_some();
         assert!(!scene.open(name).await, "{cut:?}");
         struck
     }
@@ -291,7 +291,7 @@ cases! {
         let (victim, other) = (scene.victim.locks.election(name), scene.other.locks.election(name));
         let leading = other.campaign("other").await.unwrap();
         let rival = async move { drop(other.campaign("rival").await.unwrap()) };
-        beside(cut, leading.resign(), victim.campaign("victim"), rival).await
+        beside(cut, leading.release(), victim.campaign("victim"), rival).await
     }
     proclaim(scene, cut, name) {
         let leading = scene.victim.locks.election(name).campaign("old").await.unwrap();
@@ -304,13 +304,13 @@ cases! {
             true
         })
         .await;
-        assert_eq!(leading.resign().await.unwrap(), Released::Released);
+        assert_eq!(leading.release().await.unwrap(), Released::Released);
         struck
     }
     resign(scene, cut, name) {
         let leading = scene.victim.locks.election(name).campaign("victim").await.unwrap();
         let other = scene.other.locks.election(name);
-        beside(cut, async {}, leading.resign(), async move { drop(other.campaign("rival").await.unwrap()) }).await
+        beside(cut, async {}, leading.release(), async move { drop(other.campaign("rival").await.unwrap()) }).await
     }
     election_run(scene, cut, name) {
         let election = scene.victim.locks.election(name);

@@ -1,7 +1,6 @@
 //! Acquires that another task or thread cancels by a token.
 
 use tokio_util::sync::CancellationToken;
-use watchlock::errors::RunError;
 
 use crate::setup::*;
 
@@ -20,7 +19,7 @@ async fn a_cancelled_acquire_gives_its_queue_position_back() {
         let (ended, ()) = within(PATIENCE, "the end", async { tokio::join!(several, cancel) }).await;
         let error = within(PATIENCE, "the end", waiting).await.unwrap().unwrap_err();
         assert!(matches!(error, AcquireError::Cancelled), "{error:?}");
-        assert_is!(ended, Err(RunError::Acquire(AcquireError::Cancelled)));
+        assert_is!(ended, Err(AcquireError::Cancelled));
         until_waiting(&a, "x", 0).await;
         held.release().await.unwrap();
         // Cancelled before: nothing is sent, also for a free lock.

@@ -31,7 +31,7 @@ async fn leaders_follow_each_other_and_are_observed() {
         first.proclaim("still $first").await.unwrap();
         assert_eq!(next().await.unwrap().value, "still $first");
         let second = in_line(&a, "x", 1, there.campaign("second")).await;
-        assert_eq!(first.resign().await.unwrap(), Released::Released);
+        assert_eq!(first.release().await.unwrap(), Released::Released);
         let second = within(PATIENCE, "the second leader", second).await.unwrap().unwrap();
         let leader = next().await.unwrap();
         assert_eq!((leader.value.as_str(), leader.token), ("second", second.token()));
@@ -60,14 +60,14 @@ async fn a_candidate_that_waits_is_seen_with_its_value() {
         let waiting = in_line(&a, "x", 1, b.election("x").campaign("second")).await;
         let lock = info(&a, "x").await.unwrap();
         assert_eq!(lock.waiters[0].owner.value.as_deref(), Some("second"));
-        leading.resign().await.unwrap();
+        leading.release().await.unwrap();
         let leading = granted(waiting).await;
         let lock = info(&a, "x").await.unwrap();
         assert_eq!(
             (lock.holders[0].owner.value.as_deref(), &lock.waiters[..]),
             (Some("second"), &[][..])
         );
-        leading.resign().await.unwrap();
+        leading.release().await.unwrap();
         // Other waiters have none.
         let held = a.mutex("y").acquire().await.unwrap();
         let waiting = in_line(&a, "y", 1, b.mutex("y").acquire()).await;

@@ -319,9 +319,9 @@ async fn a_job_that_has_failed_leaves_its_period_open() {
     let (locks, other) = (keeping(&ground).await, keeping(&ground).await);
     let day = Duration::from_secs(24 * 3600);
     let job = begun(locks.once("x", day)).await;
-    job.give_up().await.unwrap();
+    job.release().await.unwrap();
     let job = begun(other.once("x", day)).await;
-    job.give_up().await.unwrap();
+    job.release().await.unwrap();
     // Nor does it take over what a mutex of that name has left.
     leave_idle(&locks).await;
     let before = holder(&other).await.unwrap().token;

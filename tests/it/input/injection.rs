@@ -169,7 +169,7 @@ async fn what_a_leader_proclaims_is_text_and_nothing_else() {
             }
             Err(error) => assert!(other.len() > 1024 && error.to_string().contains("1024"), "{error}"),
         }
-        leads.resign().await.unwrap();
+        leads.release().await.unwrap();
         assert_eq!(all(&database, &["the vote"]).await, before, "{text:?}");
     }
     for text in too_long() {

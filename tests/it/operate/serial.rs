@@ -109,7 +109,7 @@ async fn observed_locks_come_back_from_their_form() {
     let broken = within(PATIENCE, "a break", events.next()).await.unwrap().unwrap();
     let told = form(&broken);
     assert_eq!((&told["event"], &told["holder"]), (&json!("broken"), &Value::Null));
-    leading.resign().await.unwrap();
+    leading.release().await.unwrap();
     waiting.abort();
 }
 

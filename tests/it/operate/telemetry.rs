@@ -586,7 +586,7 @@ async fn what_users_write_is_told_where_it_is_said_to_be() {
         .timeout(Duration::from_secs(1));
     campaign.await.unwrap_err();
     leading.proclaim("a third value").await.unwrap();
-    leading.resign().await.unwrap();
+    leading.release().await.unwrap();
     for told in ear.heard() {
         for (field, text) in &told.fields {
             assert!(!text.contains("value"), "{told:?}");

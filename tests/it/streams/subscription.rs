@@ -468,7 +468,7 @@ async fn everything_of_a_client_shares_one_stream() {
         let leading = other.election(name("led", number)).campaign("node 7").await.unwrap();
         let leader = within(SOON, "a leader", observed.next()).await.unwrap().unwrap();
         assert_eq!(leader.map(|leader| leader.value).as_deref(), Some("node 7"));
-        leading.resign().await.unwrap();
+        leading.release().await.unwrap();
     }
     for (number, waiting) in latches.into_iter().enumerate() {
         other.latch(name("latch", number), 1).count_down().await.unwrap();
