@@ -121,7 +121,7 @@ pub use token::FencingToken;
 /// ```
 pub mod action {
     pub use crate::{
-        handle::target::{AnyLock, Count, IsLock, IsOne, One, Several, Target},
+        handle::target::{AnyLock, Count, HasHolder, IsLock, IsOne, One, Several, Target},
         locks::acquire::{Ask, CanAcquire, OrHeld, Patience, Try, Wait},
         world::{Async, World},
     };
@@ -155,7 +155,7 @@ pub mod errors {
         deadlock::Deadlock,
         error::{
             AcquireError, BuildError, CandidacyError, DocumentError, FenceError, GuardError, InvalidInput,
-            KindMismatch, MissingPrivilege, OperateError, ReleaseError, RenewError, ServerError, ServerErrorKind,
+            KindMismatch, OperateError, ReleaseError, RenewError, ServerError, ServerErrorKind,
         },
     };
 }

@@ -33,7 +33,7 @@ use crate::{
 };
 
 pub use crate::input::InvalidInput;
-pub use server::{MissingPrivilege, ServerError, ServerErrorKind};
+pub use server::{ServerError, ServerErrorKind};
 
 debug_as_message!(
     KindMismatch,

@@ -48,8 +48,9 @@ pub enum ServerErrorKind {
     Unavailable,
     /// The server does not know the user of the connection, or rejects the credentials.
     Unauthenticated,
-    /// The user of the connection lacks a privilege for the operation.
-    Unauthorized(MissingPrivilege),
+    /// The user of the connection lacks a privilege for the operation. The text says which, for people, as far as the
+    /// server's message shows: it names the refused command, from which the actions are derived.
+    Unauthorized(String),
     /// The document under the name is not a lock, or was written by a later version of this library.
     NotALock,
     /// The client's runtime has ended or stands still, or this is a fork of its process.
@@ -57,19 +58,6 @@ pub enum ServerErrorKind {
     /// The server or the driver refused for another reason, and would refuse again. The server's reason has a
     /// [`code`](ServerError::code).
     Refused,
-}
-
-/// The privilege that the user of the connection lacks, as far as the server's message names it.
-///
-/// It is meant for people: the server names the refused command, from which the actions are derived.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct MissingPrivilege {
-    /// The actions that the command needs, at least one of which is missing; empty if they are unknown.
-    pub actions: Vec<&'static str>,
-    /// The database, or the collection with its database in front (`app.distributed_locks`); `None` if the server does
-    /// not name it.
-    pub namespace: Option<String>,
 }
 
 impl ServerError {
@@ -85,11 +73,13 @@ impl ServerError {
             .driver()
             .is_some_and(|error| matches!(&*error.kind, ErrorKind::Authentication { .. }));
         match self.code() {
-            Some(UNAUTHORIZED) => ServerErrorKind::Unauthorized(self.missing_privilege()),
+            // Atlas uses one code for many forbidden operations.
+            Some(UNAUTHORIZED | 8000) => {
+                let missing = self.missing_privilege();
+                ServerErrorKind::Unauthorized(missing.unwrap_or_else(|| "missing a privilege".to_owned()))
+            }
             // AuthenticationFailed
             Some(18) => ServerErrorKind::Unauthenticated,
-            // Atlas uses one code for many forbidden operations.
-            Some(8000) => ServerErrorKind::Unauthorized(MissingPrivilege::default()),
             _ if unauthenticated => ServerErrorKind::Unauthenticated,
             _ if self.is_final() => ServerErrorKind::Refused,
             _ => ServerErrorKind::Unavailable,
@@ -135,66 +125,41 @@ impl ServerError {
         }
     }
 
-    fn missing_privilege(&self) -> MissingPrivilege {
+    /// Returns the privilege that is missing, for people; `None` if the server does not name the refused command.
+    fn missing_privilege(&self) -> Option<String> {
         match self.driver().map(|error| &*error.kind) {
-            Some(ErrorKind::Command(command)) => MissingPrivilege::parse(&command.message),
-            _ => MissingPrivilege::default(),
+            Some(ErrorKind::Command(command)) if command.code == UNAUTHORIZED => missing_privilege(&command.message),
+            _ => None,
         }
     }
 }
 
-impl MissingPrivilege {
-    /// Parses the server's message, `not authorized on app to execute command { find: "locks", … }`.
-    fn parse(message: &str) -> Self {
-        let read = || {
-            let (_, rest) = message.split_once("not authorized on ")?;
-            let (database, rest) = rest.split_once(" to execute command { ")?;
-            let (command, rest) = rest.split_once(": ")?;
-            let collection = rest.strip_prefix('"').and_then(|rest| Some(rest.split_once('"')?.0));
-            let actions: &[&str] = match command {
-                "find" | "count" => &["find"],
-                "aggregate" if rest.contains("$changeStream") => &["changeStream", "find"],
-                "aggregate" => &["find"],
-                "findAndModify" | "findandmodify" | "update" => &["find", "insert", "update"],
-                "insert" => &["insert"],
-                "delete" => &["remove"],
-                "createIndexes" => &["createIndex"],
-                "listIndexes" => &["listIndexes"],
-                _ => &[],
-            };
-            let namespace = collection.map_or_else(|| database.to_owned(), |name| format!("{database}.{name}"));
-            Some(Self {
-                actions: actions.to_vec(),
-                namespace: Some(namespace),
-            })
-        };
-        read().unwrap_or_default()
-    }
-}
-
-impl fmt::Display for MissingPrivilege {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("missing ")?;
-        match &self.actions[..] {
-            [] => f.write_str("a privilege")?,
-            [action] => write!(f, "`{action}`")?,
-            actions => write!(f, "one of `{}`", actions.join("`, `"))?,
-        }
-        match &self.namespace {
-            Some(namespace) => write!(f, " on {}", shown_in_a_line(namespace)),
-            None => Ok(()),
-        }
-    }
+/// Derives the privilege from the server's message, `not authorized on app to execute command { find: "locks", … }`.
+fn missing_privilege(message: &str) -> Option<String> {
+    let (_, rest) = message.split_once("not authorized on ")?;
+    let (database, rest) = rest.split_once(" to execute command { ")?;
+    let (command, rest) = rest.split_once(": ")?;
+    let collection = rest.strip_prefix('"').and_then(|rest| Some(rest.split_once('"')?.0));
+    let actions = match command {
+        "aggregate" if rest.contains("$changeStream") => "one of `changeStream`, `find`",
+        "find" | "count" | "aggregate" => "`find`",
+        "findAndModify" | "findandmodify" | "update" => "one of `find`, `insert`, `update`",
+        "insert" => "`insert`",
+        "delete" => "`remove`",
+        "createIndexes" => "`createIndex`",
+        "listIndexes" => "`listIndexes`",
+        _ => "a privilege",
+    };
+    let namespace = collection.map_or_else(|| database.to_owned(), |name| format!("{database}.{name}"));
+    Some(format!("missing {actions} on {}", shown_in_a_line(&namespace)))
 }
 
 impl fmt::Display for ServerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.kind() {
+        match self.missing_privilege() {
             // The server's text has the command instead.
-            ServerErrorKind::Unauthorized(missing) if missing.namespace.is_some() => {
-                write!(f, "the server refused the operation: {}: {missing}", self.cause())
-            }
-            _ => self.fmt_by_failure(f),
+            Some(missing) => write!(f, "the server refused the operation: {}: {missing}", self.cause()),
+            None => self.fmt_by_failure(f),
         }
     }
 }
@@ -427,7 +392,7 @@ mod tests {
 
     #[test]
     fn a_missing_privilege_is_read_from_what_the_server_says() {
-        let described = |message: &str| MissingPrivilege::parse(message).to_string();
+        let described = |message: &str| missing_privilege(message).unwrap_or_default();
         assert_eq!(
             described(
                 "not authorized on app to execute command { findAndModify: \"distributed_locks\", query: { _id: \"x\" }, \
@@ -451,7 +416,7 @@ mod tests {
             "not authorized on é to execute command { x",
             "command quit requires authentication",
         ] {
-            assert_eq!(described(odd), "missing a privilege", "{odd}");
+            assert_eq!(described(odd), "", "{odd}");
         }
     }
 
