@@ -11,7 +11,7 @@ use std::{
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use watchlock::{
     Acquire, LockClient, LockClientBuilder, Released,
-    action::{CanAcquire, IsLock, OrHeld, Patience, Try},
+    action::{CanAcquire, HasHolder, IsLock, OrHeld, Patience, Try},
     errors::{AcquireError, ReleaseError},
     locks::{Once, Turn},
     testing::InMemory,
@@ -291,15 +291,12 @@ async fn ask(locks: &LockClient, arguments: &Run, left: Option<Duration>) -> Res
 }
 
 /// Acquires a lock of any kind, or tries it once, to hold it as long as the command line says.
-async fn lock<T: CanAcquire + IsLock>(
+async fn lock<T: CanAcquire + IsLock + HasHolder>(
     acquire: Acquire<T>,
     attempt: Acquire<T, Try>,
     arguments: &Run,
     left: Option<Duration>,
-) -> Result<watchlock::Held, AcquireError>
-where
-    watchlock::Held<T::Held>: Into<watchlock::Held>,
-{
+) -> Result<watchlock::Held, AcquireError> {
     let attempt = for_its_time(attempt.or_held(), arguments);
     let acquire = for_its_time(acquire, arguments);
     wait_or_try(acquire, attempt, arguments, left).await.map(Into::into)

@@ -39,17 +39,7 @@ use crate::{
     world::{Sealed, World},
 };
 
-impl<T: DeserializeOwned + Send + Sync + 'static> Ask for handle::Document<T> {
-    async fn ask(
-        request: Self::Request,
-        options: Options,
-        patience: waitlist::Patience,
-    ) -> Result<Got<Self>, AcquireError> {
-        acquire_and_read(request, options, patience).await
-    }
-}
-
-impl<E: DeserializeOwned + Send + Sync + 'static> Ask for handle::Element<E> {
+impl<K: Item<Value: DeserializeOwned + Send + Sync + 'static> + 'static> Ask for K {
     async fn ask(
         request: Self::Request,
         options: Options,

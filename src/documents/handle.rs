@@ -11,14 +11,16 @@ use crate::{
     handle::{
         Held,
         owned::OwnedHold,
-        target::{AnyLock, HasHolder, IsKnown, IsOne, One, Target},
+        target::{AnyLock, HasHolder, IsOne, One, Target},
     },
     store::read_as,
     world::{Sealed, World},
 };
 
 /// A [`Document`] or an [`Element`].
-pub trait Item: IsKnown + Target<Request = (ItemLocks<Self>, Bson), Data = HeldItem<Self::Value>> + Sized {
+pub trait Item:
+    IsOne + HasHolder + Target<Count = One, Request = (ItemLocks<Self>, Bson), Data = HeldItem<Self::Value>> + Sized
+{
     /// The type as which it is read.
     type Value;
 }
@@ -52,7 +54,6 @@ macro_rules! items {
         }
 
         impl<V> IsOne for $item<V> {}
-        impl<V> IsKnown for $item<V> {}
         impl<V> HasHolder for $item<V> {}
     )*};
 }

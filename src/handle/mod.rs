@@ -25,7 +25,7 @@ use crate::{
     error::{ReleaseError, RenewError},
     handle::{
         owned::{OwnedHold, SeenHold, cancelled},
-        target::{AnyLock, IsKnown, IsLock, IsOne, Target},
+        target::{AnyLock, HasHolder, IsLock, IsOne, Target},
     },
     session::hold::Hold,
     status::{LockStatus, Lost, LostReason},
@@ -265,20 +265,10 @@ impl<T: Target, W: World> Held<T, W> {
     #[expect(clippy::should_implement_trait, reason = "it can't be called")]
     pub fn clone(&self) -> Self
     where
-        Self: CanClone,
+        Self: Clone,
     {
-        self.cloned()
+        Clone::clone(self)
     }
-}
-
-/// Nothing: a hold has one handle.
-#[doc(hidden)]
-#[diagnostic::on_unimplemented(
-    message = "a hold can't be cloned: its handle releases it once",
-    note = "clone its `view()`"
-)]
-pub trait CanClone: Sized {
-    fn cloned(&self) -> Self;
 }
 
 impl<T: IsOne, W: World> Held<T, W> {
@@ -320,7 +310,7 @@ impl<T: IsOne, W: World> Held<T, W> {
     }
 }
 
-impl<T: IsKnown, W: World> From<Held<T, W>> for Held<AnyLock, W> {
+impl<T: IsOne + HasHolder, W: World> From<Held<T, W>> for Held<AnyLock, W> {
     fn from(held: Held<T, W>) -> Self {
         held.into_lock().0
     }
@@ -582,7 +572,7 @@ impl<T: Target, W: World> View<T, W> {
     }
 }
 
-impl<T: IsKnown, W: World> From<View<T, W>> for View<AnyLock, W> {
+impl<T: IsOne + HasHolder, W: World> From<View<T, W>> for View<AnyLock, W> {
     fn from(view: View<T, W>) -> Self {
         Self::of(view.seen)
     }

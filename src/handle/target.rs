@@ -130,11 +130,7 @@ pub trait IsOne: Target {}
     message = "`{Self}` can't stay taken after its release, be detached, or fail on a deadlock",
     note = "a mutex, a semaphore and a readers-writer lock can"
 )]
-pub trait IsLock: IsOne + HasHolder + Target<Held = Self> {}
-
-/// A target that is one lock, of a kind that is known: all but [`AnyLock`].
-#[doc(hidden)]
-pub trait IsKnown: IsOne {}
+pub trait IsLock: IsOne + Target<Held = Self> {}
 
 /// A target that can stay with the client after its release.
 ///
@@ -162,7 +158,7 @@ pub trait CanIdle: Target {}
 )]
 pub trait CanReenter: Target {}
 
-/// A target whose holder an error can name.
+/// A target whose kind is known and whose holder an error can name: all but claims, and [`AnyLock`].
 ///
 /// ```compile_fail,E0277
 /// # async fn example(events: watchlock::documents::DocumentLocks<mongodb::bson::Document>) {
@@ -174,4 +170,3 @@ pub trait HasHolder: Target {}
 
 impl IsOne for AnyLock {}
 impl IsLock for AnyLock {}
-impl HasHolder for AnyLock {}

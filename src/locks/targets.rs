@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     error::AcquireError,
-    handle::target::{CanIdle, CanReenter, HasHolder, IsKnown, IsLock, IsOne, One, Target},
+    handle::target::{CanIdle, CanReenter, HasHolder, IsLock, IsOne, One, Target},
     waitlist::Patience,
     world::Sealed,
 };
@@ -58,7 +58,6 @@ macro_rules! can {
 
 can! {
     IsOne: Mutex, Semaphore, Read, UpgradeableRead, Write, Election;
-    IsKnown: Mutex, Semaphore, Read, UpgradeableRead, Write, Election;
     IsLock: Mutex, Semaphore, Read, UpgradeableRead, Write;
     HasHolder: Mutex, Semaphore, Read, UpgradeableRead, Write, Election;
     CanIdle: Mutex, Semaphore, Write;

@@ -39,7 +39,10 @@ use crate::{
     client::LockClient,
     config::Config,
     error::AcquireError,
-    handle::{Held, Released, View, target::IsKnown},
+    handle::{
+        Held, Released, View,
+        target::{HasHolder, IsOne},
+    },
     locks::acquire::{Acquire, CanAcquire, Try},
     protocol::{ServerTime, State},
     session::Session,
@@ -223,7 +226,7 @@ impl Observer {
 }
 
 /// Acquires a lock in one of the ways; `None` if it was given up.
-async fn got<T: CanAcquire<Held: IsKnown>>(
+async fn got<T: CanAcquire<Held: IsOne + HasHolder>>(
     acquire: Acquire<T>,
     try_acquire: Acquire<T, Try>,
     (way, patience): (u64, Duration),
