@@ -140,12 +140,12 @@ impl<W: World> LockClientBuilder<W> {
         self
     }
 
-    /// Sets how the client learns that a lock it holds was taken away; by default by the change stream in any small fleet
-    /// and on any quiet set, and by reads where a large fleet holds locks in a busy one: see [`HoldWatch`](crate::operate::HoldWatch).
+    /// Sets how the client learns that a lock it holds was taken away; by default by the change stream in any small
+    /// fleet and on any quiet set, and by reads where a large fleet holds locks in a busy one. [`HoldWatch`] has the
+    /// choices, and [`wake_mode`](LockClient::wake_mode) tells which is in use.
     ///
-    /// [`wake_mode`](LockClient::wake_mode) tells which. By reads, `lost()` is late by the pause between two of them for
-    /// each thousand locks that the client holds; they are less often where the budget asks for it. Locks in documents
-    /// count as one client.
+    /// By reads, `lost()` is late by the pause between two of them for each thousand locks that the client holds; they
+    /// are less often where the budget asks for it. Locks in documents count as one client.
     pub fn hold_watch(mut self, watch: HoldWatch) -> Self {
         self.config.hold_watch = watch;
         self
@@ -259,24 +259,18 @@ impl<W: World> LockClientBuilder<W> {
         self
     }
 
-    /// Reports every lock that is held for longer than `limit`, unless its acquire set
-    /// [another](crate::Acquire::warn_after) limit; from 10 ms to 366 days, none by default.
+    /// Reports every lock that is held for longer than `limit`, as [`Acquire::warn_after`](crate::Acquire::warn_after)
+    /// does for one, unless the acquire set another; from 10 ms to 366 days, none by default.
     ///
-    /// A renewed lock is held for as long as its holder lives, so a job that hangs keeps it forever. From `limit` after
-    /// the grant, [`status`](crate::View::status) is [`HeldTooLong`](crate::LockStatus::HeldTooLong), and an [event
-    /// and a metric](crate::observability) report it once. The lock stays held; to lose it instead, set
-    /// [`lose_after`](Self::lose_after). The limit applies to claimed documents and [jobs](crate::locks::Once), but to a
-    /// leadership only if its campaign sets one.
+    /// A renewed lock is held for as long as its holder lives, so a job that hangs keeps it forever. The limit applies
+    /// to claimed documents and [jobs](crate::locks::Once), and not to leaderships.
     pub fn warn_after(mut self, limit: Duration) -> Self {
         self.config.limits.report = Some(limit);
         self
     }
 
-    /// Loses every lock that is held for that long, unless its acquire set [another](crate::Acquire::lose_after) limit;
-    /// from 10 ms to 366 days, none by default.
-    ///
-    /// The lock is lost as [`HeldTooLong`](crate::LostReason::HeldTooLong) and released at once: the code under it must
-    /// stop by then. See [`Acquire::lose_after`](crate::Acquire::lose_after). A leadership has the limit of its campaign alone.
+    /// Loses every lock that is held for that long, as [`Acquire::lose_after`](crate::Acquire::lose_after) does for
+    /// one, unless the acquire set another; from 10 ms to 366 days, none by default, and never for leaderships.
     #[doc(alias = "lockAtMostFor")]
     pub fn lose_after(mut self, limit: Duration) -> Self {
         self.config.limits.lose = Some(limit);

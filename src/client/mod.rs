@@ -63,17 +63,16 @@ use builder::{Home, LockClientBuilder};
 /// # Ok(()) }
 /// ```
 ///
-/// # Guarantees
+/// # The end of a program
 ///
-/// Dropping the last clone and the last handle ends the session's tasks, after the held locks are released. That takes
-/// place in the background, so it needs a runtime that lives on. **A program that returns from `main` ends its runtime,
-/// and with it the releases on their way: the locks stay taken until their leases expire** (30 s by default), and the
-/// program waits for them when it is started again. So let a program do its work in a
+/// Handles keep the session alive. Dropping the last clone and the last handle ends its tasks, after the held locks are
+/// released, in the background. **A program that returns from `main` ends its runtime, and with it the releases on
+/// their way: the locks stay taken until their leases expire** (30 s by default). So let a program do its work in a
 /// [`scope`](LockClientBuilder::scope), or call [`shutdown`](Self::shutdown) at its end. If both are missing, the
 /// `WARN` event `watchlock.left_taken` [reports](crate::observability) how many locks are left.
 ///
-/// Handles keep the session alive. As with the driver's client, its tasks run on the tokio runtime on which it was
-/// first used: build one for each runtime.
+/// As with the driver's client, the tasks run on the tokio runtime on which it was first used: build one for each
+/// runtime.
 ///
 /// # How long a call may take
 ///
@@ -554,32 +553,17 @@ impl<W: World> LockClient<W> {
     /// Ends the client: acquires fail with [`AcquireError::Closed`](crate::errors::AcquireError::Closed), held locks
     /// are released, waiters give up their queue positions. Returns when the server has confirmed, or after the time of
     /// a lease. With a request whose answer was lost, it also waits until the server has given that up, for a fraction
-    /// of a second as a rule: nothing of this client is in the way of others afterwards.
-    ///
-    /// Call it before the runtime ends: a handle dropped with the runtime can't send its release, so others would wait
-    /// until its lease expires. A [`scope`](LockClientBuilder::scope) does so by itself, also after an error or a
-    /// panic.
+    /// of a second as a rule: nothing of this client is in the way of others afterwards. [`LockClient`] has an example.
     ///
     /// It waits for no work. Work that goes on, as that of `tokio::task::spawn_blocking` does even if its task is
     /// aborted, has lost its locks: its handles report [`LostReason::Released`](crate::LostReason::Released) from the
     /// moment of the call, and others may have the locks. So await such work first, or have it look at
-    /// [`is_held`](crate::View::is_held) before each step. Its writes are refused under a
-    /// [fence](crate::View::fence) as soon as the next holder has written.
+    /// [`is_held`](crate::View::is_held) before each step. Its writes are refused under a [fence](crate::View::fence)
+    /// as soon as the next holder has written.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, the releases go on in the background.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = watchlock::LockClient::in_memory();
-    /// let handle = locks.mutex("invoice-42").acquire().await?;
-    /// locks.shutdown().await;
-    /// assert_eq!(handle.lost_reason(), Some(watchlock::LostReason::Released));
-    /// # Ok(()) }
-    /// ```
     pub fn shutdown(&self) -> W::Call<impl Future<Output = ()>> {
         W::call(async move {
             let sessions = self.close();

@@ -172,10 +172,8 @@ impl<T, C: Count, P: Patience, W: World> Acquire<Claim<T, C>, P, W> {
     /// claims with a limit count; they share one count, even if their limits differ.
     /// [`Held::attempt`](crate::Held::attempt) is the number of this one.
     ///
-    /// A document that was claimed `most` times and still matches is a dead letter: claims with this limit pass over
-    /// it. The event `watchlock.last_attempt` reports each last claim. A find in the collection returns the dead
-    /// letters, and [`DocumentLocks::clear_attempts`](crate::documents::DocumentLocks::clear_attempts) lets one be
-    /// claimed again.
+    /// Claims pass over a document that was claimed `most` times: a dead letter. [Attempts and dead
+    /// letters](crate::guide::documents#attempts-and-dead-letters) shows how to find them.
     ///
     /// # Examples
     ///

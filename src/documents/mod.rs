@@ -214,8 +214,7 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// document can be locked separately. The steps of the path must be sub-documents, and are created if they are
     /// missing. One lock can't be inside another. The path is checked when something is locked.
     ///
-    /// A handle's own writes leave the locks alone under all fields that the client has locked in the collection. A
-    /// client does not know of fields that it has not locked.
+    /// A handle's own writes leave the locks alone under all fields that this client has locked in the collection.
     #[must_use = "the locks under another field are returned"]
     pub fn field(self, path: impl Into<String>) -> Self {
         Self {
@@ -231,17 +230,12 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// A waiting claim is woken when a document is released, inserted or changed, or when a lease expires, and tries
     /// again. Claims of one client for the same filter and sort take turns; among clients the order is left to chance.
     /// An index that serves the filter (and the sort) serves the claim. If it is dropped, a document that was claimed
-    /// at that moment is released in the background.
-    ///
-    /// Documents that can't be claimed are passed over: those with something else in the lock's field, those that the
-    /// server refuses to update, and those that can't be read as a `T`. The last two are left out of this client's
-    /// claims for a second at first, and for up to five minutes if they fail repeatedly. An event
-    /// (`watchlock.passed_over`) reports each.
+    /// at that moment is released in the background. [Claims](crate::guide::documents#claims) lists the documents that
+    /// can't be claimed and are passed over, which an event (`watchlock.passed_over`) reports.
     ///
     /// # Errors
     ///
-    /// See [`AcquireError`](crate::errors::AcquireError).
-    /// [`AcquireError::Unclaimable`](crate::errors::AcquireError::Unclaimable), or
+    /// Those of an [`Acquire`], and [`AcquireError::Unclaimable`](crate::errors::AcquireError::Unclaimable), or
     /// [`AcquireError::Unreadable`](crate::errors::AcquireError::Unreadable), if none of the matching documents can be
     /// claimed; while this is known, another claim waits. A filter or a sort that can't be written as BSON (a NUL in
     /// the name of a field, more than 16 MB) is an [`AcquireError::Invalid`](crate::errors::AcquireError::Invalid), and
@@ -280,13 +274,13 @@ impl<T, W: World> DocumentLocks<T, W> {
         Acquire::new(Claim::new(self.of_kind(), filter, 1))
     }
 
-    /// Locks up to `most` free documents that match the filter, and reads them, in a few commands; waits until there is
-    /// one. Gives a list of handles, each as for [`claim`](Self::claim). At most 64.
+    /// Locks up to `most` free documents that match the filter, 64 at most, and reads them, in a few commands; waits
+    /// until there is one, and not for the list to be full. Gives a list of handles, each as for
+    /// [`claim`](Self::claim).
     ///
-    /// It takes what is free at the moment, and doesn't wait for the list to be full. A claim of many finds candidates,
-    /// locks those that are still free, and reads them, so another program may change a document between its lock and
-    /// its reading. From then on each is by itself: renewed, lost and released. Those that you have not begun to work
-    /// on are held too, so claim no more than you will soon be done with.
+    /// Another program may change a document between its lock and its reading. From then on each is by itself: renewed,
+    /// lost and released. Those that you have not begun to work on are held too, so claim no more than you will soon be
+    /// done with.
     ///
     /// Errors are those of [`claim`](Self::claim), for the whole list; [`try_claim`](Self::try_claim) has an example.
     pub fn claim_many(&self, filter: bson::Document, most: usize) -> Acquire<Claim<T, Several>, Wait, W> {

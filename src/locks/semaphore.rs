@@ -29,10 +29,9 @@ use crate::{
 ///
 /// # The number of permits
 ///
-/// It belongs to the lock. The first client that asks brings it, and it stays while anybody holds the semaphore or
-/// waits for it; a client with another number goes by the lock's ([`Held::total_permits`], and the event
-/// `watchlock.other_permits`), or is refused ([`exact`](Self::exact)). [`set_permits`](Self::set_permits) changes it at
-/// any time; for a year from then it also stays while nobody holds the semaphore.
+/// It [belongs to the lock](crate::guide::locks#the-number-of-permits). The first client that asks brings it, and it stays
+/// while anybody holds the semaphore or waits for it; a client with another number goes by the lock's
+/// ([`Held::total_permits`]), or is refused ([`exact`](Self::exact)). [`set_permits`](Self::set_permits) changes it.
 ///
 /// # Many holders
 ///
