@@ -176,8 +176,8 @@ pub enum AcquireError {
         /// The last error of the server or the connection; `None` if there was no time for one.
         error: Option<ServerError>,
     },
-    /// The lock was not free at once, and the try asked for the holder:
-    /// [`Acquire::or_held`](crate::Acquire::or_held).
+    /// The lock was not free at once, and the try asked for the holder: [`or_held`](crate::Acquire::or_held). Or a client
+    /// has the hold that was to be [attached](crate::LockClient::attach).
     #[error("{}", shown_up_to(MESSAGE_MOST, format_args!("`{}` is not free: {contention}", shown_in_a_line(name))))]
     #[non_exhaustive]
     Held {
@@ -253,9 +253,8 @@ pub enum AcquireError {
     /// The client was shut down.
     #[error("the lock client was shut down")]
     Closed,
-    /// A hold was lost: that of the work of a [`run`](crate::Acquire::run), which was begun; of the reader that was to
-    /// [become a writer](crate::Held::upgrade), if it was not released; or of a party's place at a
-    /// [barrier](crate::locks::Barrier::wait).
+    /// A hold is over: that of the work of a [`run`](crate::Acquire::run), which was begun; of the reader that was to
+    /// [become a writer](crate::Held::upgrade); or of a party's place at a [barrier](crate::locks::Barrier::wait).
     #[error(transparent)]
     Lost(#[from] Lost),
     /// The acquire was [cancelled](crate::Acquire::cancelled_by). No queue position is left behind.
