@@ -41,7 +41,7 @@ impl fmt::Display for Deadlock {
         let mut line = "deadlock: ".to_owned();
         let next = self.locks.iter().cycle().skip(1);
         for (position, (lock, next)) in self.locks.iter().zip(next).enumerate() {
-            let [name, next] = [lock, next].map(|lock| shown_in_a_line(&lock.name).to_string());
+            let [name, next] = [lock, next].map(|lock| shown_in_a_line(&lock.name));
             write!(line, "{}`{name}` is held by ", if position > 0 { "; " } else { "" })?;
             for holder in &lock.holders {
                 write!(line, "{holder}")?;

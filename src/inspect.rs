@@ -8,7 +8,7 @@ use std::{
 use crate::{
     protocol::{Ended, Entry, Exchange, HoldEnd, Kind, Owner, ServerTime, State},
     token::FencingToken,
-    truncated_debug::{InALine, shown_in_a_line},
+    truncated_debug::{in_a_line, shown_in_a_line},
 };
 
 /// A lock as its document shows it.
@@ -268,7 +268,7 @@ impl LockInfo {
 /// One line: ``mutex `invoice-42`, held by billing (web-1, process 4711) under token 7, 2 waiting``.
 impl fmt::Display for LockInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} `{}`, ", self.kind, InALine(&self.name))?;
+        write!(f, "{} `{}`, ", self.kind, in_a_line(&self.name))?;
         if !self.is_held() {
             f.write_str("free")?;
         }

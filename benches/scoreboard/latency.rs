@@ -197,7 +197,7 @@ pub(crate) async fn semaphore_handoff(cluster: &Cluster, rounds: usize) -> Resul
     Ok(compared)
 }
 
-/// Measures from the call of `resign` until the next leader's `campaign` has returned.
+/// Measures from the call of the release until the next leader's `campaign` has returned.
 pub(crate) async fn election_failover(cluster: &Cluster, rounds: usize) -> Result<Compared> {
     let trio = Trio::of(cluster).await?;
     let name = "led";

@@ -16,76 +16,61 @@ pub struct Brief<T>(pub T);
 
 impl<T: fmt::Debug> fmt::Debug for Brief<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        beginning(f, BRIEF_MOST, format_args!("{:?}", self.0))
+        f.write_str(&shown_up_to(BRIEF_MOST, format_args!("{:?}", self.0)))
     }
 }
 
-/// A text of any size, of which `Display` shows the beginning.
-#[derive(Debug)]
-pub struct Shown<T> {
-    text: T,
-    most: usize,
-}
-
-/// Shows a name, a cause or the like in a message.
-pub fn shown<T: fmt::Display>(text: T) -> Shown<T> {
+/// Returns a name, a cause or the like as a message has it.
+pub fn shown(text: impl fmt::Display) -> String {
     shown_up_to(SHOWN_MOST, text)
 }
 
-/// Shows up to `most` bytes of a text.
-pub fn shown_up_to<T: fmt::Display>(most: usize, text: T) -> Shown<T> {
-    Shown { text, most }
-}
-
-impl<T: fmt::Display> fmt::Display for Shown<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        beginning(f, self.most, format_args!("{}", self.text))
+/// Returns the beginning of a text, up to `most` bytes.
+pub fn shown_up_to(most: usize, text: impl fmt::Display) -> String {
+    let mut beginning = Beginning {
+        text: String::new(),
+        most,
+    };
+    // It fails when there is no room for more.
+    if write!(beginning, "{text}").is_err() {
+        beginning.text.push('…');
     }
+    beginning.text
 }
 
-/// Shows the beginning of a text in one line: control characters, and whatever else can't be seen, as escapes.
-pub fn shown_in_a_line(text: &str) -> Shown<impl fmt::Display> {
-    shown(InALine(text))
+/// Returns the beginning of a text in one line, as a message has it.
+pub fn shown_in_a_line(text: &str) -> String {
+    // Escapes are no shorter than what they stand for.
+    let mut ends = text.char_indices().map(|(at, _)| at);
+    let end = ends.find(|at| *at > SHOWN_MOST).unwrap_or(text.len());
+    shown(in_a_line(&text[..end]))
 }
 
-/// A text in one line.
-#[derive(Debug)]
-pub struct InALine<'a>(pub &'a str);
-
-impl fmt::Display for InALine<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.split_inclusive(['"', '\'']).try_for_each(|part| {
-            let text = part.trim_end_matches(['"', '\'']);
-            write!(f, "{}{}", text.escape_debug(), &part[text.len()..])
-        })
+/// Returns a text in one line: control characters, and whatever else can't be seen, as escapes.
+pub fn in_a_line(text: &str) -> String {
+    let mut line = String::new();
+    for part in text.split_inclusive(['"', '\'']) {
+        let text = part.trim_end_matches(['"', '\'']);
+        line.extend(text.escape_debug());
+        line.push_str(&part[text.len()..]);
     }
+    line
 }
 
-fn beginning(f: &mut fmt::Formatter<'_>, most: usize, text: fmt::Arguments<'_>) -> fmt::Result {
-    let mut beginning = Beginning { of: f, left: most };
-    let written = beginning.write_fmt(text);
-    match (written, beginning.left) {
-        // It stopped when there was no room for more.
-        (Err(_), 0) => f.write_str("…"),
-        (written, _) => written,
-    }
+struct Beginning {
+    text: String,
+    most: usize,
 }
 
-struct Beginning<'a, 'f> {
-    of: &'a mut fmt::Formatter<'f>,
-    left: usize,
-}
-
-impl Write for Beginning<'_, '_> {
+impl Write for Beginning {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        if text.len() <= self.left {
-            self.left -= text.len();
-            return self.of.write_str(text);
+        let left = self.most - self.text.len();
+        if text.len() <= left {
+            self.text.push_str(text);
+            return Ok(());
         }
-        let ends = (0..=self.left).rev();
-        let end = ends.into_iter().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-        self.left = 0;
-        self.of.write_str(&text[..end])?;
+        let end = (0..=left).rev().find(|end| text.is_char_boundary(*end));
+        self.text.push_str(&text[..end.unwrap_or(0)]);
         Err(fmt::Error)
     }
 }
@@ -104,8 +89,8 @@ mod tests {
             "{}",
             brief.len()
         );
-        assert_eq!(shown_up_to(3, "ääb").to_string(), "ä…");
-        assert_eq!(shown_in_a_line("a\n\"'Mu\u{308}").to_string(), "a\\n\"'Mu\u{308}");
+        assert_eq!(shown_up_to(3, "ääb"), "ä…");
+        assert_eq!(shown_in_a_line("a\n\"'Mu\u{308}"), "a\\n\"'Mu\u{308}");
         let exact = "x".repeat(BRIEF_MOST - 2);
         assert_eq!(format!("{:?}", Brief(&exact)).len(), BRIEF_MOST);
     }

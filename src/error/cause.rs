@@ -15,14 +15,14 @@ use crate::truncated_debug::shown;
 /// may have a value of the user's.
 pub(super) fn cause(error: &(dyn StdError + Send + Sync + 'static)) -> String {
     let Some(error) = error.downcast_ref::<DriverError>() else {
-        return shown(error).to_string();
+        return shown(error);
     };
     match code(error) {
         Some((code, Some(name))) => format!("{} ({code})", shown(name)),
         Some((code, None)) => format!("code {code}"),
         None => match &*error.kind {
-            ErrorKind::ServerSelection { message, .. } => shown(no_server(message)).to_string(),
-            kind => shown(before_quotes(&kind.to_string())).to_string(),
+            ErrorKind::ServerSelection { message, .. } => shown(no_server(message)),
+            kind => shown(before_quotes(&kind.to_string())),
         },
     }
 }

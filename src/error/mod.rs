@@ -285,7 +285,7 @@ fn overdue(name: &str, waited: Duration, contention: Option<&Contention>) -> Str
         Some(contention) => format!("`{name}` was not free{within}: {contention}"),
         None => format!("`{name}` was not acquired{within}"),
     };
-    shown_up_to(MESSAGE_MOST, message).to_string()
+    shown_up_to(MESSAGE_MOST, message)
 }
 
 /// Returns the message of an acquire that the server did not answer.
@@ -301,7 +301,7 @@ fn silent(name: &str, waited: Duration, contention: Option<&Contention>, error: 
         }
         None => format!("`{name}` was not acquired{within}: {cause}"),
     };
-    shown_up_to(MESSAGE_MOST, message).to_string()
+    shown_up_to(MESSAGE_MOST, message)
 }
 
 /// Returns a timeout as a part of a message. Zero is the wish not to wait.

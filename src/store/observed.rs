@@ -84,7 +84,7 @@ pub struct UnreadableInfo {
 impl UnreadableInfo {
     pub(crate) fn new(name: String, problem: &impl fmt::Display) -> Self {
         Self {
-            name: shown_up_to(TEXT_MOST, name).to_string(),
+            name: shown_up_to(TEXT_MOST, name),
             problem: problem.to_string(),
         }
     }

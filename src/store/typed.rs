@@ -16,7 +16,7 @@ fn mismatch(error: &dyn StdError) -> Mismatch {
     const END: usize = 100;
 
     let text = error.to_string();
-    let beginning = shown(&text).to_string();
+    let beginning = shown(&text);
     let rest = text.len().saturating_sub(END).max(beginning.len());
     let end = (rest..text.len()).find_map(|at| text.get(at..));
     Arc::from(Box::<dyn StdError + Send + Sync>::from(

@@ -20,7 +20,7 @@ impl InvalidInput {
     #[doc(hidden)]
     pub fn new(message: impl Into<String>) -> Self {
         Self {
-            message: shown_up_to(MESSAGE_MOST, message.into()).to_string(),
+            message: shown_up_to(MESSAGE_MOST, message.into()),
         }
     }
 }

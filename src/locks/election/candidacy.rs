@@ -136,7 +136,7 @@ impl Election {
 fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    shown_up_to(MESSAGE_MOST, text.unwrap_or("a value that is not text")).to_string()
+    shown_up_to(MESSAGE_MOST, text.unwrap_or("a value that is not text"))
 }
 
 /// A standing candidate. Made by [`Election::stand`]; dropping it ends the candidacy, and resigns in the background.

@@ -231,7 +231,7 @@ impl Session {
         if outlook.others || !(news || fails_again) {
             return Ok(());
         }
-        let name = shown(name::of_id(id)).to_string();
+        let name = shown(name::of_id(id));
         Err(AcquireError::Unclaimable { name, cause: why })
     }
 }

@@ -92,7 +92,7 @@ impl Session {
     /// it, and is told to leave it out.
     pub(crate) fn pass_over(&self, id: Bson, why: Why, is_chosen: bool) {
         let name = name::of_id(&id);
-        let shown = shown(&name).to_string();
+        let shown = shown(&name);
         if self
             .claims
             .skip_list()
