@@ -16,12 +16,7 @@ use std::{
 };
 
 use mongodb::options::ClientOptions;
-use watchlock::{
-    LockClientBuilder,
-    errors::{OperateError, RenewError},
-    operate::LockEvent,
-    sync::Blocking,
-};
+use watchlock::{LockClientBuilder, errors::RenewError, operate::LockEvent, sync::Blocking};
 
 use crate::setup::*;
 
@@ -120,71 +115,32 @@ fn threads_of_two_clients_take_turns() {
 }
 
 #[test]
-fn a_mutex_keeps_its_promises_for_threads_too() {
-    for (a, b) in places("sync_mutex") {
-        // A hand-over.
+fn a_thread_that_waits_learns_of_a_grant_a_loss_and_the_end_of_its_client() {
+    for (a, b) in places("sync_blocked") {
         let held = a.mutex("x").acquire().reason("to test").run().unwrap();
-        assert_eq!((held.name(), held.permits(), held.status()), ("x", 1, LockStatus::Held));
         assert!(held.renew().unwrap() > Duration::from_secs(25) && held.safe_for() > Duration::from_secs(20));
-        let holder = &b.inspect("x").unwrap().unwrap().holders[0];
-        assert_eq!(
-            (holder.token, holder.owner.reason.as_deref()),
-            (held.token(), Some("to test"))
-        );
-        assert!(b.mutex("x").try_acquire().run().unwrap().is_none());
         let error = b.mutex("x").try_acquire().or_held().run().unwrap_err();
         assert!(error.to_string().contains("to test"), "{error}");
-        let inner = a.mutex("x").acquire().reentrant().run().unwrap();
-        assert_eq!(inner.release().unwrap(), Released::StillHeld);
+        let error = b.mutex("x").acquire().timeout(Duration::ZERO).run().unwrap_err();
+        assert!(matches!(error, AcquireError::Timeout { .. }), "{error}");
         let mutex = b.mutex("x");
         let waiting = thread::spawn(move || mutex.acquire().run().unwrap());
         until_waiting(&a, "x", 1);
-        let token = held.token();
-        assert_eq!(held.release().unwrap(), Released::Released);
-        let next = within(PATIENCE, "the grant", || waiting.join().unwrap());
-        assert!(next.token() > token);
-        next.release().unwrap();
+        // A dropped handle releases.
+        drop(held);
+        let held = within(PATIENCE, "the grant", || waiting.join().unwrap());
 
-        // Timeouts, which leave no place in the queue.
-        let held = a.mutex("x").acquire().run().unwrap();
-        for timeout in [Duration::ZERO, Duration::from_millis(30)] {
-            let error = b.mutex("x").acquire().timeout(timeout).run().unwrap_err();
-            assert!(
-                matches!(&error, AcquireError::Timeout { waited, .. } | AcquireError::Unanswered { waited, .. } if *waited == timeout),
-                "{error}"
-            );
-        }
-        eventually(SOON, "the place is given up", || {
-            a.inspect("x").unwrap().unwrap().waiters.is_empty()
-        });
-        assert_eq!(held.lost_reason(), None);
-
-        // A loss, of which a blocked thread learns.
         assert_eq!(held.lost_within(Duration::from_millis(20)), None);
         let view = held.view();
         let blocked = thread::spawn(move || view.lost());
-        b.break_lock("x").unwrap();
+        a.break_lock("x").unwrap();
         assert_eq!(
             within(2 * SOON, "the loss", || blocked.join().unwrap()),
             LostReason::Broken
         );
         assert_eq!(held.lost_within(Duration::MAX).unwrap(), LostReason::Broken);
-        assert_eq!((held.status(), held.safe_for()), (LockStatus::Lost, Duration::ZERO));
         assert_lost!(RenewError, Broken, held.renew().unwrap_err());
-        assert_eq!(held.release().unwrap(), Released::WasLost);
 
-        // A dropped handle.
-        let held = a.mutex("x").acquire().run().unwrap();
-        let view = held.view();
-        let mutex = b.mutex("x");
-        let waiting = thread::spawn(move || mutex.acquire().run().unwrap());
-        until_waiting(&b, "x", 1);
-        drop(held);
-        assert_eq!(view.lost_reason(), Some(LostReason::Released));
-        drop(within(PATIENCE, "the next has it", || waiting.join().unwrap()));
-        eventually(SOON, "free", || is_vacant(&a, "x"));
-
-        // The end of the clients.
         let held = a.mutex("x").acquire().run().unwrap();
         let mutex = b.mutex("x");
         let waiting = thread::spawn(move || mutex.acquire().run());
@@ -249,197 +205,53 @@ fn run_does_the_work_under_the_lock() {
     }
 }
 
-#[test]
-fn work_takes_the_options_of_its_lock() {
-    for (a, b) in places("sync_run") {
-        let tried = a
-            .mutex("m")
-            .acquire()
-            .run_with(|_| b.mutex("m").try_acquire().run_with(|_| ()).unwrap())
-            .unwrap();
-        assert_eq!(tried, None);
-        let inner = a
-            .mutex("m")
-            .acquire()
-            .run_with(|_| a.mutex("m").acquire().reentrant().run_with(|_| "inner"));
-        assert_eq!(inner.unwrap().unwrap(), "inner");
-        let lost = a.multi(["p", "q"]).acquire().reason("both").run_with(|held| {
-            b.break_lock("q").unwrap();
-            held.lost()
-        });
-        assert_is!(lost, Err(AcquireError::Lost(part)) if part.name == "q");
-        let memory = watchlock::testing::MemoryCollection::new();
-        prepared(memory.insert_one(doc! { "_id": 1, "n": 0 })).unwrap();
-        let events = a.documents_in_memory::<Document>(&memory);
-        let counted = events.claim(doc! { "n": 0 }).reason("why").run_with(|event| {
-            assert_eq!(events.try_acquire(1).run_with(|_| ()).unwrap(), None);
-            assert_eq!(events.list().held(true).run().unwrap().len(), 1);
-            event.update(doc! { "$inc": { "n": 1 } }).unwrap()
-        });
-        assert_eq!(counted.unwrap().get_i32("n").unwrap(), 1);
-        let event = events.acquire(1).run().unwrap();
-        event.update_and_release(doc! { "$set": { "n": 7 } }).unwrap();
-        let deleted = events.acquire(1).run_with(|event| event.delete().is_ok());
-        assert!(deleted.unwrap());
-        assert_eq!(events.try_claim(doc! {}).run_with(|_| ()).unwrap(), None);
-        prepared(memory.insert_one(doc! { "_id": 2 })).unwrap();
-        assert_eq!(events.claim_many(doc! {}, 2).run().unwrap().len(), 1);
-    }
-}
-
+/// Each call is that of the async world: what is told apart here is what returns at once there.
 #[test]
 fn every_kind_of_lock_works_without_async() {
     for (a, b) in places("sync_kinds") {
         let permits = a.semaphore("semaphore", 3);
         let two = permits.acquire_many(2).run().unwrap();
-        assert_eq!(
-            (permits.permits(), two.permits(), permits.available_permits().unwrap()),
-            (3, 2, 1)
-        );
-        let last = b.semaphore("semaphore", 3).try_acquire().run().unwrap();
-        assert!(last.is_some() && permits.try_acquire_many(1).run().unwrap().is_none());
-        let other = b.semaphore("semaphore", 4);
-        let error = other.clone().exact().available_permits().unwrap_err();
-        assert!(matches!(error, OperateError::KindMismatch(_)), "{error}");
-        assert_eq!(other.set_permits(4).unwrap().capacity, Some(4));
-        let fourth = other.try_acquire().run().unwrap().unwrap();
-        assert_eq!((fourth.total_permits(), other.available_permits().unwrap()), (4, 0));
-
-        let (here, there) = (a.rw_lock("rw"), b.rw_lock("rw"));
-        let (one, other) = (here.read().run().unwrap(), there.try_read().run().unwrap());
-        assert!(other.is_some() && there.try_write().run().unwrap().is_none());
-        assert_eq!(one.release().unwrap(), Released::Released);
-        assert_eq!(other.unwrap().release().unwrap(), Released::Released);
-        let writer = here.write().timeout(PATIENCE).run().unwrap();
-        assert!(there.try_read().run().unwrap().is_none());
+        assert_eq!(permits.available_permits().unwrap(), 1);
+        assert_eq!(permits.set_permits(4).unwrap().capacity, Some(4));
+        assert_eq!(two.release().unwrap(), Released::Released);
+        let writer = a.rw_lock("rw").write().run().unwrap();
         writer.downgrade().unwrap();
-        assert!(there.try_read().run().unwrap().is_some());
+        assert!(b.rw_lock("rw").try_read().run().unwrap().is_some());
         drop(writer);
-        let reader = here.upgradeable_read().timeout(PATIENCE).run().unwrap();
-        let other = there.read().run().unwrap();
-        assert!(there.try_upgradeable_read().run().unwrap().is_none() && reader.try_upgrade().run().unwrap().is_none());
-        assert_eq!(other.release().unwrap(), Released::Released);
-        let writer = reader.upgrade().timeout(PATIENCE).run().unwrap();
-        assert!(writer.token() > reader.token() && there.try_read().run().unwrap().is_none());
-        assert_eq!(writer.release().unwrap(), Released::Released);
-        reader.downgrade().unwrap();
-        assert!(there.try_upgradeable_read().run().unwrap().is_some());
-        drop(reader);
+        let reader = a.rw_lock("rw").upgradeable_read().run().unwrap();
+        let writer = reader.upgrade().run().unwrap();
+        assert!(b.rw_lock("rw").try_read().run().unwrap().is_none());
+        drop((writer, reader));
 
-        let names = || ["z", "x", "y"];
-        let multi = a.multi(names());
-        assert_eq!(multi.names().collect::<Vec<_>>(), ["x", "y", "z"]);
-        let held = multi.acquire().timeout(PATIENCE).run().unwrap();
+        let multi = a.multi(["z", "x", "y"]);
+        let held = multi.acquire().run().unwrap();
         // On a thread without a runtime.
         let held = held.into_async().into_blocking();
-        assert!(b.multi(names()).try_acquire().run().unwrap().is_none());
-        let error = b.multi(names()).try_acquire().or_held().run().unwrap_err();
-        assert_is!(error, AcquireError::Held { name, .. } if name == "x");
-        assert_eq!(held.tokens().count(), 3);
-        assert_eq!(held.part("y").map(|part| part.token()), held.token_of("y"));
-        assert_eq!(
-            (held.status(), held.lost_within(Duration::from_millis(5))),
-            (LockStatus::Held, None)
-        );
         b.break_lock("y").unwrap();
         let lost = held.lost_within(2 * SOON).unwrap();
         assert_eq!((lost.name.as_str(), lost.reason), ("y", LostReason::Broken));
         assert_eq!(held.release().unwrap(), Released::WasLost);
-        assert_eq!(multi.acquire().run_with(|held| held.parts().count()).unwrap(), 3);
-        let lost = multi.acquire().run_with(|held| {
-            b.break_lock("z").unwrap();
-            held.lost()
-        });
-        assert_is!(lost, Err(AcquireError::Lost(part)) if part.name == "z");
 
-        let (prices, exports) = (a.rw_lock("prices"), a.semaphore("parts", 4));
-        let multi = a.multi([exports.part(3), "x".into(), prices.read_part()]);
-        let held = multi.try_acquire().run().unwrap().unwrap();
-        assert!(b.rw_lock("prices").try_write().run().unwrap().is_none());
-        assert_eq!(exports.available_permits().unwrap(), 1);
-        assert_eq!(held.release().unwrap(), Released::Released);
-
-        // What is left when the other parts of the lost one are given back in the background.
-        eventually(SOON, "the permits are all that is held", || {
-            let held = a.list().held(true).run().unwrap();
-            held.iter().map(|lock| lock.name.as_str()).eq(["semaphore"])
-        });
-    }
-}
-
-#[test]
-fn documents_are_locked_in_place_by_threads() {
-    for ground in prepared(Ground::both("sync_docs")) {
-        let client = driver(&ground);
-        let own = ground.of(&client, "own");
-        let plain = mongodb::sync::Client::from(client)
-            .database(&ground.database)
-            .collection::<Document>("own");
-        plain
-            .insert_many([doc! { "_id": 1, "done": false }, doc! { "_id": 2, "done": false }])
-            .run()
-            .unwrap();
-        let (a, b) = (locks(&ground), locks(&ground));
-        let (here, there) = (a.documents(own.clone()).field("lock"), b.documents(own).field("lock"));
-        let filter = || doc! { "done": false };
-        let first = here.claim(filter()).sort(doc! { "_id": 1 }).run().unwrap();
-        assert_eq!(
-            (first.id(), first.document().get_bool("done").unwrap()),
-            (&1.into(), false)
-        );
-        assert!(there.try_acquire(1).run().unwrap().is_none());
-        let held = there.try_acquire(1).or_held().run().unwrap_err();
-        assert!(matches!(held, AcquireError::Held { .. }), "{held:?}");
-        let second = there.acquire(2).timeout(PATIENCE).run().unwrap();
-        assert!(here.try_claim(filter()).run().unwrap().is_none());
-        assert!(here.claim(filter()).timeout(Duration::ZERO).run().is_err());
-        assert!(
-            first
-                .update(doc! { "$set": { "done": true } })
-                .unwrap()
-                .get_bool("done")
-                .unwrap()
-        );
-        assert_eq!(first.release().unwrap(), Released::Released);
-
-        here.break_lock(2).unwrap();
-        assert_eq!(second.lost_within(2 * SOON).unwrap(), LostReason::Broken);
-        assert!(second.delete().is_err());
-        let (handle, document) = here.try_claim(filter()).run().unwrap().unwrap().into_parts();
-        assert!(document.get_i32("_id").is_ok_and(|id| id == 2));
-        assert_eq!(there.inspect(2).unwrap().unwrap().holders[0].token, handle.token());
-        handle.release().unwrap();
-        there.acquire(2).run().unwrap().delete().unwrap();
-        assert_eq!(plain.count_documents(doc! {}).run().unwrap(), 1);
-    }
-}
-
-#[test]
-fn elements_are_locked_by_threads() {
-    for (a, b) in places("sync_elements") {
-        let memory = watchlock::testing::MemoryCollection::new();
-        prepared(memory.insert_one(doc! { "_id": 1, "lines": [{ "n": 1 }, { "n": 2 }] })).unwrap();
-        let (a, b) = (
-            a.documents_in_memory(&memory),
-            b.documents_in_memory::<Document>(&memory),
-        );
-        let _: &watchlock::documents::DocumentLocks<Document, Blocking> = &a;
-        let (here, there) = (
-            a.element::<Document>("lines", doc! { "n": 1 }),
-            b.element::<Document>("lines", doc! { "n": 1 }),
-        );
-        let held = here.acquire(1).reason("why").timeout(PATIENCE).run().unwrap();
-        assert_eq!((held.element(), held.id()), (&doc! { "n": 1 }, &1.into()));
-        assert!(there.try_acquire(1).run().unwrap().is_none());
-        let taken = there.try_acquire(1).or_held().run().unwrap_err();
-        assert!(matches!(taken, AcquireError::Held { .. }), "{taken:?}");
+        let memory = MemoryCollection::new();
+        prepared(memory.insert_one(doc! { "_id": 1, "lines": [{ "n": 1 }] })).unwrap();
+        let events = a.documents_in_memory::<Document>(&memory);
+        let line = events.element::<Document>("lines", doc! { "n": 1 });
+        let held = line.acquire(1).run().unwrap();
         let updated = held.update(doc! { "$set": { "done": true } }).unwrap();
         assert_eq!(updated, doc! { "n": 1, "done": true });
-        held.renew().unwrap();
-        assert_eq!(there.inspect(1).unwrap().unwrap().holders[0].token, held.token());
-        there.break_lock(1).unwrap();
-        assert_eq!(held.lost_within(2 * SOON).unwrap(), LostReason::Broken);
-        assert_eq!(there.acquire(1).run().unwrap().release().unwrap(), Released::Released);
+        held.release().unwrap();
+        let event = events.claim(doc! {}).run().unwrap();
+        assert_eq!(events.list().held(true).run().unwrap().len(), 1);
+        assert_eq!(events.inspect(1).unwrap().unwrap().holders[0].token, event.token());
+        event.update_and_release(doc! { "$set": { "n": 7 } }).unwrap();
+        assert_eq!(events.claim_many(doc! {}, 2).run().unwrap().len(), 1);
+        eventually(SOON, "those that were dropped are given back", || {
+            events
+                .try_acquire(1)
+                .run()
+                .unwrap()
+                .is_some_and(|event| event.delete().is_ok())
+        });
     }
 }
 
