@@ -427,28 +427,6 @@ async fn changes_that_free_nothing_cost_few_tries() {
     let _claimed = within(SOON * 5, "the claim", waiting).await.unwrap().unwrap();
 }
 
-/// The same for claims that fail one after the other, as those of a worker that only tries.
-#[tokio::test(flavor = "multi_thread")]
-async fn scans_that_fail_are_not_made_by_each_claim() {
-    let (cluster, _turn) = faulty().await;
-    let (ground, scene, locks, sent) = struck(cluster, "claims_look").await;
-    scene.insert(doc! { "_id": 1, "n": 1 }).await;
-    let held = scene.locks_of::<Document>(&scene.a).acquire(1).await.unwrap();
-    let fault = doc! { "errorCode": 50, "namespace": format!("{}.events", ground.database) };
-    let failing = ground.fail(cluster, "alwaysOn", &["find"], fault).await;
-    let (began, looks) = (Instant::now(), || sent.looks());
-    for _ in 0..100 {
-        assert!(locks.try_claim(doc! { "n": 1 }).await.unwrap().is_none());
-    }
-    let (looks, lasted) = (looks(), began.elapsed());
-    assert!(
-        looks > 0 && looks as u64 <= 6 + lasted.as_secs(),
-        "{looks} looks in {lasted:?}"
-    );
-    failing.off().await.unwrap();
-    held.release().await.unwrap();
-}
-
 /// Nothing of it shows in the place of the lock.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_document_with_another_value_on_the_way_to_its_lock_fails_a_claim() {
@@ -459,28 +437,6 @@ async fn a_document_with_another_value_on_the_way_to_its_lock_fails_a_claim() {
         let error = failed.unwrap().unwrap_err();
         assert!(matches!(error, AcquireError::Unclaimable { .. }), "{error:?}");
     }
-}
-
-/// As where going through all documents takes longer than the server may.
-#[tokio::test(flavor = "multi_thread")]
-async fn tries_that_the_server_gives_up_earn_the_rest_of_those_that_it_answers() {
-    const TAKES: Duration = Duration::from_millis(500);
-    let (cluster, _turn) = faulty().await;
-    let (ground, scene, locks, sent) = struck(cluster, "claim_tries_fail").await;
-    scene.insert(doc! { "_id": 1, "n": 1 }).await;
-    let fault =
-        doc! { "errorCode": 50, "blockConnection": true, "blockTimeMS": i64::try_from(TAKES.as_millis()).unwrap() };
-    let failing = ground.fail(cluster, "alwaysOn", &["findAndModify"], fault).await;
-    let began = Instant::now();
-    let waiting = spawn(locks.claim(doc! { "n": 1 }));
-    eventually(PATIENCE, "four tries", async || sent.tries() >= 4).await;
-    // The first finds out whether it has to wait at all. The second and the third earn twice and four times as long,
-    // but the stream opens meanwhile, and after an event a claim rests as long as its try took.
-    let lasted = began.elapsed();
-    assert!(lasted >= TAKES * (3 + 1 + 4), "four tries in {lasted:?}");
-    failing.off().await.unwrap();
-    let claimed = within(PATIENCE, "the claim", waiting).await.unwrap().unwrap();
-    claimed.release().await.unwrap();
 }
 
 /// It may have met a transaction that has written the document, and that ends with an event.
@@ -549,53 +505,6 @@ async fn a_holders_own_changes_ask_nothing_of_those_who_wait_for_its_document() 
     );
     held.release().await.unwrap();
     let _acquired = within(SOON * 5, "the hand-over", waiting).await.unwrap().unwrap();
-}
-
-/// The answer of a claim is late, and the news that its lock was broken comes before it.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_claim_that_was_broken_before_its_answer_is_lost() {
-    let (cluster, _turn, ground) = faulty_ground("claim_overtaken").await;
-    let scene = Scene::on(ground.clone()).await;
-    let (a, _) = scene.locks();
-    for id in [1, 2] {
-        scene.insert(doc! { "_id": id }).await;
-    }
-    // What it waits for keeps its stream open.
-    let held = a.acquire(2).await.unwrap();
-    let waiting = spawn(a.acquire(2));
-    let admin = ground.driver().await;
-    until_streaming(&ground, &admin, 1).await;
-    let fault = doc! {
-        "configureFailPoint": "waitAfterCommandFinishesExecution", "mode": "alwaysOn",
-        "data": { "ns": format!("{}.events", ground.database), "commands": ["findAndModify"], "appName": &ground.database },
-    };
-    let fault = cluster.fail_point(0, fault).await.unwrap();
-    let claiming = spawn(a.claim(doc! { "_id": 1 }));
-    eventually(PATIENCE, "it is written", async || {
-        !scene
-            .events
-            .find(doc! { "_id": 1, "watchlock.holders.0": { "$exists": true } })
-            .await
-            .is_empty()
-    })
-    .await;
-    // As a break writes it: commands like those of the claim are not answered now, to nobody.
-    let lock = scene.find(1).await.get_document("watchlock").unwrap().clone();
-    let holder = lock.get_array("holders").unwrap()[0].as_document().unwrap().clone();
-    let (entry, token) = (holder.get_str("id").unwrap(), holder.get_i64("token").unwrap());
-    let evicted = doc! {
-        "watchlock.holders": [], "watchlock.wake": format!("operator.1:;{entry}!{token};"),
-        "watchlock.version": lock.get_i64("version").unwrap() + 1, "watchlock.broken": token,
-        "watchlock.at": mongodb::bson::DateTime::now(),
-    };
-    scene.update(1, doc! { "$set": evicted }).await;
-    // The stream has told of it when it has told of what came after it: the news of another hold.
-    scene.update(2, doc! { "$unset": { "watchlock": 1 } }).await;
-    within(PATIENCE, "the later news", held.lost()).await;
-    fault.off().await.unwrap();
-    let broken = within(PATIENCE, "the answer", claiming).await.unwrap().unwrap();
-    assert_eq!(within(SOON * 2, "the loss", broken.lost()).await, LostReason::Broken);
-    waiting.abort();
 }
 
 /// Others change, again and again, what the condition is about. Whatever is claimed met the condition as it was

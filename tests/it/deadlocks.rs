@@ -167,49 +167,6 @@ async fn a_deadlock_is_listed_while_it_lasts() {
     assert!(begun.elapsed() < Duration::from_secs(1), "there is no sign of one");
 }
 
-/// A writer waits for all readers, and a permit that comes back lets any waiter in.
-#[tokio::test(start_paused = true)]
-async fn a_lock_blocks_only_if_all_of_its_holders_wait() {
-    for kind in ["readers", "permits"] {
-        let memory = InMemory::new();
-        let (one, other, third) = (memory.client(), memory.client(), memory.client());
-        let (mutex, at_work) = (one.mutex("b"), sleep(LONG));
-        let share = move |locks: &LockClient| -> BoxFuture<'static, Result<Held, AcquireError>> {
-            let (permits, reads) = (locks.semaphore("a", 2).acquire(), locks.rw_lock("a").read());
-            match kind {
-                "permits" => Box::pin(async { permits.await.map(Into::into) }),
-                _ => Box::pin(async { reads.await.map(Into::into) }),
-            }
-        };
-        let (first, second) = (share(&third), share(&one));
-        let working = spawn(async move {
-            let _share = first.await.unwrap();
-            at_work.await;
-        });
-        let holding = spawn(async move {
-            let _share = second.await.unwrap();
-            mutex.acquire().await
-        });
-        let (permits, writes) = (other.semaphore("a", 2), other.rw_lock("a"));
-        let (b, again) = (other.mutex("b"), share(&third));
-        let waiting = spawn(async move {
-            let _b = b.acquire().await.unwrap();
-            sleep(Duration::from_secs(1)).await;
-            match kind {
-                "permits" => drop(permits.acquire_many(2).fail_on_deadlock().await?),
-                _ => drop(writes.write().fail_on_deadlock().await?),
-            }
-            Ok::<_, AcquireError>(())
-        });
-        working.await.unwrap();
-        assert!(!waiting.is_finished() && !holding.is_finished(), "{kind}");
-        let error = within(IN_TIME, "the deadlock", waiting).await.unwrap().unwrap_err();
-        assert_is!(error, AcquireError::Deadlock(deadlock) if names(deadlock) == ["a", "b"]);
-        drop(within(IN_TIME, "the grant", holding).await.unwrap().unwrap());
-        drop(again);
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn clients_whose_tasks_hold_and_wait_crosswise_are_in_no_deadlock() {
     let memory = InMemory::new();
@@ -310,32 +267,6 @@ async fn the_task_fails_that_was_granted_its_lock_last() {
     }
 }
 
-/// Each of them is in a circle of its own, and the younger is enough if the writer has nobody else to wait for.
-#[tokio::test(start_paused = true)]
-async fn of_readers_that_all_wait_each_is_named() {
-    let memory = InMemory::new();
-    let clients = [memory.client(), memory.client(), memory.client()];
-    let reading = [0, 1].map(|number| {
-        let locks = &clients[number];
-        let read = locks.rw_lock("a").read();
-        let first: BoxFuture<'static, Result<Held, AcquireError>> = Box::pin(async { read.await.map(Into::into) });
-        crossing_from(locks, first, ("b", 2 + number as u64))
-    });
-    let (b, a) = (clients[2].mutex("b").acquire(), clients[2].rw_lock("a").write());
-    let writing = spawn(async move {
-        let _b = b.await?;
-        sleep(Duration::from_secs(1)).await;
-        a.await.map(drop)
-    });
-    let ended = timeout(IN_TIME * 3, futures::future::join_all(reading))
-        .await
-        .expect("they fail");
-    for error in ended.into_iter().map(|ended| ended.unwrap().unwrap_err()) {
-        assert_is!(error, AcquireError::Deadlock(deadlock) if names(deadlock) == ["a", "b"]);
-    }
-    within(IN_TIME, "the grant", writing).await.unwrap().unwrap();
-}
-
 /// The younger gives up by itself after the deadlock was certain. The older would fail half a minute after it began.
 #[tokio::test(start_paused = true)]
 async fn nobody_fails_for_a_deadlock_that_is_over() {
@@ -419,27 +350,4 @@ async fn a_server_shows_the_deadlocks_of_its_clients() {
     let [line] = &listed[..] else { panic!("{listed:?}") };
     assert!(line.starts_with("deadlock: `a` is held by crossing ("), "{line}");
     tasks.iter().for_each(JoinHandle::abort);
-}
-
-/// A thread that blocks is a task too.
-#[cfg(feature = "sync")]
-#[test]
-fn of_threads_that_wait_for_each_other_one_fails() {
-    let millis = Duration::from_millis;
-    let builder = InMemory::new().builder().lease(millis(600)).skew_margin(millis(50));
-    let locks = builder.blocking().build().unwrap();
-    let both_hold = std::sync::Barrier::new(2);
-    let crossing = |first: &str, second: &str| {
-        let _first = locks.mutex(first).acquire().run().unwrap();
-        both_hold.wait();
-        locks.mutex(second).acquire().fail_on_deadlock().run().err()
-    };
-    let errors: Vec<_> = std::thread::scope(|scope| {
-        let threads = [scope.spawn(|| crossing("a", "b")), scope.spawn(|| crossing("b", "a"))];
-        threads
-            .into_iter()
-            .filter_map(|thread| thread.join().unwrap())
-            .collect()
-    });
-    assert!(matches!(&errors[..], [AcquireError::Deadlock(_)]), "{errors:?}");
 }

@@ -161,22 +161,3 @@ async fn one_name_is_one_kind_of_lock_while_it_is_used() {
         assert!(b.mutex("x").try_acquire().await.unwrap().is_some());
     }
 }
-
-/// Time is tokio's in memory: as it passes leases are renewed, and when it leaps they run out, as those of a process
-/// that was frozen.
-#[tokio::test(start_paused = true)]
-async fn leases_are_renewed_and_run_out_on_paused_time() {
-    let memory = InMemory::new();
-    let (a, b) = (memory.client(), memory.client());
-    let held = a.mutex("x").acquire().await.unwrap();
-    tokio::time::sleep(Duration::from_secs(300)).await;
-    assert_eq!(held.status(), LockStatus::Held);
-    assert!(b.mutex("x").try_acquire().await.unwrap().is_none());
-
-    tokio::time::advance(Duration::from_secs(31)).await;
-    assert_eq!(held.lost_reason(), Some(LostReason::Expired));
-    let next = b.mutex("x").acquire().timeout(SOON).await.unwrap();
-    assert!(next.token() > held.token());
-    assert_eq!(held.release().await.unwrap(), Released::WasLost);
-    assert_eq!(next.status(), LockStatus::Held);
-}

@@ -27,27 +27,6 @@ async fn a_semaphore_gives_out_its_permits_and_no_more() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn permits_for_many_tasks_of_one_client_come_together() {
-    for (a, b) in places("permits").await {
-        let semaphore = a.semaphore("x", 20);
-        let gate = b.semaphore("x", 20).acquire_many(20).await.unwrap();
-        let tasks: Vec<_> = (0..20)
-            .map(|_| {
-                let semaphore = semaphore.clone();
-                spawn(async move { semaphore.acquire().await.unwrap() })
-            })
-            .collect();
-        until_waiting(&b, "x", 1).await;
-        gate.release().await.unwrap();
-        let mut handles = Vec::new();
-        for task in tasks {
-            handles.push(within(PATIENCE, "the permits", task).await.unwrap());
-        }
-        assert_eq!(semaphore.available_permits().await.unwrap(), 0);
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn as_many_permits_as_there_never_are_can_not_be_asked_for() {
     for (a, _) in places("bounds").await {
         for (error, words) in [

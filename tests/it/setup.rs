@@ -190,8 +190,8 @@ pub(crate) fn stream_options(operation: &Document) -> Option<&Document> {
 /// A replica set of one node for tests that use fail points: a server has but one of each, so whoever has the guard has
 /// the server alone. There are a few, as tests that wait for a turn keep others from running.
 pub(crate) async fn faulty() -> (&'static Cluster, MutexGuard<'static, ()>) {
-    static CLUSTERS: [OnceCell<Cluster>; 3] = [const { OnceCell::const_new() }; 3];
-    static TURNS: [Mutex<()>; 3] = [const { Mutex::const_new(()) }; 3];
+    static CLUSTERS: [OnceCell<Cluster>; 5] = [const { OnceCell::const_new() }; 5];
+    static TURNS: [Mutex<()>; 5] = [const { Mutex::const_new(()) }; 5];
     let turns = TURNS.iter().map(|turn| Box::pin(turn.lock()));
     let (turn, place, _) = select_all(turns).await;
     let cluster = Cluster::builder().replica_set(1).in_memory(true);

@@ -336,43 +336,6 @@ async fn the_view_follows_what_happens() {
     assert_eq!(terminal.end().await.0, Some(0));
 }
 
-/// On a narrow terminal everything else gives way before the name.
-#[tokio::test(flavor = "multi_thread")]
-async fn the_name_is_the_last_to_shrink() {
-    let ground = Ground::replica_set("cli_narrow").await;
-    let locks = ground.builder().await.label("the-label").build().await.unwrap();
-    let name = "nightly-of-the-accounts-7";
-    // With the name and the holder it is wider than the second width, however few digits the process has.
-    let reason = "the-reason-of-twenty";
-    let held = locks.mutex(name).acquire().reason(reason).await.unwrap();
-    for columns in [120, 60, 30] {
-        let mut terminal = Terminal::sized(&ground, "exec $W watch", columns);
-        // The event of its grant can be shown before the list, and the heads of an empty list are all there.
-        let listed = |line: &str| line.contains(name) && !line.contains("granted");
-        eventually(PATIENCE, "it is listed", async || terminal.screen().lines().any(listed)).await;
-        let shown = terminal.screen();
-        assert_eq!(shown.contains("HELD BY"), columns > 30, "{columns}: {shown}");
-        assert_eq!(shown.contains("TOKEN"), columns == 120, "{columns}: {shown}");
-        terminal.type_in("q");
-        assert_eq!(terminal.end().await.0, Some(0));
-
-        let mut terminal = Terminal::sized(&ground, "exec $W ls", columns);
-        let (code, shown) = terminal.end().await;
-        assert_eq!(code, Some(0));
-        let lines: Vec<_> = shown.lines().collect();
-        assert!(lines.len() == 2 && lines[1].contains(name), "{columns}: {shown}");
-        let widest = lines.iter().map(|line| line.trim_end().chars().count()).max();
-        assert!(widest <= Some(usize::from(columns)), "{columns}: {shown}");
-        assert_eq!(shown.contains(reason), columns == 120, "{columns}: {shown}");
-    }
-    // The reader of a pipe gets all of it.
-    let told = crate::watchlock(&ground, ["ls"]).await.expect(0).out;
-    assert!(
-        told.contains(reason) && told.contains(&held.token().to_string()),
-        "{told}"
-    );
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_is_found_looked_at_and_broken_in_the_view() {
     let ground = Ground::replica_set("cli_hands").await;

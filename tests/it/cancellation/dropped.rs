@@ -275,23 +275,11 @@ cases! {
         assert_eq!(within(PATIENCE, "the loss", held.lost()).await, LostReason::Broken);
         struck
     }
-    permits_behind_holders(scene, cut, name) {
-        let (victim, other) = (scene.victim.locks.semaphore(name, 3), scene.other.locks.semaphore(name, 3));
-        let held = other.acquire_many(2).await.unwrap();
-        let rival = async move { drop(other.acquire().await.unwrap()) };
-        beside(cut, held.release(), victim.acquire_many(3), rival).await
-    }
     write_between_readers(scene, cut, name) {
         let (victim, other) = (scene.victim.locks.rw_lock(name), scene.other.locks.rw_lock(name));
         let held = other.read().await.unwrap();
         let rival = async move { drop(other.read().await.unwrap()) };
         beside(cut, held.release(), victim.write(), rival).await
-    }
-    campaign(scene, cut, name) {
-        let (victim, other) = (scene.victim.locks.election(name), scene.other.locks.election(name));
-        let leading = other.campaign("other").await.unwrap();
-        let rival = async move { drop(other.campaign("rival").await.unwrap()) };
-        beside(cut, leading.release(), victim.campaign("victim"), rival).await
     }
     proclaim(scene, cut, name) {
         let leading = scene.victim.locks.election(name).campaign("old").await.unwrap();
@@ -306,11 +294,6 @@ cases! {
         .await;
         assert_eq!(leading.release().await.unwrap(), Released::Released);
         struck
-    }
-    resign(scene, cut, name) {
-        let leading = scene.victim.locks.election(name).campaign("victim").await.unwrap();
-        let other = scene.other.locks.election(name);
-        beside(cut, async {}, leading.release(), async move { drop(other.campaign("rival").await.unwrap()) }).await
     }
     election_run(scene, cut, name) {
         let election = scene.victim.locks.election(name);
@@ -411,10 +394,6 @@ cases! {
     multi_try(scene, cut, name) {
         cut.strike(scene.victim.locks.multi([name, "a", "z"]).try_acquire().or_held()).await.is_some()
     }
-    multi_run(scene, cut, name) {
-        let multi = scene.victim.locks.multi([name, "a"]);
-        cut.strike(multi.acquire().run(async |_| tokio::task::yield_now().await)).await.is_some()
-    }
     multi_renew(scene, cut, name) {
         let held = scene.victim.locks.multi([name, "a"]).acquire().await.unwrap();
         let struck = cut.strike(held.renew()).await.is_some();
@@ -511,11 +490,6 @@ cases! {
         }
         struck
     }
-    document_run(scene, cut, name) {
-        scene.insert(name).await;
-        let work = scene.victim.events.acquire(name).run(async |_| tokio::task::yield_now().await);
-        cut.strike(work).await.is_some()
-    }
     document_run_that_deletes(scene, cut, name) {
         scene.insert(name).await;
         let claim = scene.victim.events.claim(doc! { "_id": name });
@@ -526,13 +500,6 @@ cases! {
             assert_eq!(scene.find(name).await, None);
         }
         is_over
-    }
-    document_renew(scene, cut, name) {
-        scene.insert(name).await;
-        let held = scene.victim.events.acquire(name).await.unwrap();
-        let struck = cut.strike(held.renew()).await.is_some();
-        assert_eq!(held.release().await.unwrap(), Released::Released);
-        struck
     }
     document_update(scene, cut, name) {
         scene.insert(name).await;

@@ -197,21 +197,6 @@ async fn a_client_enters_its_own_hold_where_it_asks_for_that() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reader_enters_its_own_hold_although_a_writer_waits() {
-    for (a, b) in places("readers").await {
-        let outer = a.rw_lock("x").read().await.unwrap();
-        let writing = in_line(&a, "x", 1, b.rw_lock("x").write()).await;
-        let inner = a.rw_lock("x").read().reentrant().timeout(PATIENCE).await.unwrap();
-        assert_eq!(inner.token(), outer.token());
-        assert!(a.rw_lock("x").try_write().reentrant().await.unwrap().is_none());
-        drop(outer);
-        drop(inner);
-        let writer = within(PATIENCE, "the writer", writing).await.unwrap().unwrap();
-        writer.release().await.unwrap();
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn entering_and_leaving_at_once_leaves_one_valid_hold() {
     for (a, b) in places("entering").await {
         let tasks = (0..8).map(|number| {

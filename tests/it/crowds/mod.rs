@@ -149,48 +149,6 @@ async fn only_those_near_the_front_have_a_stream() {
     assert!(clients.iter().all(|locks| locks.wake_mode() == WakeMode::ChangeStream));
 }
 
-/// A client far back has no stream, so a grant out of turn reaches it by its next look: sooner than its claim lease
-/// ends.
-#[tokio::test(flavor = "multi_thread")]
-async fn the_last_of_a_queue_that_all_others_leave_is_served_by_its_next_look() {
-    const CLAIM_LEASE: Duration = Duration::from_secs(5);
-    let ground = Ground::replica_set("last").await;
-    let (admin, holder) = (ground.driver().await, ground.locks().await);
-    let held = holder.mutex("x").acquire().await.unwrap();
-    tokio::time::sleep(Duration::from_millis(1_200)).await;
-    let mut ahead = queue(&ground, &holder, 24).await;
-    let (_last, waits) = ahead.pop().unwrap();
-    until_some_have_a_stream(&ground, &admin).await;
-    ahead.iter().for_each(|(_, waiter)| waiter.abort());
-    held.release().await.unwrap();
-    until_waiting(&holder, "x", 0).await;
-    let handle = within(CLAIM_LEASE, "it is served", waits).await.unwrap().unwrap();
-    assert_eq!(info(&holder, "x").await.unwrap().holders[0].token, handle.token());
-    handle.release().await.unwrap();
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn streams_follow_the_pace_of_the_queue() {
-    let ground = Ground::replica_set("pace").await;
-    let (admin, first) = (ground.driver().await, ground.locks().await);
-    let mut held = first.mutex("x").acquire().await.unwrap();
-    let mut waiting = queue(&ground, &first, 5).await;
-    // All of them: the lock was granted a moment ago.
-    until_streaming(&ground, &admin, 6).await;
-    // The last one does without.
-    until_streaming(&ground, &admin, 5).await;
-    // One that gives up brings it near, which it sees by a look. The stream of the other is kept for a while.
-    let gives_up = waiting.remove(3);
-    gives_up.1.abort();
-    until_streaming(&ground, &admin, 6).await;
-    let mut clients = Vec::new();
-    for (locks, next) in waiting {
-        held.release().await.unwrap();
-        held = within(SOON, "the next is served", next).await.unwrap().unwrap();
-        clients.push(locks);
-    }
-}
-
 /// Its clock stands still while anything can be done, so that it is the same on a busy machine.
 #[tokio::test(start_paused = true)]
 async fn a_thousand_clients_in_memory_are_all_served() {

@@ -1,61 +1,8 @@
 //! Tries of tasks that share a client: one in line with others is refused by the server only.
 
-use std::time::Instant;
-
 use watchlock::locks;
 
 use crate::{documents::Scene, setup::*};
-
-/// A client that notes what it sends, and has made what the first use of a collection makes.
-async fn noting(ground: &Ground) -> (LockClient, Sent) {
-    let (driver, sent) = ground.noting_driver().await;
-    let locks = LockClient::builder(driver.database(&ground.database));
-    let locks = locks.build().await.unwrap();
-    locks.mutex("warm").acquire().await.unwrap().release().await.unwrap();
-    (locks, sent)
-}
-
-/// How many operations `tries` cost, and the handles of those that got in.
-async fn counted<T>(
-    sent: &Sent,
-    tries: impl Iterator<Item = impl Future<Output = Result<Option<T>, AcquireError>>>,
-) -> (usize, Vec<T>) {
-    let before = sent.count("findAndModify");
-    let tried = within(PATIENCE, "the tries", join_all(tries)).await;
-    let handles = tried.into_iter().filter_map(|tried| tried.unwrap()).collect();
-    (sent.count("findAndModify") - before, handles)
-}
-
-/// On one thread, so that all of them have come before the first is answered.
-#[tokio::test]
-async fn as_many_tasks_as_there_are_permits_get_in_by_three_commands() {
-    for ground in Ground::both("tries").await {
-        let (locks, sent) = noting(&ground).await;
-        // Their releases are commands too.
-        let mut held = Vec::new();
-        for count in [10_u32, 100] {
-            let semaphore = locks.semaphore(format!("s-{count}"), count);
-            let all = (0..count).map(|_| semaphore.try_acquire());
-            let (commands, permits) = counted(&sent, all).await;
-            assert_eq!(permits.len(), count as usize);
-            assert!(commands <= 3, "{commands} commands for {count} permits");
-            let refused = (0..50).map(|_| semaphore.try_acquire());
-            let (commands, none) = counted(&sent, refused).await;
-            assert!(none.is_empty());
-            assert!(commands <= 2, "{commands} commands for as many refusals");
-            held.extend(permits.into_iter().map(Into::<Held>::into));
-        }
-        // One range of tokens is enough for these; where an answer is too slow to be shared, all ask.
-        for count in [10, 60] {
-            let prices = locks.rw_lock(format!("r-{count}"));
-            let all = (0..count).map(|_| prices.try_read());
-            let (commands, readers) = counted(&sent, all).await;
-            assert_eq!(readers.len(), count);
-            assert!(commands <= 3, "{commands} commands for {count} readers");
-            held.extend(readers.into_iter().map(Into::<Held>::into));
-        }
-    }
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_is_refused_only_if_all_permits_are_taken() {
@@ -84,23 +31,6 @@ async fn a_request_is_refused_only_if_all_permits_are_taken() {
             let contention = contention(refused.map(drop).unwrap_err());
             assert!(contention.held_here && contention.holders.len() == 1, "{contention:?}");
         }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_try_behind_a_task_that_waits_is_refused_by_who_holds_now() {
-    for (a, b) in places("behind").await {
-        let held = b.mutex("x").acquire().reason("the first").await.unwrap();
-        let waiting = in_line(&a, "x", 1, a.mutex("x").acquire()).await;
-        held.release().await.unwrap();
-        let next = within(PATIENCE, "the grant", waiting).await.unwrap().unwrap();
-        let third = in_line(&a, "x", 1, b.mutex("x").acquire()).await;
-        for told in join_all((0..5).map(|_| b.mutex("x").try_acquire().or_held())).await {
-            let contention = contention(told.map(drop).unwrap_err());
-            assert_eq!(contention.holders[0].token, next.token());
-            assert_eq!((contention.waiting_before, contention.age), (1, Duration::ZERO));
-        }
-        third.abort();
     }
 }
 
@@ -135,40 +65,5 @@ async fn tries_on_documents_and_elements_are_answered_alike() {
             .into_iter()
             .filter_map(|claimed| claimed.unwrap());
         assert_eq!(claimed.count(), 10);
-    }
-}
-
-/// Beside one whose request is not answered, another has no answer either.
-#[tokio::test(flavor = "multi_thread")]
-async fn all_tries_of_a_client_end_with_the_outage() {
-    let (cluster, _turn) = faulty().await;
-    let proxy = cluster.proxy(0).unwrap();
-    let uri = format!("{}&serverSelectionTimeoutMS=1000", proxy.uri());
-    let ground = Ground::on(cluster, "frozen").through(uri);
-    // A server that says nothing, and one that is not there: the driver knows of that after a while.
-    for is_there in [true, false] {
-        let locks = ground.locks().await;
-        locks.mutex("x").acquire().await.unwrap().release().await.unwrap();
-        if is_there {
-            proxy.black_hole();
-        } else {
-            proxy.cut();
-        }
-        let begun = Instant::now();
-        let tries = (0..10).map(async |number| {
-            let mutex = locks.mutex("x");
-            let tried = if number % 2 == 0 {
-                mutex.try_acquire().await.map(|handle| handle.is_some())
-            } else {
-                mutex.acquire().timeout(Duration::ZERO).await.map(|_| true)
-            };
-            (tried, begun.elapsed())
-        });
-        for (tried, took) in within(PATIENCE, "the tries", join_all(tries)).await {
-            assert!(matches!(tried, Err(AcquireError::Server(_))), "{is_there}: {tried:?}");
-            // Ten seconds, and the time of one more command.
-            assert!(took < Duration::from_secs(14), "{is_there}: {took:?}");
-        }
-        proxy.heal();
     }
 }

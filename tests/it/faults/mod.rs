@@ -92,48 +92,6 @@ async fn a_request_that_is_applied_after_the_timeout_leaves_the_lock_free() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cut_connection_leaves_the_lock_free_or_owned() {
-    let (cluster, _turn) = faulty().await;
-    for (retry, ground) in both_ways(cluster, "closed") {
-        let case = format!("retryWrites={retry}");
-        let (locks, other) = (ground.by_name().locks().await, ground.locks().await);
-        // Once: the client gets over it.
-        let point = ground
-            .fail(cluster, times(1), &["findAndModify"], doc! { "closeConnection": true })
-            .await;
-        let handle = within(SETTLED, &case, locks.mutex("x").acquire()).await.unwrap();
-        point.wait_entered(1, PATIENCE).await.unwrap();
-        assert_owned(&handle, &other, &case).await;
-        // In the release, too: it is confirmed, however often it had to be sent.
-        let point = ground
-            .fail(cluster, times(1), &["findAndModify"], doc! { "closeConnection": true })
-            .await;
-        let released = within(SETTLED, &case, handle.release()).await.unwrap();
-        point.wait_entered(1, PATIENCE).await.unwrap();
-        assert_eq!(released, Released::Released, "{case}");
-        assert_free(&other, "x", &case).await;
-        // Always: it gives up in time, and a try says why.
-        let fault = doc! { "closeConnection": true };
-        let point = ground.fail(cluster, "alwaysOn", &["findAndModify"], fault).await;
-        let error = locks
-            .mutex("x")
-            .acquire()
-            .timeout(Duration::from_millis(300))
-            .await
-            .unwrap_err();
-        assert!(matches!(error, AcquireError::Unanswered { .. }), "{case}: {error}");
-        let error = within(PATIENCE, &case, locks.mutex("y").try_acquire())
-            .await
-            .unwrap_err();
-        assert!(matches!(error, AcquireError::Server(_)), "{case}: {error}");
-        point.off().await.unwrap();
-        for name in ["x", "y"] {
-            assert_free(&other, name, &case).await;
-        }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_never_comes_leaves_the_lock_free_or_owned() {
     let (cluster, _turn) = faulty().await;
     for retry in [true, false] {
@@ -406,40 +364,6 @@ async fn failed_renewals_are_no_loss() {
         .await;
         assert_eq!(handle.release().await.unwrap(), Released::Released, "{case}");
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_lock_that_is_broken_while_its_holder_asks_once_more_is_free() {
-    let (cluster, _turn) = faulty().await;
-    let ground = Ground::on(cluster, "broken");
-    let (holder, waiter, other) = (
-        ground.locks().await,
-        ground.by_name().locks().await,
-        ground.locks().await,
-    );
-    let (documents, driver) = (ground.documents().await, ground.driver().await);
-    let held = holder.mutex("x").acquire().await.unwrap();
-    let waiting = in_line(&other, "x", 1, waiter.mutex("x").acquire()).await;
-    until_streaming(&ground, &driver, 2).await;
-    // A foreign write makes the waiter ask again, and what it asks arrives when the lock was granted and broken.
-    let block = blocks(700);
-    let blocked = ground.fail(cluster, times(1), &["findAndModify"], block).await;
-    let note = doc! { "$set": { "note": "of somebody else" } };
-    documents.update_one(doc! { "_id": "x" }, note).await.unwrap();
-    blocked.wait_entered(1, PATIENCE).await.unwrap();
-    held.release().await.unwrap();
-    let next = within(SOON, "the hand-over", waiting).await.unwrap().unwrap();
-    other.break_lock("x").await.unwrap();
-    let late = within(SOON, "the loss", next.lost()).await;
-    assert_eq!(late, LostReason::Broken);
-    eventually(PATIENCE, "the request arrives", async || {
-        let operations = ground.operations(&driver).await;
-        !operations
-            .iter()
-            .any(|operation| operation.get_str("type").is_ok_and(|kind| kind == "op") && is_find_and_modify(operation))
-    })
-    .await;
-    eventually(SOON, "nobody holds", async || is_vacant(&other, "x").await).await;
 }
 
 /// What a foreign hand can do to a held lock.

@@ -84,47 +84,6 @@ async fn a_break_leaves_out_the_holders_whose_time_is_over() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_document_and_an_element_whose_time_is_over_are_nobodys_to_break() {
-    for ground in Ground::both("over").await {
-        let orders = async |ground: &Ground| {
-            let database = ground.driver().await.database(&ground.database);
-            database.collection::<Document>("orders")
-        };
-        let line = |locks: &DocumentLocks<Document>| locks.element::<Document>("lines", doc! { "sku": "x" });
-        let (locks, theirs) = (ground.locks().await, orders(&ground).await);
-        theirs
-            .insert_one(doc! { "_id": 7, "lines": [{ "sku": "x" }] })
-            .await
-            .unwrap();
-        let documents = locks.documents(theirs);
-        let elements = line(&documents);
-        let dying = ground.clone();
-        let (element, document) = of_a_dead_process(async move || {
-            let documents = dying.locks().await.documents(orders(&dying).await);
-            let element = line(&documents).acquire(7).fixed(BRIEF).await.unwrap();
-            let document = documents.acquire(7).fixed(BRIEF).await.unwrap();
-            let tokens = (element.token(), document.token());
-            std::mem::forget((element, document));
-            tokens
-        })
-        .await;
-        eventually(PATIENCE, "their time is over", async || {
-            let (element, document) = (elements.inspect(7).await.unwrap(), documents.inspect(7).await.unwrap());
-            [element, document].iter().flatten().all(|lock| !lock.is_held())
-        })
-        .await;
-        assert_eq!(elements.break_holder(7, element).await.unwrap(), None);
-        assert_eq!(documents.break_holder(7, document).await.unwrap(), None);
-        for (after, token) in [
-            (elements.break_lock(7).await.unwrap().unwrap(), element),
-            (documents.break_lock(7).await.unwrap().unwrap(), document),
-        ] {
-            assert!(!after.is_held() && after.holders[0].token == token, "{after:?}");
-        }
-    }
-}
-
 /// The history says the same as the holder, whoever removes the entry.
 #[tokio::test(start_paused = true)]
 async fn a_hold_whose_time_was_over_is_recorded_as_expired() {

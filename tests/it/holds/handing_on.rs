@@ -81,38 +81,6 @@ async fn tasks_of_one_client_pass_a_lock_along_without_the_server() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn another_client_gets_its_turn_beside_tasks_that_pass_the_lock_along() {
-    // On a standalone no event shows the holder that others wait.
-    for ground in Ground::both("guest").await {
-        its_turn(&ground).await;
-    }
-}
-
-async fn its_turn(ground: &Ground) {
-    let (locks, other) = (ground.locks().await, ground.locks().await);
-    let stop = Arc::default();
-    let (contending, mut tokens) = contend(&locks, TASKS, &stop);
-    within(PATIENCE, "the first grant", tokens.recv()).await;
-    for _ in 0..20 {
-        let acquired = within(PATIENCE, "its turn", other.mutex("x").acquire()).await;
-        let handle = acquired.unwrap();
-        let mut before = None;
-        // Whoever had it before has sent its token while it held it.
-        while let Ok(token) = tokens.try_recv() {
-            before = Some(token);
-        }
-        assert!(Some(handle.token()) > before, "{:?} after {before:?}", handle.token());
-        assert_eq!(handle.lost_reason(), None);
-        let token = handle.token();
-        assert_eq!(handle.release().await.unwrap(), Released::Released);
-        let after = within(PATIENCE, "another grant", tokens.recv()).await.unwrap();
-        assert!(after > token, "{after:?} after {token:?}");
-    }
-    stop.store(true, Ordering::Relaxed);
-    all_end(contending).await;
-}
-
 /// A hold that was handed on, by the view of the task before it, with the tasks that wait behind.
 struct HandedOn {
     name: String,

@@ -265,15 +265,6 @@ async fn of_those_that_go_back_with_the_client_one_that_is_blocked_holds_up_no_o
     eventually(SOON * 4, "the last one is free", async || is_vacant(&other, "a").await).await;
 }
 
-/// No event would tell that others wait.
-#[tokio::test]
-async fn without_a_stream_nothing_stays() {
-    let ground = Ground::standalone("idlepolling").await;
-    let (locks, other) = (keeping(&ground).await, ground.locks().await);
-    leave_idle(&locks).await;
-    assert!(other.mutex("x").try_acquire().await.unwrap().is_some());
-}
-
 #[tokio::test]
 async fn what_others_do_to_it_is_found_out_before_it_is_taken() {
     let ground = Ground::replica_set("idlebroken").await;
@@ -330,15 +321,4 @@ async fn a_job_that_has_failed_leaves_its_period_open() {
     assert_eq!(holder(&other).await.unwrap().token, job.token());
     job.done().await.unwrap();
     assert_is!(other.once("x", day).begin().await.unwrap(), Turn::RanAlready(_));
-}
-
-/// What the next task asks for may be less: it shows the lock as held all the same.
-#[tokio::test]
-async fn whoever_takes_it_for_once_is_shown_as_its_holder() {
-    let ground = Ground::replica_set("idleforonce").await;
-    let locks = ground.locks_for(Duration::from_secs(10)).await;
-    let (handle, _) = taken_again(&locks, || locks.mutex("x").acquire()).await;
-    until_shown(&locks, false).await;
-    assert_eq!(handle.release().await.unwrap(), Released::Released);
-    assert!(is_vacant(&locks, "x").await);
 }

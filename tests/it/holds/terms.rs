@@ -71,22 +71,6 @@ async fn a_dropped_handle_and_a_shutdown_keep_the_lock_too() {
     }
 }
 
-/// A kept reader counts as one: the permit is taken, and the others are not.
-#[tokio::test(flavor = "multi_thread")]
-async fn permits_are_kept_one_by_one() {
-    for (a, b) in places("permits").await {
-        let of = |locks: &LockClient| locks.semaphore("s", 2);
-        let kept = of(&a).acquire().at_least_for(60 * SECOND).await.unwrap();
-        let beside = of(&b).acquire().await.unwrap();
-        assert_eq!(kept.release().await.unwrap(), Released::Kept);
-        assert!(of(&a).try_acquire().await.unwrap().is_none());
-        assert_eq!(beside.release().await.unwrap(), Released::Released);
-        let again = of(&a).try_acquire().await.unwrap();
-        assert!(again.is_some());
-        assert_eq!(again.unwrap().release().await.unwrap(), Released::Released);
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_but_an_operator_opens_a_kept_lock() {
     let ground = Ground::replica_set("operator").await;
@@ -249,43 +233,6 @@ async fn a_fixed_hold_that_is_broken_or_deleted_is_lost_at_once() {
         .unwrap();
     assert_eq!(within(PATIENCE, "the loss", broken.lost()).await, LostReason::Broken);
     assert_eq!(within(PATIENCE, "the loss", deleted.lost()).await, LostReason::Deleted);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn terms_out_of_bounds_are_refused_before_anything_is_sent() {
-    let ground = Ground::replica_set("bounds").await;
-    let locks = ground.locks().await;
-    let short = SECOND / 10;
-    let errors = [
-        locks.mutex("x").acquire().lease(short).await.map(drop).unwrap_err(),
-        locks.mutex("x").try_acquire().fixed(short).await.map(drop).unwrap_err(),
-        locks
-            .mutex("x")
-            .acquire()
-            .at_least_for(Duration::MAX)
-            .await
-            .map(drop)
-            .unwrap_err(),
-        locks
-            .semaphore("x", 2)
-            .acquire()
-            .lease(2 * SECOND)
-            .await
-            .map(drop)
-            .unwrap_err(),
-        locks.multi(["x"]).acquire().lease(short).await.map(drop).unwrap_err(),
-        locks
-            .election("x")
-            .campaign("v")
-            .lease(short)
-            .await
-            .map(drop)
-            .unwrap_err(),
-    ];
-    for error in errors {
-        assert!(matches!(error, AcquireError::Invalid(_)), "{error}");
-    }
-    assert!(info(&locks, "x").await.is_none());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,31 +1,7 @@
 //! Requests that fail, or that nobody answers in time.
 
 use super::*;
-use crate::waitlist::answers::{RACES, TRY_FOR};
-
-#[tokio::test(start_paused = true)]
-async fn a_try_is_told_of_an_outage_and_a_waiter_goes_on() {
-    let mut bench = Bench::new();
-    let (_, mut tried) = bench.join(false);
-    for _ in 0..2 {
-        tried.try_recv().unwrap_err();
-        tokio::time::sleep_until(bench.line.waitlist.due_at().unwrap()).await;
-        let request = bench.next().unwrap();
-        bench.failed(&request, Failure::Unavailable);
-    }
-    assert!(matches!(tried.try_recv().unwrap(), Err(AcquireError::Server(_))));
-
-    let (_, mut waiting) = bench.join(true);
-    for _ in 0..20 {
-        tokio::time::sleep_until(bench.line.waitlist.due_at().unwrap()).await;
-        let request = bench.next().unwrap();
-        bench.failed(&request, Failure::Unavailable);
-        waiting.try_recv().unwrap_err();
-    }
-    tokio::time::sleep_until(bench.line.waitlist.due_at().unwrap()).await;
-    bench.settle();
-    held(&mut waiting);
-}
+use crate::waitlist::answers::RACES;
 
 #[tokio::test(start_paused = true)]
 async fn a_try_outlives_one_cut_whether_it_was_applied_or_not() {
@@ -57,22 +33,6 @@ async fn a_refusal_and_an_endless_race_are_told() {
         assert!(matches!(outcome.try_recv().unwrap(), Err(AcquireError::Server(_))));
         assert!(bench.line.waitlist.is_unused());
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_is_not_answered_is_asked_for_beside_at_once() {
-    let mut bench = Bench::new();
-    let (_, mut outcome) = bench.join(false);
-    for _ in 1..=3 {
-        let operation = bench.next().expect("it asks");
-        bench.fails(&operation, &unanswered());
-    }
-    // A try as well; but not for ever.
-    assert!(outcome.try_recv().is_err());
-    tokio::time::advance(TRY_FOR).await;
-    let operation = bench.next().expect("it asks");
-    bench.fails(&operation, &unanswered());
-    assert!(matches!(outcome.try_recv(), Ok(Err(AcquireError::Server(_)))));
 }
 
 /// The first request is still on its way when the second is answered.
