@@ -262,18 +262,4 @@ mod tests {
             "{told:?}"
         );
     }
-
-    #[test]
-    fn names_and_texts_of_others_do_no_harm() {
-        let holder = entry("web-1", 1, Some("\u{1b}[2J\n"));
-        let lock = lock(&"n".repeat(1_000), &[holder], &[]);
-        for width in [1, 2, 29, 59, 119] {
-            let shown = shown(&lock, width);
-            assert!(
-                crate::text::width(&shown) <= width && !shown.contains(char::is_control),
-                "{shown:?}"
-            );
-        }
-        assert!(shown(&lock, 119).contains("…, held 3m 5s by billing@web-1:1: \\u{1b}[2J\\n"));
-    }
 }

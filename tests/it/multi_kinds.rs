@@ -137,17 +137,18 @@ async fn crossing_orders_of_several_kinds_never_dead_lock() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_part_that_is_not_to_be_had_leaves_nothing_behind() {
-    for (a, b) in places("kinds_taken").await {
-        let multi = one_of_each(&b);
+    let places = places("kinds_taken").await;
+    let everywhere = places.iter().map(async |(a, b)| {
+        let multi = one_of_each(b);
         let alone = async |name: &str| {
             let mut alone = true;
             for other in NAMES.into_iter().filter(|other| *other != name) {
-                alone &= is_vacant(&a, other).await;
+                alone &= is_vacant(a, other).await;
             }
-            alone && info(&a, name).await.unwrap().waiters.is_empty()
+            alone && info(a, name).await.unwrap().waiters.is_empty()
         };
         for name in NAMES {
-            let other = taken(&a, name).await;
+            let other = taken(a, name).await;
             assert!(multi.try_acquire().await.unwrap().is_none());
             let error = multi.try_acquire().or_held().await.unwrap_err();
             assert_is!(error, AcquireError::Held { name: held, .. } if held == name);
@@ -164,7 +165,7 @@ async fn a_part_that_is_not_to_be_had_leaves_nothing_behind() {
                 assert_eq!(waited, timeout);
                 eventually(PATIENCE, "the rest is given back", async || alone(name).await).await;
             }
-            let waiting = in_line(&a, name, 1, multi.acquire()).await;
+            let waiting = in_line(a, name, 1, multi.acquire()).await;
             waiting.abort();
             eventually(SOON, "the rest is given back", async || alone(name).await).await;
             other.release().await.unwrap();
@@ -179,12 +180,13 @@ async fn a_part_that_is_not_to_be_had_leaves_nothing_behind() {
         let mut dice = Dice::new(11);
         for _ in 0..30 {
             let most = dice.up_to(Duration::from_millis(8));
-            let tried = async { tokio::time::timeout(most, one_of_each(&a).acquire()).await.is_ok() };
+            let tried = async { tokio::time::timeout(most, one_of_each(a).acquire()).await.is_ok() };
             let other = async { tokio::time::timeout(most, multi.acquire()).await.is_ok() };
             tokio::join!(tried, other);
-            eventually(SOON, "nothing is left", async || all_vacant(&a).await).await;
+            eventually(SOON, "nothing is left", async || all_vacant(a).await).await;
         }
-    }
+    });
+    join_all(everywhere).await;
 }
 
 /// It is applied all the same: a request of which the client hears nothing, or a grant.

@@ -388,29 +388,31 @@ async fn hostile_text_comes_back_as_it_is_and_no_terminal_obeys_it() {
             .any(|character| character != '\n' && (character.is_control() || reorders(character)))
     };
     let mut watching = Started::run(&ground, &["watch", "--plain"]);
+    let mut held = Vec::new();
     for text in crate::common::hostile::hostile() {
         let builder = ground.builder().await.label(&text).owner_id(&text);
         let locks = builder.build().await.unwrap();
         let leads = locks.election(&text).campaign(&text).reason(&text).await.unwrap();
         let line = watching.line().await;
         assert!(!obeyed(&line), "{line:?}");
+        held.push((text, leads));
+    }
+    let told = watchlock(&ground, ["ls"]).await.expect(0);
+    assert!(!obeyed(&told.out) && !obeyed(&told.err), "{told:?}");
+    let listed = watchlock(&ground, ["ls", "--json"]).await.expect(0).json();
+    for (text, leads) in held {
         if !text.contains('\0') {
             let shown = watchlock(&ground, ["show", "--json", "--", &text]).await.expect(0);
             assert!(!obeyed(&shown.out), "{shown:?}");
-            let (lock, holder) = (shown.json(), &shown.json()["holders"][0]);
+            let lock = shown.json();
             assert_eq!(lock["name"], json!(text));
             for field in ["label", "reason", "owner_id", "value"] {
-                assert_eq!(holder[field], json!(text), "{field}");
+                assert_eq!(lock["holders"][0][field], json!(text), "{field}");
             }
-            let prefix = format!("--prefix={text}");
-            let listed = watchlock(&ground, ["ls", "--json", &prefix]).await.expect(0).json();
-            let listed = listed
-                .as_array()
-                .unwrap()
-                .iter()
-                .find(|listed| listed["name"] == lock["name"]);
-            assert_eq!(listed.unwrap()["holders"], lock["holders"], "{text:?}");
-            for arguments in [&["ls"][..], &["show", "--", &text], &["break", "--yes", "--", &text]] {
+            let mut listed = listed.as_array().unwrap().iter();
+            let listed = listed.find(|listed| listed["name"] == lock["name"]).unwrap();
+            assert_eq!(listed["holders"][0]["token"], lock["holders"][0]["token"], "{text:?}");
+            for arguments in [&["show", "--", &text][..], &["break", "--yes", "--", &text]] {
                 let told = watchlock(&ground, arguments).await.expect(0);
                 assert!(!obeyed(&told.out) && !obeyed(&told.err), "{arguments:?}: {told:?}");
             }

@@ -13,10 +13,6 @@ use crate::setup::*;
 /// more.
 const ASKED_BESIDE: Duration = Duration::from_secs(6);
 
-/// By when a document has been read although its first reading is not answered: it is read again after a second, or
-/// after some 15 times what the slowest command took of late. A reading of a whole collection would have 10 s.
-const READ_BESIDE: Duration = Duration::from_secs(9);
-
 /// By when a release has followed the primary, once there is another.
 const FOLLOWED: Duration = Duration::from_secs(5);
 
@@ -66,30 +62,6 @@ async fn dead_connections_hold_up_no_lock_for_long() {
     }
 }
 
-/// The same for an acquire that is the first to find a dead connection; nothing of its earlier tries is left.
-#[tokio::test(flavor = "multi_thread")]
-async fn an_acquire_on_a_dead_connection_is_asked_for_beside() {
-    let (direct, proxy, behind) = Ground::proxied("silent_acquire").await;
-    let (locks, other) = (behind.locks().await, direct.locks().await);
-    for handle in held(&locks, 6).await {
-        handle.release().await.unwrap();
-    }
-    proxy.lose(|flow| flow.has_carried("findAndModify"));
-    let handle = within(ASKED_BESIDE, "an acquire", locks.mutex("x").acquire())
-        .await
-        .unwrap();
-    let tried = within(ASKED_BESIDE, "a try", locks.mutex("y").try_acquire()).await;
-    assert_eq!(tried.unwrap().unwrap().release().await.unwrap(), Released::Released);
-    // The driver learns that its connections are dead, and what is adrift fails.
-    proxy.heal();
-    assert_eq!(handle.release().await.unwrap(), Released::Released);
-    eventually(PATIENCE, "nothing is left", async || {
-        let lock = other.inspect("x").await.unwrap().unwrap();
-        lock.holders.is_empty() && lock.waiters.is_empty()
-    })
-    .await;
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_look_at_locks_takes_a_way_round_dead_connections() {
     let (direct, proxy, behind) = Ground::proxied("silent_look").await;
@@ -116,20 +88,6 @@ async fn a_look_at_locks_takes_a_way_round_dead_connections() {
             }
         }
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_look_at_locks_ends_where_there_is_no_way_round() {
-    let (direct, proxy, behind) = Ground::proxied("silent_all").await;
-    let (locks, other) = (behind.locks().await, direct.locks().await);
-    let _held = other.mutex("x").acquire().await.unwrap();
-    assert!(locks.inspect("x").await.unwrap().is_some());
-    proxy.black_hole();
-    let looks = async {
-        let (inspected, broken) = tokio::join!(locks.inspect("x"), locks.break_lock("x"));
-        (inspected.is_err(), broken.is_err())
-    };
-    assert_eq!(within(2 * PATIENCE, "errors", looks).await, (true, true));
 }
 
 /// What a transaction of the user's has written can't be locked until it ends, and the server says nothing until then.
@@ -183,30 +141,6 @@ async fn documents_that_transactions_have_written_hold_up_no_others() {
     let waited = within(PATIENCE, "the six", join_all(waiting)).await;
     for handle in waited {
         assert_eq!(handle.unwrap().unwrap().release().await.unwrap(), Released::Released);
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_document_whose_reading_is_not_answered_is_read_beside() {
-    let (direct, proxy, behind) = Ground::proxied("read_beside").await;
-    let driver = behind.driver().await;
-    let events = driver.database(&direct.database).collection::<Document>("events");
-    let locks = behind.locks().await;
-    let documents = locks.documents(events.clone());
-    for number in 0.. {
-        assert!(number < 10, "never the reading of a document itself");
-        events.insert_one(doc! { "_id": number, "n": 7 }).await.unwrap();
-        proxy.lose_next("find");
-        let begun = Instant::now();
-        let held = within(READ_BESIDE, "the document", documents.acquire(number));
-        let held = held.await.unwrap();
-        assert!(!proxy.is_losing());
-        assert_eq!(held.document().get_i32("n").unwrap(), 7);
-        assert_eq!(held.release().await.unwrap(), Released::Released);
-        // On a busy machine it can be a small reading before it, which is repeated sooner.
-        if begun.elapsed() > Duration::from_secs(1) {
-            break;
-        }
     }
 }
 
