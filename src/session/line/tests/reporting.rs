@@ -3,33 +3,6 @@
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn a_try_is_told_who_holds_and_that_it_is_oneself() {
-    let mut bench = Bench::new();
-    let (_, mut outcome) = bench.join(true);
-    bench.settle();
-    let hold = held(&mut outcome);
-    let told = |outcome: &mut Receiver| match outcome.try_recv().unwrap() {
-        Err(AcquireError::Held { name, contention }) if name == "x" => contention,
-        other => panic!("{other:?}"),
-    };
-    let (_, mut tried) = bench.join_for(tries());
-    bench.settle();
-    let contention = told(&mut tried);
-    assert!(contention.held_here && contention.holders[0].token == hold.token);
-    assert_eq!(contention.waiting_before, 0);
-    // Behind a task that the server has not answered yet, and then behind the same one in line.
-    let _waiting = bench.join(true);
-    let (_, mut tried) = bench.join_for(tries());
-    bench.settle();
-    let contention = told(&mut tried);
-    assert_eq!((contention.holders.len(), contention.waiting_before), (1, 1));
-    let (_, mut tried) = bench.join_for(tries());
-    bench.settle();
-    let contention = told(&mut tried);
-    assert_eq!((contention.holders.len(), contention.waiting_before), (1, 1));
-}
-
-#[tokio::test(start_paused = true)]
 async fn an_outage_does_not_read_like_contention() {
     // Never answered: an error, and before there is one.
     let mut bench = Bench::new();

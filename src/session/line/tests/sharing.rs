@@ -3,7 +3,6 @@
 use super::*;
 use crate::{
     hold_options::Terms,
-    protocol::AT_ONCE,
     waitlist::handing_on::{HANDED_ON_FOR, RANGE},
 };
 
@@ -436,19 +435,4 @@ async fn readers_on_other_terms_ask_together() {
     bench.settle();
     outcomes.iter_mut().for_each(|outcome| drop(held(outcome)));
     assert_eq!((bench.operations, bench.ids_in_document().len()), (1, 20));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_writer_that_lines_up_notifies_readers_unless_they_are_very_many() {
-    for (readers, notified) in [(AT_ONCE, AT_ONCE), (AT_ONCE + 1, 0)] {
-        let mut bench = Bench::new();
-        for number in 0..readers {
-            let id = format!("other-{number}");
-            bench.foreign(&other(&id, &[], Some((&id, 1))), false);
-        }
-        let _waiting = bench.acquire(writer());
-        let document = bench.document.as_ref().unwrap();
-        assert_eq!((document.holders.len(), document.queue.len()), (readers, 1));
-        assert_eq!(document.wake.matches("?;").count(), notified);
-    }
 }
