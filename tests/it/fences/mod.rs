@@ -880,17 +880,6 @@ async fn what_does_not_fit_a_fence_is_refused_before_it_is_sent() {
         .await
         .unwrap();
     let data = client.database("x").collection::<Document>(DATA);
-    let long = "f".repeat(256);
-    let deep = vec!["a"; 17].join(".");
-    for field in [
-        "", ".", "a.", ".a", "a..b", "$a", "a.$b", "a\0", "_id", "_id.a", &long, &deep,
-    ] {
-        let refused = Fence::new(1).field(field).unwrap_err().to_string();
-        assert!(
-            refused.contains(&field.escape_debug().to_string()[..field.len().min(200)]),
-            "{refused}"
-        );
-    }
     let fence = Fence::new(1).field("a.b").unwrap();
     let one = || doc! { "_id": 1 };
     for update in [
