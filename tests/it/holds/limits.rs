@@ -65,3 +65,24 @@ async fn a_multi_lock_is_lost_with_the_part_that_was_held_too_long() {
         let _ = memory.client().mutex(name).acquire().timeout(SECOND).await.unwrap();
     }
 }
+
+/// The client's limits are not for leaders, but a campaign can have its own.
+#[tokio::test(start_paused = true)]
+async fn a_leadership_ends_with_the_limit_or_the_fixed_time_of_its_campaign() {
+    let memory = InMemory::new();
+    let locks = memory.builder().lose_after(60 * SECOND).build().await.unwrap();
+    let campaign = locks.election("x").campaign("limited");
+    let limited = campaign.warn_after(90 * SECOND).lose_after(300 * SECOND).await.unwrap();
+    let campaign = memory.client().election("x").campaign("fixed").fixed(20 * SECOND);
+    let next = spawn(campaign);
+    tokio::time::sleep(80 * SECOND).await;
+    assert_eq!(limited.status(), LockStatus::Held);
+    tokio::time::sleep(20 * SECOND).await;
+    assert_eq!(limited.status(), LockStatus::HeldTooLong);
+    assert_eq!(limited.lost().await, LostReason::HeldTooLong);
+    let fixed = next.await.unwrap().unwrap();
+    assert!(fixed.token() > limited.token());
+    assert_eq!(fixed.lost().await, LostReason::Elapsed);
+    let last = memory.client().election("x").campaign("last").await.unwrap();
+    assert!(last.token() > fixed.token());
+}
