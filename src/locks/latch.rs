@@ -257,14 +257,21 @@ fn has(state: &State, party: &str) -> bool {
 
 #[cfg(feature = "sync")]
 impl Latch<Blocking> {
-    /// Waits until the latch is open, for at most `timeout` (up to 366 days). Returns whether it is open.
+    /// Waits until the latch is open, for at most `timeout` (up to 366 days). Returns whether it is open: once the time
+    /// is over, by the server's answer to one more question.
     ///
     /// # Errors
     ///
-    /// See [`wait`](Self::wait); a timeout out of bounds is invalid.
+    /// See [`wait`](Self::wait); a timeout out of bounds is invalid. [`AcquireError::Server`] if that question has no
+    /// answer.
     pub fn wait_timeout(&self, timeout: Duration) -> Result<bool, AcquireError> {
         check_duration("timeout", timeout)?;
-        let waited = Blocking::call(async { tokio::time::timeout(timeout, self.opened()).await });
-        waited.map_or(Ok(false), |opened| opened.map(|()| true))
+        Blocking::call(async {
+            match tokio::time::timeout(timeout, self.opened()).await {
+                Ok(opened) => opened.map(|()| true),
+                // The server may not have answered by then.
+                Err(_) => self.is_done(None).await,
+            }
+        })
     }
 }

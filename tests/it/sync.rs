@@ -428,3 +428,20 @@ fn a_scope_shuts_down_after_an_error_and_a_panic() {
     assert!(panicked.is_err());
     assert!(vacant());
 }
+
+/// The time is over before the first answer.
+#[test]
+fn a_latch_that_is_waited_for_a_moment_is_told_as_it_is() {
+    for (a, b) in places("sync_latch") {
+        let (here, there) = (a.latch("x", 2), b.latch("x", 2));
+        there.count_down().unwrap();
+        assert!(!here.wait_timeout(Duration::ZERO).unwrap());
+        there.count_down().unwrap();
+        assert!(here.wait_timeout(Duration::ZERO).unwrap());
+    }
+    let memory = InMemory::new();
+    let latch = memory.client().blocking().latch("x", 1);
+    memory.set_outage(true);
+    let error = latch.wait_timeout(Duration::ZERO).unwrap_err();
+    assert_is!(error, AcquireError::Server(_));
+}
