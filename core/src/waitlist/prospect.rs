@@ -64,7 +64,7 @@ pub(super) struct Prospect {
 
 impl Prospect {
     /// Returns the head's sight of the queue; `None` if it is not in it.
-    pub(super) fn of<T>(state: &State, head: &Waiting<T>, now: ServerTime, seen_at: Instant) -> Option<Self> {
+    fn of<T>(state: &State, head: &Waiting<T>, now: ServerTime, seen_at: Instant) -> Option<Self> {
         let position = state.queue.iter().position(|waiter| waiter.id == head.entry)?;
         let before = &state.queue[..position];
         let permits = |entries: &[Entry]| entries.iter().map(|entry| entry.permits).fold(0, i64::saturating_add);
@@ -179,7 +179,7 @@ impl<H: Hold> Step<'_, H> {
             return;
         };
         let seen = seen.flatten().zip(now);
-        let prospect = seen.and_then(|(state, now)| Prospect::of(state, head, now, context.now));
+        let prospect = seen.and_then(|(state, now)| list.sees(state, now, context));
         // Every write of the protocol grants to all that fit. If the first in line fits now, another program's write
         // has made room, and no client has written since.
         let fits = |prospect: &Prospect| prospect.position == 0 && head.wants.permits <= prospect.free;
@@ -203,6 +203,11 @@ impl<H: Hold> Waitlist<H> {
     /// Whether a look shows anything to the head: its queue position, or that there is room for it.
     pub(super) fn may_look(&self) -> bool {
         self.is_queued() || self.is_kept_out()
+    }
+
+    /// Returns the head's sight of the queue in this document; `None` if it is not in it.
+    pub(super) fn sees(&self, state: &State, now: ServerTime, context: &Context<'_>) -> Option<Prospect> {
+        Prospect::of(state, self.waiting.front()?, now, context.now)
     }
 
     /// Notes the head's present sight of the queue.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Context, Hold, Step, Waitlist, prospect::Prospect, unsigned};
+use super::{Context, Hold, Step, Waitlist, unsigned};
 use crate::{
     backoff::LONGEST_PAUSE,
     config::Config,
@@ -73,7 +73,7 @@ impl<H: Hold> Step<'_, H> {
         };
         let lease = head.lease;
         // The server's record of a repeated command has no time.
-        let prospect = Prospect::of(state, head, now.unwrap_or(state.at), context.now);
+        let prospect = list.sees(state, now.unwrap_or(state.at), context);
         // One that has left the queue asks at once.
         list.ask_after_grant();
         let Some(prospect) = prospect else { return };
@@ -267,9 +267,10 @@ mod tests {
             // A look puts the question off only if that lease ends at another time by now.
             for (end, asks) in [(1_000, 7), (1_001, 1_062)] {
                 let mut waitlist = waitlist([queued(1, MUTEX)]);
-                let seen = |end| Prospect {
-                    first_end: Some(NOW.plus_millis(end)),
-                    ..ahead(3, 1_000)
+                let seen = |end| {
+                    let mut seen = ahead(3, 1_000);
+                    seen.first_end = Some(NOW.plus_millis(end));
+                    seen
                 };
                 waitlist.see_ahead(seen(1_000), context);
                 waitlist.expiry_at = Some(context.now + millis(7));

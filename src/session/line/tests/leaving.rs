@@ -74,7 +74,7 @@ async fn a_release_of_a_permit_takes_for_granted_that_it_is_held() {
 
     let mut left = bench.let_go(&first);
     let release = bench.next().unwrap();
-    assert!(release.expects == Expects::OnlyHolder);
+    assert!(release.expects == Expects::Holding);
     bench.answer(&release);
     bench.settle();
     assert_eq!(left.try_recv().unwrap().unwrap(), wake::Left::Holder);
