@@ -85,7 +85,7 @@ impl State {
 
     /// Returns whether the queue has no room: for so many entries in all, and none that is over.
     pub fn is_full(&self, room: usize, now: ServerTime) -> bool {
-        self.queue.len() >= room && self.queue.iter().all(|waiter| waiter.until > now)
+        self.queue.len() >= room && self.queue.iter().all(|waiter| waiter.is_live(now))
     }
 
     /// Returns whether an entry with so many permits that is requested in this way can't be in the lock as it is used
@@ -262,7 +262,7 @@ impl Step<'_> {
         holders.retain(|holder| holder.is_live(now) && stays(holder));
         self.state
             .queue
-            .retain(|waiter| waiter.until > now && !leaves(&waiter.id));
+            .retain(|waiter| waiter.is_live(now) && !leaves(&waiter.id));
     }
 
     /// Marks the holders that leave and whose lock is to be kept as released, if that is to end later than now.

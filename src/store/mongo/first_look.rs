@@ -20,15 +20,8 @@ use crate::{backoff::Backoff, error::ServerError, store::detached::detached};
 pub(super) struct FirstLook {
     is_done: AtomicBool,
     requires_stream: bool,
-    failures: Mutex<Failures>,
-}
-
-/// The looks that failed so far.
-#[derive(Debug, Default)]
-struct Failures {
-    backoff: Backoff,
-    /// The error of the last one, and until when it stands for the next.
-    last: Option<(ServerError, Instant)>,
+    /// The error of the last look, and until when it stands for the next: longer after each that fails.
+    failed: Mutex<(Option<(ServerError, Instant)>, Backoff)>,
 }
 
 impl FirstLook {
@@ -45,7 +38,7 @@ impl FirstLook {
         Self {
             is_done: AtomicBool::new(false),
             requires_stream,
-            failures: Mutex::default(),
+            failed: Mutex::default(),
         }
     }
 }
@@ -71,11 +64,12 @@ impl MongoStore {
         if look.is_done.load(Ordering::Acquire) {
             return Ok(());
         }
-        let mut failures = look.failures.lock().await;
+        let mut failed = look.failed.lock().await;
         if look.is_done.load(Ordering::Acquire) {
             return Ok(());
         }
-        if let Some((error, until)) = &failures.last
+        let (last, backoff) = &mut *failed;
+        if let Some((error, until)) = last
             && Instant::now() < *until
         {
             return Err(error.clone());
@@ -93,11 +87,11 @@ impl MongoStore {
         match problem {
             None => {
                 look.is_done.store(true, Ordering::Release);
-                failures.last = None;
+                *last = None;
                 Ok(())
             }
             Some(error) => {
-                failures.last = Some((error.clone(), Instant::now() + failures.backoff.failed()));
+                *last = Some((error.clone(), Instant::now() + backoff.failed()));
                 Err(error)
             }
         }
