@@ -1,7 +1,6 @@
 //! The settings of a client, and the bounds of every value that a user can choose.
 
 use std::{
-    collections::HashSet,
     sync::{
         Arc,
         atomic::{AtomicI64, Ordering},
@@ -82,7 +81,7 @@ pub struct Config {
     /// The time for which a lock stays with the client after its last release.
     pub keep_idle: Duration,
     /// The names of the locks that have metrics of their own.
-    pub metered: Arc<HashSet<LockLabel>>,
+    pub metered: Arc<[LockLabel]>,
     pub limits: Limits,
     /// Number of ends of holds that the documents keep.
     pub history: usize,
@@ -116,7 +115,7 @@ impl Default for Config {
             stream_read_preference: ReadPreference::Primary,
             hands_on: true,
             keep_idle: Duration::ZERO,
-            metered: Arc::default(),
+            metered: Arc::new([]),
             limits: Limits::default(),
             history: 0,
             host: String::new(),
@@ -300,7 +299,7 @@ impl Config {
 
     /// Returns the label of a lock's metrics, if it has metrics of its own.
     pub fn label(&self, name: &str) -> Option<LockLabel> {
-        self.metered.get(name).cloned()
+        self.metered.iter().find(|label| ***label == *name).cloned()
     }
 
     /// Whether change streams may be opened.
@@ -476,8 +475,8 @@ mod tests {
 
     #[test]
     fn bad_texts_are_refused_with_length_and_bound() {
-        fn named(names: impl IntoIterator<Item = String>) -> Arc<HashSet<LockLabel>> {
-            Arc::new(names.into_iter().map(LockLabel::from).collect())
+        fn named(names: impl IntoIterator<Item = String>) -> Arc<[LockLabel]> {
+            names.into_iter().map(LockLabel::from).collect()
         }
         refused(|given| given.label = Some("x".repeat(1025)), ["1025", "1024"]);
         refused(

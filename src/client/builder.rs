@@ -306,7 +306,7 @@ impl<W: World> LockClientBuilder<W> {
     #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
     pub fn metrics_for(mut self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
         let names = names.into_iter().map(Into::<String>::into);
-        self.config.metered = Arc::new(names.map(Arc::from).collect());
+        self.config.metered = names.map(Arc::from).collect();
         self
     }
 
