@@ -154,21 +154,12 @@ impl Session {
         T: Send + 'static,
         F: Future<Output = Result<T, ServerError>> + Send + 'static,
     {
-        let mut attempt = move |store| reading(read(store, asked.clone()));
-        downcast(self.read_any(cost, &mut attempt).await?)
-    }
-
-    async fn read_any(
-        self: &Arc<Self>,
-        cost: Cost,
-        attempt: &mut (dyn FnMut(Store) -> Reading + Send),
-    ) -> Result<Output, ServerError> {
         self.ensure_usable()?;
         if cost != Cost::Small {
             self.find_connection().await?;
         }
-        let hedging = (cost, self.in_flight.usual());
-        first_answer(self.start(), hedging, &mut || attempt(self.store.clone())).await
+        let (store, hedging) = (self.store.clone(), (cost, self.in_flight.usual()));
+        read_beside(self.start(), hedging, move || read(store.clone(), asked.clone())).await
     }
 
     /// Has a small reading find a connection that works, for a command that is sent once: the driver reuses its last

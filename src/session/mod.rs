@@ -53,7 +53,7 @@ use crate::{
     hidden::{Hidden, hidden},
     machine::wall_clock,
     protocol::{Exchange, QUEUE_MOST},
-    store::{Detached, Store, detached},
+    store::{Detached, Store, detached, spawned},
     telemetry,
     waitlist::{StreamState, clock::ServerClock, ids::Ids},
     wake_mode::{PollingReason, WakeMode},
@@ -407,7 +407,7 @@ impl Session {
 
     fn spawn(self: &Arc<Self>, task: impl Future<Output = ()> + Send + 'static) {
         // A runtime that is shutting down drops the task; the lease is the bound then.
-        drop(detached(self.start(), task));
+        drop(spawned(self.start(), task));
     }
 
     /// Whether nothing is held, waited for or about to leave.

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     error::{AcquireError, ServerError},
-    store::detached,
+    store::spawned,
     telemetry,
 };
 
@@ -47,16 +47,16 @@ impl Session {
     pub(super) fn start(self: &Arc<Self>) -> &Handle {
         self.started.get_or_init(|| {
             let runtime = Handle::current();
-            drop(detached(
+            drop(spawned(
                 &runtime,
                 heartbeat::run(Arc::downgrade(self), self.wake_heartbeat.clone(), self.ended.clone()),
             ));
-            drop(detached(
+            drop(spawned(
                 &runtime,
                 observing::run(Arc::downgrade(self), self.ended.clone()),
             ));
             if self.config.may_stream() {
-                drop(detached(
+                drop(spawned(
                     &runtime,
                     watcher::run(Arc::downgrade(self), self.demand.subscribe(), self.ended.clone()),
                 ));
@@ -84,7 +84,7 @@ impl Session {
     /// Notices the end of the runtime. A runtime that has ended drops the task at once.
     fn watch_over(self: &Arc<Self>, runtime: &Handle) {
         let (vigil, ended) = (Vigil(Arc::downgrade(self)), self.ended.clone());
-        drop(detached(runtime, async move {
+        drop(spawned(runtime, async move {
             let _vigil = vigil;
             ended.cancelled().await;
         }));
@@ -174,7 +174,7 @@ impl Session {
         }
         loop {
             let (alive, answer) = oneshot::channel();
-            drop(detached(runtime, async move {
+            drop(spawned(runtime, async move {
                 let _ = alive.send(());
             }));
             match timeout(STANDS_STILL, answer).await {

@@ -2,11 +2,8 @@
 
 use std::any::Any;
 
-use futures::{FutureExt, future};
-use tokio::{
-    runtime::Handle,
-    task::{JoinError, JoinHandle},
-};
+use futures::future::BoxFuture;
+use tokio::{runtime::Handle, task::JoinHandle};
 
 use crate::error::ServerError;
 
@@ -14,7 +11,7 @@ use crate::error::ServerError;
 pub(crate) type Output = Box<dyn Any + Send>;
 
 /// A future in a task of its own, which runs to its end even if this is dropped; see [`detached`].
-pub(crate) type Detached<T> = future::Map<JoinHandle<Output>, fn(Result<Output, JoinError>) -> Result<T, ServerError>>;
+pub(crate) type Detached<T> = BoxFuture<'static, Result<T, ServerError>>;
 
 /// Runs a future to its end in a task of its own, whether or not anybody waits for it. It is stopped only when the
 /// runtime shuts down, which then is the error.
@@ -25,14 +22,19 @@ pub(crate) fn detached<T: Send + 'static>(
     runtime: &Handle,
     running: impl Future<Output = T> + Send + 'static,
 ) -> Detached<T> {
-    // All tasks have one type: the runtime's code for a task is some sixty functions, which would be compiled anew for
-    // each future and each output.
-    let running: future::BoxFuture<'static, Output> = Box::pin(async { Box::new(running.await) as Output });
-    runtime.spawn(running).map(output)
+    let task = spawned(runtime, running);
+    Box::pin(async { downcast(task.await.map_err(ServerError::stopped)?) })
 }
 
-fn output<T: 'static>(ended: Result<Output, JoinError>) -> Result<T, ServerError> {
-    downcast(ended.map_err(ServerError::stopped)?)
+/// Does the same for a future whose output nobody asks for.
+pub(crate) fn spawned<T: Send + 'static>(
+    runtime: &Handle,
+    running: impl Future<Output = T> + Send + 'static,
+) -> JoinHandle<Output> {
+    // All tasks have one type: the runtime's code for a task is some sixty functions, which would be compiled anew for
+    // each future and each output.
+    let running: BoxFuture<'static, Output> = Box::pin(async { Box::new(running.await) as Output });
+    runtime.spawn(running)
 }
 
 /// Returns the output of a future, of the type that it had.

@@ -38,7 +38,7 @@ use mongodb::bson::{Document, oid::ObjectId};
 pub(crate) use crate::error::failure::Failure;
 pub(crate) use crate::protocol::LogTime;
 pub(crate) use claims::{Claimed, Outlook, Taken, Wanted};
-pub(crate) use detached::{Detached, detached};
+pub(crate) use detached::{Detached, detached, spawned};
 pub(crate) use lock_layout::LockLayout;
 pub(crate) use memory::{Connection, MemoryDocuments, MemoryStore, MemoryStream};
 pub(crate) use mongo::{AWAIT_TIME, COUNTED_MOST, LONG_READ_WITHIN, MongoStore, READ_WITHIN, abort, is_in_transaction};
@@ -251,7 +251,13 @@ impl Store {
         self.ask(
             ("renew", None),
             |store| store.renew(renewal),
-            |store| Ok(Renewed::all(store.renew(renewal))),
+            |store| {
+                let renewed = store.renew(renewal);
+                Ok(Renewed {
+                    renewed,
+                    ..Renewed::default()
+                })
+            },
         )
         .await
     }
@@ -303,7 +309,7 @@ impl Store {
         }
         self.ask(
             ("watch", None),
-            |store| async move { store.watch(session, watched, resume).await.map(Stream::from) },
+            |store| async move { Ok(Stream::Mongo(Box::new(store.watch(session, watched, resume).await?))) },
             |store| Ok(Stream::Memory(store.watch(session, watched.clone()))),
         )
         .await
@@ -418,16 +424,6 @@ pub(crate) struct Renewed {
     pub(crate) logged_by: Option<LogTime>,
 }
 
-impl Renewed {
-    /// Returns the outcome of a renewal that was refused for no document.
-    pub(crate) fn all(renewed: u64) -> Self {
-        Self {
-            renewed,
-            ..Self::default()
-        }
-    }
-}
-
 /// A holder that becomes part of a transaction.
 #[derive(Clone, Debug)]
 pub(crate) struct Guarding<'a> {
@@ -452,12 +448,6 @@ pub(crate) enum Stream {
     Memory(MemoryStream),
     #[cfg(test)]
     Simulated(simulated::SimulatedStream),
-}
-
-impl From<mongo::MongoStream> for Stream {
-    fn from(stream: mongo::MongoStream) -> Self {
-        Self::Mongo(Box::new(stream))
-    }
 }
 
 impl Stream {
