@@ -123,7 +123,7 @@ impl Adrift {
     pub(super) async fn outlast<T>(
         self,
         session: Arc<Session>,
-        command: Pin<&mut impl Future<Output = Result<T, ServerError>>>,
+        command: Pin<&mut (dyn Future<Output = Result<T, ServerError>> + Send)>,
     ) -> (Option<Arc<Session>>, Result<T, ServerError>) {
         let waiting_for = Arc::downgrade(&session);
         drop(session);
@@ -243,7 +243,7 @@ impl InFlight {
     /// up.
     pub(super) async fn answer<T>(
         self: &Arc<Self>,
-        mut command: Pin<&mut impl Future<Output = Result<T, ServerError>>>,
+        mut command: Pin<&mut (dyn Future<Output = Result<T, ServerError>> + Send)>,
         _slot: Option<Slot>,
         within: Duration,
     ) -> Result<Result<T, ServerError>, Adrift> {

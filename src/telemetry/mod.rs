@@ -13,7 +13,7 @@ mod shield;
 #[cfg(test)]
 mod tests;
 
-use std::{error::Error as StdError, future::Future, time::Duration};
+use std::{error::Error as StdError, future::Future, pin::pin, time::Duration};
 
 use tokio::time::Instant;
 use tracing::{Span, debug, field::Empty, info, info_span, warn};
@@ -99,10 +99,10 @@ impl Attempt {
     /// Runs the acquire in its span, and reports how it ended; `granted` finds the locks in its result.
     pub(crate) async fn follow<T>(
         mut self,
-        acquiring: impl Future<Output = Result<T, AcquireError>>,
+        acquiring: impl Future<Output = Result<T, AcquireError>> + Send,
         granted: impl FnOnce(&T) -> Vec<Granted<'_>>,
     ) -> Result<T, AcquireError> {
-        let acquired = in_span(&self.span, acquiring).await;
+        let acquired = in_span(&self.span, pin!(acquiring)).await;
         match acquired.as_ref().map(granted) {
             Ok(granted) if granted.is_empty() => self.came_to_nothing("busy"),
             Ok(granted) => self.granted(&granted),

@@ -4,10 +4,10 @@
 //! with it the name that it is on. So it is caught at the call, and the task goes on.
 
 use std::{
+    future::poll_fn,
     panic::{AssertUnwindSafe, catch_unwind},
-    pin::{Pin, pin},
+    pin::Pin,
     sync::atomic::{AtomicBool, Ordering},
-    task::{Context, Poll},
 };
 
 use tracing::{Span, error};
@@ -37,14 +37,12 @@ fn catch(call: &mut dyn FnMut()) {
 }
 
 /// Runs a future in a span, whose subscriber is called at each poll.
-pub(super) async fn in_span<F: Future>(span: &Span, future: F) -> F::Output {
-    let mut future = pin!(future);
-    std::future::poll_fn(|context| poll_in_span(span, future.as_mut(), context)).await
-}
-
-fn poll_in_span<F: Future>(span: &Span, future: Pin<&mut F>, context: &mut Context<'_>) -> Poll<F::Output> {
-    let _entered = Entered::new(span);
-    future.poll(context)
+pub(super) async fn in_span<T>(span: &Span, mut future: Pin<&mut (dyn Future<Output = T> + Send)>) -> T {
+    poll_fn(|context| {
+        let _entered = Entered::new(span);
+        future.as_mut().poll(context)
+    })
+    .await
 }
 
 /// An entered span; left when this is dropped, even by a panic of the future.
