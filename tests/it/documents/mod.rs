@@ -334,7 +334,8 @@ async fn a_claim_waits_until_a_document_is_free() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_lease_of_a_dead_holder_ends_in_place() {
-    for scene in Scene::everywhere("stale").await {
+    let scenes = Scene::everywhere("stale").await;
+    let everywhere = scenes.iter().map(async |scene| {
         scene.insert(doc! { "_id": 1 }).await;
         scene.insert(doc! { "_id": 2 }).await;
         // As it is left by a process that died: written by one, with nobody to renew it.
@@ -353,7 +354,8 @@ async fn the_lease_of_a_dead_holder_ends_in_place() {
         lease(2).await;
         assert!(b.try_claim(doc! { "_id": 2 }).await.unwrap().is_none());
         let _claimed = within(PATIENCE, "the claim", b.claim(doc! { "_id": 2 })).await.unwrap();
-    }
+    });
+    join_all(everywhere).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

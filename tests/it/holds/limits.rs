@@ -30,7 +30,8 @@ async fn a_lock_that_is_held_too_long_is_held_on() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_that_is_held_for_as_long_as_it_may_be_is_lost_and_handed_over() {
-    for (a, b) in places("limit").await {
+    let places = places("limit").await;
+    let everywhere = places.iter().map(async |(a, b)| {
         let held = a.mutex("x").acquire().lose_after(2 * SECOND).await.unwrap();
         assert!(held.safe_for() <= 2 * SECOND);
         let (waiting, view) = (b.mutex("x"), held.view());
@@ -39,18 +40,19 @@ async fn a_lock_that_is_held_for_as_long_as_it_may_be_is_lost_and_handed_over() 
             // By the clock, whatever task runs first.
             (next, view.lost_reason())
         });
-        until_waiting(&b, "x", 1).await;
-        let until = info(&b, "x").await.unwrap().holders[0].until;
+        until_waiting(b, "x", 1).await;
+        let until = info(b, "x").await.unwrap().holders[0].until;
         assert_eq!(within(PATIENCE, "the loss", held.lost()).await, LostReason::HeldTooLong);
         assert_eq!((held.status(), held.safe_for()), (LockStatus::Lost, Duration::ZERO));
         let (next, lost) = within(PATIENCE, "the grant", waiting).await.unwrap();
         assert_eq!(lost, Some(LostReason::HeldTooLong));
-        let granted = info(&a, "x").await.unwrap().holders[0].since;
+        let granted = info(a, "x").await.unwrap().holders[0].since;
         assert!(granted < until, "long before the end of the lease");
         assert_eq!(held.release().await.unwrap(), Released::WasLost);
         next.release().await.unwrap();
-        assert!(is_vacant(&b, "x").await);
-    }
+        assert!(is_vacant(b, "x").await);
+    });
+    join_all(everywhere).await;
 }
 
 #[tokio::test(start_paused = true)]
