@@ -28,20 +28,19 @@ async fn one_of_each(locks: &LockClient) -> Vec<Held> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_detached_hold_is_taken_up_by_another_client_under_its_token() {
-    let places = places("detached").await;
-    let everywhere = places.iter().map(async |(a, b)| {
-        let holds = join_all(one_of_each(a).await.into_iter().map(async |held| {
+    for (a, b) in places("detached").await {
+        let holds = join_all(one_of_each(&a).await.into_iter().map(async |held| {
             let (view, permits) = (held.view(), held.permits());
             let detached = held.detach().await.unwrap();
             assert_eq!((detached.name(), detached.token()), (view.name(), view.token()));
             assert_eq!(view.lost().await, LostReason::Released);
-            let shown = info(b, detached.name()).await.unwrap();
+            let shown = info(&b, detached.name()).await.unwrap();
             assert!(shown.is_held() && shown.holders[0].detached, "{shown:?}");
             // By its name and its token alone, too.
             let named = Detached::new(detached.name(), detached.token());
             let held = b.attach(&named).await.unwrap().expect("it is held");
             assert_eq!((held.token(), held.permits()), (detached.token(), permits));
-            let shown = info(a, detached.name()).await.unwrap();
+            let shown = info(&a, detached.name()).await.unwrap();
             assert_eq!(
                 (shown.holders[0].token, shown.holders[0].detached),
                 (detached.token(), false)
@@ -54,12 +53,11 @@ async fn a_detached_hold_is_taken_up_by_another_client_under_its_token() {
         for (detached, held) in holds {
             assert!(held.is_held(), "{held:?}");
             assert_eq!(held.release().await.unwrap(), Released::Released);
-            assert!(is_vacant(a, detached.name()).await, "{detached:?}");
+            assert!(is_vacant(&a, detached.name()).await, "{detached:?}");
             assert!(b.attach(&detached).await.unwrap().is_none());
         }
         assert!(a.mutex("mutex").acquire().await.unwrap().is_held());
-    });
-    join_all(everywhere).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
