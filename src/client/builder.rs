@@ -305,8 +305,10 @@ impl<W: World> LockClientBuilder<W> {
     #[cfg(feature = "metrics")]
     #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
     pub fn metrics_for(mut self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        let names = names.into_iter().map(Into::<String>::into);
-        self.config.metered = names.map(Arc::from).collect();
+        let mut names: Vec<Arc<str>> = names.into_iter().map(|name| name.into().into()).collect();
+        names.sort_unstable();
+        names.dedup();
+        self.config.metered = names.into();
         self
     }
 

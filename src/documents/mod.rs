@@ -229,8 +229,8 @@ impl<T, W: World> DocumentLocks<T, W> {
     ///
     /// A waiting claim is woken when a document is released, inserted or changed, or when a lease expires, and tries
     /// again. Claims of one client for the same filter and sort take turns; among clients the order is left to chance.
-    /// An index that serves the filter (and the sort) serves the claim. If it is dropped, a document that was claimed
-    /// at that moment is released in the background. [Claims](crate::guide::documents#claims) lists the documents that
+    /// An index that serves the filter (and the sort) serves the claim. If the action is dropped, a document that was
+    /// claimed at that moment is released in the background. [Claims](crate::guide::documents#claims) lists the documents that
     /// can't be claimed and are passed over, which an event (`watchlock.passed_over`) reports.
     ///
     /// # Errors
@@ -282,7 +282,8 @@ impl<T, W: World> DocumentLocks<T, W> {
     /// lost and released. Those that you have not begun to work on are held too, so claim no more than you will soon be
     /// done with.
     ///
-    /// Errors are those of [`claim`](Self::claim), for the whole list; [`try_claim`](Self::try_claim) has an example.
+    /// Errors are those of [`claim`](Self::claim), for the whole list, and a number beyond its bounds is invalid;
+    /// [`try_claim`](Self::try_claim) has an example.
     pub fn claim_many(&self, filter: bson::Document, most: usize) -> Acquire<Claim<T, Several>, Wait, W> {
         Acquire::new(Claim::new(self.of_kind(), filter, most))
     }

@@ -137,7 +137,7 @@ impl From<ServerError> for BuildError {
     }
 }
 
-/// The reason why a lock was not acquired.
+/// The reason why a lock was not acquired, or its work not done.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
@@ -253,8 +253,9 @@ pub enum AcquireError {
     /// The client was shut down.
     #[error("the lock client was shut down")]
     Closed,
-    /// A hold is over: that of the work of a [`run`](crate::Acquire::run), which was begun; of the reader that was to
-    /// [become a writer](crate::Held::upgrade); or of a party's place at a [barrier](crate::locks::Barrier::wait).
+    /// A hold is over: that of the work of a [`run`](crate::Acquire::run), which may have been begun; of the reader that
+    /// was to [become a writer](crate::Held::upgrade); or of a party's place at a
+    /// [barrier](crate::locks::Barrier::wait).
     #[error(transparent)]
     Lost(#[from] Lost),
     /// The acquire was [cancelled](crate::Acquire::cancelled_by). No queue position is left behind.

@@ -24,9 +24,9 @@ use crate::truncated_debug::shown_in_a_line;
 ///
 /// match locks.mutex("invoices").acquire().await {
 ///     Err(AcquireError::Server(error)) => match error.kind() {
-///         ServerErrorKind::Unauthorized(missing) => eprintln!("{missing}: ask for it"),
+///         // missing one of `find`, `insert`, `update` on app.locks
+///         ServerErrorKind::Unauthorized(missing) => eprintln!("{missing}"),
 ///         ServerErrorKind::Unavailable => eprintln!("try again later"),
-///         // the server refused the operation: Unauthorized (13): missing one of `find`, `insert` on app.locks
 ///         _ => eprintln!("{error}"),
 ///     },
 ///     other => drop(other),

@@ -291,8 +291,9 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
     /// than at the server by the client's skew margin and a thousandth of the length. The lock itself stays taken for
     /// the whole `length`, by the server's clock. Until then it behaves like a renewed lock, and an early release opens
     /// it. The length counts from the grant; a waiter that was woken counts it from the moment at which it confirms its
-    /// grant, at most a sixteenth of the claim lease later. [`Held::renew`] gives it a full length again. It can't be
-    /// shorter than [`at_least_for`](Self::at_least_for).
+    /// grant, at most a sixteenth of the claim lease later. [`Held::renew`] gives it a full length again; a leader that
+    /// [proclaims](Held::proclaim) and a writer that [becomes a reader](Held::downgrade) keep the lock taken for a full
+    /// length more, and lose it as before. It can't be shorter than [`at_least_for`](Self::at_least_for).
     pub fn fixed(mut self, length: Duration) -> Self
     where
         T::Held: IsOne,
@@ -479,8 +480,9 @@ impl<T: CanAcquire, P: Patience> Acquire<T, P> {
     ///
     /// # Errors
     ///
-    /// Those of an [`Acquire`], and [`AcquireError::Lost`] if the lock was lost on the way. A release that can't be
-    /// confirmed is not an error: the work is done, and the lease limits the rest.
+    /// Those of an [`Acquire`], and [`AcquireError::Lost`] if the lock was lost on the way: the work was begun, but for
+    /// that of an [upgrade](Held::upgrade), whose reader may have been lost before. A release that can't be confirmed is
+    /// not an error: the work is done, and the lease limits the rest.
     ///
     /// # Cancel safety
     ///

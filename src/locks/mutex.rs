@@ -21,6 +21,8 @@ use crate::world::{Async, World};
 /// - Not re-entrant unless [requested](Acquire::reentrant): a task that acquires a lock it already holds waits for
 ///   itself.
 ///
+/// Options, errors and cancel safety of its acquires and tries are those of an [`Acquire`].
+///
 /// # Examples
 ///
 /// ```

@@ -38,6 +38,8 @@ const UPGRADEABLE: i64 = PERMITS / 2 + 1;
 ///   [share a hold](crate::guarantees#inside-a-process).
 /// - The lock of a reader or writer that died stays taken for the rest of its lease.
 ///
+/// Options, errors and cancel safety of its acquires and tries are those of an [`Acquire`].
+///
 /// # Examples
 ///
 /// ```

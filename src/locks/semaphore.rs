@@ -39,6 +39,8 @@ use crate::{
 /// document of 255 kB, and an acquire of 53 ms. The event `watchlock.many_holders` reports more than 256. A process that
 /// needs many permits acquires them at once and [splits](Held::split) them: that is one entry, and a split sends nothing.
 ///
+/// Options, errors and cancel safety of its acquires and tries are those of an [`Acquire`].
+///
 /// # Examples
 ///
 /// ```
@@ -46,7 +48,7 @@ use crate::{
 /// # let locks = watchlock::LockClient::in_memory();
 /// let exports = locks.semaphore("exports", 4);
 /// let held = exports.acquire_many(4).await?;
-/// assert!(exports.try_acquire().await?.is_none());
+/// assert!(exports.try_acquire_many(2).await?.is_none());
 /// held.release_some(1).await?;
 /// assert_eq!(exports.available_permits().await?, 1);
 ///

@@ -269,7 +269,8 @@ impl MongoStore {
             "maxTimeMS": limit(within),
             "writeConcern": { "w": "majority" },
         };
-        match self.ask_primary(making).await.map(drop).map_err(ServerError::from) {
+        let made = self.ask_primary(making).await.and_then(|answer| updated(&answer));
+        match made.map(drop).map_err(ServerError::from) {
             // IndexOptionsConflict: an operator may have made it under another name.
             Err(error) if error.code() == Some(85) && self.has_ttl_index(within).await => Ok(()),
             made => made,

@@ -20,10 +20,7 @@ use tokio::{
     time::timeout,
 };
 use tracing::Instrument as _;
-use watchlock::{
-    FencingToken, LockClient,
-    errors::AcquireError,
-};
+use watchlock::{FencingToken, LockClient, errors::AcquireError};
 use watchlock_recipes::{cron, dotnet, leader, opentelemetry, outbox, shedlock, web_service};
 use watchlock_testkit::shared;
 
