@@ -42,6 +42,7 @@ mod news;
 mod prospect;
 mod sending;
 pub mod timing;
+mod upgrading;
 mod waiting;
 
 use std::{
@@ -503,11 +504,6 @@ impl<H: Hold> Waitlist<H> {
     /// Returns the tasks that wait, in their order.
     pub fn waiting(&self) -> &VecDeque<Waiting<H::Task>> {
         &self.waiting
-    }
-
-    /// Returns the position of the first task in line that is not an upgrade: its entry is the client's queue position.
-    pub(super) fn place(&self) -> usize {
-        self.waiting.iter().take_while(|waiting| waiting.upgrades()).count()
     }
 
     pub fn position(&self, key: Key) -> Option<usize> {

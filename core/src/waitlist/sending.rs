@@ -93,7 +93,8 @@ impl<H: Hold> Step<'_, H> {
         let context = self.context;
         let head = self.waiting.front()?;
         let (used, by, head_queued) = (head.wants.used, head.wants.by, head.is_queued());
-        // An upgrade comes before the task that has the client's queue position, and takes nothing from it.
+        // An upgrade comes before the task that has the client's queue position, and takes nothing from it. Further
+        // upgrades go before that task whenever they ask, so they wait here for the first.
         let place = self.place();
         // Each acquire is checked before it joins: a head that wants more than there is would never be asked for.
         debug_assert!(head.wants.permits <= used.1, "{}", head.entry);
@@ -109,8 +110,9 @@ impl<H: Hold> Step<'_, H> {
         let mut entries = Vec::new();
         let mut adopts = None;
         let mut permits = 0;
-        for (position, waiting) in self.waiting.iter_mut().enumerate() {
-            if (waiting.wants.used, waiting.wants.by) != (used, by) || position >= together(waiting) {
+        let line = self.waiting.iter_mut().enumerate();
+        for (position, waiting) in line.filter(|(position, _)| *position == 0 || *position >= place) {
+            if (waiting.wants.used, waiting.wants.by) != (used, by) || entries.len() >= together(waiting) {
                 break;
             }
             permits += waiting.wants.permits;

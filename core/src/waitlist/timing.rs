@@ -52,7 +52,8 @@ impl<H: Hold> Waitlist<H> {
             return None;
         }
         // Where nothing says when, it asks now.
-        let ask_at = self.ask_at.filter(|_| head.is_queued()).unwrap_or(head.since);
+        let waits = head.is_queued() && !self.is_out_of_line();
+        let ask_at = self.ask_at.filter(|_| waits).unwrap_or(head.since);
         Some(self.expiry_at.map_or(ask_at, |at| at.min(ask_at)))
     }
 
@@ -86,6 +87,8 @@ impl<H: Hold> Step<'_, H> {
             prospect.is_near |= was_near;
         }
         list.look_at = list.next_look_at(context);
+        // It asks in place of a look for room by a task behind it.
+        let pause = if list.is_full { pause.min(LONGEST_PAUSE) } else { pause };
         list.ask_at = Some(context.now + pause);
         // It asks in place of a look that would come too soon after others that have shown nothing.
         let blind_until = list.blind_until;
