@@ -254,7 +254,7 @@ impl<W: World> Once<W> {
 
     /// Begins the job, unless it is done for this period or another run is in progress. It does not wait for that run.
     ///
-    /// Cancel safe, like an [`Acquire`]. [`Once`] has an example.
+    /// Cancel safe, like an [`Acquire`](crate::Acquire). [`Once`] has an example.
     ///
     /// # Errors
     ///
