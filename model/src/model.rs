@@ -88,7 +88,9 @@ use breach::Breach;
 use rules::Rules;
 use steps::Action;
 use system::{Fault, Setup, System};
-use verdict::{ends_well, is_counted, is_exclusive, is_refused_by_somebody, is_told_in_time, is_without_ghosts};
+use verdict::{
+    ends_well, is_counted, is_exclusive, is_lined_up, is_refused_by_somebody, is_told_in_time, is_without_ghosts,
+};
 
 impl Model for Setup {
     type State = System;
@@ -122,6 +124,7 @@ impl Model for Setup {
             Property::always("who leaves is gone", |_, state| none(state, Breach::Stayed)),
             Property::always("what is kept stays", |_, state| none(state, Breach::Opened)),
             Property::always("who is refused met somebody", |_, state| is_refused_by_somebody(state)),
+            Property::always("who comes lines up", |_, state| is_lined_up(state)),
             Property::always("a loss is told in time", is_told_in_time),
             Property::always("no ghost", |_, state| is_without_ghosts(state)),
             Property::always("everybody gets its turn", ends_well),

@@ -600,6 +600,20 @@ fn two_upgradeable_readers_and_a_reader() {
     daily(7, 20_000).check("two upgradeable readers, reader", two, 200_000);
 }
 
+/// A task of its client waits behind the upgrade, or has waited before. Readers that share a hold count as one, and there
+/// is a permit for each all the same.
+#[test]
+fn an_upgrade_before_another_task_of_its_client() {
+    let tasks = Setup {
+        capacity: 9,
+        permits: vec![5, 1],
+        acquires: 3,
+        tasks: 3,
+        ..upgradeable()
+    };
+    daily(7, 30_000).check("upgradeable reader of three tasks, reader", tasks, 120_000);
+}
+
 /// It is refused for the readers beside it, and not for those that wait.
 #[test]
 fn a_try_of_an_upgrade() {

@@ -61,6 +61,13 @@ pub(super) fn is_refused_by_somebody(state: &System) -> bool {
     lines.all(|line| !line.refused_in_vain)
 }
 
+/// The entry that is the queue position of a client is in the server's queue, or is asked for without a pause: its tasks
+/// come in the order in which they began to wait among those of other clients.
+pub(super) fn is_lined_up(state: &System) -> bool {
+    let mut lines = state.clients.iter().flat_map(|client| &client.lines);
+    lines.all(|line| line.wants_to_send(state.time) || line.waitlist.is_lined_up())
+}
+
 /// A client that finds out about losses by readings does so one pause later at most, unless it stands still; and it believes
 /// in no hold beyond its deadline, however late the reading.
 pub(super) fn is_told_in_time(setup: &Setup, state: &System) -> bool {

@@ -40,6 +40,13 @@ impl<H: Hold> Waitlist<H> {
         self.under_way.is_none() && (!self.waiting.is_empty() || leaves())
     }
 
+    /// Whether the task with the client's queue position, if there is one, is in the server's queue as far as it knows, is
+    /// being asked for, or pauses: the queue was full, or the last try failed.
+    pub fn is_lined_up(&self) -> bool {
+        let pauses = self.under_way.is_some() || self.is_full || self.retry_at.is_some();
+        pauses || self.waiting.get(self.place()).is_none_or(Waiting::is_queued)
+    }
+
     /// Fires the timers: a pause is over, and the head asks again, or looks if it has planned to.
     pub fn fire_timers(&mut self, now: Instant) {
         (self.retry_at, self.ask_at, self.look_at) = (None, Some(now), self.look_at.map(|_| now));
