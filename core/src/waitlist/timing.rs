@@ -87,7 +87,9 @@ impl<H: Hold> Step<'_, H> {
             prospect.is_near |= was_near;
         }
         list.look_at = list.next_look_at(context);
-        // It asks in place of a look for room by a task behind it.
+        // A task behind an upgrade has a lease of its own, or has found no room and looks for it by the same question.
+        let behind = list.waiting.get(list.place()).filter(|behind| behind.is_queued());
+        let pause = behind.map_or(pause, |behind| pause.min(behind.lease.length / 2));
         let pause = if list.is_full { pause.min(LONGEST_PAUSE) } else { pause };
         list.ask_at = Some(context.now + pause);
         // It asks in place of a look that would come too soon after others that have shown nothing.

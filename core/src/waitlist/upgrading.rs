@@ -182,6 +182,23 @@ mod tests {
         });
     }
 
+    /// It is shorter than that of the upgrade, which asks for both.
+    #[tokio::test(start_paused = true)]
+    async fn the_entry_behind_an_upgrade_outlasts_its_own_lease() {
+        in_context(|context| {
+            let mut scene = Scene::new(context);
+            let first = scene.join(upgrade());
+            let mut short = wants(READER);
+            short.terms.length = Some(2 * SECOND);
+            let second = scene.join(short);
+            for seconds in 0..3 {
+                assert_eq!(scene.send(seconds * SECOND), [[first.clone(), second.clone()]]);
+                assert_eq!(scene.queue(), [&first, &second]);
+                assert_eq!(scene.due_in(), (seconds + 1) * SECOND);
+            }
+        });
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_task_behind_an_upgrade_that_is_not_asked_for_with_it_or_is_a_try_is_no_reason_to_ask_again() {
         in_context(|context| {
