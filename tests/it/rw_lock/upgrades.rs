@@ -32,7 +32,8 @@ async fn an_upgrade_goes_before_the_queue_and_waits_for_the_readers() {
         let other = theirs.read().await.unwrap();
         let writer = in_line(&a, "x", 1, theirs.write()).await;
         let upgrade = in_line(&b, "x", 2, read.upgrade()).await;
-        let later = in_line(&b, "x", 3, a.rw_lock("x").read()).await;
+        let later = in_line(&b, "x", 3, a.rw_lock("x").read());
+        let later = within(LEASE_THIRD, "its place behind the upgrade", later).await;
         assert!(theirs.try_read().await.unwrap().is_none());
         let shown = info(&b, "x").await.unwrap();
         let waiting: Vec<_> = shown.waiters.iter().map(|waiter| waiter.access).collect();
