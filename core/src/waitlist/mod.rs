@@ -515,9 +515,10 @@ impl<H: Hold> Waitlist<H> {
         self.waiting.front().is_some_and(Waiting::is_queued)
     }
 
-    /// Whether the server's queue had no room for our head.
+    /// Whether the server's queue had no room for our head. An upgrade needs none.
     pub fn is_kept_out(&self) -> bool {
-        self.is_full && self.waiting.front().is_some_and(|head| !head.is_queued())
+        let needs_room = |head: &Waiting<H::Task>| !head.is_queued() && !head.upgrades();
+        self.is_full && self.waiting.front().is_some_and(needs_room)
     }
 
     /// Returns the need of the holders and the head once the stream is open.

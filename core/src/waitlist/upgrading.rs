@@ -167,6 +167,20 @@ mod tests {
         });
     }
 
+    /// All in the full queue wait for its reader.
+    #[tokio::test(start_paused = true)]
+    async fn an_upgrade_looks_for_no_room() {
+        in_context(|context| {
+            let context = &Context { room: 0, ..*context };
+            let mut scene = Scene::new(context);
+            let first = scene.join(upgrade());
+            // As if another, which was asked for before it, had found it full and had gone.
+            (scene.list.is_full, scene.list.look_at) = (true, Some(context.now + SECOND));
+            assert_eq!(scene.send(AT_ONCE), [[first.clone()]]);
+            assert_eq!(scene.queue(), [&first]);
+        });
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_task_that_finds_the_queue_full_behind_an_upgrade_asks_again_after_a_second() {
         in_context(|context| {
