@@ -35,10 +35,12 @@
 //! hold, by their own clocks, than there are), *no ghost* (a client that has left and was answered has nothing in the
 //! document, not even until a lease runs out; unless a process died), *who is refused met somebody* (a refused try had
 //! a holder or a waiter in its way at some time since it came), *a loss is told in time* (a client that reads its locks
-//! in place of a stream finds out about a loss within the pause between two readings), and *everybody gets its turn*: from each state on, if
-//! nothing goes wrong any more and all holders let go, every waiter is granted and the lock is free in the end. This is played out from each state, with events, by polling alone, and by polling where neither a command that is on
-//! its way nor the first one that each client then sends is ever answered; it is played out because the checker's own
-//! `eventually` passes over cycles. At each write: *capacity*, *rising tokens*, *first come, first served*, *one entry
+//! in place of a stream finds out about a loss within the pause between two readings), *who comes lines up* (a client
+//! whose queue position is not at the server asks for it at once, unless it pauses after a failure or found the queue
+//! full), and *everybody gets its turn*: from each state on, if nothing goes wrong any more and all holders let go, every
+//! waiter is granted and the lock is free in the end. This is played out from each state, with events, by polling alone,
+//! and by polling where neither a command that is on its way nor the first one that each client then sends is ever
+//! answered; it is played out because the checker's own `eventually` passes over cycles. At each write: *capacity*, *rising tokens*, *first come, first served*, *one entry
 //! for an id*, *no revival*, *a bounded queue*, *who leaves is gone*, *what is kept stays* (until its time is over,
 //! unless an operator breaks the lock), and *no lock opens early* (a hold whose time was over at its client has the lock
 //! until the server says so): the two are one property, `what is kept stays`.
