@@ -309,6 +309,7 @@ free             election   -                                     -       -     
                 for width in [1, 80, usize::MAX] {
                     let line = live::line(lock, Some(0), width);
                     assert!(text::width(&line) <= width, "{seed}: {width}");
+                    assert!(!line.chars().any(text::is_obeyed), "{seed}: {width}");
                 }
             }
             screen::try_to_draw(locks.into(), now);

@@ -422,6 +422,10 @@ mod tests {
             ["skew margin of 1s", "claim lease, 1s"],
         );
         refused(|given| given.claim_lease = Some(Duration::ZERO), ["claim lease", "0ns"]);
+        refused(
+            |given| (given.lease, given.claim_lease) = (90 * SECOND, Some(61 * SECOND)),
+            ["61s", "60s"],
+        );
         refused(|given| given.skew_margin = Some(40 * SECOND), ["6s", "0ns"]);
         refused(|given| given.skew_margin = Some(Duration::ZERO), ["0ns", "5ms"]);
         refused(|given| given.retention = 59 * SECOND, ["59s", "60s"]);

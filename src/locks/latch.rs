@@ -258,7 +258,7 @@ fn has(state: &State, party: &str) -> bool {
 #[cfg(feature = "sync")]
 impl Latch<Blocking> {
     /// Waits until the latch is open, for at most `timeout` (up to 366 days). Returns whether it is open: once the time
-    /// is over, by the server's answer to one more question.
+    /// is over, by the server's answer to one more question, for which it waits a few seconds if the server is silent.
     ///
     /// # Errors
     ///

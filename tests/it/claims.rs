@@ -861,3 +861,25 @@ async fn a_claim_that_is_not_polled_keeps_no_other_waiting() {
         assert_eq!(tried.await.unwrap().unwrap().unwrap().len(), 2, "beside {next:?}");
     }
 }
+
+/// As where going through all documents takes longer than the server may.
+#[tokio::test(flavor = "multi_thread")]
+async fn tries_that_the_server_gives_up_earn_the_rest_of_those_that_it_answers() {
+    const TAKES: Duration = Duration::from_millis(500);
+    let (cluster, _turn) = faulty().await;
+    let (ground, scene, locks, sent) = struck(cluster, "claim_tries_fail").await;
+    scene.insert(doc! { "_id": 1, "n": 1 }).await;
+    let fault =
+        doc! { "errorCode": 50, "blockConnection": true, "blockTimeMS": i64::try_from(TAKES.as_millis()).unwrap() };
+    let failing = ground.fail(cluster, "alwaysOn", &["findAndModify"], fault).await;
+    let began = Instant::now();
+    let waiting = spawn(locks.claim(doc! { "n": 1 }));
+    eventually(PATIENCE, "four tries", async || sent.tries() >= 4).await;
+    // The first finds out whether it has to wait at all. The second and the third earn twice and four times as long,
+    // but the stream opens meanwhile, and after an event a claim rests as long as its try took.
+    let lasted = began.elapsed();
+    assert!(lasted >= TAKES * (3 + 1 + 4), "four tries in {lasted:?}");
+    failing.off().await.unwrap();
+    let claimed = within(PATIENCE, "the claim", waiting).await.unwrap().unwrap();
+    claimed.release().await.unwrap();
+}

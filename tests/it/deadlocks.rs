@@ -351,3 +351,69 @@ async fn a_server_shows_the_deadlocks_of_its_clients() {
     assert!(line.starts_with("deadlock: `a` is held by crossing ("), "{line}");
     tasks.iter().for_each(JoinHandle::abort);
 }
+
+/// A writer waits for all readers, and a permit that comes back lets any waiter in.
+#[tokio::test(start_paused = true)]
+async fn a_lock_blocks_only_if_all_of_its_holders_wait() {
+    for kind in ["readers", "permits"] {
+        let memory = InMemory::new();
+        let (one, other, third) = (memory.client(), memory.client(), memory.client());
+        let (mutex, at_work) = (one.mutex("b"), sleep(LONG));
+        let share = move |locks: &LockClient| -> BoxFuture<'static, Result<Held, AcquireError>> {
+            let (permits, reads) = (locks.semaphore("a", 2).acquire(), locks.rw_lock("a").read());
+            match kind {
+                "permits" => Box::pin(async { permits.await.map(Into::into) }),
+                _ => Box::pin(async { reads.await.map(Into::into) }),
+            }
+        };
+        let (first, second) = (share(&third), share(&one));
+        let working = spawn(async move {
+            let _share = first.await.unwrap();
+            at_work.await;
+        });
+        let holding = spawn(async move {
+            let _share = second.await.unwrap();
+            mutex.acquire().await
+        });
+        let (permits, writes) = (other.semaphore("a", 2), other.rw_lock("a"));
+        let (b, again) = (other.mutex("b"), share(&third));
+        let waiting = spawn(async move {
+            let _b = b.acquire().await.unwrap();
+            sleep(Duration::from_secs(1)).await;
+            match kind {
+                "permits" => drop(permits.acquire_many(2).fail_on_deadlock().await?),
+                _ => drop(writes.write().fail_on_deadlock().await?),
+            }
+            Ok::<_, AcquireError>(())
+        });
+        working.await.unwrap();
+        assert!(!waiting.is_finished() && !holding.is_finished(), "{kind}");
+        let error = within(IN_TIME, "the deadlock", waiting).await.unwrap().unwrap_err();
+        assert_is!(error, AcquireError::Deadlock(deadlock) if names(deadlock) == ["a", "b"]);
+        drop(within(IN_TIME, "the grant", holding).await.unwrap().unwrap());
+        drop(again);
+    }
+}
+
+/// A thread that blocks is a task too.
+#[cfg(feature = "sync")]
+#[test]
+fn of_threads_that_wait_for_each_other_one_fails() {
+    let millis = Duration::from_millis;
+    let builder = InMemory::new().builder().lease(millis(600)).skew_margin(millis(50));
+    let locks = builder.blocking().build().unwrap();
+    let both_hold = std::sync::Barrier::new(2);
+    let crossing = |first: &str, second: &str| {
+        let _first = locks.mutex(first).acquire().run().unwrap();
+        both_hold.wait();
+        locks.mutex(second).acquire().fail_on_deadlock().run().err()
+    };
+    let errors: Vec<_> = std::thread::scope(|scope| {
+        let threads = [scope.spawn(|| crossing("a", "b")), scope.spawn(|| crossing("b", "a"))];
+        threads
+            .into_iter()
+            .filter_map(|thread| thread.join().unwrap())
+            .collect()
+    });
+    assert!(matches!(&errors[..], [AcquireError::Deadlock(_)]), "{errors:?}");
+}

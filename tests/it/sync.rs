@@ -202,6 +202,20 @@ fn run_does_the_work_under_the_lock() {
         }));
         assert!(unwound.is_err());
         eventually(SOON, "released as it unwinds", || is_vacant(&b, "x"));
+
+        let _held = b.mutex("x").acquire().run().unwrap();
+        assert_eq!(a.mutex("x").try_acquire().run_with(|_| ()).unwrap(), None);
+        let lost = a.multi(["p", "q"]).acquire().run_with(|held| {
+            b.break_lock("q").unwrap();
+            held.lost()
+        });
+        assert_is!(lost, Err(AcquireError::Lost(part)) if part.name == "q");
+        let memory = watchlock::testing::MemoryCollection::new();
+        prepared(memory.insert_one(doc! { "_id": 1 })).unwrap();
+        let events = a.documents_in_memory::<Document>(&memory);
+        let deleted = events.acquire(1).run_with(|event| event.delete().is_ok());
+        assert!(deleted.unwrap());
+        assert_eq!(events.try_claim(doc! {}).run_with(|_| ()).unwrap(), None);
     }
 }
 

@@ -283,7 +283,7 @@ fn operands<'a>(value: &'a Bson, operator: &str) -> Option<&'a [Bson]> {
     value.as_document()?.get_array(operator).ok().map(Vec::as_slice)
 }
 
-const LIES: [Lie; 12] = [
+const LIES: [Lie; 14] = [
     Lie {
         name: "a clock that stands still",
         command: |command| {
@@ -319,6 +319,20 @@ const LIES: [Lie; 12] = [
         sections: &["server"],
         found: &["answers"],
         doctor: Some(("topology", "problem")),
+    },
+    Lie {
+        name: "a clock that is an hour ahead",
+        command: |command| {
+            let ahead = Bson::from(doc! { "$add": ["$$NOW", 3_600_000] });
+            liar::replace(command, &|value| {
+                (value.as_str() == Some("$$NOW")).then(|| ahead.clone())
+            });
+            Told::Server
+        },
+        answer: unchanged,
+        sections: &["server"],
+        found: &["clock"],
+        doctor: Some(("updates", "problem")),
     },
     Lie {
         name: "findAndModify without pipelines",
@@ -400,6 +414,25 @@ const LIES: [Lie; 12] = [
         answer: unchanged,
         sections: &["protocol"],
         found: &["mutexes", "semaphores"],
+        doctor: Some(("updates", "problem")),
+    },
+    Lie {
+        name: "numbers of another type",
+        command: honest,
+        answer: |_, answer| {
+            if let Ok(cursor) = answer.get_document_mut("cursor")
+                && let Ok(batch) = cursor.get_array_mut("firstBatch")
+            {
+                for document in batch.iter_mut().filter_map(Bson::as_document_mut) {
+                    #[expect(clippy::cast_precision_loss, reason = "that is the lie")]
+                    liar::replace(document, &|value| {
+                        value.as_i64().map(|number| Bson::from(number as f64))
+                    });
+                }
+            }
+        },
+        sections: &["protocol"],
+        found: &["mutexes"],
         doctor: Some(("updates", "problem")),
     },
     Lie {

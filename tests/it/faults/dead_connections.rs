@@ -188,3 +188,17 @@ async fn a_release_follows_the_primary_away_from_a_frozen_one() {
     }
     cluster.thaw(primary).unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_look_at_locks_ends_where_there_is_no_way_round() {
+    let (direct, proxy, behind) = Ground::proxied("silent_all").await;
+    let (locks, other) = (behind.locks().await, direct.locks().await);
+    let _held = other.mutex("x").acquire().await.unwrap();
+    assert!(locks.inspect("x").await.unwrap().is_some());
+    proxy.black_hole();
+    let looks = async {
+        let (inspected, broken) = tokio::join!(locks.inspect("x"), locks.break_lock("x"));
+        (inspected.is_err(), broken.is_err())
+    };
+    assert_eq!(within(2 * PATIENCE, "errors", looks).await, (true, true));
+}
