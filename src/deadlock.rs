@@ -160,12 +160,15 @@ impl Looks {
             }
             let tied =
                 |name: &str| behind_it.contains(name) && behind.get(name).is_some_and(|back| back.contains(start));
+            // Of what is behind it, as there can be many that have nothing to do with it.
+            let mut knotted: Vec<&str> = behind_it.iter().copied().filter(|name| tied(name)).collect();
+            knotted.sort_unstable();
             let mut held = Vec::new();
-            for name in blocked.iter().filter(|name| tied(name)) {
+            for name in knotted {
                 for holder in holders(name, locks, now) {
                     if awaited_lock(holder).is_some_and(tied) {
-                        held.push((*name, holder));
-                        named.insert(*name);
+                        held.push((name, holder));
+                        named.insert(name);
                     }
                 }
             }
