@@ -21,6 +21,7 @@ use crate::{
         watched::{self, KEPT, Watch},
     },
     protocol::{Entry, KeptUntil, QUEUE_MOST, State},
+    store::View,
     world::{Async, World},
 };
 
@@ -196,10 +197,17 @@ impl<W: World> Latch<W> {
         }
     }
 
-    /// Whether there is nothing left to count, in the state that a majority has.
+    /// Whether there is nothing left to count. The primary decides, as a majority can lag behind with an earlier use of
+    /// the name; and then a majority, as a fail-over could undo what the primary has.
     async fn is_done(&self, party: Option<&str>) -> Result<bool, AcquireError> {
-        let state = self.place.committed().await?;
-        Ok(state.is_some_and(|state| self.is_open(&state) || party.is_some_and(|party| has(&state, party))))
+        let is_done = |state: &State| self.is_open(state) || party.is_some_and(|party| has(state, party));
+        let newest = self.place.read_in::<AcquireError>(View::Newest).await?;
+        let Some((_, read)) = newest.filter(|(state, _)| is_done(state)) else {
+            return Ok(false);
+        };
+        let view = View::Committed(read.logged_by);
+        let confirmed = self.place.read_in::<AcquireError>(view).await?;
+        Ok(confirmed.is_some_and(|(state, _)| is_done(&state)))
     }
 
     /// Takes a place. `None`: other arrivals have all places, or this party has arrived.

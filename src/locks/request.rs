@@ -66,23 +66,22 @@ impl Share {
     where
         E: From<ServerError> + From<KindMismatch>,
     {
-        Ok(self.read(self.session.inspect(&self.name).await?)?)
+        Ok(self.read_in::<E>(View::Newest).await?.map(|(state, _)| state))
     }
 
-    /// Reads it as a majority has it: what it shows is not undone.
-    pub(crate) async fn committed(&self) -> Result<Option<State>, AcquireError> {
-        Ok(self.read(self.session.inspect_in(View::Committed(None), &self.name).await?)?)
-    }
-
-    fn read(&self, read: Option<(State, Exchange)>) -> Result<Option<State>, KindMismatch> {
-        let Some((mut state, exchange)) = read else {
+    /// Reads it so in this view.
+    pub(crate) async fn read_in<E>(&self, view: View) -> Result<Option<(State, Exchange)>, E>
+    where
+        E: From<ServerError> + From<KindMismatch>,
+    {
+        let Some((mut state, exchange)) = self.session.inspect_in(view, &self.name).await? else {
             return Ok(None);
         };
         if let Some(now) = exchange.now {
             state.holders.retain(|holder| holder.until > now);
         }
         self.check_fit(&state)?;
-        Ok(Some(state))
+        Ok(Some((state, exchange)))
     }
 
     /// Refuses a lock that is in use as another kind, or with another capacity.

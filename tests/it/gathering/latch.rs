@@ -2,6 +2,7 @@
 
 use tokio::time::sleep;
 use watchlock::operate::Kind;
+use watchlock_testkit::Cluster;
 
 use crate::setup::*;
 
@@ -105,4 +106,49 @@ async fn an_arrival_counts_for_its_time() {
     latch.count_down_as("one").await.unwrap();
     latch.count_down_as("two").await.unwrap();
     latch.wait().await.unwrap();
+}
+
+/// The only other member of the set stands still, so a majority has what was there before.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_earlier_use_of_the_name_that_a_majority_still_has_is_not_taken_for_this_one() {
+    let cluster = Cluster::builder().replica_set(2).in_memory(true);
+    let cluster = cluster.election_timeout(Duration::from_secs(60)).start().await.unwrap();
+    let ground = Ground::on(&cluster, "earlier");
+    let (locks, operator) = (ground.locks().await, ground.locks().await);
+    let (opened, locked) = (locks.latch("opened", 1), locks.latch("locked", 1));
+    opened.count_down().await.unwrap();
+    let held = locks.mutex("locked").acquire().await.unwrap();
+    let other = 1 - cluster.primary().await.unwrap();
+    cluster.freeze(other).unwrap();
+
+    let breaking = ["opened", "locked"].map(|name| {
+        let operator = operator.clone();
+        spawn(async move { operator.break_lock(name).await })
+    });
+    eventually(PATIENCE, "the primary alone has it", async || {
+        let missing = [opened.missing().await, locked.missing().await];
+        missing.into_iter().all(|missing| missing.is_ok_and(|missing| missing == 1))
+    })
+    .await;
+    #[cfg(feature = "sync")]
+    {
+        let waits = locks.clone().blocking().latch("opened", 1);
+        let waiting = std::thread::spawn(move || waits.wait_timeout(Duration::ZERO));
+        let is_open = tokio::task::spawn_blocking(move || waiting.join().unwrap());
+        assert!(!within(SOON, "an answer", is_open).await.unwrap().unwrap());
+    }
+    let arrivals = [&opened, &locked].map(|latch| {
+        let latch = latch.clone();
+        spawn(async move { latch.count_down().await })
+    });
+    sleep(Duration::from_secs(1)).await;
+    cluster.thaw(other).unwrap();
+    for broken in within(PATIENCE, "both are broken", join_all(breaking)).await {
+        broken.unwrap().unwrap();
+    }
+    for arrived in within(PATIENCE, "both arrive", join_all(arrivals)).await {
+        arrived.unwrap().unwrap();
+    }
+    assert_eq!([opened.missing().await.unwrap(), locked.missing().await.unwrap()], [0, 0]);
+    drop(held);
 }
