@@ -109,9 +109,11 @@ impl ServerError {
     }
 
     /// Reports whether the server refused a write for a reason that may lie in the one document to be written, and not
-    /// in a missing privilege or in the collection: InvalidNamespace, CommandNotSupportedOnView.
+    /// in a missing privilege or in the collection: InvalidOptions (as of a time series), InvalidNamespace,
+    /// CommandNotSupportedOnView.
     pub(crate) fn may_concern_document(&self) -> bool {
-        self.kind != Failure::Unavailable && self.code().is_some_and(|code| !matches!(code, UNAUTHORIZED | 73 | 166))
+        let concerns_all = |code| matches!(code, UNAUTHORIZED | 72 | 73 | 166);
+        self.kind != Failure::Unavailable && self.code().is_some_and(|code| !concerns_all(code))
     }
 
     /// Returns the error for an `_id` that has too many bytes to be locked.

@@ -276,6 +276,16 @@ async fn documents_that_the_server_does_not_lock_are_refused_at_the_first_use() 
             continue;
         }
         let documents = locks.documents(database.collection::<Document>(name));
+        if name == "series" {
+            // There is one to be blamed.
+            let series = database.collection::<Document>(name);
+            series
+                .insert_one(doc! { "_id": 1, "at": mongodb::bson::DateTime::now() })
+                .await
+                .unwrap();
+            let error = documents.try_claim_many(doc! {}, 2).await.unwrap_err();
+            assert!(matches!(error, AcquireError::Server(_)), "{error:?}");
+        }
         let errors = async {
             [
                 documents.acquire(1).await.unwrap_err(),
