@@ -123,7 +123,8 @@ pub enum Turn<W: World = Async> {
     Ours(Held<Once, W>),
     /// The job is done for this period.
     RanAlready(Box<LastRun>),
-    /// Another run is in progress.
+    /// The lock is held: another run is in progress, or a handle that [re-entered](crate::Acquire::reentrant) the lock of
+    /// a job is not released yet.
     Busy(Box<Contention>),
 }
 
@@ -158,15 +159,16 @@ pub enum OnceOutcome<T, E> {
     Done {
         /// The value that the work returned.
         output: T,
-        /// Whether the server confirmed that the job is done for this period. If not, an event reports why, and another
-        /// process may do it once more.
+        /// Whether the server confirmed that the job is done for this period. If not, another process may do it once
+        /// more, and an event reports why; or a handle that [re-entered](crate::Acquire::reentrant) the lock has it still,
+        /// and the period is used up with its release.
         recorded: bool,
     },
     /// The work failed. The period is open, unless failures [count](Once::failures_count).
     Failed(E),
     /// The job was done in this period before; our work was not begun.
     RanAlready(Box<LastRun>),
-    /// Another run is in progress; our work was not begun.
+    /// The lock is held, as for [`Turn::Busy`]; our work was not begun.
     Busy(Box<Contention>),
 }
 
@@ -390,8 +392,9 @@ impl<W: World> Held<Once, W> {
     /// Reports that the job is done: no process begins it before the period is over. [`Once`] has an example.
     ///
     /// Returns [`Released::Kept`]; [`Released::Released`] if the window in which the job began is over already, so that
-    /// it may begin for the present one; and [`Released::WasLost`] if the lock was lost, so that another process may
-    /// have begun the job for this period.
+    /// it may begin for the present one; [`Released::WasLost`] if the lock was lost, so that another process may have
+    /// begun the job for this period; and [`Released::StillHeld`] if the lock was
+    /// [re-entered](crate::Acquire::reentrant), so that the period is used up with the release of its last handle.
     ///
     /// # Errors
     ///

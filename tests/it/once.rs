@@ -262,3 +262,17 @@ async fn a_timeout_bounds_the_whole_call_for_each_task() {
         assert!(took >= TIMEOUT && took < TIMEOUT + SECOND, "{took:?}");
     }
 }
+
+/// Code under the job may have the lock of its name too, and keep it for longer than the job.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_whose_lock_was_re_entered_is_recorded_with_the_last_handle() {
+    for (a, b) in places("reentered_job").await {
+        let job = ours(&a, DAY).await.unwrap();
+        let within_it = a.mutex("job").acquire().reentrant().await.unwrap();
+        assert_eq!(within_it.token(), job.token());
+        assert_eq!(job.done().await.unwrap(), Released::StillHeld);
+        assert!(matches!(b.once("job", DAY).begin().await.unwrap(), Turn::Busy(_)));
+        assert_eq!(within_it.release().await.unwrap(), Released::Kept);
+        assert!(matches!(b.once("job", DAY).begin().await.unwrap(), Turn::RanAlready(_)));
+    }
+}
