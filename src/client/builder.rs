@@ -1,6 +1,6 @@
 //! The settings of a client, and how it connects.
 
-use std::{future::Future, marker::PhantomData, sync::Arc, time::Duration};
+use std::{fmt, future::Future, marker::PhantomData, sync::Arc, time::Duration};
 
 use mongodb::{Database, options::ReadPreference};
 use tokio::runtime::Handle;
@@ -38,10 +38,20 @@ pub struct LockClientBuilder<W: World = Async> {
 }
 
 /// The place where the locks live.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) enum Home {
     Database(Database),
     Memory(Arc<MemoryStore>),
+}
+
+impl fmt::Debug for Home {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            // By its name alone: the driver's client shows the user's connection options.
+            Self::Database(database) => f.write_str(database.name()),
+            Self::Memory(_) => f.write_str("memory"),
+        }
+    }
 }
 
 impl LockClientBuilder {

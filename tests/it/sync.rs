@@ -459,3 +459,18 @@ fn a_latch_that_is_waited_for_a_moment_is_told_as_it_is() {
     let error = latch.wait_timeout(Duration::ZERO).unwrap_err();
     assert_is!(error, AcquireError::Server(_));
 }
+
+#[test]
+fn a_thread_waits_at_a_barrier_for_as_long_as_it_says() {
+    for (a, b) in places("sync_barrier") {
+        let (here, there) = (a.barrier("x", 2), b.barrier("x", 2));
+        let error = here.wait_timeout(Duration::MAX).unwrap_err();
+        assert_says(&error, &["timeout", "31622400s"]);
+        assert!(here.wait_timeout(Duration::from_millis(50)).unwrap().is_none());
+        eventually(SOON, "its place is given back", || is_vacant(&a, "x"));
+        let other = thread::spawn(move || there.wait_timeout(PATIENCE));
+        let passed = here.wait_timeout(PATIENCE).unwrap().unwrap();
+        let other = within(SOON, "the other party", || other.join().unwrap());
+        assert_eq!(other.unwrap().unwrap().generation(), passed.generation());
+    }
+}

@@ -60,6 +60,18 @@ async fn bad_names_reasons_and_timeouts_are_refused_before_anything_is_sent() {
         // The bounds of the terms are the core's, whose tests have all of them.
         let error = mutex.acquire().lease(Duration::ZERO).await.unwrap_err();
         assert_says(refused(&error), &["lease of 0ns", "500ms"]);
+        let multi = locks.multi(["a".into(), locks.semaphore("b", 2).part(1)]);
+        let error = multi.acquire().reason(&long).await.unwrap_err();
+        assert_says(refused(&error), &["reason", "1025", "1024"]);
+        let error = multi.try_acquire().lease(Duration::ZERO).await.unwrap_err();
+        assert_says(refused(&error), &["lease of 0ns", "500ms"]);
+        let error = multi.acquire().lose_after(Duration::ZERO).await.unwrap_err();
+        assert_says(refused(&error), &["0ns", "10ms"]);
+        let error = multi.acquire().timeout(Duration::MAX).await.unwrap_err();
+        assert_says(refused(&error), &["timeout", "184", "31622400s"]);
+        let multi = locks.multi(["a".into(), locks.semaphore("b", 2).part(3)]);
+        let error = multi.try_acquire().await.unwrap_err();
+        assert_says(refused(&error), &["3", "2"]);
     };
     within(SOON, "nothing is waited for", checks).await;
     // The black hole is one: what is well-formed gets no answer.
@@ -243,9 +255,10 @@ async fn no_debug_output_shows_the_options_of_the_driver() {
     let locks = ground.locks().await;
     let collection = ground.documents().await;
     let options = format!("{:?}", collection.client());
-    let documents = locks.documents(collection);
+    let documents = locks.documents(collection.clone());
     let handle = locks.mutex("held").acquire().await.unwrap();
-    let shown: [&dyn std::fmt::Debug; 13] = [
+    let shown: [&dyn std::fmt::Debug; 14] = [
+        &LockClient::builder(collection.client().database(&ground.database)),
         &handle,
         &handle.view(),
         &locks.mutex("x").acquire(),
