@@ -127,7 +127,9 @@ async fn an_earlier_use_of_the_name_that_a_majority_still_has_is_not_taken_for_t
     });
     eventually(PATIENCE, "the primary alone has it", async || {
         let missing = [opened.missing().await, locked.missing().await];
-        missing.into_iter().all(|missing| missing.is_ok_and(|missing| missing == 1))
+        missing
+            .into_iter()
+            .all(|missing| missing.is_ok_and(|missing| missing == 1))
     })
     .await;
     #[cfg(feature = "sync")]
@@ -149,6 +151,9 @@ async fn an_earlier_use_of_the_name_that_a_majority_still_has_is_not_taken_for_t
     for arrived in within(PATIENCE, "both arrive", join_all(arrivals)).await {
         arrived.unwrap().unwrap();
     }
-    assert_eq!([opened.missing().await.unwrap(), locked.missing().await.unwrap()], [0, 0]);
+    assert_eq!(
+        [opened.missing().await.unwrap(), locked.missing().await.unwrap()],
+        [0, 0]
+    );
     drop(held);
 }

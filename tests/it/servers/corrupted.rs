@@ -290,6 +290,49 @@ async fn a_spoiled_document_is_told_and_never_granted_twice() {
         .unwrap();
 }
 
+/// As where the collection of somebody's own data was named: with the fields of a lock they would be purged with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_of_somebody_else_is_told_and_left_as_it_is() {
+    let ground = Ground::replica_set("not_ours").await;
+    let (documents, locks) = (ground.documents().await, ground.locks().await);
+    let kinds = [
+        doc! { "some": "thing" },
+        doc! { "kind": "mutex" },
+        doc! { "kind": "invoice", "token": "abc", "capacity": 5 },
+        doc! { "holders": [], "version": 3_i64 },
+    ];
+    let before = kinds.iter().enumerate().flat_map(|(number, kind)| {
+        ["x", "y"].map(|name| {
+            let mut document = doc! { "_id": format!("{name}{number}") };
+            document.extend(kind.clone());
+            document
+        })
+    });
+    let before: Vec<Document> = before.collect();
+    documents.insert_many(&before).await.unwrap();
+    let owner = ground.locks_with(|builder| builder.owner_id("somebody")).await;
+    for number in 0..kinds.len() {
+        let (x, y) = (format!("x{number}"), format!("y{number}"));
+        // Several at once are asked for together.
+        let at_once = [&x, &y].map(|name| locks.mutex(name).acquire());
+        let mut errors: Vec<_> = join_all(at_once).await.into_iter().map(Result::unwrap_err).collect();
+        errors.push(locks.mutex(&x).try_acquire().await.unwrap_err());
+        errors.push(owner.mutex(&x).acquire().await.unwrap_err());
+        errors.push(locks.semaphore(&x, 3).acquire().await.unwrap_err());
+        errors.push(locks.rw_lock(&x).read().await.unwrap_err());
+        errors.push(locks.election(&x).campaign("me").await.unwrap_err());
+        errors.push(locks.latch(&x, 1).count_down().await.unwrap_err());
+        errors.push(locks.barrier(&x, 1).wait().await.unwrap_err());
+        for error in &errors {
+            refused(error, &x);
+        }
+        no_lock(&locks.semaphore(&x, 3).set_permits(5).await.unwrap_err(), &x);
+        no_lock(&locks.break_lock(&x).await.unwrap_err(), &x);
+    }
+    let after: Vec<Document> = documents.find(doc! {}).await.unwrap().try_collect().await.unwrap();
+    assert_eq!(after, before);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn who_holds_a_lock_whose_document_is_spoiled_has_lost_it() {
     let ground = Ground::replica_set("spoiled_hold").await;

@@ -42,7 +42,7 @@ use super::{
 };
 use expression::{bind, cond, filter, literal, map};
 use granting::{asked_for, grant_as_fits};
-use selecting::in_order;
+use selecting::{in_order, is_lock_or_new};
 
 pub use claiming::{claim, fit, free, is_attempted_below, last};
 pub use renewing::{guard, holding, renewal};
@@ -60,7 +60,8 @@ pub fn operation(at: &Location, operation: &Operation, now: &Bson) -> Vec<Docume
         Some((expected, written)) => (Some(expected), written),
         None => (is_as_expected(at, operation, now), general(at, operation, now)),
     };
-    vec![doc! { "$replaceWith": cond(in_order(at, expected), written, "$$ROOT") }]
+    let conditions = is_lock_or_new(at, operation).into_iter().chain(expected);
+    vec![doc! { "$replaceWith": cond(in_order(at, conditions), written, "$$ROOT") }]
 }
 
 /// Returns the condition that the document must meet for the general form, if there is one: the entry that leaves is

@@ -50,6 +50,15 @@ pub(super) fn in_order(at: &Location, conditions: impl IntoIterator<Item = Docum
     doc! { "$and": all }
 }
 
+/// Returns the condition of a request that the document is a lock's, or was made just now and has nothing but its `_id`.
+/// With a lock's fields, the document of somebody else would be purged as a lock is. A document of the user's own, which
+/// has its lock within, needs none.
+pub(super) fn is_lock_or_new(at: &Location, operation: &Operation) -> Option<Document> {
+    let is_new = doc! { "$eq": ["$$ROOT", { "_id": "$_id" }] };
+    let asks_at_root = operation.requests.is_some() && at.is_root();
+    asks_at_root.then(|| doc! { "$or": [{ "$isArray": [at.value("queue")] }, is_new] })
+}
+
 /// Returns the condition that the document is of a protocol that this client speaks, or of the first one, which had no
 /// number. To the server, a value that is no number is larger than all numbers.
 pub fn is_known(at: &Location) -> Document {

@@ -8,7 +8,7 @@ use mongodb::bson::{Bson, Document, doc};
 use super::{
     claiming,
     expression::{bind, cond, literal},
-    selecting::in_order,
+    selecting::{in_order, is_lock_or_new},
     short::{alone, hand_over, holder, is_alone, is_the_holder},
 };
 use crate::protocol::{Expects, Location, Operation, Request};
@@ -35,7 +35,8 @@ pub fn together(asked: &[(&str, &Operation)], now: &Bson) -> Vec<Document> {
         }
         _ => (is_the_holder(at, leaving, now), hand_over(at, first, now)),
     };
-    let decided = cond(in_order(at, [expected]), written, "$$ROOT");
+    let conditions = is_lock_or_new(at, first).into_iter().chain([expected]);
+    let decided = cond(in_order(at, conditions), written, "$$ROOT");
     let asked = asked.iter().map(|(name, operation)| (Bson::from(*name), *operation));
     vec![doc! { "$replaceWith": bind(doc! { "own": own_by_id(asked) }, decided) }]
 }
