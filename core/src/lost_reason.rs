@@ -20,7 +20,8 @@ pub enum LostReason {
     Expired,
     /// The time of a hold of fixed length is over.
     Elapsed,
-    /// Somebody broke the lock with `break_lock`.
+    /// Somebody broke the lock with `break_lock`. The lock does not show who: the log of that client does, by the event
+    /// `watchlock.broke`.
     Broken,
     /// A later incarnation of this owner took the lock over: another client with the same
     /// `owner_id`.

@@ -54,8 +54,10 @@ pub(super) fn message(error: &DriverError) -> Option<&str> {
     Some(before_quotes(message)).filter(|message| !message.is_empty())
 }
 
+/// Returns the part of the driver's text that quotes nothing, without the labels that end the text of an error in it.
 fn before_quotes(text: &str) -> &str {
     let text = text.split('{').next().unwrap_or_default();
+    let text = text.split(", labels").next().unwrap_or_default();
     text.trim_end_matches([' ', ':', '(', '[', '"'])
 }
 

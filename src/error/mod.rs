@@ -284,7 +284,8 @@ fn overdue(name: &str, waited: Duration, contention: Option<&Contention>) -> Str
     let (name, within) = (shown_in_a_line(name), within(waited));
     let message = match contention {
         Some(contention) => format!("`{name}` was not free{within}: {contention}"),
-        None => format!("`{name}` was not acquired{within}"),
+        // Of a claim.
+        None => format!("{name} was not acquired{within}: none that matches was free"),
     };
     shown_up_to(MESSAGE_MOST, message)
 }

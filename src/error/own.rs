@@ -191,7 +191,7 @@ pub(super) enum Own {
     /// There was no answer for this long.
     #[error("the server did not answer for {}", rounded(*.0))]
     Unanswered(Duration),
-    #[error("the server did not answer within the time of a lease")]
+    #[error("the server did not answer in time")]
     Overdue,
     #[error("the lock was not as a command for several locks expected it")]
     NotDone,

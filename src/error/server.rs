@@ -275,7 +275,7 @@ mod tests {
         ];
         let mut errors: Vec<_> = drivers.map(|(error, cause)| (error.into(), cause)).into();
         errors.extend([
-            (ServerError::overdue(), "within the time of a lease"),
+            (ServerError::overdue(), "did not answer in time"),
             (
                 ServerError::unanswered(std::time::Duration::from_micros(4_003_218)),
                 "did not answer for 4s",
@@ -365,7 +365,7 @@ mod tests {
         };
         assert_eq!(
             checked(&error),
-            "the release of `x` was not confirmed: the server did not answer within the time of a lease"
+            "the release of `x` was not confirmed: the server did not answer in time"
         );
     }
 

@@ -316,7 +316,7 @@ impl OwnedHold {
                 stands_still = self.session.stands_still() => Err(self.unconfirmed(stands_still)),
             },
             // The release goes on in the background.
-            Err(_) => Err(self.unconfirmed(ServerError::overdue())),
+            Err(_) => Err(self.unconfirmed(ServerError::unanswered(self.session.config.lease))),
         }
     }
 }

@@ -56,7 +56,7 @@ impl Session {
         loop {
             let was_doubtful = self.may_have_orphans_in(&filter);
             let claimed = timeout_at(until, attempts.once(How::AtOnce)).await;
-            let claimed = claimed.unwrap_or_else(|_| Err(ServerError::overdue()));
+            let claimed = claimed.unwrap_or_else(|_| Err(ServerError::unanswered(TRY_FOR)));
             let why = match claimed {
                 // Once no orphan holds a document, the next answer counts.
                 Ok(claimed) if claimed.is_empty() && (was_doubtful || self.may_have_orphans_in(&filter)) => {
