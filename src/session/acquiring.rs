@@ -11,11 +11,17 @@ use super::{
     line::Standing,
     task::Task,
 };
-use crate::{error::AcquireError, protocol::wake::Left, status::LostReason, telemetry, waitlist::AcquireOptions};
+use crate::{
+    error::AcquireError,
+    protocol::wake::Left,
+    status::LostReason,
+    telemetry,
+    waitlist::{AcquireOptions, Patience, answers::TRY_FOR},
+};
 
 impl Session {
-    /// Acquires the lock `name` as a task in its line, for `timeout` at most, and fails on a deadlock if it is to. Dropping
-    /// the future gives up.
+    /// Acquires the lock `name` as a task in its line, for `timeout` at most, and fails on a deadlock if it is to. A try
+    /// has a limit without a timeout too. Dropping the future gives up.
     pub(crate) async fn acquire(
         self: &Arc<Self>,
         name: &str,
@@ -25,6 +31,7 @@ impl Session {
     ) -> AcquireOutcome {
         let (to, outcome) = oneshot::channel();
         let (key, task) = (self.ids.number(), Task::current().await);
+        let limit = timeout.or((options.patience == Patience::Try).then_some(TRY_FOR));
         self.update(name, None, |lines, context| {
             if lines.closed {
                 // Nothing waits for it yet.
@@ -41,8 +48,8 @@ impl Session {
             answered: false,
         };
         let timed_out = async {
-            match timeout {
-                Some(timeout) => sleep(timeout).await,
+            match limit {
+                Some(limit) => sleep(limit).await,
                 None => pending().await,
             }
         };
@@ -50,7 +57,7 @@ impl Session {
             biased;
             answered = &mut waiting.outcome => answered,
             () = timed_out => match waiting.give_up() {
-                Some(standing) => return Err(standing.overdue(name, timeout.unwrap_or_default(), &self.ids)),
+                Some(standing) => return Err(standing.overdue(name, timeout, &self.ids)),
                 // It is answered in this very moment, and the answer is sent once the session's mutex is free: a hold
                 // is ours and not too late, and as somebody else's it would be in the way of our next request.
                 None => (&mut waiting.outcome).await,

@@ -86,9 +86,12 @@ pub(crate) struct Standing {
 }
 
 impl Standing {
-    /// Returns the error of a task that gives up. Only an answer of the server says that the lock is taken. To be called
-    /// outside of the line, as it copies strings.
-    pub(crate) fn overdue(self, name: &str, waited: Duration, ids: &Ids) -> AcquireError {
+    /// Returns the error of a task that gives up after its timeout, or of a try that had none. Only an answer of the
+    /// server says that the lock is taken. To be called outside of the line, as it copies strings.
+    pub(crate) fn overdue(self, name: &str, timeout: Option<Duration>, ids: &Ids) -> AcquireError {
+        let Some(waited) = timeout else {
+            return self.trouble.unwrap_or_else(ServerError::overdue).into();
+        };
         let name = name.to_owned();
         let answer = self.last_answer.as_ref();
         let contention = answer.and_then(|answer| contention(answer, self.age, self.before, ids));

@@ -207,6 +207,7 @@ mod tests {
         protocol::ServerTime,
         store::{MemoryStore, Store},
         tests::simulated::Link,
+        waitlist::answers::TRY_FOR,
         wake_mode::{PollingReason, WakeMode, WakeSource},
     };
 
@@ -237,6 +238,30 @@ mod tests {
 
     fn memory() -> Arc<MemoryStore> {
         Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000)))
+    }
+
+    /// While the server is silent, the first operations have all slots for as long as the driver waits.
+    #[tokio::test(start_paused = true)]
+    async fn a_try_behind_operations_that_hang_ends_in_time() {
+        let (link, session) = client(&memory(), "0123456789abcdef");
+        let locks = LockClient::new(session);
+        link.cut(true);
+        let tries = (0..200).map(|number| {
+            let mutex = locks.mutex(format!("x{}", number / 2));
+            async move {
+                let begun = Instant::now();
+                let error = match number % 2 {
+                    0 => mutex.try_acquire().await.unwrap_err(),
+                    _ => mutex.acquire().timeout(Duration::ZERO).await.unwrap_err(),
+                };
+                assert!(matches!(error, AcquireError::Server(_)), "{error:?}");
+                assert_eq!(
+                    (error.to_string(), begun.elapsed()),
+                    ("the server did not answer for 10s".into(), TRY_FOR)
+                );
+            }
+        });
+        join_all(tries).await;
     }
 
     /// One that waits for a lock that another has had for a while.

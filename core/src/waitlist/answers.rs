@@ -24,8 +24,8 @@ use crate::{
 /// Maximum number of races for a new document lost in a row: after that some other unique index is in the way.
 pub const RACES: u32 = 8;
 
-/// Maximum time for which a try is repeated while the server does not get it done. A caller that wants to know sooner
-/// sets a timeout.
+/// Maximum time for which a try waits for the server, where the caller set no timeout: its request may have to be sent
+/// several times, and wait for a slot behind others.
 pub const TRY_FOR: Duration = Duration::from_secs(10);
 
 impl<H: Hold> Step<'_, H> {
@@ -363,17 +363,16 @@ impl<H: Hold> Step<'_, H> {
     ///
     /// A waiter asks until it is granted or gives up; a refusal ends it. A try ends when it has failed once more: a
     /// fail-over or a cut connection fails every command on its way, and the next one comes through. Without an answer
-    /// in time, several may have to be sent until one gets an answer. All tries in line end in this way, whether it was
-    /// their turn to be asked for or not: their requests would fare no better.
+    /// in time, several may have to be sent until one gets an answer: the caller limits that ([`TRY_FOR`]). All tries in
+    /// line end in this way, whether it was their turn to be asked for or not: their requests would fare no better.
     fn told_of(&self, operation: &Operation, setback: Setback) -> HashSet<Key> {
-        let context = self.context;
         let used = operation
             .requests
             .as_ref()
             .map(|requests| (requests.kind, requests.capacity));
         let in_vain = |waiting: &Waiting<H::Task>| match setback {
             Setback::NoServer => true,
-            Setback::Unanswered | Setback::Overdue => context.now.saturating_duration_since(waiting.since) >= TRY_FOR,
+            Setback::Unanswered | Setback::Overdue => false,
             _ => waiting.let_down,
         };
         let told = self.waiting.iter().filter(|it| match setback.is_final() {

@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::error::ServerError;
-use crate::waitlist::answers::TRY_FOR;
 
 /// A try of so many permits of a semaphore.
 fn permits(capacity: i64, permits: i64) -> AcquireOptions {
@@ -181,11 +180,7 @@ async fn all_tries_in_line_end_with_the_outage_and_none_reads_it_as_a_taken_lock
     let cut = || error(Failure::Unavailable);
     let refused = || error(Failure::Refused);
     // The failures after which a try is told.
-    for (failure, times, waited) in [
-        (cut(), 2, Duration::ZERO),
-        (refused(), 1, Duration::ZERO),
-        (unanswered(), 2, TRY_FOR),
-    ] {
+    for (failure, times) in [(cut(), 2), (refused(), 1)] {
         let mut bench = Bench::new();
         // Nobody has answered the first, and the others have not been asked for.
         let mut outcomes = vec![bench.join(false).1];
@@ -194,10 +189,6 @@ async fn all_tries_in_line_end_with_the_outage_and_none_reads_it_as_a_taken_lock
         for _ in 0..times {
             assert!(outcomes.iter_mut().all(|outcome| outcome.try_recv().is_err()));
             tokio::time::sleep_until(bench.line.waitlist.due_at().unwrap()).await;
-            bench.next_fails(&failure);
-            tokio::time::advance(waited).await;
-        }
-        if !waited.is_zero() {
             bench.next_fails(&failure);
         }
         for outcome in &mut outcomes {
@@ -215,24 +206,6 @@ async fn all_tries_in_line_end_with_the_outage_and_none_reads_it_as_a_taken_lock
         bench.settle();
         held(&mut waiting);
         assert_eq!(bench.ids_in_document().len(), 1);
-    }
-}
-
-/// Each has the time of a try from when it came.
-#[tokio::test(start_paused = true)]
-async fn a_try_that_comes_later_is_told_of_the_outage_later() {
-    let mut bench = Bench::new();
-    let (_, mut first) = bench.join(false);
-    bench.next_fails(&unanswered());
-    tokio::time::advance(TRY_FOR / 2).await;
-    let (_, mut second) = bench.join(false);
-    for (outcome, passes) in [(&mut first, TRY_FOR / 2), (&mut second, TRY_FOR / 2)] {
-        bench.next_fails(&unanswered());
-        assert!(outcome.try_recv().is_err());
-        tokio::time::advance(passes).await;
-        bench.next_fails(&unanswered());
-        let ended = outcome.try_recv();
-        assert!(matches!(ended, Ok(Err(AcquireError::Server(_)))), "{ended:?}");
     }
 }
 
