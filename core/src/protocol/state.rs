@@ -370,7 +370,8 @@ impl Step<'_> {
         for entry in repeated.into_iter().chain(fresh) {
             self.append(entry);
         }
-        let mut stay = others + self.operation.upgrades().count();
+        let upgrades = |waiter: &&Entry| self.operation.upgrades().any(|(id, _)| *id == waiter.id);
+        let mut stay = others + self.state.queue[others..].iter().filter(upgrades).count();
         if self.adopts_a_hold {
             self.state.queue.rotate_left(others);
             stay = self.state.queue.len();

@@ -3,7 +3,7 @@
 use crate::Random;
 use mongodb::bson::{Bson, Document, doc};
 use watchlock_core::protocol::{
-    CapacityIs, Change, Entry, Evict, Expects, Operation, ServerTime, Showing, State, pipeline, state,
+    CapacityIs, Change, Entry, Evict, Expects, Operation, Request, ServerTime, Showing, State, pipeline, state,
 };
 
 use super::{
@@ -50,6 +50,8 @@ pub struct Seen {
     /// Entries that upgrade a holder and came before others in the queue, and those of no holder, which did not.
     pub upgraded: u32,
     pub not_upgraded: u32,
+    /// Entries that found no room beside one that upgrades a holder and was in the full queue already.
+    pub found_no_room: u32,
 }
 
 impl Seen {
@@ -76,6 +78,24 @@ impl Seen {
             let overtakes = is_there && !before.has_any(std::slice::from_ref(&entry.id)) && !before.queue.is_empty();
             self.upgraded += u32::from(is_written && entry.upgrades.is_some() && overtakes && entry.wait);
             self.not_upgraded += u32::from(is_written && entry.upgrades.is_some() && !is_there && entry.wait);
+        }
+        let entries = || operation.requests.iter().flat_map(|requests| &requests.entries);
+        let waits_in = |state: &State, id: &String| state.queue.iter().any(|waiter| waiter.id == *id);
+        let stays = |entry: &Request| {
+            let is_upgrade = entry
+                .upgrades
+                .as_ref()
+                .is_some_and(|reader| after.holders.iter().any(|holder| holder.id == *reader));
+            is_upgrade && waits_in(before, &entry.id) && waits_in(after, &entry.id)
+        };
+        let mut requests = operation.requests.iter();
+        let is_alike = requests.any(|it| !before.refuses((it.kind, it.capacity), it.by, 0));
+        if is_alike && before.queue.len() >= operation.room && entries().any(stays) {
+            let is_kept_out = |entry: &&Request| {
+                let is_there = [before, after].map(|state| state.has_any(std::slice::from_ref(&entry.id)));
+                entry.wait && entry.upgrades.is_none() && is_there == [false; 2]
+            };
+            self.found_no_room += u32::try_from(entries().filter(is_kept_out).count()).unwrap_or(0);
         }
         let Some(Change {
             id,

@@ -128,10 +128,13 @@ impl<'a> Draw<'a> {
         let requests = (!self.one_in(4)).then(|| self.requests());
         let leave = self.few_ids(2);
         let kept = self.kept(&leave);
+        let queued = self.state.map_or(0, |state| state.queue.len());
+        let room = self.one_of(&[queued.max(1), 4, 4]);
         let operation = self.shape(Operation {
             leave,
             kept,
             requests,
+            room,
             ..blank(&id)
         });
         // As in use: what keeps is a release in the general form.
@@ -267,7 +270,18 @@ impl<'a> Draw<'a> {
         ids.dedup();
         let ids = ids.into_iter().enumerate();
         let entries = ids.map(|(position, id)| self.request(id, capacity, position == 0));
-        let entries: Vec<Request> = entries.collect();
+        let mut entries: Vec<Request> = entries.collect();
+        let queued = self
+            .state
+            .and_then(|state| Some((state.queue.first()?, state.holders.first()?)));
+        if let Some((head, reader)) = queued.filter(|_| self.one_in(3)) {
+            // One that upgrades is mostly in the queue already.
+            entries.retain(|entry| entry.id != head.id);
+            entries.push(Request {
+                upgrades: Some(reader.id.clone()),
+                ..self.request(head.id.clone(), capacity, false)
+            });
+        }
         // As in use: only entries that fit together are asked for together.
         let adopts = self.identity().filter(|_| capacity > 1 || entries.len() == 1);
         Requests {

@@ -20,7 +20,7 @@ pub(super) fn grant_as_fits(at: &Location, queue: Bson, operation: &Operation, n
         .as_ref()
         .map_or_else(|| at.value("capacity").into(), capacity);
     let room = room_or_more(operation);
-    let upgrades = operation.upgrades().count();
+    let upgrades = operation.upgrades().next().is_some();
     let counted = cond(
         doc! { "$lte": ["$$held", capacity] },
         doc! { "held": "$$held", "count": { "$add": ["$$value.count", 1] } },
@@ -59,7 +59,7 @@ pub(super) fn grant_as_fits(at: &Location, queue: Bson, operation: &Operation, n
         None => Bson::from("$$line"),
     };
     // There may be no document yet.
-    let token = match operation.sets() || upgrades > 0 {
+    let token = match operation.sets() || upgrades {
         true => doc! { "$ifNull": [at.value("token"), 0_i64] }.into(),
         false => Bson::from(at.value("token")),
     };
@@ -152,9 +152,10 @@ fn room_or_more(operation: &Operation) -> Bson {
     }
     // The queue before the request, and with it where it is in the place of a holder.
     let mut stay = Bson::from(doc! { "$size": "$$queue" });
-    let upgrades = operation.upgrades().count();
-    if upgrades > 0 {
-        stay = doc! { "$add": [stay, i64::try_from(upgrades).unwrap_or(ALL)] }.into();
+    let upgrades: Vec<&str> = operation.upgrades().map(|(id, _)| id.as_str()).collect();
+    if !upgrades.is_empty() {
+        let come = doc! { "$setDifference": [{ "$setIntersection": ["$$line.id", literal(upgrades)] }, "$$queue.id"] };
+        stay = doc! { "$add": [stay, { "$size": come }] }.into();
     }
     if operation.adopts().is_some() {
         stay = cond(adopts_a_hold(), doc! { "$size": "$$line" }, stay);

@@ -320,8 +320,12 @@ fn an_entry_that_upgrades_a_holder_goes_before_all_others_and_needs_that_holder(
     };
     let overtaken = applied(&adopted, &asking_for("a.3", used, [again.clone()]), 1);
     assert_eq!(entries(&overtaken).1, ["a-2", "c-1"]);
-    let unchanged = applied(&waiting, &asking_for("a.3", used, [again]), 1);
+    let unchanged = applied(&waiting, &asking_for("a.3", used, [again.clone()]), 1);
     assert_eq!(unchanged, waiting);
+    // Once it is in a full queue it makes no room for another.
+    let beside = full(asking_for("a.3", used, [again, wants("a-3", 1)]));
+    let beside = applied(&waiting, &beside, 1);
+    assert_eq!(entries(&beside).1, ["a-2", "c-1"]);
     // Readers that come later wait, and the last one before it lets it in.
     let later = applied(&waiting, &asking_for("d.1", used, [wants("d-1", 1)]), 1);
     assert_eq!(entries(&later).1, ["a-2", "c-1", "d-1"]);
