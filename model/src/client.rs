@@ -150,14 +150,14 @@ impl Client {
         let line = &mut self.lines[lock];
         let mut step = line.waitlist.step(&context);
         let output = input(&mut step);
-        step.attend_to_idle();
+        step.settle();
         step.stop_timers(context.now, TICK, *NEVER);
         line.take_in();
         let waitlist = &line.waitlist;
         line.tries.retain(|key, _| waitlist.position(*key).is_some());
         self.ids = ids.number();
         if is_upgradeable(self.permits, world.used) {
-            self.end_upgrade(lock, world);
+            self.end_writer(lock, world);
         }
         output
     }
@@ -194,6 +194,8 @@ impl Client {
             used: world.used,
             by: match world.used.0 {
                 Kind::Semaphore => CapacityIs::Offered,
+                // Only tasks that want the lock alike are asked for together.
+                _ if upgrades.is_some() && !world.rules.asks_beside_upgrades => CapacityIs::Offered,
                 _ => CapacityIs::Demanded,
             },
             permits,
@@ -212,16 +214,9 @@ impl Client {
         }
     }
 
-    /// The session of a reader that is over gives up what it is to become a writer by, or has become one by.
-    fn end_upgrade(&mut self, lock: usize, world: World<'_>) {
-        let line = &self.lines[lock];
-        let is_held = |reader: &String| line.holds.iter().any(|hold| hold.entry == *reader);
-        let mut waiting = line.waitlist.waiting().iter();
-        let stranded = waiting.position(|task| task.wants.upgrades.as_ref().is_some_and(|reader| !is_held(reader)));
-        if let Some(place) = stranded {
-            return self.cancel(lock, place, world);
-        }
-        if matches!(&line.holds[..], [writer] if writer.permits != self.permits) {
+    /// The session of a reader that is over gives up the hold by which it has become a writer.
+    fn end_writer(&mut self, lock: usize, world: World<'_>) {
+        if matches!(&self.lines[lock].holds[..], [writer] if writer.permits != self.permits) {
             self.let_go(lock, 0, world);
         }
     }

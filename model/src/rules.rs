@@ -46,6 +46,8 @@ pub(super) struct Rules {
     pub(super) tries_await_answers: bool,
     /// An eviction ends the hold of the grant that was broken, and no later one of the same entry.
     pub(super) tells_grants_apart: bool,
+    /// The task behind an upgrade is asked for beside it.
+    pub(super) asks_beside_upgrades: bool,
     /// A client that found the queue full looks for room.
     pub(super) looks_for_room: bool,
     /// Entries whose time is over leave room.
@@ -85,6 +87,7 @@ impl Rules {
         leaves_when_giving_up: true,
         tries_await_answers: true,
         tells_grants_apart: true,
+        asks_beside_upgrades: true,
         looks_for_room: true,
         looks_for_the_dead: true,
         keeps: 0,

@@ -600,18 +600,22 @@ fn two_upgradeable_readers_and_a_reader() {
     daily(7, 20_000).check("two upgradeable readers, reader", two, 200_000);
 }
 
-/// A task of its client waits behind the upgrade, or has waited before. Readers that share a hold count as one, and there
-/// is a permit for each all the same.
-#[test]
-fn an_upgrade_before_another_task_of_its_client() {
-    let tasks = Setup {
+/// Readers that share a hold count as one, and there is a permit for each all the same.
+fn upgradeable_of_tasks() -> Setup {
+    Setup {
         capacity: 9,
         permits: vec![5, 1],
         acquires: 3,
         tasks: 3,
         ..upgradeable()
-    };
-    daily(7, 30_000).check("upgradeable reader of three tasks, reader", tasks, 120_000);
+    }
+}
+
+/// A task of its client waits behind the upgrade, or has waited before.
+#[test]
+fn an_upgrade_before_another_task_of_its_client() {
+    let name = "upgradeable reader of three tasks, reader";
+    daily(7, 30_000).check(name, upgradeable_of_tasks(), 120_000);
 }
 
 /// It is refused for the readers beside it, and not for those that wait.
@@ -641,6 +645,19 @@ fn an_upgrade_at_the_end_of_the_queue_is_found() {
         ..upgradeable()
     };
     find("an upgrade at the end of the queue", "everybody gets its turn", setup);
+}
+
+#[test]
+fn a_task_behind_an_upgrade_that_is_not_asked_for_is_found() {
+    let setup = Setup {
+        rules: Rules {
+            asks_beside_upgrades: false,
+            ..Rules::REAL
+        },
+        faults: 0,
+        ..upgradeable_of_tasks()
+    };
+    find("a task behind an upgrade that asks alone", "who comes lines up", setup);
 }
 
 #[test]

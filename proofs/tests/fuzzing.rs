@@ -4,7 +4,7 @@
 //! fuzzing`. `WATCHLOCK_SEED=0..1000000` runs more seeds than a daily run does.
 
 use watchlock_proofs::fuzzing::{
-    self,
+    self, Course,
     seeds::{bytes_of, on_all},
 };
 
@@ -25,29 +25,15 @@ fn nothing_is_granted_that_no_document_says() {
     });
 }
 
-/// Else the fuzzing of waitlists would say nothing about looks.
+/// Else the fuzzing of waitlists would say nothing about these.
 #[test]
-fn waitlists_at_random_send_looks() {
-    let sent: usize = (0..1_000)
-        .map(|seed| fuzzing::waitlist(&bytes_of(seed, 320)).looks)
-        .sum();
-    assert!(sent > 50, "{sent}");
-}
-
-/// Else it would say nothing about grants.
-#[test]
-fn waitlists_at_random_are_granted() {
-    let granted: usize = (0..1_000)
-        .map(|seed| fuzzing::waitlist(&bytes_of(seed, 320)).grants)
-        .sum();
-    assert!(granted > 500, "{granted}");
-}
-
-/// Else it would say nothing about claims.
-#[test]
-fn waitlists_at_random_claim() {
-    let claimed: usize = (0..1_000)
-        .map(|seed| fuzzing::waitlist(&bytes_of(seed, 320)).claims)
-        .sum();
-    assert!(claimed > 100, "{claimed}");
+fn waitlists_at_random_look_claim_upgrade_and_are_granted() {
+    let courses: Vec<_> = (0..1_000).map(|seed| fuzzing::waitlist(&bytes_of(seed, 320))).collect();
+    let number = |of: fn(&Course) -> usize| courses.iter().map(of).sum::<usize>();
+    let looks = number(|course| course.looks);
+    let claims = number(|course| course.claims);
+    let upgrades = number(|course| course.upgrades);
+    let grants = number(|course| course.grants);
+    let all = [looks, claims, upgrades, grants];
+    assert!(looks > 50 && claims > 100 && upgrades > 100 && grants > 500, "{all:?}");
 }

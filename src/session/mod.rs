@@ -269,7 +269,7 @@ impl Session {
                 effects
             } else {
                 if let Some(line) = table.lines.by_name.get_mut(name) {
-                    line.waitlist.step(&context).attend_to_idle();
+                    line.waitlist.step(&context).settle();
                     operation = line.next(&context).map(|next| (next, line.waitlist.overdue()));
                     look = line.waitlist.step(&context).next_look();
                 }

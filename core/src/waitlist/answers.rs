@@ -13,6 +13,7 @@ use super::{
     unsigned,
 };
 use crate::{
+    backoff::Backoff,
     lost_reason::LostReason,
     protocol::{
         Exchange, Expects, Kept, Operation, Request, Requests, ServerTime, State,
@@ -47,7 +48,11 @@ impl<H: Hold> Step<'_, H> {
 
     /// Notes the answer to the operation that is on its way; `state` is `None` if there is no document.
     pub fn answered(&mut self, operation: &Operation, state: Option<&State>, exchange: &Exchange) {
+        self.retry_at = None;
         self.take_in(operation, state, exchange);
+        if self.retry_at.is_none() {
+            self.backoff = Backoff::default();
+        }
         self.let_reenter();
         self.share();
     }
@@ -55,8 +60,7 @@ impl<H: Hold> Step<'_, H> {
     fn take_in(&mut self, operation: &Operation, state: Option<&State>, exchange: &Exchange) {
         let context = self.context;
         self.races = 0;
-        (self.backoff, self.overdue) = Default::default();
-        self.retry_at = None;
+        self.overdue = 0;
         self.alone_at = None;
         let left = state.and_then(|state| wake::left(&state.wake, &operation.id));
         // An entry that is there shows the grant, also where others have written since.
@@ -215,8 +219,9 @@ impl<H: Hold> Step<'_, H> {
             waiting.stage = Stage::Asked;
             if state.queue.len() >= context.room {
                 self.look_for_room();
-            } else {
-                self.retry_at = Some(context.now + timing::PROMPT);
+            } else if self.retry_at.is_none() {
+                // Nothing shows why.
+                self.retry_at = Some(context.now + self.backoff.failed());
             }
         }
         // A waiter behind others in line was only tried beside them, and tries are answered together.

@@ -76,8 +76,8 @@ impl<H: Hold> Step<'_, H> {
     }
 
     /// Sees to the hold that no task has: the next task in line gets it, or it is given back; if neither, plans when it
-    /// is looked at again. Call it after each input.
-    pub fn attend_to_idle(&mut self) {
+    /// is looked at again.
+    pub(super) fn attend_to_idle(&mut self) {
         if self.idle.is_some() && (self.must_give_back() || !self.waiting.is_empty()) {
             self.give_back_idle();
         }

@@ -325,6 +325,12 @@ impl<H: Hold> Step<'_, H> {
         self.share();
     }
 
+    /// Takes out the upgrades whose reader is over, and sees to the hold that no task has. Call it after each input.
+    pub fn settle(&mut self) {
+        self.end_upgrades();
+        self.attend_to_idle();
+    }
+
     /// Takes out a task that gives up; `None`: it no longer waits.
     pub fn cancel(&mut self, key: Key) -> Option<H::Task> {
         let position = self.position(key)?;

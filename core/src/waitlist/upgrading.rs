@@ -1,7 +1,25 @@
 //! Upgrades, which go before all other tasks in line, and the task behind them, whose entry is the client's queue
 //! position.
 
-use super::{Hold, Waitlist};
+use super::{Effect, Hold, Key, Refusal, Step, Waitlist};
+
+impl<H: Hold> Step<'_, H> {
+    /// Takes out the upgrades whose reader is over, as nothing makes them a writer: the reader's end is the answer to
+    /// their tasks.
+    pub(super) fn end_upgrades(&mut self) {
+        let upgrades = self
+            .waiting
+            .iter()
+            .map_while(|it| Some((it.key, it.wants.upgrades.as_ref()?)));
+        let stranded = upgrades.filter(|(_, reader)| !self.holds.contains_key(*reader));
+        let stranded: Vec<Key> = stranded.map(|(key, _)| key).collect();
+        for key in stranded {
+            let to = self.cancel(key);
+            let why = Refusal::Failed;
+            self.effects.extend(to.map(|to| Effect::Refused { to, why }));
+        }
+    }
+}
 
 impl<H: Hold> Waitlist<H> {
     /// Returns the position of the first task in line that is not an upgrade: its entry is the client's queue position.
@@ -28,7 +46,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        protocol::{Entry, Exchange, Operation, State, Use, fixtures::lock, state::apply},
+        protocol::{Entry, Exchange, Operation, State, Use, fixtures::lock, state::apply, wake::Signal},
         waitlist::{
             AcquireOptions, Context, Patience, Setback,
             fixtures::{self, MUTEX, NOW, PlainHold, READER, in_context, task, waiter},
@@ -164,6 +182,40 @@ mod tests {
                 let last = scene.join(wants(READER));
                 assert_eq!(scene.send(AT_ONCE), [[first, last]]);
             }
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_upgrade_ends_with_its_reader() {
+        in_context(|context| {
+            let mut scene = Scene::new(context);
+            let first = scene.join(upgrade());
+            scene.send(AT_ONCE);
+            assert_eq!(scene.queue(), [first]);
+            let mut step = scene.list.step(context);
+            step.signalled("me-0", Signal::Evicted { token: 1 }, NOW);
+            step.settle();
+            let refused = |effect: &Effect<PlainHold>| matches!(effect, Effect::Refused { to: 1, .. });
+            assert!(scene.list.effects().iter().any(refused), "{:?}", scene.list);
+            scene.send(AT_ONCE);
+            assert_eq!((scene.queue(), scene.list.due_at()), (Vec::new(), None));
+        });
+    }
+
+    /// Another program has put an earlier copy of the document in its place.
+    #[tokio::test(start_paused = true)]
+    async fn an_upgrade_that_gets_no_place_asks_less_and_less_often() {
+        in_context(|context| {
+            let mut scene = Scene::new(context);
+            scene.state = lock(READER.0, [], []);
+            scene.join(upgrade());
+            let mut passed = AT_ONCE;
+            let pauses = [50, 100, 200, 400, 800, 1_000, 1_000].map(|pause| {
+                assert_eq!(scene.send(passed).len(), 1);
+                passed += Duration::from_millis(pause);
+                scene.due_in()
+            });
+            assert_eq!(pauses.last(), Some(&passed), "{pauses:?}");
         });
     }
 

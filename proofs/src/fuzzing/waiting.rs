@@ -8,7 +8,7 @@ use watchlock_core::{
     config::{Config, millis},
     hold_options::Terms,
     protocol::{
-        CapacityIs, Exchange, Kind, Operation, Owner, QUEUE_MOST, Request, ServerTime, State, document::Malformed,
+        CapacityIs, Exchange, Kind, Operation, Owner, QUEUE_MOST, Request, ServerTime, State, Use, document::Malformed,
         fixtures, state, wake,
     },
     waitlist::{
@@ -24,6 +24,10 @@ use watchlock_core::{
 use super::{Choices, corruption};
 
 const SESSION: &str = "me";
+
+/// A readers-writer lock, and the permits that an upgradeable reader lacks.
+const READERS: Use = (Kind::RwLock, 5);
+const UPGRADE: i64 = 2;
 
 /// Maximum number of steps for one input.
 const STEPS: usize = 60;
@@ -43,6 +47,8 @@ pub struct Course {
     pub grants: usize,
     /// Number of documents that were claimed.
     pub claims: usize,
+    /// Number of upgrades that came.
+    pub upgrades: usize,
 }
 
 /// A hold, and the channels of tasks, as the fuzzing has them.
@@ -191,6 +197,18 @@ impl<H: Fuzzed> Bench<H> {
                 "{due_at:?}"
             );
         }
+        // An upgrade waits while its reader holds.
+        let readers = self
+            .client
+            .waiting()
+            .iter()
+            .filter_map(|waiting| waiting.wants.upgrades.as_ref());
+        for reader in readers {
+            assert!(
+                self.client.holds().any(|hold| hold.entry() == reader),
+                "{reader} is over"
+            );
+        }
     }
 
     fn feed<T>(&mut self, permitted: &Permitted, input: impl FnOnce(&mut Step<'_, H>) -> T) -> T {
@@ -202,7 +220,9 @@ impl<H: Fuzzed> Bench<H> {
             ids: &self.ids,
             room: self.room,
         };
-        let output = input(&mut self.client.step(&context));
+        let mut step = self.client.step(&context);
+        let output = input(&mut step);
+        step.settle();
         let _ = (self.client.due_at(), self.client.need());
         for effect in self.client.take_effects() {
             match effect {
@@ -270,10 +290,16 @@ impl<H: Fuzzed> Bench<H> {
     }
 
     /// Checks that the grant is in the server's last answer or event, under that token, and is believed for no longer
-    /// than that permits.
+    /// than that permits; or that it is a reader's beside another.
     fn granted(&mut self, hold: Arc<H>, permitted: &Permitted) {
         self.course.grants += 1;
-        let (entry, (token, _)) = (hold.entry(), hold.tokens());
+        let (entry, (token, granted_as)) = (hold.entry(), hold.tokens());
+        if token != granted_as {
+            let mut others = self.granted.iter().filter(|other| other.entry() == entry);
+            let is_shared = others.any(|other| other.believed_until() >= hold.believed_until());
+            assert!(is_shared, "{entry} has {token}, and no reader shares its hold with it");
+            return self.granted.push(hold);
+        }
         let until = permitted.get(&(entry.to_owned(), token));
         let Some(until) = until else {
             panic!("{entry} has {token}, and no document says so: {permitted:?}");
@@ -294,17 +320,28 @@ impl<H: Fuzzed> Bench<H> {
     fn join(&mut self, choices: &mut Choices<'_>) {
         self.keys += 1;
         let key = self.keys;
-        let (kind, capacity) = choices.pick(&[(Kind::Mutex, 1), (Kind::Mutex, 1), (Kind::Semaphore, 3)]);
+        let mut readers = self.granted.iter().filter(|hold| hold.used() == READERS);
+        let upgrades = readers.next().filter(|_| choices.one_in(2));
+        let upgrades = upgrades.map(|reader| reader.entry().to_owned());
+        let uses = [(Kind::Mutex, 1), (Kind::Mutex, 1), (Kind::Semaphore, 3), READERS];
+        let (kind, capacity) = match upgrades {
+            Some(_) => READERS,
+            None => choices.pick(&uses),
+        };
+        self.course.upgrades += usize::from(upgrades.is_some());
         let options = AcquireOptions {
             used: (kind, capacity),
             by: match kind {
                 Kind::Semaphore => choices.pick(&[CapacityIs::Demanded, CapacityIs::Offered]),
                 _ => CapacityIs::Demanded,
             },
-            permits: choices.pick(&[1, capacity]),
+            permits: match upgrades {
+                Some(_) => UPGRADE,
+                None => choices.pick(&[1, capacity - UPGRADE, capacity]).max(1),
+            },
             patience: choices.pick(&[Patience::Wait, Patience::Try]),
             reentrant: choices.one_in(4),
-            upgrades: None,
+            upgrades,
             terms: Terms::default(),
             owner: Owner::default(),
         };

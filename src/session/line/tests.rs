@@ -173,7 +173,7 @@ impl Bench {
     }
 
     fn next(&mut self) -> Option<Operation> {
-        self.step(|step| step.attend_to_idle());
+        self.step(|step| step.settle());
         self.act(None, |line, context| line.next(context))
     }
 
