@@ -1,6 +1,6 @@
 //! Renewals: of hundreds of documents by few statements, and of each by one where a document is refused.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use mongodb::bson::{Bson, Document, doc};
 
@@ -47,51 +47,30 @@ impl MongoStore {
         self.update(statements, renewal.within).await?.renewed(&names)
     }
 
-    /// Renews by one statement for each document, which renews all of its holders or none. If any is not renewed then,
-    /// by another, which renews those that are left; the count is zero then, as it shows nothing.
+    /// Renews by one statement for each document, whichever of its elements are held. The count is zero where several are
+    /// in one document, as it shows nothing of each.
     async fn renew_elements(&self, renewal: &Renewal) -> Result<Renewed, ServerError> {
-        let mut documents = HashMap::<&str, (Vec<&String>, pipeline::Together)>::new();
-        for (name, ids) in &renewal.entries {
-            let (names, together) = documents.entry(self.layout.document_of(name)).or_default();
-            names.push(name);
-            let location = self.layout.at(name);
-            together
-                .codes
-                .extend(location.segments().next_back().map(str::to_owned));
-            together.ids.extend_from_slice(ids);
+        let mut documents = BTreeMap::<&str, Vec<&(String, Vec<String>)>>::new();
+        for entry in &renewal.entries {
+            documents
+                .entry(self.layout.document_of(&entry.0))
+                .or_default()
+                .push(entry);
         }
-        let mut documents: Vec<_> = documents.into_iter().collect();
-        documents.sort_unstable_by_key(|(document, _)| *document);
         if documents.len() == renewal.entries.len() {
             return self.renew_by(renewal, 1).await;
         }
         let base = self.layout.base();
-        let renewing = |condition: fn(Document) -> Document| {
-            let statements = documents.iter().map(|(_, (names, together))| {
-                let all_held = pipeline::all_held(base, together, &now());
-                let document = doc! {
-                    "_id": self.layout.id_of(names[0]),
-                    base.path(): { "$type": "object" },
-                    "$expr": condition(all_held),
-                };
-                let update = pipeline::renewal_of_all(base, together, &renewal.operation, renewal.keep, &now());
-                doc! { "q": document, "u": update }
-            });
-            self.update(statements.collect(), renewal.within)
-        };
-        let names: Vec<Vec<&String>> = documents.iter().map(|(_, (names, _))| names.clone()).collect();
-        let all = renewing(|all_held| all_held).await?.renewed(&names)?;
-        if all.refused.is_empty() && all.renewed == documents.len() as u64 {
-            return Ok(Renewed {
-                renewed: renewal.entries.len() as u64,
-                ..all
-            });
+        let (mut statements, mut names) = (Vec::new(), Vec::new());
+        for held in documents.values() {
+            let ids: Vec<String> = held.iter().flat_map(|(_, ids)| ids).cloned().collect();
+            let document = doc! { "_id": self.layout.id_of(&held[0].0), base.path(): { "$type": "object" } };
+            let update = pipeline::renewal_of_all(base, &ids, &renewal.operation, renewal.keep, &now());
+            statements.push(doc! { "q": document, "u": update });
+            names.push(held.iter().map(|(name, _)| name).collect());
         }
-        let mut rest = renewing(|all_held| doc! { "$not": [all_held] })
-            .await?
-            .renewed(&names)?;
-        rest.refused.extend(all.refused);
-        Ok(Renewed { renewed: 0, ..rest })
+        let renewed = self.update(statements, renewal.within).await?.renewed(&names)?;
+        Ok(Renewed { renewed: 0, ..renewed })
     }
 }
 
@@ -125,7 +104,7 @@ mod tests {
             entries: entries.collect(),
             shows: Some(Showing {
                 idle: ids.iter().cloned().collect(),
-                awaits: HashMap::new(),
+                awaits: std::collections::HashMap::new(),
                 as_of: 1,
             }),
             keep: 1,

@@ -47,7 +47,7 @@ use selecting::{in_order, is_lock_or_new};
 pub use claiming::{claim, fit, free, is_attempted_below, last};
 pub use renewing::{guard, holding, renewal};
 pub use selecting::{is_known, selection};
-pub use sharing::{Together, all_held, renewal_of_all, sweep};
+pub use sharing::{renewal_of_all, sweep};
 pub use together::{claim_together, together};
 
 /// Maximum length of a slice: longer than any queue. From a position on, `$slice` requires a length.

@@ -13,34 +13,15 @@ use super::{
 };
 use crate::protocol::Location;
 
-/// The holders to be renewed in locks that share a document.
-#[derive(Clone, Debug, Default)]
-pub struct Together {
-    /// The names of the locks in the map.
-    pub codes: Vec<String>,
-    /// The ids of the holders. No two locks have one of the same id.
-    pub ids: Vec<String>,
-}
-
 /// The variables for a lock of the map, its name, and the lock itself: those of `$map` and `$filter` are in use.
 const LOCK: &str = "lock";
 const CODE: &str = "$$lock.k";
 const STATE: &str = "$$lock.v";
 
-/// Returns the condition that each of these locks is held by one of the holders: then [`renewal_of_all`] renews all of
-/// them.
-pub fn all_held(base: &Location, together: &Together, now: &Bson) -> Document {
-    let lock = Location::of_variable("lock.v");
-    let held = filter(lock.value("holders"), is_renewed(&together.ids, now));
-    let is_held = doc! { "$and": [is_one_of(&lock, together), { "$ne": [held, []] }] };
-    let held = doc! { "$filter": { "input": locks(base), "as": LOCK, "cond": is_held } };
-    let all = i64::try_from(together.codes.len()).unwrap_or(i64::MAX);
-    doc! { "$eq": [{ "$size": held }, all] }
-}
-
-/// Returns the pipeline of [`crate::protocol::state::renew`] for several locks in a document that has the map. A lock
-/// that none of the holders holds stays as it is. The length of the pipeline hardly depends on their number.
-pub fn renewal_of_all(base: &Location, together: &Together, operation: &str, keep: i64, now: &Bson) -> Vec<Document> {
+/// Returns the pipeline of [`crate::protocol::state::renew`] for the holders with these ids, in whichever locks of a
+/// document they are; it has the map. A lock that none of them holds stays as it is. The length of the pipeline hardly
+/// depends on their number.
+pub fn renewal_of_all(base: &Location, ids: &[String], operation: &str, keep: i64, now: &Bson) -> Vec<Document> {
     let lock = Location::of_variable("lock.v");
     let fields = fields_of_renewal(&lock, operation, "$$holders".into(), keep, now);
     let written = cond(
@@ -48,23 +29,11 @@ pub fn renewal_of_all(base: &Location, together: &Together, operation: &str, kee
         lock.merged_lock([fields.into()]),
         STATE,
     );
-    let holders = extended(&lock, is_renewed(&together.ids, now), now);
-    let renewed = cond(
-        is_one_of(&lock, together),
-        bind(doc! { "holders": holders }, written),
-        STATE,
-    );
+    let holders = extended(&lock, is_renewed(ids, now), now);
+    let is_readable = doc! { "$and": [is_known(&lock), { "$isArray": [lock.value("holders")] }] };
+    let renewed = cond(is_readable, bind(doc! { "holders": holders }, written), STATE);
     let map = doc! { "$map": { "input": locks(base), "as": LOCK, "in": { "k": CODE, "v": renewed } } };
     vec![doc! { "$replaceWith": base.with_lock(doc! { "$arrayToObject": map }.into()) }]
-}
-
-/// Returns the condition that a lock is one of those to be renewed, and has a list of holders.
-fn is_one_of(lock: &Location, together: &Together) -> Document {
-    doc! { "$and": [
-        { "$in": [CODE, literal(together.codes.as_slice())] },
-        is_known(lock),
-        { "$isArray": [lock.value("holders")] },
-    ] }
 }
 
 /// Returns the locks of the map with their names, as a list.
