@@ -84,46 +84,6 @@ mod tests {
     use super::*;
     use watchlock_proofs::Random;
 
-    #[test]
-    fn every_id_comes_back() {
-        let ids = [
-            Bson::from(""),
-            Bson::from("\""),
-            Bson::from("ObjectId(5)"),
-            Bson::from("7"),
-            Bson::from(ObjectId::new()),
-            Bson::Int64(-7),
-            Bson::Int64(i64::MAX),
-            Bson::Double(1.5),
-            Bson::Boolean(true),
-            Bson::Null,
-            Bson::from(DateTime::from_millis(1)),
-            Bson::Timestamp(Timestamp { time: 1, increment: 2 }),
-            Bson::from(doc! { "tenant": "é", "number": 7_i64 }),
-        ];
-        let names: std::collections::HashSet<String> = ids.iter().map(of_id).collect();
-        assert_eq!(names.len(), ids.len());
-        for id in ids {
-            assert_eq!(to_id(&of_id(&id)), Some(id));
-        }
-        let decimal = |text: &str| Bson::Decimal128(text.parse().unwrap());
-        for same in [Bson::Int32(7), Bson::Double(7.0), decimal("7"), decimal("7.0")] {
-            assert_eq!(of_id(&same), "7");
-            let nested = |number: Bson| of_id(&Bson::from(doc! { "a": { "b": [number] } }));
-            assert_eq!(nested(same), nested(Bson::Int64(7)));
-        }
-        // A number that differs in the last digit is another document's.
-        assert_ne!(of_id(&decimal("7.00000000000000000001")), "7");
-        assert_ne!(of_id(&decimal("1.1")), of_id(&Bson::Double(1.1)));
-        assert_eq!(of_id(&decimal("1.5")), of_id(&Bson::Double(1.5)));
-        assert_eq!(of_id(&Bson::Symbol("x".into())), of_id(&Bson::from("x")));
-        // The order of fields counts.
-        assert_ne!(
-            of_id(&Bson::from(doc! { "a": 1, "b": 1 })),
-            of_id(&Bson::from(doc! { "b": 1, "a": 1 }))
-        );
-    }
-
     /// Returns a number in one of the types that can hold it, or one next to it.
     fn number(random: &mut Random) -> Bson {
         let decimal = |text: &str| Bson::Decimal128(text.parse().unwrap());

@@ -380,86 +380,14 @@ pub fn whole(value: &Bson) -> Option<i64> {
 mod tests {
     use mongodb::bson::oid::ObjectId;
 
-    use super::{
-        super::{HoldEnd, Kind},
-        *,
-    };
+    use super::{super::fixtures, *};
 
     fn state() -> State {
-        State {
-            kind: Kind::Semaphore,
-            capacity: 3,
-            is_set: false,
-            token: 12,
-            holders: vec![Entry {
-                id: "a-1".into(),
-                permits: 2,
-                token: 12,
-                since: ServerTime(5),
-                until: ServerTime(50),
-                lease: 45,
-                claim: 9,
-                owner: Owner {
-                    host: "h".into(),
-                    pid: 4,
-                    label: None,
-                    reason: Some("why".into()),
-                    value: Some("v".into()),
-                    proclaimed: 2,
-                    identity: Some(Identity {
-                        id: "worker".into(),
-                        born: 3,
-                    }),
-                },
-                released: Some(ServerTime(6)),
-                shown: Some(Shown {
-                    is_idle: true,
-                    awaits: Some(Awaited {
-                        lock: "y".into(),
-                        wait: 3,
-                    }),
-                    as_of: 4,
-                }),
-            }],
-            queue: vec![Entry {
-                id: "b-1".into(),
-                permits: 3,
-                lease: 45,
-                claim: 9,
-                since: ServerTime(6),
-                until: ServerTime(51),
-                owner: Owner::default(),
-                token: 0,
-                released: None,
-                shown: None,
-            }],
-            wake: "a.1:;".into(),
-            version: 40,
-            at: ServerTime(7),
-            purge_at: ServerTime(1000),
-            broken: Some(11),
-            adopted: vec![9, 10],
-            evicted: Some(8),
-            ends: vec![Ended {
-                token: 5,
-                permits: 1,
-                since: ServerTime(1),
-                owner: Owner::default(),
-                ended: ServerTime(2),
-                how: HoldEnd::HeldTooLong,
-            }],
-        }
-    }
-
-    #[test]
-    fn round_trips() {
-        let set = State {
-            is_set: true,
-            ..state()
-        };
-        for state in [state(), set] {
-            assert_eq!(State::from_document(&state.to_document("x")), Ok(state));
-        }
+        fixtures::lock(
+            fixtures::PERMITS,
+            [fixtures::kept("a-1", 12)],
+            [fixtures::waiter("b-1")],
+        )
     }
 
     #[test]

@@ -96,10 +96,4 @@ mod tests {
         }
         assert_eq!(read("of another version"), None);
     }
-
-    #[test]
-    fn locks_are_handed_on_inside_a_process_and_leaderships_are_not() {
-        let are_handed_on = [Kind::Mutex, Kind::Semaphore, Kind::RwLock, Kind::Election].map(is_handed_on);
-        assert_eq!(are_handed_on, [true, true, true, false]);
-    }
 }

@@ -176,57 +176,6 @@ mod tests {
     use crate::protocol::fixtures::{MUTEX, holder, lock};
 
     #[test]
-    fn the_root_is_the_document_itself() {
-        let root = Location::default();
-        let mut document = doc! { "_id": 1, "token": 2 };
-        assert_eq!(
-            (root.key("token"), root.value("token")),
-            ("token".into(), "$token".into())
-        );
-        assert_eq!(root.lock(&document), Some(&document));
-        assert_eq!(root.take_lock(&mut document), None);
-        assert_eq!(
-            root.merged([Bson::from(doc! { "x": 1 })]),
-            Bson::from(doc! { "$mergeObjects": ["$$ROOT", { "x": 1 }] })
-        );
-    }
-
-    #[test]
-    fn a_path_leads_into_sub_documents() {
-        let nested = Location::under("a.b");
-        let mut document = doc! { "_id": 1, "a": { "c": 3, "b": { "token": 2 } } };
-        assert_eq!(
-            (nested.key("token"), nested.value("token")),
-            ("a.b.token".into(), "$a.b.token".into())
-        );
-        assert_eq!(nested.lock(&document), Some(&doc! { "token": 2 }));
-        assert_eq!(nested.obstacle(&document), None);
-        assert_eq!(nested.take_lock(&mut document), Some(doc! { "token": 2 }));
-        assert_eq!(document, doc! { "_id": 1, "a": { "c": 3 } });
-        assert_eq!((nested.lock(&document), nested.obstacle(&document)), (None, None));
-        let other = doc! { "a": { "b": [{ "token": 2 }] } };
-        assert_eq!(
-            (nested.lock(&other), nested.obstacle(&other)),
-            (None, Some("a.b".to_owned()))
-        );
-        assert_eq!(nested.obstacle(&doc! { "a": 7 }), Some("a".to_owned()));
-        let inner = doc! { "$mergeObjects": ["$a.b", { "x": 1 }] };
-        assert_eq!(
-            nested.merged([Bson::from(doc! { "x": 1 })]),
-            Bson::from(doc! { "$mergeObjects": ["$$ROOT", { "a": { "$mergeObjects": ["$a", { "b": inner }] } }] })
-        );
-    }
-
-    #[test]
-    fn a_name_leads_further_inside() {
-        let (root, inside) = (Location::default(), Location::under("a").inside("b"));
-        assert_eq!((inside.path(), inside.key("token")), ("a.b", "a.b.token".to_owned()));
-        assert_eq!((root.path(), root.inside("b").path()), ("", "b"));
-        assert!(root.is_root() && !inside.is_root());
-        assert_eq!(Location::of_variable("this.v").value("token"), "$$this.v.token");
-    }
-
-    #[test]
     fn a_lock_is_set_on_its_path_unless_another_value_is_in_the_way() {
         let nested = Location::under("a.b");
         let mut document = doc! { "_id": 1 };

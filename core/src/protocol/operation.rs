@@ -440,7 +440,7 @@ impl Request {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::fixtures::{PERMITS, asking, asking_for, holder, kept, leaving, request};
+    use crate::protocol::fixtures::{asking, holder, kept, request};
 
     #[test]
     fn the_time_for_which_a_lock_is_kept_counts_from_the_grant_that_the_token_shows() {
@@ -466,22 +466,6 @@ mod tests {
         );
         let longest = [KeptUntil::AfterGrant(90), KeptUntil::AfterRelease(80), window].map(KeptUntil::most);
         assert_eq!(longest, [90, 80, 50]);
-    }
-
-    #[test]
-    fn a_hold_is_kept_if_its_grant_is_named_and_the_end_lies_ahead() {
-        let release = Operation {
-            kept: vec![Kept {
-                id: "a-1".to_owned(),
-                token: 7,
-                until: KeptUntil::AfterGrant(90),
-            }],
-            ..leaving("a.1", "a-1")
-        };
-        let kept_until = |id: &str, token, now| release.kept_until(&holder(id, token), ServerTime(now));
-        assert_eq!(kept_until("a-1", 7, 89), Some(ServerTime(90)));
-        assert_eq!(kept_until("a-1", 7, 90), None);
-        assert_eq!((kept_until("a-1", 8, 89), kept_until("a-2", 7, 89)), (None, None));
     }
 
     #[test]
@@ -529,51 +513,5 @@ mod tests {
             };
             assert_eq!(operation.end_of(&held, ServerTime(now)), expected);
         }
-    }
-
-    #[test]
-    fn an_operation_is_known_by_the_entries_that_it_requests() {
-        let tries = Request {
-            wait: false,
-            ..request("me-1")
-        };
-        let with_range = Request {
-            reserve: 63,
-            ..request("me-12")
-        };
-        let both = asking_for("me.3", PERMITS, [tries.clone(), with_range.clone()]);
-        assert_eq!(
-            ["me-1", "me-12", "me-2"].map(|id| both.asks_for(id)),
-            [true, true, false]
-        );
-        assert_eq!(["me-1", "me-12", "me-2"].map(|id| both.reserve_for(id)), [0, 63, 0]);
-        assert_eq!((both.reserving(), both.asks_as()), (Some(&with_range), Some("me-")));
-        let only_tries = asking("me.4", tries);
-        assert_eq!((only_tries.reserving(), only_tries.asks_as()), (None, None));
-    }
-
-    #[test]
-    fn a_try_and_a_repeated_request_may_be_no_ops_if_no_entry_leaves() {
-        let asks = |wait, fresh| {
-            let request = Request {
-                wait,
-                fresh,
-                ..request("a-2")
-            };
-            asking("a.1", request)
-        };
-        for (wait, fresh, may) in [
-            (true, true, false),
-            (false, true, true),
-            (true, false, true),
-            (false, false, true),
-        ] {
-            assert_eq!(asks(wait, fresh).may_be_no_op(), may, "{wait}, {fresh}");
-        }
-        let hands_over = Operation {
-            leave: vec!["a-1".to_owned()],
-            ..asks(false, false)
-        };
-        assert!(!hands_over.may_be_no_op());
     }
 }

@@ -162,43 +162,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_it_writes() {
-        let mut announcement = Announcement::default();
-        announcement.left(Left::Holder);
-        announcement.left(Left::Nowhere);
-        announcement.announce("aa-1", Signal::Granted { token: 7 });
-        announcement.announce("aa-2", Signal::Evicted { token: 5 });
-        announcement.announce("bb-3", Signal::Evicted { token: 6 });
-        announcement.announce("bb-4", Signal::Adopted);
-        announcement.announce("bb-5", Signal::Ask);
-        announcement.announce("bb-6", Signal::AskedFor);
-        let wake = announcement.into_wake("cc.5");
-
-        let left = |operation| left(&wake, operation).map(Iterator::collect::<Vec<_>>);
-        assert_eq!(left("cc.5"), Some(vec![Left::Holder, Left::Nowhere]));
-        assert_eq!(left("cc.51"), None);
-        assert_eq!(left("cc."), None);
-        let ours: Vec<_> = signals(&wake, "aa").collect();
-        assert_eq!(
-            ours,
-            [
-                ("aa-1", Signal::Granted { token: 7 }),
-                ("aa-2", Signal::Evicted { token: 5 })
-            ]
-        );
-        assert_eq!(
-            signals(&wake, "bb").collect::<Vec<_>>(),
-            [
-                ("bb-3", Signal::Evicted { token: 6 }),
-                ("bb-4", Signal::Adopted),
-                ("bb-5", Signal::Ask),
-                ("bb-6", Signal::AskedFor)
-            ]
-        );
-        assert!(wake.contains(&pattern("aa")) && !wake.contains(&pattern("cc")));
-    }
-
-    #[test]
     fn passes_over_what_it_cannot_read() {
         for wake in [
             "",
@@ -212,17 +175,6 @@ mod tests {
         ] {
             assert_eq!(signals(wake, "aa").count(), 0, "{wake}");
         }
-    }
-
-    #[test]
-    fn the_writer_reads_in_order_where_its_entries_were() {
-        let mut announcement = Announcement::default();
-        for place in [Left::Waiter, Left::Kept, Left::Nowhere, Left::Holder] {
-            announcement.left(place);
-        }
-        let read = [Left::Waiter, Left::Holder, Left::Nowhere, Left::Holder];
-        assert!(left(&announcement.into_wake("cc.5"), "cc.5").is_some_and(|left| left.eq(read)));
-        assert!(left(&of_change("cc.5"), "cc.5").is_some_and(|left| left.eq([])));
     }
 
     #[test]

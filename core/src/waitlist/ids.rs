@@ -142,14 +142,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_id_is_new_and_names_its_session() {
-        let ids = Ids::new("me".to_owned());
-        assert_eq!(ids.session(), "me");
-        assert_eq!([ids.entry(), ids.operation(), ids.claim()], ["me-1", "me.2", "me-3"]);
-        assert_eq!((ids.number(), ids.number()), (4, 5));
-    }
-
-    #[test]
     fn an_entry_is_of_a_session_by_its_whole_name_and_of_a_claim_until_that_is_settled() {
         let ids = Ids::new("me".to_owned());
         let made = ["me-1", "me", "me.1", "mean-1", "you-1"].map(|entry| ids.made(entry));

@@ -250,22 +250,6 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_sweep_answers_no_release_again() {
-        in_context(|context| {
-            let mut swept = waitlist([]);
-            swept.step(context).sweep_after(Leaving {
-                release: Some(7),
-                ..released(context)
-            });
-            let [sweep] = &swept.leaving[..] else {
-                panic!("{:?}", swept.leaving)
-            };
-            assert_eq!((sweep.release, sweep.is_sweep()), (None, true));
-            assert_eq!(sweep.not_before, context.now + SWEEPS[0]);
-        });
-    }
-
-    #[tokio::test(start_paused = true)]
     async fn in_haste_the_last_sweep_comes_when_the_server_has_given_up_the_request() {
         let limit = Duration::from_millis(200);
         in_context(|context| {

@@ -641,30 +641,6 @@ mod tests {
         fixtures::held(MUTEX, (now, now))
     }
 
-    #[test]
-    fn a_negative_number_of_a_document_counts_as_zero() {
-        assert_eq!([-1, 0, 7].map(unsigned), [0, 0, 7]);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_head_is_kept_out_while_the_queue_is_full_and_does_not_have_it() {
-        in_context(|context| {
-            let cases = [
-                (task(1, MUTEX), false, false),
-                (queued(1, MUTEX), false, false),
-                (queued(1, MUTEX), true, false),
-                (task(1, MUTEX), true, true),
-            ];
-            for (head, is_full, is_kept_out) in cases {
-                let mut waitlist = waitlist([head]);
-                if is_full {
-                    waitlist.step(context).look_for_room();
-                }
-                assert_eq!(waitlist.is_kept_out(), is_kept_out, "{waitlist:?}");
-            }
-        });
-    }
-
     #[tokio::test(start_paused = true)]
     async fn the_stream_is_needed_for_holds_and_by_heads_that_may_be_next() {
         in_context(|context| {
@@ -712,21 +688,6 @@ mod tests {
                     is_queued.then_some((context.now, most))
                 );
             }
-        });
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_entry_is_known_that_is_held_waits_or_is_to_leave() {
-        in_context(|context| {
-            let mut waitlist = waitlist([task(1, MUTEX)]);
-            waitlist.holds.insert("me-2".to_owned(), held());
-            waitlist
-                .leaving
-                .push(Leaving::new("me-3".to_owned(), Duration::ZERO, context));
-            let known = ["me-1", "me-2", "me-3", "me-4"].map(|entry| waitlist.knows(entry));
-            assert_eq!(known, [true, true, true, false]);
-            waitlist.forget("me-2");
-            assert!(!waitlist.knows("me-2"));
         });
     }
 

@@ -292,17 +292,6 @@ mod tests {
         Duration::from_millis(millis)
     }
 
-    #[test]
-    fn entries_that_are_granted_together_count_as_one_turn() {
-        assert_eq!(turns(12, 5), 2);
-        assert_eq!(turns(4, 5), 0);
-        assert_eq!(turns(7, 1), 7);
-        assert_eq!(
-            (turns(-7, 1), turns(7, 0), turns(i64::MAX, -3)),
-            (0, 7, i64::MAX.unsigned_abs())
-        );
-    }
-
     #[tokio::test(start_paused = true)]
     async fn a_waiter_sees_the_holders_and_the_waiters_ahead_of_it() {
         let held = |since, until, permits| Entry {
@@ -490,19 +479,6 @@ mod tests {
             let before = waitlist.clone();
             waitlist.step(context).looked(look, Some(Some(&shown)), Some(NOW));
             assert_eq!(waitlist, before);
-        });
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn what_comes_beside_a_look_is_asked_for_whatever_it_shows() {
-        in_context(|context| {
-            let mut waitlist = waitlist([queued(1, MUTEX)]);
-            waitlist.look_at = Some(context.now);
-            let look = waitlist.step(context).next_look().expect("it is due");
-            waitlist.step(context).doubt();
-            let shown = state(vec![waiter("other-1", 30_000), waiter("me-1", 30_000)]);
-            waitlist.step(context).looked(look, Some(Some(&shown)), Some(NOW));
-            assert!(waitlist.step(context).next_operation().is_some());
         });
     }
 

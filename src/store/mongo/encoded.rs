@@ -305,14 +305,6 @@ mod tests {
         assert!(is_encoded(&shapes, &release(400)));
     }
 
-    #[test]
-    fn a_completed_command_has_its_filter_and_limit() {
-        let command = encode(&doc! { "findAndModify": "locks" }).unwrap();
-        let completed = completed(command, &doc! { "_id": "a" }, 5).unwrap();
-        let expected = doc! { "findAndModify": "locks", "query": { "_id": "a" }, "maxTimeMS": 5 };
-        assert_eq!(completed.to_document().unwrap(), expected);
-    }
-
     /// Where a number does not stand as it is, nothing is remembered.
     #[test]
     fn an_encoding_without_its_ids_is_made_each_time() {

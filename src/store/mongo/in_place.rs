@@ -187,24 +187,3 @@ fn signed(update: UpdateModifications, at: &Location, operation: &str, releases:
         other => other,
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_paths_of_an_element_lead_through_its_array() {
-        let update = doc! { "$set": { "picked": true, "by.name": "$$NOW" }, "$inc": { "tries": 1 }, "$unset": {} };
-        let UpdateModifications::Document(rewritten) = in_element(update.into(), "of.lines") else {
-            unreachable!()
-        };
-        assert_eq!(
-            rewritten,
-            doc! {
-                "$set": { "of.lines.$[watchlocked].picked": true, "of.lines.$[watchlocked].by.name": "$$NOW" },
-                "$inc": { "of.lines.$[watchlocked].tries": 1 },
-                "$unset": {},
-            }
-        );
-    }
-}
