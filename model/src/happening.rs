@@ -88,9 +88,7 @@ impl System {
                 let after = (setup.rules.apply)(before.as_deref(), &operation, now);
                 self.check(setup, lock, Some(&operation), after.as_ref());
                 let after = after.map(Arc::new);
-                let selected = before.as_deref().is_none_or(|before| operation.selects(before));
-                let shown = after.clone().filter(|_| selected);
-                (after, shown)
+                (after.clone(), after)
             }
             Command::Renew { id, .. } => {
                 self.operations += 1;

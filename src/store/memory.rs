@@ -79,7 +79,7 @@ impl MemoryStore {
         let before = match before {
             Ok(before) => before,
             // As on a server.
-            Err(error) if !operation.needs_a_lock() && !error.is_newer() => return Ok(unknown),
+            Err(error) if !operation.is_ended_by(&error) => return Ok(unknown),
             Err(error) => return Err(error.into()),
         };
         // As on a server: nothing is written for a document of the user's, or an element of it, that is not there.
@@ -93,8 +93,6 @@ impl MemoryStore {
         if !is_there {
             return Ok(unknown);
         }
-        // As on a server: a document that the operation's filter does not select is not returned.
-        let concerned = before.as_ref().is_none_or(|before| operation.selects(before));
         let after = state::apply(before.as_ref(), operation, now);
         if let Some(after) = &after
             && before.as_ref() != Some(after)
@@ -109,7 +107,7 @@ impl MemoryStore {
             contents.put(document);
         }
         Ok(Answer {
-            state: after.filter(|_| concerned),
+            state: after,
             ..unknown
         })
     }

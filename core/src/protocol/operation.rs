@@ -1,6 +1,6 @@
 //! Operations: the steps that clients ask for, each one atomic write of one lock.
 
-use super::{Ended, Entry, HoldEnd, Identity, Kind, Owner, ServerTime};
+use super::{Ended, Entry, HoldEnd, Identity, Kind, Owner, ServerTime, document::Malformed};
 
 /// Maximum length of a lock's queue; see [`Operation::room`].
 ///
@@ -155,9 +155,7 @@ impl Change {
 pub enum Expects {
     /// Any state.
     Nothing,
-    /// The one entry that leaves is a holder, and nothing is requested.
-    Holding,
-    /// It is also the only holder, of a lock with one permit whose number of permits nobody can set.
+    /// The one entry that leaves is the only holder, of a lock with one permit whose number of permits nobody can set.
     OnlyHolder,
     /// The lock has one permit. The holder that leaves is its only entry; if an entry is requested instead, there is
     /// none, or the lock has no document so far.
@@ -258,10 +256,13 @@ impl Operation {
     }
 
     /// Returns whether an unreadable document is the end of the operation: it is for a request in full, and for an
-    /// operator, who would take another answer for that of a lock. A request that expects a free lock is followed by one
-    /// in full, and what only removes entries has none in such a document.
-    pub fn needs_a_lock(&self) -> bool {
-        self.breaks() || (self.requests.is_some() && self.expects == Expects::Nothing)
+    /// operator, who would take another answer for that of a lock; and one of a later protocol for every change. A
+    /// request that expects a free lock is followed by one in full, and what only removes entries has none in such a
+    /// document.
+    pub fn is_ended_by(&self, malformed: &Malformed) -> bool {
+        let changes = self.change.is_some() || self.evict != Evict::Nobody;
+        let requests = self.requests.is_some() && self.expects == Expects::Nothing;
+        self.breaks() || requests || (changes && malformed.is_newer())
     }
 
     /// Returns the requested entries that upgrade a holder, with the entry of that holder.
@@ -367,7 +368,7 @@ impl Operation {
         let is_expected = match self.expects {
             Expects::Alone => is_release || (self.requests.is_some() && self.leave.is_empty()),
             Expects::OnlyHolder => is_release,
-            Expects::Holding | Expects::Nothing => false,
+            Expects::Nothing => false,
         };
         is_expected && self.is_simple()
     }

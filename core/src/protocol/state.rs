@@ -130,12 +130,6 @@ impl State {
 }
 
 impl Operation {
-    /// Returns whether the operation's filter selects the document.
-    pub fn selects(&self, state: &State) -> bool {
-        // These compare in the pipeline. The others don't depend on the time.
-        self.expects != Expects::Nothing || self.breaks() || self.concerns(state, state.at)
-    }
-
     /// Returns whether a shareable operation was done, by the document as it was read after its command; `None` if the
     /// document does not show it. Its entries decide, and not what the command replied.
     pub fn is_done_in(&self, state: Option<&State>) -> Option<bool> {
@@ -155,10 +149,9 @@ impl Operation {
     fn concerns(&self, state: &State, now: ServerTime) -> bool {
         let mut holders = state.holders.iter();
         match self.expects {
-            Expects::Holding | Expects::OnlyHolder => {
+            Expects::OnlyHolder => {
                 // The only permit is the only holder's, but where the number was set meanwhile.
-                let may_leave = self.expects == Expects::Holding || holders.len() == self.leave.len();
-                may_leave && self.leave.iter().all(|id| state.is_held_by(id, now))
+                holders.len() == self.leave.len() && self.leave.iter().all(|id| state.is_held_by(id, now))
             }
             Expects::Alone => {
                 let mut requests = self.requests.iter();

@@ -19,7 +19,7 @@
 //! The cost of a pipeline to the server is mostly its size (about 0.1 ms a kilobyte, against 0.25 ms for a trivial
 //! command), so each operation sends only what it needs: a release compares nothing, and a first request refreshes
 //! nothing. A filter by more than `_id` costs as much again,
-//! as the server then plans a query; so the frequent operations decide in the pipeline whether there is anything to do.
+//! as the server then plans a query; so every operation decides in the pipeline whether there is anything to do.
 
 mod claiming;
 mod ending;
@@ -34,7 +34,7 @@ mod together;
 use mongodb::bson::{Bson, Document, doc};
 
 use super::{
-    CapacityIs, Change, Evict, Expects, Identity, Kept, KeptUntil, Operation, Owner, Request, Requests,
+    CapacityIs, Change, Evict, Identity, Kept, KeptUntil, Operation, Owner, Request, Requests,
     document::{PROTOCOL, protocol},
     location::Location,
     state::kept_in_reserve,
@@ -58,23 +58,35 @@ const ALL: i64 = 1 << 30;
 pub fn operation(at: &Location, operation: &Operation, now: &Bson) -> Vec<Document> {
     let (expected, written) = match short::form(at, operation, now) {
         Some((expected, written)) => (Some(expected), written),
-        None => (is_as_expected(at, operation, now), general(at, operation, now)),
+        None => (concerns(at, operation, now), general(at, operation, now)),
     };
     let conditions = is_lock_or_new(at, operation).into_iter().chain(expected);
     vec![doc! { "$replaceWith": cond(in_order(at, conditions), written, "$$ROOT") }]
 }
 
-/// Returns the condition that the document must meet for the general form, if there is one: the entry that leaves is
-/// one of the holders, and has not left before; or an operator evicts somebody, if that is what the operation is for.
-fn is_as_expected(at: &Location, operation: &Operation, now: &Bson) -> Option<Document> {
-    if operation.expects == Expects::Holding {
-        let holders = remaining(at, "holders", &doc! { "$and": [live(now), is_not_kept()] });
-        let ids = bind(doc! { "holders": holders }, "$$holders.id");
-        return Some(doc! { "$setIsSubset": [literal(operation.leave.as_slice()), ids] });
+/// Returns the condition that the document has anything for the operation to do, as every document has for a request.
+fn concerns(at: &Location, operation: &Operation, now: &Bson) -> Option<Document> {
+    if operation.requests.is_some() {
+        return None;
     }
-    operation
-        .breaks()
-        .then(|| doc! { "$ne": [evicted(at, operation, now), []] })
+    let ids = |list: &str| {
+        let ids = at.value(list);
+        cond(doc! { "$isArray": [&ids] }, ids, Bson::Array(Vec::new()))
+    };
+    let mut concerned = Vec::new();
+    if !operation.leave.is_empty() {
+        let there = doc! { "$concatArrays": [ids("holders.id"), ids("queue.id")] };
+        concerned.push(doc! { "$setIntersection": [literal(operation.leave.as_slice()), there] }.into());
+    }
+    if let Some(change) = &operation.change {
+        let either = change.ids().map(|id| Bson::from(id.as_str()));
+        concerned.push(doc! { "$setIntersection": [literal(either.to_vec()), ids("holders.id")] }.into());
+    }
+    if operation.evict != Evict::Nobody {
+        concerned.push(evicted(at, operation, now));
+    }
+    let any: Vec<Document> = concerned.into_iter().map(|some| doc! { "$ne": [some, []] }).collect();
+    Some(doc! { "$or": any })
 }
 
 /// Takes the document through all phases.
@@ -296,12 +308,13 @@ fn owner_after(owner: Option<&Owner>, value: Option<&(String, i64)>) -> Option<B
     ))
 }
 
-/// Returns the holders that an operator evicts by the operation: none whose time is over.
+/// Returns the holders that the operation evicts. An operator evicts none whose time is over.
 fn evicted(at: &Location, operation: &Operation, now: &Bson) -> Bson {
     let live = live(now);
     let evicted = match operation.evict {
         Evict::Holder(token) => doc! { "$and": [live, { "$eq": ["$$this.token", token] }] },
-        Evict::Everybody | Evict::Nobody | Evict::Kept(_) => live,
+        Evict::Kept(last) => doc! { "$and": [{ "$not": is_not_kept() }, { "$lte": ["$$this.token", last] }] },
+        Evict::Everybody | Evict::Nobody => live,
     };
     remaining(at, "holders", &evicted)
 }
