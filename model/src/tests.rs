@@ -751,6 +751,73 @@ fn with_apply(apply: super::rules::Apply) -> Rules {
     Rules { apply, ..Rules::REAL }
 }
 
+/// A name, the rule that is broken by so many clients, the fault that shows it, and the property.
+type Broken = (&'static str, fn(&mut Rules), usize, &'static [Fault], &'static str);
+
+#[test]
+fn a_client_that_breaks_a_rule_is_found() {
+    let broken: [Broken; 7] = [
+        (
+            "a cancel that does not leave",
+            |rules| rules.leaves_when_giving_up = false,
+            2,
+            &[Fault::Cancel],
+            "no ghost",
+        ),
+        (
+            "a lease counted from the answer",
+            |rules| rules.counts_from_sending = false,
+            2,
+            &[Fault::LateAnswer],
+            "exclusion",
+        ),
+        (
+            "no skew margin",
+            |rules| rules.margin = false,
+            2,
+            &[Fault::FailOver],
+            "exclusion",
+        ),
+        (
+            "a grant believed after its claim",
+            |rules| rules.refuses_late_news = false,
+            3,
+            &[Fault::LateEvent],
+            "exclusion",
+        ),
+        (
+            "a holder that trusts its timer",
+            |rules| rules.looks_at_the_clock = false,
+            2,
+            &[Fault::Freeze],
+            "exclusion",
+        ),
+        (
+            "a grant without a majority",
+            |rules| rules.waits_for_majority = false,
+            2,
+            &[Fault::FailOver],
+            "exclusion",
+        ),
+        (
+            "an eviction of another grant",
+            |rules| rules.tells_grants_apart = false,
+            2,
+            &[Fault::Break],
+            "no ghost",
+        ),
+    ];
+    for (name, breaks, clients, sorts, property) in broken {
+        let mut rules = Rules::REAL;
+        breaks(&mut rules);
+        let setup = Setup {
+            permits: vec![1; clients],
+            ..faulty(rules, 1, sorts)
+        };
+        find(name, property, setup);
+    }
+}
+
 #[test]
 fn a_release_that_asks_nobody_s_id_is_found() {
     fn apply(before: Option<&State>, operation: &Operation, now: ServerTime) -> Option<State> {
@@ -884,19 +951,6 @@ fn an_entry_that_stays_in_the_queue_is_found() {
 }
 
 #[test]
-fn a_waiter_that_gives_up_and_stays_is_found() {
-    let rules = Rules {
-        leaves_when_giving_up: false,
-        ..Rules::REAL
-    };
-    find(
-        "a cancel that does not leave",
-        "no ghost",
-        faulty(rules, 1, &[Fault::Cancel]),
-    );
-}
-
-#[test]
 fn a_counter_that_goes_with_the_document_is_found() {
     fn apply(before: Option<&State>, operation: &Operation, now: ServerTime) -> Option<State> {
         let after = state::apply(before, operation, now);
@@ -956,80 +1010,6 @@ fn a_first_request_that_adds_to_its_repetition_is_found() {
     }
     let setup = faulty(with_apply(apply), 1, &[Fault::Delay]);
     find("a first request that adds", "one entry for an id", setup);
-}
-
-#[test]
-fn a_lease_that_is_counted_from_the_answer_is_found() {
-    let rules = Rules {
-        counts_from_sending: false,
-        ..Rules::REAL
-    };
-    find(
-        "a lease counted from the answer",
-        "exclusion",
-        faulty(rules, 1, &[Fault::LateAnswer]),
-    );
-}
-
-#[test]
-fn a_lease_without_a_margin_is_found() {
-    let rules = Rules {
-        margin: false,
-        ..Rules::REAL
-    };
-    find("no skew margin", "exclusion", faulty(rules, 1, &[Fault::FailOver]));
-}
-
-#[test]
-fn a_grant_that_is_believed_too_late_is_found() {
-    let rules = Rules {
-        refuses_late_news: false,
-        ..Rules::REAL
-    };
-    let setup = Setup {
-        permits: vec![1; 3],
-        ..faulty(rules, 1, &[Fault::LateEvent])
-    };
-    find("a grant believed after its claim", "exclusion", setup);
-}
-
-#[test]
-fn a_holder_that_trusts_its_timer_is_found() {
-    let rules = Rules {
-        looks_at_the_clock: false,
-        ..Rules::REAL
-    };
-    find(
-        "a holder that trusts its timer",
-        "exclusion",
-        faulty(rules, 1, &[Fault::Freeze]),
-    );
-}
-
-#[test]
-fn a_grant_that_no_majority_has_is_found() {
-    let rules = Rules {
-        waits_for_majority: false,
-        ..Rules::REAL
-    };
-    find(
-        "a grant without a majority",
-        "exclusion",
-        faulty(rules, 1, &[Fault::FailOver]),
-    );
-}
-
-#[test]
-fn an_eviction_that_ends_another_grant_is_found() {
-    let rules = Rules {
-        tells_grants_apart: false,
-        ..Rules::REAL
-    };
-    find(
-        "an eviction of another grant",
-        "no ghost",
-        faulty(rules, 1, &[Fault::Break]),
-    );
 }
 
 #[test]

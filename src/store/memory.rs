@@ -79,7 +79,7 @@ impl MemoryStore {
         let before = match before {
             Ok(before) => before,
             // As on a server.
-            Err(error) if !operation.is_ended_by(&error) => return Ok(unknown),
+            Err(error) if !error.ends(operation) => return Ok(unknown),
             Err(error) => return Err(error.into()),
         };
         // As on a server: nothing is written for a document of the user's, or an element of it, that is not there.

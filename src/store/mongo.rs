@@ -354,7 +354,7 @@ fn read_answer(
     match state {
         Ok(state) => Ok((state, now)),
         // Its pipeline leaves a foreign document unchanged: it contains nothing of ours.
-        Err(malformed) if !operation.is_ended_by(&malformed) => Ok((None, now)),
+        Err(malformed) if !malformed.ends(operation) => Ok((None, now)),
         Err(malformed) => Err(malformed),
     }
 }

@@ -2,7 +2,7 @@
 
 use mongodb::bson::{Bson, DateTime, Document, doc};
 
-use super::{Awaited, Ended, Entry, Identity, Owner, ServerTime, Shown, State, ended, kind};
+use super::{Awaited, Ended, Entry, Evict, Expects, Identity, Operation, Owner, ServerTime, Shown, State, ended, kind};
 
 /// Maximum permits of a lock, so that the sum of any number of them fits an `i64`.
 const PERMITS_MOST: i64 = u32::MAX as i64;
@@ -62,6 +62,15 @@ impl Malformed {
             field: path,
             problem: "is not a sub-document",
         }
+    }
+
+    /// Returns whether it is the end of an operation: it is for a request in full, and for an operator, who would take
+    /// another answer for that of a lock; and one of a later protocol for every change. A request that expects a free
+    /// lock is followed by one in full, and what only removes entries has none in such a document.
+    pub fn ends(&self, operation: &Operation) -> bool {
+        let changes = operation.change.is_some() || operation.evict != Evict::Nobody;
+        let requests = operation.requests.is_some() && operation.expects == Expects::Nothing;
+        operation.breaks() || requests || (changes && self.is_newer())
     }
 
     /// Returns whether a later version of this library can read it.

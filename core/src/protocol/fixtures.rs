@@ -91,7 +91,7 @@ pub fn asking(id: &str, request: Request) -> Operation {
     asking_for(id, MUTEX, [request])
 }
 
-pub(crate) fn asking_for(id: &str, (kind, capacity): Use, entries: impl IntoIterator<Item = Request>) -> Operation {
+pub fn asking_for(id: &str, (kind, capacity): Use, entries: impl IntoIterator<Item = Request>) -> Operation {
     Operation {
         requests: Some(Requests {
             kind,

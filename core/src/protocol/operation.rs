@@ -1,6 +1,6 @@
 //! Operations: the steps that clients ask for, each one atomic write of one lock.
 
-use super::{Ended, Entry, HoldEnd, Identity, Kind, Owner, ServerTime, document::Malformed};
+use super::{Ended, Entry, HoldEnd, Identity, Kind, Owner, ServerTime};
 
 /// Maximum length of a lock's queue; see [`Operation::room`].
 ///
@@ -253,16 +253,6 @@ impl Operation {
     pub fn creates(&self) -> bool {
         let comes_by_itself = self.sets() || self.entries().any(|entry| entry.upgrades.is_none());
         comes_by_itself && matches!(self.expects, Expects::Nothing | Expects::Alone)
-    }
-
-    /// Returns whether an unreadable document is the end of the operation: it is for a request in full, and for an
-    /// operator, who would take another answer for that of a lock; and one of a later protocol for every change. A
-    /// request that expects a free lock is followed by one in full, and what only removes entries has none in such a
-    /// document.
-    pub fn is_ended_by(&self, malformed: &Malformed) -> bool {
-        let changes = self.change.is_some() || self.evict != Evict::Nobody;
-        let requests = self.requests.is_some() && self.expects == Expects::Nothing;
-        self.breaks() || requests || (changes && malformed.is_newer())
     }
 
     /// Returns the requested entries that upgrade a holder, with the entry of that holder.

@@ -367,7 +367,7 @@ impl<H: Fuzzed> Bench<H> {
         self.document = state::apply(self.document.as_ref(), &operation, now);
         // The corruption is part of the answer, as another program may write at any time.
         let answered = match self.corrupted(choices) {
-            Some(Err(malformed)) if operation.is_ended_by(&malformed) => {
+            Some(Err(malformed)) if malformed.ends(&operation) => {
                 return self.failed(&operation, Setback::Unreadable);
             }
             answered => answered.and_then(Result::ok),

@@ -7,44 +7,24 @@ use mongodb::{
     options::ReturnDocument,
 };
 use watchlock_core::protocol::{
-    CapacityIs, Evict, Expects, Identity, Kind, Location, Operation, Owner, QUEUE_MOST, Request, Requests, ServerTime,
-    State, Use, pipeline, state,
+    Evict, Kind, Location, Operation, QUEUE_MOST, Request, ServerTime, State, Use, fixtures, pipeline, state,
 };
 use watchlock_testkit::shared;
 
 fn request(id: &str, wait: bool, fresh: bool) -> Request {
     Request {
-        id: id.to_owned(),
-        permits: 1,
         lease: 60_000,
         claim: 5_000,
         wait,
         fresh,
-        reserve: 0,
-        upgrades: None,
-        owner: Owner::default(),
+        ..fixtures::request(id)
     }
 }
 
-fn operation(number: i64, leave: &[&str], (kind, capacity): Use, entries: Vec<Request>) -> Operation {
+fn operation(number: i64, leave: &[&str], used: Use, entries: impl IntoIterator<Item = Request>) -> Operation {
     Operation {
-        id: format!("a.{number}"),
         leave: leave.iter().map(|id| (*id).to_owned()).collect(),
-        kept: Vec::new(),
-        evict: Evict::Nobody,
-        change: None,
-        requests: Some(Requests {
-            kind,
-            capacity,
-            by: CapacityIs::Demanded,
-            entries,
-            adopts: None,
-        }),
-        expects: Expects::Nothing,
-        room: QUEUE_MOST,
-        keep: 1_000,
-        history: 0,
-        held_too_long: Vec::new(),
+        ..fixtures::asking_for(&format!("a.{number}"), used, entries)
     }
 }
 
@@ -70,7 +50,7 @@ async fn a_step_that_changes_nothing_writes_nothing() {
     let client = cluster.client().await.unwrap();
     let database = client.database(&shared::unique_name("nothing"));
     let collection = database.collection::<Document>("locks");
-    let of_mutex = |number, leave: &[&str], entries| operation(number, leave, (Kind::Mutex, 1), entries);
+    let of_mutex = |number, leave: &[&str], entries: Vec<_>| operation(number, leave, fixtures::MUTEX, entries);
     let run = async |operation: Operation| document_after(&collection, &operation, &"$$NOW".into()).await;
     let held = run(of_mutex(1, &[], vec![request("a-1", true, false)])).await;
     let mut events = collection.watch().await.unwrap();
@@ -101,13 +81,13 @@ async fn a_break_of_one_holder_leaves_another_alone() {
     let collection = database.collection::<Document>("locks");
     let now = ServerTime(1_700_000_000_000);
     let run = async |operation: Operation| document_after(&collection, &operation, &Bson::from(now)).await;
-    let held = run(operation(1, &[], (Kind::Mutex, 1), vec![request("a-1", true, false)])).await;
+    let held = run(operation(1, &[], fixtures::MUTEX, vec![request("a-1", true, false)])).await;
     let holder = held.get_array("holders").unwrap()[0].as_document().unwrap().clone();
     let token = holder.get_i64("token").unwrap();
     let breaking = |evict| Operation {
         requests: None,
         evict,
-        ..operation(2, &[], (Kind::Mutex, 1), vec![])
+        ..operation(2, &[], fixtures::MUTEX, vec![])
     };
     for other in [Some(token + 1), None] {
         let mut second = holder.clone();
@@ -122,62 +102,6 @@ async fn a_break_of_one_holder_leaves_another_alone() {
     }
 }
 
-/// An adopter that needs more permits than its earlier incarnation had waits in front of a full queue, which nobody cuts
-/// after it either.
-#[tokio::test]
-async fn an_adopter_that_has_to_wait_leaves_the_queue_as_long_as_it_was() {
-    let cluster = shared::standalone().await;
-    let client = cluster.client().await.unwrap();
-    let database = client.database(&shared::unique_name("room"));
-    let collection = database.collection::<Document>("locks");
-    let now = ServerTime(1_700_000_000_000);
-    let worker = |born| {
-        Some(Identity {
-            id: "worker".to_owned(),
-            born,
-        })
-    };
-    let wants = |id: &str, permits, wait, identity| Request {
-        permits,
-        owner: Owner {
-            identity,
-            ..Owner::default()
-        },
-        ..request(id, wait, true)
-    };
-    let crowded = |number, leave: &[&str], entries| Operation {
-        room: 2,
-        ..operation(number, leave, (Kind::Semaphore, 3), entries)
-    };
-    let mut adopting = crowded(
-        5,
-        &[],
-        vec![wants("n-1", 2, true, worker(2)), wants("n-2", 1, false, worker(2))],
-    );
-    if let Some(requests) = &mut adopting.requests {
-        requests.adopts = worker(2);
-    }
-    let mut expected = None;
-    let mut lengths = Vec::new();
-    for operation in [
-        crowded(1, &[], vec![wants("a-1", 1, true, worker(1))]),
-        crowded(2, &[], vec![wants("b-1", 2, true, None)]),
-        crowded(3, &[], vec![wants("c-1", 1, true, None)]),
-        crowded(4, &[], vec![wants("c-2", 1, true, None)]),
-        adopting,
-        crowded(6, &[], vec![wants("d-1", 1, true, None)]),
-        crowded(7, &[], vec![wants("n-1", 2, true, worker(2))]),
-        crowded(8, &["c-1"], vec![wants("d-1", 1, true, None)]),
-        crowded(9, &["b-1"], vec![]),
-    ] {
-        expected = state::apply(expected.as_ref(), &operation, now);
-        let found = document_after(&collection, &operation, &Bson::from(now)).await;
-        assert_eq!(State::from_document(&found).ok(), expected, "{operation:?}");
-        lengths.extend(expected.as_ref().map(|state| state.queue.len()));
-    }
-    assert_eq!(lengths, [0, 0, 1, 2, 3, 3, 3, 2, 0]);
-}
-
 /// The most entries that one operation requests, fresh and repeated, nest no deeper than a command may.
 #[tokio::test]
 async fn many_entries_fit_one_operation() {
@@ -188,7 +112,7 @@ async fn many_entries_fit_one_operation() {
     let mut expected: Option<State> = None;
     for (number, fresh) in [(1, true), (2, false), (3, true)] {
         let entries = (0..QUEUE_MOST).map(|entry| request(&format!("a-{entry}"), true, fresh));
-        let operation = operation(number, &[], (Kind::Semaphore, 200), entries.collect());
+        let operation = operation(number, &[], (Kind::Semaphore, 200), entries);
         let now = ServerTime(1_700_000_000_000).plus_millis(number * 10_000);
         expected = state::apply(expected.as_ref(), &operation, now);
         let found = document_after(&collection, &operation, &Bson::from(now)).await;

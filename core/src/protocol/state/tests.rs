@@ -423,7 +423,7 @@ fn a_change_is_of_the_grant_that_it_names_and_takes_permits_for_a_lease_that_onl
 }
 
 #[test]
-fn a_change_hands_a_hold_to_another_entry_once_and_a_late_value_replaces_no_later_one() {
+fn a_hold_goes_to_another_entry_once_and_keeps_the_later_value() {
     let taking = |to: &str| {
         changes(Change {
             becomes: to.to_owned(),
