@@ -512,7 +512,7 @@ async fn a_holders_own_changes_ask_nothing_of_those_who_wait_for_its_document() 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_claimed_meets_the_condition_whatever_others_write() {
     const DOCUMENTS: u64 = 12;
-    const CLAIMS: usize = 200;
+    const CLAIMS: usize = 100;
     for scene in Scene::everywhere("claim_flip").await {
         for id in 0..DOCUMENTS {
             let id = i32::try_from(id).unwrap();

@@ -547,7 +547,7 @@ async fn tokens_rise_though_idle_locks_are_removed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_hundred_elements_are_held_at_once() {
+async fn eighty_elements_are_held_at_once() {
     let scenes = Scene::everywhere("element_many").await;
     // What is released at the end keeps the machine busy: that is to wait for the others.
     let held = join_all(scenes.iter().map(hold_many)).await;
@@ -555,15 +555,17 @@ async fn two_hundred_elements_are_held_at_once() {
 }
 
 async fn hold_many(scene: &Scene) -> Vec<Held<documents::Element<Document>>> {
+    /// Elements of each of two documents.
+    const EACH: i32 = 40;
     let lease = Duration::from_secs(8);
     let short = scene.locks_of::<Document>(&scene.client_for(lease).await);
-    let lines = |from: i32| (from..from + 100).map(|n| doc! { "n": n }).collect::<Vec<_>>();
+    let lines = |from: i32| (from..from + EACH).map(|n| doc! { "n": n }).collect::<Vec<_>>();
     for id in [1, 2] {
         scene.insert(doc! { "_id": id, "lines": lines(id * 1_000) }).await;
     }
     let mut held = Vec::new();
     for id in [1, 2] {
-        let acquires = (0..100).map(|n| {
+        let acquires = (0..EACH).map(|n| {
             let locks = short.element::<Document>("lines", doc! { "n": id * 1_000 + n });
             locks.acquire(id)
         });

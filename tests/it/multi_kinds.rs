@@ -178,7 +178,7 @@ async fn a_part_that_is_not_to_be_had_leaves_nothing_behind() {
         other.release().await.unwrap();
         // And at moments that nobody chose.
         let mut dice = Dice::new(11);
-        for _ in 0..30 {
+        for _ in 0..10 {
             let most = dice.up_to(Duration::from_millis(8));
             let tried = async { tokio::time::timeout(most, one_of_each(a).acquire()).await.is_ok() };
             let other = async { tokio::time::timeout(most, multi.acquire()).await.is_ok() };

@@ -90,8 +90,8 @@ async fn an_outage_does_not_read_like_contention_and_a_try_has_a_bound() {
     let locks = ground.through(proxy.uri()).locks().await;
     let timeout = Duration::from_millis(300);
 
-    // As long as the server answers, it is contention.
-    let told = locks.mutex("x").acquire().timeout(timeout).await.unwrap_err();
+    // As long as the server answers, which it does within this time on a busy machine too, it is contention.
+    let told = locks.mutex("x").acquire().timeout(2 * SOON).await.unwrap_err();
     contention(told);
     until_waiting(&other, "x", 0).await;
 

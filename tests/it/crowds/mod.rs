@@ -151,8 +151,8 @@ async fn only_those_near_the_front_have_a_stream() {
 
 /// Its clock stands still while anything can be done, so that it is the same on a busy machine.
 #[tokio::test(start_paused = true)]
-async fn a_thousand_clients_in_memory_are_all_served() {
-    const CLIENTS: usize = 1_000;
+async fn a_crowd_in_memory_that_the_queue_has_no_room_for_is_served() {
+    const CLIENTS: usize = ROOM + 64;
     let memory = InMemory::new();
     let clients: Vec<LockClient> = (0..CLIENTS).map(|_| memory.client()).collect();
     let holder = memory.client();

@@ -347,7 +347,7 @@ async fn a_handle_of_a_part_leaves_the_locks_of_other_parts_alone() {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_write_at_random_is_late() {
     const WRITERS: u64 = 6;
-    const WRITES: u64 = 120;
+    const WRITES: u64 = 60;
     const DOCUMENTS: u64 = 3;
     let ground = Ground::replica_set("random").await;
     let client = ground.driver().await;

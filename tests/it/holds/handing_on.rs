@@ -46,7 +46,7 @@ async fn all_end(mut tasks: JoinSet<()>) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tasks_of_one_client_pass_a_lock_along_without_the_server() {
-    const GRANTS: i64 = 600;
+    const GRANTS: i64 = 300;
     for (ground, passes) in [
         (Ground::replica_set("passed").await, true),
         (Ground::standalone("passed").await, true),

@@ -67,7 +67,7 @@ impl Readers {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tasks_of_one_client_read_without_the_server() {
-    const READS: i64 = 2_000;
+    const READS: i64 = 800;
     for (ground, shares) in [
         (Ground::replica_set("shared").await, true),
         (Ground::standalone("shared").await, true),
@@ -110,7 +110,7 @@ async fn its_turn(ground: &Ground) {
     let (one, two, other) = (ground.locks().await, ground.locks().await, ground.locks().await);
     let inside = Arc::default();
     let mut readers = [Readers::new(&one, &inside), Readers::new(&two, &inside)];
-    for locks in [&other, &one].into_iter().cycle().take(20) {
+    for locks in [&other, &one].into_iter().cycle().take(8) {
         let mut before = BTreeSet::new();
         for readers in &mut readers {
             before.insert(readers.next().await);

@@ -61,13 +61,13 @@ fn values() -> Vec<Bson> {
     ]
 }
 
-/// Documents of a lock with one thing wrong in each, and what that is: each field with every third value, and each
-/// value in every third field; with `WATCHLOCK_SPOILED=all` in the environment, each field with each value.
+/// Documents of a lock with one thing wrong in each, and what that is: each field with every fifth value, and each
+/// value in every fifth field; with `WATCHLOCK_SPOILED=all` in the environment, each field with each value.
 fn spoiled() -> Vec<(String, Document)> {
     let every = if std::env::var("WATCHLOCK_SPOILED").is_ok_and(|what| what == "all") {
         1
     } else {
-        3
+        5
     };
     let mut turn = 0;
     let mut values = || {

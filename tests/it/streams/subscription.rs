@@ -337,7 +337,7 @@ async fn streams_leave_room_in_the_connection_pool() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_of_a_client_shares_one_stream() {
-    const EACH: usize = 16;
+    const EACH: usize = 6;
     let ground = Ground::replica_set("onestream").await;
     let admin = ground.driver().await;
     let (other, locks) = (ground.polling().await, ground.locks().await);
@@ -420,7 +420,7 @@ async fn everything_of_a_client_shares_one_stream() {
 /// Each new name has the stream opened anew, from its last event on.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_event_is_missed_or_told_twice_while_names_come_and_go() {
-    const ROUNDS: usize = 40;
+    const ROUNDS: usize = 20;
     let ground = Ground::replica_set("turned").await;
     let (other, locks) = (ground.polling().await, ground.locks().await);
     let mut watching = locks.watch("x");
