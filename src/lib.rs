@@ -110,9 +110,11 @@ pub use token::FencingToken;
 /// `Held<Document<Order>>`, `Held<Election>`; [`AnyLock`](action::AnyLock) is any of them.
 ///
 /// ```
-/// use watchlock::{Acquire, Held, action::{CanAcquire, Try}, errors::AcquireError};
+/// use watchlock::{Acquire, Held, action::{CanAcquire, One, Try}, errors::AcquireError};
 ///
-/// async fn tried_twice<T: CanAcquire>(acquire: Acquire<T, Try>) -> Result<Option<Held<T::Held>>, AcquireError> {
+/// type Tried<T> = Result<Option<Held<T>>, AcquireError>;
+///
+/// async fn tried_twice<T: CanAcquire<Count = One>>(acquire: Acquire<T, Try>) -> Tried<T::Held> {
 ///     match acquire.clone().await? {
 ///         None => acquire.await,
 ///         held => Ok(held),
@@ -121,8 +123,8 @@ pub use token::FencingToken;
 /// ```
 pub mod action {
     pub use crate::{
-        handle::target::{AnyLock, Count, HasHolder, IsLock, IsOne, One, Several, Target},
-        locks::acquire::{Ask, CanAcquire, OrHeld, Patience, Try, Wait},
+        handle::target::{AnyLock, Count, IsLock, IsOne, One, Several, Target},
+        locks::acquire::{CanAcquire, OrHeld, Patience, Try, Wait},
         world::{Async, World},
     };
 }

@@ -9,7 +9,12 @@ use mongodb::{
     bson::{Document, doc},
 };
 use tokio::time::{Instant, sleep};
-use watchlock::{Acquire, Held, LostReason, Released, action::CanAcquire, locks::Mutex, operate::WakeMode};
+use watchlock::{
+    Acquire, Held, LostReason, Released,
+    action::{CanAcquire, One},
+    locks::Mutex,
+    operate::WakeMode,
+};
 use watchlock_testkit::Cluster;
 
 use crate::{
@@ -89,7 +94,7 @@ impl Trio {
     }
 
     /// Measures from the call of `release` by the holder of `held` until `wanted` has returned in the other client.
-    async fn hand_over<H: CanAcquire, T: CanAcquire>(
+    async fn hand_over<H: CanAcquire<Count = One>, T: CanAcquire<Count = One>>(
         &self,
         name: &str,
         held: Acquire<H>,

@@ -11,7 +11,11 @@ use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
-use watchlock::{Acquire, Held, LockClient, LockClientBuilder, action::CanAcquire, operate::LockInfo};
+use watchlock::{
+    Acquire, Held, LockClient, LockClientBuilder,
+    action::{CanAcquire, One},
+    operate::LockInfo,
+};
 use watchlock_testkit::Cluster;
 
 use crate::Result;
@@ -86,7 +90,7 @@ impl Peer {
 }
 
 /// Starts to wait in a task of its own.
-pub(crate) fn wait<T: CanAcquire>(acquire: Acquire<T>) -> JoinHandle<Result<Acquired>>
+pub(crate) fn wait<T: CanAcquire<Count = One>>(acquire: Acquire<T>) -> JoinHandle<Result<Acquired>>
 where
     Held<T::Held>: Into<Held>,
 {

@@ -11,7 +11,7 @@ use std::{
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use watchlock::{
     Acquire, LockClient, LockClientBuilder, Released,
-    action::{CanAcquire, HasHolder, IsLock, OrHeld, Patience, Try},
+    action::{CanAcquire, IsLock, One, OrHeld, Patience, Try},
     errors::{AcquireError, ReleaseError},
     locks::{Once, Turn},
     testing::InMemory,
@@ -291,7 +291,7 @@ async fn ask(locks: &LockClient, arguments: &Run, left: Option<Duration>) -> Res
 }
 
 /// Acquires a lock of any kind, or tries it once, to hold it as long as the command line says.
-async fn lock<T: CanAcquire + IsLock + HasHolder>(
+async fn lock<T: CanAcquire<Count = One> + IsLock>(
     acquire: Acquire<T>,
     attempt: Acquire<T, Try>,
     arguments: &Run,
@@ -309,7 +309,7 @@ fn for_its_time<T: IsLock, P: Patience>(acquire: Acquire<T, P>, arguments: &Run)
     }
 }
 
-async fn wait_or_try<T: CanAcquire>(
+async fn wait_or_try<T: CanAcquire<Count = One>>(
     acquire: Acquire<T>,
     attempt: Acquire<T, OrHeld>,
     arguments: &Run,
@@ -326,7 +326,7 @@ async fn wait_or_try<T: CanAcquire>(
 }
 
 /// Waits, and has an error report the whole limit.
-async fn wait<T: CanAcquire>(
+async fn wait<T: CanAcquire<Count = One>>(
     acquire: Acquire<T>,
     arguments: &Run,
     left: Option<Duration>,

@@ -25,7 +25,7 @@ use crate::{
     },
     input::{check_count, check_document},
     locks::{
-        acquire::{Acquire, Ask, Got, Patience},
+        acquire::{Acquire, CanAcquire, Got, Patience},
         options::Options,
         request::Share,
     },
@@ -39,7 +39,7 @@ use crate::{
     world::{Sealed, World},
 };
 
-impl<K: Item<Value: DeserializeOwned + Send + Sync + 'static> + 'static> Ask for K {
+impl<K: Item<Value: DeserializeOwned + Send + Sync + 'static> + 'static> CanAcquire for K {
     async fn ask(
         request: Self::Request,
         options: Options,
@@ -201,7 +201,7 @@ impl<T, C: Count, P: Patience, W: World> Acquire<Claim<T, C>, P, W> {
     }
 }
 
-impl<T: DeserializeOwned + Send + Sync + 'static, C: Count> Ask for Claim<T, C> {
+impl<T: DeserializeOwned + Send + Sync + 'static, C: Count> CanAcquire for Claim<T, C> {
     async fn ask(
         request: Self,
         options: Options,

@@ -11,7 +11,7 @@ use crate::{
     handle::{
         Held,
         owned::OwnedHold,
-        target::{AnyLock, HasHolder, IsOne, One, Target},
+        target::{AnyLock, IsOne, One, Target},
     },
     store::read_as,
     world::{Sealed, World},
@@ -19,7 +19,7 @@ use crate::{
 
 /// A [`Document`] or an [`Element`].
 pub trait Item:
-    IsOne + HasHolder + Target<Count = One, Request = (ItemLocks<Self>, Bson), Data = HeldItem<Self::Value>> + Sized
+    IsOne + Target<Count = One, Request = (ItemLocks<Self>, Bson), Data = HeldItem<Self::Value>> + Sized
 {
     /// The type as which it is read.
     type Value;
@@ -54,7 +54,6 @@ macro_rules! items {
         }
 
         impl<V> IsOne for $item<V> {}
-        impl<V> HasHolder for $item<V> {}
     )*};
 }
 

@@ -25,8 +25,9 @@ use crate::{
     error::{ReleaseError, RenewError},
     handle::{
         owned::{OwnedHold, SeenHold, cancelled},
-        target::{AnyLock, HasHolder, IsLock, IsOne, Target},
+        target::{AnyLock, IsLock, IsOne, Target},
     },
+    locks::acquire::CanAcquire,
     session::hold::Hold,
     status::{LockStatus, Lost, LostReason},
     token::FencingToken,
@@ -310,7 +311,7 @@ impl<T: IsOne, W: World> Held<T, W> {
     }
 }
 
-impl<T: IsOne + HasHolder, W: World> From<Held<T, W>> for Held<AnyLock, W> {
+impl<T: IsOne + CanAcquire, W: World> From<Held<T, W>> for Held<AnyLock, W> {
     fn from(held: Held<T, W>) -> Self {
         held.into_lock().0
     }
@@ -572,7 +573,7 @@ impl<T: Target, W: World> View<T, W> {
     }
 }
 
-impl<T: IsOne + HasHolder, W: World> From<View<T, W>> for View<AnyLock, W> {
+impl<T: IsOne + CanAcquire, W: World> From<View<T, W>> for View<AnyLock, W> {
     fn from(view: View<T, W>) -> Self {
         Self::of(view.seen)
     }

@@ -158,15 +158,5 @@ pub trait CanIdle: Target {}
 )]
 pub trait CanReenter: Target {}
 
-/// A target whose kind is known and whose holder an error can name: all but claims, and [`AnyLock`].
-///
-/// ```compile_fail,E0277
-/// # async fn example(events: watchlock::documents::DocumentLocks<mongodb::bson::Document>) {
-/// events.try_claim(mongodb::bson::doc! { "done": false }).or_held().await;
-/// # }
-/// ```
-#[diagnostic::on_unimplemented(message = "`{Self}` has no holder to name", note = "a claim takes any free document")]
-pub trait HasHolder: Target {}
-
 impl IsOne for AnyLock {}
 impl IsLock for AnyLock {}

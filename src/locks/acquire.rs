@@ -20,7 +20,7 @@ use crate::{
     handle::{
         Held, Released,
         owned::OwnedHold,
-        target::{CanIdle, CanReenter, Count, HasHolder, IsLock, IsOne, One, Target},
+        target::{CanIdle, CanReenter, Count, IsLock, IsOne, One, Target},
     },
     status::{Lost, LostReason},
     truncated_debug::Brief,
@@ -28,18 +28,13 @@ use crate::{
     world::{Async, Sealed, World},
 };
 
-/// A target that can be acquired, and gives one handle: all but [`AnyLock`](crate::action::AnyLock) and
-/// [`Once`](crate::locks::Once), which are held only, and claims of many documents.
-pub trait CanAcquire: Ask<Count = One> {}
-
-impl<T: Ask<Count = One>> CanAcquire for T {}
-
-/// A target that can be acquired, and gives one handle or several.
+/// A target that can be acquired: all but [`AnyLock`](crate::action::AnyLock) and [`Once`](crate::locks::Once), which are
+/// held only. With `Count = One` it gives one handle, as all but claims of many documents do.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` can't be acquired here",
     note = "documents must be `DeserializeOwned + Send + Sync`; `AnyLock` is held, and never acquired"
 )]
-pub trait Ask: Target<Request: Clone + Send + Sync + Unpin, Data: Send + Sync> + 'static {
+pub trait CanAcquire: Target<Request: Clone + Send + Sync + Unpin, Data: Send + Sync> + 'static {
     #[doc(hidden)]
     fn ask(
         request: Self::Request,
@@ -386,16 +381,23 @@ impl<T: Target, P: Patience, W: World> Acquire<T, P, W> {
 
 impl<T: Target, W: World> Acquire<T, Try, W> {
     /// Fails with [`AcquireError::Held`], which names the holder, where it would give `None`. Of a multi-lock that is
-    /// the holder of the first name that is not free. A try that was polled before begins anew.
+    /// the holder of the first name that is not free; a claim takes any free document, so it has none. A try that was
+    /// polled before begins anew.
+    ///
+    /// ```compile_fail,E0271
+    /// # async fn example(events: watchlock::documents::DocumentLocks<mongodb::bson::Document>) {
+    /// events.try_claim(mongodb::bson::doc! { "done": false }).or_held().await;
+    /// # }
+    /// ```
     pub fn or_held(self) -> Acquire<T, OrHeld, W>
     where
-        T: HasHolder,
+        T: Target<Held = T>,
     {
         Acquire::with(self.request, self.options)
     }
 }
 
-impl<T: Ask, P: Patience, W: World> Acquire<T, P, W> {
+impl<T: CanAcquire, P: Patience, W: World> Acquire<T, P, W> {
     /// Acquires in any world, from code that has none. One that has begun goes on from its queue position.
     pub(crate) async fn held(self) -> Result<Handles<T, W>, AcquireError> {
         let acquired = match self.running.into_inner().unwrap_or_else(PoisonError::into_inner) {
@@ -407,7 +409,7 @@ impl<T: Ask, P: Patience, W: World> Acquire<T, P, W> {
 }
 
 /// Asks, until that is cancelled.
-async fn asked<T: Ask>(
+async fn asked<T: CanAcquire>(
     request: T::Request,
     mut options: Options,
     patience: waitlist::Patience,
@@ -425,11 +427,11 @@ async fn asked<T: Ask>(
 }
 
 /// Returns the handles of what was acquired.
-fn given<T: Ask, W: World>(acquired: Of<T, Got<T>>) -> Handles<T, W> {
+fn given<T: CanAcquire, W: World>(acquired: Of<T, Got<T>>) -> Handles<T, W> {
     T::Count::each(acquired, Held::new)
 }
 
-impl<T: Ask, P: Patience> Future for Acquire<T, P> {
+impl<T: CanAcquire, P: Patience> Future for Acquire<T, P> {
     type Output = Result<P::Given<Handles<T, Async>>, AcquireError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -469,7 +471,7 @@ async fn given_back<T: Target, W: World>(held: Held<T, W>) -> Result<(), Lost> {
     })
 }
 
-impl<T: CanAcquire, P: Patience> Acquire<T, P> {
+impl<T: CanAcquire<Count = One>, P: Patience> Acquire<T, P> {
     /// Acquires, runs the future that `work` makes of the handle, and releases. A try that finds the lock taken gives
     /// `None`, and then `work` is not called.
     ///
@@ -520,7 +522,7 @@ impl<T: CanAcquire, P: Patience> Acquire<T, P> {
 }
 
 #[cfg(feature = "sync")]
-impl<T: Ask, P: Patience> Acquire<T, P, Blocking> {
+impl<T: CanAcquire, P: Patience> Acquire<T, P, Blocking> {
     /// Acquires on this thread, and blocks it until then.
     ///
     /// # Errors
@@ -532,7 +534,7 @@ impl<T: Ask, P: Patience> Acquire<T, P, Blocking> {
 }
 
 #[cfg(feature = "sync")]
-impl<T: CanAcquire, P: Patience> Acquire<T, P, Blocking> {
+impl<T: CanAcquire<Count = One>, P: Patience> Acquire<T, P, Blocking> {
     /// Acquires, does the work, and releases. A try that finds the lock taken gives `None` without doing the work.
     ///
     /// A thread can't be stopped from outside. If the lock is lost the work goes on, unless it checks the

@@ -12,7 +12,7 @@ use futures::FutureExt;
 use tokio::time::Instant;
 
 use super::{
-    acquire::{Acquire, Ask, Got, Try, Wait},
+    acquire::{Acquire, CanAcquire, Got, Try, Wait},
     options::Options,
     request::Share,
 };
@@ -21,7 +21,7 @@ use crate::{
     handle::{
         View, any,
         owned::OwnedHold,
-        target::{AnyLock, HasHolder, One, Target},
+        target::{AnyLock, One, Target},
     },
     input::check_names,
     name::LockName,
@@ -139,8 +139,6 @@ impl Target for MultiLock {
     }
 }
 
-impl HasHolder for MultiLock {}
-
 impl<W: World> MultiLock<W> {
     pub(crate) fn new(session: &UserHandle, parts: impl IntoIterator<Item = impl Into<Part>>) -> Self {
         let share =
@@ -176,7 +174,7 @@ impl<W: World> MultiLock<W> {
     }
 }
 
-impl Ask for MultiLock {
+impl CanAcquire for MultiLock {
     async fn ask(parts: Vec<Share>, options: Options, patience: Patience) -> Result<Got<Self>, AcquireError> {
         check_names(parts.iter().map(|part| &*part.name))?;
         parts.iter().try_for_each(|part| part.check(&options))?;

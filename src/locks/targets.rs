@@ -1,7 +1,7 @@
 //! The locks as targets of an acquire, and what each can do.
 
 use super::{
-    acquire::{Ask, Got},
+    acquire::{CanAcquire, Got},
     election::Election,
     mutex::Mutex,
     options::Options,
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     error::AcquireError,
-    handle::target::{CanIdle, CanReenter, HasHolder, IsLock, IsOne, One, Target},
+    handle::target::{CanIdle, CanReenter, IsLock, IsOne, One, Target},
     waitlist::Patience,
     world::Sealed,
 };
@@ -39,7 +39,7 @@ macro_rules! targets {
             type Data = ();
         }
 
-        impl Ask for $name {
+        impl CanAcquire for $name {
             async fn ask(share: Share, options: Options, patience: Patience) -> Result<Got<Self>, AcquireError> {
                 Ok((share.acquire(options, patience).await?, ()))
             }
@@ -59,7 +59,6 @@ macro_rules! can {
 can! {
     IsOne: Mutex, Semaphore, Read, UpgradeableRead, Write, Election;
     IsLock: Mutex, Semaphore, Read, UpgradeableRead, Write;
-    HasHolder: Mutex, Semaphore, Read, UpgradeableRead, Write, Election;
     CanIdle: Mutex, Semaphore, Write;
     CanReenter: Mutex, Read, UpgradeableRead, Write;
 }

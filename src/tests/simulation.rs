@@ -41,7 +41,7 @@ use crate::{
     error::AcquireError,
     handle::{
         Held, Released, View,
-        target::{HasHolder, IsOne},
+        target::{IsOne, One},
     },
     locks::acquire::{Acquire, CanAcquire, Try},
     protocol::{ServerTime, State},
@@ -226,7 +226,7 @@ impl Observer {
 }
 
 /// Acquires a lock in one of the ways; `None` if it was given up.
-async fn got<T: CanAcquire<Held: IsOne + HasHolder>>(
+async fn got<T: CanAcquire<Count = One, Held: IsOne + CanAcquire>>(
     acquire: Acquire<T>,
     try_acquire: Acquire<T, Try>,
     (way, patience): (u64, Duration),

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, pin::Pin, time::Duration};
 use tokio::{sync::watch, time::timeout};
 use watchlock::{
     Acquire,
-    action::{CanAcquire, Try},
+    action::{CanAcquire, One, Try},
     errors::AcquireError,
 };
 
@@ -211,7 +211,7 @@ pub(super) fn limit(way: Way) -> Duration {
 }
 
 /// Waits for a lock of any kind, or tries.
-pub(super) fn asked<T: CanAcquire>(
+pub(super) fn asked<T: CanAcquire<Count = One>>(
     acquire: Acquire<T>,
     attempt: Acquire<T, Try>,
     way: Way,

@@ -142,7 +142,10 @@ impl Bench {
     /// Gives up, and returns how it stood.
     fn give_up(&mut self, key: u64) -> (Option<Contention>, Option<ServerError>) {
         let standing = self.act(None, |line, context| line.cancel(key, context));
-        match standing.expect("it waits").overdue("x", Some(Duration::ZERO), &self.ids) {
+        match standing
+            .expect("it waits")
+            .overdue("x", Some(Duration::ZERO), &self.ids)
+        {
             AcquireError::Timeout { contention, .. } => (contention.map(|it| *it), None),
             AcquireError::Unanswered { contention, error, .. } => (contention.map(|it| *it), error),
             other => panic!("{other}"),

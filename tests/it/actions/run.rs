@@ -7,7 +7,7 @@ use std::sync::{
 
 use watchlock::{
     Acquire, View,
-    action::{CanAcquire, Try},
+    action::{CanAcquire, One, Try},
     documents,
 };
 
@@ -29,9 +29,9 @@ async fn reason(locks: &LockClient, name: &str) -> Option<String> {
 /// Works under a lock with options, beside an attempt of the same client and an acquire of another.
 async fn works_and_releases<A, B, C>(b: &LockClient, name: &str, actions: (Acquire<A>, Acquire<B, Try>, Acquire<C>))
 where
-    A: CanAcquire,
-    B: CanAcquire,
-    C: CanAcquire,
+    A: CanAcquire<Count = One>,
+    B: CanAcquire<Count = One>,
+    C: CanAcquire<Count = One>,
     View<A::Held>: Into<View>,
     View<B::Held>: Into<View>,
 {
