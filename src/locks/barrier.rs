@@ -12,12 +12,11 @@
 //! after that grant all places were held, each by a party that was here.
 
 use std::{
-    fmt,
     future::Future,
     hash::{BuildHasher, RandomState},
     marker::PhantomData,
+    ops::RangeInclusive,
     pin::pin,
-    str::FromStr,
     time::Duration,
 };
 
@@ -174,8 +173,8 @@ impl<W: World> Barrier<W> {
         let place = self.enter(&mut watch).await?;
         let generation = self.gather(&place, &mut watch).await?;
         let pass = BarrierPass {
-            generation: FencingToken::new(generation.last),
-            is_leader: place.hold().granted_as == generation.first,
+            generation: FencingToken::new(*generation.end()),
+            is_leader: place.hold().granted_as == *generation.start(),
         };
         let lost = place.lost_as(LostReason::Released);
         // Runs to its end, even if its future was dropped: the others go by its mark.
@@ -212,7 +211,7 @@ impl<W: World> Barrier<W> {
         let hold = place.hold();
         let mut clearing = pin!(sleep(clears_after()));
         loop {
-            let complete = |state| Generation::marked(state, hold).or_else(|| Generation::complete(state, hold));
+            let complete = |state| marked(state, hold).or_else(|| complete(state, hold));
             if let Some(generation) = watch.last().and_then(complete) {
                 return Ok(generation);
             }
@@ -230,7 +229,7 @@ impl<W: World> Barrier<W> {
 
     /// Marks the place as passed, and leaves it taken until all have passed.
     async fn leave(self, place: OwnedHold, generation: Generation) -> Result<(), AcquireError> {
-        self.say(&place, generation.to_string()).await?;
+        self.say(&place, mark(&generation)).await?;
         let lost = place.lost_as(LostReason::Released);
         // A party can be late by any time as long as its place is renewed, which does not depend on whether its future
         // is polled. The last party to leave clears the places, or a party of the next generation once no party is
@@ -276,71 +275,54 @@ fn clears_after() -> Duration {
     CLEARS_AFTER + Duration::from_millis(RandomState::new().hash_one(()) % most)
 }
 
-/// The parties that pass together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Generation {
-    /// The token of the party that came first.
-    first: i64,
-    /// The token of the party that came last.
-    last: i64,
+/// The parties that pass together: the tokens of the one that came first and the one that came last.
+type Generation = RangeInclusive<i64>;
+
+/// Returns the generation, if the parties of all places are here, this one among them.
+fn complete(state: &State, hold: &Hold) -> Option<Generation> {
+    let among = state.holders.iter().any(|holder| hold.is(holder));
+    all_here(state).filter(|_| among)
 }
 
-impl Generation {
-    /// Returns the generation, if the parties of all places are here, this one among them.
-    fn complete(state: &State, hold: &Hold) -> Option<Self> {
-        let (first, last) = all_here(state)?;
-        let among = state.holders.iter().any(|holder| hold.is(holder));
-        among.then_some(Self { first, last })
-    }
-
-    /// Returns the generation of a party that has passed together with this one.
-    fn marked(state: &State, hold: &Hold) -> Option<Self> {
-        marks(state).find(|generation| generation.last >= hold.granted_as)
-    }
+/// Returns the generation of a party that has passed together with this one.
+fn marked(state: &State, hold: &Hold) -> Option<Generation> {
+    marks(state).find(|generation| *generation.end() >= hold.granted_as)
 }
 
-/// Returns the first and the last token, if the parties of all places are here and none has passed.
-fn all_here(state: &State) -> Option<(i64, i64)> {
+/// Returns the generation, if the parties of all places are here and none has passed.
+fn all_here(state: &State) -> Option<Generation> {
     let is_here = |holder: &&Entry| !holder.is_kept() && holder.owner.value.as_deref() == Some(HERE);
     let here = || state.holders.iter().filter(is_here).map(|holder| holder.token);
     let all = i64::try_from(here().count()).ok()? == state.capacity;
-    all.then_some((here().min()?, here().max()?))
+    all.then_some(here().min()?..=here().max()?)
+}
+
+/// Returns the mark of a party that has passed.
+fn mark(generation: &Generation) -> String {
+    format!("passed with tokens {} to {}", generation.start(), generation.end())
+}
+
+/// Reads a mark.
+fn marked_with(value: &str) -> Option<Generation> {
+    let (first, last) = value.strip_prefix("passed with tokens ")?.split_once(" to ")?;
+    Some(first.parse().ok()?..=last.parse().ok()?)
 }
 
 /// Returns the generations whose marks are in the document.
 fn marks(state: &State) -> impl Iterator<Item = Generation> {
     let values = state.holders.iter().filter_map(|holder| holder.owner.value.as_deref());
-    values.filter_map(|value| value.parse().ok())
+    values.filter_map(marked_with)
 }
 
 /// Returns the last token of the generation that all its parties have passed, if its places are still there.
 fn passed(state: &State) -> Option<i64> {
-    let last = marks(state).map(|generation| generation.last).max()?;
+    let last = marks(state).map(|generation| *generation.end()).max()?;
     // It may not have looked yet.
     let waits = state
         .holders
         .iter()
         .any(|holder| !holder.is_kept() && holder.token <= last);
     (!waits).then_some(last)
-}
-
-impl fmt::Display for Generation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "passed with tokens {} to {}", self.first, self.last)
-    }
-}
-
-impl FromStr for Generation {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        let tokens = text.strip_prefix("passed with tokens ").ok_or(())?;
-        let (first, last) = tokens.split_once(" to ").ok_or(())?;
-        Ok(Self {
-            first: first.parse().map_err(drop)?,
-            last: last.parse().map_err(drop)?,
-        })
-    }
 }
 
 #[cfg(feature = "sync")]
@@ -442,7 +424,7 @@ mod tests {
     }
 
     fn place(token: i64, passed: Option<(i64, i64)>, released: bool) -> Entry {
-        let mark = passed.map(|(first, last)| Generation { first, last });
+        let mark = passed.map(|(first, last)| mark(&(first..=last)));
         Entry {
             id: format!("p-{token}"),
             permits: 1,
@@ -452,7 +434,7 @@ mod tests {
             lease: 30_000,
             claim: 300,
             owner: Owner {
-                value: Some(mark.map_or(HERE.to_owned(), |mark| mark.to_string())),
+                value: mark.or(Some(HERE.to_owned())),
                 ..Owner::default()
             },
             released: released.then_some(ServerTime(500)),
@@ -472,17 +454,16 @@ mod tests {
 
     #[test]
     fn a_mark_is_read_as_it_was_written() {
-        let generation = Generation { first: 17, last: 42 };
-        assert_eq!(generation.to_string().parse(), Ok(generation));
+        assert_eq!(marked_with(&mark(&(17..=42))), Some(17..=42));
         for other in ["", "passed with tokens 1", "passed with tokens a to b", "node 7"] {
-            assert_eq!(other.parse::<Generation>(), Err(()));
+            assert_eq!(marked_with(other), None);
         }
     }
 
     #[test]
     fn all_are_here_when_each_place_is_held_by_a_party_that_says_so() {
         let here = [place(4, None, false), place(5, None, false), place(6, None, false)];
-        assert_eq!(all_here(&state(here.to_vec())), Some((4, 6)));
+        assert_eq!(all_here(&state(here.to_vec())), Some(4..=6));
         assert_eq!(all_here(&state(here[..2].to_vec())), None);
         // A party that was granted its place and may not know of it; a party that has passed, whether released or not.
         let mut silent = here[2].clone();
