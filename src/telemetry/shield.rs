@@ -5,7 +5,7 @@
 
 use std::{
     future::poll_fn,
-    panic::{AssertUnwindSafe, catch_unwind},
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     pin::Pin,
     sync::atomic::{AtomicBool, Ordering},
 };
@@ -36,27 +36,13 @@ fn catch(call: &mut dyn FnMut()) {
     }
 }
 
-/// Runs a future in a span, whose subscriber is called at each poll.
+/// Runs a future in a span, whose subscriber is called at each poll. The span is left even by a panic of the future.
 pub(super) async fn in_span<T>(span: &Span, mut future: Pin<&mut (dyn Future<Output = T> + Send)>) -> T {
     poll_fn(|context| {
-        let _entered = Entered::new(span);
-        future.as_mut().poll(context)
+        shielded(|| span.with_subscriber(|(id, subscriber)| subscriber.enter(id)));
+        let polled = catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context)));
+        shielded(|| span.with_subscriber(|(id, subscriber)| subscriber.exit(id)));
+        polled.unwrap_or_else(|panic| resume_unwind(panic))
     })
     .await
-}
-
-/// An entered span; left when this is dropped, even by a panic of the future.
-struct Entered<'a>(&'a Span);
-
-impl<'a> Entered<'a> {
-    fn new(span: &'a Span) -> Self {
-        shielded(|| span.with_subscriber(|(id, subscriber)| subscriber.enter(id)));
-        Self(span)
-    }
-}
-
-impl Drop for Entered<'_> {
-    fn drop(&mut self) {
-        shielded(|| self.0.with_subscriber(|(id, subscriber)| subscriber.exit(id)));
-    }
 }
