@@ -13,8 +13,8 @@ use mongodb::{bson::Timestamp, options::ReadPreference};
 use crate::{
     backoff::LONGEST_PAUSE,
     input::{
-        InvalidInput, Setting, at_least, at_most, below, check_count, check_duration, check_filled, check_name,
-        check_text,
+        InvalidInput, at_least, at_most, below, check_count, check_duration, check_filled, check_name, check_text,
+        setting,
     },
     protocol::{HISTORY_MOST, Identity, Owner, ServerTime},
     wake_source::{HoldWatch, WakeSource},
@@ -229,7 +229,7 @@ impl Config {
         if !self.hands_on && !keep.is_zero() {
             return Err(InvalidInput::new(format!(
                 "keep_idle of {} requires hand_on_locally, which is off",
-                Setting(keep)
+                setting(keep)
             )));
         }
         Ok(())

@@ -25,7 +25,7 @@ use std::{error::Error as StdError, sync::Arc, time::Duration};
 use crate::{
     contention::Contention,
     deadlock::Deadlock,
-    input::Setting,
+    input::setting,
     protocol::{Kind, State, Use},
     status::Lost,
     token::FencingToken,
@@ -310,7 +310,7 @@ fn silent(name: &str, waited: Duration, contention: Option<&Contention>, error: 
 fn within(timeout: Duration) -> String {
     match timeout {
         Duration::ZERO => String::new(),
-        timeout => format!(" within {}", Setting(timeout)),
+        timeout => format!(" within {}", setting(timeout)),
     }
 }
 

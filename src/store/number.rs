@@ -16,17 +16,9 @@ pub(super) enum Number {
     Positive(Size),
 }
 
-/// The size of a number that is not zero.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Size {
-    Finite {
-        /// The power of ten of the first digit.
-        power: i32,
-        /// Without zeros at either end.
-        digits: String,
-    },
-    Infinite,
-}
+/// The size of a number that is not zero: the power of ten of the first digit, and the digits without zeros at either
+/// end; or the largest power for one that is infinite.
+type Size = (i32, String);
 
 impl Number {
     /// Returns the value of a BSON number; `None` for anything else.
@@ -55,16 +47,14 @@ impl Number {
         let all = format!("{whole}{fraction}");
         let digits = all.trim_start_matches('0');
         let size = if text.starts_with(['i', 'I']) {
-            Size::Infinite
+            (i32::MAX, String::new())
         } else if digits.is_empty() {
             return Self::Zero;
         } else {
             let zeros = all.len() - digits.len();
             let first = i32::try_from(whole.len()).unwrap_or_default() - i32::try_from(zeros).unwrap_or_default() - 1;
-            Size::Finite {
-                power: first + exponent.parse::<i32>().unwrap_or_default(),
-                digits: digits.trim_end_matches('0').to_owned(),
-            }
+            let power = first + exponent.parse::<i32>().unwrap_or_default();
+            (power, digits.trim_end_matches('0').to_owned())
         };
         if is_negative {
             Self::Negative(Reverse(size))
@@ -76,18 +66,13 @@ impl Number {
     /// Returns the value in one type, the same for all types in which it can be written: an integer of 64 bits if it is
     /// one, otherwise a double, otherwise a decimal.
     pub(super) fn into_bson(self) -> Bson {
-        let (sign, size) = match &self {
+        let (sign, power, digits) = match &self {
             Self::Nan => return Bson::Double(f64::NAN),
             Self::Zero => return Bson::Int64(0),
-            Self::Negative(Reverse(size)) => ("-", size),
-            Self::Positive(size) => ("", size),
-        };
-        let Size::Finite { power, digits } = size else {
-            return Bson::Double(if sign.is_empty() {
-                f64::INFINITY
-            } else {
-                f64::NEG_INFINITY
-            });
+            Self::Negative(Reverse((i32::MAX, _))) => return Bson::Double(f64::NEG_INFINITY),
+            Self::Positive((i32::MAX, _)) => return Bson::Double(f64::INFINITY),
+            Self::Negative(Reverse((power, digits))) => ("-", power, digits),
+            Self::Positive((power, digits)) => ("", power, digits),
         };
         let places = usize::try_from(power + 1).unwrap_or_default();
         if digits.len() <= places

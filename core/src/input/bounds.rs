@@ -8,16 +8,11 @@ use crate::protocol::Kind;
 /// Longest duration of any setting; longer ones are slips, and their sums would not fit a date.
 pub const DURATION_MOST: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// A duration that somebody has set, or that follows from settings: to the millisecond.
-#[derive(Debug)]
-pub struct Setting(pub Duration);
-
-impl fmt::Display for Setting {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let rounded = Duration::new(self.0.as_secs(), 0) + Duration::from_millis(self.0.subsec_millis().into());
-        // Less than a millisecond is as it was set.
-        write!(f, "{:?}", if rounded.is_zero() { self.0 } else { rounded })
-    }
+/// Returns a duration that somebody has set, or that follows from settings, to the millisecond.
+pub fn setting(duration: Duration) -> String {
+    let rounded = Duration::new(duration.as_secs(), 0) + Duration::from_millis(duration.subsec_millis().into());
+    // Less than a millisecond is as it was set.
+    format!("{:?}", if rounded.is_zero() { duration } else { rounded })
 }
 
 /// Checks how many of a unit something has.
@@ -77,7 +72,7 @@ fn check(is_fit: bool, name: &str, value: Duration, than: &[&str], bound: Durati
     if is_fit {
         return Ok(());
     }
-    let (value, than, bound) = (Setting(value), than.concat(), Setting(bound));
+    let (value, than, bound) = (setting(value), than.concat(), setting(bound));
     Err(InvalidInput::new(format!("the {name} of {value} is {than} {bound}")))
 }
 
@@ -99,7 +94,7 @@ mod tests {
             (100_000, "100µs"),
             (0, "0ns"),
         ] {
-            assert_eq!(Setting(Duration::from_nanos(nanos)).to_string(), shown);
+            assert_eq!(setting(Duration::from_nanos(nanos)), shown);
         }
     }
 }

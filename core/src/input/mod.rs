@@ -7,7 +7,7 @@ mod key;
 mod text;
 
 pub(crate) use bounds::above;
-pub use bounds::{DURATION_MOST, Setting, at_least, at_most, below, check_count, check_duration, check_permits};
+pub use bounds::{DURATION_MOST, at_least, at_most, below, check_count, check_duration, check_permits, setting};
 pub use bson::{DEEPEST, LARGEST, check_document, check_id, check_size};
 pub use invalid::InvalidInput;
 pub use key::{check_code, check_key};

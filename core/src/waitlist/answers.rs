@@ -129,19 +129,15 @@ impl<H: Hold> Step<'_, H> {
         handed_over
     }
 
-    /// Notes whether other clients wait, for as long as a task of ours does.
+    /// Notes whether other clients wait; that none does, for as long as a task of ours waits.
     fn see(&mut self, state: Option<&State>) {
         let context = self.context;
         // This holds even if the event with the same news is lost.
-        self.others_wait = state.is_some_and(|state| others_wait(state, context));
-        if self.others_wait {
+        let wait = state.map(|state| others_wait(state, context));
+        if wait == Some(true) {
             self.hand_on_no_more();
         }
-        if self.waiting.is_empty() {
-            self.others_absent = false;
-        } else if state.is_some() {
-            self.others_absent = !self.others_wait;
-        }
+        self.others_wait = wait.filter(|wait| *wait || !self.waiting.is_empty());
     }
 
     fn doubt_everything(&mut self) {
@@ -299,7 +295,7 @@ impl<H: Hold> Step<'_, H> {
         // The tokens that an older hold has left are smaller.
         self.hand_on_no_more();
         // The queue has changed since it was seen.
-        (self.others_absent, self.others_wait) = (false, false);
+        self.others_wait = None;
         let grant = Grant {
             token,
             granted_as: token,

@@ -195,7 +195,6 @@ mod of_tests {
             entry: "me-1".to_owned(),
             position: turns,
             turns,
-            steps: u32::try_from(turns).unwrap(),
             free: 0,
             served_at: Some(NOW.plus_millis(-lasted)),
             first_end: None,

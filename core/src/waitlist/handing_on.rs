@@ -331,9 +331,9 @@ impl<H: Hold> Waitlist<H> {
 
     /// Notes that others may wait for a hold: it goes through the server next.
     pub(super) fn asked_for(&mut self, entry: &str) {
-        self.others_wait |= self.holds.contains_key(entry);
         if let Some(held) = self.holds.get_mut(entry) {
             held.handing_on = None;
+            self.others_wait = Some(true);
         }
     }
 

@@ -94,10 +94,8 @@ pub struct Waitlist<H: Hold> {
     under_way: Option<Vec<Leaving<H::Release>>>,
     /// What is owed to the outside since it was taken last.
     effects: Vec<Effect<H>>,
-    /// Whether no other client was in the queue when it was last seen, and nothing has changed it since.
-    others_absent: bool,
-    /// Whether another client is known to wait.
-    others_wait: bool,
+    /// Whether another client waits; `None`: that is not known, as nobody has seen the queue since something changed it.
+    others_wait: Option<bool>,
     /// Whether the document changed since the operation was sent, so that its answer may be older than that.
     overtaken: bool,
     /// When the document was last seen with no entries but ours.
@@ -406,8 +404,7 @@ impl<H: Hold> Waitlist<H> {
             leaving: Vec::new(),
             under_way: None,
             effects: Vec::new(),
-            others_absent: false,
-            others_wait: false,
+            others_wait: None,
             overtaken: false,
             alone_at,
             ask_at: None,
@@ -441,7 +438,8 @@ impl<H: Hold> Waitlist<H> {
 
     /// Returns what is owed to the outside since the last call.
     pub fn take_effects(&mut self) -> Vec<Effect<H>> {
-        let (others_wait, mut waiting) = (self.others_wait, self.waiting.iter().filter(|waiting| waiting.waits()));
+        let others_wait = self.others_wait == Some(true);
+        let mut waiting = self.waiting.iter().filter(|waiting| waiting.waits());
         if others_wait || waiting.clone().next().is_some() {
             let is_queued = waiting.clone().any(Waiting::is_queued);
             // Beside a part of the permits a task may be granted at once: it waits when the server says so.

@@ -67,7 +67,8 @@ impl<H: Hold> Waitlist<H> {
         self.pace = Duration::ZERO;
         if !self.waiting.iter().any(Waiting::is_queued) {
             // The answer that shows a queued head sets these anew.
-            (self.ask_at, self.others_absent) = (None, false);
+            self.ask_at = None;
+            self.others_wait.take_if(|wait| !*wait);
         }
         // A tick is longer than the time for which a holder is expected to be alone still.
         let old = now - timing::SHORT_HOLD - tick;
@@ -175,7 +176,7 @@ impl<H: Hold> Waitlist<H> {
         write(Word::Number(alone.unwrap_or(-1)));
         flags.extend([
             self.under_way.is_some(),
-            self.others_absent,
+            self.others_wait == Some(false),
             self.overtaken,
             self.asked_alone,
             is_due(self.ask_at),

@@ -101,18 +101,19 @@ impl<H: Hold> Step<'_, H> {
     pub fn verified(&mut self, document: Option<&Result<State, Malformed>>, sent: Option<Instant>, entries: &[String]) {
         let context = self.context;
         let state = document.and_then(|document| document.as_ref().ok());
-        if let Some(state) = state {
-            self.others_wait = others_wait(state, context);
-        }
-        if state.is_some() && self.others_wait {
+        let wait = state.is_some_and(|state| others_wait(state, context));
+        if wait {
+            self.others_wait = Some(true);
             self.hand_on_no_more();
+        } else if state.is_some() {
+            self.others_wait.take_if(|known| *known);
         }
         for entry in entries {
             let Some(held) = self.holds.get(entry) else {
                 continue;
             };
-            if let Some(state) = state.filter(|state| has(state, entry, held)) {
-                if let Some(sent) = sent.filter(|_| !others_wait(state, context)) {
+            if state.is_some_and(|state| has(state, entry, held)) {
+                if let Some(sent) = sent.filter(|_| !wait) {
                     self.seen_unasked(entry, sent);
                 }
                 continue;

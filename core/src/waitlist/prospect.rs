@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     config::Config,
-    protocol::{Entry, Kind, ServerTime, State},
+    protocol::{Entry, ServerTime, State},
 };
 
 /// Pause between two looks of a head that does without the stream: how late it may be served if its turn comes before
@@ -47,8 +47,6 @@ pub(super) struct Prospect {
     pub(super) position: u64,
     /// Hand-overs until it is its turn, if entries that are granted together also leave together.
     pub(super) turns: u64,
-    /// Number of hand-overs by which those ahead of it are served, each of a hold.
-    pub(super) steps: u32,
     /// The permits that nobody holds.
     pub(super) free: i64,
     /// The latest grant among the holders; `None` if nobody holds the lock.
@@ -68,17 +66,10 @@ impl Prospect {
         let position = state.queue.iter().position(|waiter| waiter.id == head.entry)?;
         let before = &state.queue[..position];
         let permits = |entries: &[Entry]| entries.iter().map(|entry| entry.permits).fold(0, i64::saturating_add);
-        let turns = turns(permits(before), state.capacity);
         Some(Self {
             entry: head.entry.clone(),
             position: position as u64,
-            turns,
-            steps: saturated(match head.wants.used.0 {
-                // Readers go in together, and out before a writer.
-                Kind::RwLock => turns,
-                // The permits of a semaphore come back one after the other.
-                _ => position as u64,
-            }),
+            turns: turns(permits(before), state.capacity),
             free: state.capacity.saturating_sub(permits(&state.holders)),
             served_at: state.holders.iter().map(|holder| holder.since).max(),
             first_end: state.holders.iter().chain(before).map(|entry| entry.until).min(),
@@ -90,21 +81,23 @@ impl Prospect {
 
     /// Returns the time that a hand-over has taken since an earlier sight, if there was one.
     pub(super) fn pace_since(&self, before: &Self) -> Option<Duration> {
-        let moved = before.steps.saturating_sub(self.steps);
+        let moved = before.turns.saturating_sub(self.turns);
         let passed = self.now.since(before.now);
-        passed.checked_div(moved).filter(|_| before.entry == self.entry)
+        passed
+            .checked_div(saturated(moved))
+            .filter(|_| before.entry == self.entry)
     }
 
     /// Returns the time that each hand-over has taken if the head is served now. All of them count alike: a single long
     /// hold may be among them.
     pub(super) fn pace_until(&self, now: Instant) -> Duration {
-        now.saturating_duration_since(self.seen_at) / self.steps.saturating_add(1)
+        now.saturating_duration_since(self.seen_at) / saturated(self.turns.saturating_add(1))
     }
 
     /// Returns most of the time that the hand-overs before its turn take at this pace, after the present hold, but for
     /// the last ones.
     pub(super) fn hand_overs(&self, but: u32, pace: Duration, config: &Config) -> Duration {
-        (pace.max(config.poll_quickest) / 4 * 3).saturating_mul(self.steps.saturating_sub(but))
+        (pace.max(config.poll_quickest) / 4 * 3).saturating_mul(saturated(self.turns).saturating_sub(but))
     }
 
     /// Returns the pause before the next look without a stream, where the lock is held and so has a pace. The present
@@ -313,7 +306,6 @@ mod tests {
                 entry: format!("me-{key}"),
                 turns,
                 position,
-                steps: saturated(position),
                 free: 3,
                 served_at: Some(ServerTime(5)),
                 first_end: Some(ServerTime(first_end)),
@@ -374,28 +366,6 @@ mod tests {
                 ..ahead(3, 0)
             };
             assert_eq!(free.pause(Duration::ZERO, context.config), None);
-        });
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn readers_that_go_in_together_are_one_step_and_the_permits_of_a_semaphore_are_not() {
-        in_context(|context| {
-            let hand_overs = |kind, writers| {
-                let ones = (0..40).map(|number| waiter(&format!("other-{number}"), 30_000));
-                let all = (0..writers).map(|number| Entry {
-                    permits: 1_000,
-                    ..waiter(&format!("writer-{number}"), 30_000)
-                });
-                let mut state = state(ones.chain(all).chain([waiter("me-1", 30_000)]).collect());
-                state.capacity = 1_000;
-                let prospect = Prospect::of(&state, &task(1, ((kind, 1_000), 1)), NOW, context.now);
-                let prospect = prospect.expect("it waits");
-                prospect.hand_overs(0, millis(4), context.config)
-            };
-            // Forty readers ahead, all of whom get in after the present writer; and with two more writers among them.
-            assert_eq!(hand_overs(Kind::RwLock, 0), millis(0));
-            assert_eq!(hand_overs(Kind::RwLock, 2), millis(6));
-            assert_eq!(hand_overs(Kind::Semaphore, 0), millis(120));
         });
     }
 

@@ -43,7 +43,7 @@ impl<H: Hold> Step<'_, H> {
         // to task costs one command. While the head is queued already, the client has two queue positions. That harms
         // no one as long as no other client waits; beside others a client has one position for all its waiting tasks.
         let from_here = leaves.iter().any(|leaving| leaving.may_hold);
-        let follows = self.others_absent && from_here;
+        let follows = self.others_wait == Some(false) && from_here;
         let requests = if together {
             // Where nobody is expected, there is nobody to adopt from.
             let reserve = self.reserve(from_here);
