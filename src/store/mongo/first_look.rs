@@ -1,14 +1,11 @@
 //! The look at the server by which a client is built, for one that is built without it: before its first command.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use mongodb::{Database, options::ReadPreference};
 use tokio::{
     runtime::Handle,
-    sync::Mutex,
+    sync::OnceCell,
     time::{Instant, timeout},
 };
 
@@ -18,7 +15,7 @@ use crate::{backoff::Backoff, error::ServerError, store::detached::detached};
 /// Whether the server was looked at, and found to keep locks.
 #[derive(Debug)]
 pub(super) struct FirstLook {
-    is_done: AtomicBool,
+    done: OnceCell<()>,
     requires_stream: bool,
     /// The error of the last look, and until when it stands for the next: longer after each that fails.
     failed: Mutex<(Option<(ServerError, Instant)>, Backoff)>,
@@ -28,7 +25,7 @@ impl FirstLook {
     /// Returns that of a store whose server has been looked at.
     pub(super) fn taken() -> Self {
         Self {
-            is_done: AtomicBool::new(true),
+            done: OnceCell::new_with(Some(())),
             ..Self::due(false)
         }
     }
@@ -36,7 +33,7 @@ impl FirstLook {
     /// Returns that of a store whose server has not; it may be required to have change streams.
     fn due(requires_stream: bool) -> Self {
         Self {
-            is_done: AtomicBool::new(false),
+            done: OnceCell::new(),
             requires_stream,
             failed: Mutex::default(),
         }
@@ -60,16 +57,14 @@ impl MongoStore {
     /// Looks at the server, unless that was done; of several that ask, one looks and the others wait for it. After a
     /// failure its error stands for a growing time.
     pub(in crate::store) async fn look(&self) -> Result<(), ServerError> {
+        let done = &self.first_look.done;
+        done.get_or_try_init(|| self.look_anew()).await.copied()
+    }
+
+    async fn look_anew(&self) -> Result<(), ServerError> {
         let look = &self.first_look;
-        if look.is_done.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let mut failed = look.failed.lock().await;
-        if look.is_done.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let (last, backoff) = &mut *failed;
-        if let Some((error, until)) = last
+        let failed = || look.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        if let (Some((error, until)), _) = &*failed()
             && Instant::now() < *until
         {
             return Err(error.clone());
@@ -84,16 +79,9 @@ impl MongoStore {
             Ok(mut connected) => connected.problem(look.requires_stream).map(ServerError::not_built),
             Err(error) => Some(error),
         };
-        match problem {
-            None => {
-                look.is_done.store(true, Ordering::Release);
-                *last = None;
-                Ok(())
-            }
-            Some(error) => {
-                *last = Some((error.clone(), Instant::now() + backoff.failed()));
-                Err(error)
-            }
-        }
+        let Some(error) = problem else { return Ok(()) };
+        let (last, backoff) = &mut *failed();
+        *last = Some((error.clone(), Instant::now() + backoff.failed()));
+        Err(error)
     }
 }
