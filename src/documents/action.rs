@@ -1,11 +1,6 @@
 //! Acquires of documents, and claims.
 
-use std::{
-    fmt,
-    marker::PhantomData,
-    sync::{Arc, PoisonError},
-    time::Duration,
-};
+use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 
 use mongodb::bson::{Bson, Document};
 use serde::de::DeserializeOwned;
@@ -31,7 +26,7 @@ use crate::{
     },
     name::LockName,
     protocol::Kind,
-    session::{CLAIMED_MOST, Failing, SKIPPED_AT_ONCE},
+    session::{CLAIMED_MOST, Claiming, SKIPPED_AT_ONCE, UserHandle},
     store::{Wanted, read_as},
     telemetry::Attempt,
     truncated_debug::Brief,
@@ -222,19 +217,21 @@ impl<T: DeserializeOwned + Send + Sync + 'static, C: Count> CanAcquire for Claim
             if tries && timeout == Some(Duration::ZERO) {
                 return Err(unanswered(None));
             }
+            let session = request.locks.session()?;
+            let (wanted, owner) = (request.wanted.clone(), session.config.owner(options.reason));
             // Until the first answer comes.
-            let failing = Failing::new(timeout.map(ServerError::unanswered).into());
-            let claiming = request.claim(options, waits, &failing);
+            let failing = timeout.map(ServerError::unanswered);
+            let claiming = session.claiming(wanted, owner, options.terms, request.most, failing);
+            let claim = claim_readable(&session, &claiming, waits);
             let claimed = match timeout.filter(|timeout| !timeout.is_zero()) {
                 // Dropping a claim releases a document that it got at that moment.
-                Some(timeout) => tokio::time::timeout(timeout, claiming).await.ok(),
-                None => Some(claiming.await),
+                Some(timeout) => tokio::time::timeout(timeout, claim).await.ok(),
+                None => Some(claim.await),
             };
-            let failing = failing.lock().unwrap_or_else(PoisonError::into_inner).take();
-            match (claimed.transpose()?, failing) {
+            match (claimed.transpose()?, claiming.failure()) {
                 (Some(claimed), _) if tries || !claimed.is_empty() => Ok(claimed),
                 (None, _) if tries => Err(unanswered(timeout.map(ServerError::unanswered))),
-                (None, None) if request.is_in_doubt() => Err(unanswered(Some(ServerError::overdue()))),
+                (None, None) if claiming.is_in_doubt() => Err(unanswered(Some(ServerError::overdue()))),
                 (_, None) => Err(AcquireError::Timeout {
                     name: name.clone(),
                     waited: timeout.unwrap_or_default(),
@@ -274,54 +271,44 @@ impl<T: DeserializeOwned, C> Claim<T, C> {
         let reason = options.reason.as_deref();
         Ok(Attempt::begin(None, None, Kind::Document, 1, waits, reason))
     }
+}
 
-    /// Whether the lost answer of an earlier claim may be why nothing is free.
-    fn is_in_doubt(&self) -> bool {
-        let session = self.locks.session();
-        session.is_ok_and(|session| session.is_claim_in_doubt(&self.wanted))
-    }
-
-    async fn claim(
-        &self,
-        options: Options,
-        waits: bool,
-        failing: &Failing,
-    ) -> Result<Vec<(OwnedHold, HeldItem<T>)>, AcquireError> {
-        let session = self.locks.session()?;
-        let owner = session.config.owner(options.reason);
-        let claiming = session.claiming(self.wanted.clone(), owner, options.terms, self.most);
-        let mut unreadable = None;
-        for _ in 0..SKIPPED_AT_ONCE {
-            let given = session.claim(&claiming, waits, unreadable.is_some(), failing).await;
-            let given = match (given, unreadable.take()) {
-                // No other document is left.
-                (Err(AcquireError::Unclaimable { .. }), Some(unreadable)) => return Err(unreadable),
-                (given, _) => given?,
+/// Claims documents that can be read; those that can't are released, and others claimed.
+async fn claim_readable<T: DeserializeOwned>(
+    session: &UserHandle,
+    claiming: &Arc<Claiming>,
+    waits: bool,
+) -> Result<Vec<(OwnedHold, HeldItem<T>)>, AcquireError> {
+    let mut unreadable = None;
+    for _ in 0..SKIPPED_AT_ONCE {
+        let given = match (claiming.claim(waits).await, unreadable.take()) {
+            // No other document is left.
+            (Err(AcquireError::Unclaimable { .. }), Some(unreadable)) => return Err(unreadable),
+            (given, _) => given?,
+        };
+        let mut claimed = Vec::with_capacity(given.len());
+        for given in given {
+            let (Some(hold), document, attempt) = given.take() else {
+                continue;
             };
-            let mut claimed = Vec::with_capacity(given.len());
-            for given in given {
-                let (Some(hold), document, attempt) = given.take() else {
-                    continue;
-                };
-                let own = OwnedHold::new(session.clone(), hold);
-                let id = document.get("_id").cloned().unwrap_or(Bson::Null);
-                match read(own, id.clone(), &document, None, attempt) {
-                    Ok(read) => claimed.push(read),
-                    Err(error) => {
-                        // It was released when it was dropped, and others are claimed.
-                        if let AcquireError::Unreadable { cause, .. } = &error {
-                            session.pass_over(id, cause.clone(), true);
-                        }
-                        unreadable = Some(error);
+            let own = OwnedHold::new(session.clone(), hold);
+            let id = document.get("_id").cloned().unwrap_or(Bson::Null);
+            match read(own, id.clone(), &document, None, attempt) {
+                Ok(read) => claimed.push(read),
+                Err(error) => {
+                    // It was released when it was dropped.
+                    if let AcquireError::Unreadable { cause, .. } = &error {
+                        claiming.pass_over(id, cause.clone());
                     }
+                    unreadable = Some(error);
                 }
             }
-            if unreadable.is_none() || !claimed.is_empty() {
-                return Ok(claimed);
-            }
         }
-        unreadable.map_or(Ok(Vec::new()), Err)
+        if unreadable.is_none() || !claimed.is_empty() {
+            return Ok(claimed);
+        }
     }
+    unreadable.map_or(Ok(Vec::new()), Err)
 }
 
 impl<T, C> Clone for Claim<T, C> {

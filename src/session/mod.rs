@@ -59,7 +59,7 @@ use crate::{
     wake_mode::{PollingReason, WakeMode},
 };
 use claims::Claims;
-pub(crate) use claims::{Failing, skip_list::SKIPPED_AT_ONCE};
+pub(crate) use claims::{Claiming, skip_list::SKIPPED_AT_ONCE};
 use deadlocks::LongWaits;
 use fleet::Fleet;
 use heartbeat::Overdue;

@@ -1,9 +1,6 @@
 //! One attempt to claim a document, and the handling of its answer.
 
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use mongodb::bson::Bson;
 use tokio::time::{Instant, timeout};
@@ -14,7 +11,7 @@ use super::super::{
     in_flight::{Slot, patience},
     line::{Context, UNANSWERED},
 };
-use super::{ClaimedDocument, Claiming, filter::Filter, skip_list::SKIPPED_AT_ONCE};
+use super::{ClaimedDocument, Claiming, skip_list::SKIPPED_AT_ONCE};
 use crate::{
     config::millis,
     error::ServerError,
@@ -28,43 +25,11 @@ use crate::{
 /// The kind and capacity of a claimed document's lock.
 pub(super) const USED: (Kind, i64) = (Kind::Document, 1);
 
-/// The outcome of an attempt that was answered. Where it has no document, none is free.
-#[derive(Debug, Default)]
-struct Round {
-    claimed: Vec<ClaimedDocument>,
-    /// Why a document could not be claimed; others may be.
-    passed_over: Option<ServerError>,
-}
+/// The outcome of an attempt that was answered: the documents, and why one could not be claimed, as others may be. Where it
+/// has neither, none is free.
+type Round = (Vec<ClaimedDocument>, Option<ServerError>);
 
-/// The last error of a claim, unless the server has answered since. Its caller begins with a silence.
-pub(crate) type Failing = Arc<Mutex<Option<ServerError>>>;
-
-/// A claim, and the outcome of its attempts so far.
-pub(super) struct Attempts {
-    session: Arc<Session>,
-    pub(super) claiming: Claiming,
-    /// Whether a document was passed over.
-    pub(super) have_passed: bool,
-    failing: Failing,
-}
-
-impl Attempts {
-    pub(super) fn new(session: &Arc<Session>, claiming: &Claiming, has_passed: bool, failing: &Failing) -> Self {
-        if has_passed {
-            claiming.filter.ask_for_scan();
-        }
-        Self {
-            session: session.clone(),
-            claiming: claiming.clone(),
-            have_passed: has_passed,
-            failing: failing.clone(),
-        }
-    }
-
-    fn failing(&self) -> MutexGuard<'_, Option<ServerError>> {
-        self.failing.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
+impl Claiming {
     /// Notes the answer that nothing is free.
     pub(super) fn answered(&self) {
         *self.failing() = None;
@@ -77,45 +42,122 @@ impl Attempts {
         if !(failing.as_ref().is_some_and(is_silence) && is_silence(&error)) {
             *failing = Some(error);
         }
-        self.claiming.filter.note_answer(false);
+        self.filter.note_answer(false);
     }
 
     /// Claims, and goes on with the next document if one can't be claimed. Returns no document if none is free.
-    pub(super) async fn once(&mut self, how: How) -> Result<Vec<ClaimedDocument>, ServerError> {
-        let filter = self.claiming.filter.clone();
+    pub(super) async fn once(self: &Arc<Self>, how: How) -> Result<Vec<ClaimedDocument>, ServerError> {
         // That wait is none for the server.
-        let _many = match self.claiming.most {
+        let _many = match self.most {
             1 => None,
-            _ => Some(filter.many.lock().await),
+            _ => Some(self.filter.many.lock().await),
         };
         for passed in 1.. {
-            let Round { claimed, passed_over } = self.round(how).await?;
-            filter.note_answer(true);
+            let (claimed, passed_over) = self.round(how).await?;
+            self.filter.note_answer(true);
             let Some(why) = passed_over.filter(|_| claimed.is_empty()) else {
                 return Ok(claimed);
             };
             if passed == SKIPPED_AT_ONCE {
                 return Err(why);
             }
-            self.have_passed = true;
-            // The document may hold up all claims.
-            filter.ask_for_scan();
+            self.passed();
         }
         Ok(Vec::new())
     }
 
     /// Claims by a task of its own, which gives back what nobody waits for any more.
-    async fn round(&self, how: How) -> Result<Round, ServerError> {
-        let session = self.session.clone();
-        let slot = session.in_flight.slot_of_claim().await;
-        let claiming = session.run_claim(self.claiming.clone(), how, slot);
-        let mut task = self.session.spawn_for(claiming);
+    async fn round(self: &Arc<Self>, how: How) -> Result<Round, ServerError> {
+        let slot = self.session.in_flight.slot_of_claim().await;
+        let mut task = self.session.spawn_for(self.clone().run_once(how, slot));
         match timeout(UNANSWERED, &mut task).await {
             Ok(claimed) => claimed?,
             Err(_) => {
                 self.note(ServerError::unanswered(UNANSWERED));
                 task.await?
             }
+        }
+    }
+
+    /// Claims once. Without an answer in time, the command runs on by itself. Documents that nobody takes are given
+    /// back with the result.
+    async fn run_once(self: Arc<Self>, how: How, slot: Option<Slot>) -> Result<Round, ServerError> {
+        let (session, filter, lease) = (&self.session, &self.filter, self.lease);
+        let length = lease.length.min(session.config.lease);
+        let within = session.in_flight.limit_of_claim(filter.takes(), length);
+        // One after the other, so that the end of the session sees the first before any is sent.
+        let entries: Vec<String> = (0..self.most).map(|_| session.ids.claim()).collect();
+        if session.takes_nothing_new() {
+            session.settle_claims(&entries);
+            return Ok(Round::default());
+        }
+        let command = session.ids.operation();
+        let operations = entries.iter().map(|entry| Operation {
+            // To its documents, a command is one operation.
+            id: command.clone(),
+            ..session.operation_of_claim(entry.clone(), self.owner.clone(), lease)
+        });
+        let operations: Vec<Operation> = operations.collect();
+        let (store, asked) = (session.store.clone(), filter.clone());
+        let skipped = session.claims.skip_list().ids(Instant::now());
+        let sent = Instant::now();
+        let mut claim = Box::pin(async move { store.claim(&asked.wanted, &skipped, &operations, within).await });
+        let (answer, adrift) = match session.in_flight.answer(claim.as_mut(), slot, within).await {
+            Ok(answer) => (answer, None),
+            Err(adrift) => (Err(ServerError::unanswered(patience(within))), Some(adrift)),
+        };
+        let error = answer.as_ref().map_or_else(Some, |taken| taken.unsent.as_ref());
+        if error.is_none_or(ServerError::ran_out_of_time) {
+            // Where it ran out of time, such claims take longer than that.
+            filter.took(sent.elapsed());
+        }
+        let taken = answer.unwrap_or_else(|error| Taken {
+            failed: Some(error),
+            ..Taken::default()
+        });
+        // Where no server was found, nothing was sent.
+        let is_unknown = |error: &ServerError| !(error.is_final() || error.found_no_server());
+        if taken.failed.as_ref().is_some_and(is_unknown) {
+            let is_there = |entry: &String| taken.claimed.iter().any(|claimed| claimed.entry == *entry);
+            for entry in entries.iter().filter(|entry| !is_there(entry)) {
+                session.search_orphan(filter, entry.clone(), lease.length, sent + within);
+            }
+        }
+        let outcome = self.outcome(taken, how);
+        session.settle_claims(&entries);
+        if let Some(adrift) = adrift {
+            let waits_for_nothing = session.clone();
+            session.spawn(async move {
+                // Nothing waits for it any more.
+                if let (Some(session), Ok(late)) = adrift.outlast(waits_for_nothing, claim.as_mut()).await {
+                    for late in late.claimed {
+                        session.take_out_claim(late.name, late.entry, lease.length);
+                    }
+                }
+            });
+        }
+        outcome
+    }
+
+    /// Carries out what an answer demands.
+    fn outcome(&self, taken: Taken, how: How) -> Result<Round, ServerError> {
+        let (mut round, mut failed) = (Round::default(), taken.failed.or(taken.unsent));
+        for (document, error) in taken.refused {
+            self.session.pass_over(document, Arc::new(error.clone()), true);
+            round.1 = Some(error);
+        }
+        for claimed in taken.claimed {
+            if let (Some(most), Some(attempt)) = (self.filter.wanted.attempts_most, claimed.attempt)
+                && attempt >= most
+            {
+                telemetry::last_attempt(&claimed.name, attempt);
+            }
+            let added = self.session.claimed(claimed, (self.lease, how), &mut round);
+            failed = added.err().or(failed);
+        }
+        match failed {
+            Some(error) if round.0.is_empty() => Err(error),
+            _ => Ok(round),
         }
     }
 }
@@ -146,76 +188,6 @@ pub(in crate::session) fn grant_of(
 }
 
 impl Session {
-    /// Claims once. Without an answer in time, the command runs on by itself. Documents that nobody takes are given
-    /// back with the result.
-    async fn run_claim(
-        self: Arc<Self>,
-        claiming: Claiming,
-        how: How,
-        slot: Option<Slot>,
-    ) -> Result<Round, ServerError> {
-        let Claiming {
-            filter,
-            owner,
-            lease,
-            most,
-        } = claiming;
-        let length = lease.length.min(self.config.lease);
-        let within = self.in_flight.limit_of_claim(filter.takes(), length);
-        // One after the other, so that the end of the session sees the first before any is sent.
-        let entries: Vec<String> = (0..most).map(|_| self.ids.claim()).collect();
-        if self.takes_nothing_new() {
-            self.settle_claims(&entries);
-            return Ok(Round::default());
-        }
-        let command = self.ids.operation();
-        let operations = entries.iter().map(|entry| Operation {
-            // To its documents, a command is one operation.
-            id: command.clone(),
-            ..self.operation_of_claim(entry.clone(), owner.clone(), lease)
-        });
-        let operations: Vec<Operation> = operations.collect();
-        let (store, asked) = (self.store.clone(), filter.clone());
-        let skipped = self.claims.skip_list().ids(Instant::now());
-        let sent = Instant::now();
-        let mut claim = Box::pin(async move { store.claim(&asked.wanted, &skipped, &operations, within).await });
-        let (answer, adrift) = match self.in_flight.answer(claim.as_mut(), slot, within).await {
-            Ok(answer) => (answer, None),
-            Err(adrift) => (Err(ServerError::unanswered(patience(within))), Some(adrift)),
-        };
-        let error = answer.as_ref().map_or_else(Some, |taken| taken.unsent.as_ref());
-        if error.is_none_or(ServerError::ran_out_of_time) {
-            // Where it ran out of time, such claims take longer than that.
-            filter.took(sent.elapsed());
-        }
-        let taken = answer.unwrap_or_else(|error| Taken {
-            failed: Some(error),
-            ..Taken::default()
-        });
-        // Where no server was found, nothing was sent.
-        let is_unknown = |error: &ServerError| !(error.is_final() || error.found_no_server());
-        if taken.failed.as_ref().is_some_and(is_unknown) {
-            let is_there = |entry: &String| taken.claimed.iter().any(|claimed| claimed.entry == *entry);
-            for entry in entries.iter().filter(|entry| !is_there(entry)) {
-                self.search_orphan(&filter, entry.clone(), lease.length, sent + within);
-            }
-        }
-        let outcome = self.outcome(taken, &filter, (lease, how));
-        self.settle_claims(&entries);
-        if let Some(adrift) = adrift {
-            let session = self.clone();
-            self.spawn(async move {
-                // Nothing waits for it any more.
-                if let (Some(session), Ok(late)) = adrift.outlast(session, claim.as_mut()).await {
-                    for late in late.claimed {
-                        session.take_out_claim(late.name, late.entry, lease.length);
-                    }
-                }
-            });
-        }
-        outcome
-    }
-
     /// Notes that the outcome of an attempt with these entries is known.
     fn settle_claims(&self, entries: &[String]) {
         for entry in entries {
@@ -261,34 +233,13 @@ impl Session {
         }
     }
 
-    /// Carries out what an answer demands.
-    fn outcome(self: &Arc<Self>, taken: Taken, filter: &Filter, asked: (Lease, How)) -> Result<Round, ServerError> {
-        let (mut round, mut failed) = (Round::default(), taken.failed.or(taken.unsent));
-        for (document, error) in taken.refused {
-            self.pass_over(document, Arc::new(error.clone()), true);
-            round.passed_over = Some(error);
-        }
-        for claimed in taken.claimed {
-            if let (Some(most), Some(attempt)) = (filter.wanted.attempts_most, claimed.attempt)
-                && attempt >= most
-            {
-                telemetry::last_attempt(&claimed.name, attempt);
-            }
-            failed = self.claimed(claimed, asked, &mut round).err().or(failed);
-        }
-        match failed {
-            Some(error) if round.claimed.is_empty() => Err(error),
-            _ => Ok(round),
-        }
-    }
-
     /// Adds a claimed document to the holds, unless the news came too late to be believed: then the server took too
     /// long for this lease.
     fn claimed(
         self: &Arc<Self>,
         claimed: Claimed,
         (lease, how): (Lease, How),
-        round: &mut Round,
+        (documents, passed_over): &mut Round,
     ) -> Result<(), ServerError> {
         let Claimed {
             entry,
@@ -307,7 +258,7 @@ impl Session {
                 self.take_out_claim(name, entry, lease.length);
                 let error = ServerError::from(malformed);
                 self.pass_over(id, Arc::new(error.clone()), true);
-                round.passed_over.get_or_insert(error);
+                passed_over.get_or_insert(error);
                 return Ok(());
             }
         };
@@ -324,7 +275,7 @@ impl Session {
             };
         };
         self.claims.skip_list().forget(&name::of_id(&id));
-        round.claimed.push(ClaimedDocument {
+        documents.push(ClaimedDocument {
             session: self.clone(),
             hold: Some(hold),
             document,
@@ -332,9 +283,7 @@ impl Session {
         });
         Ok(())
     }
-}
 
-impl Session {
     /// Adds the hold of an entry that was pending. `None`: the client shuts down, or the news came too late to be
     /// believed. Then the entry is pending still, until the caller has seen to it.
     pub(in crate::session) fn settle(

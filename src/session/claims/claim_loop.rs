@@ -1,6 +1,9 @@
 //! The way of one claim: it takes what is free, or waits until a document becomes free.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::HashSet,
+    sync::{Arc, atomic::Ordering},
+};
 
 use tokio::{
     sync::OwnedMutexGuard,
@@ -9,8 +12,7 @@ use tokio::{
 
 use super::{
     super::{Session, hedged_read::Cost},
-    ClaimedDocument,
-    attempt::Attempts,
+    ClaimedDocument, Claiming,
     filter::Filter,
     skip_list::Why,
 };
@@ -22,51 +24,43 @@ use crate::{
     waitlist::{How, answers::TRY_FOR, timing},
 };
 
-impl Session {
-    /// Claims what is free. `None`: the claim waits, and has to take its turn.
-    pub(super) async fn claim_what_is_free(
-        self: &Arc<Self>,
-        attempts: &mut Attempts,
-        waits: bool,
-    ) -> Result<Option<Vec<ClaimedDocument>>, AcquireError> {
+impl Claiming {
+    /// Claims what is free, or whatever comes to be free if it `waits`.
+    pub(super) async fn run(self: &Arc<Self>, waits: bool) -> Result<Vec<ClaimedDocument>, AcquireError> {
         if !waits {
-            return self.claim_at_once(attempts).await.map(Some);
+            return self.claim_at_once().await;
         }
-        let filter = &attempts.claiming.filter;
         // As long as there is enough for all, no task waits for another.
-        if filter.nobody_waits() {
-            match attempts.once(How::AtOnce).await {
-                Ok(claimed) if !claimed.is_empty() => return Ok(Some(claimed)),
-                Ok(_) => attempts.answered(),
+        if self.filter.nobody_waits() {
+            match self.once(How::AtOnce).await {
+                Ok(claimed) if !claimed.is_empty() => return Ok(claimed),
+                Ok(_) => self.answered(),
                 Err(error) if error.is_final() => return Err(error.into()),
-                Err(error) => attempts.note(error),
+                Err(error) => self.note(error),
             }
-        } else if filter.is_answered() {
+        } else if self.filter.is_answered() {
             // That of the task that has the turn.
-            attempts.answered();
+            self.answered();
         }
-        Ok(None)
+        self.claim_when_free().await
     }
 
     /// Claims what is free now, and tries for some seconds if the server gives no answer.
-    async fn claim_at_once(self: &Arc<Self>, attempts: &mut Attempts) -> Result<Vec<ClaimedDocument>, AcquireError> {
+    async fn claim_at_once(self: &Arc<Self>) -> Result<Vec<ClaimedDocument>, AcquireError> {
         let until = Instant::now() + TRY_FOR;
         let mut backoff = Backoff::default();
-        let filter = attempts.claiming.filter.clone();
         loop {
-            let was_doubtful = self.may_have_orphans_in(&filter);
-            let claimed = timeout_at(until, attempts.once(How::AtOnce)).await;
+            let was_doubtful = self.is_in_doubt();
+            let claimed = timeout_at(until, self.once(How::AtOnce)).await;
             let claimed = claimed.unwrap_or_else(|_| Err(ServerError::unanswered(TRY_FOR)));
             let why = match claimed {
                 // Once no orphan holds a document, the next answer counts.
-                Ok(claimed) if claimed.is_empty() && (was_doubtful || self.may_have_orphans_in(&filter)) => {
-                    ServerError::overdue()
-                }
+                Ok(claimed) if claimed.is_empty() && (was_doubtful || self.is_in_doubt()) => ServerError::overdue(),
                 Ok(claimed) if claimed.is_empty() => break,
                 // Another try may get a connection that works, the next primary, or a limit that is long enough, or be faster
                 // than others.
                 Err(error) if !error.is_final() && !error.found_no_server() => {
-                    attempts.note(error.clone());
+                    self.note(error.clone());
                     error
                 }
                 claimed => return Ok(claimed?),
@@ -77,56 +71,54 @@ impl Session {
                 return Err(why.into());
             }
         }
-        attempts.answered();
+        self.answered();
         // The claim was answered; the scan is only for documents that may hold up all claims.
-        if let Some(turn) = filter.begin_scan(false)
-            && let Ok(Ok(outlook)) = timeout_at(until, self.scan(&filter, turn)).await
+        if let Some(turn) = self.filter.begin_scan(false)
+            && let Ok(Ok(outlook)) = timeout_at(until, self.session.scan(&self.filter, turn)).await
         {
-            self.some_are_claimable(&outlook, true)?;
+            self.session.some_are_claimable(&outlook, true)?;
         }
         Ok(Vec::new())
     }
 
     /// Claims again whenever a document may have become free, in its turn.
-    pub(super) async fn claim_when_free(
-        self: &Arc<Self>,
-        attempts: &mut Attempts,
-    ) -> Result<Vec<ClaimedDocument>, AcquireError> {
-        let filter = attempts.claiming.filter.clone();
+    async fn claim_when_free(self: &Arc<Self>) -> Result<Vec<ClaimedDocument>, AcquireError> {
+        let (session, filter) = (&self.session, &self.filter);
+        let has_passed = || self.has_passed.load(Ordering::Relaxed);
         // Who has met a document that can't be claimed looks for others before its turn, and is told if there are none:
         // whoever has the turn may wait for long.
-        let mut turn = match attempts.have_passed {
+        let mut turn = match has_passed() {
             true => None,
             false => Some(filter.turn.lock().await),
         };
         let since = Instant::now();
         let mut how = How::Asking;
-        let mut freed = self.claims.freed.subscribe();
+        let mut freed = session.claims.freed.subscribe();
         // The stream reports what becomes free, as long as a task has subscribed to it.
-        self.need_stream();
+        session.need_stream();
         let mut backoff = Backoff::default();
         loop {
             let is_reported = *freed.borrow_and_update();
             let began = Instant::now();
             // When to try again after an event, and without one.
-            let (after_event, again) = match attempts.once(how).await {
+            let (after_event, again) = match self.once(how).await {
                 Ok(claimed) if !claimed.is_empty() => return Ok(claimed),
                 Ok(_) => {
-                    attempts.answered();
+                    self.answered();
                     backoff = Backoff::default();
                     let soonest = filter.tried_in_vain(began);
-                    let polled = Instant::now() + timing::poll_interval(&self.config, 0, since.elapsed());
+                    let polled = Instant::now() + timing::poll_interval(&session.config, 0, since.elapsed());
                     let scan = filter.begin_scan(true);
                     let is_old = scan.is_none();
                     if let Some(turn_to_scan) = scan {
-                        match self.scan(&filter, turn_to_scan).await {
+                        match session.scan(filter, turn_to_scan).await {
                             Ok(outlook) => {
-                                self.some_are_claimable(&outlook, attempts.have_passed)?;
+                                session.some_are_claimable(&outlook, has_passed())?;
                                 if turn.is_none() {
                                     turn = Some(filter.turn.lock().await);
                                 }
                             }
-                            Err(error) => attempts.note(error),
+                            Err(error) => self.note(error),
                         }
                     }
                     let polled = polled.max(soonest);
@@ -143,7 +135,7 @@ impl Session {
                     let now = Instant::now();
                     let soonest = now + backoff.failed();
                     let is_slow = error.ran_out_of_time();
-                    attempts.note(error);
+                    self.note(error);
                     match is_slow {
                         // It kept the server as busy as a try that is answered. It may have met a transaction that has
                         // written the document, and that ends with an event.
@@ -165,7 +157,9 @@ impl Session {
             };
         }
     }
+}
 
+impl Session {
     /// Scans everything that is wanted, none of which is free: for when the next lease ends, and for documents that can
     /// never be claimed. It goes on without its claim, as the reading does, and its end tells the others when to scan.
     pub(super) async fn scan(

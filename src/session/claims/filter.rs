@@ -219,26 +219,6 @@ mod tests {
         assert_eq!(tried(&filter, millis(1)).await, millis(4));
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn slow_tries_are_made_seldom() {
-        let filter = Filter::new(wanting(1));
-        for _ in 0..5 {
-            let pause = tried(&filter, millis(500)).await;
-            assert_eq!(pause, millis(2_000));
-            advance(pause).await;
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_time_of_slow_claims_is_known_until_they_are_quick_again() {
-        let filter = Filter::new(wanting(1));
-        let known = [3_000, 10, 10, 1_000, 1].map(|took| {
-            filter.took(millis(took));
-            filter.takes().as_millis()
-        });
-        assert_eq!(known, [3_000, 1_500, 750, 1_000, 500]);
-    }
-
     /// Ends a scan in this way, and returns how long the filter rests after it.
     async fn rest(filter: &Filter, takes: Duration, ended: Result<(bool, Instant), bool>) -> Duration {
         let (began, scanning) = (Instant::now(), filter.begin_scan(false).unwrap());
@@ -284,44 +264,5 @@ mod tests {
         filter.scanned(Instant::now(), answered(true));
         let failed = rest(&filter, millis(1), Err(true)).await;
         assert_eq!(failed, millis(50), "after a success");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_document_that_can_t_be_claimed_makes_a_scan_due_unless_scans_fail() {
-        let filter = Filter::new(wanting(1));
-        for (ended, is_due) in [(Err(true), false), (Ok((false, Instant::now())), true)] {
-            assert!(filter.begin_scan(false).is_some());
-            filter.scanned(Instant::now(), ended);
-            filter.ask_for_scan();
-            assert_eq!(filter.begin_scan(false).is_some(), is_due);
-            advance(millis(1_000)).await;
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_scan_that_is_under_way_is_one_for_all_claims() {
-        let filter = Filter::new(wanting(1));
-        let scanning = filter.begin_scan(false).unwrap();
-        advance(millis(30_000)).await;
-        assert!(filter.begin_scan(false).is_none());
-        // They ask again meanwhile as if nothing were known.
-        let polled = Instant::now() + millis(20);
-        assert_eq!(filter.again_at(true, polled), polled);
-        drop(scanning);
-        assert!(filter.begin_scan(false).is_some());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_claim_waits_for_the_first_end_of_a_lease_and_an_old_scan_is_made_anew() {
-        let filter = Filter::new(wanting(1));
-        let (now, polled) = (Instant::now(), Instant::now() + millis(20));
-        assert_eq!(filter.again_at(true, polled), polled);
-        let free_at = now + millis(5_000);
-        filter.scanned(now, Ok((false, free_at)));
-        assert_eq!(filter.again_at(false, polled), free_at);
-        assert_eq!(filter.again_at(true, polled), now + LONGEST_PAUSE);
-        advance(millis(6_000)).await;
-        let polled = Instant::now() + millis(20);
-        assert_eq!(filter.again_at(true, polled), polled, "that lease was renewed");
     }
 }

@@ -14,10 +14,13 @@ pub(crate) mod skip_list;
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
-use mongodb::bson::Document;
+use mongodb::bson::{Bson, Document};
 use tokio::sync::{oneshot, watch};
 
 use super::{Session, hold::Hold};
@@ -27,12 +30,10 @@ use crate::{
     protocol::Owner,
     store::Wanted,
 };
-use attempt::Attempts;
-pub(crate) use attempt::Failing;
 pub(super) use attempt::grant_of;
 use filter::{Filter, KNOWN_MOST};
 use orphan_search::Orphan;
-use skip_list::SkipList;
+use skip_list::{SkipList, Why};
 
 /// The state that all claims of one session share.
 #[derive(Debug, Default)]
@@ -86,14 +87,19 @@ fn key(wanted: &Wanted) -> Vec<u8> {
     key
 }
 
-/// A claim of any documents that are free.
-#[derive(Clone, Debug)]
+/// A claim of any documents that are free, with the outcome of its attempts so far.
+#[derive(Debug)]
 pub(crate) struct Claiming {
+    session: Arc<Session>,
     filter: Arc<Filter>,
     owner: Owner,
     lease: Lease,
     /// Maximum number of documents.
     most: usize,
+    /// Whether it has passed over a document that can't be claimed.
+    has_passed: AtomicBool,
+    /// Its last error, unless the server has answered since. It begins with a silence.
+    failing: Mutex<Option<ServerError>>,
 }
 
 /// A claimed document. Dropping it gives it back.
@@ -122,71 +128,24 @@ impl Drop for ClaimedDocument {
 }
 
 impl Session {
-    /// Returns a claim of so many documents at most.
-    pub(crate) fn claiming(&self, wanted: Wanted, owner: Owner, terms: Terms, most: usize) -> Claiming {
-        Claiming {
+    /// Returns a claim of so many documents at most, which fails with this error unless the server answers.
+    pub(crate) fn claiming(
+        self: &Arc<Self>,
+        wanted: Wanted,
+        owner: Owner,
+        terms: Terms,
+        most: usize,
+        failing: Option<ServerError>,
+    ) -> Arc<Claiming> {
+        Arc::new(Claiming {
+            session: self.clone(),
             filter: self.claims.filter(wanted),
             owner,
             lease: terms.lease(&self.config),
             most,
-        }
-    }
-
-    /// Claims documents; where none is free, waits or returns none. `has_passed`: it has met a document that
-    /// can't be claimed. While it waits, `failing` has the last error.
-    ///
-    /// Cancel safe: documents claimed at the moment the future is dropped are given back.
-    pub(crate) async fn claim(
-        self: &Arc<Self>,
-        claiming: &Claiming,
-        waits: bool,
-        has_passed: bool,
-        failing: &Failing,
-    ) -> Result<Vec<ClaimedDocument>, AcquireError> {
-        self.ensure_usable()?;
-        let claimed = async {
-            let mut attempts = Attempts::new(self, claiming, has_passed, failing);
-            // Those of many take turns from the first attempt on.
-            let begins_here = claiming.most == 1;
-            if begins_here && let Some(claimed) = self.claim_what_is_free(&mut attempts, waits).await? {
-                return Ok(claimed);
-            }
-            let (session, (mut to, claimed)) = (self.clone(), oneshot::channel());
-            // It has turns for which other claims wait. So it runs in a task of its own, which ends with the future: the
-            // caller may not poll that for a while.
-            self.spawn(async move {
-                let claiming = async {
-                    if !begins_here && let Some(claimed) = session.claim_what_is_free(&mut attempts, waits).await? {
-                        return Ok(claimed);
-                    }
-                    session.claim_when_free(&mut attempts).await
-                };
-                tokio::select! {
-                    biased;
-                    () = to.closed() => {}
-                    claimed = claiming => drop(to.send(claimed)),
-                }
-            });
-            // The sender is dropped without an answer only when the session's runtime ends.
-            claimed
-                .await
-                .unwrap_or_else(|_| Err(ServerError::runtime_ended().into()))
-        };
-        tokio::select! {
-            biased;
-            () = self.closing.cancelled() => Err(self.why_closed()),
-            stands_still = self.stands_still() => Err(stands_still.into()),
-            claimed = claimed => match claimed {
-                // Of a client that takes nothing new, that says nothing of the documents.
-                Ok(claimed) if claimed.is_empty() && self.takes_nothing_new() => Err(self.why_closed()),
-                claimed => claimed,
-            },
-        }
-    }
-
-    /// Whether an entry of this client, of which no task knows, may be what holds what is wanted.
-    pub(crate) fn is_claim_in_doubt(&self, wanted: &Wanted) -> bool {
-        self.may_have_orphans_in(&self.claims.filter(wanted.clone()))
+            has_passed: AtomicBool::new(false),
+            failing: Mutex::new(failing),
+        })
     }
 
     /// Notes that a document may be free now, and whether the stream reports the next one that becomes free.
@@ -197,6 +156,64 @@ impl Session {
     /// Whether a task waits for a document to become free.
     pub(in crate::session) fn is_claiming(&self) -> bool {
         self.claims.freed.receiver_count() > 0
+    }
+}
+
+impl Claiming {
+    /// Claims documents; where none is free, waits or returns none.
+    ///
+    /// Cancel safe: documents claimed at the moment the future is dropped are given back.
+    pub(crate) async fn claim(self: &Arc<Self>, waits: bool) -> Result<Vec<ClaimedDocument>, AcquireError> {
+        let session = &self.session;
+        session.ensure_usable()?;
+        let (claiming, (mut to, claimed)) = (self.clone(), oneshot::channel());
+        // It has turns for which other claims wait. So it runs in a task of its own, which ends with the future: the
+        // caller may not poll that for a while.
+        session.spawn(async move {
+            tokio::select! {
+                biased;
+                () = to.closed() => {}
+                claimed = claiming.run(waits) => drop(to.send(claimed)),
+            }
+        });
+        tokio::select! {
+            biased;
+            () = session.closing.cancelled() => Err(session.why_closed()),
+            stands_still = session.stands_still() => Err(stands_still.into()),
+            claimed = claimed => match claimed {
+                // Of a client that takes nothing new, that says nothing of the documents.
+                Ok(Ok(claimed)) if claimed.is_empty() && session.takes_nothing_new() => Err(session.why_closed()),
+                Ok(claimed) => claimed,
+                // The sender is dropped without an answer only when the session's runtime ends.
+                Err(_) => Err(ServerError::runtime_ended().into()),
+            },
+        }
+    }
+
+    /// Returns its last error, unless the server has answered since.
+    pub(crate) fn failure(&self) -> Option<ServerError> {
+        self.failing().clone()
+    }
+
+    /// Whether the lost answer of an earlier claim may be why nothing is free.
+    pub(crate) fn is_in_doubt(&self) -> bool {
+        self.session.may_have_orphans_in(&self.filter)
+    }
+
+    /// Leaves a document that can't be read out of the coming claims for a while.
+    pub(crate) fn pass_over(&self, id: Bson, why: Why) {
+        self.session.pass_over(id, why, true);
+        self.passed();
+    }
+
+    /// Notes that a document was passed over, which may hold up all claims.
+    fn passed(&self) {
+        self.has_passed.store(true, Ordering::Relaxed);
+        self.filter.ask_for_scan();
+    }
+
+    fn failing(&self) -> MutexGuard<'_, Option<ServerError>> {
+        self.failing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

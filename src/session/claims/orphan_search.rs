@@ -177,13 +177,9 @@ mod tests {
     use mongodb::bson::doc;
     use tokio::time::{sleep, timeout};
 
-    use super::{
-        super::{Claiming, Failing},
-        *,
-    };
+    use super::{super::Claiming, *};
     use crate::{
         config::Config,
-        error::AcquireError,
         hold_options::{Lease, Terms},
         protocol::{Evict, Operation},
         session::Session,
@@ -220,7 +216,7 @@ mod tests {
     }
 
     /// A claim of all documents, and an orphan that holds the only one: after an earlier claim, whose answer was lost.
-    async fn beside_an_orphan() -> (Arc<Session>, Arc<Link>, Claiming) {
+    async fn beside_an_orphan() -> (Arc<Session>, Arc<Link>, Arc<Claiming>) {
         let documents = Arc::new(MemoryDocuments::default());
         documents.insert(doc! { "_id": 1 }).unwrap();
         let place = LockLayout::in_documents(None, "lock", None, &Paths::default()).unwrap();
@@ -231,7 +227,7 @@ mod tests {
         let store = Store::Simulated(link.clone());
         let session = Session::of("0123456789abcdef".into(), config, store, None, WakeMode::ChangeStream);
         let (entry, owner) = (session.ids.claim(), session.config.owner(None));
-        let claiming = session.claiming(everything().wanted.clone(), owner.clone(), Terms::default(), 1);
+        let claiming = session.claiming(everything().wanted.clone(), owner.clone(), Terms::default(), 1, None);
         let operation = session.operation_of_claim(entry.clone(), owner, claiming.lease);
         let (filter, within) = (&claiming.filter, Duration::from_secs(1));
         let claimed = session.store.claim(&filter.wanted, &[], &[operation], within).await;
@@ -242,16 +238,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn no_claim_is_told_that_nothing_is_free_while_an_orphan_may_be_what_holds_it() {
-        let failing = Failing::default();
-        let tries = async |(session, _, claiming): &(Arc<Session>, Arc<Link>, Claiming)| {
-            let claimed = session.claim(claiming, false, false, &failing).await;
-            claimed.unwrap().len()
-        };
-        assert_eq!(tries(&beside_an_orphan().await).await, 1);
+        let tries = async |claiming: &Arc<Claiming>| claiming.claim(false).await.unwrap().len();
+        assert_eq!(tries(&beside_an_orphan().await.2).await, 1);
 
         // The time of a claim is over before the search for it.
         let waits = &beside_an_orphan().await;
-        let claim = waits.0.claim(&waits.2, true, false, &failing);
+        let claim = waits.2.claim(true);
         timeout(SWEEPS[0] / 2, claim).await.unwrap_err();
         assert!(waits.0.may_have_orphans_in(&waits.2.filter));
 
@@ -263,7 +255,7 @@ mod tests {
             sleep(SWEEPS[1]).await;
             late.1.block("1", false);
         };
-        assert_eq!(tokio::join!(tries(late), taken_out).0, 1);
+        assert_eq!(tokio::join!(tries(&late.2), taken_out).0, 1);
     }
 
     /// A search before that says nothing of what the next attempt meets.
@@ -292,44 +284,30 @@ mod tests {
     /// Far more of them than commands that may be in flight.
     #[tokio::test(start_paused = true)]
     async fn tries_end_in_time_while_no_claim_is_answered() {
-        let (session, link, claiming) = beside_an_orphan().await;
+        let (_session, link, claiming) = beside_an_orphan().await;
         link.kill_idle(u64::MAX);
-        let (begun, failing) = (Instant::now(), Failing::default());
-        let tries = (0..50).map(|_| session.claim(&claiming, false, false, &failing));
+        let begun = Instant::now();
+        let tries = (0..50).map(|_| claiming.claim(false));
         let tried = timeout(TRY_FOR * 20, join_all(tries)).await.unwrap();
         assert!(tried.iter().all(Result::is_err), "{tried:?}");
-        assert_eq!(begun.elapsed(), TRY_FOR);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn tries_in_doubt_end_in_time_while_no_orphan_is_taken_out() {
-        let (session, link, claiming) = beside_an_orphan().await;
-        link.block("1", true);
-        let (begun, failing) = (Instant::now(), Failing::default());
-        let tries = (0..50).map(|_| session.claim(&claiming, false, false, &failing));
-        let tried = timeout(TRY_FOR * 2, join_all(tries)).await.unwrap();
-        assert!(
-            tried.iter().all(|tried| matches!(tried, Err(AcquireError::Server(_)))),
-            "{tried:?}"
-        );
         assert_eq!(begun.elapsed(), TRY_FOR);
     }
 
     /// A search that waits for a server keeps none busy.
     #[tokio::test(start_paused = true)]
     async fn a_try_gets_what_an_orphan_holds_soon_after_an_outage() {
-        let (session, link, claiming) = beside_an_orphan().await;
+        let (_session, link, claiming) = beside_an_orphan().await;
         link.kill_idle(u64::MAX);
         sleep(LEASE / 2).await;
         link.kill_idle(0);
-        let claimed = session.claim(&claiming, false, false, &Failing::default()).await;
-        assert_eq!(claimed.unwrap().len(), 1);
+        assert_eq!(claiming.claim(false).await.unwrap().len(), 1);
     }
 
     /// The others learn by its end when the first lease ends.
     #[tokio::test(start_paused = true)]
     async fn a_scan_goes_on_without_its_claim() {
-        let (session, link, Claiming { filter, .. }) = beside_an_orphan().await;
+        let (session, link, claiming) = beside_an_orphan().await;
+        let filter = claiming.filter.clone();
         link.kill_idle(1);
         let turn = filter.begin_scan(false).unwrap();
         assert!(session.scan(&filter, turn).now_or_never().is_none());
@@ -341,7 +319,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_scan_that_nobody_waits_for_keeps_no_session() {
-        let (session, link, Claiming { filter, .. }) = beside_an_orphan().await;
+        let (session, link, claiming) = beside_an_orphan().await;
+        let filter = claiming.filter.clone();
         sleep(SWEEPS.iter().sum::<Duration>() * 2).await;
         link.kill_idle(u64::MAX);
         let turn = filter.begin_scan(false).unwrap();
@@ -349,7 +328,7 @@ mod tests {
         sleep(Duration::from_millis(1)).await;
         let alive = Arc::downgrade(&session);
         session.end_tasks();
-        drop(session);
+        drop((session, claiming));
         sleep(Duration::from_secs(1)).await;
         assert_eq!(alive.strong_count(), 0);
     }
@@ -359,7 +338,6 @@ mod tests {
     async fn a_try_claims_nothing_when_its_time_is_over() {
         let (session, link, claiming) = beside_an_orphan().await;
         link.block("1", true);
-        let failing = Failing::default();
         let token = || {
             let mut token = 0;
             link.memory().look("1", |state, _| token = state.unwrap().token);
@@ -374,7 +352,7 @@ mod tests {
             };
             link.memory().run("1", &evicting).unwrap();
         };
-        let (tried, ()) = tokio::join!(session.claim(&claiming, false, false, &failing), freed);
+        let (tried, ()) = tokio::join!(claiming.claim(false), freed);
         tried.unwrap_err();
         sleep(Duration::from_secs(1)).await;
         assert_eq!(token(), before);
@@ -393,21 +371,6 @@ mod tests {
             sleep(SWEEPS.iter().sum::<Duration>() * 2).await;
             assert_eq!((orphans(), Arc::strong_count(&session)), (0, before));
         }
-    }
-
-    /// Otherwise a shutdown would wait for a lease, too.
-    #[tokio::test(start_paused = true)]
-    async fn orphans_whose_task_is_gone_have_another_with_the_next_one() {
-        let (session, filter) = (session(&Arc::default()), everything());
-        session.search_orphan(&filter, "1".to_owned(), LEASE, Instant::now());
-        let left = session.claims.orphans().drain(..).collect::<Vec<_>>();
-        sleep(SWEEPS[0] * 2).await;
-        session.claims.orphans().extend(left);
-        assert!(session.claims.have_no_orphans());
-        session.search_orphan(&filter, "2".to_owned(), LEASE, Instant::now());
-        assert!(!session.claims.have_no_orphans());
-        sleep(SWEEPS.iter().sum::<Duration>() * 2).await;
-        assert!(session.claims.orphans().is_empty());
     }
 
     #[tokio::test(start_paused = true)]
@@ -447,39 +410,5 @@ mod tests {
         // A search for it may be under way.
         sleep(Duration::from_secs(600)).await;
         assert!(session.claims.have_no_orphans());
-    }
-
-    /// Otherwise the entry of a claim without an answer would be searched for after seconds, and stay for a lease if
-    /// the runtime ends before.
-    #[tokio::test(start_paused = true)]
-    async fn a_shutdown_searches_when_the_server_has_given_the_claim_up() {
-        let limit = Duration::from_secs(1);
-        for (given_up_after, takes) in [(Duration::ZERO, Duration::ZERO), (limit, limit)] {
-            let documents = Arc::new(MemoryDocuments::default());
-            documents.insert(doc! { "_id": 1 }).unwrap();
-            let session = session(&documents);
-            let (id, begun) = (session.ids.claim(), Instant::now());
-            let operation = session.operation_of_claim(id.clone(), session.config.owner(None), lease(&session));
-            let given_up_at = begun + given_up_after;
-            session.ids.pending_claims.settled(&id);
-            session.search_orphan(&everything(), id, LEASE, given_up_at);
-            // It is applied at the last moment.
-            let applied = sleep_until(given_up_at - Duration::from_millis(1).min(given_up_after));
-            let (claiming, filter) = (session.clone(), everything());
-            let applied = tokio::spawn(async move {
-                applied.await;
-                let within = Duration::from_secs(1);
-                let claimed = claiming.store.claim(&filter.wanted, &[], &[operation], within).await;
-                claimed.unwrap().claimed.remove(0).name
-            });
-            if given_up_after.is_zero() {
-                tokio::task::yield_now().await;
-            }
-            session.shut_down().await;
-            assert_eq!(begun.elapsed(), takes);
-            let name = applied.await.unwrap();
-            let lock = session.inspect(&name).await.unwrap().unwrap().0;
-            assert!(lock.holders.is_empty(), "{lock:?}");
-        }
     }
 }

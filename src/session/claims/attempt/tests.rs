@@ -91,8 +91,8 @@ impl Scene {
         let mut round = Round::default();
         let asked = (lease(&self.session), How::AtOnce);
         self.session.claimed(claimed, asked, &mut round).unwrap();
-        assert!(round.passed_over.is_none());
-        round.claimed.pop().unwrap()
+        assert!(round.1.is_none());
+        round.0.pop().unwrap()
     }
 }
 
@@ -171,10 +171,8 @@ async fn a_client_that_takes_nothing_new_does_not_say_that_nothing_is_free() {
     scene.session.table().lines.closed = true;
     for waits in [false, true] {
         let owner = scene.session.config.owner(None);
-        let claiming = scene.session.claiming(everything(), owner, Terms::default(), 1);
-        let failing = Failing::default();
-        let claimed = scene.session.claim(&claiming, waits, false, &failing);
-        let claimed = timeout(Duration::from_millis(1), claimed).await;
+        let claiming = scene.session.claiming(everything(), owner, Terms::default(), 1, None);
+        let claimed = timeout(Duration::from_millis(1), claiming.claim(waits)).await;
         // A wait goes on until the next step of the end.
         let told = match claimed {
             Ok(claimed) => matches!(claimed, Err(AcquireError::Closed)),
