@@ -8,7 +8,6 @@ use tokio::{sync::oneshot, time::sleep};
 use super::{
     Session,
     hold::{AcquireOutcome, Hold, ReleaseOutcome, Remains},
-    line::Standing,
     task::Task,
 };
 use crate::{
@@ -53,21 +52,23 @@ impl Session {
                 None => pending().await,
             }
         };
+        let has_enough = async {
+            tokio::select! {
+                biased;
+                () = timed_out => None,
+                deadlock = self.deadlocked(key, name, fails_on_deadlock) => Some(AcquireError::Deadlock(deadlock)),
+            }
+        };
         let answered = tokio::select! {
             biased;
             answered = &mut waiting.outcome => answered,
-            () = timed_out => match waiting.give_up() {
-                Some(standing) => return Err(standing.overdue(name, timeout, &self.ids)),
+            deadlock = has_enough => match waiting.give_up(timeout) {
+                Some(error) => return Err(deadlock.unwrap_or(error)),
                 // It is answered in this very moment, and the answer is sent once the session's mutex is free: a hold
                 // is ours and not too late, and as somebody else's it would be in the way of our next request.
                 None => (&mut waiting.outcome).await,
             },
             stands_still = self.stands_still() => return Err(stands_still.into()),
-            deadlock = self.deadlocked(key, name, fails_on_deadlock) => match waiting.give_up() {
-                Some(_) => return Err(AcquireError::Deadlock(deadlock)),
-                // As above.
-                None => (&mut waiting.outcome).await,
-            },
         };
         waiting.answered = true;
         if let Ok(Ok(hold)) = &answered {
@@ -153,14 +154,15 @@ struct InLine<'a> {
 }
 
 impl InLine<'_> {
-    fn give_up(&self) -> Option<Standing> {
-        let mut standing = None;
+    /// Gives up after its timeout, if it had one, and returns the error; `None`: it was answered before.
+    fn give_up(&self, timeout: Option<Duration>) -> Option<AcquireError> {
+        let mut error = None;
         self.session.update(self.name, None, |lines, context| {
             if let Some(line) = lines.by_name.get_mut(self.name) {
-                standing = line.cancel(self.key, context);
+                error = line.give_up((self.name, self.key), timeout, context);
             }
         });
-        standing
+        error
     }
 }
 
@@ -169,7 +171,11 @@ impl Drop for InLine<'_> {
         if self.answered {
             return;
         }
-        self.give_up();
+        self.session.update(self.name, None, |lines, context| {
+            if let Some(line) = lines.by_name.get_mut(self.name) {
+                line.waitlist.step(context).cancel(self.key);
+            }
+        });
         // From here on the sender gets back what it sends, and releases it.
         self.outcome.close();
         if let Ok(Ok(hold)) = self.outcome.try_recv() {

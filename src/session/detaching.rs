@@ -289,22 +289,22 @@ impl Session {
 mod tests {
     use tokio::time::timeout;
 
-    use super::*;
-    use crate::{client::LockClient, config::Config, store::Store, tests::simulated::Link, wake_mode::WakeMode};
+    use super::{
+        super::fixtures::{self, ONE, OTHER, memory},
+        *,
+    };
+    use crate::{client::LockClient, config::Config, store::MemoryStore, tests::simulated::Link};
 
     const BRIEFLY: Duration = Duration::from_millis(50);
 
-    fn client(id: &str, link: &Arc<Link>) -> LockClient {
-        let (config, store) = (Config::default(), Store::Simulated(link.clone()));
-        let session = Session::of(id.to_owned(), config, store, None, WakeMode::ChangeStream);
-        LockClient::new(session)
+    fn client(memory: &Arc<MemoryStore>, id: &str) -> (Arc<Link>, LockClient) {
+        let (link, session) = fixtures::client(memory, id, Config::default());
+        (link, LockClient::new(session))
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_hold_is_detached_without_the_permits_that_are_on_their_way_back() {
-        let link = Link::new(Arc::default(), 1);
-        link.calm();
-        let locks = client("0123456789abcdef", &link);
+        let (link, locks) = client(&memory(), ONE);
         let held = locks.semaphore("x", 4).acquire_many(4).await.unwrap();
         let part = held.split(3).unwrap();
         link.kill_idle(1);
@@ -319,9 +319,7 @@ mod tests {
     /// It went through other hands, as a cookie does.
     #[tokio::test(start_paused = true)]
     async fn a_token_that_the_hold_can_not_have_attaches_nothing() {
-        let link = Link::new(Arc::default(), 1);
-        link.calm();
-        let locks = client("0123456789abcdef", &link);
+        let (_, locks) = client(&memory(), ONE);
         let detached = locks.mutex("x").acquire().await.unwrap().detach().await.unwrap();
         let token = detached.token.as_i64();
         for other in [token - 1, token + (1 << 40)] {
@@ -338,9 +336,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_hold_that_nobody_waits_for_and_a_client_that_ends_takes_up_stays_detached() {
-        let link = Link::new(Arc::default(), 1);
-        link.calm();
-        let (detaches, attaches) = (client("0123456789abcdef", &link), client("fedcba9876543210", &link));
+        let memory = memory();
+        let ((_, detaches), (link, attaches)) = (client(&memory, ONE), client(&memory, OTHER));
         let detached = detaches.mutex("x").acquire().await.unwrap().detach().await.unwrap();
         link.block("x", true);
         let dropped = timeout(BRIEFLY, attaches.attach(&detached)).await;

@@ -257,41 +257,6 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn holders_do_not_go_to_and_fro() {
-        let budget = config(HoldWatch::default());
-        let now = Instant::now();
-        let mut fleet = fleet(10, 500.0, now);
-        for (rate, reads) in [
-            (500.0, true),
-            (210.0, true),
-            (190.0, false),
-            (390.0, false),
-            (410.0, true),
-        ] {
-            fleet.writes = Some((rate, now));
-            fleet.decide(&budget);
-            assert_eq!(fleet.reads, reads, "{rate}");
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn reads_keep_to_the_budget_of_the_streams() {
-        let budget = config(HoldWatch::default());
-        let now = Instant::now();
-        for (clients, pause) in [(64, 250), (121, 250), (1_000, 2_050)] {
-            let mut fleet = fleet(clients, 1_000.0, now);
-            fleet.decide(&budget);
-            assert_eq!(fleet.read_every(&budget, 1).as_millis(), pause, "{clients}");
-        }
-        // A thousand locks cost 26 times as much as one.
-        let mut fleet = fleet(10, 1_000.0, now);
-        fleet.decide(&budget);
-        assert_eq!(fleet.read_every(&budget, 1_000).as_millis(), 520);
-        let every = Duration::from_secs(3);
-        assert_eq!(Fleet::default().read_every(&config(HoldWatch::Reads(every)), 1), every);
-    }
-
-    #[tokio::test(start_paused = true)]
     async fn the_fleet_is_counted_seldom_and_only_where_it_matters() {
         let budget = config(HoldWatch::default());
         let now = Instant::now();

@@ -20,17 +20,7 @@ use super::{
     hold::Hold,
     timer_queue::{AT_A_TIME, Due},
 };
-use crate::{error::ServerError, protocol::Kind, status::LostReason, telemetry};
-
-/// The state of the reports of overdue renewals: once for all locks, in time to do something about it, and once when they
-/// are in time again.
-#[derive(Debug, Default)]
-pub(super) struct Overdue {
-    /// When it was reported that renewals are overdue, until they are not any more.
-    reported_at: Option<Instant>,
-    /// The reason for which the last renewal failed.
-    pub(super) failure: Option<ServerError>,
-}
+use crate::{protocol::Kind, status::LostReason, telemetry};
 
 /// Runs until the session ends.
 pub(super) async fn run(session: Weak<Session>, wake: Arc<Notify>, ended: CancellationToken) {
@@ -56,9 +46,12 @@ pub(super) async fn run(session: Weak<Session>, wake: Arc<Notify>, ended: Cancel
 impl Table {
     /// Returns when the heart has to beat again.
     fn next_beat(&self, wants_to_stream: bool, now: Instant) -> Option<Instant> {
+        // One report is for all.
+        let overdue = self.overdue_since.is_none().then(|| self.timers.first(Due::Overdue));
+        let overdue_at = overdue.flatten().map(|(at, _)| at);
         let watch = self.watch_due_at(wants_to_stream, now);
-        let times = self.timers.next().into_iter().chain(self.next_renewal()).chain(watch);
-        times.min()
+        let times = self.timers.next().into_iter().chain(self.next_renewal());
+        times.chain(watch).chain(overdue_at).min()
     }
 }
 
@@ -73,14 +66,11 @@ impl Session {
         for hold in &holds {
             hold.report_too_long();
             if hold.lost_reason().is_none() {
-                self.table().timers.update(hold, now);
+                self.table().timers.update(hold);
             }
             self.let_go_if_over(hold);
         }
-        // One report is for all of them.
-        if holds.len() < AT_A_TIME {
-            self.report_overdue(now);
-        }
+        self.report_overdue(now);
         for name in lines {
             // No input is needed: the line is asked for its next operation.
             self.update(&name, None, |_, _| {});
@@ -119,28 +109,33 @@ impl Session {
         upgrades.for_each(|hold| self.let_go_if_over(hold));
     }
 
-    /// Reports that renewals are overdue, once until they are not any more.
+    /// Reports that renewals are overdue, once for all locks until none is any more, in time to do something about it.
     fn report_overdue(&self, now: Instant) {
         let mut table = self.table();
-        let Table { timers, overdue, .. } = &mut *table;
-        let count = timers.overdue();
-        if count > 0 && overdue.reported_at.is_none() {
-            overdue.reported_at = Some(now);
-            let (left, failure) = (timers.left_to_overdue(now), overdue.failure.clone());
-            drop(table);
-            telemetry::renewals_overdue(count, left, failure.as_ref());
+        if table.overdue_since.is_some() {
+            return;
         }
+        let overdue = || table.timers.due(Due::Overdue, now);
+        let Some(end) = overdue().take(AT_A_TIME).map(|hold| hold.deadline()).min() else {
+            return;
+        };
+        let (count, failure) = (overdue().count(), table.renewal_failure.clone());
+        table.overdue_since = Some(now);
+        drop(table);
+        telemetry::renewals_overdue(count, end.saturating_duration_since(now), failure.as_ref());
     }
 
     /// Notes that the server has acknowledged a write, and reports if renewals are in time again by that: holds that were
     /// lost meanwhile are not overdue either. Not within an interval of the first report: others may be overdue soon.
     pub(super) fn note_in_time(&self) {
         let mut table = self.table();
-        if table.timers.overdue() == 0
-            && let Some(since) = table.overdue.reported_at
+        let first = table.timers.first(Due::Overdue).map(|(at, _)| at);
+        if let Some(since) = table.overdue_since
             && since.elapsed() >= self.config.renewal_interval()
+            && first.is_none_or(|at| at > Instant::now())
         {
-            table.overdue = Overdue::default();
+            table.overdue_since = None;
+            self.beat_in_time(&mut table);
             drop(table);
             telemetry::renewals_recovered(since.elapsed());
         }
@@ -165,50 +160,41 @@ mod tests {
     use futures::{FutureExt, future::join_all};
     use tokio::time::sleep;
 
-    use super::{super::hold::LOOKS, *};
+    use super::{
+        super::{
+            fixtures::{self, ONE, OTHER, memory},
+            hold::LOOKS,
+        },
+        *,
+    };
     use crate::{
         client::LockClient,
         config::Config,
-        protocol::ServerTime,
         status::{LockStatus, LostReason},
-        store::{MemoryStore, Store},
+        store::MemoryStore,
         tests::simulated::Link,
-        wake_mode::WakeMode,
     };
 
     const LEASE: Duration = Duration::from_secs(10);
 
-    fn memory() -> Arc<MemoryStore> {
-        Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000)))
+    fn settings(lease: Duration) -> Config {
+        Config {
+            lease,
+            ..Config::default()
+        }
     }
 
     fn client(memory: &Arc<MemoryStore>, id: &str, lease: Duration) -> (Arc<Link>, LockClient) {
-        let settings = Config {
-            lease,
-            ..Config::default()
-        };
-        client_with(memory, id, settings)
-    }
-
-    fn client_with(memory: &Arc<MemoryStore>, id: &str, settings: Config) -> (Arc<Link>, LockClient) {
-        let (link, session) = session_with(memory, id, settings);
+        let (link, session) = fixtures::client(memory, id, settings(lease));
         (link, LockClient::new(session))
-    }
-
-    fn session_with(memory: &Arc<MemoryStore>, id: &str, settings: Config) -> (Arc<Link>, Arc<Session>) {
-        let link = Link::new(memory.clone(), 1);
-        link.calm();
-        let (config, store) = (settings.validate().unwrap(), Store::Simulated(link.clone()));
-        let session = Session::of(id.to_owned(), config, store, None, WakeMode::ChangeStream);
-        (link, session)
     }
 
     /// Where no task waits to be told, most holds end before one is worth a stream.
     #[tokio::test(start_paused = true)]
     async fn a_task_that_waits_to_be_told_of_a_loss_soon_has_a_stream() {
         let memory = memory();
-        let (_, other) = client(&memory, "fedcba9876543210", LEASE);
-        for (id, waits) in [("0123456789abcdef", false), ("0123456789abcde0", true)] {
+        let (_, other) = client(&memory, OTHER, LEASE);
+        for (id, waits) in [(ONE, false), ("0123456789abcde0", true)] {
             let locks = client(&memory, id, LEASE).1;
             let mutex = locks.mutex("x");
             let held = mutex.acquire().await.unwrap();
@@ -227,8 +213,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_reader_that_is_dropped_goes_with_the_writer_that_is_lost() {
         let memory = memory();
-        let (_, locks) = client(&memory, "0123456789abcdef", LEASE);
-        let (_, other) = client(&memory, "fedcba9876543210", LEASE);
+        let (_, locks) = client(&memory, ONE, LEASE);
+        let (_, other) = client(&memory, OTHER, LEASE);
         let lock = locks.rw_lock("x");
         let write = lock.upgradeable_read().await.unwrap().upgrade().await.unwrap();
         assert!(other.break_holder("x", write.token()).await.unwrap().is_some());
@@ -250,7 +236,7 @@ mod tests {
     /// All of them: the time of its reader ends it, what it has left is not what another gets.
     #[tokio::test(start_paused = true)]
     async fn a_writer_is_on_the_terms_of_its_reader() {
-        let locks = client(&memory(), "0123456789abcdef", LEASE).1;
+        let locks = client(&memory(), ONE, LEASE).1;
         let (lock, second) = (locks.rw_lock("x"), Duration::from_secs(1));
         let read = lock
             .upgradeable_read()
@@ -282,7 +268,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_slow_server_is_not_made_slower() {
         const COUNT: usize = 2_000;
-        let (link, locks) = client(&memory(), "0123456789abcdef", LEASE);
+        let (link, locks) = client(&memory(), ONE, LEASE);
         let mutexes = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")));
         let acquired = join_all(mutexes.map(|mutex| async move { mutex.acquire().await.unwrap() })).await;
         sleep(2 * LEASE).await;
@@ -302,8 +288,8 @@ mod tests {
     async fn what_is_held_on_a_claim_lease_does_not_wait_for_others() {
         const COUNT: usize = 2_500;
         let (memory, lease) = (memory(), 3 * LEASE);
-        let (link, locks) = client(&memory, "0123456789abcdef", lease);
-        let (_, other) = client(&memory, "fedcba9876543210", lease);
+        let (link, locks) = client(&memory, ONE, lease);
+        let (_, other) = client(&memory, OTHER, lease);
         let mutexes = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")));
         let _acquired = join_all(mutexes.map(|mutex| async move { mutex.acquire().await.unwrap() })).await;
         sleep(lease).await;
@@ -327,7 +313,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_long_lease_that_hangs_costs_no_shorter_ones_their_renewals() {
         let hour = Duration::from_secs(3_600);
-        let (link, locks) = client(&memory(), "0123456789abcdef", 3 * LEASE);
+        let (link, locks) = client(&memory(), ONE, 3 * LEASE);
         let acquire = async |name: &str| locks.mutex(name).acquire().lease(hour).await.unwrap();
         let _first = acquire("first").await;
         // So late that it is renewed in a command of its own, while the first one hangs.
@@ -352,7 +338,8 @@ mod tests {
             renewal_interval: Some(LEASE * 3 / 5),
             ..Config::default()
         };
-        let (link, locks) = client_with(&memory(), "0123456789abcdef", settings);
+        let (link, session) = fixtures::client(&memory(), ONE, settings);
+        let locks = LockClient::new(session);
         let mutexes = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")));
         let acquired = join_all(mutexes.map(|mutex| async move { mutex.acquire().await.unwrap() })).await;
         let _burden = link.burden(Duration::from_millis(5), Duration::from_micros(10));
@@ -379,7 +366,7 @@ mod tests {
     async fn an_acquire_costs_no_look_at_what_is_held_beside_it() {
         const COUNT: usize = 4_000;
         const BESIDE: u64 = 100;
-        let (_, locks) = client(&memory(), "0123456789abcdef", 6 * LEASE);
+        let (_, locks) = client(&memory(), ONE, 6 * LEASE);
         let mutexes = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")));
         let acquired = join_all(mutexes.map(|mutex| async move { mutex.acquire().await.unwrap() })).await;
         sleep(2 * LEASE).await;
@@ -400,7 +387,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_document_that_hangs_costs_the_others_no_more_than_a_round() {
         const COUNT: usize = 2_500;
-        let (link, locks) = client(&memory(), "0123456789abcdef", 3 * LEASE);
+        let (link, locks) = client(&memory(), ONE, 3 * LEASE);
         let mutexes = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")));
         let acquired = join_all(mutexes.map(|mutex| async move { mutex.acquire().await.unwrap() })).await;
         sleep(LEASE).await;
@@ -424,60 +411,16 @@ mod tests {
         assert!(burden.renewals() < 300, "{}", burden.renewals());
     }
 
-    /// A thousand locks that are renewed together, of whose documents the server refuses one.
-    #[tokio::test(start_paused = true)]
-    async fn a_document_that_is_refused_costs_no_others_their_renewal() {
-        const COUNT: usize = 1_000;
-        let (link, locks) = client(&memory(), "0123456789abcdef", LEASE);
-        let mutexes = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")));
-        let acquired = join_all(mutexes.map(|mutex| async move { mutex.acquire().await.unwrap() })).await;
-        let lost = || acquired.iter().filter(|handle| handle.lost_reason().is_some()).count();
-        let at_risk = || {
-            acquired
-                .iter()
-                .filter(|handle| handle.status() == LockStatus::AtRisk)
-                .count()
-        };
-        sleep(LEASE).await;
-        // For a while, and it is made up for.
-        link.refuse(["lock 500".to_owned()]);
-        sleep(LEASE / 2).await;
-        assert_eq!((at_risk(), lost()), (1, 0));
-        link.refuse([]);
-        sleep(LEASE / 4).await;
-        assert_eq!((at_risk(), lost()), (0, 0));
-        // For ever.
-        link.refuse(["lock 500".to_owned(), "lock 501".to_owned()]);
-        let burden = link.burden(Duration::ZERO, Duration::ZERO);
-        sleep(LEASE).await;
-        assert_eq!((at_risk(), lost()), (0, 2));
-        // Those of the others, and a few for the two that grow fewer.
-        assert!((5..40).contains(&burden.renewals()), "{}", burden.renewals());
-        sleep(2 * LEASE).await;
-        assert_eq!((at_risk(), lost()), (0, 2));
-        // And all, as where a validator was added that suits none.
-        link.refuse((0..COUNT).map(|number| format!("lock {number}")));
-        sleep(LEASE / 2).await;
-        assert_eq!(lost(), 2);
-        sleep(LEASE).await;
-        assert_eq!(lost(), COUNT);
-        drop(acquired);
-        locks.shutdown().await;
-    }
-
     /// In time to do something about it; reported once for all of them, and again only after a recovery.
     #[tokio::test(start_paused = true)]
     async fn renewals_without_an_answer_are_overdue_while_half_of_the_lease_is_left() {
         const COUNT: usize = 2_000;
-        let settings = Config {
-            lease: LEASE,
-            ..Config::default()
-        };
-        let (link, session) = session_with(&memory(), "0123456789abcdef", settings);
+        let (link, session) = fixtures::client(&memory(), ONE, settings(LEASE));
         let locks = LockClient::new(session.clone());
         let overdue = || {
             let table = session.table();
-            (table.overdue.reported_at, table.timers.overdue())
+            let count = table.timers.due(Due::Overdue, Instant::now()).count();
+            (table.overdue_since, count)
         };
         let mutexes = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")));
         let acquired = join_all(mutexes.map(|mutex| async move { mutex.acquire().await.unwrap() })).await;
@@ -507,9 +450,9 @@ mod tests {
     /// Batches that are renewed a little too late, one after the other.
     #[tokio::test(start_paused = true)]
     async fn renewals_are_not_reported_in_time_within_an_interval_of_the_report_that_they_are_overdue() {
-        let (_, session) = session_with(&memory(), "0123456789abcdef", Config::default());
-        let is_reported = || session.table().overdue.reported_at.is_some();
-        session.table().overdue.reported_at = Some(Instant::now());
+        let (_, session) = fixtures::client(&memory(), ONE, Config::default());
+        let is_reported = || session.table().overdue_since.is_some();
+        session.table().overdue_since = Some(Instant::now());
         for _ in 0..9 {
             session.note_in_time();
             assert!(is_reported());
@@ -523,13 +466,9 @@ mod tests {
     /// All holds after that may be too short to be renewed.
     #[tokio::test(start_paused = true)]
     async fn renewals_that_were_overdue_up_to_the_loss_are_so_until_the_next_answer() {
-        let settings = Config {
-            lease: LEASE,
-            ..Config::default()
-        };
-        let (link, session) = session_with(&memory(), "0123456789abcdef", settings);
+        let (link, session) = fixtures::client(&memory(), ONE, settings(LEASE));
         let locks = LockClient::new(session.clone());
-        let is_reported = || session.table().overdue.reported_at.is_some();
+        let is_reported = || session.table().overdue_since.is_some();
         let held = locks.mutex("x").acquire().await.unwrap();
         link.cut(true);
         assert_eq!(held.lost().await, LostReason::Expired);
@@ -548,8 +487,8 @@ mod tests {
     async fn a_server_whose_clock_was_set_ahead_is_found_out() {
         let millis = Duration::from_millis;
         let memory = memory();
-        let (link, locks) = client(&memory, "0123456789abcdef", LEASE);
-        let (_, other) = client(&memory, "fedcba9876543210", LEASE);
+        let (link, locks) = client(&memory, ONE, LEASE);
+        let (_, other) = client(&memory, OTHER, LEASE);
         let held = locks.mutex("x").acquire().await.unwrap();
         // Between two renewals: none is under way.
         sleep(LEASE + LEASE / 10).await;
@@ -585,7 +524,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_fixed_hold_that_is_lengthened_while_the_clock_is_set_ahead_has_that_time() {
         let memory = memory();
-        let (link, locks) = client(&memory, "0123456789abcdef", LEASE);
+        let (link, locks) = client(&memory, ONE, LEASE);
         let held = locks.mutex("x").acquire().fixed(LEASE).await.unwrap();
         link.block("x", true);
         let lengthening = tokio::spawn(async move {

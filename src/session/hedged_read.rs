@@ -210,25 +210,6 @@ mod tests {
         assert_eq!((begun.elapsed(), attempts.load(Ordering::Relaxed)), (20 * SECOND, 2));
     }
 
-    /// One that holds up a holder: it is read by its id, and another attempt costs the server little.
-    #[tokio::test(start_paused = true)]
-    async fn a_document_is_read_soon_though_a_few_attempts_are_never_answered() {
-        let attempts = AtomicUsize::new(0);
-        let read = || {
-            let before = attempts.fetch_add(1, Ordering::Relaxed);
-            async move {
-                match before {
-                    0..3 => pending().await,
-                    _ => Ok(()),
-                }
-            }
-        };
-        let begun = Instant::now();
-        let hedging = (Cost::Large, SHORTEST);
-        read_beside(&Handle::current(), hedging, read).await.unwrap();
-        assert_eq!(begun.elapsed(), 3 * SECOND);
-    }
-
     #[tokio::test(start_paused = true)]
     async fn a_reading_of_which_nothing_comes_has_few_attempts_and_ends() {
         let longest = 10 * SECOND;
@@ -293,23 +274,5 @@ mod tests {
                 .is_err()
         );
         assert_eq!(sent, [0, 10]);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_short_reading_gets_round_dead_connections() {
-        let attempts = Arc::new(AtomicUsize::new(0));
-        let read = || {
-            let attempts = attempts.clone();
-            async move {
-                match attempts.fetch_add(1, Ordering::Relaxed) {
-                    0..5 => pending().await,
-                    _ => Ok(()),
-                }
-            }
-        };
-        let begun = Instant::now();
-        let few = (Cost::Small, SHORTEST);
-        read_beside(&Handle::current(), few, read).await.unwrap();
-        assert!(begun.elapsed() < 2 * SECOND, "{:?}", begun.elapsed());
     }
 }

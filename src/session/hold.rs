@@ -123,18 +123,6 @@ thread_local! {
     pub(super) static LOOKS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// The times at which the heartbeat acts on a hold.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Schedule {
-    /// When it is renewed, by the [turns](super::timer_queue::Due). `None`: not in that turn.
-    pub(super) renewals: [Option<Instant>; 3],
-    /// When it wants attention: it is over unless it is renewed, its renewal is overdue, or it is held too long. `None`:
-    /// its holder let go of it, and the release sees to the rest.
-    pub(super) attend_at: Option<Instant>,
-    /// Whether its renewal is overdue.
-    pub(super) is_overdue: bool,
-}
-
 /// The events of a hold that observers have seen.
 #[derive(Clone, Copy, Debug)]
 enum Reported {
@@ -571,29 +559,25 @@ impl Hold {
         self.upkeep().renew_at()
     }
 
-    pub(super) fn schedule(&self, now: Instant) -> Schedule {
+    /// Returns when each [thing](super::timer_queue::Due) is due for it.
+    pub(super) fn schedule(&self) -> [Option<Instant>; 5] {
         let (state, upkeep) = (self.state(), self.upkeep());
-        let overdue_at = upkeep.overdue_at().filter(|_| state.lost.is_none());
-        let attend_at = match state.lost {
-            None => {
-                let report_at = self.reported_from().filter(|_| !state.reported_too_long);
-                let overdue_at = overdue_at.filter(|at| *at > now);
-                let times = report_at.into_iter().chain(self.limit()).chain(overdue_at);
-                times.chain([upkeep.deadline()]).min()
-            }
-            Some(LostReason::Released) => None,
-            Some(_) => Some(now),
-        };
-        let renew_at = upkeep.renew_at().filter(|_| state.lost.is_none());
-        Schedule {
-            renewals: match upkeep.goes_apart() {
-                true => [None, None, renew_at],
-                // One that is due may wait behind others which are not urgent.
-                false => [renew_at, renew_at.map(|at| at.max(upkeep.urgent_at())), None],
-            },
-            attend_at,
-            is_overdue: overdue_at.is_some_and(|at| at <= now),
+        match state.lost {
+            // The release sees to the rest.
+            Some(LostReason::Released) => return [None; 5],
+            Some(_) => return [None, None, None, state.over_at, None],
+            None => {}
         }
+        let report_at = self.reported_from().filter(|_| !state.reported_too_long);
+        let times = report_at.into_iter().chain(self.limit());
+        let attend_at = times.chain([upkeep.deadline()]).min();
+        let (renew_at, overdue_at) = (upkeep.renew_at(), upkeep.overdue_at());
+        if upkeep.goes_apart() {
+            return [None, None, renew_at, attend_at, overdue_at];
+        }
+        // One that is due may wait behind others which are not urgent.
+        let urgent_at = renew_at.map(|at| at.max(upkeep.urgent_at()));
+        [renew_at, urgent_at, None, attend_at, overdue_at]
     }
 
     /// Returns when the hold is over unless it is renewed, or why it is over: as soon as its deadline or its limit has
@@ -683,7 +667,7 @@ pub(super) fn names_of<'a>(holds: impl IntoIterator<Item = &'a Arc<Hold>>) -> Ve
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::timer_queue::Due, *};
     use crate::{
         config::Config,
         protocol::{Exchange, Kind},
@@ -718,18 +702,6 @@ mod tests {
         assert_eq!(told, Ok((LockStatus::Lost, true)));
     }
 
-    /// It may wait behind others of longer leases.
-    #[tokio::test(start_paused = true)]
-    async fn a_hold_that_is_due_comes_to_be_urgent_by_itself() {
-        let (second, hold) = (Duration::from_secs(1), hold());
-        let schedule = || hold.schedule(Instant::now());
-        hold.upkeep().acknowledged(hold.since + 31 * second, hold.since);
-        let turns = [6, 16].map(|after| Some(hold.since + after * second));
-        assert_eq!(schedule().renewals, [turns[0], turns[1], None]);
-        hold.upkeep().sent(hold.since, hold.since + 7 * second);
-        assert_eq!(schedule().renewals, [None, None, Some(hold.since + 7 * second)]);
-    }
-
     /// Also if nothing looked for longer than both.
     #[tokio::test(start_paused = true)]
     async fn of_its_limit_and_its_deadline_the_earlier_one_ends_a_hold() {
@@ -739,12 +711,12 @@ mod tests {
             hold.lease.limits.report = Some(10 * second);
             hold.lease.limits.lose = Some(limit * second);
             let began = hold.since;
-            assert_eq!(hold.schedule(Instant::now()).attend_at, Some(began + 10 * second));
+            assert_eq!(hold.schedule()[Due::Attention as usize], Some(began + 10 * second));
             assert_eq!(hold.safe_for(), held * second);
             tokio::time::advance(10 * second).await;
             assert_eq!(hold.status(), LockStatus::HeldTooLong);
             hold.report_too_long();
-            assert_eq!(hold.schedule(Instant::now()).attend_at, Some(began + held * second));
+            assert_eq!(hold.schedule()[Due::Attention as usize], Some(began + held * second));
             tokio::time::advance(60 * second).await;
             assert_eq!(hold.lost_reason(), Some(reason));
             assert_eq!(hold.lost().await, reason);

@@ -123,7 +123,7 @@ impl Session {
                 let holds = table.timers.after(number);
                 for hold in &holds {
                     hold.upkeep().shorten(by, Instant::now());
-                    table.timers.update(hold, Instant::now());
+                    table.timers.update(hold);
                 }
                 last = holds.last().map(|hold| hold.number);
             }
@@ -211,27 +211,22 @@ fn numbered(holds: Vec<Arc<Hold>>) -> impl Iterator<Item = (u64, Arc<Hold>)> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::fixtures, *};
     use crate::{
         client::LockClient,
         config::Config,
         protocol::{Evict, Operation},
         status::LostReason,
-        store::Store,
         tests::simulated::Link,
-        wake_mode::{WakeMode, WakeSource},
+        wake_mode::WakeSource,
     };
 
     fn bench(wake_source: WakeSource) -> (Arc<Link>, Arc<Session>, LockClient) {
-        let link = Link::new(Arc::default(), 1);
-        link.calm();
         let settings = Config {
             wake_source,
             ..Config::default()
         };
-        let (config, store) = (settings.validate().unwrap(), Store::Simulated(link.clone()));
-        let mode = WakeMode::of(wake_source);
-        let session = Session::of("0123456789abcdef".to_owned(), config, store, None, mode);
+        let (link, session) = fixtures::client(&fixtures::memory(), fixtures::ONE, settings);
         (link, session.clone(), LockClient::new(session))
     }
 

@@ -73,50 +73,6 @@ pub(crate) fn error_of(ended: Option<&Ended>) -> ServerError {
     error.cloned().unwrap_or_else(ServerError::overdue)
 }
 
-/// The situation of a task in line, by the last news.
-#[derive(Debug)]
-pub(crate) struct Standing {
-    last_answer: Option<Arc<Answer>>,
-    /// Whether the server's queue had no room for this client.
-    full: bool,
-    /// Number of waiters ahead of it.
-    before: usize,
-    trouble: Option<ServerError>,
-    age: Duration,
-}
-
-impl Standing {
-    /// Returns the error of a task that gives up after its timeout, or of a try that had none. Only an answer of the
-    /// server says that the lock is taken. To be called outside of the line, as it copies strings.
-    pub(crate) fn overdue(self, name: &str, timeout: Option<Duration>, ids: &Ids) -> AcquireError {
-        let Some(waited) = timeout else {
-            return self.trouble.unwrap_or_else(ServerError::overdue).into();
-        };
-        let name = name.to_owned();
-        let answer = self.last_answer.as_ref();
-        let contention = answer.and_then(|answer| contention(answer, self.age, self.before, ids));
-        let contention = contention.map(|contention| {
-            Box::new(Contention {
-                queue_full: self.full,
-                ..contention
-            })
-        });
-        match (contention, self.trouble) {
-            (contention @ Some(_), None) => AcquireError::Timeout {
-                name,
-                waited,
-                contention,
-            },
-            (contention, error) => AcquireError::Unanswered {
-                name,
-                waited,
-                contention,
-                error,
-            },
-        }
-    }
-}
-
 #[derive(Debug)]
 pub(crate) struct Line {
     pub(crate) waitlist: Waitlist<Hold>,
@@ -168,64 +124,76 @@ impl Line {
         Some(operation)
     }
 
-    /// Takes out a task that gives up, unless it was answered before. Returns its situation.
-    pub(crate) fn cancel(&mut self, key: Key, context: &Context<'_>) -> Option<Standing> {
+    /// Takes out a task that gives up after its timeout, or a try that had none. Returns its error, by the last news of
+    /// the lock; `None`: it was answered before. Only an answer of the server says that the lock is taken.
+    pub(crate) fn give_up(
+        &mut self,
+        (name, key): (&str, Key),
+        timeout: Option<Duration>,
+        context: &Context<'_>,
+    ) -> Option<AcquireError> {
         let position = self.waitlist.position(key)?;
         let waiting = self.waitlist.waiting();
         let before = waiting.range(..position).filter(|ahead| ahead.waits()).count();
         let waiting = &waiting[position];
-        let mut standing = self.standing(before, waiting.wants.permits, context);
-        if !waiting.waits() {
-            // Whatever others were told before, this one has had no answer.
-            let unanswered = || ServerError::unanswered(context.now.saturating_duration_since(waiting.since));
-            standing.trouble.get_or_insert_with(unanswered);
-        }
-        self.waitlist.step(context).cancel(key);
-        Some(standing)
-    }
-
-    /// Returns what is known of the lock to a task that wants so many permits, with `before` other waiters of this process
-    /// ahead of it.
-    fn standing(&self, before: usize, permits: i64, context: &Context<'_>) -> Standing {
-        let since = |at: Instant| context.now.saturating_duration_since(at);
         // An answer that shows room for the task is to an earlier operation: its own request has had none.
-        let taken = self
-            .last_answer
-            .clone()
-            .filter(|(answer, _)| !has_room(answer, permits));
-        let (last_answer, came_at) = taken.unzip();
-        let state = last_answer.as_ref().and_then(|answer| answer.state.as_ref());
-        let ahead = state.map_or(0, |state| {
-            let head = self.waitlist.waiting().front().map(|head| head.entry.as_str());
-            let queue = state.queue.iter().map(|waiter| waiter.id.as_str());
-            let answered = queue
-                .take_while(|id| Some(*id) != head)
-                .filter(|id| !context.ids.made(id))
-                .count();
-            // A look may have shown since that some of them have gone.
-            let seen = self
-                .waitlist
-                .waiters_ahead()
-                .and_then(|ahead| usize::try_from(ahead).ok());
-            seen.map_or(answered, |seen| seen.min(answered))
+        let answer = self.last_answer.as_ref();
+        let answer = answer.filter(|(answer, _)| !has_room(answer, waiting.wants.permits));
+        let age = |at: Instant| context.now.saturating_duration_since(at);
+        let contention = answer.and_then(|(answer, at)| {
+            let before = before + self.others_ahead(answer, context.ids);
+            contention(answer, age(*at), before, context.ids)
+        });
+        let contention = contention.map(|contention| {
+            Box::new(Contention {
+                queue_full: self.waitlist.is_kept_out(),
+                ..contention
+            })
         });
         // An operation can hang for longer than a task wants to wait, so there may be no error yet.
         let unanswered = || {
-            let for_long = since(self.silent_since?);
-            (last_answer.is_none() || for_long >= UNANSWERED).then(|| ServerError::unanswered(for_long))
+            let for_long = age(self.silent_since?);
+            (answer.is_none() || for_long >= UNANSWERED).then(|| ServerError::unanswered(for_long))
         };
         let trouble = match &self.trouble {
             // The silence lasts from its beginning, and not from the last operation.
-            Some(error) if error.is_unanswered() => self.silent_since.map(|at| ServerError::unanswered(since(at))),
+            Some(error) if error.is_unanswered() => self.silent_since.map(|at| ServerError::unanswered(age(at))),
             trouble => trouble.clone().or_else(unanswered),
         };
-        Standing {
-            before: before + ahead,
-            trouble,
-            age: came_at.map_or(Duration::ZERO, since),
-            last_answer,
-            full: self.waitlist.is_kept_out(),
-        }
+        // Whatever others were told before, a try has had no answer.
+        let is_try = !waiting.waits();
+        let trouble = trouble.or_else(|| is_try.then(|| ServerError::unanswered(age(waiting.since))));
+        self.waitlist.step(context).cancel(key);
+        let Some(waited) = timeout else {
+            return Some(trouble.unwrap_or_else(ServerError::overdue).into());
+        };
+        let name = name.to_owned();
+        Some(match (contention, trouble) {
+            (contention @ Some(_), None) => AcquireError::Timeout {
+                name,
+                waited,
+                contention,
+            },
+            (contention, error) => AcquireError::Unanswered {
+                name,
+                waited,
+                contention,
+                error,
+            },
+        })
+    }
+
+    /// Returns the number of other clients' waiters ahead of the head, by an answer and the looks since.
+    fn others_ahead(&self, answer: &Answer, ids: &Ids) -> usize {
+        let head = self.waitlist.waiting().front().map(|head| head.entry.as_str());
+        let queue = answer.state.iter().flat_map(|state| &state.queue);
+        let ahead = queue
+            .map(|waiter| waiter.id.as_str())
+            .take_while(|id| Some(*id) != head);
+        let answered = ahead.filter(|id| !ids.made(id)).count();
+        let seen = self.waitlist.waiters_ahead();
+        seen.and_then(|seen| usize::try_from(seen).ok())
+            .map_or(answered, |seen| seen.min(answered))
     }
 
     /// Returns until when the line expects no event, if its client has requested none since `begun`. The events are

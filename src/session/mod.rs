@@ -2,10 +2,10 @@
 //!
 //! All state is behind one mutex that is never held across an await. Every input (a task joins, a future is dropped,
 //! an answer or an event arrives, a timer fires) is fed to the [`Line`] of its name under the mutex. The effects are
-//! carried out after the mutex is released. When the line wants an operation, a task runs it (see [`operation_loop`] and
-//! [`in_flight`]). The driver's futures are never dropped: each is part of a task that runs [`detached`]. The exception
-//! is a command in a transaction of the user's ([`guard`]): it borrows the user's driver session, so no task can have
-//! it. Dropping it is like dropping any other command there: the user has to abort the transaction.
+//! carried out after the mutex is released. When the line wants an operation, a task runs it (see [`in_flight`]). The
+//! driver's futures are never dropped: each is part of a task that runs [`detached`]. The exception is a command in a
+//! transaction of the user's ([`guard`]): it borrows the user's driver session, so no task can have it. Dropping it is
+//! like dropping any other command there: the user has to abort the transaction.
 
 mod acquiring;
 mod admin;
@@ -14,6 +14,8 @@ pub(crate) mod claims;
 mod deadlocks;
 mod detaching;
 mod documents;
+#[cfg(test)]
+mod fixtures;
 mod fleet;
 mod guard;
 mod heartbeat;
@@ -23,12 +25,10 @@ mod hold_check;
 mod in_flight;
 mod index;
 pub(crate) mod line;
-mod operation_loop;
 mod renewing;
 mod routing;
 mod runtime;
 mod shut_down;
-mod stream_demand;
 pub(crate) mod streams;
 mod task;
 mod timer_queue;
@@ -62,15 +62,17 @@ use claims::Claims;
 pub(crate) use claims::{Claiming, skip_list::SKIPPED_AT_ONCE};
 use deadlocks::LongWaits;
 use fleet::Fleet;
-use heartbeat::Overdue;
 use hold::{Hold, ReleaseOutcome};
 use in_flight::InFlight;
 pub(crate) use in_flight::TOGETHER as CLAIMED_MOST;
 use line::{Context, Effect, Ended, Line, Need, error_of, refused};
 pub(crate) use shut_down::{ClientLife, UserHandle};
-use stream_demand::{LOOKS_MOST, StreamDemand};
 use streams::{failover_detector::Signs, observers::Observers};
 use timer_queue::Timers;
+
+/// Maximum number of names whose queues a session looks at, or whose next events it reckons. Beyond that one stream costs
+/// less than the reads.
+const LOOKS_MOST: usize = 8;
 
 /// Maximum number of names without a line to remember: as many as a service is likely to use again and again.
 const REMEMBERED: usize = 1_024;
@@ -145,7 +147,10 @@ struct Table {
     /// Had by the renewals that are awaited, by their turns: those that had another sent beside them have it no more, nor
     /// those whose tasks are gone.
     awaited: [Arc<()>; 3],
-    overdue: Overdue,
+    /// When it was reported that renewals are overdue, until they are not any more.
+    overdue_since: Option<Instant>,
+    /// The reason for which the last renewal failed.
+    renewal_failure: Option<ServerError>,
     long_waits: LongWaits,
 }
 
@@ -163,7 +168,11 @@ struct Lines {
     /// and its lock is free. One that takes part in an election, or runs a job that all its siblings run, meets a name whose
     /// lock is held. If the expectation is wrong, nothing was written, and the request in full follows: one more round trip.
     expects_free: bool,
-    stream_demand: StreamDemand,
+    /// The number of lines with each [`Need`] of the change stream, counted as it is asked for after every event. That of
+    /// lines with none says nothing.
+    needs: [usize; 4],
+    /// When the last line that needed the stream went away, which may have come since anything looked.
+    needed_until: Option<Instant>,
     closed: bool,
 }
 
@@ -291,19 +300,13 @@ impl Session {
     /// Updates the books after a line changed: removes a line that is not used any more, and gives the heartbeat its
     /// next instant. Returns the effects to [carry out](Self::carry_out) when the mutex is released.
     fn after(&self, table: &mut Table, name: &str) -> Vec<Effect> {
-        let Lines {
-            by_name, stream_demand, ..
-        } = &mut table.lines;
-        let Some(line) = by_name.get_mut(name) else {
+        let Some(line) = table.lines.by_name.get_mut(name) else {
             return Vec::new();
         };
-        let need = line.waitlist.need();
-        stream_demand.change(std::mem::replace(&mut line.counted, need), need, table.fleet.reads);
-        let now = Instant::now();
         let effects = line.waitlist.take_effects();
         for effect in &effects {
             match effect {
-                Effect::Came(hold) => table.timers.came(hold, now),
+                Effect::Came(hold) => table.timers.came(hold),
                 Effect::Gone(hold) | Effect::Lost { hold, .. } => table.timers.gone(hold),
                 _ => {}
             }
@@ -316,6 +319,9 @@ impl Session {
                 self.demand.send_modify(|_| {});
             }
         }
+        let need = line.waitlist.need();
+        let before = std::mem::replace(&mut line.counted, need);
+        let waits_for_event = line.waitlist.waits_for_event() || line.waitlist.attend_at().is_some();
         if line.waitlist.is_unused() {
             // What was only expected is not worth remembering.
             let free_at = line.waitlist.alone_at().filter(|_| !line.is_unknown);
@@ -327,10 +333,9 @@ impl Session {
             if table.lines.by_name.is_empty() {
                 self.drained.notify_waiters();
             }
-            return effects;
         }
-        let list = &line.waitlist;
-        if list.waits_for_event() || list.attend_at().is_some() || stream_demand.looks > LOOKS_MOST {
+        table.lines.change_need(before, need, table.fleet.reads);
+        if waits_for_event || table.lines.needs[Need::Looks as usize] > LOOKS_MOST {
             self.demand_stream();
         }
         self.beat_in_time(table);
@@ -496,9 +501,25 @@ impl Lines {
         }
     }
 
+    /// Notes that the need of a line changed; `reads`: holders hear of losses by reads.
+    fn change_need(&mut self, before: Need, now: Need, reads: bool) {
+        let was_needed = self.need_stream(reads);
+        self.needs[before as usize] = self.needs[before as usize].saturating_sub(1);
+        self.needs[now as usize] += 1;
+        if was_needed && !self.need_stream(reads) {
+            self.needed_until = Some(Instant::now());
+        }
+    }
+
+    /// Whether the stream is needed; `reads`: holders hear of losses by reads.
+    fn need_stream(&self, reads: bool) -> bool {
+        let of = |need: Need| self.needs[need as usize];
+        of(Need::Stream) > 0 || of(Need::Looks) > LOOKS_MOST || (of(Need::Losses) > 0 && !reads)
+    }
+
     /// Ends a line that was taken out, as nothing more is sent.
     fn stop(&mut self, line: Line) -> Vec<Effect> {
-        self.stream_demand.change(line.counted, Need::Nothing, true);
+        self.change_need(line.counted, Need::Nothing, true);
         line.waitlist.stop()
     }
 

@@ -135,7 +135,7 @@ impl Table {
         };
         for hold in &holds {
             hold.upkeep().sent(now, now + pause);
-            self.timers.update(hold, now);
+            self.timers.update(hold);
         }
         Batch {
             holds,
@@ -182,7 +182,7 @@ impl Session {
                 Ok(answered) => answered,
                 Err(_) => renewing.await,
             };
-            session.table().overdue.failure = answered.as_ref().err().cloned();
+            session.table().renewal_failure = answered.as_ref().err().cloned();
             if answered.is_ok() {
                 session.note_in_time();
             }
@@ -200,11 +200,10 @@ impl Session {
 
     /// Sets the timers after the times of holds changed.
     pub(super) fn reschedule(&self, holds: &[Arc<Hold>]) {
-        let now = Instant::now();
         for some in holds.chunks(AT_A_TIME) {
             let mut table = self.table();
             for hold in some {
-                table.timers.update(hold, now);
+                table.timers.update(hold);
             }
             self.beat_in_time(&mut table);
         }
@@ -370,22 +369,20 @@ impl Session {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::*;
+    use super::{
+        super::fixtures::{ONE, client, memory},
+        *,
+    };
     use crate::{
         config::Config,
         hold_options::Terms,
-        protocol::{Kind, ServerTime},
-        store::{MemoryStore, Store, lock_layout::Paths},
-        tests::simulated::Link,
+        protocol::Kind,
+        store::lock_layout::Paths,
         waitlist::{Grant, How},
-        wake_mode::WakeMode,
     };
 
     fn session() -> Arc<Session> {
-        let link = Link::new(Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000))), 1);
-        let config = Config::default();
-        let store = Store::Simulated(link);
-        Session::of("a".to_owned(), config, store, None, WakeMode::ChangeStream)
+        client(&memory(), ONE, Config::default()).1
     }
 
     fn grant(end: Instant, renew_at: Instant) -> Grant {
@@ -414,7 +411,7 @@ mod tests {
             let grant = grant(begun + Duration::from_secs(20), begun);
             let name = format!("{}/n={number}", number.min(3));
             let hold = Arc::new(Hold::new(format!("a-{number}"), name, &grant));
-            session.table().timers.came(&hold, begun);
+            session.table().timers.came(&hold);
         }
         let next = |together| session.table().next_batch(together, Some(&elements), Instant::now());
         let first = next(0).expect("they are due");
@@ -440,7 +437,7 @@ mod tests {
             let grant = grant(begun + Duration::from_secs(20), begun);
             let hold = Arc::new(Hold::new(format!("a-{number}"), format!("lock {number}"), &grant));
             hold.upkeep().guarded_at = Some(begun);
-            session.table().timers.came(&hold, begun);
+            session.table().timers.came(&hold);
         }
         let mut sent = BTreeSet::new();
         for _ in 0..2 {
@@ -463,7 +460,7 @@ mod tests {
             for number in 0..count {
                 let grant = grant(begun + left * second, begun);
                 let hold = Arc::new(Hold::new(format!("a-{number}"), format!("lock {number}"), &grant));
-                session.table().timers.came(&hold, begun);
+                session.table().timers.came(&hold);
             }
         }
         // Nothing else runs meanwhile.

@@ -7,10 +7,7 @@
 use std::{cmp::Reverse, fmt, ops::Deref, sync::Arc};
 
 use futures::{FutureExt, StreamExt, stream};
-use tokio::{
-    sync::oneshot,
-    time::{Instant, timeout},
-};
+use tokio::{sync::oneshot, time::timeout};
 
 use super::{Session, in_flight::patience, timer_queue::AT_A_TIME};
 use crate::status::LostReason;
@@ -137,7 +134,7 @@ impl Session {
                 let _ = hold.left_by_shutdown.set(released.clone());
                 if hold.lose(LostReason::Released) {
                     hold.report_end();
-                    self.table().timers.update(&hold, Instant::now());
+                    self.table().timers.update(&hold);
                     ended.push((hold, to, released));
                 }
             }
@@ -161,28 +158,22 @@ impl Session {
 mod tests {
     use std::time::Duration;
 
-    use tokio::time::sleep;
+    use tokio::time::{Instant, sleep};
 
-    use super::*;
+    use super::{super::fixtures, *};
     use crate::{
         client::LockClient,
         config::Config,
         error::ReleaseError,
         handle::Released,
         protocol::{Evict, Operation},
-        store::Store,
         tests::simulated::Link,
         waitlist::SWEEPS,
-        wake_mode::WakeMode,
     };
 
     /// A client, and the link to its server.
     fn client() -> (Arc<Link>, Arc<Session>, LockClient) {
-        let link = Link::new(Arc::default(), 1);
-        link.calm();
-        let (config, store) = (Config::default(), Store::Simulated(link.clone()));
-        let id = "0123456789abcdef".to_owned();
-        let session = Session::of(id, config, store, None, WakeMode::ChangeStream);
+        let (link, session) = fixtures::client(&fixtures::memory(), fixtures::ONE, Config::default());
         (link, session.clone(), LockClient::new(session))
     }
 

@@ -8,7 +8,6 @@ use std::{
     hash::Hash,
     ops::Bound,
     sync::Arc,
-    time::Duration,
 };
 
 use tokio::time::Instant;
@@ -75,8 +74,10 @@ pub(super) enum Due {
     /// One beside others, and apart from those that are well: the last one was not answered or was refused, or a
     /// transaction of the user's holds it up.
     Apart,
-    /// The hold is over unless it is renewed, its renewal is overdue, or it is held too long.
+    /// The hold is over unless it is renewed, or it is held too long.
     Attention,
+    /// Its renewal is overdue.
+    Overdue,
 }
 
 impl Due {
@@ -90,11 +91,9 @@ pub(super) struct Timers {
     /// Names whose lines want to be asked for an operation.
     lines: TimerQueue<Arc<str>>,
     /// The numbers of holds, by what is due.
-    due: [TimerQueue<u64>; 4],
+    due: [TimerQueue<u64>; 5],
     /// By their numbers, which rise: the oldest first.
     holds: BTreeMap<u64, Arc<Hold>>,
-    /// Those whose renewals are overdue.
-    overdue: BTreeMap<u64, Arc<Hold>>,
 }
 
 impl Timers {
@@ -105,15 +104,14 @@ impl Timers {
         }
     }
 
-    pub(super) fn came(&mut self, hold: &Arc<Hold>, now: Instant) {
+    pub(super) fn came(&mut self, hold: &Arc<Hold>) {
         self.holds.insert(hold.number, hold.clone());
-        self.update(hold, now);
+        self.update(hold);
     }
 
     pub(super) fn gone(&mut self, hold: &Hold) {
         let number = hold.number;
         self.holds.remove(&number);
-        self.overdue.remove(&number);
         self.due.iter_mut().for_each(|queue| queue.set(number, None));
     }
 
@@ -123,18 +121,11 @@ impl Timers {
     }
 
     /// Sets the timers of a hold after its times changed.
-    pub(super) fn update(&mut self, hold: &Hold, now: Instant) {
-        let number = hold.number;
-        let Some(known) = self.holds.get(&number) else { return };
-        let schedule = hold.schedule(now);
-        if schedule.is_overdue {
-            self.overdue.insert(number, known.clone());
-        } else {
-            self.overdue.remove(&number);
-        }
-        let times = schedule.renewals.into_iter().chain([schedule.attend_at]);
-        for (queue, at) in self.due.iter_mut().zip(times) {
-            queue.set(number, at);
+    pub(super) fn update(&mut self, hold: &Hold) {
+        if self.has(hold) {
+            for (queue, at) in self.due.iter_mut().zip(hold.schedule()) {
+                queue.set(hold.number, at);
+            }
         }
     }
 
@@ -179,17 +170,6 @@ impl Timers {
             .min()
     }
 
-    /// Returns the number of holds whose renewals are overdue.
-    pub(super) fn overdue(&self) -> usize {
-        self.overdue.len()
-    }
-
-    /// Returns the time that is left to the overdue holds that were granted first.
-    pub(super) fn left_to_overdue(&self, now: Instant) -> Duration {
-        let ends = self.overdue.values().take(AT_A_TIME).map(|hold| hold.deadline());
-        ends.min().unwrap_or(now).saturating_duration_since(now)
-    }
-
     /// Returns the number of holds.
     pub(super) fn len(&self) -> usize {
         self.holds.len()
@@ -197,7 +177,7 @@ impl Timers {
 
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        let is_empty = self.lines.queue.is_empty() && self.overdue.is_empty() && self.holds.is_empty();
+        let is_empty = self.lines.queue.is_empty() && self.holds.is_empty();
         is_empty && self.due.iter().all(|queue| queue.queue.is_empty())
     }
 
@@ -216,6 +196,8 @@ impl Timers {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::{
         config::Config,
@@ -245,46 +227,11 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_due_comes_in_order() {
-        let now = Instant::now();
-        let mut timers = Timers::default();
-        let holds: Vec<_> = (0..100_u32)
-            .map(|number| hold(number, now + seconds(100 - u64::from(number)), now + 4 * LEASE))
-            .collect();
-        for hold in &holds {
-            timers.came(hold, now);
-        }
-        let first = timers.first(Due::Usual).unwrap();
-        assert_eq!((first.0, first.1.number), (now + seconds(1), holds[99].number));
-        assert!(timers.take(Due::Usual, now).is_empty());
-        let numbers = |taken: Vec<Arc<Hold>>| -> Vec<u64> { taken.iter().map(|hold| hold.number).collect() };
-        let last: Vec<u64> = holds.iter().rev().map(|hold| hold.number).collect();
-        let mut take = |by| numbers(timers.take(Due::Usual, now + seconds(by)));
-        assert_eq!(take(10), last[..10]);
-        assert_eq!(take(50), last[10..50]);
-        // A hold that was renewed meanwhile has another place, and so has one that was taken and is put back.
-        holds[49].upkeep().acknowledged(now + 5 * LEASE, now + seconds(194));
-        timers.update(&holds[49], now);
-        timers.update(&holds[99], now);
-        let due = timers.take(Due::Usual, now + seconds(51));
-        assert_eq!(numbers(due), [holds[99].number]);
-        // By age, whatever is due.
-        assert_eq!(
-            numbers(timers.after(holds[96].number)),
-            last[..3].iter().rev().copied().collect::<Vec<_>>()
-        );
-        for hold in &holds {
-            timers.gone(hold);
-        }
-        assert!(timers.is_empty(), "{timers:?}");
-    }
-
-    #[tokio::test(start_paused = true)]
     async fn a_hold_moves_with_what_becomes_of_its_renewals() {
         let now = Instant::now();
         let mut timers = Timers::default();
         let hold = hold(1, now, now + LEASE);
-        timers.came(&hold, now);
+        timers.came(&hold);
         let due = |timers: &Timers, by| {
             let is_due = |turn: &Due| timers.first(*turn).is_some_and(|(at, _)| at <= by);
             Due::RENEWALS.into_iter().filter(is_due).collect::<Vec<_>>()
@@ -292,47 +239,32 @@ mod tests {
         let turns = |timers: &Timers| due(timers, now + LEASE);
         assert_eq!(turns(&timers), [Due::Urgent, Due::Usual]);
         hold.upkeep().sent(now, now);
-        timers.update(&hold, now);
+        timers.update(&hold);
         assert_eq!(turns(&timers), [Due::Apart]);
         hold.upkeep().failed(now, true, now);
-        timers.update(&hold, now);
+        timers.update(&hold);
         assert_eq!(turns(&timers), [Due::Urgent, Due::Usual]);
         assert!(hold.upkeep().refused(Instant::now()));
         assert!(!hold.upkeep().refused(Instant::now()));
-        timers.update(&hold, now);
+        timers.update(&hold);
         assert_eq!(turns(&timers), [Due::Apart]);
         hold.upkeep().acknowledged(now + LEASE + seconds(1), now - seconds(6));
-        timers.update(&hold, now);
+        timers.update(&hold);
         assert_eq!(turns(&timers), [Due::Urgent, Due::Usual]);
         hold.upkeep().guarded_at = Some(now);
-        timers.update(&hold, now);
+        timers.update(&hold);
         assert_eq!(turns(&timers), [Due::Apart]);
         hold.upkeep().no_transaction_before(now + seconds(1));
+        timers.update(&hold);
         // Most of its lease is over.
         let late = now + seconds(20);
-        assert_eq!((timers.overdue(), timers.take(Due::Attention, late).len()), (0, 1));
-        timers.update(&hold, late);
         assert_eq!(due(&timers, late), [Due::Urgent, Due::Usual]);
-        assert_eq!((timers.overdue(), timers.left_to_overdue(late)), (1, seconds(11)));
+        assert_eq!([now, late].map(|by| timers.due(Due::Overdue, by).count()), [0, 1]);
         assert!(timers.take(Due::Attention, late).is_empty());
         let over = now + LEASE + seconds(1);
         assert_eq!(timers.take(Due::Attention, over).len(), 1);
         assert!(timers.take(Due::Attention, over).is_empty());
         timers.gone(&hold);
-        assert!(timers.is_empty(), "{timers:?}");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_line_is_due_once_at_the_last_time_that_was_said() {
-        let now = Instant::now();
-        let mut timers = Timers::default();
-        timers.plan_line("x", Some(now + seconds(5)));
-        timers.plan_line("x", Some(now + seconds(2)));
-        timers.plan_line("y", Some(now + seconds(1)));
-        timers.plan_line("y", None);
-        assert_eq!(timers.next(), Some(now + seconds(2)));
-        assert!(timers.take_lines(now).is_empty());
-        assert_eq!(timers.take_lines(now + seconds(9)), ["x".into()]);
         assert!(timers.is_empty(), "{timers:?}");
     }
 }

@@ -13,7 +13,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    super::{Session, Stream, Table, stream_demand::LOOKS_MOST},
+    super::{LOOKS_MOST, Session, Stream, Table, line::Need},
     failover_detector::ask_for_primaries,
     subscription::{News, Opener, Subscription},
 };
@@ -141,7 +141,7 @@ impl Watching {
     fn note_need(&mut self, session: &Session, now: Instant) {
         let (is_needed, until) = {
             let table = session.table();
-            (table.need_stream(), table.lines.stream_demand.needed_until)
+            (table.need_stream(), table.lines.needed_until)
         };
         if is_needed || session.is_claiming() || !session.observers().are_none() {
             self.needed_at = now;
@@ -188,7 +188,7 @@ async fn calm(weak: &Weak<Session>, demand: &mut watch::Receiver<bool>) -> Optio
 impl Table {
     /// Whether a line needs the stream.
     fn need_stream(&self) -> bool {
-        self.lines.stream_demand.need_stream(self.fleet.reads)
+        self.lines.need_stream(self.fleet.reads)
     }
 }
 
@@ -287,7 +287,10 @@ impl Session {
             }
             // Holds are read from now on, also for what the events would have told that nobody has read.
             self.beat_in_time(&mut table);
-            (table.stream != Stream::Closed, table.lines.stream_demand.looks > 0)
+            (
+                table.stream != Stream::Closed,
+                table.lines.needs[Need::Looks as usize] > 0,
+            )
         };
         self.note_freed(false);
         self.show_mode();
@@ -306,33 +309,16 @@ mod tests {
     use crate::{
         client::LockClient,
         config::Config,
-        protocol::ServerTime,
-        store::{MemoryStore, Store},
-        tests::simulated::Link,
+        session::fixtures::{ONE, OTHER, client, memory},
+        store::Store,
         wake_mode::WakeMode,
     };
-
-    fn session(memory: &Arc<MemoryStore>, id: &str) -> Arc<Session> {
-        let link = Link::new(memory.clone(), 1);
-        link.calm();
-        let config = Config::default();
-        Session::of(
-            id.to_owned(),
-            config,
-            Store::Simulated(link),
-            None,
-            WakeMode::ChangeStream,
-        )
-    }
 
     /// Nothing looks at those that come and go between two of its reports.
     #[tokio::test(start_paused = true)]
     async fn a_stream_stays_open_for_those_that_wait_now_and_then() {
-        let memory = Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000)));
-        let (session, other) = (
-            session(&memory, "0123456789abcdef"),
-            session(&memory, "fedcba9876543210"),
-        );
+        let memory = memory();
+        let [session, other] = [ONE, OTHER].map(|id| client(&memory, id, Config::default()).1);
         let (locks, others) = (LockClient::new(session.clone()), LockClient::new(other));
         for round in 0..20 {
             let held = others.mutex("x").acquire().await.unwrap();

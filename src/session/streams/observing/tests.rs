@@ -15,10 +15,11 @@ use crate::{
     client::LockClient,
     config::Config,
     operate::watch::LockEvent,
-    protocol::{Operation, Request, ServerTime, fixtures},
+    protocol::{Operation, Request, fixtures},
+    session::fixtures::{ONE, client, memory},
     store::{Connection, Event, LockLayout, MemoryDocuments, MemoryStore, Store, lock_layout::Paths},
     tests::simulated::{LISTS, Link},
-    wake_mode::{PollingReason, WakeMode, WakeSource},
+    wake_mode::{WakeMode, WakeSource},
 };
 
 /// More names than are read together twice.
@@ -120,19 +121,12 @@ async fn observers_of_one_lock_see_it_each_for_itself() {
 #[tokio::test(start_paused = true)]
 async fn an_observer_of_one_lock_does_not_wait_for_a_list_of_all() {
     const SOON: Duration = Duration::from_secs(2);
-    for (wake_source, mode) in [
-        (WakeSource::ChangeStream, WakeMode::ChangeStream),
-        (WakeSource::Polling, WakeMode::Polling(PollingReason::Configured)),
-    ] {
-        let memory = Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000)));
-        let link = Link::new(memory, 1);
-        link.calm();
+    for wake_source in [WakeSource::ChangeStream, WakeSource::Polling] {
         let settings = Config {
             wake_source,
             ..Config::default()
         };
-        let (config, store) = (settings.validate().unwrap(), Store::Simulated(link.clone()));
-        let session = Session::of("0123456789abcdef".to_owned(), config, store, None, mode);
+        let (link, session) = client(&memory(), ONE, settings);
         let locks = LockClient::new(session);
         link.block(LISTS, true);
         let (mut all, mut one) = (locks.watch_all(), locks.watch("x"));
