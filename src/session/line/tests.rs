@@ -3,7 +3,6 @@
 
 mod adopting;
 mod answers;
-mod breaking;
 mod calm;
 mod expiring;
 mod full_queue;
@@ -19,7 +18,6 @@ mod reentering;
 mod reporting;
 mod set_permits;
 mod sharing;
-mod together;
 mod trying;
 mod waiting;
 
@@ -36,7 +34,7 @@ use crate::{
     error::ServerError,
     hold_options::Terms,
     protocol::{
-        CapacityIs, Evict, Exchange, Expects, Kept, KeptUntil, Kind, Owner, QUEUE_MOST, Request, Requests, State, Use,
+        CapacityIs, Evict, Exchange, Expects, KeptUntil, Kind, Owner, QUEUE_MOST, Request, Requests, State, Use,
         fixtures, state,
     },
     status::{LockStatus, LostReason},

@@ -32,27 +32,6 @@ fn foreign_as(born: i64, id: &str, request: &str) -> Operation {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_later_incarnation_has_the_lock_at_once_and_nobody_else_loses_a_place() {
-    let mut bench = Bench::new();
-    bench.foreign(&foreign_as(1, "b.1", "b-1"), false);
-    bench.foreign(&foreign("c.1", &[], Some("c-1")), false);
-    bench.foreign(&foreign_as(1, "b.2", "b-2"), false);
-    let before = bench.document.as_ref().unwrap().token;
-    let (_, mut outcome) = bench.join_for(wanted_as(2));
-    // The answer to the first is lost: asking again comes to the same.
-    let request = bench.next().unwrap();
-    bench.apply(&request);
-    let granted = bench.document.as_ref().unwrap().token;
-    bench.failed(&request, Failure::Unavailable);
-    tokio::time::sleep_until(bench.line.waitlist.due_at().unwrap()).await;
-    bench.settle();
-    let hold = held(&mut outcome);
-    assert_eq!(hold.token.as_i64(), granted, "granted once");
-    assert_eq!(bench.ids_in_document(), [hold.id.as_str(), "c-1"]);
-    assert_eq!(bench.document.as_ref().unwrap().adopted, [before]);
-}
-
-#[tokio::test(start_paused = true)]
 async fn who_never_held_gets_in_line_as_everybody() {
     let mut bench = Bench::new();
     bench.foreign(&foreign("c.1", &[], Some("c-1")), false);
@@ -67,23 +46,6 @@ async fn who_never_held_gets_in_line_as_everybody() {
     // It is in line, so there is nobody left to put out.
     bench.step(|step| step.doubt());
     assert!(bench.next().unwrap().requests.unwrap().adopts.is_none());
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_earlier_incarnation_that_lives_loses_its_hold_and_takes_nothing_back() {
-    for announced in [true, false] {
-        let mut bench = Bench::new();
-        let (_, mut holding) = bench.join_for(wanted_as(1));
-        bench.settle();
-        let hold = held(&mut holding);
-        bench.foreign(&foreign_as(2, "b.1", "b-1"), announced);
-        let (_, mut waiting) = bench.join_for(wanted_as(1));
-        bench.settle();
-        // From the event, or from the next answer.
-        assert_eq!(hold.lost_reason(), Some(LostReason::Adopted));
-        waiting.try_recv().unwrap_err();
-        assert_eq!(bench.ids_in_document()[0], "b-1", "the later one keeps it");
-    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -114,15 +76,4 @@ async fn an_earlier_incarnation_that_waits_is_put_out_and_asks_again_behind() {
             assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
         }
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_a_dead_incarnation_asked_for_takes_nothing_however_late_it_comes() {
-    let mut bench = Bench::new();
-    let (_, mut outcome) = bench.join_for(wanted_as(2));
-    bench.settle();
-    let hold = held(&mut outcome);
-    bench.foreign(&foreign_as(1, "b.1", "b-1"), true);
-    assert_eq!(hold.lost_reason(), None);
-    assert_eq!(bench.ids_in_document(), [hold.id.as_str(), "b-1"]);
 }

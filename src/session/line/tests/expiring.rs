@@ -55,23 +55,6 @@ fn is_held(bench: &mut Bench) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_opens_when_the_server_says_that_its_time_is_over() {
-    let mut bench = Bench::new();
-    let hold = expired(&mut bench).await;
-    assert!(bench.next().is_none(), "its entry is not taken out");
-    let until = bench.document.as_ref().unwrap().holders[0].until;
-    assert!(until > bench.server_now());
-    // Nor is it by a task of this client that sees it.
-    assert!(is_held(&mut bench));
-    assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
-    let left = until.since(bench.server_now());
-    tokio::time::advance(left - Duration::from_millis(1)).await;
-    assert!(is_held(&mut bench));
-    tokio::time::advance(Duration::from_millis(1)).await;
-    assert!(!is_held(&mut bench));
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_waiter_asks_as_the_time_of_a_hold_ends_at_the_server() {
     let mut bench = Bench::new();
     let hold = expired(&mut bench).await;
@@ -121,59 +104,6 @@ async fn another_grant_of_an_entry_whose_hold_is_over_is_taken_out() {
     let (_, mut waiting) = bench.join(true);
     bench.settle();
     held(&mut waiting);
-}
-
-/// The answer to the first request was lost, or it is still on its way.
-#[tokio::test(start_paused = true)]
-async fn a_sweep_takes_out_what_a_late_request_has_put_in_and_spares_the_hold() {
-    for renewed in [false, true] {
-        let mut bench = Bench::new();
-        let mut outcome = join(&mut bench);
-        let request = bench.next().unwrap();
-        bench.failed(&request, Failure::Unavailable);
-        tokio::time::advance(SECOND / 10).await;
-        bench.settle();
-        let hold = held(&mut outcome);
-        if renewed {
-            tokio::time::advance(5 * SECOND).await;
-            renew(&mut bench);
-        }
-        expire(&mut bench, &hold).await;
-        let swept = Instant::now() + 3 * SECOND;
-        tokio::time::advance(SECOND * 11 / 10).await;
-        bench.apply(&request);
-        let token = bench.document.as_ref().unwrap().holders[0].token;
-        assert_eq!(token == hold.granted_as, renewed);
-        while let Some(due) = bench.line.waitlist.due_at().filter(|due| *due < swept) {
-            tokio::time::sleep_until(due).await;
-            bench.settle();
-        }
-        assert_eq!(bench.ids_in_document().len(), usize::from(renewed));
-    }
-}
-
-/// It shows the entry in the queue, where it was when the request was applied.
-#[tokio::test(start_paused = true)]
-async fn an_answer_that_is_older_than_the_grant_takes_nothing_out() {
-    let mut bench = Bench::new();
-    bench.foreign(&foreign("other.1", &[], Some("other-1")), true);
-    let mut terms = Terms::default();
-    terms.set_fixed(10 * SECOND);
-    let (_, mut outcome) = bench.join_for(AcquireOptions {
-        patience: Patience::Wait,
-        terms,
-        ..tries()
-    });
-    bench.settle();
-    bench.step(|step| step.doubt());
-    let asks = bench.next().expect("it asks");
-    let late = bench.apply(&asks);
-    bench.foreign(&foreign("other.2", &["other-1"], None), true);
-    let hold = held(&mut outcome);
-    expire(&mut bench, &hold).await;
-    bench.answered(&asks, &late);
-    bench.settle();
-    assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,7 +1,6 @@
 //! Queues without room.
 
 use super::*;
-use crate::backoff::LONGEST_PAUSE;
 
 /// The queue of others is full when we come.
 fn crowded() -> Bench {
@@ -14,53 +13,6 @@ fn crowded() -> Bench {
     }
     assert_eq!(bench.document.as_ref().unwrap().queue.len(), QUEUE_MOST);
     bench
-}
-
-#[tokio::test(start_paused = true)]
-async fn who_finds_the_queue_full_looks_until_there_is_room() {
-    let mut bench = crowded();
-    let (_, mut outcome) = bench.join(true);
-    bench.settle();
-    assert!(bench.ids_in_document().iter().all(|id| id.starts_with("s-")));
-    assert!(!bench.line.waitlist.is_queued(), "no event tells of room");
-    // It looks about once a second.
-    let (begun, before) = (Instant::now(), bench.document.clone());
-    let (mut looks, operations) = (0, bench.operations);
-    while begun.elapsed() < Duration::from_secs(60) {
-        tokio::time::advance(Duration::from_millis(10)).await;
-        bench.settle();
-        looks += usize::from(bench.look().is_some());
-        // Those in the queue are alive.
-        for waiter in &mut bench.document.as_mut().unwrap().queue {
-            waiter.until = waiter.until.plus_millis(10);
-        }
-        bench.document.as_mut().unwrap().holders[0].until = bench.server_now().plus_millis(30_000);
-    }
-    assert!((58..=60).contains(&looks) && bench.operations == operations, "{looks}");
-    let (version, now) = (before.unwrap().version, bench.document.as_ref().unwrap().version);
-    assert_eq!(version, now, "who looks writes nothing");
-
-    // One goes, and there is room.
-    bench.foreign(&foreign("s.x", &["s-7"], None), false);
-    tokio::time::advance(LONGEST_PAUSE).await;
-    bench.look().expect("it looks");
-    bench.settle();
-    assert!(bench.line.waitlist.is_queued());
-    let queue = &bench.document.as_ref().unwrap().queue;
-    assert_eq!(
-        (queue.len(), queue[QUEUE_MOST - 1].id.starts_with("me-")),
-        (QUEUE_MOST, true)
-    );
-    let others: Vec<String> = queue
-        .iter()
-        .map(|waiter| waiter.id.clone())
-        .filter(|id| !id.starts_with("me"))
-        .collect();
-    for id in others {
-        bench.foreign(&foreign("s.y", &[&id], None), true);
-    }
-    bench.foreign(&foreign("s.z", &["s-0"], None), true);
-    assert!(held(&mut outcome).lost_reason().is_none());
 }
 
 #[tokio::test(start_paused = true)]
@@ -131,34 +83,4 @@ async fn who_looks_for_room_in_vain_asks_after_every_other_look() {
         bench.settle();
     }
     assert_eq!((looks, bench.operations - operations), (20, 10));
-}
-
-#[tokio::test(start_paused = true)]
-async fn who_looks_for_room_asks_when_the_document_may_have_changed() {
-    let mut bench = crowded();
-    let (_, mut outcome) = bench.join(true);
-    bench.settle();
-    bench.document = None;
-    bench.step(|step| step.doubt());
-    bench.settle();
-    assert!(held(&mut outcome).lost_reason().is_none());
-}
-
-/// Nobody else puts them out: all that were alive have crashed.
-#[tokio::test(start_paused = true)]
-async fn who_looks_for_room_finds_it_in_the_place_of_the_dead_and_where_the_document_is_gone() {
-    for is_gone in [false, true] {
-        let mut bench = crowded();
-        let (_, mut outcome) = bench.join(true);
-        bench.settle();
-        if is_gone {
-            bench.document = None;
-        } else {
-            tokio::time::advance(bench.config.lease).await;
-        }
-        bench.pass().await;
-        bench.look().expect("it looks");
-        bench.settle();
-        assert!(held(&mut outcome).lost_reason().is_none());
-    }
 }

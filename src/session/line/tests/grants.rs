@@ -70,22 +70,6 @@ async fn a_grant_is_not_stretched_by_a_server_clock_that_was_set_ahead() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_older_than_a_grant_does_not_undo_it() {
-    let mut bench = Bench::new();
-    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
-    let (_, mut outcome) = bench.join(true);
-    let request = bench.next().unwrap();
-    // The answer is on its way while the lock is handed over and the event arrives.
-    let answer = bench.apply(&request);
-    bench.foreign(&foreign("b.2", &["b-1"], None), true);
-    let hold = held(&mut outcome);
-    bench.answered(&request, &answer);
-    assert_eq!(hold.lost_reason(), None);
-    bench.settle();
-    assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_hold_that_the_document_no_longer_has_is_lost() {
     let (mut bench, hold) = Bench::holding();
     let id = hold.id.clone();
@@ -95,21 +79,6 @@ async fn a_hold_that_the_document_no_longer_has_is_lost() {
     let _second = bench.join(true);
     bench.settle();
     assert_eq!(hold.lost_reason(), Some(LostReason::Overwritten));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_deletion_that_overtakes_the_answer_is_not_forgotten() {
-    let mut bench = Bench::new();
-    bench.foreign(&foreign("other.1", &[], Some("other-1")), true);
-    let (_, mut outcome) = bench.join(true);
-    let operation = bench.next().expect("it asks");
-    let answer = bench.apply(&operation);
-    // The event of the deletion arrives before the answer that the waiter is queued.
-    bench.document = None;
-    bench.step(|step| step.doubt());
-    bench.answered(&operation, &answer);
-    bench.settle();
-    held(&mut outcome);
 }
 
 #[tokio::test(start_paused = true)]

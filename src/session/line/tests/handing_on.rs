@@ -99,23 +99,6 @@ async fn events_that_may_have_been_missed_end_the_handing_on() {
     assert!(!bench.release(&hold));
 }
 
-#[tokio::test(start_paused = true)]
-async fn the_next_task_inherits_the_deadline_and_no_more() {
-    let mut bench = Bench::new();
-    let tasks = waiters(&mut bench, 10);
-    let (second, mut tasks) = handing_on(&mut bench, tasks);
-    tokio::time::advance(Duration::from_millis(400)).await;
-    let inherited = (second.deadline(), second.renew_at());
-    assert!(bench.release(&second));
-    let third = held(&mut tasks.next().unwrap());
-    assert_eq!((third.deadline(), third.renew_at()), inherited);
-    // A process that stood still past the deadline sees the loss with its first look, and hands nothing on.
-    tokio::time::advance(bench.config.lease).await;
-    assert_eq!(third.exit(), Remains::Lost(LostReason::Expired));
-    let ((), effects) = bench.feed(|line, context| line.waitlist.step(context).let_go(&third, None));
-    assert!(effects.is_empty());
-}
-
 /// A renewal, a doubt or a timer can still have the handle of a task before.
 #[tokio::test(start_paused = true)]
 async fn a_hold_that_was_handed_on_is_let_go_of_by_nobody_but_its_present_task() {
@@ -206,71 +189,4 @@ async fn only_what_is_alike_is_handed_on() {
         (counter(&bench), counter(&bench)),
         "no range is taken then"
     );
-}
-
-#[tokio::test(start_paused = true)]
-async fn two_tasks_that_take_turns_need_the_server_only_for_the_place_in_its_queue() {
-    let mut bench = Bench::new();
-    let mut hold = held(&mut {
-        let first = bench.join(true).1;
-        bench.settle();
-        first
-    });
-    // With operations on their way: each answer comes after 20 turns.
-    let mut on_its_way = None;
-    let mut last = hold.token;
-    for turn in 0..1_000 {
-        let (_, mut next) = bench.join(true);
-        assert_eq!(hold.exit(), Remains::Nothing);
-        bench.step(|step| step.let_go(&hold, None));
-        while next.is_empty() {
-            let operation = on_its_way.take().or_else(|| bench.next()).expect("it is asked for");
-            bench.answer(&operation);
-        }
-        hold = held(&mut next);
-        assert!(hold.token > last && hold.lost_reason().is_none());
-        last = hold.token;
-        on_its_way = match on_its_way.take() {
-            Some(operation) if turn % 20 == 0 => {
-                bench.answer(&operation);
-                bench.next()
-            }
-            None => bench.next(),
-            still => still,
-        };
-        assert!(bench.ids_in_document().len() <= 3);
-    }
-    assert!(bench.operations < 150, "{} operations", bench.operations);
-    if let Some(operation) = on_its_way {
-        bench.answer(&operation);
-    }
-    drop(bench.let_go(&hold));
-    bench.settle();
-    assert!(bench.line.waitlist.is_unused() && bench.ids_in_document().is_empty());
-}
-
-/// The task that has taken the place over gives up.
-#[tokio::test(start_paused = true)]
-async fn a_place_in_the_queue_leaves_with_the_last_task_that_took_it_over() {
-    let mut bench = Bench::new();
-    let tasks = waiters(&mut bench, 2);
-    let (hold, mut tasks) = handing_on(&mut bench, tasks);
-    let (key, _third) = bench.join(true);
-    bench.settle();
-    let place = bench.ids_in_document()[1].to_owned();
-    assert!(bench.release(&hold));
-    assert_eq!(bench.ids_in_document()[1], place, "the third has it");
-    let _ = bench.give_up(key);
-    bench.settle();
-    assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
-    // With no task behind it, it leaves as its task is handed the hold.
-    let (_, mut third) = bench.join(true);
-    bench.settle();
-    assert_eq!(bench.ids_in_document().len(), 2);
-    let second = held(&mut tasks.next().unwrap());
-    assert!(bench.release(&second));
-    assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
-    let third = held(&mut third);
-    assert!(!bench.release(&third));
-    assert!(bench.line.waitlist.is_unused() && bench.ids_in_document().is_empty());
 }

@@ -1,10 +1,7 @@
 //! Locks that stay with the client after their last release.
 
 use super::{super::super::hold::WORTH_A_COMMAND, *};
-use crate::{
-    hold_options::Terms,
-    waitlist::handing_on::{HANDED_ON_FOR, RANGE},
-};
+use crate::{hold_options::Terms, waitlist::handing_on::RANGE};
 
 const KEEP: Duration = Duration::from_secs(60);
 const SECOND: Duration = Duration::from_secs(1);
@@ -50,28 +47,6 @@ fn read(bench: &mut Bench) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lock_that_has_stayed_is_taken_again_without_the_server() {
-    let mut bench = keeping();
-    let mut last = idle(&mut bench).token;
-    assert_eq!(bench.operations, 1);
-    for patience in [Patience::Wait, Patience::Try, Patience::Wait] {
-        let (hold, operations) = acquire(&mut bench, AcquireOptions { patience, ..options() });
-        assert_eq!(operations, 0);
-        assert!(hold.token > last && hold.token.as_i64() <= bench.document.as_ref().unwrap().token);
-        assert_eq!(hold.granted_as, bench.document.as_ref().unwrap().holders[0].token);
-        last = hold.token;
-        // The first release ended its hold for good; so does each.
-        assert!(bench.release(&hold));
-        assert_eq!(hold.lost_reason(), Some(LostReason::Released));
-        tokio::time::advance(SECOND).await;
-    }
-    // The foreign client has a larger token still, and so has the task that comes after it.
-    bench.foreign(&foreign("b.1", &[], Some("b-1")), true);
-    bench.settle();
-    assert!(bench.document.as_ref().unwrap().holders[0].token > last.as_i64());
-}
-
-#[tokio::test(start_paused = true)]
 async fn another_client_whose_event_is_lost_waits_until_the_document_is_read() {
     for reads in [true, false] {
         let mut bench = keeping();
@@ -93,23 +68,6 @@ async fn another_client_whose_event_is_lost_waits_until_the_document_is_read() {
         bench.settle();
         assert_eq!(bench.ids_in_document(), ["b-1"], "{reads}");
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn it_goes_back_when_its_time_is_over() {
-    let mut bench = keeping();
-    bench.config.keep_idle = 3 * SECOND;
-    idle(&mut bench);
-    assert_eq!(bench.line.waitlist.due_at(), Some(Instant::now() + 3 * SECOND));
-    // Taken again, it stays for as long again.
-    tokio::time::advance(2 * SECOND).await;
-    idle(&mut bench);
-    tokio::time::advance(2 * SECOND).await;
-    bench.settle();
-    assert!(is_idle_here(&bench));
-    tokio::time::advance(SECOND).await;
-    bench.settle();
-    assert!(bench.line.waitlist.is_unused() && bench.ids_in_document().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -246,39 +204,6 @@ async fn while_events_may_be_missing_nobody_gets_it_but_from_the_server() {
     assert!(bench.line.waitlist.is_unused() && bench.ids_in_document().is_empty());
 }
 
-/// Its lease is the one that was left, it is renewed, and it can be lost like any other.
-#[tokio::test(start_paused = true)]
-async fn its_lease_goes_on() {
-    let mut bench = keeping();
-    let (hold, _) = acquire(&mut bench, options());
-    let inherited = (hold.deadline(), hold.renew_at());
-    assert!(bench.release(&hold));
-    let stays = bench.line.waitlist.holds().next().cloned().unwrap();
-    // It is read soon.
-    let soon = Some(Instant::now() + 5 * SECOND);
-    assert!(inherited.1 > soon);
-    assert_eq!((stays.deadline(), stays.renew_at()), (inherited.0, soon));
-    assert_eq!(stays.lease.interval, Some(5 * SECOND));
-    let (again, _) = acquire(&mut bench, options());
-    assert_eq!((again.deadline(), again.renew_at()), (inherited.0, soon));
-    assert!(bench.release(&again));
-    // While a renewal is on its way it might still show the lock as idle.
-    let stays = bench.line.waitlist.holds().next().cloned().unwrap();
-    stays.upkeep().sent(Instant::now(), Instant::now() + SECOND);
-    assert_eq!(acquire(&mut bench, options()).1, 1);
-
-    let mut bench = keeping();
-    idle(&mut bench);
-    let broken = Operation {
-        evict: Evict::Everybody,
-        ..foreign("b.1", &[], None)
-    };
-    bench.foreign(&broken, true);
-    assert!(!is_idle_here(&bench));
-    let (hold, _) = acquire(&mut bench, options());
-    assert_eq!(hold.lost_reason(), None);
-}
-
 /// The document shows that nobody has it; who has it for longer than a moment has that taken back.
 #[tokio::test(start_paused = true)]
 async fn what_is_shown_as_idle_is_soon_shown_as_held() {
@@ -388,42 +313,4 @@ async fn a_stream_that_breaks_for_a_moment_costs_nobody_what_stays() {
     let (hold, _) = acquire(&mut bench, options());
     bench.stream = StreamState::Unavailable;
     assert!(!bench.release(&hold));
-}
-
-/// Between tasks that wait, a lost event costs others no more than without the option.
-#[tokio::test(start_paused = true)]
-async fn what_is_handed_on_to_whoever_waits_is_so_for_no_longer_than_ever() {
-    let mut bench = keeping();
-    let (hold, _) = acquire(&mut bench, options());
-    let (_, mut waiting) = bench.join(true);
-    bench.settle();
-    tokio::time::advance(HANDED_ON_FOR).await;
-    assert!(!bench.release(&hold));
-    assert!(held(&mut waiting).token > hold.token);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_client_that_shuts_down_keeps_nothing() {
-    let mut bench = keeping();
-    idle(&mut bench);
-    bench.step(|step| step.close());
-    // A client that shuts down lets go of it with all others.
-    let stays = bench.line.waitlist.holds().next().cloned().unwrap();
-    assert!(stays.lose(LostReason::Released));
-    assert!(!released_here(&mut bench, &stays));
-    assert!(bench.line.waitlist.is_unused() && bench.ids_in_document().is_empty());
-    // Nothing stays that is released after that.
-    let mut bench = keeping();
-    let (hold, _) = acquire(&mut bench, options());
-    bench.step(|step| step.close());
-    assert!(!bench.release(&hold));
-    assert!(bench.line.waitlist.is_unused());
-}
-
-/// Lets go of a hold that is over. Returns whether that took no operation.
-fn released_here(bench: &mut Bench, hold: &Hold) -> bool {
-    let before = bench.operations;
-    bench.let_go(hold);
-    bench.settle();
-    bench.operations == before
 }

@@ -3,49 +3,6 @@
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn a_leave_follows_the_request_it_undoes() {
-    let mut bench = Bench::new();
-    let (key, outcome) = bench.join(true);
-    let request = bench.next().unwrap();
-    bench.step(|step| step.cancel(key));
-    drop(outcome);
-    assert!(bench.next().is_none(), "nothing overtakes what is on its way");
-    bench.answer(&request);
-    assert_eq!(bench.ids_in_document().len(), 1);
-    bench.settle();
-    assert_eq!(bench.ids_in_document().len(), 0);
-    assert!(bench.line.waitlist.is_unused());
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_was_applied_late_is_swept_out() {
-    for cancelled_early in [true, false] {
-        let mut bench = Bench::new();
-        let (key, outcome) = bench.join(true);
-        let request = bench.next().unwrap();
-        if cancelled_early {
-            bench.step(|step| step.cancel(key));
-            bench.failed(&request, Failure::Unavailable);
-        } else {
-            bench.failed(&request, Failure::Unavailable);
-            bench.step(|step| step.cancel(key));
-        }
-        drop(outcome);
-        tokio::time::advance(Duration::from_millis(100)).await;
-        bench.settle();
-        // The first leave came too early: only now the server gets round to the request.
-        bench.apply(&request);
-        assert_eq!(bench.ids_in_document().len(), 1);
-        while !bench.line.waitlist.is_unused() {
-            let due = bench.line.waitlist.due_at().expect("there is more to do");
-            tokio::time::sleep_until(due).await;
-            bench.settle();
-        }
-        assert_eq!(bench.ids_in_document().len(), 0);
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_release_whose_answer_was_lost_is_a_release() {
     let (mut bench, hold) = Bench::holding();
     let mut left = bench.let_go(&hold);
@@ -124,28 +81,4 @@ async fn who_expects_to_be_alone_and_is_not_asks_in_full() {
     bench.settle();
     outcome.try_recv().unwrap_err();
     assert_eq!(bench.document.as_ref().unwrap().queue.len(), 1, "it waits in line");
-}
-
-/// Otherwise a shutdown would wait for sweeps that can find nothing.
-#[tokio::test(start_paused = true)]
-async fn a_client_that_shuts_down_sweeps_until_the_server_has_given_up_its_requests() {
-    let (limit, moment) = (Duration::from_millis(200), Duration::from_millis(1));
-    let mut bench = Bench::new();
-    let (_, _outcome) = bench.join(true);
-    let request = bench.next().unwrap();
-    bench.act(None, |line, context| {
-        line.failed(&request, &unanswered(), limit, context);
-        let mut step = line.waitlist.step(context);
-        step.close();
-        step.hasten_sweeps();
-    });
-    bench.settle();
-    // The first leave came too early: the server begins with the request as late as it may.
-    tokio::time::advance(limit - moment).await;
-    bench.apply(&request);
-    assert_eq!(bench.ids_in_document().len(), 1);
-    tokio::time::advance(moment).await;
-    bench.settle();
-    assert!(bench.ids_in_document().is_empty());
-    assert!(bench.line.waitlist.is_unused());
 }

@@ -4,23 +4,6 @@ use super::*;
 use crate::waitlist::answers::RACES;
 
 #[tokio::test(start_paused = true)]
-async fn a_try_outlives_one_cut_whether_it_was_applied_or_not() {
-    for applied in [false, true] {
-        let mut bench = Bench::new();
-        let (_, mut tried) = bench.join(false);
-        let request = bench.next().unwrap();
-        if applied {
-            bench.apply(&request);
-        }
-        bench.failed(&request, Failure::Unavailable);
-        tokio::time::sleep_until(bench.line.waitlist.due_at().unwrap()).await;
-        bench.settle();
-        held(&mut tried);
-        assert_eq!(bench.ids_in_document().len(), 1);
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_refusal_and_an_endless_race_are_told() {
     for (kind, times) in [(Failure::Refused, 1), (Failure::Raced, RACES + 1)] {
         let mut bench = Bench::new();
@@ -33,28 +16,6 @@ async fn a_refusal_and_an_endless_race_are_told() {
         assert!(matches!(outcome.try_recv().unwrap(), Err(AcquireError::Server(_))));
         assert!(bench.line.waitlist.is_unused());
     }
-}
-
-/// The first request is still on its way when the second is answered.
-#[tokio::test(start_paused = true)]
-async fn a_try_that_is_denied_takes_out_what_an_unanswered_one_may_put_in() {
-    let mut bench = Bench::new();
-    bench.foreign(&foreign("a-1", &[], Some("a-1")), false);
-    let (_, mut outcome) = bench.join(false);
-    let late = bench.next().expect("it asks");
-    bench.fails(&late, &unanswered());
-    bench.settle();
-    assert!(matches!(outcome.try_recv(), Ok(Err(AcquireError::Held { .. }))));
-    // The holder goes, and the first request comes.
-    bench.foreign(&foreign("a-2", &["a-1"], None), false);
-    bench.apply(&late);
-    assert_eq!(bench.ids_in_document().len(), 1);
-    for pause in SWEEPS {
-        tokio::time::advance(pause).await;
-        bench.settle();
-    }
-    assert!(bench.ids_in_document().is_empty());
-    assert!(bench.line.waitlist.is_unused());
 }
 
 /// It comes after all sweeps, and its answer tells of it.

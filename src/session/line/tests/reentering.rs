@@ -34,43 +34,6 @@ async fn a_hold_is_entered_again_only_where_that_is_asked_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_waits_re_entrantly_enters_the_first_hold_of_the_client() {
-    for by_event in [true, false] {
-        let mut bench = Bench::new();
-        bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
-        let (_, mut first) = bench.join(true);
-        let (_, mut plain) = bench.join(true);
-        let (_, mut entering) = bench.join_for(reentrant());
-        bench.settle();
-        bench.foreign(&foreign("b.2", &["b-1"], None), by_event);
-        if !by_event {
-            bench.step(|step| step.doubt());
-            bench.settle();
-        }
-        let first = held(&mut first);
-        assert!(Arc::ptr_eq(&held(&mut entering), &first));
-        plain.try_recv().unwrap_err();
-        bench.settle();
-        assert_eq!([first.exit(), first.exit()], [Remains::Held, Remains::Nothing]);
-        drop(bench.let_go(&first));
-        bench.settle();
-        let plain = held(&mut plain);
-        assert_eq!(bench.ids_in_document(), [plain.id.as_str()], "no entry is left behind");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_is_lost_is_never_entered_again() {
-    let (mut bench, outer) = Bench::holding();
-    tokio::time::advance(bench.config.lease).await;
-    let (_, mut late) = bench.join_for(reentrant());
-    assert_eq!(outer.lost_reason(), Some(LostReason::Expired));
-    bench.settle();
-    let anew = held(&mut late);
-    assert!(anew.token > outer.token);
-}
-
-#[tokio::test(start_paused = true)]
 async fn only_the_same_share_is_entered() {
     let reader = AcquireOptions {
         used: (Kind::RwLock, 10),

@@ -1,10 +1,7 @@
 //! Read holds that readers of one process share.
 
 use super::*;
-use crate::{
-    hold_options::Terms,
-    waitlist::handing_on::{HANDED_ON_FOR, RANGE},
-};
+use crate::{hold_options::Terms, waitlist::handing_on::HANDED_ON_FOR};
 
 const ALL: i64 = 1 << 30;
 
@@ -59,47 +56,6 @@ impl Bench {
         assert!(asked || held(&mut outcome).lost_reason().is_none());
         !asked
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn readers_that_come_beside_others_need_no_operation_of_their_own() {
-    let mut bench = Bench::new();
-    let first = bench.read();
-    assert_eq!(
-        bench.document.as_ref().unwrap().token,
-        first.token.as_i64(),
-        "nobody else wants to read so far"
-    );
-    let second = bench.read();
-    let before = bench.operations;
-    let mut sharing = vec![second];
-    for _ in 0..RANGE - 1 {
-        let next = bench.read();
-        assert!(next.token > sharing[sharing.len() - 1].token);
-        assert_eq!((&next.id, next.granted_as), (&sharing[0].id, sharing[0].granted_as));
-        sharing.push(next);
-    }
-    assert_eq!((bench.operations, bench.ids_in_document().len()), (before, 2));
-    let counter = bench.document.as_ref().unwrap().token;
-    assert_eq!(sharing[sharing.len() - 1].token.as_i64(), counter);
-    // The range is used up.
-    let next = bench.read();
-    assert_eq!((bench.operations, bench.ids_in_document().len()), (before + 1, 3));
-    assert!(next.token.as_i64() > counter);
-    let joined = bench.read();
-    assert_eq!((&joined.id, bench.operations), (&next.id, before + 1));
-
-    // The entry goes with the last reader, in any order.
-    let last = sharing.remove(7);
-    for hold in &sharing {
-        assert!(bench.release(hold));
-        assert_eq!(hold.lost_reason(), Some(LostReason::Released));
-    }
-    assert_eq!((bench.operations, last.lost_reason()), (before + 1, None));
-    assert!(!bench.release(&last));
-    assert_eq!(bench.ids_in_document(), [first.id.as_str(), next.id.as_str()]);
-    assert!(bench.release(&next) && !bench.release(&joined) && !bench.release(&first));
-    assert!(bench.line.waitlist.is_unused() && bench.ids_in_document().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -211,26 +167,6 @@ async fn a_loss_is_told_to_all_that_share_the_hold() {
     assert_eq!(fifth.lost_reason(), Some(LostReason::Overwritten));
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_reader_shares_the_deadline_and_no_more() {
-    let mut bench = Bench::new();
-    let (_, second) = bench.readers();
-    tokio::time::advance(Duration::from_millis(400)).await;
-    let third = bench.read();
-    assert_eq!(third.id, second.id);
-    assert_eq!(
-        (third.deadline(), third.renew_at()),
-        (second.deadline(), second.renew_at())
-    );
-    tokio::time::advance(bench.config.lease).await;
-    for hold in [&third, &second] {
-        assert_eq!(hold.exit(), Remains::Lost(LostReason::Expired));
-        bench.step(|step| step.let_go(hold, None));
-    }
-    assert!(bench.next().is_none(), "the server ends it");
-    assert!(!bench.line.waitlist.has(&second) && !bench.line.waitlist.has(&third));
-}
-
 /// Released by its last handle, with the news of that still on the way to the line.
 #[tokio::test(start_paused = true)]
 async fn who_comes_between_a_release_and_its_news_gets_what_others_still_hold_or_nothing() {
@@ -275,30 +211,6 @@ async fn a_lease_in_doubt_is_not_shared() {
     bench.readers();
     bench.step(|step| step.doubt());
     assert!(!bench.lets_in(), "events may have been missed");
-}
-
-/// An entry that was granted before this answer may have readers of others between its token and the counter.
-#[tokio::test(start_paused = true)]
-async fn a_grant_whose_range_is_not_known_is_not_shared() {
-    let mut bench = Bench::new();
-    let first = bench.read();
-    let (_, mut second) = bench.join_for(reader());
-    let lost = bench.next().unwrap();
-    bench.apply(&lost);
-    bench.foreign(&other("b.1", &[], Some(("b-1", 1))), false);
-    bench.failed(&lost, Failure::Unavailable);
-    tokio::time::advance(Duration::from_millis(100)).await;
-    bench.settle();
-    let second = held(&mut second);
-    assert!(second.token > first.token);
-    assert!(!bench.lets_in());
-    // A grant by an event takes no range at all.
-    let mut bench = Bench::new();
-    bench.foreign(&other("b.1", &[], Some(("b-1", ALL))), false);
-    let mut waiting = bench.acquire(reader());
-    bench.foreign(&other("b.2", &["b-1"], None), true);
-    held(&mut waiting);
-    assert!(!bench.lets_in());
 }
 
 #[tokio::test(start_paused = true)]
@@ -360,24 +272,6 @@ async fn only_readers_that_are_alike_share() {
     assert!(!bench.lets_in(), "switched off");
     let holder = &bench.document.as_ref().unwrap().holders[1];
     assert_eq!(holder.token, second.token.as_i64());
-}
-
-/// No entry stays after any outcome of the tasks that have waited.
-#[tokio::test(start_paused = true)]
-async fn readers_that_give_up_leave_nothing() {
-    let mut bench = Bench::new();
-    let tasks: Vec<(u64, Receiver)> = (0..9).map(|_| bench.join_for(reader())).collect();
-    let request = bench.next().unwrap();
-    for (key, _) in &tasks[..5] {
-        bench.step(|step| step.cancel(*key));
-    }
-    bench.answer(&request);
-    bench.settle();
-    for (_, mut outcome) in tasks.into_iter().skip(5) {
-        let hold = held(&mut outcome);
-        bench.release(&hold);
-    }
-    assert!(bench.line.waitlist.is_unused() && bench.ids_in_document().is_empty());
 }
 
 /// While the lease of the one is in doubt, the next goes through the server; and then there is a younger one.

@@ -19,13 +19,6 @@ fn reader() -> AcquireOptions {
     }
 }
 
-fn waits(options: AcquireOptions) -> AcquireOptions {
-    AcquireOptions {
-        patience: Patience::Wait,
-        ..options
-    }
-}
-
 /// The report to a try that was refused.
 fn refused(outcome: &mut Receiver) -> Contention {
     match outcome.try_recv().expect("it was answered") {
@@ -86,18 +79,6 @@ async fn tries_on_a_taken_lock_are_all_refused_by_two_answers_that_name_the_hold
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn of_more_tries_than_permits_as_many_get_in_as_fit() {
-    let mut bench = Bench::new();
-    bench.foreign(&takes("b-1", 50, 1), false);
-    let mut outcomes = bench.all_try(100, &permits(50, 1));
-    let refused = outcomes
-        .iter_mut()
-        .filter_map(|outcome| outcome.try_recv().unwrap().err());
-    assert_eq!(refused.count(), 51);
-    assert!(bench.operations <= 3, "{}", bench.operations);
-}
-
 /// A large one that does not fit is in nobody's way.
 #[tokio::test(start_paused = true)]
 async fn a_try_that_is_refused_keeps_no_other_out() {
@@ -114,49 +95,6 @@ async fn a_try_that_is_refused_keeps_no_other_out() {
     let permits = [&mut first, &mut small, &mut last].map(|outcome| held(outcome).permits());
     assert_eq!(permits, [1, 2, 1]);
     assert_eq!(refused(&mut too_large).holders.len(), 3);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_try_overtakes_no_task_that_waits_because_the_lock_is_taken() {
-    for asked_before in [true, false] {
-        let mut bench = Bench::new();
-        bench.foreign(&takes("b-1", 10, 6), false);
-        let (_, mut waiting) = bench.join_for(waits(permits(10, 5)));
-        if asked_before {
-            bench.settle();
-        }
-        let (_, mut tried) = bench.join_for(permits(10, 1));
-        bench.settle();
-        assert_eq!(
-            refused(&mut tried).waiting_before,
-            1,
-            "four permits are free, and another wants five"
-        );
-        bench.foreign(&takes("b-2", 10, 3), false);
-        let (_, mut tried) = bench.join_for(permits(10, 1));
-        bench.settle();
-        assert_eq!(refused(&mut tried).waiting_before, 2);
-        // Without the waiters it gets in.
-        bench.foreign(&foreign("b.3", &["b-1"], None), true);
-        held(&mut waiting);
-        let (_, mut tried) = bench.join_for(permits(10, 1));
-        bench.settle();
-        held(&mut tried);
-    }
-}
-
-/// Both come while a request is on its way, and get in by the next: the waiter first.
-#[tokio::test(start_paused = true)]
-async fn waiters_and_tries_go_into_one_operation_in_the_order_in_which_they_came() {
-    let mut bench = Bench::new();
-    let mut first = bench.join_for(permits(10, 1)).1;
-    let request = bench.next().unwrap();
-    let (_, mut waiting) = bench.join_for(waits(permits(10, 1)));
-    let (_, mut tried) = bench.join_for(permits(10, 1));
-    bench.answer(&request);
-    bench.settle();
-    let tokens = [&mut first, &mut waiting, &mut tried].map(|outcome| held(outcome).token);
-    assert!(tokens.is_sorted() && bench.operations == 2, "{tokens:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -242,24 +180,6 @@ async fn a_try_in_line_joins_a_hold_that_the_answer_grants_to_another() {
     assert!(bench.operations <= 2);
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_try_that_gives_up_in_line_leaves_nothing_behind() {
-    let mut bench = Bench::new();
-    let (_, mut first) = bench.join(false);
-    let request = bench.next().unwrap();
-    let (key, _second) = bench.join(false);
-    let (_, mut third) = bench.join_for(tries());
-    bench.give_up(key);
-    bench.answer(&request);
-    bench.settle();
-    let hold = held(&mut first);
-    assert_eq!(refused(&mut third).waiting_before, 0, "a try is no waiter");
-    assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
-    let (_, mut last) = bench.join(false);
-    bench.step(|step| step.close());
-    assert!(matches!(last.try_recv(), Ok(Err(AcquireError::Closed))));
-}
-
 /// The holder that its report names may be gone.
 #[tokio::test(start_paused = true)]
 async fn a_try_whose_time_is_over_before_its_answer_does_not_read_like_a_taken_lock() {
@@ -300,36 +220,6 @@ async fn a_try_that_was_not_granted_is_refused_although_the_document_has_room() 
     let answer = bench.apply(&request);
     bench.answered(&request, &Answer { state: free, ..answer });
     assert!(matches!(tried.try_recv(), Ok(Err(AcquireError::Held { .. }))));
-}
-
-/// A waiter that gives up leaves its entry in the queue until the next operation, which is not sent before the answer.
-#[tokio::test(start_paused = true)]
-async fn an_entry_of_ours_that_nobody_wants_any_more_refuses_no_try() {
-    let mut bench = Bench::new();
-    bench.foreign(&takes("b-1", 10, 6), false);
-    let (key, _waiting) = bench.join_for(waits(permits(10, 5)));
-    let (_, mut tried) = bench.join_for(permits(10, 1));
-    let request = bench.next().unwrap();
-    let answer = bench.apply(&request);
-    bench.give_up(key);
-    bench.answered(&request, &answer);
-    bench.settle();
-    held(&mut tried);
-}
-
-/// The same where the entry was granted in that moment.
-#[tokio::test(start_paused = true)]
-async fn a_grant_of_ours_that_nobody_wants_any_more_refuses_no_try() {
-    let mut bench = Bench::new();
-    let (key, _waiting) = bench.join(true);
-    let (_, mut tried) = bench.join(false);
-    let request = bench.next().unwrap();
-    let answer = bench.apply(&request);
-    bench.give_up(key);
-    bench.answered(&request, &answer);
-    bench.settle();
-    let hold = held(&mut tried);
-    assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
 }
 
 /// Its request came late, and the next sweep is far away.

@@ -24,31 +24,6 @@ async fn where_it_goes_through_the_server_handing_a_lock_from_task_to_task_costs
 }
 
 #[tokio::test(start_paused = true)]
-async fn beside_others_a_client_has_one_place_in_the_queue() {
-    let mut bench = Bench::new();
-    let mut outcomes: Vec<Receiver> = (0..5).map(|_| bench.join(true).1).collect();
-    bench.settle();
-    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
-    // The other is behind the second in line, and not known of before the answer to this; so the third follows it.
-    let first = held(&mut outcomes[0]);
-    let _left = bench.let_go(&first);
-    bench.settle();
-    let second = held(&mut outcomes[1]);
-    let _left = bench.let_go(&second);
-    bench.settle();
-    assert_eq!(bench.ids_in_document().len(), 2);
-    assert_eq!(bench.ids_in_document()[0], "b-1");
-    bench.foreign(&foreign("b.2", &["b-1"], Some("b-2")), true);
-    // The fourth gets in line while the third holds, behind the other, and nobody with it.
-    let third = held(&mut outcomes[2]);
-    bench.settle();
-    let _left = bench.let_go(&third);
-    bench.settle();
-    assert_eq!(bench.ids_in_document().len(), 2);
-    assert_eq!(bench.ids_in_document()[0], "b-2");
-}
-
-#[tokio::test(start_paused = true)]
 async fn the_head_asks_when_the_holder_expires() {
     let (mut bench, mut outcome) = Bench::behind_another();
     let started = Instant::now();
@@ -88,33 +63,4 @@ async fn without_a_stream_the_head_asks_often_and_then_less_often() {
     // A dozen more than where the pace is not known.
     let quick = pauses.iter().filter(|pause| **pause < Duration::from_millis(10));
     assert!((5..=20).contains(&quick.count()), "{pauses:?}");
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_place_in_line_is_confirmed_by_the_lease_of_the_waiter() {
-    let mut bench = Bench::new();
-    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
-    let mut terms = Terms::default();
-    terms.set_lease(Duration::from_secs(3));
-    let (_, mut waiting) = bench.join_for(AcquireOptions {
-        patience: Patience::Wait,
-        terms,
-        ..tries()
-    });
-    bench.settle();
-    let ids = ["b-1".to_owned()];
-    for _ in 0..20 {
-        let in_line = bench.line.waitlist.due_at().unwrap() - Instant::now();
-        assert!(in_line < Duration::from_secs(2), "{in_line:?}");
-        tokio::time::advance(in_line).await;
-        bench.settle();
-        let now = bench.server_now();
-        state::renew(bench.document.as_mut().unwrap(), "b.9", &ids, 60_000, now);
-        assert!(bench.document.as_ref().unwrap().queue[0].until > now);
-    }
-    // And so is what it then holds.
-    bench.foreign(&foreign("b.2", &["b-1"], None), true);
-    let hold = held(&mut waiting);
-    assert_eq!(hold.renew_at(), Some(Instant::now() + hold.safe_for() / 16));
-    assert!(hold.safe_for() < Duration::from_secs(2));
 }
