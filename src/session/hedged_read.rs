@@ -210,6 +210,25 @@ mod tests {
         assert_eq!((begun.elapsed(), attempts.load(Ordering::Relaxed)), (20 * SECOND, 2));
     }
 
+    /// One that holds up a holder: it is read by its id, and another attempt costs the server little.
+    #[tokio::test(start_paused = true)]
+    async fn a_document_is_read_soon_though_a_few_attempts_are_never_answered() {
+        let attempts = AtomicUsize::new(0);
+        let read = || {
+            let before = attempts.fetch_add(1, Ordering::Relaxed);
+            async move {
+                match before {
+                    0..3 => pending().await,
+                    _ => Ok(()),
+                }
+            }
+        };
+        let begun = Instant::now();
+        let hedging = (Cost::Large, SHORTEST);
+        read_beside(&Handle::current(), hedging, read).await.unwrap();
+        assert_eq!(begun.elapsed(), 3 * SECOND);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_reading_of_which_nothing_comes_has_few_attempts_and_ends() {
         let longest = 10 * SECOND;

@@ -107,10 +107,17 @@ struct Seen {
     slowest: Option<(Duration, Instant)>,
     /// When the youngest answered command was sent.
     heard: Option<Instant>,
-    /// Number of commands that were given up and are not answered.
-    adrift: u32,
+    /// Had by the commands that were given up and are not answered.
+    adrift: Arc<()>,
     /// When one was given up last.
     given_up: Option<Instant>,
+}
+
+impl Seen {
+    /// Returns the number of commands that were given up and are not answered.
+    fn adrift(&self) -> u32 {
+        u32::try_from(Arc::strong_count(&self.adrift) - 1).unwrap_or(u32::MAX)
+    }
 }
 
 /// Returns the time to wait for an answer: a little longer than the server may try, so that it can still say so.
@@ -118,34 +125,8 @@ pub(super) fn patience(within: Duration) -> Duration {
     within + within / 4
 }
 
-/// A command that was given up and runs on by itself.
-#[derive(Debug)]
-pub(super) struct Adrift {
-    in_flight: Arc<InFlight>,
-    sent: Instant,
-}
-
-impl Adrift {
-    /// Waits for its late answer, and notes it. Returns the session too if that is still there: a command adrift keeps
-    /// no session alive.
-    pub(super) async fn outlast<T>(
-        self,
-        session: Arc<Session>,
-        command: Pin<&mut (dyn Future<Output = Result<T, ServerError>> + Send)>,
-    ) -> (Option<Arc<Session>>, Result<T, ServerError>) {
-        let waiting_for = Arc::downgrade(&session);
-        drop(session);
-        let late = command.await;
-        self.in_flight.answered(self.sent, &late);
-        (waiting_for.upgrade(), late)
-    }
-}
-
-impl Drop for Adrift {
-    fn drop(&mut self) {
-        self.in_flight.seen().adrift -= 1;
-    }
-}
+/// A command that was given up and runs on by itself: it counts as one while the first part is there, and was sent then.
+pub(super) type Adrift = (Arc<()>, Instant);
 
 impl InFlight {
     /// Creates it with so many prompt slots; `shares`: whether the store runs several operations in a command.
@@ -250,7 +231,7 @@ impl InFlight {
     /// Waits for the answer to a command that is sent now and has this slot. The caller runs the future on once it is given
     /// up.
     pub(super) async fn answer<T>(
-        self: &Arc<Self>,
+        &self,
         mut command: Pin<&mut (dyn Future<Output = Result<T, ServerError>> + Send)>,
         _slot: Option<Slot>,
         within: Duration,
@@ -282,7 +263,9 @@ impl InFlight {
     /// Whether no prompt command and no claim is on its way, and none is adrift; slow ones don't count.
     pub(super) fn is_quiet(&self) -> bool {
         let are_free = |slots: &Semaphore, count| slots.available_permits() == count;
-        are_free(&self.prompt, self.most) && are_free(&self.claims, claims_beside(self.most)) && self.seen().adrift == 0
+        are_free(&self.prompt, self.most)
+            && are_free(&self.claims, claims_beside(self.most))
+            && self.seen().adrift() == 0
     }
 
     /// Notes the end of a command.
@@ -310,16 +293,14 @@ impl InFlight {
     /// Gives up an overdue command. Where a later one has been answered, the silence is the connection's, or that of a
     /// server that is no longer the primary. Otherwise the server may be silent, and the more commands are adrift, the
     /// more seldom another is given up.
-    fn give_up(self: &Arc<Self>, sent: Instant, within: Duration) -> Option<Adrift> {
+    fn give_up(&self, sent: Instant, within: Duration) -> Option<Adrift> {
         let (mut seen, now) = (self.seen(), Instant::now());
-        let pause = patience(within) * (seen.adrift / DEAD_MOST);
+        let pause = patience(within) * (seen.adrift() / DEAD_MOST);
         if seen.heard <= Some(sent) && seen.given_up.is_some_and(|at| now - at < pause) {
             return None;
         }
-        seen.adrift += 1;
         seen.given_up = Some(now);
-        let in_flight = self.clone();
-        Some(Adrift { in_flight, sent })
+        Some((seen.adrift.clone(), sent))
     }
 
     fn queue(&self) -> MutexGuard<'_, VecDeque<(Asked, oneshot::Sender<Turn>)>> {
@@ -375,7 +356,7 @@ impl Session {
             telemetry::operation_failed(telemetry::purpose(operation), Some(name), &error);
         }
         self.ended(&all, Err(error), within);
-        if let (Some(session), late) = adrift.outlast(self, command).await {
+        if let (Some(session), late) = self.outlast(adrift, command).await {
             for (asked, answer) in all.iter().zip(each(late, all.len())) {
                 session.came_late(asked, &answer);
             }
@@ -463,7 +444,7 @@ impl Session {
             Ok(seen) => self.looked(&name, look, seen.ok()),
             Err(adrift) => {
                 self.looked(&name, look, None);
-                if let (Some(session), Ok((_, exchange))) = adrift.outlast(self, reading).await {
+                if let (Some(session), Ok((_, exchange))) = self.outlast(adrift, reading).await {
                     session.note(&exchange);
                 }
             }
@@ -481,6 +462,20 @@ impl Session {
                 line.waitlist.step(context).looked(look, state, now);
             }
         });
+    }
+
+    /// Waits for the late answer to a command that was given up, and notes it. Returns the session too if that is still
+    /// there: a command adrift keeps no session alive.
+    pub(super) async fn outlast<T>(
+        self: Arc<Self>,
+        (_adrift, sent): Adrift,
+        command: Pin<&mut (dyn Future<Output = Result<T, ServerError>> + Send)>,
+    ) -> (Option<Arc<Self>>, Result<T, ServerError>) {
+        let (in_flight, waiting_for) = (self.in_flight.clone(), Arc::downgrade(&self));
+        drop(self);
+        let late = command.await;
+        in_flight.answered(sent, &late);
+        (waiting_for.upgrade(), late)
     }
 
     /// Runs a command in a task of its own, and waits up to `patience` for its answer. After that the command counts

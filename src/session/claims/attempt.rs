@@ -126,10 +126,10 @@ impl Claiming {
         let outcome = self.outcome(taken, how);
         session.settle_claims(&entries);
         if let Some(adrift) = adrift {
-            let waits_for_nothing = session.clone();
-            session.spawn(async move {
+            let session = session.clone();
+            self.session.spawn(async move {
                 // Nothing waits for it any more.
-                if let (Some(session), Ok(late)) = adrift.outlast(waits_for_nothing, claim.as_mut()).await {
+                if let (Some(session), Ok(late)) = session.outlast(adrift, claim.as_mut()).await {
                     for late in late.claimed {
                         session.take_out_claim(late.name, late.entry, lease.length);
                     }

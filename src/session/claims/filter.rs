@@ -53,9 +53,7 @@ struct Pace {
     scan_at: Instant,
     /// When the rest after the last scan ends.
     rested_at: Instant,
-    /// The pauses after scans that failed one after the other.
-    failing: Backoff,
-    /// When the first lease ends, as the last scan saw it.
+    /// When the first lease ends, as the last scan saw it; `None`: that failed, or there was none.
     free_at: Option<Instant>,
     /// Whether the last claim was answered.
     is_answered: bool,
@@ -70,7 +68,6 @@ impl Filter {
             try_at: now,
             scan_at: now,
             rested_at: now,
-            failing: Backoff::default(),
             free_at: None,
             is_answered: false,
         };
@@ -157,22 +154,18 @@ impl Filter {
         };
         pace.free_at = ended.ok().map(|(_, free_at)| free_at);
         let pause = match ended {
-            Err(_) => rest.max(pace.failing.failed()),
             // It is made again for each try as long as it finds some.
             Ok((true, _)) => Duration::ZERO,
             // A lease that ends sooner than others may be noticed this much late.
-            Ok((false, _)) => rest.max(LONGEST_PAUSE),
+            Ok((false, _)) | Err(_) => rest.max(LONGEST_PAUSE),
         };
-        if ended.is_ok() {
-            pace.failing = Backoff::default();
-        }
         (pace.scan_at, pace.rested_at) = (now + pause, now + rest);
     }
 
     /// Makes a scan due, as a document can't be claimed; unless the last one failed.
     pub(super) fn ask_for_scan(&self) {
         let mut pace = self.pace();
-        if pace.failing.failures() == 0 {
+        if pace.free_at.is_some() {
             pace.scan_at = Instant::now();
         }
     }
@@ -234,16 +227,11 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn scans_that_fail_are_made_ever_more_seldom() {
+    async fn a_filter_rests_after_scans_that_fail_or_find_nothing() {
         let filter = Filter::new(wanting(1));
         let free_at = Instant::now();
         let answered = |found_unfit| Ok((found_unfit, free_at));
-        let mut rests = Vec::new();
-        for _ in 0..6 {
-            rests.push(rest(&filter, Duration::ZERO, Err(true)).await.as_millis());
-        }
-        assert_eq!(rests, [50, 100, 200, 400, 800, 1_000]);
-        // However often it failed before.
+        assert_eq!(rest(&filter, Duration::ZERO, Err(true)).await, LONGEST_PAUSE);
         assert_eq!(rest(&filter, millis(30_000), Err(true)).await, millis(120_000));
         // As in a fail-over, in which finding a server takes long: it made no server busy.
         assert_eq!(rest(&filter, millis(30_000), Err(false)).await, millis(1_000));
@@ -261,8 +249,5 @@ mod tests {
         );
         advance(millis(2_000)).await;
         assert!(filter.begin_scan(true).is_some());
-        filter.scanned(Instant::now(), answered(true));
-        let failed = rest(&filter, millis(1), Err(true)).await;
-        assert_eq!(failed, millis(50), "after a success");
     }
 }

@@ -411,4 +411,38 @@ mod tests {
         sleep(Duration::from_secs(600)).await;
         assert!(session.claims.have_no_orphans());
     }
+
+    /// Otherwise the entry of a claim without an answer would be searched for after seconds, and stay for a lease if
+    /// the runtime ends before.
+    #[tokio::test(start_paused = true)]
+    async fn a_shutdown_searches_when_the_server_has_given_the_claim_up() {
+        let limit = Duration::from_secs(1);
+        for (given_up_after, takes) in [(Duration::ZERO, Duration::ZERO), (limit, limit)] {
+            let documents = Arc::new(MemoryDocuments::default());
+            documents.insert(doc! { "_id": 1 }).unwrap();
+            let session = session(&documents);
+            let (id, begun) = (session.ids.claim(), Instant::now());
+            let operation = session.operation_of_claim(id.clone(), session.config.owner(None), lease(&session));
+            let given_up_at = begun + given_up_after;
+            session.ids.pending_claims.settled(&id);
+            session.search_orphan(&everything(), id, LEASE, given_up_at);
+            // It is applied at the last moment.
+            let applied = sleep_until(given_up_at - Duration::from_millis(1).min(given_up_after));
+            let (claiming, filter) = (session.clone(), everything());
+            let applied = tokio::spawn(async move {
+                applied.await;
+                let within = Duration::from_secs(1);
+                let claimed = claiming.store.claim(&filter.wanted, &[], &[operation], within).await;
+                claimed.unwrap().claimed.remove(0).name
+            });
+            if given_up_after.is_zero() {
+                tokio::task::yield_now().await;
+            }
+            session.shut_down().await;
+            assert_eq!(begun.elapsed(), takes);
+            let name = applied.await.unwrap();
+            let lock = session.inspect(&name).await.unwrap().unwrap().0;
+            assert!(lock.holders.is_empty(), "{lock:?}");
+        }
+    }
 }

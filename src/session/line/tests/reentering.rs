@@ -34,6 +34,17 @@ async fn a_hold_is_entered_again_only_where_that_is_asked_for() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_is_lost_is_never_entered_again() {
+    let (mut bench, outer) = Bench::holding();
+    tokio::time::advance(bench.config.lease).await;
+    let (_, mut late) = bench.join_for(reentrant());
+    assert_eq!(outer.lost_reason(), Some(LostReason::Expired));
+    bench.settle();
+    let anew = held(&mut late);
+    assert!(anew.token > outer.token);
+}
+
+#[tokio::test(start_paused = true)]
 async fn only_the_same_share_is_entered() {
     let reader = AcquireOptions {
         used: (Kind::RwLock, 10),
