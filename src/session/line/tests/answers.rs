@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::{
+    protocol::document::Malformed,
     tests::simulated::out_of_time,
     waitlist::{How, Refusal, Setback},
 };
@@ -204,6 +205,93 @@ async fn a_release_takes_the_queue_for_empty_only_by_an_answer_that_came_quickly
         let _left = bench.let_go(&held(&mut outcome));
         assert_eq!(bench.next().unwrap().expects, expects);
     }
+}
+
+/// Carries out everything for a minute. Returns the number of operations that take the entry out.
+async fn leaves_of(bench: &mut Bench, entry: &str) -> usize {
+    let (begun, mut leaves) = (Instant::now(), 0);
+    while begun.elapsed() < Duration::from_secs(60) {
+        while let Some(operation) = bench.next() {
+            leaves += usize::from(operation.leave.iter().any(|id| id == entry));
+            bench.answer(&operation);
+        }
+        tokio::time::advance(Duration::from_millis(100)).await;
+    }
+    leaves
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_entry_leaves_once_unless_a_request_for_it_may_still_arrive() {
+    let often = 1 + SWEEPS.len();
+    let evicted = |bench: &mut Bench| {
+        let entry = bench.line.waitlist.waiting().front().unwrap().entry.clone();
+        let signal = wake::Signal::Evicted { token: i64::MAX };
+        let at = bench.server_now();
+        bench.signalled(&entry, signal, at);
+        entry
+    };
+
+    // A queued waiter that another client put out, all of whose requests were answered.
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("a.1", &[], Some("a-1")), false);
+    let (_, _outcome) = bench.join(true);
+    bench.settle();
+    let entry = evicted(&mut bench);
+    assert_eq!(leaves_of(&mut bench, &entry).await, 1);
+
+    // The same after a request without an answer.
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("a.1", &[], Some("a-1")), false);
+    let (_, _outcome) = bench.join(true);
+    let request = bench.next().unwrap();
+    bench.fails(&request, &unanswered());
+    bench.settle();
+    let entry = evicted(&mut bench);
+    assert_eq!(leaves_of(&mut bench, &entry).await, often);
+
+    // A grant that comes too late.
+    let mut bench = Bench::new();
+    let (_, _outcome) = bench.join(true);
+    let request = bench.next().unwrap();
+    let answer = bench.apply(&request);
+    let entry = bench.ids_in_document()[0].to_owned();
+    tokio::time::advance(bench.config.lease).await;
+    bench.answered(&request, &answer);
+    assert_eq!(leaves_of(&mut bench, &entry).await, often);
+
+    // A hold whose request was sent again, as the first was not answered.
+    let mut bench = Bench::new();
+    let (_, mut outcome) = bench.join(true);
+    let request = bench.next().unwrap();
+    bench.fails(&request, &unanswered());
+    bench.settle();
+    let hold = held(&mut outcome);
+    let _left = bench.let_go(&hold);
+    assert_eq!(leaves_of(&mut bench, &hold.id).await, often);
+
+    // A hold that an event granted while another request for it was on its way, which is not answered.
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("a.1", &[], Some("a-1")), false);
+    let (_, mut outcome) = bench.join(true);
+    bench.settle();
+    bench.step(|step| step.doubt());
+    let request = bench.next().unwrap();
+    bench.foreign(&foreign("b.1", &["a-1"], None), true);
+    let hold = held(&mut outcome);
+    bench.fails(&request, &unanswered());
+    let _left = bench.let_go(&hold);
+    assert_eq!(leaves_of(&mut bench, &hold.id).await, often);
+
+    // A document that can't be read: the request may have been applied.
+    let mut bench = Bench::new();
+    let (_, mut outcome) = bench.join(true);
+    let request = bench.next().unwrap();
+    bench.apply(&request);
+    let entry = bench.ids_in_document()[0].to_owned();
+    let unreadable = ServerError::from(Malformed::occupied("x".to_owned()));
+    bench.fails(&request, &unreadable);
+    assert!(matches!(outcome.try_recv().unwrap(), Err(AcquireError::Server(_))));
+    assert_eq!(leaves_of(&mut bench, &entry).await, often);
 }
 
 #[tokio::test(start_paused = true)]

@@ -106,6 +106,35 @@ async fn another_grant_of_an_entry_whose_hold_is_over_is_taken_out() {
     held(&mut waiting);
 }
 
+/// The answer to the first request was lost, or it is still on its way.
+#[tokio::test(start_paused = true)]
+async fn a_sweep_takes_out_what_a_late_request_has_put_in_and_spares_the_hold() {
+    for renewed in [false, true] {
+        let mut bench = Bench::new();
+        let mut outcome = join(&mut bench);
+        let request = bench.next().unwrap();
+        bench.failed(&request, Failure::Unavailable);
+        tokio::time::advance(SECOND / 10).await;
+        bench.settle();
+        let hold = held(&mut outcome);
+        if renewed {
+            tokio::time::advance(5 * SECOND).await;
+            renew(&mut bench);
+        }
+        expire(&mut bench, &hold).await;
+        let swept = Instant::now() + 3 * SECOND;
+        tokio::time::advance(SECOND * 11 / 10).await;
+        bench.apply(&request);
+        let token = bench.document.as_ref().unwrap().holders[0].token;
+        assert_eq!(token == hold.granted_as, renewed);
+        while let Some(due) = bench.line.waitlist.due_at().filter(|due| *due < swept) {
+            tokio::time::sleep_until(due).await;
+            bench.settle();
+        }
+        assert_eq!(bench.ids_in_document().len(), usize::from(renewed));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_hold_that_is_over_is_remembered_for_as_long_as_the_server_may_have_it() {
     let mut bench = Bench::new();

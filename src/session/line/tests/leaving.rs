@@ -3,6 +3,34 @@
 use super::*;
 
 #[tokio::test(start_paused = true)]
+async fn what_was_applied_late_is_swept_out() {
+    for cancelled_early in [true, false] {
+        let mut bench = Bench::new();
+        let (key, outcome) = bench.join(true);
+        let request = bench.next().unwrap();
+        if cancelled_early {
+            bench.step(|step| step.cancel(key));
+            bench.failed(&request, Failure::Unavailable);
+        } else {
+            bench.failed(&request, Failure::Unavailable);
+            bench.step(|step| step.cancel(key));
+        }
+        drop(outcome);
+        tokio::time::advance(Duration::from_millis(100)).await;
+        bench.settle();
+        // The first leave came too early: only now the server gets round to the request.
+        bench.apply(&request);
+        assert_eq!(bench.ids_in_document().len(), 1);
+        while !bench.line.waitlist.is_unused() {
+            let due = bench.line.waitlist.due_at().expect("there is more to do");
+            tokio::time::sleep_until(due).await;
+            bench.settle();
+        }
+        assert_eq!(bench.ids_in_document().len(), 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_release_whose_answer_was_lost_is_a_release() {
     let (mut bench, hold) = Bench::holding();
     let mut left = bench.let_go(&hold);

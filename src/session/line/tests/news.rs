@@ -127,3 +127,53 @@ async fn an_earlier_token_ends_a_hold_where_it_is_read_and_not_where_it_is_answe
         assert_eq!(hold.lost_reason(), lost, "by a reading: {by_reading}");
     }
 }
+
+/// The operation of another client that breaks the lock.
+fn breaking(id: &str) -> Operation {
+    Operation {
+        evict: Evict::Everybody,
+        ..foreign(id, &[], None)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_comes_late_leaves_no_ghost_however_the_loss_before_it_was_learned() {
+    type Learn = fn(&mut Bench, &Hold);
+    let cases: [(&str, Learn); 4] = [
+        ("an event", |bench, _| bench.announce()),
+        ("a reading", |bench, hold| {
+            let document = bench.document.clone().map(Ok);
+            let entries = [hold.id.clone()];
+            bench.step(|step| step.verified(document.as_ref(), Some(Instant::now()), &entries));
+        }),
+        ("a deletion", |bench, hold| {
+            bench.document = None;
+            let entries = [hold.id.clone()];
+            bench.step(|step| step.verified(None, None, &entries));
+        }),
+        ("an answer", |bench, _| {
+            let (_, mut other) = bench.join(false);
+            bench.settle();
+            let _left = bench.let_go(&held(&mut other));
+        }),
+    ];
+    for (by, learn) in cases {
+        let mut bench = Bench::new();
+        let (_, mut outcome) = bench.join(true);
+        let request = bench.next().unwrap();
+        bench.fails(&request, &unanswered());
+        bench.settle();
+        let hold = held(&mut outcome);
+        bench.foreign(&breaking("other.1"), false);
+        learn(&mut bench, &hold);
+        assert!(hold.lost_reason().is_some(), "by {by}");
+        bench.settle();
+        bench.apply(&request);
+        assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
+        while !bench.line.waitlist.is_unused() {
+            bench.pass().await;
+            bench.settle();
+        }
+        assert!(bench.ids_in_document().is_empty(), "by {by}");
+    }
+}
