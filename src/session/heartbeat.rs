@@ -209,30 +209,6 @@ mod tests {
         }
     }
 
-    /// Also if the writer's task hangs, and its handle lives on.
-    #[tokio::test(start_paused = true)]
-    async fn a_reader_that_is_dropped_goes_with_the_writer_that_is_lost() {
-        let memory = memory();
-        let (_, locks) = client(&memory, ONE, LEASE);
-        let (_, other) = client(&memory, OTHER, LEASE);
-        let lock = locks.rw_lock("x");
-        let write = lock.upgradeable_read().await.unwrap().upgrade().await.unwrap();
-        assert!(other.break_holder("x", write.token()).await.unwrap().is_some());
-        assert_eq!(write.lost().await, LostReason::Broken);
-        let next = other.rw_lock("x").write().timeout(2 * LEASE).await.unwrap();
-        drop((write, next));
-
-        // The reader that has a handle of its own is alone with that.
-        let read = lock.upgradeable_read().await.unwrap();
-        let write = read.upgrade().await.unwrap();
-        assert!(other.break_holder("x", write.token()).await.unwrap().is_some());
-        assert_eq!(write.lost().await, LostReason::Broken);
-        read.downgrade().await.unwrap();
-        drop(read);
-        drop(other.rw_lock("x").write().timeout(2 * LEASE).await.unwrap());
-        assert_eq!(write.status(), LockStatus::Lost);
-    }
-
     /// All of them: the time of its reader ends it, what it has left is not what another gets.
     #[tokio::test(start_paused = true)]
     async fn a_writer_is_on_the_terms_of_its_reader() {

@@ -1,6 +1,6 @@
 //! Locks that stay with the client after their last release.
 
-use super::{super::super::hold::WORTH_A_COMMAND, *};
+use super::*;
 use crate::{hold_options::Terms, waitlist::handing_on::RANGE};
 
 const KEEP: Duration = Duration::from_secs(60);
@@ -202,39 +202,6 @@ async fn while_events_may_be_missing_nobody_gets_it_but_from_the_server() {
     tokio::time::advance(SECOND).await;
     bench.settle();
     assert!(bench.line.waitlist.is_unused() && bench.ids_in_document().is_empty());
-}
-
-/// The document shows that nobody has it; who has it for longer than a moment has that taken back.
-#[tokio::test(start_paused = true)]
-async fn what_is_shown_as_idle_is_soon_shown_as_held() {
-    let mut bench = keeping();
-    idle(&mut bench);
-    let planned = {
-        let stays = bench.line.waitlist.holds().next().unwrap();
-        stays.upkeep().shown_idle = true;
-        stays.renew_at()
-    };
-    let (hold, operations) = acquire(&mut bench, options());
-    let soon = Instant::now() + WORTH_A_COMMAND;
-    assert_eq!((operations, hold.renew_at()), (0, Some(soon)));
-    // A task that is done before that need not show it, and hands the hold on as it is.
-    assert!(bench.release(&hold));
-    let stays = bench.line.waitlist.holds().next().cloned().unwrap();
-    assert!(stays.upkeep().shown_idle);
-    assert_eq!(stays.renew_at(), planned);
-    // While that is being written, it does not stay.
-    let (hold, _) = acquire(&mut bench, options());
-    tokio::time::advance(SECOND).await;
-    hold.upkeep().sent(Instant::now(), Instant::now() + SECOND);
-    assert_eq!(hold.renew_at(), Some(Instant::now() + SECOND));
-    let sent = Instant::now();
-    hold.upkeep().acknowledged(sent + Duration::from_secs(60), sent);
-    assert!(!hold.upkeep().shown_idle);
-    assert!(bench.release(&hold));
-    assert!(!bench.line.waitlist.holds().next().unwrap().upkeep().shown_idle);
-    let (hold, _) = acquire(&mut bench, options());
-    hold.upkeep().sent(Instant::now(), Instant::now() + SECOND);
-    assert!(!bench.release(&hold));
 }
 
 /// An event would have told of others; but it is long since anything was read.

@@ -2,56 +2,6 @@
 
 use super::*;
 
-/// Whoever is far back does without the stream and sends no requests; it looks at its place, and asks when its turn
-/// comes near, or when it is not in the queue any more.
-#[tokio::test(start_paused = true)]
-async fn who_is_far_back_looks_at_its_place_and_asks_when_its_turn_comes_near() {
-    for served in [false, true] {
-        let mut bench = Bench::new();
-        bench.stream = StreamState::OnDemand;
-        let others: Vec<String> = (0..10).map(|number| format!("other-{number}")).collect();
-        for id in &others {
-            bench.foreign(&foreign(id, &[], Some(id)), false);
-        }
-        tokio::time::advance(Duration::from_secs(3)).await;
-        let (_, mut outcome) = bench.join(true);
-        bench.settle();
-        let sent = bench.operations;
-        assert!(bench.line.waitlist.is_queued() && bench.line.waitlist.need() == Need::Looks);
-        let mut looks = 0;
-        // Those before it go, one after the other, or it is served out of turn while nobody tells it.
-        for gone in others.windows(2) {
-            let due_at = bench.line.waitlist.due_at().unwrap();
-            tokio::time::advance(due_at - Instant::now()).await;
-            bench.settle();
-            looks += 1;
-            if served && looks == 2 {
-                let all: Vec<&str> = others.iter().map(String::as_str).collect();
-                bench.foreign(&foreign("all", &all, None), false);
-            } else if looks > 1 {
-                bench.foreign(&foreign(&gone[1], &[&gone[0]], None), false);
-            }
-            let in_queue = bench.look().expect("it looks, as it does not ask");
-            if bench.line.waitlist.need() == Need::Stream || !in_queue {
-                break;
-            }
-            assert_eq!(bench.operations, sent, "it asks although it is far back");
-        }
-        bench.settle();
-        if served {
-            assert_eq!(looks, 2);
-            assert_eq!(held(&mut outcome).status(), LockStatus::Held);
-        } else {
-            // Six of the ten have gone, four are before it.
-            assert!(looks > 4 && bench.line.waitlist.waits_for_event(), "{looks}");
-            assert!(
-                bench.operations > sent,
-                "whatever happened while nothing was told is asked for"
-            );
-        }
-    }
-}
-
 /// It is served out of turn just after a look, and the next one and the request that follows have slow answers.
 #[tokio::test(start_paused = true)]
 async fn who_is_far_back_keeps_a_grant_that_it_finds_late() {
@@ -163,48 +113,6 @@ async fn looks_put_off_no_request() {
     assert_eq!(held(&mut outcome).status(), LockStatus::Held);
 }
 
-/// A look shows that a lease ahead does not end when it was to: it was renewed, or is another holder's.
-#[tokio::test(start_paused = true)]
-async fn who_looks_does_not_ask_about_a_lease_that_was_renewed() {
-    for resting in [true, false] {
-        let mut bench = Bench::new();
-        bench.stream = match resting {
-            true => StreamState::OnDemand,
-            false => StreamState::Unavailable,
-        };
-        let others: Vec<String> = (0..10).map(|number| format!("other-{number}")).collect();
-        for id in &others {
-            bench.foreign(&foreign(id, &[], Some(id)), false);
-        }
-        // Slow enough for those far back to do without a stream.
-        let slow = Duration::from_secs(3);
-        tokio::time::advance(slow).await;
-        let renew = |bench: &mut Bench| {
-            let until = bench.server_now().plus_millis(4_000);
-            bench.document.as_mut().unwrap().holders[0].until = until;
-        };
-        renew(&mut bench);
-        let (_, _outcome) = bench.join(true);
-        bench.settle();
-        let (joined, sent, mut looks) = (Instant::now(), bench.operations, 0);
-        while bench.operations == sent {
-            if looks == 5 {
-                bench.foreign(&foreign("gone", &[&others[0]], None), false);
-                let holder = &mut bench.document.as_mut().unwrap().holders[0];
-                holder.since.0 -= i64::try_from(slow.as_millis()).unwrap();
-            }
-            renew(&mut bench);
-            let due_at = bench.line.waitlist.due_at().unwrap();
-            tokio::time::advance(due_at - Instant::now()).await;
-            bench.settle();
-            looks += u32::from(bench.look().is_some());
-        }
-        assert!(looks > 5, "{looks}");
-        // Its queue position is confirmed.
-        assert_eq!(joined.elapsed(), bench.config.lease / 2, "{resting}");
-    }
-}
-
 /// Where looks are refused, it polls by asking, and hardly looks at all.
 #[tokio::test(start_paused = true)]
 async fn who_can_not_look_asks() {
@@ -229,35 +137,6 @@ async fn who_can_not_look_asks() {
         bench.settle();
     }
     assert_eq!(held(&mut outcome).status(), LockStatus::Held);
-}
-
-/// A look that is not answered in time is followed by 50 ms without looks, and by more only if the next one is not
-/// answered either. Meanwhile the waiter asks, at the pace of the lock.
-#[tokio::test(start_paused = true)]
-async fn who_is_not_shown_its_place_in_time_soon_looks_again() {
-    let (mut bench, _outcome) = Bench::polling();
-    let (mut look, _) = bench.asks_until_it_looks().await;
-    let mut rests = Vec::new();
-    for answered in [false, false, true, false] {
-        // The lock has changed hands just now.
-        bench.document.as_mut().unwrap().holders[0].since = bench.server_now();
-        let seen_at = Instant::now();
-        if answered {
-            bench.looked(look);
-            look = bench.asks_until_it_looks().await.0;
-            assert_eq!(seen_at.elapsed(), Duration::from_millis(1));
-            continue;
-        }
-        bench.step(|step| step.looked(look, None, None));
-        let asked;
-        (look, asked) = bench.asks_until_it_looks().await;
-        assert_eq!(
-            (asked[0] - seen_at, asked[1] - seen_at),
-            (Duration::ZERO, Duration::from_millis(1))
-        );
-        rests.push(seen_at.elapsed().as_millis() / 10);
-    }
-    assert!(matches!(rests[..], [5 | 6, 10..13, 5 | 6]), "{rests:?}");
 }
 
 /// Where a look shows that the waiter is served and the answer that it is not, as with an old primary that still

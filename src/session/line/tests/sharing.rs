@@ -13,13 +13,6 @@ fn reader() -> AcquireOptions {
     }
 }
 
-fn writer() -> AcquireOptions {
-    AcquireOptions {
-        permits: ALL,
-        ..reader()
-    }
-}
-
 /// Another client that comes to read or write.
 fn other(id: &str, leave: &[&str], request: Option<(&str, i64)>) -> Operation {
     let mut operation = foreign(id, leave, request.map(|(id, _)| id));
@@ -56,20 +49,6 @@ impl Bench {
         assert!(asked || held(&mut outcome).lost_reason().is_none());
         !asked
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn readers_that_come_at_once_share_one_entry() {
-    let mut bench = Bench::new();
-    let mut outcomes: Vec<Receiver> = (0..100).map(|_| bench.join_for(reader()).1).collect();
-    bench.settle();
-    let holds: Vec<_> = outcomes.iter_mut().map(held).collect();
-    // Two ranges: 64 tasks and then the others.
-    assert_eq!((bench.operations, bench.ids_in_document().len()), (2, 2));
-    assert!(holds.windows(2).all(|pair| pair[0].token < pair[1].token));
-    let released = holds.iter().filter(|hold| bench.release(hold)).count();
-    assert_eq!((released, bench.operations), (98, 4));
-    assert!(bench.line.waitlist.is_unused() && bench.ids_in_document().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -117,54 +96,6 @@ async fn a_writer_of_another_client_whose_event_is_lost_waits_for_the_time_at_mo
         tokio::time::advance(Duration::from_millis(1)).await;
         assert!(!bench.lets_in());
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_writer_in_line_comes_before_later_readers() {
-    let mut bench = Bench::new();
-    let (first, second) = bench.readers();
-    let mut write = bench.acquire(writer());
-    let mut later: Vec<_> = (0..3).map(|_| bench.acquire(reader())).collect();
-    assert!(write.try_recv().is_err());
-    bench.release(&first);
-    bench.release(&second);
-    let write = held(&mut write);
-    assert!(later.iter_mut().all(|later| later.try_recv().is_err()));
-    assert!(!bench.release(&write), "a reader's hold is none of a writer's");
-    assert!(later.iter_mut().map(held).all(|hold| hold.token > write.token));
-}
-
-/// The oldest of the holds goes first, and the others are there still.
-#[tokio::test(start_paused = true)]
-async fn a_loss_is_told_to_all_that_share_the_hold() {
-    let mut bench = Bench::new();
-    let (first, second) = bench.readers();
-    let (third, fourth) = (bench.read(), bench.read());
-    assert!(bench.release(&second));
-    let broken = Operation {
-        evict: Evict::Holder(third.granted_as),
-        ..other("b.1", &[], None)
-    };
-    bench.foreign(&broken, true);
-    for hold in [&third, &fourth] {
-        assert_eq!(hold.lost_reason(), Some(LostReason::Broken));
-        assert!(!bench.line.waitlist.has(hold));
-    }
-    assert_eq!(second.lost_reason(), Some(LostReason::Released));
-    assert_eq!(first.lost_reason(), None);
-    assert!(!bench.lets_in());
-    // A document without it says so as well.
-    let fifth = bench.read();
-    bench.document.as_mut().unwrap().holders.clear();
-    let document = bench.document.clone().map(Ok);
-    let entries = [fifth.id.clone()];
-    let ((), effects) = bench.feed(|line, context| {
-        let mut step = line.waitlist.step(context);
-        step.verified(document.as_ref(), Some(Instant::now()), &entries);
-    });
-    assert_eq!(effects.len(), 2);
-    bench.carry_out(effects, None);
-    assert_eq!(fifth.lost_reason(), Some(LostReason::Overwritten));
 }
 
 /// Released by its last handle, with the news of that still on the way to the line.
@@ -315,18 +246,4 @@ async fn where_nobody_may_share_readers_do_not_ask_one_by_one() {
         outcomes.iter_mut().for_each(|outcome| drop(held(outcome)));
         assert_eq!(bench.operations, before + 1);
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn readers_on_other_terms_ask_together() {
-    let mut bench = Bench::new();
-    let on = |seconds| {
-        let mut options = reader();
-        options.terms.set_lease(Duration::from_secs(seconds));
-        options
-    };
-    let mut outcomes: Vec<Receiver> = (0..20).map(|number| bench.join_for(on(20 + number)).1).collect();
-    bench.settle();
-    outcomes.iter_mut().for_each(|outcome| drop(held(outcome)));
-    assert_eq!((bench.operations, bench.ids_in_document().len()), (1, 20));
 }

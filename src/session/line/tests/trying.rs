@@ -221,21 +221,3 @@ async fn a_try_that_was_not_granted_is_refused_although_the_document_has_room() 
     bench.answered(&request, &Answer { state: free, ..answer });
     assert!(matches!(tried.try_recv(), Ok(Err(AcquireError::Held { .. }))));
 }
-
-/// Its request came late, and the next sweep is far away.
-#[tokio::test(start_paused = true)]
-async fn a_grant_of_ours_that_is_to_be_swept_out_later_refuses_no_try() {
-    let mut bench = Bench::new();
-    let (key, _waiting) = bench.join(true);
-    let late = bench.next().unwrap();
-    bench.fails(&late, &unanswered());
-    bench.give_up(key);
-    bench.settle();
-    bench.apply(&late);
-    let planned = bench.line.waitlist.due_at();
-    let (_, mut tried) = bench.join(false);
-    bench.settle();
-    let hold = held(&mut tried);
-    assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
-    assert_eq!(bench.line.waitlist.due_at(), planned, "another request may be late too");
-}
