@@ -1,6 +1,6 @@
 //! One hold of a lock, from its holder's side: whether it is still held, and if not, why.
 
-mod handing_on;
+mod handles;
 mod reports;
 mod upkeep;
 
@@ -22,15 +22,16 @@ use tokio_util::sync::CancellationToken;
 
 use super::task::Task;
 use crate::{
-    config::{Config, LockLabel, millis},
+    config::{Config, Limits, LockLabel, millis},
     error::{AcquireError, InvalidInput, ServerError},
     hold_options::{Lease, Terms},
-    protocol::{Entry, KeptUntil, ServerTime, Use, is_issued_after, wake},
+    protocol::{Entry, Kept, KeptUntil, ServerTime, Use, is_issued_after, wake},
     status::{LockStatus, Lost, LostReason},
     store::LogTime,
     token::FencingToken,
-    waitlist::{Grant, How},
+    waitlist::{self, Context, Grant, How, LeftAs, RemainingLease, idling},
 };
+pub(crate) use handles::Remains;
 pub(super) use upkeep::REPEATED_AFTER;
 use upkeep::Upkeep;
 
@@ -130,19 +131,6 @@ enum Reported {
     Nothing(How),
     Granted,
     Over,
-}
-
-/// The remains of a hold when one of its handles goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Remains {
-    /// Other handles.
-    Held,
-    /// Handles of other parts, which have so many permits together.
-    Parts(u64),
-    /// Nothing: this was the last handle, and the hold must be released.
-    Nothing,
-    /// Nothing: it was lost before.
-    Lost(LostReason),
 }
 
 /// The outcome of an acquire.
@@ -399,102 +387,9 @@ impl Hold {
         self.state().deleted
     }
 
-    pub(crate) fn permits(&self) -> u64 {
-        self.state().permits
-    }
-
-    /// Makes it the hold of a reader, unless it has more than one handle; returns their number then.
-    ///
-    /// Decided under the same mutex as [`enter`](crate::waitlist::Hold::enter): no task shares it as a writer from now
-    /// on.
-    pub(crate) fn downgrade(&self, permits: u64) -> Result<(), usize> {
-        let mut state = self.state();
-        if state.handles > 1 {
-            return Err(state.handles);
-        }
-        state.permits = state.permits.min(permits);
-        Ok(())
-    }
-
-    /// Gives up so many permits of it, of which there are more; returns the number that is left.
-    pub(crate) fn give_up(&self, permits: u64) -> u64 {
-        let mut state = self.state();
-        state.permits = state.permits.saturating_sub(permits);
-        state.permits
-    }
-
-    /// Adds a handle of a part, unless the hold is over.
-    pub(crate) fn split(&self) -> Result<(), LostReason> {
-        self.look()?;
-        let mut state = self.state();
-        state.handles += 1;
-        // Another task may get it.
-        state.is_of_several = true;
-        state.lost.map_or(Ok(()), Err)
-    }
-
-    /// Notes that one handle has the parts of two.
-    pub(crate) fn merge(&self) {
-        let mut state = self.state();
-        state.handles = state.handles.saturating_sub(1);
-    }
-
-    /// Notes the reader's hold that became a writer's with this one, unless that is known; returns it then.
-    pub(crate) fn note_upgraded(&self, reader: Arc<Self>) -> Result<(), Arc<Self>> {
-        let mut state = self.state();
-        match state.upgrades {
-            Some(_) => Err(reader),
-            None => {
-                state.upgrades = Some(reader);
-                Ok(())
-            }
-        }
-    }
-
-    /// Whether a reader's hold became a writer's with this one.
-    pub(super) fn is_upgrade(&self) -> bool {
-        self.state().upgrades.is_some()
-    }
-
-    /// Whether it is over when this one is.
-    pub(super) fn is_upgrade_of(&self, reader: &Self) -> bool {
-        let state = self.state();
-        state
-            .upgrades
-            .as_ref()
-            .is_some_and(|upgrades| upgrades.number == reader.number)
-    }
-
     /// Whether this is a copy in a fork: a thread of the parent may have had its mutexes, which then stay locked.
     fn is_forked(&self) -> bool {
         self.held_in != std::process::id()
-    }
-
-    /// Returns the reader's hold that became a writer's with this one.
-    pub(crate) fn upgraded(&self) -> Option<Arc<Self>> {
-        match self.is_forked() {
-            true => None,
-            false => self.state().upgrades.clone(),
-        }
-    }
-
-    /// Takes out the reader's hold that became a writer's with this one, to give back the handle of it.
-    pub(crate) fn take_upgraded(&self) -> Option<Arc<Self>> {
-        match self.is_forked() {
-            true => None,
-            false => self.state().upgrades.take(),
-        }
-    }
-
-    /// Prepares it to be detached, unless it has more than one handle; returns their number then. Decided under the same
-    /// mutex as [`enter`](crate::waitlist::Hold::enter).
-    pub(crate) fn begin_detaching(&self) -> Result<(), usize> {
-        let mut state = self.state();
-        if state.handles > 1 {
-            return Err(state.handles);
-        }
-        state.detaching = true;
-        Ok(())
     }
 
     /// Returns the time that a renewal gives at present.
@@ -516,36 +411,6 @@ impl Hold {
             limits: present.limits,
             ..terms.lease(config)
         }))
-    }
-
-    /// Drops a handle of all permits; with the last one the hold is over.
-    pub(crate) fn exit(&self) -> Remains {
-        self.exit_part(u64::MAX)
-    }
-
-    /// Drops a handle of so many permits, which go with it if other handles have others.
-    pub(crate) fn exit_part(&self, permits: u64) -> Remains {
-        if let Err(reason) = self.look() {
-            return Remains::Lost(reason);
-        }
-        {
-            let mut state = self.state();
-            if let Some(reason) = state.lost {
-                return Remains::Lost(reason);
-            }
-            state.handles = state.handles.saturating_sub(1);
-            if state.handles > 0 {
-                let left = state.permits.saturating_sub(permits);
-                if left == 0 {
-                    return Remains::Held;
-                }
-                state.permits = left;
-                return Remains::Parts(left);
-            }
-            self.end(&mut state, LostReason::Released);
-        }
-        self.ended.cancel();
-        Remains::Nothing
     }
 
     /// Returns when it is lost in spite of all renewals.
@@ -654,6 +519,147 @@ impl Hold {
     fn state(&self) -> MutexGuard<'_, HoldState> {
         // As above.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The hold as the waitlist has it: what goes on from one task to the next, and what is left of it.
+impl waitlist::Hold for Hold {
+    type Task = oneshot::Sender<AcquireOutcome>;
+    type Release = oneshot::Sender<ReleaseOutcome>;
+
+    /// A hold whose document shows it as idle is shown as held again, unless it is over before that.
+    fn of_grant(name: &str, entry: &str, grant: &Grant, before: Option<&Self>, context: &Context<'_>) -> Self {
+        let mut hold = Self::new(entry.to_owned(), name.to_owned(), grant);
+        hold.label = context.config.label(name);
+        if let Some(before) = before {
+            hold.logged_by = before.logged_by.clone();
+            let (before, mut upkeep) = (before.upkeep(), hold.upkeep());
+            if before.shown_idle {
+                upkeep.show_held(context.now + WORTH_A_COMMAND);
+            }
+            upkeep.shown_awaiting = before.shown_awaiting;
+        }
+        hold
+    }
+
+    /// The hold is renewed as often as its document is to be read, it has no limits, and observers never hear of it.
+    fn idle(&self, inherited: RemainingLease) -> Self {
+        let RemainingLease { deadline, renew_at } = inherited;
+        let renew_at = renew_at.min(Instant::now() + idling::IDLE_LOOK_EVERY);
+        let interval = self
+            .lease
+            .interval
+            .map(|interval| interval.min(idling::IDLE_LOOK_EVERY));
+        let limits = Limits::default();
+        let grant = Grant {
+            token: self.token.as_i64(),
+            granted_as: self.granted_as,
+            used: self.used,
+            permits: self.permits(),
+            lease: Lease {
+                interval,
+                limits,
+                ..self.lease
+            },
+            how: How::Local,
+            deadline,
+            renew_at: Some(renew_at),
+        };
+        let hold = Self::new(self.id.clone(), self.name.clone(), &grant);
+        hold.state().reported = Reported::Over;
+        // The hold that must be shown as held may not have been shown so.
+        {
+            let (before, mut upkeep) = (self.upkeep(), hold.upkeep());
+            upkeep.is_idle = true;
+            (upkeep.shown_idle, upkeep.shown_awaiting) = (before.shown_idle, before.shown_awaiting);
+        }
+        Self {
+            is_idle: true,
+            since: self.since,
+            logged_by: self.logged_by.clone(),
+            ..hold
+        }
+    }
+
+    fn entry(&self) -> &str {
+        &self.id
+    }
+
+    fn used(&self) -> Use {
+        self.used
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        self.number == other.number
+    }
+
+    /// Decided under the same mutex as its loss and the end of its last handle: a hold that is over is never entered
+    /// again.
+    fn enter(&self, permits: i64) -> bool {
+        if self.look().is_err() {
+            return false;
+        }
+        let mut state = self.state();
+        let held = state.lost.is_none() && !state.detaching && u64::try_from(permits) == Ok(state.permits);
+        state.handles += usize::from(held);
+        held
+    }
+
+    fn given_back(&self) {
+        self.exit();
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.wanted.initialized()
+    }
+
+    fn is_over(&self) -> bool {
+        self.lost_reason().is_some()
+    }
+
+    /// Nor was the hold downgraded: others may hold the lock beside it.
+    fn released_lease(&self) -> Option<RemainingLease> {
+        let state = self.state();
+        let whole = u64::try_from(self.used.1).is_ok_and(|capacity| capacity == state.permits);
+        let released = state.lost == Some(LostReason::Released);
+        self.upkeep()
+            .released_lease()
+            .filter(|_| whole && released && state.is_plain())
+    }
+
+    /// The hold is not held too long either.
+    fn shared_lease(&self) -> Option<RemainingLease> {
+        self.look().ok().filter(|_| !self.is_held_too_long())?;
+        let state = self.state();
+        let goes_on = state.lost.is_none() && state.is_plain();
+        self.upkeep().released_lease().filter(|_| goes_on)
+    }
+
+    fn left_as(&self) -> LeftAs {
+        let state = self.state();
+        let kept = |until| {
+            let (id, token) = (self.id.clone(), self.granted_as);
+            LeftAs::Kept(Kept { id, token, until })
+        };
+        match (state.lost, state.kept) {
+            (Some(LostReason::Released | LostReason::HeldTooLong), Some(until)) => kept(until),
+            // Nobody has lost anything with it.
+            _ if self.is_idle => LeftAs::Free,
+            // Its own time is not over.
+            (Some(LostReason::Expired | LostReason::Elapsed), _) if state.reader_over_at.is_some() => LeftAs::Free,
+            // Its time ends earlier here than at the server, and somebody else may have renewed it.
+            (Some(LostReason::Expired | LostReason::Elapsed), _) => kept(KeptUntil::Expiry),
+            (Some(LostReason::HeldTooLong), _) => LeftAs::HeldTooLong,
+            // Released, or its entry is gone from the document already.
+            _ => LeftAs::Free,
+        }
+    }
+}
+
+impl HoldState {
+    /// Whether the release frees the lock and leaves the document.
+    fn is_plain(&self) -> bool {
+        self.kept.is_none() && self.deleting == 0 && !self.detaching
     }
 }
 
