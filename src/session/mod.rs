@@ -264,18 +264,17 @@ impl Session {
             return;
         }
         let (mut operation, mut look) = (None, None);
-        let mut stopped = None;
+        let stopped;
         let effects = {
             let mut table = self.table();
             let table = &mut *table;
             let context = self.context(table.stream, &table.clock);
             input(&mut table.lines, &context);
-            if self.stopped.is_cancelled() {
+            // No operation is answered any more then.
+            stopped = self.stopped.is_cancelled().then(|| Err(ServerError::runtime_ended()));
+            if stopped.is_some() {
                 let line = table.lines.by_name.remove(name);
-                let ended = line.map(|mut line| (line.waitlist.take_effects(), table.lines.stop(line)));
-                let (effects, stops) = ended.unwrap_or_default();
-                stopped = Some(stops);
-                effects
+                line.map(|line| table.lines.stop(line)).unwrap_or_default()
             } else {
                 if let Some(line) = table.lines.by_name.get_mut(name) {
                     line.waitlist.step(&context).settle();
@@ -291,10 +290,7 @@ impl Session {
         if let Some(look) = look {
             self.spawn(self.clone().look(name.to_owned(), look));
         }
-        self.carry_out(name, effects, ended);
-        if let Some(effects) = stopped {
-            self.carry_out(name, effects, Some(&Err(ServerError::runtime_ended())));
-        }
+        self.carry_out(name, effects, stopped.as_ref().or(ended));
     }
 
     /// Updates the books after a line changed: removes a line that is not used any more, and gives the heartbeat its

@@ -14,7 +14,7 @@ use super::super::{
 use super::{ClaimedDocument, Claiming, skip_list::SKIPPED_AT_ONCE};
 use crate::{
     config::millis,
-    error::ServerError,
+    error::{AcquireError, ServerError},
     hold_options::Lease,
     protocol::{CapacityIs, Entry, Exchange, Kind, Operation, Owner, Request, Requests},
     store::{Claimed, Taken, name},
@@ -30,7 +30,7 @@ pub(super) const USED: (Kind, i64) = (Kind::Document, 1);
 type Round = (Vec<ClaimedDocument>, Option<ServerError>);
 
 impl Claiming {
-    /// Notes the answer that nothing is free.
+    /// Notes that the server has answered.
     pub(super) fn answered(&self) {
         *self.failing() = None;
     }
@@ -45,8 +45,22 @@ impl Claiming {
         self.filter.note_answer(false);
     }
 
+    /// Claims, and notes how that went. `Ok(Err)`: a later attempt may get over it.
+    pub(super) async fn attempt(
+        self: &Arc<Self>,
+        how: How,
+    ) -> Result<Result<Vec<ClaimedDocument>, ServerError>, AcquireError> {
+        let claimed = self.once(how).await;
+        match &claimed {
+            Ok(_) => self.answered(),
+            Err(error) if error.is_final() => return Err(error.clone().into()),
+            Err(error) => self.note(error.clone()),
+        }
+        Ok(claimed)
+    }
+
     /// Claims, and goes on with the next document if one can't be claimed. Returns no document if none is free.
-    pub(super) async fn once(self: &Arc<Self>, how: How) -> Result<Vec<ClaimedDocument>, ServerError> {
+    async fn once(self: &Arc<Self>, how: How) -> Result<Vec<ClaimedDocument>, ServerError> {
         // That wait is none for the server.
         let _many = match self.most {
             1 => None,

@@ -32,11 +32,10 @@ impl Claiming {
         }
         // As long as there is enough for all, no task waits for another.
         if self.filter.nobody_waits() {
-            match self.once(How::AtOnce).await {
-                Ok(claimed) if !claimed.is_empty() => return Ok(claimed),
-                Ok(_) => self.answered(),
-                Err(error) if error.is_final() => return Err(error.into()),
-                Err(error) => self.note(error),
+            if let Ok(claimed) = self.attempt(How::AtOnce).await?
+                && !claimed.is_empty()
+            {
+                return Ok(claimed);
             }
         } else if self.filter.is_answered() {
             // That of the task that has the turn.
@@ -51,19 +50,16 @@ impl Claiming {
         let mut backoff = Backoff::default();
         loop {
             let was_doubtful = self.is_in_doubt();
-            let claimed = timeout_at(until, self.once(How::AtOnce)).await;
-            let claimed = claimed.unwrap_or_else(|_| Err(ServerError::unanswered(TRY_FOR)));
-            let why = match claimed {
+            let claimed = timeout_at(until, self.attempt(How::AtOnce)).await;
+            let why = match claimed.unwrap_or_else(|_| Ok(Err(ServerError::unanswered(TRY_FOR))))? {
+                Ok(claimed) if !claimed.is_empty() => return Ok(claimed),
                 // Once no orphan holds a document, the next answer counts.
-                Ok(claimed) if claimed.is_empty() && (was_doubtful || self.is_in_doubt()) => ServerError::overdue(),
-                Ok(claimed) if claimed.is_empty() => break,
+                Ok(_) if was_doubtful || self.is_in_doubt() => ServerError::overdue(),
+                Ok(_) => break,
+                Err(error) if error.found_no_server() => return Err(error.into()),
                 // Another try may get a connection that works, the next primary, or a limit that is long enough, or be faster
                 // than others.
-                Err(error) if !error.is_final() && !error.found_no_server() => {
-                    self.note(error.clone());
-                    error
-                }
-                claimed => return Ok(claimed?),
+                Err(error) => error,
             };
             sleep_until((Instant::now() + backoff.failed()).min(until)).await;
             // Nobody would wait for another, which counts as one that its document allows.
@@ -71,7 +67,6 @@ impl Claiming {
                 return Err(why.into());
             }
         }
-        self.answered();
         // The claim was answered; the scan is only for documents that may hold up all claims.
         if let Some(turn) = self.filter.begin_scan(false)
             && let Ok(Ok(outlook)) = timeout_at(until, self.session.scan(&self.filter, turn)).await
@@ -101,10 +96,9 @@ impl Claiming {
             let is_reported = *freed.borrow_and_update();
             let began = Instant::now();
             // When to try again after an event, and without one.
-            let (after_event, again) = match self.once(how).await {
+            let (after_event, again) = match self.attempt(how).await? {
                 Ok(claimed) if !claimed.is_empty() => return Ok(claimed),
                 Ok(_) => {
-                    self.answered();
                     backoff = Backoff::default();
                     let soonest = filter.tried_in_vain(began);
                     let polled = Instant::now() + timing::poll_interval(&session.config, 0, since.elapsed());
@@ -130,13 +124,10 @@ impl Claiming {
                     };
                     (soonest, again)
                 }
-                Err(error) if error.is_final() => return Err(error.into()),
                 Err(error) => {
                     let now = Instant::now();
                     let soonest = now + backoff.failed();
-                    let is_slow = error.ran_out_of_time();
-                    self.note(error);
-                    match is_slow {
+                    match error.ran_out_of_time() {
                         // It kept the server as busy as a try that is answered. It may have met a transaction that has
                         // written the document, and that ends with an event.
                         true => (
