@@ -139,7 +139,9 @@ impl Bench {
 
     /// Gives up, and returns how it stood.
     fn give_up(&mut self, key: u64) -> (Option<Contention>, Option<ServerError>) {
-        let error = self.act(None, |line, context| line.give_up(("x", key), Some(Duration::ZERO), context));
+        let error = self.act(None, |line, context| {
+            line.give_up(("x", key), Some(Duration::ZERO), context)
+        });
         match error.expect("it waits") {
             AcquireError::Timeout { contention, .. } => (contention.map(|it| *it), None),
             AcquireError::Unanswered { contention, error, .. } => (contention.map(|it| *it), error),
@@ -171,7 +173,7 @@ impl Bench {
     }
 
     fn next(&mut self) -> Option<Operation> {
-        self.step(|step| step.attend_to_idle());
+        self.step(|step| step.settle());
         self.act(None, |line, context| line.next(context))
     }
 
@@ -179,13 +181,12 @@ impl Bench {
     fn apply(&mut self, operation: &Operation) -> Answer {
         self.operations += 1;
         assert!(self.operations < 10_000, "it goes on for ever: {operation:?}");
-        let selected = self.document.as_ref().is_none_or(|state| operation.selects(state));
         self.document = state::apply(self.document.as_ref(), operation, self.server_now());
         let now = Instant::now();
         let exchange = Exchange::new(now, now, Some(self.server_now()));
         let _ = self.clock.note(&exchange, &self.config);
         Answer {
-            state: self.document.clone().filter(|_| selected),
+            state: self.document.clone(),
             exchange,
         }
     }
