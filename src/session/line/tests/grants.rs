@@ -82,6 +82,21 @@ async fn a_hold_that_the_document_no_longer_has_is_lost() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_deletion_that_overtakes_the_answer_is_not_forgotten() {
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("other.1", &[], Some("other-1")), true);
+    let (_, mut outcome) = bench.join(true);
+    let operation = bench.next().expect("it asks");
+    let answer = bench.apply(&operation);
+    // The event of the deletion arrives before the answer that the waiter is queued.
+    bench.document = None;
+    bench.step(|step| step.doubt());
+    bench.answered(&operation, &answer);
+    bench.settle();
+    held(&mut outcome);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_fixed_hold_is_renewed_until_its_grant_is_confirmed_and_no_longer() {
     let mut bench = Bench::new();
     let mut terms = Terms::default();

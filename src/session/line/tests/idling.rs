@@ -281,3 +281,15 @@ async fn a_stream_that_breaks_for_a_moment_costs_nobody_what_stays() {
     bench.stream = StreamState::Unavailable;
     assert!(!bench.release(&hold));
 }
+
+/// Between tasks that wait, a lost event costs others no more than without the option.
+#[tokio::test(start_paused = true)]
+async fn what_is_handed_on_to_whoever_waits_is_so_for_no_longer_than_ever() {
+    let mut bench = keeping();
+    let (hold, _) = acquire(&mut bench, options());
+    let (_, mut waiting) = bench.join(true);
+    bench.settle();
+    tokio::time::advance(HANDED_ON_FOR).await;
+    assert!(!bench.release(&hold));
+    assert!(held(&mut waiting).token > hold.token);
+}
