@@ -250,4 +250,38 @@ mod tests {
         advance(millis(2_000)).await;
         assert!(filter.begin_scan(true).is_some());
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn slow_tries_are_made_seldom() {
+        let filter = Filter::new(wanting(1));
+        for _ in 0..5 {
+            let pause = tried(&filter, millis(500)).await;
+            assert_eq!(pause, millis(2_000));
+            advance(pause).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_time_of_slow_claims_is_known_until_they_are_quick_again() {
+        let filter = Filter::new(wanting(1));
+        let known = [3_000, 10, 10, 1_000, 1].map(|took| {
+            filter.took(millis(took));
+            filter.takes().as_millis()
+        });
+        assert_eq!(known, [3_000, 1_500, 750, 1_000, 500]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_waits_for_the_first_end_of_a_lease_and_an_old_scan_is_made_anew() {
+        let filter = Filter::new(wanting(1));
+        let (now, polled) = (Instant::now(), Instant::now() + millis(20));
+        assert_eq!(filter.again_at(true, polled), polled);
+        let free_at = now + millis(5_000);
+        filter.scanned(now, Ok((false, free_at)));
+        assert_eq!(filter.again_at(false, polled), free_at);
+        assert_eq!(filter.again_at(true, polled), now + LONGEST_PAUSE);
+        advance(millis(6_000)).await;
+        let polled = Instant::now() + millis(20);
+        assert_eq!(filter.again_at(true, polled), polled, "that lease was renewed");
+    }
 }

@@ -77,3 +77,20 @@ async fn an_earlier_incarnation_that_waits_is_put_out_and_asks_again_behind() {
         }
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_earlier_incarnation_that_lives_loses_its_hold_and_takes_nothing_back() {
+    for announced in [true, false] {
+        let mut bench = Bench::new();
+        let (_, mut holding) = bench.join_for(wanted_as(1));
+        bench.settle();
+        let hold = held(&mut holding);
+        bench.foreign(&foreign_as(2, "b.1", "b-1"), announced);
+        let (_, mut waiting) = bench.join_for(wanted_as(1));
+        bench.settle();
+        // From the event, or from the next answer.
+        assert_eq!(hold.lost_reason(), Some(LostReason::Adopted));
+        waiting.try_recv().unwrap_err();
+        assert_eq!(bench.ids_in_document()[0], "b-1", "the later one keeps it");
+    }
+}

@@ -374,3 +374,25 @@ async fn a_try_that_finds_no_server_is_told_at_once_and_a_waiter_asks_on() {
         assert_eq!(effects.is_empty(), !told);
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_counts_as_kept_only_if_the_document_shows_that_hold_as_released() {
+    type Spoil = fn(&mut crate::protocol::Entry);
+    let cases: [(Spoil, wake::Left); 4] = [
+        (|_| {}, wake::Left::Kept),
+        (|holder| holder.id = "other".to_owned(), wake::Left::Nowhere),
+        (|holder| holder.token += 1, wake::Left::Nowhere),
+        (|holder| holder.released = None, wake::Left::Nowhere),
+    ];
+    for (spoil, found) in cases {
+        let mut bench = Bench::new();
+        let hold = kept_for(&mut bench, MINUTE);
+        assert_eq!(hold.exit(), Remains::Nothing);
+        let mut left = bench.let_go(&hold);
+        let release = bench.next().unwrap();
+        let mut answer = bench.apply(&release);
+        spoil(&mut answer.state.as_mut().unwrap().holders[0]);
+        bench.answered(&release, &answer);
+        assert_eq!(left.try_recv().unwrap().unwrap(), found);
+    }
+}

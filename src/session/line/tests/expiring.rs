@@ -151,3 +151,27 @@ async fn a_hold_that_is_over_is_remembered_for_as_long_as_the_server_may_have_it
     bench.step(|step| step.close());
     assert!(bench.line.waitlist.is_unused());
 }
+
+/// It shows the entry in the queue, where it was when the request was applied.
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_is_older_than_the_grant_takes_nothing_out() {
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("other.1", &[], Some("other-1")), true);
+    let mut terms = Terms::default();
+    terms.set_fixed(10 * SECOND);
+    let (_, mut outcome) = bench.join_for(AcquireOptions {
+        patience: Patience::Wait,
+        terms,
+        ..tries()
+    });
+    bench.settle();
+    bench.step(|step| step.doubt());
+    let asks = bench.next().expect("it asks");
+    let late = bench.apply(&asks);
+    bench.foreign(&foreign("other.2", &["other-1"], None), true);
+    let hold = held(&mut outcome);
+    expire(&mut bench, &hold).await;
+    bench.answered(&asks, &late);
+    bench.settle();
+    assert_eq!(bench.ids_in_document(), [hold.id.as_str()]);
+}

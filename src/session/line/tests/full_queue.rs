@@ -84,3 +84,22 @@ async fn who_looks_for_room_in_vain_asks_after_every_other_look() {
     }
     assert_eq!((looks, bench.operations - operations), (20, 10));
 }
+
+/// Nobody else puts them out: all that were alive have crashed.
+#[tokio::test(start_paused = true)]
+async fn who_looks_for_room_finds_it_in_the_place_of_the_dead_and_where_the_document_is_gone() {
+    for is_gone in [false, true] {
+        let mut bench = crowded();
+        let (_, mut outcome) = bench.join(true);
+        bench.settle();
+        if is_gone {
+            bench.document = None;
+        } else {
+            tokio::time::advance(bench.config.lease).await;
+        }
+        bench.pass().await;
+        bench.look().expect("it looks");
+        bench.settle();
+        assert!(held(&mut outcome).lost_reason().is_none());
+    }
+}

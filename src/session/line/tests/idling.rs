@@ -1,7 +1,10 @@
 //! Locks that stay with the client after their last release.
 
 use super::*;
-use crate::{hold_options::Terms, waitlist::handing_on::RANGE};
+use crate::{
+    hold_options::Terms,
+    waitlist::handing_on::{HANDED_ON_FOR, RANGE},
+};
 
 const KEEP: Duration = Duration::from_secs(60);
 const SECOND: Duration = Duration::from_secs(1);
@@ -292,4 +295,47 @@ async fn what_is_handed_on_to_whoever_waits_is_so_for_no_longer_than_ever() {
     tokio::time::advance(HANDED_ON_FOR).await;
     assert!(!bench.release(&hold));
     assert!(held(&mut waiting).token > hold.token);
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_goes_back_when_its_time_is_over() {
+    let mut bench = keeping();
+    bench.config.keep_idle = 3 * SECOND;
+    idle(&mut bench);
+    assert_eq!(bench.line.waitlist.due_at(), Some(Instant::now() + 3 * SECOND));
+    // Taken again, it stays for as long again.
+    tokio::time::advance(2 * SECOND).await;
+    idle(&mut bench);
+    tokio::time::advance(2 * SECOND).await;
+    bench.settle();
+    assert!(is_idle_here(&bench));
+    tokio::time::advance(SECOND).await;
+    bench.settle();
+    assert!(bench.line.waitlist.is_unused() && bench.ids_in_document().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_shuts_down_keeps_nothing() {
+    let mut bench = keeping();
+    idle(&mut bench);
+    bench.step(|step| step.close());
+    // A client that shuts down lets go of it with all others.
+    let stays = bench.line.waitlist.holds().next().cloned().unwrap();
+    assert!(stays.lose(LostReason::Released));
+    assert!(!released_here(&mut bench, &stays));
+    assert!(bench.line.waitlist.is_unused() && bench.ids_in_document().is_empty());
+    // Nothing stays that is released after that.
+    let mut bench = keeping();
+    let (hold, _) = acquire(&mut bench, options());
+    bench.step(|step| step.close());
+    assert!(!bench.release(&hold));
+    assert!(bench.line.waitlist.is_unused());
+}
+
+/// Lets go of a hold that is over. Returns whether that took no operation.
+fn released_here(bench: &mut Bench, hold: &Hold) -> bool {
+    let before = bench.operations;
+    bench.let_go(hold);
+    bench.settle();
+    bench.operations == before
 }

@@ -177,3 +177,23 @@ async fn a_request_that_comes_late_leaves_no_ghost_however_the_loss_before_it_wa
         assert!(bench.ids_in_document().is_empty(), "by {by}");
     }
 }
+
+/// A waiter behind another client, whose entry the document shows; and the lock's token then.
+fn queued() -> (Bench, String, i64) {
+    let mut bench = Bench::new();
+    bench.foreign(&foreign("a.1", &[], Some("a-1")), false);
+    let (_, _outcome) = bench.join(true);
+    bench.settle();
+    let entry = bench.line.waitlist.waiting().front().unwrap().entry.clone();
+    let token = bench.document.as_ref().unwrap().token;
+    (bench, entry, token)
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_of_an_eviction_before_the_waiter_got_in_line_is_not_about_it() {
+    for (later, put_out) in [(0, false), (1, true)] {
+        let (mut bench, entry, token) = queued();
+        signalled(&mut bench, &entry, wake::Signal::Evicted { token: token + later });
+        assert_eq!(bench.line.waitlist.waiting().front().unwrap().entry != entry, put_out);
+    }
+}

@@ -247,3 +247,27 @@ async fn where_nobody_may_share_readers_do_not_ask_one_by_one() {
         assert_eq!(bench.operations, before + 1);
     }
 }
+
+/// An entry that was granted before this answer may have readers of others between its token and the counter.
+#[tokio::test(start_paused = true)]
+async fn a_grant_whose_range_is_not_known_is_not_shared() {
+    let mut bench = Bench::new();
+    let first = bench.read();
+    let (_, mut second) = bench.join_for(reader());
+    let lost = bench.next().unwrap();
+    bench.apply(&lost);
+    bench.foreign(&other("b.1", &[], Some(("b-1", 1))), false);
+    bench.failed(&lost, Failure::Unavailable);
+    tokio::time::advance(Duration::from_millis(100)).await;
+    bench.settle();
+    let second = held(&mut second);
+    assert!(second.token > first.token);
+    assert!(!bench.lets_in());
+    // A grant by an event takes no range at all.
+    let mut bench = Bench::new();
+    bench.foreign(&other("b.1", &[], Some(("b-1", ALL))), false);
+    let mut waiting = bench.acquire(reader());
+    bench.foreign(&other("b.2", &["b-1"], None), true);
+    held(&mut waiting);
+    assert!(!bench.lets_in());
+}

@@ -221,3 +221,39 @@ async fn a_try_that_was_not_granted_is_refused_although_the_document_has_room() 
     bench.answered(&request, &Answer { state: free, ..answer });
     assert!(matches!(tried.try_recv(), Ok(Err(AcquireError::Held { .. }))));
 }
+
+fn waits(options: AcquireOptions) -> AcquireOptions {
+    AcquireOptions {
+        patience: Patience::Wait,
+        ..options
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_try_overtakes_no_task_that_waits_because_the_lock_is_taken() {
+    for asked_before in [true, false] {
+        let mut bench = Bench::new();
+        bench.foreign(&takes("b-1", 10, 6), false);
+        let (_, mut waiting) = bench.join_for(waits(permits(10, 5)));
+        if asked_before {
+            bench.settle();
+        }
+        let (_, mut tried) = bench.join_for(permits(10, 1));
+        bench.settle();
+        assert_eq!(
+            refused(&mut tried).waiting_before,
+            1,
+            "four permits are free, and another wants five"
+        );
+        bench.foreign(&takes("b-2", 10, 3), false);
+        let (_, mut tried) = bench.join_for(permits(10, 1));
+        bench.settle();
+        assert_eq!(refused(&mut tried).waiting_before, 2);
+        // Without the waiters it gets in.
+        bench.foreign(&foreign("b.3", &["b-1"], None), true);
+        held(&mut waiting);
+        let (_, mut tried) = bench.join_for(permits(10, 1));
+        bench.settle();
+        held(&mut tried);
+    }
+}

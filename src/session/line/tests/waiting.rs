@@ -64,3 +64,28 @@ async fn without_a_stream_the_head_asks_often_and_then_less_often() {
     let quick = pauses.iter().filter(|pause| **pause < Duration::from_millis(10));
     assert!((5..=20).contains(&quick.count()), "{pauses:?}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn beside_others_a_client_has_one_place_in_the_queue() {
+    let mut bench = Bench::new();
+    let mut outcomes: Vec<Receiver> = (0..5).map(|_| bench.join(true).1).collect();
+    bench.settle();
+    bench.foreign(&foreign("b.1", &[], Some("b-1")), false);
+    // The other is behind the second in line, and not known of before the answer to this; so the third follows it.
+    let first = held(&mut outcomes[0]);
+    let _left = bench.let_go(&first);
+    bench.settle();
+    let second = held(&mut outcomes[1]);
+    let _left = bench.let_go(&second);
+    bench.settle();
+    assert_eq!(bench.ids_in_document().len(), 2);
+    assert_eq!(bench.ids_in_document()[0], "b-1");
+    bench.foreign(&foreign("b.2", &["b-1"], Some("b-2")), true);
+    // The fourth gets in line while the third holds, behind the other, and nobody with it.
+    let third = held(&mut outcomes[2]);
+    bench.settle();
+    let _left = bench.let_go(&third);
+    bench.settle();
+    assert_eq!(bench.ids_in_document().len(), 2);
+    assert_eq!(bench.ids_in_document()[0], "b-2");
+}
