@@ -18,7 +18,7 @@ pub const SHORT_HOLD: Duration = Duration::from_millis(2);
 
 /// Time within which an answer shows the present, and brings all news. A slower one may have waited for its majority,
 /// and others have come since it was read; so where a majority always takes longer, every release expects others. Nor
-/// does a head ask more often about what an answer has left open.
+/// does a head ask sooner about a lease that ends.
 pub const PROMPT: Duration = Duration::from_millis(20);
 
 impl<H: Hold> Waitlist<H> {
