@@ -16,43 +16,29 @@ async fn is_wanted<T: Target>(held: &View<T>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_holder_hears_of_another_client_that_comes_to_wait() {
+async fn a_holder_hears_of_those_that_wait_wherever_they_came_from() {
     for (a, b) in places("wanted").await {
         let held = a.mutex("x").acquire().await.unwrap();
         // One that is dropped has missed nothing.
         assert!(is_unwanted(&held).await);
         assert!(b.mutex("x").try_acquire().await.unwrap().is_none());
-        let waiting = in_line(&a, "x", 1, b.mutex("x").acquire()).await;
-        is_wanted(&held).await;
-        is_wanted(&held).await;
-        held.release().await.unwrap();
-        assert!(is_unwanted(&granted(waiting).await.view()).await, "nobody is left");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_holder_hears_of_another_task_of_its_client() {
-    for (a, _) in places("wanted_here").await {
-        let held = a.mutex("x").acquire().await.unwrap();
-        let waiting = spawn(a.mutex("x").acquire());
-        is_wanted(&held).await;
-        held.release().await.unwrap();
-        assert!(is_unwanted(&granted(waiting).await.view()).await, "nobody is left");
-    }
-}
-
-/// The second was granted by the release of the first, and has seen nothing of the third.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_holder_hears_of_those_that_waited_behind_it() {
-    for (a, b) in places("wanted_behind").await {
-        let held = a.mutex("x").acquire().await.unwrap();
+        // Another client.
         let second = in_line(&a, "x", 1, b.mutex("x").acquire()).await;
+        is_wanted(&held).await;
+        is_wanted(&held).await;
         let third = in_line(&a, "x", 2, a.mutex("x").acquire()).await;
         held.release().await.unwrap();
+        // The second was granted by the release of the first, and has seen nothing of the third.
         let second = granted(second).await;
         is_wanted(&second).await;
         second.release().await.unwrap();
-        drop(granted(third).await);
+        let third = granted(third).await;
+        assert!(is_unwanted(&third).await, "nobody is left");
+        // Another task of its client.
+        let last = spawn(a.mutex("x").acquire());
+        is_wanted(&third).await;
+        third.release().await.unwrap();
+        assert!(is_unwanted(&granted(last).await.view()).await, "nobody is left");
     }
 }
 
