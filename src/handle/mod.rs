@@ -27,7 +27,6 @@ use crate::{
         owned::{OwnedHold, SeenHold, cancelled},
         target::{AnyLock, IsLock, IsOne, Target},
     },
-    locks::acquire::CanAcquire,
     session::hold::Hold,
     status::{LockStatus, Lost, LostReason},
     token::FencingToken,
@@ -311,12 +310,6 @@ impl<T: IsOne, W: World> Held<T, W> {
     }
 }
 
-impl<T: IsOne + CanAcquire, W: World> From<Held<T, W>> for Held<AnyLock, W> {
-    fn from(held: Held<T, W>) -> Self {
-        held.into_lock().0
-    }
-}
-
 impl<T: Target, W: World> Deref for Held<T, W> {
     type Target = View<T, W>;
 
@@ -570,12 +563,6 @@ impl<T: Target, W: World> View<T, W> {
         T: IsOne,
     {
         self.seen.permits()
-    }
-}
-
-impl<T: IsOne + CanAcquire, W: World> From<View<T, W>> for View<AnyLock, W> {
-    fn from(view: View<T, W>) -> Self {
-        Self::of(view.seen)
     }
 }
 

@@ -18,9 +18,9 @@ use crate::world::Blocking;
 use crate::{
     error::AcquireError,
     handle::{
-        Held, Released,
+        Held, Released, View,
         owned::OwnedHold,
-        target::{CanIdle, CanReenter, Count, IsLock, IsOne, One, Target},
+        target::{AnyLock, CanIdle, CanReenter, Count, IsLock, IsOne, One, Target},
     },
     status::{Lost, LostReason},
     truncated_debug::Brief,
@@ -41,6 +41,19 @@ pub trait CanAcquire: Target<Request: Clone + Send + Sync + Unpin, Data: Send + 
         options: Options,
         patience: waitlist::Patience,
     ) -> impl Future<Output = Result<Of<Self, Got<Self>>, AcquireError>> + Send;
+}
+
+/// A held lock as one of any kind.
+impl<T: IsOne + CanAcquire, W: World> From<Held<T, W>> for Held<AnyLock, W> {
+    fn from(held: Held<T, W>) -> Self {
+        held.into_lock().0
+    }
+}
+
+impl<T: IsOne + CanAcquire, W: World> From<View<T, W>> for View<AnyLock, W> {
+    fn from(view: View<T, W>) -> Self {
+        Self::of(view.seen)
+    }
 }
 
 /// [`Wait`], [`Try`] or [`OrHeld`]: how an acquire goes on where the lock is not free. The second parameter of
