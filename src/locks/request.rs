@@ -11,7 +11,7 @@ use crate::{
     name::LockName,
     protocol::{CapacityIs, Exchange, Kind, Owner, State},
     session::{UserHandle, hold::Hold},
-    status::LostReason,
+    status::{Lost, LostReason},
     store::View,
     telemetry::{self, Attempt},
     truncated_debug::shown_in_a_line,
@@ -165,10 +165,10 @@ impl Share {
             let acquired = match &reader {
                 None => acquiring.await,
                 Some(reader) => match unless_lost(reader.lost(), acquiring).await {
-                    Ok(acquired) => acquired,
-                    // As this is a handle of it, only a shutdown has released it.
-                    Err(lost) if lost.reason == LostReason::Released => Err(AcquireError::Closed),
-                    Err(lost) => Err(lost.into()),
+                    Ok(Ok(hold)) => Ok(hold),
+                    // The upgrade ends with its reader, and may be told so first.
+                    Ok(Err(error)) => Err(reader.check().err().map_or(error, of_reader)),
+                    Err(lost) => Err(of_reader(lost)),
                 },
             };
             match acquired {
@@ -190,6 +190,15 @@ impl Share {
             telemetry::other_permits(&name, found, capacity);
         }
         Ok(held)
+    }
+}
+
+/// Returns the error of an upgrade whose reader is lost.
+fn of_reader(lost: Lost) -> AcquireError {
+    match lost.reason {
+        // As the upgrade has a handle of it, only a shutdown has released it.
+        LostReason::Released => AcquireError::Closed,
+        _ => lost.into(),
     }
 }
 

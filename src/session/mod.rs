@@ -264,17 +264,18 @@ impl Session {
             return;
         }
         let (mut operation, mut look) = (None, None);
-        let stopped;
+        let mut stopped = None;
         let effects = {
             let mut table = self.table();
             let table = &mut *table;
             let context = self.context(table.stream, &table.clock);
             input(&mut table.lines, &context);
-            // No operation is answered any more then.
-            stopped = self.stopped.is_cancelled().then(|| Err(ServerError::runtime_ended()));
-            if stopped.is_some() {
+            if self.stopped.is_cancelled() {
                 let line = table.lines.by_name.remove(name);
-                line.map(|line| table.lines.stop(line)).unwrap_or_default()
+                let ended = line.map(|mut line| (line.waitlist.take_effects(), table.lines.stop(line)));
+                let (effects, stops) = ended.unwrap_or_default();
+                stopped = Some(stops);
+                effects
             } else {
                 if let Some(line) = table.lines.by_name.get_mut(name) {
                     line.waitlist.step(&context).settle();
@@ -290,7 +291,10 @@ impl Session {
         if let Some(look) = look {
             self.spawn(self.clone().look(name.to_owned(), look));
         }
-        self.carry_out(name, effects, stopped.as_ref().or(ended));
+        self.carry_out(name, effects, ended);
+        if let Some(effects) = stopped {
+            self.carry_out(name, effects, Some(&Err(ServerError::runtime_ended())));
+        }
     }
 
     /// Updates the books after a line changed: removes a line that is not used any more, and gives the heartbeat its

@@ -1,7 +1,8 @@
 //! The one table of a session's timers: the lines and holds for which something is due, in the order of time.
 //!
 //! A client can hold a hundred thousand locks. So nothing here walks through them all: due work is found at the front
-//! of an ordered set, in steps of a bounded size, and the session's mutex is released between them.
+//! of an ordered set, in steps of a bounded size, and the session's mutex is released between them. Only the report that
+//! renewals are overdue counts them at once, and it comes once until they are in time again.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},

@@ -363,7 +363,10 @@ impl Step<'_> {
         for entry in repeated.into_iter().chain(fresh) {
             self.append(entry);
         }
-        let upgrades = |waiter: &&Entry| self.operation.upgrades().any(|(id, _)| *id == waiter.id);
+        let upgrades = |waiter: &&Entry| {
+            let mut entries = self.operation.entries();
+            entries.any(|entry| entry.wait && entry.upgrades.is_some() && entry.id == waiter.id)
+        };
         let mut stay = others + self.state.queue[others..].iter().filter(upgrades).count();
         if self.adopts_a_hold {
             self.state.queue.rotate_left(others);

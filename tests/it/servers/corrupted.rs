@@ -300,6 +300,8 @@ async fn a_document_of_somebody_else_is_told_and_left_as_it_is() {
         doc! { "kind": "mutex" },
         doc! { "kind": "invoice", "token": "abc", "capacity": 5 },
         doc! { "holders": [], "version": 3_i64 },
+        doc! { "queue": ["some", { "job": 1 }] },
+        doc! { "queue": [], "owner": "me" },
     ];
     let before = kinds.iter().enumerate().flat_map(|(number, kind)| {
         ["x", "y"].map(|name| {

@@ -152,7 +152,10 @@ fn room_or_more(operation: &Operation) -> Bson {
     }
     // The queue before the request, and with it where it is in the place of a holder.
     let mut stay = Bson::from(doc! { "$size": "$$queue" });
-    let upgrades: Vec<&str> = operation.upgrades().map(|(id, _)| id.as_str()).collect();
+    let upgrades = operation
+        .entries()
+        .filter(|entry| entry.wait && entry.upgrades.is_some());
+    let upgrades: Vec<&str> = upgrades.map(|entry| entry.id.as_str()).collect();
     if !upgrades.is_empty() {
         let come = doc! { "$setDifference": [{ "$setIntersection": ["$$line.id", literal(upgrades)] }, "$$queue.id"] };
         stay = doc! { "$add": [stay, { "$size": come }] }.into();

@@ -379,7 +379,13 @@ fn an_entry_that_upgrades_a_holder_goes_before_all_others_and_needs_that_holder(
             2,
             "a-1 a-2 | c-1 | b.2:h;a-2+2000;a-2?;",
         ),
-        // One that does not wait, and does not fit, keeps nobody out.
+        // One that does not wait, and does not fit, keeps nobody out, and makes no room.
+        (
+            &state,
+            full(&[tries(upgrade("a-3")), again(wants("a-4", 1))]),
+            2,
+            "as it was",
+        ),
         (&state, full(&[tries(upgrade("a-3"))]), 2, "as it was"),
         (
             &reader_waits,
