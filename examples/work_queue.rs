@@ -18,7 +18,7 @@ use mongodb::{
 };
 use serde::Deserialize;
 use tokio::time::sleep;
-use watchlock::{LockClient, documents::DocumentLocks, errors::DocumentError};
+use watchlock::{LockClient, documents::DocumentLocks, errors::HoldError};
 use watchlock_testkit::stage::{self, Result, Stage};
 
 const EVENTS: i64 = 150;
@@ -76,7 +76,7 @@ async fn drain(events: &DocumentLocks<Event>, label: &str) -> Result<()> {
         match event.update(done).await {
             Ok(_) => {}
             // Too late: another worker has it by now.
-            Err(DocumentError::Lost(_)) => println!("   -> {label} is refused: it has lost event {id}"),
+            Err(HoldError::Lost(_)) => println!("   -> {label} is refused: it has lost event {id}"),
             // Whoever claims the event next sees whether it was made.
             Err(error) => println!("   -> {label}: {error}"),
         }

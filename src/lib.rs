@@ -156,8 +156,8 @@ pub mod errors {
         contention::Contention,
         deadlock::Deadlock,
         error::{
-            AcquireError, BuildError, CandidacyError, DocumentError, FenceError, GuardError, InvalidInput,
-            KindMismatch, OperateError, ReleaseError, RenewError, ServerError, ServerErrorKind,
+            AcquireError, BuildError, CandidacyError, FenceError, GuardError, HoldError, InvalidInput, KindMismatch,
+            OperateError, ServerError, ServerErrorKind,
         },
     };
 }

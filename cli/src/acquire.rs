@@ -11,7 +11,7 @@ use rustix::fs::OFlags;
 
 use serde::Serialize;
 use tokio::time::{Instant, timeout};
-use watchlock::{FencingToken, LockClient, errors::RenewError, operate::HolderInfo};
+use watchlock::{FencingToken, LockClient, errors::HoldError, operate::HolderInfo};
 
 use crate::{
     arguments::{Acquire, Output, Run},
@@ -123,10 +123,10 @@ async fn take(
     Ok(None)
 }
 
-fn not_left(name: &str, error: &RenewError) -> Failure {
+fn not_left(name: &str, error: &HoldError) -> Failure {
     match error {
-        RenewError::Server(error) => error.clone().into(),
-        RenewError::Lost(loss) => lost(name, &loss.to_string()),
+        HoldError::Server(error) => error.clone().into(),
+        HoldError::Lost(loss) => lost(name, &loss.to_string()),
         error => Failure::new(UNAVAILABLE, error),
     }
 }

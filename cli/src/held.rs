@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use watchlock::{
     FencingToken, LostReason, Released,
     election::Election,
-    errors::ReleaseError,
+    errors::HoldError,
     locks::{MultiLock, Once},
 };
 
@@ -95,7 +95,7 @@ impl Held {
     }
 
     /// Gives it back. A job that is done leaves its lock taken until the period is over.
-    pub(crate) async fn release(self, done: bool) -> Result<Released, ReleaseError> {
+    pub(crate) async fn release(self, done: bool) -> Result<Released, HoldError> {
         match self {
             Self::Lock(handle) => handle.release().await,
             Self::Lead(handle) => handle.release().await,

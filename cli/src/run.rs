@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use watchlock::{
     Acquire, LockClient, LockClientBuilder, Released,
     action::{CanAcquire, IsLock, One, OrHeld, Patience, Try},
-    errors::{AcquireError, ReleaseError},
+    errors::{AcquireError, HoldError},
     locks::{Once, Turn},
     testing::InMemory,
 };
@@ -441,7 +441,7 @@ async fn release(held: Held, done: bool, arguments: &Run, signals: &mut Signals)
     };
     let released = tokio::select! {
         released = held.release(done) => released.map_err(|error| match error {
-            ReleaseError::Server { error, .. } => error.to_string(),
+            HoldError::Unconfirmed { error, .. } => error.to_string(),
             error => error.to_string(),
         }),
         () = insisting => Err("the server did not answer".to_owned()),

@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 
 use super::{ItemLocks, check, elements::ElementPlace};
 use crate::{
-    error::{DocumentError, InvalidInput, ReleaseError},
+    error::{HoldError, InvalidInput},
     handle::{
         Held,
         owned::OwnedHold,
@@ -94,12 +94,12 @@ impl<T, W: World> Held<Document<T>, W> {
     ///
     /// # Errors
     ///
-    /// Those of [`update`](Self::update), for a document; after a [`DocumentError::Server`] it may have been deleted.
+    /// Those of [`update`](Self::update), for a document; after a [`HoldError::Server`] it may have been deleted.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, it goes on in the background.
-    pub fn delete(&self) -> W::Call<impl Future<Output = Result<(), DocumentError>>> {
+    pub fn delete(&self) -> W::Call<impl Future<Output = Result<(), HoldError>>> {
         W::call(async move {
             before_write(&self.own).await?;
             match self.own.session().delete(self.hold()).await? {
@@ -119,9 +119,9 @@ impl<T, W: World> Held<Document<T>, W> {
     ///
     /// # Errors
     ///
-    /// [`DocumentError::Invalid`] and [`DocumentError::InTransaction`] as for [`update`](Self::update): nothing was
-    /// changed, and the lock is released. [`DocumentError::Lost`] if the lock was lost before: nothing was changed.
-    /// [`DocumentError::Server`] if the server refused, or could not be reached or did not answer for the time of the
+    /// [`HoldError::Invalid`] and [`HoldError::InTransaction`] as for [`update`](Self::update): nothing was
+    /// changed, and the lock is released. [`HoldError::Lost`] if the lock was lost before: nothing was changed.
+    /// [`HoldError::Server`] if the server refused, or could not be reached or did not answer for the time of the
     /// lease, ten minutes at most: the document may have been changed. If an answer is lost before that, the write is
     /// sent again, which changes the document once at most, and the result says whether it did.
     ///
@@ -131,7 +131,7 @@ impl<T, W: World> Held<Document<T>, W> {
     pub fn update_and_release(
         self,
         update: impl Into<UpdateModifications>,
-    ) -> W::Call<impl Future<Output = Result<(), DocumentError>>> {
+    ) -> W::Call<impl Future<Output = Result<(), HoldError>>> {
         let (own, update) = (self.own, update.into());
         W::call(async move {
             let session = (**own.session()).clone();
@@ -175,17 +175,17 @@ impl<K: Item, W: World> Held<K, W> {
     ///
     /// # Errors
     ///
-    /// [`DocumentError::Invalid`] if the update would touch the lock or the key, replaces the document, or can't be
+    /// [`HoldError::Invalid`] if the update would touch the lock or the key, replaces the document, or can't be
     /// written as BSON: nothing was sent.
-    /// [`DocumentError::Lost`] if the lock was lost before: nothing was changed. [`DocumentError::NoElement`] if the
-    /// element was removed, and [`DocumentError::AmbiguousElement`] if others have its key by now: nothing was changed,
-    /// and the lock is held. [`DocumentError::InTransaction`] if a transaction that this lock
+    /// [`HoldError::Lost`] if the lock was lost before: nothing was changed. [`HoldError::NoElement`] if the
+    /// element was removed, and [`HoldError::AmbiguousElement`] if others have its key by now: nothing was changed,
+    /// and the lock is held. [`HoldError::InTransaction`] if a transaction that this lock
     /// [guards](crate::View::guard_transaction) may still be open: nothing was changed; within the transaction, write
     /// to the document with its session ([`Fence::update_one`](crate::fence::Fence::update_one) with
-    /// [`session`](crate::fence::FencedWrite::session) does so). [`DocumentError::Server`] if the server could not be
+    /// [`session`](crate::fence::FencedWrite::session) does so). [`HoldError::Server`] if the server could not be
     /// reached or did not answer for the time of the lease, ten minutes at most (it may have been changed, or may
     /// still be: the update is not repeated beyond the driver's own retry) or refused.
-    /// [`DocumentError::Unreadable`] if it was changed but can't be read as its type.
+    /// [`HoldError::Unreadable`] if it was changed but can't be read as its type.
     ///
     /// # Cancel safety
     ///
@@ -214,7 +214,7 @@ impl<K: Item, W: World> Held<K, W> {
     pub fn update(
         &self,
         update: impl Into<UpdateModifications>,
-    ) -> W::Call<impl Future<Output = Result<K::Value, DocumentError>>>
+    ) -> W::Call<impl Future<Output = Result<K::Value, HoldError>>>
     where
         K::Value: DeserializeOwned,
     {
@@ -227,7 +227,7 @@ impl<K: Item, W: World> Held<K, W> {
             let mut again = element.map(|_| update.clone());
             loop {
                 if let Some(changed) = session.change(hold, update).await? {
-                    return read_as(&changed).map_err(|cause| DocumentError::Unreadable { cause });
+                    return read_as(&changed).map_err(|cause| HoldError::Unreadable { cause });
                 }
                 if element.is_some() {
                     self.check_after_refusal().await?;
@@ -244,12 +244,12 @@ impl<K: Item, W: World> Held<K, W> {
 
     /// Finds the reason after the server said that this handle no longer holds the lock, or that there is not exactly
     /// one such element; there may be none any more.
-    async fn check_after_refusal(&self) -> Result<(), DocumentError> {
+    async fn check_after_refusal(&self) -> Result<(), HoldError> {
         self.own.session().verified(self.hold()).await?;
         match self.own.session().fetch(self.name()).await?.len() {
-            0 => Err(DocumentError::NoElement),
+            0 => Err(HoldError::NoElement),
             1 => Ok(()),
-            matched => Err(DocumentError::AmbiguousElement { matched }),
+            matched => Err(HoldError::AmbiguousElement { matched }),
         }
     }
 }
@@ -267,7 +267,7 @@ fn check_update(
 }
 
 /// Updates a document and releases its lock.
-async fn finish(own: OwnedHold, update: UpdateModifications) -> Result<(), DocumentError> {
+async fn finish(own: OwnedHold, update: UpdateModifications) -> Result<(), HoldError> {
     let (session, hold) = (own.session(), own.hold());
     let keeps_history = session.config.history > 0;
     if !keeps_history && session.change_and_release(hold, update.clone()).await? {
@@ -275,23 +275,20 @@ async fn finish(own: OwnedHold, update: UpdateModifications) -> Result<(), Docum
     }
     session.verified(hold).await?;
     match session.change(hold, update).await? {
-        Some(_) => match own.release().await {
-            Ok(_) => Ok(()),
-            Err(ReleaseError::Server { error, .. }) => Err(error.into()),
-        },
+        Some(_) => Ok(own.leave().await.map(drop)?),
         None => Err(session.give_up(hold).await.into()),
     }
 }
 
 /// Checks that the lock is held as far as is known, and that no transaction is open that it guards: the server would
 /// carry out the write when that transaction has ended, however long after the caller gave up.
-async fn before_write(own: &OwnedHold) -> Result<(), DocumentError> {
+async fn before_write(own: &OwnedHold) -> Result<(), HoldError> {
     own.check()?;
     let asked = own.session().is_in_open_transaction(own.hold()).await;
     // It may take as long as the hold was safe.
     own.check()?;
     match asked? {
-        true => Err(DocumentError::InTransaction),
+        true => Err(HoldError::InTransaction),
         false => Ok(()),
     }
 }

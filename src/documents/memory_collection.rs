@@ -41,7 +41,7 @@ use crate::{
 ///
 /// Everything else (another operator, a regular expression, an array index, a pipeline) is an error that names it, and
 /// nothing is done: [`InvalidInput`] here, [`AcquireError::Server`](crate::errors::AcquireError::Server) and
-/// [`DocumentError::Server`](crate::errors::DocumentError::Server) from locks, as from a server that refuses.
+/// [`HoldError::Server`](crate::errors::HoldError::Server) from locks, as from a server that refuses.
 ///
 /// # Errors
 ///

@@ -39,10 +39,8 @@ debug_as_message!(
     KindMismatch,
     BuildError,
     AcquireError,
-    ReleaseError,
+    HoldError,
     CandidacyError,
-    RenewError,
-    DocumentError,
     OperateError,
     FenceError,
     GuardError
@@ -314,21 +312,6 @@ fn within(timeout: Duration) -> String {
     }
 }
 
-/// The reason why a release could not be confirmed. The lease limits how long the lock stays taken.
-#[derive(Clone, thiserror::Error)]
-#[non_exhaustive]
-pub enum ReleaseError {
-    /// The server refused, or could not be reached for the time of a lease.
-    #[error("the release of `{}` was not confirmed: {error}", shown_in_a_line(name))]
-    #[non_exhaustive]
-    Server {
-        /// The name of the lock.
-        name: String,
-        /// The error of the server or the connection.
-        error: ServerError,
-    },
-}
-
 /// The reason why a [`Candidacy`](crate::election::Candidacy) ended by itself.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
@@ -348,37 +331,34 @@ pub enum CandidacyError {
     Stopped,
 }
 
-/// The reason why a renewal or a proclamation did not succeed.
+/// The reason why a call on what is held did not succeed: a renewal, a proclamation, a release, or a write of a locked
+/// document.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
-pub enum RenewError {
-    /// A value is out of bounds; nothing was sent.
-    #[error(transparent)]
-    Invalid(#[from] InvalidInput),
-    /// The lock is lost.
-    #[error(transparent)]
-    Lost(#[from] Lost),
-    /// The server could not be reached, or it refused. The lock is still held, up to its present deadline.
-    #[error(transparent)]
-    Server(#[from] ServerError),
-}
-
-/// The reason why a locked document was not changed or deleted.
-#[derive(Clone, thiserror::Error)]
-#[non_exhaustive]
-pub enum DocumentError {
-    /// The update would touch the lock, or can't be written as BSON; nothing was sent.
+pub enum HoldError {
+    /// A value is out of bounds, or an update would touch the lock or can't be written as BSON; nothing was sent.
     #[error(transparent)]
     Invalid(#[from] InvalidInput),
     /// The lock is lost; nothing was written.
     #[error(transparent)]
     Lost(#[from] Lost),
-    /// The server could not be reached, and the document may have been written; or the server refused.
+    /// The server could not be reached, or it refused. The lock is still held, up to its present deadline; a document
+    /// may have been written.
     #[error(transparent)]
     Server(#[from] ServerError),
+    /// A release could not be confirmed: the server refused, or could not be reached for the time of a lease. The lock
+    /// is given up all the same, and its lease limits how long it stays taken.
+    #[error("the release of `{}` was not confirmed: {error}", shown_in_a_line(name))]
+    #[non_exhaustive]
+    Unconfirmed {
+        /// The name of the lock.
+        name: String,
+        /// The error of the server or the connection.
+        error: ServerError,
+    },
     /// The lock guards a transaction that may still be open: for two seconds, or most of the time for which the lock
     /// was safe, the server let nobody else write the document. Nothing was written. Within the transaction, write with
-    /// its session.
+    /// its session. Only from a [document or element](crate::documents).
     #[error(
         "the document was not written, as its lock guards a transaction that may still be open: within the \
          transaction, write with its session"
@@ -396,7 +376,8 @@ pub enum DocumentError {
         /// The number of elements that have the key.
         matched: usize,
     },
-    /// The document was updated, but can't be read as the requested type any more.
+    /// The document was updated, but can't be read as the requested type any more. Only from a [document or
+    /// element](crate::documents).
     #[error("the updated document could not be read: {cause}")]
     #[non_exhaustive]
     Unreadable {

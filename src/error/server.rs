@@ -202,10 +202,7 @@ mod tests {
     use super::*;
     use crate::{
         contention::Contention,
-        error::{
-            AcquireError, BuildError, CandidacyError, DocumentError, FenceError, GuardError, OperateError,
-            ReleaseError, RenewError,
-        },
+        error::{AcquireError, BuildError, CandidacyError, FenceError, GuardError, HoldError, OperateError},
         protocol::document::Malformed,
         store::typed::read_as,
     };
@@ -330,11 +327,11 @@ mod tests {
                 name: name.clone(),
                 cause: std::sync::Arc::new(error.clone()),
             };
-            let release = ReleaseError::Server {
+            let release = HoldError::Unconfirmed {
                 name,
                 error: error.clone(),
             };
-            let errors: [Box<dyn StdError>; 13] = [
+            let errors: [Box<dyn StdError>; 12] = [
                 Box::new(error.clone()),
                 Box::new(AcquireError::from(error.clone())),
                 Box::new(unanswered),
@@ -342,8 +339,7 @@ mod tests {
                 Box::new(release),
                 Box::new(BuildError::from(error.clone())),
                 Box::new(CandidacyError::Campaign(error.clone().into())),
-                Box::new(RenewError::from(error.clone())),
-                Box::new(DocumentError::from(error.clone())),
+                Box::new(HoldError::from(error.clone())),
                 Box::new(OperateError::from(error.clone())),
                 Box::new(FenceError::from(error.clone())),
                 Box::new(GuardError::from(error.clone())),
@@ -352,14 +348,14 @@ mod tests {
             for (number, error) in errors.iter().enumerate() {
                 let told = checked(&**error);
                 // The last one is about the transaction.
-                assert!(number == 12 || told.contains(cause), "{told}");
+                assert!(number == 11 || told.contains(cause), "{told}");
             }
         }
     }
 
     #[test]
     fn a_release_that_is_not_confirmed_names_its_lock() {
-        let error = ReleaseError::Server {
+        let error = HoldError::Unconfirmed {
             name: "x".to_owned(),
             error: ServerError::overdue(),
         };
@@ -387,7 +383,7 @@ mod tests {
             told.starts_with("the document 7 could not be read: ") && told.contains("i32"),
             "{told}"
         );
-        checked(&DocumentError::Unreadable { cause });
+        checked(&HoldError::Unreadable { cause });
     }
 
     #[test]

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     detached::Detached,
-    error::{ReleaseError, RenewError},
+    error::HoldError,
     handle::{
         owned::{OwnedHold, SeenHold, cancelled},
         target::{AnyLock, IsLock, IsOne, Target},
@@ -145,10 +145,10 @@ impl<T: Target, W: World> Held<T, W> {
     ///
     /// # Errors
     ///
-    /// [`RenewError::Lost`] if it is lost, or any part of a multi-lock is; it says which. [`RenewError::Server`] if the
+    /// [`HoldError::Lost`] if it is lost, or any part of a multi-lock is; it says which. [`HoldError::Server`] if the
     /// server could not be reached: it is still held, and renewals go on in the background.
     #[doc(alias("keepalive", "keep_alive", "extend"))]
-    pub fn renew(&self) -> W::Call<impl Future<Output = Result<Duration, RenewError>>> {
+    pub fn renew(&self) -> W::Call<impl Future<Output = Result<Duration, HoldError>>> {
         W::call(self.renewed(None))
     }
 
@@ -160,15 +160,15 @@ impl<T: Target, W: World> Held<T, W> {
     ///
     /// # Errors
     ///
-    /// [`RenewError::Invalid`] if `length` is out of bounds; nothing was sent. The others are those of
-    /// [`renew`](Self::renew): after [`RenewError::Server`] this handle is renewed as before, and the lock may stay
+    /// [`HoldError::Invalid`] if `length` is out of bounds; nothing was sent. The others are those of
+    /// [`renew`](Self::renew): after [`HoldError::Server`] this handle is renewed as before, and the lock may stay
     /// taken for `length` if its process dies.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, the lease may or may not be longer, as after an error. It can be called again.
     #[doc(alias("extend", "updateLeaseTime"))]
-    pub fn renew_for(&self, length: Duration) -> W::Call<impl Future<Output = Result<Duration, RenewError>>> {
+    pub fn renew_for(&self, length: Duration) -> W::Call<impl Future<Output = Result<Duration, HoldError>>> {
         W::call(self.renewed(Some(length)))
     }
 
@@ -184,15 +184,15 @@ impl<T: Target, W: World> Held<T, W> {
     ///
     /// # Errors
     ///
-    /// If the server refuses, or can't be reached for the time of a lease; or at once, if the runtime on which the
-    /// client was first used has ended. Even then the lock is no longer ours, and it stays taken for at most the rest
-    /// of its lease.
+    /// [`HoldError::Unconfirmed`] if the server refuses, or can't be reached for the time of a lease; or at once, if
+    /// the runtime on which the client was first used has ended. Even then the lock is no longer ours, and it stays
+    /// taken for at most the rest of its lease.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, the release goes on in the background.
     #[doc(alias("unlock", "resign"))]
-    pub fn release(self) -> W::Call<impl Future<Output = Result<Released, ReleaseError>>> {
+    pub fn release(self) -> W::Call<impl Future<Output = Result<Released, HoldError>>> {
         W::call(self.released())
     }
 
@@ -217,7 +217,7 @@ impl<T: Target, W: World> Held<T, W> {
         }
     }
 
-    async fn renewed(&self, length: Option<Duration>) -> Result<Duration, RenewError> {
+    async fn renewed(&self, length: Option<Duration>) -> Result<Duration, HoldError> {
         let parts = [&self.own].into_iter().chain(T::others(&self.data));
         let renewing = parts.map(|part| match length {
             Some(length) => part.renew_for(length).boxed(),
@@ -229,7 +229,7 @@ impl<T: Target, W: World> Held<T, W> {
         Ok(self.safe_for())
     }
 
-    pub(crate) async fn released(self) -> Result<Released, ReleaseError> {
+    pub(crate) async fn released(self) -> Result<Released, HoldError> {
         let (own, others) = (self.own, T::into_others(self.data));
         if others.is_empty() {
             return own.release().await;
@@ -286,10 +286,10 @@ impl<T: IsOne, W: World> Held<T, W> {
     ///
     /// # Errors
     ///
-    /// The handle is gone in any case. [`RenewError::Invalid`] for a hold that other handles of this client share, by a
+    /// The handle is gone in any case. [`HoldError::Invalid`] for a hold that other handles of this client share, by a
     /// re-entrant acquire or as readers, which keep it, and for the lock of a document, whatever it was converted into:
-    /// nothing is detached, and this handle is released. [`RenewError::Lost`] if the lock is lost.
-    /// [`RenewError::Server`] if the server refused, or did not answer before the deadline of the hold: it is taken for
+    /// nothing is detached, and this handle is released. [`HoldError::Lost`] if the lock is lost.
+    /// [`HoldError::Server`] if the server refused, or did not answer before the deadline of the hold: it is taken for
     /// the rest of its lease at most.
     ///
     /// # Cancel safety
@@ -297,7 +297,7 @@ impl<T: IsOne, W: World> Held<T, W> {
     /// If the future is dropped after it was polled, the hold is detached in the background, and taken until its lease
     /// is over; before that, it is released.
     #[doc(alias("forget", "suspend"))]
-    pub fn detach(self) -> W::Call<impl Future<Output = Result<Detached, RenewError>>>
+    pub fn detach(self) -> W::Call<impl Future<Output = Result<Detached, HoldError>>>
     where
         T: IsLock,
     {

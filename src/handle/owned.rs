@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::Released;
 use crate::{
     detached::Detached,
-    error::{AcquireError, InvalidInput, ReleaseError, RenewError, ServerError},
+    error::{AcquireError, HoldError, InvalidInput, ServerError},
     protocol::wake::Left,
     session::{
         Session, UserHandle,
@@ -54,7 +54,7 @@ impl OwnedHold {
     }
 
     /// Splits so many permits off, for a handle of their own.
-    pub(crate) fn split(&self, permits: u64) -> Result<Self, RenewError> {
+    pub(crate) fn split(&self, permits: u64) -> Result<Self, HoldError> {
         self.take(permits)?;
         if let Err(reason) = self.hold().split() {
             return Err(self.lost_as(reason).into());
@@ -78,18 +78,18 @@ impl OwnedHold {
     }
 
     /// Gives so many permits back, and keeps the others.
-    pub(crate) async fn release_some(&self, permits: u64) -> Result<(), RenewError> {
+    pub(crate) async fn release_some(&self, permits: u64) -> Result<(), HoldError> {
         self.take(permits)?;
         self.keep_permits(self.hold().give_up(permits)).await
     }
 
-    fn ensure_usable(&self) -> Result<(), RenewError> {
+    fn ensure_usable(&self) -> Result<(), HoldError> {
         self.check()?;
         Ok(self.session.ensure_usable()?)
     }
 
     /// Takes so many permits out of this handle, which keeps at least one.
-    fn take(&self, permits: u64) -> Result<(), RenewError> {
+    fn take(&self, permits: u64) -> Result<(), HoldError> {
         self.ensure_usable()?;
         let left = |held: u64| held.checked_sub(permits).filter(|left| permits > 0 && *left > 0);
         let taken = self
@@ -130,7 +130,7 @@ impl OwnedHold {
     }
 
     /// Keeps one permit, that of a plain reader.
-    pub(crate) async fn become_reader(&self) -> Result<(), RenewError> {
+    pub(crate) async fn become_reader(&self) -> Result<(), HoldError> {
         self.ensure_usable()?;
         if let Err(handles) = self.hold().downgrade(1) {
             return Err(InvalidInput::new(format!(
@@ -160,7 +160,7 @@ impl OwnedHold {
     }
 
     /// Has the document count the permits of the other parts alone. It goes on even if nobody waits for it any more.
-    async fn release_part(&self, left: u64) -> Result<Released, ReleaseError> {
+    async fn release_part(&self, left: u64) -> Result<Released, ServerError> {
         let left = i64::try_from(left).unwrap_or(i64::MAX);
         let (session, hold) = ((**self.session).clone(), self.hold().clone());
         let releasing = self
@@ -176,7 +176,7 @@ impl OwnedHold {
     }
 
     /// Keeps so many permits of the hold, and gives up the others.
-    async fn keep_permits(&self, permits: u64) -> Result<(), RenewError> {
+    async fn keep_permits(&self, permits: u64) -> Result<(), HoldError> {
         let permits = i64::try_from(permits).unwrap_or(i64::MAX);
         self.changed(self.session.downgrade(self.hold(), permits)).await
     }
@@ -185,7 +185,7 @@ impl OwnedHold {
     pub(crate) async fn changed(
         &self,
         change: impl Future<Output = Result<bool, ServerError>>,
-    ) -> Result<(), RenewError> {
+    ) -> Result<(), HoldError> {
         match self.unless_lost(change).await? {
             true => Ok(()),
             false => Err(self.loss().await.into()),
@@ -194,7 +194,7 @@ impl OwnedHold {
 
     /// Runs an operation on the hold to its end, or to that of the hold: it can hang in the driver for longer than the
     /// lease, which renewals extend in the meantime.
-    async fn unless_lost<O>(&self, operation: impl Future<Output = Result<O, ServerError>>) -> Result<O, RenewError> {
+    async fn unless_lost<O>(&self, operation: impl Future<Output = Result<O, ServerError>>) -> Result<O, HoldError> {
         let done = tokio::select! {
             biased;
             done = operation => done,
@@ -205,7 +205,7 @@ impl OwnedHold {
     }
 
     /// Gives the hold up here, and leaves the lock taken for the client that takes it up.
-    pub(crate) async fn detach(mut self) -> Result<Detached, RenewError> {
+    pub(crate) async fn detach(mut self) -> Result<Detached, HoldError> {
         self.ensure_usable()?;
         let (session, hold) = ((**self.session).clone(), self.hold().clone());
         let detached = session.begin_detaching(&hold)?;
@@ -228,25 +228,21 @@ impl OwnedHold {
     /// noticed yet, so the server is asked.
     pub(crate) async fn loss(&self) -> Lost {
         match self.renew().await {
-            Err(RenewError::Lost(lost)) => lost,
+            Err(HoldError::Lost(lost)) => lost,
             _ => self.seen.loss().unwrap_or(self.lost_as(LostReason::Overwritten)),
         }
     }
 
-    fn unconfirmed(&self, error: ServerError) -> ReleaseError {
-        let name = &self.hold().name;
-        telemetry::release_failed(name, &error);
-        ReleaseError::Server {
-            name: name.clone(),
-            error,
-        }
+    fn unconfirmed(&self, error: ServerError) -> ServerError {
+        telemetry::release_failed(&self.hold().name, &error);
+        error
     }
 
     pub(super) fn seen(&self) -> SeenHold {
         self.seen.clone()
     }
 
-    pub(crate) async fn renew(&self) -> Result<Duration, RenewError> {
+    pub(crate) async fn renew(&self) -> Result<Duration, HoldError> {
         self.ensure_usable()?;
         // Not as its user: the answer can take longer than the user keeps the handle.
         let (session, holds) = ((**self.session).clone(), self.with_reader());
@@ -258,7 +254,7 @@ impl OwnedHold {
         }
     }
 
-    pub(crate) async fn renew_for(&self, length: Duration) -> Result<Duration, RenewError> {
+    pub(crate) async fn renew_for(&self, length: Duration) -> Result<Duration, HoldError> {
         self.ensure_usable()?;
         let holds = self.with_reader();
         let longer = holds.iter().map(|hold| hold.longer_lease(length, &self.session.config));
@@ -275,7 +271,15 @@ impl OwnedHold {
         }
     }
 
-    pub(crate) async fn release(mut self) -> Result<Released, ReleaseError> {
+    /// Releases it, for its user: an error names it.
+    pub(crate) async fn release(self) -> Result<Released, HoldError> {
+        let name = self.name.clone();
+        let released = self.leave().await;
+        released.map_err(|error| HoldError::Unconfirmed { name, error })
+    }
+
+    /// Releases it.
+    pub(crate) async fn leave(mut self) -> Result<Released, ServerError> {
         self.gone = true;
         let remains = self.hold().exit_part(self.permits());
         self.hold().report_end();

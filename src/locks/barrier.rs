@@ -24,7 +24,7 @@ use tokio::time::sleep;
 
 use crate::{
     config::millis,
-    error::{AcquireError, ReleaseError},
+    error::AcquireError,
     handle::{Released, owned::OwnedHold},
     locks::{
         request::Share,
@@ -235,11 +235,9 @@ impl<W: World> Barrier<W> {
         // is polled. The last party to leave clears the places, or a party of the next generation once no party is
         // late, so nothing waits for the end of this time.
         place.hold().keep(KeptUntil::AfterRelease(millis(KEPT)));
-        match place.release().await {
-            Ok(Released::Kept) => {}
+        if place.leave().await? != Released::Kept {
             // Its mark may be gone before all have seen it.
-            Ok(_) => return Err(lost.into()),
-            Err(ReleaseError::Server { error, .. }) => return Err(error.into()),
+            return Err(lost.into());
         }
         // The last party clears the places. Nobody waits for that, and otherwise a party of the next generation does
         // it.

@@ -12,7 +12,7 @@ use super::{
 #[cfg(feature = "sync")]
 use crate::world::Blocking;
 use crate::{
-    error::{AcquireError, OperateError, RenewError},
+    error::{AcquireError, HoldError, OperateError},
     handle::{Held, View},
     input::{check_name, check_text},
     inspect::HolderInfo,
@@ -285,14 +285,14 @@ impl<W: World> Held<Election, W> {
     ///
     /// # Errors
     ///
-    /// [`RenewError::Lost`] if the leadership is lost. If the server had not answered by then, the value may be shown
-    /// all the same, and the lock stay taken for up to a lease more. [`RenewError::Server`] if the server refuses or
+    /// [`HoldError::Lost`] if the leadership is lost. If the server had not answered by then, the value may be shown
+    /// all the same, and the lock stay taken for up to a lease more. [`HoldError::Server`] if the server refuses or
     /// can't be reached.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, the value may or may not be proclaimed.
-    pub fn proclaim(&self, value: impl Into<String>) -> W::Call<impl Future<Output = Result<(), RenewError>>> {
+    pub fn proclaim(&self, value: impl Into<String>) -> W::Call<impl Future<Output = Result<(), HoldError>>> {
         let value = value.into();
         W::call(async move {
             check_text("value", &value)?;

@@ -12,7 +12,7 @@ use crate::world::Blocking;
 use crate::{
     backoff::{Backoff, LONGEST_PAUSE},
     config::millis,
-    error::{AcquireError, InvalidInput, ReleaseError},
+    error::{AcquireError, InvalidInput},
     handle::{Released, owned::OwnedHold},
     input::{at_least, check_duration, check_text},
     locks::{
@@ -246,10 +246,7 @@ impl<W: World> Latch<W> {
         if !place.hold().keep(KeptUntil::AfterRelease(millis(self.counts_for))) {
             return Ok(false);
         }
-        match place.release().await {
-            Ok(released) => Ok(released == Released::Kept),
-            Err(ReleaseError::Server { error, .. }) => Err(error.into()),
-        }
+        Ok(place.leave().await? == Released::Kept)
     }
 }
 

@@ -17,7 +17,7 @@ use crate::world::Blocking;
 use crate::{
     config::millis,
     contention::{Contention, between},
-    error::{AcquireError, InvalidInput, ReleaseError},
+    error::{AcquireError, HoldError, InvalidInput},
     handle::{
         Held, Released, View,
         target::{IsOne, One, Target},
@@ -405,11 +405,11 @@ impl<W: World> Held<Once, W> {
     ///
     /// If the future is dropped after it was polled, the report goes on in the background. If it was never polled, the
     /// period stays open.
-    pub fn done(self) -> W::Call<impl Future<Output = Result<Released, ReleaseError>>> {
+    pub fn done(self) -> W::Call<impl Future<Output = Result<Released, HoldError>>> {
         W::call(self.report())
     }
 
-    async fn report(self) -> Result<Released, ReleaseError> {
+    async fn report(self) -> Result<Released, HoldError> {
         let ours = self.hold().keep(self.data);
         let released = self.own.release().await?;
         // A client that was shut down has released it before, and nothing was recorded.

@@ -9,7 +9,7 @@ use super::{
     targets::{Read, UpgradeableRead, Write},
 };
 use crate::{
-    error::RenewError,
+    error::HoldError,
     handle::Held,
     name::LockName,
     protocol::Kind,
@@ -152,15 +152,15 @@ impl<W: World> Held<Write, W> {
     ///
     /// # Errors
     ///
-    /// [`RenewError::Invalid`] for a hold that was [acquired re-entrantly](crate::Acquire::reentrant) and has other
-    /// handles, which still count on it; nothing was sent. [`RenewError::Lost`] if the lock is lost.
-    /// [`RenewError::Server`] if the server refused, or did not answer before the deadline of the hold.
+    /// [`HoldError::Invalid`] for a hold that was [acquired re-entrantly](crate::Acquire::reentrant) and has other
+    /// handles, which still count on it; nothing was sent. [`HoldError::Lost`] if the lock is lost.
+    /// [`HoldError::Server`] if the server refused, or did not answer before the deadline of the hold.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, or after an error of the server, this handle is a reader's, and others may have to
     /// wait until it is released, or until another call of `downgrade` succeeds.
-    pub fn downgrade(&self) -> W::Call<impl Future<Output = Result<(), RenewError>>> {
+    pub fn downgrade(&self) -> W::Call<impl Future<Output = Result<(), HoldError>>> {
         W::call(self.own.become_reader())
     }
 }
@@ -201,9 +201,9 @@ impl<W: World> Held<UpgradeableRead, W> {
 
     /// Makes it a plain reader, without letting go: from now on another client can be the upgradeable reader.
     ///
-    /// Errors and cancel safety are those of a [writer's](Held::downgrade). [`RenewError::Invalid`] comes also while
+    /// Errors and cancel safety are those of a [writer's](Held::downgrade). [`HoldError::Invalid`] comes also while
     /// the reader is, or waits to become, a writer.
-    pub fn downgrade(&self) -> W::Call<impl Future<Output = Result<(), RenewError>>> {
+    pub fn downgrade(&self) -> W::Call<impl Future<Output = Result<(), HoldError>>> {
         W::call(self.own.become_reader())
     }
 

@@ -8,7 +8,7 @@ use super::{
     request::Share,
 };
 use crate::{
-    error::{OperateError, RenewError},
+    error::{HoldError, OperateError},
     handle::Held,
     input::{check_name, check_permits},
     inspect::LockInfo,
@@ -183,8 +183,8 @@ impl<W: World> Held<Semaphore, W> {
     ///
     /// # Errors
     ///
-    /// [`RenewError::Invalid`] for no permits, and for all or more than are held; nothing was sent.
-    /// [`RenewError::Lost`] if the lock is lost. [`RenewError::Server`] if the server refused, or did not answer before
+    /// [`HoldError::Invalid`] for no permits, and for all or more than are held; nothing was sent.
+    /// [`HoldError::Lost`] if the lock is lost. [`HoldError::Server`] if the server refused, or did not answer before
     /// the deadline of the hold.
     ///
     /// # Cancel safety
@@ -192,7 +192,7 @@ impl<W: World> Held<Semaphore, W> {
     /// If the future is dropped, or after an error of the server, the permits are given up here, and others may have to
     /// wait for them until the handle is released, or until another call succeeds.
     #[doc(alias("reducePermits"))]
-    pub fn release_some(&self, permits: u32) -> W::Call<impl Future<Output = Result<(), RenewError>>> {
+    pub fn release_some(&self, permits: u32) -> W::Call<impl Future<Output = Result<(), HoldError>>> {
         W::call(self.own.release_some(permits.into()))
     }
 
@@ -205,9 +205,9 @@ impl<W: World> Held<Semaphore, W> {
     ///
     /// # Errors
     ///
-    /// [`RenewError::Invalid`] for no permits, and for all or more than are held. [`RenewError::Lost`] if the lock is
-    /// lost. [`RenewError::Server`] if the client can't be used any more, as its runtime has ended.
-    pub fn split(&self, permits: u32) -> Result<Self, RenewError> {
+    /// [`HoldError::Invalid`] for no permits, and for all or more than are held. [`HoldError::Lost`] if the lock is
+    /// lost. [`HoldError::Server`] if the client can't be used any more, as its runtime has ended.
+    pub fn split(&self, permits: u32) -> Result<Self, HoldError> {
         Ok(Self::new((self.own.split(permits.into())?, ())))
     }
 

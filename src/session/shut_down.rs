@@ -164,7 +164,7 @@ mod tests {
     use crate::{
         client::LockClient,
         config::Config,
-        error::ReleaseError,
+        error::HoldError,
         handle::Released,
         protocol::{Evict, Operation},
         tests::simulated::Link,
@@ -222,7 +222,7 @@ mod tests {
             evict: Evict::Everybody,
             ..Operation::blank("other.1".to_owned(), 60_000)
         };
-        let is_unanswered = |released: &Result<_, _>| matches!(released, Err(ReleaseError::Server { .. }));
+        let is_unanswered = |released: &Result<_, _>| matches!(released, Err(HoldError::Unconfirmed { .. }));
         for (at_least, is_cut, is_broken, expected) in [
             (0, false, false, Some(Released::Released)),
             (60, false, false, Some(Released::Kept)),

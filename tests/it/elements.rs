@@ -8,7 +8,7 @@ use serde::Deserialize;
 use tokio::time::Instant;
 use watchlock::{
     documents::{self, ElementLocks},
-    errors::DocumentError,
+    errors::HoldError,
     operate::WakeMode,
 };
 
@@ -128,7 +128,7 @@ async fn other_elements_and_the_document_are_locked_beside_it() {
             .update(doc! { "$unset": { "watchlock_elements": "" } })
             .await
             .unwrap_err();
-        assert!(matches!(refused, DocumentError::Invalid(_)), "{refused}");
+        assert!(matches!(refused, HoldError::Invalid(_)), "{refused}");
         assert_eq!(one.release().await.unwrap(), Released::Released);
         assert_eq!(two.release().await.unwrap(), Released::Released);
         assert_eq!(whole.release().await.unwrap(), Released::Released);
@@ -140,7 +140,7 @@ async fn other_elements_and_the_document_are_locked_beside_it() {
         assert!(!whole.document().contains_key(MAP), "{}", whole.document());
         let copy = doc! { "$set": { MAP: { "parts": {} } } };
         let refused = whole.update(copy).await.unwrap_err();
-        assert!(matches!(refused, DocumentError::Invalid(_)), "{refused}");
+        assert!(matches!(refused, HoldError::Invalid(_)), "{refused}");
         if let Events::Server(events) = &scene.events {
             let replacement = doc! { "parts": [{ "sku": "x" }], "replaced": true };
             let fence = whole.fence();
@@ -260,7 +260,7 @@ async fn an_update_changes_that_element_only_and_only_under_the_lock() {
         scene.update(1, doc! { "$set": { "lines": moved } }).await;
         held.update(doc! { "$set": { "n": 6 } }).await.unwrap();
         let error = held.update(doc! { "$set": { "n": "six" } }).await.unwrap_err();
-        assert!(matches!(error, DocumentError::Unreadable { .. }), "{error}");
+        assert!(matches!(error, HoldError::Unreadable { .. }), "{error}");
         for (update, problem) in [
             (doc! { "$set": { "sku": "z" } }, "would change the key"),
             (doc! { "$unset": { "tags.$[]": "" } }, "`$` in its path"),
@@ -270,24 +270,24 @@ async fn an_update_changes_that_element_only_and_only_under_the_lock() {
             let error = held.update(update).await.unwrap_err();
             let told = error.to_string();
             assert!(
-                matches!(error, DocumentError::Invalid(_)) && told.contains(problem),
+                matches!(error, HoldError::Invalid(_)) && told.contains(problem),
                 "{told}"
             );
         }
         let error = held.update(vec![doc! { "$set": { "n": 1 } }]).await.unwrap_err();
-        assert!(matches!(&error, DocumentError::Invalid(_)), "{error}");
+        assert!(matches!(&error, HoldError::Invalid(_)), "{error}");
 
         // An element that was removed is not written, nor one of two; the lock is held all the same.
         let lines = |lines: Vec<Document>| doc! { "$set": { "lines": lines } };
         scene.update(1, lines(vec![doc! { "sku": "x" }])).await;
         let before = scene.find(1).await;
         let error = held.update(doc! { "$set": { "n": 7 } }).await.unwrap_err();
-        assert!(matches!(error, DocumentError::NoElement), "{error}");
+        assert!(matches!(error, HoldError::NoElement), "{error}");
         assert_eq!(scene.find(1).await.get("lines"), before.get("lines"));
         let twice = lines(vec![doc! { "sku": "y", "n": 1 }, doc! { "sku": "y", "n": 2 }]);
         scene.update(1, twice).await;
         let error = held.update(doc! { "$set": { "n": 7 } }).await.unwrap_err();
-        assert_is!(error, DocumentError::AmbiguousElement { matched: 2, .. });
+        assert_is!(error, HoldError::AmbiguousElement { matched: 2, .. });
         assert_eq!((held.lost_reason(), held.renew().await.is_ok()), (None, true));
 
         // Nor is anything written after a loss.
@@ -295,7 +295,7 @@ async fn an_update_changes_that_element_only_and_only_under_the_lock() {
         held.update(doc! { "$set": { "n": 8 } }).await.unwrap();
         line(&b, "y").break_lock(1).await.unwrap();
         let error = held.update(doc! { "$set": { "n": 9 } }).await.unwrap_err();
-        assert_lost!(DocumentError, Broken, error);
+        assert_lost!(HoldError, Broken, error);
         let expected = Bson::from(vec![doc! { "sku": "y", "n": 8 }]);
         assert_eq!(scene.find(1).await.get("lines"), Some(&expected));
     }
@@ -732,7 +732,7 @@ async fn a_fence_and_a_guard_work_under_the_lock_of_an_element() {
     let mut session = transaction(&driver).await;
     one.guard_transaction(&mut session).await.unwrap();
     let open = one.update(doc! { "$set": { "n": 2 } }).await.unwrap_err();
-    assert!(matches!(open, DocumentError::InTransaction), "{open}");
+    assert!(matches!(open, HoldError::InTransaction), "{open}");
     session.commit_transaction().await.unwrap();
     one.update(doc! { "$set": { "n": 2 } }).await.unwrap();
     line(&locks, "x").break_lock(1).await.unwrap();

@@ -1,6 +1,6 @@
 //! Locked documents that are changed and released by one write.
 
-use watchlock::errors::DocumentError;
+use watchlock::errors::HoldError;
 
 use crate::{
     documents::{Place, Scene, waits},
@@ -74,7 +74,7 @@ async fn a_document_whose_lock_was_lost_stays_as_it_is() {
         b.break_lock(1).await.unwrap();
         let _next = b.acquire(1).await.unwrap();
         let error = held.update_and_release(doc! { "$set": { "n": 2 } }).await.unwrap_err();
-        assert_is!(error, DocumentError::Lost(lost) if lost.reason == LostReason::Broken);
+        assert_is!(error, HoldError::Lost(lost) if lost.reason == LostReason::Broken);
         assert_eq!(scene.find(1).await.get_i32("n").unwrap(), 1);
 
         // What can't be an update changes nothing, and the lock is given back.
@@ -84,7 +84,7 @@ async fn a_document_whose_lock_was_lost_stays_as_it_is() {
             .update_and_release(doc! { "$set": { "watchlock": 1 } })
             .await
             .unwrap_err();
-        assert!(matches!(error, DocumentError::Invalid(_)), "{error:?}");
+        assert!(matches!(error, HoldError::Invalid(_)), "{error:?}");
         drop(within(PATIENCE, "the lock", b.acquire(2)).await.unwrap());
     }
 }
@@ -130,7 +130,7 @@ async fn an_update_whose_answer_is_lost_is_made_once_and_said_to_be() {
     scene.locks().1.break_lock(4).await.unwrap();
     fault.off().await.unwrap();
     let error = within(PATIENCE, "the answer", finishing).await.unwrap().unwrap_err();
-    assert_is!(error, DocumentError::Lost(lost) if lost.reason == LostReason::Broken);
+    assert_is!(error, HoldError::Lost(lost) if lost.reason == LostReason::Broken);
     assert_eq!(scene.find(4).await.get_i32("n").unwrap(), 0);
 }
 

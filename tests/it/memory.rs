@@ -6,7 +6,7 @@ use futures::{future::join, poll};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 use watchlock::{
-    errors::DocumentError,
+    errors::HoldError,
     operate::{PollingReason, WakeMode},
 };
 
@@ -130,7 +130,7 @@ async fn every_call_during_an_outage_ends_with_its_error_and_goes_on_afterwards(
     told.push(error.to_string());
     told.push(one.inspect("held").await.unwrap_err().to_string());
     let error = event.update(doc! { "$set": { "n": 1 } }).await.unwrap_err();
-    assert!(matches!(&error, DocumentError::Server(_)), "{error:?}");
+    assert!(matches!(&error, HoldError::Server(_)), "{error:?}");
     told.push(error.to_string());
     assert!(told.iter().all(|told| told.contains("outage")), "{told:?}");
     // Less than a lease of the holders has passed, and a client that is built now has the same outage.
@@ -269,7 +269,7 @@ async fn the_callers_of_updates_that_are_not_answered_are_told_in_time_and_the_u
         .into_iter()
         .map(|job| job.update_and_release(doc! { "$inc": { "n": 1 } }));
     for told in join_all(updates).await {
-        assert!(matches!(&told, Err(DocumentError::Server(_))), "{told:?}");
+        assert!(matches!(&told, Err(HoldError::Server(_))), "{told:?}");
     }
     // Ten minutes, as their lease is longer.
     assert_eq!(begun.elapsed().as_secs(), 600);

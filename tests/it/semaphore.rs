@@ -1,6 +1,6 @@
 //! Semaphores, wherever the locks live.
 
-use watchlock::errors::{OperateError, RenewError};
+use watchlock::errors::{HoldError, OperateError};
 
 use crate::setup::*;
 
@@ -56,7 +56,7 @@ async fn some_permits_are_given_back_and_the_others_stay_held() {
         let held = here.acquire_many(4).await.unwrap();
         for permits in [0, 4, 5] {
             let error = held.release_some(permits).await.unwrap_err();
-            assert!(matches!(error, RenewError::Invalid(_)), "{error:?}");
+            assert!(matches!(error, HoldError::Invalid(_)), "{error:?}");
             assert!(error.to_string().contains("of the 4 permits of `x`"), "{error}");
         }
         let waiting = in_line(&a, "x", 1, there.acquire_many(2)).await;
@@ -129,7 +129,7 @@ async fn parts_of_a_hold_are_released_one_by_one_and_lost_together() {
         let (one, two) = (held.split(1).unwrap(), held.split(2).unwrap());
         assert_eq!([held.permits(), one.permits(), two.permits()], [3, 1, 2]);
         assert_eq!([one.token(), two.token()], [held.token(); 2]);
-        assert!(matches!(one.split(1), Err(RenewError::Invalid(_))));
+        assert!(matches!(one.split(1), Err(HoldError::Invalid(_))));
         assert!(there.try_acquire().await.unwrap().is_none());
         let waiting = in_line(&a, "x", 1, there.acquire()).await;
         assert_eq!(one.release().await.unwrap(), Released::Released);
@@ -159,7 +159,7 @@ async fn parts_of_a_hold_are_released_one_by_one_and_lost_together() {
         other.release().await.unwrap();
         let held = here.acquire_many(4).await.unwrap();
         let part = held.split(2).unwrap();
-        assert!(matches!(held.detach().await, Err(RenewError::Invalid(_))));
+        assert!(matches!(held.detach().await, Err(HoldError::Invalid(_))));
         assert!(part.is_held());
         b.break_lock("x").await.unwrap();
         assert_eq!(within(PATIENCE, "the loss", part.lost()).await, LostReason::Broken);

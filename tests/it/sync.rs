@@ -16,7 +16,7 @@ use std::{
 };
 
 use mongodb::options::ClientOptions;
-use watchlock::{LockClientBuilder, errors::RenewError, operate::LockEvent, sync::Blocking};
+use watchlock::{LockClientBuilder, errors::HoldError, operate::LockEvent, sync::Blocking};
 
 use crate::setup::*;
 
@@ -139,7 +139,7 @@ fn a_thread_that_waits_learns_of_a_grant_a_loss_and_the_end_of_its_client() {
             LostReason::Broken
         );
         assert_eq!(held.lost_within(Duration::MAX).unwrap(), LostReason::Broken);
-        assert_lost!(RenewError, Broken, held.renew().unwrap_err());
+        assert_lost!(HoldError, Broken, held.renew().unwrap_err());
 
         let held = a.mutex("x").acquire().run().unwrap();
         let mutex = b.mutex("x");

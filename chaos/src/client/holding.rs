@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep};
 use watchlock::{
     Detached, LostReason, Released, View, documents,
     election::Election,
-    errors::{DocumentError, ReleaseError},
+    errors::HoldError,
     locks::{MultiLock, UpgradeableRead},
 };
 
@@ -46,7 +46,7 @@ impl Held {
         }
     }
 
-    pub(crate) async fn release(self) -> Result<Released, ReleaseError> {
+    pub(crate) async fn release(self) -> Result<Released, HoldError> {
         match self {
             Self::Lock(handle) => handle.release().await,
             Self::Upgradeable(handle) => handle.release().await,
@@ -207,7 +207,7 @@ impl Actor {
         self.log(op, now(), What::Writing { count });
         let written = match handle.update(doc! { "$set": { "count": count } }).await {
             Ok(_) => Some(true),
-            Err(DocumentError::Lost(lost)) => {
+            Err(HoldError::Lost(lost)) => {
                 self.log(op, now(), What::Wrote { written: Some(false) });
                 self.log(
                     op,
@@ -232,7 +232,7 @@ impl Actor {
         let update = doc! { "$set": { "count": count } };
         let (written, outcome) = match handle.update_and_release(update).await {
             Ok(()) => (Some(true), format!("{:?}", Released::Released)),
-            Err(DocumentError::Lost(_)) => (Some(false), format!("{:?}", Released::WasLost)),
+            Err(HoldError::Lost(_)) => (Some(false), format!("{:?}", Released::WasLost)),
             Err(error) => (None, format!("failed: {error}")),
         };
         self.log(op, now(), What::Wrote { written });

@@ -5,7 +5,7 @@ mod ids;
 use futures::TryStreamExt;
 use mongodb::bson::{DateTime, oid::ObjectId};
 use serde::Deserialize;
-use watchlock::{LockClientBuilder, documents, errors::DocumentError};
+use watchlock::{LockClientBuilder, documents, errors::HoldError};
 
 use crate::setup::*;
 
@@ -448,7 +448,7 @@ async fn updates_are_done_under_the_lock_or_not_at_all() {
             .await;
         let updated = match (&scene.place, by_pipeline) {
             (Place::Server(_), updated) => updated.unwrap(),
-            (Place::Memory(_), Err(DocumentError::Server(refused))) => {
+            (Place::Memory(_), Err(HoldError::Server(refused))) => {
                 let why = refused.to_string();
                 assert!(why.contains("pipeline"), "{why}");
                 held.update(doc! { "$set": { "m": 3 }, "$unset": { "n": 1 } })
@@ -463,9 +463,9 @@ async fn updates_are_done_under_the_lock_or_not_at_all() {
         b.break_lock(1).await.unwrap();
         let next = b.acquire(1).await.unwrap();
         let error = held.update(doc! { "$set": { "m": 9 } }).await.unwrap_err();
-        assert_lost!(DocumentError, Broken, error);
+        assert_lost!(HoldError, Broken, error);
         let error = held.delete().await.unwrap_err();
-        assert_lost!(DocumentError, Broken, error);
+        assert_lost!(HoldError, Broken, error);
         assert_eq!(scene.find(1).await.get_i32("m").unwrap(), 3);
         assert_eq!(held.release().await.unwrap(), Released::WasLost);
         // A waiter of a document that is deleted is told so.
@@ -577,7 +577,7 @@ async fn bad_input_is_refused_before_anything_is_sent() {
             doc! { "$set": 3 },
         ] {
             let error = held.update(update.clone()).await.unwrap_err();
-            assert!(matches!(error, DocumentError::Invalid(_)), "{update}: {error}");
+            assert!(matches!(error, HoldError::Invalid(_)), "{update}: {error}");
         }
         for stage in [
             doc! { "$replaceWith": { "x": 1 } },
@@ -586,7 +586,7 @@ async fn bad_input_is_refused_before_anything_is_sent() {
             doc! { "$project": { "n": 1 } },
         ] {
             let error = held.update(vec![stage.clone()]).await.unwrap_err();
-            assert!(matches!(error, DocumentError::Invalid(_)), "{stage}: {error}");
+            assert!(matches!(error, HoldError::Invalid(_)), "{stage}: {error}");
         }
         // Beside it is allowed, be it named alike.
         held.update(doc! { "$set": { "watchlocked": 1 } }).await.unwrap();
@@ -632,7 +632,7 @@ async fn what_memory_does_not_know_is_named() {
         (doc! { "$set": { "list.0": 3 } }, "`list.0`"),
         (doc! { "$inc": { "list": 1 } }, "`list`"),
     ] {
-        let Err(DocumentError::Server(refused)) = held.update(update).await else {
+        let Err(HoldError::Server(refused)) = held.update(update).await else {
             panic!("it is not refused")
         };
         let why = refused.to_string();
@@ -666,8 +666,8 @@ async fn time_in_memory_is_the_tests() {
     let next = b.try_claim(doc! { "done": false }).await.unwrap().unwrap();
     assert!(next.token() > held.token());
     let late = held.update(doc! { "$set": { "done": true } }).await.unwrap_err();
-    assert_lost!(DocumentError, Expired, late);
-    assert!(matches!(held.delete().await, Err(DocumentError::Lost(_))));
+    assert_lost!(HoldError, Expired, late);
+    assert!(matches!(held.delete().await, Err(HoldError::Lost(_))));
     assert!(!scene.find(1).await.get_bool("done").unwrap());
 
     // What a dead process left is taken over the moment that its lease has run out.

@@ -1,6 +1,6 @@
 //! Values of a leader that reach the server late: after another value, or after its leadership.
 
-use watchlock::{errors::RenewError, operate::WakeSource};
+use watchlock::{errors::HoldError, operate::WakeSource};
 
 use crate::setup::*;
 
@@ -40,7 +40,7 @@ async fn a_value_that_is_not_answered_before_the_loss_may_be_there() {
     })
     .await;
     let lost = within(PATIENCE, "the loss", proclaiming).await.unwrap().unwrap_err();
-    assert!(matches!(lost, RenewError::Lost(_)), "{lost:?}");
+    assert!(matches!(lost, HoldError::Lost(_)), "{lost:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -56,7 +56,7 @@ async fn a_write_that_comes_after_the_loss_tells_how_it_was_lost() {
         other.break_lock(name).await.unwrap().expect("it was held");
     }
     let late = leading.proclaim("one").await.unwrap_err();
-    assert_lost!(RenewError, Broken, late);
+    assert_lost!(HoldError, Broken, late);
     let late = writing.downgrade().await.unwrap_err();
-    assert_lost!(RenewError, Broken, late);
+    assert_lost!(HoldError, Broken, late);
 }

@@ -7,7 +7,7 @@ use mongodb::{ClientSession, error::TRANSIENT_TRANSACTION_ERROR};
 use tokio::time::sleep;
 use watchlock::{
     documents,
-    errors::{DocumentError, GuardError},
+    errors::{GuardError, HoldError},
 };
 use watchlock_testkit::Cluster;
 
@@ -154,9 +154,9 @@ async fn a_write_beside_a_guarded_transaction_is_refused_until_it_ends() {
         held.guard_transaction(&mut session).await.unwrap();
         let updating = held.update(doc! { "$set": { "beside": true } });
         let refused = within(PATIENCE, "the refusal", updating).await;
-        assert!(matches!(refused, Err(DocumentError::InTransaction)), "{refused:?}");
+        assert!(matches!(refused, Err(HoldError::InTransaction)), "{refused:?}");
         let refused = within(PATIENCE, "the refusal", held.delete()).await;
-        assert!(matches!(refused, Err(DocumentError::InTransaction)), "{refused:?}");
+        assert!(matches!(refused, Err(HoldError::InTransaction)), "{refused:?}");
         match commits {
             true => session.commit_transaction().await.unwrap(),
             false => session.abort_transaction().await.unwrap(),
@@ -196,10 +196,7 @@ async fn writes_beside_a_guarded_transaction_leave_it_connections() {
     session.commit_transaction().await.unwrap();
     for written in writes {
         let written = within(PATIENCE, "the update", written).await.unwrap();
-        assert!(
-            matches!(written, Ok(_) | Err(DocumentError::InTransaction)),
-            "{written:?}"
-        );
+        assert!(matches!(written, Ok(_) | Err(HoldError::InTransaction)), "{written:?}");
     }
 }
 
@@ -217,9 +214,9 @@ async fn a_write_beside_a_guarded_transaction_is_refused_before_the_hold_is_over
     held.guard_transaction(&mut session).await.unwrap();
     let refused = held.update(doc! { "$set": { "beside": true } }).await;
     match refused {
-        Err(DocumentError::InTransaction) => {}
+        Err(HoldError::InTransaction) => {}
         // On a machine that is that slow.
-        Err(DocumentError::Lost(_)) => assert!(held.lost_reason().is_some()),
+        Err(HoldError::Lost(_)) => assert!(held.lost_reason().is_some()),
         refused => panic!("{refused:?}"),
     }
 }
@@ -269,7 +266,7 @@ async fn a_question_that_is_never_answered_leaves_the_document_to_others() {
     join_all((0..8).map(async |_| jobs.find_one(slow.clone()).await.unwrap())).await;
     proxy.black_hole_replies();
     let updated = within(PATIENCE, "an error", held.update(doc! { "$set": { "n": 1 } })).await;
-    assert!(matches!(updated, Err(DocumentError::Server(_))), "{updated:?}");
+    assert!(matches!(updated, Err(HoldError::Server(_))), "{updated:?}");
     let other = direct.collection("jobs").await;
     let writing = other.find_one_and_update(doc! { "_id": 1 }, doc! { "$set": { "beside": 1 } });
     let written = writing.max_time(Duration::from_secs(5)).await.unwrap();

@@ -3,7 +3,7 @@
 
 use mongodb::{IndexModel, options::IndexOptions};
 use watchlock::{
-    errors::{DocumentError, FenceError},
+    errors::{FenceError, HoldError},
     fence::Fence,
 };
 
@@ -306,7 +306,7 @@ async fn other_locks_are_left_alone(of: impl AsyncFn(&str) -> watchlock::documen
         doc! { "$rename": { "a": "p.y" } },
     ] {
         let refused = one.update(update.clone()).await;
-        assert_is!(refused, Err(DocumentError::Invalid(_)), "{update}");
+        assert_is!(refused, Err(HoldError::Invalid(_)), "{update}");
     }
     let refused = one
         .update(doc! { "$set": { "items.$.n": 99 } })

@@ -1,6 +1,6 @@
 //! Holds that live without their handle, and the clients that take them up.
 
-use watchlock::{Detached, errors::RenewError};
+use watchlock::{Detached, errors::HoldError};
 
 use crate::setup::*;
 
@@ -167,7 +167,7 @@ async fn a_hold_that_others_share_is_not_detached() {
         let outer = a.mutex("x").acquire().await.unwrap();
         let inner = a.mutex("x").acquire().reentrant().await.unwrap();
         let error = inner.detach().await.unwrap_err();
-        assert!(matches!(error, RenewError::Invalid(_)), "{error:?}");
+        assert!(matches!(error, HoldError::Invalid(_)), "{error:?}");
         assert!(error.to_string().contains("2 handles"), "{error}");
         assert!(outer.is_held());
         assert_eq!(outer.release().await.unwrap(), Released::Released);
@@ -177,7 +177,7 @@ async fn a_hold_that_others_share_is_not_detached() {
         );
         // They share one entry, unless the second came before the answer to the first.
         if info(&b, "r").await.unwrap().holders.len() == 1 {
-            assert!(matches!(one.detach().await.unwrap_err(), RenewError::Invalid(_)));
+            assert!(matches!(one.detach().await.unwrap_err(), HoldError::Invalid(_)));
             assert!(other.is_held());
             assert!(b.rw_lock("r").try_write().await.unwrap().is_none());
             other.release().await.unwrap();

@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use watchlock::{errors::RenewError, operate::LockEvent};
+use watchlock::{errors::HoldError, operate::LockEvent};
 
 use crate::setup::*;
 
@@ -270,7 +270,7 @@ async fn a_hold_that_is_renewed_for_longer_has_that_lease_from_then_on_and_never
         next.release().await.unwrap();
         let lost = a.mutex("lost").acquire().await.unwrap();
         b.break_lock("lost").await.unwrap();
-        assert!(matches!(lost.renew_for(60 * SECOND).await, Err(RenewError::Lost(_))));
+        assert!(matches!(lost.renew_for(60 * SECOND).await, Err(HoldError::Lost(_))));
     });
     join_all(everywhere).await;
 }

@@ -6,7 +6,7 @@ mod injection;
 use mongodb::options::UpdateModifications;
 use watchlock::{
     LockClientBuilder, documents,
-    errors::{BuildError, DocumentError, FenceError, InvalidInput, OperateError},
+    errors::{BuildError, FenceError, HoldError, InvalidInput, OperateError},
     operate::WakeSource,
 };
 
@@ -120,7 +120,7 @@ async fn documents_refuse_no_bson(locks: &DocumentLocks<Document>, held: &Held<d
         let set = doc! { "$set": { "x": &value } };
         for update in [UpdateModifications::from(set.clone()), vec![doc! {}, set].into()] {
             match held.update(update).await.unwrap_err() {
-                DocumentError::Invalid(error) => told.push(error.to_string()),
+                HoldError::Invalid(error) => told.push(error.to_string()),
                 error => panic!("{error:?}"),
             }
         }

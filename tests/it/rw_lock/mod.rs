@@ -3,7 +3,7 @@
 mod shared_reads;
 mod upgrades;
 
-use watchlock::{errors::RenewError, operate::Access};
+use watchlock::{errors::HoldError, operate::Access};
 
 use crate::setup::*;
 
@@ -66,7 +66,7 @@ async fn only_a_writer_with_one_handle_can_be_downgraded() {
         let (outer, prices) = (a.rw_lock("x").write().await.unwrap(), a.rw_lock("x"));
         let inner = prices.write().reentrant().await.unwrap();
         let error = outer.downgrade().await.unwrap_err();
-        assert!(matches!(error, RenewError::Invalid(_)), "{error:?}");
+        assert!(matches!(error, HoldError::Invalid(_)), "{error:?}");
         assert_says(&error, &["2 handles", "must have 1"]);
         assert!(b.rw_lock("x").try_read().await.unwrap().is_none());
         inner.release().await.unwrap();
@@ -76,6 +76,6 @@ async fn only_a_writer_with_one_handle_can_be_downgraded() {
         assert_eq!(prices.read().reentrant().await.unwrap().token(), outer.token());
         b.break_lock("x").await.unwrap();
         within(PATIENCE, "the loss", outer.lost()).await;
-        assert_lost!(RenewError, Broken, outer.downgrade().await.unwrap_err());
+        assert_lost!(HoldError, Broken, outer.downgrade().await.unwrap_err());
     }
 }

@@ -12,7 +12,7 @@ use tokio::task::{JoinSet, yield_now};
 use tokio_util::sync::CancellationToken;
 use watchlock::{
     LockClientBuilder,
-    errors::{GuardError, RenewError},
+    errors::{GuardError, HoldError},
     operate::{Access, WakeSource},
 };
 
@@ -214,7 +214,7 @@ async fn an_upgradeable_reader_and_what_it_becomes_can_be_plain_readers() {
         let read = ours.upgradeable_read().await.unwrap();
         let write = read.upgrade().await.unwrap();
         let refused = read.downgrade().await.unwrap_err();
-        assert!(matches!(refused, RenewError::Invalid(_)), "{refused}");
+        assert!(matches!(refused, HoldError::Invalid(_)), "{refused}");
         assert!(refused.to_string().contains("2 handles"), "{refused}");
         let token = write.token();
         write.downgrade().await.unwrap();
@@ -254,7 +254,7 @@ async fn an_upgradeable_reader_and_what_it_becomes_can_be_plain_readers() {
         assert!(ours.try_upgradeable_read().await.unwrap().is_none());
         let write = inner.upgrade().await.unwrap();
         let error = write.detach().await.unwrap_err();
-        assert!(matches!(error, RenewError::Invalid(_)), "{error}");
+        assert!(matches!(error, HoldError::Invalid(_)), "{error}");
         drop(
             within(PATIENCE, "the second", outer.upgrade().into_future())
                 .await
