@@ -30,7 +30,11 @@ use crate::{
         self, Barrier, Latch, MultiLock, Once, Part, RwLock, Semaphore, election::Election, request::Share, rw_lock,
     },
     name::LockName,
-    operate::{events::Events, list::List, watch::LockEvent},
+    operate::{
+        events::Events,
+        list::List,
+        watch::{LockEvent, events_of_all, events_of_one},
+    },
     protocol::Kind,
     session::{ClientLife, Session, UserHandle, streams::observers::Scope},
     store::{Connection, MemoryStore, Store, lock_layout::Paths},
@@ -415,7 +419,10 @@ impl<W: World> LockClient<W> {
     /// ```
     pub fn watch(&self, name: &str) -> Events<LockEvent, W> {
         let scope = Scope::One(name.to_owned());
-        Events::new(check_name(name).map(|()| (self.session.clone(), scope)))
+        Events::new(
+            check_name(name).map(|()| (self.session.clone(), scope)),
+            events_of_one(),
+        )
     }
 
     /// Returns the events of every lock in the collection, as they happen: the events of [`watch`](Self::watch), each
@@ -426,7 +433,7 @@ impl<W: World> LockClient<W> {
     /// stream also receives each renewal of each lock, so it is for operators and not for every process of an
     /// application.
     pub fn watch_all(&self) -> Events<(String, LockEvent), W> {
-        Events::new(Ok((self.session.clone(), Scope::All)))
+        Events::new(Ok((self.session.clone(), Scope::All)), events_of_all())
     }
 
     /// Takes the lock `name` away from all its holders, and hands it to the next in the queue.

@@ -28,7 +28,11 @@ use crate::{
     input::{check_database, check_id, check_path, check_size},
     inspect::LockInfo,
     locks::acquire::{Acquire, Try, Wait},
-    operate::{events::Events, list::List, watch::LockEvent},
+    operate::{
+        events::Events,
+        list::List,
+        watch::{LockEvent, events_of_all, events_of_one},
+    },
     session::{UserHandle, streams::observers::Scope},
     store::{
         LockLayout, MemoryStore, MongoStore, Store, collection::UserCollection, element::ElementKey,
@@ -422,7 +426,10 @@ impl<K, W: World> ItemLocks<K, W> {
     /// brings no field but that of the lock.
     pub fn watch(&self, id: impl Into<Bson>) -> Events<LockEvent, W> {
         let place = self.place(&id.into());
-        Events::new(place.map(|(session, name)| (session, Scope::One(name))))
+        Events::new(
+            place.map(|(session, name)| (session, Scope::One(name))),
+            events_of_one(),
+        )
     }
 
     /// Returns the events of every lock that is [listed](Self::list), as they happen, each with its name. See
@@ -431,7 +438,7 @@ impl<K, W: World> ItemLocks<K, W> {
     /// The stream begins with a grant for each present holder, for which the server reads the whole collection. Without
     /// a change stream, the server reads it again and again, with pauses ten times as long as the last read.
     pub fn watch_all(&self) -> Events<(String, LockEvent), W> {
-        Events::new(self.session().map(|session| (session, Scope::All)))
+        Events::new(self.session().map(|session| (session, Scope::All)), events_of_all())
     }
 
     /// Returns the name under which the document with this `_id`, or the element in it, is listed, watched and

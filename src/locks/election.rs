@@ -2,7 +2,7 @@
 
 mod candidacy;
 
-use std::{future::Future, marker::PhantomData, ops::ControlFlow, sync::Arc, time::SystemTime};
+use std::{future::Future, marker::PhantomData, ops::ControlFlow, time::SystemTime};
 
 use super::{
     acquire::{Acquire, Wait, unless_lost},
@@ -16,7 +16,7 @@ use crate::{
     handle::{Held, View},
     input::{check_name, check_text},
     inspect::HolderInfo,
-    operate::events::{Events, Followed},
+    operate::events::{Events, Seen},
     protocol::{Kind, State},
     session::streams::observers::Scope,
     token::FencingToken,
@@ -101,10 +101,10 @@ impl Leader {
     }
 }
 
-impl Followed for Option<Leader> {
-    type Past = Option<Self>;
-
-    fn next(past: &mut Option<Self>, _: String, seen: Result<Option<Arc<State>>, String>) -> Vec<Self> {
+/// Follows the leaders of an election.
+fn leaders() -> impl FnMut(String, Seen) -> Vec<Option<Leader>> {
+    let mut past = None;
+    move |_, seen| {
         // A document that is no lock has no leader.
         let leader = seen.ok().flatten().and_then(|state| Leader::of(&state));
         // Renewals and queued candidates change nothing for an observer.
@@ -172,7 +172,8 @@ impl<W: World> Election<W> {
     /// can't be reached it waits.
     pub fn observe(&self) -> Events<Option<Leader>, W> {
         let Share { session, name, .. } = &self.share;
-        Events::new(check_name(name).map(|()| (session.clone(), Scope::One(name.to_string()))))
+        let place = check_name(name).map(|()| (session.clone(), Scope::One(name.to_string())));
+        Events::new(place, leaders())
     }
 }
 

@@ -23,14 +23,12 @@ use crate::{
     world::{Async, World},
 };
 
-/// A value that follows from the states of locks: an event, or a leader.
-pub trait Followed: Sized + Unpin {
-    /// The past, as far as the next value depends on it.
-    type Past: Default + fmt::Debug + Unpin;
+/// A state of a lock, as it is observed; of a document that is not one, the problem.
+pub(crate) type Seen = Result<Option<Arc<State>>, String>;
 
-    /// Returns the values that follow from the next state of a lock; from a document that is not one, and why.
-    fn next(past: &mut Self::Past, name: String, seen: Result<Option<Arc<State>>, String>) -> Vec<Self>;
-}
+/// Returns the values that follow from the next state of a lock: events, or leaders. It keeps the past on which they
+/// depend.
+type Follow<T> = Box<dyn FnMut(String, Seen) -> Vec<T> + Send + Sync>;
 
 /// Events, as they happen: a stream; in the blocking world an iterator.
 ///
@@ -39,22 +37,24 @@ pub trait Followed: Sized + Unpin {
 /// [`LockClient::watch_all`](crate::LockClient::watch_all). The leaders of an election are `Events<Option<Leader>>`, from
 /// [`Election::observe`](crate::election::Election::observe).
 #[must_use = "it does nothing unless it is asked for the next event"]
-#[derive(Debug)]
-pub struct Events<T: Followed, W: World = Async> {
+pub struct Events<T, W: World = Async> {
     /// `Err`: the error of the name, until it has been reported.
     observations: Result<Observations, Option<OperateError>>,
-    past: T::Past,
+    follow: Follow<T>,
     next: VecDeque<T>,
     of: PhantomData<fn() -> W>,
 }
 
-impl<T: Followed, W: World> Events<T, W> {
-    pub(crate) fn new(of: Result<(UserHandle, Scope), InvalidInput>) -> Self {
+impl<T, W: World> Events<T, W> {
+    pub(crate) fn new(
+        of: Result<(UserHandle, Scope), InvalidInput>,
+        follow: impl FnMut(String, Seen) -> Vec<T> + Send + Sync + 'static,
+    ) -> Self {
         Self {
             observations: of
                 .map(|(session, scope)| W::within(|| Observations::begin(session, scope)))
                 .map_err(|error| Some(error.into())),
-            past: T::Past::default(),
+            follow: Box::new(follow),
             next: VecDeque::new(),
             of: PhantomData,
         }
@@ -72,7 +72,7 @@ impl<T: Followed, W: World> Events<T, W> {
             match ready!(observations.poll_next(context)) {
                 Some(Ok((name, seen))) => {
                     let seen = seen.map_err(|unreadable| unreadable.problem);
-                    self.next.extend(T::next(&mut self.past, name, seen));
+                    self.next.extend((self.follow)(name, seen));
                 }
                 Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
                 None => return Poll::Ready(None),
@@ -81,7 +81,7 @@ impl<T: Followed, W: World> Events<T, W> {
     }
 }
 
-impl<T: Followed> Events<T> {
+impl<T> Events<T> {
     /// Returns the next event; `None` when the stream has ended, as it does after an error that the server would
     /// repeat.
     ///
@@ -92,7 +92,7 @@ impl<T: Followed> Events<T> {
     }
 }
 
-impl<T: Followed> Stream for Events<T> {
+impl<T: Unpin> Stream for Events<T> {
     type Item = Result<T, OperateError>;
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -101,10 +101,19 @@ impl<T: Followed> Stream for Events<T> {
 }
 
 #[cfg(feature = "sync")]
-impl<T: Followed> Iterator for Events<T, Blocking> {
+impl<T> Iterator for Events<T, Blocking> {
     type Item = Result<T, OperateError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         Blocking::call(std::future::poll_fn(|context| self.poll(context)))
+    }
+}
+
+impl<T: fmt::Debug, W: World> fmt::Debug for Events<T, W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Events")
+            .field("observations", &self.observations)
+            .field("next", &self.next)
+            .finish_non_exhaustive()
     }
 }

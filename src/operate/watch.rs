@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, fmt, sync::Arc, time::SystemTime};
 
-use super::events::Followed;
+use super::events::Seen;
 use crate::{
     inspect::HolderInfo,
     protocol::{Entry, State},
@@ -148,32 +148,33 @@ fn between(last: Option<&State>, state: Option<&State>) -> Vec<LockEvent> {
     events
 }
 
-impl Followed for LockEvent {
-    type Past = Option<Arc<State>>;
-
-    fn next(past: &mut Self::Past, _: String, seen: Result<Option<Arc<State>>, String>) -> Vec<Self> {
-        // A document that is no lock holds nothing.
-        let (state, problem) = match seen {
-            Ok(state) => (state, None),
-            Err(problem) => (None, Some(problem)),
-        };
-        let mut events = between(past.as_deref(), state.as_deref());
-        events.extend(problem.map(|problem| Self::Unreadable { problem }));
-        *past = state;
-        events
-    }
+/// Returns the events that follow from the next state of a lock.
+fn following(past: &mut Option<Arc<State>>, seen: Seen) -> Vec<LockEvent> {
+    // A document that is no lock holds nothing.
+    let (state, problem) = match seen {
+        Ok(state) => (state, None),
+        Err(problem) => (None, Some(problem)),
+    };
+    let mut events = between(past.as_deref(), state.as_deref());
+    events.extend(problem.map(|problem| LockEvent::Unreadable { problem }));
+    *past = state;
+    events
 }
 
-/// An event of any lock, with its name.
-impl Followed for (String, LockEvent) {
-    /// The locks that are held.
-    type Past = HashMap<String, Arc<State>>;
+/// Follows one lock.
+pub(crate) fn events_of_one() -> impl FnMut(String, Seen) -> Vec<LockEvent> {
+    let mut past = None;
+    move |_, seen| following(&mut past, seen)
+}
 
-    fn next(past: &mut Self::Past, name: String, seen: Result<Option<Arc<State>>, String>) -> Vec<Self> {
-        let mut last = past.remove(&name);
-        let events = LockEvent::next(&mut last, name.clone(), seen);
+/// Follows all locks: each event has the name of its lock.
+pub(crate) fn events_of_all() -> impl FnMut(String, Seen) -> Vec<(String, LockEvent)> {
+    let mut held = HashMap::<String, Arc<State>>::new();
+    move |name, seen| {
+        let mut last = held.remove(&name);
+        let events = following(&mut last, seen);
         if let Some(last) = last.filter(|last| !last.holders.is_empty()) {
-            past.insert(name.clone(), last);
+            held.insert(name.clone(), last);
         }
         events.into_iter().map(|event| (name.clone(), event)).collect()
     }
