@@ -25,7 +25,6 @@ use crate::{
     Result,
     cost::processor_time,
     counters::{Commands, Observer},
-    measure::pair,
     peer::Peer,
 };
 
@@ -123,8 +122,15 @@ pub(crate) async fn load(peer: &Peer, beside: Beside) -> Result<()> {
     Ok(())
 }
 
+/// Marks a document as taken and as free, as a lock does that stays for its next holder.
 async fn raw_pair(raw: Collection<Document>, name: usize) -> Result<()> {
-    Ok(pair(raw, format!("name {name}")).await?)
+    let id = format!("name {name}");
+    for holder in [1, 0] {
+        raw.find_one_and_update(doc! { "_id": &id }, doc! { "$set": { "holder": holder } })
+            .upsert(true)
+            .await?;
+    }
+    Ok(())
 }
 
 async fn lock(locks: LockClient, name: usize) -> Result<()> {

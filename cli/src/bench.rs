@@ -8,7 +8,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::future::try_join_all;
 use mongodb::bson::doc;
 use serde::Serialize;
 use tokio::time::sleep;
@@ -20,28 +19,23 @@ use crate::{
     exit::{self, Failure, Outcome},
     ground::{Ground, asked, on_ground},
     json,
-    measure::{Compared, Samples, claimed_and_freed, pair, upserted_and_deleted},
+    measure::{Compared, claimed_and_freed, upserted_and_deleted},
     messages,
-    table::{Cell, Column, table},
+    table::{Column, table},
     terminal,
-    verify::wakeups::{Loss, handed_over, hop, hopped, lost_one},
+    verify::wakeups::{handed_over, hop, hopped, lost_one},
 };
 
 /// Number of measurements, which share the time.
-const PARTS: u32 = 6;
+const PARTS: u32 = 5;
 
-/// Rounds that are counted at least, of a lock and of many names; half as many before them are thrown away, as connections
-/// are made and streams opened. And the most, which are more than a median needs.
+/// Rounds that are counted at least; half as many before them are thrown away, as connections are made and streams
+/// opened. And the most, which are more than a median needs.
 const LEAST: usize = 10;
-const LEAST_OF_MANY: usize = 3;
 const MOST: usize = 5_000;
 
 /// Documents to claim.
 const DOCUMENTS: i32 = 100;
-
-/// Tasks that use locks of many names at once, and the names of each.
-const TASKS: usize = 64;
-const NAMES: usize = 4;
 
 /// Time after which a holder listens for its loss by a stream of its own.
 const LISTENING: Duration = Duration::from_millis(1_200);
@@ -90,24 +84,21 @@ pub(crate) async fn bench(connection: &Connection, arguments: Bench) -> Outcome 
 /// Draws the table.
 fn shown(rows: &[Row], within: Option<usize>) -> String {
     let columns = [
-        Column::text("WHAT", "WHAT", 20),
-        Column::whole("WATCHLOCK", "LOCK"),
-        Column::whole("RAW", "RAW"),
-        Column::whole("RATIO", "RATIO"),
-        Column::text("BESIDE", "BESIDE", 20),
+        Column::text("WHAT", 20),
+        Column::whole("WATCHLOCK"),
+        Column::whole("RAW"),
+        Column::whole("RATIO"),
+        Column::text("BESIDE", 20),
     ];
     let cells = rows.iter().map(|row| {
-        let value = |value: f64| match row.unit {
-            "ms" => format!("{value:.2} ms"),
-            _ => format!("{value:.0}/s"),
-        };
-        let or_none = |shown: Option<String>| Cell::from(shown.unwrap_or_else(|| "-".to_owned()));
+        let value = |value: f64| format!("{value:.2} ms");
+        let or_none = |shown: Option<String>| shown.unwrap_or_else(|| "-".to_owned());
         [
-            row.what.into(),
-            value(row.lock).into(),
+            row.what.to_owned(),
+            value(row.lock),
             or_none(row.raw.map(value)),
             or_none(row.ratio.map(|ratio| format!("{ratio:.2}"))),
-            row.beside.into(),
+            row.beside.to_owned(),
         ]
     });
     table(columns, &cells.collect::<Vec<_>>(), [0, 1, 3, 2, 4], within)
@@ -141,14 +132,13 @@ async fn measure(ground: &Ground<'_>, share: Duration) -> Result<Vec<Row>, Failu
             ("claim", "claim, release", "findOneAndUpdate + updateOne"),
             claimed(ground, &first, share).await?,
         ),
-        distinct(ground, &first, share).await?,
     ])
 }
 
 /// Returns the rounds of a part, and which of them count: a few at least, and then as many as there is time for.
-fn rounds(share: Duration, least: usize) -> impl Iterator<Item = (usize, bool)> {
-    let (begun, warm_up) = (Instant::now(), least / 2);
-    let goes_on = move |round: &usize| *round < warm_up + least || begun.elapsed() < share;
+fn rounds(share: Duration) -> impl Iterator<Item = (usize, bool)> {
+    let (begun, warm_up) = (Instant::now(), LEAST / 2);
+    let goes_on = move |round: &usize| *round < warm_up + LEAST || begun.elapsed() < share;
     (0..MOST)
         .take_while(goes_on)
         .map(move |round| (round, round >= warm_up))
@@ -180,7 +170,7 @@ async fn taken(
 ) -> Result<Compared, Failure> {
     messages::say("measuring: free locks ...");
     let mut compared = Compared::default();
-    for (round, counts) in rounds(share, LEAST) {
+    for (round, counts) in rounds(share) {
         let raw = asked(upserted_and_deleted(ground.collection("raw"), name(round))).await?;
         let mutex = locks.mutex(name(round));
         let begun = Instant::now();
@@ -199,7 +189,7 @@ async fn beside_hops(
     messages::say("measuring: wake-ups ...");
     let mut open = hop(ground).await?.ok();
     let mut compared = Compared::default();
-    for (round, counts) in rounds(share, LEAST) {
+    for (round, counts) in rounds(share) {
         let mut raw = None;
         if let Some(hop) = open.take()
             && let Some((hop, latency)) = hopped(hop).await?
@@ -223,7 +213,7 @@ async fn lost(
     sleep(LISTENING).await;
     let compared = beside_hops(ground, share, async |round| {
         let lock = format!("lost {round}");
-        let lost = lost_one(ground, holder, other, &lock, Loss::Broken).await?;
+        let lost = lost_one(holder, other, &lock).await?;
         lost.ok_or_else(|| Failure::internal("a holder did not learn that its lock was broken"))
     });
     let compared = compared.await;
@@ -241,7 +231,7 @@ async fn claimed(ground: &Ground<'_>, locks: &LockClient, share: Duration) -> Re
     }
     let documents = locks.documents(documents);
     let mut compared = Compared::default();
-    for (_, counts) in rounds(share, LEAST) {
+    for (_, counts) in rounds(share) {
         let bare = asked(claimed_and_freed(raw.clone())).await?;
         let begun = Instant::now();
         let held = documents.claim(doc! { "state": "pending" }).await?;
@@ -249,49 +239,4 @@ async fn claimed(ground: &Ground<'_>, locks: &LockClient, share: Duration) -> Re
         compared.push(counts, Some(bare), begun.elapsed());
     }
     Ok(compared)
-}
-
-/// Uses many names at once, over one client of the driver each for the locks and for the raw commands.
-async fn distinct(ground: &Ground<'_>, locks: &LockClient, share: Duration) -> Result<Row, Failure> {
-    messages::say("measuring: many names ...");
-    let mut compared = Compared::default();
-    for (_, counts) in rounds(share, LEAST_OF_MANY) {
-        let begun = Instant::now();
-        let pairs = (0..TASKS).map(|task| {
-            let raw = ground.collection("raw");
-            asked(async move {
-                for name in 0..NAMES {
-                    pair(raw.clone(), format!("name {task} {name}")).await?;
-                }
-                Ok(())
-            })
-        });
-        try_join_all(pairs).await?;
-        let raw = begun.elapsed();
-        let begun = Instant::now();
-        let taken = (0..TASKS).map(async |task| {
-            for name in 0..NAMES {
-                let held = locks.mutex(format!("name {task} {name}")).acquire().await?;
-                drop(held.release().await);
-            }
-            Ok::<_, Failure>(())
-        });
-        try_join_all(taken).await?;
-        compared.push(counts, Some(raw), begun.elapsed());
-    }
-    let rate = |samples: &Samples| {
-        let each = u32::try_from(TASKS * NAMES).map_or(f64::NAN, f64::from);
-        each * 1e3 / samples.median()
-    };
-    let (lock, raw) = (rate(&compared.lock), rate(&compared.raw));
-    Ok(Row {
-        key: "distinct",
-        what: "256 names, 64 tasks",
-        beside: "two findOneAndUpdate",
-        unit: "1/s",
-        lock,
-        raw: Some(raw),
-        ratio: Some(lock / raw),
-        rounds: compared.lock.len(),
-    })
 }

@@ -3,9 +3,7 @@
 mod collection;
 mod hosts;
 pub(crate) mod privileges;
-mod tls;
 pub(crate) mod topology;
-mod updates;
 
 use std::{
     fmt::Write as _,
@@ -17,15 +15,15 @@ use std::{
 
 use futures::{TryStreamExt as _, future::join_all};
 use mongodb::{
-    ClientSession, Collection,
+    Collection,
     bson::{Bson, Document, doc},
     error::{Error, ErrorKind, TRANSIENT_TRANSACTION_ERROR},
     options::{DatabaseOptions, ReadConcern, ReadPreference, SelectionCriteria, WriteConcern},
 };
 use serde::Serialize;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use watchlock::{
-    errors::{OperateError, ServerError},
+    errors::{ServerError, ServerErrorKind},
     operate::{WakeMode, WakeSource},
 };
 
@@ -35,7 +33,6 @@ use crate::{
     connection::{Connection, Place, to_its_end},
     exit::{self, Failure, Outcome},
     json,
-    list::SEEN,
     text::{plain, span_of, wrapped},
 };
 
@@ -48,10 +45,6 @@ const SKEW: Duration = Duration::from_secs(1);
 /// Maximum time for a member to say its time.
 const MEMBER_ANSWERED: Duration = Duration::from_secs(5);
 
-/// Pauses between two tries of a transaction: a collection is made within the last of them.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-
 /// Connections of one client: that of its change stream, and those for the operations with which it begins. See
 /// `docs/operating.md`, Connections.
 const STREAMS: u32 = 1;
@@ -63,13 +56,8 @@ const POOL: u32 = 10;
 /// The server's code `Unauthorized`.
 const UNAUTHORIZED: i32 = 13;
 
-/// The server's codes when it is not the primary any more, or when a router does not reach one: HostUnreachable,
-/// HostNotFound, NetworkTimeout, ShutdownInProgress, NotYetInitialized, FailedToSatisfyReadPreference,
-/// PrimarySteppedDown, SocketException, NotWritablePrimary, InterruptedAtShutdown, InterruptedDueToReplStateChange,
-/// NotPrimaryNoSecondaryOk, NotPrimaryOrSecondary.
-const NO_PRIMARY: [i32; 13] = [
-    6, 7, 89, 91, 94, 133, 189, 9_001, 10_107, 11_600, 11_602, 13_435, 13_436,
-];
+/// The server's code `MaxTimeMSExpired`.
+const OUT_OF_TIME: i32 = 50;
 
 /// One check and its result. The names are part of the `--json` interface.
 #[derive(Debug, Serialize)]
@@ -217,45 +205,14 @@ async fn look(
     let are_confirmed = writes.as_ref().is_none_or(|check| check.status != Status::Problem);
     checks.extend(writes);
     checks.push(pool(place));
-    checks.push(own_clock(offset));
     checks.extend(member_clocks(place, &hello).await?);
     if !are_confirmed {
         return Ok(());
     }
     checks.push(wake_mode(place, mode).await?);
-    let collection = collection::collection(place, &hello).await?;
-    let takes_locks = collection.status == Status::Ok;
-    checks.push(collection);
-    if takes_locks {
-        checks.extend(updates::updates(place, &hello, offset).await?);
-    }
+    checks.push(collection::collection(place, &hello).await?);
     checks.push(index(place, may_create_index).await?);
-    checks.push(deadlocks(place).await?);
     Ok(())
-}
-
-/// Looks for locks whose holders wait for each other.
-async fn deadlocks(place: &Place) -> Result<Check, Failure> {
-    let found = match place.locks().await?.deadlocks().await {
-        Ok(found) => found,
-        Err(OperateError::Server(error)) if error.code() == Some(UNAUTHORIZED) => {
-            return Ok(unseen("deadlocks", None).advice("see privileges"));
-        }
-        Err(_) => return Ok(unseen("deadlocks", None)),
-    };
-    let Some(first) = found.first() else {
-        return Ok(Check::ok(
-            "deadlocks",
-            format!("no holders wait for each other, {SEEN}"),
-        ));
-    };
-    let more = match found.len() - 1 {
-        0 => String::new(),
-        more => format!(", and {more} more"),
-    };
-    Ok(Check::new("deadlocks", Status::Warning, format!("{first}{more}")).advice(
-        "break one of the locks (watchlock break), and have all tasks acquire them in one order, or as a multi-lock",
-    ))
 }
 
 /// Returns the answer to a check's operation, be it a refusal. Fails if the server gave none, or is not the primary any
@@ -264,46 +221,15 @@ async fn ask<T: Send + 'static>(
     operation: impl Future<Output = Result<T, Error>> + Send + 'static,
 ) -> Result<Result<T, Error>, Failure> {
     let answer = to_its_end(operation).await?;
-    let is_gone = answer.as_ref().is_err_and(|error| match &*error.kind {
-        ErrorKind::Command(command) => NO_PRIMARY.contains(&command.code),
-        ErrorKind::Io(_)
-        | ErrorKind::ServerSelection { .. }
-        | ErrorKind::ConnectionPoolCleared { .. }
-        | ErrorKind::DnsResolve { .. } => true,
-        _ => false,
+    let is_gone = answer.as_ref().is_err_and(|error| {
+        // These are answers, too.
+        let is_busy = error.contains_label(TRANSIENT_TRANSACTION_ERROR) || code(error) == Some(OUT_OF_TIME);
+        let is_refused = matches!(&*error.kind, ErrorKind::InsertMany(_) | ErrorKind::Write(_));
+        ServerError::from(error.clone()).kind() == ServerErrorKind::Unavailable && !is_busy && !is_refused
     });
     match answer {
         Err(error) if is_gone => Err(Failure::driver(&error)),
         answer => Ok(answer),
-    }
-}
-
-/// Begins a transaction that is to be aborted.
-async fn transaction(collection: &Collection<Document>) -> Result<ClientSession, Error> {
-    let mut session = collection.client().start_session().await?;
-    session
-        .start_transaction()
-        .read_concern(ReadConcern::local())
-        .write_concern(WriteConcern::majority())
-        .selection_criteria(primary())
-        .await?;
-    Ok(session)
-}
-
-/// Asks as above for a transaction, and again while the server calls its error transient, as it does beside a collection
-/// or an index that is being made.
-async fn try_transaction<T: Send + 'static, F: Future<Output = Result<T, Error>> + Send + 'static>(
-    transaction: impl Fn() -> F,
-) -> Result<Result<T, Error>, Failure> {
-    let mut pause = SHORTEST_PAUSE;
-    loop {
-        let answer = ask(transaction()).await?;
-        let is_transient = |error: &Error| error.contains_label(TRANSIENT_TRANSACTION_ERROR);
-        if !answer.as_ref().is_err_and(is_transient) || pause > LONGEST_PAUSE {
-            return Ok(answer);
-        }
-        sleep(pause).await;
-        pause *= 2;
     }
 }
 
@@ -343,39 +269,12 @@ fn pool(place: &Place) -> Check {
             ),
         );
     }
-    let advice = if most == 1 {
-        "an open change stream occupies the only connection, so no command gets a turn: set maxPoolSize to 10 or more for \
-         each client on the pool"
-            .to_owned()
-    } else {
-        format!(
-            "set maxPoolSize to {} or more for each client on the pool: {STREAMS} for its change stream and {COMMANDS} for the \
-             first commands; your own operations come on top",
-            STREAMS + COMMANDS
-        )
-    };
+    let advice = format!(
+        "set maxPoolSize to {} or more for each client on the pool: {STREAMS} for its change stream, without which no command \
+         gets a turn, and {COMMANDS} for the first commands; your own operations come on top",
+        STREAMS + COMMANDS
+    );
     Check::new("pool", Status::Warning, found).advice(advice)
-}
-
-fn own_clock(offset: Offset) -> Check {
-    let found = describe(offset);
-    if Duration::from_millis(offset.millis.unsigned_abs()) <= SKEW + offset.within {
-        return Check::ok("clock", format!("this machine's clock: {found}"));
-    }
-    Check::new("clock", Status::Warning, format!("this machine's clock: {found}")).advice(
-        "locks do not depend on it, as the server's clock decides and holders count on the monotonic clock; but logs are hard \
-         to compare: synchronize it (NTP)",
-    )
-}
-
-/// Describes an offset: `3ms behind the server's, give or take 1ms`.
-fn describe(offset: Offset) -> String {
-    let distance = span_of(Duration::from_millis(offset.millis.unsigned_abs()));
-    let side = if offset.millis >= 0 { "behind" } else { "ahead of" };
-    format!(
-        "{distance} {side} the server's, give or take {}",
-        span_of(offset.within)
-    )
 }
 
 /// Compares the members' clocks: a new primary whose clock is ahead ends leases early.
@@ -480,16 +379,13 @@ async fn index(place: &Place, may_create: bool) -> Result<Check, Failure> {
             ));
         }
         Err(error) if code(&error) == Some(UNAUTHORIZED) && may_create => {
-            return Ok(Check::ok(
-                "index",
-                "clients may create it, and do so with their first lock; seeing it needs the action listIndexes",
-            ));
+            let found =
+                "clients may create it, and do so with their first lock; seeing it needs the action listIndexes";
+            return Ok(Check::ok("index", found));
         }
         Err(error) if code(&error) == Some(UNAUTHORIZED) => {
-            return Ok(unseen("index", Some(&error)).advice(
-                "seeing it needs the action listIndexes, without which no client notices an index that deletes held \
-                 locks",
-            ));
+            let advice = "seeing it needs the action listIndexes, without which no client notices an index that deletes held locks";
+            return Ok(unseen("index", Some(&error)).advice(advice));
         }
         Err(error) => return Ok(unseen("index", Some(&error))),
     };

@@ -92,14 +92,6 @@ mod tests {
     use super::*;
     use crate::arguments::{Arguments, Command};
 
-    fn run(options: &str) -> Run {
-        let words = format!("watchlock run {options} x true");
-        match Arguments::try_parse_from(words.split_whitespace()).unwrap().command {
-            Command::Run(run) => run,
-            other => panic!("{other:?}"),
-        }
-    }
-
     #[tokio::test]
     async fn a_lock_is_given_back_after_a_panic() {
         let memory = InMemory::new();
@@ -109,25 +101,12 @@ mod tests {
             panic!("of this test")
         })
         .await;
-        let failure = give_back(worked, &ours, &run("")).await.unwrap_err();
+        let arguments = Arguments::try_parse_from(["watchlock", "run", "x", "true"]).unwrap();
+        let Command::Run(run) = arguments.command else {
+            panic!("{arguments:?}")
+        };
+        let failure = give_back(worked, &ours, &run).await.unwrap_err();
         assert!(failure.message().ends_with("a bug of watchlock"), "{failure:?}");
         assert!(others.mutex("x").try_acquire().await.unwrap().is_some());
-    }
-
-    #[test]
-    fn what_may_be_left_ends_with_the_longest_lease_that_it_can_have() {
-        let seconds = |options| {
-            let arguments = run(options);
-            let (hold, request) = (most_left_by_hold(&arguments), most_left_by_request(&arguments));
-            (hold.as_secs(), request.as_secs())
-        };
-        assert_eq!(seconds(""), (30, 35));
-        assert_eq!(seconds("--lease 2s"), (2, 4));
-        assert_eq!(seconds("--at-least-for 5m"), (300, 305));
-        let fixed = Run {
-            fixed: Some(Duration::from_secs(600)),
-            ..run("")
-        };
-        assert_eq!(most_left_by_request(&fixed), Duration::from_secs(605));
     }
 }

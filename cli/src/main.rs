@@ -11,7 +11,6 @@ mod break_lock;
 mod clock;
 mod completions;
 mod connection;
-mod descendants;
 mod doctor;
 mod events;
 mod exit;
@@ -19,9 +18,7 @@ mod ground;
 mod held;
 mod holder;
 mod ids;
-mod job;
 mod json;
-mod keyboard;
 mod leaving;
 mod list;
 mod live;
@@ -34,6 +31,7 @@ mod messages;
 mod observe;
 mod permits;
 mod process;
+mod processes;
 mod release;
 mod renew;
 mod run;
@@ -47,7 +45,7 @@ mod verify;
 mod wait;
 mod watch;
 
-use std::{fs::File, process::ExitCode, time::Duration};
+use std::{fs::File, process::ExitCode};
 
 use crate::{
     arguments::{Arguments, Command},
@@ -65,7 +63,6 @@ fn perform() -> ExitCode {
     let mut words = std::env::args_os().skip(1);
     match words.next() {
         Some(word) if word == process::STEP => return process::step(words).into(),
-        Some(word) if word == completions::NAMES => return completions::names(words),
         _ => {}
     }
     let arguments = match arguments::read() {
@@ -110,11 +107,7 @@ fn dispatch(arguments: Arguments) -> Outcome {
         .enable_all()
         .build()
         .map_err(|error| Failure::internal(format!("no threads can be started: {error}")))?;
-    // These explain what is wrong within their limit.
-    let explains = !matches!(
-        command,
-        Command::Run(_) | Command::Elect(_) | Command::Hold(_) | Command::Acquire(_)
-    );
+    let is_doctor = matches!(command, Command::Doctor(_));
     // On this very thread: the command must die with the thread that started it.
     let outcome = runtime.block_on(async {
         let ending = match &command {
@@ -144,16 +137,13 @@ fn dispatch(arguments: Arguments) -> Outcome {
             Command::Completions { .. } | Command::Man { .. } => Ok(ExitCode::SUCCESS),
         }
     });
-    let outcome = match outcome {
-        Err(failure) if explains && failure.is_unavailable() => {
-            Err(runtime.block_on(connection.explain(failure, Duration::MAX)))
-        }
-        outcome => outcome,
-    };
     // Any remaining tasks only read, and end with the process. If the runtime ended some of them first, others that
     // need them would panic: the driver's do, on the screen of whoever has just left the view.
     std::mem::forget(runtime);
-    outcome
+    match outcome {
+        Err(failure) if failure.is_unavailable() && !is_doctor => Err(failure.and("see `watchlock doctor`")),
+        outcome => outcome,
+    }
 }
 
 /// Fails if so few files may be open that the runtime could not even be started.

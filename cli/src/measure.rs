@@ -94,16 +94,6 @@ pub(crate) async fn claimed_and_freed(raw: Collection<Document>) -> Result<Durat
     Ok(sent.elapsed())
 }
 
-/// Marks a document as taken and as free, as a lock does that stays for its next holder.
-pub(crate) async fn pair(raw: Collection<Document>, id: String) -> Result<(), Error> {
-    for holder in [1, 0] {
-        raw.find_one_and_update(doc! { "_id": &id }, doc! { "$set": { "holder": holder } })
-            .upsert(true)
-            .await?;
-    }
-    Ok(())
-}
-
 /// A change stream of one client that notes when an event came in, and another client whose writes make the events.
 #[derive(Debug)]
 pub(crate) struct Hop {

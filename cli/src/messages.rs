@@ -7,7 +7,7 @@ use std::{
     io::{self, Write as _},
     sync::{
         OnceLock,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
         mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
     },
     thread,
@@ -18,7 +18,7 @@ use watchlock::FencingToken;
 
 use crate::text::plain;
 
-/// Limits the messages that wait for standard error. A run says a handful; more of them are of no use later.
+/// Limits the messages that wait for standard error, and the others are lost: a run says a handful.
 const WAITING: usize = 64;
 
 /// Limits how long the end of the program waits for the messages to be written.
@@ -38,9 +38,6 @@ enum Message {
 
 /// `None`: no thread can be started.
 static WRITER: OnceLock<Option<SyncSender<Message>>> = OnceLock::new();
-
-/// Number of messages that found the queue full.
-static DROPPED: AtomicU64 = AtomicU64::new(0);
 
 /// Whether only failures are printed.
 static QUIET: AtomicBool = AtomicBool::new(false);
@@ -84,9 +81,7 @@ pub(crate) fn fail(message: &str) {
         let _ = io::stderr().write_all(line.as_bytes());
         return;
     };
-    if writer.try_send(Message::Line(line)).is_err() {
-        DROPPED.fetch_add(1, Ordering::Relaxed);
-    }
+    let _ = writer.try_send(Message::Line(line));
 }
 
 /// Shows a line at the terminal in place of the last live line; an empty text removes that line. A line that finds the
@@ -154,13 +149,6 @@ fn write(messages: &Receiver<Message>) {
             Message::Settle(settled) => {
                 let _ = settled.try_send(());
             }
-        }
-        let dropped = DROPPED.swap(0, Ordering::Relaxed);
-        if dropped > 0 {
-            let _ = writeln!(
-                io::stderr(),
-                "watchlock: {dropped} messages could not be written in time"
-            );
         }
     }
 }

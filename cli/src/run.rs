@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use rustix::process::Signal;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use watchlock::{
     Acquire, LockClient, LockClientBuilder, Released,
@@ -23,12 +24,11 @@ use crate::{
     connection::{Connection, NAME, Place, URI},
     exit::{self, Failure, LOST, NOT_OBTAINED, Outcome, UNAVAILABLE, ended_by},
     held::Held,
-    job,
     leaving::{LEAVE, caught, give_back, hold_may_stay, run_may_count},
     live,
     messages::{self, fail, say},
     process::Running,
-    signals::{JOB_CONTROL, PASSED_ON, Signals},
+    signals::{PASSED_ON, STOPPING, Signals},
     text::{exact, plain},
 };
 
@@ -50,8 +50,8 @@ pub(crate) async fn run(connection: &Connection, arguments: Run) -> Outcome {
         messages::be_quiet();
     }
     rehearse(&arguments).await?;
-    let mut signals = Signals::listen(PASSED_ON.iter().chain(&JOB_CONTROL))
-        .map_err(|error| Failure::internal(format!("signals can't be received: {error}")))?;
+    // The last one reports the end of the command.
+    let mut signals = Signals::listen(PASSED_ON.iter().chain(&STOPPING).chain(&[Signal::CHILD]))?;
     let deadline = deadline(&arguments);
     let locks = tokio::select! {
         connected = connect(connection, &arguments) => connected?,
@@ -90,26 +90,14 @@ fn answer(limit: Duration) -> Duration {
 
 /// Connects, within the limit of the arguments.
 pub(crate) async fn connect(connection: &Connection, arguments: &Run) -> Result<LockClient, Failure> {
-    let begun = Instant::now();
-    let within = limit(arguments).map(answer);
-    let connected = match within {
-        None => build(connection.patient().await?, arguments).await,
-        Some(within) => {
-            let selection = within.saturating_sub(EXPLAINED);
-            let connecting = async { build(connection.within(selection).await?, arguments).await };
-            let Ok(connected) = timeout(within, connecting).await else {
-                return Err(unanswered(within));
-            };
-            connected
-        }
+    let Some(within) = limit(arguments).map(answer) else {
+        return build(connection.patient().await?, arguments).await;
     };
-    match connected {
-        Err(failure) if failure.is_unavailable() => {
-            let left = within.map_or(Duration::MAX, |within| within.saturating_sub(begun.elapsed()));
-            Err(connection.explain(failure, left).await)
-        }
-        connected => connected,
-    }
+    let selection = within.saturating_sub(EXPLAINED);
+    let connecting = async { build(connection.within(selection).await?, arguments).await };
+    timeout(within, connecting)
+        .await
+        .unwrap_or_else(|_| Err(unanswered(within)))
 }
 
 /// Checks names, texts and durations by the library's own rules: takes the lock in memory, before anything is sent.
@@ -177,15 +165,14 @@ async fn under_lock(
     let mut running = Running::start(&command, &environment, without)?;
     let end = attend(&mut running, &handle, signals, &arguments.care, arguments.warn_after).await;
     let name = plain(&handle.name());
-    let ended = end.ended.map(|ended| ended.code());
-    let done = ended == Some(0) || arguments.failures_count;
+    let done = end.ended == Some(0) || arguments.failures_count;
     let given = match end.lost {
         // Of several locks, the others go back with the handle.
         Some(reason) => Given::Lost(reason.to_string()),
         None => release(handle, done, arguments, signals).await,
     };
     let is_left = matches!(given, Given::Unconfirmed);
-    let code = match (given, ended) {
+    let code = match (given, end.ended) {
         (Given::Back | Given::Unconfirmed, Some(code)) => code.into(),
         (Given::Lost(reason), Some(code)) => {
             fail(&format!("`{name}` was lost ({reason}); the command ended with {code}"));
@@ -193,11 +180,6 @@ async fn under_lock(
         }
         (_, None) => LOST.into(),
     };
-    if let Some(signal) = end.by_keyboard {
-        // The keyboard would have sent it to our neighbours too, had the command been in their group: a script ends
-        // with the command that it runs. Nothing is left to do here, so it does not matter that we receive it as well.
-        job::signal_our_group(signal);
-    }
     Ok(Finished { code, is_left })
 }
 

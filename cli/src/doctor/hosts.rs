@@ -1,7 +1,7 @@
 //! The reason why there is no server to work with, found by asking every host of the connection string by itself.
 //!
 //! The driver says only that it found no primary. So each host is asked who it is, without a replica set and without a
-//! user; where that fails, it is seen whether the host speaks TLS, to tell a wrong setting of TLS from everything else.
+//! user.
 
 use std::time::Duration;
 
@@ -11,9 +11,8 @@ use mongodb::{
     error::{Error, ErrorKind},
     options::{ClientOptions, ServerAddress, Tls},
 };
-use tokio::{net::TcpStream, time::timeout};
 
-use super::{Check, Status, tls, topology};
+use super::{Check, Status, topology};
 use crate::{
     connection::{Connection, hello},
     exit::Failure,
@@ -25,9 +24,6 @@ const HOSTS_MOST: usize = 7;
 
 /// Maximum time for one host to say who it is. All of it passes where a host does not, as the driver tries again.
 const ANSWERED: Duration = Duration::from_secs(3);
-
-/// Maximum time for a host to accept a connection.
-const ACCEPTED: Duration = Duration::from_secs(2);
 
 /// Maximum number of characters that are shown of a reason in the words of others.
 const REASON_MOST: usize = 200;
@@ -95,40 +91,8 @@ fn not_let_in(options: &ClientOptions, failure: &Failure) -> Trouble {
 
 /// Asks one host who it is.
 async fn look_at(options: &ClientOptions, host: ServerAddress) -> Result<Document, Trouble> {
-    let failed = match hello(options, host.clone(), options.tls.clone(), ANSWERED).await {
-        Ok(hello) => return Ok(hello),
-        Err(error) => error,
-    };
-    let place = plain(&host.to_string());
-    let why = of_the_server(&failed);
-    let why = why.as_deref();
-    // A host that is not reached at all is the same with and without.
-    let is_closed = why.is_some_and(|why| {
-        ["end of file", "eof", "close", "reset", "corrupt"]
-            .iter()
-            .any(|word| why.contains(word))
-    });
-    if is_closed && matches!(options.tls, Some(Tls::Enabled(_))) {
-        if hello(options, host.clone(), Some(Tls::Disabled), ANSWERED)
-            .await
-            .is_ok()
-        {
-            let advice =
-                "remove tls=true (or ssl=true) from the connection string, or turn TLS on at the server (--tlsMode)";
-            let found = format!("{place} does not speak TLS, and the connection string asks for it");
-            return Err((found, advice.to_owned()));
-        }
-    } else if is_closed && tls::is_spoken_by(&host, ANSWERED).await {
-        let advice = "add tls=true to the connection string, and tlsCAFile=FILE with the certificate of its authority; if \
-                      the server asks for a certificate of the client, tlsCertificateKeyFile=FILE too";
-        let found = format!("{place} requires TLS, and the connection string does not ask for it");
-        return Err((found, advice.to_owned()));
-    }
-    Err(match why {
-        None => silence(&place, &host).await,
-        Some(why) if why.contains("timed out") => silence(&place, &host).await,
-        Some(why) => trouble(&place, why, is_closed, options),
-    })
+    let asked = hello(options, host.clone(), options.tls.clone(), ANSWERED).await;
+    asked.map_err(|error| trouble(&plain(&host.to_string()), of_the_server(&error).as_deref(), options))
 }
 
 /// Returns the reason why the one server of a client can't be used, in the words of the driver, of the system or of the TLS
@@ -146,32 +110,19 @@ fn of_the_server(error: &Error) -> Option<String> {
     Some(text.chars().take(REASON_MOST).collect())
 }
 
-/// Describes a host from which nothing comes.
-async fn silence(place: &str, host: &ServerAddress) -> Trouble {
-    let accepted = match host {
-        ServerAddress::Tcp { host, port } => {
-            let connecting = TcpStream::connect((&host[..], port.unwrap_or(27017)));
-            matches!(timeout(ACCEPTED, connecting).await, Ok(Ok(_)))
-        }
-        _ => true,
-    };
-    if accepted {
-        let advice = "see whether the server hangs (its log, its disk, a stopped process), and whether another program has \
-                      the port";
-        return (
-            format!("{place} accepts connections and never answers"),
-            advice.to_owned(),
-        );
-    }
-    let advice = "check the address, and whether a firewall or an access list drops connections from this machine";
-    (format!("{place} can't be reached: no answer"), advice.to_owned())
-}
-
-/// Describes a host whose connection failed.
-fn trouble(place: &str, why: &str, is_closed: bool, options: &ClientOptions) -> Trouble {
+/// Describes a host that did not say who it is.
+fn trouble(place: &str, why: Option<&str>, options: &ClientOptions) -> Trouble {
+    let why = why.unwrap_or("timed out");
     let says = |words: &[&str]| words.iter().any(|word| why.contains(word));
+    let is_closed = says(&["end of file", "eof", "close", "reset", "corrupt"]);
     let with_tls = matches!(options.tls, Some(Tls::Enabled(_)));
-    let (found, advice) = if says(&["Connection refused"]) {
+    let (found, advice) = if says(&["timed out"]) {
+        (
+            format!("{place} does not answer"),
+            "check the address, whether a firewall or an access list drops connections from this machine, and whether the \
+             server hangs (its log, its disk, a stopped process)",
+        )
+    } else if says(&["Connection refused"]) {
         (
             format!("{place} refuses connections: nothing listens there"),
             "start the server, or correct the host and the port in the connection string",
@@ -181,58 +132,29 @@ fn trouble(place: &str, why: &str, is_closed: bool, options: &ClientOptions) -> 
             format!("{place} has no address: the name can't be looked up"),
             "correct the host in the connection string, or the name service of this machine",
         )
-    } else if says(&[
-        "not valid for name",
-        "NotValidForName",
-        "ostname mismatch",
-        "IP address mismatch",
-    ]) {
-        (
-            format!("{place} has a certificate for other host names: {}", plain(why)),
-            "name the server in the connection string as its certificate does, or give it a certificate for this name",
-        )
-    } else if says(&[
-        "UnknownIssuer",
-        "issuer certificate",
-        "self-signed",
-        "self signed",
-        "CaUsedAsEndEntity",
-    ]) {
-        (
-            format!("{place} has a certificate of an unknown authority"),
-            "name the file with the certificate of its authority: tlsCAFile=FILE in the connection string",
-        )
-    } else if says(&["xpired", "not yet valid", "NotValidYet"]) {
-        (
-            format!("{place} has a certificate that has expired, or is not valid yet"),
-            "renew the certificate of the server, or set the clock of this machine",
-        )
-    } else if says(&["invalid reply", "wire protocol", "corrupt message"]) {
-        (
-            format!("{place} answers, and not as a MongoDB server does"),
-            "correct the host and the port in the connection string: another program listens there",
-        )
-    } else if says(&["certificate"]) {
+    } else if with_tls && says(&["ertificate", "NotValidForName", "ssuer", "ostname mismatch", "xpired"]) {
         (
             format!("the certificate of {place} is not accepted: {}", plain(why)),
-            "check the certificate of the server, and tlsCAFile in the connection string",
+            "name the server in the connection string as its certificate does, and the file with the certificate of its \
+             authority by tlsCAFile=FILE; if it has expired or is not valid yet, renew it, or set the clock of this machine",
         )
     } else if with_tls && (is_closed || says(&["alert"])) {
         (
             format!("{place} breaks off the TLS handshake"),
-            "if the server asks for a certificate of the client, name its file: tlsCertificateKeyFile=FILE in the \
-             connection string; else see its log",
+            "remove tls=true if the server does not use TLS (--tlsMode); if it asks for a certificate of the client, name \
+             its file: tlsCertificateKeyFile=FILE in the connection string; else see its log",
         )
     } else if is_closed {
         (
             format!("{place} closes every connection"),
-            "see whether the port belongs to a MongoDB server, whether that has room for more connections \
-             (maxIncomingConnections), and its log",
+            "if the server requires TLS, add tls=true to the connection string, and tlsCAFile=FILE with the certificate of \
+             its authority; else see whether the port belongs to a MongoDB server, whether that has room for more \
+             connections (maxIncomingConnections), and its log",
         )
     } else {
         (
-            format!("{place} can't be reached: {}", plain(why)),
-            "check the address in the connection string, and the network between this machine and the server",
+            format!("{place} can't be used: {}", plain(why)),
+            "check the address in the connection string, what listens there, and the network between this machine and it",
         )
     };
     (found, advice.to_owned())

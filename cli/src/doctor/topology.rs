@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use mongodb::bson::{Bson, Document, doc, oid::ObjectId};
-use watchlock::errors::{ServerError, ServerErrorKind};
 
-use super::{Check, Status, UNAUTHORIZED, ask, code, primary, told, unseen};
+use super::{Check, OUT_OF_TIME, Status, UNAUTHORIZED, ask, code, primary, told, unseen};
 use crate::{
     connection::{Place, other_set},
     exit::Failure,
@@ -14,9 +13,6 @@ use crate::{
 
 /// Maximum time for a majority to confirm: as long as `run --try` waits for it.
 const CONFIRMED: Duration = Duration::from_secs(5);
-
-/// The server's code `MaxTimeMSExpired`.
-const OUT_OF_TIME: i32 = 50;
 
 /// Returns why this server takes no locks, and the next step; `None` if it does as far as its `hello` goes.
 pub(super) fn unfit(hello: &Document, asked: Option<&str>, is_direct: bool) -> Option<(String, String)> {
@@ -85,11 +81,6 @@ pub(super) fn topology(hello: &Document) -> Check {
              their own replica set",
         );
     }
-    if hides_its_set(hello) {
-        return Check::new("topology", Status::Problem, HIDES_ITS_SET).advice(
-            "connect without the program in between: through it waiters poll, and nothing shows who is the primary",
-        );
-    }
     Check::new("topology", Status::Warning, "standalone server").advice(
         "locks are safe here, but waiters poll: start the server with --replSet and call rs.initiate() once; one member is \
          enough for change streams",
@@ -149,14 +140,6 @@ pub(super) async fn writes(place: &Place, hello: &Document) -> Result<Option<Che
             let check = Check::new("writes", Status::Problem, found);
             return Ok(Some(check.advice("the reason is the server's: its log may say more")));
         }
-        _ if ServerError::from(error.clone()).kind() == ServerErrorKind::Unavailable => {
-            let check = Check::new(
-                "writes",
-                Status::Problem,
-                format!("none was confirmed: {}", told(&error)),
-            );
-            return Ok(Some(check.advice("try again; the server's log may say more")));
-        }
         // The collection shows whether it is a reason to refuse locks too.
         _ => return Ok(Some(unseen("writes", Some(&error)))),
     };
@@ -183,16 +166,7 @@ pub(crate) fn forgets(answer: &Document) -> bool {
     config.is_ok_and(|config| config.get_bool("writeConcernMajorityJournalDefault") == Ok(false))
 }
 
-/// What [`hides_its_set`] finds.
-pub(crate) const HIDES_ITS_SET: &str = "it says that it is a standalone server, and tells the time of a replica set: something \
-                                        in between changes its answers";
-
-/// Whether the answer of a server that names no set has what only members of a set and routers know.
-pub(crate) fn hides_its_set(hello: &Document) -> bool {
-    is_standalone(hello) && hello.contains_key("$clusterTime")
-}
-
 /// Returns whether the server is neither a member of a set nor a router.
-pub(super) fn is_standalone(hello: &Document) -> bool {
+fn is_standalone(hello: &Document) -> bool {
     !hello.contains_key("setName") && !hello.contains_key("msg")
 }

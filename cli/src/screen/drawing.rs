@@ -13,17 +13,14 @@ use ratatui::{
     widgets::{Block, Borders, Paragraph, Row, Table, TableState},
 };
 
-use super::{
-    pace,
-    view::{Part, View},
-};
+use super::view::{Part, View};
 use crate::{
-    events::{Seen, lines},
+    events::Seen,
     holder::{is_at_risk, short},
-    list::{NAME, WHY, cells, span},
+    list::{HELD_BY, NAME, WHY, cells},
     show::in_full,
-    table::{self, Column, Digits, Layout as Columns},
-    text::{plain, span_of},
+    table::{Column, Layout as Columns},
+    text::{cut, plain, span, span_of},
 };
 
 /// Number of lines for the events.
@@ -31,11 +28,11 @@ const EVENT_LINES: u16 = 8;
 
 const COLUMNS: [Column; 7] = [
     NAME,
-    Column::whole("KIND", "KIND"),
-    Column::text("HELD BY / WAITING", "HELD BY", 18),
-    Column::whole("FOR", "FOR"),
-    Column::whole("LEFT", "LEFT"),
-    Column::whole("TOKEN", "TOKEN"),
+    Column::whole("KIND"),
+    HELD_BY,
+    Column::whole("FOR"),
+    Column::whole("LEFT"),
+    Column::whole("TOKEN"),
     WHY,
 ];
 
@@ -60,13 +57,9 @@ impl View {
         // Without the headings.
         let seen = self.seen(usize::from(body.height.saturating_sub(1)));
         let selected = self.selected.map(|row| row.saturating_sub(seen.start));
-        let holders = self.locks.iter().flat_map(|lock| &lock.holders);
-        let events = self.events.iter().take(usize::from(log.height));
-        let tokens = events.clone().filter_map(Seen::token);
-        let digits = Digits::of(holders.map(|holder| holder.token).chain(tokens));
         let (cells, styles): (Vec<_>, Vec<_>) = self.rows[seen]
             .iter()
-            .map(|(at, part)| self.row(*at, *part, digits, now))
+            .map(|(at, part)| self.row(*at, *part, now))
             .unzip();
         let columns = Columns::new(COLUMNS, &cells, ORDER, GAP, Some(usize::from(body.width)));
         let lengths = columns
@@ -87,7 +80,11 @@ impl View {
             .map(|(at, _)| &self.locks[*at]);
         let (title, text) = match details {
             Some(lock) => ("Selected lock", in_full(lock, now)),
-            None => ("Events", lines(events, usize::from(log.width), digits, now).join("\n")),
+            None => {
+                let events = self.events.iter().take(usize::from(log.height)).map(Seen::brief);
+                let lines: Vec<String> = events.map(|event| cut(&event, usize::from(log.width))).collect();
+                ("Events", lines.join("\n"))
+            }
         };
         let block = Block::new().borders(Borders::TOP).title(title);
         frame.render_widget(Paragraph::new(text).block(block), log);
@@ -123,10 +120,9 @@ impl View {
             Span::raw(&self.title[..]),
             Span::raw(format!("   {} locks, {held} held, {waiting} waiting", self.locks.len())),
         ];
-        let age = self.listed_at.elapsed();
         let red = Style::new().red().bold();
         // The trouble comes first, as the end is cut off if there is no room.
-        if pace::is_stale(age, self.took) {
+        if let Some(age) = self.stale() {
             let age = span_of(age);
             spans.insert(0, Span::styled(format!("{age} old, no answer  "), red));
         }
@@ -140,11 +136,11 @@ impl View {
         Line::from(spans)
     }
 
-    fn row(&self, at: usize, part: Part, digits: Digits, now: SystemTime) -> ([table::Cell; 7], Style) {
+    fn row(&self, at: usize, part: Part, now: SystemTime) -> ([String; 7], Style) {
         let lock = &self.locks[at];
         let (name, kind) = (plain(&lock.name), lock.kind.to_string());
         match part {
-            Part::Free => (row([name, kind], cells(None, digits, now)), Style::new()),
+            Part::Free => (row([name, kind], cells(None, now)), Style::new()),
             Part::Holder(holder) => {
                 let holder = &lock.holders[holder];
                 let style = if holder.until <= now {
@@ -154,7 +150,7 @@ impl View {
                 } else {
                     Style::new()
                 };
-                (row([name, kind], cells(Some(holder), digits, now)), style)
+                (row([name, kind], cells(Some(holder), now)), style)
             }
             Part::Waiter(waiter) => {
                 let (position, waiter) = (waiter + 1, &lock.waiters[waiter]);
@@ -162,11 +158,11 @@ impl View {
                 let by = short(waiter.owner.label.as_deref(), &waiter.owner.host, waiter.owner.pid);
                 let dead = waiter.until <= now;
                 let cells = [
-                    format!("  {position}. {by}{access}").into(),
+                    format!("  {position}. {by}{access}"),
                     span(waiter.since, now),
-                    if dead { "over" } else { "" }.into(),
-                    "".into(),
-                    waiter.owner.reason.as_deref().map(plain).unwrap_or_default().into(),
+                    if dead { "over" } else { "" }.to_owned(),
+                    String::new(),
+                    waiter.owner.reason.as_deref().map(plain).unwrap_or_default(),
                 ];
                 let style = if dead { Style::new().red() } else { Style::new().dim() };
                 (row([name, "  waits".to_owned()], cells), style)
@@ -175,97 +171,6 @@ impl View {
     }
 }
 
-fn row([name, kind]: [String; 2], [by, since, left, token, why]: [table::Cell; 5]) -> [table::Cell; 7] {
-    [name.into(), kind.into(), by, since, left, token, why]
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use ratatui::{Terminal, backend::TestBackend, buffer::Buffer};
-    use serde_json::json;
-    use watchlock::{LockClient, operate::LockEvent};
-
-    use super::*;
-    use crate::{clock::Offset, events::Seen, locks::Locks, made_up::some, text::width};
-
-    fn shown(buffer: &Buffer) -> String {
-        let row = |y: u16| {
-            let (mut line, mut x) = (String::new(), 0);
-            while x < buffer.area.width {
-                let symbol = buffer[(x, y)].symbol();
-                line += symbol;
-                // A wide one takes the next cells too.
-                x += u16::try_from(width(symbol)).unwrap().max(1);
-            }
-            format!("{}\n", line.trim_end())
-        };
-        (0..buffer.area.height).map(row).collect()
-    }
-
-    /// A view of no locks yet.
-    fn empty() -> View {
-        let offset = Offset {
-            millis: 0,
-            within: Duration::ZERO,
-        };
-        let locks = Locks::Named(LockClient::in_memory());
-        View::new("app.locks".to_owned(), &locks, true, offset)
-    }
-
-    #[test]
-    fn tokens_of_events_are_shown_by_the_digits_in_which_they_differ() {
-        let mut view = empty();
-        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
-        for token in [1_000_000_129_000_i64, 2_000_000_129_000] {
-            let event = json!({ "event": "released", "token": token });
-            let event: LockEvent = serde_json::from_value(event).unwrap();
-            view.remember(Seen::new(now, "x".to_owned(), event));
-        }
-        let Ok(mut terminal) = Terminal::new(TestBackend::new(44, 18));
-        let Ok(_) = terminal.draw(|frame| view.draw(frame, now));
-        let shown = shown(terminal.backend().buffer());
-        for token in ["token 1000000129000", "token 2000000129000"] {
-            assert!(shown.contains(token), "{shown}");
-        }
-    }
-
-    #[test]
-    fn at_80_columns_holder_and_reason_can_be_read() {
-        let (locks, now) = some();
-        let mut view = empty();
-        for lock in locks.iter().filter(|lock| !lock.holders.is_empty()) {
-            let event = |name: &str| json!({ "event": name, "token": lock.holders[0].token, "holder": lock.holders[0], "waiting": 1 });
-            for name in ["granted", "released"] {
-                let event: LockEvent = serde_json::from_value(event(name)).unwrap();
-                view.remember(Seen::new(now, lock.name.clone(), event));
-            }
-        }
-        view.listed(Ok(locks), Duration::ZERO);
-        let Ok(mut terminal) = Terminal::new(TestBackend::new(80, 18));
-        let Ok(_) = terminal.draw(|frame| view.draw(frame, now));
-        let shown = shown(terminal.backend().buffer());
-        // Without the head and the keys.
-        let lines: Vec<&str> = shown.lines().skip(1).take(15).collect();
-        let table = lines.join("\n") + "\n";
-        let expected = "\
-NAME            KIND      HELD BY                FOR LEFT TOKEN   WHY
-invoice-42      mutex     billing@web-1:4711     30m 21s  …312000 monthly run
-invoice-42        waits     1. reports@batch-17… 4d               the accounts …
-nightly-reports semaphore reports@batch-17.eu.e… 4d  21s  …007000 the accounts …
-請求書-42       mutex     web-2:4711             4m  21s  …250000 夜間バッチ処…
-free            election  -                      -   -    -       -
-
-
-Events──────────────────────────────────────────────────────────────────────────
-12:30:00  請求書-42  released, token …250000
-12:25:45  請求書-42  granted to web-2:4711, 1 waiting: 夜間バッチ処理の実行 🔒🔒
-12:30:00  nightly-reports  released, token …007000
-2025-12-28 09:00  nightly-reports  granted to reports@batch-17.eu.example.net:4…
-12:30:00  invoice-42  released, token …312000
-11:59:59  invoice-42  granted to billing@web-1:4711, 1 waiting: monthly run
-";
-        assert_eq!(table, expected);
-    }
+fn row([name, kind]: [String; 2], [by, since, left, token, why]: [String; 5]) -> [String; 7] {
+    [name, kind, by, since, left, token, why]
 }

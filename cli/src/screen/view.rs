@@ -1,15 +1,23 @@
 //! The state of the full-screen view: the locks that were listed, the rows made of them, and what the keyboard asks
 //! for.
 
-use std::{collections::VecDeque, ops::Range, time::Duration};
+use std::{
+    collections::VecDeque,
+    ops::Range,
+    time::{Duration, Instant},
+};
 
-use tokio::time::Instant;
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use watchlock::{FencingToken, errors::OperateError, operate::LockInfo};
 
-use crate::{break_lock::question, clock::Offset, events::Seen, holder::who, keyboard::Key, locks::Locks, text::plain};
+use crate::{break_lock::question, clock::Offset, events::Seen, holder::who, locks::Locks, text::plain};
 
 /// Number of events that are remembered.
 const REMEMBERED: usize = 100;
+
+/// Age at which a listing is marked as stale, as one arrives about once a second; or this many times its duration.
+const STALE: Duration = Duration::from_secs(4);
+const STALE_TIMES: u32 = 8;
 
 /// The state of the view.
 #[derive(Debug)]
@@ -146,14 +154,16 @@ impl View {
         }
     }
 
-    pub(super) fn obey(&mut self, key: Key) -> Option<Deed> {
-        match key {
-            Key::Control('c' | 'd') => return Some(Deed::Quit),
-            Key::Control('z') => return Some(Deed::Suspend),
-            _ => self.answer = None,
-        }
+    pub(super) fn obey(&mut self, key: KeyEvent) -> Option<Deed> {
+        let key = match (key.code, key.modifiers.contains(KeyModifiers::CONTROL)) {
+            (KeyCode::Char('c' | 'd'), true) => return Some(Deed::Quit),
+            (KeyCode::Char('z'), true) => return Some(Deed::Suspend),
+            (_, true) => return None,
+            (key, false) => key,
+        };
+        self.answer = None;
         if let Some(asked) = self.asked.take() {
-            if matches!(key, Key::Char('y' | 'Y')) {
+            if matches!(key, KeyCode::Char('y' | 'Y')) {
                 return Some(Deed::Evict(asked));
             }
             self.answer = Some("nothing was broken".to_owned());
@@ -161,42 +171,47 @@ impl View {
         }
         if self.filtering {
             match key {
-                Key::Char(character) => self.filter.push(character),
-                Key::Backspace => drop(self.filter.pop()),
-                Key::Escape => {
+                KeyCode::Char(character) => self.filter.push(character),
+                KeyCode::Backspace => drop(self.filter.pop()),
+                KeyCode::Esc => {
                     self.filter.clear();
                     self.filtering = false;
                 }
-                Key::Enter => self.filtering = false,
+                KeyCode::Enter => self.filtering = false,
                 _ => {}
             }
             self.arrange();
             return None;
         }
         match key {
-            Key::Char('q') => return Some(Deed::Quit),
-            Key::Escape if self.selected.is_none() => return Some(Deed::Quit),
-            Key::Escape => self.selected = None,
-            Key::Char('f') if self.lists_free => {
+            KeyCode::Char('q') => return Some(Deed::Quit),
+            KeyCode::Esc if self.selected.is_none() => return Some(Deed::Quit),
+            KeyCode::Esc => self.selected = None,
+            KeyCode::Char('f') if self.lists_free => {
                 self.all = !self.all;
                 self.arrange();
             }
-            Key::Char('/') => self.filtering = true,
-            Key::Char('s') => {
+            KeyCode::Char('/') => self.filtering = true,
+            KeyCode::Char('s') => {
                 self.sort = self.sort.next();
                 self.arrange();
             }
-            Key::Char('b') => self.ask(),
-            Key::Up | Key::Char('k') => self.step(-1),
-            Key::Down | Key::Char('j') => self.step(1),
-            Key::PageUp => self.step(-10),
-            Key::PageDown => self.step(10),
-            Key::Home => self.selected = Some(0),
-            Key::End => self.selected = Some(usize::MAX),
+            KeyCode::Char('b') => self.ask(),
+            KeyCode::Up | KeyCode::Char('k') => self.step(-1),
+            KeyCode::Down | KeyCode::Char('j') => self.step(1),
+            KeyCode::PageUp => self.step(-10),
+            KeyCode::PageDown => self.step(10),
+            KeyCode::Home => self.selected = Some(0),
+            KeyCode::End => self.selected = Some(usize::MAX),
             _ => {}
         }
         self.keep_in_bounds();
         None
+    }
+
+    /// Returns the age of the locks, if the server seems not to answer.
+    pub(super) fn stale(&self) -> Option<Duration> {
+        Some(self.listed_at.elapsed()).filter(|age| *age > STALE.max(self.took * STALE_TIMES))
     }
 
     fn step(&mut self, by: isize) {

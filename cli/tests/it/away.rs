@@ -6,7 +6,7 @@ use futures::future::join_all;
 
 use crate::{
     bare,
-    common::{Ground, PATIENCE, eventually, users::PASSWORD},
+    common::{Ground, users::PASSWORD},
     done,
     terminal::{Terminal, held},
 };
@@ -55,9 +55,6 @@ async fn a_server_out_of_reach_is_told_without_secrets() {
     ] {
         for arguments in [
             &["ls"][..],
-            &["show", "x"],
-            &["watch"],
-            &["break", "x", "--yes"],
             &["doctor"],
             &["doctor", "--json"],
             &["run", "x", "--", "true"],
@@ -81,7 +78,6 @@ async fn a_server_out_of_reach_is_told_without_secrets() {
     // Text that is not a connection string could quote the password.
     for uri in [
         format!("mongodb://locker:{PASSWORD}/x@127.0.0.1/app"),
-        format!("mongodb://locker:{PASSWORD}%@127.0.0.1/app"),
         format!("mongo://locker:{PASSWORD}@127.0.0.1/app"),
         format!("mongodb://127.0.0.1/app?proxyPassword={PASSWORD}"),
     ] {
@@ -109,28 +105,14 @@ async fn the_view_tells_when_the_server_stops_answering() {
     let ground = Ground::on(&cluster, "cli_stale");
     // It keeps holding while nothing is answered.
     let locks = ground.locks_for(Duration::from_secs(120)).await;
-    let second = || std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
-    let before = second();
     let held = held(&locks).await;
-    let after = second();
-    tokio::time::sleep(Duration::from_millis(2_500)).await;
-    let mut terminals = [120, 60, 30].map(|columns| Terminal::sized(&ground, "exec $W watch", columns));
-    for terminal in &mut terminals {
-        terminal.until_seen("nightly-7").await;
-        assert!(!terminal.screen().contains("no answer"));
-    }
-    // An earlier grant keeps its time.
-    eventually(PATIENCE, "the time of the grant", async || {
-        let shown = terminals[0].screen();
-        (before..=after).any(|second| shown.contains(&format!(":{:02}.", second % 60)))
-    })
-    .await;
+    let mut terminal = Terminal::new(&ground, "exec $W watch");
+    terminal.until_seen("nightly-7").await;
+    assert!(!terminal.screen().contains("no answer"));
     cluster.freeze(0).unwrap();
-    for terminal in &mut terminals {
-        terminal.until_seen("old, no answer").await;
-        terminal.type_in("q");
-        assert_eq!(terminal.end().await.0, Some(0));
-    }
+    terminal.until_seen("old, no answer").await;
+    terminal.type_in("q");
+    assert_eq!(terminal.end().await.0, Some(0));
     cluster.thaw(0).unwrap();
     drop(held);
 }

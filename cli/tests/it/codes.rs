@@ -228,11 +228,13 @@ impl World {
                 return Some(code(holding.status().await));
             }
             "watch" => {
-                let mut watching = Started::run(&self.ground, &["watch", "held"]);
+                let held = self.locks.mutex(name).acquire().await.unwrap();
+                let mut watching = Started::run(&self.ground, &["watch", name]);
                 watching.line().await;
-                // Its reader has read enough.
+                // Its reader has read enough, which the next event shows.
                 let Started { mut child, lines, .. } = watching;
                 drop(lines);
+                held.release().await.unwrap();
                 return Some(code(within(PATIENCE, "its end", child.wait()).await.unwrap()));
             }
             "renew" | "release" => {

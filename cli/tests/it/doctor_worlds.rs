@@ -1,9 +1,6 @@
 //! `watchlock doctor` in every kind of world in which `watchlock run` fails: it fails too, and names the cause.
 
-use std::{
-    io::{Read as _, Write as _},
-    net::{Ipv4Addr, TcpListener},
-};
+use std::net::Ipv4Addr;
 
 use futures::future::join_all;
 use mongodb::{
@@ -100,21 +97,6 @@ fn without_a_listener() -> TcpSocket {
     taken
 }
 
-/// A program that is no MongoDB server, and answers whatever it is asked.
-fn ground_of_another_program(ground: &Ground) -> Ground {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    std::thread::spawn(move || {
-        for connection in listener.incoming() {
-            let mut connection = connection.unwrap();
-            // Whoever has gone needs no answer.
-            let _ = connection.read(&mut [0; 4_096]);
-            let _ = connection.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
-        }
-    });
-    ground.through(format!("mongodb://{address}/?{SHORT}"))
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_can_t_be_reached_is_a_problem() {
     let set = Ground::replica_set("cli_reach").await;
@@ -129,18 +111,12 @@ async fn a_server_that_can_t_be_reached_is_a_problem() {
             .uri()
             .replace("directConnection=true", "replicaSet=watchlock"),
     );
-    let other_program = ground_of_another_program(&set);
     all_fail([
-        (other_program.clone(), "not as a MongoDB server does"),
-        (other_program.with("tls=true"), "not as a MongoDB server does"),
         (nobody, "refuses connections"),
-        (set.with(&format!("{SHORT}&tls=true")), "does not speak TLS"),
+        (set.with(&format!("{SHORT}&tls=true")), "if the server does not use TLS"),
         (other.with(SHORT), "belongs to `watchlock`"),
         (renamed.with(SHORT), "belongs to none"),
-        (
-            set.through(format!("{}&{SHORT}", proxy.uri())),
-            "accepts connections and never answers",
-        ),
+        (set.through(format!("{}&{SHORT}", proxy.uri())), "does not answer"),
     ])
     .await;
     // Settings that the library does not obey are no problem.
@@ -199,27 +175,6 @@ async fn indexed(ground: &Ground, mut index: Document) {
     database.run_command(create).await.unwrap();
 }
 
-/// All that a lock without texts has in its document, and nothing else.
-fn exact_schema() -> Document {
-    let (number, date) = (doc! { "bsonType": "long" }, doc! { "bsonType": "date" });
-    let entries = doc! { "bsonType": "array", "items": {
-        "required": ["id", "permits", "lease", "claim", "since", "until", "owner"],
-        "properties": {
-            "id": { "bsonType": "string" }, "permits": &number, "lease": &number, "claim": &number, "since": &date,
-            "until": &date, "token": &number,
-            "owner": { "properties": { "host": { "bsonType": "string" }, "pid": &number }, "additionalProperties": false },
-        },
-        "additionalProperties": false,
-    } };
-    let fields = doc! {
-        "_id": { "bsonType": "string" }, "protocol": &number, "kind": { "enum": ["mutex"] }, "capacity": &number,
-        "token": &number, "holders": &entries, "queue": &entries, "wake": { "bsonType": "string" },
-        "version": &number, "at": &date, "purge_at": &date,
-    };
-    let names: Vec<&String> = fields.keys().collect();
-    doc! { "required": names, "properties": &fields, "additionalProperties": false }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_collection_that_takes_no_locks_is_a_problem() {
     let made = async |ground: Ground, options: Document| {
@@ -235,17 +190,9 @@ async fn a_collection_that_takes_no_locks_is_a_problem() {
     let mut upper = case.clone();
     upper.database = case.database.to_uppercase();
     made(case, doc! {}).await;
-    let taken = Ground::standalone("cli_refusing").await;
-    watchlock(&taken, ["run", "--try", "y", "--", "true"]).await.expect(0);
-    indexed(&taken, doc! { "key": { "kind": 1 }, "unique": true }).await;
-    let standalone = Ground::standalone("cli_refusing").await;
-    let mut narrow = exact_schema();
-    narrow.get_document_mut("properties").unwrap().remove("purge_at");
-    let narrow = doc! { "validator": { "$jsonSchema": narrow } };
     let deleting = set().await;
     indexed(&deleting, doc! { "key": { "at": 1 }, "expireAfterSeconds": 60 }).await;
     all_fail([
-        (made(set().await, narrow).await, "failed validation"),
         (deleting, "TTL index on `at`"),
         (
             made(set().await, doc! { "viewOn": "any", "pipeline": [] }).await,
@@ -259,14 +206,13 @@ async fn a_collection_that_takes_no_locks_is_a_problem() {
             made(set().await, doc! { "collation": { "locale": "en", "strength": 2 } }).await,
             "collation `en`",
         ),
-        (made(set().await, refusing.clone()).await, "failed validation"),
-        (upper, "may not differ in case"),
-        (made(standalone, refusing).await, "its validator does not accept them"),
-        (taken, "unique index `one`"),
+        (made(set().await, refusing).await, "failed validation"),
+        (upper, "the server refuses locks in it"),
     ])
     .await;
     // What refuses a lock only while another is held.
-    for ground in [set().await, Ground::standalone("cli_refusing").await] {
+    {
+        let ground = set().await;
         let held = doc! { "holders.id": { "$exists": true } };
         indexed(
             &ground,
@@ -278,33 +224,17 @@ async fn a_collection_that_takes_no_locks_is_a_problem() {
         fails((ground, "the index that refuses them")).await;
     }
     // What refuses no lock is no problem.
-    let exact = made(set().await, doc! { "validator": { "$jsonSchema": exact_schema() } }).await;
-    watchlock(&exact, ["doctor"]).await.expect(0);
-    let locks = exact.locks().await;
-    let _two = futures::try_join!(locks.mutex("x").acquire(), locks.mutex("y").acquire()).unwrap();
-    for index in [
+    let accepting = set().await;
+    indexed(
+        &accepting,
         doc! { "key": { "holders.id": 1 }, "unique": true, "sparse": true },
-        doc! { "key": { "holders.none": 1 }, "unique": true, "sparse": true },
-    ] {
-        for ground in [set().await, Ground::standalone("cli_accepting").await] {
-            indexed(&ground, index.clone()).await;
-            let locks = ground.locks().await;
-            let _held = locks.mutex("held").acquire().await.unwrap();
-            succeeds(&ground).await;
-        }
-    }
+    )
+    .await;
+    let locks = accepting.locks().await;
+    let _held = locks.mutex("held").acquire().await.unwrap();
+    succeeds(&accepting).await;
     let warned = doc! { "validator": { "missing": { "$exists": true } }, "validationAction": "warn" };
-    let off = doc! { "validator": warned.get("validator"), "validationLevel": "off" };
-    let standalone = Ground::standalone("cli_accepting").await;
-    let accepting = doc! { "validator": { "kind": { "$in": ["mutex"] }, "holders": { "$type": "array" } } };
-    for ground in [
-        made(set().await, warned.clone()).await,
-        made(standalone, accepting).await,
-        made(Ground::standalone("cli_warned").await, warned).await,
-        made(Ground::standalone("cli_off").await, off).await,
-    ] {
-        succeeds(&ground).await;
-    }
+    succeeds(&made(set().await, warned).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -337,15 +267,6 @@ async fn a_user_who_may_not_acquire_is_a_problem() {
         fails(world).await;
     }
     succeeds(&least).await;
-    // Another try would end as this one, until somebody grants the action.
-    let without_find = user("cli_deadlocks_unseen", &["insert", "update"]).await.0;
-    let told = watchlock(&without_find, ["doctor", "--json"]).await.expect(1).json();
-    let mut checks = told["checks"].as_array().unwrap().iter();
-    let check = checks.find(|check| check["name"] == "deadlocks").unwrap();
-    assert_eq!(
-        (&check["status"], &check["advice"]),
-        (&"unknown".into(), &"see privileges".into())
-    );
     // Each missing action has its own line, and one without which locks can be acquired is no problem.
     let (blind, _) = user("cli_blind", &["find", "insert", "update"]).await;
     let told = succeeds(&blind).await;
@@ -363,12 +284,12 @@ async fn a_server_whose_tls_does_not_fit_is_a_problem() {
     let (plain, _) = ground.uri().split_once("&tls").unwrap();
     all_fail([
         (ground.through(format!("{plain}&{SHORT}")), "requires TLS"),
-        (ground.through(format!("{plain}&{SHORT}&tls=true")), "unknown authority"),
+        (ground.through(format!("{plain}&{SHORT}&tls=true")), "is not accepted"),
         (
             ground
                 .with(SHORT)
                 .through(ground.with(SHORT).uri().replace("127.0.0.1", "0.0.0.0")),
-            "other host names",
+            "is not accepted",
         ),
     ])
     .await;

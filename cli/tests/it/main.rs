@@ -4,7 +4,6 @@ mod away;
 mod codes;
 #[path = "../../../tests/common/mod.rs"]
 mod common;
-mod completions;
 mod doctor;
 mod doctor_worlds;
 mod documents;
@@ -25,7 +24,6 @@ use std::{
     ffi::OsStr,
     process::{ExitStatus, Stdio},
     sync::Once,
-    time::Duration,
 };
 
 use tokio::{
@@ -246,6 +244,3 @@ async fn until_gone(pid: u32) {
     })
     .await;
 }
-
-/// A lease that no test outlives.
-const LONG: Duration = Duration::from_secs(30);

@@ -1,19 +1,10 @@
 //! Outages while a lock is asked for, held or given back: a command that fails leaves nothing behind, or it says what
 //! may be left, and for how long.
 
-use std::{
-    fs::File,
-    future::IntoFuture as _,
-    os::{fd::OwnedFd, unix::fs::OpenOptionsExt as _},
-    time::Duration,
-};
+use std::{future::IntoFuture as _, time::Duration};
 
 use futures::future::join_all;
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use tokio::{
-    process::Child,
-    time::{Instant, sleep},
-};
+use tokio::time::Instant;
 use watchlock::{
     LockClient, election,
     locks::{self, Turn},
@@ -23,7 +14,7 @@ use watchlock_testkit::{Proxy, shared};
 use crate::{
     Started,
     common::{Ground, PATIENCE, SOON, eventually, is_vacant, until_waiting, within},
-    program, signal, started_by,
+    signal,
 };
 
 /// The commands that wait for a lock, and for how many seconds a request of theirs may keep it taken.
@@ -151,35 +142,6 @@ async fn what_may_be_left_on_a_silent_server_is_told_with_its_end() {
         drop(proxy);
         let most = Duration::from_secs(case.most) + SOON;
         within(most, &case.command, case.take(&locks)).await;
-    });
-    join_all(scenes).await;
-}
-
-/// A short silence, in which no request is given up: that could come late, and last for a lease.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_answers_again_finds_everything_taken_back() {
-    let ground = Ground::replica_set("cli_back").await;
-    let locks = ground.locks().await;
-    let delays = Case::all().filter(|case| case.silence != Silence::NoConnection);
-    // Should the signal come late, a command that got the lock ends by it too.
-    let tells = delays.filter(|case| case.command.contains("sleep"));
-    let scenes = tells.map(async |mut case| {
-        // The default has the longest limit.
-        case.command = case.command.replace(" --lease 6s", " -v");
-        let proxy = proxy().await;
-        let (mut waiting, held) = case.wait(&ground, &locks, &proxy).await;
-        // The server has answered the request.
-        waiting.until_told("waiting for ").await;
-        waiting.until_told("\n").await;
-        let pid = waiting.pid();
-        let _held = case.fall_silent(&proxy, held, pid, &locks).await;
-        signal("HUP", pid);
-        sleep(Duration::from_millis(100)).await;
-        proxy.heal();
-        let told = waiting.done().await.expect(129);
-        assert!(!told.err.contains("may stay taken"), "{}: {told:?}", case.command);
-        let lock = locks.inspect(&case.name).await.unwrap();
-        assert!(!case.is_left(pid, &locks).await, "{}: {lock:?}", case.command);
     });
     join_all(scenes).await;
 }
@@ -337,51 +299,4 @@ async fn a_token_that_is_not_printed_leaves_nothing_taken() {
             assert_eq!(is_vacant(&locks, name).await, killed.is_some(), "{told:?}");
         });
     join_all(scenes).await;
-}
-
-/// Runs a shell script with the program as `$W` in its own session, at a terminal that nobody reads.
-fn at_terminal(ground: &Ground, script: &str) -> (Option<OwnedFd>, Child) {
-    let window = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
-    grantpt(&window).unwrap();
-    unlockpt(&window).unwrap();
-    let path = ptsname(&window, Vec::new()).unwrap().into_string().unwrap();
-    let open = || {
-        let mut options = File::options();
-        options.custom_flags(OpenptFlags::NOCTTY.bits() as i32);
-        options.read(true).write(true).open(&path).unwrap()
-    };
-    let program = program(ground);
-    let mut session = started_by("setsid", &["--ctty", "--wait", "sh", "-c", script], &program);
-    session.env("W", program.as_std().get_program());
-    let child = session.stdin(open()).stdout(open()).stderr(open()).spawn().unwrap();
-    (Some(window), child)
-}
-
-/// As when the window of a terminal is closed, or a connection of ssh is lost.
-#[tokio::test(flavor = "multi_thread")]
-async fn nothing_stays_taken_for_a_terminal_that_is_lost() {
-    let ground = Ground::replica_set("cli_hung_up").await;
-    let locks = ground.locks().await;
-    let held = locks.mutex("waited-for").acquire().await.unwrap();
-    let scenes = [
-        ("waited-for", "exec $W run waited-for true"),
-        ("waited-for", "$W acquire waited-for --for 30m; echo $?"),
-        ("a", "exec $W hold a"),
-        ("b", "$W hold b"),
-        ("c", "exec $W run c -- sleep 300"),
-        ("d", "$W run d -- sleep 300; :"),
-    ];
-    let mut terminals = scenes.map(|(_, script)| at_terminal(&ground, script));
-    until_waiting(&locks, "waited-for", 2).await;
-    for (name, _) in &scenes[2..] {
-        eventually(PATIENCE, "it is held", async || !is_vacant(&locks, name).await).await;
-    }
-    for (terminal, _) in &mut terminals {
-        drop(terminal.take());
-    }
-    until_waiting(&locks, "waited-for", 0).await;
-    for (name, _) in &scenes[2..] {
-        eventually(PATIENCE, "it is given back", async || is_vacant(&locks, name).await).await;
-    }
-    held.release().await.unwrap();
 }

@@ -4,8 +4,8 @@ use watchlock::Released;
 use watchlock_testkit::{shared, signal as process_signal};
 
 use crate::{
-    LONG, Started,
-    common::{Ground, PATIENCE, SOON, eventually, is_vacant, until_waiting, within},
+    Started,
+    common::{Ground, PATIENCE, is_vacant, until_waiting, within},
     done, program, signal, until_gone, watchlock,
 };
 
@@ -27,18 +27,6 @@ async fn it_exits_with_the_code_of_its_command() {
         .await
         .expect(137);
     assert!(is_vacant(&locks, "x").await);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_started_gives_the_lock_back() {
-    let ground = Ground::replica_set("cli_start").await;
-    let told = watchlock(&ground, ["run", "x", "--", "./no-such-command"])
-        .await
-        .expect(127);
-    assert!(told.err.contains("./no-such-command"), "{told:?}");
-    let told = watchlock(&ground, ["run", "x", "--", "/"]).await.expect(126);
-    assert!(told.err.contains("/:"), "{told:?}");
-    assert!(is_vacant(&ground.locks().await, "x").await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -192,21 +180,6 @@ async fn ignored_signals_stay_ignored() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_is_released_when_its_command_is_killed() {
-    let ground = Ground::replica_set("cli_killed").await;
-    let locks = ground.locks().await;
-    let mut started = Started::run(&ground, &["run", "x", "--", "sh", "-c", LASTING]);
-    let command: u32 = started.line().await.parse().unwrap();
-    let mutex = locks.mutex("x");
-    let waiting = tokio::spawn(async move { mutex.acquire().await.unwrap() });
-    until_waiting(&locks, "x", 1).await;
-    process_signal::kill(command).unwrap();
-    started.done().await.expect(137);
-    let next = within(SOON, "the hand-over", waiting).await.unwrap();
-    assert_eq!(next.release().await.unwrap(), Released::Released);
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn whoever_is_told_to_end_while_it_waits_leaves_the_queue() {
     let ground = Ground::replica_set("cli_leave").await;
     let locks = ground.locks().await;
@@ -300,23 +273,6 @@ async fn a_job_that_is_started_again_takes_its_lock_back() {
     let next = ["run", "--try", "--owner-id", "job-1", "x", "--", "true"];
     watchlock(&ground, next).await.expect(0);
     again.done().await.expect(76);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_comes_back_finds_the_command_at_work() {
-    let cluster = watchlock_testkit::Cluster::replica_set(1).await.unwrap();
-    let ground = Ground::on(&cluster, "cli_outage");
-    let lease = format!("{}s", LONG.as_secs());
-    let script = "echo ready; read line; echo done";
-    let mut started = Started::run(&ground, &["run", "--lease", &lease, "x", "--", "sh", "-c", script]);
-    assert_eq!(started.line().await, "ready");
-    cluster.kill(0);
-    cluster.restart(0).await.unwrap();
-    cluster.wait_until_ready(PATIENCE).await.unwrap();
-    started.type_in("\n").await;
-    assert_eq!(started.done().await.expect(0).out, "done\n");
-    let locks = ground.locks().await;
-    eventually(PATIENCE, "the lock is free", async || is_vacant(&locks, "x").await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
