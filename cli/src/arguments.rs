@@ -3,24 +3,14 @@
 use std::{ffi::OsString, path::PathBuf, str::FromStr as _, time::Duration};
 
 use clap::{
-    Arg, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand,
+    Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand,
     builder::{PossibleValuesParser, TypedValueParser},
-    error::ErrorKind,
 };
 use clap_complete::Shell;
 use rustix::process::Signal;
 use watchlock::operate::Kind;
 
 use crate::{connection::Connection, exit, locks::Kept, text::exact};
-
-/// The commands whose first word is the name of a lock.
-pub(crate) const COMPLETED: [&str; 14] = [
-    "run", "elect", "hold", "acquire", "lock", "unlock", "renew", "release", "wait", "observe", "show", "watch",
-    "break", "permits",
-];
-
-/// The commands that ask no server.
-const OFFLINE: [&str; 2] = ["completions", "man"];
 
 /// The lease of a client whose holds all have lengths of their own.
 const LEASE: Duration = Duration::from_secs(30);
@@ -41,40 +31,17 @@ pub(crate) struct Arguments {
     pub(crate) as_json: bool,
 }
 
-/// Returns the definition of the command line. The options of the connection stand before a command or after it, but
-/// not after one that asks no server: its help does not show them.
-pub(crate) fn definition() -> clap::Command {
-    let options = Connection::augment_args(clap::Command::default());
-    let options: Vec<Arg> = options.get_arguments().cloned().collect();
-    Arguments::command().mut_subcommands(|command| match OFFLINE.contains(&command.get_name()) {
-        true => command,
-        false => command.args(options.clone()),
-    })
-}
-
 /// Reads the command line of this process.
 pub(crate) fn read() -> Result<Arguments, clap::Error> {
-    let mut whole = definition();
-    let mut matches = whole.try_get_matches_from_mut(std::env::args_os())?;
-    let before = Connection::given(&matches).map(|(option, _)| option).next();
-    let after = matches
+    let mut whole = Arguments::command();
+    let matches = whole.try_get_matches_from_mut(std::env::args_os())?;
+    let mut arguments = Arguments::from_arg_matches(&matches).map_err(|error| error.format(&mut whole))?;
+    // An error for a command that prints none.
+    let as_json = matches
         .subcommand()
-        .map(|(name, of_command)| (name.to_owned(), of_command.clone()));
-    let mut arguments = Arguments::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut whole))?;
-    match (before, after) {
-        (Some(option), Some((name, _))) if OFFLINE.contains(&&name[..]) => {
-            let told = format!("`--{option}` does nothing here: `{name}` asks no server");
-            Err(whole.error(ErrorKind::UnknownArgument, told))
-        }
-        (_, after) => {
-            if let Some((_, of_command)) = after {
-                arguments.connection.prefer(&of_command);
-                // An error for a command that prints none.
-                arguments.as_json = matches!(of_command.try_get_one("json"), Ok(Some(true)));
-            }
-            Ok(arguments)
-        }
-    }
+        .map(|(_, of_command)| of_command.try_get_one("json"));
+    arguments.as_json = matches!(as_json, Some(Ok(Some(true))));
+    Ok(arguments)
 }
 
 #[derive(Debug, Subcommand)]
@@ -101,10 +68,6 @@ pub(crate) enum Command {
     /// Print the completions of a shell
     ///
     /// For bash: watchlock completions bash > ~/.local/share/bash-completion/completions/watchlock
-    ///
-    /// In bash, zsh and fish the names of locks are completed too, if the environment of the shell names the server in
-    /// MONGODB_URI (and the database in WATCHLOCK_DATABASE, the collection in WATCHLOCK_COLLECTION): up to 200 of them,
-    /// and none if the server does not answer within a second.
     #[command(after_help = exit::table(Some("completions")))]
     Completions {
         /// The shell
@@ -128,45 +91,36 @@ pub(crate) enum Command {
 /// Run a command while holding a lock
 ///
 /// Waits for its turn, first come, first served; runs the command; releases the lock when the command has ended,
-/// whether it succeeded or not. Exits with the command's code, or with 128 plus the number of the signal that ended it.
+/// whether it succeeded or not, and regardless of processes that it leaves running. Exits with the command's code, or
+/// with 128 plus the number of the signal that ended it. At a terminal, one line shows the queue position, the holder of
+/// the lock, for how long, and why.
 ///
 /// The command finds the fencing token of its grant in WATCHLOCK_TOKEN, a number that rises with every grant, and the
 /// name of the lock in WATCHLOCK_NAME. With --and, WATCHLOCK_TOKENS has the tokens of all locks, as a JSON object by
-/// name. Its standard input and outputs are those of watchlock.
-///
-/// While it waits at a terminal, one line shows its queue position, the holder of the lock, for how long, and why.
+/// name. MONGODB_URI is removed from its environment, as it often has a password; --keep-uri keeps it. A watchlock that
+/// the command starts needs it, or its own --uri: without a server it refuses to run.
 ///
 /// If the lock is lost (its lease could not be renewed, or an operator broke it), the command is terminated, together
-/// with the processes it started: with SIGTERM, and any remaining ones with SIGKILL after --grace. On Linux that
-/// reaches every descendant, elsewhere the process group. If some processes can't be killed within two more seconds,
-/// watchlock names them and exits with 76 without waiting for them. On Linux the command is killed when watchlock
-/// itself is killed; the processes that it started are not.
+/// with the processes it started: with SIGTERM, and any remaining ones with SIGKILL after --grace; a stopped one with
+/// SIGKILL at once. Elsewhere than on Linux, processes whose parent has ended are not found. If some can't be killed
+/// within two more seconds, watchlock names them and exits with 76 without waiting for them. On Linux the command is
+/// killed when watchlock itself is killed; the processes that it started are not.
 ///
 /// However it ends, watchlock takes back what it has sent: its queue position, or the lock. If the server does not
 /// confirm that within 3s (a release: within a lease, or within 3s if a second request to end comes), a message says
 /// for how long the lock may stay taken.
 ///
-/// The command has its own process group. SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to the whole group, SIGUSR1
-/// and SIGUSR2 to the command. Signals that watchlock was started to ignore (nohup) stay ignored; signals that its
-/// parent has blocked are unblocked.
+/// The command is in watchlock's own process group, as under env or flock: a terminal interrupts and stops both, and a
+/// shell continues both. SIGTERM, SIGHUP, and without a foreground terminal SIGINT and SIGQUIT are passed on to all
+/// processes of the command in that group, SIGUSR1 and SIGUSR2 to the command. Signals that watchlock was started to
+/// ignore (nohup) stay ignored; signals that its parent has blocked are unblocked; SIGPIPE is at its default.
 ///
-/// In the foreground of a terminal the command gets the terminal: it can read from it, and ^C, ^\ and ^Z reach it. In a
-/// pipeline it gets the terminal when it asks for it, as a pager next to it may need it too. ^Z stops first the command
-/// and then watchlock, as nobody renews the lock of a stopped program. When the shell continues watchlock (fg, bg), it
-/// checks the lock before the command goes on; if the lock is lost, the command is killed while still stopped. SIGSTOP
-/// to watchlock alone can't be caught: the command goes on until watchlock is continued, or killed.
+/// ^Z stops first the command and then watchlock, as nobody renews the lock of a stopped program. When the shell
+/// continues them (fg, bg) and the lease is over, the command is killed. SIGSTOP to watchlock alone can't be caught: the
+/// command goes on until watchlock is continued, or killed.
 ///
 /// A command that takes the identity of another user (sudo, other setuid programs) loses its tie to watchlock: it is
 /// not killed with it, and watchlock can't end it when the lock is lost. Run watchlock as that user instead.
-///
-/// MONGODB_URI is removed from the command's environment, as it often has a password; --keep-uri keeps it. A watchlock
-/// that the command starts needs it, or its own --uri: without a server it refuses to run.
-///
-/// SIGPIPE is at its default in the command, even if watchlock inherited another setting (which env, timeout and flock
-/// would leave): it ends a command that writes to a pipe that nobody reads. For a command that must ignore it, as under
-/// systemd: sh -c 'trap "" PIPE; ...'.
-///
-/// The lock is held until the command itself ends, regardless of processes that it leaves running in the background.
 #[derive(Args, Debug)]
 #[command(after_help = exit::table(Some("run")), override_usage = "watchlock run [OPTIONS] <NAME> [--] <COMMAND>...")]
 pub(crate) struct Run {
@@ -348,7 +302,7 @@ pub(crate) struct Elect {
     #[arg(value_parser = lock_name)]
     name: String,
     /// The value to proclaim, up to 1,024 bytes, for others to read: an address, a version
-    #[arg(long, value_name = "TEXT", default_value = "", value_parser = value)]
+    #[arg(long, value_name = "TEXT", default_value = "")]
     value: String,
     #[command(flatten)]
     patience: Patience,
@@ -529,8 +483,8 @@ pub(crate) struct Renew {
 /// nothing and exits with 1: the time of the hold was over, and somebody else may have had the lock before the last
 /// step was done.
 ///
-/// The next waiter gets the lock at once. `watchlock watch` reports the lock as broken, as another process ends the
-/// hold; a process that still holds the lock under this token loses it.
+/// The next waiter gets the lock at once. A process that still holds the lock under this token loses it: then
+/// `watchlock watch` reports the lock as broken.
 ///
 /// With --json, one object: name, released (the holder, as in `watchlock show`; null if nothing was released), lock
 /// (its state afterwards, or null).
@@ -553,8 +507,7 @@ pub(crate) struct Release {
 /// that is handed from one waiter to the next is never free in between, and may be taken again by the time the next
 /// command runs. To act under the lock, use `watchlock run`.
 ///
-/// It learns of the release by a change stream, or by polling if the server has none. While the server does not answer,
-/// it goes on waiting.
+/// It looks twice a second. While the server does not answer, it goes on waiting.
 #[derive(Args, Debug)]
 #[command(after_help = exit::table(Some("wait")), override_usage = "watchlock wait [OPTIONS] <NAME>")]
 pub(crate) struct Wait {
@@ -591,8 +544,7 @@ pub(crate) struct Observe {
 ///
 /// Documents in the collection that are not locks are named on standard error.
 ///
-/// On a narrow terminal times are shown by their largest unit, and tokens by the last digits, in which they differ;
-/// `show`, --json and a pipe have the whole.
+/// On a narrow terminal texts are cut, and columns left out; `show`, --json and a pipe have the whole.
 ///
 /// With --json: an array of locks, each as in `watchlock show`; of --deadlocks, an array of objects with such an array,
 /// locks: the holder of each waits for the next lock, and that of the last for the first.
@@ -640,8 +592,9 @@ pub(crate) struct List {
 ///   the order in which they are served), past (the last holds that ended, newest first).
 ///
 ///   A holder has token, access (read or write for an rwlock, else null), permits (null for an rwlock), since, until,
-///   lease_ms (what a renewal adds to the server's time), released (when it released a lock that is kept taken until `until`, else null), idle (whether nobody holds the
-///   lock, and its client keeps it for its next task), detached (whether no process has the hold), host, pid, label,
+///   lease_ms (what a renewal adds to the server's time), released (when it released a lock that is kept taken until
+///   `until`, else null), idle (whether nobody holds the lock, and its client keeps it for its next task), detached
+///   (whether no process has the hold), host, pid, label,
 ///   reason, value (proclaimed by a leader), owner_id. A waiter has access, permits, since, until, host, pid, label,
 ///   reason, value (of a candidate), owner_id. A holder or waiter whose `until` has passed is dead: the next operation
 ///   drops it. A past hold has token, access, permits, since, ended, how (released, expired, broken, adopted,
@@ -665,7 +618,7 @@ pub(crate) struct Show {
 ///
 /// At a terminal: a full-screen view; q leaves it. Up and down select a row and show its lock in full, b breaks it
 /// after a question, / filters by name or holder, s sorts, f shows free locks too (not those of documents). A yellow
-/// lock has a holder that does not seem to renew it (LEFT: not renewed, or silent), a red one a holder whose lease has
+/// lock has a holder that does not seem to renew it (LEFT: not renewed), a red one a holder whose lease has
 /// expired (over). The view marks stale data while the server does not answer. Otherwise (in a pipe, with --plain, or
 /// with TERM=dumb) one line per event, starting with a grant for each present holder. Times are by the server's clock:
 /// that of a grant is when it was granted, that of another event when it was seen. A change stream drives it, or polling
@@ -736,13 +689,13 @@ pub(crate) struct Permits {
 
 /// Find out why locks can't be acquired, or what could be better, and suggest fixes
 ///
-/// It changes no document: whether the collection takes locks is tried in a transaction that is aborted. Exits with 1
-/// if there is a problem, and with 69 or 77 if there is no server to work with or it rejects the user; a warning is not
+/// It changes no document: whether the collection takes locks is tried in a transaction that is aborted, on replica sets
+/// alone. Exits with 1 if there is a problem, and with 69 or 77 if there is no server to work with or it rejects the user; a warning is not
 /// a problem.
 ///
 /// With --json, one object: healthy (true or false), checks. A check has name (server, version, topology, privileges,
-/// writes, journal, pool, clock, member-clocks, wake-mode, collection, updates, index, deadlocks; there is one of
-/// privileges for each that is missing), status (ok, warning, problem, unknown), found, advice (or null).
+/// writes, journal, pool, member-clocks, wake-mode, collection, index; there is one of privileges for each that is
+/// missing), status (ok, warning, problem, unknown), found, advice (or null).
 #[derive(Args, Debug)]
 #[command(after_help = exit::table(Some("doctor")), override_usage = "watchlock doctor [OPTIONS]")]
 pub(crate) struct Doctor {
@@ -754,11 +707,11 @@ pub(crate) struct Doctor {
 ///
 /// Runs the proofs of the protocol, contends with several clients, takes locks away, and measures what it
 /// takes. It writes nothing but into collections of its own in the database, whose names begin with watchlock_verify_,
-/// and drops them at the end; what a killed run has left, the next one drops. The user needs find, insert, update,
+/// and drops them at the end; what a killed run has left, one of a later day drops. The user needs find, insert, update,
 /// remove, listCollections and dropCollection on them; what needs more is skipped by name, and never counts as kept.
 ///
 /// Exits with 1 if a promise was broken: the report has the seed and the smallest sequence. A check that takes too long
-/// while the server is slow itself is inconclusive: then it exits with 2.
+/// is inconclusive, as the server may be slow: then it exits with 2.
 ///
 /// With --json, one object: kept (true or false), watchlock, seed, seconds, checks. A check has section, name, verdict
 /// (noted, kept, broken, skipped, inconclusive), found, and evidence if a promise was broken.
@@ -798,9 +751,9 @@ pub(crate) struct Verify {
 /// each of these needs at least. It writes into collections like those of watchlock verify, and needs the same rights.
 /// A raw hop is the time from a write until a change stream of the driver shows it.
 ///
-/// With --json, one object: watchlock, seconds, rows. A row has key (uncontended, fresh, handoff, lost, claim,
-/// distinct), what, beside (the raw commands), unit (ms, or 1/s for a rate), lock and raw (medians; raw is null where
-/// the server has no change streams), ratio, rounds.
+/// With --json, one object: watchlock, seconds, rows. A row has key (uncontended, fresh, handoff, lost, claim), what,
+/// beside (the raw commands), unit (ms), lock and raw (medians; raw is null where the server has no change streams),
+/// ratio, rounds.
 #[derive(Args, Debug)]
 #[command(after_help = exit::table(Some("bench")), override_usage = "watchlock bench [OPTIONS]")]
 pub(crate) struct Bench {
@@ -855,14 +808,6 @@ fn lock_name(text: &str) -> Result<String, String> {
     }
 }
 
-/// Checks a value, as the library does once there is a connection.
-fn value(text: &str) -> Result<String, String> {
-    match text.len() {
-        ..=1_024 => Ok(text.to_owned()),
-        length => Err(format!("it has {length} bytes; a value must have at most 1024")),
-    }
-}
-
 /// Checks a duration. The library refuses longer ones too, but only what connecting has left of them.
 fn duration(text: &str) -> Result<Duration, String> {
     const MOST: Duration = Duration::from_secs(366 * 24 * 3600);
@@ -891,7 +836,7 @@ fn period(text: &str) -> Result<Duration, String> {
 /// Returns whether a command line that can't be read asks for JSON: its command, the first word that is one, can print
 /// it. What belongs to a command that is run asks for nothing.
 pub(crate) fn is_json_asked_for(mut words: impl Iterator<Item = OsString>) -> bool {
-    let whole = definition();
+    let whole = Arguments::command();
     let command = words.find_map(|word| whole.find_subcommand(word));
     let prints_json = |command: &clap::Command| command.get_arguments().any(|option| option.get_id() == "json");
     command.is_some_and(prints_json) && words.any(|word| word == "--json")

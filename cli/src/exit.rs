@@ -15,7 +15,7 @@ use crate::{json, messages, text::wrapped};
 /// The command line, or a value in it, is wrong. The numbers are those of sysexits.h, as small numbers belong to the
 /// command that is run.
 pub(crate) const USAGE: u8 = 64;
-/// Nothing is known of a promise, as the server was too slow. It is only of `verify`, which runs no command.
+/// Nothing is known of a promise, as a check took too long. It is only of `verify`, which runs no command.
 pub(crate) const INCONCLUSIVE: u8 = 2;
 /// The document under the name is not the requested lock: it is another kind of lock, or not a lock.
 pub(crate) const DATA: u8 = 65;
@@ -72,7 +72,7 @@ const CODES: [(&str, &[&str], &str); 22] = [
     (
         "2",
         &["verify"],
-        "a check took too long, and so did the server: nothing is known of that promise",
+        "a check took too long: nothing is known of that promise",
     ),
     (
         "64",
@@ -341,16 +341,6 @@ mod tests {
         assert!(
             show.contains("no trace") && !show.contains("75") && !show.contains("--once"),
             "{show}"
-        );
-    }
-
-    #[test]
-    fn an_error_of_the_driver_is_described_with_its_cause() {
-        let failure = Failure::driver(&DriverError::custom("a test"));
-        assert_eq!(failure.code, UNAVAILABLE);
-        assert!(
-            failure.message().starts_with("the server can't be reached: "),
-            "{failure:?}"
         );
     }
 }

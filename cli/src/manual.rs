@@ -7,16 +7,16 @@ use std::{
     process::ExitCode,
 };
 
-use clap::Command;
+use clap::{Command, CommandFactory as _};
 
 use crate::{
-    arguments::definition,
+    arguments::Arguments,
     exit::{Failure, Outcome},
 };
 
 /// Returns the whole command line, with the options for the connection passed on to the commands.
 fn whole() -> Command {
-    let mut whole = definition();
+    let mut whole = Arguments::command();
     whole.build();
     whole
 }

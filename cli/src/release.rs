@@ -3,14 +3,15 @@
 use std::process::ExitCode;
 
 use watchlock::{
-    FencingToken,
+    Detached, FencingToken, Released,
+    errors::{AcquireError, ReleaseError},
     operate::{HolderInfo, LockInfo},
 };
 
 use crate::{
     arguments::{Output, Release},
     connection::Connection,
-    exit::{self, Failure, Outcome},
+    exit::{self, Failure, Outcome, UNAVAILABLE},
     json::{self, Changed},
     messages::say_not_held,
     show::live,
@@ -25,11 +26,22 @@ pub(crate) async fn release(connection: &Connection, arguments: Release) -> Outc
     let Some(holder) = { held }.find(|holder| holder.token == token) else {
         return told(&name, token, None, before.as_ref(), output);
     };
-    // An eviction, so that a process that holds the lock all the same learns of it.
-    let Some(after) = locks.break_holder(&name, token).await? else {
-        return told(&name, token, None, locks.inspect(&name).await?.as_ref(), output);
+    let released = match locks.attach(&Detached::new(&name, token)).await {
+        Ok(Some(handle)) => handle.release().await.map_err(not_released)? != Released::WasLost,
+        Ok(None) => false,
+        // An eviction, so that the process that has the lock all the same learns of it.
+        Err(AcquireError::Held { .. }) => locks.break_holder(&name, token).await?.is_some(),
+        Err(error) => return Err(error.into()),
     };
-    told(&name, token, Some(holder), Some(&after), output)
+    let after = locks.inspect(&name).await?;
+    told(&name, token, Some(holder).filter(|_| released), after.as_ref(), output)
+}
+
+fn not_released(error: ReleaseError) -> Failure {
+    match error {
+        ReleaseError::Server { error, .. } => error.into(),
+        error => Failure::new(UNAVAILABLE, error),
+    }
 }
 
 fn told(

@@ -1,13 +1,13 @@
 //! Locks in documents: `--documents` of `ls`, `show`, `wait`, `watch` and `break`.
 
-use mongodb::bson::{Binary, Bson, Document, doc, spec::BinarySubtype};
+use mongodb::bson::{Bson, Document, doc};
 use serde_json::{Value, json};
 use watchlock::{LostReason, documents::DocumentLocks};
 
 use crate::{
     Started,
     common::{Ground, SOON, within},
-    terminal::{RESTORED, Terminal},
+    terminal::Terminal,
     watchlock,
 };
 
@@ -131,27 +131,21 @@ async fn locks_in_documents_are_watched_and_broken() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_view_of_documents_fits_any_terminal_and_breaks_what_is_selected() {
+async fn the_view_of_documents_breaks_what_is_selected() {
     let ground = Ground::replica_set("cli_documents").await;
     let orders = orders(&ground).await;
-    for columns in [120, 60, 30] {
-        let held = orders.acquire("order-7").await.unwrap();
-        let mut terminal = Terminal::sized(&ground, "exec $W watch --documents orders", columns);
-        terminal.until_listed("\"order-7\"").await;
-        assert!(!terminal.screen().contains("show free"), "free locks are not listed");
-        // Select, break, confirm.
-        terminal.type_in("jb");
-        terminal.until_seen("`\"order-7\"`: Break this lock").await;
-        terminal.type_in("y");
-        assert_eq!(within(SOON, "the loss", held.lost()).await, LostReason::Broken);
-        terminal.until_seen("is broken").await;
-        terminal.type_in("q");
-        let (code, shown) = terminal.end().await;
-        assert!(
-            code == Some(0) && shown.trim_end().ends_with(RESTORED),
-            "{columns}: {shown:?}"
-        );
-    }
+    let held = orders.acquire("order-7").await.unwrap();
+    let mut terminal = Terminal::sized(&ground, "exec $W watch --documents orders", 60);
+    terminal.until_listed("\"order-7\"").await;
+    assert!(!terminal.screen().contains("show free"), "free locks are not listed");
+    // Select, break, confirm.
+    terminal.type_in("jb");
+    terminal.until_seen("`\"order-7\"`: Break this lock").await;
+    terminal.type_in("y");
+    assert_eq!(within(SOON, "the loss", held.lost()).await, LostReason::Broken);
+    terminal.until_seen("is broken").await;
+    terminal.type_in("q");
+    assert_eq!(terminal.end().await.0, Some(0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -197,13 +191,7 @@ async fn locks_of_elements_are_listed_shown_watched_and_broken() {
         let shown = run(&["show", "--json"], &[name]).await.expect(0).json();
         assert_eq!(shown["holders"][0]["token"], json!(token.as_i64()), "{name}");
     }
-    for (name, problem) in [
-        ("7", "names no element"),
-        ("7/sku", "names no element"),
-        ("7/sku=x", "names no element"),
-        (r#"7/{"sku": []}"#, "is an array"),
-        (r#"7/{"a": 1, "b": 1, "c": 1, "d": 1, "e": 1}"#, "has 5 fields"),
-    ] {
+    for (name, problem) in [("7", "names no element"), (r#"7/{"sku": []}"#, "is an array")] {
         let told = run(&["show"], &[name]).await.expect(64);
         assert!(told.err.contains(problem), "{name}: {told:?}");
     }
@@ -261,10 +249,6 @@ async fn a_document_is_found_by_whatever_its_id_reads_as() {
     let locks = ground.locks().await;
     let orders = locks.documents(collection.clone());
     let uuid = "3f2504e0-4f89-41d3-9a0c-0305e82c3301";
-    let stored_before = "00112233-4455-6677-8899-aabbccddeeff";
-    let by_java = vec![
-        0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, 0x00, 0xff, 0xee, 0xdd, 0xcc, 0xbb, 0xaa, 0x99, 0x88,
-    ];
     for (text, id) in [
         ("7", Bson::from("7")),
         ("008", Bson::from("008")),
@@ -272,15 +256,6 @@ async fn a_document_is_found_by_whatever_its_id_reads_as() {
         (HEX, Bson::from(HEX)),
         ("ObjectId(5)", Bson::from("ObjectId(5)")),
         (uuid, mongodb::bson::Uuid::parse_str(uuid).unwrap().into()),
-        (
-            stored_before,
-            Binary {
-                subtype: BinarySubtype::UuidOld,
-                bytes: by_java,
-            }
-            .into(),
-        ),
-        ("0.1", Bson::Decimal128("0.1".parse().unwrap())),
     ] {
         collection.insert_one(doc! { "_id": id.clone() }).await.unwrap();
         let held = orders.acquire(id.clone()).await.unwrap();

@@ -1,16 +1,13 @@
 //! `wait`, `elect`, `observe`, and `run` with several names.
 
-use std::time::Duration;
-
 use mongodb::bson::doc;
 use serde_json::{Value, json};
 use watchlock::{Released, operate::LockEvent};
-use watchlock_testkit::shared;
 
 use crate::{
-    LONG, Started,
-    common::{Ground, PATIENCE, SOON, eventually, is_vacant, pause, until_waiting, within},
-    signal, until_gone, watchlock,
+    Started,
+    common::{Ground, PATIENCE, SOON, is_vacant, until_waiting, within},
+    signal, watchlock,
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -82,34 +79,6 @@ async fn a_wait_for_a_document_ends_when_that_is_free() {
     watchlock(&ground, ["wait", "--documents", "orders", "8"])
         .await
         .expect(0);
-}
-
-/// The stream of events begins late, as on a busy server: nothing tells of a release before that.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_wait_sees_a_release_before_its_events_begin() {
-    let ground = Ground::replica_set("cli_wait").await;
-    let named = ground.with(&format!("appName={}", ground.database));
-    let data = doc! {
-        "failCommands": ["aggregate"], "appName": &ground.database, "blockConnection": true, "blockTimeMS": 4_000,
-    };
-    let cluster = shared::replica_set().await;
-    let slow = cluster.fail_commands(0, "alwaysOn", data).await.unwrap();
-    let held = ground.locks().await.mutex("x").acquire().await.unwrap();
-    let mut waiting = Started::run(&named, &["wait", "x"]);
-    let driver = ground.driver().await;
-    let opening = doc! { "appName": &ground.database, "command.aggregate": { "$exists": true } };
-    eventually(PATIENCE, "the stream is being opened", async || {
-        let stages = [doc! { "$currentOp": {} }, doc! { "$match": &opening }];
-        let mut found = driver.database("admin").aggregate(stages).await.unwrap();
-        found.advance().await.unwrap()
-    })
-    .await;
-    // The first reading is under way beside it.
-    pause(Duration::from_millis(500)).await;
-    assert!(waiting.child.try_wait().unwrap().is_none());
-    held.release().await.unwrap();
-    assert_eq!(waiting.status().await.code(), Some(0));
-    drop(slow);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -234,23 +203,4 @@ async fn several_locks_are_held_by_one_command_or_none_is() {
         "{done:?}"
     );
     assert!(is_vacant(&locks, "a").await && is_vacant(&locks, "b").await);
-}
-
-/// Whoever freezes it, takes one of its locks and lets it go on.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_stopped_job_with_several_locks_checks_each_before_it_goes_on() {
-    let ground = Ground::replica_set("cli_several").await;
-    let locks = ground.locks().await;
-    let mut running = Started::run(
-        &ground,
-        &["run", "a", "--and", "b", "--", "sh", "-c", "echo $$; exec sleep 300"],
-    );
-    let command: u32 = running.line().await.parse().unwrap();
-    signal("STOP", running.pid());
-    locks.break_lock("b").await.unwrap();
-    let taken = within(LONG, "it is free", locks.mutex("b").acquire()).await.unwrap();
-    signal("CONT", running.pid());
-    until_gone(command).await;
-    assert_eq!(running.status().await.code(), Some(76));
-    assert_eq!(taken.lost_reason(), None);
 }

@@ -13,62 +13,36 @@ show N*1025                                             : 1025 bytes | 1 to 1024
 break --yes ''                                          : is empty | 1 to 1024
 run x                                                   : COMMAND
 run x --lease 1ms -- true                               : 1ms | 500ms
-run x --lease soon -- true                              : soon | 500ms, 5s, 2m
 run x --lease 400days -- true                           : lease
-run x --timeout -1s -- true                             : -1
-run x --semaphore 0 -- true                             : 0 | 1..
-run x --permits 2 -- true                               : --semaphore
 run x --semaphore 2 --permits 3 -- true                 : 3 | 1 to 2
-run x --read --write -- true                            : --read | --write
-run x --try --timeout 1s -- true                        : --try | --timeout
 run x --at-least-for 400days -- true                    : 400d is longer than the longest accepted value, 366d
 run x --warn-after 0s -- true                           : the warning limit
 run x --and N*1025 -- true                              : 1025 bytes | 1 to 1024
 run x --and y --semaphore 2 -- true                     : --and | --semaphore
 run x --and y --and x -- true                           : `x` | more than once
 run x --once-per 1month -- true                         : `month` has no fixed length
-run x --once-per 1year -- true                          : `year` has no fixed length
-run x --once-per 2M -- true                             : `M` has no fixed length
 run x --once-per 1day --offset 1y -- true               : `y` has no fixed length
 run x --once-per 1ms -- true                            : period of 1ms is shorter than 1s
 run x --once-per 400days -- true                        : 400d is longer than the longest accepted value, 366d
 run x --once-per 1h --offset 1h -- true                 : offset of 3600s
-run x --once-per 1h --timeout 5s -- true                : --timeout
-run x --once-per 1h --semaphore 2 -- true               : --semaphore
-run x --once-per 1h --since-success --offset 1m -- true : --offset
-run x --offset 1m -- true                               : --once-per
-elect x                                                 : COMMAND
-elect --lease 1ms x true                                : lease
-elect N*1025 -- true                                    : 1025 bytes | 1 to 1024
-elect x --value N*1025 -- true                          : 1025 bytes | at most 1024
-acquire x                                               : --for
+elect x --value N*1025 -- true                          : 1025 | 1024
 acquire x --for 1ms                                     : 1ms
 acquire x --for 400days                                 : 400d is longer than the longest accepted value, 366d
-acquire x --for 1m --timeout 400days                    : 400d is longer than the longest accepted value, 366d
 acquire '' --for 1m                                     : 0 bytes
-release x                                               : --token
 release x --token 0                                     : 0
-release x --token x                                     : x
 wait N*1025                                             : 1025 bytes | 1 to 1024
-wait x --timeout soon                                   : soon | 500ms, 5s, 2m
 wait --documents o N*9000                               : 9005 bytes | 8192
 observe ''                                              : 0 bytes | 1 to 1024
-observe N*1025                                          : 1025 bytes
 show --documents '' x                                   : 0 bytes | 1 to 254
 show --documents orders N*9000                          : 9005 bytes | 8192
 ls --documents N*255                                    : 255 bytes | 1 to 254
 ls --documents a$b                                      : a$b | `$`
 ls --documents orders --field a..b                      : `a..b` | empty name
-ls --documents orders --kind mutex                      : --kind | --documents
-ls --field x                                            : --documents
-ls --kind lock                                          : lock | mutex, semaphore, rwlock, election
-ls --held --free                                        : --held | --free
 ls --collection a$b                                     : a$b | `$`
 ls --database a.b                                       : a.b | contains
 watch --documents orders --field _id.x                  : `_id.x`
 watch --documents orders {$gt:5}                        : extended JSON
 break --yes --documents orders {x                       : `{x` | extended JSON
-frobnicate                                              : frobnicate
 man frobnicate                                          : frobnicate | doctor
 ";
 

@@ -1,15 +1,14 @@
 //! `ls`, `show`, `watch`, `break`, and the features common to all commands.
 
-use std::{process::Stdio, time::Duration};
+use std::time::Duration;
 
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt as _, BufReader};
 use watchlock::{LostReason, Released};
 
 use crate::{
     Started, bare,
     common::{Ground, PATIENCE, SOON, eventually, until_waiting, users::PASSWORD, within},
-    done, program, watchlock,
+    done, watchlock,
 };
 
 /// The fields of an object, in their order.
@@ -37,7 +36,7 @@ const WAITER: [&str; 10] = [
 
 /// Two tasks that wait for each other are named, and when they do no more, nothing is.
 #[tokio::test(flavor = "multi_thread")]
-async fn deadlocks_are_listed_and_found_by_doctor() {
+async fn deadlocks_are_listed() {
     let ground = Ground::replica_set("cli_deadlocks").await;
     let locks = ground.builder().await.lease(Duration::from_secs(2)).label("crossing");
     let locks = locks.build().await.unwrap();
@@ -51,42 +50,33 @@ async fn deadlocks_are_listed_and_found_by_doctor() {
             second.await
         })
     });
-    eventually(PATIENCE, "it is listed", async || {
-        let listed = watchlock(&ground, ["ls", "--deadlocks", "--json"])
+    let list = async |more: &[&str]| {
+        watchlock(&ground, [&["ls", "--deadlocks"], more].concat())
             .await
             .expect(0)
-            .json();
-        let names = |at: usize| listed[0]["locks"][at]["name"].as_str().map(str::to_owned);
-        names(0).as_deref() == Some("a") && names(1).as_deref() == Some("b")
+    };
+    eventually(PATIENCE, "it is listed", async || {
+        let listed = list(&["--json"]).await.json();
+        listed[0]["locks"][0]["name"] == "a" && listed[0]["locks"][1]["name"] == "b"
     })
     .await;
     let words = "deadlock: `a` is held by crossing (";
-    // That of two jobs which take a lock inside another would be missed.
-    let unseen = "a `watchlock run` inside another is not seen";
-    let listed = watchlock(&ground, ["ls", "--deadlocks"]).await.expect(0);
+    let listed = list(&[]).await;
     assert!(
         listed.out.starts_with(words) && listed.out.lines().count() == 1,
         "{listed:?}"
     );
-    let report = watchlock(&ground, ["doctor", "--json"]).await.expect(0).json();
-    let checks = report["checks"].as_array().unwrap();
-    let check = checks.iter().find(|check| check["name"] == "deadlocks").unwrap();
-    assert_eq!(check["status"], "warning", "{check}");
-    assert!(check["found"].as_str().unwrap().starts_with(words), "{check}");
     for task in crossing {
         task.abort();
         drop(task.await);
     }
     locks.shutdown().await;
-    let listed = watchlock(&ground, ["ls", "--deadlocks"]).await.expect(0);
+    let listed = list(&[]).await;
     assert!(
-        listed.out.is_empty() && listed.err.contains("no deadlocks in") && listed.err.contains(unseen),
+        listed.out.is_empty() && listed.err.contains("no deadlocks in"),
         "{listed:?}"
     );
-    let report = watchlock(&ground, ["doctor"]).await.expect(0);
-    assert!(crate::doctor::in_a_line(&report).contains(unseen), "{report:?}");
-    let listed = watchlock(&ground, ["ls", "--deadlocks", "--json"]).await.expect(0);
-    assert_eq!(listed.json(), json!([]));
+    assert_eq!(list(&["--json"]).await.json(), json!([]));
 }
 
 /// Nobody has it, and the client that had it last keeps it for its next task.
@@ -336,22 +326,6 @@ async fn events_are_told_as_they_happen() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_document_that_is_no_lock_is_told_from_a_server_that_is_gone() {
-    let ground = Ground::replica_set("cli_foreign").await;
-    let foreign = mongodb::bson::doc! { "_id": "x", "holders": 5 };
-    ground.documents().await.insert_one(foreign).await.unwrap();
-    for arguments in [
-        &["show", "x"][..],
-        &["run", "x", "--", "true"],
-        &["break", "--yes", "x"],
-    ] {
-        let told = watchlock(&ground, arguments).await.expect(65);
-        assert!(told.err.contains("is not a lock: "), "{told:?}");
-    }
-    watchlock(&ground, ["ls"]).await.expect(0);
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn completions_and_manual_pages_are_generated() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = done(bare().args(["completions", shell])).await.expect(0);
@@ -429,23 +403,6 @@ async fn hostile_text_comes_back_as_it_is_and_no_terminal_obeys_it() {
     assert!(told.err.contains("1024") && !obeyed(&told.err), "{told:?}");
 }
 
-/// A watch without events ends with its reader.
-#[tokio::test(flavor = "multi_thread")]
-async fn whoever_watches_for_a_reader_that_goes_ends() {
-    let ground = Ground::replica_set("cli_head").await;
-    let locks = ground.locks().await;
-    let _held = locks.mutex("x").acquire().await.unwrap();
-    for arguments in [&["watch"][..], &["watch", "--json"], &["watch", "x", "--json"]] {
-        let mut program = program(&ground);
-        let mut child = program.args(arguments).stdout(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        within(PATIENCE, "an event", lines.next_line()).await.unwrap();
-        drop(lines);
-        let status = within(PATIENCE, "the end", child.wait()).await.unwrap();
-        assert_eq!(status.code(), Some(0), "{arguments:?}");
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiter_that_died_is_shown_as_dead() {
     let ground = Ground::replica_set("cli_dead").await;
@@ -464,88 +421,7 @@ async fn a_waiter_that_died_is_shown_as_dead() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn too_few_open_files_are_told() {
-    let ground = Ground::replica_set("cli_files").await;
-    let program = program(&ground);
-    for files in ["4", "6", "7", "9"] {
-        let mut shell = tokio::process::Command::new("sh");
-        shell
-            .args(["-c", r#"ulimit -n "$0"; exec "$W" ls"#, files])
-            .kill_on_drop(true);
-        shell.env("W", program.as_std().get_program());
-        let environment = program.as_std().get_envs();
-        shell.envs(environment.filter_map(|(name, value)| Some((name, value?))));
-        let told = done(&mut shell).await.expect(70);
-        assert!(
-            told.err.contains("ulimit -n") && !told.err.contains("panicked"),
-            "{told:?}"
-        );
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_replica_set_that_is_there_is_named() {
-    let ground = Ground::replica_set("cli_set").await;
-    let there = ground.uri().split("replicaSet=").nth(1).unwrap();
-    let there = there.split('&').next().unwrap();
-    let uri = ground.uri().replace(&format!("replicaSet={there}"), "replicaSet=wrong");
-    let uri = format!("{uri}&serverSelectionTimeoutMS=500");
-    let told = done(bare().env("MONGODB_URI", &uri).args(["ls", "--database", "x"]))
-        .await
-        .expect(69);
-    assert!(
-        told.err.contains("`wrong`") && told.err.contains(&format!("`{there}`")),
-        "{told:?}"
-    );
-}
-
-/// A DNS server for [`mongodb_srv_is_looked_up`]: for every question, the members of the set are at one address.
-async fn serve_names(socket: tokio::net::UdpSocket, port: u16) {
-    let mut query = [0; 1_500];
-    loop {
-        let (length, from) = socket.recv_from(&mut query).await.unwrap();
-        let labels = query[12..length].iter().position(|byte| *byte == 0).unwrap();
-        let end = 12 + labels + 5;
-        let kind = u16::from_be_bytes([query[end - 4], query[end - 3]]);
-        let data = match kind {
-            1 => Some(vec![127, 0, 0, 1]),
-            // SRV: priority, weight, port, and the name of the member.
-            33 => {
-                let mut data = vec![0, 0, 0, 0];
-                data.extend(port.to_be_bytes());
-                data.extend(b"\x04node\x09watchlock\x04test\x00");
-                Some(data)
-            }
-            _ => None,
-        };
-        // The same id; an answer, with recursion; one question, and one answer or none.
-        let mut answer = vec![
-            query[0],
-            query[1],
-            0x81,
-            0x80,
-            0,
-            1,
-            0,
-            u8::from(data.is_some()),
-            0,
-            0,
-            0,
-            0,
-        ];
-        answer.extend(&query[12..end]);
-        if let Some(data) = data {
-            answer.extend([0xc0, 12]);
-            answer.extend(kind.to_be_bytes());
-            answer.extend([0, 1, 0, 0, 0, 60, 0, u8::try_from(data.len()).unwrap()]);
-            answer.extend(data);
-        }
-        socket.send_to(&answer, from).await.unwrap();
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn mongodb_srv_is_looked_up() {
+async fn a_host_that_is_not_known_is_told_without_the_secret() {
     // A name that never exists: it is looked up, and neither the secret nor another cause is shown.
     let uri = format!("mongodb+srv://locker:{PASSWORD}@cluster0.watchlock.invalid/app");
     let told = done(bare().env("MONGODB_URI", &uri).arg("ls")).await.expect(69);
@@ -553,44 +429,6 @@ async fn mongodb_srv_is_looked_up() {
         told.err.contains("can't be looked up") && !told.err.contains(PASSWORD),
         "{told:?}"
     );
-
-    // Only root can make a process use another DNS server, and not in every container.
-    let may = std::process::Command::new("unshare").args(["-m", "true"]).status();
-    let Ok(socket) = tokio::net::UdpSocket::bind("127.83.1.1:53").await else {
-        return;
-    };
-    if !may.is_ok_and(|status| status.success()) {
-        return;
-    }
-    let ground = Ground::replica_set("cli_srv").await;
-    let held = ground.locks().await.mutex("by-srv").acquire().await.unwrap();
-    held.release().await.unwrap();
-    let (address, set) = ground.uri().split_once("/?").unwrap();
-    let port = address.rsplit(':').next().unwrap().parse().unwrap();
-    let serving = tokio::spawn(serve_names(socket, port));
-    let names = std::env::temp_dir().join(watchlock_testkit::shared::unique_name("watchlock_names"));
-    std::fs::write(&names, "nameserver 127.83.1.1\n").unwrap();
-    let program = program(&ground);
-    let mut there = tokio::process::Command::new("unshare");
-    there
-        .args([
-            "-m",
-            "sh",
-            "-c",
-            r#"mount --bind "$N" /etc/resolv.conf && exec "$W" ls"#,
-        ])
-        .kill_on_drop(true);
-    let environment = program.as_std().get_envs();
-    there.envs(environment.filter_map(|(name, value)| Some((name, value?))));
-    there.env("N", &names).env("W", program.as_std().get_program());
-    there.env(
-        "MONGODB_URI",
-        format!("mongodb+srv://cluster.watchlock.test/?tls=false&{set}"),
-    );
-    let told = done(&mut there).await;
-    serving.abort();
-    std::fs::remove_file(names).unwrap();
-    assert!(told.expect(0).out.contains("by-srv"));
 }
 
 /// A document that is not a lock hides no others, and every observer reports it.
@@ -628,71 +466,6 @@ async fn a_missing_privilege_is_named() {
     assert!(told.err.lines().count() == 1 && !told.err.contains("lsid"), "{told:?}");
 }
 
-/// The options of the connection are shown by the commands that use them, and refused by the others.
-#[tokio::test(flavor = "multi_thread")]
-async fn the_server_is_named_only_to_commands_that_ask_it() {
-    const OFFLINE: [&str; 2] = ["completions", "man"];
-    let help = done(bare().arg("--help")).await.expect(0).out;
-    let (_, list) = help.split_once("Commands:\n").unwrap();
-    let lines = list.lines().take_while(|line| !line.trim().is_empty());
-    // The lines that begin a command; others go on with its description.
-    let names = lines.filter_map(|line| line.strip_prefix("  ").filter(|line| !line.starts_with(' ')));
-    let commands: Vec<&str> = names.map(|line| line.split_whitespace().next().unwrap()).collect();
-    assert!(commands.len() > 14 && commands.contains(&"doctor"), "{commands:?}");
-    for command in commands.into_iter().filter(|command| *command != "help") {
-        let help = done(bare().args([command, "--help"])).await.expect(0).out;
-        let short = done(bare().args([command, "-h"])).await.expect(0).out;
-        let page = done(bare().args(["man", command]))
-            .await
-            .expect(0)
-            .out
-            .replace('\\', "");
-        for option in ["--uri", "--database", "--collection"] {
-            for text in [&help, &short, &page] {
-                assert_eq!(text.contains(option), !OFFLINE.contains(&command), "{command}: {text}");
-            }
-        }
-    }
-    // Also before the command.
-    for arguments in [
-        ["--uri", "mongodb://host", "man", "run"],
-        ["man", "run", "--uri", "mongodb://host"],
-        ["completions", "bash", "--database", "app"],
-        ["--collection", "locks", "completions", "bash"],
-    ] {
-        let told = done(bare().args(arguments)).await.expect(64);
-        let option = arguments.iter().find(|word| word.starts_with("--")).unwrap();
-        assert!(told.out.is_empty() && told.err.contains(option), "{told:?}");
-    }
-    // Of a command that asks, on both sides of it.
-    let ground = Ground::replica_set("cli_sides").await;
-    for arguments in [["--collection", "mine", "ls"], ["ls", "--collection", "mine"]] {
-        let told = watchlock(&ground, arguments).await.expect(0);
-        assert!(
-            told.err.contains(&format!("no locks in {}.mine", ground.database)),
-            "{told:?}"
-        );
-    }
-    // The environment names it for all commands.
-    let script = done(
-        bare()
-            .env("MONGODB_URI", "mongodb://host")
-            .args(["completions", "fish"]),
-    )
-    .await
-    .expect(0);
-    let offers = |line: &&str| {
-        OFFLINE
-            .iter()
-            .any(|name| line.contains(&format!("subcommand {name}\"")))
-    };
-    assert!(script.out.lines().filter(offers).count() > 1);
-    assert!(
-        !script.out.lines().filter(offers).any(|line| line.contains("-l uri")),
-        "{script:?}"
-    );
-}
-
 /// The document has the time of a grant; the moment at which somebody looks is another.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_is_told_with_its_own_time() {
@@ -709,29 +482,6 @@ async fn a_grant_is_told_with_its_own_time() {
     let told = watching.line().await;
     let (at, event) = told.split_once("  ").unwrap();
     assert!(at > since && event.contains("released"), "{since}: {told}");
-    crate::signal("TERM", watching.pid());
-}
-
-/// So is the election of a leader; a value that it proclaims later has a time of its own.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_leader_is_told_with_the_time_of_its_election() {
-    let ground = Ground::replica_set("cli_elected").await;
-    let locks = ground.locks().await;
-    let leads = locks.election("x").campaign("first").await.unwrap();
-    let leader = watchlock(&ground, ["observe", "--once", "--json", "x"])
-        .await
-        .expect(0)
-        .json();
-    let since = leader["leader"]["since"].as_str().unwrap();
-    let told = watchlock(&ground, ["observe", "--once", "x"]).await.expect(0).out;
-    assert!(told.starts_with(&format!("{since}  x  led by ")), "{since}: {told}");
-    let mut watching = Started::run(&ground, &["observe", "x"]);
-    let told = watching.line().await;
-    assert!(told.starts_with(&format!("{since}  x  led by ")), "{since}: {told}");
-    leads.proclaim("second").await.unwrap();
-    let told = watching.line().await;
-    let (at, event) = told.split_once("  ").unwrap();
-    assert!(at > since && event.ends_with(": second"), "{since}: {told}");
     crate::signal("TERM", watching.pid());
 }
 
