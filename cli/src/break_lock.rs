@@ -14,7 +14,7 @@ use crate::{
     arguments::{Break, Output},
     connection::Connection,
     exit::{self, Failure, Outcome},
-    json::{self, Changed},
+    json,
     messages::say,
     show::{live, no_trace},
     terminal,
@@ -96,7 +96,7 @@ fn broken(name: &str, before: &LockInfo, after: Option<&LockInfo>, output: Outpu
         .filter(|holder| !remaining.contains(&holder.token))
         .collect();
     let written = if output.json {
-        print(name, broken, after)
+        json::print_change(name, "broken", broken, after)
     } else {
         let evicted = broken.iter().map(|holder| format!("evicted: {holder}\n"));
         let now = after.map(|after| format!("now: {after}\n"));
@@ -109,16 +109,11 @@ fn broken(name: &str, before: &LockInfo, after: Option<&LockInfo>, output: Outpu
 fn not_broken(name: &str, lock: Option<&LockInfo>, why: &str, output: Output) -> Outcome {
     say(why);
     let written = if output.json {
-        print(name, Vec::new(), lock)
+        json::print_change(name, "broken", Vec::<HolderInfo>::new(), lock)
     } else {
         Ok(())
     };
     exit::after(written, ExitCode::FAILURE)
-}
-
-fn print(name: &str, broken: Vec<&HolderInfo>, lock: Option<&LockInfo>) -> io::Result<()> {
-    let change = ("broken", broken);
-    json::print(&Changed { name, change, lock })
 }
 
 fn tokens(lock: &LockInfo) -> Vec<FencingToken> {

@@ -38,106 +38,57 @@ pub(crate) const NOT_FOUND: u8 = 127;
 /// Added to the number of the signal that ended the command.
 pub(crate) const SIGNALLED: u8 = 128;
 
-/// The commands that wait for a lock.
-const WAITING: &[&str] = &["run", "elect", "hold", "acquire", "wait"];
-
-/// The commands that run another.
-const RUNNING: &[&str] = &["run", "elect"];
-
-/// The commands that read or write one lock; `watch` reports a document that is not a lock, and goes on.
-const OF_ONE: &[&str] = &[
-    "run", "elect", "hold", "acquire", "renew", "release", "wait", "observe", "show", "break", "permits",
-];
-
-/// The commands that ask a server.
-const ASKING: &[&str] = &[
-    "run", "elect", "hold", "acquire", "renew", "release", "wait", "observe", "ls", "show", "watch", "break",
-    "permits", "doctor", "verify", "bench",
-];
-
-/// The exit codes, with the commands that have them, and their meaning there; no commands: all. The guide's page has
-/// the same table, and a test plays a scene for each of them.
-const CODES: [(&str, &[&str], &str); 22] = [
-    ("0", &[], "done"),
-    ("1", &["show", "permits"], "there is no trace of the lock"),
-    ("1", &["break"], "nobody holds the lock, or it was not confirmed"),
-    (
-        "1",
-        &["renew", "release"],
-        "the lock is not held under this token any more",
-    ),
-    ("1", &["observe"], "nobody leads (--once)"),
-    ("1", &["doctor"], "it found a problem"),
-    ("1", &["verify"], "a promise was broken"),
-    (
-        "2",
-        &["verify"],
-        "a check took too long: nothing is known of that promise",
-    ),
-    (
-        "64",
-        &[],
-        "the command line or a value in it is wrong; nothing was sent",
-    ),
-    (
-        "65",
-        OF_ONE,
-        "the name is in use as another kind of lock, or its document is not a lock",
-    ),
-    (
-        "65",
-        &["wait", "show", "watch", "break"],
-        "the name can be that of several documents (--documents)",
-    ),
-    ("69", ASKING, "the server can't be reached, does not answer or refuses"),
-    (
-        "70",
-        &[],
-        "the machine refuses: no process or thread can be started, no output be written; or watchlock has a bug",
-    ),
-    (
-        "74",
-        &["run"],
-        "the command was run in this period already (--once-per)",
-    ),
-    ("75", WAITING, "the lock was not free in time"),
-    ("75", &["run"], "another run is in progress (--once-per)"),
-    (
-        "76",
-        RUNNING,
-        "the lock was lost while the command ran, so the command was terminated",
-    ),
-    ("76", &["hold", "acquire"], "the lock was lost"),
-    (
-        "77",
-        ASKING,
-        "the user of the connection is unknown, or lacks a privilege",
-    ),
-    ("126", RUNNING, "the command can't be executed"),
-    ("127", RUNNING, "the command was not found"),
-    (
-        "128+n",
-        &[],
-        "signal n ended the command that was run, or watchlock itself",
-    ),
-];
+/// The exit codes, the commands that have them, and their meaning there. The guide's page has the same table, and a test
+/// plays a scene for each of its rows.
+const CODES: &str = "\
+0 | all | done
+1 | show, permits | there is no trace of the lock
+1 | break | nobody holds the lock, or it was not confirmed
+1 | renew, release | the lock is not held under this token any more
+1 | observe | nobody leads (--once)
+1 | doctor | it found a problem
+1 | verify | a promise was broken
+2 | verify | a check took too long: nothing is known of that promise
+64 | all | the command line or a value in it is wrong; nothing was sent
+65 | all but ls, watch, doctor, verify, bench, completions, man | the name is in use as another kind of lock, or its \
+document is not a lock
+65 | wait, show, watch, break | the name can be that of several documents (--documents)
+69 | all but completions, man | the server can't be reached, does not answer or refuses
+70 | all | the machine refuses: no process or thread can be started, no output be written; or watchlock has a bug
+74 | run | the command was run in this period already (--once-per)
+75 | run, elect, hold, acquire, wait | the lock was not free in time
+75 | run | another run is in progress (--once-per)
+76 | run, elect | the lock was lost while the command ran, so the command was terminated
+76 | hold, acquire | the lock was lost
+77 | all but completions, man | the user of the connection is unknown, or lacks a privilege
+126 | run, elect | the command can't be executed
+127 | run, elect | the command was not found
+128+n | all | signal n ended the command that was run, or watchlock itself
+";
 
 /// Returns the exit codes of a command for people, at the end of its help and of its manual page; without a command,
 /// those of all.
 pub(crate) fn table(command: Option<&str>) -> String {
     let mut table = "Exit codes:\n".to_owned();
-    for (code, of, meaning) in CODES {
-        if command.is_some_and(|command| !of.is_empty() && !of.contains(&command)) {
+    for row in CODES.lines() {
+        let mut cells = row.splitn(3, " | ");
+        let [code, of, meaning] = [(); 3].map(|()| cells.next().unwrap_or_default());
+        let is_one_of = |list: &str, command| list.split(", ").any(|name| name == command);
+        let has = |command| match of.strip_prefix("all") {
+            Some(but) => !is_one_of(but.trim_start_matches(" but "), command),
+            None => is_one_of(of, command),
+        };
+        if command.is_some_and(|command| !has(command)) {
             continue;
         }
         let which = match command {
-            None if !of.is_empty() && of.len() < OF_ONE.len() => format!("{}: ", of.join(", ")),
+            None if !of.starts_with("all") => format!("{of}: "),
             _ => String::new(),
         };
         // Writing to a String can't fail.
         let _ = writeln!(table, "{code:>6}  {}", wrapped(&format!("{which}{meaning}"), 8));
     }
-    if command.is_none_or(|command| RUNNING.contains(&command)) {
+    if command.is_none_or(|command| ["run", "elect"].contains(&command)) {
         table += "\nOtherwise run and elect exit with the command's code.";
     }
     table
@@ -342,5 +293,10 @@ mod tests {
             show.contains("no trace") && !show.contains("75") && !show.contains("--once"),
             "{show}"
         );
+        let guide = include_str!("../../docs/command-line.md").replace('`', "");
+        let rows = guide.split_once("| code | commands | |\n|---|---|---|\n").unwrap().1;
+        let rows: Vec<&str> = rows.lines().take_while(|line| !line.is_empty()).collect();
+        let expected: Vec<String> = CODES.lines().map(|row| format!("| {row} |")).collect();
+        assert_eq!(rows, expected);
     }
 }

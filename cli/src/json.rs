@@ -6,7 +6,7 @@ use std::{
     time::SystemTime,
 };
 
-use serde::{Serialize, Serializer, ser::SerializeMap as _};
+use serde::Serialize;
 use watchlock::operate::{LockEvent, LockInfo};
 
 use crate::text;
@@ -16,24 +16,6 @@ use crate::text;
 pub(crate) struct Failed<'a> {
     pub(crate) error: &'a str,
     pub(crate) code: u8,
-}
-
-/// The answer of a command that changes a lock: what it has changed, under a name of its own, and the lock afterwards.
-#[derive(Debug)]
-pub(crate) struct Changed<'a, T> {
-    pub(crate) name: &'a str,
-    pub(crate) change: (&'static str, T),
-    pub(crate) lock: Option<&'a LockInfo>,
-}
-
-impl<T: Serialize> Serialize for Changed<'_, T> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(3))?;
-        map.serialize_entry("name", self.name)?;
-        map.serialize_entry(self.change.0, &self.change.1)?;
-        map.serialize_entry("lock", &self.lock)?;
-        map.end()
-    }
 }
 
 /// An event, with the time at which it was seen and the name of its lock.
@@ -50,6 +32,12 @@ impl<'a> Event<'a> {
         let at = text::time(at);
         Self { at, lock, event }
     }
+}
+
+/// Prints the answer of a command that changes a lock: what it has changed, under a name of its own, and the lock
+/// afterwards.
+pub(crate) fn print_change(name: &str, what: &str, change: impl Serialize, lock: Option<&LockInfo>) -> io::Result<()> {
+    print(&serde_json::json!({ "name": name, what: change, "lock": lock }))
 }
 
 /// Prints one document, for a program or a person.

@@ -55,7 +55,7 @@ pub(crate) fn is_controlled() -> bool {
     let session = |process: &&Process| getsid(Some(number(process))) == getsid(None);
     let mut others = ancestors(&system, ours).take_while(session);
     // In a script, the shell that runs it is in our group, and the one that could continue it is further up.
-    terminal().is_some() && others.any(|ancestor| getpgid(Some(number(&ancestor))) != Ok(unistd::getpgrp()))
+    terminal().is_some() && others.any(|ancestor| getpgid(Some(number(ancestor))) != Ok(unistd::getpgrp()))
 }
 
 /// Returns whether the keyboard of our terminal signals us: then it signals the command as well, which is in our group.

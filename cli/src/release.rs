@@ -12,7 +12,7 @@ use crate::{
     arguments::{Output, Release},
     connection::Connection,
     exit::{self, Failure, Outcome, UNAVAILABLE},
-    json::{self, Changed},
+    json,
     messages::say_not_held,
     show::live,
 };
@@ -57,9 +57,8 @@ fn told(
         say_not_held(name, token);
         ExitCode::FAILURE
     };
-    let change = ("released", released);
     let written = match output.json {
-        true => json::print(&Changed { name, change, lock }),
+        true => json::print_change(name, "released", released, lock),
         false => Ok(()),
     };
     exit::after(written, code)

@@ -12,7 +12,7 @@ use crate::{
     connection::Connection,
     exit::{self, Failure, Outcome},
     holder::who,
-    json::{self, Changed},
+    json,
     messages::{say_held_by, say_not_held},
     show::live,
     text::time,
@@ -38,11 +38,7 @@ pub(crate) async fn renew(connection: &Connection, arguments: Renew) -> Outcome 
         ExitCode::FAILURE
     };
     let written = match renewed {
-        _ if output.json => json::print(&Changed {
-            name: &name,
-            change: ("renewed", renewed),
-            lock: after.as_ref(),
-        }),
+        _ if output.json => json::print_change(&name, "renewed", renewed, after.as_ref()),
         Some(holder) => writeln!(io::stdout().lock(), "{}", time(holder.until)),
         None => Ok(()),
     };

@@ -1,4 +1,4 @@
-//! The exit codes: the table of the guide is that of the help, and a scene shows each code of each command.
+//! The exit codes: a scene shows each code of each command, by the table of the guide.
 
 use std::{
     collections::BTreeSet,
@@ -22,7 +22,6 @@ use crate::{
         users::{PASSWORD, user},
         within,
     },
-    done,
     guide::{PAGE, commands, list},
     job::full_pipe,
     program, signal, started_by, verify,
@@ -67,40 +66,6 @@ fn documented(commands: &[String]) -> BTreeSet<Row> {
         }
     }
     rows
-}
-
-/// Returns the table in the help of a command.
-async fn told_by_help(command: &str) -> BTreeSet<Row> {
-    let help = done(bare().args([command, "--help"])).await.expect(0).out;
-    let mut rows = Vec::<Row>::new();
-    let (_, table) = help.split_once("Exit codes:\n").unwrap();
-    for line in table.lines().take_while(|line| !line.is_empty()) {
-        let (code, words) = line.split_at_checked(8).unwrap_or_else(|| panic!("{line:?}"));
-        match (code.trim(), rows.last_mut()) {
-            // Long lines are wrapped.
-            ("", Some(row)) => row.meaning += &format!(" {}", words.trim()),
-            (code, _) => rows.push(Row {
-                command: command.to_owned(),
-                code: code.to_owned(),
-                meaning: words.trim().to_owned(),
-            }),
-        }
-    }
-    rows.into_iter().collect()
-}
-
-#[tokio::test]
-async fn the_table_of_the_guide_is_that_of_the_help() {
-    let commands = commands().await;
-    let documented = documented(&commands);
-    for command in &commands {
-        let of_this: BTreeSet<Row> = documented
-            .iter()
-            .filter(|row| row.command == *command)
-            .cloned()
-            .collect();
-        assert_eq!(of_this, told_by_help(command).await);
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,7 +6,7 @@ use std::{future::IntoFuture as _, time::Duration};
 use futures::future::join_all;
 use tokio::time::Instant;
 use watchlock::{
-    LockClient, election,
+    LockClient,
     locks::{self, Turn},
 };
 use watchlock_testkit::{Proxy, shared};
@@ -18,10 +18,9 @@ use crate::{
 };
 
 /// The commands that wait for a lock, and for how many seconds a request of theirs may keep it taken.
-const WAITING: [(&str, u64); 5] = [
+const WAITING: [(&str, u64); 4] = [
     ("run --lease 6s X sleep 300", 11),
     ("run --lease 6s X --and X-too -- sleep 300", 11),
-    ("elect --lease 6s X sleep 300", 11),
     ("hold --lease 6s X", 11),
     ("acquire --for 6s X", 11),
 ];
@@ -63,18 +62,10 @@ impl Case {
         })
     }
 
-    /// Takes the lock as another process does.
-    async fn take(&self, locks: &LockClient) -> Held {
-        if self.command.starts_with("elect") {
-            return Held::Lead(locks.election(&self.name).campaign("").await.unwrap());
-        }
-        Held::Lock(locks.mutex(&self.name).acquire().await.unwrap())
-    }
-
     /// Starts the command, which has no way to the server but through the proxy, and has it wait. Returns the holder of
     /// the lock too.
     async fn wait(&self, ground: &Ground, locks: &LockClient, proxy: &Proxy) -> (Started, Held) {
-        let held = self.take(locks).await;
+        let held = locks.mutex(&self.name).acquire().await.unwrap();
         let words: Vec<&str> = self.command.split(' ').collect();
         let waiting = Started::run(&ground.through(proxy.uri()), &words);
         until_waiting(locks, &self.name, 1).await;
@@ -91,10 +82,7 @@ impl Case {
         if !self.is_granted {
             return Some(held);
         }
-        match held {
-            Held::Lock(held) => held.release().await.unwrap(),
-            Held::Lead(held) => held.release().await.unwrap(),
-        };
+        held.release().await.unwrap();
         assert!(self.is_left(waiting, locks).await, "it has the lock");
         None
     }
@@ -110,10 +98,7 @@ impl Case {
     }
 }
 
-enum Held {
-    Lock(watchlock::Held<locks::Mutex>),
-    Lead(watchlock::Held<election::Election>),
-}
+type Held = watchlock::Held<locks::Mutex>;
 
 async fn proxy() -> Proxy {
     Proxy::before(shared::replica_set().await.addr(0)).unwrap()
@@ -141,7 +126,8 @@ async fn what_may_be_left_on_a_silent_server_is_told_with_its_end() {
         // Nothing of what is on its way arrives.
         drop(proxy);
         let most = Duration::from_secs(case.most) + SOON;
-        within(most, &case.command, case.take(&locks)).await;
+        let next = locks.mutex(&case.name).acquire().into_future();
+        drop(within(most, &case.command, next).await.unwrap());
     });
     join_all(scenes).await;
 }

@@ -140,29 +140,6 @@ async fn what_a_standalone_does_not_have_is_skipped() {
     assert_eq!(left(&ground).await, [""; 0]);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn documents_that_are_not_those_of_the_specification_are_found() {
-    let ground = Ground::replica_set("cli_verify_spoiled").await;
-    let spoiling = spoil(&ground, "protocol");
-    let arguments = ["--json", "--seed", "11", "--section", "protocol"];
-    let report = verify(&ground, &arguments).await.expect(1).json();
-    spoiling.abort();
-    assert_eq!(report["kept"], false);
-    let broken = report["checks"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter(|check| check["verdict"] == "broken");
-    let evidence: Vec<&str> = broken.map(|check| check["evidence"].as_str().unwrap()).collect();
-    assert!(!evidence.is_empty(), "{report:#}");
-    for evidence in evidence {
-        assert!(
-            evidence.contains("sequence 1") && evidence.contains("spoiled"),
-            "{evidence}"
-        );
-    }
-}
-
 /// Moments at which a run is interrupted, and how many runs go on at once.
 const INTERRUPTED: u32 = 4;
 const RUNS_AT_ONCE: usize = 4;
