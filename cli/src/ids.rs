@@ -5,7 +5,7 @@
 
 use futures::TryStreamExt as _;
 use mongodb::{
-    bson::{Bson, Document, Uuid, doc, oid::ObjectId},
+    bson::{Binary, Bson, DateTime, Decimal128, Document, Uuid, UuidRepresentation, doc, oid::ObjectId},
     options::{ReadPreference, SelectionCriteria},
 };
 use watchlock::documents::DocumentLocks;
@@ -62,11 +62,24 @@ impl Readings {
                 "the id `{shown}` begins with a brace and is not extended JSON: {error}"
             )));
         }
+        // The digits are read again, as those of a double may be others.
+        let is_number = matches!(json, Ok(Bson::Int32(_) | Bson::Int64(_) | Bson::Double(_)));
+        let decimal = is_number.then(|| text.parse::<Decimal128>().ok()).flatten();
+        // Drivers once stored a UUID in three other orders of its bytes, and some still do.
+        let uuid = |form| {
+            let uuid = Uuid::parse_str(text).ok()?;
+            Some(Binary::from_uuid_with_representation(uuid, form).into())
+        };
         let forms = [
             documents.id_of(text),
             json.ok().filter(|id| !matches!(id, Bson::Array(_))),
+            decimal.map(Bson::Decimal128),
             ObjectId::parse_str(text).ok().map(Bson::ObjectId),
-            Uuid::parse_str(text).ok().map(Bson::from),
+            uuid(UuidRepresentation::Standard),
+            uuid(UuidRepresentation::PythonLegacy),
+            uuid(UuidRepresentation::JavaLegacy),
+            uuid(UuidRepresentation::CSharpLegacy),
+            DateTime::parse_rfc3339_str(text).ok().map(Bson::DateTime),
             Some(Bson::from(text)),
         ];
         let mut ids: Vec<Bson> = Vec::new();
@@ -204,14 +217,24 @@ mod tests {
     #[tokio::test]
     async fn a_text_is_all_ids_that_it_can_be() {
         let uuid = "3f2504e0-4f89-41d3-9a0c-0305e82c3301";
+        let uuids = [
+            UuidRepresentation::Standard,
+            UuidRepresentation::PythonLegacy,
+            UuidRepresentation::JavaLegacy,
+            UuidRepresentation::CSharpLegacy,
+        ];
+        let read = Uuid::parse_str(uuid).unwrap();
+        let uuids = uuids.map(|form| Binary::from_uuid_with_representation(read, form).into());
+        let date = DateTime::parse_rfc3339_str("2026-01-01T00:00:00Z").unwrap();
         for (text, others) in [
             ("order-7", vec![]),
             ("7", vec![Bson::Int64(7)]),
             ("7.0", vec![Bson::Int64(7)]),
-            ("0.1", vec![Bson::Double(0.1)]),
+            ("0.1", vec![Bson::Double(0.1), Bson::Decimal128("0.1".parse().unwrap())]),
             ("true", vec![Bson::Boolean(true)]),
             (HEX, vec![ObjectId::parse_str(HEX).unwrap().into()]),
-            (uuid, vec![Uuid::parse_str(uuid).unwrap().into()]),
+            (uuid, uuids.to_vec()),
+            ("2026-01-01T00:00:00Z", vec![date.into()]),
             ("\"7\"", vec![Bson::from("7")]),
             // No document has such an id.
             ("[7]", vec![]),

@@ -177,24 +177,6 @@ mod tests {
     use super::*;
     use crate::{live, made_up::some, screen, show, text};
 
-    const WHOLE: &str = "\
-NAME             KIND       HELD BY                               FOR     LEFT  TOKEN             WAITING  WHY
-invoice-42       mutex      billing@web-1:4711                    30m     21s   1767268799312000  1        monthly run
-nightly-reports  semaphore  reports@batch-17.eu.example.net:4711  4d 3h   21s   1766912400007000  0        \
-the accounts of the whole of last year
-請求書-42        mutex      web-2:4711                            4m 14s  21s   1767270345250000  0        \
-夜間バッチ処理の実行 🔒🔒
-free             election   -                                     -       -     -                 0        -
-";
-
-    #[test]
-    fn where_there_is_room_everything_is_whole() {
-        let (locks, _) = some();
-        for within in [None, Some(200)] {
-            assert_eq!(formatted(&locks, within), WHOLE);
-        }
-    }
-
     /// Whatever a document has: it is printed in lines, none of which the terminal obeys, and not many times its length.
     #[test]
     fn whatever_a_document_has_can_be_printed() {

@@ -28,8 +28,9 @@ pub(crate) struct Kept {
     /// Look at the locks in the documents of this collection, instead of those with names
     ///
     /// NAME is then the `_id` of a document: as `watchlock ls` shows it ("text", ObjectId(...), 7), as extended JSON in
-    /// braces ({"$oid": "..."}, {"tenant": 1}), or as it reads: the digits of an ObjectId or of a UUID, a number, a text.
-    /// If the collection has several documents with an `_id` that reads so, the command changes nothing and names them.
+    /// braces ({"$oid": "..."}, {"tenant": 1}), or as it reads: the digits of an ObjectId or of a UUID (also in the
+    /// three old orders of its bytes), a number, a date, a text. If the collection has several documents with an `_id`
+    /// that reads so, the command changes nothing and names them.
     #[arg(long, value_name = "COLLECTION", value_parser = collection)]
     documents: Option<String>,
     /// The field of the documents that has their locks

@@ -256,6 +256,7 @@ async fn a_document_is_found_by_whatever_its_id_reads_as() {
         (HEX, Bson::from(HEX)),
         ("ObjectId(5)", Bson::from("ObjectId(5)")),
         (uuid, mongodb::bson::Uuid::parse_str(uuid).unwrap().into()),
+        ("0.1", Bson::Decimal128("0.1".parse().unwrap())),
     ] {
         collection.insert_one(doc! { "_id": id.clone() }).await.unwrap();
         let held = orders.acquire(id.clone()).await.unwrap();

@@ -227,12 +227,7 @@ fn each_update(command: &mut Document, change: impl Fn(&mut Document)) {
     }
 }
 
-/// Returns the operands of an expression of this operator.
-fn operands<'a>(value: &'a Bson, operator: &str) -> Option<&'a [Bson]> {
-    value.as_document()?.get_array(operator).ok().map(Vec::as_slice)
-}
-
-const LIES: [Lie; 6] = [
+const LIES: [Lie; 5] = [
     Lie {
         name: "a clock that is an hour ahead",
         command: |command| {
@@ -284,22 +279,6 @@ const LIES: [Lie; 6] = [
         answer: unchanged,
         sections: &["protocol", "exclusion", "fences"],
         found: &["mutexes", "semaphores", "elections", "earlier holder's write"],
-    },
-    Lie {
-        name: "a capacity that is off by one",
-        command: |command| {
-            liar::replace(command, &|value| {
-                let [held, capacity] = operands(value, "$lte")? else {
-                    return None;
-                };
-                let more = doc! { "$add": [capacity.clone(), 1] };
-                (held.as_str() == Some("$$held")).then(|| doc! { "$lte": [held.clone(), more] }.into())
-            });
-            Told::Server
-        },
-        answer: unchanged,
-        sections: &["protocol", "exclusion"],
-        found: &["mutexes", "semaphores"],
     },
     Lie {
         name: "a token that is issued twice",
