@@ -146,6 +146,7 @@ impl World {
             "0" => self.succeed(command, name).await?,
             "1" => self.find_nothing(command, name).await?,
             "2" => {
+                // Slow by itself, which is no broken promise.
                 let slow = verify::slow().await;
                 let ground = self.ground.through(slow.uri());
                 ended(program(&ground).args([command, "--seconds", "1", "--patience", "1"])).await

@@ -446,21 +446,6 @@ async fn each_right_that_a_run_needs_is_named_where_it_is_missing() {
     }
 }
 
-/// A verdict by a time-out says nothing of a server that is slow by itself.
-#[tokio::test(flavor = "multi_thread")]
-async fn what_a_slow_server_does_not_do_in_time_is_inconclusive() {
-    let ground = Ground::replica_set("cli_verify_slow").await;
-    let slow = slow().await;
-    // An answer is quick for a few commands in a row, and slow for a contest.
-    let arguments = ["--json", "--patience", "5"];
-    let report = verify(&ground.through(slow.uri()), &arguments).await.expect(2).json();
-    assert_eq!(report["kept"], false);
-    let checks = report["checks"].as_array().unwrap();
-    let slow = checks.iter().filter(|check| check["verdict"] == "inconclusive");
-    assert!(slow.count() > 0, "{report:#}");
-    assert!(checks.iter().all(|check| check["verdict"] != "broken"), "{report:#}");
-}
-
 /// Returns the replica set behind a proxy that holds up every command.
 pub(super) async fn slow() -> Liar {
     let server = watchlock_testkit::shared::replica_set().await.addr(0);
