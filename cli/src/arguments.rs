@@ -102,22 +102,23 @@ pub(crate) enum Command {
 ///
 /// If the lock is lost (its lease could not be renewed, or an operator broke it), the command is terminated, together
 /// with the processes it started: with SIGTERM, and any remaining ones with SIGKILL after --grace; a stopped one with
-/// SIGKILL at once. Elsewhere than on Linux, processes whose parent has ended are not found. If some can't be killed
-/// within two more seconds, watchlock names them and exits with 76 without waiting for them. On Linux the command is
-/// killed when watchlock itself is killed; the processes that it started are not.
+/// SIGKILL at once. On Linux that reaches every descendant, elsewhere the process group. If some can't be killed within
+/// two more seconds, watchlock names them and exits with 76 without waiting for them. On Linux the command is killed
+/// when watchlock itself is killed; the processes that it started are not.
 ///
 /// However it ends, watchlock takes back what it has sent: its queue position, or the lock. If the server does not
 /// confirm that within 3s (a release: within a lease, or within 3s if a second request to end comes), a message says
 /// for how long the lock may stay taken.
 ///
-/// The command is in watchlock's own process group, as under env or flock: a terminal interrupts and stops both, and a
-/// shell continues both. SIGTERM, SIGHUP, and without a foreground terminal SIGINT and SIGQUIT are passed on to all
-/// processes of the command in that group, SIGUSR1 and SIGUSR2 to the command. Signals that watchlock was started to
-/// ignore (nohup) stay ignored; signals that its parent has blocked are unblocked; SIGPIPE is at its default.
+/// The command has its own process group. SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to the whole group, SIGUSR1
+/// and SIGUSR2 to the command. Signals that watchlock was started to ignore (nohup) stay ignored; signals that its
+/// parent has blocked are unblocked; SIGPIPE is at its default.
 ///
-/// ^Z stops first the command and then watchlock, as nobody renews the lock of a stopped program. When the shell
-/// continues them (fg, bg) and the lease is over, the command is killed. SIGSTOP to watchlock alone can't be caught: the
-/// command goes on until watchlock is continued, or killed.
+/// In the foreground of a terminal the command gets the terminal: it can read from it, and ^C, ^\ and ^Z reach it. In a
+/// pipeline it gets the terminal when it asks for it, as a pager next to it may need it too. ^Z stops first the command
+/// and then watchlock, as nobody renews the lock of a stopped program. When the shell continues watchlock (fg, bg), it
+/// checks the lock before the command goes on; if the lock is lost, the command is killed while still stopped. SIGSTOP
+/// to watchlock alone can't be caught: the command goes on until watchlock is continued, or killed.
 ///
 /// A command that takes the identity of another user (sudo, other setuid programs) loses its tie to watchlock: it is
 /// not killed with it, and watchlock can't end it when the lock is lost. Run watchlock as that user instead.

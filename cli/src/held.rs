@@ -82,6 +82,18 @@ impl Held {
         }
     }
 
+    /// Asks the server whether it is still held. If it is not, it is lost afterwards; without an answer, the lease
+    /// decides.
+    pub(crate) async fn look(&self) {
+        // The error is in the reason of the loss.
+        drop(match self {
+            Self::Lock(handle) => handle.renew().await,
+            Self::Lead(handle) => handle.renew().await,
+            Self::Job(job) => job.renew().await,
+            Self::Locks(handle) => handle.renew().await,
+        });
+    }
+
     /// Gives it back. A job that is done leaves its lock taken until the period is over.
     pub(crate) async fn release(self, done: bool) -> Result<Released, HoldError> {
         match self {

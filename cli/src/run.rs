@@ -8,7 +8,6 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::Signal;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use watchlock::{
     Acquire, LockClient, LockClientBuilder, Released,
@@ -24,11 +23,12 @@ use crate::{
     connection::{Connection, NAME, Place, URI},
     exit::{self, Failure, LOST, NOT_OBTAINED, Outcome, UNAVAILABLE, ended_by},
     held::Held,
+    job,
     leaving::{LEAVE, caught, give_back, hold_may_stay, run_may_count},
     live,
     messages::{self, fail, say},
     process::Running,
-    signals::{PASSED_ON, STOPPING, Signals},
+    signals::{JOB_CONTROL, PASSED_ON, Signals},
     text::{exact, plain},
 };
 
@@ -50,8 +50,7 @@ pub(crate) async fn run(connection: &Connection, arguments: Run) -> Outcome {
         messages::be_quiet();
     }
     rehearse(&arguments).await?;
-    // The last one reports the end of the command.
-    let mut signals = Signals::listen(PASSED_ON.iter().chain(&STOPPING).chain(&[Signal::CHILD]))?;
+    let mut signals = Signals::listen(PASSED_ON.iter().chain(&JOB_CONTROL))?;
     let deadline = deadline(&arguments);
     let locks = tokio::select! {
         connected = connect(connection, &arguments) => connected?,
@@ -165,14 +164,15 @@ async fn under_lock(
     let mut running = Running::start(&command, &environment, without)?;
     let end = attend(&mut running, &handle, signals, &arguments.care, arguments.warn_after).await;
     let name = plain(&handle.name());
-    let done = end.ended == Some(0) || arguments.failures_count;
+    let ended = end.ended.map(|ended| ended.code());
+    let done = ended == Some(0) || arguments.failures_count;
     let given = match end.lost {
         // Of several locks, the others go back with the handle.
         Some(reason) => Given::Lost(reason.to_string()),
         None => release(handle, done, arguments, signals).await,
     };
     let is_left = matches!(given, Given::Unconfirmed);
-    let code = match (given, end.ended) {
+    let code = match (given, ended) {
         (Given::Back | Given::Unconfirmed, Some(code)) => code.into(),
         (Given::Lost(reason), Some(code)) => {
             fail(&format!("`{name}` was lost ({reason}); the command ended with {code}"));
@@ -180,6 +180,11 @@ async fn under_lock(
         }
         (_, None) => LOST.into(),
     };
+    if let Some(signal) = end.by_keyboard {
+        // The keyboard would have sent it to our neighbours too, had the command been in their group: a script ends
+        // with the command that it runs. Nothing is left to do here, so it does not matter that we receive it as well.
+        job::signal_our_group(signal);
+    }
     Ok(Finished { code, is_left })
 }
 

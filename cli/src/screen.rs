@@ -33,7 +33,6 @@ use crate::{
     events::{Events, Seen},
     exit::{Failure, Outcome},
     locks::Locks,
-    processes::is_controlled,
     signals::{self, ENDING, Signals},
     text::plain,
 };
@@ -84,6 +83,8 @@ pub(crate) async fn show(
         None => title,
         Some(name) => format!("{title}: {}", plain(name)),
     };
+    // In the background it stops at the first change of the terminal, which others have.
+    signals::unblock_all();
     let (told, tasks) = mpsc::channel(1);
     let mut screen = Screen {
         // It also restores the terminal on a panic.
@@ -206,9 +207,6 @@ impl Screen<'_> {
 
     /// Gives the terminal back while this program is stopped.
     fn suspend(&mut self) -> io::Result<()> {
-        if !is_controlled() {
-            return Ok(());
-        }
         ratatui::restore();
         // The terminal does so by itself only when it is dropped.
         self.terminal.show_cursor()?;

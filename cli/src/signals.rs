@@ -1,11 +1,6 @@
 //! Incoming signals.
 
-use std::{
-    fs,
-    future::poll_fn,
-    io,
-    task::{Context, Poll, Waker},
-};
+use std::{fs, future::poll_fn, io, task::Poll};
 
 use nix::sys::signal::SigSet;
 use rustix::process::{self, Signal};
@@ -17,8 +12,8 @@ use tokio::{
 
 use crate::{
     exit::{self, Failure},
+    job::is_controlled,
     messages,
-    processes::is_controlled,
 };
 
 /// Signals that are passed on to a command.
@@ -34,31 +29,39 @@ pub(crate) const PASSED_ON: [Signal; 6] = [
 /// Signals that ask a program to end.
 pub(crate) const ENDING: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
 
-/// Those of them that a keyboard sends: ^C and ^\.
-pub(crate) const KEYBOARD: [Signal; 2] = [Signal::INT, Signal::QUIT];
-
-/// Signals by which a terminal stops a job: by ^Z, and in the background.
-pub(crate) const STOPPING: [Signal; 3] = [Signal::TSTP, Signal::TTIN, Signal::TTOU];
+/// Signals that tell of a command and its job: a child has ended or stopped; we are asked to stop, as by ^Z; we have been
+/// continued.
+pub(crate) const JOB_CONTROL: [Signal; 3] = [Signal::CHILD, Signal::TSTP, Signal::CONT];
 
 /// Signals taken from their default effect, until the end of the program.
 #[derive(Debug)]
 pub(crate) struct Signals(Vec<(Signal, unix::Signal)>);
 
-/// Lets all signals reach this program, regardless of the mask of its parent. Call it before any thread is started, as
-/// threads inherit the mask of the thread that starts them. A parent that blocks SIGCHLD would make us miss the
-/// command's end.
+/// Lets all signals but one reach this program, regardless of the mask of its parent. Call it before any thread is
+/// started, as threads inherit the mask of the thread that starts them.
+///
+/// A parent that blocks SIGCHLD would make us miss the command's end. SIGTTOU stays blocked: it stops a background
+/// program that hands the terminal to another, which is what we do when the command ends.
 pub(crate) fn unblock() {
+    let mut mask = SigSet::empty();
+    mask.add(nix::sys::signal::Signal::SIGTTOU);
     // It only fails for invalid arguments.
+    let _ = mask.thread_set_mask();
+}
+
+/// Unblocks every signal, for the program that this one becomes, or for a view that has no business in the background.
+pub(crate) fn unblock_all() {
     let _ = SigSet::empty().thread_set_mask();
 }
 
 impl Signals {
-    /// Listens to signals. Signals that the program was started to ignore stay ignored, as `nohup` and shells intend.
+    /// Listens to signals. Signals that the program was started to ignore stay ignored, as `nohup` and shells intend, but
+    /// for those of children: the kernel would reap a child itself, and its end be unknown.
     pub(crate) fn listen<'a>(to: impl IntoIterator<Item = &'a Signal>) -> Result<Self, Failure> {
         let ignored = ignored();
         let heard = to
             .into_iter()
-            .filter(|signal| ignored & (1 << (signal.as_raw() - 1)) == 0);
+            .filter(|signal| **signal == Signal::CHILD || ignored & (1 << (signal.as_raw() - 1)) == 0);
         let streams = heard.map(|signal| Ok((*signal, unix::signal(SignalKind::from_raw(signal.as_raw()))?)));
         let streams = streams.collect::<io::Result<_>>();
         streams
@@ -79,22 +82,12 @@ impl Signals {
         .await
     }
 
-    /// Forgets the requests to stop that have come while this program was about to.
-    pub(crate) fn forget_stops(&mut self) {
-        let mut context = Context::from_waker(Waker::noop());
-        for (signal, stream) in &mut self.0 {
-            if STOPPING.contains(signal) {
-                let _ = stream.poll_recv(&mut context);
-            }
-        }
-    }
-
     /// Waits for a signal that asks the program to end. Stops when asked to. Cancel safe.
     pub(crate) async fn ending(&mut self) -> Signal {
         loop {
             match self.next().await {
                 signal if ENDING.contains(&signal) => return signal,
-                signal if STOPPING.contains(&signal) && is_controlled() => stop(),
+                Signal::TSTP => stop(),
                 _ => {}
             }
         }
@@ -120,10 +113,13 @@ pub(crate) fn end_at_once() -> Result<AbortHandle, Failure> {
     Ok(ending.abort_handle())
 }
 
-/// Stops this program, as it would stop if it did not listen; returns when it is continued.
+/// Stops this program, as it would stop if it did not listen; returns when it is continued. Does nothing if there is no
+/// shell that could continue it.
 pub(crate) fn stop() {
-    // It only fails for an invalid signal number.
-    let _ = process::kill_process(process::getpid(), Signal::STOP);
+    if is_controlled() {
+        // It only fails for an invalid signal number.
+        let _ = process::kill_process(process::getpid(), Signal::STOP);
+    }
 }
 
 /// Returns the ignored signals, one bit each; none if `/proc` has no information.

@@ -11,7 +11,7 @@ use watchlock_testkit::{Proxy, shared};
 
 use crate::{
     Started, bare,
-    common::{Ground, PATIENCE, eventually, pause, until_waiting, within},
+    common::{Ground, PATIENCE, eventually, is_vacant, pause, until_waiting, within},
     done, program, signal, started_by, watchlock,
 };
 
@@ -243,6 +243,28 @@ async fn a_run_tells_whom_it_waits_for_where_no_terminal_shows_it() {
     waiting.until_told(": a long job\n").await;
     held.release().await.unwrap();
     assert_eq!(waiting.done().await.expect(0).out, "ran\n");
+}
+
+/// A supervisor in a group of its own is no shell that could continue it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_stops_itself_stops_nothing_else_where_there_is_no_terminal() {
+    let ground = Ground::replica_set("cli_no_shell").await;
+    let mut program = program(&ground);
+    program.args([
+        "run",
+        "x",
+        "--",
+        "sh",
+        "-c",
+        "echo $PPID; kill -STOP $$; echo on; exec sleep 300",
+    ]);
+    let supervised = ["--wait", "sh", "-c", "timeout 300 \"$@\"; exit $?", "sh"];
+    let mut started = Started::new(&mut started_by("setsid", &supervised, &program));
+    let watchlock: u32 = started.line().await.parse().unwrap();
+    started.until_told("the command is stopped (SIGSTOP)").await;
+    signal("TERM", watchlock);
+    assert_eq!(started.status().await.code(), Some(143));
+    assert!(is_vacant(&ground.locks().await, "x").await);
 }
 
 /// Of a silent server it is not known whether the lock is held.

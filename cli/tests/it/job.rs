@@ -1,4 +1,4 @@
-//! `watchlock run` under job control: a terminal, a shell or a parent that stops it leaves no command without its lock.
+//! `watchlock run` under job control: whatever a terminal, a shell or a parent does to it, there are never two holders.
 //!
 //! The commands here write for as long as they run. Once another client holds the lock, nothing more may be written.
 
@@ -128,57 +128,138 @@ async fn messages_that_nobody_reads_do_not_hold_up_the_start() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stopped_job_goes_on_while_its_lock_is_held_and_ends_otherwise() {
+async fn a_stopped_job_writes_no_more_when_another_holds_the_lock() {
     let ground = Ground::replica_set("cli_suspend").await;
+    let locks = ground.locks().await;
+    // Started in the background and brought to the foreground, or started there.
+    for start in ["&", ""] {
+        let writes = Writes::new();
+        let mut terminal = shell(&ground);
+        terminal.until_shown("$ ").await;
+        let script = writes.script();
+        terminal.type_in(&format!("$W run --lease 1s x -- sh -c '{script}' {start}\n"));
+        writes.until_more().await;
+        if start == "&" {
+            terminal.type_in("fg\n");
+            // Keys that mean a signal discard input that was typed but not read.
+            terminal.until_shown_times("\n$W run", 1).await;
+        }
+        terminal.type_until("\u{1a}", "Stopped", 1).await;
+        let second = second(&locks).await;
+        writes.expect_no_more().await;
+        let before = writes.count();
+        // The program checks its lock before the command goes on, so the command never does.
+        terminal.type_in("fg\n");
+        terminal.until_shown("is lost").await;
+        terminal.type_in("echo code $?\n");
+        terminal.until_shown("code 76").await;
+        assert_eq!(writes.count(), before, "{start:?}: {}", terminal.shown());
+        second.release().await.unwrap();
+        terminal.type_in("exit\n");
+        assert_eq!(terminal.code().await, Some(0));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stopped_job_goes_on_while_its_lock_is_held() {
+    let ground = Ground::replica_set("cli_continue").await;
     let locks = ground.locks().await;
     let writes = Writes::new();
     let mut terminal = shell(&ground);
     terminal.until_shown("$ ").await;
-    // `bash`, as dash 0.5.12 swallows a ^C that comes between its fork and the start of the program. Its child has left
-    // the job, and ignores a request to stop.
-    let script = format!("trap \"\" TSTP; setsid sh -c \"{}\" & wait", writes.script());
-    terminal.type_in(&format!("$W run --lease 1s x -- bash -c '{script}'\n"));
-    writes.until_more().await;
-    terminal.type_until("\u{1a}", "Stopped", 1).await;
-    writes.expect_no_more().await;
-    let lost = second(&locks).await;
-    // The program compares its lock with the clock when it goes on.
-    terminal.type_in("fg\n");
-    terminal.until_shown("is lost").await;
-    terminal.type_in("echo code $?\n");
-    terminal.until_shown("code 76").await;
-    writes.expect_no_more().await;
-    lost.release().await.unwrap();
-
+    // `bash`, as dash 0.5.12 swallows a ^C that comes between its fork and the start of the program.
     terminal.type_in(&format!("$W run x -- bash -c '{}'\n", writes.script()));
     for (times, go_on) in ["fg\n", "bg\n"].into_iter().enumerate() {
         writes.until_more().await;
-        terminal.type_until("\u{1a}", "Stopped", times + 2).await;
+        terminal.type_until("\u{1a}", "Stopped", times + 1).await;
         writes.expect_no_more().await;
         terminal.type_in(go_on);
     }
     writes.until_more().await;
-    // And the keyboard ends it in the foreground.
-    terminal.hand_over("fg; echo code $?\n").await;
-    // Again, as a shell that has just begun a child leaves it to the child, which may end by itself.
-    terminal.type_until("\u{3}", "code 130", 1).await;
+    // And the keyboard ends it if it is in the foreground.
+    terminal.hand_over("fg; echo code $?; exit 0\n").await;
+    terminal.type_in("\u{3}");
+    terminal.until_shown("code 130").await;
     assert!(is_vacant(&locks, "x").await);
+    assert_eq!(terminal.code().await, Some(0));
     writes.expect_no_more().await;
-    // A job in the background that reads waits for the foreground.
+}
+
+/// A job in the background that reads from the terminal is stopped, and so is the program, whose lock then expires like
+/// that of any idle holder.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_reads_in_the_background_waits_for_the_foreground() {
+    let ground = Ground::replica_set("cli_ttin").await;
+    let locks = ground.locks().await;
+    let mut terminal = shell(&ground);
+    terminal.until_shown("$ ").await;
     terminal.type_in("$W run --lease 1m x -- sh -c 'read line; echo \"got <$line>\"' &\n");
-    eventually(PATIENCE, "it has stopped", async || {
-        terminal.type_in("jobs\n");
-        pause(Duration::from_millis(200)).await;
-        terminal.shown().matches("Stopped").count() > 3
-    })
-    .await;
+    terminal.until_stopped().await;
     terminal.type_in("fg\nhello\n");
     terminal.until_shown("got <hello>").await;
+    eventually(PATIENCE, "the lock is free", async || is_vacant(&locks, "x").await).await;
+
+    terminal.type_in("$W run --lease 1s x -- sh -c 'read line; echo \"got <$line>\"' &\n");
+    terminal.until_stopped().await;
+    let second = second(&locks).await;
+    terminal.type_in("fg\n");
+    terminal.until_shown("is lost").await;
+    second.release().await.unwrap();
+
+    // The shell has the terminal again, and so has its next program.
+    terminal.type_in("$W run x -- sh -c 'read line; echo \"then <$line>\"'\nthat\n");
+    terminal.until_shown("then <that>").await;
     terminal.type_in("exit 0\n");
     assert_eq!(terminal.code().await, Some(0));
 }
 
-/// The command's whole group ends, not just its shell.
+/// A pager next to the command has the keyboard until the command asks for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn neighbours_in_a_pipeline_may_read_from_the_terminal() {
+    let ground = Ground::replica_set("cli_pipeline").await;
+    let mut terminal = shell(&ground);
+    terminal.until_shown("$ ").await;
+    let pager = r#"sh -c 'read key < /dev/tty; echo "key <$key>"; cat'"#;
+    // `exec`, as dash 0.5.12 swallows a ^C that comes between its fork and the start of the program.
+    terminal.type_in(&format!("$W run x -- sh -c 'echo output; exec sleep 300' | {pager}\n"));
+    eventually(PATIENCE, "it holds the lock", async || {
+        !is_vacant(&ground.locks().await, "x").await
+    })
+    .await;
+    terminal.type_in("q\n");
+    terminal.until_shown("key <q>").await;
+    terminal.until_shown("\noutput").await;
+    // ^C is for all of them.
+    terminal.type_in("\u{3}");
+    eventually(PATIENCE, "the lock is free", async || {
+        is_vacant(&ground.locks().await, "x").await
+    })
+    .await;
+    terminal.type_in("$W run x -- sh -c 'read key < /dev/tty; echo \"mine <$key>\"' | cat\nk\n");
+    terminal.until_shown("mine <k>").await;
+    terminal.type_in("exit 0\n");
+    assert_eq!(terminal.code().await, Some(0));
+}
+
+/// A script ends with the command that the keyboard ends, as if the program were not there.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_keyboard_ends_the_script_too() {
+    let ground = Ground::replica_set("cli_script").await;
+    let mut terminal = Terminal::new(
+        &ground,
+        r#"trap 'echo "script too"; exit 3' INT; $W run x -- sh -c 'echo ready; exec sleep 300'; echo "after it""#,
+    );
+    terminal.until_shown("ready").await;
+    terminal.type_in("\u{3}");
+    let (code, shown) = terminal.end().await;
+    assert!(
+        code == Some(3) && shown.contains("script too") && !shown.contains("after it"),
+        "{shown}"
+    );
+    assert!(is_vacant(&ground.locks().await, "x").await);
+}
+
+/// In the foreground as elsewhere: the command's whole group ends, not just its shell.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_to_end_reaches_the_whole_group_at_a_terminal() {
     let ground = Ground::replica_set("cli_whole").await;
@@ -193,6 +274,13 @@ async fn a_request_to_end_reaches_the_whole_group_at_a_terminal() {
     let (code, shown) = terminal.end().await;
     assert_eq!(code, Some(143), "{shown}");
     until_gone(child).await;
+    // One that the keyboard could send, too.
+    let script = r#"exec $W run x -- sh -c 'echo "pid $PPID there"; exec sleep 300'"#;
+    let mut terminal = Terminal::new(&ground, script);
+    terminal.until_shown(" there").await;
+    signal("INT", number(&terminal.shown()));
+    let (code, shown) = terminal.end().await;
+    assert_eq!(code, Some(130), "{shown}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -219,6 +307,89 @@ async fn a_command_that_has_stopped_itself_can_be_ended() {
     locks.break_lock("x").await.unwrap();
     within(PATIENCE, "the end", started.status()).await;
     assert_eq!(writes.count(), 0);
+}
+
+/// In a container, a session and a process group created outside of it have no number but 0.
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_and_groups_without_a_number_are_no_trouble() {
+    if !rustix::process::geteuid().is_root() {
+        // Only root can create such a container.
+        return;
+    }
+    let ground = Ground::replica_set("cli_container").await;
+    // Process numbers differ in there, so the command itself ends the program on request.
+    let script = "exec 3<&0; (read line <&3; kill -TERM $PPID) & kill -STOP $$; exec sleep 300";
+    for own_session in [true, false] {
+        let mut program = program(&ground);
+        program.args(["run", "x", "--", "sh", "-c", script]);
+        if own_session {
+            program = started_by("setsid", &["--wait"], &program);
+        }
+        let container = [
+            "--fork",
+            "--pid",
+            "--mount-proc",
+            "--kill-child",
+            "sh",
+            "-c",
+            "\"$@\"; exit $?",
+            "sh",
+        ];
+        let mut started = Started::new(&mut started_by("unshare", &container, &program));
+        started.until_told("the command is stopped").await;
+        started.type_in("go\n").await;
+        started.done().await.expect(143);
+        assert!(is_vacant(&ground.locks().await, "x").await);
+    }
+}
+
+/// The program hears of the loss before it hears of the stop, as after a freeze: it checks the command itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_stopped_unseen_is_killed_with_its_lock() {
+    let ground = Ground::replica_set("cli_unseen").await;
+    let locks = ground.locks().await;
+    let writes = Writes::new();
+    let script = format!("trap '' TERM; echo $$; read line; kill -STOP $$; {}", writes.script());
+    let arguments = [
+        "run", "--lease", "500ms", "--grace", "1m", "x", "--", "sh", "-c", &script,
+    ];
+    let mut started = Started::detached(program(&ground).args(arguments));
+    let command: u32 = started.line().await.parse().unwrap();
+    signal("STOP", started.pid());
+    started.type_in("go\n").await;
+    until_state(command, 'T').await;
+    // When it continues, its lease has expired.
+    let second = second(&locks).await;
+    signal("CONT", started.pid());
+    let status = within(PATIENCE, "the end", started.status()).await;
+    assert_eq!((status.code(), writes.count()), (Some(76), 0));
+    second.release().await.unwrap();
+}
+
+/// A shell that has just started a program with `vfork` waits for it in the kernel, where it can't be stopped; the
+/// program can. Nothing reports that stop.
+#[cfg(target_arch = "x86_64")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_cannot_stop_yet_is_stopped_all_the_same() {
+    let ground = Ground::replica_set("cli_vfork").await;
+    let mut terminal = shell(&ground);
+    terminal.until_shown("$ ").await;
+    // clone with CLONE_VFORK and SIGCHLD.
+    let script = "import ctypes, os\n\
+        if ctypes.CDLL(None).syscall(56, 0x4011, 0, 0, 0, 0) == 0:\n    \
+            os.write(1, b'child <here>\\n'); os.read(0, 9); os._exit(0)\n\
+        os.write(1, b'parent <here>\\n')\n";
+    let script_at = std::env::temp_dir().join(shared::unique_name("watchlock_vfork"));
+    fs::write(&script_at, script).unwrap();
+    terminal.type_in(&format!("$W run x -- python3 {}\n", script_at.display()));
+    terminal.until_shown("child <here>").await;
+    terminal.type_in("\u{1a}");
+    terminal.until_shown("Stopped").await;
+    terminal.type_in("fg\n\n");
+    terminal.until_shown("parent <here>").await;
+    terminal.type_in("exit 0\n");
+    assert_eq!(terminal.code().await, Some(0));
+    fs::remove_file(script_at).unwrap();
 }
 
 /// Waits until the process is in a state reported by `ps`.

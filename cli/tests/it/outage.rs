@@ -1,10 +1,16 @@
 //! Outages while a lock is asked for, held or given back: a command that fails leaves nothing behind, or it says what
 //! may be left, and for how long.
 
-use std::{future::IntoFuture as _, time::Duration};
+use std::{
+    fs::File,
+    future::IntoFuture as _,
+    os::{fd::OwnedFd, unix::fs::OpenOptionsExt as _},
+    time::Duration,
+};
 
 use futures::future::join_all;
-use tokio::time::Instant;
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use tokio::{process::Child, time::Instant};
 use watchlock::{
     LockClient,
     locks::{self, Turn},
@@ -14,7 +20,7 @@ use watchlock_testkit::{Proxy, shared};
 use crate::{
     Started,
     common::{Ground, PATIENCE, SOON, eventually, is_vacant, until_waiting, within},
-    signal,
+    program, signal, started_by,
 };
 
 /// The commands that wait for a lock, and for how many seconds a request of theirs may keep it taken.
@@ -285,4 +291,51 @@ async fn a_token_that_is_not_printed_leaves_nothing_taken() {
             assert_eq!(is_vacant(&locks, name).await, killed.is_some(), "{told:?}");
         });
     join_all(scenes).await;
+}
+
+/// Runs a shell script with the program as `$W` in its own session, at a terminal that nobody reads.
+fn at_terminal(ground: &Ground, script: &str) -> (Option<OwnedFd>, Child) {
+    let window = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+    grantpt(&window).unwrap();
+    unlockpt(&window).unwrap();
+    let path = ptsname(&window, Vec::new()).unwrap().into_string().unwrap();
+    let open = || {
+        let mut options = File::options();
+        options.custom_flags(OpenptFlags::NOCTTY.bits() as i32);
+        options.read(true).write(true).open(&path).unwrap()
+    };
+    let program = program(ground);
+    let mut session = started_by("setsid", &["--ctty", "--wait", "sh", "-c", script], &program);
+    session.env("W", program.as_std().get_program());
+    let child = session.stdin(open()).stdout(open()).stderr(open()).spawn().unwrap();
+    (Some(window), child)
+}
+
+/// As when the window of a terminal is closed, or a connection of ssh is lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_stays_taken_for_a_terminal_that_is_lost() {
+    let ground = Ground::replica_set("cli_hung_up").await;
+    let locks = ground.locks().await;
+    let held = locks.mutex("waited-for").acquire().await.unwrap();
+    let scenes = [
+        ("waited-for", "exec $W run waited-for true"),
+        ("waited-for", "$W acquire waited-for --for 30m; echo $?"),
+        ("a", "exec $W hold a"),
+        ("b", "$W hold b"),
+        ("c", "exec $W run c -- sleep 300"),
+        ("d", "$W run d -- sleep 300; :"),
+    ];
+    let mut terminals = scenes.map(|(_, script)| at_terminal(&ground, script));
+    until_waiting(&locks, "waited-for", 2).await;
+    for (name, _) in &scenes[2..] {
+        eventually(PATIENCE, "it is held", async || !is_vacant(&locks, name).await).await;
+    }
+    for (terminal, _) in &mut terminals {
+        drop(terminal.take());
+    }
+    until_waiting(&locks, "waited-for", 0).await;
+    for (name, _) in &scenes[2..] {
+        eventually(PATIENCE, "it is given back", async || is_vacant(&locks, name).await).await;
+    }
+    held.release().await.unwrap();
 }

@@ -183,6 +183,17 @@ impl Terminal {
         eventually(PATIENCE, line, async || in_foreground(&self.keyboard) != shell).await;
     }
 
+    /// Makes an interactive shell list its jobs, until one has stopped that has not been seen before.
+    pub(super) async fn until_stopped(&mut self) {
+        let before = self.shown().matches("Stopped").count();
+        eventually(PATIENCE, "a job has stopped", async || {
+            self.type_in("jobs\n");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            self.shown().matches("Stopped").count() > before
+        })
+        .await;
+    }
+
     /// Returns the process that the shell has started.
     pub(super) fn child_of_shell(&self) -> u32 {
         children(self.child.id().unwrap())[0]
