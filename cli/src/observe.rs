@@ -17,7 +17,7 @@ use crate::{
     holder::short,
     json,
     text::{plain, time},
-    watch::tell_outages,
+    watch::{reader_gone, tell_outages},
 };
 
 #[derive(Debug, Serialize)]
@@ -43,6 +43,8 @@ pub(crate) async fn observe(connection: &Connection, arguments: Observe) -> Outc
     }
     tokio::select! {
         outcome = changes(election.observe(), printer) => outcome,
+        // The reader has read enough, as `head` does.
+        Ok(()) = reader_gone() => Ok(ExitCode::SUCCESS),
         never = tell_outages(&place) => match never {},
     }
 }

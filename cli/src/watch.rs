@@ -3,11 +3,18 @@
 use std::{
     convert::Infallible,
     io::{self, IsTerminal as _, Write as _},
+    process::ExitCode,
+    thread,
     time::{Duration, SystemTime},
 };
 
 use futures::StreamExt as _;
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    io::Errno,
+};
 use tokio::{
+    sync::oneshot,
     task::AbortHandle,
     time::{sleep, timeout},
 };
@@ -54,8 +61,11 @@ pub(crate) async fn watch(connection: &Connection, arguments: Watch, ending: Opt
         true => None,
         false => Some(Offset::measure(&place).await?),
     };
+    let gone = reader_gone();
     tokio::select! {
         outcome = lines(events, offset) => outcome,
+        // The reader has read enough, as `head` does.
+        Ok(()) = gone => Ok(ExitCode::SUCCESS),
         never = tell_outages(&place) => match never {},
     }
 }
@@ -80,6 +90,29 @@ pub(crate) async fn tell_outages(place: &Place) -> Infallible {
         }
         is_out = !is_out;
     }
+}
+
+/// Resolves when nobody reads standard output any more: without events nothing is written that would fail.
+pub(crate) fn reader_gone() -> oneshot::Receiver<()> {
+    let (tell, gone) = oneshot::channel();
+    let wait = move || {
+        let out = io::stdout();
+        loop {
+            // Errors are reported without being requested.
+            let mut polled = [PollFd::new(&out, PollFlags::empty())];
+            match poll(&mut polled, None) {
+                Ok(_) if polled[0].revents().intersects(PollFlags::ERR | PollFlags::HUP) => break,
+                Ok(_) | Err(Errno::INTR) => {}
+                // It can't be determined; then the next event finds out.
+                Err(_) => return,
+            }
+        }
+        // Nobody waits for it when the program ends.
+        let _ = tell.send(());
+    };
+    // If no thread can be started, the next event finds out.
+    let _ = thread::Builder::new().name("reader".to_owned()).spawn(wait);
+    gone
 }
 
 /// Prints the events as lines, with times by the server's clock; without its offset, as JSON.

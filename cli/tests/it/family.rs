@@ -95,6 +95,17 @@ async fn an_elected_command_leads_until_it_ends_or_the_lead_is_lost() {
         (&json!("scheduler"), &Value::Null)
     );
     assert!(change["at"].as_str().unwrap().ends_with('Z'));
+    // A reader that has read enough ends it, without another change.
+    let mut read = Started::run(&ground, &["observe", "scheduler"]);
+    read.line().await;
+    let Started {
+        mut child,
+        lines: reader,
+        ..
+    } = read;
+    drop(reader);
+    let ended = within(PATIENCE, "its end", child.wait()).await.unwrap();
+    assert_eq!(ended.code(), Some(0));
     let told = watchlock(&ground, ["observe", "--once", "scheduler"]).await.expect(1);
     assert!(told.out.ends_with("nobody leads\n"), "{told:?}");
 
