@@ -3,15 +3,14 @@
 use std::process::ExitCode;
 
 use watchlock::{
-    Detached, FencingToken, Released,
-    errors::{AcquireError, ReleaseError},
+    FencingToken,
     operate::{HolderInfo, LockInfo},
 };
 
 use crate::{
     arguments::{Output, Release},
     connection::Connection,
-    exit::{self, Failure, Outcome, UNAVAILABLE},
+    exit::{self, Failure, Outcome},
     json,
     messages::say_not_held,
     show::live,
@@ -26,22 +25,11 @@ pub(crate) async fn release(connection: &Connection, arguments: Release) -> Outc
     let Some(holder) = { held }.find(|holder| holder.token == token) else {
         return told(&name, token, None, before.as_ref(), output);
     };
-    let released = match locks.attach(&Detached::new(&name, token)).await {
-        Ok(Some(handle)) => handle.release().await.map_err(not_released)? != Released::WasLost,
-        Ok(None) => false,
-        // An eviction, so that the process that has the lock all the same learns of it.
-        Err(AcquireError::Held { .. }) => locks.break_holder(&name, token).await?.is_some(),
-        Err(error) => return Err(error.into()),
+    // An eviction, so that a process that holds the lock all the same learns of it.
+    let Some(after) = locks.break_holder(&name, token).await? else {
+        return told(&name, token, None, locks.inspect(&name).await?.as_ref(), output);
     };
-    let after = locks.inspect(&name).await?;
-    told(&name, token, Some(holder).filter(|_| released), after.as_ref(), output)
-}
-
-fn not_released(error: ReleaseError) -> Failure {
-    match error {
-        ReleaseError::Server { error, .. } => error.into(),
-        error => Failure::new(UNAVAILABLE, error),
-    }
+    told(&name, token, Some(holder), Some(&after), output)
 }
 
 fn told(

@@ -54,7 +54,9 @@ async fn a_later_step_gives_back_what_an_earlier_one_took() {
         let released = done(&mut releasing).await.expect(0).json();
         assert_eq!(released["released"]["token"].to_string(), token);
         let shown = watchlock(&ground, ["show", "deploy", "--json"]).await.expect(0).json();
-        assert_eq!(shown["past"][0]["how"], "released", "{shown}");
+        // It names who had it, and not who gave it back.
+        assert_eq!(shown["past"][0]["reason"], "run 7", "{shown}");
+        assert_eq!(shown["past"][0]["pid"], held.holders[0].owner.pid, "{shown}");
         let again = watchlock(&ground, ["release", "deploy", "--token", &token, "--json"])
             .await
             .expect(1);
