@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use futures::TryStreamExt as _;
 use mongodb::{
     Collection,
     bson::{Bson, DateTime, Document, doc, oid::ObjectId},
@@ -24,8 +25,16 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 pub(super) async fn collection(place: &Place, hello: &Document) -> Result<Check, Failure> {
     if !hello.contains_key("setName") {
         // A standalone has no transactions, and a router would keep a collection that it made for one.
-        let found = "whether it takes locks is tried on replica sets alone";
-        return Ok(unknown(found, "take one: watchlock run --try x true"));
+        let place = place.clone();
+        return Ok(ask(async move { described(&place).await })
+            .await?
+            .unwrap_or_else(|error| {
+                let found = format!("whether it takes locks can't be seen: {}", told(&error));
+                unknown(
+                    &found,
+                    "grant the user find on the collection and listCollections on the database",
+                )
+            }));
     }
     let mut pause = SHORTEST_PAUSE;
     let tried = loop {
@@ -47,14 +56,36 @@ pub(super) async fn collection(place: &Place, hello: &Document) -> Result<Check,
             let reason: String = plain(&reason(&error)).chars().take(REASON_MOST).collect();
             match error.contains_label(TRANSIENT_TRANSACTION_ERROR) {
                 true => unknown(&format!("it could not be tried: {reason}"), "try again"),
-                false => refused(
-                    format!("the server refuses locks in it: {reason}"),
-                    "drop the validator or the index that refuses them, or name a collection for the locks alone \
-                     (--collection, LockClientBuilder::collection); otherwise the reason is the server's",
-                ),
+                false => refusing(&reason),
             }
         }
     })
+}
+
+/// Compares with locks what the server tells of the collection where it can't be tried: by a validator it refuses all.
+async fn described(place: &Place) -> Result<Check, Error> {
+    let listed = doc! { "listCollections": 1, "filter": { "name": &place.collection } };
+    let found: Vec<Document> = place.database.run_cursor_command(listed).await?.try_collect().await?;
+    let options = found.first().and_then(|found| found.get_document("options").ok());
+    let validator = options.and_then(|options| options.get_document("validator").ok());
+    let told = |name| options.and_then(|options| options.get_str(name).ok());
+    let is_off = told("validationLevel") == Some("off") || told("validationAction") == Some("warn");
+    if let Some(validator) = validator.filter(|_| !is_off) {
+        for lock in locks() {
+            // A facet makes one document of any number of them, even of none.
+            let pipeline = [
+                doc! { "$limit": 1 },
+                doc! { "$facet": { "one": [{ "$limit": 1 }] } },
+                doc! { "$replaceRoot": { "newRoot": { "$literal": lock } } },
+                doc! { "$match": validator.clone() },
+            ];
+            if !documents(place).aggregate(pipeline).await?.advance().await? {
+                return Ok(refusing("its validator does not accept them"));
+            }
+        }
+    }
+    let found = "no validator refuses locks; whether an index does is tried on replica sets alone";
+    Ok(unknown(found, "take one: watchlock run --try x true"))
 }
 
 async fn inserted_and_aborted(collection: Collection<Document>) -> Result<(), Error> {
@@ -76,6 +107,14 @@ pub(super) fn unsuitable(problem: &str) -> Check {
     refused(
         plain(problem),
         "name another collection for the locks (--collection, LockClientBuilder::collection): it is created as it must be",
+    )
+}
+
+fn refusing(reason: &str) -> Check {
+    refused(
+        format!("the server refuses locks in it: {reason}"),
+        "drop the validator or the index that refuses them, or name a collection for the locks alone (--collection, \
+         LockClientBuilder::collection); otherwise the reason is the server's",
     )
 }
 

@@ -183,7 +183,11 @@ async fn a_collection_that_takes_no_locks_is_a_problem() {
             made(set().await, doc! { "collation": { "locale": "en", "strength": 2 } }).await,
             "collation `en`",
         ),
-        (made(set().await, refusing).await, "failed validation"),
+        (made(set().await, refusing.clone()).await, "failed validation"),
+        (
+            made(Ground::standalone("cli_refusing").await, refusing).await,
+            "its validator does not accept them",
+        ),
         (upper, "the server refuses locks in it"),
     ])
     .await;
@@ -211,7 +215,14 @@ async fn a_collection_that_takes_no_locks_is_a_problem() {
     let _held = locks.mutex("held").acquire().await.unwrap();
     succeeds(&accepting).await;
     let warned = doc! { "validator": { "missing": { "$exists": true } }, "validationAction": "warn" };
-    succeeds(&made(set().await, warned).await).await;
+    let accepting = doc! { "validator": { "kind": { "$in": ["mutex"] }, "holders": { "$type": "array" } } };
+    for ground in [
+        made(set().await, warned.clone()).await,
+        made(Ground::standalone("cli_warned").await, warned).await,
+        made(Ground::standalone("cli_accepting").await, accepting).await,
+    ] {
+        succeeds(&ground).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
