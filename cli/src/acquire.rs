@@ -1,9 +1,13 @@
 //! `watchlock acquire`.
 
 use std::{
-    io::{self, Write as _},
+    fs,
+    io::{self, Stdout, Write as _},
+    os::unix::fs::MetadataExt as _,
     process::ExitCode,
 };
+
+use rustix::fs::OFlags;
 
 use serde::Serialize;
 use tokio::time::{Instant, timeout};
@@ -33,6 +37,11 @@ pub(crate) async fn acquire(connection: &Connection, arguments: Acquire) -> Outc
     let output = arguments.output;
     let arguments = Run::from(arguments);
     rehearse(&arguments).await?;
+    if is_closed(&io::stdout()) {
+        return Err(Failure::usage(
+            "standard output is closed or discarded, and nobody would know the token; to discard it: >/dev/null",
+        ));
+    }
     let mut signals = Signals::listen(&PASSED_ON)?;
     let deadline = deadline(&arguments);
     let locks = tokio::select! {
@@ -53,6 +62,18 @@ pub(crate) async fn acquire(connection: &Connection, arguments: Acquire) -> Outc
     }
     let ended = ended.map(|code| code.unwrap_or(ExitCode::SUCCESS));
     give_back(ended, &locks, &arguments).await
+}
+
+/// Returns whether standard output was closed when this program began, or its starter discards it without having been
+/// told to. The standard library has opened the null device in its place, for reading too, which no shell does with
+/// `>/dev/null`.
+fn is_closed(output: &Stdout) -> bool {
+    let is_null = || {
+        let null = fs::metadata("/dev/null").ok()?;
+        Some(rustix::fs::fstat(output).ok()?.st_rdev == null.rdev())
+    };
+    let flags = rustix::fs::fcntl_getfl(output);
+    flags.is_ok_and(|flags| flags.contains(OFlags::RDWR)) && is_null() == Some(true)
 }
 
 /// Waits for the lock, leaves it taken by no process, and prints its token; returns the code to exit with if a signal

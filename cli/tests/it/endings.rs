@@ -152,6 +152,21 @@ async fn the_exit_code_is_the_same_if_nobody_reads_the_output() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_taken_whose_token_nobody_would_know() {
+    let ground = Ground::replica_set("cli_closed").await;
+    let mut program = program(&ground);
+    program.args(["acquire", "x", "--for", "1m"]);
+    let closed = ["-c", "\"$@\" >&-", "sh"];
+    let told = done(&mut started_by("sh", &closed, &program)).await.expect(64);
+    assert!(told.err.contains("standard output is closed or discarded"), "{told:?}");
+    assert!(is_vacant(&ground.locks().await, "x").await);
+    // The null device may be meant.
+    let unread = ["-c", "\"$@\" >/dev/null", "sh"];
+    done(&mut started_by("sh", &unread, &program)).await.expect(0);
+    assert!(!is_vacant(&ground.locks().await, "x").await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn no_command_has_a_default_server() {
     let token = ["--token", "7"];
     for arguments in [
