@@ -166,7 +166,7 @@ async fn ignored_signals_stay_ignored() {
     // Like nohup. A later signal that is obeyed shows that the other was not. The end of the command is noticed even if
     // the parent ignores that of its children.
     let command = "trap 'echo usr1; exit 0' USR1; echo ready; while :; do sleep 0.02; done";
-    let script = r#"trap '' HUP CHLD; exec "$W" run x -- sh -c "$0""#;
+    let script = r#"trap '' HUP; exec env --ignore-signal=CHLD "$W" run x -- sh -c "$0""#;
     let program = program(&ground);
     let mut shell = tokio::process::Command::new("sh");
     shell.args(["-c", script, command]).kill_on_drop(true);
