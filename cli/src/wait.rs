@@ -5,6 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use futures::StreamExt as _;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use watchlock::operate::LockInfo;
 
@@ -12,13 +13,17 @@ use crate::{
     arguments::Wait,
     clock::Offset,
     connection::Connection,
-    exit::{Failure, NOT_OBTAINED, Outcome},
+    exit::{Failure, NOT_OBTAINED, Outcome, UNAVAILABLE},
     run::unanswered,
     text::exact,
 };
 
-/// Pause between two readings of the lock.
+/// Pause before the lock is read again where the server has not answered, or the events may not have begun.
 const PAUSE: Duration = Duration::from_millis(500);
+
+/// Time beyond the end of a lease before the lock is read again, to allow for the error in our measure of the server's
+/// clock.
+const LATER: Duration = Duration::from_millis(20);
 
 /// Extra time beyond the limit in which the server may answer, to distinguish a silent server from a lock that is held.
 const EXPLANATION: Duration = Duration::from_secs(2);
@@ -39,24 +44,40 @@ pub(crate) async fn wait(connection: &Connection, arguments: Wait) -> Outcome {
     let Some((locks, name, offset)) = within(end, beginning).await.transpose()? else {
         return Err(unanswered(limit.unwrap_or_default()));
     };
+    let mut events = locks.events(Some(&name));
+    // They begin with a reading of their own: a release before that raises none.
+    let mut have_begun = false;
     loop {
         // Without any time left the lock is still looked at.
         let read = within(end, locks.inspect(&name)).await;
         let is_over = end.is_some_and(|end| Instant::now() >= end);
-        match read.map(|read| read.map_err(Failure::from)) {
-            Some(Ok(lock)) if held_until(lock.as_ref(), offset).is_none() => return Ok(ExitCode::SUCCESS),
-            Some(Ok(Some(lock))) if is_over => {
-                let told = format!("not free within {}: {lock}", exact(limit.unwrap_or_default()));
-                let code = arguments.patience.conflict_exit_code;
-                return Err(Failure::new(NOT_OBTAINED, told).if_not_obtained(code));
-            }
+        let until = match read.map(|read| read.map_err(Failure::from)) {
+            Some(Ok(lock)) => match (held_until(lock.as_ref(), offset), lock) {
+                (Some(_), Some(lock)) if is_over => {
+                    let told = format!("not free within {}: {lock}", exact(limit.unwrap_or_default()));
+                    let code = arguments.patience.conflict_exit_code;
+                    return Err(Failure::new(NOT_OBTAINED, told).if_not_obtained(code));
+                }
+                (None, _) => return Ok(ExitCode::SUCCESS),
+                (until, _) => until,
+            },
             // A script must be able to distinguish this from a lock that is held.
             Some(Err(failure)) if is_over || !failure.is_unavailable() => return Err(failure),
+            Some(Err(_)) => None,
             None => return Err(unanswered(limit.unwrap_or_default())),
-            _ => {
-                let next = Instant::now() + PAUSE;
-                sleep_until(end.map_or(next, |end| end.min(next))).await;
+        };
+        let pause = match until {
+            Some(until) if have_begun => until.duration_since(offset.now()).unwrap_or_default() + LATER,
+            _ => PAUSE,
+        };
+        let next = [Instant::now().checked_add(pause), end].into_iter().flatten().min();
+        tokio::select! {
+            // A reading shows the cause of any event, and also a renewal, which raises none.
+            event = events.next(), if until.is_some() => {
+                event.ok_or_else(|| Failure::new(UNAVAILABLE, "the event stream has ended"))??;
+                have_begun = true;
             }
+            () = sleep_until(next.unwrap_or_else(Instant::now)) => {}
         }
     }
 }
