@@ -6,20 +6,12 @@ use std::{
 };
 
 use futures::FutureExt as _;
+use scopeguard::guard;
 
 use super::{LockClient, builder::LockClientBuilder};
 use crate::error::BuildError;
 #[cfg(feature = "sync")]
 use {crate::world::Blocking, std::panic::catch_unwind};
-
-/// Shuts the client down in the background when it is dropped, unless that has been done.
-struct ShutDownOnDrop(LockClient);
-
-impl Drop for ShutDownOnDrop {
-    fn drop(&mut self) {
-        self.0.close().iter().for_each(|session| session.end_in_background());
-    }
-}
 
 impl LockClientBuilder {
     /// Builds a client, runs the future that `work` makes with it, and [shuts the client down](LockClient::shutdown):
@@ -61,11 +53,14 @@ impl LockClientBuilder {
         F: FnOnce(LockClient) -> Fut,
         Fut: Future,
     {
-        let scope = ShutDownOnDrop(self.build().await?);
-        let working = async { work(scope.0.clone()).await };
+        // Dropped before its end, it shuts the client down in the background.
+        let locks = guard(self.build().await?, |locks| {
+            locks.close().iter().for_each(|session| session.end_in_background());
+        });
+        let working = async { work(locks.clone()).await };
         // Nothing is seen of the work after its panic.
         let worked = AssertUnwindSafe(working).catch_unwind().await;
-        scope.0.shutdown().await;
+        locks.shutdown().await;
         Ok(worked.unwrap_or_else(|panic| resume_unwind(panic)))
     }
 }

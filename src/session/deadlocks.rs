@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use scopeguard::defer;
 use tokio::{
     sync::oneshot,
     time::{Instant, sleep, timeout},
@@ -92,22 +93,6 @@ impl LongWaits {
     }
 }
 
-/// A wait among the long ones; dropping it takes it out.
-struct Listed<'a> {
-    session: &'a Session,
-    key: u64,
-}
-
-impl Drop for Listed<'_> {
-    fn drop(&mut self) {
-        let long = &mut self.session.table().long_waits;
-        long.waits.remove(&self.key);
-        if long.waits.is_empty() {
-            long.looks = Looks::default();
-        }
-    }
-}
-
 impl Session {
     /// Waits until the task's wait for `lock` is found to be part of a deadlock; if it does not end then, for ever. Await it
     /// in the task, beside the answer.
@@ -130,7 +115,13 @@ impl Session {
             ends: ends.then_some(told),
         };
         self.table().long_waits.waits.insert(key, wait);
-        let _listed = Listed { session: self, key };
+        defer! {
+            let long = &mut self.table().long_waits;
+            long.waits.remove(&key);
+            if long.waits.is_empty() {
+                long.looks = Looks::default();
+            }
+        }
         let (mut is_first, mut polled_at) = (true, None::<Instant>);
         let mut telling = pin!(async move {
             match (&mut telling).await {

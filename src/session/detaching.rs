@@ -2,6 +2,7 @@
 
 use std::{future::ready, sync::Arc, time::Duration};
 
+use scopeguard::{ScopeGuard, guard};
 use tokio::{
     sync::oneshot,
     time::{Instant, sleep},
@@ -23,30 +24,6 @@ use crate::{
     truncated_debug::shown_in_a_line,
     waitlist::{Grant, How},
 };
-
-/// A hold that was taken up. Dropping it detaches it again, as nobody has come for it.
-struct TakenUp {
-    session: Arc<Session>,
-    hold: Option<Arc<Hold>>,
-}
-
-impl Drop for TakenUp {
-    fn drop(&mut self) {
-        let Some(hold) = self.hold.take() else { return };
-        if self.session.begin_detaching(&hold).is_err() {
-            // Others of this client have come to share it, and it goes with the last of them.
-            self.session.discard(&hold);
-            return;
-        }
-        hold.exit();
-        hold.report_end();
-        let session = self.session.clone();
-        self.session.spawn(async move {
-            // Without an answer it is taken until its lease is over.
-            let _ = session.detach(&hold).await;
-        });
-    }
-}
 
 impl Session {
     /// Prepares a hold to be detached, unless others share it. From now on no task of this client gets it.
@@ -122,9 +99,9 @@ impl Session {
         let (to, taken_up) = oneshot::channel();
         let (session, detached) = (self.clone(), detached.clone());
         self.spawn(async move {
-            let hold = session.take_up(&detached).await;
-            // The caller may be gone.
-            drop(to.send(hold.map(|hold| TakenUp { session, hold })));
+            let taken_up = session.take_up(&detached).await;
+            // The caller may be gone, and drop what comes for it.
+            drop(to.send(taken_up.map(|hold| hold.map(|hold| guard(hold, move |hold| session.detach_again(hold))))));
         });
         let taken_up = tokio::select! {
             biased;
@@ -133,7 +110,7 @@ impl Session {
         };
         // The sender is dropped without an answer only when the session's runtime ends.
         let taken_up = taken_up.map_err(|_| self.why_closed())?;
-        let Some(hold) = taken_up?.hold.take() else {
+        let Some(hold) = taken_up?.map(ScopeGuard::into_inner) else {
             return Ok(None);
         };
         // Its end will be reported. What is attached was not known before.
@@ -142,6 +119,22 @@ impl Session {
         let attempt = Attempt::begin(Some(name), hold.label.clone(), hold.used.0, permits, false, None);
         let reported = attempt.follow(ready(Ok(hold)), |hold| vec![hold.granted()]);
         reported.await.map(Some)
+    }
+
+    /// Detaches a hold that was taken up, as nobody has come for it.
+    fn detach_again(self: &Arc<Self>, hold: Arc<Hold>) {
+        if self.begin_detaching(&hold).is_err() {
+            // Others of this client have come to share it, and it goes with the last of them.
+            self.discard(&hold);
+            return;
+        }
+        hold.exit();
+        hold.report_end();
+        let session = self.clone();
+        self.spawn(async move {
+            // Without an answer it is taken until its lease is over.
+            let _ = session.detach(&hold).await;
+        });
     }
 
     async fn take_up(self: &Arc<Self>, detached: &Detached) -> Result<Option<Arc<Hold>>, AcquireError> {

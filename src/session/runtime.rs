@@ -4,13 +4,9 @@
 //! are gone, and everything on its way is lost with them: the session is over. Every later request fails at once, on
 //! any runtime. A hold stays valid up to its deadline, and can't be released.
 
-use std::{
-    future::pending,
-    process,
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::{future::pending, process, sync::Arc, time::Duration};
 
+use scopeguard::guard;
 use tokio::{
     runtime::{Handle, RuntimeFlavor},
     sync::oneshot,
@@ -30,17 +26,6 @@ use crate::{
 /// Time after which a runtime of one thread that runs no task counts as standing still: nothing drives it, or its
 /// thread is blocked.
 const STANDS_STILL: Duration = Duration::from_secs(5);
-
-/// A guard that the runtime drops when it ends.
-struct Vigil(Weak<Session>);
-
-impl Drop for Vigil {
-    fn drop(&mut self) {
-        if let Some(session) = self.0.upgrade().filter(|session| !session.ended.is_cancelled()) {
-            session.runtime_ended();
-        }
-    }
-}
 
 impl Session {
     /// Starts the session's tasks on the present runtime, on the first call.
@@ -83,9 +68,14 @@ impl Session {
 
     /// Notices the end of the runtime. A runtime that has ended drops the task at once.
     fn watch_over(self: &Arc<Self>, runtime: &Handle) {
-        let (vigil, ended) = (Vigil(Arc::downgrade(self)), self.ended.clone());
+        let ended = self.ended.clone();
+        let dropped = guard(Arc::downgrade(self), |session| {
+            if let Some(session) = session.upgrade().filter(|session| !session.ended.is_cancelled()) {
+                session.runtime_ended();
+            }
+        });
         drop(spawned(runtime, async move {
-            let _vigil = vigil;
+            let _dropped = dropped;
             ended.cancelled().await;
         }));
     }
