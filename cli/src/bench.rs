@@ -23,7 +23,7 @@ use crate::{
     messages,
     table::{Column, table},
     terminal,
-    verify::wakeups::{handed_over, hop, hopped, lost_one},
+    verify::wakeups::{Loss, handed_over, hop, hopped, lost_one},
 };
 
 /// Number of measurements, which share the time.
@@ -213,7 +213,7 @@ async fn lost(
     sleep(LISTENING).await;
     let compared = beside_hops(ground, share, async |round| {
         let lock = format!("lost {round}");
-        let lost = lost_one(holder, other, &lock).await?;
+        let lost = lost_one(ground, holder, other, &lock, Loss::Broken).await?;
         lost.ok_or_else(|| Failure::internal("a holder did not learn that its lock was broken"))
     });
     let compared = compared.await;

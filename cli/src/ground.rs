@@ -1,9 +1,11 @@
 //! The collections of one run of `watchlock verify` or `watchlock bench`, and their end.
 //!
 //! A run writes nothing but what is in collections of its own. Their names begin with `watchlock_verify_` and an object
-//! id, whose first bytes are the time: so a later run knows those that were left by one that was killed, and drops them.
+//! id, whose first bytes are the time. As long as a run lives it holds a lock there; so the next run knows which
+//! collections were left by one that was killed, and drops them.
 
 use std::{
+    collections::BTreeSet,
     sync::{Mutex, PoisonError},
     time::{Duration, SystemTime},
 };
@@ -27,8 +29,11 @@ use crate::{
 
 const PREFIX: &str = "watchlock_verify_";
 
-/// Age from which the collections of a run are left over: none goes on for so long.
-const LEFT_OVER: Duration = Duration::from_secs(24 * 3600);
+/// The lock that a run holds while it lives.
+const ALIVE: &str = "this run";
+
+/// Collections of a run that holds no lock are left alone for this long: it may be about to take it.
+const BEGINNING: Duration = Duration::from_secs(30);
 
 /// Maximum time for a lock that nobody else wants.
 const GRANTED: Duration = Duration::from_secs(10);
@@ -50,7 +55,7 @@ const NEEDED: [&str; 6] = [
     "listCollections",
     "dropCollection",
 ];
-const USEFUL: [&str; 1] = ["changeStream"];
+const USEFUL: [&str; 2] = ["changeStream", "createIndex"];
 
 /// The collections of a run, and the clients that use them.
 pub(crate) struct Ground<'a> {
@@ -114,11 +119,11 @@ impl<'a> Ground<'a> {
         Ok(ground)
     }
 
-    /// Takes the first lock of this run. The inner failure: the server grants no lock.
+    /// Takes the lock of this run, for as long as its clients live. The inner failure: the server grants no lock.
     pub(crate) async fn begin(&self) -> Result<Result<Held<locks::Mutex>, Failure>, Failure> {
         let begun = async {
             let locks = self.client().await?;
-            let acquiring = locks.mutex("this run").acquire().reason("watchlock verify");
+            let acquiring = locks.mutex(ALIVE).acquire().reason("watchlock verify");
             acquiring.timeout(GRANTED).await.map_err(|error| match error {
                 // Nobody else has it: that is no outage.
                 AcquireError::Timeout { .. } | AcquireError::Unanswered { .. } => Failure::internal(error),
@@ -159,6 +164,11 @@ impl<'a> Ground<'a> {
             .then(|| format!("the user lacks {action} on the collections of the run"))
     }
 
+    /// Returns the collection of the locks.
+    pub(crate) fn locks(&self) -> Collection<Document> {
+        self.collection("locks")
+    }
+
     /// Returns another collection of this run.
     pub(crate) fn collection(&self, part: &str) -> Collection<Document> {
         self.place.database.collection(&format!("{}_{part}", self.prefix))
@@ -194,15 +204,32 @@ async fn client(place: &Place) -> Result<LockClient, Failure> {
 
 /// Drops the collections of runs that were killed.
 async fn clear_leftovers(place: &Place) -> Result<(), Failure> {
-    for name in names(&place.database, PREFIX).await? {
-        let id = name.strip_prefix(PREFIX).and_then(|rest| rest.get(..24));
-        let begun = id.and_then(|id| Some(ObjectId::parse_str(id).ok()?.timestamp().to_system_time()));
-        let age = begun.and_then(|begun| SystemTime::now().duration_since(begun).ok());
-        if age.is_some_and(|age| age > LEFT_OVER) {
-            drop_all(&place.database, &name).await?;
+    let names = names(&place.database, PREFIX).await?;
+    let ids: BTreeSet<&str> = names.iter().filter_map(|name| id_of(name)).collect();
+    for id in ids {
+        let Ok(begun) = ObjectId::parse_str(id) else { continue };
+        let age = SystemTime::now().duration_since(begun.timestamp().to_system_time());
+        if age.is_ok_and(|age| age < BEGINNING) {
+            continue;
+        }
+        let prefix = format!("{PREFIX}{id}");
+        let its = Place {
+            collection: format!("{prefix}_locks"),
+            ..place.clone()
+        };
+        let locks = client(&its).await?;
+        let lives = locks.inspect(ALIVE).await?.is_some_and(|lock| !lock.holders.is_empty());
+        locks.shutdown().await;
+        if !lives {
+            drop_all(&place.database, &prefix).await?;
         }
     }
     Ok(())
+}
+
+/// Returns the object id in the name of a run's collection.
+fn id_of(name: &str) -> Option<&str> {
+    name.strip_prefix(PREFIX)?.get(..24)
 }
 
 /// Drops the collections of a run, and returns how many there were.

@@ -81,6 +81,11 @@ pub(super) fn topology(hello: &Document) -> Check {
              their own replica set",
         );
     }
+    if hides_its_set(hello) {
+        return Check::new("topology", Status::Problem, HIDES_ITS_SET).advice(
+            "connect without the program in between: through it waiters poll, and nothing shows who is the primary",
+        );
+    }
     Check::new("topology", Status::Warning, "standalone server").advice(
         "locks are safe here, but waiters poll: start the server with --replSet and call rs.initiate() once; one member is \
          enough for change streams",
@@ -164,6 +169,15 @@ pub(crate) const FORGETS: &str =
 pub(crate) fn forgets(answer: &Document) -> bool {
     let config = answer.get_document("config");
     config.is_ok_and(|config| config.get_bool("writeConcernMajorityJournalDefault") == Ok(false))
+}
+
+/// What [`hides_its_set`] finds.
+pub(crate) const HIDES_ITS_SET: &str = "it says that it is a standalone server, and tells the time of a replica set: something \
+                                        in between changes its answers";
+
+/// Whether the answer of a server that names no set has what only members of a set and routers know.
+pub(crate) fn hides_its_set(hello: &Document) -> bool {
+    is_standalone(hello) && hello.contains_key("$clusterTime")
 }
 
 /// Returns whether the server is neither a member of a set nor a router.

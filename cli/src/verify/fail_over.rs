@@ -11,6 +11,7 @@ use tokio::time::sleep;
 use super::{
     WHOLE,
     exclusion::{self, Contest},
+    pace::Pace,
     report::{Check, Verdict, millis},
     server::answer,
 };
@@ -34,12 +35,7 @@ const ELECTED: Duration = Duration::from_secs(30);
 /// Of a default lease, an outage may take this long at any moment without a loss.
 const OUTLASTED: Duration = Duration::from_secs(20);
 
-pub(super) async fn run(
-    ground: &Ground<'_>,
-    patience: Duration,
-    seed: u64,
-    checks: &mut Vec<Check>,
-) -> Result<(), Failure> {
+pub(super) async fn run(ground: &Ground<'_>, pace: &Pace, seed: u64, checks: &mut Vec<Check>) -> Result<(), Failure> {
     let hello = answer(ground, doc! { "hello": 1 }).await?;
     let members = hello.get_array("hosts").map_or(0, Vec::len);
     if !hello.contains_key("setName") || members < 2 {
@@ -52,7 +48,7 @@ pub(super) async fn run(
     for _ in 0..CLIENTS {
         clients.push(ground.client().await?);
     }
-    let contending = exclusion::contend(ground, patience, &clients, Contest::FailOver, seed, LOAD);
+    let contending = exclusion::contend(ground, pace, &clients, Contest::FailOver, seed, LOAD);
     let stepping = async {
         sleep(BEFORE).await;
         step_down(ground).await

@@ -1,9 +1,12 @@
 //! Fences, guards, transactions, and the index by which the server removes old locks.
 
+use std::time::{Duration, Instant};
+
 use mongodb::{
-    bson::doc,
+    bson::{DateTime, doc},
     options::{ReadConcern, WriteConcern},
 };
+use tokio::time::sleep;
 use watchlock::{LockClient, errors::FenceError};
 
 use super::report::Check;
@@ -11,9 +14,51 @@ use crate::{
     doctor::primary,
     exit::Failure,
     ground::{Ground, asked},
+    text::span_of,
 };
 
 pub(super) const SECTION: &str = "fences and transactions";
+
+/// A document that the server has to remove in time.
+pub(super) struct Purged {
+    since: Instant,
+}
+
+/// Writes a free lock whose time is over. The server looks for such once a minute, so this comes first.
+pub(super) async fn purge(ground: &Ground<'_>) -> Result<Purged, Failure> {
+    // The first lock of a client makes the index; the document has the form of a free lock.
+    let documents = ground.locks();
+    let old = doc! { "_id": "old", "purge_at": DateTime::from_millis(1_000_000_000_000) };
+    asked(async move { documents.insert_one(old).await }).await?;
+    Ok(Purged { since: Instant::now() })
+}
+
+impl Purged {
+    /// Waits for the removal, until this time.
+    pub(super) async fn check(self, ground: &Ground<'_>, until: Instant) -> Result<Check, Failure> {
+        let name = "TTL index";
+        if let Some(why) = ground.lacks("createIndex") {
+            return Ok(Check::skipped(SECTION, name, why));
+        }
+        loop {
+            let documents = ground.locks();
+            let found = asked(async move { documents.find_one(doc! { "_id": "old" }).await }).await?;
+            let took = span_of(self.since.elapsed());
+            if found.is_none() {
+                return Ok(Check::kept(
+                    SECTION,
+                    name,
+                    format!("the server removed an old lock within {took}"),
+                ));
+            }
+            if Instant::now() >= until {
+                let why = format!("not seen within {took}: the server looks once a minute, so give it --seconds 90");
+                return Ok(Check::skipped(SECTION, name, why));
+            }
+            sleep(Duration::from_millis(500)).await;
+        }
+    }
+}
 
 pub(super) async fn run(ground: &Ground<'_>, checks: &mut Vec<Check>) -> Result<(), Failure> {
     let (first, second) = (ground.client().await?, ground.client().await?);

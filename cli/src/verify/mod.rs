@@ -2,11 +2,13 @@
 //!
 //! - [`server`], [`protocol`], [`exclusion`], [`wakeups`], [`fences`], [`fail_over`]: the sections, each of which adds its
 //!   checks.
+//! - [`pace`]: whether a time-out says anything.
 //! - [`report`]: what was found, for people and programs.
 
 mod exclusion;
 mod fail_over;
 mod fences;
+mod pace;
 mod protocol;
 mod report;
 mod server;
@@ -28,9 +30,9 @@ use crate::{
     exit::{self, Failure, Outcome},
     ground::{Ground, on_ground},
     json, messages, terminal,
-    text::span_of,
 };
 
+use pace::Pace;
 use report::{Check, Report, Verdict};
 
 pub(crate) async fn verify(connection: &Connection, arguments: Verify) -> Outcome {
@@ -129,7 +131,9 @@ impl Run {
     /// Runs the sections, the longest for as long as there is time.
     async fn look(&self, ground: &Ground<'_>, all: &mut Vec<Check>) -> Result<(), Failure> {
         let alive = ground.begin().await?;
-        self.section(server::SECTION, all, async |all| server::run(ground, all).await)
+        let pace = Pace::watch(ground.collection("pace"), self.patience);
+        let purged = fences::purge(ground).await?;
+        self.section(server::SECTION, &pace, all, async |all| server::run(ground, all).await)
             .await?;
         all.push(match &alive {
             Ok(held) => Check::kept(
@@ -140,40 +144,46 @@ impl Run {
             Err(failure) => Check::broken(server::SECTION, "a lock", failure.message()),
         });
         let drawn = (self.seed, self.left() / 4);
-        self.section(protocol::SECTION, all, async |all| {
+        self.section(protocol::SECTION, &pace, all, async |all| {
             protocol::run(ground, drawn, all).await
         })
         .await?;
         if alive.is_ok() {
             let drawn = (self.seed, self.left() / 2);
-            self.section(exclusion::SECTION, all, async |all| {
-                exclusion::run(ground, self.patience, drawn, all).await
+            self.section(exclusion::SECTION, &pace, all, async |all| {
+                exclusion::run(ground, &pace, drawn, all).await
             })
             .await?;
-            self.section(wakeups::SECTION, all, async |all| wakeups::run(ground, all).await)
-                .await?;
+            self.section(wakeups::SECTION, &pace, all, async |all| {
+                wakeups::run(ground, &pace, all).await
+            })
+            .await?;
             if self.steps_down {
-                self.section(fail_over::SECTION, all, async |all| {
-                    fail_over::run(ground, self.patience, self.seed, all).await
+                self.section(fail_over::SECTION, &pace, all, async |all| {
+                    fail_over::run(ground, &pace, self.seed, all).await
                 })
                 .await?;
             }
-            self.section(fences::SECTION, all, async |all| fences::run(ground, all).await)
+            self.section(fences::SECTION, &pace, all, async |all| fences::run(ground, all).await)
                 .await?;
         } else {
             for name in [exclusion::SECTION, wakeups::SECTION, fences::SECTION] {
                 all.push(Check::skipped(name, WHOLE, "no lock is granted"));
             }
         }
+        if self.asks_for(fences::SECTION) {
+            // As long as there is time.
+            all.push(purged.check(ground, self.end).await?);
+        }
         Ok(())
     }
 
-    /// Runs a section. One that the server refuses breaks a promise: this client can do what locks do. One that does
-    /// not end in time says nothing, as the server may be slow. Fails only if the server can't be reached, or not by
-    /// this user.
+    /// Runs a section. One that the server refuses, or that does not end while the server is quick, breaks a promise:
+    /// this client can do what locks do. Fails only if the server can't be reached, or not by this user.
     async fn section(
         &self,
         name: &'static str,
+        pace: &Pace,
         checks: &mut Vec<Check>,
         run: impl AsyncFnOnce(&mut Vec<Check>) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
@@ -182,15 +192,13 @@ impl Run {
             return Ok(());
         }
         messages::say(&format!("verifying: {name} ..."));
-        let limit = self.left() + self.patience;
-        match timeout(limit, run(checks)).await {
+        pace.begin();
+        match timeout(self.left() + self.patience, run(checks)).await {
             Ok(Err(failure)) if failure.ends_a_run() => return Err(failure),
             Ok(Err(failure)) => checks.push(Check::broken(name, WHOLE, failure.message())),
             Ok(Ok(())) => {}
-            Err(_) => {
-                let found = format!("it did not end within {}: see --patience", span_of(limit));
-                checks.push(Check::inconclusive(name, WHOLE, found));
-            }
+            // The longest has five contests.
+            Err(_) => checks.push(pace.late(name, WHOLE, (self.patience, 2_000), "it does not end".to_owned())),
         }
         Ok(())
     }

@@ -13,7 +13,7 @@ use crate::{
     connection::to_its_end,
     doctor::{
         self, member_clocks,
-        topology::{FORGETS, forgets},
+        topology::{FORGETS, HIDES_ITS_SET, forgets, hides_its_set},
     },
     exit::Failure,
     ground::{Ground, asked},
@@ -43,6 +43,8 @@ pub(super) async fn run(ground: &Ground<'_>, checks: &mut Vec<Check>) -> Result<
         Ok(hello) => member_clocks(&ground.place, hello).await?,
         Err(_) => None,
     };
+    let hides = hello.as_ref().is_ok_and(hides_its_set);
+    checks.extend(hides.then(|| Check::broken(SECTION, "answers", HIDES_ITS_SET)));
     checks.push(fact("topology", hello, |hello| {
         Some(match (hello.get_str("setName"), hello.get_str("msg")) {
             (Ok(set), _) => {
@@ -54,8 +56,40 @@ pub(super) async fn run(ground: &Ground<'_>, checks: &mut Vec<Check>) -> Result<
         })
     }));
     let admin = database.client().database("admin");
+    let status = ask(&admin, doc! { "serverStatus": 1 }).await?;
+    checks.push(fact("storage", status, |status| {
+        let engine = status.get_document("storageEngine").ok()?.get_str("name").ok()?;
+        Some(engine.to_owned())
+    }));
+    let version = ask(&admin, doc! { "getParameter": 1, "featureCompatibilityVersion": 1 }).await?;
+    checks.push(fact("compatibility", version, |answer| {
+        let version = answer.get_document("featureCompatibilityVersion").ok()?;
+        Some(version.get_str("version").ok()?.to_owned())
+    }));
+    let defaults = ask(&admin, doc! { "getDefaultRWConcern": 1 }).await?;
+    checks.push(fact("default concerns", defaults, |defaults| {
+        let of = |name| {
+            defaults
+                .get_document(name)
+                .map_or("none".to_owned(), Document::to_string)
+        };
+        Some(format!(
+            "write {}, read {}; watchlock sets its own",
+            of("defaultWriteConcern"),
+            of("defaultReadConcern")
+        ))
+    }));
     let config = ask(&admin, doc! { "replSetGetConfig": 1 }).await?;
     checks.push(majority(&config));
+    checks.push(fact("elections", config, |answer| {
+        let settings = answer.get_document("config").ok()?.get_document("settings").ok()?;
+        let of = |name| settings.get(name).map_or("unknown".to_owned(), ToString::to_string);
+        Some(format!(
+            "after {} ms without a primary, heartbeats every {} ms",
+            of("electionTimeoutMillis"),
+            of("heartbeatIntervalMillis")
+        ))
+    }));
     checks.push(latency(ground).await?);
     checks.push(clock(ground).await?);
     checks.extend(clocks.map(|clocks| {

@@ -4,16 +4,22 @@
 
 use std::time::{Duration, Instant};
 
-use mongodb::{bson::doc, error::Error};
+use mongodb::{
+    bson::{Document, doc},
+    error::Error,
+    options::ReadConcern,
+};
 use tokio::time::{sleep, timeout};
 use watchlock::{Held, LockClient, errors::AcquireError, locks, operate::WakeMode};
 
 use super::{
+    pace::Pace,
     report::{Check, millis},
     server::answer,
 };
 use crate::{
     connection::to_its_end,
+    doctor::primary,
     exit::Failure,
     ground::{Ground, asked},
     measure::{Hop, Samples},
@@ -41,11 +47,12 @@ const SEEN: Duration = Duration::from_secs(10);
 /// no-op, for which the others' events wait.
 const RAW: Duration = Duration::from_secs(20);
 
-pub(super) async fn run(ground: &Ground<'_>, checks: &mut Vec<Check>) -> Result<(), Failure> {
+pub(super) async fn run(ground: &Ground<'_>, pace: &Pace, checks: &mut Vec<Check>) -> Result<(), Failure> {
     let (holder, waiter) = (ground.client().await?, ground.client().await?);
     let hello = answer(ground, doc! { "hello": 1 }).await?;
     // Any other server has change streams.
-    let is_standalone = !hello.contains_key("setName") && !hello.contains_key("msg");
+    let is_sharded = hello.contains_key("msg");
+    let is_standalone = !hello.contains_key("setName") && !is_sharded;
     let missing = |name, why: String| match (is_standalone, ground.lacks("changeStream")) {
         (true, _) => Check::skipped(
             SECTION,
@@ -56,21 +63,24 @@ pub(super) async fn run(ground: &Ground<'_>, checks: &mut Vec<Check>) -> Result<
         _ => Check::broken(SECTION, name, why),
     };
     checks.push(match hop(ground).await? {
-        Ok(hop) => raw_hop(hop).await?,
+        Ok(hop) => raw_hop(pace, hop, is_sharded).await?,
         Err(error) => missing(
             RAW_HOP,
             format!("no change stream: {}", Failure::driver(&error).message()),
         ),
     });
     // Its stream is opened for the first waiter.
-    checks.push(hand_over(&holder, &waiter).await?);
+    checks.push(hand_over(pace, &holder, &waiter).await?);
     let mode = waiter.wake_mode();
     checks.push(match mode {
         WakeMode::Polling { .. } => missing("streams", format!("waiters poll: {mode:?}")),
         _ => Check::kept(SECTION, "streams", format!("{mode:?}")),
     });
-    checks.push(lost(&holder, &waiter).await?);
-    checks.push(expiry(ground, &waiter).await?);
+    for loss in [Loss::Broken, Loss::Deleted, Loss::Overwritten] {
+        checks.push(lost(ground, pace, &holder, &waiter, loss).await?);
+    }
+    checks.push(expiry(ground, pace, &waiter).await?);
+    checks.push(killed_cursor(ground, pace, &holder, &waiter).await?);
     Ok(())
 }
 
@@ -92,15 +102,15 @@ pub(crate) async fn hopped(mut hop: Hop) -> Result<Option<(Hop, Duration)>, Fail
     timeout(RAW, hopping).await.ok().transpose()
 }
 
-async fn raw_hop(mut hop: Hop) -> Result<Check, Failure> {
+async fn raw_hop(pace: &Pace, mut hop: Hop, is_sharded: bool) -> Result<Check, Failure> {
     let mut samples = Samples::default();
     for _ in 0..SAMPLES {
         let Some((next, latency)) = hopped(hop).await? else {
-            let found = format!(
-                "no event within {}; an idle shard of a cluster may hold it up",
-                span_of(RAW)
-            );
-            return Ok(Check::inconclusive(SECTION, RAW_HOP, found));
+            let found = format!("no event within {}", span_of(RAW));
+            return Ok(match is_sharded {
+                true => Check::inconclusive(SECTION, RAW_HOP, format!("{found}; it may wait for an idle shard")),
+                false => pace.late(SECTION, RAW_HOP, (RAW, 10), found),
+            });
         };
         hop = next;
         samples.push(latency);
@@ -116,7 +126,7 @@ fn latency(samples: &Samples) -> String {
     )
 }
 
-async fn hand_over(holder: &LockClient, waiter: &LockClient) -> Result<Check, Failure> {
+async fn hand_over(pace: &Pace, holder: &LockClient, waiter: &LockClient) -> Result<Check, Failure> {
     let name = "hand-over";
     let mut samples = Samples::default();
     for number in 0..=SAMPLES {
@@ -127,7 +137,7 @@ async fn hand_over(holder: &LockClient, waiter: &LockClient) -> Result<Check, Fa
             Err(AcquireError::Timeout { .. } | AcquireError::Unanswered { .. }) => {
                 let limit = LEASE + MARGIN;
                 let found = format!("a waiter got no lock within {} of its release", span_of(limit));
-                return Ok(Check::inconclusive(SECTION, name, found));
+                return Ok(pace.late(SECTION, name, (limit, 10), found));
             }
             Err(error) => return Err(error.into()),
         }
@@ -170,32 +180,73 @@ async fn until_queued(locks: &LockClient, lock: &str) -> Result<bool, Failure> {
     Ok(true)
 }
 
-async fn lost(holder: &LockClient, other: &LockClient) -> Result<Check, Failure> {
-    let name = "loss by a break";
+/// How a lock is taken away.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Loss {
+    Broken,
+    Deleted,
+    Overwritten,
+}
+
+impl Loss {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Broken => "loss by a break",
+            Self::Deleted => "loss by a deletion",
+            Self::Overwritten => "loss by overwriting",
+        }
+    }
+}
+
+async fn lost(
+    ground: &Ground<'_>,
+    pace: &Pace,
+    holder: &LockClient,
+    other: &LockClient,
+    loss: Loss,
+) -> Result<Check, Failure> {
     let mut samples = Samples::default();
     for number in 0..SAMPLES {
-        let Some(latency) = lost_one(holder, other, &format!("{name} {number}")).await? else {
+        let lock = format!("{} {number}", loss.name());
+        let Some(latency) = lost_one(ground, holder, other, &lock, loss).await? else {
             let found = format!("the holder did not learn of it within its lease of {}", span_of(LEASE));
-            return Ok(Check::broken(SECTION, name, found));
+            return Ok(pace.late(SECTION, loss.name(), (LEASE, 10), found));
         };
         samples.push(latency);
     }
-    Ok(Check::kept(SECTION, name, latency(&samples)))
+    Ok(Check::kept(SECTION, loss.name(), latency(&samples)))
 }
 
-/// Breaks a lock, and returns the time until its holder knows; `None` if that takes longer than its lease.
-pub(crate) async fn lost_one(holder: &LockClient, other: &LockClient, lock: &str) -> Result<Option<Duration>, Failure> {
+/// Takes a lock away, and returns the time until its holder knows; `None` if that takes longer than its lease.
+pub(crate) async fn lost_one(
+    ground: &Ground<'_>,
+    holder: &LockClient,
+    other: &LockClient,
+    lock: &str,
+    loss: Loss,
+) -> Result<Option<Duration>, Failure> {
     let held = holder.mutex(lock).acquire().lease(LEASE).await?;
     let told_at = telling(&held);
     // The news of one's own grant is over.
     sleep(QUEUED).await;
     let begun = Instant::now();
-    other.break_lock(lock).await?;
+    let (documents, lock) = (ground.locks(), lock.to_owned());
+    match loss {
+        Loss::Broken => drop(other.break_lock(&lock).await?),
+        Loss::Deleted => {
+            asked(async move { documents.delete_one(doc! { "_id": lock }).await }).await?;
+        }
+        Loss::Overwritten => {
+            let change = doc! { "$set": { "holders": [] } };
+            asked(async move { documents.update_one(doc! { "_id": lock }, change).await }).await?;
+        }
+    }
     // Its last renewal was before this.
     let Ok(at) = timeout(LEASE, told_at).await else {
         return Ok(None);
     };
-    Ok(Some(ended(async { at }).await?.saturating_duration_since(begun)))
+    let at = ended(async { at }).await?;
+    Ok(Some(at.saturating_duration_since(begun)))
 }
 
 /// Returns the time at which a holder learns of its loss.
@@ -208,7 +259,7 @@ fn telling(held: &Held<locks::Mutex>) -> tokio::task::JoinHandle<Instant> {
 }
 
 /// Checks that a hold which is not renewed ends, and not before its holder knows.
-async fn expiry(ground: &Ground<'_>, waiter: &LockClient) -> Result<Check, Failure> {
+async fn expiry(ground: &Ground<'_>, pace: &Pace, waiter: &LockClient) -> Result<Check, Failure> {
     let name = "expiry";
     let begun = Instant::now();
     // Nobody renews it, as if its process had died.
@@ -219,7 +270,7 @@ async fn expiry(ground: &Ground<'_>, waiter: &LockClient) -> Result<Check, Failu
     let Ok(got) = got else {
         let limit = 2 * LEASE + MARGIN;
         let found = format!("nobody else got the lock within {}", span_of(limit));
-        return Ok(Check::inconclusive(SECTION, name, found));
+        return Ok(pace.late(SECTION, name, (limit, 10), found));
     };
     drop(got.release().await);
     if is_held {
@@ -233,6 +284,85 @@ async fn expiry(ground: &Ground<'_>, waiter: &LockClient) -> Result<Check, Failu
     let found = format!(
         "handed over {} after the end of a lease",
         millis(took.saturating_sub(LEASE))
+    );
+    Ok(Check::kept(SECTION, name, found))
+}
+
+/// Checks that locks go on being handed over after the server killed the streams' cursors.
+async fn killed_cursor(
+    ground: &Ground<'_>,
+    pace: &Pace,
+    holder: &LockClient,
+    waiter: &LockClient,
+) -> Result<Check, Failure> {
+    let name = "killed streams";
+    let admin = ground.database().client().database("admin");
+    let namespace = ground.locks().namespace().to_string();
+    let held = holder.mutex(name).acquire().await?;
+    let waiting = waiter.mutex(name).acquire().timeout(LEASE + MARGIN);
+    let waiting = tokio::spawn(async move { waiting.await.map(|got| (got, Instant::now())) });
+    if !until_queued(holder, name).await? {
+        drop(held.release().await);
+        let found = "a waiter is not seen in the queue".to_owned();
+        return Ok(pace.late(SECTION, name, (LEASE + MARGIN, 10), found));
+    }
+    let listing = async move {
+        let pipeline = vec![
+            doc! { "$currentOp": { "idleCursors": true, "localOps": false } },
+            doc! { "$match": { "ns": namespace, "cursor.cursorId": { "$exists": true } } },
+        ];
+        use futures::TryStreamExt as _;
+        let found: Vec<Document> = admin
+            .aggregate(pipeline)
+            .selection_criteria(primary())
+            .read_concern(ReadConcern::local())
+            .await?
+            .try_collect()
+            .await?;
+        Ok(found)
+    };
+    let found = match to_its_end(listing).await? {
+        Ok(found) => found,
+        Err(error) => {
+            drop(held.release().await);
+            let why = format!("the cursors are not visible: {}", Failure::driver(&error).message());
+            return Ok(Check::skipped(SECTION, name, why));
+        }
+    };
+    let cursors: Vec<i64> = found
+        .iter()
+        .filter_map(|operation| operation.get_document("cursor").ok()?.get_i64("cursorId").ok())
+        .collect();
+    if cursors.is_empty() {
+        drop(held.release().await);
+        return Ok(Check::skipped(SECTION, name, "no cursors are to be seen"));
+    }
+    let command = doc! { "killCursors": ground.locks().name(), "cursors": cursors };
+    let database = ground.database().clone();
+    let killed = to_its_end(async move { database.run_command(command).await }).await?;
+    let count = match &killed {
+        Ok(answer) => answer.get_array("cursorsKilled").map_or(0, Vec::len),
+        Err(_) => 0,
+    };
+    if count == 0 {
+        drop(held.release().await);
+        let why = match killed {
+            Ok(_) => "the server killed none of them".to_owned(),
+            Err(error) => Failure::driver(&error).message().to_owned(),
+        };
+        return Ok(Check::skipped(SECTION, name, format!("they can't be killed: {why}")));
+    }
+    let begun = Instant::now();
+    drop(held.release().await);
+    let Ok((got, at)) = ended(waiting).await? else {
+        let limit = LEASE + MARGIN;
+        let found = format!("a waiter got no lock within {} of it", span_of(limit));
+        return Ok(pace.late(SECTION, name, (limit, 10), found));
+    };
+    drop(got.release().await);
+    let found = format!(
+        "{count} killed, and a hand-over right after it in {}",
+        millis(at - begun)
     );
     Ok(Check::kept(SECTION, name, found))
 }

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use futures::{StreamExt as _, stream};
-use mongodb::bson::{Bson, Document, doc, oid::ObjectId};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use mongodb::bson::{Bson, DateTime, Document, doc};
 use serde_json::Value;
 use tokio::task::JoinHandle;
+use watchlock::LockClient;
 use watchlock_testkit::{
     Cluster, Liar,
     liar::{self, Told},
@@ -99,9 +100,11 @@ async fn a_replica_set_keeps_the_promises_to_a_user_with_these_rights_and_whatev
         ("exclusion", "mutexes"),
         ("exclusion", "readers and writers"),
         ("exclusion", "documents"),
+        ("exclusion", "locks taken away"),
         ("wake-ups and losses", "hand-over"),
-        ("wake-ups and losses", "loss by a break"),
+        ("wake-ups and losses", "loss by a deletion"),
         ("wake-ups and losses", "expiry"),
+        ("wake-ups and losses", "killed streams"),
         ("fences and transactions", "earlier holder's write"),
         ("fences and transactions", "guarded transaction"),
     ] {
@@ -109,6 +112,8 @@ async fn a_replica_set_keeps_the_promises_to_a_user_with_these_rights_and_whatev
     }
     // Of the whole set, and so of an operator.
     assert_eq!(verdict(&report, "server", "journal"), "skipped", "{report:#}");
+    // Nobody waits a minute for it in a run of a second.
+    assert!(["kept", "skipped"].contains(&verdict(&report, "fences and transactions", "TTL index")));
     let text = std::fs::read_to_string(&page).unwrap();
     std::fs::remove_file(&page).unwrap();
     assert!(
@@ -140,8 +145,46 @@ async fn what_a_standalone_does_not_have_is_skipped() {
     assert_eq!(left(&ground).await, [""; 0]);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn documents_that_are_not_those_of_the_specification_are_found() {
+    let ground = Ground::replica_set("cli_verify_spoiled").await;
+    let spoiling = spoil(&ground, "protocol");
+    let arguments = ["--json", "--seed", "11", "--section", "protocol"];
+    let report = verify(&ground, &arguments).await.expect(1).json();
+    spoiling.abort();
+    assert_eq!(report["kept"], false);
+    let broken = report["checks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|check| check["verdict"] == "broken");
+    let evidence: Vec<&str> = broken.map(|check| check["evidence"].as_str().unwrap()).collect();
+    assert!(!evidence.is_empty(), "{report:#}");
+    for evidence in evidence {
+        assert!(
+            evidence.contains("sequence 1") && evidence.contains("spoiled"),
+            "{evidence}"
+        );
+    }
+}
+
+/// As a server before 5.0 has it: what one member has confirmed, a read that sees what a majority has may not see yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_confirms_writes_alone_by_default_breaks_no_promise() {
+    let cluster = Cluster::replica_set(1).await.unwrap();
+    let alone = doc! { "setDefaultRWConcern": 1, "defaultWriteConcern": { "w": 1 } };
+    let admin = cluster.client().await.unwrap().database("admin");
+    admin.run_command(alone).await.unwrap();
+    let ground = Ground::on(&cluster, "cli_verify_alone");
+    let report = verify(&ground, &["--json", "--section", "protocol"])
+        .await
+        .expect(0)
+        .json();
+    assert_eq!(verdict(&report, "protocol", "mutexes"), "kept", "{report:#}");
+}
+
 /// Moments at which a run is interrupted, and how many runs go on at once.
-const INTERRUPTED: u32 = 4;
+const INTERRUPTED: u32 = 8;
 const RUNS_AT_ONCE: usize = 4;
 
 /// ^C at any moment, and the collections are gone.
@@ -152,14 +195,14 @@ async fn an_interrupted_run_leaves_nothing_behind() {
         let mut running = Started::new(program(&ground).args(["verify", "--seconds", "1"]));
         running.until_told("verifying").await;
         // Some in each section.
-        pause(Duration::from_millis(2_200) * number).await;
+        pause(Duration::from_millis(1_100) * number).await;
         signal("INT", running.pid());
         let status = running.status().await;
         (number, status, left(&ground).await)
     });
     let ended: Vec<_> = stream::iter(grounds).buffer_unordered(RUNS_AT_ONCE).collect().await;
     let interrupted = ended.iter().filter(|(_, status, _)| status.code() == Some(130)).count();
-    assert!(interrupted >= 2, "{ended:?}");
+    assert!(interrupted >= 4, "{ended:?}");
     for (number, status, left) in ended {
         assert!([Some(130), Some(0)].contains(&status.code()), "{number}: {status}");
         assert_eq!(left, [""; 0], "after {number}");
@@ -172,11 +215,14 @@ async fn the_collections_of_a_killed_run_are_dropped_by_the_next() {
     let ground = Ground::replica_set("cli_verify_killed").await;
     // Of a run that was killed long ago, and of one that goes on elsewhere.
     let database = ground.driver().await.database(&ground.database);
-    let (killed, living) = ("000000000000000000000001", &ObjectId::new().to_hex()[..]);
+    let (killed, living) = ("000000000000000000000001", "000000000000000000000002");
     for id in [killed, living] {
         let written = database.collection::<Document>(&format!("{PREFIX}{id}_written"));
         written.insert_one(doc! {}).await.unwrap();
     }
+    let locks = LockClient::builder(database.clone()).collection(format!("{PREFIX}{living}_locks"));
+    let locks = locks.build().await.unwrap();
+    let _alive = locks.mutex("this run").acquire().await.unwrap();
     let ended = done(program(&ground).args(["verify", "--seconds", "0"])).await;
     assert_eq!(ended.code, 64, "{ended:?}");
     let mut running = Started::new(program(&ground).args(["verify", "--seconds", "5"]));
@@ -185,9 +231,12 @@ async fn the_collections_of_a_killed_run_are_dropped_by_the_next() {
     running.status().await;
     eventually(RUN, "only the living run's are left", async || {
         let left = left(&ground).await;
-        left.len() == 1 && left[0].contains(living)
+        left.iter().all(|name| name.contains(living)) && left.len() == 2
     })
     .await;
+    let written = database.collection::<Document>(&format!("{PREFIX}{living}_written"));
+    let found: Vec<Document> = written.find(doc! {}).await.unwrap().try_collect().await.unwrap();
+    assert_eq!(found.len(), 1);
 }
 
 /// A server that is not what it says, and the checks of which one has to find it.
@@ -198,6 +247,8 @@ struct Lie {
     /// The sections that are to find it.
     sections: &'static [&'static str],
     found: &'static [&'static str],
+    /// The check of `watchlock doctor` that sees it too, without writing anything, and its status.
+    doctor: Option<(&'static str, &'static str)>,
 }
 
 fn honest(_: &mut Document) -> Told {
@@ -227,7 +278,48 @@ fn each_update(command: &mut Document, change: impl Fn(&mut Document)) {
     }
 }
 
-const LIES: [Lie; 5] = [
+/// Returns the operands of an expression of this operator.
+fn operands<'a>(value: &'a Bson, operator: &str) -> Option<&'a [Bson]> {
+    value.as_document()?.get_array(operator).ok().map(Vec::as_slice)
+}
+
+const LIES: [Lie; 14] = [
+    Lie {
+        name: "a clock that stands still",
+        command: |command| {
+            let still = Bson::from(DateTime::from_millis(1_700_000_000_000));
+            liar::replace(command, &|value| {
+                (value.as_str() == Some("$$NOW")).then(|| still.clone())
+            });
+            Told::Server
+        },
+        answer: unchanged,
+        sections: &["server"],
+        found: &["clock"],
+        doctor: None,
+    },
+    Lie {
+        name: "a member that says that it is a standalone server",
+        command: honest,
+        answer: |command, answer| {
+            if ["hello", "isMaster", "ismaster"].iter().any(|name| is(command, name)) {
+                for field in [
+                    "setName",
+                    "hosts",
+                    "me",
+                    "primary",
+                    "setVersion",
+                    "electionId",
+                    "lastWrite",
+                ] {
+                    answer.remove(field);
+                }
+            }
+        },
+        sections: &["server"],
+        found: &["answers"],
+        doctor: Some(("topology", "problem")),
+    },
     Lie {
         name: "a clock that is an hour ahead",
         command: |command| {
@@ -240,6 +332,21 @@ const LIES: [Lie; 5] = [
         answer: unchanged,
         sections: &["server"],
         found: &["clock"],
+        doctor: None,
+    },
+    Lie {
+        name: "findAndModify without pipelines",
+        command: |command| {
+            let is_pipeline = command.get_array("update").is_ok();
+            if is_pipeline && (is(command, "findAndModify") || is(command, "findandmodify")) {
+                return refusal(9, "the update must be a document");
+            }
+            Told::Server
+        },
+        answer: unchanged,
+        sections: &["server"],
+        found: &["a lock"],
+        doctor: None,
     },
     Lie {
         name: "no change streams",
@@ -250,6 +357,83 @@ const LIES: [Lie; 5] = [
         answer: unchanged,
         sections: &["wake-ups"],
         found: &["raw hop", "streams"],
+        doctor: Some(("wake-mode", "warning")),
+    },
+    Lie {
+        name: "change streams without events",
+        command: honest,
+        answer: |command, answer| {
+            if let Ok(cursor) = answer.get_document_mut("cursor")
+                && is(command, "getMore")
+            {
+                cursor.insert("nextBatch", Vec::<Bson>::new());
+            }
+        },
+        sections: &["wake-ups"],
+        found: &["raw hop"],
+        doctor: None,
+    },
+    Lie {
+        name: "the document before the change",
+        command: |command| {
+            if command.contains_key("new") {
+                command.insert("new", false);
+            }
+            Told::Server
+        },
+        answer: unchanged,
+        sections: &["protocol"],
+        found: &["a lock", "mutexes"],
+        doctor: None,
+    },
+    Lie {
+        name: "transactions that are none",
+        command: |command| {
+            if is(command, "commitTransaction") || is(command, "abortTransaction") {
+                return Told::Client(doc! { "ok": 1.0 });
+            }
+            if command.remove("autocommit").is_some() {
+                command.remove("startTransaction");
+                command.remove("txnNumber");
+            }
+            Told::Server
+        },
+        answer: unchanged,
+        sections: &["fences"],
+        found: &["guarded transaction"],
+        doctor: None,
+    },
+    Lie {
+        name: "texts that are read as expressions",
+        command: |command| {
+            each_update(command, |update| {
+                liar::replace(update, &|value| value.as_document()?.get("$literal").cloned());
+            });
+            Told::Server
+        },
+        answer: unchanged,
+        sections: &["protocol"],
+        found: &["mutexes", "semaphores"],
+        doctor: None,
+    },
+    Lie {
+        name: "numbers of another type",
+        command: honest,
+        answer: |_, answer| {
+            if let Ok(cursor) = answer.get_document_mut("cursor")
+                && let Ok(batch) = cursor.get_array_mut("firstBatch")
+            {
+                for document in batch.iter_mut().filter_map(Bson::as_document_mut) {
+                    #[expect(clippy::cast_precision_loss, reason = "that is the lie")]
+                    liar::replace(document, &|value| {
+                        value.as_i64().map(|number| Bson::from(number as f64))
+                    });
+                }
+            }
+        },
+        sections: &["protocol"],
+        found: &["mutexes"],
+        doctor: None,
     },
     Lie {
         name: "grants that a crash undoes",
@@ -263,6 +447,7 @@ const LIES: [Lie; 5] = [
         },
         sections: &["server"],
         found: &["journal"],
+        doctor: Some(("journal", "problem")),
     },
     Lie {
         name: "conditions of updates that are passed over",
@@ -279,6 +464,25 @@ const LIES: [Lie; 5] = [
         answer: unchanged,
         sections: &["protocol", "exclusion", "fences"],
         found: &["mutexes", "semaphores", "elections", "earlier holder's write"],
+        doctor: None,
+    },
+    // Mistakes in the pipelines themselves, of those that the model has to find.
+    Lie {
+        name: "a capacity that is off by one",
+        command: |command| {
+            liar::replace(command, &|value| {
+                let [held, capacity] = operands(value, "$lte")? else {
+                    return None;
+                };
+                let more = doc! { "$add": [capacity.clone(), 1] };
+                (held.as_str() == Some("$$held")).then(|| doc! { "$lte": [held.clone(), more] }.into())
+            });
+            Told::Server
+        },
+        answer: unchanged,
+        sections: &["protocol", "exclusion"],
+        found: &["mutexes", "semaphores"],
+        doctor: None,
     },
     Lie {
         name: "a token that is issued twice",
@@ -290,6 +494,7 @@ const LIES: [Lie; 5] = [
         answer: unchanged,
         sections: &["protocol", "exclusion"],
         found: &["semaphores", "readers and writers"],
+        doctor: None,
     },
 ];
 
@@ -305,6 +510,15 @@ async fn a_server_that_is_not_what_it_says_is_found_out() {
     let told = stream::iter(&LIES).map(async |lie| {
         let liar = Liar::before(server, lie.command, lie.answer).await.unwrap();
         let behind = ground.through(liar.uri());
+        if let Some((name, status)) = lie.doctor {
+            let told = run(&behind, &["doctor", "--json"]).await;
+            let report = told.json();
+            let mut checks = report["checks"].as_array().unwrap().iter();
+            let is_seen = checks.any(|check| check["name"] == name && check["status"] == status);
+            if !is_seen || (status == "problem" && told.code != 1) {
+                return Some(format!("{}, by doctor: {told:?}", lie.name));
+            }
+        }
         let sections = lie.sections.iter().flat_map(|section| ["--section", section]);
         let arguments: Vec<&str> = ["--json", "--seed", "3"].into_iter().chain(sections).collect();
         let told = verify(&behind, &arguments).await;
@@ -324,6 +538,26 @@ async fn a_server_that_is_not_what_it_says_is_found_out() {
         .collect()
         .await;
     assert!(missed.is_empty(), "{missed:#?}");
+}
+
+/// What the run found before stays found.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broken_promise_is_reported_though_the_run_ends_early() {
+    let ground = Ground::replica_set("cli_verify_ends").await;
+    let server = watchlock_testkit::shared::replica_set().await.addr(0);
+    let forgets = LIES.iter().find(|lie| lie.found == ["journal"]).unwrap();
+    let forbid = |command: &mut Document| match command.get_str("insert") {
+        Ok(collection) if collection.ends_with("_documents") => refusal(13, "not authorized"),
+        _ => Told::Server,
+    };
+    let liar = Liar::before(server, forbid, forgets.answer).await.unwrap();
+    let arguments = ["--json", "--section", "server", "--section", "exclusion"];
+    let report = verify(&ground.through(liar.uri()), &arguments).await.expect(1).json();
+    assert_eq!(verdict(&report, "server", "journal"), "broken", "{report:#}");
+    assert!(
+        found(&report, "run", "to its end").contains("not authorized"),
+        "{report:#}"
+    );
 }
 
 /// What was not run is named, and does not count.
@@ -394,6 +628,24 @@ async fn a_fail_over_under_load_keeps_the_promises() {
     assert_eq!(left(&ground).await, [""; 0]);
 }
 
+/// A primary that says yes and stays shows nothing of a fail-over.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fail_over_that_is_not_seen_is_inconclusive() {
+    let cluster = Cluster::builder().replica_set(3).in_memory(true).start().await.unwrap();
+    let primary = cluster.primary().await.unwrap();
+    let stays = |command: &mut Document| match is(command, "replSetStepDown") {
+        true => Told::Client(doc! { "ok": 1.0 }),
+        false => Told::Server,
+    };
+    let liar = Liar::before(cluster.addr(primary), stays, unchanged).await.unwrap();
+    let ground = Ground::on(&cluster, "cli_verify_stays").through(liar.uri());
+    let report = fail_over(&ground).await.expect(2).json();
+    assert_eq!(verdict(&report, "fail-over", "step-down"), "inconclusive", "{report:#}");
+    let checks = report["checks"].as_array().unwrap();
+    let kept = |check: &Value| check["section"] == "fail-over" && check["verdict"] == "kept";
+    assert!(!checks.iter().any(kept), "{report:#}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fail_over_without_another_member_is_skipped() {
     let ground = Ground::replica_set("cli_verify_alone").await;
@@ -420,11 +672,12 @@ async fn user_with(actions: &[&str]) -> Ground {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_user_lacks_is_skipped_by_its_right() {
     let ground = user_with(&NEEDED).await;
-    let arguments = ["--json", "--section", "wake-ups"];
+    let arguments = ["--json", "--section", "wake-ups", "--section", "fences"];
     let report = verify(&ground, &arguments).await.expect(0).json();
     for (section, name, right) in [
         ("wake-ups and losses", "raw hop", "changeStream"),
         ("wake-ups and losses", "streams", "changeStream"),
+        ("fences and transactions", "TTL index", "createIndex"),
     ] {
         assert_eq!(
             verdict(&report, section, name),
@@ -441,9 +694,28 @@ async fn each_right_that_a_run_needs_is_named_where_it_is_missing() {
     for missing in NEEDED {
         let others: Vec<&str> = NEEDED.into_iter().filter(|action| *action != missing).collect();
         let ground = user_with(&others).await;
-        let told = done(program(&ground).arg("verify")).await.expect(77);
-        assert!(told.err.contains(&format!("the user lacks {missing} on")), "{told:?}");
+        for command in ["verify", "bench"] {
+            let told = done(program(&ground).args([command, "--seconds", "1"]))
+                .await
+                .expect(77);
+            assert!(told.err.contains(&format!("the user lacks {missing} on")), "{told:?}");
+        }
     }
+}
+
+/// A verdict by a time-out says nothing of a server that is slow by itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_slow_server_does_not_do_in_time_is_inconclusive() {
+    let ground = Ground::replica_set("cli_verify_slow").await;
+    let slow = slow().await;
+    // An answer is quick for a few commands in a row, and slow for a contest.
+    let arguments = ["--json", "--patience", "5"];
+    let report = verify(&ground.through(slow.uri()), &arguments).await.expect(2).json();
+    assert_eq!(report["kept"], false);
+    let checks = report["checks"].as_array().unwrap();
+    let slow = checks.iter().filter(|check| check["verdict"] == "inconclusive");
+    assert!(slow.count() > 0, "{report:#}");
+    assert!(checks.iter().all(|check| check["verdict"] != "broken"), "{report:#}");
 }
 
 /// Returns the replica set behind a proxy that holds up every command.

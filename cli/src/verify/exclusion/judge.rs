@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use super::{Contest, SECTION};
@@ -38,9 +38,54 @@ impl Hold {
     }
 }
 
-/// Judges what the tasks of a contest have held.
-pub(super) fn judge(contest: Contest, holds: Vec<Hold>) -> Check {
+/// A mutex that was broken.
+#[derive(Clone, Debug)]
+pub(super) struct Break {
+    pub(super) name: String,
+    /// Read before the break was sent.
+    pub(super) at: Instant,
+    /// It ended all holds under smaller tokens. Unknown if it was not answered.
+    pub(super) below: Option<i64>,
+}
+
+impl Break {
+    /// Returns whether it may have ended a hold, whose client learns of that a hop later.
+    fn may_have_ended(&self, hold: &Hold) -> bool {
+        // The latest answer to a break.
+        const ANSWERED: Duration = Duration::from_secs(30);
+        let is_below = self
+            .below
+            .map_or(hold.from < self.at + ANSWERED, |below| hold.token < below);
+        self.name == hold.name && is_below
+    }
+}
+
+/// What the tasks of a contest have recorded.
+#[derive(Debug, Default)]
+pub(super) struct Record {
+    pub(super) holds: Vec<Hold>,
+    pub(super) breaks: Vec<Break>,
+    pub(super) counted: u64,
+}
+
+/// Judges what the tasks of a contest have recorded.
+pub(super) fn judge(contest: Contest, record: Record, sum: u64) -> Check {
+    let Record {
+        mut holds,
+        breaks,
+        counted,
+    } = record;
+    let count = holds.len();
     let clients = holds.iter().map(|hold| hold.client).collect::<BTreeSet<_>>();
+    // A break takes the lock from a holder that learns of it a hop later: the promise does not cover that hop.
+    for hold in &mut holds {
+        let ended = breaks.iter().filter(|broken| broken.may_have_ended(hold));
+        if let Some(at) = ended.map(|broken| broken.at).min() {
+            hold.until = hold.until.min(at);
+        }
+    }
+    // These began in that hop.
+    holds.retain(|hold| hold.from <= hold.until);
     let mut by_name: BTreeMap<&str, Vec<&Hold>> = BTreeMap::new();
     for hold in &holds {
         by_name.entry(&hold.name).or_default().push(hold);
@@ -54,10 +99,20 @@ pub(super) fn judge(contest: Contest, holds: Vec<Hold>) -> Check {
             return Check::broken(SECTION, name, "a fencing token did not rise").with(evidence);
         }
     }
-    match holds.len() {
-        0 => Check::skipped(SECTION, name, "nobody got a lock in the time of the check"),
-        count => Check::kept(SECTION, name, format!("{count} holds of {} clients", clients.len())),
+    // Holders that were interrupted may have counted, too.
+    if matches!(contest, Contest::Mutex | Contest::Documents) && sum < counted {
+        let found = format!("{counted} holders have counted up one after the other, and {sum} is the number");
+        return Check::broken(SECTION, name, found);
     }
+    if count == 0 {
+        return Check::skipped(SECTION, name, "nobody got a lock in the time of the check");
+    }
+    let broken = match breaks.len() {
+        0 => String::new(),
+        count => format!(", {count} breaks"),
+    };
+    let found = format!("{count} holds of {} clients{broken}", clients.len());
+    Check::kept(SECTION, name, found)
 }
 
 /// Finds holders that were valid at once and have more permits than there are.
@@ -119,7 +174,7 @@ fn lines(holds: &[&Hold], begun: Instant) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::LazyLock, time::Duration};
+    use std::sync::LazyLock;
 
     use super::*;
 
@@ -139,31 +194,60 @@ mod tests {
         }
     }
 
+    fn judged(contest: Contest, holds: Vec<Hold>, breaks: Vec<Break>) -> Check {
+        let record = Record {
+            holds,
+            breaks,
+            counted: 0,
+        };
+        judge(contest, record, 0)
+    }
+
     #[test]
-    fn holders_at_once_and_tokens_that_do_not_rise_are_found() {
-        let at_once = [hold(1, 1, (0, 5)), hold(1, 2, (4, 9))];
-        for (verdict, contest, holds) in [
-            ("Kept", Contest::Mutex, vec![hold(1, 1, (0, 5)), hold(1, 2, (5, 9))]),
-            ("Broken", Contest::Mutex, at_once.to_vec()),
-            ("Kept", Contest::Semaphore, at_once.to_vec()),
-            (
-                "Broken",
-                Contest::Semaphore,
-                (1..=4).map(|token| hold(1, token, (0, 9))).collect(),
-            ),
-            (
-                "Broken",
-                Contest::Mutex,
-                vec![hold(1, 2, (0, 5)), hold(1, 1, (6, 9)), hold(1, 3, (10, 11))],
-            ),
-            (
-                "Broken",
-                Contest::Semaphore,
-                vec![hold(1, 2, (0, 5)), hold(1, 2, (0, 9))],
-            ),
-            ("Skipped", Contest::Mutex, vec![]),
-        ] {
-            assert_eq!(format!("{:?}", judge(contest, holds).verdict), verdict, "{contest:?}");
-        }
+    fn holders_at_once_are_found() {
+        let verdict = |contest, holds, breaks| format!("{:?}", judged(contest, holds, breaks).verdict);
+        let after = vec![hold(1, 1, (0, 5)), hold(1, 2, (5, 9))];
+        assert_eq!(verdict(Contest::Mutex, after, vec![]), "Kept");
+        let at_once = || vec![hold(1, 1, (0, 5)), hold(1, 2, (4, 9))];
+        assert_eq!(verdict(Contest::Mutex, at_once(), vec![]), "Broken");
+        assert_eq!(verdict(Contest::Semaphore, at_once(), vec![]), "Kept");
+        // Of a lock that was broken meanwhile, or after the break that ended an earlier hold.
+        let broken = |millis, below| Break {
+            name: "a".to_owned(),
+            at: at(millis),
+            below,
+        };
+        assert_eq!(verdict(Contest::TakenAway, at_once(), vec![broken(3, Some(2))]), "Kept");
+        assert_eq!(verdict(Contest::TakenAway, at_once(), vec![broken(3, None)]), "Kept");
+        assert_eq!(
+            verdict(Contest::TakenAway, at_once(), vec![broken(3, Some(1))]),
+            "Broken"
+        );
+        // The first learned of its grant when the second had the lock already.
+        let late = vec![hold(1, 1, (6, 7)), hold(1, 2, (4, 9))];
+        assert_eq!(verdict(Contest::TakenAway, late, vec![broken(3, Some(2))]), "Kept");
+        let many = (1..=4).map(|token| hold(1, token, (0, 9))).collect();
+        assert_eq!(verdict(Contest::Semaphore, many, vec![]), "Broken");
+    }
+
+    #[test]
+    fn tokens_that_do_not_rise_are_found() {
+        let holds = [hold(1, 2, (0, 5)), hold(1, 1, (6, 9)), hold(1, 3, (10, 11))];
+        assert!(tokens(&holds.iter().collect::<Vec<_>>(), 1).is_some());
+        let twice = [hold(1, 2, (0, 5)), hold(1, 2, (0, 9))];
+        assert!(tokens(&twice.iter().collect::<Vec<_>>(), 9).is_some());
+        let risen = [hold(1, 1, (0, 5)), hold(1, 2, (6, 9))];
+        assert!(tokens(&risen.iter().collect::<Vec<_>>(), 1).is_none());
+    }
+
+    #[test]
+    fn a_lost_count_is_found() {
+        let record = || Record {
+            holds: vec![hold(1, 1, (0, 5))],
+            counted: 3,
+            ..Record::default()
+        };
+        assert_eq!(format!("{:?}", judge(Contest::Mutex, record(), 2).verdict), "Broken");
+        assert_eq!(format!("{:?}", judge(Contest::Mutex, record(), 3).verdict), "Kept");
     }
 }

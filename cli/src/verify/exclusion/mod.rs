@@ -1,7 +1,7 @@
 //! Exclusion and tokens: several clients contend, and a judge looks at what they held.
 //!
 //! Each client has its own driver client, and so shares nothing with the others but the server. Some acquires give up,
-//! and some are dropped.
+//! some are dropped, some holds are of a fixed length and outlast it, and some locks are broken.
 
 mod judge;
 
@@ -21,14 +21,18 @@ use tokio::{
 use watchlock::{Held, LockClient, errors::AcquireError};
 use watchlock_proofs::Random;
 
-use super::report::{Check, Verdict};
+use super::{
+    pace::Pace,
+    report::{Check, Verdict},
+};
 use crate::{
+    connection::to_its_end,
     exit::Failure,
     ground::{Ground, asked},
     text::span_of,
 };
 
-use judge::{Hold, judge};
+use judge::{Break, Hold, Record, judge};
 
 pub(super) const SECTION: &str = "exclusion";
 
@@ -45,6 +49,10 @@ const PERMITS: u32 = 3;
 /// A writer takes all that readers can.
 const WRITER: u32 = 1_000;
 
+/// A short lease, for locks that are taken away and for holds that outlast theirs: more than twice the default skew
+/// margin.
+const SHORT: Duration = Duration::from_millis(2_500);
+
 /// How a check contends.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Contest {
@@ -52,6 +60,8 @@ pub(super) enum Contest {
     Semaphore,
     ReadersAndWriters,
     Documents,
+    /// Mutexes whose holders outlast a fixed length, or are broken.
+    TakenAway,
     /// Mutexes while the primary of the set steps down.
     FailOver,
 }
@@ -63,6 +73,7 @@ impl Contest {
             Self::Semaphore => "semaphores",
             Self::ReadersAndWriters => "readers and writers",
             Self::Documents => "documents",
+            Self::TakenAway => "locks taken away",
             Self::FailOver => "contention through it",
         }
     }
@@ -71,7 +82,7 @@ impl Contest {
         match self {
             Self::Semaphore => PERMITS,
             Self::ReadersAndWriters => WRITER,
-            Self::Mutex | Self::Documents | Self::FailOver => 1,
+            Self::Mutex | Self::Documents | Self::TakenAway | Self::FailOver => 1,
         }
     }
 }
@@ -79,7 +90,7 @@ impl Contest {
 /// Contends for about this long.
 pub(super) async fn run(
     ground: &Ground<'_>,
-    patience: Duration,
+    pace: &Pace,
     (seed, time): (u64, Duration),
     checks: &mut Vec<Check>,
 ) -> Result<(), Failure> {
@@ -92,11 +103,13 @@ pub(super) async fn run(
         Contest::Semaphore,
         Contest::ReadersAndWriters,
         Contest::Documents,
+        Contest::TakenAway,
     ];
     let share = time / u32::try_from(contests.len()).unwrap_or(1);
     for contest in contests {
-        let check = contend(ground, patience, &clients, contest, seed, share).await?;
-        let hangs = check.verdict == Verdict::Inconclusive;
+        let check = contend(ground, pace, &clients, contest, seed, share).await?;
+        let verdict = check.verdict;
+        let hangs = verdict == Verdict::Inconclusive || verdict == Verdict::Broken && check.evidence.is_none();
         checks.push(check);
         if hangs {
             // The others would take as long.
@@ -109,17 +122,24 @@ pub(super) async fn run(
 /// Makes all clients contend for this long, and judges what they held.
 pub(super) async fn contend(
     ground: &Ground<'_>,
-    patience: Duration,
+    pace: &Pace,
     clients: &[LockClient],
     contest: Contest,
     seed: u64,
     time: Duration,
 ) -> Result<Check, Failure> {
     let documents = ground.collection("documents");
-    let both = ["a", "b"].map(|name| doc! { "_id": name_of(contest, name) });
-    let written = documents.clone();
-    asked(async move { written.insert_many(both).await }).await?;
-    let record = Arc::new(Mutex::new(Vec::new()));
+    let counted = ground.collection("counted");
+    for name in ["a", "b"] {
+        let (documents, counted) = (documents.clone(), counted.clone());
+        let name = name_of(contest, name);
+        let written = async move {
+            documents.insert_one(doc! { "_id": &name }).await?;
+            counted.insert_one(doc! { "_id": name, "n": 0_i64 }).await
+        };
+        asked(written).await?;
+    }
+    let record = Arc::new(Mutex::new(Record::default()));
     let end = Instant::now() + time;
     let mut tasks: JoinSet<Result<(), AcquireError>> = JoinSet::new();
     for (locks, client) in clients.iter().zip(0..) {
@@ -128,6 +148,7 @@ pub(super) async fn contend(
                 locks: locks.clone(),
                 contest,
                 documents: documents.clone(),
+                counted: counted.clone(),
                 client,
                 writes: (client + task).is_multiple_of(3),
                 random: Random::new(seed ^ (client * TASKS + task)),
@@ -142,16 +163,29 @@ pub(super) async fn contend(
         }
         Ok::<_, Failure>(())
     };
-    let Ok(played) = timeout(time + patience, played).await else {
+    let Ok(played) = timeout(time + pace.patience, played).await else {
         let found = format!(
             "an acquire has not come to its end {} after the time",
-            span_of(patience)
+            span_of(pace.patience)
         );
-        return Ok(Check::inconclusive(SECTION, contest.name(), found));
+        // Eighteen tasks hold five times each, by five commands: most of them under one name, one after the other.
+        return Ok(pace.late(SECTION, contest.name(), (pace.patience, 450), found));
     };
     played?;
     let record = std::mem::take(&mut *record.lock().unwrap_or_else(PoisonError::into_inner));
-    Ok(judge(contest, record))
+    let count = asked(async move { sum(&counted, contest).await }).await?;
+    Ok(judge(contest, record, count))
+}
+
+/// Returns the sum of what the holders have counted.
+async fn sum(counted: &Collection<Document>, contest: Contest) -> Result<u64, mongodb::error::Error> {
+    let mut sum = 0;
+    for name in ["a", "b"] {
+        let found = counted.find_one(doc! { "_id": name_of(contest, name) }).await?;
+        let n = found.and_then(|found| found.get_i64("n").ok()).unwrap_or(0);
+        sum += u64::try_from(n).unwrap_or(0);
+    }
+    Ok(sum)
 }
 
 fn name_of(contest: Contest, name: &str) -> String {
@@ -163,11 +197,12 @@ struct Player {
     locks: LockClient,
     contest: Contest,
     documents: Collection<Document>,
+    counted: Collection<Document>,
     client: u64,
-    /// Whether it takes all that readers can, or two permits.
+    /// Whether it takes all that readers can, or two permits, or holds of a fixed length.
     writes: bool,
     random: Random,
-    record: Arc<Mutex<Vec<Hold>>>,
+    record: Arc<Mutex<Record>>,
 }
 
 impl Player {
@@ -216,6 +251,14 @@ impl Player {
                 let held = documents.acquire(name).timeout(patience).await?;
                 (held.into(), 1)
             }
+            Contest::TakenAway => {
+                let mutex = self.locks.mutex(name);
+                let held = match self.writes {
+                    true => mutex.acquire().fixed(SHORT).timeout(patience).await?,
+                    false => mutex.acquire().lease(SHORT).timeout(patience).await?,
+                };
+                (held.into(), 1)
+            }
         })
     }
 
@@ -224,19 +267,75 @@ impl Player {
         if !held.is_held() {
             return;
         }
-        sleep(Duration::from_millis(self.random.below(6))).await;
-        let until = Instant::now();
-        // A hold that was lost meanwhile was valid at its begin at least.
-        let until = if held.is_held() { until } else { from };
-        self.record.lock().unwrap_or_else(PoisonError::into_inner).push(Hold {
+        let mut counted = false;
+        if self.contest.capacity() == permits {
+            counted = self.count(name).await;
+        }
+        let outlasts = matches!(self.contest, Contest::TakenAway) && self.random.below(40) == 0;
+        let pause = if outlasts {
+            SHORT + SHORT / 5
+        } else {
+            Duration::from_millis(self.random.below(6))
+        };
+        let mut until = from;
+        let end = from + pause;
+        loop {
+            let look = Instant::now();
+            if held.is_held() {
+                until = look;
+            }
+            if look >= end {
+                break;
+            }
+            sleep((end - look).min(Duration::from_millis(2))).await;
+        }
+        if matches!(self.contest, Contest::TakenAway) && self.random.below(6) == 0 {
+            // By another holder's hand, or one's own: it is taken away all the same.
+            let at = Instant::now();
+            let below = match self.locks.break_lock(name).await {
+                // The next holder has it in the same write.
+                Ok(Some(after)) => {
+                    let next = after.holders.first().map(|next| next.token.as_i64());
+                    Some(next.unwrap_or(after.token.as_i64() + 1))
+                }
+                Ok(None) => Some(0),
+                Err(_) => None,
+            };
+            let name = name.to_owned();
+            self.note(|record| record.breaks.push(Break { name, at, below }));
+        }
+        let hold = Hold {
             name: name.to_owned(),
             client: self.client,
             permits,
             token: held.token().as_i64(),
             from,
             until,
+        };
+        // It still has the lock at this look, so nobody else has counted since its read.
+        let sure = counted && held.is_held();
+        self.note(|record| {
+            record.holds.push(hold);
+            record.counted += u64::from(sure);
         });
         // A release that is not confirmed ends at the end of the lease.
         drop(held.release().await);
+    }
+
+    /// Reads a number, and writes the next one: two holders at once would write the same. Returns whether it did.
+    async fn count(&self, name: &str) -> bool {
+        let (counted, name) = (self.counted.clone(), name.to_owned());
+        let counting = async move {
+            let found = counted.find_one(doc! { "_id": &name }).await?;
+            let n = found.and_then(|found| found.get_i64("n").ok()).unwrap_or(0);
+            counted
+                .update_one(doc! { "_id": name }, doc! { "$set": { "n": n + 1 } })
+                .await
+        };
+        matches!(to_its_end(counting).await, Ok(Ok(_)))
+    }
+
+    fn note(&self, note: impl FnOnce(&mut Record)) {
+        note(&mut self.record.lock().unwrap_or_else(PoisonError::into_inner));
     }
 }
