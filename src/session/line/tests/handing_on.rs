@@ -99,6 +99,23 @@ async fn events_that_may_have_been_missed_end_the_handing_on() {
     assert!(!bench.release(&hold));
 }
 
+#[tokio::test(start_paused = true)]
+async fn the_next_task_inherits_the_deadline_and_no_more() {
+    let mut bench = Bench::new();
+    let tasks = waiters(&mut bench, 10);
+    let (second, mut tasks) = handing_on(&mut bench, tasks);
+    tokio::time::advance(Duration::from_millis(400)).await;
+    let inherited = (second.deadline(), second.renew_at());
+    assert!(bench.release(&second));
+    let third = held(&mut tasks.next().unwrap());
+    assert_eq!((third.deadline(), third.renew_at()), inherited);
+    // A process that stood still past the deadline sees the loss with its first look, and hands nothing on.
+    tokio::time::advance(bench.config.lease).await;
+    assert_eq!(third.exit(), Remains::Lost(LostReason::Expired));
+    let ((), effects) = bench.feed(|line, context| line.waitlist.step(context).let_go(&third, None));
+    assert!(effects.is_empty());
+}
+
 /// A renewal, a doubt or a timer can still have the handle of a task before.
 #[tokio::test(start_paused = true)]
 async fn a_hold_that_was_handed_on_is_let_go_of_by_nobody_but_its_present_task() {
