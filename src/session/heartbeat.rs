@@ -239,38 +239,38 @@ mod tests {
         drop(lock.write().timeout(second).await.unwrap());
     }
 
-    /// Renewals of two thousand locks keep this server busy for half of the time, if none is sent twice, and no answer
-    /// comes as fast as it used to.
+    /// Renewals of these locks keep this server busy for a quarter of the time, if none is sent twice, and no answer comes
+    /// as fast as it used to.
     #[tokio::test(start_paused = true)]
     async fn a_slow_server_is_not_made_slower() {
-        const COUNT: usize = 2_000;
+        const COUNT: usize = 200;
         let (link, locks) = client(&memory(), ONE, LEASE);
         let mutexes = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")));
         let acquired = join_all(mutexes.map(|mutex| async move { mutex.acquire().await.unwrap() })).await;
         sleep(2 * LEASE).await;
 
-        let burden = link.burden(Duration::from_millis(300), Duration::from_micros(500));
+        let burden = link.burden(Duration::from_millis(300), Duration::from_micros(2_500));
         sleep(5 * LEASE).await;
         let lost = acquired.iter().filter(|handle| handle.lost_reason().is_some()).count();
         assert_eq!(lost, 0);
         let least = acquired.iter().map(|handle| handle.safe_for()).min();
         assert!(least.is_some_and(|least| least > LEASE / 2), "{least:?}");
-        // Two commands a round and five rounds a lease, or fewer, as there is a rest after each.
-        assert!((30..75).contains(&burden.renewals()), "{}", burden.renewals());
+        // One command a round and five rounds a lease, or fewer, as there is a rest after each.
+        assert!((15..38).contains(&burden.renewals()), "{}", burden.renewals());
     }
 
-    /// A round of renewals keeps this server busy for five seconds of six, and a claim lease is over in five.
+    /// A round of renewals takes this server five seconds of six, and a claim lease is over in five.
     #[tokio::test(start_paused = true)]
     async fn what_is_held_on_a_claim_lease_does_not_wait_for_others() {
-        const COUNT: usize = 2_500;
+        const COUNT: usize = 1_500;
         let (memory, lease) = (memory(), 3 * LEASE);
         let (link, locks) = client(&memory, ONE, lease);
         let (_, other) = client(&memory, OTHER, lease);
         let mutexes = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")));
         let _acquired = join_all(mutexes.map(|mutex| async move { mutex.acquire().await.unwrap() })).await;
         sleep(lease).await;
-        let _burden = link.burden(Duration::from_millis(300), Duration::from_millis(2));
-        sleep(lease).await;
+        let _burden = link.burden(Duration::from_secs(1), Duration::from_millis(2));
+        sleep(lease / 2).await;
         // Whenever in the round it comes.
         for late in [0, 3] {
             let held = other.mutex("x").acquire().await.unwrap();
@@ -308,7 +308,7 @@ mod tests {
     /// Where little of the lease is left when a renewal is due, it yields to nobody.
     #[tokio::test(start_paused = true)]
     async fn renewals_that_are_due_late_in_the_lease_do_not_yield() {
-        const COUNT: usize = 5_200;
+        const COUNT: usize = 520;
         let settings = Config {
             lease: LEASE,
             renewal_interval: Some(LEASE * 3 / 5),
@@ -318,12 +318,13 @@ mod tests {
         let locks = LockClient::new(session);
         let mutexes = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")));
         let acquired = join_all(mutexes.map(|mutex| async move { mutex.acquire().await.unwrap() })).await;
-        let _burden = link.burden(Duration::from_millis(5), Duration::from_micros(10));
+        let _burden = link.burden(Duration::from_millis(5), Duration::from_micros(100));
         sleep(LEASE / 2).await;
         let acquiring: Vec<_> = (0..12).map(|task| acquire_on_and_on(&locks, task)).collect();
-        // One renewal of each, and half of another interval.
-        sleep(LEASE * 3 / 5).await;
+        // One renewal of each falls into it.
+        sleep(LEASE / 5).await;
         acquiring.iter().for_each(|task| task.abort());
+        sleep(LEASE * 2 / 5).await;
         let lost = acquired.iter().filter(|handle| handle.lost_reason().is_some()).count();
         assert_eq!(lost, 0);
     }
@@ -340,7 +341,7 @@ mod tests {
     /// Between renewals no code looks at the held locks, even while others come and go.
     #[tokio::test(start_paused = true)]
     async fn an_acquire_costs_no_look_at_what_is_held_beside_it() {
-        const COUNT: usize = 4_000;
+        const COUNT: usize = 1_000;
         const BESIDE: u64 = 100;
         let (_, locks) = client(&memory(), ONE, 6 * LEASE);
         let mutexes = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")));
@@ -353,7 +354,7 @@ mod tests {
         }
         let looks = LOOKS.with(Cell::get) - before;
         // Each of those held may have been renewed once meanwhile, with some looks; a single walk for each of those
-        // beside them would be four hundred thousand.
+        // beside them would be a hundred thousand.
         assert!(looks < 20 * COUNT as u64, "{looks}");
         assert!(acquired.iter().all(|handle| handle.lost_reason().is_none()));
         locks.shutdown().await;
@@ -362,12 +363,12 @@ mod tests {
     /// A document that hangs holds up the command that it is in, until it is alone.
     #[tokio::test(start_paused = true)]
     async fn a_document_that_hangs_costs_the_others_no_more_than_a_round() {
-        const COUNT: usize = 2_500;
+        const COUNT: usize = 250;
         let (link, locks) = client(&memory(), ONE, 3 * LEASE);
         let mutexes = (0..COUNT).map(|number| locks.mutex(format!("lock {number}")));
         let acquired = join_all(mutexes.map(|mutex| async move { mutex.acquire().await.unwrap() })).await;
         sleep(LEASE).await;
-        let hanging = [500, 1_500, 1_501];
+        let hanging = [50, 150, 151];
         hanging
             .iter()
             .for_each(|number| link.block(&format!("lock {number}"), true));
@@ -383,14 +384,14 @@ mod tests {
         }
         let lost = acquired.iter().filter(|handle| handle.lost_reason().is_some()).count();
         assert_eq!(lost, hanging.len());
-        // Three commands an interval, and what it takes to find out which documents hang, and that they still do.
+        // One command an interval, and what it takes to find out which documents hang, and that they still do.
         assert!(burden.renewals() < 300, "{}", burden.renewals());
     }
 
     /// In time to do something about it; reported once for all of them, and again only after a recovery.
     #[tokio::test(start_paused = true)]
     async fn renewals_without_an_answer_are_overdue_while_half_of_the_lease_is_left() {
-        const COUNT: usize = 2_000;
+        const COUNT: usize = 200;
         let (link, session) = fixtures::client(&memory(), ONE, settings(LEASE));
         let locks = LockClient::new(session.clone());
         let overdue = || {
