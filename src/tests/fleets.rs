@@ -16,10 +16,10 @@ use crate::{
     wake_mode::{HoldWatch, WakeMode},
 };
 
-const CLIENTS: usize = 250;
+const CLIENTS: usize = 100;
 
 /// Lease of each lock, which is renewed five times in it.
-const LEASE: Duration = Duration::from_secs(60);
+const LEASE: Duration = Duration::from_secs(24);
 
 /// Time for a renewal of each, and time for their streams to linger too.
 const RENEWED: Duration = Duration::from_secs(15);
@@ -164,15 +164,14 @@ impl Fleet {
     }
 }
 
-/// Their streams cost 0.15 cores at 24 writes a second, of which 21 are the renewals.
+/// Their streams cost 0.06 cores at 24 writes a second, of which 21 are the renewals.
 #[tokio::test(start_paused = true)]
 async fn a_fleet_decides_alike_and_does_not_go_to_and_fro() {
-    let mut fleet = Fleet::begin(375, LEASE).await;
+    let mut fleet = Fleet::begin(150, LEASE).await;
     let phases = [
         (3, RENEWED, false, 0),
         (100, SETTLED, true, 1),
-        // Who reads sees it sooner.
-        (22, RENEWED / 2, true, 1),
+        (22, RENEWED, true, 1),
         (3, RENEWED, false, 2),
         (22, RENEWED, false, 2),
     ];
@@ -193,18 +192,18 @@ async fn a_fleet_decides_alike_and_does_not_go_to_and_fro() {
     fleet.end().await;
 }
 
-/// With the default lease, and their part of a budget for a thousand, the fleet's own renewals are too much for streams, and its reads keep to the budget
-/// of a fortieth of a core: at 205 µs each, 122 in a second.
+/// With the default lease, and their part of a budget for a thousand, the fleet's own renewals are too much for streams,
+/// and its reads keep to the budget of a hundredth of a core: at 205 µs each, 49 in a second.
 #[tokio::test(start_paused = true)]
 async fn the_reads_of_a_fleet_keep_to_the_budget() {
-    let mut fleet = Fleet::begin(25, Duration::from_secs(30)).await;
+    let mut fleet = Fleet::begin(10, Duration::from_secs(30)).await;
     fleet.pass(SETTLED, 0).await;
     fleet.check(true, 1);
     let reads = fleet.reads(0).await;
-    assert!((100.0..125.0).contains(&reads), "{reads}");
+    assert!((40.0..50.0).contains(&reads), "{reads}");
     // A busy set makes no difference to them.
-    let reads = fleet.reads(1_250).await;
-    assert!((100.0..125.0).contains(&reads), "{reads}");
+    let reads = fleet.reads(500).await;
+    assert!((40.0..50.0).contains(&reads), "{reads}");
     let longest = fleet.longest_loss().await;
     assert!(longest <= Duration::from_millis(2_050) + 2 * HOP, "{longest:?}");
     fleet.check(true, 1);
