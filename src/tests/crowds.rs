@@ -17,8 +17,6 @@ use crate::{
     wake_mode::WakeMode,
 };
 
-const CLIENTS: usize = 200;
-
 /// The time for which a waiter that is dead keeps the lock, by default.
 const CLAIM_LEASE: Duration = Duration::from_secs(5);
 
@@ -44,12 +42,12 @@ fn queued(memory: &MemoryStore) -> usize {
 /// Has the clients wait for a lock, one behind the other, while somebody holds it for longer than they look away; then
 /// each takes it for a moment, except for the `dead` one. Returns the order of the grants, and the longest time from
 /// one to the next.
-async fn drain(look: Duration, dead: Option<usize>) -> (Vec<usize>, Duration) {
+async fn drain(count: usize, look: Duration, dead: Option<usize>) -> (Vec<usize>, Duration) {
     let memory = Arc::new(MemoryStore::begun(ServerTime(1_700_000_000_000)));
-    let (link, holder) = client(&memory, CLIENTS);
+    let (link, holder) = client(&memory, count);
     let held = holder.mutex("x").acquire().await.unwrap();
     let (mut links, mut clients, mut waiting) = (vec![link], vec![holder], JoinSet::new());
-    for number in 0..CLIENTS {
+    for number in 0..count {
         let (link, locks) = client(&memory, number);
         let mutex = locks.mutex("x");
         waiting.spawn(async move {
@@ -74,7 +72,7 @@ async fn drain(look: Duration, dead: Option<usize>) -> (Vec<usize>, Duration) {
     let begun = Instant::now();
     held.release().await.unwrap();
     let mut granted = Vec::new();
-    while granted.len() < CLIENTS - usize::from(dead.is_some()) {
+    while granted.len() < count - usize::from(dead.is_some()) {
         granted.push(waiting.join_next().await.unwrap().unwrap());
     }
     waiting.abort_all();
@@ -90,7 +88,8 @@ async fn drain(look: Duration, dead: Option<usize>) -> (Vec<usize>, Duration) {
 /// others must not take the time of the server from it: it would sleep on, and so would the next.
 #[tokio::test(start_paused = true)]
 async fn a_crowd_at_a_slow_server_loses_no_turn() {
-    let (order, longest) = drain(Duration::from_millis(5), None).await;
+    const CLIENTS: usize = 200;
+    let (order, longest) = drain(CLIENTS, Duration::from_millis(5), None).await;
     assert_eq!(order, (0..CLIENTS).collect::<Vec<_>>());
     assert!(longest < CLAIM_LEASE - NOTICED, "{longest:?}");
 }
@@ -98,7 +97,8 @@ async fn a_crowd_at_a_slow_server_loses_no_turn() {
 /// Those behind it are awake when its claim lease ends.
 #[tokio::test(start_paused = true)]
 async fn a_dead_waiter_costs_a_crowd_one_claim_lease_and_no_more() {
-    let (order, longest) = drain(Duration::from_millis(4), Some(50)).await;
-    assert_eq!(order, (0..CLIENTS).filter(|number| *number != 50).collect::<Vec<_>>());
+    const CLIENTS: usize = 100;
+    let (order, longest) = drain(CLIENTS, Duration::from_millis(8), Some(25)).await;
+    assert_eq!(order, (0..CLIENTS).filter(|number| *number != 25).collect::<Vec<_>>());
     assert!(longest < CLAIM_LEASE + NOTICED, "{longest:?}");
 }

