@@ -16,7 +16,7 @@ use super::{
     updating::Update,
 };
 
-const ROUNDS: u64 = 3;
+const ROUNDS: u64 = 2;
 const DOCUMENTS: i32 = 80;
 const FILTERS: usize = 250;
 const SORTS: usize = 40;
@@ -173,16 +173,14 @@ async fn the_same_documents_match_in_the_same_order() {
         let mut matched = 0;
         for _ in 0..FILTERS {
             let wanted = filter(random, &documents, 2);
-            let ids = collection.find(wanted.clone()).sort(doc! { "_id": 1 }).await.unwrap();
-            let there: Vec<Document> = ids.try_collect().await.unwrap();
+            let found = collection.find(wanted.clone()).sort(doc! { "_id": 1 });
+            let found = found.projection(doc! { "_id": 1 }).await.unwrap();
+            let there: Vec<Document> = found.try_collect().await.unwrap();
             let read = Filter::read(&wanted).unwrap();
             let here: Vec<_> = documents.iter().filter(|document| read.matches(document)).collect();
-            let texts = |documents: &[&Document]| documents.iter().map(|document| text(document)).collect::<Vec<_>>();
-            assert_eq!(
-                texts(&here),
-                texts(&there.iter().collect::<Vec<_>>()),
-                "seed {seed}, filter {wanted}"
-            );
+            let here: Vec<_> = here.iter().map(|document| document.get("_id")).collect();
+            let there: Vec<_> = there.iter().map(|document| document.get("_id")).collect();
+            assert_eq!(here, there, "seed {seed}, filter {wanted}");
             matched += usize::from(!here.is_empty() && here.len() < documents.len());
         }
         assert!(matched > FILTERS / 5, "too few filters tell anything apart: {matched}");
