@@ -35,10 +35,8 @@ pub(super) fn in_order(at: &Location, conditions: impl IntoIterator<Item = Docum
 pub(super) fn is_lock_or_new(at: &Location, operation: &Operation) -> Option<Document> {
     let is_new = doc! { "$eq": ["$$ROOT", { "_id": "$_id" }] };
     let asks_at_root = operation.requests.is_some() && at.is_root();
-    let is_lock = doc! { "$eq": [
-        [{ "$isArray": [at.value("holders")] }, { "$isArray": [at.value("queue")] }, { "$type": at.value("purge_at") }],
-        [true, true, "date"],
-    ] };
+    let is_lock =
+        doc! { "$eq": [[{ "$isArray": [at.value("queue")] }, { "$type": at.value("purge_at") }], [true, "date"]] };
     asks_at_root.then(|| doc! { "$or": [is_lock, is_new] })
 }
 
