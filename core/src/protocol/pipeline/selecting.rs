@@ -30,13 +30,12 @@ pub(super) fn in_order(at: &Location, conditions: impl IntoIterator<Item = Docum
 }
 
 /// Returns the condition of a request that the document is a lock's, or was made just now and has nothing but its `_id`.
-/// With a lock's fields, the document of somebody else would be purged as a lock is. A document of the user's own, which
-/// has its lock within, needs none.
+/// With a lock's fields, the document of somebody else would be purged as a lock is: those with a time for that are. A
+/// document of the user's own, which has its lock within, needs none.
 pub(super) fn is_lock_or_new(at: &Location, operation: &Operation) -> Option<Document> {
+    let is_lock = doc! { "$eq": [{ "$type": at.value("purge_at") }, "date"] };
     let is_new = doc! { "$eq": ["$$ROOT", { "_id": "$_id" }] };
     let asks_at_root = operation.requests.is_some() && at.is_root();
-    let is_lock =
-        doc! { "$eq": [[{ "$isArray": [at.value("queue")] }, { "$type": at.value("purge_at") }], [true, "date"]] };
     asks_at_root.then(|| doc! { "$or": [is_lock, is_new] })
 }
 
