@@ -100,11 +100,14 @@ async fn an_upgrade_that_gives_up_leaves_the_reader_as_it_was() {
         assert!(matches!(late, AcquireError::Timeout { .. }), "{late}");
         let now = read.upgrade().timeout(Duration::ZERO).await.unwrap_err();
         assert!(matches!(now, AcquireError::Timeout { .. }), "{now}");
+        until_waiting(&b, "x", 0).await;
         let stop = CancellationToken::new();
         let stopped = in_line(&b, "x", 1, read.upgrade().cancelled_by(&stop)).await;
         stop.cancel();
         let stopped = within(PATIENCE, "the end", stopped).await.unwrap().unwrap_err();
         assert!(matches!(stopped, AcquireError::Cancelled), "{stopped}");
+        // Its entry would be taken for that of the next one.
+        until_waiting(&b, "x", 0).await;
         let dropped = in_line(&b, "x", 1, read.upgrade()).await;
         dropped.abort();
         until_waiting(&b, "x", 0).await;
