@@ -708,11 +708,11 @@ pub(crate) struct Doctor {
 ///
 /// Runs the proofs of the protocol, contends with several clients, takes locks away, and measures what it
 /// takes. It writes nothing but into collections of its own in the database, whose names begin with watchlock_verify_,
-/// and drops them at the end; what a killed run has left, one of a later day drops. The user needs find, insert, update,
+/// and drops them at the end; what a killed run has left, one a minute later drops. The user needs find, insert, update,
 /// remove, listCollections and dropCollection on them; what needs more is skipped by name, and never counts as kept.
 ///
 /// Exits with 1 if a promise was broken: the report has the seed and the smallest sequence. A check that takes too long
-/// is inconclusive, as the server may be slow: then it exits with 2.
+/// while the server is slow itself is inconclusive: then it exits with 2.
 ///
 /// With --json, one object: kept (true or false), watchlock, seed, seconds, checks. A check has section, name, verdict
 /// (noted, kept, broken, skipped, inconclusive), found, and evidence if a promise was broken.

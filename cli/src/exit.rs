@@ -15,7 +15,7 @@ use crate::{json, messages, text::wrapped};
 /// The command line, or a value in it, is wrong. The numbers are those of sysexits.h, as small numbers belong to the
 /// command that is run.
 pub(crate) const USAGE: u8 = 64;
-/// Nothing is known of a promise, as a check took too long. It is only of `verify`, which runs no command.
+/// Nothing is known of a promise, as the server was too slow. It is only of `verify`, which runs no command.
 pub(crate) const INCONCLUSIVE: u8 = 2;
 /// The document under the name is not the requested lock: it is another kind of lock, or not a lock.
 pub(crate) const DATA: u8 = 65;
@@ -48,7 +48,7 @@ const CODES: &str = "\
 1 | observe | nobody leads (--once)
 1 | doctor | it found a problem
 1 | verify | a promise was broken
-2 | verify | a check took too long: nothing is known of that promise
+2 | verify | a check took too long, and so did the server: nothing is known of that promise
 64 | all | the command line or a value in it is wrong; nothing was sent
 65 | all but ls, watch, doctor, verify, bench, completions, man | the name is in use as another kind of lock, or its \
 document is not a lock

@@ -339,11 +339,11 @@ pub enum HoldError {
     /// A value is out of bounds, or an update would touch the lock or can't be written as BSON; nothing was sent.
     #[error(transparent)]
     Invalid(#[from] InvalidInput),
-    /// The lock is lost; nothing was written.
+    /// The lock is lost. A document was not written; what else was to change may have.
     #[error(transparent)]
     Lost(#[from] Lost),
-    /// The server could not be reached, or it refused. The lock is still held, up to its present deadline; a document
-    /// may have been written.
+    /// The server could not be reached, or it refused; a document may have been written. Unless the call gives up the
+    /// handle, the lock is still held, up to its present deadline.
     #[error(transparent)]
     Server(#[from] ServerError),
     /// A release could not be confirmed: the server refused, or could not be reached for the time of a lease. The lock

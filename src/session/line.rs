@@ -140,7 +140,8 @@ impl Line {
         let answer = self.last_answer.as_ref();
         let answer = answer.filter(|(answer, _)| !has_room(answer, waiting.wants.permits));
         let age = |at: Instant| context.now.saturating_duration_since(at);
-        let contention = answer.and_then(|(answer, at)| {
+        // A try without a timeout tells only of the trouble.
+        let contention = timeout.and(answer).and_then(|(answer, at)| {
             let before = before + self.others_ahead(answer, context.ids);
             contention(answer, age(*at), before, context.ids)
         });
