@@ -155,7 +155,9 @@ impl Change {
 pub enum Expects {
     /// Any state.
     Nothing,
-    /// The one entry that leaves is the only holder, of a lock with one permit whose number of permits nobody can set.
+    /// The one entry that leaves is a holder, and nothing is requested.
+    Holding,
+    /// It is also the only holder, of a lock with one permit whose number of permits nobody can set.
     OnlyHolder,
     /// The lock has one permit. The holder that leaves is its only entry; if an entry is requested instead, there is
     /// none, or the lock has no document so far.
@@ -358,7 +360,7 @@ impl Operation {
         let is_expected = match self.expects {
             Expects::Alone => is_release || (self.requests.is_some() && self.leave.is_empty()),
             Expects::OnlyHolder => is_release,
-            Expects::Nothing => false,
+            Expects::Holding | Expects::Nothing => false,
         };
         is_expected && self.is_simple()
     }

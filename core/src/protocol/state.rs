@@ -149,9 +149,10 @@ impl Operation {
     fn concerns(&self, state: &State, now: ServerTime) -> bool {
         let mut holders = state.holders.iter();
         match self.expects {
-            Expects::OnlyHolder => {
+            Expects::Holding | Expects::OnlyHolder => {
                 // The only permit is the only holder's, but where the number was set meanwhile.
-                holders.len() == self.leave.len() && self.leave.iter().all(|id| state.is_held_by(id, now))
+                let may_leave = self.expects == Expects::Holding || holders.len() == self.leave.len();
+                may_leave && self.leave.iter().all(|id| state.is_held_by(id, now))
             }
             Expects::Alone => {
                 let mut requests = self.requests.iter();

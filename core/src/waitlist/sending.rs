@@ -166,7 +166,8 @@ impl<H: Hold> Waitlist<H> {
             ([leaving], 0) if self.races == 0 && leaving.is_plain_release() => match leaving.used {
                 Some((_, 1)) if alone_for(timing::SHORT_HOLD) => Expects::Alone,
                 Some((kind, 1)) if kind != Kind::Semaphore => Expects::OnlyHolder,
-                _ => Expects::Nothing,
+                Some(_) => Expects::Holding,
+                None => Expects::Nothing,
             },
             _ => Expects::Nothing,
         }

@@ -114,7 +114,7 @@ impl<'a> Draw<'a> {
     fn late_release(&mut self, id: String, released: &Entry) -> Operation {
         let expects = match self.capacity() {
             Some(1) => self.one_of(&[Expects::Nothing, Expects::OnlyHolder, Expects::Alone]),
-            _ => Expects::Nothing,
+            _ => self.one_of(&[Expects::Nothing, Expects::Holding]),
         };
         self.recording(Operation {
             leave: vec![released.id.clone()],
@@ -162,6 +162,7 @@ impl<'a> Draw<'a> {
         match self.random.below(14) {
             0 => self.evict_everybody(drawn),
             2..5 if leaves_one && is_for_one_permit => self.release_briefly(drawn),
+            2..4 if leaves_one => release(drawn, Expects::Holding),
             2..5 => release(drawn, Expects::Nothing),
             5..7 if is_for_one => request_alone(drawn),
             11 => self.evict_one(drawn),

@@ -34,7 +34,7 @@ mod together;
 use mongodb::bson::{Bson, Document, doc};
 
 use super::{
-    CapacityIs, Change, Evict, Identity, Kept, KeptUntil, Operation, Owner, Request, Requests,
+    CapacityIs, Change, Evict, Expects, Identity, Kept, KeptUntil, Operation, Owner, Request, Requests,
     document::{PROTOCOL, protocol},
     location::Location,
     state::kept_in_reserve,
@@ -64,10 +64,16 @@ pub fn operation(at: &Location, operation: &Operation, now: &Bson) -> Vec<Docume
     vec![doc! { "$replaceWith": cond(in_order(at, conditions), written, "$$ROOT") }]
 }
 
-/// Returns the condition that the document has anything for the operation to do, as every document has for a request.
+/// Returns the condition that the document is as expected, and has anything for the operation to do, as every document
+/// has for a request.
 fn concerns(at: &Location, operation: &Operation, now: &Bson) -> Option<Document> {
     if operation.requests.is_some() {
         return None;
+    }
+    if operation.expects == Expects::Holding {
+        let holders = remaining(at, "holders", &doc! { "$and": [live(now), is_not_kept()] });
+        let ids = bind(doc! { "holders": holders }, "$$holders.id");
+        return Some(doc! { "$setIsSubset": [literal(operation.leave.as_slice()), ids] });
     }
     let ids = |list: &str| {
         let ids = at.value(list);
@@ -203,6 +209,9 @@ fn existing(at: &Location, list: &str) -> Bson {
 fn words_of_leave(at: &Location, operation: &Operation, now: &Bson) -> Option<Bson> {
     if operation.leave.is_empty() {
         return None;
+    }
+    if operation.expects == Expects::Holding {
+        return Some(Left::HOLDER.into());
     }
     let words = operation.leave.iter().map(|id| {
         // The list is missing where the lock is gone.

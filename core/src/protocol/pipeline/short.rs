@@ -45,7 +45,7 @@ pub(super) fn form(at: &Location, operation: &Operation, now: &Bson) -> Option<(
             Some((is_alone(at, operation, leaving, now), written))
         }
         Expects::OnlyHolder => Some((is_the_holder(at, leaving, now), hand_over(at, operation, now))),
-        Expects::Nothing => None,
+        Expects::Holding | Expects::Nothing => None,
     }
 }
 

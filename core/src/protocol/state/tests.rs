@@ -204,13 +204,18 @@ fn an_operation_changes_nothing_where_the_document_is_not_as_expected() {
         expects: Expects::Alone,
         ..asking("c.1", request("c-1"))
     };
-    let (only_holder, alone) = (|| releases(Expects::OnlyHolder), || releases(Expects::Alone));
+    let (holding, only_holder) = (|| releases(Expects::Holding), || releases(Expects::OnlyHolder));
+    let alone = || releases(Expects::Alone);
     check([
         (&held, evicts(Evict::Everybody), 2, "| | x.1:;a-1!7;"),
         (&released, evicts(Evict::Everybody), 2, "| | x.1:;a-1!7;"),
         (&only_waited_for, evicts(Evict::Everybody), 2, "as it was"),
         (&held, evicts(Evict::Holder(7)), 2, "| | x.1:;a-1!7;"),
         (&held, evicts(Evict::Holder(8)), 2, "as it was"),
+        (&held, holding(), 2, "| | a.1:h;"),
+        (&waited_for, holding(), 2, "b-1 | | a.1:h;b-1+2000;"),
+        (&by_another, holding(), 2, "as it was"),
+        (&released, holding(), 2, "as it was"),
         (&held, only_holder(), 2, "| | a.1:h;"),
         (&waited_for, only_holder(), 2, "b-1 | | a.1:h;b-1+2000;"),
         (&by_another, only_holder(), 2, "as it was"),
@@ -270,7 +275,7 @@ fn an_entry_whose_lease_is_over_is_nobodys() {
             assert_eq!(evicted, [true, false], "{evict:?} of {before:?}");
         }
     }
-    for expects in [Expects::OnlyHolder, Expects::Alone] {
+    for expects in [Expects::Holding, Expects::OnlyHolder, Expects::Alone] {
         let released = [99, 100].map(|now| applied(&held, &releases(expects), now) != held);
         assert_eq!(released, [true, false], "{expects:?}");
     }

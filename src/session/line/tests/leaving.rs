@@ -43,9 +43,9 @@ async fn a_release_whose_answer_was_lost_is_a_release() {
     assert_eq!(left.try_recv().unwrap().unwrap(), wake::Left::Holder);
 }
 
-/// It hands over, of locks of many permits too.
+/// The short release is the one that hands over, of locks of many permits too.
 #[tokio::test(start_paused = true)]
-async fn a_release_of_a_permit_finds_out_whether_it_is_held() {
+async fn a_release_of_a_permit_takes_for_granted_that_it_is_held() {
     let mut bench = Bench::new();
     let (_, mut first) = bench.join_as(Kind::Semaphore, 2, true);
     let (_, mut second) = bench.join_as(Kind::Semaphore, 2, true);
@@ -59,6 +59,7 @@ async fn a_release_of_a_permit_finds_out_whether_it_is_held() {
 
     let mut left = bench.let_go(&first);
     let release = bench.next().unwrap();
+    assert!(release.expects == Expects::Holding);
     bench.answer(&release);
     bench.settle();
     assert_eq!(left.try_recv().unwrap().unwrap(), wake::Left::Holder);
