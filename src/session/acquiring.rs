@@ -15,7 +15,7 @@ use crate::{
     protocol::wake::Left,
     status::LostReason,
     telemetry,
-    waitlist::{AcquireOptions, Patience, answers::TRY_FOR},
+    waitlist::{AcquireOptions, Patience, answers::TRY_FOR, ids::Ids},
 };
 
 impl Session {
@@ -63,7 +63,7 @@ impl Session {
             biased;
             answered = &mut waiting.outcome => answered,
             deadlock = has_enough => match waiting.give_up(timeout) {
-                Some(error) => return Err(deadlock.unwrap_or(error)),
+                Some(error) => return Err(deadlock.unwrap_or_else(|| error(name, &self.ids))),
                 // It is answered in this very moment, and the answer is sent once the session's mutex is free: a hold
                 // is ours and not too late, and as somebody else's it would be in the way of our next request.
                 None => (&mut waiting.outcome).await,
@@ -154,12 +154,12 @@ struct InLine<'a> {
 }
 
 impl InLine<'_> {
-    /// Gives up after its timeout, if it had one, and returns the error; `None`: it was answered before.
-    fn give_up(&self, timeout: Option<Duration>) -> Option<AcquireError> {
+    /// Gives up after its timeout, if it had one, and returns what makes the error; `None`: it was answered before.
+    fn give_up(&self, timeout: Option<Duration>) -> Option<impl FnOnce(&str, &Ids) -> AcquireError + use<>> {
         let mut error = None;
         self.session.update(self.name, None, |lines, context| {
             if let Some(line) = lines.by_name.get_mut(self.name) {
-                error = line.give_up((self.name, self.key), timeout, context);
+                error = line.give_up(self.key, timeout, context);
             }
         });
         error

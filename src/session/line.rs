@@ -124,14 +124,15 @@ impl Line {
         Some(operation)
     }
 
-    /// Takes out a task that gives up after its timeout, or a try that had none. Returns its error, by the last news of
-    /// the lock; `None`: it was answered before. Only an answer of the server says that the lock is taken.
+    /// Takes out a task that gives up after its timeout, or a try that had none. Returns what makes its error of the
+    /// lock's name, by the last news of the lock; `None`: it was answered before. Only an answer of the server says that
+    /// the lock is taken. The error is to be made outside of the line, as that copies strings for each holder.
     pub(crate) fn give_up(
         &mut self,
-        (name, key): (&str, Key),
+        key: Key,
         timeout: Option<Duration>,
         context: &Context<'_>,
-    ) -> Option<AcquireError> {
+    ) -> Option<impl FnOnce(&str, &Ids) -> AcquireError + use<>> {
         let position = self.waitlist.position(key)?;
         let waiting = self.waitlist.waiting();
         let before = waiting.range(..position).filter(|ahead| ahead.waits()).count();
@@ -140,21 +141,14 @@ impl Line {
         let answer = self.last_answer.as_ref();
         let answer = answer.filter(|(answer, _)| !has_room(answer, waiting.wants.permits));
         let age = |at: Instant| context.now.saturating_duration_since(at);
-        // A try without a timeout tells only of the trouble.
-        let contention = timeout.and(answer).and_then(|(answer, at)| {
+        let news = answer.map(|(answer, at)| {
             let before = before + self.others_ahead(answer, context.ids);
-            contention(answer, age(*at), before, context.ids)
-        });
-        let contention = contention.map(|contention| {
-            Box::new(Contention {
-                queue_full: self.waitlist.is_kept_out(),
-                ..contention
-            })
+            (answer.clone(), age(*at), before)
         });
         // An operation can hang for longer than a task wants to wait, so there may be no error yet.
         let unanswered = || {
             let for_long = age(self.silent_since?);
-            (answer.is_none() || for_long >= UNANSWERED).then(|| ServerError::unanswered(for_long))
+            (news.is_none() || for_long >= UNANSWERED).then(|| ServerError::unanswered(for_long))
         };
         let trouble = match &self.trouble {
             // The silence lasts from its beginning, and not from the last operation.
@@ -164,23 +158,33 @@ impl Line {
         // Whatever others were told before, a try has had no answer.
         let is_try = !waiting.waits();
         let trouble = trouble.or_else(|| is_try.then(|| ServerError::unanswered(age(waiting.since))));
+        let queue_full = self.waitlist.is_kept_out();
         self.waitlist.step(context).cancel(key);
-        let Some(waited) = timeout else {
-            return Some(trouble.unwrap_or_else(ServerError::overdue).into());
-        };
-        let name = name.to_owned();
-        Some(match (contention, trouble) {
-            (contention @ Some(_), None) => AcquireError::Timeout {
-                name,
-                waited,
-                contention,
-            },
-            (contention, error) => AcquireError::Unanswered {
-                name,
-                waited,
-                contention,
-                error,
-            },
+        Some(move |name: &str, ids: &Ids| {
+            let Some(waited) = timeout else {
+                return trouble.unwrap_or_else(ServerError::overdue).into();
+            };
+            let contention = news.and_then(|(answer, age, before)| contention(&answer, age, before, ids));
+            let contention = contention.map(|contention| {
+                Box::new(Contention {
+                    queue_full,
+                    ..contention
+                })
+            });
+            let name = name.to_owned();
+            match (contention, trouble) {
+                (contention @ Some(_), None) => AcquireError::Timeout {
+                    name,
+                    waited,
+                    contention,
+                },
+                (contention, error) => AcquireError::Unanswered {
+                    name,
+                    waited,
+                    contention,
+                    error,
+                },
+            }
         })
     }
 

@@ -139,10 +139,8 @@ impl Bench {
 
     /// Gives up, and returns how it stood.
     fn give_up(&mut self, key: u64) -> (Option<Contention>, Option<ServerError>) {
-        let error = self.act(None, |line, context| {
-            line.give_up(("x", key), Some(Duration::ZERO), context)
-        });
-        match error.expect("it waits") {
+        let error = self.act(None, |line, context| line.give_up(key, Some(Duration::ZERO), context));
+        match error.expect("it waits")("x", &self.ids) {
             AcquireError::Timeout { contention, .. } => (contention.map(|it| *it), None),
             AcquireError::Unanswered { contention, error, .. } => (contention.map(|it| *it), error),
             other => panic!("{other}"),
